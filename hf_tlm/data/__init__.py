@@ -1,0 +1,15 @@
+"""From text to batches: tokenise, interleave, mask, collate."""
+
+from hf_tlm.data.collator import TlmCollator
+from hf_tlm.data.interleave import InterleavedBatchSampler, InterleavedDataset
+from hf_tlm.data.tokenization import TokenizerError, load_tokenizer, tokenize, train_wordpiece
+
+__all__ = [
+    "InterleavedBatchSampler",
+    "InterleavedDataset",
+    "TlmCollator",
+    "TokenizerError",
+    "load_tokenizer",
+    "tokenize",
+    "train_wordpiece",
+]

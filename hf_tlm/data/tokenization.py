@@ -1,0 +1,123 @@
+"""Tokenizers, loaded or trained, and tokenised data sets."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from datasets import Dataset
+from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
+
+from hf_tlm.files import HfTlmError
+
+
+class TokenizerError(HfTlmError):
+    """A tokenizer that cannot be loaded, trained or used for masked language modelling."""
+
+
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raises:
+    TokenizerError: no mask token or no padding token.
+    """
+    for name in ("mask_token", "pad_token"):
+        if getattr(tokenizer, name) is None:
+            raise TokenizerError(
+                f"Masked language modelling needs a tokenizer with a {name}; {tokenizer.name_or_path or 'this one'} has "
+                "none. Use an encoder's tokenizer (BERT, RoBERTa, ...), or leave --tokenizer_name out to train one."
+            )
+
+
+def load_tokenizer(
+    name_or_path: str, *, revision: str | None = None, trust_remote_code: bool = False
+) -> PreTrainedTokenizerBase:
+    """A tokenizer by Hub id or folder.
+
+    Raises:
+        TokenizerError: it cannot be loaded, or lacks a mask or padding token.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name_or_path, revision=revision, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise TokenizerError(f"Cannot load a tokenizer from {name_or_path!r}: {error}") from error
+    check_tokenizer(tokenizer)
+    return tokenizer
+
+
+SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+MAX_ALPHABET = 1000
+
+
+def train_wordpiece(
+    texts: Iterable[str], vocab_size: int, *, lowercase: bool = True, max_length: int = 512
+) -> PreTrainedTokenizerBase:
+    """A BERT tokenizer whose WordPiece vocabulary is trained on `texts`: what TLM uses where nothing can be downloaded.
+
+    The vocabulary and its ids depend on the texts and the arguments only.
+
+    Args:
+        texts: iterated twice, so a list or a dataset column rather than a generator.
+        vocab_size: pieces, special tokens included; a small text gives fewer.
+
+    Raises:
+        TokenizerError: `vocab_size` leaves no room for the special tokens and the alphabet, or there is no text.
+    """
+    from tokenizers import BertWordPieceTokenizer
+
+    trainer = BertWordPieceTokenizer(lowercase=lowercase)
+    characters: Counter[str] = Counter()
+    for text in texts:
+        characters.update(trainer.normalize(text))
+    alphabet = sorted(c for c in characters if not c.isspace())
+    alphabet = sorted(sorted(alphabet, key=characters.__getitem__, reverse=True)[:MAX_ALPHABET])
+    if not alphabet:
+        raise TokenizerError("Cannot train a vocabulary: there is no text.")
+    # The trainer breaks ties between equally frequent merges by piece ids, and numbers continuing characters in the
+    # order of a hash table. Naming them beforehand makes the ids, and so the whole vocabulary, reproducible.
+    pieces = [*SPECIAL_TOKENS, *(f"##{c}" for c in alphabet)]
+    if len(pieces) + len(alphabet) > vocab_size:
+        raise TokenizerError(
+            f"vocab_size {vocab_size} is too small: special tokens and the {len(alphabet)} characters of the texts, at "
+            f"the start and inside of words, take {len(pieces) + len(alphabet)}. Raise it."
+        )
+    trainer.train_from_iterator(
+        texts,
+        vocab_size=vocab_size,
+        min_frequency=2,
+        limit_alphabet=len(alphabet),
+        initial_alphabet=alphabet,
+        special_tokens=pieces,
+        show_progress=False,
+    )
+    ordered = sorted(trainer.get_vocab().items(), key=lambda item: item[1])
+    vocab = {piece: index for index, (piece, _) in enumerate(ordered)}
+    return BertTokenizer(vocab=vocab, do_lower_case=lowercase, model_max_length=max_length)
+
+
+def tokenize(
+    dataset: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int, *, description: str = "Tokenising"
+) -> Dataset:
+    """Token ids of every row, truncated to `max_length` tokens, special tokens included.
+
+    Args:
+        dataset: columns `text`, optionally `text_pair` and `label`; others are dropped.
+
+    Returns:
+        The same rows in the same order, columns `input_ids`, `token_type_ids` for pairs (where the tokenizer makes
+        them), and `label` where there is one. Stored as Arrow by `datasets` and reused by fingerprint.
+    """
+    pairs = "text_pair" in dataset.column_names
+    type_ids = pairs and "token_type_ids" in tokenizer.model_input_names
+
+    def encode(batch: dict) -> dict:
+        encoded = tokenizer(
+            batch["text"],
+            batch["text_pair"] if pairs else None,
+            truncation=True,
+            max_length=max_length,
+            return_attention_mask=False,
+            return_token_type_ids=type_ids,
+        )
+        return {name: encoded[name] for name in ("input_ids", "token_type_ids") if name in encoded}
+
+    drop = [name for name in dataset.column_names if name != "label"]
+    return dataset.map(encode, batched=True, remove_columns=drop, desc=description)

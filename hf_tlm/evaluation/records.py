@@ -1,0 +1,66 @@
+"""What a run leaves behind for people: predictions, where it ran, and a summary."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from importlib.metadata import version
+
+import numpy as np
+from datasets import Dataset
+
+PACKAGES = ("torch", "transformers", "accelerate", "datasets", "tokenizers")
+
+
+def environment() -> dict[str, str | int]:
+    """Versions and hardware, as results and cards state them. No host names, no paths."""
+    import torch
+
+    from hf_tlm.version import __version__
+
+    info: dict[str, str | int] = {"hf_tlm": __version__, **{name: version(name) for name in PACKAGES}}
+    info["python"] = platform.python_version()
+    info["processor"] = _processor()
+    info["cpu_cores"] = os.cpu_count() or 0
+    info["torch_threads"] = torch.get_num_threads()
+    if torch.cuda.is_available():
+        info["accelerator"] = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
+    info["processes"] = int(os.environ.get("WORLD_SIZE", "1"))
+    return info
+
+
+def _processor() -> str:
+    """The CPU's model name; the architecture where the system does not tell."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def predictions_jsonl(split: Dataset, logits: np.ndarray, id2label: dict[int, str]) -> str:
+    """One JSON line a text: id, label, prediction (names) and the probability of every class.
+
+    Args:
+        split: rows in the order of the logits, columns `id` and `label`.
+        logits: float [N, C].
+    """
+    shifted = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    probabilities = shifted / shifted.sum(axis=-1, keepdims=True)
+    lines = [
+        json.dumps(
+            {
+                "id": identifier,
+                "label": id2label[label],
+                "prediction": id2label[int(row.argmax())],
+                "probabilities": {id2label[c]: round(float(p), 6) for c, p in enumerate(row)},
+            },
+            ensure_ascii=False,
+        )
+        for identifier, label, row in zip(split["id"], split["label"], probabilities, strict=True)
+    ]
+    return "\n".join(lines) + "\n"

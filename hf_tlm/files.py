@@ -1,0 +1,80 @@
+"""Atomic outputs: a reader sees the old file or folder or the whole new one, never a part."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+
+class HfTlmError(ValueError):
+    """An error meant for the user: it names what was expected, what was received and what to do.
+
+    Recipes print it as one message without a traceback (see `hf_tlm.parser.run`).
+    """
+
+
+@contextlib.contextmanager
+def atomic_directory(path: str | os.PathLike) -> Iterator[Path]:
+    """Yield a temporary sibling of `path`; rename it to `path` when the block ends without an error.
+
+    An existing folder at `path` is moved aside first and removed only after the new one is in place. After an error
+    or a kill `path` is as it was (a kill leaves at most a hidden `.<name>.*` sibling, which nothing ever reads).
+
+    Raises:
+        HfTlmError: the disk cannot be written (full, read-only, no permission); the cause is in the message.
+    """
+    path = Path(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    except OSError as error:
+        raise HfTlmError(f"Cannot write under {path.parent}: {error}. Choose another output folder.") from error
+    try:
+        # mkdtemp makes private folders; a result is as readable as any other folder made under this umask.
+        umask = os.umask(0)
+        os.umask(umask)
+        work.chmod(0o777 & ~umask)
+        yield work
+        if path.exists():
+            old = Path(tempfile.mkdtemp(prefix=f".{path.name}.old.", dir=path.parent))
+            os.rename(path, old / path.name)
+            os.rename(work, path)
+            shutil.rmtree(old)
+        else:
+            os.rename(work, path)
+    except OSError as error:
+        raise HfTlmError(f"Cannot write {path}: {error}. What was there before is unchanged.") from error
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def atomic_write(path: str | os.PathLike, text: str) -> None:
+    """Write `text` (UTF-8) to `path` through a temporary sibling and a rename.
+
+    Raises:
+        HfTlmError: the disk cannot be written; the previous file, if any, is intact.
+    """
+    path = Path(path)
+    work = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        work.write_text(text, encoding="utf-8")
+        os.replace(work, path)
+    except OSError as error:
+        raise HfTlmError(f"Cannot write {path}: {error}. A previous file there is unchanged.") from error
+    finally:
+        work.unlink(missing_ok=True)
+
+
+def sha256(path: str | os.PathLike) -> str:
+    """Hex digest of a file's content, read in blocks of 1 MiB."""
+    with open(path, "rb") as file:
+        digest = hashlib.sha256()
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,1 @@
+"""Cards and, later in the pipeline, everything that talks to the Hub."""

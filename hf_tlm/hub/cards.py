@@ -1,0 +1,56 @@
+"""Model cards, from a jinja2 template and the record of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.resources import files
+from typing import Any
+
+METRIC_NAMES = {"micro_f1": "Micro-F1", "macro_f1": "Macro-F1", "accuracy": "Accuracy"}
+
+
+def tlm_card(run: Mapping[str, Any], seed: int) -> str:
+    """The README.md of a TLM model.
+
+    Args:
+        run: `results.json` of `hf_tlm.evaluation.run_tlm`.
+        seed: which of its seeds the folder's weights are.
+    """
+    from huggingface_hub import EvalResult, ModelCard, ModelCardData
+
+    record = next(record for record in run["seeds"] if record["seed"] == seed)
+    metric = run["metric"]
+    results = [
+        EvalResult(
+            task_type="text-classification",
+            dataset_type=run["task"],
+            dataset_name=run["task"],
+            dataset_split=split,
+            metric_type="accuracy" if name == "accuracy" else "f1",
+            metric_name=METRIC_NAMES[name],
+            metric_value=round(record[split][name], 6),
+        )
+        for split in ("validation", "test")
+        if split in record
+        for name in dict.fromkeys((metric, "accuracy"))
+    ]
+    data = ModelCardData(
+        library_name="transformers",
+        pipeline_tag="text-classification",
+        tags=["hf_tlm", "tlm", "trained-from-scratch" if run["model"]["model_name_or_path"] is None else "finetuned"],
+        base_model=run["model"]["model_name_or_path"],
+        metrics=sorted({result.metric_type for result in results}),
+        model_name=f"tlm-{run['task']}",
+        eval_results=results,
+    )
+    template = files("hf_tlm.hub").joinpath("templates/tlm_model.md").read_text(encoding="utf-8")
+    card = ModelCard.from_template(
+        data,
+        template_str=template,
+        run=run,
+        record=record,
+        metric=metric,
+        metric_name=METRIC_NAMES[metric],
+        arguments=run["arguments"],
+    )
+    return str(card)

@@ -1,0 +1,162 @@
+"""One encoder, two heads: a stock classifier that also carries the masked-LM head of its family."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.utils import ModelOutput
+
+from hf_tlm.models.families import ModelError, family_of
+
+MLM_SUBFOLDER = "mlm"
+
+
+@dataclass
+class TlmOutput(ModelOutput):
+    """
+    logits: class logits, float [B, C]; None for a batch without a classification loss.
+    mlm_logits: vocabulary logits at the masked positions only, in row-major order, float [M, V]; None without them.
+    """
+
+    logits: torch.FloatTensor | None = None
+    mlm_logits: torch.FloatTensor | None = None
+
+
+class TlmModel(PreTrainedModel):
+    """The network of TLM (paper, section 3.1): one body, a classification head and a masked-LM head.
+
+    The modules are those of the family's stock `ForSequenceClassification` under the same names, plus `mlm_head`, the
+    head modules of its stock `ForMaskedLM`, whose output embedding is tied to the body's input embedding where the
+    config ties them. So `state_dict()` of a checkpoint is a stock classifier with extra `mlm_head.*` entries, and
+    `hf_tlm.models.export.export_stock` writes two stock checkpoints from it without changing a number.
+
+    Build one with `from_config` (from scratch) or `from_checkpoint`.
+    """
+
+    config_class = PreTrainedConfig
+    main_input_name = "input_ids"
+    # The loss is computed outside, by the objectives, and is already normalised over the optimizer step.
+    accepts_loss_kwargs = False
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+
+    def __init__(self, classifier: PreTrainedModel, lm: PreTrainedModel):
+        super().__init__(classifier.config)
+        self.family = family_of(classifier.config)
+        self.base_model_prefix = classifier.base_model_prefix
+        for name, child in classifier.named_children():
+            self.add_module(name, child)
+        body = lm.base_model_prefix
+        self.mlm_head = nn.ModuleDict({name: child for name, child in lm.named_children() if name != body})
+        ties = lm.get_expanded_tied_weights_keys()
+        self._tied_weights_keys = {
+            f"mlm_head.{target}": source if source.startswith(f"{body}.") else f"mlm_head.{source}"
+            for target, source in ties.items()
+        }
+        self.all_tied_weights_keys = dict(self._tied_weights_keys)
+        # Tied entries are one tensor under two names: checkpoints hold it once, and loading does not miss the other.
+        self._keys_to_ignore_on_save = set(self._tied_weights_keys)
+        self.tie_weights(recompute_mapping=False)
+
+    @classmethod
+    def from_config(cls, config: PreTrainedConfig) -> TlmModel:
+        """A randomly initialised model (seed it with `transformers.set_seed`).
+
+        Raises:
+            ModelError: the config's `model_type` is not a supported encoder.
+        """
+        family_of(config)
+        return cls(
+            AutoModelForSequenceClassification.from_config(config), AutoModelForMaskedLM.from_config(config)
+        )
+
+    @classmethod
+    def from_checkpoint(
+        cls,
+        model_name_or_path: str,
+        *,
+        id2label: dict[int, str],
+        revision: str | None = None,
+        trust_remote_code: bool = False,
+    ) -> TlmModel:
+        """Body and heads of a checkpoint: any encoder on the Hub, or a folder that `export_stock` wrote.
+
+        Heads that the checkpoint lacks, and a classifier for other classes, are initialised at random.
+
+        Raises:
+            ModelError: it cannot be loaded, or its `model_type` is not a supported encoder.
+        """
+        options = {"revision": revision, "trust_remote_code": trust_remote_code}
+        label2id = {label: index for index, label in id2label.items()}
+        try:
+            config = AutoConfig.from_pretrained(model_name_or_path, id2label=id2label, label2id=label2id, **options)
+            family_of(config)
+            classifier = AutoModelForSequenceClassification.from_pretrained(
+                model_name_or_path, config=config, ignore_mismatched_sizes=True, **options
+            )
+            # Our own exports keep the masked-LM head beside the classifier.
+            lm_options = dict(options)
+            if (Path(model_name_or_path) / MLM_SUBFOLDER / "config.json").is_file():
+                lm_options["subfolder"] = MLM_SUBFOLDER
+            lm = AutoModelForMaskedLM.from_pretrained(model_name_or_path, **lm_options)
+        except (OSError, RuntimeError, KeyError) as error:
+            raise ModelError(f"Cannot load a model from {model_name_or_path!r}: {error}") from error
+        return cls(classifier, lm)
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.base_model.get_input_embeddings()
+
+    def reset_classifier(self) -> None:
+        """Initialise the classification head afresh; body and masked-LM head stay."""
+        fresh = AutoModelForSequenceClassification.from_config(self.config)
+        for name, child in fresh.named_children():
+            if name != self.base_model_prefix:
+                self.add_module(name, child.to(self.device, self.dtype))
+
+    def forward(
+        self,
+        input_ids: torch.LongTensor,
+        attention_mask: torch.LongTensor,
+        token_type_ids: torch.LongTensor | None = None,
+        mlm_labels: torch.LongTensor | None = None,
+        labels: torch.LongTensor | None = None,
+    ) -> TlmOutput:
+        """One pass of the body for the heads that this batch asks for.
+
+        Args:
+            input_ids, attention_mask, token_type_ids: int64 [B, S].
+            mlm_labels: int64 [B, S], -100 where nothing is predicted. Given: vocabulary logits at the other positions.
+            labels: int64 [B]. Given, or `mlm_labels` not given: class logits.
+        """
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+        if token_type_ids is not None:
+            inputs["token_type_ids"] = token_type_ids
+        outputs = self.base_model(**inputs, return_dict=True)
+        logits = mlm_logits = None
+        if labels is not None or mlm_labels is None:
+            logits = self.family.classify(self, outputs, attention_mask)
+        if mlm_labels is not None:
+            # Projecting only the masked positions is most of the speed of a small model (V is far larger than H).
+            mlm_logits = self.family.predict(self.mlm_head, outputs.last_hidden_state[mlm_labels != -100])
+        return TlmOutput(logits=logits, mlm_logits=mlm_logits)
+
+    def floating_point_ops(self, inputs: dict, exclude_embeddings: bool = False) -> int:
+        """6 x positions computed (padding included) x parameters: TLM Table 2's formula at the batch's real width.
+
+        The Trainer sums it as `total_flos`. The paper's figure, at the nominal sequence length, is
+        `hf_tlm.training.cost`'s.
+        """
+        return 6 * inputs["input_ids"].numel() * self.num_parameters(exclude_embeddings=exclude_embeddings)

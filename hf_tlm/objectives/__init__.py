@@ -1,0 +1,12 @@
+"""Losses, one per file, and the two ways of combining them.
+
+An objective maps (model outputs, batch) to named scalars; `"loss"` is what is differentiated. It also says how many
+items its mean is over (`count`), so that the trainer can take that mean over a whole optimizer step: over all
+accumulated micro-batches of all processes, whose numbers of masked tokens differ.
+"""
+
+from hf_tlm.objectives.combine import WeightedMean, WeightedSum
+from hf_tlm.objectives.mlm import Mlm
+from hf_tlm.objectives.task import TaskLoss
+
+__all__ = ["Mlm", "TaskLoss", "WeightedMean", "WeightedSum"]

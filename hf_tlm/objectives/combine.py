@@ -1,0 +1,55 @@
+"""Weighted combinations of objectives."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+
+from hf_tlm.files import HfTlmError
+
+
+class WeightedSum:
+    """The sum of weight x loss, e.g. `WeightedSum((20.0, Mlm()), (1.0, TaskLoss()))` for rho2 * L_mlm + L_task.
+
+    That is the paper's equation (TLM, section 3.1). A part with weight 0 is not computed.
+
+    Raises:
+        HfTlmError: a weight is negative or not finite, or no weight is positive.
+    """
+
+    def __init__(self, *parts: tuple[float, object]):
+        if any(weight < 0 or not math.isfinite(weight) for weight, _ in parts) or not any(w > 0 for w, _ in parts):
+            raise HfTlmError(
+                f"{type(self).__name__} needs finite weights >= 0, one of them positive; "
+                f"received {[weight for weight, _ in parts]}."
+            )
+        self.parts = [(weight, objective) for weight, objective in parts if weight > 0]
+        self.divisor = 1.0
+
+    def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The counts of all parts."""
+        return {name: n for _, objective in self.parts for name, n in objective.count(batch).items()}
+
+    def __call__(
+        self, outputs, batch: Mapping[str, torch.Tensor], counts: Mapping[str, torch.Tensor] | None = None
+    ) -> dict[str, torch.Tensor]:
+        """`{"loss"}` and the named, unweighted terms of all parts."""
+        loss, terms = 0.0, {}
+        for weight, objective in self.parts:
+            part = objective(outputs, batch, counts)
+            loss = loss + weight * part.pop("loss")
+            terms.update(part)
+        return {"loss": loss / self.divisor, **terms}
+
+
+class WeightedMean(WeightedSum):
+    """The same divided by the sum of the weights, as TLM's released code does: (rho2 * L_mlm + L_task) / (rho2 + 1).
+
+    The direction of the gradient is the sum's; its size does not depend on rho2, so one learning rate serves all rho2.
+    """
+
+    def __init__(self, *parts: tuple[float, object]):
+        super().__init__(*parts)
+        self.divisor = sum(weight for weight, _ in self.parts)

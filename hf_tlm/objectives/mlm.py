@@ -1,0 +1,36 @@
+"""Masked language modelling."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+
+
+class Mlm:
+    r"""BERT's masked-LM loss (TLM, section 3.1, L_mlm).
+
+    .. math:: L_{mlm} = -\frac{1}{|M|} \sum_{i \in M} \log p(x_i \mid \tilde x)
+
+    with M the masked positions and x-tilde the corrupted text.
+
+    Reads `outputs.mlm_logits` [M, V] and `batch["mlm_labels"]` [B, S] (-100 where nothing is predicted). A batch in
+    which nothing was masked has loss 0.
+    """
+
+    name = "mlm"
+
+    def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Number of masked positions: `{"mlm": int64 scalar}`."""
+        return {self.name: (batch["mlm_labels"] != -100).sum()}
+
+    def __call__(
+        self, outputs, batch: Mapping[str, torch.Tensor], counts: Mapping[str, torch.Tensor] | None = None
+    ) -> dict[str, torch.Tensor]:
+        """`{"loss", "mlm_loss"}`; `counts` replaces the batch's own number of masked positions as the divisor."""
+        labels = batch["mlm_labels"]
+        count = (counts or self.count(batch))[self.name]
+        total = F.cross_entropy(outputs.mlm_logits.float(), labels[labels != -100], reduction="sum")
+        loss = total / count.clamp(min=1)
+        return {"loss": loss, "mlm_loss": loss.detach()}

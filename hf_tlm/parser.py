@@ -1,0 +1,120 @@
+"""Recipe arguments: YAML files give defaults, the command line overrides them, an unknown key is an error.
+
+    accelerate launch recipes/train_tlm.py --config base.yaml chemprot_small.yaml --learning_rate 1e-4
+
+Later files override earlier ones. Top-level keys are field names. A top-level key that is the name of a recipe holds a
+mapping for that recipe alone, so that one file can describe retrieval and training of one experiment.
+"""
+
+from __future__ import annotations
+
+import difflib
+import errno
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from hf_tlm.files import HfTlmError
+
+RECIPES = ("quickstart", "retrieve", "train_tlm")
+
+
+class ConfigError(HfTlmError):
+    """A configuration file or command line that cannot be used."""
+
+
+def read_configs(paths: Sequence[str], recipe: str) -> dict[str, Any]:
+    """The merged values of some YAML files for one recipe.
+
+    Raises:
+        ConfigError: a file is missing, not YAML, or not a mapping.
+    """
+    import yaml
+
+    values: dict[str, Any] = {}
+    for path in paths:
+        try:
+            content = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
+        except OSError as error:
+            raise ConfigError(f"Cannot read --config {path}: {error.strerror}.") from error
+        except yaml.YAMLError as error:
+            raise ConfigError(f"--config {path} is not YAML: {error}") from error
+        if not isinstance(content, dict):
+            raise ConfigError(f"--config {path} must be a mapping of argument names to values; found {content!r:.80}.")
+        sections = {name: content.pop(name) or {} for name in RECIPES if name in content}
+        for name, section in sections.items():
+            if not isinstance(section, dict):
+                raise ConfigError(f"--config {path}: section {name!r} must be a mapping; found {section!r:.80}.")
+        values |= content | sections.get(recipe, {})
+    return values
+
+
+def parse(*dataclasses: type, recipe: str, description: str, args: Sequence[str] | None = None) -> tuple:
+    """One instance of each dataclass from `--config` files and the command line (default `sys.argv`).
+
+    Raises:
+        ConfigError: an unknown key or a value of the wrong type in a file, or what the dataclasses themselves refuse.
+        SystemExit: as argparse does, for `--help` and for errors of the command line.
+    """
+    import argparse
+
+    from transformers import HfArgumentParser
+
+    parser = HfArgumentParser(
+        dataclasses, description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--config", nargs="+", default=[], metavar="YAML", help="Files of defaults, later ones win.")
+    args = list(sys.argv[1:] if args is None else args)
+    if not {"-h", "--help"} & set(args):
+        # Read the files with a parser of their own: a required field may be in one of them.
+        finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        finder.add_argument("--config", nargs="+", default=[])
+        paths = finder.parse_known_args(args)[0].config
+        actions = {action.dest: action for action in parser._actions if action.dest not in ("help", "config")}
+        for key, value in read_configs(paths, recipe).items():
+            if key not in actions:
+                close = difflib.get_close_matches(key, actions, n=3)
+                hint = f" Did you mean {' or '.join(close)}?" if close else ""
+                raise ConfigError(f"Unknown key {key!r} in {', '.join(map(str, paths))} for {recipe}.{hint}")
+            actions[key].default = _typed(key, value, actions[key])
+            actions[key].required = False
+    return parser.parse_args_into_dataclasses(args=args)[: len(dataclasses)]
+
+
+def _typed(key: str, value: Any, action) -> Any:
+    """A YAML value as argparse would have made it from the command line ("1e-4" is a string to YAML)."""
+    if value is None or action.type is None:
+        return value
+    values = value if isinstance(value, list) else [value]
+    try:
+        typed = [action.type(item if isinstance(item, bool) else str(item)) for item in values]
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{key}: cannot use {value!r}: {error}.") from error
+    if action.choices is not None and any(item not in action.choices for item in typed):
+        raise ConfigError(f"{key}: expected one of {list(action.choices)}; received {value!r}.")
+    return typed if isinstance(value, list) else typed[0]
+
+
+def run(main: Callable[[], Any]) -> None:
+    """Call a recipe's `main` and turn the errors a user can mend into one message and an exit status.
+
+    1 for an `HfTlmError` or a full disk, 130 for Ctrl-C. Other exceptions are bugs and keep their traceback.
+    """
+    try:
+        main()
+    except HfTlmError as error:
+        _stop(str(error), 1)
+    except KeyboardInterrupt:
+        _stop("Interrupted. What was finished is on disk: the same command continues from there.", 130)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        _stop(f"The disk is full: {error}. What was finished is on disk: free space and run the same command.", 1)
+
+
+def _stop(message: str, status: int) -> None:
+    rank = os.environ.get("RANK", "0")
+    print(f"\nError: {message}" if rank == "0" else f"\nError on process {rank}: {message}", file=sys.stderr, flush=True)
+    sys.exit(status)

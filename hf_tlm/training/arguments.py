@@ -1,0 +1,177 @@
+"""The arguments of a TLM run, on top of `transformers.TrainingArguments`."""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+from dataclasses import dataclass, field
+
+from transformers import TrainingArguments
+
+from hf_tlm.files import HfTlmError
+
+
+class ArgumentsError(HfTlmError):
+    """Arguments that contradict each other or that TLM cannot honour."""
+
+
+@dataclass
+class TlmArguments(TrainingArguments):
+    """`TrainingArguments` plus TLM's. The inherited ones hold for stage 1; stage 2 takes its own from `stage2_*`.
+
+    Defaults are those of the paper's released scripts where they have one, for a single device.
+    """
+
+    # Overridden defaults.
+    max_steps: int = field(default=10_000, metadata={"help": "Stage 1: optimizer steps. -1: use num_train_epochs."})
+    learning_rate: float = field(default=1e-4, metadata={"help": "Stage 1: peak learning rate."})
+    weight_decay: float = field(default=0.01, metadata={"help": "Stage 1: weight decay."})
+    per_device_train_batch_size: int = field(default=32, metadata={"help": "Texts per device and micro-batch."})
+    per_device_eval_batch_size: int = field(default=64, metadata={"help": "Texts per device when evaluating."})
+    logging_steps: float = field(default=50, metadata={"help": "Log every so many optimizer steps, in both stages."})
+    save_total_limit: int | None = field(default=1, metadata={"help": "Checkpoints to keep beside the best one."})
+    include_num_input_tokens_seen: str | bool = field(
+        default="non_padding", metadata={"help": "Count real tokens (TLM's cost accounting needs `non_padding`)."}
+    )
+    seed: int = field(default=0, metadata={"help": "Seed of a single run; `seeds` takes precedence."})
+
+    # The method (TLM, section 3.1; Table B.1).
+    rho1: float = field(
+        default=3,
+        metadata={"help": "Corpus batches per task batch in stage 1: 0 is task data only, inf corpus data only."},
+    )
+    rho2: float = field(default=20, metadata={"help": "Weight of the masked-LM loss on task data in stage 1."})
+    loss_normalization: str = field(
+        default="mean",
+        metadata={
+            "help": "Task batches: mean is (rho2 L_mlm + L_task)/(rho2 + 1), the released code's; sum is the paper's.",
+            "choices": ["mean", "sum"],
+        },
+    )
+    mlm_probability: float = field(default=0.15, metadata={"help": "Share of tokens chosen for prediction."})
+    max_length: int = field(default=128, metadata={"help": "Longest task text in tokens; longer ones are truncated."})
+    corpus_max_length: int | None = field(
+        default=None, metadata={"help": "Longest corpus passage in tokens. Default: max_length."}
+    )
+    total_batch_size: int | None = field(
+        default=None,
+        metadata={"help": "Texts per optimizer step over all processes; sets gradient_accumulation_steps."},
+    )
+    stage: str = field(
+        default="both",
+        metadata={
+            "help": "1: joint training only. 2: fine-tuning only (give --model_name_or_path a stage-1 model). both.",
+            "choices": ["1", "2", "both"],
+        },
+    )
+    seeds: list[int] | None = field(
+        default=None, metadata={"help": "One whole run per seed, then mean and standard deviation.", "nargs": "+"}
+    )
+
+    # Stage 2: the task loss alone, on unmasked task texts; the checkpoint best on validation is kept.
+    stage2_max_steps: int = field(default=-1, metadata={"help": "Stage 2: optimizer steps. -1: by epochs."})
+    stage2_num_train_epochs: float = field(default=10.0, metadata={"help": "Stage 2: passes over the training split."})
+    stage2_learning_rate: float = field(default=2e-5, metadata={"help": "Stage 2: peak learning rate."})
+    stage2_weight_decay: float = field(default=0.0, metadata={"help": "Stage 2: weight decay."})
+    stage2_warmup_steps: float = field(default=0, metadata={"help": "Stage 2: warm-up steps, or a share below 1."})
+    stage2_total_batch_size: int = field(default=32, metadata={"help": "Stage 2: texts per optimizer step."})
+    stage2_eval_steps: float = field(
+        default=0.05, metadata={"help": "Stage 2: evaluate and save every so many steps, or a share of all steps below 1."}
+    )
+    stage2_reset_classifier: bool = field(
+        default=False,
+        metadata={"help": "Start stage 2 from a fresh classification head, as the released scripts do."},
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.rho1 < 0 or math.isnan(self.rho1) or (math.isfinite(self.rho1) and self.rho1 != int(self.rho1)):
+            raise ArgumentsError(f"rho1 must be 0, 1, 2, ... or inf; received {self.rho1}.")
+        if not (math.isfinite(self.rho2) and self.rho2 >= 0):
+            raise ArgumentsError(f"rho2 must be a finite number >= 0; received {self.rho2}.")
+        if not 0 < self.mlm_probability < 1:
+            raise ArgumentsError(f"mlm_probability must lie between 0 and 1; received {self.mlm_probability}.")
+        for name, value in (("max_length", self.max_length), ("corpus_max_length", self.corpus_max_length)):
+            if value is not None and value < 3:
+                raise ArgumentsError(f"{name} must be at least 3 (two special tokens and one more); received {value}.")
+        if self.include_num_input_tokens_seen != "non_padding":
+            raise ArgumentsError("TLM reports real tokens: leave include_num_input_tokens_seen at non_padding.")
+        if self.train_sampling_strategy != "random":
+            raise ArgumentsError(
+                f"TLM draws its own batches; train_sampling_strategy {self.train_sampling_strategy!r} has no effect. "
+                "Leave it at random."
+            )
+        if self.push_to_hub:
+            raise ArgumentsError(
+                "push_to_hub would push the stages' working checkpoints. Upload the finished folder instead: "
+                "`hf upload <repo_id> <output_dir>`."
+            )
+        if self.resume_from_checkpoint is not None:
+            raise ArgumentsError(
+                "A TLM run resumes by itself: run the same command with the same --output_dir. Leave out "
+                "resume_from_checkpoint."
+            )
+        # The Trainer would take every argument of the model with "label" in its name for one it must find in a batch.
+        self.label_names = ["labels"]
+        # Corpus batches leave the classifier without a gradient, stage 2 the masked-LM head.
+        if self.ddp_find_unused_parameters is None:
+            self.ddp_find_unused_parameters = True
+
+    @property
+    def run_seeds(self) -> list[int]:
+        """The seeds to run: `seeds`, or the single `seed`."""
+        return list(self.seeds) if self.seeds else [self.seed]
+
+    def _accumulation(self, total_batch_size: int, per_device: int) -> tuple[int, int]:
+        """(per-device batch size, gradient accumulation steps) for a total batch size."""
+        world = max(1, self.world_size) * max(1, self.n_gpu)
+        if total_batch_size % world:
+            raise ArgumentsError(
+                f"A total batch of {total_batch_size} texts cannot be split evenly over {world} processes. "
+                "Choose a multiple."
+            )
+        per_device = min(per_device, total_batch_size // world)
+        accumulation, rest = divmod(total_batch_size, per_device * world)
+        if rest:
+            raise ArgumentsError(
+                f"A total batch of {total_batch_size} texts is not a multiple of per_device_train_batch_size "
+                f"{per_device} x {world} processes. Change one of them."
+            )
+        return per_device, accumulation
+
+    def for_stage(self, stage: int, output_dir: str | os.PathLike, seed: int, metric: str) -> TlmArguments:
+        """A copy with the values of one stage (1 or 2), for `TlmTrainer`.
+
+        Args:
+            output_dir: the stage's own folder of checkpoints.
+            metric: the task's metric on validation, by which the best checkpoint is chosen.
+
+        Raises:
+            ArgumentsError: the total batch size does not fit the processes and the per-device batch size.
+        """
+        args = copy.copy(self)
+        args.output_dir = str(output_dir)
+        args.seed = seed
+        args.data_seed = seed
+        args.metric_for_best_model = metric
+        args.greater_is_better = True
+        if stage == 1:
+            if self.total_batch_size is not None:
+                args.per_device_train_batch_size, args.gradient_accumulation_steps = self._accumulation(
+                    self.total_batch_size, self.per_device_train_batch_size
+                )
+            return args
+        args.max_steps = self.stage2_max_steps
+        args.num_train_epochs = self.stage2_num_train_epochs
+        args.learning_rate = self.stage2_learning_rate
+        args.weight_decay = self.stage2_weight_decay
+        args.warmup_steps = self.stage2_warmup_steps
+        args.per_device_train_batch_size, args.gradient_accumulation_steps = self._accumulation(
+            self.stage2_total_batch_size, self.per_device_train_batch_size
+        )
+        args.rho1, args.rho2, args.mlm_probability = 0, 0, 0.0
+        args.eval_strategy = args.save_strategy = "steps"
+        args.eval_steps = args.save_steps = self.stage2_eval_steps
+        args.load_best_model_at_end = True
+        return args

@@ -1,0 +1,194 @@
+"""The one Trainer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from datasets import Dataset
+from torch.utils.data import DataLoader
+from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback
+
+from hf_tlm.data.collator import TlmCollator
+from hf_tlm.data.interleave import CORPUS, TASK, InterleavedBatchSampler, InterleavedDataset
+from hf_tlm.models.tlm import TlmModel
+from hf_tlm.objectives import Mlm, TaskLoss, WeightedMean, WeightedSum
+from hf_tlm.training.arguments import TlmArguments
+from hf_tlm.training.cost import Cost, training_flops
+
+
+def tlm_objectives(args: TlmArguments) -> dict[str, Any]:
+    """Which loss each stream of batches gets (TLM, section 3.1).
+
+    Stage 1: corpus batches L_mlm; task batches rho2 L_mlm + L_task, divided by rho2 + 1 where `loss_normalization` is
+    `mean`. Stage 2 (`for_stage(2)`: rho2 and mlm_probability 0): L_task.
+    """
+    task = TaskLoss(label_smoothing=args.label_smoothing_factor)
+    if args.mlm_probability == 0:
+        return {TASK: task}
+    combine = WeightedMean if args.loss_normalization == "mean" else WeightedSum
+    return {CORPUS: Mlm(), TASK: combine((args.rho2, Mlm()), (1.0, task))}
+
+
+class _Bookkeeping(TrainerCallback):
+    """Tells the batch sampler which epoch begins (a resumed epoch hides it from the Trainer's own call), and keeps the
+    clock over resumes, from the seconds in the logs."""
+
+    def __init__(self, trainer: TlmTrainer):
+        self.trainer = trainer
+        self.started = self.ended = 0.0
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        before = [entry["seconds"] for entry in state.log_history if "seconds" in entry]
+        self.started, self.ended = time.monotonic() - (before[-1] if before else 0.0), None
+
+    def on_train_end(self, args, state, control, **kwargs):
+        self.ended = time.monotonic()
+
+    def on_epoch_begin(self, args, state, control, **kwargs):
+        sampler = self.trainer.batch_sampler
+        sampler.set_epoch(state.global_step // sampler.steps_per_epoch)
+
+    @property
+    def seconds(self) -> float:
+        return (time.monotonic() if self.ended is None else self.ended) - self.started
+
+
+class TlmTrainer(Trainer):
+    """`transformers.Trainer` on interleaved task and corpus batches.
+
+    The only changes: the training dataloader draws from `InterleavedBatchSampler`; `compute_loss` applies the
+    objective of the batch's stream, normalised over the whole optimizer step (`get_batch_samples` counts what each mean
+    is over, on all processes); `log` adds the objectives' named terms and the cost. Checkpoints, resume, evaluation,
+    schedules and distribution are the Trainer's.
+
+    Args:
+        model: a `TlmModel`.
+        args: a `TlmArguments`, usually from `TlmArguments.for_stage`.
+        train_dataset: tokenised task texts, columns `input_ids` and `label` (`hf_tlm.data.tokenize`).
+        corpus_dataset: tokenised passages, column `input_ids`; None when rho1 is 0.
+        objectives: stream -> objective; default `tlm_objectives(args)`.
+    """
+
+    # compute_loss returns this micro-batch's share of the mean over the optimizer step.
+    loss_is_scaled_for_ga = True
+
+    def __init__(
+        self,
+        model: TlmModel,
+        args: TlmArguments,
+        *,
+        train_dataset: Dataset,
+        processing_class: PreTrainedTokenizerBase,
+        corpus_dataset: Dataset | None = None,
+        objectives: Mapping[str, Any] | None = None,
+        **kwargs,
+    ):
+        self.objectives = dict(objectives or tlm_objectives(args))
+        self.corpus_dataset = corpus_dataset
+        self.batch_sampler: InterleavedBatchSampler | None = None
+        self._terms: dict[str, torch.Tensor] = {}
+        self._stream_steps: dict[str, int] = {}
+        super().__init__(
+            model=model,
+            args=args,
+            train_dataset=train_dataset,
+            processing_class=processing_class,
+            data_collator=TlmCollator(processing_class, mlm_probability=args.mlm_probability, seed=args.seed),
+            **kwargs,
+        )
+        self._bookkeeping = _Bookkeeping(self)
+        self.add_callback(self._bookkeeping)
+
+    def get_train_dataloader(self) -> DataLoader:
+        dataset = InterleavedDataset(self.train_dataset, self.corpus_dataset)
+        self.batch_sampler = InterleavedBatchSampler(
+            dataset.num_task,
+            dataset.num_corpus,
+            rho1=self.args.rho1,
+            batch_size=self._train_batch_size,
+            world_size=self.args.world_size,
+            gradient_accumulation_steps=self.args.gradient_accumulation_steps,
+            seed=self.args.data_seed if self.args.data_seed is not None else self.args.seed,
+        )
+        loader = DataLoader(
+            dataset,
+            batch_sampler=self.batch_sampler,
+            collate_fn=self.data_collator,
+            num_workers=self.args.dataloader_num_workers,
+            pin_memory=self.args.dataloader_pin_memory,
+            persistent_workers=self.args.dataloader_persistent_workers,
+            prefetch_factor=self.args.dataloader_prefetch_factor,
+        )
+        return self.accelerator.prepare(loader)
+
+    def get_batch_samples(self, epoch_iterator, num_batches, device):
+        """The micro-batches of one optimizer step, and what their means are over: name -> count per process."""
+        batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
+        if not batches:
+            return batches, None
+        objective = self.objectives[_stream_of(batches[0])]
+        counts: dict[str, torch.Tensor] = {}
+        for batch in batches:
+            for name, count in objective.count(batch).items():
+                counts[name] = counts.get(name, 0) + count
+        # DDP averages gradients over processes, so each divides its sum by the mean count.
+        totals = torch.stack([counts[name] for name in counts]).to(device, torch.float64)
+        totals = self.accelerator.reduce(totals, reduction="mean")
+        stream = _stream_of(batches[0])
+        self._stream_steps[stream] = self._stream_steps.get(stream, 0) + 1
+        return batches, dict(zip(counts, totals, strict=True))
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        outputs = model(**inputs)
+        if not model.training:
+            # Evaluation scores unmasked texts of the task, whatever the training objective is.
+            loss = TaskLoss()(outputs, inputs)["loss"]
+            return (loss, outputs) if return_outputs else loss
+        stream = _stream_of(inputs)
+        terms = self.objectives[stream](outputs, inputs, num_items_in_batch)
+        loss = terms.pop("loss")
+        for name, value in terms.items():
+            key = f"{stream}/{name}"
+            self._terms[key] = self._terms.get(key, 0.0) + value
+        return (loss, outputs) if return_outputs else loss
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if "loss" in logs and self._terms:
+            names = sorted(self._terms)
+            # Each value sums to a step's mean over its micro-batches; processes hold shares of the same mean.
+            means = torch.stack([self._terms[n] / self._stream_steps[n.split("/")[0]] for n in names])
+            means = self.accelerator.reduce(means.float(), reduction="mean")
+            logs |= {name: round(value, 6) for name, value in zip(names, means.tolist(), strict=True)}
+            self._terms, self._stream_steps = {}, {}
+        if "loss" in logs or "train_loss" in logs:
+            cost = self.cost()
+            logs |= {name: value for name, value in cost.to_dict().items() if name != "steps"}
+        super().log(logs, start_time)
+
+    def cost(self) -> Cost:
+        """The cost of this stage up to now, from the step number alone, so that a resumed run counts every step once."""
+        sampler, args = self.batch_sampler, self.args
+        step = self.state.global_step
+        texts = sampler.batch_size * sampler.batches_per_step
+        tokens = texts * (
+            sampler.count_steps(TASK, step) * args.max_length
+            + sampler.count_steps(CORPUS, step) * (args.corpus_max_length or args.max_length)
+        )
+        return Cost(
+            steps=step,
+            tokens=tokens,
+            real_tokens=int(self.state.num_input_tokens_seen),
+            flops=training_flops(tokens, self.accelerator.unwrap_model(self.model).num_parameters()),
+            seconds=round(self._bookkeeping.seconds, 3),
+        )
+
+    def create_model_card(self, *args, **kwargs) -> None:
+        """Nothing: the card is written with the finished run's scores and cost, see `hf_tlm.hub.cards`."""
+
+
+def _stream_of(batch: Mapping[str, torch.Tensor]) -> str:
+    """Task batches have labels."""
+    return TASK if "labels" in batch else CORPUS

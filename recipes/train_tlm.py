@@ -1,0 +1,50 @@
+"""Train a text classifier from scratch on a labelled task and a retrieved subset (TLM), and evaluate it.
+
+    python recipes/retrieve.py --task path/to/scierc --corpus 'path/to/corpus/*.parquet' --output_dir runs/scierc-bm25
+    accelerate launch recipes/train_tlm.py --config recipes/configs/tlm/tiny.yaml \
+        --task path/to/scierc --subset runs/scierc-bm25 --seeds 0 1 2 --output_dir runs/scierc-tlm
+
+The paper's settings are in recipes/configs/tlm: `--config recipes/configs/tlm/base.yaml
+recipes/configs/tlm/scierc_small.yaml`. Run the same command again to continue an interrupted run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hf_tlm.evaluation import run_tlm
+from hf_tlm.parser import parse, run
+from hf_tlm.retrieval import Subset
+from hf_tlm.tasks import TaskArguments
+from hf_tlm.training import ModelArguments, TlmArguments
+
+
+@dataclass
+class SubsetArguments:
+    """The corpus data of stage 1."""
+
+    subset: str | None = field(
+        default=None, metadata={"help": "Folder written by recipes/retrieve.py. Leave out for task data only (rho1 0)."}
+    )
+
+
+def main() -> None:
+    # 1. Arguments: YAML files, then the command line.
+    task_args, subset_args, model_args, args = parse(
+        TaskArguments, SubsetArguments, ModelArguments, TlmArguments, recipe="train_tlm", description=__doc__
+    )
+
+    # 2. Data: the labelled task, and the subset of the corpus that was retrieved for it.
+    task = task_args.load()
+    subset = Subset.load(subset_args.subset) if subset_args.subset else None
+
+    # 3. Stage 1 (joint), stage 2 (task only), evaluation; once per seed, and the best model exported.
+    result = run_tlm(task, subset, args, model_args)
+
+    # 4. The summary.
+    if args.process_index == 0:
+        print("\n" + result.to_text())
+
+
+if __name__ == "__main__":
+    run(main)
