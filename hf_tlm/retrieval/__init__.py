@@ -1,0 +1,17 @@
+"""Task + corpus -> Subset."""
+
+from hf_tlm.retrieval.bm25 import Bm25Settings
+from hf_tlm.retrieval.queries import QUERY_MODES, RetrievalError, build_queries
+from hf_tlm.retrieval.retrieve import RETRIEVERS, default_top_k, retrieve
+from hf_tlm.retrieval.subset import Subset
+
+__all__ = [
+    "QUERY_MODES",
+    "RETRIEVERS",
+    "Bm25Settings",
+    "RetrievalError",
+    "Subset",
+    "build_queries",
+    "default_top_k",
+    "retrieve",
+]
