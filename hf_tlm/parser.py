@@ -65,6 +65,8 @@ def parse(*dataclasses: type, recipe: str, description: str, args: Sequence[str]
     parser = HfArgumentParser(
         dataclasses, description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
+    # Hundreds of lines of usage would hide the error.
+    parser.error = lambda message: parser.exit(2, f"Error: {message}\nSee {recipe}.py --help.\n")
     parser.add_argument("--config", nargs="+", default=[], metavar="YAML", help="Files of defaults, later ones win.")
     args = list(sys.argv[1:] if args is None else args)
     if not {"-h", "--help"} & set(args):

@@ -63,7 +63,8 @@ def load_corpus(
         for file, name in zip(files, names, strict=True):
             digest.update(f"{name}\0{file.stat().st_size}\0".encode())
             digest.update(_ends(file))
-        label = ",".join(os.path.basename(os.path.normpath(pattern)) for pattern in patterns)
+        # Enough to recognise it by, and nothing of the machine it was read on.
+        label = ",".join("/".join(Path(os.path.abspath(pattern)).parts[-2:]) for pattern in patterns)
 
         def documents() -> Iterator[dict[str, str | None]]:
             seen: set[str] = set()

@@ -21,8 +21,7 @@ from hf_tlm.hub.cards import tlm_card
 from hf_tlm.models import TlmModel, export_stock
 from hf_tlm.retrieval import Subset
 from hf_tlm.tasks import Task
-from hf_tlm.training import Cost, ModelArguments, TlmArguments, TlmTrainer, prepare, run_stage
-from hf_tlm.training.setup import Setup
+from hf_tlm.training import Cost, ModelArguments, Setup, TlmArguments, TlmTrainer, prepare, run_stage
 
 RESULTS_FILE = "results.json"
 SETTINGS_FILE = "settings.json"
@@ -144,6 +143,7 @@ def _run_seed(
         model,
         stage_args,
         train_dataset=setup.data.train,
+        eval_dataset=setup.data.validation,
         processing_class=setup.tokenizer,
         compute_metrics=compute_metrics,
     )

@@ -2,6 +2,7 @@
 
 from hf_tlm.training.arguments import ArgumentsError, TlmArguments
 from hf_tlm.training.cost import ROBERTA_LARGE_FLOPS, Cost, training_flops
+from hf_tlm.training.setup import ModelArguments, Setup, prepare
 from hf_tlm.training.stages import StageData, run_stage
 from hf_tlm.training.trainer import TlmTrainer, tlm_objectives
 
@@ -9,9 +10,12 @@ __all__ = [
     "ROBERTA_LARGE_FLOPS",
     "ArgumentsError",
     "Cost",
+    "ModelArguments",
+    "Setup",
     "StageData",
     "TlmArguments",
     "TlmTrainer",
+    "prepare",
     "run_stage",
     "tlm_objectives",
     "training_flops",

@@ -31,9 +31,6 @@ class TlmArguments(TrainingArguments):
     per_device_eval_batch_size: int = field(default=64, metadata={"help": "Texts per device when evaluating."})
     logging_steps: float = field(default=50, metadata={"help": "Log every so many optimizer steps, in both stages."})
     save_total_limit: int | None = field(default=1, metadata={"help": "Checkpoints to keep beside the best one."})
-    include_num_input_tokens_seen: str | bool = field(
-        default="non_padding", metadata={"help": "Count real tokens (TLM's cost accounting needs `non_padding`)."}
-    )
     seed: int = field(default=0, metadata={"help": "Seed of a single run; `seeds` takes precedence."})
 
     # The method (TLM, section 3.1; Table B.1).
@@ -95,8 +92,6 @@ class TlmArguments(TrainingArguments):
         for name, value in (("max_length", self.max_length), ("corpus_max_length", self.corpus_max_length)):
             if value is not None and value < 3:
                 raise ArgumentsError(f"{name} must be at least 3 (two special tokens and one more); received {value}.")
-        if self.include_num_input_tokens_seen != "non_padding":
-            raise ArgumentsError("TLM reports real tokens: leave include_num_input_tokens_seen at non_padding.")
         if self.train_sampling_strategy != "random":
             raise ArgumentsError(
                 f"TLM draws its own batches; train_sampling_strategy {self.train_sampling_strategy!r} has no effect. "
@@ -112,6 +107,8 @@ class TlmArguments(TrainingArguments):
                 "A TLM run resumes by itself: run the same command with the same --output_dir. Leave out "
                 "resume_from_checkpoint."
             )
+        # The cost of a run is reported in real tokens; the Trainer counts them over processes and resumes.
+        self.include_num_input_tokens_seen = "non_padding"
         # The Trainer would take every argument of the model with "label" in its name for one it must find in a batch.
         self.label_names = ["labels"]
         # Corpus batches leave the classifier without a gradient, stage 2 the masked-LM head.

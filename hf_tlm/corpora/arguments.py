@@ -1,0 +1,48 @@
+"""How recipes take a corpus."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hf_tlm.corpora.corpus import Corpus
+from hf_tlm.corpora.loading import load_corpus
+
+
+@dataclass
+class CorpusArguments:
+    """The general corpus."""
+
+    corpus: str = field(
+        metadata={
+            "help": "Files: a folder, a path or a glob, several separated by commas (parquet, jsonl, csv, txt; .gz and "
+            ".zst too); or a Hub dataset id."
+        }
+    )
+    corpus_text_column: str = field(default="text", metadata={"help": "Column of the texts."})
+    corpus_id_column: str | None = field(
+        default=None, metadata={"help": "Column of unique ids. Default: file name and row number."}
+    )
+    corpus_source_column: str = field(default="source", metadata={"help": "Column that says where a text is from."})
+    max_words: int | None = field(
+        default=None, metadata={"help": "Cut documents into passages of at most so many words, at sentence ends."}
+    )
+    corpus_split: str = field(default="train", metadata={"help": "Split of a Hub dataset."})
+    corpus_config: str | None = field(default=None, metadata={"help": "Configuration of a Hub dataset."})
+    corpus_revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit of a Hub dataset."})
+
+    def load(self) -> Corpus:
+        """Open the corpus.
+
+        Raises:
+            CorpusError: see `load_corpus`.
+        """
+        return load_corpus(
+            self.corpus,
+            text_column=self.corpus_text_column,
+            id_column=self.corpus_id_column,
+            source_column=self.corpus_source_column,
+            max_words=self.max_words,
+            split=self.corpus_split,
+            config_name=self.corpus_config,
+            revision=self.corpus_revision,
+        )

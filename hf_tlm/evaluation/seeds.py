@@ -1,0 +1,40 @@
+"""Several seeds into one figure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def aggregate(scores: Sequence[Mapping[str, float]]) -> dict[str, dict[str, Any]]:
+    """Mean and sample standard deviation (n - 1; None for a single seed) of every score that all seeds have.
+
+    Returns:
+        name -> {"mean", "std", "n", "values"}, values in the order given.
+    """
+    summary = {}
+    for name in scores[0]:
+        if all(name in score for score in scores):
+            values = [float(score[name]) for score in scores]
+            summary[name] = {
+                "mean": statistics.fmean(values),
+                "std": statistics.stdev(values) if len(values) > 1 else None,
+                "n": len(values),
+                "values": values,
+            }
+    return summary
+
+
+def format_score(score: Mapping[str, Any]) -> str:
+    """`12.34 ± 0.56` in percent, from a value of `aggregate`; without a deviation for a single seed."""
+    text = f"{100 * score['mean']:.2f}"
+    return text if score["std"] is None else f"{text} ± {100 * score['std']:.2f}"
+
+
+def format_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
+    """A markdown table, padded to be readable as text; values of `aggregate` become scores in percent."""
+    cells = [[format_score(v) if isinstance(v := row[c], Mapping) else str(v) for c in columns] for row in rows]
+    widths = [max(len(line[i]) for line in [list(columns), *cells]) for i in range(len(columns))]
+    lines = [list(columns), ["-" * width for width in widths], *cells]
+    return "\n".join("| " + " | ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) + " |" for line in lines)
