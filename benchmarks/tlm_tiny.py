@@ -1,0 +1,111 @@
+"""Task data only, a random subset, a BM25 subset, each with random and spectral embeddings, at equal steps.
+
+    python benchmarks/tlm_tiny.py --tasks chemprot acl_arc scierc --seeds 0 1 2 --output_dir runs/tlm_tiny
+
+Runs recipes/retrieve.py and recipes/train_tlm.py with recipes/configs/tlm/tiny.yaml on the data in HF_TLM_DATA (default
+../shared/data) and writes benchmarks/results/tlm_tiny.json and .md with the scores and the exact commands. `--jobs`
+trainings run side by side, with one thread each, so seconds are those of a shared machine. Finished runs are not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from hf_tlm.evaluation.seeds import aggregate, format_table
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+CONFIG = "recipes/configs/tlm/tiny.yaml"
+ARMS = {"task only": None, "random subset": "random", "BM25 subset": "bm25"}
+
+
+def call(recipe: str, *arguments: str, threads: int | None = None) -> str:
+    """Run a recipe from the repository root; the command as a user would type it."""
+    command = [f"recipes/{recipe}.py", "--config", CONFIG, *arguments]
+    environment = dict(os.environ)
+    if threads is not None:
+        environment["OMP_NUM_THREADS"] = str(threads)
+    subprocess.run([sys.executable, *command], cwd=ROOT, env=environment, check=True)
+    return shlex.join(["python", *command])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", nargs="+", default=["chemprot", "acl_arc", "scierc"])
+    parser.add_argument("--seeds", nargs="+", default=["0", "1", "2"])
+    parser.add_argument("--embeddings", nargs="+", default=["random", "spectral"])
+    parser.add_argument("--output_dir", default="runs/tlm_tiny")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--name", default="tlm_tiny", help="Name of the result files.")
+    options = parser.parse_args()
+    data = os.environ.get("HF_TLM_DATA", "../shared/data")
+    runs = Path(options.output_dir)
+
+    commands: dict[str, list[str]] = {}
+    for task in options.tasks:
+        common = ["--task", f"{data}/tasks/{task}", "--corpus", f"{data}/corpus/*.parquet"]
+        for kind, extra in (("bm25", []), ("random", ["--retriever", "random", "--like", f"{runs}/{task}-bm25"])):
+            output = runs / f"{task}-{kind}"
+            arguments = [*common, *extra, "--output_dir", str(output)]
+            commands[str(output)] = ["retrieve", *arguments]
+            if not (ROOT / output / "manifest.json").is_file():
+                call("retrieve", *arguments)
+
+    def train(cell: tuple[str, str, str | None, str]) -> dict:
+        task, arm, kind, embeddings = cell
+        output = runs / f"{task}-{kind or 'task'}-{embeddings}"
+        source = ["--subset", str(runs / f"{task}-{kind}")] if kind else ["--rho1", "0"]
+        arguments = ["--task", f"{data}/tasks/{task}", *source, "--embedding_init", embeddings]
+        arguments += ["--seeds", *options.seeds, "--report_to", "none", "--disable_tqdm", "true"]
+        command = call("train_tlm", *arguments, "--output_dir", str(output), threads=1)
+        result = json.loads((ROOT / output / "results.json").read_text(encoding="utf-8"))
+        seeds = result["seeds"]
+        return {
+            "task": task,
+            "arm": arm,
+            "embeddings": embeddings,
+            "metric": result["metric"],
+            "validation": result["summary"]["validation"][result["metric"]],
+            "test": result["summary"]["test"][result["metric"]],
+            "after stage 1": aggregate([s["stages"]["1"]["validation"] for s in seeds])[result["metric"]],
+            "real tokens": seeds[0]["cost"]["real_tokens"],
+            "FLOPs": seeds[0]["cost"]["flops"],
+            "seconds": round(sum(s["cost"]["seconds"] for s in seeds) / len(seeds)),
+            "parameters": seeds[0]["parameters"],
+            "spectral": result.get("spectral"),
+            "subset passages": (result["subset"] or {}).get("counts", {}).get("union"),
+            "command": command,
+            "environment": result["environment"],
+        }
+
+    cells = [(t, arm, kind, e) for t in options.tasks for arm, kind in ARMS.items() for e in options.embeddings]
+    with ThreadPoolExecutor(options.jobs) as pool:
+        rows = list(pool.map(train, cells))
+    RESULTS.mkdir(exist_ok=True)
+    retrieval = [shlex.join(["python", f"recipes/{c[0]}.py", "--config", CONFIG, *c[1:]]) for c in commands.values()]
+    record = {"config": (ROOT / CONFIG).read_text(encoding="utf-8"), "retrieval_commands": retrieval, "rows": rows}
+    (RESULTS / f"{options.name}.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    columns = ["task", "metric", "arm", "embeddings", "validation", "test", "real tokens", "FLOPs", "seconds"]
+    shown = [{**r, "real tokens": f"{r['real tokens']:,}", "FLOPs": f"{r['FLOPs']:.2g}"} for r in rows]
+    environment = rows[0]["environment"]
+    text = (
+        f"Made by `python benchmarks/tlm_tiny.py --tasks {' '.join(options.tasks)} --seeds {' '.join(options.seeds)} "
+        f"--output_dir {options.output_dir}` on {environment['processor']}, {environment['cpu_cores']} cores, "
+        f"{options.jobs} trainings side by side, one thread each. {len(options.seeds)} seeds, mean ± standard deviation, "
+        f"percent. Equal steps for all arms of a task. All commands are in {options.name}.json.\n\n"
+        + format_table(shown, columns)
+        + "\n"
+    )
+    (RESULTS / f"{options.name}.md").write_text(text, encoding="utf-8")
+    print("\n" + text)
+
+
+if __name__ == "__main__":
+    main()

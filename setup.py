@@ -1,0 +1,55 @@
+"""Packaging. Tool settings are in pyproject.toml, the exact versions the tests passed with in constraints.txt."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+version: dict[str, str] = {}
+exec((HERE / "hf_tlm" / "version.py").read_text(encoding="utf-8"), version)
+
+# Lower bounds are the versions whose behaviour the code relies on; upper bounds stop before the next major version.
+INSTALL = [
+    "torch>=2.6,<3",
+    "transformers>=5.23,<6",  # Trainer.get_batch_samples, loss_is_scaled_for_ga, dict-valued tied weights
+    "accelerate>=1.15,<2",
+    "datasets>=5.2,<6",
+    "evaluate>=0.4.6,<1",
+    "huggingface_hub>=2.4,<3",
+    "peft>=0.21,<1",  # the Trainer recognises PEFT models by it
+    "bm25s>=0.3.16,<0.4",
+    "numba>=0.60",  # bm25s's fast backend
+    "rank_bm25>=0.2.2,<0.3",
+    "rake-nltk>=1.0.6,<2",
+    "scikit-learn>=1.5,<2",
+    "scipy>=1.11,<2",
+    "numpy>=1.26",
+    "pyyaml>=6",
+    "jinja2>=3",  # model cards
+    "tqdm>=4.66",
+    "zstandard>=0.22",  # .zst corpora
+]
+TEST = ["pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "tensorboard>=2.17"]
+EXTRAS = {
+    "test": TEST,
+    "dev": [*TEST, "ruff>=0.12", "pre-commit>=4"],
+}
+
+setup(
+    name="hf-tlm",
+    version=version["__version__"],
+    description="Task-driven training of text models from scratch, on the Hugging Face Trainer",
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.10",
+    packages=find_packages(include=["hf_tlm", "hf_tlm.*"]),
+    package_data={"hf_tlm.hub": ["templates/*.md"]},
+    install_requires=INSTALL,
+    extras_require=EXTRAS,
+    classifiers=[
+        "Programming Language :: Python :: 3",
+        "Operating System :: OS Independent",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    ],
+)

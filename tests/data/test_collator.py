@@ -1,0 +1,55 @@
+import pytest
+import torch
+from transformers import BertTokenizer
+
+from hf_tlm.data import TlmCollator, TokenizerError
+
+
+def rows(tokenizer, *texts, **extra):
+    return [{"input_ids": tokenizer(text)["input_ids"], **extra} for text in texts]
+
+
+def test_task_batch(tokenizer):
+    batch = TlmCollator(tokenizer, mlm_probability=0.5)(
+        rows(tokenizer, "the gene binds the cell", "the acid", label=1, draw=5)
+    )
+    assert set(batch) == {"input_ids", "attention_mask", "mlm_labels", "labels"}
+    assert all(tensor.dtype == torch.int64 for tensor in batch.values())
+    assert batch["labels"].tolist() == [1, 1]
+    real = batch["attention_mask"].bool()
+    assert (batch["input_ids"][~real] == tokenizer.pad_token_id).all()
+    assert (batch["mlm_labels"][~real] == -100).all()
+    original = torch.where(batch["mlm_labels"] == -100, batch["input_ids"], batch["mlm_labels"])
+    assert tokenizer.decode(original[0], skip_special_tokens=True) == "the gene binds the cell"
+    ends = original == tokenizer.cls_token_id
+    assert ends[:, 0].all() and (batch["mlm_labels"][ends] == -100).all()
+
+
+def test_corpus_batch_has_no_labels(tokenizer):
+    assert set(TlmCollator(tokenizer)(rows(tokenizer, "the gene", draw=0))) == {
+        "input_ids",
+        "attention_mask",
+        "mlm_labels",
+    }
+
+
+@pytest.mark.parametrize("probability,extra", [(0.5, {}), (0.0, {"draw": 1})])
+def test_evaluation_and_stage_two_are_unmasked(tokenizer, probability, extra):
+    batch = TlmCollator(tokenizer, mlm_probability=probability)(rows(tokenizer, "the gene", label=0, **extra))
+    assert set(batch) == {"input_ids", "attention_mask", "labels"}
+    assert batch["input_ids"][0].tolist() == tokenizer("the gene")["input_ids"]
+
+
+def test_pairs(tokenizer):
+    encoded = tokenizer("the gene", "the cell and the acid")
+    row = {"input_ids": encoded["input_ids"], "token_type_ids": encoded["token_type_ids"], "label": 0}
+    batch = TlmCollator(tokenizer)([row, {"input_ids": [2, 3], "token_type_ids": [0, 0], "label": 1}])
+    assert batch["token_type_ids"][0].tolist() == encoded["token_type_ids"]
+    assert batch["token_type_ids"][1].sum() == 0
+
+
+def test_tokenizer_without_mask_token():
+    without = BertTokenizer(vocab={"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4})
+    without.mask_token = None
+    with pytest.raises(TokenizerError, match="mask_token"):
+        TlmCollator(without)

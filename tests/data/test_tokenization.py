@@ -1,0 +1,61 @@
+import subprocess
+import sys
+
+import pytest
+from datasets import Dataset
+
+from hf_tlm.data import TokenizerError, load_tokenizer, tokenize, train_wordpiece
+
+PROGRAM = """
+import hashlib, random
+from hf_tlm.data import train_wordpiece
+rng = random.Random(0)
+texts = [" ".join("".join(rng.choices("abcdefgh", k=rng.randint(1, 7))) for _ in range(20)) for _ in range(300)]
+vocabulary = train_wordpiece(texts, 400).get_vocab()
+print(len(vocabulary), hashlib.sha256(repr(sorted(vocabulary.items())).encode()).hexdigest())
+"""
+
+
+def test_training_is_reproducible_across_processes():
+    """The trainer's hash tables differ per process; the vocabulary must not."""
+    outputs = {subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True).stdout for _ in range(3)}
+    assert len(outputs) == 1 and outputs.pop().startswith("400 ")
+
+
+def test_trained_tokenizer_round_trips(tokenizer, tmp_path):
+    tokenizer.save_pretrained(tmp_path)
+    loaded = load_tokenizer(str(tmp_path))
+    text = "The GENE binds the cell"
+    assert loaded(text)["input_ids"] == tokenizer(text)["input_ids"]
+    assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) == text.lower()
+    assert [tokenizer.pad_token_id, tokenizer.unk_token_id, tokenizer.mask_token_id] == [0, 1, 4]
+
+
+def test_cased_vocabulary():
+    tokenizer = train_wordpiece(["Gene gene Gene gene"] * 5, 60, lowercase=False)
+    assert tokenizer.tokenize("Gene") != tokenizer.tokenize("gene")
+
+
+def test_errors():
+    with pytest.raises(TokenizerError, match="no text"):
+        train_wordpiece(["", "  "], 100)
+    with pytest.raises(TokenizerError, match="vocab_size 12 is too small"):
+        train_wordpiece(["several different characters"], 12)
+    with pytest.raises(TokenizerError, match="Cannot load a tokenizer"):
+        load_tokenizer("no/such-tokenizer")
+
+
+def test_tokenize(tokenizer):
+    rows = Dataset.from_dict({"id": ["a", "b"], "text": ["the gene " * 30, "the cell"], "label": [1, 0]})
+    out = tokenize(rows, tokenizer, 16)
+    assert sorted(out.column_names) == ["input_ids", "label"]
+    assert [len(ids) for ids in out["input_ids"]] == [16, 4]
+    assert out[0]["input_ids"][-1] == tokenizer.sep_token_id
+    assert out["label"][:] == [1, 0]
+
+
+def test_tokenize_pairs(tokenizer):
+    rows = Dataset.from_dict({"text": ["the gene"], "text_pair": ["the cell"]})
+    out = tokenize(rows, tokenizer, 16)
+    assert out[0]["input_ids"] == tokenizer("the gene", "the cell")["input_ids"]
+    assert set(out[0]["token_type_ids"]) == {0, 1}
