@@ -26,8 +26,9 @@ class RetrieveArguments:
     retriever: str = field(default="bm25s", metadata={"help": "Engine, or random.", "choices": list(RETRIEVERS)})
     top_k: int | None = field(
         default=None,
-        metadata={"help": "Passages per training text. Default, the paper's: 5000 under 5K training texts, 50 over "
-                  "100K, else 500."},
+        metadata={
+            "help": "Passages per training text. Default, the paper's: 5000 under 5K training texts, 50 over 100K, else 500."
+        },
     )
     query_mode: str = field(
         default="text", metadata={"help": "The whole text, or its RAKE key phrases.", "choices": list(QUERY_MODES)}
@@ -35,7 +36,7 @@ class RetrieveArguments:
     bm25_variant: str = field(default="lucene", metadata={"help": "lucene, robertson, atire, bm25l, bm25+, okapi."})
     k1: float = field(default=1.2, metadata={"help": "BM25's term frequency saturation."})
     b: float = field(default=0.75, metadata={"help": "BM25's length normalisation."})
-    delta: float = field(default=1.0, metadata={"help": "Lower bound of bm25l and bm25+."})
+    delta: float | None = field(default=None, metadata={"help": "Lower bound of bm25l (default 0.5) and bm25+ (default 1)."})
     keep_stopwords: bool = field(default=False, metadata={"help": "Keep English stop words."})
     num_passages: int | None = field(default=None, metadata={"help": "Size of a random subset."})
     like: str | None = field(default=None, metadata={"help": "Take the size of a random subset from this subset."})

@@ -24,7 +24,8 @@ class SubsetArguments:
     """The corpus data of stage 1."""
 
     subset: str | None = field(
-        default=None, metadata={"help": "Folder written by recipes/retrieve.py. Leave out for task data only (rho1 0)."}
+        default=None,
+        metadata={"help": "Folder written by recipes/retrieve.py. Leave out for task data only (rho1 0)."},
     )
 
 

@@ -90,9 +90,7 @@ def _hub_corpus(path, revision, config_name, split, streaming, columns, max_word
     except (OSError, ValueError, RuntimeError) as error:
         raise CorpusError(f"Cannot load the corpus {path!r} from the Hub: {error}") from error
     settings = {"columns": columns, "max_words": max_words, "hub": [path, sha, config_name, split]}
-    return Corpus(
-        f"{path}@{sha}", _digest(settings).hexdigest()[:16], lambda: _rows(rows, split, path, columns), max_words
-    )
+    return Corpus(f"{path}@{sha}", _digest(settings).hexdigest()[:16], lambda: _rows(rows, split, path, columns), max_words)
 
 
 def _digest(settings: dict[str, Any]):

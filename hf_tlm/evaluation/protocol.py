@@ -108,9 +108,7 @@ def run_tlm(
         details["spectral"] = setup.spectral.report
     records = [_run_seed(seed, task, setup, args, details, output_dir / f"seed-{seed}") for seed in args.run_seeds]
     summary = {
-        split: aggregate([record[split] for record in records])
-        for split in ("validation", "test")
-        if split in records[0]
+        split: aggregate([record[split] for record in records]) for split in ("validation", "test") if split in records[0]
     }
     run = Run(records, summary, details, output_dir)
     if args.process_index == 0:

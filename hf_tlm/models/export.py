@@ -12,7 +12,10 @@ from hf_tlm.models.tlm import MLM_SUBFOLDER, TlmModel
 
 
 def export_stock(
-    model: TlmModel, tokenizer: PreTrainedTokenizerBase, output_dir: str | os.PathLike, files: dict[str, str] | None = None
+    model: TlmModel,
+    tokenizer: PreTrainedTokenizerBase,
+    output_dir: str | os.PathLike,
+    files: dict[str, str] | None = None,
 ) -> Path:
     """Write `output_dir` (a stock sequence classifier) and `output_dir/mlm` (a stock masked LM of the same body).
 

@@ -79,9 +79,7 @@ class TlmModel(PreTrainedModel):
             ModelError: the config's `model_type` is not a supported encoder.
         """
         family_of(config)
-        return cls(
-            AutoModelForSequenceClassification.from_config(config), AutoModelForMaskedLM.from_config(config)
-        )
+        return cls(AutoModelForSequenceClassification.from_config(config), AutoModelForMaskedLM.from_config(config))
 
     @classmethod
     def from_checkpoint(

@@ -31,6 +31,6 @@ class Mlm:
         """`{"loss", "mlm_loss"}`; `counts` replaces the batch's own number of masked positions as the divisor."""
         labels = batch["mlm_labels"]
         count = (counts or self.count(batch))[self.name]
-        total = F.cross_entropy(outputs.mlm_logits.float(), labels[labels != -100], reduction="sum")
+        total = F.cross_entropy(outputs.mlm_logits, labels[labels != -100], reduction="sum")
         loss = total / count.clamp(min=1)
         return {"loss": loss, "mlm_loss": loss.detach()}

@@ -32,8 +32,6 @@ class TaskLoss:
     ) -> dict[str, torch.Tensor]:
         """`{"loss", "task_loss"}`; `counts` replaces the batch's own number of texts as the divisor."""
         count = (counts or self.count(batch))[self.name]
-        total = F.cross_entropy(
-            outputs.logits.float(), batch["labels"], reduction="sum", label_smoothing=self.label_smoothing
-        )
+        total = F.cross_entropy(outputs.logits, batch["labels"], reduction="sum", label_smoothing=self.label_smoothing)
         loss = total / count
         return {"loss": loss, "task_loss": loss.detach()}

@@ -1,7 +1,7 @@
-"""Task + corpus -> Subset."""
+"""Retrieval: a labelled task and a general corpus become a Subset of the corpus."""
 
-from hf_tlm.retrieval.bm25 import Bm25Settings
-from hf_tlm.retrieval.queries import QUERY_MODES, RetrievalError, build_queries
+from hf_tlm.retrieval.bm25 import Bm25Settings, RetrievalError
+from hf_tlm.retrieval.queries import QUERY_MODES, build_queries
 from hf_tlm.retrieval.retrieve import RETRIEVERS, default_top_k, retrieve
 from hf_tlm.retrieval.subset import Subset
 

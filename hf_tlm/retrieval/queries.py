@@ -1,49 +1,67 @@
-"""From training texts to queries (TLM, section 3.1). Labels are never used."""
+"""Queries of a labelled task: one per training example, made from its text alone (TLM, section 3.2)."""
 
 from __future__ import annotations
 
 import re
-import string
-from collections.abc import Iterable
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from hf_tlm.files import HfTlmError
+from hf_tlm.retrieval.bm25 import RetrievalError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 QUERY_MODES = ("text", "rake")
 
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
+_PUNCTUATION = re.compile(r"[^\w\s]")
 
-class RetrievalError(HfTlmError):
-    """A retrieval that cannot be done as asked, or a subset that cannot be read or written."""
+
+def example_texts(split: Dataset) -> list[str]:
+    """The text of every example; sentence pairs (`text`, `text_pair`) are joined by a space. Labels are not read."""
+    texts = split["text"][:]
+    if "text_pair" in split.column_names:
+        texts = [f"{first} {second}" for first, second in zip(texts, split["text_pair"][:], strict=True)]
+    return texts
 
 
-def build_queries(texts: Iterable[str], mode: str = "text", num_phrases: int = 20) -> list[str]:
-    """One query per text.
+def build_queries(texts: Sequence[str], mode: str = "text", num_phrases: int = 20) -> list[str]:
+    """One query per text, in the same order.
 
     Args:
-        mode: `text` is the whole text; `rake` keeps the `num_phrases` best key phrases of RAKE (Rose et al. 2010), the
-            paper's choice for long texts.
+        mode: "text", the whole text; "rake", its `num_phrases` best key phrases (RAKE, Rose et al. 2010), best first,
+            joined by spaces. A text without a key phrase gives an empty query.
 
     Raises:
-        RetrievalError: an unknown mode.
+        RetrievalError: unknown mode, or fewer than one phrase.
     """
+    check_query_mode(mode)
+    if num_phrases < 1:
+        raise RetrievalError(f"num_phrases must be at least 1; received {num_phrases}.")
+    return list(texts) if mode == "text" else _rake(texts, num_phrases)
+
+
+def check_query_mode(mode: str) -> None:
+    """Raise RetrievalError unless `mode` is one of QUERY_MODES."""
     if mode not in QUERY_MODES:
         raise RetrievalError(f"query_mode must be one of {', '.join(QUERY_MODES)}; received {mode!r}.")
-    if mode == "text":
-        return list(texts)
-    from rake_nltk import Rake
-    from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 
-    # Stop words and tokenisers are handed in: rake-nltk would fetch NLTK's from the network.
+
+def _rake(texts: Sequence[str], num_phrases: int) -> list[str]:
+    from bm25s.stopwords import STOPWORDS_EN_PLUS
+    from rake_nltk import Rake
+
+    # Every resource is handed in: left to itself rake-nltk asks NLTK for data that have to be downloaded. A phrase
+    # ends at a stop word and at any punctuation, Unicode's too, so all of it becomes one symbol.
     rake = Rake(
-        stopwords=set(ENGLISH_STOP_WORDS),
-        punctuations=set(string.punctuation),
-        sentence_tokenizer=lambda text: re.split(r"(?<=[.!?])\s+|\n+", text),
-        word_tokenizer=lambda text: re.findall(r"\w+|[^\w\s]", text),
-        include_repeated_phrases=False,
+        stopwords=set(STOPWORDS_EN_PLUS),
+        punctuations={"."},
+        sentence_tokenizer=_SENTENCE_END.split,
+        word_tokenizer=lambda sentence: _PUNCTUATION.sub(" . ", sentence).split(),
     )
     queries = []
     for text in texts:
         rake.extract_keywords_from_text(text)
-        # Ties in score come in hash order from rake-nltk: break them by the phrase.
-        ranked = sorted(rake.get_ranked_phrases_with_scores(), key=lambda item: (-item[0], item[1]))
-        queries.append(" ".join(phrase for _, phrase in ranked[:num_phrases]))
+        phrases = [phrase for _, phrase in rake.get_ranked_phrases_with_scores()[:num_phrases]]
+        queries.append(" ".join(phrases))
     return queries

@@ -1,4 +1,4 @@
-"""The result of retrieval: passages with the reasons they were chosen, and a manifest of how."""
+"""A subset of a corpus chosen for a task: a dataset, and a manifest that says how it was made."""
 
 from __future__ import annotations
 
@@ -6,146 +6,277 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-from datasets import Dataset, Features, Value
+import numpy as np
 
 from hf_tlm.files import atomic_directory, sha256
-from hf_tlm.retrieval.queries import RetrievalError
+from hf_tlm.retrieval.bm25 import RetrievalError
+from hf_tlm.retrieval.queries import build_queries, example_texts
 
-FORMAT = 1
-MANIFEST = "manifest.json"
-DATA = "data/train-00000-of-00001.parquet"
-FEATURES = Features(
-    {
-        "id": Value("string"),
-        "text": Value("string"),
-        "source": Value("string"),
-        "rank": Value("int32"),
-        "score": Value("float32"),
-        "n_queries": Value("int32"),
-        "best_query": Value("string"),
-    }
-)
+if TYPE_CHECKING:
+    from datasets import Dataset
 
-_CARD = """---
-pretty_name: {title}
-tags:
-- hf_tlm
-- task-retrieved-subset
+    from hf_tlm.tasks import Task
+
+FORMAT = "hf_tlm.subset"
+FORMAT_VERSION = 1
+COLUMNS = {
+    "id": "string",
+    "text": "string",
+    "source": "string",
+    "rank": "int32",
+    "score": "float32",
+    "n_queries": "int32",
+    "best_query": "string",
+}
+DATA_FILE = "data/train-00000-of-00001.parquet"
+MANIFEST_FILE = "manifest.json"
+CARD_FILE = "README.md"
+ROW_GROUP = 1000
+
+CARD = """\
+---
+{front}
 ---
 
 # {title}
 
-{summary}
+{union:,} of the {passages:,} passages of the corpus `{corpus}` (fingerprint `{corpus_fingerprint}`), chosen for the
+labelled task `{task}` (fingerprint `{task_fingerprint}`) as the corpus part of task-driven language modelling.
 
-Columns: `id` (stable in the corpus), `text`, `source`, `rank` (the best, over all queries), `score` (the best BM25
-score), `n_queries` (queries with this passage among their top K), `best_query` (id of the training example that ranked
-it best). How it was made is in `manifest.json`.
+## How it was made
+
+{made}
+
+`{manifest_file}` holds every setting and count. Made with {versions}.
+
+## How to load it
 
 ```python
 from datasets import load_dataset
 
-subset = load_dataset("path/or/repo-id", split="train")
+passages = load_dataset("path/or/repo-id", split="train")
 ```
+
+Columns: `id`, `text`, `source`; `rank` (best over the queries, from 1), `score` (best over the queries), `n_queries`
+(how many queries hit the passage), `best_query` (id of the training example that gave the best rank). A random subset
+has its order of drawing as `rank`, 0 as `n_queries`, and neither `score` nor `best_query`.
+
+## Limits
+
+The passages are copied from the corpus as they are: its licence, errors and biases apply. Passages were not checked
+against the task's validation and test texts.
 """
 
 
 @dataclass
 class Subset:
-    """Passages of a corpus chosen for a task.
+    """Passages with where and how well they were found, ordered by (rank, score descending, id).
 
-    dataset: columns `id, text, source, rank, score, n_queries, best_query`, best rank first (see `FEATURES`; score and
-        best_query are null in a random subset).
-    manifest: where it is from and how it was made: corpus, task, query mode, retriever, settings, counts, versions.
-        It holds neither times nor paths, so equal runs give equal bytes.
+    dataset columns: id, text, source; rank (int32, best over the queries, from 1); score (float32, best over the
+    queries); n_queries (int32, queries that hit it); best_query (id of the training example that gave the best rank).
+    Random subsets have their order of drawing as rank, 0 as n_queries, and null as score and best_query.
+
+    manifest: corpus, task, method, counts and versions as plain values, without times and machine paths.
+
+    Raises:
+        RetrievalError: a column is missing or has another type.
     """
 
     dataset: Dataset
     manifest: dict[str, Any]
 
-    def save(self, path: str | os.PathLike) -> Path:
-        """Write a folder that `Subset.load` and `datasets.load_dataset` read; it appears whole or not at all.
+    def __post_init__(self):
+        found = {name: str(getattr(feature, "dtype", feature)) for name, feature in self.dataset.features.items()}
+        wrong = [f"{name} ({kind})" for name, kind in COLUMNS.items() if found.get(name) != kind]
+        if wrong:
+            raise RetrievalError(
+                f"A subset lacks the columns {', '.join(wrong)}. There are: "
+                f"{', '.join(f'{name} ({kind})' for name, kind in found.items())}."
+            )
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def save(self, directory: str | os.PathLike) -> None:
+        """Write parquet data, manifest and dataset card; the same subset gives the same bytes.
+
+        `datasets.load_dataset(directory)` reads the folder too. A subset saved there before is replaced as a whole.
 
         Raises:
-            RetrievalError: `path` holds something else than a subset.
+            RetrievalError: the folder holds anything but a saved subset.
             HfTlmError: the disk cannot be written.
         """
-        path = Path(path)
-        if path.exists() and not (path / MANIFEST).is_file() and (not path.is_dir() or any(path.iterdir())):
-            raise RetrievalError(f"{path} exists and is not a subset; nothing was written. Choose another --output_dir.")
-        with atomic_directory(path) as folder:
-            data = folder / DATA
-            data.parent.mkdir()
-            table = self.dataset.with_format("arrow")[:].combine_chunks()
-            pq.write_table(table.replace_schema_metadata(None), data, compression="zstd")
-            manifest = {**self.manifest, "data": {"file": DATA, "sha256": sha256(data)}}
-            (folder / MANIFEST).write_text(json.dumps(manifest, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-            title = f"{self.manifest['corpus']['name']} for {self.manifest['task']['name']}"
-            (folder / "README.md").write_text(_CARD.format(title=title, summary=self.summary()), encoding="utf-8")
-        return path
+        directory = Path(directory).resolve()
+        _check_replaceable(directory)
+        with atomic_directory(directory) as work:
+            (work / DATA_FILE).parent.mkdir()
+            _write_parquet(self.dataset, work / DATA_FILE)
+            manifest = {**self.manifest, "files": {DATA_FILE: sha256(work / DATA_FILE)}}
+            text = json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
+            (work / MANIFEST_FILE).write_text(text, encoding="utf-8")
+            (work / CARD_FILE).write_text(_card(self.manifest), encoding="utf-8")
 
     @classmethod
-    def load(cls, path: str | os.PathLike) -> Subset:
-        """Read a folder that `save` wrote.
+    def load(cls, directory: str | os.PathLike) -> Subset:
+        """Read what `save` wrote, memory-mapped through the cache of `datasets`.
 
         Raises:
-            RetrievalError: it is not one, is of another format version, or is damaged.
+            RetrievalError: not a saved subset, written in another format version, or its data are damaged.
         """
-        path = Path(path)
-        try:
-            manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        except (OSError, json.JSONDecodeError) as error:
+        from datasets import Dataset
+
+        directory = Path(directory)
+        manifest = _read_manifest(directory)
+        if manifest is None:
             raise RetrievalError(
-                f"{path} is not a subset: cannot read {MANIFEST} ({error}). Make one with recipes/retrieve.py."
-            ) from error
-        if manifest.get("format") != FORMAT:
-            raise RetrievalError(f"{path} has subset format {manifest.get('format')!r}; this version reads {FORMAT}.")
-        recorded = manifest.pop("data")
-        data = path / recorded["file"]
-        if not data.is_file() or sha256(data) != recorded["sha256"]:
-            raise RetrievalError(f"{data} is missing or damaged (its checksum is not the manifest's). Retrieve again.")
-        dataset = Dataset.from_parquet(str(data), features=FEATURES)
-        return cls(dataset, manifest)
+                f"{directory} is not a saved subset: it has no readable {MANIFEST_FILE} of hf_tlm. Expected a folder "
+                "that Subset.save or recipes/retrieve.py wrote."
+            )
+        if manifest.get("format_version") != FORMAT_VERSION:
+            raise RetrievalError(
+                f"{directory} has format version {manifest.get('format_version')}; this hf_tlm reads version "
+                f"{FORMAT_VERSION}. Retrieve the subset again, or use the version of hf_tlm that wrote it "
+                f"({manifest.get('versions', {}).get('hf_tlm')})."
+            )
+        data = directory / DATA_FILE
+        expected = manifest.pop("files", {}).get(DATA_FILE)
+        found = sha256(data) if data.is_file() else "no such file"
+        if found != expected:
+            raise RetrievalError(
+                f"{data} is not what the manifest describes (sha256 {found}; expected {expected}). The folder is "
+                "damaged or was edited: copy it again, or retrieve the subset again."
+            )
+        # The cache of `datasets` knows a file by its path and time; the digest makes it know the content.
+        return cls(Dataset.from_parquet(str(data), config_name=found), manifest)
 
     def summary(self) -> str:
-        """A few lines for a person."""
-        m, counts = self.manifest, self.manifest["counts"]
-        share = 100 * counts["union"] / counts["passages"]
+        """What it is, in a few lines for a person."""
+        made, counts = self.manifest, self.manifest["counts"]
         lines = [
-            f"{counts['union']:,} of {counts['passages']:,} passages ({share:.1f}%) of {m['corpus']['name']} "
-            f"for the task {m['task']['name']}, by {m['retriever']}"
+            f"{counts['union']:,} of {counts['passages']:,} passages ({counts['union'] / counts['passages']:.1%}) of "
+            f"{made['corpus']['name']} for {made['task']['name']}"
         ]
-        if m["retriever"] == "random":
-            lines[0] += f" (seed {m['seed']})."
+        if made["retriever"] == "random":
+            lines.append(f"random, seed {made['seed']}")
         else:
-            lines[0] += f" ({m['bm25']['variant']}, top {m['top_k']:,} of each of {counts['queries']:,} queries)."
-            lines.append(
-                f"{counts['empty_queries']:,} queries had no word left, {counts['queries_without_hits']:,} others no hit."
-            )
+            lines.append(f"BM25 ({_engine(made)})")
+            lines.append(f"{counts['queries']:,} queries ({made['query_mode']}), top {made['top_k']:,} of each")
+            hits = np.asarray(self.dataset["n_queries"][:])
+            lines.append(f"a passage was hit by {hits.mean():.1f} queries on average, by {hits.max():,} at most")
+            for what in ("empty_queries", "queries_without_hits"):
+                if counts[what]:
+                    lines.append(f"{what.replace('_', ' ')}: {counts[what]:,}")
         return "\n".join(lines)
 
-    def examples(self, task, count: int) -> list[tuple[str, str, float]]:
-        """Up to `count` (training text, passage, score) with the highest scores, each training text once.
+    def examples(self, task: Task, n: int) -> list[tuple[str, str, float]]:
+        """(query, passage, score) of the first n passages; nothing for a random subset.
 
-        Args:
-            task: the `Task` it was retrieved for.
+        The query is the one that gave the passage's best rank; the score is the passage's best.
+
+        Raises:
+            RetrievalError: a query is not in the task's training split.
         """
-        texts = dict(zip(task.train["id"], task.train["text"], strict=True))
-        columns = self.dataset.select_columns(["best_query", "text", "score"])[:]
-        rows = sorted(
-            (row for row in zip(*columns.values(), strict=True) if row[0] in texts), key=lambda row: (-row[2], row[0])
+        rows = self.dataset[: max(n, 0)]
+        found = [row for row, query in enumerate(rows["best_query"]) if query is not None]
+        if not found:
+            return []
+        position = {identifier: row for row, identifier in enumerate(task.train["id"][:])}
+        missing = [rows["best_query"][row] for row in found if rows["best_query"][row] not in position]
+        if missing:
+            made_for = self.manifest["task"]
+            raise RetrievalError(
+                f"The training split of {task.name} has no example {missing[0]!r}. This subset was retrieved for "
+                f"{made_for['name']} (fingerprint {made_for['fingerprint']}): load that task."
+            )
+        examples = task.train.select([position[rows["best_query"][row]] for row in found])
+        queries = build_queries(example_texts(examples), self.manifest["query_mode"])
+        return [(query, rows["text"][row], rows["score"][row]) for query, row in zip(queries, found, strict=True)]
+
+
+def _write_parquet(dataset: Dataset, path: Path) -> None:
+    """One file whose bytes depend on the rows alone; `features` let `datasets` read the exact types back."""
+    import pyarrow.parquet as pq
+
+    schema = dataset.features.arrow_schema
+    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+        for table in dataset.with_format("arrow").iter(batch_size=ROW_GROUP):
+            writer.write_table(table.cast(schema))
+
+
+def _read_manifest(directory: Path) -> dict[str, Any] | None:
+    """The manifest of a saved subset, of whatever version; None if the folder has none."""
+    try:
+        manifest = json.loads((directory / MANIFEST_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return manifest if isinstance(manifest, dict) and manifest.get("format") == FORMAT else None
+
+
+def _check_replaceable(directory: Path) -> None:
+    """Raise RetrievalError unless the folder is missing, empty, or a saved subset and nothing else."""
+    if not directory.exists():
+        return
+    if not directory.is_dir():
+        raise RetrievalError(f"Cannot save a subset to {directory}: it is a file. Choose a folder.")
+    files = {path.relative_to(directory).as_posix() for path in directory.rglob("*") if not path.is_dir()}
+    others = sorted(files - {DATA_FILE, MANIFEST_FILE, CARD_FILE})
+    if others or (files and _read_manifest(directory) is None):
+        raise RetrievalError(
+            f"{directory} is not empty and holds something else than a saved subset "
+            f"({', '.join((others or sorted(files))[:3])}). Choose another folder, or empty this one."
         )
-        chosen: dict[str, tuple[str, str, float]] = {}
-        for query, text, score in rows:
-            chosen.setdefault(query, (texts[query], text, score))
-            if len(chosen) == count:
-                break
-        return list(chosen.values())
 
 
-def build_dataset(columns: dict[str, Any]) -> Dataset:
-    """A subset's `Dataset` from its columns."""
-    return Dataset(pa.table(columns, schema=FEATURES.arrow_schema))
+def _engine(made: dict[str, Any]) -> str:
+    delta = "" if made["delta"] is None else f", delta {made['delta']:g}"
+    words = "kept" if made["stopwords"] is None else "dropped"
+    return f"{made['retriever']}, {made['variant']}, k1 {made['k1']:g}, b {made['b']:g}{delta}, stop words {words}"
+
+
+def _size_category(rows: int) -> str:
+    """The Hub's name for a number of rows."""
+    below = ""
+    for name, bound in (("1K", 1e3), ("10K", 1e4), ("100K", 1e5), ("1M", 1e6), ("10M", 1e7), ("100M", 1e8)):
+        if rows < bound:
+            return f"{below}n<{name}"
+        below = f"{name}<"
+    return "n>100M"
+
+
+def _card(manifest: dict[str, Any]) -> str:
+    """README.md: a dataset card."""
+    import yaml
+
+    task, corpus, counts = manifest["task"], manifest["corpus"], manifest["counts"]
+    random = manifest["retriever"] == "random"
+    front = {
+        "pretty_name": f"{corpus['name']}: {'random passages' if random else 'passages retrieved'} for {task['name']}",
+        "tags": ["hf_tlm", "tlm", "retrieval", "random" if random else "bm25"],
+        "size_categories": [_size_category(counts["union"])],
+        "configs": [{"config_name": "default", "data_files": [{"split": "train", "path": "data/train-*.parquet"}]}],
+    }
+    if random:
+        made = f"Drawn uniformly without replacement, seed {manifest['seed']}. The task had no part in the choice."
+    else:
+        what = "its whole text" if manifest["query_mode"] == "text" else "its key phrases (RAKE)"
+        made = (
+            f"Every example of the {task['split']} split was a query ({what}; labels were not used). BM25 "
+            f"({_engine(manifest)}) gave the top {manifest['top_k']:,} passages of each, ties broken by passage id; "
+            f"this is their union. {counts['queries']:,} queries, {counts['empty_queries']:,} of them empty, "
+            f"{counts['queries_without_hits']:,} others without a hit."
+        )
+    return CARD.format(
+        front=yaml.safe_dump(front, sort_keys=False, allow_unicode=True).strip(),
+        title=front["pretty_name"],
+        union=counts["union"],
+        passages=counts["passages"],
+        corpus=corpus["name"],
+        corpus_fingerprint=corpus["fingerprint"],
+        task=task["name"],
+        task_fingerprint=task["fingerprint"],
+        made=made,
+        manifest_file=MANIFEST_FILE,
+        versions=", ".join(f"{name} {number}" for name, number in manifest["versions"].items()),
+    )

@@ -112,9 +112,7 @@ def _read(spec: TaskSpec) -> dict[str, Dataset]:
     return splits
 
 
-def task_from_datasets(
-    spec: TaskSpec, splits: Mapping[str, Dataset], *, drop_bad_rows: bool = False
-) -> Task:
+def task_from_datasets(spec: TaskSpec, splits: Mapping[str, Dataset], *, drop_bad_rows: bool = False) -> Task:
     """A task from data sets with the spec's columns, checked as `load_task` checks.
 
     String labels become indices into their sorted names; `ClassLabel` features keep their names and order; integers

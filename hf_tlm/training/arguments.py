@@ -74,7 +74,8 @@ class TlmArguments(TrainingArguments):
     stage2_warmup_steps: float = field(default=0, metadata={"help": "Stage 2: warm-up steps, or a share below 1."})
     stage2_total_batch_size: int = field(default=32, metadata={"help": "Stage 2: texts per optimizer step."})
     stage2_eval_steps: float = field(
-        default=0.05, metadata={"help": "Stage 2: evaluate and save every so many steps, or a share of all steps below 1."}
+        default=0.05,
+        metadata={"help": "Stage 2: evaluate and save every so many steps, or a share of all steps below 1."},
     )
     stage2_reset_classifier: bool = field(
         default=False,

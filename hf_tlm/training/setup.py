@@ -34,8 +34,10 @@ class ModelArguments:
     trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the checkpoint."})
     tokenizer_name: str | None = field(
         default=None,
-        metadata={"help": "Tokenizer by Hub id or folder. Default: the checkpoint's; from scratch, a WordPiece "
-                  "vocabulary trained on task and subset."},
+        metadata={
+            "help": "Tokenizer by Hub id or folder. Default: the checkpoint's; from scratch, a WordPiece "
+            "vocabulary trained on task and subset."
+        },
     )
     vocab_size: int = field(default=8000, metadata={"help": "Size of a vocabulary that is trained."})
     lowercase: bool = field(default=True, metadata={"help": "A vocabulary that is trained is lower-cased."})
@@ -127,7 +129,10 @@ def prepare(task: Task, corpus: Dataset | None, args: TlmArguments, model_args: 
             rows = rows if passages is None else concatenate_datasets([rows, passages])
             dim = TlmModel.from_config(config).get_input_embeddings().weight.shape[1]
             spectral = spectral_embeddings(
-                rows["input_ids"], len(tokenizer), dim, scale=model_args.spectral_scale,
+                rows["input_ids"],
+                len(tokenizer),
+                dim,
+                scale=model_args.spectral_scale,
                 ignore=tokenizer.all_special_ids,
             )
             logger.info("Spectral embeddings: %s", spectral.report)

@@ -7,9 +7,7 @@ MASK, V = 4, 1000
 
 def corrupt(ids, draws, seed=0, probability=0.15, maskable=None):
     maskable = np.ones_like(ids, dtype=bool) if maskable is None else maskable
-    return mask_tokens(
-        ids, maskable, draws, seed=seed, mlm_probability=probability, mask_token_id=MASK, vocab_size=V
-    )
+    return mask_tokens(ids, maskable, draws, seed=seed, mlm_probability=probability, mask_token_id=MASK, vocab_size=V)
 
 
 def test_uniform():

@@ -1,0 +1,194 @@
+"""One pass, two heads: equal to the two stock classes, in float32 and in gradients, for every family."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from toys import TINY_CONFIGS
+from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSequenceClassification, set_seed
+
+from hf_tlm.models import ModelError, TlmModel, build_config, export_stock
+from hf_tlm.objectives import Mlm, TaskLoss, WeightedSum
+
+families = pytest.mark.parametrize("model_type", TINY_CONFIGS)
+
+
+def tiny(model_type, **changes):
+    set_seed(0)
+    return TlmModel.from_config(AutoConfig.for_model(model_type, **{**TINY_CONFIGS[model_type], **changes}))
+
+
+def batch(masked=5):
+    generator = torch.Generator().manual_seed(0)
+    input_ids = torch.randint(5, 120, (4, 12), generator=generator)
+    attention_mask = torch.ones_like(input_ids)
+    attention_mask[1, 7:] = 0
+    input_ids[1, 7:] = 0
+    mlm_labels = torch.full_like(input_ids, -100)
+    for i in range(masked):
+        mlm_labels[i % 4, i + 1] = 7 + i
+    return {
+        "input_ids": input_ids,
+        "attention_mask": attention_mask,
+        "mlm_labels": mlm_labels,
+        "labels": torch.tensor([0, 2, 1, 1]),
+    }
+
+
+def stock_models(model, tokenizer, folder):
+    export_stock(model, tokenizer, folder)
+    return [
+        auto.from_pretrained(path, output_loading_info=True)
+        for auto, path in (
+            (AutoModelForSequenceClassification, folder),
+            (AutoModelForMaskedLM, folder / "mlm"),
+        )
+    ]
+
+
+@families
+def test_export_loads_as_stock_classes_with_equal_logits(model_type, tokenizer, tmp_path):
+    model, inputs = tiny(model_type).eval(), batch()
+    with torch.no_grad():
+        ours = model(**inputs)
+    for (stock, info), expected in zip(
+        stock_models(model, tokenizer, tmp_path / "out"), (ours.logits, ours.mlm_logits), strict=True
+    ):
+        assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+        assert type(stock).__module__.startswith("transformers.")
+        with torch.no_grad():
+            logits = stock.eval()(inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits
+        if logits.dim() == 3:
+            logits = logits[inputs["mlm_labels"] != -100]
+        torch.testing.assert_close(expected, logits, rtol=0, atol=1e-6)
+
+
+@families
+def test_loss_and_every_gradient_equal_the_stock_classes(model_type, tokenizer, tmp_path):
+    """Also the proof that projecting the masked positions only equals projecting all of them."""
+    model, inputs = tiny(model_type).eval().double(), batch()
+    (classifier, _), (lm, _) = stock_models(model, tokenizer, tmp_path / "out")
+    classifier, lm = classifier.eval().double(), lm.eval().double()
+    # The same body twice: sum the two losses' gradients by hand.
+    stock_inputs = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+    full = lm(**stock_inputs).logits.flatten(0, 1)
+    rho2 = 20.0
+    mlm_loss = F.cross_entropy(full, inputs["mlm_labels"].flatten(), ignore_index=-100)
+    task_loss = F.cross_entropy(classifier(**stock_inputs).logits, inputs["labels"])
+    (rho2 * mlm_loss).backward()
+    task_loss.backward()
+
+    terms = WeightedSum((rho2, Mlm()), (1.0, TaskLoss()))(model(**inputs), inputs)
+    torch.testing.assert_close(terms["loss"], rho2 * mlm_loss + task_loss)
+    torch.testing.assert_close(terms["mlm_loss"], mlm_loss)
+    torch.testing.assert_close(terms["task_loss"], task_loss)
+    terms["loss"].backward()
+    expected = {}
+    for stock in (classifier, lm):
+        for name, parameter in stock.named_parameters():
+            in_body = name.startswith(stock.base_model_prefix)
+            name = name if in_body or stock is classifier else f"mlm_head.{name}"
+            if parameter.grad is not None:
+                expected[name] = expected.get(name, 0) + parameter.grad
+    ours = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    assert set(ours) == set(expected)
+    for name, gradient in ours.items():
+        # ModernBERT's rotary angles are float32 whatever the model is.
+        tolerance = {"rtol": 1e-5, "atol": 1e-7} if model_type == "modernbert" else {"rtol": 1e-9, "atol": 1e-12}
+        torch.testing.assert_close(gradient, expected[name], **tolerance)
+
+
+@families
+def test_parameters_are_shared_and_counted_once(model_type):
+    model = tiny(model_type)
+    embedding = model.get_input_embeddings().weight
+    ties = [n for n, p in model.named_parameters(remove_duplicate=False) if p is embedding]
+    assert len(ties) == 2, "input and output embedding are one parameter"
+    assert model.num_parameters() == sum(p.numel() for p in set(model.parameters()))
+
+
+@families
+def test_only_the_needed_heads_run(model_type):
+    model, inputs = tiny(model_type), batch()
+    corpus = {name: value for name, value in inputs.items() if name != "labels"}
+    task = {name: value for name, value in inputs.items() if name != "mlm_labels"}
+    assert model(**corpus).logits is None and model(**corpus).mlm_logits.shape == (5, 120)
+    assert model(**task).mlm_logits is None and model(**task).logits.shape == (4, 3)
+    assert model(task["input_ids"], task["attention_mask"]).logits.shape == (4, 3)
+
+
+def test_checkpoint_round_trip_and_classifier_reset(tokenizer, tmp_path):
+    model, inputs = tiny("bert").eval(), batch()
+    export_stock(model, tokenizer, tmp_path / "m")
+    names = {0: "a", 1: "b", 2: "c"}
+    loaded = TlmModel.from_checkpoint(str(tmp_path / "m"), id2label=names).eval()
+    for head in ("logits", "mlm_logits"):
+        assert torch.equal(model(**inputs)[head], loaded(**inputs)[head])
+    assert loaded.config.id2label == names
+    loaded.reset_classifier()
+    assert not torch.equal(model(**inputs).logits, loaded.eval()(**inputs).logits)
+    assert torch.equal(model(**inputs).mlm_logits, loaded(**inputs).mlm_logits)
+    more = TlmModel.from_checkpoint(str(tmp_path / "m"), id2label=dict(enumerate("abcde")))
+    assert more(**{**inputs, "labels": inputs["labels"]}).logits.shape == (4, 5)
+
+
+def test_a_trainer_checkpoint_is_a_stock_classifier_too(tokenizer, tmp_path):
+    model, inputs = tiny("bert").eval(), batch()
+    model.save_pretrained(tmp_path)
+    stock = AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
+    logits = stock(inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits
+    assert torch.equal(logits, model(**inputs).logits)
+
+
+def test_modernbert_mean_pooling(tokenizer, tmp_path):
+    model, inputs = tiny("modernbert", classifier_pooling="mean").eval(), batch()
+    (stock, _), _ = stock_models(model, tokenizer, tmp_path / "out")
+    logits = stock.eval()(inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits
+    torch.testing.assert_close(model(**inputs).logits, logits)
+
+
+def test_failed_export_keeps_the_old_folder(tokenizer, tmp_path, monkeypatch):
+    model = tiny("bert")
+    export_stock(model, tokenizer, tmp_path / "m", {"README.md": "old"})
+    monkeypatch.setattr("safetensors.torch.save_file", lambda *a, **k: (_ for _ in ()).throw(OSError(28, "No space")))
+    monkeypatch.setattr(
+        "transformers.modeling_utils.safe_save_file",
+        lambda *a, **k: (_ for _ in ()).throw(OSError(28, "No space left")),
+    )
+    with pytest.raises(ValueError, match="No space left.*unchanged"):
+        export_stock(model, tokenizer, tmp_path / "m", {"README.md": "new"})
+    assert (tmp_path / "m" / "README.md").read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["m"]
+
+
+class TestBuildConfig:
+    CONFIG = {"model_type": "bert", **{k: v for k, v in TINY_CONFIGS["bert"].items() if k != "vocab_size"}}
+
+    def build(self, tokenizer, config, max_length=32):
+        return build_config(config, tokenizer, id2label={0: "no", 1: "yes"}, max_length=max_length)
+
+    def test_values(self, tokenizer, tmp_path):
+        config = self.build(tokenizer, self.CONFIG)
+        assert (config.vocab_size, config.num_labels, config.pad_token_id) == (len(tokenizer), 2, 0)
+        assert config.label2id == {"no": 0, "yes": 1}
+        path = tmp_path / "c.json"
+        path.write_text('{"model_type": "roberta", "hidden_size": 16, "max_position_embeddings": 40}')
+        assert self.build(tokenizer, path).model_type == "roberta"
+
+    @pytest.mark.parametrize(
+        "config,message",
+        [
+            ({"hidden_size": 3}, "model_type"),
+            ({"model_type": "nonsense"}, "nonsense"),
+            ({"model_type": "gpt2"}, "received the type 'gpt2'"),
+            ("missing/config.json", "neither a JSON file"),
+        ],
+    )
+    def test_errors(self, tokenizer, config, message):
+        with pytest.raises(ModelError, match=message):
+            self.build(tokenizer, config)
+
+    def test_too_few_positions(self, tokenizer):
+        with pytest.raises(ModelError, match="max_length 41 needs 41 positions"):
+            self.build(tokenizer, self.CONFIG, max_length=41)
+        with pytest.raises(ModelError, match="max_length 40 needs 41 positions"):
+            self.build(tokenizer, {**self.CONFIG, "model_type": "roberta"}, max_length=40)

@@ -1,0 +1,91 @@
+"""Losses and gradients against plain transcriptions of the equations; the two normalisations; the counts."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from hf_tlm.files import HfTlmError
+from hf_tlm.objectives import Mlm, TaskLoss, WeightedMean, WeightedSum
+
+RHO2 = 20.0
+
+
+def case():
+    generator = torch.Generator().manual_seed(1)
+    mlm_labels = torch.full((3, 5), -100)
+    mlm_labels[0, 1], mlm_labels[2, 0], mlm_labels[2, 4] = 3, 0, 6
+    outputs = SimpleNamespace(
+        mlm_logits=torch.randn(3, 7, generator=generator, dtype=torch.float64).float().requires_grad_(),
+        logits=torch.randn(3, 4, generator=generator).requires_grad_(),
+    )
+    return outputs, {"mlm_labels": mlm_labels, "labels": torch.tensor([2, 0, 3])}
+
+
+def plain(outputs):
+    """-log p of each target, one by one."""
+
+    def nll(row, target):
+        return -(row[target] - torch.log(torch.exp(row).sum()))
+
+    mlm = sum(nll(row, target) for row, target in zip(outputs.mlm_logits, (3, 0, 6), strict=True)) / 3
+    task = sum(nll(row, target) for row, target in zip(outputs.logits, (2, 0, 3), strict=True)) / 3
+    return mlm, task
+
+
+@pytest.mark.parametrize(
+    "combine,equation",
+    [
+        (WeightedSum, lambda mlm, task: RHO2 * mlm + task),
+        (WeightedMean, lambda mlm, task: (RHO2 * mlm + task) / (RHO2 + 1)),
+    ],
+)
+def test_equation(combine, equation):
+    outputs, batch = case()
+    terms = combine((RHO2, Mlm()), (1.0, TaskLoss()))(outputs, batch)
+    terms["loss"].backward()
+    ours = outputs.mlm_logits.grad.clone(), outputs.logits.grad.clone()
+    outputs.mlm_logits.grad = outputs.logits.grad = None
+    mlm, task = plain(outputs)
+    expected = equation(mlm, task)
+    expected.backward()
+    torch.testing.assert_close(terms["loss"], expected)
+    torch.testing.assert_close(terms["mlm_loss"], mlm.detach())
+    torch.testing.assert_close(terms["task_loss"], task.detach())
+    torch.testing.assert_close(ours, (outputs.mlm_logits.grad, outputs.logits.grad))
+
+
+def test_zero_weight_is_not_computed():
+    outputs, batch = case()
+    both = WeightedMean((0.0, Mlm()), (1.0, TaskLoss()))
+    assert set(both(outputs, batch)) == {"loss", "task_loss"} and set(both.count(batch)) == {"task"}
+
+
+@pytest.mark.parametrize("weights", [(-1.0, 1.0), (0.0, 0.0), (math.inf, 1.0), (math.nan, 1.0)])
+def test_bad_weights(weights):
+    with pytest.raises(HfTlmError, match="finite weights"):
+        WeightedSum((weights[0], Mlm()), (weights[1], TaskLoss()))
+
+
+def test_nothing_masked_is_loss_zero_with_a_graph():
+    outputs, batch = case()
+    outputs.mlm_logits = torch.zeros(0, 7, requires_grad=True)
+    loss = Mlm()(outputs, {"mlm_labels": torch.full((3, 5), -100)})["loss"]
+    assert loss.item() == 0.0
+    loss.backward()
+
+
+def test_counts_are_the_divisors():
+    outputs, batch = case()
+    objective = WeightedSum((RHO2, Mlm()), (1.0, TaskLoss()))
+    assert {k: int(v) for k, v in objective.count(batch).items()} == {"mlm": 3, "task": 3}
+    counts = {"mlm": torch.tensor(6.0), "task": torch.tensor(12.0)}
+    mlm, task = plain(outputs)
+    torch.testing.assert_close(objective(outputs, batch, counts)["loss"], RHO2 * mlm / 2 + task / 4)
+
+
+def test_label_smoothing():
+    outputs, batch = case()
+    expected = torch.nn.CrossEntropyLoss(label_smoothing=0.3)(outputs.logits, batch["labels"])
+    torch.testing.assert_close(TaskLoss(label_smoothing=0.3)(outputs, batch)["loss"], expected)

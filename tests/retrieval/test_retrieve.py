@@ -1,0 +1,216 @@
+import logging
+from collections import Counter
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from datasets import Dataset
+
+from hf_tlm.retrieval import Bm25Settings, RetrievalError, default_top_k, retrieve
+from hf_tlm.retrieval.bm25 import analyze, search, tokenize_corpus
+
+
+@pytest.fixture
+def run(tmp_path):
+    """retrieve() with a cache folder of the test's own."""
+    return lambda task, corpus, **options: retrieve(task, corpus, cache_dir=str(tmp_path / "cache"), **options)
+
+
+def by_hand(queries, passages, top_k):
+    """The union from plain dictionaries: id -> (rank, score, n_queries, best_query)."""
+    stopwords = Bm25Settings().stopword_set
+    ids = sorted(passages)
+    corpus = tokenize_corpus((passages[identifier] for identifier in ids), stopwords)
+    hits = search([analyze(text, stopwords) for text in queries.values()], corpus, top_k)
+    seen = {}
+    for query, found in zip(queries, hits, strict=True):
+        for rank, (document, score) in enumerate(zip(*found, strict=True), start=1):
+            seen.setdefault(ids[document], []).append((rank, -score, query))
+    order = {query: number for number, query in enumerate(queries)}
+    result = {}
+    for identifier, places in seen.items():
+        rank, _, query = min(places, key=lambda place: (place[0], place[1], order[place[2]]))
+        result[identifier] = (rank, max(-score for _, score, _ in places), len(places), query)
+    return result
+
+
+def as_dict(subset):
+    names = ("rank", "score", "n_queries", "best_query")
+    return {row["id"]: tuple(row[name] for name in names) for row in subset.dataset}
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 3, 6])
+@pytest.mark.parametrize("retriever", ["bm25s", "rank_bm25"])
+def test_union_equals_the_one_made_by_hand(run, make_task, make_corpus, queries, passages, retriever, top_k):
+    subset = run(make_task(), make_corpus(), top_k=top_k, retriever=retriever)
+    assert as_dict(subset) == by_hand(queries, passages, top_k)
+    rows = list(subset.dataset)
+    assert rows == sorted(rows, key=lambda row: (row["rank"], -row["score"], row["id"]))
+    assert all(row["text"] == passages[row["id"]] and row["source"] == "toy" for row in rows)
+
+
+def test_random_union_equals_the_one_made_by_hand(run, make_task, make_corpus):
+    rng = np.random.default_rng(0)
+    words = [f"word{number}" for number in range(25)]
+    passages = {f"d{number:03}": " ".join(rng.choice(words, 6)) for number in rng.permutation(80)}
+    queries = {f"q{number}": " ".join(rng.choice(words, 4)) for number in range(30)}
+    subset = run(make_task(queries), make_corpus(passages), top_k=5)
+    assert as_dict(subset) == by_hand(queries, passages, 5)
+    assert subset.manifest["counts"]["union"] == len(subset) < 80
+
+
+def test_best_query_goes_by_rank_then_score_then_order(run, make_task, make_corpus):
+    passages = {"a": "apple apple pear", "b": "plum", "c": "cherry"}
+    queries = {"weak": "pear", "strong": "apple pear", "again": "apple pear", "plum": "plum"}
+    subset = as_dict(run(make_task(queries), make_corpus(passages), top_k=2))
+    assert subset["a"][0] == 1 and subset["a"][2:] == (3, "strong")
+    assert "c" not in subset
+
+
+def test_duplicate_texts_are_both_ranked_and_ties_go_by_id(run, make_task, make_corpus):
+    both = as_dict(run(make_task(), make_corpus(), top_k=2))
+    assert both["p1"][0] == 1 and both["p3"][0] == 2 and both["p1"][1] == both["p3"][1]
+    assert "p3" not in as_dict(run(make_task(), make_corpus(), top_k=1))
+
+
+def test_the_order_of_the_corpus_does_not_matter(run, make_task, make_corpus, passages):
+    turned = dict(reversed(passages.items()))
+    first, second = (run(make_task(), make_corpus(rows), top_k=2) for rows in (passages, turned))
+    assert first.dataset.to_dict() == second.dataset.to_dict()
+    assert first.manifest["corpus"]["fingerprint"] != second.manifest["corpus"]["fingerprint"]
+
+
+def test_labels_do_not_matter(run, make_task, make_corpus):
+    first, second = (run(make_task(labels=labels), make_corpus(), top_k=2) for labels in (["yes", "no"] * 5, ["b", "a"] * 5))
+    assert first.dataset.to_dict() == second.dataset.to_dict()
+
+
+def test_sentence_pairs_are_one_query(run, make_task, make_corpus):
+    task = make_task({"a": "football", "b": "zebra"}, pairs=["kinase", "quagga"])
+    assert {row["id"] for row in run(task, make_corpus(), top_k=6).dataset} == {"p2", "p4", "p5"}
+
+
+def test_counts_and_manifest(run, make_task, make_corpus, caplog):
+    task, corpus = make_task(), make_corpus()
+    with caplog.at_level(logging.WARNING):
+        manifest = run(task, corpus, top_k=3, settings=Bm25Settings("bm25l", k1=0.9, b=0.4)).manifest
+    assert "1 of 5 queries are empty, first: q2" in caplog.text
+    assert manifest["counts"] == {
+        "queries": 5,
+        "empty_queries": 1,
+        "first_empty_queries": ["q2"],
+        "queries_without_hits": 1,
+        "passages": 6,
+        "union": 4,
+    }
+    assert manifest["corpus"] == {"name": corpus.name, "fingerprint": corpus.fingerprint, "size": 6}
+    assert manifest["task"] == {"name": "toy", "fingerprint": task.fingerprint, "split": "train"}
+    chosen = {name: manifest[name] for name in "retriever query_mode variant k1 b delta stopwords top_k".split()}
+    assert list(chosen.values()) == ["bm25s", "text", "bm25l", 0.9, 0.4, 0.5, "en", 3]
+    assert manifest["seed"] is None and manifest["num_passages"] is None
+    assert {"hf_tlm", "bm25s", "rank_bm25", "datasets"} <= set(manifest["versions"])
+
+
+def test_rake_queries_find_other_passages_than_texts(run, make_task, make_corpus, passages):
+    text = ". ".join(f"good{number} word{number}" for number in range(20)) + ". football"
+    task = make_task({"a": text, "b": "kinase"})
+    assert "p4" in as_dict(run(task, make_corpus(), top_k=2))
+    rake = run(task, make_corpus({**passages, "p7": "good3 word3"}), top_k=2, query_mode="rake")
+    assert {"p7", "p2"} <= set(as_dict(rake)) and "p4" not in as_dict(rake)
+    assert rake.manifest["query_mode"] == "rake"
+
+
+def test_keeping_stop_words_changes_what_is_found(run, make_task, make_corpus):
+    subset = run(make_task(), make_corpus(), top_k=6, settings=Bm25Settings(stopwords=None))
+    assert "p6" in as_dict(subset)
+    assert subset.manifest["counts"]["empty_queries"] == 0
+
+
+def test_top_k_above_the_corpus_is_lowered_warned_of_and_recorded(run, make_task, make_corpus, caplog):
+    with caplog.at_level(logging.WARNING):
+        subset = run(make_task(), make_corpus())
+    assert "top_k 5000 is larger than the corpus: K = 6" in caplog.text
+    assert (subset.manifest["top_k"], subset.manifest["top_k_requested"]) == (6, 5000)
+    assert as_dict(subset) == as_dict(run(make_task(), make_corpus(), top_k=6))
+
+
+def test_random_draws_distinct_passages_by_the_seed(run, make_task, make_corpus):
+    corpus = make_corpus({f"p{number:03}": f"text {number}" for number in range(200)})
+    first, same, other = (
+        run(make_task(), corpus, retriever="random", num_passages=50, seed=seed).dataset for seed in (1, 1, 2)
+    )
+    assert first.to_dict() == same.to_dict() and set(first["id"]) != set(other["id"])
+    assert len(set(first["id"])) == 50
+    assert first["rank"][:] == list(range(1, 51)) and first["n_queries"][:] == [0] * 50
+    assert set(first["score"]) == set(first["best_query"]) == {None}
+    assert first["id"][:] != sorted(first["id"])  # in the order of drawing
+    everything = run(make_task(), corpus, retriever="random", num_passages=200)
+    assert len(set(everything.dataset["id"])) == 200
+    assert everything.manifest["seed"] == 0 and everything.manifest["num_passages"] == 200
+
+
+def test_random_is_uniform(run, make_task, make_corpus):
+    corpus = make_corpus({f"p{number}": f"text {number}" for number in range(10)})
+    drawn = Counter(
+        identifier
+        for seed in range(60)
+        for identifier in run(make_task(), corpus, retriever="random", num_passages=5, seed=seed).dataset["id"]
+    )
+    assert len(drawn) == 10 and all(15 <= times <= 45 for times in drawn.values())
+
+
+@pytest.mark.parametrize(
+    "options,message",
+    [
+        ({"retriever": "lucene"}, "retriever must be one of bm25s, rank_bm25, random"),
+        ({"top_k": 0}, "top_k must be at least 1; received 0"),
+        ({"query_mode": "title"}, "text, rake"),
+        ({"settings": Bm25Settings("okapi")}, "bm25s has no .*okapi.*rank_bm25: lucene, okapi"),
+        ({"num_passages": 3}, "takes top_k"),
+        ({"retriever": "random"}, "needs num_passages"),
+        ({"retriever": "random", "num_passages": 0}, "at least 1; received 0"),
+    ],
+)
+def test_bad_arguments_are_refused_before_the_corpus_is_read(make_task, options, message):
+    with pytest.raises(RetrievalError, match=message):
+        retrieve(make_task(), corpus=None, **options)
+
+
+def test_random_cannot_draw_more_than_there_is(run, make_task, make_corpus):
+    with pytest.raises(RetrievalError, match="draw 7 distinct passages: the corpus has 6"):
+        run(make_task(), make_corpus(), retriever="random", num_passages=7)
+
+
+def test_all_queries_empty(run, make_task, make_corpus):
+    with pytest.raises(RetrievalError, match="All 2 queries of toy are empty"):
+        run(make_task({"a": "the of", "b": "x ?"}), make_corpus())
+
+
+def test_no_query_has_a_hit(run, make_task, make_corpus):
+    with pytest.raises(RetrievalError, match="None of the 2 queries of toy shares a word"):
+        run(make_task({"a": "zebra", "b": "quagga"}), make_corpus())
+
+
+def test_an_empty_corpus(run, make_task):
+    with pytest.raises(RetrievalError, match="corpus is empty"):
+        run(make_task(), _stand_in([]))
+    with pytest.raises(RetrievalError, match="the corpus has 0"):
+        run(make_task(), _stand_in([]), retriever="random", num_passages=1)
+
+
+def test_duplicate_ids(run, make_task):
+    rows = [{"id": name, "text": "kinase", "source": "s"} for name in ("b", "a", "b")]
+    with pytest.raises(RetrievalError, match="'b' occurs twice, in rows 0 and 2"):
+        run(make_task(), _stand_in(rows))
+
+
+def _stand_in(rows):
+    columns = {name: [row[name] for row in rows] for name in ("id", "text", "source")}
+    passages = Dataset.from_dict(columns)
+    return SimpleNamespace(name="stand-in", fingerprint="0", to_dataset=lambda cache_dir: passages)
+
+
+def test_default_top_k_is_the_papers():
+    assert [default_top_k(n) for n in (515, 4999, 5000, 20_000, 100_000, 100_001, 180_040)] == [
+        5000, 5000, 500, 500, 500, 50, 50
+    ]  # fmt: skip

@@ -1,0 +1,183 @@
+import json
+import os
+
+import datasets
+import pytest
+import yaml
+
+from hf_tlm.retrieval import RetrievalError, Subset, retrieve
+from hf_tlm.retrieval.subset import CARD_FILE, COLUMNS, DATA_FILE, MANIFEST_FILE
+
+
+@pytest.fixture
+def subset(tmp_path, make_task, make_corpus):
+    return retrieve(make_task(), make_corpus(), top_k=2, cache_dir=str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def random_subset(tmp_path, make_task, make_corpus):
+    return retrieve(make_task(), make_corpus(), retriever="random", num_passages=3, cache_dir=str(tmp_path / "cache"))
+
+
+@pytest.fixture(params=["subset", "random_subset"])
+def either(request):
+    return request.getfixturevalue(request.param)
+
+
+def contents(folder):
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_columns_have_the_documented_types(either):
+    assert {name: feature.dtype for name, feature in either.dataset.features.items()} == COLUMNS
+
+
+def test_save_and_load_give_the_same_subset(either, tmp_path):
+    either.save(tmp_path / "saved")
+    loaded = Subset.load(tmp_path / "saved")
+    assert loaded.dataset.to_dict() == either.dataset.to_dict()
+    assert loaded.dataset.features == either.dataset.features
+    assert loaded.manifest == either.manifest
+    assert loaded.summary() == either.summary()
+    loaded.save(tmp_path / "again")
+    assert contents(tmp_path / "again") == contents(tmp_path / "saved")
+
+
+def test_two_runs_give_the_same_bytes_and_no_paths(either, request, tmp_path, make_task, make_corpus):
+    options = {"top_k": 2} if either.manifest["retriever"] == "bm25s" else {"retriever": "random", "num_passages": 3}
+    other = retrieve(make_task(), make_corpus(), cache_dir=str(tmp_path / "elsewhere"), **options)
+    either.save(tmp_path / "a")
+    other.save(tmp_path / "deep" / "b")
+    first = contents(tmp_path / "a")
+    assert set(first) == {DATA_FILE, MANIFEST_FILE, CARD_FILE}
+    assert first == contents(tmp_path / "deep" / "b")
+    assert not any(str(tmp_path).encode() in content for content in first.values())
+
+
+def test_datasets_reads_the_folder(either, tmp_path):
+    either.save(tmp_path / "saved")
+    found = datasets.load_dataset(str(tmp_path / "saved"), cache_dir=str(tmp_path / "hf"))
+    assert list(found) == ["train"]
+    assert found["train"].to_dict() == either.dataset.to_dict()
+    assert found["train"].features == either.dataset.features
+
+
+def test_card_is_valid_and_honest(subset, random_subset, tmp_path):
+    for made, text in ((subset, "top 2 passages of each"), (random_subset, "Drawn uniformly")):
+        made.save(tmp_path / made.manifest["retriever"])
+        card = (tmp_path / made.manifest["retriever"] / CARD_FILE).read_text(encoding="utf-8")
+        front = yaml.safe_load(card.split("---")[1])
+        assert front["size_categories"] == ["n<1K"] and "language" not in front and "license" not in front
+        assert front["configs"][0]["data_files"] == [{"split": "train", "path": "data/train-*.parquet"}]
+        assert text in card and f"{len(made)} of the 6 passages" in card
+        assert made.manifest["task"]["fingerprint"] in card
+
+
+def test_a_saved_subset_is_replaced_as_a_whole(subset, random_subset, tmp_path):
+    target = tmp_path / "saved"
+    target.mkdir()
+    subset.save(target)
+    random_subset.save(target)
+    assert Subset.load(target).manifest["retriever"] == "random"
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".saved")] == []
+
+
+def test_load_sees_new_content_even_with_the_old_file_time(subset, random_subset, tmp_path):
+    target = tmp_path / "saved"
+    subset.save(target)
+    time = os.stat(target / DATA_FILE).st_mtime
+    Subset.load(target)
+    random_subset.save(target)
+    os.utime(target / DATA_FILE, (time, time))
+    assert Subset.load(target).dataset.to_dict() == random_subset.dataset.to_dict()
+
+
+def test_nothing_else_is_ever_overwritten(subset, tmp_path):
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "thesis.txt").write_text("years of work")
+    (tmp_path / "file").write_text("x")
+    subset.save(tmp_path / "saved")
+    (tmp_path / "saved" / "notes.txt").write_text("notes")
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / MANIFEST_FILE).write_text('{"name": "a web application"}')
+    before = contents(tmp_path)
+    for path, named in ((folder, "thesis.txt"), (tmp_path / "saved", "notes.txt"), (foreign, MANIFEST_FILE)):
+        with pytest.raises(RetrievalError, match=f"not empty and holds something else.*{named}"):
+            subset.save(path)
+    with pytest.raises(RetrievalError, match="it is a file"):
+        subset.save(tmp_path / "file")
+    assert contents(tmp_path) == before
+
+
+def test_saving_through_a_link_keeps_the_link(subset, tmp_path):
+    (tmp_path / "big-disk").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "big-disk")
+    subset.save(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "big-disk" / MANIFEST_FILE).is_file()
+
+
+def test_load_refuses_what_is_not_a_saved_subset(tmp_path):
+    (tmp_path / MANIFEST_FILE).write_text("{broken")
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(RetrievalError, match="not a saved subset: it has no readable manifest.json"):
+            Subset.load(folder)
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "remove"])
+def test_load_notices_damaged_data(subset, tmp_path, damage):
+    subset.save(tmp_path / "saved")
+    data = tmp_path / "saved" / DATA_FILE
+    content = bytearray(data.read_bytes())
+    if damage == "remove":
+        data.unlink()
+    else:
+        content[len(content) // 2] ^= 1
+        data.write_bytes(content if damage == "flip" else content[:-20])
+    with pytest.raises(RetrievalError, match="not what the manifest describes"):
+        Subset.load(tmp_path / "saved")
+
+
+def test_load_refuses_another_format_version(subset, tmp_path):
+    subset.save(tmp_path / "saved")
+    path = tmp_path / "saved" / MANIFEST_FILE
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format_version": 2}))
+    with pytest.raises(RetrievalError, match="format version 2; this hf_tlm reads version 1"):
+        Subset.load(tmp_path / "saved")
+
+
+def test_missing_columns_are_named(subset):
+    with pytest.raises(RetrievalError, match=r"lacks the columns rank \(int32\)"):
+        Subset(subset.dataset.remove_columns("rank"), subset.manifest)
+    with pytest.raises(RetrievalError, match=r"lacks the columns score \(float32\).*score \(float64\)"):
+        Subset(subset.dataset.cast_column("score", datasets.Value("float64")), subset.manifest)
+
+
+def test_further_columns_survive(subset, tmp_path):
+    scored = subset.dataset.add_column("influence", [0.5] * len(subset))
+    Subset(scored, subset.manifest).save(tmp_path / "saved")
+    assert Subset.load(tmp_path / "saved").dataset["influence"][0] == 0.5
+
+
+def test_summary_names_the_counts(subset, random_subset):
+    text = subset.summary()
+    assert f"{len(subset)} of 6 passages" in text and "for toy" in text
+    assert "bm25s, lucene, k1 1.2, b 0.75, stop words dropped" in text
+    assert "5 queries (text), top 2 of each" in text
+    assert "empty queries: 1" in text and "queries without hits: 1" in text
+    assert "3 of 6 passages" in random_subset.summary() and "random, seed 0" in random_subset.summary()
+
+
+def test_examples_pair_passages_with_their_queries(subset, random_subset, make_task, queries):
+    task = make_task()
+    examples = subset.examples(task, 2)
+    rows = subset.dataset[:2]
+    assert examples == list(zip([queries[query] for query in rows["best_query"]], rows["text"], rows["score"], strict=True))
+    assert len(subset.examples(task, 1000)) == len(subset) and subset.examples(task, 0) == []
+    assert random_subset.examples(task, 2) == []
+
+
+def test_examples_of_another_task_are_refused(subset, make_task):
+    with pytest.raises(RetrievalError, match="has no example .*retrieved for toy"):
+        subset.examples(make_task({"other": "kinase", "task": "enzymes"}), 2)

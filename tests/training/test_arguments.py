@@ -1,0 +1,68 @@
+import math
+
+import pytest
+
+from hf_tlm.training import ArgumentsError, ModelArguments, TlmArguments
+
+BASE = {"output_dir": "unused", "use_cpu": True, "report_to": "none"}
+
+
+@pytest.mark.parametrize(
+    "changes,message",
+    [
+        ({"rho1": -1}, "rho1 must be"),
+        ({"rho1": 1.5}, "rho1 must be"),
+        ({"rho1": math.nan}, "rho1 must be"),
+        ({"rho2": -1}, "rho2 must be"),
+        ({"rho2": math.inf}, "rho2 must be"),
+        ({"mlm_probability": 0.0}, "mlm_probability"),
+        ({"mlm_probability": 1.0}, "mlm_probability"),
+        ({"max_length": 2}, "max_length must be at least 3"),
+        ({"corpus_max_length": 1}, "corpus_max_length must be at least 3"),
+        ({"push_to_hub": True}, "hf upload"),
+        ({"resume_from_checkpoint": "somewhere"}, "resumes by itself"),
+        ({"train_sampling_strategy": "group_by_length"}, "train_sampling_strategy"),
+    ],
+)
+def test_refused(changes, message):
+    with pytest.raises(ArgumentsError, match=message):
+        TlmArguments(**BASE, **changes)
+
+
+def test_total_batch_size():
+    args = TlmArguments(**BASE, total_batch_size=96, per_device_train_batch_size=32, stage2_total_batch_size=8)
+    one, two = (args.for_stage(stage, "out", 5, "accuracy") for stage in (1, 2))
+    assert (one.per_device_train_batch_size, one.gradient_accumulation_steps) == (32, 3)
+    assert (two.per_device_train_batch_size, two.gradient_accumulation_steps) == (8, 1)
+    with pytest.raises(ArgumentsError, match="not a multiple of per_device_train_batch_size 32"):
+        TlmArguments(**BASE, total_batch_size=40, per_device_train_batch_size=32).for_stage(1, "out", 0, "accuracy")
+
+
+def test_stage_two_takes_its_own_values_and_leaves_the_original_alone():
+    args = TlmArguments(
+        **BASE,
+        rho1=7,
+        learning_rate=1e-4,
+        stage2_learning_rate=3e-5,
+        stage2_max_steps=11,
+        stage2_weight_decay=0.5,
+        stage2_warmup_steps=4,
+        stage2_eval_steps=2,
+    )
+    two = args.for_stage(2, "out/stage2", 3, "micro_f1")
+    assert (two.learning_rate, two.max_steps, two.weight_decay, two.warmup_steps) == (3e-5, 11, 0.5, 4)
+    assert (two.rho1, two.mlm_probability, two.seed, two.data_seed) == (0, 0.0, 3, 3)
+    assert two.load_best_model_at_end and two.metric_for_best_model == "micro_f1" and two.eval_steps == 2
+    assert (args.rho1, args.learning_rate, args.load_best_model_at_end) == (7, 1e-4, False)
+
+
+def test_seeds():
+    assert TlmArguments(**BASE, seed=4).run_seeds == [4]
+    assert TlmArguments(**BASE, seeds=[2, 1]).run_seeds == [2, 1]
+
+
+def test_spectral_needs_a_model_from_scratch():
+    with pytest.raises(ArgumentsError, match="from scratch only"):
+        ModelArguments(embedding_init="spectral", model_name_or_path="some/model")
+    with pytest.raises(ArgumentsError, match="spectral_scale"):
+        ModelArguments(spectral_scale=0)

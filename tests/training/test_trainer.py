@@ -1,0 +1,239 @@
+"""The Trainer: equal steps however they are split, exact resume, and every parameter moves."""
+
+import json
+import math
+import shutil
+
+import pytest
+import torch
+from toys import TINY_CONFIGS, make_task
+from transformers import AutoConfig, TrainerCallback, set_seed
+
+from hf_tlm.data import tokenize
+from hf_tlm.data.interleave import CORPUS, TASK
+from hf_tlm.evaluation import compute_metrics_for
+from hf_tlm.models import TlmModel
+from hf_tlm.training import TlmArguments, TlmTrainer
+from hf_tlm.training.stages import last_complete_checkpoint
+
+QUIET = {"report_to": "none", "disable_tqdm": True, "use_cpu": True, "save_strategy": "no", "logging_steps": 1}
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+
+@pytest.fixture(scope="module")
+def data(tokenizer, corpus_rows):
+    from datasets import Dataset
+
+    task = make_task()
+    corpus = Dataset.from_list(corpus_rows).select_columns(["text"])
+    return {
+        "train": tokenize(task.train, tokenizer, 32),
+        "validation": tokenize(task.validation, tokenizer, 32),
+        "corpus": tokenize(corpus, tokenizer, 32),
+    }
+
+
+def trainer(tmp_path, data, tokenizer, model_type="bert", config=NO_DROPOUT, objectives=None, callbacks=None, **changes):
+    args = TlmArguments(output_dir=str(tmp_path), **{**QUIET, "max_steps": 4, "learning_rate": 1e-2, **changes})
+    set_seed(7)
+    model = TlmModel.from_config(
+        AutoConfig.for_model(model_type, **{**TINY_CONFIGS[model_type], "vocab_size": len(tokenizer), **config})
+    )
+    return TlmTrainer(
+        model,
+        args,
+        train_dataset=data["train"],
+        corpus_dataset=data["corpus"] if args.rho1 > 0 else None,
+        eval_dataset=data["validation"],
+        processing_class=tokenizer,
+        compute_metrics=compute_metrics_for("macro_f1"),
+        objectives=objectives,
+        callbacks=callbacks,
+    )
+
+
+def history(run, *names):
+    return [[entry[name] for name in names if name in entry] for entry in run.state.log_history if "loss" in entry]
+
+
+def weights(run):
+    return {name: value.clone() for name, value in run.model.state_dict().items()}
+
+
+class Gradients(TrainerCallback):
+    """Keeps the gradients of the first optimizer step, as the optimizer sees them (clipping is off)."""
+
+    def __init__(self):
+        self.first = None
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+        if self.first is None:
+            self.first = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("rho1", [0, 1, math.inf])
+@pytest.mark.parametrize("normalization", ["mean", "sum"])
+def test_1x8_equals_8x1(tmp_path, data, tokenizer, rho1, normalization):
+    """Micro-batches differ in their numbers of masked tokens; the step's loss and gradients must not notice."""
+    runs = {}
+    for batch_size, accumulation in ((8, 1), (1, 8), (2, 4)):
+        gradients = Gradients()
+        run = trainer(
+            tmp_path,
+            data,
+            tokenizer,
+            rho1=rho1,
+            loss_normalization=normalization,
+            per_device_train_batch_size=batch_size,
+            gradient_accumulation_steps=accumulation,
+            max_grad_norm=0.0,
+            callbacks=[gradients],
+        )
+        run.train()
+        terms = history(run, "loss", "corpus/mlm_loss", "task/mlm_loss", "task/task_loss")
+        runs[batch_size] = (terms, gradients.first, weights(run))
+    for other in (1, 2):
+        for ours, expected in zip(runs[other][0], runs[8][0], strict=True):
+            assert ours == pytest.approx(expected, rel=2e-4)
+        assert set(runs[other][1]) == set(runs[8][1])
+        for name, gradient in runs[other][1].items():
+            torch.testing.assert_close(gradient, runs[8][1][name], rtol=1e-4, atol=2e-6, msg=name)
+
+
+def test_the_first_step_is_the_equation(tmp_path, data, tokenizer):
+    """One task step: gradients equal those of (rho2 L_mlm + L_task) / (rho2 + 1) on the very batch, by autograd."""
+    gradients = Gradients()
+    run = trainer(tmp_path, data, tokenizer, rho1=0, rho2=5.0, max_steps=1, max_grad_norm=0.0, callbacks=[gradients])
+    fresh = trainer(tmp_path, data, tokenizer, rho1=0, rho2=5.0, max_steps=1)
+    batch = next(iter(fresh.get_train_dataloader()))
+    run.train()
+    model = fresh.model.train()
+    out = model.base_model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], return_dict=True)
+    scores = model.mlm_head["cls"](out.last_hidden_state).log_softmax(-1)
+    chosen = (batch["mlm_labels"] != -100).nonzero().tolist()
+    mlm = -sum(scores[b, s, batch["mlm_labels"][b, s]] for b, s in chosen) / len(chosen)
+    logits = model.classifier(model.dropout(out.pooler_output)).log_softmax(-1)
+    task = -sum(logits[b, y] for b, y in enumerate(batch["labels"].tolist())) / len(batch["labels"])
+    ((5.0 * mlm + task) / 6.0).backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(gradients.first[name], parameter.grad, rtol=1e-4, atol=1e-6, msg=name)
+    assert run.state.log_history[0]["task/mlm_loss"] == pytest.approx(mlm.item(), rel=1e-4)
+    assert run.state.log_history[0]["task/task_loss"] == pytest.approx(task.item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("model_type", TINY_CONFIGS)
+def test_every_parameter_moves_and_loss_falls(tmp_path, data, tokenizer, model_type):
+    run = trainer(tmp_path, data, tokenizer, model_type, config={}, rho1=1, max_steps=40, learning_rate=5e-3, rho2=1.0)
+    before = {name: parameter.detach().clone() for name, parameter in run.model.named_parameters()}
+    run.train()
+    stuck = [name for name, parameter in run.model.named_parameters() if torch.equal(before[name], parameter)]
+    # RoBERTa never looks up position rows that no text reaches, but the table as a whole moves.
+    assert not stuck
+    losses = [entry["corpus/mlm_loss"] for entry in run.state.log_history if "corpus/mlm_loss" in entry]
+    assert losses[-1] < losses[0] - 0.3
+
+
+@pytest.mark.parametrize("stop", [3, 5])
+def test_resume_is_exact(tmp_path, data, tokenizer, stop):
+    """With dropout, across an epoch boundary, at a step that ends an epoch and at one that does not."""
+    common = {
+        "rho1": 1,
+        "max_steps": 8,
+        "per_device_train_batch_size": 12,
+        "config": {},
+        "gradient_accumulation_steps": 2,
+    }
+    whole = trainer(tmp_path / "whole", data, tokenizer, **common)
+    whole.train()
+    assert whole.batch_sampler.steps_per_epoch == 5
+
+    part = trainer(tmp_path / "part", data, tokenizer, **{**common, "save_strategy": "steps", "save_steps": stop})
+    part.add_callback(_StopAt(stop))
+    part.train()
+    checkpoint = last_complete_checkpoint(tmp_path / "part")
+    assert checkpoint.endswith(f"checkpoint-{stop}")
+    rest = trainer(tmp_path / "part", data, tokenizer, **{**common, "save_strategy": "steps", "save_steps": stop})
+    rest.train(resume_from_checkpoint=checkpoint)
+
+    names = ("loss", "grad_norm", "learning_rate", "corpus/mlm_loss", "task/mlm_loss", "task/task_loss", "real_tokens")
+    assert history(rest, *names) == history(whole, *names)
+    for name, value in weights(whole).items():
+        assert torch.equal(value, weights(rest)[name]), name
+    assert rest.cost().tokens == whole.cost().tokens and rest.cost().real_tokens == whole.cost().real_tokens
+
+
+class _StopAt(TrainerCallback):
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_training_stop = state.global_step >= self.step
+
+
+def test_incomplete_checkpoints_are_passed_over(tmp_path):
+    for step, complete in ((5, True), (40, True), (100, False)):
+        folder = tmp_path / f"checkpoint-{step}"
+        folder.mkdir()
+        if complete:
+            (folder / "trainer_state.json").write_text("{}")
+    assert last_complete_checkpoint(tmp_path).endswith("checkpoint-40")
+    shutil.rmtree(tmp_path / "checkpoint-40")
+    assert last_complete_checkpoint(tmp_path).endswith("checkpoint-5")
+    assert last_complete_checkpoint(tmp_path / "none") is None
+
+
+def test_cost(tmp_path, data, tokenizer):
+    run = trainer(
+        tmp_path,
+        data,
+        tokenizer,
+        rho1=3,
+        max_steps=8,
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=2,
+        max_length=32,
+        corpus_max_length=16,
+    )
+    real = []
+    original = run.compute_loss
+
+    def counting(model, inputs, **kwargs):
+        real.append(int(inputs["attention_mask"].sum()))
+        return original(model, inputs, **kwargs)
+
+    run.compute_loss = counting
+    run.train()
+    cost = run.cost()
+    # Two task steps of eight; tokens are nominal, the paper's way.
+    assert cost.tokens == 8 * (2 * 32 + 6 * 16)
+    assert cost.real_tokens == sum(real) == run.state.num_input_tokens_seen
+    assert cost.flops == 6 * cost.tokens * run.model.num_parameters()
+    assert cost.to_dict()["flops_ratio"] == pytest.approx(cost.flops / 4.36e21)
+    assert cost.seconds > 0
+    logged = [entry for entry in run.state.log_history if "loss" in entry]
+    assert [entry["tokens"] for entry in logged][-1] == cost.tokens
+    run.save_state()
+    state = json.loads((tmp_path / "trainer_state.json").read_text())
+    assert state["log_history"][-1]["flops"] == cost.flops
+
+
+def test_evaluation_is_unmasked_and_deterministic(tmp_path, data, tokenizer):
+    run = trainer(tmp_path, data, tokenizer, config={}, rho1=1)
+    one, two = run.evaluate(), run.evaluate()
+    assert one["eval_loss"] == two["eval_loss"] and 0 <= one["eval_macro_f1"] <= 1
+    logits = run.predict(data["validation"]).predictions
+    assert logits.shape == (24, 3)
+    row = data["validation"][3]["input_ids"]
+    with torch.no_grad():
+        alone = run.model.eval()(torch.tensor([row]), torch.ones(1, len(row), dtype=torch.long)).logits[0]
+    torch.testing.assert_close(torch.from_numpy(logits[3]), alone, rtol=1e-4, atol=1e-5)
+
+
+def test_objectives_follow_the_stage(tmp_path):
+    args = TlmArguments(output_dir=str(tmp_path), rho2=20, **QUIET)
+    from hf_tlm.training import tlm_objectives
+
+    stage1 = tlm_objectives(args.for_stage(1, tmp_path, 0, "macro_f1"))
+    assert set(stage1) == {CORPUS, TASK} and stage1[TASK].divisor == 21
+    stage2 = tlm_objectives(args.for_stage(2, tmp_path, 0, "macro_f1"))
+    assert set(stage2) == {TASK} and set(stage2[TASK].count({"labels": torch.zeros(2)})) == {"task"}
