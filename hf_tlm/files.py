@@ -68,7 +68,8 @@ def atomic_write(path: str | os.PathLike, text: str) -> None:
     except OSError as error:
         raise HfTlmError(f"Cannot write {path}: {error}. A previous file there is unchanged.") from error
     finally:
-        work.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            work.unlink()
 
 
 def sha256(path: str | os.PathLike) -> str:

@@ -55,7 +55,7 @@ def parse(*dataclasses: type, recipe: str, description: str, args: Sequence[str]
     """One instance of each dataclass from `--config` files and the command line (default `sys.argv`).
 
     Raises:
-        ConfigError: an unknown key or a value of the wrong type in a file, or what the dataclasses themselves refuse.
+        ConfigError: an unknown key or a value of the wrong type in a file, or values the dataclasses refuse.
         SystemExit: as argparse does, for `--help` and for errors of the command line.
     """
     import argparse
@@ -82,7 +82,15 @@ def parse(*dataclasses: type, recipe: str, description: str, args: Sequence[str]
                 raise ConfigError(f"Unknown key {key!r} in {', '.join(map(str, paths))} for {recipe}.{hint}")
             actions[key].default = _typed(key, value, actions[key])
             actions[key].required = False
-    return parser.parse_args_into_dataclasses(args=args)[: len(dataclasses)]
+    try:
+        *parsed, unknown = parser.parse_args_into_dataclasses(args=args, return_remaining_strings=True)
+    except ValueError as error:  # From __post_init__ of the dataclasses: transformers' own checks of its arguments.
+        raise error if isinstance(error, HfTlmError) else ConfigError(str(error)) from error
+    if unknown:
+        options = [option for action in parser._actions for option in action.option_strings]
+        close = difflib.get_close_matches(unknown[0].split("=")[0], options, n=3)
+        parser.error(f"unknown argument {unknown[0]}" + (f"; did you mean {' or '.join(close)}?" if close else ""))
+    return tuple(parsed[: len(dataclasses)])
 
 
 def _typed(key: str, value: Any, action) -> Any:

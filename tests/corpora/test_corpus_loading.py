@@ -1,0 +1,240 @@
+import gzip
+import json
+import os
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+from datasets import Dataset
+
+from hf_tlm.corpora import CorpusArguments, CorpusError, load_corpus
+
+ROWS = [{"text": "first text", "source": "here"}, {"text": "second text", "source": "there"}]
+CONTENT = {
+    "jsonl": "".join(json.dumps(row) + "\n" for row in ROWS),
+    "json": json.dumps(ROWS),
+    "csv": "text,source\nfirst text,here\nsecond text,there\n",
+    "txt": "first text\nsecond text\n",
+}
+COMPRESS = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.ZstdCompressor().compress}
+
+
+@pytest.mark.parametrize("compression", COMPRESS)
+@pytest.mark.parametrize("suffix", CONTENT)
+def test_file_types_and_compressions(tmp_path, suffix, compression):
+    path = tmp_path / f"part.{suffix}{compression}"
+    path.write_bytes(COMPRESS[compression](CONTENT[suffix].encode()))
+    sources = ["part", "part"] if suffix == "txt" else ["here", "there"]
+    assert list(load_corpus(str(path))) == [
+        {"id": f"part.{suffix}{compression}:{i}", "text": text, "source": source}
+        for i, (text, source) in enumerate(zip(("first text", "second text"), sources, strict=True))
+    ]
+
+
+def test_parquet(tmp_path):
+    pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "part.parquet")
+    assert [row["id"] for row in load_corpus(str(tmp_path / "part.parquet"))] == ["part.parquet:0", "part.parquet:1"]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "data" / "deep").mkdir(parents=True)
+    (tmp_path / "data" / "b.txt").write_text("b0\n\nb2\n")
+    (tmp_path / "data" / "a.jsonl").write_text('{"text": "a0"}\n{"text": null}\n')
+    (tmp_path / "data" / "deep" / "a.jsonl").write_text('{"text": "deep"}\n')
+    (tmp_path / "data" / "notes.md").write_text("not a corpus")
+    return tmp_path / "data"
+
+
+def ids(corpus):
+    return [row["id"] for row in corpus]
+
+
+def test_a_folder_is_read_in_the_order_of_names_with_rows_counted_in_the_file(folder):
+    corpus = load_corpus(str(folder))
+    assert ids(corpus) == ["a.jsonl:0", "b.txt:0", "b.txt:2", "deep/a.jsonl:0"]
+    assert corpus.skipped == 2
+
+
+def test_globs_lists_and_commas(folder):
+    assert ids(load_corpus(f"{folder}/**/*.jsonl")) == ["a.jsonl:0", "deep/a.jsonl:0"]
+    several = [str(folder / "b.txt"), str(folder / "deep")]
+    assert ids(load_corpus(several)) == ids(load_corpus(",".join(several))) == ["b.txt:0", "b.txt:2", "deep/a.jsonl:0"]
+
+
+def test_ids_and_fingerprint_do_not_depend_on_where_the_folder_is(folder, tmp_path, monkeypatch):
+    here = load_corpus(str(folder))
+    os.rename(folder, tmp_path / "moved")
+    monkeypatch.chdir(tmp_path)
+    moved = load_corpus("moved")
+    assert ids(moved) == ["a.jsonl:0", "b.txt:0", "b.txt:2", "deep/a.jsonl:0"]
+    assert moved.fingerprint == here.fingerprint
+    assert str(tmp_path) not in moved.name
+
+
+def test_relative_and_absolute_paths_mix_and_a_file_counts_once(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    assert ids(load_corpus(f"b.txt,{folder}/a.jsonl,{folder}/deep/../b.txt")) == ["a.jsonl:0", "b.txt:0", "b.txt:2"]
+
+
+def test_names_with_glob_characters(tmp_path):
+    (tmp_path / "part[1]").mkdir()
+    path = tmp_path / "part[1]" / "a[2].txt"
+    path.write_text("text\n")
+    assert len(list(load_corpus(str(path)))) == len(list(load_corpus(str(path.parent)))) == 1
+
+
+def test_an_empty_shard_holds_no_rows(folder):
+    (folder / "aa.jsonl").touch()
+    assert ids(load_corpus(str(folder)))[:2] == ["a.jsonl:0", "b.txt:0"]
+
+
+def test_fingerprint_follows_content_names_and_settings(folder):
+    def fingerprint(**options):
+        return load_corpus(str(folder), **options).fingerprint
+
+    seen = [fingerprint(), fingerprint(max_words=5), fingerprint(text_column="body"), fingerprint(source_column="s")]
+    (folder / "b.txt").write_text("b0\n\nB2\n")
+    seen.append(fingerprint())
+    os.rename(folder / "b.txt", folder / "c.txt")
+    seen.append(fingerprint())
+    assert len(set(seen)) == len(seen)
+    assert fingerprint() == seen[-1]
+
+
+def test_columns(tmp_path):
+    (tmp_path / "a.csv").write_text("body,key,origin\nsome text,k7,web\n")
+    arguments = CorpusArguments(
+        corpus=str(tmp_path / "a.csv"),
+        corpus_text_column="body",
+        corpus_id_column="key",
+        corpus_source_column="origin",
+        max_words=1,
+    )
+    assert list(arguments.load()) == [
+        {"id": "k7#0", "text": "some", "source": "web"},
+        {"id": "k7#1", "text": "text", "source": "web"},
+    ]
+
+
+def test_a_null_source_is_the_files_name(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "x", "source": null}\n{"text": "y", "source": "web"}\n')
+    assert [row["source"] for row in load_corpus(str(tmp_path))] == ["a", "web"]
+
+
+def test_words_that_pandas_takes_for_null(tmp_path):
+    (tmp_path / "a.csv").write_text('text\nnull\nNA\n""\n')
+    corpus = load_corpus(str(tmp_path / "a.csv"))
+    assert [row["text"] for row in corpus] == ["null", "NA"]
+    assert corpus.skipped == 1
+
+
+def test_numbers_are_texts_and_lists_are_not(tmp_path):
+    (tmp_path / "a.csv").write_text("text\n1984\n")
+    assert [row["text"] for row in load_corpus(str(tmp_path / "a.csv"))] == ["1984"]
+    (tmp_path / "b.jsonl").write_text('{"text": ["a", "b"]}\n')
+    with pytest.raises(CorpusError, match="b.jsonl, row 0: the column 'text' should hold texts; received a list"):
+        list(load_corpus(str(tmp_path / "b.jsonl")))
+
+
+def test_missing_column_lists_those_there_are(folder):
+    with pytest.raises(CorpusError, match="b.txt: no column 'body'; the columns are text"):
+        list(load_corpus(str(folder / "b.txt"), text_column="body"))
+
+
+@pytest.mark.parametrize(("second", "message"), [("k1", "row 1: a second 'k1'"), (None, "row 1: null")])
+def test_ids_of_a_column_must_be_there_and_unique(second, message):
+    rows = Dataset.from_dict({"text": ["a", "b"], "key": ["k1", second]})
+    with pytest.raises(CorpusError, match=message):
+        list(load_corpus(rows, id_column="key"))
+
+
+def test_ids_must_be_unique_over_all_files(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.jsonl").write_text('{"text": "x", "key": "same"}\n')
+    with pytest.raises(CorpusError, match="b.jsonl, row 0: a second 'same'"):
+        list(load_corpus(str(tmp_path), id_column="key"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("bad.parquet", b"PAR1 and no more"),
+        ("bad.jsonl", b'{"text": "x"}\n{"te'),
+        ("bad.txt.gz", gzip.compress(os.urandom(300_000).hex().encode())[:-5000]),
+        ("bad.jsonl.zst", b"not zstandard"),
+    ],
+)
+def test_an_unreadable_file_is_named(tmp_path, name, content):
+    (tmp_path / "a.txt").write_text("good\n")
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(CorpusError, match=f"Cannot read .*{name}"):
+        list(load_corpus(str(tmp_path)))
+
+
+def test_what_is_not_found_is_said_with_the_known_types(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for pattern in ("nothing", "./no/such", "*.parquet", str(tmp_path), "no/such.parquet"):
+        with pytest.raises(CorpusError, match="no file matches.*parquet.*txt"):
+            load_corpus(pattern)
+    (tmp_path / "a.bin").touch()
+    with pytest.raises(CorpusError, match="a.bin: unknown file type. Known: .parquet"):
+        load_corpus("a.bin")
+
+
+@pytest.mark.parametrize("max_words", [0, -3])
+def test_max_words_is_checked_before_reading(folder, max_words):
+    with pytest.raises(CorpusError, match=f"max_words must be at least 1; received {max_words}"):
+        load_corpus(str(folder), max_words=max_words)
+
+
+def test_in_memory():
+    corpus = load_corpus(Dataset.from_list(ROWS))
+    assert list(corpus) == [
+        {"id": "row:0", "text": "first text", "source": "here"},
+        {"id": "row:1", "text": "second text", "source": "there"},
+    ]
+    assert corpus.fingerprint == load_corpus(Dataset.from_list(ROWS)).fingerprint
+    assert corpus.fingerprint != load_corpus(Dataset.from_list(ROWS[::-1])).fingerprint
+
+
+class FakeHub:
+    """What `load_corpus` asks of the Hub, answered from memory."""
+
+    def __init__(self, monkeypatch):
+        self.sha, self.asked = "c0ffee", {}
+        monkeypatch.setattr("huggingface_hub.HfApi", lambda: self)
+        monkeypatch.setattr("hf_tlm.corpora.loading.load_dataset", self.load_dataset)
+
+    def dataset_info(self, path, revision=None):
+        self.asked["asked_revision"] = revision
+        return self
+
+    def load_dataset(self, path, name, **options):
+        self.asked.update(options, path=path, name=name)
+        return Dataset.from_list(ROWS).to_iterable_dataset()
+
+
+def test_hub_corpus_is_pinned_to_a_commit(monkeypatch):
+    hub = FakeHub(monkeypatch)
+    corpus = load_corpus("someone/texts@main", config_name="en", split="validation")
+    assert hub.asked == {
+        "asked_revision": "main",
+        "revision": "c0ffee",
+        "path": "someone/texts",
+        "name": "en",
+        "split": "validation",
+        "streaming": True,
+    }
+    assert corpus.name == "someone/texts@c0ffee"
+    assert ids(corpus) == ["validation:0", "validation:1"]
+    same = load_corpus("someone/texts", config_name="en", split="validation")
+    hub.sha = "decade"
+    other = load_corpus("someone/texts", config_name="en", split="validation")
+    assert same.fingerprint == corpus.fingerprint != other.fingerprint
+
+
+def test_unreachable_hub():
+    with pytest.raises(CorpusError, match="Cannot load the corpus 'someone/texts' from the Hub"):
+        load_corpus("someone/texts")

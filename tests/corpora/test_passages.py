@@ -1,0 +1,59 @@
+import random
+
+import pytest
+
+from hf_tlm.corpora import split_passages
+
+
+def test_cuts_at_sentence_ends_greedily():
+    text = "One two. Three four! Five? Six seven eight. Nine."
+    assert split_passages(text, 4) == ["One two. Three four!", "Five? Six seven eight.", "Nine."]
+
+
+def test_a_longer_sentence_is_cut_between_words_and_its_rest_filled_up():
+    text = "a b c d e f g. H i."
+    assert split_passages(text, 3) == ["a b c", "d e f", "g. H i."]
+
+
+def test_text_without_punctuation():
+    words = [str(i) for i in range(250)]
+    assert [len(passage.split()) for passage in split_passages(" ".join(words), 100)] == [100, 100, 50]
+
+
+def test_closing_quotes_and_brackets_stay_with_their_sentence():
+    assert split_passages('He said "go." (She went.) Then.', 3) == ['He said "go."', "(She went.) Then."]
+
+
+def test_paragraphs_end_sentences():
+    assert split_passages("A title\n\nthe first words", 3) == ["A title", "the first words"]
+
+
+def test_full_width_stops_need_no_space():
+    assert split_passages("一。二！三", 1) == ["一。", "二！", "三"]
+
+
+def test_a_passage_is_a_slice_of_the_text():
+    text = "  one\ttwo.\n\nthree   four.  five "
+    assert split_passages(text, 100) == [text.strip()]
+    assert all(passage in text for passage in split_passages(text, 2))
+
+
+@pytest.mark.parametrize("text", ["", "  \n\t "])
+def test_nothing_of_nothing(text):
+    assert split_passages(text, 5) == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_passage_is_too_long_and_only_white_space_is_lost(seed):
+    rng = random.Random(seed)
+    text = "".join(rng.choice(["word", "a", "x.", "y!)", '"z?"', "。", " ", "  ", "\n", "\n\n"]) for _ in range(400))
+    limit = rng.randint(1, 12)
+    passages = split_passages(text, limit)
+    assert all(0 < len(passage.split()) <= limit for passage in passages)
+    assert all(passage == passage.strip() for passage in passages)
+    assert "".join("".join(passages).split()) == "".join(text.split())
+
+
+def test_max_words_must_be_positive():
+    with pytest.raises(ValueError, match="must be positive; received 0"):
+        split_passages("a", 0)

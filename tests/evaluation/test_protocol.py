@@ -1,0 +1,214 @@
+"""The whole protocol on toy data: what is written, that it loads anywhere, that it resumes, and that errors help."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from sklearn.metrics import f1_score
+from toys import TINY_CONFIGS, make_task
+
+from hf_tlm.evaluation import ProtocolError, run_tlm
+from hf_tlm.retrieval import retrieve
+from hf_tlm.training import ArgumentsError, ModelArguments, TlmArguments
+
+CONFIG = {"model_type": "bert", **{k: v for k, v in TINY_CONFIGS["bert"].items() if k not in ("vocab_size", "num_labels")}}
+FAST = {
+    "report_to": "none",
+    "disable_tqdm": True,
+    "use_cpu": True,
+    "save_strategy": "no",
+    "rho1": 1,
+    "max_steps": 4,
+    "learning_rate": 1e-2,
+    "max_length": 32,
+    "per_device_train_batch_size": 8,
+    "stage2_max_steps": 6,
+    "stage2_learning_rate": 1e-2,
+    "stage2_eval_steps": 2,
+    "stage2_total_batch_size": 8,
+}
+
+
+def go(folder, task, subset, model=None, **changes):
+    args = TlmArguments(output_dir=str(folder), **{**FAST, **changes})
+    return run_tlm(task, subset, args, ModelArguments(model_config=CONFIG, vocab_size=120, **(model or {})))
+
+
+@pytest.fixture
+def subset(task, corpus):
+    return retrieve(task, corpus, top_k=5)
+
+
+def files(folder):
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_whole_run(tmp_path, task, subset):
+    out = tmp_path / "out"
+    run = go(out, task, subset, seeds=[3, 4])
+    results = json.loads((out / "results.json").read_text())
+    assert results == json.loads(json.dumps(run.to_dict()))
+    assert [record["seed"] for record in results["seeds"]] == [3, 4]
+    for split in ("validation", "test"):
+        values = [record[split]["macro_f1"] for record in results["seeds"]]
+        assert results["summary"][split]["macro_f1"]["values"] == values
+        assert results["summary"][split]["macro_f1"]["mean"] == pytest.approx(sum(values) / 2)
+        assert results["summary"][split]["macro_f1"]["std"] == pytest.approx(abs(values[0] - values[1]) / 2**0.5)
+    record = results["seeds"][0]
+    assert record["cost"]["steps"] == 10
+    assert record["cost"]["tokens"] == 10 * 8 * 32
+    assert record["cost"]["flops"] == 6 * record["cost"]["tokens"] * record["parameters"]
+    assert results["subset"]["counts"]["union"] == len(subset.dataset)
+    assert "±" in run.to_text() and "2 seeds" in run.to_text()
+
+    # The saved predictions give the reported score.
+    lines = [json.loads(line) for line in (out / "seed-3/predictions/test.jsonl").read_text().splitlines()]
+    assert [line["id"] for line in lines] == task.test["id"][:]
+    score = f1_score([line["label"] for line in lines], [line["prediction"] for line in lines], average="macro")
+    assert score == pytest.approx(record["test"]["macro_f1"])
+    assert all(sum(line["probabilities"].values()) == pytest.approx(1, abs=1e-4) for line in lines)
+
+    # The folder itself is the model of the seed best on validation, with its card.
+    best = max(results["seeds"], key=lambda r: r["validation"]["macro_f1"])["seed"]
+    for name in ("model.safetensors", "mlm/model.safetensors", "config.json", "tokenizer.json"):
+        assert (out / name).read_bytes() == (out / f"seed-{best}/model" / name).read_bytes()
+    card = (out / "README.md").read_text()
+    assert f"seed {best}" in card and "mean ± std of 2 seeds" in card and "library_name: transformers" in card
+
+
+PROGRAM = """
+import sys
+sys.modules["hf_tlm"] = None  # importing it fails
+from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, pipeline
+folder = sys.argv[1]
+for auto, path in ((AutoModelForSequenceClassification, folder), (AutoModelForMaskedLM, folder + "/mlm")):
+    model, info = auto.from_pretrained(path, output_loading_info=True)
+    assert not (info["missing_keys"] or info["unexpected_keys"] or info["mismatched_keys"]), info
+long = "the gene inhibits the cell " * 200
+answers = pipeline("text-classification", folder)(["the gene inhibits the cell", long], truncation=True)
+assert {answer["label"] for answer in answers} <= {"up", "down", "none"}, answers
+assert pipeline("fill-mask", folder + "/mlm")("the [MASK] binds")
+"""
+
+
+def test_the_result_works_where_hf_tlm_is_not_installed(tmp_path, task, subset):
+    go(tmp_path / "out", task, subset)
+    done = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path / "out")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_finished_run_is_not_repeated_and_an_interrupted_one_continues(tmp_path, task, subset, monkeypatch):
+    whole = go(tmp_path / "whole", task, subset, seeds=[0, 1])
+    # Killed after the first stage of the second seed.
+    cut = tmp_path / "cut"
+    shutil.copytree(tmp_path / "whole", cut)
+    shutil.rmtree(cut / "seed-1" / "stage2")
+    for name in ("seed-1/results.json", "results.json"):
+        (cut / name).unlink()
+    from hf_tlm.training import stages
+
+    trained = []
+    original = stages.TlmTrainer.train
+    monkeypatch.setattr(
+        stages.TlmTrainer, "train", lambda self, **kw: (trained.append(self.args.output_dir), original(self, **kw))[1]
+    )
+    again = go(cut, task, subset, seeds=[0, 1])
+    assert trained == [str(cut / "seed-1" / "stage2")]
+
+    def without_seconds(records):
+        return json.loads(json.dumps(records), object_hook=lambda d: {k: v for k, v in d.items() if k != "seconds"})
+
+    assert without_seconds(again.seeds) == without_seconds(whole.seeds)
+    trained.clear()
+    go(cut, task, subset, seeds=[0, 1])
+    assert trained == []
+
+
+def test_other_settings_in_the_same_folder_are_refused(tmp_path, task, subset):
+    go(tmp_path / "out", task, subset)
+    with pytest.raises(ProtocolError, match="max_steps: 4 there, 5 asked for"):
+        go(tmp_path / "out", task, subset, max_steps=5)
+    with pytest.raises(ProtocolError, match="another task fingerprint"):
+        go(tmp_path / "out", make_task(train=30), subset)
+    with pytest.raises(ProtocolError, match="vocab_size"):
+        run_tlm(
+            task,
+            subset,
+            TlmArguments(output_dir=str(tmp_path / "out"), **FAST),
+            ModelArguments(model_config=CONFIG, vocab_size=110),
+        )
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").write_text("")
+    with pytest.raises(ProtocolError, match="is not empty and holds no run"):
+        go(tmp_path / "other", task, subset)
+
+
+def test_corpus_batches_need_a_subset(tmp_path, task):
+    with pytest.raises(ArgumentsError, match="give --subset"):
+        go(tmp_path / "out", task, None)
+
+
+def test_task_data_only_and_one_stage(tmp_path, task):
+    run = go(tmp_path / "one", task, None, rho1=0, stage="1")
+    assert set(run.seeds[0]["stages"]) == {"1"} and run.seeds[0]["cost"]["steps"] == 4
+    run = go(tmp_path / "two", task, None, stage="2", model=None)
+    assert set(run.seeds[0]["stages"]) == {"2"} and run.seeds[0]["cost"]["steps"] == 6
+
+
+def test_stage_two_from_a_stage_one_folder(tmp_path, task, subset):
+    go(tmp_path / "one", task, subset, stage="1")
+    run = go(tmp_path / "two", task, None, stage="2", model={"model_name_or_path": str(tmp_path / "one")})
+    both = go(tmp_path / "both", task, subset)
+    assert run.seeds[0]["test"] == both.seeds[0]["test"]
+    assert "trained further from" in (tmp_path / "two" / "README.md").read_text()
+
+
+def test_reset_classifier_changes_stage_two_only(tmp_path, task, subset):
+    kept = go(tmp_path / "kept", task, subset)
+    reset = go(tmp_path / "reset", task, subset, stage2_reset_classifier=True)
+    stage1 = [r.seeds[0]["stages"]["1"]["validation"] for r in (kept, reset)]
+    stage2 = [r.seeds[0]["stages"]["2"]["validation"] for r in (kept, reset)]
+    assert stage1[0] == stage1[1] and stage2[0] != stage2[1]
+
+
+def test_spectral_start_is_used_and_declared(tmp_path, task, subset):
+    run = go(tmp_path / "out", task, subset, model={"embedding_init": "spectral", "spectral_scale": 0.5})
+    plain = go(tmp_path / "plain", task, subset)
+    assert run.details["spectral"]["scale"] == 0.5 and run.details["spectral"]["tokens_covered"] > 20
+    assert run.seeds[0]["stages"]["1"]["validation"] != plain.seeds[0]["stages"]["1"]["validation"]
+    assert "spectral warm start" in (tmp_path / "out" / "README.md").read_text()
+    assert "spectral" not in (tmp_path / "plain" / "README.md").read_text()
+
+
+def test_best_checkpoint_on_validation_is_kept(tmp_path, task, subset):
+    run = go(tmp_path / "out", task, subset, stage2_max_steps=12)
+    state = json.loads((tmp_path / "out/seed-0/stage2/trainer_state.json").read_text())
+    scores = [entry["eval_macro_f1"] for entry in state["log_history"] if "eval_macro_f1" in entry]
+    assert run.seeds[0]["validation"]["macro_f1"] == max(scores) == state["best_metric"]
+
+
+def test_report_to_tensorboard(tmp_path, task, subset, monkeypatch):
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "tb"))
+    go(tmp_path / "out", task, subset, report_to="tensorboard", logging_steps=1)
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(next((tmp_path / "tb").rglob("events*")).parent)).Reload()
+    assert {"train/loss", "train/corpus/mlm_loss", "train/task/task_loss", "train/flops"} <= set(events.Tags()["scalars"])
+
+
+def test_no_token_is_stored(tmp_path, task, subset):
+    go(tmp_path / "out", task, subset, hub_token="hf_secret")
+    for path in (tmp_path / "out").rglob("*"):
+        if path.is_file() and path.suffix in (".json", ".md", ".jsonl"):
+            assert "hf_secret" not in path.read_text(), path
+
+
+def test_weights_are_finite_safetensors(tmp_path, task, subset):
+    from safetensors.torch import load_file
+
+    go(tmp_path / "out", task, subset)
+    assert not any(name.endswith(".bin") and "training_args" not in name for name in files(tmp_path / "out"))
+    assert all(torch.isfinite(t).all() for t in load_file(tmp_path / "out" / "model.safetensors").values())

@@ -1,0 +1,309 @@
+import json
+import logging
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
+
+from hf_tlm.tasks import TaskArguments, TaskError, TaskSpec, load_task, loading, task_from_datasets
+
+SPEC = TaskSpec(name="t", path="memory")
+
+
+def rows(labels, **columns):
+    return Dataset.from_dict({"text": [f"text {i}" for i in range(len(labels))], "label": labels, **columns})
+
+
+def class_label(labels, names):
+    features = Features({"text": Value("string"), "label": ClassLabel(names=names)})
+    return Dataset.from_dict({"text": [f"text {i}" for i in range(len(labels))], "label": labels}, features=features)
+
+
+def from_splits(train, validation=None, test=None, spec=SPEC, **options):
+    splits = {"train": train, "validation": train if validation is None else validation}
+    return task_from_datasets(spec, splits | ({} if test is None else {"test": test}), **options)
+
+
+def write(path, records):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(records), path)
+    elif path.suffix == ".csv":
+        lines = [",".join(records[0])] + [",".join(str(value) for value in record.values()) for record in records]
+        path.write_text("\n".join(lines) + "\n")
+    else:
+        path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+RECORDS = [{"text": "good film", "label": "pos"}, {"text": "bad film", "label": "neg"}]
+
+
+# Reading.
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".jsonl", ".json", ".csv"])
+@pytest.mark.parametrize("validation", ["validation", "valid", "dev"])
+def test_folder_of_each_file_type(tmp_path, suffix, validation):
+    for split in ("train", validation, "test"):
+        write(tmp_path / "films" / f"{split}{suffix}", RECORDS)
+    task = load_task(str(tmp_path / "films"))
+    assert (task.name, task.metric, task.label_names) == ("films", "macro_f1", ("neg", "pos"))
+    assert task.train[:] == {
+        "id": ["train-0", "train-1"],
+        "text": ["good film", "bad film"],
+        "label": [1, 0],
+    }
+    assert task.validation["id"][:] == ["validation-0", "validation-1"]
+    assert task.test["id"][:] == ["test-0", "test-1"]
+
+
+def test_file_types_may_differ_between_splits_and_give_the_same_task(tmp_path):
+    write(tmp_path / "a" / "train.csv", RECORDS)
+    write(tmp_path / "a" / "dev.parquet", RECORDS)
+    write(tmp_path / "b" / "train.jsonl", RECORDS)
+    write(tmp_path / "b" / "validation.json", RECORDS)
+    assert load_task(str(tmp_path / "a")).fingerprint == load_task(str(tmp_path / "b")).fingerprint
+
+
+def test_two_files_for_a_split(tmp_path):
+    for name in ("train.csv", "validation.csv", "dev.csv"):
+        write(tmp_path / name, RECORDS)
+    with pytest.raises(TaskError, match="several files for validation: validation.csv, dev.csv. Keep one"):
+        load_task(str(tmp_path))
+
+
+def test_corrupt_file_is_named(tmp_path):
+    (tmp_path / "train.parquet").write_bytes(b"PAR1 and no more")
+    with pytest.raises(TaskError, match="Cannot read .*train.parquet"):
+        load_task(str(tmp_path))
+
+
+def test_folder_with_glob_characters(tmp_path):
+    for split in ("train", "validation"):
+        write(tmp_path / "run[1]" / f"{split}.csv", RECORDS)
+    assert len(load_task(str(tmp_path / "run[1]")).train) == 2
+
+
+def test_words_that_pandas_takes_for_null(tmp_path):
+    records = [{"text": "null", "label": "None"}, {"text": "NA", "label": "A"}]
+    write(tmp_path / "train.csv", records)
+    write(tmp_path / "validation.csv", records)
+    task = load_task(str(tmp_path))
+    assert task.label_names == ("A", "None")
+    assert task.train["text"][:] == ["null", "NA"]
+
+
+def test_integer_labels_with_a_gap_in_csv(tmp_path):
+    write(tmp_path / "train.csv", [{"text": f"t{i}", "label": label} for i, label in enumerate([0, 1, ""])])
+    write(tmp_path / "validation.csv", [{"text": f"t{i}", "label": i} for i in range(2)])
+    with pytest.raises(TaskError, match="train: 1 of 3 rows with no label; the first is row 2"):
+        load_task(str(tmp_path))
+    assert load_task(str(tmp_path), drop_bad_rows=True).label_names == ("0", "1")
+
+
+def test_a_folder_named_like_a_registered_task_takes_its_metric(tmp_path, caplog):
+    for split in ("train", "validation"):
+        write(tmp_path / "chemprot" / f"{split}.jsonl", RECORDS)
+    with caplog.at_level(logging.INFO, logger="hf_tlm"):
+        task = load_task(str(tmp_path / "chemprot"))
+    assert task.metric == "micro_f1"
+    assert "metric is micro_f1" in caplog.text
+    assert "2 classes here; the papers report 13" in caplog.text
+    assert load_task(str(tmp_path / "chemprot"), metric="accuracy").metric == "accuracy"
+
+
+def test_registered_task_asks_the_hub_for_the_released_files(monkeypatch):
+    asked = {}
+
+    def hub(path, name=None, **options):
+        asked.update(options, path=path, name=name)
+        return DatasetDict({split: rows([0, 1], id=["3", "4"]) for split in ("train", "validation", "test")})
+
+    monkeypatch.setattr(loading, "load_dataset", hub)
+    task = load_task("acl_arc", revision="v1")
+    assert asked["path"] == "yxchar/citation_intent-tlm"
+    assert asked["revision"] == "v1"
+    assert asked["data_files"] == {"train": "train.csv", "validation": "dev.csv", "test": "test.csv"}
+    assert task.name == "acl_arc"
+    assert task.train["id"][:] == ["3", "4"]
+
+
+def test_hub_id_with_revision_and_config(monkeypatch):
+    asked = {}
+
+    def hub(path, name=None, **options):
+        asked.update(options, path=path, name=name)
+        return DatasetDict({"train": rows([0, 1]), "dev": rows([1, 0])})
+
+    monkeypatch.setattr(loading, "load_dataset", hub)
+    task = load_task("someone/films@abc", config_name="small")
+    assert (asked["path"], asked["name"], asked["revision"]) == ("someone/films", "small", "abc")
+    assert (task.name, len(task.validation)) == ("films", 2)
+
+
+def test_unreachable_hub_points_to_local_files():
+    with pytest.raises(TaskError, match="Cannot load task films from the Hub.*(?s:.*)folder with train, validation"):
+        load_task("someone/films")
+
+
+def test_unknown_task_names_the_known_ones():
+    with pytest.raises(TaskError, match="No task 'chemport'.*chemprot.*acl_arc"):
+        load_task("chemport")
+
+
+def test_arguments_reach_the_task(tmp_path):
+    records = [{"q1": "a", "q2": "b", "key": "k1", "y": "no"}, {"q1": "c", "q2": "d", "key": "k2", "y": "yes"}]
+    for split in ("train", "validation"):
+        write(tmp_path / f"{split}.jsonl", records)
+    task = TaskArguments(
+        task=str(tmp_path),
+        text_column="q1",
+        text_pair_column="q2",
+        label_column="y",
+        id_column="key",
+        metric="accuracy",
+    ).load()
+    assert task.metric == "accuracy"
+    assert task.train[:] == {"id": ["k1", "k2"], "text": ["a", "c"], "text_pair": ["b", "d"], "label": [0, 1]}
+
+
+# Labels.
+
+
+def test_integer_labels_keep_their_numbers():
+    task = from_splits(rows(list(range(11))), rows([10, 2]))
+    assert task.label_names == tuple(str(i) for i in range(11))
+    assert task.validation["label"][:] == [10, 2]
+
+
+def test_digits_as_strings_are_names():
+    task = from_splits(rows(["1", "2", "10"]), rows(["10", "1"]))
+    assert task.label_names == ("1", "10", "2")
+    assert task.train["label"][:] == [0, 2, 1]
+    assert task.validation["label"][:] == [1, 0]
+
+
+def test_booleans_are_names():
+    assert from_splits(rows([True, False])).label_names == ("False", "True")
+
+
+def test_class_labels_keep_their_order():
+    task = from_splits(class_label([0, 1], ["pos", "neg"]))
+    assert task.label_names == ("pos", "neg")
+    assert task.train["label"][:] == [0, 1]
+
+
+@pytest.mark.parametrize("train", [class_label([0, 1], ["neg", "pos"]), rows(["neg", "pos"])])
+def test_labels_are_matched_by_name_between_splits(train):
+    assert from_splits(train, class_label([0, 1], ["pos", "neg"])).validation["label"][:] == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([0, 2], "integer labels must be 0 .. n-1 without gaps"),
+        ([1, 2], "integer labels must be 0 .. n-1 without gaps"),
+        (["a", "a"], "two classes or more.*holds \\['a'\\]"),
+        ([0.5, 1.0], "numbers such as 0.5"),
+    ],
+)
+def test_labels_that_are_no_classes(labels, message):
+    with pytest.raises(TaskError, match=message):
+        from_splits(rows(labels))
+
+
+def test_a_single_named_class():
+    with pytest.raises(TaskError, match="two classes or more"):
+        from_splits(class_label([0, 0], ["only"]))
+
+
+def test_an_unlabelled_test_split_is_left_out_with_a_warning(caplog):
+    """GLUE's test labels on the Hub are all -1."""
+    assert from_splits(rows([0, 1]), test=rows([-1, -1])).test is None
+    assert "test split has no labels" in caplog.text
+
+
+# Bad rows.
+
+BAD = Dataset.from_dict(
+    {
+        "id": ["a", "b", "c", "d", "e", "a", None, "g"],
+        "text": ["one", None, " \n", "four", "five", "six", "seven", "eight"],
+        "label": ["x", "x", "y", None, "z", "y", "x", "y"],
+    }
+)
+GOOD = Dataset.from_dict({"id": ["p", "q"], "text": ["one", "two"], "label": ["x", "y"]})
+
+
+def test_bad_rows_are_all_listed_with_count_and_first():
+    with pytest.raises(TaskError) as raised:
+        from_splits(GOOD, BAD)
+    message = str(raised.value)
+    for line in (
+        "validation: 1 of 8 rows with null text; the first is row 1 (id 'b')",
+        "validation: 1 of 8 rows with blank text; the first is row 2 (id 'c')",
+        "validation: 1 of 8 rows with no label; the first is row 3 (id 'd')",
+        "validation: 1 of 8 rows with a label that train lacks; the first is row 4 (id 'e', label 'z')",
+        "validation: 1 of 8 rows with a repeated id; the first is row 5 (id 'a')",
+        "--drop_bad_rows",
+    ):
+        assert line in message
+
+
+def test_null_ids_are_bad_rows():
+    with pytest.raises(TaskError, match="1 of 8 rows with no id; the first is row 6"):
+        from_splits(GOOD, BAD)
+
+
+def test_dropped_rows_stay_aligned_with_their_labels_and_are_counted(caplog):
+    task = from_splits(GOOD, BAD.select([0, 1, 2, 3, 4, 5, 7]), drop_bad_rows=True)
+    assert task.validation[:] == {"id": ["a", "g"], "text": ["one", "eight"], "label": [0, 1]}
+    assert task.report["validation"]["dropped"] == {
+        "null text": 1,
+        "blank text": 1,
+        "no label": 1,
+        "a label that train lacks": 1,
+        "a repeated id": 1,
+    }
+    assert task.report["validation"]["examples"] == 2
+    assert "left out" in caplog.text
+
+
+def test_nothing_left_after_dropping():
+    with pytest.raises(TaskError, match="validation: every row is unusable"):
+        from_splits(GOOD, BAD.select([1, 2]), drop_bad_rows=True)
+
+
+def test_a_blank_second_text_is_bad():
+    pairs = Dataset.from_dict({"a": ["x", "y"], "b": ["z", ""], "label": ["0", "1"]})
+    with pytest.raises(TaskError, match="train: 1 of 2 rows with blank text"):
+        from_splits(pairs, spec=TaskSpec(name="t", path="memory", text_columns=("a", "b")))
+
+
+def test_repeated_texts_are_counted_not_dropped():
+    train = Dataset.from_dict({"text": ["a", "a", "b"], "label": ["x", "y", "y"]})
+    test = Dataset.from_dict({"text": ["a", "c"], "label": ["x", "y"]})
+    report = from_splits(train, GOOD, test).report
+    assert report["train"] == {"examples": 3, "dropped": {}, "classes": {"x": 1, "y": 2}, "repeated_texts": 1}
+    assert report["test"]["texts_also_in_train"] == 1
+
+
+# Columns and splits.
+
+
+@pytest.mark.parametrize("options", [{"text_columns": ("body",)}, {"label_column": "body"}, {"id_column": "body"}])
+def test_missing_column_lists_those_there_are(options):
+    with pytest.raises(TaskError, match="no column 'body'; the columns are id, text, label"):
+        from_splits(GOOD, spec=TaskSpec(name="t", path="memory", **options))
+
+
+@pytest.mark.parametrize(("have", "lack"), [("train", "validation"), ("validation", "train")])
+def test_train_and_validation_are_needed(have, lack):
+    with pytest.raises(TaskError, match=f"no {lack} examples.*splits found: {have}"):
+        task_from_datasets(SPEC, {have: GOOD})
+
+
+def test_an_empty_training_split():
+    with pytest.raises(TaskError, match="no train examples"):
+        from_splits(GOOD.select([]), GOOD)

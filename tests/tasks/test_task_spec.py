@@ -1,0 +1,96 @@
+import pytest
+from datasets import Dataset
+
+from hf_tlm.files import HfTlmError
+from hf_tlm.tasks import METRICS, TASKS, TaskError, TaskSpec, task_from_datasets
+
+
+def build(train, validation, **spec):
+    splits = {"train": Dataset.from_list(train), "validation": Dataset.from_list(validation)}
+    return task_from_datasets(TaskSpec(name="t", path="memory", **spec), splits)
+
+
+ROWS = [{"text": "a b", "label": "x"}, {"text": "c d", "label": "y"}]
+
+
+def test_unknown_metric_is_refused_and_the_known_are_named():
+    with pytest.raises(TaskError, match="micro_f1, macro_f1, accuracy; received 'f1'"):
+        TaskSpec(name="t", path="memory", metric="f1")
+
+
+@pytest.mark.parametrize("columns", [(), ("a", "b", "c")])
+def test_one_or_two_text_columns(columns):
+    with pytest.raises(TaskError, match="one or two text columns"):
+        TaskSpec(name="t", path="memory", text_columns=columns)
+
+
+def test_errors_are_for_the_user():
+    assert issubclass(TaskError, HfTlmError)
+
+
+def test_properties(task):
+    assert (task.name, task.metric, task.num_labels) == ("toy", "macro_f1", 3)
+    assert task.label2id == {name: index for index, name in task.id2label.items()}
+    assert [len(task.train), len(task.validation), len(task.test)] == [48, 24, 24]
+    assert task.train.column_names == ["id", "text", "label"]
+
+
+def test_no_test_split_is_none():
+    assert build(ROWS, ROWS).test is None
+
+
+def test_equal_data_have_equal_fingerprints_and_other_data_others():
+    one, again = build(ROWS, ROWS), build(list(ROWS), list(ROWS), metric="micro_f1")
+    assert one.fingerprint == again.fingerprint
+    assert len(one.fingerprint) == 16
+    text = [{"text": "a B", "label": "x"}, ROWS[1]]
+    label = [{"text": "a b", "label": "y"}, {"text": "c d", "label": "x"}]
+    name = [{"text": "a b", "label": "x"}, {"text": "c d", "label": "z"}]
+    others = {build(text, ROWS).fingerprint, build(label, ROWS).fingerprint, build(name, name).fingerprint}
+    others.add(build(ROWS, ROWS[:1]).fingerprint)
+    assert len(others | {one.fingerprint}) == 5
+
+
+def test_fingerprint_is_the_same_on_every_machine():
+    """A golden value: it is written into manifests, which travel."""
+    assert build(ROWS, ROWS).fingerprint == "25d0790ad8663beb"
+
+
+def test_registry_holds_the_papers_tasks():
+    """Gururangan et al. 2020, Table 2; micro-F1 for the two biomedical tasks (TLM, section 4.1)."""
+    assert {name for name, spec in TASKS.items() if spec.metric == "micro_f1"} == {"chemprot", "rct"}
+    assert {name: spec.split_sizes for name, spec in TASKS.items()} == {
+        "chemprot": (4169, 2427, 3469),
+        "rct": (180040, 30212, 30135),
+        "acl_arc": (1688, 114, 139),
+        "scierc": (3219, 455, 974),
+        "hyperpartisan": (515, 65, 65),
+        "agnews": (115000, 5000, 7600),
+        "helpfulness": (115251, 5000, 25000),
+        "imdb": (20000, 5000, 25000),
+    }
+    assert {name: len(spec.classes) for name, spec in TASKS.items()} == {
+        "chemprot": 13,
+        "rct": 5,
+        "acl_arc": 6,
+        "scierc": 7,
+        "hyperpartisan": 2,
+        "agnews": 4,
+        "helpfulness": 2,
+        "imdb": 2,
+    }
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_registered_specs_are_consistent(name):
+    spec = TASKS[name]
+    assert spec.name == name
+    assert spec.metric in METRICS
+    assert list(spec.classes) == sorted(spec.classes)
+    assert spec.data_files == {"train": "train.csv", "validation": "dev.csv", "test": "test.csv"}
+
+
+def test_released_data_sets_by_their_names():
+    assert {spec.path for spec in TASKS.values()} == {
+        f"yxchar/{name}-tlm" for name in ("ag", "hyp", "amazon", "imdb", "citation_intent", "sciie", "chemprot", "rct-20k")
+    }

@@ -1,0 +1,67 @@
+"""The folders tell the pipeline's story: imports point backwards, files stay short, exports are lazy and complete."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+# Later groups may import from earlier ones; members of a group from each other.
+ORDER = [
+    {"version", "files"},
+    {"parser", "hub"},
+    {"tasks", "corpora"},
+    {"retrieval"},
+    {"data"},
+    {"models"},
+    {"objectives"},
+    {"training"},
+    {"evaluation"},
+]
+MODULES = sorted((ROOT / "hf_tlm").rglob("*.py"))
+
+
+def place(part):
+    return next(index for index, group in enumerate(ORDER) if part in group)
+
+
+@pytest.mark.parametrize("path", [p for p in MODULES if p != ROOT / "hf_tlm" / "__init__.py"], ids=lambda p: p.stem)
+def test_imports_point_backwards(path):
+    own = place(path.relative_to(ROOT / "hf_tlm").with_suffix("").parts[0])
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names = []
+        if isinstance(node, ast.ImportFrom) and node.level == 0:
+            names = [node.module]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        for name in names:
+            if name.startswith("hf_tlm."):
+                assert place(name.split(".")[1]) <= own, f"{path.name} imports {name}"
+
+
+def test_files_stay_short():
+    long = {p.name: n for p in MODULES if (n := len(p.read_text(encoding="utf-8").splitlines())) > 330}
+    assert not long
+    recipes = sorted((ROOT / "recipes").glob("*.py"))
+    assert recipes and not {p.name: n for p in recipes if (n := len(p.read_text().splitlines())) > 130}
+
+
+def test_exports_are_lazy_and_complete():
+    program = (
+        "import sys, hf_tlm\n"
+        "heavy = {'torch', 'transformers', 'datasets', 'numba', 'sklearn'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+        "assert set(dir(hf_tlm)) == set(hf_tlm.__all__)\n"
+        "for name in hf_tlm.__all__: getattr(hf_tlm, name)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
+def test_unknown_export():
+    import hf_tlm
+
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = hf_tlm.nonsense

@@ -1,0 +1,102 @@
+from dataclasses import dataclass, field
+
+import pytest
+
+from hf_tlm.files import HfTlmError
+from hf_tlm.parser import ConfigError, parse, run
+
+
+@dataclass
+class One:
+    name: str
+    rate: float = 0.1
+    flag: bool = False
+    kind: str = field(default="a", metadata={"choices": ["a", "b"]})
+
+
+@dataclass
+class Two:
+    seeds: list[int] | None = field(default=None, metadata={"nargs": "+"})
+    size: int = 3
+
+
+def read(tmp_path, *files, args=(), recipe="train_tlm"):
+    paths = []
+    for i, text in enumerate(files):
+        path = tmp_path / f"{i}.yaml"
+        path.write_text(text)
+        paths.append(str(path))
+    config = ["--config", *paths] if paths else []
+    return parse(One, Two, recipe=recipe, description="", args=[*config, *args])
+
+
+def test_later_files_and_the_command_line_win(tmp_path):
+    one, two = read(
+        tmp_path, "name: x\nrate: 1e-4\nsize: 5", "rate: 1e-3\nflag: true", args=["--size", "7", "--seeds", "1", "2"]
+    )
+    assert (one.name, one.rate, one.flag, one.kind) == ("x", 1e-3, True, "a")
+    assert (two.size, two.seeds) == (7, [1, 2])
+
+
+def test_types_are_those_of_the_command_line(tmp_path):
+    one, two = read(tmp_path, "name: 5\nrate: 1\nseeds: [3, 4]\nflag: false")
+    assert one.name == "5" and one.rate == 1.0 and isinstance(one.rate, float) and one.flag is False
+    assert two.seeds == [3, 4]
+
+
+def test_sections_are_for_their_recipe(tmp_path):
+    text = "name: x\ntrain_tlm:\n  size: 9\nretrieve:\n  top_k: 4\n"
+    assert read(tmp_path, text)[1].size == 9
+    assert read(tmp_path, text.replace("top_k: 4", "size: 2"), recipe="retrieve")[1].size == 2
+
+
+@pytest.mark.parametrize(
+    "text,message",
+    [
+        ("name: x\nrates: 1", "Unknown key 'rates'.*Did you mean rate"),
+        ("name: x\nrate: fast", "rate: cannot use 'fast'"),
+        ("name: x\nkind: z", "kind: expected one of"),
+        ("- 1", "must be a mapping"),
+        ("name: [", "is not YAML"),
+        ("train_tlm: 3", "section 'train_tlm' must be a mapping"),
+    ],
+)
+def test_bad_files(tmp_path, text, message):
+    with pytest.raises(ConfigError, match=message):
+        read(tmp_path, text)
+
+
+def test_missing_file(tmp_path):
+    with pytest.raises(ConfigError, match="Cannot read --config"):
+        parse(One, recipe="retrieve", description="", args=["--config", str(tmp_path / "no.yaml")])
+
+
+@pytest.mark.parametrize("args", [["--name", "x", "--unknown", "1"], [], ["--name", "x", "--siz", "4"]])
+def test_bad_command_line_is_one_line(tmp_path, args, capsys):
+    with pytest.raises(SystemExit) as stop:
+        read(tmp_path, args=args)
+    assert stop.value.code == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    "error,status,message",
+    [
+        (HfTlmError("do this"), 1, "Error: do this"),
+        (KeyboardInterrupt(), 130, "Interrupted"),
+        (OSError(28, "No space left on device"), 1, "disk is full"),
+    ],
+)
+def test_run_turns_errors_into_messages(error, status, message, capsys):
+    def main():
+        raise error
+
+    with pytest.raises(SystemExit) as stop:
+        run(main)
+    assert stop.value.code == status
+    assert message in capsys.readouterr().err
+
+
+def test_run_keeps_tracebacks_of_bugs():
+    with pytest.raises(ZeroDivisionError):
+        run(lambda: 1 / 0)
