@@ -85,7 +85,7 @@ def main() -> None:
             "environment": result["environment"],
         }
 
-    cells = [(t, arm, kind, e) for t in options.tasks for arm, kind in ARMS.items() for e in options.embeddings]
+    cells = [(t, arm, kind, e) for e in options.embeddings for t in options.tasks for arm, kind in ARMS.items()]
     with ThreadPoolExecutor(options.jobs) as pool:
         rows = list(pool.map(train, cells))
     RESULTS.mkdir(exist_ok=True)

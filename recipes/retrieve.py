@@ -10,6 +10,7 @@ The folder loads with `hf_tlm.Subset.load` and with `datasets.load_dataset`.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 
 from hf_tlm.corpora import CorpusArguments
@@ -51,6 +52,9 @@ def main() -> None:
     )
     if args.like is not None and args.retriever != "random":
         raise RetrievalError("--like gives the size of a random subset: add --retriever random.")
+
+    if int(os.environ.get("RANK", "0")) > 0:
+        return  # Retrieval uses all cores of one process; others that `accelerate launch` started have nothing to do.
 
     # 2. The task, whose training texts are the queries, and the corpus.
     task, corpus = task_args.load(), corpus_args.load()

@@ -1,0 +1,131 @@
+"""Every recipe as a user starts it: `accelerate launch`, two steps, toy files; one of them on two processes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from datasets import Dataset
+from toys import TINY_CONFIGS, sentences
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+TINY = ["--max_length", "32", "--vocab_size", "120", "--max_steps", "2", "--stage2_max_steps", "2", "--report_to", "none"]
+TINY += ["--stage2_eval_steps", "1", "--use_cpu", "true", "--save_strategy", "no", "--rho1", "1"]
+
+
+def launch(*arguments, processes=1, status=0):
+    """Run a recipe from the repository root; its standard output, or its standard error where it has to fail."""
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--mixed_precision", "no", "--dynamo_backend", "no"]
+    command += ["--num_machines", "1", "--num_processes", str(processes)]
+    if processes > 1:
+        # accelerate's `--cpu` starts several processes through MPI only; this way torch's launcher does, with gloo.
+        command += ["--multi_gpu", "--main_process_port", str(20000 + os.getpid() % 20000)]
+    else:
+        command += ["--cpu"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, *map(str, arguments)], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240
+    )
+    assert (done.returncode != 0) == (status != 0), done.stdout[-3000:] + done.stderr[-6000:]
+    return done.stdout if status == 0 else done.stderr
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("work")
+    (folder / "task").mkdir()
+    for split, count in (("train", 48), ("validation", 24), ("test", 24)):
+        Dataset.from_list(sentences(count, len(split))).to_json(folder / "task" / f"{split}.jsonl")
+    Dataset.from_list([{"text": row["text"]} for row in sentences(60, 9)]).to_parquet(folder / "corpus.parquet")
+    values = {k: v for k, v in TINY_CONFIGS["bert"].items() if k not in ("vocab_size", "num_labels")}
+    (folder / "model.json").write_text(json.dumps({"model_type": "bert", **values}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def subset(work):
+    out = launch(
+        "recipes/retrieve.py", "--task", work / "task", "--corpus", work / "corpus.parquet", "--top_k", "4",
+        "--output_dir", work / "subset",
+    )  # fmt: skip
+    assert "of 60 passages" in out and "retrieved:" in out
+    return work / "subset"
+
+
+def test_retrieve_random_like(work, subset):
+    launch(
+        "recipes/retrieve.py", "--task", work / "task", "--corpus", work / "corpus.parquet", "--retriever", "random",
+        "--like", subset, "--output_dir", work / "random",
+    )  # fmt: skip
+    from hf_tlm.retrieval import Subset
+
+    assert len(Subset.load(work / "random").dataset) == len(Subset.load(subset).dataset)
+
+
+def test_train_tlm_on_one_and_two_processes(work, subset):
+    """Equal global batches: the same losses and the same predictions, up to the order of additions."""
+    results = {}
+    for processes in (1, 2):
+        out = work / f"run{processes}"
+        text = launch(
+            "recipes/train_tlm.py", "--task", work / "task", "--subset", subset, "--model_config", work / "model.json",
+            *TINY, "--max_steps", "4", "--total_batch_size", "8", "--per_device_train_batch_size", 8 // processes,
+            "--stage2_total_batch_size", "8", "--logging_steps", "1", "--output_dir", out, processes=processes,
+        )  # fmt: skip
+        assert text.count("cost a seed") == 1
+        history = json.loads((out / "seed-0/stage1/trainer_state.json").read_text())["log_history"]
+        results[processes] = {
+            "results": json.loads((out / "results.json").read_text()),
+            "losses": [entry["loss"] for entry in history if "loss" in entry],
+        }
+    one, two = results[1], results[2]
+    assert two["results"]["environment"]["processes"] == 2
+    # Dropout draws differ between processes, so losses are close, not equal; the equal case is in tests/invariants.
+    assert two["losses"] == pytest.approx(one["losses"], rel=0.05)
+    for key in ("steps", "tokens", "real_tokens", "flops"):
+        assert one["results"]["seeds"][0]["cost"][key] == two["results"]["seeds"][0]["cost"][key], key
+
+
+def test_train_tlm_from_yaml(work, subset):
+    config = work / "config.yaml"
+    config.write_text(f"train_tlm:\n  model_config: {work / 'model.json'}\n  rho2: 5\nretrieve:\n  top_k: 3\n")
+    launch(
+        "recipes/train_tlm.py", "--config", config, "--task", work / "task", "--subset", subset, *TINY, "--seeds", "0", "1",
+        "--output_dir", work / "yaml",
+    )  # fmt: skip
+    results = json.loads((work / "yaml/results.json").read_text())
+    assert results["arguments"]["rho2"] == 5 and len(results["seeds"]) == 2
+
+
+def test_quickstart_on_own_data(work):
+    out = launch(
+        "recipes/quickstart.py", "--task", work / "task", "--corpus", work / "corpus.parquet", "--output_dir",
+        work / "quick", "--max_steps", "2", "--stage2_max_steps", "2", "--top_k", "4",
+    )  # fmt: skip
+    table = [line for line in out.splitlines() if line.startswith("| ")]
+    assert len(table) == 8 and "BM25 subset" in table[-1]
+    assert (work / "quick/model/model.safetensors").is_file() and not list((work / "quick/model").glob("seed-*"))
+    assert len(json.loads((work / "quick/table.json").read_text())) == 6
+
+
+@pytest.mark.parametrize(
+    "arguments,message",
+    [
+        (["--task", "{task}", "--subset", "nowhere"], "nowhere is not a saved subset"),
+        (["--task", "nowhere", "--subset", "{subset}"], "No task 'nowhere'"),
+        (["--task", "{task}", "--subset", "{subset}", "--label_column", "y"], "no column 'y'"),
+        (["--task", "{task}"], "give --subset"),
+        (["--task", "{task}", "--subset", "{subset}", "--rho1", "0.5"], "rho1 must be"),
+        (["--task", "{task}", "--subset", "{subset}", "--config", "nowhere.yaml"], "Cannot read --config nowhere.yaml"),
+        (["--task", "{task}", "--subset", "{subset}", "--model_config", "nowhere.json"], "neither a JSON file"),
+    ],
+)
+def test_errors_are_messages_without_a_traceback(work, subset, tmp_path, arguments, message):
+    filled = [argument.format(task=work / "task", subset=subset) for argument in arguments]
+    command = [sys.executable, "recipes/train_tlm.py", *TINY, *filled, "--output_dir", str(tmp_path / "out")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode in (1, 2)
+    assert message in done.stderr and "Traceback" not in done.stderr, done.stderr[-3000:]
