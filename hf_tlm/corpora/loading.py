@@ -16,6 +16,8 @@ from hf_tlm.corpora.corpus import Corpus, CorpusError
 
 BUILDERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv", ".txt": "text"}
 COMPRESSIONS = (".gz", ".zst")
+# Only an empty field is null: pandas would also take the words "null", "None" and "NA" for one.
+_CSV = {"keep_default_na": False, "na_values": [""]}
 _SAMPLE = 1 << 16
 
 
@@ -43,9 +45,11 @@ def load_corpus(
         split, config_name, revision, streaming: of a Hub dataset. Streaming stores nothing on the way.
 
     Raises:
-        CorpusError: nothing matches, or a file type is unknown. While iterating: a file cannot be read, a column is
-            missing, an id of `id_column` is null or repeated.
+        CorpusError: nothing matches, a file type is unknown, or max_words is not positive. While iterating: a file
+            cannot be read, a column is missing or holds no text, an id of `id_column` is null or repeated.
     """
+    if max_words is not None and max_words < 1:
+        raise CorpusError(f"max_words must be at least 1; received {max_words}.")
     columns = (text_column, id_column, source_column)
     settings = {"columns": columns, "max_words": max_words}
     if isinstance(corpus, Dataset):
@@ -69,11 +73,19 @@ def load_corpus(
         def documents() -> Iterator[dict[str, str | None]]:
             seen: set[str] = set()
             for file, name in zip(files, names, strict=True):
+                if file.stat().st_size == 0:  # A shard without rows; the readers would find no schema in it.
+                    continue
                 yield from _rows(_open(file), name, _stem(file), columns, seen)
 
         return Corpus(label, digest.hexdigest()[:16], documents, max_words)
     path, _, at = str(corpus).partition("@")
-    if len(patterns) != 1 or path.count("/") != 1 or path.startswith((".", "/", "~")) or glob.has_magic(path):
+    if (
+        len(patterns) != 1
+        or path.count("/") != 1
+        or path.startswith((".", "/", "~"))
+        or glob.has_magic(path)
+        or _builder(Path(path))
+    ):
         raise CorpusError(
             f"No corpus {corpus!r}: no file matches, and it is not a Hub id (owner/name). File types: "
             f"{', '.join(BUILDERS)}, each also with {' or '.join(COMPRESSIONS)}."
@@ -87,8 +99,10 @@ def _hub_corpus(path, revision, config_name, split, streaming, columns, max_word
     try:
         sha = HfApi().dataset_info(path, revision=revision).sha
         rows = load_dataset(path, config_name, split=split, revision=sha, streaming=streaming)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise CorpusError(f"Cannot load the corpus {path!r} from the Hub: {error}") from error
+    except Exception as error:  # The Hub's clients raise those of their HTTP library; none is a bug of ours.
+        raise CorpusError(
+            f"Cannot load the corpus {path!r} from the Hub: {error}\nThere is no file or folder of that name here either."
+        ) from error
     settings = {"columns": columns, "max_words": max_words, "hub": [path, sha, config_name, split]}
     return Corpus(f"{path}@{sha}", _digest(settings).hexdigest()[:16], lambda: _rows(rows, split, path, columns), max_words)
 
@@ -103,9 +117,11 @@ def _find(patterns: Sequence[str]) -> list[Path]:
     for pattern in patterns:
         pattern = os.path.expanduser(pattern)
         if os.path.isdir(pattern):
-            found |= {path for path in Path(pattern).rglob("*") if path.is_file() and _builder(path)}
+            folder = Path(os.path.abspath(pattern))
+            found |= {path for path in folder.rglob("*") if path.is_file() and _builder(path)}
         else:
-            matches = {Path(match) for match in glob.glob(pattern, recursive=True)}
+            names = [pattern] if os.path.isfile(pattern) else glob.glob(pattern, recursive=True)
+            matches = {Path(os.path.abspath(name)) for name in names}
             if unknown := sorted(path for path in matches if path.is_file() and not _builder(path)):
                 raise CorpusError(
                     f"{unknown[0]}: unknown file type. Known: {', '.join(BUILDERS)}, each also with "
@@ -140,8 +156,10 @@ def _ends(path: Path) -> bytes:
 
 def _open(path: Path) -> IterableDataset:
     """A lazily read file; `datasets` decompresses by the name."""
+    builder = _builder(path)
+    options = _CSV if builder == "csv" else {}
     try:
-        return load_dataset(_builder(path), data_files=str(path), split="train", streaming=True)
+        return load_dataset(builder, data_files=glob.escape(str(path)), split="train", streaming=True, **options)
     except Exception as error:  # The readers raise their own types for a corrupt file; none is a bug of ours.
         raise CorpusError(f"Cannot read {path}: {error.__cause__ or error}") from error
 
@@ -177,5 +195,12 @@ def _rows(
                     kind = "null" if identifier is None else f"a second {identifier!r}"
                     raise CorpusError(f"{name}, row {position}: {kind} in the id column {id_column!r}; ids must be unique.")
                 seen.add(str(identifier))
-            yield {"id": str(identifier), "text": text, "source": str(origin)}
+            if text is not None and not isinstance(text, str):
+                if not isinstance(text, (int, float)):
+                    raise CorpusError(
+                        f"{name}, row {position}: the column {text_column!r} should hold texts; received a "
+                        f"{type(text).__name__}. Choose another column."
+                    )
+                text = str(text)
+            yield {"id": str(identifier), "text": text, "source": source if origin is None else str(origin)}
             position += 1

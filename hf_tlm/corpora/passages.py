@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 # A sentence ends at a terminator, possibly followed by closing quotes or brackets, before white space; CJK stops need
 # no space after them.
 _SENTENCE_END = re.compile(r"(?<=[.!?…])[\"'”’)\]]*\s+|(?<=[。！？])\s*|\n\s*\n")
+_WORD = re.compile(r"\S+")
 
 
 def split_passages(text: str, max_words: int) -> list[str]:
     """Cut a text into passages of at most `max_words` white-space-separated words, at sentence ends where possible.
 
-    Sentences are taken greedily; one that is longer than a passage is cut between words. Nothing is lost but the white
-    space at the cuts.
+    Sentences are taken greedily; one that is longer than a passage is cut between words. A passage is a slice of the
+    text: nothing is changed, and nothing lost but the white space at the cuts.
 
     Raises:
         ValueError: max_words is not positive.
@@ -21,40 +23,39 @@ def split_passages(text: str, max_words: int) -> list[str]:
     if max_words < 1:
         raise ValueError(f"max_words must be positive; received {max_words}.")
     passages: list[str] = []
-    current: list[str] = []
-    words = 0
-
-    def close() -> None:
-        nonlocal current, words
-        if current:
-            passages.append(" ".join(current))
-        current, words = [], 0
-
-    for sentence in _sentences(text):
-        parts = sentence.split()
-        if len(parts) > max_words:
-            close()
-            while len(parts) > max_words:
-                passages.append(" ".join(parts[:max_words]))
-                parts = parts[max_words:]
-            current, words = [" ".join(parts)], len(parts)
-        else:
-            if words + len(parts) > max_words:
-                close()
-            current.append(sentence)
-            words += len(parts)
-    close()
+    start = end = words = 0
+    for first, last, count in _pieces(text, max_words):
+        if words + count > max_words:
+            passages.append(text[start:end])
+            words = 0
+        if words == 0:
+            start = first
+        end = last
+        words += count
+    if words:
+        passages.append(text[start:end])
     return passages
 
 
-def _sentences(text: str) -> list[str]:
-    """Stripped sentences, closing quotes and brackets kept with the sentence they end."""
-    sentences, start = [], 0
-    for match in _SENTENCE_END.finditer(text):
-        end = match.start() + len(match.group().rstrip())
-        if text[start:end].strip():
-            sentences.append(text[start:end].strip())
-        start = end
-    if text[start:].strip():
-        sentences.append(text[start:].strip())
-    return sentences
+def _pieces(text: str, max_words: int) -> Iterator[tuple[int, int, int]]:
+    """(start, end, words) of the sentences, each at most `max_words` long."""
+    for start, end in _sentences(text):
+        count = len(text[start:end].split())
+        if count <= max_words:
+            yield start, end, count
+            continue
+        words = list(_WORD.finditer(text, start, end))
+        for i in range(0, count, max_words):
+            part = words[i : i + max_words]
+            yield part[0].start(), part[-1].end(), len(part)
+
+
+def _sentences(text: str) -> Iterator[tuple[int, int]]:
+    """(start, end) of the sentences without the white space around; closing quotes and brackets end a sentence."""
+    start = 0
+    for cut in [match.start() + len(match.group().rstrip()) for match in _SENTENCE_END.finditer(text)] + [len(text)]:
+        sentence = text[start:cut]
+        if stripped := sentence.strip():
+            first = start + len(sentence) - len(sentence.lstrip())
+            yield first, first + len(stripped)
+        start = cut

