@@ -18,16 +18,16 @@ INSTALL = [
     "huggingface_hub>=2.4,<3",
     "peft>=0.21,<1",  # the Trainer recognises PEFT models by it
     "bm25s>=0.3.16,<0.4",
-    "numba>=0.60",  # bm25s's fast backend
+    "numba>=0.60,<1",  # bm25s's fast backend
     "rank_bm25>=0.2.2,<0.3",
     "rake-nltk>=1.0.6,<2",
     "scikit-learn>=1.5,<2",
     "scipy>=1.11,<2",
-    "numpy>=1.26",
-    "pyyaml>=6",
-    "jinja2>=3",  # model cards
-    "tqdm>=4.66",
-    "zstandard>=0.22",  # .zst corpora
+    "numpy>=1.26,<3",
+    "pyyaml>=6,<7",
+    "jinja2>=3,<4",  # model cards
+    "tqdm>=4.66,<5",
+    "zstandard>=0.22,<1",  # .zst corpora
 ]
 TEST = ["pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "tensorboard>=2.17"]
 EXTRAS = {

@@ -77,7 +77,6 @@ def main() -> None:
             "after stage 1": aggregate([s["stages"]["1"]["validation"] for s in seeds])[result["metric"]],
             "real tokens": seeds[0]["cost"]["real_tokens"],
             "FLOPs": seeds[0]["cost"]["flops"],
-            "seconds": round(sum(s["cost"]["seconds"] for s in seeds) / len(seeds)),
             "parameters": seeds[0]["parameters"],
             "spectral": result.get("spectral"),
             "subset passages": (result["subset"] or {}).get("counts", {}).get("union"),
@@ -92,7 +91,7 @@ def main() -> None:
     retrieval = [shlex.join(["python", f"recipes/{c[0]}.py", "--config", CONFIG, *c[1:]]) for c in commands.values()]
     record = {"config": (ROOT / CONFIG).read_text(encoding="utf-8"), "retrieval_commands": retrieval, "rows": rows}
     (RESULTS / f"{options.name}.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    columns = ["task", "metric", "arm", "embeddings", "validation", "test", "real tokens", "FLOPs", "seconds"]
+    columns = ["task", "metric", "arm", "embeddings", "validation", "test", "real tokens", "FLOPs"]
     shown = [{**r, "real tokens": f"{r['real tokens']:,}", "FLOPs": f"{r['FLOPs']:.2g}"} for r in rows]
     environment = rows[0]["environment"]
     text = (

@@ -33,7 +33,7 @@ MODEL = {
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
     "intermediate_size": 512,
-    "max_position_embeddings": 128,
+    "max_position_embeddings": 96,
 }
 VOCAB_SIZE = 4000
 
@@ -44,8 +44,8 @@ class QuickstartArguments:
     corpus: str | None = field(default=None, metadata={"help": "Your own corpus: files, as in retrieve.py."})
     output_dir: str = field(default="quickstart_output", metadata={"help": "Where subsets, runs and the model go."})
     top_k: int = field(default=100, metadata={"help": "Passages per training text (BM25)."})
-    max_steps: int = field(default=200, metadata={"help": "Stage 1: optimizer steps of every arm."})
-    stage2_max_steps: int = field(default=300, metadata={"help": "Stage 2: optimizer steps of every arm."})
+    max_steps: int = field(default=150, metadata={"help": "Stage 1: optimizer steps of every arm."})
+    stage2_max_steps: int = field(default=400, metadata={"help": "Stage 2: optimizer steps of every arm."})
     seed: int = field(default=0, metadata={"help": "Seed of the task's sample, the random subset and the training."})
     report_to: str = field(default="none", metadata={"help": "tensorboard, trackio, wandb or none."})
 
@@ -92,13 +92,16 @@ def _train_arm(quick: QuickstartArguments, output: Path, task, arm: str, subset:
         output_dir=str(output / f"{arm.replace(' ', '-')}-{init}"),
         seed=quick.seed,
         rho1=0 if subset is None else 3,
+        max_length=96,
+        per_device_train_batch_size=16,
         max_steps=quick.max_steps,
         learning_rate=1e-3,
         warmup_steps=0.1,
         stage2_max_steps=quick.stage2_max_steps,
         stage2_learning_rate=1e-3,
         stage2_warmup_steps=0.1,
-        stage2_eval_steps=0.1,
+        stage2_total_batch_size=16,
+        stage2_eval_steps=0.2,
         save_strategy="no",
         report_to=quick.report_to,
     )

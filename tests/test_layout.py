@@ -32,8 +32,10 @@ def test_imports_point_backwards(path):
     own = place(path.relative_to(ROOT / "hf_tlm").with_suffix("").parts[0])
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         names = []
-        if isinstance(node, ast.ImportFrom) and node.level == 0:
-            names = [node.module]
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path.name}: a relative import hides where it points"
+            # `from hf_tlm import training` names a package as much as `from hf_tlm.training import ...`.
+            names = [f"hf_tlm.{a.name}" for a in node.names] if node.module == "hf_tlm" else [node.module]
         elif isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         for name in names:
@@ -45,7 +47,7 @@ def test_files_stay_short():
     long = {p.name: n for p in MODULES if (n := len(p.read_text(encoding="utf-8").splitlines())) > 330}
     assert not long
     recipes = sorted((ROOT / "recipes").glob("*.py"))
-    assert recipes and not {p.name: n for p in recipes if (n := len(p.read_text().splitlines())) > 130}
+    assert recipes and not {p.name: n for p in recipes if (n := len(p.read_text().splitlines())) > 140}
 
 
 def test_exports_are_lazy_and_complete():

@@ -7,7 +7,8 @@ import pytest
 import yaml
 from transformers import AutoConfig, AutoModelForMaskedLM
 
-from hf_tlm.parser import parse
+from hf_tlm.parser import parse, read_configs
+from hf_tlm.retrieval.retrieve import default_top_k
 from hf_tlm.tasks import TASKS, TaskArguments
 from hf_tlm.training import ModelArguments, TlmArguments
 
@@ -52,6 +53,27 @@ def test_table_b1(scale):
             assert content["train_tlm"].get("corpus_max_length") == corpus_length
             size = "large" if scale == "large" else "base"
             assert content["train_tlm"]["model_config"] == f"recipes/configs/models/bert_{size}.json"
+
+
+@pytest.mark.parametrize("scale,flops", [("small", 2.74e18), ("medium", 8.30e18), ("large", 7.59e19)])
+def test_flops_of_table_2(scale, flops):
+    """The mean over tasks of 6 x parameters x steps x batch x length, which the paper prints in another table."""
+    total = 0
+    for task in TASKS:
+        values = read_configs([CONFIGS / "tlm" / f"{task}_{scale}.yaml"], "train_tlm")
+        rho1, task_length = values["rho1"], values["max_length"]
+        length = (rho1 * values.get("corpus_max_length", task_length) + task_length) / (rho1 + 1)
+        total += 6 * (355e6 if scale == "large" else 109e6) * values["max_steps"] * values["total_batch_size"] * length
+    assert total / len(TASKS) == pytest.approx(flops, rel=2e-3)
+
+
+@pytest.mark.parametrize("scale", TABLE_B1)
+@pytest.mark.parametrize("task", TASKS)
+def test_retrieval_is_the_papers(task, scale):
+    """Appendix B's rule for K, doubled at the large scale; key phrases for Helpfulness (section 3.1)."""
+    files = [CONFIGS / "tlm" / name for name in ("base.yaml", f"{task}_{scale}.yaml")]
+    expected = {"top_k": default_top_k(TASKS[task].split_sizes[0]) * (2 if scale == "large" else 1)}
+    assert read_configs(files, "retrieve") == expected | ({"query_mode": "rake"} if task == "helpfulness" else {})
 
 
 def test_every_task_has_every_scale_and_nothing_else():

@@ -1,0 +1,48 @@
+import numpy as np
+import pytest
+from sklearn.metrics import f1_score
+from transformers import EvalPrediction
+
+from hf_tlm.evaluation import METRICS, compute_metrics_for, load_metric
+from hf_tlm.files import HfTlmError
+from hf_tlm.tasks import METRICS as TASK_METRICS
+
+REFERENCES = [0, 0, 0, 1, 1, 2]
+PREDICTIONS = [0, 0, 1, 1, 2, 2]
+
+
+def test_by_hand():
+    # Class 0: precision 1, recall 2/3. Class 1: 1/2, 1/2. Class 2: 1/2, 1.
+    values = {name: load_metric(name).compute(predictions=PREDICTIONS, references=REFERENCES)[name] for name in METRICS}
+    assert values["accuracy"] == values["micro_f1"] == pytest.approx(4 / 6)
+    assert values["macro_f1"] == pytest.approx((4 / 5 + 1 / 2 + 2 / 3) / 3)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_against_scikit_learn(seed):
+    references, predictions = np.random.default_rng(seed).integers(0, 5, (2, 100))
+    for name in ("micro", "macro"):
+        ours = load_metric(f"{name}_f1").compute(predictions=predictions, references=references)
+        assert ours[f"{name}_f1"] == pytest.approx(f1_score(references, predictions, average=name))
+
+
+def test_classes_that_never_occur_do_not_count():
+    assert load_metric("macro_f1").compute(predictions=[0, 0], references=[0, 0]) == {"macro_f1": 1.0}
+    # A class that is predicted but never right counts with 0.
+    assert load_metric("macro_f1").compute(predictions=[0, 3], references=[0, 0])["macro_f1"] == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_for_the_trainer(name):
+    logits = np.eye(3)[PREDICTIONS] * 2 - 1
+    scores = compute_metrics_for(name)(EvalPrediction(predictions=logits, label_ids=np.array(REFERENCES)))
+    assert set(scores) == {name, "accuracy"} and scores["accuracy"] == pytest.approx(4 / 6)
+
+
+def test_every_task_metric_exists():
+    assert set(TASK_METRICS) == set(METRICS)
+
+
+def test_unknown():
+    with pytest.raises(HfTlmError, match="received 'bleu'"):
+        load_metric("bleu")

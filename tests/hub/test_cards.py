@@ -1,0 +1,100 @@
+"""The card: valid metadata, true sentences for every kind of run, code blocks that run (see also test_protocol)."""
+
+import copy
+
+import pytest
+from huggingface_hub import ModelCard
+
+from hf_tlm.hub.cards import tlm_card
+
+COST = {
+    "steps": 460,
+    "tokens": 1_000_000,
+    "real_tokens": 600_000,
+    "flops": 9e12,
+    "seconds": 83.4,
+    "flops_ratio": 9e12 / 4.36e21,
+}
+
+
+def record(seed, score):
+    scores = {"micro_f1": score, "accuracy": score}
+    stage = {"cost": {**COST, "steps": 160}, "validation": scores}
+    return {
+        "seed": seed,
+        "parameters": 1_500_000,
+        "cost": COST,
+        "stages": {"1": stage, "2": stage},
+        "validation": scores,
+        "test": scores,
+    }
+
+
+RUN = {
+    "task": "chemprot",
+    "metric": "micro_f1",
+    "subset": {
+        "corpus": {"name": "wiki", "fingerprint": "0123"},
+        "counts": {"union": 23782, "passages": 409154},
+        "retriever": "bm25s",
+        "top_k": 50,
+    },
+    "arguments": {"stage": "both", "rho1": 3, "rho2": 20, "loss_normalization": "mean", "mlm_probability": 0.15},
+    "model": {"model_name_or_path": None, "embedding_init": "random", "spectral_scale": 1.0},
+    "environment": {"hf_tlm": "0.1.0", "transformers": "5.23.0", "torch": "2.13.0", "processor": "a CPU"},
+    "summary": {
+        split: {name: {"mean": 0.51, "std": 0.01, "n": 2, "values": [0.5, 0.52]} for name in ("micro_f1", "accuracy")}
+        for split in ("validation", "test")
+    },
+    "seeds": [record(0, 0.50), record(1, 0.52)],
+}
+
+
+def test_metadata():
+    data = ModelCard(tlm_card(RUN, 1)).data
+    assert data.library_name == "transformers" and data.pipeline_tag == "text-classification"
+    assert "trained-from-scratch" in data.tags and data.base_model is None
+    scores = {(r.dataset_split, r.metric_name): r.metric_value for r in data.eval_results}
+    assert scores[("test", "Micro-F1")] == 0.52 and len(scores) == 4
+
+
+def test_sentences():
+    card = tlm_card(RUN, 1)
+    for text in (
+        "trained from scratch",
+        "| test, this seed | 52.00 | 52.00 |",
+        "| test, mean ± std of 2 seeds | 51.00 ± 1.00 | 51.00 ± 1.00 |",
+        "the best of 2 on validation",
+        "23,782 of 409,154 passages",
+        "the top 50 of each training text",
+        "Stage 1: 160 steps, 3 corpus batches for each task batch",
+        "15% of tokens masked",
+        "9e+12 FLOPs",
+        "83 seconds on a CPU",
+    ):
+        assert text in card, text
+    assert "spectral" not in card and "None" not in card and "{" not in card.split("---", 2)[2]
+
+
+@pytest.mark.parametrize(
+    "change,present,absent",
+    [
+        ({"subset": None}, "training split of `chemprot` only", "passages, chosen"),
+        ({"model": {"model_name_or_path": "bert", "embedding_init": "random"}}, "trained further from `bert`", "scratch by"),
+        ({"model": {**RUN["model"], "embedding_init": "spectral"}}, "spectral warm start, norm 1.0", "Nothing"),
+        ({"arguments": {**RUN["arguments"], "rho1": 0}}, "task batches only", "0 corpus batches"),
+        ({"seeds": [record(1, 0.5)], "summary": {}}, "| test, this seed | 50.00 |", "mean ± std"),
+    ],
+)
+def test_other_runs(change, present, absent):
+    card = tlm_card({**copy.deepcopy(RUN), **change}, 1)
+    assert present in card and absent not in card
+
+
+@pytest.mark.parametrize("stage,absent", [("1", "Stage 2"), ("2", "Stage 1")])
+def test_single_stages(stage, absent):
+    run = copy.deepcopy(RUN)
+    run["arguments"]["stage"] = stage
+    for entry in run["seeds"]:
+        entry["stages"] = {stage: entry["stages"][stage]}
+    assert absent not in tlm_card(run, 1)

@@ -1,0 +1,91 @@
+"""The repository as a whole: no traces of one machine, nothing unfinished, packaging that agrees with itself."""
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+import setuptools
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from hf_tlm.version import __version__
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("hf_tlm", "recipes", "benchmarks", "tests", ".ci")
+SUFFIXES = {"", ".py", ".md", ".yaml", ".json", ".toml", ".txt", ".cff"}
+FILES = [
+    path
+    for path in sorted({*ROOT.iterdir(), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*"))})
+    if path.is_file() and path.suffix in SUFFIXES and "__pycache__" not in path.parts
+]
+
+
+def matches(pattern, files):
+    return [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in files
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if re.search(pattern, line)
+    ]
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"(?<![\w.])/(?:root|home|Users|work)/\w",  # A path of somebody's machine.
+        r"--(?:extra-)?index-url\b",  # Where packages come from is the user's choice.
+        r"\bhf_[A-Za-z0-9]{30,}\b",  # A Hub token.
+    ],
+)
+def test_no_traces_of_a_machine(pattern):
+    assert not matches(pattern, FILES)
+
+
+def test_nothing_is_unfinished():
+    code = [path for path in FILES if path.suffix == ".py" and path.relative_to(ROOT).parts[0] in ("hf_tlm", "recipes")]
+    assert code
+    assert not matches(r"\b(?:TODO|FIXME|XXX|NotImplementedError)\b|^\s*except:", code)
+
+
+@pytest.fixture(scope="module")
+def metadata():
+    """The arguments setup.py hands to setuptools."""
+    captured = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(setuptools, "setup", lambda **arguments: captured.update(arguments))
+        runpy.run_path(str(ROOT / "setup.py"))
+    return captured
+
+
+def constraints():
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    return [Requirement(line) for line in lines if line and not line.startswith("#")]
+
+
+def test_constraints_are_exact_public_versions():
+    for requirement in constraints():
+        # "+cpu" and the like exist on some machines only.
+        assert re.fullmatch(r"==[^+*,]+", str(requirement.specifier)) and requirement.url is None, str(requirement)
+
+
+def test_every_dependency_has_a_constraint_within_its_bounds(metadata):
+    pinned = {canonicalize_name(r.name): str(r.specifier).removeprefix("==") for r in constraints()}
+    declared = [*metadata["install_requires"], *(r for extra in metadata["extras_require"].values() for r in extra)]
+    for requirement in map(Requirement, declared):
+        assert any(s.operator == ">=" for s in requirement.specifier), f"{requirement} has no lower bound"
+        assert pinned[canonicalize_name(requirement.name)] in requirement.specifier, str(requirement)
+
+
+def test_one_version_everywhere(metadata):
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert metadata["version"] == citation["version"] == __version__
+    assert metadata["license"] == citation["license"] == "Apache-2.0"
+
+
+def test_package_data_is_there(metadata):
+    for package, patterns in metadata["package_data"].items():
+        folder = ROOT / package.replace(".", "/")
+        assert package in metadata["packages"]
+        assert all(list(folder.glob(pattern)) for pattern in patterns)
