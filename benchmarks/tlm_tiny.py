@@ -4,7 +4,7 @@
 
 Runs recipes/retrieve.py and recipes/train_tlm.py with recipes/configs/tlm/tiny.yaml on the data in HF_TLM_DATA (default
 ../shared/data) and writes benchmarks/results/tlm_tiny.json and .md with the scores and the exact commands. `--jobs`
-trainings run side by side, with one thread each, so seconds are those of a shared machine. Finished runs are not repeated.
+trainings run side by side, with one thread each; times are not reported. Finished runs are not repeated.
 """
 
 from __future__ import annotations
