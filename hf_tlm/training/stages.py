@@ -82,7 +82,7 @@ def run_stage(
     cost = trainer.cost()
     scores = {
         name.removeprefix("eval_"): value
-        for name, value in trainer.evaluate().items()
+        for name, value in _validation(trainer).items()
         if name.removeprefix("eval_") in ("loss", "accuracy", args.metric_for_best_model)
     }
     trained = trainer.accelerator.unwrap_model(trainer.model)
@@ -92,3 +92,12 @@ def run_stage(
         export_stock(trained, tokenizer, finished, {STAGE_FILE: json.dumps(record, indent=2)})
     trainer.accelerator.wait_for_everyone()
     return trained, cost, scores
+
+
+def _validation(trainer: TlmTrainer) -> dict[str, float]:
+    """The validation scores of the model as it is; those of the best checkpoint are in the log already."""
+    if trainer.args.load_best_model_at_end:
+        for entry in trainer.state.log_history:
+            if "eval_loss" in entry and entry["step"] == trainer.state.best_global_step:
+                return entry
+    return trainer.evaluate()
