@@ -112,14 +112,19 @@ def run(main: Callable[[], Any]) -> None:
 
     1 for an `HfTlmError` or a full disk, 130 for Ctrl-C. Other exceptions are bugs and keep their traceback.
     """
+    from transformers.utils import logging
+
+    # Bars of loading and writing weights would bury those of the jobs; the Trainer's and datasets' own stay.
+    logging.disable_progress_bar()
     try:
         main()
     except HfTlmError as error:
         _stop(str(error), 1)
     except KeyboardInterrupt:
         _stop("Interrupted. What was finished is on disk: the same command continues from there.", 130)
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
+    except Exception as error:
+        # safetensors has an error type of its own that only quotes the system's.
+        if os.strerror(errno.ENOSPC) not in str(error):
             raise
         _stop(f"The disk is full: {error}. What was finished is on disk: free space and run the same command.", 1)
 

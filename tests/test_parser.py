@@ -85,6 +85,7 @@ def test_bad_command_line_is_one_line(tmp_path, args, capsys):
         (HfTlmError("do this"), 1, "Error: do this"),
         (KeyboardInterrupt(), 130, "Interrupted"),
         (OSError(28, "No space left on device"), 1, "disk is full"),
+        (RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)"), 1, "disk is full"),
     ],
 )
 def test_run_turns_errors_into_messages(error, status, message, capsys):

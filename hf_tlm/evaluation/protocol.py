@@ -189,6 +189,11 @@ def _with_fresh_classifier(make_model, seed: int):
 def _settings(args: TlmArguments) -> dict[str, Any]:
     """The arguments that decide what is computed, as JSON values."""
     values = {name: value for name, value in args.to_dict().items() if name not in _FREE and "token" not in name}
+    # The number of processes may change, the texts of a step may not.
+    one = args.for_stage(1, args.output_dir, 0, "accuracy")
+    values["texts_per_step"] = one.train_batch_size * one.gradient_accumulation_steps * one.world_size
+    for name in ("per_device_train_batch_size", "gradient_accumulation_steps"):
+        del values[name]
     return json.loads(json.dumps(values, default=str))
 
 

@@ -108,6 +108,8 @@ class TlmArguments(TrainingArguments):
                 "A TLM run resumes by itself: run the same command with the same --output_dir. Leave out "
                 "resume_from_checkpoint."
             )
+        if self.seeds and len(set(self.seeds)) < len(self.seeds):
+            raise ArgumentsError(f"seeds holds a seed twice: {self.seeds}. Each is one run.")
         # The cost of a run is reported in real tokens; the Trainer counts them over processes and resumes.
         self.include_num_input_tokens_seen = "non_padding"
         # The Trainer would take every argument of the model with "label" in its name for one it must find in a batch.
@@ -150,6 +152,7 @@ class TlmArguments(TrainingArguments):
         """
         args = copy.copy(self)
         args.output_dir = str(output_dir)
+        args.hub_token = None  # The Trainer pickles its arguments beside every checkpoint.
         args.seed = seed
         args.data_seed = seed
         args.metric_for_best_model = metric

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -17,6 +19,8 @@ from hf_tlm.models.tlm import TlmModel
 from hf_tlm.objectives import Mlm, TaskLoss, WeightedMean, WeightedSum
 from hf_tlm.training.arguments import TlmArguments
 from hf_tlm.training.cost import Cost, training_flops
+
+logger = logging.getLogger(__name__)
 
 
 def tlm_objectives(args: TlmArguments) -> dict[str, Any]:
@@ -113,6 +117,13 @@ class TlmTrainer(Trainer):
             gradient_accumulation_steps=self.args.gradient_accumulation_steps,
             seed=self.args.data_seed if self.args.data_seed is not None else self.args.seed,
         )
+        if math.isfinite(self.args.rho1) and 0 < self.args.max_steps <= self.args.rho1:
+            logger.warning(
+                "max_steps %d ends before the first task batch (one after rho1 = %d corpus batches): this stage trains on "
+                "the corpus alone.",
+                self.args.max_steps,
+                self.args.rho1,
+            )
         loader = DataLoader(
             dataset,
             batch_sampler=self.batch_sampler,

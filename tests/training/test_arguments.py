@@ -19,6 +19,7 @@ BASE = {"output_dir": "unused", "use_cpu": True, "report_to": "none"}
         ({"mlm_probability": 1.0}, "mlm_probability"),
         ({"max_length": 2}, "max_length must be at least 3"),
         ({"corpus_max_length": 1}, "corpus_max_length must be at least 3"),
+        ({"seeds": [1, 2, 1]}, "holds a seed twice"),
         ({"push_to_hub": True}, "hf upload"),
         ({"resume_from_checkpoint": "somewhere"}, "resumes by itself"),
         ({"train_sampling_strategy": "group_by_length"}, "train_sampling_strategy"),

@@ -229,6 +229,14 @@ def test_evaluation_is_unmasked_and_deterministic(tmp_path, data, tokenizer):
     torch.testing.assert_close(torch.from_numpy(logits[3]), alone, rtol=1e-4, atol=1e-5)
 
 
+def test_a_stage_too_short_for_a_task_batch_warns(tmp_path, data, tokenizer, caplog):
+    trainer(tmp_path, data, tokenizer, rho1=4, max_steps=4).get_train_dataloader()
+    assert "ends before the first task batch" in caplog.text
+    caplog.clear()
+    trainer(tmp_path, data, tokenizer, rho1=3, max_steps=4).get_train_dataloader()
+    assert "first task batch" not in caplog.text
+
+
 def test_objectives_follow_the_stage(tmp_path):
     args = TlmArguments(output_dir=str(tmp_path), rho2=20, **QUIET)
     from hf_tlm.training import tlm_objectives
