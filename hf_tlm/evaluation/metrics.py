@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import datasets
 import evaluate
+import numpy as np
 from sklearn.metrics import accuracy_score, f1_score
 from transformers import EvalPrediction
 
@@ -90,11 +91,15 @@ def compute_metrics_for(name: str) -> Callable[[EvalPrediction], dict[str, float
     """For `Trainer(compute_metrics=...)`: the metric and the accuracy of argmax predictions.
 
     Raises:
-        HfTlmError: there is no metric of this name.
+        HfTlmError: there is no metric of this name; when computing: a logit is not finite.
     """
     metrics = [load_metric(metric) for metric in dict.fromkeys((name, "accuracy"))]
 
     def compute(prediction: EvalPrediction) -> dict[str, float]:
+        if not np.isfinite(prediction.predictions).all():
+            raise HfTlmError(
+                "The model's logits are not finite: training has diverged. Lower the learning rate or lengthen the warm-up."
+            )
         predicted = prediction.predictions.argmax(axis=-1)
         scores: dict[str, float] = {}
         for metric in metrics:

@@ -46,3 +46,8 @@ def test_every_task_metric_exists():
 def test_unknown():
     with pytest.raises(HfTlmError, match="received 'bleu'"):
         load_metric("bleu")
+
+
+def test_diverged_training_is_not_scored():
+    with pytest.raises(HfTlmError, match="diverged"):
+        compute_metrics_for("accuracy")(EvalPrediction(predictions=np.full((2, 3), np.nan), label_ids=np.array([0, 1])))

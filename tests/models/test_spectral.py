@@ -46,9 +46,18 @@ def test_bounded_memory_forgets_the_rarest_and_says_how_much(monkeypatch):
     monkeypatch.setattr(spectral, "_CHUNK_TOKENS", 50)
     full, _ = cooccurrence(texts(300), V)
     counts, forgotten = cooccurrence(texts(300), V, max_nonzeros=400)
-    assert counts.nnz < full.nnz
+    # Half of the limit, in both directions, and what the last chunk added.
+    assert counts.nnz <= 2 * 400 < full.nnz
     assert 0 < forgotten < 1
     np.testing.assert_allclose(forgotten, 1 - counts.sum() / full.sum(), rtol=1e-9)
+
+
+def test_ties_do_not_break_the_bound(monkeypatch):
+    monkeypatch.setattr(spectral, "_CHUNK_TOKENS", 20)
+    # Every pair once: all counts are equal.
+    pairs = [[i, j] for i in range(V) for j in range(i + 1, V)]
+    counts, forgotten = cooccurrence(pairs, V, max_nonzeros=50)
+    assert counts.nnz <= 2 * 50 and forgotten > 0.5
 
 
 def test_ppmi_equals_the_formula():
@@ -58,7 +67,7 @@ def test_ppmi_equals_the_formula():
     context /= context.sum()
     with np.errstate(divide="ignore"):
         expected = np.maximum(np.log(joint / (joint.sum(axis=1, keepdims=True) * context)), 0)
-    np.testing.assert_allclose(ppmi(sp.csr_matrix(counts)).toarray(), expected, rtol=1e-10)
+    np.testing.assert_allclose(ppmi(sp.csr_matrix(counts)).toarray(), expected, rtol=1e-6)
 
 
 def test_embeddings_are_the_svd_and_reproducible():
@@ -110,6 +119,10 @@ def test_more_dimensions_than_tokens():
 def test_errors():
     with pytest.raises(ModelError, match="two tokens or more"):
         spectral_embeddings([[1], []], V, 4)
+    with pytest.raises(ModelError, match="window must be at least 1"):
+        cooccurrence(texts(), V, window=0)
+    with pytest.raises(ModelError, match="Token id 99 is outside"):
+        cooccurrence([[1, 99]], V)
     model = TlmModel.from_config(AutoConfig.for_model("bert", **TINY_CONFIGS["bert"]))
     with pytest.raises(ModelError, match="do not fit"):
         spectral_embeddings(texts(), V, 16).write_to(model)
