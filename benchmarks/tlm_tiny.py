@@ -96,7 +96,7 @@ def main() -> None:
     environment = rows[0]["environment"]
     text = (
         f"Made by `python benchmarks/tlm_tiny.py --tasks {' '.join(options.tasks)} --seeds {' '.join(options.seeds)} "
-        f"--output_dir {options.output_dir}` on {environment['processor']}, {environment['cpu_cores']} cores, "
+        f"--embeddings {' '.join(options.embeddings)} --output_dir {options.output_dir}` on {environment['processor']}, {environment['cpu_cores']} cores, "
         f"{options.jobs} trainings side by side, one thread each. {len(options.seeds)} seeds, mean ± standard deviation, "
         f"percent. Equal steps for all arms of a task. All commands are in {options.name}.json.\n\n"
         + format_table(shown, columns)

@@ -82,6 +82,7 @@ def test_sentences():
         ({"subset": None}, "training split of `chemprot` only", "passages, chosen"),
         ({"model": {"model_name_or_path": "bert", "embedding_init": "random"}}, "trained further from `bert`", "scratch by"),
         ({"model": {**RUN["model"], "embedding_init": "spectral"}}, "spectral warm start, norm 1.0", "Nothing"),
+        ({"subset": {**RUN["subset"], "retriever": "random", "top_k": None}}, "random passages of a general", "resemble"),
         ({"arguments": {**RUN["arguments"], "rho1": 0}}, "task batches only", "0 corpus batches"),
         ({"seeds": [record(1, 0.5)], "summary": {}}, "| test, this seed | 50.00 |", "mean ± std"),
     ],
