@@ -46,7 +46,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
     parser.add_argument("--scales", nargs="+", type=float, default=[0.3, 1.0, 3.0])
-    parser.add_argument("--max_steps", type=int, default=240)
+    parser.add_argument("--max_steps", type=int, default=150)
     parser.add_argument("--output_dir", default="runs/spectral")
     options = parser.parse_args()
     output = Path(options.output_dir)
@@ -64,14 +64,16 @@ def main() -> None:
                 stage=stage,
                 rho1=3,
                 max_length=96,
+                per_device_train_batch_size=16,
                 max_steps=options.max_steps,
                 learning_rate=1e-3,
                 warmup_steps=0.1,
-                logging_steps=24,
-                stage2_max_steps=200,
+                logging_steps=15,
+                stage2_max_steps=300,
+                stage2_total_batch_size=16,
                 stage2_learning_rate=1e-3,
                 stage2_warmup_steps=0.1,
-                stage2_eval_steps=0.1,
+                stage2_eval_steps=0.2,
                 save_strategy="no",
                 report_to="none",
                 disable_tqdm=True,
@@ -102,7 +104,7 @@ def main() -> None:
         f"Made by `python benchmarks/spectral.py --seeds {' '.join(map(str, options.seeds))} --output_dir "
         f"{options.output_dir}` on {environment['processor']}, {environment['cpu_cores']} cores. Reuters R8, 40 examples a "
         f"class; {len(subset.dataset):,} retrieved passages; BERT 2 x 128, vocabulary {VOCAB_SIZE:,}; stage 1 "
-        f"{options.max_steps} steps of 32 x 96, stage 2 200 steps of 32. Percent, mean ± standard deviation of "
+        f"{options.max_steps} steps of 16 x 96, stage 2 300 steps of 16. Percent, mean ± standard deviation of "
         f"{len(options.seeds)} seeds. The embeddings took {min(seconds):.0f} to {max(seconds):.0f} s.\n\n"
         + format_table(rows, ["embeddings", "stages", "test macro-F1", "test accuracy"])
         + "\n\nMasked-LM loss on corpus batches in stage 1 (mean of the steps since the line above):\n\n"
