@@ -94,11 +94,12 @@ def main() -> None:
     columns = ["task", "metric", "arm", "embeddings", "validation", "test", "real tokens", "FLOPs"]
     shown = [{**r, "real tokens": f"{r['real tokens']:,}", "FLOPs": f"{r['FLOPs']:.2g}"} for r in rows]
     environment = rows[0]["environment"]
+    command = f"python benchmarks/tlm_tiny.py --tasks {' '.join(options.tasks)} --seeds {' '.join(options.seeds)}"
+    command += f" --embeddings {' '.join(options.embeddings)} --output_dir {options.output_dir}"
     text = (
-        f"Made by `python benchmarks/tlm_tiny.py --tasks {' '.join(options.tasks)} --seeds {' '.join(options.seeds)} "
-        f"--embeddings {' '.join(options.embeddings)} --output_dir {options.output_dir}` on {environment['processor']}, {environment['cpu_cores']} cores, "
-        f"{options.jobs} trainings side by side, one thread each. {len(options.seeds)} seeds, mean ± standard deviation, "
-        f"percent. Equal steps for all arms of a task. All commands are in {options.name}.json.\n\n"
+        f"Made by `{command}` on {environment['processor']}, {environment['cpu_cores']} cores, {options.jobs} trainings "
+        f"side by side, one thread each. {len(options.seeds)} seeds, mean ± standard deviation, percent. Equal steps for all "
+        f"arms of a task. All commands are in {options.name}.json.\n\n"
         + format_table(shown, columns)
         + "\n"
     )
