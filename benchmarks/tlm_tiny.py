@@ -98,8 +98,8 @@ def main() -> None:
     command += f" --embeddings {' '.join(options.embeddings)} --output_dir {options.output_dir}"
     text = (
         f"Made by `{command}` on {environment['processor']}, {environment['cpu_cores']} cores, {options.jobs} trainings "
-        f"side by side, one thread each. {len(options.seeds)} seeds, mean ± standard deviation, percent. Equal steps for all "
-        f"arms of a task. All commands are in {options.name}.json.\n\n"
+        f"side by side, one thread each. {len(options.seeds)} seeds, mean ± standard deviation, percent. Equal steps "
+        f"for all arms of a task. All commands are in {options.name}.json.\n\n"
         + format_table(shown, columns)
         + "\n"
     )
