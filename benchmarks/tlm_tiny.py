@@ -99,9 +99,7 @@ def main() -> None:
     text = (
         f"Made by `{command}` on {environment['processor']}, {environment['cpu_cores']} cores, {options.jobs} trainings "
         f"side by side, one thread each. {len(options.seeds)} seeds, mean ± standard deviation, percent. Equal steps "
-        f"for all arms of a task. All commands are in {options.name}.json.\n\n"
-        + format_table(shown, columns)
-        + "\n"
+        f"for all arms of a task. All commands are in {options.name}.json.\n\n" + format_table(shown, columns) + "\n"
     )
     (RESULTS / f"{options.name}.md").write_text(text, encoding="utf-8")
     print("\n" + text)

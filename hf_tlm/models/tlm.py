@@ -140,7 +140,8 @@ class TlmModel(PreTrainedModel):
             labels: int64 [B]. Given, or `mlm_labels` not given: class logits.
         """
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
-        if token_type_ids is not None:
+        # A trained WordPiece tokenizer types the two texts of a pair; DistilBERT and ModernBERT have no use for that.
+        if token_type_ids is not None and self.config.to_dict().get("type_vocab_size", 0) > 1:
             inputs["token_type_ids"] = token_type_ids
         outputs = self.base_model(**inputs, return_dict=True)
         logits = mlm_logits = None
