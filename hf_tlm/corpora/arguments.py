@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hf_tlm.corpora.corpus import Corpus
+from hf_tlm.corpora.corpus import Corpus, CorpusError
 from hf_tlm.corpora.loading import load_corpus
 
 
@@ -12,11 +12,12 @@ from hf_tlm.corpora.loading import load_corpus
 class CorpusArguments:
     """The general corpus."""
 
-    corpus: str = field(
+    corpus: str | None = field(
+        default=None,
         metadata={
             "help": "Files: a folder, a path or a glob, several separated by commas (parquet, jsonl, csv, txt; .gz and "
-            ".zst too); or a Hub dataset id."
-        }
+            ".zst too); or a Hub dataset id. Needed but for a corpus that is in Elasticsearch."
+        },
     )
     corpus_text_column: str = field(default="text", metadata={"help": "Column of the texts."})
     corpus_id_column: str | None = field(
@@ -29,13 +30,20 @@ class CorpusArguments:
     corpus_split: str = field(default="train", metadata={"help": "Split of a Hub dataset."})
     corpus_config: str | None = field(default=None, metadata={"help": "Configuration of a Hub dataset."})
     corpus_revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit of a Hub dataset."})
+    skip_bad_files: bool = field(
+        default=False, metadata={"help": "Leave out whole files of the corpus that cannot be read, and name them."}
+    )
 
-    def load(self) -> Corpus:
-        """Open the corpus.
+    def load(self, optional: bool = False) -> Corpus | None:
+        """Open the corpus; None if it is optional and there is none.
 
         Raises:
-            CorpusError: see `load_corpus`.
+            CorpusError: there is none, or see `load_corpus`.
         """
+        if self.corpus is None:
+            if optional:
+                return None
+            raise CorpusError("--corpus is missing: the files, or the Hub dataset, to retrieve from.")
         return load_corpus(
             self.corpus,
             text_column=self.corpus_text_column,
@@ -45,4 +53,5 @@ class CorpusArguments:
             split=self.corpus_split,
             config_name=self.corpus_config,
             revision=self.corpus_revision,
+            skip_bad_files=self.skip_bad_files,
         )

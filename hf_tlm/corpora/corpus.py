@@ -1,24 +1,114 @@
-"""A general corpus: a stream of passages with stable ids."""
+"""A general corpus: passages with stable ids, in parts that are read and cached each on its own."""
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
 import pyarrow as pa
-from datasets import Dataset, Features, Value, config
+import pyarrow.compute as pc
+from datasets import Dataset, Features, Value, concatenate_datasets, config
 
 from hf_tlm.corpora.passages import split_passages
 from hf_tlm.files import HfTlmError, atomic_directory
 
 FEATURES = Features({name: Value("string") for name in ("id", "text", "source")})
-_BATCH = 1000
+SCHEMA = FEATURES.arrow_schema
+BATCH = 1000
+
+logger = logging.getLogger(__name__)
 
 
 class CorpusError(HfTlmError):
     """A corpus that cannot be found or read."""
+
+
+@dataclass
+class Part:
+    """One file of a corpus, or a whole corpus that is not of files.
+
+    name: the file's, relative to the folder that all files have in common.
+    fingerprint: of this part's name, content and settings, whatever other parts there are.
+    documents: makes an iterator over batches of whole documents (columns id, text, source); id and text may be null.
+    size: bytes of the file; None where there is none.
+    max_words: see `Corpus`.
+    id_column: where the ids are from, so that they must be there and differ; None for ids made of rows.
+    skipped: documents without text met in the last full pass.
+    """
+
+    name: str
+    fingerprint: str
+    documents: Callable[[], Iterator[pa.RecordBatch]]
+    size: int | None = None
+    max_words: int | None = None
+    id_column: str | None = None
+    skipped: int = field(default=0, init=False)
+
+    def passages(self, seen: set[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """Batches of passages (columns id, text, source), none of them empty.
+
+        Args:
+            seen: ids of other parts, which those of an id column are added to.
+
+        Raises:
+            CorpusError: the file cannot be read, a column is missing or holds no text, an id is null or repeated.
+        """
+        self.skipped, row = 0, 0
+        seen = set() if seen is None else seen
+        for batch in self.documents():
+            if self.id_column is not None:
+                self._check_ids(batch["id"], row, seen)
+            row += len(batch)
+            # Null where the text is.
+            there = pc.invert(pc.equal(pc.utf8_trim_whitespace(batch["text"]), ""))
+            if there.true_count < len(batch):
+                self.skipped += len(batch) - there.true_count
+                batch = batch.filter(there)
+            if len(batch):
+                yield batch if self.max_words is None else _split(batch, self.max_words)
+
+    def cached(self, cache_dir: str | Path | None = None) -> bool:
+        """Whether `to_dataset` has been here before."""
+        return self._folder(cache_dir).is_dir()
+
+    def to_dataset(self, cache_dir: str | Path | None = None, advance: Callable[[int], object] | None = None) -> Dataset:
+        """The part's passages, possibly none, as a memory-mapped `Dataset`, built once per fingerprint.
+
+        Args:
+            cache_dir: default a folder of the `datasets` cache.
+            advance: called with the number of passages of every batch that is converted.
+
+        Raises:
+            CorpusError: see `passages`.
+            HfTlmError: the cache cannot be written.
+        """
+        folder = self._folder(cache_dir)
+        if not folder.is_dir():
+            # Written here rather than by `Dataset.from_generator`, which hides a CorpusError inside its own errors.
+            with atomic_directory(folder) as work:
+                with pa.OSFile(str(work / "passages.arrow"), "wb") as sink, pa.ipc.new_stream(sink, SCHEMA) as writer:
+                    for batch in self.passages():
+                        writer.write_batch(batch)
+                        if advance:
+                            advance(len(batch))
+                (work / "counts.json").write_text(json.dumps({"skipped": self.skipped}), encoding="utf-8")
+        self.skipped = json.loads((folder / "counts.json").read_text(encoding="utf-8"))["skipped"]
+        return Dataset.from_file(str(folder / "passages.arrow"))
+
+    def _folder(self, cache_dir: str | Path | None) -> Path:
+        return Path(cache_dir or Path(config.HF_DATASETS_CACHE) / "hf_tlm") / f"part-{self.fingerprint}"
+
+    def _check_ids(self, ids: pa.Array, first_row: int, seen: set[str]) -> None:
+        for row, identifier in enumerate(ids.to_pylist(), first_row):
+            if identifier is None or identifier in seen:
+                kind = "null" if identifier is None else f"a second {identifier!r}"
+                raise CorpusError(f"{self.name}, row {row}: {kind} in the id column {self.id_column!r}; ids must be unique.")
+            seen.add(identifier)
 
 
 @dataclass
@@ -27,49 +117,111 @@ class Corpus:
 
     name: what the manifest and cards call it.
     fingerprint: changes with content and settings; the same on every machine.
-    documents: makes an iterator over whole documents with the same three keys; text may be None.
+    documents: makes an iterator over whole documents with the same three keys; text may be None. Not with `parts`.
     max_words: documents are cut into passages of at most so many words, with ids `<id>#<n>`; None leaves them whole.
+    parts: one for every file; one if the corpus is not of files.
+    skip_bad_files: leave out the whole of a part that cannot be read, instead of raising its CorpusError. Iterating then
+        reads every part twice, the first time to see whether it can be read to its end.
     skipped: documents without text met in the last full pass.
+    bad_files: names and errors of the parts that were left out in the last full pass. The fingerprint is that of the
+        files, with or without them.
     """
 
     name: str
     fingerprint: str
-    documents: Callable[[], Iterator[dict[str, str | None]]]
+    documents: Callable[[], Iterator[dict[str, str | None]]] | None = None
     max_words: int | None = None
+    parts: tuple[Part, ...] = ()
+    skip_bad_files: bool = False
     skipped: int = field(default=0, init=False)
+    bad_files: dict[str, str] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        if self.documents is not None:
+            batches = partial(_in_batches, self.documents)
+            self.parts = (Part(self.name, self.fingerprint, batches, max_words=self.max_words),)
 
     def __iter__(self) -> Iterator[dict[str, str]]:
-        self.skipped = 0
-        for document in self.documents():
-            text = document["text"]
-            if text is None or not text.strip():
-                self.skipped += 1
-            elif self.max_words is None:
-                yield document
-            else:
-                for number, passage in enumerate(split_passages(text, self.max_words)):
-                    yield {"id": f"{document['id']}#{number}", "text": passage, "source": document["source"]}
+        self.skipped, self.bad_files = 0, {}
+        seen: set[str] = set()
+        for part in self.parts:
+            if self.skip_bad_files and not self._is_readable(part):
+                continue
+            for batch in part.passages(seen):
+                yield from batch.to_pylist()
+            self.skipped += part.skipped
 
     def to_dataset(self, cache_dir: str | Path | None = None) -> Dataset:
-        """All passages as a memory-mapped `Dataset` (columns id, text, source), built once per fingerprint.
+        """All passages as a memory-mapped `Dataset` (columns id, text, source); every part is built once.
 
         Args:
             cache_dir: default a folder of the `datasets` cache.
 
         Raises:
-            CorpusError: there is no passage, or the corpus cannot be read.
+            CorpusError: there is no passage, an id is repeated, or the corpus cannot be read.
+            HfTlmError: the cache cannot be written.
         """
-        folder = Path(cache_dir or Path(config.HF_DATASETS_CACHE) / "hf_tlm") / f"corpus-{self.fingerprint}"
-        path = folder / "passages.arrow"
-        if not path.is_file():
-            # Written here rather than by `Dataset.from_generator`, which hides a CorpusError inside its own errors.
-            with atomic_directory(folder) as work, pa.OSFile(str(work / path.name), "wb") as sink:
-                total = 0
-                with pa.ipc.new_stream(sink, FEATURES.arrow_schema) as writer:
-                    passages = iter(self)
-                    while rows := list(islice(passages, _BATCH)):
-                        writer.write_batch(pa.RecordBatch.from_pylist(rows, schema=FEATURES.arrow_schema))
-                        total += len(rows)
-                if total == 0:
-                    raise CorpusError(f"The corpus {self.name} holds no passage ({self.skipped} rows without text).")
-        return Dataset.from_file(str(path))
+        from tqdm.auto import tqdm
+
+        self.skipped, self.bad_files = 0, {}
+        parts, datasets = [], []
+        there = all(part.cached(cache_dir) for part in self.parts)
+        with tqdm(desc="Reading the corpus", unit=" passages", disable=there) as bar:
+            for number, part in enumerate(self.parts, 1):
+                bar.set_postfix_str(f"file {number} of {len(self.parts)}", refresh=False)
+                try:
+                    dataset = part.to_dataset(cache_dir, bar.update)
+                except CorpusError as error:
+                    self._leave_out(part, error)
+                    continue
+                self.skipped += part.skipped
+                if len(dataset):
+                    parts.append(part)
+                    datasets.append(dataset)
+        if not datasets:
+            left_out = f", {len(self.bad_files)} files left out" if self.bad_files else ""
+            raise CorpusError(f"The corpus {self.name} holds no passage ({self.skipped} rows without text{left_out}).")
+        dataset = concatenate_datasets(datasets) if len(datasets) > 1 else datasets[0]
+        if len(parts) > 1 and parts[0].id_column is not None:
+            _check_ids(parts, dataset)
+        return dataset
+
+    def _is_readable(self, part: Part) -> bool:
+        """Whether a pass over the part ends well: nothing of a bad file may be given before that is known."""
+        try:
+            for _ in part.passages():
+                pass
+        except CorpusError as error:
+            self._leave_out(part, error)
+        return part.name not in self.bad_files
+
+    def _leave_out(self, part: Part, error: CorpusError) -> None:
+        if not self.skip_bad_files:
+            raise error
+        self.bad_files[part.name] = str(error)
+        logger.warning("%s is left out of the corpus: %s", part.name, error)
+
+
+def _check_ids(parts: list[Part], dataset: Dataset) -> None:
+    """Raise the CorpusError of an id that is in two parts; each part has seen to its own."""
+    if pc.count_distinct(dataset.data["id"]).as_py() < len(dataset):
+        seen: set[str] = set()
+        for part in parts:  # Once more, for the file and the row.
+            for _ in part.passages(seen):
+                pass
+
+
+def _in_batches(documents: Callable[[], Iterator[dict[str, str | None]]]) -> Iterator[pa.RecordBatch]:
+    rows = documents()
+    while batch := list(islice(rows, BATCH)):
+        yield pa.RecordBatch.from_pylist(batch, schema=SCHEMA)
+
+
+def _split(batch: pa.RecordBatch, max_words: int) -> pa.RecordBatch:
+    """A batch of documents as one of passages."""
+    passages = [
+        {"id": f"{document['id']}#{number}", "text": text, "source": document["source"]}
+        for document in batch.to_pylist()
+        for number, text in enumerate(split_passages(document["text"], max_words))
+    ]
+    return pa.RecordBatch.from_pylist(passages, schema=SCHEMA)

@@ -1,0 +1,139 @@
+"""Documents of files and data sets, in Arrow batches of columns id, text and source."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from datasets import Dataset, IterableDataset, load_dataset
+
+from hf_tlm.corpora.corpus import BATCH, SCHEMA, CorpusError
+
+BUILDERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv", ".txt": "text"}
+COMPRESSIONS = (".gz", ".zst")
+# Only an empty field is null: pandas would also take the words "null", "None" and "NA" for one.
+_CSV = {"keep_default_na": False, "na_values": [""]}
+
+Columns = tuple[str, str | None, str]  # Of texts, ids, sources.
+Batch = dict[str, Any]  # A batch's columns, as lists or Arrow arrays.
+
+
+def builder_of(path: Path) -> str | None:
+    """The reader for a file name, by its suffix before a compression's."""
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    if suffixes and suffixes[-1] in COMPRESSIONS:
+        suffixes.pop()
+    return BUILDERS.get(suffixes[-1]) if suffixes else None
+
+
+def read_file(path: Path, name: str, columns: Columns) -> Iterator[pa.RecordBatch]:
+    """The documents of a file; ids begin with `name`.
+
+    Raises:
+        CorpusError: see `read_batches`.
+    """
+    try:
+        if path.stat().st_size == 0:  # A shard without rows; the readers would find no schema in it.
+            return
+        batches = _parquet(path, columns) if path.suffix.lower() == ".parquet" else _rows(path)
+    except Exception as error:  # The readers raise their own types for a corrupt file; none is a bug of ours.
+        raise CorpusError(f"Cannot read {path}: {error.__cause__ or error}") from error
+    yield from read_batches(batches, name, _stem(path), columns)
+
+
+def read_rows(rows: Dataset | IterableDataset, name: str, source: str, columns: Columns) -> Iterator[pa.RecordBatch]:
+    """The documents of a data set; see `read_batches`."""
+    return read_batches(rows.iter(BATCH), name, source, columns)
+
+
+def read_batches(batches: Iterator[Batch], name: str, source: str, columns: Columns) -> Iterator[pa.RecordBatch]:
+    """Columns into documents: ids `<name>:<row>` without an id column, `source` where there is none.
+
+    Raises:
+        CorpusError: a batch cannot be read, or a column is missing or holds no text.
+    """
+    text_column, id_column, source_column = columns
+    position = 0
+    while True:
+        try:
+            batch = next(batches, None)
+            if batch is None:
+                return
+            for column in (text_column, id_column):
+                if column is not None and column not in batch:
+                    raise CorpusError(f"{name}: no column {column!r}; the columns are {', '.join(batch)}.")
+            texts = _texts(batch[text_column], name, position, text_column)
+            if id_column is None:
+                rows = pa.array(range(position, position + len(texts))).cast(pa.string())
+                ids = pc.binary_join_element_wise(name, rows, ":")
+            else:
+                ids = _strings(batch[id_column])
+            origins = pa.nulls(len(texts), pa.string())
+            if batch.get(source_column) is not None:
+                origins = _strings(batch[source_column])
+            documents = pa.RecordBatch.from_arrays([ids, texts, pc.fill_null(origins, source)], schema=SCHEMA)
+        except CorpusError:
+            raise
+        except Exception as error:  # As in read_file.
+            raise CorpusError(f"Cannot read {name} after row {position}: {error.__cause__ or error}") from error
+        yield documents
+        position += len(texts)
+
+
+def _parquet(path: Path, columns: Columns) -> Iterator[Batch]:
+    """Without `datasets`, which makes Python objects of every row; columns that are not asked for are None."""
+    # Without pre_buffer, which holds all of the file's columns in memory.
+    file = pq.ParquetFile(path, pre_buffer=False, page_checksum_verification=True)
+    names = file.schema_arrow.names
+    batches = file.iter_batches(BATCH, columns=[name for name in names if name in columns] or names)
+    return (dict.fromkeys(names) | dict(zip(batch.schema.names, batch.columns, strict=True)) for batch in batches)
+
+
+def _rows(path: Path) -> Iterator[Batch]:
+    """`datasets` decompresses by the name."""
+    builder = builder_of(path)
+    options = _CSV if builder == "csv" else {}
+    return load_dataset(builder, data_files=glob.escape(str(path)), split="train", streaming=True, **options).iter(BATCH)
+
+
+def _texts(values: list | pa.Array, name: str, position: int, column: str) -> pa.Array:
+    if not _holds_strings(values):
+        for row, value in enumerate(_python(values), position):
+            if value is not None and not isinstance(value, (str, int, float)):
+                raise CorpusError(
+                    f"{name}, row {row}: the column {column!r} should hold texts; received a {type(value).__name__}. "
+                    "Choose another column."
+                )
+    return _strings(values)
+
+
+def _strings(values: list | pa.Array) -> pa.Array:
+    """Strings of a column; numbers as Python writes them."""
+    if not _holds_strings(values):
+        return pa.array([None if value is None else str(value) for value in _python(values)], pa.string())
+    strings = values.cast(pa.string())
+    strings.validate(full=True)  # Parquet's readers do not look at the encoding.
+    return strings
+
+
+def _holds_strings(values: list | pa.Array) -> bool:
+    if isinstance(values, list):
+        return False
+    kind = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+
+
+def _python(values: list | pa.Array) -> list:
+    return values if isinstance(values, list) else values.to_pylist()
+
+
+def _stem(path: Path) -> str:
+    name = path.name
+    for suffix in (*COMPRESSIONS, *BUILDERS):
+        name = name.removesuffix(suffix)
+    return name
