@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import os
 import shutil
@@ -22,8 +23,8 @@ class HfTlmError(ValueError):
 def atomic_directory(path: str | os.PathLike) -> Iterator[Path]:
     """Yield a temporary sibling of `path`; rename it to `path` when the block ends without an error.
 
-    An existing folder at `path` is moved aside first and removed only after the new one is in place. After an error
-    or a kill `path` is as it was (a kill leaves at most a hidden `.<name>.*` sibling, which nothing ever reads).
+    An existing folder at `path` changes places with the new one in a single step and is then removed. After an error or
+    a kill `path` is as it was, or whole (a kill leaves at most a hidden `.<name>.*` sibling, which nothing ever reads).
 
     Raises:
         HfTlmError: the disk cannot be written (full, read-only, no permission); the cause is in the message.
@@ -40,17 +41,32 @@ def atomic_directory(path: str | os.PathLike) -> Iterator[Path]:
         os.umask(umask)
         work.chmod(0o777 & ~umask)
         yield work
-        if path.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{path.name}.old.", dir=path.parent))
-            os.rename(path, old / path.name)
+        if not path.exists():
             os.rename(work, path)
-            shutil.rmtree(old)
-        else:
-            os.rename(work, path)
+        elif not _exchange(path, work):
+            old = Path(tempfile.mkdtemp(prefix=f".{path.name}.old.", dir=path.parent)) / path.name
+            os.rename(path, old)
+            try:
+                os.rename(work, path)
+            except BaseException:
+                os.rename(old, path)
+                raise
+            finally:
+                shutil.rmtree(old.parent, ignore_errors=True)
     except OSError as error:
         raise HfTlmError(f"Cannot write {path}: {error}. What was there before is unchanged.") from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Swap two folders in one step (renameat2 with RENAME_EXCHANGE); False where system or file system cannot."""
+    try:
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    except (AttributeError, OSError, TypeError):
+        return False
+    at_fdcwd, exchange = -100, 2
+    return renameat2(at_fdcwd, os.fsencode(first), at_fdcwd, os.fsencode(second), exchange) == 0
 
 
 def atomic_write(path: str | os.PathLike, text: str) -> None:

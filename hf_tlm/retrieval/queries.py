@@ -1,4 +1,4 @@
-"""Queries of a labelled task: one per training example, made from its text alone (TLM, section 3.2)."""
+"""Queries of a labelled task, one per training example, made from its text alone (TLM, section 3.2); and their terms."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hf_tlm.retrieval.bm25 import RetrievalError
+from hf_tlm.retrieval.analyzer import RetrievalError
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -1,3 +1,4 @@
+import itertools
 import math
 
 import bm25s
@@ -5,8 +6,14 @@ import numpy as np
 import pytest
 import rank_bm25
 
-from hf_tlm.retrieval import Bm25Settings, RetrievalError
-from hf_tlm.retrieval.bm25 import MAX_BATCH, RANK_BM25, VARIANTS, analyze, search, tokenize_corpus
+from datasets import Dataset
+
+from hf_tlm.retrieval import Analyzer, Bm25Settings, Index, RetrievalError, backends, tokenize_texts
+from hf_tlm.retrieval.backends import MAX_BATCH, RANK_BM25
+from hf_tlm.retrieval.bm25 import VARIANTS
+
+KEEP = Analyzer(stopwords=None)
+PACKAGES = ("bm25s", "rank_bm25")
 
 WORDS = [f"w{number}" for number in range(30)]
 
@@ -49,7 +56,27 @@ def random_texts(seed, num_documents=60, num_queries=12):
 
 
 def tokenized(documents):
-    return tokenize_corpus(" ".join(document) for document in documents)
+    return tokenize_texts([" ".join(document) for document in documents], KEEP)
+
+
+@pytest.fixture(scope="module")
+def search(tmp_path_factory):
+    """Every engine behind one function, our index too."""
+    folders = itertools.count()
+
+    def search(queries, documents, top_k, *, backend="bm25", settings=None, tie_key=None):
+        settings = Bm25Settings(**{**vars(settings or Bm25Settings()), "stopwords": None})
+        queries = tokenized(queries)
+        if backend != "bm25":
+            corpus = tokenized(documents)
+            return backends.search(queries, corpus, top_k, backend=backend, settings=settings, tie_key=tie_key)
+        key = range(len(documents)) if tie_key is None else tie_key
+        texts = {"id": [f"{number:09}" for number in key], "text": [" ".join(document) for document in documents]}
+        folder = tmp_path_factory.mktemp("index") / str(next(folders))
+        about = {"corpus_name": "toy", "fingerprint": "0", "analyzer": KEEP, "progress": False}
+        return Index.build(folder, Dataset.from_dict(texts), **about).search(queries, top_k, settings=settings)
+
+    return search
 
 
 def exact(query, documents, top_k, settings):
@@ -69,11 +96,11 @@ def assert_same_up_to_ties(found, expected, scores, rtol=1e-5):
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("backend,variant", [(b, v) for b in VARIANTS for v in VARIANTS[b] if v != "okapi"])
-def test_every_engine_and_variant_equals_the_exhaustive_reference(backend, variant, seed):
+def test_every_engine_and_variant_equals_the_exhaustive_reference(backend, variant, seed, search):
     documents, queries = random_texts(seed)
     for top_k in (1, 7, len(documents) - 1, len(documents), 1000):
         settings = Bm25Settings(variant, k1=0.9 + seed, b=0.4 + 0.2 * seed)
-        results = list(search(queries, tokenized(documents), top_k, backend=backend, settings=settings))
+        results = list(search(queries, documents, top_k, backend=backend, settings=settings))
         assert len(results) == len(queries)
         for query, found in zip(queries, results, strict=True):
             expected, scores = exact(query, documents, top_k, settings)
@@ -84,19 +111,19 @@ def test_every_engine_and_variant_equals_the_exhaustive_reference(backend, varia
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("variant", ["lucene", "bm25l", "bm25+"])
-def test_bm25s_and_rank_bm25_agree(variant, seed):
+def test_bm25s_and_rank_bm25_agree(variant, seed, search):
     documents, queries = random_texts(seed + 10, num_documents=80)
     settings = Bm25Settings(variant)
     for top_k in (3, 20):
-        both = [search(queries, tokenized(documents), top_k, backend=name, settings=settings) for name in VARIANTS]
+        both = [search(queries, documents, top_k, backend=name, settings=settings) for name in PACKAGES]
         for (first, first_scores), (second, second_scores) in zip(*both, strict=True):
             np.testing.assert_array_equal(first, second)
             np.testing.assert_allclose(first_scores, second_scores, rtol=1e-6)
 
 
-def test_okapi_differs_where_a_word_is_in_most_documents():
+def test_okapi_differs_where_a_word_is_in_most_documents(search):
     documents = [["common", "rare"], ["common"], ["common", "other"], ["rare", "other", "other"]]
-    query, corpus = ["common", "rare"], tokenized(documents)
+    query, corpus = ["common", "rare"], documents
     okapi, lucene = (
         next(search([query], corpus, 4, backend="rank_bm25", settings=Bm25Settings(variant)))
         for variant in ("okapi", "lucene")
@@ -119,40 +146,40 @@ CHANGES = [{"k1": 2.0}, {"b": 0.1}, {"variant": "bm25l", "delta": 2.0}, {"varian
 
 @pytest.mark.parametrize("changed", CHANGES + [{"variant": "bm25l"}, {"variant": "bm25+"}])
 @pytest.mark.parametrize("backend", list(VARIANTS))
-def test_every_setting_changes_the_scores(backend, changed):
+def test_every_setting_changes_the_scores(backend, changed, search):
     settings = Bm25Settings(**changed)
     plain = Bm25Settings(changed["variant"]) if "delta" in changed else Bm25Settings()
     documents, queries = random_texts(3)
-    first, second = (list(search(queries, tokenized(documents), 50, backend=backend, settings=s)) for s in (plain, settings))
+    first, second = (list(search(queries, documents, 50, backend=backend, settings=s)) for s in (plain, settings))
     assert any(sorted(a[1]) != sorted(b[1]) for a, b in zip(first, second, strict=True))
 
 
 @pytest.mark.parametrize("backend", list(VARIANTS))
-def test_ties_at_the_cut_go_to_the_smallest_key(backend):
+def test_ties_at_the_cut_go_to_the_smallest_key(backend, search):
     documents = [["same", "words"]] * 40 + [["same", "same"]] + [["nothing"]] * 60
     key = np.random.default_rng(0).permutation(len(documents))
-    ((found, _),) = search([["same"]], tokenized(documents), 11, backend=backend, tie_key=key)
+    ((found, _),) = search([["same"]], documents, 11, backend=backend, tie_key=key)
     assert found[0] == 40
     assert key[found[1:]].tolist() == sorted(key[:40])[:10]
 
 
 @pytest.mark.parametrize("backend", list(VARIANTS))
-def test_equal_sums_in_another_order_are_ties(backend):
+def test_equal_sums_in_another_order_are_ties(backend, search):
     # a and b have the same weight, so both documents have the same score, but not the same order of additions.
     documents = [["b", "c", "d", "e"], ["a", "c", "d", "e"], ["c"], ["d", "d"], ["e", "c"], ["x"]]
     documents = [[f"{word}{word}" for word in document] for document in documents]
     for query in (["aa", "cc", "dd", "ee", "bb"], ["bb", "cc", "dd", "ee", "aa"]):
         for variant in VARIANTS[backend]:
-            ((found, scores),) = search([query], tokenized(documents), 2, backend=backend, settings=Bm25Settings(variant))
+            ((found, scores),) = search([query], documents, 2, backend=backend, settings=Bm25Settings(variant))
             assert found.tolist() == [0, 1] and scores[0] == scores[1]
 
 
 @pytest.mark.parametrize("backend,variant", [(b, v) for b in VARIANTS for v in VARIANTS[b]])
-def test_only_passages_that_share_a_word_are_hits(backend, variant):
+def test_only_passages_that_share_a_word_are_hits(backend, variant, search):
     # "every" is in all documents: robertson and atire give it no weight, okapi a floor; it is shared all the same.
     documents = [["every", "one"], ["every", "two"], ["every", "two", "three"]]
     settings = Bm25Settings(variant)
-    corpus = tokenized([*documents, []])
+    corpus = [*documents, []]
     everything, two, nothing, unknown = search(
         [["every"], ["two", "nowhere"], [], ["nowhere"]], corpus, 4, backend=backend, settings=settings
     )
@@ -161,17 +188,17 @@ def test_only_passages_that_share_a_word_are_hits(backend, variant):
     assert len(nothing[0]) == len(unknown[0]) == 0
 
 
-def test_all_queries_without_known_words_and_a_corpus_without_words():
+def test_all_queries_without_known_words_and_a_corpus_without_words(search):
     for backend in VARIANTS:
-        assert [len(hits[0]) for hits in search([["x"], []], tokenized([["aa"], []]), 1, backend=backend)] == [0, 0]
-        assert [len(hits[0]) for hits in search([["x"]], tokenized([[], []]), 1, backend=backend)] == [0]
+        assert [len(hits[0]) for hits in search([["x"], []], [["aa"], []], 1, backend=backend)] == [0, 0]
+        assert [len(hits[0]) for hits in search([["x"]], [[], []], 1, backend=backend)] == [0]
 
 
-def test_results_do_not_depend_on_batches():
+def test_results_do_not_depend_on_batches(search):
     documents, queries = random_texts(5)
     many = queries * (MAX_BATCH // len(queries) + 2)
-    for number, found in enumerate(search(many, tokenized(documents), 5)):
-        (alone,) = search([many[number]], tokenized(documents), 5) if number % 50 == 0 else (found,)
+    for number, found in enumerate(search(many, documents, 5)):
+        (alone,) = search([many[number]], documents, 5) if number % 50 == 0 else (found,)
         np.testing.assert_array_equal(found[0], alone[0])
         np.testing.assert_array_equal(found[1], alone[1])
 
@@ -179,17 +206,16 @@ def test_results_do_not_depend_on_batches():
 def test_the_analyser_is_that_of_bm25s():
     texts = ["The QUICK brown-fox's 2 e-mails, it's naïve; Straße_1 x", "", "a I ?", "Ελληνικά и русский 中文字"]
     for stopwords in ("en", None):
-        ours = [analyze(text, Bm25Settings(stopwords=stopwords).stopword_set) for text in texts]
+        ours = [Analyzer(stopwords)(text) for text in texts]
         theirs = bm25s.tokenize(texts, stopwords=stopwords or [], return_ids=False, show_progress=False)
         assert ours == theirs
-    assert analyze("the fox", Bm25Settings().stopword_set) == ["fox"]
-    assert analyze("the fox", Bm25Settings(stopwords=None).stopword_set) == ["the", "fox"]
+    assert Bm25Settings().analyzer("the fox") == ["fox"]
+    assert Bm25Settings(stopwords=None).analyzer("the fox") == ["the", "fox"]
 
 
-def test_tokenized_corpus_gives_back_the_tokens():
-    corpus = tokenize_corpus(["b a b", "", "zz aa bb aa"])
-    words = list(corpus.vocabulary)
-    assert [[words[token] for token in document] for document in corpus] == [[], [], ["zz", "aa", "bb", "aa"]]
+def test_tokenized_texts_give_back_the_terms():
+    corpus = tokenize_texts(["b a b", "", "zz aa bb aa"], KEEP)
+    assert [[corpus.vocabulary[token] for token in document] for document in corpus] == [[], [], ["zz", "aa", "bb", "aa"]]
     assert len(corpus) == 3 and corpus.ids.dtype == np.int32
 
 
@@ -206,18 +232,17 @@ def test_default_deltas():
     assert [Bm25Settings(variant).used_delta for variant in ("lucene", "bm25l", "bm25+")] == [None, 0.5, 1.0]
 
 
-def test_a_variant_the_engine_lacks_lists_what_there_is():
-    corpus = tokenized([["aa"]])
+def test_a_variant_the_engine_lacks_lists_what_there_is(search):
     for backend, variant in (("bm25s", "okapi"), ("rank_bm25", "atire")):
         with pytest.raises(RetrievalError, match=f"{backend} has no .*{variant}.*bm25s: lucene.*rank_bm25: .*okapi"):
-            search([["aa"]], corpus, 1, backend=backend, settings=Bm25Settings(variant))
+            search([["aa"]], [["aa"]], 1, backend=backend, settings=Bm25Settings(variant))
 
 
-def test_bad_searches_are_refused_before_any_work():
-    corpus = tokenized([["aa"]])
-    with pytest.raises(RetrievalError, match="expected one of bm25s, rank_bm25"):
-        search([["aa"]], corpus, 1, backend="lucene")
-    with pytest.raises(RetrievalError, match="top_k must be at least 1"):
-        search([["aa"]], corpus, 0)
-    with pytest.raises(RetrievalError, match="corpus is empty"):
-        search([["aa"]], tokenized([]), 1)
+def test_bad_searches_are_refused_before_any_work(search):
+    with pytest.raises(RetrievalError, match="expected one of bm25, bm25s, rank_bm25"):
+        search([["aa"]], [["aa"]], 1, backend="lucene")
+    for backend in VARIANTS:
+        with pytest.raises(RetrievalError, match="top_k must be at least 1"):
+            search([["aa"]], [["aa"]], 0, backend=backend)
+        with pytest.raises(RetrievalError, match="corpus is empty|no passage"):
+            search([["aa"]], [], 1, backend=backend)

@@ -1,0 +1,143 @@
+"""Exact top-K of thousands of long queries: tiles of passages in the cache, batches of queries over each tile.
+
+For one tile and one batch of queries, every posting of the batch's terms gets a small integer that is an upper bound of
+its share of the score, in units of `step`. Terms that occur in more than one of DENSE_RATIO passages get a row with one
+byte per passage instead. A query adds up its rows (vectorised) and its few rare postings; the passages whose sum reaches
+the query's threshold are scored exactly, and no other can be among the K best. The threshold comes from a uniform sample
+of the corpus and is verified: where fewer than K passages pass it, the query is run again without. It rises whenever
+more than enough passages have passed.
+
+Exact scores are sums of float64 terms in 64-bit fixed point. Such a sum does not depend on the order of its terms, so
+results do not depend on tiles, batches, threads or shards. `benchmarks/retrieval.md` explains the design at length.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from hf_tlm.retrieval.kernel import NO_THRESHOLD, bounds_of, places_of, search_tile
+from hf_tlm.retrieval.query_terms import QueryTerms
+from hf_tlm.retrieval.tiles import Tile
+
+DENSE_RATIO = 16
+BLOCK = 64  # what the width of a tile is a multiple of
+FIXED_BITS = 61
+
+# A tile, float64 [passages] norms of their lengths, int32 [passages] places when all passages are sorted by id.
+TileArguments = tuple[Tile, np.ndarray, np.ndarray]
+
+
+class Batch:
+    """Some queries against any number of tiles; holds what grows with the batch and not with the corpus."""
+
+    def __init__(self, queries: QueryTerms, top_k: int, capacity: int):
+        self.queries, self.top_k = queries, top_k
+        known = queries.terms >= 0
+        self.terms, slots = np.unique(queries.terms[known], return_inverse=True)
+        self.slots = np.full(len(queries.terms), -1, np.int32)
+        self.slots[known] = slots
+        self.weights = np.zeros(len(self.terms))
+        self.weights[slots] = queries.weights[known]
+        number = len(queries.constants)
+        self.owner = np.repeat(np.arange(number), np.diff(queries.starts))
+        self.slack = np.bincount(self.owner, queries.counts, number).astype(np.int64) + 1
+        total = np.bincount(self.owner, queries.counts * np.abs(queries.weights), number)
+        # A power of two: a score in fixed point cannot overflow.
+        self.scales = np.exp2(FIXED_BITS - np.ceil(np.log2(np.maximum(total, 1e-9))) - 1)
+        self.positive = np.bincount(self.owner, queries.counts * np.maximum(queries.weights, 0), number)
+        self.negative = np.bincount(self.owner, queries.counts * np.maximum(-queries.weights, 0), number)
+        self.keys = np.empty((number, capacity), np.int64)
+        self.filled = np.zeros(number, np.int32)
+        self.thresholds = np.full(number, NO_THRESHOLD)
+
+    def add(self, tile: Tile, norms: np.ndarray, order: np.ndarray) -> None:
+        """norms: float64 [passages of the tile]; order: int32, their places when all passages are sorted by id."""
+        queries = self.queries
+        places = places_of(tile.terms, self.terms)
+        present = places >= 0
+        if not present.any():
+            return
+        frequencies = np.where(present, tile.starts[places + 1] - tile.starts[places], 0)
+        dense = frequencies * DENSE_RATIO > tile.num_docs
+        rows = np.where(dense, np.cumsum(dense), 0).astype(np.int32)
+        positive = np.maximum(self.weights, 0)
+        # Sums of bounds: fine enough to let few passages pass in vain; those of dense rows have to fit a byte.
+        step = max(positive[dense].max(initial=0) / 253, positive[present].max() / 1000) or 1.0
+        width = -(-tile.num_docs // BLOCK) * BLOCK
+        row_bounds = np.zeros((1 + int(dense.sum()), width), np.uint8)
+        row_counts = np.zeros_like(row_bounds)
+        bounds = np.empty(len(tile.docs), np.uint16)
+        postings = tile.starts, tile.docs, tile.counts, tile.many, norms
+        scored = rows, self.weights, step, bounds, row_bounds, row_counts
+        bounds_of(*postings, places, *scored)
+        # How far bounds may be above true scores: a step each, a rounding to float32, within which scores are ties, and
+        # what okapi takes away for terms of negative weight.
+        vague = 3e-7 * (self.positive + np.abs(queries.constants)) + self.negative
+        slack = self.slack + np.ceil(vague / step).astype(np.int64)
+        fits = self.positive / step + self.slack < 2**16
+        for chosen, kind in ((np.flatnonzero(fits), np.uint16), (np.flatnonzero(~fits), np.uint32)):
+            if len(chosen):
+                search_tile(
+                    *postings, order, places, *scored,
+                    chosen, queries.starts, self.slots, queries.counts, slack, self.scales, queries.constants,
+                    self.top_k, self.keys, self.filled, self.thresholds, np.empty(width, kind),
+                )  # fmt: skip
+
+    def best(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(number of hits [Q], places by id uint32 [Q, n], scores float32 [Q, n]), best first."""
+        number = np.minimum(self.filled, self.top_k)
+        places = np.empty((len(number), int(number.max(initial=0))), np.uint32)
+        scores = np.empty(places.shape, np.float32)
+        for query, filled in enumerate(self.filled):
+            keys = self.keys[query, :filled]
+            keys.sort()
+            keys = keys[::-1][: number[query]]
+            np.subtract(0xFFFFFFFF, keys & 0xFFFFFFFF, out=places[query, : len(keys)], casting="unsafe")
+            bits = (keys >> 32).astype(np.int32)
+            scores[query, : len(keys)] = np.where(bits >= 0, bits, bits ^ 0x7FFFFFFF).view(np.float32)
+        return number, places, scores
+
+
+def search_batch(
+    queries: QueryTerms,
+    top_k: int,
+    num_tiles: int,
+    tile_of: Callable[[int], TileArguments],
+    sample: TileArguments | None,
+    num_passages: int,
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """(places by id uint32 [n], scores float32 [n]) of each query of a batch, best first; n <= top_k.
+
+    sample: of all num_passages, or None for thresholds that only rise while tiles are searched.
+    """
+    batch = Batch(queries, top_k, _capacity(top_k))
+    guessed = np.full(len(batch.thresholds), NO_THRESHOLD)
+    if sample is not None:
+        expected = top_k * sample[0].num_docs / num_passages
+        # Three standard deviations: one guess in a thousand fails.
+        enough = math.ceil(expected + 3 * math.sqrt(expected) + 2)
+        if enough < sample[0].num_docs:
+            trial = Batch(queries, enough, _capacity(enough))
+            trial.add(*sample)
+            number, _, scores = trial.best()
+            passed = np.flatnonzero(number == enough)
+            if len(passed):
+                guessed[passed] = scores[passed, enough - 1]
+    batch.thresholds[:] = guessed
+    for tile in range(num_tiles):
+        batch.add(*tile_of(tile))
+    failed = np.flatnonzero((batch.filled < top_k) & (guessed > NO_THRESHOLD))
+    number, places, scores = batch.best()
+    again = {}
+    if len(failed):
+        results = search_batch(queries.select(failed), top_k, num_tiles, tile_of, None, num_passages)
+        again = dict(zip(failed.tolist(), results, strict=True))
+    for query in range(len(number)):
+        yield again.get(query) or (places[query, : number[query]], scores[query, : number[query]])
+
+
+def _capacity(top_k: int) -> int:
+    return 2 * top_k + BLOCK

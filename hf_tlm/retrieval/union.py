@@ -1,0 +1,59 @@
+"""The union of many queries' hits: what each passage got from all of them (TLM, section 3.2)."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+UNRANKED = np.iinfo(np.int32).max
+
+
+@njit(nogil=True, cache=True)
+def _add(query, documents, scores, best_rank, score_at_best_rank, best_score, best_query, n_queries):
+    for i in range(len(documents)):
+        document, score, rank = documents[i], scores[i], i + 1
+        n_queries[document] += 1
+        best_score[document] = max(best_score[document], score)
+        known = best_rank[document]
+        if rank < known or (rank == known and score > score_at_best_rank[document]):
+            best_rank[document] = rank
+            score_at_best_rank[document] = score
+            best_query[document] = query
+
+
+class Union:
+    """Arrays indexed by passage, which grow as needed; n_queries is 0 where no query hit.
+
+    best_rank: int32, from 1; best_score: float32, over all queries; best_query: int32, the query that gave the best
+    rank (of several the one with the highest score, then the first); score_at_best_rank: float32; n_queries: int32.
+    """
+
+    def __init__(self, num_passages: int = 0):
+        self.best_rank = np.full(num_passages, UNRANKED, np.int32)
+        self.score_at_best_rank = np.full(num_passages, -np.inf, np.float32)
+        self.best_score = np.full(num_passages, -np.inf, np.float32)
+        self.best_query = np.full(num_passages, -1, np.int32)
+        self.n_queries = np.zeros(num_passages, np.int32)
+
+    def add(self, query: int, documents: np.ndarray, scores: np.ndarray) -> None:
+        """The hits of one query, best first. Queries come in order, so a later one has to be strictly better.
+
+        documents: integers [n], passages; scores: float32 [n].
+        """
+        if len(documents) and documents.max() >= len(self.n_queries):
+            self._grow(max(int(documents.max()) + 1, 2 * len(self.n_queries)))
+        _add(
+            query, documents, scores,
+            self.best_rank, self.score_at_best_rank, self.best_score, self.best_query, self.n_queries,
+        )  # fmt: skip
+
+    def order(self, tie_key: np.ndarray) -> np.ndarray:
+        """int64: the passages hit, ordered by best rank, best score (highest first) and tie key."""
+        rows = np.flatnonzero(self.n_queries)
+        return rows[np.lexsort((tie_key[rows], -self.best_score[rows], self.best_rank[rows]))]
+
+    def _grow(self, size: int) -> None:
+        longer = Union(size)
+        for name, array in vars(self).items():
+            getattr(longer, name)[: len(array)] = array
+        vars(self).update(vars(longer))

@@ -1,0 +1,195 @@
+"""The kernel that tokenises on all cores gives what `Analyzer.__call__` gives, for any Unicode text."""
+
+import re
+import unicodedata
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from datasets import Dataset, concatenate_datasets
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hf_tlm.retrieval import RetrievalError
+from hf_tlm.retrieval.analyzer import Analyzer
+from hf_tlm.retrieval.tokenize import tokenize_texts
+
+ANALYZERS = [Analyzer(), Analyzer(None), Analyzer("en", "english"), Analyzer(None, "german")]
+# Where lower case, word characters or UTF-8 are special.
+ALPHABET = (
+    "aAbZ 09_-'.,\n\t\0"
+    "İIıiſßẞΣσςΆÅÅÅµΜȺⱥȾꟂꭰᏸǅǄ"  # longer, shorter, other plane of lengths, title case, Cherokee
+    "àé́̇ñ٣४௧①²ⅷⅧªº"  # combining marks, digits, numbers, letter-like
+    "漢字かなカ한\u200b\u200d\ufeff\u00a0\u2028\x85"  # CJK without spaces, invisible ones, odd white space
+    "😀𝔸𝒜𐐀𐐨𞤀𞤢𠀀𰀀\U000e0041\U0010ffff"  # astral letters, cased scripts beyond the first plane, tags, the last
+)
+EXAMPLES = [
+    "The QUICK brown-fox's 2 e-mails, it's naïve; Straße_1 x",
+    "İstanbul İİ aİb ISPARTA ΟΔΥΣΣΕΥΣ ΑΣ Σ Σ. ΑΣ. ΑΣΑ ΣΣ \u03a3\u0301",
+    "Ǆ ǅabc ẞ ẞẞ ﬀ ﬀi KELVIN K Å",
+    "e\u0301te\u0301 n\u0303andu\u0301 \u0301\u0301 a\u0301b",
+    "١٢٣ ४५६ x² a① __ _ _a a_ 0 00 ²²",
+    "漢字かな交じり文 한국어 русский ЁЛКА Ελληνικά עברית العربية हिन्दी ไทย",
+    "𐐀𐐁𐐂 𞤀𞤁 𝔸𝔹 𠀀𠀁 😀😀 a😀b\U0001f1e9\U0001f1ea",
+    "nul\0nul \0\0 a\0 \0b aa\0bb",
+    "the THE tHe\u0307 a I ? not no",
+    "",
+    " ",
+    "x",
+    "running runs ran Häuser Häusern generalisations",
+]
+
+
+def words(tokenized):
+    return [[tokenized.vocabulary[i] for i in text] for text in tokenized]
+
+
+def check(texts, analyzer):
+    tokenized = tokenize_texts(texts, analyzer)
+    assert words(tokenized) == [analyzer(text) for text in texts]
+    assert len(tokenized) == len(texts)
+    assert tokenized.ids.dtype == np.int32 and tokenized.offsets.dtype == np.int64
+    assert tokenized.offsets[0] == 0 and tokenized.offsets[-1] == len(tokenized.ids)
+    assert (np.diff(tokenized.offsets) >= 0).all()
+    assert len(set(tokenized.vocabulary)) == len(tokenized.vocabulary)
+
+
+@pytest.mark.parametrize("analyzer", ANALYZERS, ids=repr)
+def test_examples(analyzer):
+    check(EXAMPLES, analyzer)
+    check(["".join(EXAMPLES)] + EXAMPLES[::-1], analyzer)
+
+
+@settings(max_examples=150, derandomize=True, deadline=None, database=None)
+@given(
+    st.lists(st.one_of(st.text(), st.text(ALPHABET), st.text("aAbΣİ ", max_size=200)), max_size=6),
+    st.sampled_from(ANALYZERS),
+)
+def test_any_text(texts, analyzer):
+    check(texts, analyzer)
+
+
+@pytest.mark.parametrize("plane", range(0, 0x11))
+def test_every_character(plane):
+    # Between letters, so that it joins, splits or lowers them; before a space, so that it stands at the end of a word.
+    codes = [c for c in range(plane << 16, (plane + 1) << 16) if not 0xD800 <= c < 0xE000]
+    texts = [" ".join(f"a{chr(c)}B {chr(c)}x x{chr(c)}" for c in codes[i : i + 1024]) for i in range(0, len(codes), 1024)]
+    analyzer = Analyzer(None)
+    for text, found in zip(texts, words(tokenize_texts(texts, analyzer)), strict=True):
+        assert found == analyzer(text)
+
+
+def test_the_definition_in_plain_python():
+    stopwords = {"the", "is", "not"}
+    for text in EXAMPLES:
+        plain = re.findall(r"\w\w+", text.lower())
+        assert Analyzer(None)(text) == plain
+        assert [w for w in Analyzer()(text) if w in stopwords] == []
+        assert set(plain) - set(Analyzer()(text)) <= Analyzer().stopword_set
+    assert len(Analyzer().stopword_set) == 33
+    assert Analyzer("en", "english")("The generalisations are running") == ["generalis", "run"]
+    assert Analyzer(None, "english")("The generalisations") == ["the", "generalis"]
+
+
+def test_stop_words_are_words_not_stems():
+    # "thes" and "ares" are not stop words, whatever their stems are.
+    assert Analyzer("en", "english")("thes ares its") == Analyzer(None, "english")("thes ares its")
+    check(["thes ares its the", "nots being"], Analyzer("en", "english"))
+
+
+def test_very_long_words_and_texts():
+    texts = [
+        "a" * 100_000,
+        "Ⱥ" * 100_000,  # Each grows by a byte when lowered.
+        "İ" * 20_000,
+        "Σ" * 20_000 + "Σ",
+        "𐐀" * 50_000,
+        ("a" * 100_000 + " ") * 3 + "a" * 99_999,
+        " ".join(f"w{i}" for i in range(60_000)),
+        "ab " * 100_000,
+        "\u0301" * 100_000,
+    ]
+    check(texts, Analyzer(None))
+    check(texts[::-1], Analyzer())
+
+
+def test_many_distinct_words_and_those_that_differ_in_one_byte_only():
+    rng = np.random.default_rng(0)
+    stems = ["".join(chr(97 + c) for c in rng.integers(0, 26, size)) for size in range(1, 30)]
+    texts = [" ".join(f"{stem}{chr(c)}{stem}" for c in (*range(97, 123), *range(0x400, 0x430))) for stem in stems]
+    texts += [" ".join(f"{i:x}{i % 97}" for i in range(k, 40_000, 7)) for k in range(7)]
+    check(texts, Analyzer(None))
+
+
+def test_words_of_seven_and_eight_bytes():
+    # Short words are their own keys in the table; é takes two bytes, 字 three, 𠀀 four.
+    pieces = ["a", "é", "字", "𠀀"]
+    texts = [a * i + b * j for a in pieces for b in pieces for i in range(9) for j in range(9)]
+    check([" ".join(texts), *texts], Analyzer(None))
+
+
+def test_empty_input():
+    check([], Analyzer())
+    check(["", "", ""], Analyzer())
+    check(["the", "a an", "is"], Analyzer())
+
+
+def test_texts_do_not_run_into_each_other():
+    texts = ["ab", "cd", "e", "f", "gh", "\u0301", "i", "Σ", "Σ", "ΑΣ", "Α", "é", "字", "字"]
+    check(texts, Analyzer(None))
+
+
+def test_composed_and_decomposed_letters_stay_different():
+    first, second = "caf\u00e9s", unicodedata.normalize("NFD", "caf\u00e9s")
+    assert words(tokenize_texts([first, second], Analyzer(None))) == [["cafés"], ["cafe"]]
+
+
+@pytest.mark.parametrize("settings", [{"stopwords": "de"}, {"stopwords": ["the"]}, {"stemmer": "klingon"}])
+def test_unknown_settings_are_refused(settings):
+    with pytest.raises(RetrievalError, match="klingon|de|the"):
+        Analyzer(**settings)
+
+
+def test_analyzers_are_values():
+    assert Analyzer() == Analyzer("en", None) != Analyzer(None)
+    assert len({Analyzer(), Analyzer("en"), Analyzer(None)}) == 2
+
+
+TEXTS = [f"alpha{i % 7} beta Σ{i} İx{i % 3} gamma" * (i % 4) for i in range(60)]
+
+
+def arrow_layouts():
+    """The same rows in other Arrow layouts: (name, Dataset)."""
+    rows = {"id": [f"p{i:02}" for i in range(60)], "text": TEXTS}
+    plain = Dataset.from_dict(rows)
+    padded = Dataset.from_dict({"id": ["x", *rows["id"], "y"], "text": ["skipped text", *TEXTS, "skipped too"]})
+    chunked = pa.table({name: pa.chunked_array([v[:7], v[7:7], v[7:8], v[8:]]) for name, v in rows.items()})
+    sliced = pa.table({name: pa.array(["zz", "", *v, "zz"]).slice(2, 60) for name, v in rows.items()})
+    large = pa.table({name: pa.array(v, pa.large_string()) for name, v in rows.items()})
+    reverse = Dataset.from_dict({name: v[::-1] for name, v in rows.items()})
+    return {
+        "plain": plain,
+        "slice": padded.select(range(1, 61)),
+        "concatenated": concatenate_datasets([plain.select(range(20)), plain.select(range(20, 60))]),
+        "chunked": Dataset(chunked),
+        "arrow slice": Dataset(sliced),
+        "large strings": Dataset(large),
+        "indices": reverse.select(range(59, -1, -1)),
+        "more columns": plain.add_column("source", ["toy"] * 60),
+        "formatted": plain.with_format("arrow"),
+    }
+
+
+@pytest.mark.parametrize("layout", list(arrow_layouts()))
+def test_arrow_layouts_of_a_corpus(layout, tmp_path):
+    from hf_tlm.retrieval.index import Index
+
+    dataset = arrow_layouts()[layout]
+    assert len(dataset) == 60
+    index = Index.build(tmp_path / "index", dataset, corpus_name="toy", fingerprint="f", analyzer=Analyzer(None))
+    documents = [Analyzer(None)(text) for text in TEXTS]
+    assert (len(index), index.num_tokens) == (60, sum(map(len, documents)))
+    vocabulary, frequencies = index.terms()
+    assert dict(zip(vocabulary, frequencies.tolist(), strict=True)) == {
+        term: sum(term in document for document in documents) for document in documents for term in document
+    }

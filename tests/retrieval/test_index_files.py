@@ -1,0 +1,628 @@
+"""An index on disk: damage is found, a build that is killed or runs out of disk leaves nothing half done."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+from datasets import Dataset
+
+from hf_tlm.files import HfTlmError
+from hf_tlm.retrieval import Bm25Settings, RetrievalError, index_files, tiles
+from hf_tlm.retrieval.analyzer import Analyzer
+from hf_tlm.retrieval.index import Index
+from hf_tlm.retrieval.tokenize import tokenize_texts
+
+QUERIES = ["alpha beta", "w3 w5 w7 w3", "needle", "alpha w1 w2 gamma", "absent", "", "late"]
+
+
+def rows(first, last):
+    texts = [
+        f"alpha w{i % 11} beta w{i % 7} gamma{' needle' * (i % 50 == 7)}{' late' * (i > 150)}" for i in range(first, last)
+    ]
+    return Dataset.from_dict({"id": [f"p{(i * 37) % 1009}" for i in range(first, last)], "text": texts})
+
+
+def build(path, first=0, last=200, **options):
+    options = {"corpus_name": "toy", "fingerprint": "f", "analyzer": Analyzer(), "progress": False, **options}
+    return Index.build(path, rows(first, last), **options)
+
+
+def results(index, top_k=20):
+    hits = index.search(tokenize_texts(QUERIES, index.analyzer), top_k)
+    ids = index.ids.to_pylist()
+    return [([ids[document] for document in documents], scores.tolist()) for documents, scores in hits]
+
+
+def content(folder):
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "index"
+
+
+def test_loading_gives_what_was_built(path):
+    built = build(path)
+    loaded = Index.load(path, fingerprint="f", analyzer=Analyzer())
+    assert results(loaded) == results(built)
+    assert (len(loaded), loaded.corpus_name, loaded.fingerprint, loaded.analyzer) == (200, "toy", "f", Analyzer())
+    assert loaded.num_tokens == built.num_tokens
+    assert loaded.terms()[0] == built.terms()[0]
+
+
+def test_an_index_can_be_moved(path, tmp_path):
+    expected = results(build(path))
+    shutil.move(path, tmp_path / "else where")
+    assert results(Index.load(tmp_path / "else where")) == expected
+
+
+def test_a_flipped_bit_anywhere_is_found(path):
+    expected = results(build(path))
+    rng = np.random.default_rng(0)
+    for file in sorted(path.iterdir()):
+        data = file.read_bytes()
+        places = {0, 1, 8, 64, 127, 128, len(data) // 2, len(data) - 1, *rng.integers(0, len(data), 30).tolist()}
+        for position in range(len(data)) if file.suffix == ".json" else sorted(p for p in places if p < len(data)):
+            damaged = bytearray(data)
+            damaged[position] ^= 1 << int(rng.integers(8))
+            file.write_bytes(damaged)
+            with pytest.raises(RetrievalError, match=f"(?s){path.name}.*(damaged|not an index|version)"):
+                Index.load(path)
+        file.write_bytes(data)
+    assert results(Index.load(path)) == expected
+
+
+@pytest.mark.parametrize("damage", ["missing", "empty", "shorter", "longer", "swapped", "folder"])
+def test_a_damaged_file_is_found_and_named(path, damage):
+    build(path)
+    for file in sorted(path.iterdir()):
+        data = file.read_bytes()
+        file.unlink()
+        if damage == "folder":
+            file.mkdir()
+        elif damage != "missing":
+            new = {"empty": b"", "shorter": data[:-2], "longer": data + b"\0", "swapped": data[::-1]}[damage]
+            file.write_bytes(new)
+        with pytest.raises(RetrievalError) as error:
+            Index.load(path)
+        assert file.name in str(error.value)
+        if damage == "folder":
+            file.rmdir()
+        file.write_bytes(data)
+    Index.load(path)
+
+
+def test_what_is_no_index(path, tmp_path):
+    with pytest.raises(RetrievalError, match="not an index"):
+        Index.load(path)
+    for text in ("", "[]", "null", "{}", '{"format": "hf_tlm.subset"}', "\x00\xff"):
+        path.mkdir(exist_ok=True)
+        (path / index_files.META_FILE).write_text(text, encoding="latin-1")
+        with pytest.raises(RetrievalError, match="not an index"):
+            Index.load(path)
+    file = tmp_path / "file"
+    file.write_text("x")
+    with pytest.raises(RetrievalError, match="not an index"):
+        Index.load(file)
+
+
+def test_another_version_is_named(path):
+    build(path)
+    file = path / index_files.META_FILE
+    meta = json.loads(file.read_text(encoding="utf-8"))
+    version = meta["format_version"]
+    for other in (version + 1, 0, None):
+        file.write_text(json.dumps({**meta, "format_version": other}), encoding="utf-8")
+        with pytest.raises(RetrievalError, match=f"version {other}.*version {version}"):
+            Index.load(path)
+    assert Index.load(build(path).directory).meta["format_version"] == version
+
+
+OTHERS = [{"fingerprint": "g"}, {"analyzer": Analyzer(None)}, {"analyzer": Analyzer("en", "english")}]
+
+
+@pytest.mark.parametrize("other", OTHERS, ids=repr)
+def test_another_corpus_or_analyser_is_an_error_that_says_so(path, other):
+    before = results(build(path))
+    expected = {"fingerprint": "f", "analyzer": Analyzer(), **other}
+    said = "another corpus.*toy.*f.*g" if "fingerprint" in other else "other settings.*stopwords en.*stemmer None"
+    with pytest.raises(RetrievalError, match=said):
+        Index.load(path, **expected)
+    with pytest.raises(RetrievalError, match=said):
+        Index.open_or_build(path, rows(0, 10), corpus_name="other", **expected)
+    assert (
+        results(Index.open_or_build(path, rows(0, 200), corpus_name="toy", fingerprint="f", analyzer=Analyzer())) == before
+    )
+
+
+def test_open_or_build_builds_once(path, monkeypatch):
+    arguments = {"corpus_name": "toy", "fingerprint": "f", "analyzer": Analyzer()}
+    first = Index.open_or_build(path, rows(0, 200), **arguments)
+    before = {file.name: file.stat().st_mtime_ns for file in path.iterdir()}
+    monkeypatch.setattr("hf_tlm.retrieval.build.Builder", None)
+    assert results(Index.open_or_build(path, rows(0, 200), **arguments)) == results(first)
+    assert before == {file.name: file.stat().st_mtime_ns for file in path.iterdir()}
+
+
+def test_duplicate_ids_are_refused_and_named(path):
+    texts = {"id": ["a", "b", "c", "b"], "text": ["one", "two", "three", "four"]}
+    with pytest.raises(RetrievalError, match="'b' occurs twice, in rows 1 and 3"):
+        Index.build(path, Dataset.from_dict(texts), corpus_name="toy", fingerprint="f")
+    assert not path.exists()
+
+
+def test_an_empty_corpus_is_refused(path):
+    with pytest.raises(RetrievalError, match="no passage"):
+        Index.build(path, rows(0, 0), corpus_name="toy", fingerprint="f")
+    assert not path.exists()
+
+
+def test_a_folder_with_something_else_is_left_alone(path):
+    path.mkdir()
+    (path / "thesis.tex").write_text("years of work")
+    for make in (Index.build, Index.open_or_build):
+        with pytest.raises(RetrievalError, match="not an index"):
+            make(path, rows(0, 5), corpus_name="toy", fingerprint="f")
+    assert content(path) == {"thesis.tex": b"years of work"}
+    (path / "thesis.tex").unlink()
+    assert len(build(path)) == 200
+
+
+@pytest.mark.parametrize("cuts", [(100,), (1,), (199,), (30, 60, 64, 65, 150)])
+@pytest.mark.parametrize("tile,sample", [(16_384, 8_192), (16, 8)])
+def test_extend_equals_a_fresh_build(path, tmp_path, cuts, tile, sample, monkeypatch):
+    monkeypatch.setattr(tiles, "TILE", tile)
+    monkeypatch.setattr(tiles, "SAMPLE", sample)
+    fresh = build(tmp_path / "fresh")
+    extended = build(path, 0, cuts[0])
+    for number, (first, last) in enumerate(zip(cuts, (*cuts[1:], 200), strict=True)):
+        extended = extended.extend(rows(first, last), fingerprint=f"f{number}")
+    loaded = Index.load(path, fingerprint=f"f{len(cuts) - 1}", analyzer=Analyzer())
+    for found in (extended, loaded):
+        assert len(found) == 200 and found.num_tokens == fresh.num_tokens
+        assert found.ids.to_pylist() == fresh.ids.to_pylist()
+        assert found.terms()[0] == fresh.terms()[0]
+        np.testing.assert_array_equal(found.terms()[1], fresh.terms()[1])
+        for top_k in (1, 5, 150, 1000):
+            assert results(found, top_k) == results(fresh, top_k)
+    with pytest.raises(RetrievalError, match="another corpus"):
+        Index.load(path, fingerprint="f")
+
+
+def test_extend_with_large_counts_and_new_words(path, tmp_path):
+    texts = ["aa " * 300, "bb " * 70_000 + "cc", "", "the", "aa cc", "dd " * 255, "ee new words é漢字 and longer ones"]
+    ids = list("abcdefg")
+    dataset = Dataset.from_dict({"id": ids, "text": texts})
+    options = {"corpus_name": "toy", "fingerprint": "f", "analyzer": Analyzer()}
+    fresh = Index.build(tmp_path / "fresh", dataset, **options)
+    for cut in range(1, 7):
+        extended = Index.build(path, dataset.select(range(cut)), **options).extend(
+            dataset.select(range(cut, 7)), fingerprint="f2"
+        )
+        again = extended.extend(Dataset.from_dict({"id": ["h"], "text": ["aa bb"]}), fingerprint="f3")
+        for settings in (Bm25Settings(), Bm25Settings(k1=1e5), Bm25Settings("okapi")):
+            queries = tokenize_texts(["aa", "bb cc", "dd", "é漢字", "longer aa"], Analyzer())
+            found = [(d.tolist(), s.tolist()) for d, s in extended.search(queries, 7, settings=settings)]
+            assert found == [(d.tolist(), s.tolist()) for d, s in fresh.search(queries, 7, settings=settings)]
+        assert len(again) == 8 and again.document_frequencies(["bb", "aa"]).tolist() == [2, 3]
+
+
+@pytest.mark.timeout(60)
+def test_extend_an_index_without_words(path):
+    options = {"corpus_name": "toy", "fingerprint": "f", "analyzer": Analyzer()}
+    empty = Index.build(path, Dataset.from_dict({"id": ["a", "b"], "text": ["the", ""]}), **options)
+    extended = empty.extend(rows(0, 50), fingerprint="f2")
+    assert len(extended) == 52 and extended.document_frequencies(["alpha"]).tolist() == [50]
+    ((documents, _),) = extended.search(tokenize_texts(["needle"], Analyzer()), 5)
+    assert documents.tolist() == [9]
+
+
+def test_extend_with_an_id_that_is_there_changes_nothing(path):
+    built = build(path)
+    before = content(path)
+    for wrong in (rows(150, 160), rows(0, 0).add_item({"id": "p37", "text": "x"})):
+        with pytest.raises(RetrievalError, match="occurs twice"):
+            built.extend(wrong, fingerprint="g")
+    assert content(path) == before
+
+
+def test_an_open_index_goes_on_after_it_was_extended_or_replaced(path):
+    opened = build(path)
+    expected = results(opened)
+    build(path, 0, 100).extend(rows(300, 900), fingerprint="g")
+    assert results(opened) == expected
+
+
+def test_two_who_extend_the_same_index_do_not_lose_passages(path, tmp_path):
+    first = build(path, 0, 100)
+    second = Index.load(path)
+    first.extend(rows(100, 150), fingerprint="g")
+    # The second one opened the index before: it extends what is there now, or says that it cannot.
+    last = 200
+    try:
+        second.extend(rows(150, 200), fingerprint="h")
+    except RetrievalError:
+        last = 150
+    found = Index.load(path)
+    assert len(found) == last and results(found) == results(build(tmp_path / "fresh", 0, last))
+
+
+def test_the_manifest_counts_what_is_there(path):
+    built = build(path)
+    meta = json.loads((path / index_files.META_FILE).read_text(encoding="utf-8"))
+    assert meta["passages"] == 200 and meta["terms"] == len(built.terms()[0])
+    assert meta["postings"] == built.terms()[1].sum()
+
+
+# What follows runs in a process of its own, which forks one child per attempt: children are killed, interrupted, or
+# refused by the disk at one point each, and the parent looks at what is left.
+DRIVER = """
+import errno, os, resource, shutil, signal, sys
+from pathlib import Path
+
+sys.path.insert(0, {tests!r})
+from test_index_files import build, content, results, rows
+from hf_tlm.files import HfTlmError
+from hf_tlm.retrieval import RetrievalError
+from hf_tlm.retrieval.analyzer import Analyzer
+from hf_tlm.retrieval.index import Index
+
+root = Path(sys.argv[1])
+path = root / "index"
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+CHANGES = ("os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate", "os.link", "os.chmod")
+
+# The kernels and pools are ready before the first fork.
+old = results(build(root / "old" / "index", 0, 100))
+new = results(build(root / "new" / "index", 0, 100).extend(rows(100, 200), fingerprint="g"))
+shutil.rmtree(root / "new")
+
+seen = 0
+def at_change(number, act, on=CHANGES):
+    '''Do something at the number-th change below root and at all that follow.'''
+    def hook(event, arguments):
+        global seen
+        if event == "open":
+            changes = isinstance(arguments[2], int) and arguments[2] & WRITING
+        else:
+            changes = event in on
+        if changes and any(isinstance(a, (str, os.PathLike)) and str(root) in str(a) for a in arguments):
+            seen += 1
+            if seen > number:
+                act()
+    sys.addaudithook(hook)
+
+def count_changes(mode):
+    def count():
+        at_change(0, lambda: None)
+        change(mode)
+        os._exit(seen)
+    start(mode)
+    return fork(count)
+
+def fork(work):
+    '''Exit code of a child that does the work, negative if a signal ended it; 3: interrupted, 4: our error, 5: another.'''
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid == 0:
+        code = 5
+        try:
+            work()
+            code = 0
+        except KeyboardInterrupt:
+            code = 3
+        except HfTlmError as error:
+            code = 4 if "no such device" not in str(error).lower() else 5
+            print("said:", error, flush=True)
+        except BaseException as error:
+            print("raised:", repr(error), flush=True)
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+def start(mode):
+    shutil.rmtree(path, ignore_errors=True)
+    if mode == "extend":
+        shutil.copytree(root / "old" / "index", path)
+
+def change(mode):
+    if mode == "extend":
+        Index.load(path).extend(rows(100, 200), fingerprint="g")
+    else:
+        build(path, 0, 100)
+
+def look(mode, code, n):
+    '''What is there is whole: nothing or all of a build, the old or the new state of an extension.'''
+    where = f"{{mode}} {{n}}: exit {{code}}"
+    if mode == "extend":
+        assert path.exists(), where + ": the index is gone"
+        found = Index.load(path)
+        assert results(found) == (old if len(found) == 100 else new), where
+        assert code != 0 or len(found) == 200, where
+    elif path.exists():
+        assert results(Index.load(path)) == old, where
+    else:
+        assert code != 0, where
+
+def rest():
+    '''What lies about; a folder that was interrupted at its very making, and so is empty, may.'''
+    known = ("old", "index", ".index.lock")
+    return sorted(p.name for p in root.iterdir() if p.name not in known and not (p.is_dir() and not any(p.iterdir())))
+
+def again(mode):
+    '''The next one succeeds.'''
+    if mode == "extend" and len(Index.load(path)) == 200:
+        return
+    assert fork(lambda: change(mode)) == 0
+    assert results(Index.load(path)) == (new if mode == "extend" else old)
+"""
+FORKS = pytest.mark.skipif(not hasattr(os, "fork") or sys.platform != "linux", reason="needs fork")
+
+
+def drive(tmp_path, program, *prefix):
+    driver = DRIVER.format(tests=os.path.dirname(__file__)) + textwrap.dedent(program)
+    command = [*prefix, sys.executable, "-c", driver, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+@FORKS
+@pytest.mark.parametrize("mode", ["build", "extend"])
+@pytest.mark.parametrize("signal", ["SIGKILL", "SIGINT"])
+def test_a_kill_or_ctrl_c_at_any_point_leaves_nothing_half_done(tmp_path, mode, signal):
+    drive(
+        tmp_path,
+        f"""
+        mode, name = {mode!r}, {signal!r}
+        def interrupted(n):
+            at_change(n, lambda: os.kill(os.getpid(), getattr(signal, name)))
+            change(mode)
+        number = count_changes(mode)
+        assert 10 < number < 100, number
+        for n in range(number):
+            start(mode)
+            code = fork(lambda: interrupted(n))
+            assert code == (-signal.SIGKILL if name == "SIGKILL" else 3), (n, code)
+            look(mode, code, n)
+            if name == "SIGINT":
+                assert not rest(), (n, rest())
+            if n % 4 == 0:
+                again(mode)
+        """,
+    )
+
+
+@FORKS
+@pytest.mark.parametrize("mode", ["build", "extend"])
+def test_a_kill_at_any_time_leaves_nothing_half_done(tmp_path, mode):
+    # Between the points of the test above: inside a write, say.
+    drive(
+        tmp_path,
+        f"""
+        import time
+        mode = {mode!r}
+        start(mode)
+        begin = time.perf_counter()
+        change(mode)
+        whole = time.perf_counter() - begin
+        def killed(delay):
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.setitimer(signal.ITIMER_REAL, delay)
+            change(mode)
+        for n in range(1, 25):
+            start(mode)
+            look(mode, fork(lambda: killed(whole * n / 20)), n)
+        again(mode)
+        """,
+    )
+
+
+@FORKS
+@pytest.mark.parametrize("mode", ["build", "extend"])
+def test_a_full_disk_gives_a_clear_error_and_leaves_the_previous_state(tmp_path, mode):
+    out = drive(
+        tmp_path,
+        f"""
+        mode = {mode!r}
+        def full(n):
+            def refuse():
+                raise OSError(errno.ENOSPC, "No space left on device")
+            at_change(n, refuse, on=("os.mkdir", "os.link"))
+            change(mode)
+        codes = []
+        for n in range(count_changes(mode)):
+            start(mode)
+            codes.append(fork(lambda: full(n)))
+            assert codes[-1] in (0, 4), (n, codes)
+            look(mode, codes[-1], n)
+        assert codes.count(4) > 10, codes
+        # A limit on a file's size makes writes themselves fail, somewhere inside a file.
+        def limited(size):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+            change(mode)
+        largest = max(f.stat().st_size for f in path.iterdir())
+        for size in (1, 100, 1000, 3000, largest // 2, largest - 1):
+            start(mode)
+            code = fork(lambda: limited(size))
+            assert code == 4, (size, code)
+            look(mode, code, size)
+            assert not rest(), rest()
+        again(mode)
+        """,
+    )
+    assert "No space left" in out and "File too large" in out
+    assert all(str(tmp_path) in line for line in out.splitlines() if line.startswith("said:"))
+
+
+def can_mount():
+    probe = "mount -t tmpfs -o size=1m tmpfs /mnt"
+    return (
+        shutil.which("unshare") and not subprocess.run(["unshare", "-rm", "sh", "-c", probe], capture_output=True).returncode
+    )
+
+
+@FORKS
+@pytest.mark.parametrize("mode", ["build", "extend"])
+def test_a_really_full_disk(tmp_path, mode):
+    if not can_mount():
+        pytest.skip("this system lets us mount no disk of our own")
+    small = tmp_path / "small"
+    small.mkdir()
+    drive(
+        tmp_path,
+        f"""
+        import subprocess
+        mode = {mode!r}
+        mounted = root = root / "small"
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=10m", "tmpfs", str(root)], check=True)
+        shutil.copytree(path.parent / "old", root / "old")
+        path = root / "index"
+        codes = []
+        for kilobytes in range(0, 400, 12):
+            start(mode)
+            used = os.statvfs(root)
+            used = (used.f_blocks - used.f_bfree) * used.f_frsize // 1024
+            subprocess.run(["mount", "-o", f"remount,size={{used + kilobytes + 4}}k", str(root)], check=True)
+            code = fork(lambda: change(mode))
+            assert code in (0, 4), (kilobytes, code)
+            look(mode, code, kilobytes)
+            codes.append(code)
+            subprocess.run(["mount", "-o", "remount,size=10m", str(root)], check=True)
+            assert not rest(), rest()
+        assert codes[0] == 4 and codes[-1] == 0, codes
+        """,
+        "unshare",
+        "-rm",
+    )
+
+
+@FORKS
+def test_a_read_only_index_can_be_searched(tmp_path):
+    drive(
+        tmp_path,
+        """
+        start("extend")
+        (root / ".index.lock").unlink(missing_ok=True)
+        def read_only():
+            def refuse():
+                raise OSError(errno.EROFS, "Read-only file system")
+            at_change(0, refuse)
+            assert results(Index.load(path, fingerprint="f", analyzer=Analyzer())) == old
+            opened = Index.open_or_build(path, rows(0, 100), corpus_name="toy", fingerprint="f", analyzer=Analyzer())
+            assert results(opened) == old
+        before = content(path)
+        for file in path.iterdir():
+            file.chmod(0o444)
+        path.chmod(0o555)
+        code = fork(read_only)
+        path.chmod(0o755)
+        assert code == 0, code
+        assert content(path) == before
+        """,
+    )
+
+
+@FORKS
+def test_concurrent_builders_end_with_the_same_index(tmp_path):
+    drive(
+        tmp_path,
+        """
+        def wait(pids):
+            return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+
+        def together(work, number):
+            pids = []
+            for n in range(number):
+                pid = os.fork()
+                if pid == 0:
+                    try:
+                        work(n)
+                        os._exit(0)
+                    except BaseException as error:
+                        print("raised:", repr(error), flush=True)
+                        os._exit(1)
+                pids.append(pid)
+            return wait(pids)
+
+        def opens(n):
+            arguments = {"corpus_name": "toy", "fingerprint": "f", "analyzer": Analyzer(), "num_threads": 1}
+            index = Index.open_or_build(path, rows(0, 100), **arguments)
+            assert results(index) == old
+
+        def builds(n):
+            assert results(build(path, 0, 100)) == old
+
+        for attempt in range(4):
+            for work in (opens, builds):
+                start("build")
+                assert together(work, 4) == [0] * 4
+                assert results(Index.load(path)) == old
+                assert not rest(), rest()
+
+        # One that dies while it holds the lock does not keep the others waiting.
+        start("build")
+        def dies(n):
+            if n == 0:
+                at_change(5, lambda: os.kill(os.getpid(), signal.SIGKILL))
+            opens(n)
+        assert sorted(together(dies, 3))[1:] == [0, 0]
+        assert results(Index.load(path)) == old
+
+        # Two corpora under one name: one of them is told so, and the other has its index.
+        start("build")
+        def other(n):
+            Index.open_or_build(path, rows(0, 100), corpus_name=f"toy{n}", fingerprint=f"f{n}")
+        assert sorted(together(other, 2)) == [0, 1]
+        assert results(Index.load(path)) == old
+        """,
+    )
+
+
+@FORKS
+def test_loading_while_another_process_replaces_the_index(tmp_path):
+    drive(
+        tmp_path,
+        """
+        start("extend")
+        pid = os.fork()
+        if pid == 0:
+            for n in range(150):
+                build(path, 0, 100 + n % 2, num_threads=1)
+            os._exit(0)
+        states = {100: old}
+        loads = 0
+        while os.waitpid(pid, os.WNOHANG) == (0, 0):
+            found = Index.load(path)
+            assert results(found) == states.setdefault(len(found), results(found))
+            assert len(found.lengths) == len(found.ids) == len(found)
+            loads += 1
+        assert set(states) == {100, 101} and loads > 20, (loads, list(states))
+        """,
+    )
+
+
+def test_an_unwritable_place_is_named(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(HfTlmError, match="file"):
+        build(tmp_path / "file" / "index")
+
+
+@pytest.mark.parametrize("place", ["tokenize_words", "make_tile", "keep_terms"])
+def test_an_error_in_a_thread_arrives_and_leaves_nothing(path, tmp_path, place, monkeypatch):
+    def fail(*args):
+        raise ArithmeticError("a bug")
+
+    monkeypatch.setattr(tiles, "TILE", 16)
+    with monkeypatch.context() as patch:
+        patch.setattr(f"hf_tlm.retrieval.build.{place}", fail)
+        with pytest.raises(ArithmeticError, match="a bug"):
+            build(path)
+    assert [file.name for file in tmp_path.iterdir() if not file.name.endswith(".lock")] == []
+    assert len(build(path)) == 200
