@@ -1,0 +1,271 @@
+"""What a retrieval found, as markdown for a person: counts, union against K, hits, sources, lengths, examples."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hf_tlm.retrieval.analyzer import Analyzer, RetrievalError
+
+if TYPE_CHECKING:
+    from hf_tlm.retrieval.subset import Subset
+    from hf_tlm.tasks import Task
+
+SETTINGS = "retriever variant k1 b delta stopwords stemmer query_mode max_query_terms top_k top_k_requested seed".split()
+NAMED_IDS = 5
+NAMED_SOURCES = 20
+BARS = ("passages", "share", " ")
+BAR_WIDTH = 24
+WINDOWS, WINDOW_WORDS, CONTEXT_WORDS = 2, 30, 4  # of a text shown in an example
+LONGEST_PIECE = 60  # characters of a word, or of what is between two
+
+_WORD = re.compile(r"\w+")
+# White space, control characters, and marks that change the direction of what follows.
+_BLANKS = re.compile(r"[\s\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]+")
+_MARKDOWN = re.compile(r"([\\`*_\[\]<>|~#&$])")
+
+
+def retrieval_report(subset: Subset, task: Task | None = None, num_examples: int = 10) -> str:
+    """The report of one subset, in GitHub's markdown. The same subset gives the same text.
+
+    Args:
+        task: the subset's; its training texts are shown as the queries of the examples.
+        num_examples: examples in the manner of the TLM paper's Table 8, spread over ranks and queries.
+
+    Raises:
+        RetrievalError: num_examples below 0, or the subset was retrieved for another task.
+    """
+    if num_examples < 0:
+        raise RetrievalError(f"num_examples must be at least 0; received {num_examples}.")
+    made, random = subset.manifest, subset.manifest["retriever"] == "random"
+    parts = [
+        f"# Retrieval for {escape(made['task']['name'])} from {escape(made['corpus']['name'])}",
+        _counts(made, len(subset)),
+    ]
+    if len(subset) == 0:
+        return "\n\n".join([*parts, "The subset is empty.\n"])
+    if random:
+        parts.append("The passages were drawn at random: there are no queries, hits and scores to report.")
+    else:
+        parts += [_union(subset), _hits(subset)]
+    parts += [_sources(subset), _lengths(subset)]
+    if num_examples:
+        parts.append(_random_passages(subset, num_examples) if random else _examples(subset, task, num_examples))
+    return "\n\n".join(parts) + "\n"
+
+
+def escape(text: str, longest: int = 120) -> str:
+    """Text that markdown shows as it is, on one line, cut after so many characters."""
+    return _piece(_BLANKS.sub(" ", text).strip(), longest)
+
+
+def _counts(made: dict[str, Any], rows: int) -> str:
+    counts = made["counts"]
+    table = [
+        ("passages of the corpus", f"{counts['passages']:,}"),
+        ("passages of the subset", f"{rows:,} ({_percent(rows, counts['passages'])})"),
+    ]
+    if counts.get("queries"):
+        table.append(("queries", f"{counts['queries']:,}"))
+        for what, key in (("empty queries", "empty_queries"), ("other queries without hits", "queries_without_hits")):
+            number = counts.get(key, 0)
+            table.append((what, f"{number:,}{_names(counts.get(f'first_{key}'), number)}"))
+    for what, key in (("passages with held-out texts", "decontamination"), ("near-duplicates", "deduplication")):
+        left_out = made.get(key)
+        number = f"{left_out['passages']:,} left out" if left_out else "not looked for"
+        table.append((what, number + (_names(left_out.get("ids"), left_out["passages"]) if left_out else "")))
+    settings = {**made, **(made.get("analyzer") or {})}
+    if settings.get("top_k_requested") == settings.get("top_k"):
+        settings.pop("top_k_requested", None)
+    used = [f"{name.replace('_', ' ')} {_value(settings[name])}" for name in SETTINGS if settings.get(name) is not None]
+    return "\n".join(["## Counts", "", *_table((" ", " "), table, left=[0, 1]), "", f"Settings: {', '.join(used)}."])
+
+
+def _union(subset: Subset) -> str:
+    """Passages of rank k or better are the union of the queries' top k."""
+    ranks = np.sort(_column(subset, "rank"))
+    top_k = max(subset.manifest.get("top_k") or 0, int(ranks[-1]))
+    steps = [step for power in range(10) for step in (10**power, 2 * 10**power, 5 * 10**power) if step < top_k] + [top_k]
+    sizes = zip(steps, np.searchsorted(ranks, steps, side="right").tolist(), strict=True)
+    rows = [(f"{k:,}", f"{size:,}", _percent(size, len(ranks)), _bar(size, len(ranks))) for k, size in sizes]
+    return "\n".join(
+        ["## Size against K", "", "How many of these passages a smaller K gives.", "", *_table(("K", *BARS), rows, left=[3])]
+    )
+
+
+def _hits(subset: Subset) -> str:
+    hits = _column(subset, "n_queries").astype(np.int64)
+    numbers = np.bincount(np.log2(np.maximum(hits, 1)).astype(int)).tolist()
+    rows = []
+    for power, number in enumerate(numbers):
+        low, high = 2**power, 2 ** (power + 1) - 1
+        label = f"{low:,}" if low == high else f"{low:,} to {high:,}"
+        rows.append((label, f"{number:,}", _percent(number, len(hits)), _bar(number, max(numbers))))
+    facts = f"Mean {hits.mean():,.1f}, median {np.median(hits):,.1f}, most {hits.max():,}; {hits.sum():,} hits in all."
+    return "\n".join(["## Queries that hit a passage", "", facts, "", *_table(("queries", *BARS), rows, left=[3])])
+
+
+def _sources(subset: Subset) -> str:
+    """The sources with the most passages; beside them, where the manifest has it, what the corpus holds of each."""
+    found = Counter(source or "" for source in subset.dataset["source"][:])
+    corpus = subset.manifest["counts"].get("sources") or {}
+    names = sorted({*found, *corpus}, key=lambda name: (-found[name], name))
+    groups = [(escape(name) or "(none)", [name]) for name in names[:NAMED_SOURCES]]
+    if len(names) > NAMED_SOURCES:
+        groups.append((f"{len(names) - NAMED_SOURCES:,} others", names[NAMED_SOURCES:]))
+    rows = []
+    for label, members in groups:
+        here, there = (sum(counts.get(name, 0) for name in members) for counts in (found, corpus))
+        row = [label, f"{here:,}", _percent(here, len(subset))]
+        if corpus:
+            share = there / sum(corpus.values())
+            row += [f"{there:,}", f"{share:.1%}", f"{here / len(subset) / share:,.2f}" if there else ""]
+        rows.append(row)
+    head = ["source", "passages", "share", *(["in the corpus", "share", "ratio of shares"] if corpus else [])]
+    return "\n".join(["## Sources", "", *_table(head, rows, left=[0])])
+
+
+def _lengths(subset: Subset) -> str:
+    texts = (text for batch in subset.dataset.select_columns("text").iter(1000) for text in batch["text"])
+    words = np.array([len(text.split()) for text in texts])
+    numbers = [*np.quantile(words, (0, 0.25, 0.5, 0.75, 1)), words.mean(), words.sum()]
+    head = ["shortest", "25%", "median", "75%", "longest", "mean", "in all"]
+    return "\n".join(["## Words of a passage", "", *_table(head, [[f"{number:,.0f}" for number in numbers]])])
+
+
+def _random_passages(subset: Subset, number: int) -> str:
+    rows = subset.dataset.select(range(min(number, len(subset))))
+    shown = [f"> {_shorten(row['text'], set(), set)}\n>\n> {_origin(row)}" for row in rows]
+    return "\n\n".join(["## Examples", *_numbered(shown)])
+
+
+def _examples(subset: Subset, task: Task | None, number: int) -> str:
+    """Query and passage with the words that both have in bold (TLM, Table 8)."""
+    if task is None:
+        return "## Examples\n\nNot shown: they need the task's texts, `retrieval_report(subset, task)`."
+    rows = subset.dataset.select(_spread(_column(subset, "rank"), subset.dataset["best_query"][:], number))
+    made = subset.manifest
+    terms_of = _marked_terms({**made, **(made.get("analyzer") or {})}.get("stemmer"))
+    shown = []
+    examples = dataclasses.replace(subset, dataset=rows).examples(task, len(rows))
+    for row, (query, passage, score) in zip(rows, examples, strict=True):
+        shared = terms_of(query) & terms_of(passage)
+        queries = f"{row['n_queries']:,} {'query' if row['n_queries'] == 1 else 'queries'}"
+        found = f"rank {row['rank']:,}, score {score:,.1f}, hit by {queries}"
+        shown.append(
+            f"> **Query** {escape(row['best_query'])}: {_shorten(query, shared, terms_of)}\n>\n"
+            f"> **Passage**, {found}: {_shorten(passage, shared, terms_of)}\n>\n> {_origin(row)}"
+        )
+    intro = "Words that both have are bold, stop words aside. The examples are spread over the ranks, and over the queries."
+    return "\n\n".join(["## Examples", intro, *_numbered(shown)])
+
+
+def _spread(ranks: np.ndarray, queries: Sequence[str | None], number: int) -> list[int]:
+    """Rows whose ranks grow by equal factors, each of another query where there are enough; by rank."""
+    order = np.argsort(ranks, kind="stable")
+    ranks, number = ranks[order], min(number, len(ranks))
+    chosen: list[int] = []
+    seen: set[str | None] = set()
+    for turn, target in enumerate(np.geomspace(1, ranks[-1], number).round()):
+        start = np.searchsorted(ranks, target)
+        end = np.searchsorted(ranks, ranks[start], side="right")
+        # Within a rank the best score comes first: a later turn starts further down.
+        first = start + int((turn + 0.5) / number * (end - start))
+        places = itertools.chain(range(first, end), range(start, first), range(end, len(ranks)), range(start))
+        fresh = (place for place in places if place not in chosen and queries[order[place]] not in seen)
+        again = (place for place in range(len(ranks)) if place not in chosen)
+        chosen.append(next(itertools.chain(fresh, again)))
+        seen.add(queries[order[chosen[-1]]])
+    return [int(order[place]) for place in sorted(chosen)]
+
+
+def _marked_terms(stemmer: str | None) -> Callable[[str], set[str]]:
+    """The terms of a text that are worth a mark. More stop words are left out here than in a search."""
+    from bm25s.stopwords import STOPWORDS_EN_PLUS
+
+    analyzer, plain, stopwords = Analyzer(stemmer=stemmer), Analyzer(), frozenset(STOPWORDS_EN_PLUS)
+    return lambda text: {term for word in set(plain(text)) - stopwords for term in analyzer(word)}
+
+
+def _shorten(text: str, terms: set[str], terms_of: Callable[[str], set[str]]) -> str:
+    """The parts of a text with the most different ones of the terms, these in bold; escaped, on one line."""
+    text = _BLANKS.sub(" ", text).strip()
+    words = list(_WORD.finditer(text))
+    if not words:
+        return _piece(text) or "(empty)"
+    of_word = [terms & terms_of(word.group()) if terms else terms for word in words]
+    last = max(0, len(words) - WINDOW_WORDS)
+    shown, missing = np.zeros(len(words), bool), set(terms)
+    for window in range(WINDOWS):
+        starts = [min(max(0, place - CONTEXT_WORDS), last) for place, found in enumerate(of_word) if found & missing]
+        if not starts and window:
+            break
+        within = {
+            start: missing.intersection(set().union(*of_word[start : start + WINDOW_WORDS])) for start in starts or [0]
+        }
+        best = max(within, key=lambda start: len(within[start]))
+        shown[best : best + WINDOW_WORDS] = True
+        missing -= within[best]
+
+    pieces = ["" if shown[0] else "… "]
+    for place, word in enumerate(words):
+        if shown[place]:
+            before = text[words[place - 1].end() if place else 0 : word.start()]
+            pieces += [
+                _piece(before if not place or shown[place - 1] else ""),
+                f"**{_piece(word.group())}**" if of_word[place] else _piece(word.group()),
+            ]
+        elif place and shown[place - 1]:
+            pieces.append(" … ")
+    pieces.append(_piece(text[words[-1].end() :]) if shown[-1] else "")
+    return "".join(pieces).replace("** **", " ").strip()
+
+
+def _piece(text: str, longest: int = LONGEST_PIECE) -> str:
+    return _MARKDOWN.sub(r"\\\1", text if len(text) <= longest else f"{text[:longest]}…")
+
+
+def _origin(row: dict[str, Any]) -> str:
+    return escape(row["id"]) + (f", from {escape(row['source'])}" if row["source"] else "")
+
+
+def _numbered(blocks: Iterable[str]) -> list[str]:
+    return [f"### {number}\n\n{block}" for number, block in enumerate(blocks, 1)]
+
+
+def _column(subset: Subset, name: str) -> np.ndarray:
+    return np.asarray(subset.dataset[name][:])
+
+
+def _names(ids: Sequence[str] | None, number: int) -> str:
+    """The first ids in brackets."""
+    if not ids:
+        return ""
+    more = ", …" if number > len(ids[:NAMED_IDS]) else ""
+    return f" ({', '.join(escape(name) for name in ids[:NAMED_IDS])}{more})"
+
+
+def _value(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else escape(value)
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{part / whole:.1%}" if whole else ""
+
+
+def _bar(value: int, most: int) -> str:
+    """A bar of at most BAR_WIDTH characters, in steps of an eighth; something for anything above 0."""
+    eighths = max(round(8 * BAR_WIDTH * value / most), min(1, value))
+    return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]], *, left: Sequence[int] = ()) -> list[str]:
+    """Lines of a table; all columns but those of the numbers in `left` are aligned right."""
+    lines = [head, [":---" if column in left else "---:" for column in range(len(head))], *rows]
+    return [f"| {' | '.join(line)} |" for line in lines]

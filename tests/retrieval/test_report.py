@@ -1,0 +1,227 @@
+"""The report of a tiny subset is the golden file (HF_TLM_WRITE_GOLDEN=1 writes it); hostile texts do not break it."""
+
+import dataclasses
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from datasets import Dataset, Features, Value
+
+from hf_tlm.retrieval import RetrievalError, Subset
+from hf_tlm.retrieval.report import _bar, _marked_terms, _shorten, _spread, escape, retrieval_report
+from hf_tlm.retrieval.subset import COLUMNS
+from hf_tlm.tasks import TaskSpec, task_from_datasets
+
+GOLDEN = Path(__file__).parent / "golden" / "report.md"
+HOSTILE = [
+    "| a | b |\n| --- | --- |\n# kinase\n\n```\ncode",
+    "<script>alert(1)</script> kinase <!-- <b>",
+    "*kinase* **inhibitor** _the_ __enzyme__ ~~gone~~ `code` $x_1$ &amp;",
+    "![kinase](http://a/b.png) [x]: y [link](z) \\ \\* \\",
+    "kinase\r\n> quoted\u2028- item\n1. item\n\n---\n===\x00\x1b[31m\u202ered",
+    "_kinase_ x_kinase_y **kinase inhibitor**" + "*" * 300 + "kinase" * 100,
+    "\n \t",
+    "日本語のキナーゼ kinase—inhibitor…",
+]
+
+
+def make_subset(rows, **manifest):
+    features = Features({name: Value(kind) for name, kind in COLUMNS.items()})
+    columns = {name: [row[name] for row in rows] for name in COLUMNS}
+    counts = {"passages": 12345, "union": len(rows), "queries": 5, "empty_queries": 1, "first_empty_queries": ["q2"],
+              "queries_without_hits": 1, "first_queries_without_hits": ["q4"]}  # fmt: skip
+    made = {"retriever": "bm25s", "corpus": {"name": "toy_corpus", "fingerprint": "c", "size": 12345},
+            "task": {"name": "toy", "fingerprint": "t", "split": "train"}, "query_mode": "text", "top_k": 3,
+            "top_k_requested": 3, "variant": "lucene", "k1": 1.2, "b": 0.75, "delta": None, "stopwords": "en"}  # fmt: skip
+    manifest = {**made, **manifest, "counts": {**counts, **manifest.get("counts", {})}}
+    return Subset(Dataset.from_dict(columns, features=features), manifest)
+
+
+def row(number, text, query, rank=1, score=1.0, n_queries=1, source="toy|source"):
+    return {"id": f"p_{number}", "text": text, "source": source, "rank": rank, "score": score, "n_queries": n_queries,
+            "best_query": query}  # fmt: skip
+
+
+@pytest.fixture
+def subset(passages):
+    texts = list(passages.values())
+    return make_subset([
+        row(1, texts[2], "q1", 1, 3.25, 2), row(2, texts[0], "q3", 1, 2.5, 1, source="other"),
+        row(3, texts[4], "q5", 1, 2.0, 5), row(4, texts[1], "q3", 2, 2.5, 1), row(5, texts[3], "q1", 3, 0.5, 1, source=None),
+    ])  # fmt: skip
+
+
+@pytest.fixture
+def random_subset(passages):
+    rows = [row(i, text, None, i + 1, None, 0) for i, text in enumerate(passages.values())]
+    none = dict.fromkeys(("query_mode", "top_k", "top_k_requested", "variant", "k1", "b", "stopwords"))
+    counts = {"queries": 0, "empty_queries": 0, "first_empty_queries": [], "queries_without_hits": 0}
+    return make_subset(rows, retriever="random", seed=3, **none, counts=counts)
+
+
+def section(report, title):
+    return report.split(f"## {title}\n")[1].split("\n## ")[0]
+
+
+def test_golden(subset, make_task):
+    manifest = {
+        **subset.manifest,
+        "counts": {**subset.manifest["counts"], "sources": {"toy|source": 10_000, "other": 2_000, "absent": 345}},
+        "decontamination": {"passages": 7, "ids": [f"p_{i}" for i in range(10, 17)], "ngram": 13, "threshold": 0.2},
+        "deduplication": {"passages": 0, "ids": []},
+    }
+    report = retrieval_report(dataclasses.replace(subset, manifest=manifest), make_task(), 4)
+    if os.environ.get("HF_TLM_WRITE_GOLDEN"):
+        GOLDEN.write_text(report, encoding="utf-8")
+    assert report == GOLDEN.read_text(encoding="utf-8")
+
+
+def test_same_after_saving(subset, make_task, tmp_path):
+    subset.manifest.update(format="hf_tlm.subset", format_version=1, versions={})
+    subset.save(tmp_path / "saved")
+    assert retrieval_report(Subset.load(tmp_path / "saved"), make_task()) == retrieval_report(subset, make_task())
+
+
+def test_numbers_of_a_larger_subset():
+    rows = [
+        row(i, "word " * (i + 1), f"q{i % 5}", rank=1 + i % 200, score=0.0, n_queries=1 + i % 9, source=f"s{i % 30:02}")
+        for i in range(2000)
+    ]
+    report = retrieval_report(make_subset(rows, top_k=1500))
+    assert "| 20 | 200 | 10.0% | ██▍ |" in section(report, "Size against K")
+    assert (
+        re.findall(r"\n\| ([\d,]+) ", section(report, "Size against K")) == "1 2 5 10 20 50 100 200 500 1,000 1,500".split()
+    )
+    assert "Mean 5.0, median 5.0, most 9; 9,993 hits in all." in report
+    assert "| 4 to 7 | 888 |" in report and "| 8 to 15 | 444 |" in report
+    assert "| s00 | 67 | 3.4% |\n" in report and "| 10 others | 660 | 33.0% |" in report
+    assert "| 1 | 501 | 1,000 | 1,500 | 2,000 | 1,000 | 2,001,000 |" in report
+    assert "passages of the subset | 2,000 (16.2%)" in report
+
+
+def test_random_subsets_say_what_applies(random_subset, make_task):
+    report = retrieval_report(random_subset, make_task(), 2)
+    assert "drawn at random" in report and "retriever random, seed 3." in report
+    for absent in ("Size against K", "Queries that hit", "**", "queries |", "None", "nan"):
+        assert absent not in report
+    assert "> Enzymes bind small molecules in the active site.\n>\n> p\\_0, from toy\\|source" in report
+    assert report.count("###") == 2
+
+
+def test_missing_pieces(subset, make_task):
+    """Of another engine or an older version: no settings of ours, no counts but the passages."""
+    made = {name: subset.manifest[name] for name in ("corpus", "task")} | {
+        "retriever": "elasticsearch",
+        "query_mode": "text",
+    }
+    bare = Subset(subset.dataset, {**made, "counts": {"passages": 10}})
+    report = retrieval_report(bare, make_task(), 1)
+    assert "Settings: retriever elasticsearch, query mode text." in report and "| 3 | 5 | 100.0% |" in report
+    assert "queries |" not in section(report, "Counts") and "None" not in report and "not looked for" in report
+
+
+def test_without_task_or_examples(subset, make_task):
+    assert "Not shown" in section(retrieval_report(subset), "Examples")
+    assert "## Examples" not in retrieval_report(subset, make_task(), 0)
+    assert retrieval_report(subset, make_task(), 100).count("###") == len(subset)
+    with pytest.raises(RetrievalError, match="num_examples must be at least 0"):
+        retrieval_report(subset, num_examples=-1)
+    with pytest.raises(RetrievalError, match="has no example"):
+        retrieval_report(subset, make_task({"other": "kinase", "task": "enzymes"}))
+
+
+def test_empty_subset(subset):
+    empty = make_subset([])
+    assert retrieval_report(empty).endswith("The subset is empty.\n")
+
+
+def test_stop_words_are_never_marked():
+    rows = [row(0, "The kinase was not there, which is after all the Kinases' own.", "q")]
+    data = Dataset.from_dict({"id": ["q", "r"], "text": ["After all the kinase was not there", "x"], "label": ["a", "b"]})
+    task = task_from_datasets(TaskSpec(name="toy", path="toy"), {"train": data, "validation": data})
+    for stopwords in ("en", None):
+        report = retrieval_report(make_subset(rows, stopwords=stopwords), task)
+        assert re.findall(r"\*\*(.+?)\*\*", section(report, "Examples")) == ["Query", "kinase", "Passage", "kinase"]
+
+
+def test_stems_are_marked():
+    pytest.importorskip("Stemmer")
+    rows = [row(0, "Kinases were inhibited", "q1")]
+    terms = _marked_terms("english")
+    assert (
+        _shorten(rows[0]["text"], terms("kinase inhibition") & terms(rows[0]["text"]), terms)
+        == "**Kinases** were **inhibited**"
+    )
+
+
+def test_the_parts_with_the_matches_are_shown():
+    text = " ".join(["filler"] * 100 + ["red", "apple"] + ["filler"] * 100 + ["pear"] + ["filler"] * 100)
+    short = _shorten(text, {"red", "apple", "pear"}, lambda word: {word})
+    assert short.startswith("… filler filler filler filler **red apple** filler") and short.endswith("filler …")
+    assert "filler … filler filler filler filler **pear**" in short and len(short.split()) < 75
+    assert _shorten(text, set(), set).count("filler") == 30
+    assert _shorten("", {"a"}, set) == "(empty)" and _shorten("?!", {"a"}, set) == "?!"
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_hostile_texts_leave_the_structure_as_it_is(text, make_task):
+    """As text, id, source and names, in a passage and in its query."""
+    queries = {text: text.strip() or "kinase", "q2": "kinase inhibitor"}
+    rows = [row(0, text, text), row(text, "kinase inhibitor", "q2", source=text), row(2, "kinase", "q2", rank=2)]
+    plain = [row(0, "kinase", "q1"), row(1, "kinase", "q2"), row(2, "kinase", "q2", rank=2)]
+
+    def shape(report):
+        marks = re.compile(r"^(#+ |> |>$|\||$)")
+        return [(line and marks.match(line) and marks.match(line).group(), len(re.findall(r"(?<!\\)\|", line)))
+                for line in report.split("\n")]  # fmt: skip
+
+    hostile = make_subset(rows, corpus={"name": text}, task={"name": text}, counts={"first_empty_queries": [text] * 9})
+    expected = retrieval_report(make_subset(plain), make_task({"q1": "kinase", "q2": "kinase inhibitor"}))
+    report = retrieval_report(hostile, make_task(queries))
+    # A source of blanks alone, or the one of its own, adds a row or not: all else is the same.
+    drop = {"|"}
+    assert [line for line in shape(report) if line[0] not in drop] == [
+        line for line in shape(expected) if line[0] not in drop
+    ]
+    assert report == report.encode().decode() and not re.search(r"[\x00-\x09\x0b-\x1f\u2028\u202e\r]", report)
+    assert max(map(len, report.split("\n"))) < 1500
+    report.encode("utf-8")
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_hostile_texts_are_shown_as_they_are(text):
+    markdown = pytest.importorskip("markdown_it").MarkdownIt("gfm-like", {"linkify": False})
+    plain = " ".join(re.sub(r"[\x00-\x1f\u2028\u202e]", " ", text).split())
+    tokens = markdown.parse(f"> **Query**: {escape(text, 1000)}")
+    inline = [token for token in tokens if token.type == "inline"]
+    assert [token.type for token in tokens if token.type.endswith("open")] == ["blockquote_open", "paragraph_open"]
+    assert "".join(child.content for child in inline[0].children).strip() == f"Query: {plain}".strip()
+    marked = markdown.parse(f"> **Query**: {_shorten(text, {'kinase', 'inhibitor'}, lambda word: {word.lower()})}")
+    kinds = {child.type for token in marked if token.type == "inline" for child in token.children}
+    assert kinds <= {"text", "text_special", "strong_open", "strong_close"}
+    bold = re.findall(r"<strong>(.*?)</strong>", markdown.renderer.render(marked, markdown.options, {}))
+    assert all(re.fullmatch("Query|(kinase|inhibitor)( (kinase|inhibitor))*", part) for part in bold)
+    assert len(bold) > 1 or "kinase" not in re.findall(r"\w+", text)
+
+
+def test_examples_are_spread_over_ranks_and_queries():
+    rng = np.random.default_rng(0)
+    ranks = np.sort(rng.integers(1, 501, 5000))
+    chosen = _spread(ranks, [f"q{i}" for i in rng.integers(0, 40, 5000)], 10)
+    found = ranks[chosen].tolist()
+    assert found == sorted(found) and found[0] == 1 and found[-1] > 400 and len(set(found)) >= 9
+    queries = [f"q{i % 3}" for i in range(30)]
+    chosen = _spread(np.ones(30, int), queries, 6)
+    assert len(set(chosen)) == 6 and {queries[row] for row in chosen} == {"q0", "q1", "q2"}
+    assert _spread(np.array([1, 1, 2]), ["a", "a", "a"], 10) == [0, 1, 2]
+    assert _spread(np.array([3, 1, 2]), ["a", "b", "c"], 3) == [1, 2, 0]
+
+
+def test_names_are_cut():
+    assert escape("a|" * 100) == "a\\|" * 60 + "…" and escape("a\n b") == "a b"
+
+
+def test_bars():
+    assert [_bar(value, 1000) for value in (0, 1, 42, 1000)] == ["", "▏", "█", "█" * 24]
