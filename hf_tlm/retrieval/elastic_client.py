@@ -1,0 +1,312 @@
+"""The connection to an Elasticsearch cluster: settings, retries, errors in words, and what an index says of itself.
+
+The API key is read from the environment when a client is made; no object here holds it, and no message shows it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
+
+from hf_tlm.retrieval.analyzer import RetrievalError
+from hf_tlm.retrieval.bm25 import Bm25Settings
+
+if TYPE_CHECKING:
+    from elasticsearch import Elasticsearch
+
+T = TypeVar("T")
+
+INSTALL = "pip install 'hf-tlm[elastic]'"
+RETRIED = (408, 429, 502, 503, 504)
+BACKOFF, MAX_BACKOFF = 1.0, 60.0  # seconds before the first repetition, which double, and at most
+STAMP = "hf_tlm"  # key of our entry in an index's _meta
+DEFAULT_WINDOW = 10_000  # Elasticsearch's index.max_result_window
+DEFAULT_SIMILARITY = {"type": "BM25", "k1": 1.2, "b": 0.75}
+
+
+@dataclass(frozen=True)
+class ElasticSettings:
+    """Where the passages are and how to ask for them.
+
+    Args:
+        url: scheme, host and port, "https://host:9200"; never with a user name or password.
+        index: name of an index or alias.
+        text_field: a field of type text; the queries are matched against it.
+        id_field: a keyword field with the passages' ids, unique over the index. None: `_id`.
+        source_field: where a passage comes from; passages of an index without it get the index's name.
+        batch_size: queries per `_msearch` request. More save round trips and cost memory on both sides
+            (batch_size x K hits).
+        timeout: seconds to wait for an answer to one request.
+        max_retries: repetitions of what failed for a passing reason (429, 502, 503, 504, timeouts, lost connections),
+            after 1, 2, 4, ... seconds.
+        api_key_env: environment variable with an encoded API key; unset: no authentication.
+        ca_certs: file with the certificate authority of a cluster that signed its own; None: certifi's.
+
+    Raises:
+        RetrievalError: a value that cannot be used.
+    """
+
+    url: str = "http://localhost:9200"
+    index: str = ""
+    text_field: str = "text"
+    id_field: str | None = None
+    source_field: str = "source"
+    batch_size: int = 64
+    timeout: float = 60.0
+    max_retries: int = 5
+    api_key_env: str = "ELASTICSEARCH_API_KEY"
+    ca_certs: str | None = None
+
+    def __post_init__(self):
+        if "@" in self.url:
+            raise RetrievalError(
+                f"Put no user name or password in the URL of Elasticsearch: it would be stored. Set the environment "
+                f"variable {self.api_key_env} to an API key."
+            )
+        try:
+            parts = urlsplit(self.url)
+            complete = parts.scheme in ("http", "https") and parts.hostname and parts.port
+        except ValueError:
+            complete = False
+        if not complete:
+            raise RetrievalError(f"url must have scheme, host and port, as in http://localhost:9200; received {self.url!r}.")
+        for name, least in {"batch_size": 1, "max_retries": 0}.items():
+            if getattr(self, name) < least:
+                raise RetrievalError(f"{name} must be at least {least}; received {getattr(self, name)}.")
+        if not self.timeout > 0:
+            raise RetrievalError(f"timeout must be above 0 seconds; received {self.timeout}.")
+
+    @property
+    def api_key(self) -> str | None:
+        return os.environ.get(self.api_key_env, "").strip() or None
+
+
+class Unfinished(Exception):
+    """Part of a request failed for a passing reason and is worth asking for again."""
+
+
+def connect(settings: ElasticSettings) -> Elasticsearch:
+    """A client, which has not talked to the cluster yet; close it after use.
+
+    Raises:
+        RetrievalError: the package is missing, no index is named, or the key or certificate file cannot be used.
+    """
+    try:
+        from elasticsearch import Elasticsearch
+    except ImportError as error:
+        raise RetrievalError(f"Retrieval from Elasticsearch needs its client ({error}): {INSTALL}.") from error
+    if not settings.index:
+        raise RetrievalError("Name the index of the cluster that holds the passages (index=...).")
+    key = settings.api_key
+    if key and not (key.isascii() and key.isprintable() and " " not in key):
+        raise RetrievalError(f"{settings.api_key_env} does not hold an encoded API key: it has blanks or odd characters.")
+    options: dict[str, Any] = {"request_timeout": settings.timeout, "max_retries": 0, "retry_on_timeout": False}
+    if key:
+        options["api_key"] = key
+    if settings.ca_certs is not None:
+        if not os.path.isfile(settings.ca_certs):
+            raise RetrievalError(f"There is no certificate file {settings.ca_certs} (ca_certs).")
+        options["ca_certs"] = settings.ca_certs
+    return Elasticsearch(settings.url, **options)
+
+
+def patiently(
+    call: Callable[[], T], settings: ElasticSettings, *, statuses: Collection[int] = RETRIED, drops: bool = True
+) -> T:
+    """`call()`, repeated with back-off after timeouts, lost connections (`drops`), `statuses` and Unfinished.
+
+    Raises:
+        RetrievalError: what failed in the end, and what to do.
+    """
+    from elasticsearch import ApiError, ConnectionTimeout, SSLError, TransportError
+    from elasticsearch import ConnectionError as Dropped
+
+    for attempt in range(settings.max_retries + 1):
+        if attempt:
+            time.sleep(min(MAX_BACKOFF, BACKOFF * 2 ** (attempt - 1)))
+        try:
+            return call()
+        except Unfinished as error:
+            reason, again = error, True
+        except ApiError as error:
+            reason, again = error, error.status_code in statuses
+        except TransportError as error:
+            dropped = isinstance(error, Dropped) and not isinstance(error, SSLError)
+            reason, again = error, isinstance(error, ConnectionTimeout) or (drops and dropped)
+        if not again:
+            break
+    raise RetrievalError(explain(reason, settings, attempt)) from reason
+
+
+def explain(error: Exception, settings: ElasticSettings, repetitions: int = 0) -> str:
+    """What went wrong and what to do about it, without the API key even if the server repeats it."""
+    from elasticsearch import ApiError, ConnectionTimeout, SSLError, UnsupportedProductError
+    from elasticsearch import ConnectionError as Dropped
+
+    url, index, key = settings.url, settings.index, settings.api_key
+    name = settings.api_key_env
+    if isinstance(error, Unfinished):
+        message = str(error)
+    elif isinstance(error, UnsupportedProductError):
+        message = f"What answers at {url} is not Elasticsearch 8 or later (other products are not supported)."
+    elif isinstance(error, SSLError):
+        message = (
+            f"No secure connection to {url}: {error.message}. Check that the port speaks https, and give the cluster's own "
+            "certificate authority as ca_certs if it has one."
+        )
+    elif isinstance(error, ConnectionTimeout):
+        message = f"{url} did not answer within {settings.timeout:g} seconds. Raise timeout, or lower batch_size or top_k."
+    elif isinstance(error, Dropped):
+        message = f"Cannot reach Elasticsearch at {url}: {error.message}. Check the URL and that the cluster is running."
+    elif not isinstance(error, ApiError):
+        message = f"The exchange with {url} failed: {error}."
+    elif error.status_code == 401:
+        what = f"did not accept the API key in {name}" if key else f"asks for an API key: set {name} in the environment"
+        message = f"{url} {what}."
+    elif error.status_code == 403:
+        message = (
+            f"The API key in {name} may not do this to index {index!r}: {reason_of(error.body)}. Retrieving needs the "
+            "privileges read and view_index_metadata; indexing needs create_index, write and manage too."
+        )
+    elif error.status_code == 404:
+        message = f"There is no index {index!r} at {url}. Check the name, or put the corpus there with index_corpus."
+    elif error.status_code == 413:
+        message = f"{url} finds the request too large. Lower batch_size ({settings.batch_size})."
+    elif "media_type_header_exception" in reason_of(error.body):
+        message = (
+            f"The cluster at {url} does not understand a client of this version: {reason_of(error.body)}. Install the "
+            "client of the server's major version: pip install 'elasticsearch>=8,<9' for Elasticsearch 8."
+        )
+    else:
+        message = f"Elasticsearch at {url} answered {error.status_code}: {reason_of(error.body)}."
+    if repetitions:
+        message += f" (Tried {repetitions + 1} times.)"
+    return message.replace(key, "***") if key else message
+
+
+def reason_of(body: Any) -> str:
+    """The types and reasons in an error of Elasticsearch, outermost first, each once."""
+    found: dict[str, None] = {}
+
+    def walk(part: Any) -> None:
+        if isinstance(part, dict):
+            words = [str(part[name]) for name in ("type", "reason") if isinstance(part.get(name), str)]
+            if words:
+                found[": ".join(words)] = None
+            for value in part.values():
+                walk(value)
+        elif isinstance(part, list):
+            for value in part:
+                walk(value)
+
+    walk(body)
+    return "; ".join(found) or str(body)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What an index says of itself.
+
+    id_field: a keyword field with the ids, by which ties can be broken; None: only `_id`, which cannot be sorted by.
+    text_path, source_path: where the two are in a document's `_source`; source_path None: nowhere.
+    similarity: type, k1 and b of the text field. stamp: what index_corpus wrote; None for an index of other making.
+    """
+
+    id_field: str | None
+    text_path: str
+    source_path: str | None
+    max_result_window: int
+    similarity: dict[str, Any]
+    stamp: dict[str, Any] | None
+
+
+def read_layout(client: Elasticsearch, settings: ElasticSettings) -> Layout:
+    """The layout of the index, or the common one of all behind an alias.
+
+    Raises:
+        RetrievalError: no such index, indices that differ, or fields that cannot be used.
+    """
+    # Nothing listening is a wrong address far more often than a passing trouble: no use in waiting for it.
+    answer = patiently(lambda: client.indices.get(index=settings.index), settings, drops=False)
+    if not answer.body:
+        raise RetrievalError(f"There is no index {settings.index!r} at {settings.url}. Check the name.")
+    layouts = [_layout(name, described, settings) for name, described in answer.body.items()]
+    if any(layout != layouts[0] for layout in layouts):
+        raise RetrievalError(
+            f"The indices behind {settings.index!r} differ in fields or similarity: {', '.join(answer.body)}."
+        )
+    if len(layouts) > 1 and settings.id_field is None:
+        raise RetrievalError(
+            f"{settings.index!r} stands for {len(layouts)} indices, in which an _id may repeat. Give id_field, a keyword "
+            "field with ids unique over all of them."
+        )
+    return layouts[0]
+
+
+def _layout(name: str, described: dict[str, Any], settings: ElasticSettings) -> Layout:
+    mapping, options = described.get("mappings", {}), described.get("settings", {}).get("index", {})
+    properties, stamp = mapping.get("properties", {}), mapping.get("_meta", {}).get(STAMP)
+    text = _field(properties, settings.text_field)
+    if text is None or text[0].get("type") != "text":
+        kind = "is not mapped" if text is None else f"is of type {text[0].get('type')}"
+        raise RetrievalError(f"text_field {settings.text_field!r} of index {name!r} {kind}; BM25 needs one of type text.")
+    if settings.id_field is not None:
+        field = _field(properties, settings.id_field)
+        if field is None or field[0].get("type") != "keyword" or field[0].get("doc_values") is False:
+            raise RetrievalError(
+                f"id_field {settings.id_field!r} of index {name!r} is not a keyword field with doc values. Name one (a text "
+                f"field often has one beside it, as {settings.id_field}.keyword), or leave id_field out to use _id."
+            )
+    source = _field(properties, settings.source_field)
+    declared = options.get("similarity", {})
+    chosen = text[0].get("similarity", "default")
+    similarity = {**DEFAULT_SIMILARITY, **declared.get(chosen, {} if chosen in ("default", "BM25") else {"type": chosen})}
+    if text[0].get("norms") is False:
+        similarity["b"] = 0  # Without norms Lucene takes every length for the mean.
+    return Layout(
+        id_field=settings.id_field or (stamp or {}).get("settings", {}).get("id_field"),
+        text_path=text[1],
+        source_path=source and source[1],
+        max_result_window=int(options.get("max_result_window", DEFAULT_WINDOW)),
+        similarity={"type": similarity["type"], "k1": float(similarity["k1"]), "b": float(similarity["b"])},
+        stamp=stamp,
+    )
+
+
+def _field(properties: dict[str, Any], path: str) -> tuple[dict[str, Any], str] | None:
+    """(mapping, path in _source) of a field; that of a multi-field is its parent's."""
+    head, _, rest = path.partition(".")
+    field = properties.get(head)
+    if field is None or not rest:
+        return field and (field, head)
+    if rest in field.get("fields", {}):
+        return field["fields"][rest], head
+    inner = _field(field.get("properties", {}), rest)
+    return inner and (inner[0], f"{head}.{inner[1]}")
+
+
+def check_settings(bm25: Bm25Settings, max_query_terms: int | None = None) -> None:
+    """Refuse what a cluster cannot do.
+
+    Raises:
+        RetrievalError: a variant other than lucene, a stemmer, or max_query_terms.
+    """
+    if bm25.variant != "lucene":
+        raise RetrievalError(
+            f"Elasticsearch scores with Lucene's BM25 only; received the variant {bm25.variant!r}. Leave it at lucene, or "
+            "use another retriever."
+        )
+    if bm25.stemmer is not None:
+        raise RetrievalError(
+            f"Elasticsearch analyses texts itself, by the index's analyzer: leave the stemmer ({bm25.stemmer!r}) out, and "
+            "use a stemming analyzer in an index of your own if you want one."
+        )
+    if max_query_terms is not None:
+        raise RetrievalError(
+            f"max_query_terms ({max_query_terms}) needs the corpus's document frequencies, which stay in the cluster: leave "
+            "it out, or shorten the queries with query_mode='rake'."
+        )
