@@ -18,7 +18,7 @@ INSTALL = [
     "huggingface_hub>=2.4,<3",
     "peft>=0.21,<1",  # the Trainer recognises PEFT models by it
     "bm25s>=0.3.16,<0.4",
-    "numba>=0.60,<1",  # bm25s's fast backend
+    "numba>=0.60,<1",  # the index's kernels, and bm25s's fast backend
     "rank_bm25>=0.2.2,<0.3",
     "rake-nltk>=1.0.6,<2",
     "scikit-learn>=1.5,<2",
@@ -28,9 +28,25 @@ INSTALL = [
     "jinja2>=3,<4",  # model cards
     "tqdm>=4.66,<5",
     "zstandard>=0.22,<1",  # .zst corpora
+    "pyarrow>=16",  # the tokeniser reads its buffers; `datasets` needs it too
+    "xxhash>=3.4,<5",  # checksums of indexes; `datasets` needs it too
+    "filelock>=3.13",  # one builder of an index at a time; `huggingface_hub` needs it too
 ]
-TEST = ["pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "tensorboard>=2.17"]
+STEM = ["PyStemmer>=2.2,<4"]
+DEDUP = ["datasketch>=1.6,<3"]
+SHARDED = ["datatrove>=0.10,<0.11"]  # executors are subclassed, and its minor versions change them
+RAY = [*SHARDED, "ray>=2.40,<3"]
+ELASTIC = ["elasticsearch>=8.19,<10"]  # of the cluster's own major version, or the one before
+TEST = [
+    *(*STEM, *DEDUP, *RAY, *ELASTIC),
+    *("pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "hypothesis>=6.100", "tensorboard>=2.17"),
+]
 EXTRAS = {
+    "stem": STEM,
+    "dedup": DEDUP,
+    "sharded": SHARDED,
+    "ray": RAY,
+    "elastic": ELASTIC,
     "test": TEST,
     "dev": [*TEST, "ruff>=0.12", "pre-commit>=4"],
 }

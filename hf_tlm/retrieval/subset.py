@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hf_tlm.files import atomic_directory, sha256
-from hf_tlm.retrieval.bm25 import RetrievalError
+from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.retrieval.queries import build_queries, example_texts
+from hf_tlm.retrieval.report import retrieval_report
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -33,6 +35,7 @@ COLUMNS = {
 DATA_FILE = "data/train-00000-of-00001.parquet"
 MANIFEST_FILE = "manifest.json"
 CARD_FILE = "README.md"
+REPORT_FILE = "report.md"
 ROW_GROUP = 1000
 
 CARD = """\
@@ -51,6 +54,8 @@ labelled task `{task}` (fingerprint `{task_fingerprint}`) as the corpus part of 
 
 `{manifest_file}` holds every setting and count. Made with {versions}.
 
+{found}
+
 ## How to load it
 
 ```python
@@ -65,8 +70,7 @@ has its order of drawing as `rank`, 0 as `n_queries`, and neither `score` nor `b
 
 ## Limits
 
-The passages are copied from the corpus as they are: its licence, errors and biases apply. Passages were not checked
-against the task's validation and test texts.
+The passages are copied from the corpus as they are: its licence, errors and biases apply. {checked}
 """
 
 
@@ -99,8 +103,11 @@ class Subset:
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def save(self, directory: str | os.PathLike) -> None:
-        """Write parquet data, manifest and dataset card; the same subset gives the same bytes.
+    def save(self, directory: str | os.PathLike, *, report: str | None = None) -> None:
+        """Write parquet data, manifest, report and dataset card; the same subset gives the same bytes.
+
+        Args:
+            report: from `retrieval_report` with the task, whose texts its examples show; None: one without examples.
 
         `datasets.load_dataset(directory)` reads the folder too. A subset saved there before is replaced as a whole.
 
@@ -110,13 +117,15 @@ class Subset:
         """
         directory = Path(directory).resolve()
         _check_replaceable(directory)
+        report = report or retrieval_report(self)
         with atomic_directory(directory) as work:
             (work / DATA_FILE).parent.mkdir()
             _write_parquet(self.dataset, work / DATA_FILE)
             manifest = {**self.manifest, "files": {DATA_FILE: sha256(work / DATA_FILE)}}
             text = json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
             (work / MANIFEST_FILE).write_text(text, encoding="utf-8")
-            (work / CARD_FILE).write_text(_card(self.manifest), encoding="utf-8")
+            (work / CARD_FILE).write_text(_card(self.manifest, report), encoding="utf-8")
+            (work / REPORT_FILE).write_text(report, encoding="utf-8")
 
     @classmethod
     def load(cls, directory: str | os.PathLike) -> Subset:
@@ -166,8 +175,13 @@ class Subset:
             hits = np.asarray(self.dataset["n_queries"][:])
             lines.append(f"a passage was hit by {hits.mean():.1f} queries on average, by {hits.max():,} at most")
             for what in ("empty_queries", "queries_without_hits"):
-                if counts[what]:
+                if counts.get(what):
                     lines.append(f"{what.replace('_', ' ')}: {counts[what]:,}")
+        for what, why in (("decontamination", "hold held-out texts"), ("deduplication", "are near-duplicates")):
+            if made.get(what) and made[what]["passages"]:
+                lines.append(f"left out because they {why}: {made[what]['passages']:,}")
+        if counts.get("bad_files"):
+            lines.append(f"files that could not be read, left out: {len(counts['bad_files'])}")
         return "\n".join(lines)
 
     def examples(self, task: Task, n: int) -> list[tuple[str, str, float]]:
@@ -221,7 +235,7 @@ def _check_replaceable(directory: Path) -> None:
     if not directory.is_dir():
         raise RetrievalError(f"Cannot save a subset to {directory}: it is a file. Choose a folder.")
     files = {path.relative_to(directory).as_posix() for path in directory.rglob("*") if not path.is_dir()}
-    others = sorted(files - {DATA_FILE, MANIFEST_FILE, CARD_FILE})
+    others = sorted(files - {DATA_FILE, MANIFEST_FILE, CARD_FILE, REPORT_FILE})
     if others or (files and _read_manifest(directory) is None):
         raise RetrievalError(
             f"{directory} is not empty and holds something else than a saved subset "
@@ -232,6 +246,8 @@ def _check_replaceable(directory: Path) -> None:
 def _engine(made: dict[str, Any]) -> str:
     delta = "" if made["delta"] is None else f", delta {made['delta']:g}"
     words = "kept" if made["stopwords"] is None else "dropped"
+    words += f", stemmed ({made['stemmer']})" if made.get("stemmer") else ""
+    words += f", {made['max_query_terms']} rarest terms of a query" if made.get("max_query_terms") else ""
     return f"{made['retriever']}, {made['variant']}, k1 {made['k1']:g}, b {made['b']:g}{delta}, stop words {words}"
 
 
@@ -245,7 +261,7 @@ def _size_category(rows: int) -> str:
     return "n>100M"
 
 
-def _card(manifest: dict[str, Any]) -> str:
+def _card(manifest: dict[str, Any], report: str) -> str:
     """README.md: a dataset card."""
     import yaml
 
@@ -267,7 +283,16 @@ def _card(manifest: dict[str, Any]) -> str:
             f"this is their union. {counts['queries']:,} queries, {counts['empty_queries']:,} of them empty, "
             f"{counts['queries_without_hits']:,} others without a hit."
         )
+    guard = manifest.get("decontamination")
+    checked = "Passages were not checked against the task's validation and test texts."
+    if guard:
+        checked = (
+            f"Passages that hold a validation or test text of the task, or share more than {guard['threshold']:.0%} of its "
+            f"{guard['ngram']}-grams, were left out ({guard['passages']:,})."
+        )
     return CARD.format(
+        found=re.sub("^#", "##", report.split("\n", 2)[2].strip(), flags=re.MULTILINE),
+        checked=checked,
         front=yaml.safe_dump(front, sort_keys=False, allow_unicode=True).strip(),
         title=front["pretty_name"],
         union=counts["union"],

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from datasets import Dataset
 
-from hf_tlm.retrieval import Bm25Settings, RetrievalError, default_top_k, retrieve
-from hf_tlm.retrieval.bm25 import analyze, search, tokenize_corpus
+from hf_tlm.retrieval import Bm25Settings, RetrievalError, backends, default_top_k, retrieve, tokenize_texts
 
 
 @pytest.fixture
@@ -18,10 +17,10 @@ def run(tmp_path):
 
 def by_hand(queries, passages, top_k):
     """The union from plain dictionaries: id -> (rank, score, n_queries, best_query)."""
-    stopwords = Bm25Settings().stopword_set
+    analyzer = Bm25Settings().analyzer
     ids = sorted(passages)
-    corpus = tokenize_corpus((passages[identifier] for identifier in ids), stopwords)
-    hits = search([analyze(text, stopwords) for text in queries.values()], corpus, top_k)
+    corpus = tokenize_texts([passages[identifier] for identifier in ids], analyzer)
+    hits = backends.search(tokenize_texts(list(queries.values()), analyzer), corpus, top_k, backend="rank_bm25")
     seen = {}
     for query, found in zip(queries, hits, strict=True):
         for rank, (document, score) in enumerate(zip(*found, strict=True), start=1):
@@ -40,7 +39,7 @@ def as_dict(subset):
 
 
 @pytest.mark.parametrize("top_k", [1, 2, 3, 6])
-@pytest.mark.parametrize("retriever", ["bm25s", "rank_bm25"])
+@pytest.mark.parametrize("retriever", ["bm25", "bm25s", "rank_bm25"])
 def test_union_equals_the_one_made_by_hand(run, make_task, make_corpus, queries, passages, retriever, top_k):
     subset = run(make_task(), make_corpus(), top_k=top_k, retriever=retriever)
     assert as_dict(subset) == by_hand(queries, passages, top_k)
@@ -100,13 +99,16 @@ def test_counts_and_manifest(run, make_task, make_corpus, caplog):
         "empty_queries": 1,
         "first_empty_queries": ["q2"],
         "queries_without_hits": 1,
+        "first_queries_without_hits": ["q4"],
+        "sources": {"toy": 6},
+        "bad_files": [],
         "passages": 6,
         "union": 4,
     }
     assert manifest["corpus"] == {"name": corpus.name, "fingerprint": corpus.fingerprint, "size": 6}
     assert manifest["task"] == {"name": "toy", "fingerprint": task.fingerprint, "split": "train"}
     chosen = {name: manifest[name] for name in "retriever query_mode variant k1 b delta stopwords top_k".split()}
-    assert list(chosen.values()) == ["bm25s", "text", "bm25l", 0.9, 0.4, 0.5, "en", 3]
+    assert list(chosen.values()) == ["bm25", "text", "bm25l", 0.9, 0.4, 0.5, "en", 3]
     assert manifest["seed"] is None and manifest["num_passages"] is None
     assert {"hf_tlm", "bm25s", "rank_bm25", "datasets"} <= set(manifest["versions"])
 
@@ -162,10 +164,10 @@ def test_random_is_uniform(run, make_task, make_corpus):
 @pytest.mark.parametrize(
     "options,message",
     [
-        ({"retriever": "lucene"}, "retriever must be one of bm25s, rank_bm25, random"),
+        ({"retriever": "lucene"}, "retriever must be one of bm25, bm25s, rank_bm25, sharded"),
         ({"top_k": 0}, "top_k must be at least 1; received 0"),
         ({"query_mode": "title"}, "text, rake"),
-        ({"settings": Bm25Settings("okapi")}, "bm25s has no .*okapi.*rank_bm25: lucene, okapi"),
+        ({"settings": Bm25Settings("okapi"), "retriever": "bm25s"}, "bm25s has no .*okapi.*rank_bm25: lucene, okapi"),
         ({"num_passages": 3}, "takes top_k"),
         ({"retriever": "random"}, "needs num_passages"),
         ({"retriever": "random", "num_passages": 0}, "at least 1; received 0"),
@@ -192,7 +194,7 @@ def test_no_query_has_a_hit(run, make_task, make_corpus):
 
 
 def test_an_empty_corpus(run, make_task):
-    with pytest.raises(RetrievalError, match="corpus is empty"):
+    with pytest.raises(RetrievalError, match="holds no passage"):
         run(make_task(), _stand_in([]))
     with pytest.raises(RetrievalError, match="the corpus has 0"):
         run(make_task(), _stand_in([]), retriever="random", num_passages=1)
@@ -207,7 +209,10 @@ def test_duplicate_ids(run, make_task):
 def _stand_in(rows):
     columns = {name: [row[name] for row in rows] for name in ("id", "text", "source")}
     passages = Dataset.from_dict(columns)
-    return SimpleNamespace(name="stand-in", fingerprint="0", to_dataset=lambda cache_dir: passages)
+    part = SimpleNamespace(name="stand-in", fingerprint="0")
+    return SimpleNamespace(
+        name="stand-in", fingerprint="0", parts=(part,), bad_files={}, to_dataset=lambda cache_dir: passages
+    )
 
 
 def test_default_top_k_is_the_papers():

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from hf_tlm.retrieval import RetrievalError, Subset, retrieve
-from hf_tlm.retrieval.subset import CARD_FILE, COLUMNS, DATA_FILE, MANIFEST_FILE
+from hf_tlm.retrieval.subset import CARD_FILE, COLUMNS, DATA_FILE, MANIFEST_FILE, REPORT_FILE
 
 
 @pytest.fixture
@@ -44,12 +44,12 @@ def test_save_and_load_give_the_same_subset(either, tmp_path):
 
 
 def test_two_runs_give_the_same_bytes_and_no_paths(either, request, tmp_path, make_task, make_corpus):
-    options = {"top_k": 2} if either.manifest["retriever"] == "bm25s" else {"retriever": "random", "num_passages": 3}
+    options = {"top_k": 2} if either.manifest["retriever"] == "bm25" else {"retriever": "random", "num_passages": 3}
     other = retrieve(make_task(), make_corpus(), cache_dir=str(tmp_path / "elsewhere"), **options)
     either.save(tmp_path / "a")
     other.save(tmp_path / "deep" / "b")
     first = contents(tmp_path / "a")
-    assert set(first) == {DATA_FILE, MANIFEST_FILE, CARD_FILE}
+    assert set(first) == {DATA_FILE, MANIFEST_FILE, REPORT_FILE, CARD_FILE, REPORT_FILE}
     assert first == contents(tmp_path / "deep" / "b")
     assert not any(str(tmp_path).encode() in content for content in first.values())
 
@@ -163,7 +163,7 @@ def test_further_columns_survive(subset, tmp_path):
 def test_summary_names_the_counts(subset, random_subset):
     text = subset.summary()
     assert f"{len(subset)} of 6 passages" in text and "for toy" in text
-    assert "bm25s, lucene, k1 1.2, b 0.75, stop words dropped" in text
+    assert "bm25, lucene, k1 1.2, b 0.75, stop words dropped" in text
     assert "5 queries (text), top 2 of each" in text
     assert "empty queries: 1" in text and "queries without hits: 1" in text
     assert "3 of 6 passages" in random_subset.summary() and "random, seed 0" in random_subset.summary()

@@ -1,0 +1,137 @@
+"""How recipes say what to retrieve."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import yaml
+
+from hf_tlm.corpora import Corpus
+from hf_tlm.retrieval.analyzer import RetrievalError
+from hf_tlm.retrieval.bm25 import Bm25Settings
+from hf_tlm.retrieval.elastic_client import ElasticSettings
+from hf_tlm.retrieval.engines import Sharding
+from hf_tlm.retrieval.queries import QUERY_MODES
+from hf_tlm.retrieval.retrieve import RETRIEVERS, retrieve
+from hf_tlm.retrieval.subset import Subset
+from hf_tlm.tasks import Task
+
+
+@dataclass
+class RetrievalArguments:
+    """How passages are chosen."""
+
+    retriever: str = field(
+        default="bm25",
+        metadata={"help": "Ours (bm25), another engine, sharded, or random.", "choices": list(RETRIEVERS)},
+    )
+    top_k: int | None = field(
+        default=None,
+        metadata={
+            "help": "Passages per training text. Default, the paper's: 5000 under 5K training texts, 50 over 100K, else 500."
+        },
+    )
+    query_mode: str = field(
+        default="text", metadata={"help": "The whole text, or its RAKE key phrases.", "choices": list(QUERY_MODES)}
+    )
+    max_query_terms: int | None = field(
+        default=None, metadata={"help": "Keep only so many terms of a query, the rarest: faster, not the same subset."}
+    )
+    bm25_variant: str = field(default="lucene", metadata={"help": "lucene, robertson, atire, bm25l, bm25+, okapi."})
+    k1: float = field(default=1.2, metadata={"help": "BM25's term frequency saturation."})
+    b: float = field(default=0.75, metadata={"help": "BM25's length normalisation."})
+    delta: float | None = field(default=None, metadata={"help": "Lower bound of bm25l (default 0.5) and bm25+ (default 1)."})
+    keep_stopwords: bool = field(default=False, metadata={"help": "Keep English stop words."})
+    stemmer: str | None = field(default=None, metadata={"help": "Snowball stemmer, such as english. Default: none."})
+    decontaminate: bool = field(
+        default=True, metadata={"help": "Leave out passages that hold validation or test texts of the task."}
+    )
+    deduplicate: float | None = field(
+        default=None, metadata={"help": "Leave out passages this similar to a better one (Jaccard of 5-grams, e.g. 0.8)."}
+    )
+    num_passages: int | None = field(default=None, metadata={"help": "Size of a random subset."})
+    like: str | None = field(default=None, metadata={"help": "Take the size of a random subset from this subset."})
+    seed: int = field(default=0, metadata={"help": "Seed of a random subset."})
+
+    index_dir: str | None = field(
+        default=None, metadata={"help": "Folder of the index, built if it is not there. Default: the cache."}
+    )
+    num_threads: int | None = field(
+        default=None, metadata={"help": "Threads; default, all cores. Indexing takes some 100 MB for each."}
+    )
+    query_batch_size: int | None = field(
+        default=None, metadata={"help": "Queries a thread searches at once, 16 bytes x top_k each; fewer are slower."}
+    )
+    num_shards: int = field(default=2, metadata={"help": "sharded: parts, each indexed and searched by one process."})
+    executor: str = field(
+        default="local", metadata={"help": "sharded: where it runs.", "choices": ["local", "ray", "slurm", "jobs"]}
+    )
+    workers: int | None = field(default=None, metadata={"help": "sharded: shards at a time."})
+    work_dir: str | None = field(
+        default=None, metadata={"help": "sharded: folder all machines see, which a killed run continues from."}
+    )
+    executor_options: str = field(
+        default="{}",
+        metadata={"help": 'sharded: of datatrove\'s executor, e.g. \'{"partition": "cpu", "time": "2:00:00"}\'.'},
+    )
+    elastic_url: str = field(default="http://localhost:9200", metadata={"help": "elasticsearch: the cluster."})
+    elastic_index: str | None = field(default=None, metadata={"help": "elasticsearch: the index."})
+    elastic_text_field: str = field(default="text", metadata={"help": "elasticsearch: field of the texts."})
+    elastic_id_field: str | None = field(default=None, metadata={"help": "elasticsearch: field of the ids. Default: _id."})
+    elastic_source_field: str = field(default="source", metadata={"help": "elasticsearch: field of the sources."})
+    elastic_ca_certs: str | None = field(default=None, metadata={"help": "elasticsearch: certificates to trust."})
+
+    def retrieve(self, task: Task, corpus: Corpus | None) -> Subset:
+        """The subset.
+
+        Raises:
+            RetrievalError: see `hf_tlm.retrieval.retrieve`; or an option without the retriever that it belongs to.
+        """
+        if self.like is not None and self.retriever != "random":
+            raise RetrievalError("--like gives the size of a random subset: add --retriever random.")
+        return retrieve(
+            task,
+            corpus,
+            retriever=self.retriever,
+            top_k=self.top_k,
+            query_mode=self.query_mode,
+            max_query_terms=self.max_query_terms,
+            settings=Bm25Settings(
+                variant=self.bm25_variant,
+                k1=self.k1,
+                b=self.b,
+                delta=self.delta,
+                stopwords=None if self.keep_stopwords else "en",
+                stemmer=self.stemmer,
+            ),
+            decontaminate=self.decontaminate,
+            deduplicate=self.deduplicate,
+            num_passages=len(Subset.load(self.like)) if self.like else self.num_passages,
+            seed=self.seed,
+            index_dir=self.index_dir,
+            num_threads=self.num_threads,
+            query_batch_size=self.query_batch_size,
+            sharding=self._sharding() if self.retriever == "sharded" else None,
+            elastic=self._elastic() if self.retriever == "elasticsearch" else None,
+        )
+
+    def _sharding(self) -> Sharding:
+        try:
+            options = yaml.safe_load(self.executor_options)  # JSON is YAML.
+        except yaml.YAMLError as error:
+            raise RetrievalError(f"--executor_options must be JSON: {error}") from error
+        if not isinstance(options, dict):
+            raise RetrievalError(f"--executor_options must be a JSON object of options; received {self.executor_options}.")
+        return Sharding(self.num_shards, self.executor, self.workers, self.work_dir, options)
+
+    def _elastic(self) -> ElasticSettings:
+        if not self.elastic_index:
+            raise RetrievalError("--retriever elasticsearch needs --elastic_index, the name of the index.")
+        return ElasticSettings(
+            url=self.elastic_url,
+            index=self.elastic_index,
+            text_field=self.elastic_text_field,
+            id_field=self.elastic_id_field,
+            source_field=self.elastic_source_field,
+            ca_certs=self.elastic_ca_certs,
+        )
