@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numba import njit
 
-TILE = 16_384  # below 65,536, for the uint16; its accumulator fits a first-level cache
+TILE = 16_384  # at most 65,535, for the uint16; its accumulator fits a first-level cache
 SAMPLE = 8_192
 MANY = 255
 _ALIGN = 64

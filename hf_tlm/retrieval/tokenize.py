@@ -176,13 +176,21 @@ def term_ids(terms: Sequence[str | None], vocabulary: Vocabulary) -> np.ndarray:
     return ids
 
 
-def keep_terms(words: np.ndarray, offsets: np.ndarray, term_of_word: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Word ids to term ids, those of -1 left out: (ids int32 [tokens], offsets int64 [N + 1])."""
-    ids = term_of_word[words]
-    kept = ids >= 0
-    before = np.zeros(len(ids) + 1, np.int64)
-    np.cumsum(kept, out=before[1:])
-    return ids[kept], before[offsets]
+@njit(nogil=True, cache=True)
+def keep_terms(words, offsets, term_of_word):
+    """Word ids to term ids in place, those of -1 left out: (ids int32 [tokens], offsets int64 [N + 1])."""
+    kept = 0
+    start = offsets[0]
+    for text in range(len(offsets) - 1):
+        end = offsets[text + 1]
+        for i in range(start, end):
+            term = term_of_word[words[i]]
+            if term >= 0:
+                words[kept] = term
+                kept += 1
+        start = end
+        offsets[text + 1] = kept
+    return words[:kept], offsets
 
 
 def tokenize_texts(texts: Sequence[str], analyzer: Analyzer) -> TokenizedTexts:

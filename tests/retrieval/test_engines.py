@@ -1,0 +1,163 @@
+"""retrieve() over every engine: one subset, whatever found it; and what is left out of it."""
+
+import numpy as np
+import pytest
+from datasets import Dataset
+from elastic_server import ElasticServer
+
+from hf_tlm.corpora import load_corpus
+from hf_tlm.retrieval import Bm25Settings, ElasticSettings, Index, RetrievalError, Sharding, retrieve
+
+WORDS = [f"word{number}" for number in range(40)]
+LONG = " ".join(f"held{number} out{number}" for number in range(12))
+
+
+def texts(number, seed, length=12):
+    rng = np.random.default_rng(seed)
+    weights = 1 / np.arange(1, len(WORDS) + 1)
+    return [" ".join(rng.choice(WORDS, length, p=weights / weights.sum())) for _ in range(number)]
+
+
+@pytest.fixture
+def task(make_task):
+    return make_task({f"q{number}": text for number, text in enumerate(texts(15, 1))})
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A corpus of three files."""
+    (tmp_path / "corpus").mkdir()
+    for part in range(3):
+        rows = {"text": texts(50, part + 2), "source": [f"source{part}"] * 50}
+        Dataset.from_dict(rows).to_parquet(tmp_path / "corpus" / f"part{part}.parquet")
+    return tmp_path / "corpus"
+
+
+@pytest.fixture
+def run(tmp_path):
+    return lambda task, corpus, **options: retrieve(task, corpus, cache_dir=str(tmp_path / "cache"), **options)
+
+
+def rows(subset):
+    return subset.dataset.to_list()
+
+
+@pytest.mark.parametrize("options", [{}, {"max_query_terms": 3}, {"settings": Bm25Settings("bm25l", stopwords=None)}])
+def test_every_engine_gives_the_same_subset(run, task, folder, options):
+    corpus = load_corpus(str(folder))
+    expected = run(task, corpus, top_k=7, **options)
+    assert 7 < len(expected) < 150
+    for retriever in ("bm25s", "rank_bm25"):
+        assert rows(run(task, corpus, top_k=7, retriever=retriever, **options)) == rows(expected)
+    sharded = run(task, corpus, top_k=7, retriever="sharded", sharding=Sharding(3), **options)
+    assert rows(sharded) == rows(expected)
+    ours, theirs = expected.manifest["counts"], sharded.manifest["counts"]
+    for name in ("queries", "empty_queries", "queries_without_hits", "passages", "union", "sources"):
+        assert theirs[name] == ours[name], name
+    assert ours["sources"] == {"source0": 50, "source1": 50, "source2": 50}
+
+
+def test_max_query_terms_changes_what_is_found(run, task, folder):
+    corpus = load_corpus(str(folder))
+    few, all_terms = (run(task, corpus, top_k=5, max_query_terms=number) for number in (2, None))
+    assert few.manifest["max_query_terms"] == 2 and rows(few) != rows(all_terms)
+
+
+def test_an_index_is_built_once_for_all_tasks_and_settings(run, task, make_task, folder, tmp_path, monkeypatch):
+    corpus = load_corpus(str(folder))
+    run(task, corpus, top_k=3)
+    monkeypatch.setattr("hf_tlm.retrieval.index.write_index", lambda *_: pytest.fail("built twice"))
+    other = make_task({"q": WORDS[3], "r": WORDS[3]})
+    assert len(run(other, corpus, top_k=3, settings=Bm25Settings("atire", k1=2.0))) == 3
+    assert len(list((tmp_path / "cache").glob("index-*"))) == 1
+
+
+def test_a_chosen_index_is_extended_by_new_files_and_refuses_others(run, task, folder, tmp_path):
+    index_dir = str(tmp_path / "index")
+    before = run(
+        task, load_corpus([str(folder / "part0.parquet"), str(folder / "part2.parquet")]), top_k=4, index_dir=index_dir
+    )
+    assert len(Index.load(index_dir)) == 100
+    corpus = load_corpus(str(folder))
+    extended = run(task, corpus, top_k=4, index_dir=index_dir)
+    assert Index.load(index_dir).fingerprint == corpus.fingerprint and len(Index.load(index_dir)) == 150
+    assert rows(extended) == rows(run(task, corpus, top_k=4)) != rows(before)
+    assert rows(run(task, corpus, top_k=4, index_dir=index_dir)) == rows(extended)
+    with pytest.raises(RetrievalError, match="built from another corpus"):
+        run(task, load_corpus(str(folder / "part1.parquet")), top_k=4, index_dir=index_dir)
+    with pytest.raises(RetrievalError, match="built with other settings: stopwords en"):
+        run(task, corpus, top_k=4, index_dir=index_dir, settings=Bm25Settings(stopwords=None))
+
+
+def test_a_file_left_out_once_is_searched_when_it_can_be_read(run, task, folder, tmp_path):
+    whole = (folder / "part1.parquet").read_bytes()
+    (folder / "part1.parquet").write_bytes(whole[:-1000] + b"?" * 1000)
+    corpus = load_corpus(str(folder), skip_bad_files=True)
+    found = run(task, corpus, top_k=4, index_dir=str(tmp_path / "index"))
+    assert found.manifest["counts"]["bad_files"] == ["part1.parquet"] and found.manifest["counts"]["passages"] == 100
+    assert "files that could not be read, left out: 1" in found.summary()
+    (folder / "part1.parquet").write_bytes(whole)
+    corpus = load_corpus(str(folder), skip_bad_files=True)
+    found = run(task, corpus, top_k=4, index_dir=str(tmp_path / "index"))
+    assert found.manifest["counts"]["bad_files"] == [] and found.manifest["counts"]["passages"] == 150
+
+
+def test_passages_with_held_out_texts_are_left_out(run, make_task, make_corpus):
+    passages = {"a": f"kinase and then {LONG} again", "b": "kinase alone", "c": f"{LONG} kinase"}
+    task = make_task({"q": "kinase", "r": LONG})  # make_task holds the same texts out.
+    clean = run(task, make_corpus(passages), top_k=3)
+    assert clean.dataset["id"][:] == ["b"] and clean.manifest["decontamination"]["ids"] == ["a", "c"]
+    assert "left out because they hold held-out texts: 2" in clean.summary()
+    assert len(run(task, make_corpus(passages), top_k=3, decontaminate=False)) == 3
+    with pytest.raises(RetrievalError, match="No passage is left for toy: all 2"):
+        run(task, make_corpus({"a": passages["a"], "c": passages["c"]}), top_k=3)
+
+
+def test_a_random_subset_keeps_its_size_without_held_out_texts(run, make_task, make_corpus):
+    passages = {f"p{number}": f"text {number}" for number in range(6)} | {
+        f"x{number}": LONG + " kinase" for number in range(6)
+    }
+    task = make_task({"q": "kinase", "r": LONG})
+    for seed in range(4):
+        subset = run(task, make_corpus(passages), retriever="random", num_passages=6, seed=seed)
+        assert sorted(subset.dataset["id"]) == [f"p{number}" for number in range(6)]
+        assert subset.dataset["rank"][:] == list(range(1, 7))
+    with pytest.raises(RetrievalError, match="Cannot draw 7 distinct passages: 6 of 12 hold held-out texts"):
+        run(task, make_corpus(passages), retriever="random", num_passages=7)
+
+
+def test_near_duplicates_of_better_passages_are_left_out(run, make_task, make_corpus):
+    long = " ".join(WORDS)
+    passages = {"a": f"{long} kinase", "b": f"{long} kinase kinase", "c": "another text on the kinase"}
+    task = make_task({"q": "kinase", "r": "text"})
+    subset = run(task, make_corpus(passages), top_k=3, deduplicate=0.8)
+    assert sorted(subset.dataset["id"]) == ["b", "c"]
+    assert subset.manifest["deduplication"] == {"threshold": 0.8, "passages": 1, "ids": ["a"]}
+    assert len(run(task, make_corpus(passages), top_k=3)) == 3
+
+
+def test_elasticsearch_with_a_corpus_and_with_what_the_cluster_has(run, task, folder):
+    corpus = load_corpus(str(folder))
+    with ElasticServer() as server:
+        elastic = ElasticSettings(server.url, "corpus")
+        made = run(task, corpus, top_k=5, retriever="elasticsearch", elastic=elastic)
+        there = run(task, None, top_k=5, retriever="elasticsearch", elastic=elastic)
+    ours = run(task, corpus, top_k=5)
+    assert [row["id"] for row in rows(made)] == [row["id"] for row in rows(ours)]
+    assert rows(made) == rows(there)
+    assert there.manifest["corpus"] == {"name": "corpus", "fingerprint": corpus.fingerprint, "size": 150}
+
+
+@pytest.mark.parametrize(
+    "options,message",
+    [
+        ({"retriever": "elasticsearch"}, "elasticsearch needs ElasticSettings"),
+        ({"retriever": "sharded", "settings": Bm25Settings(), "index_dir": "x"}, "index_dir is for the retriever bm25"),
+        ({"max_query_terms": 0}, "max_query_terms must be at least 1"),
+        ({"num_threads": 0}, "num_threads must be at least 1"),
+        ({"query_batch_size": -1}, "query_batch_size must be at least 1"),
+    ],
+)
+def test_options_that_do_not_go_together(task, options, message):
+    with pytest.raises(RetrievalError, match=message):
+        retrieve(task, None, **options)
