@@ -34,12 +34,12 @@ INSTALL = [
 ]
 STEM = ["PyStemmer>=2.2,<4"]
 DEDUP = ["datasketch>=1.6,<3"]
-SHARDED = ["datatrove>=0.10,<0.11"]  # executors are subclassed, and its minor versions change them
+SHARDED = ["datatrove>=0.10.1,<0.11"]  # executors are subclassed, and its minor versions change them
 RAY = [*SHARDED, "ray>=2.40,<3"]
 ELASTIC = ["elasticsearch>=8.19,<10"]  # of the cluster's own major version, or the one before
 TEST = [
     *(*STEM, *DEDUP, *RAY, *ELASTIC),
-    *("pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "hypothesis>=6.100", "tensorboard>=2.17"),
+    *("pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "hypothesis>=6.100", "psutil>=5.9", "tensorboard>=2.17"),
 ]
 EXTRAS = {
     "stem": STEM,

@@ -94,6 +94,18 @@ class Search:
             logger.warning("%d of %d queries are empty, first: %s.", len(empty), len(tokenized), self.query_ids[empty[0]])
         return tokenized
 
+    def check_found(self, found: int, passages: int) -> None:
+        """Raise RetrievalError unless something was found."""
+        if found == 0:
+            raise RetrievalError(
+                f"None of the {len(self.queries)} queries of {self.name} shares a word with any of the {passages} "
+                "passages. Check that task and corpus are in the same language and that the right columns are read."
+            )
+
+    def named(self, without_hits: Sequence[int]) -> list[str]:
+        """Ids of the first of some queries."""
+        return [self.query_ids[number] for number in without_hits[:NAMED_EXAMPLES]]
+
 
 @dataclass
 class Found:
@@ -138,18 +150,14 @@ def search_corpus(engine: str, search: Search, corpus: Corpus) -> Found:
         hits = backends.search(queries, tokenized, search.top_k, backend=engine, settings=search.settings, tie_key=order)
     union, without_hits = _join(search, hits, len(passages))
     rows = union.order(order)
-    if len(rows) == 0:
-        raise RetrievalError(
-            f"None of the {len(search.queries)} queries of {search.name} shares a word with any of the {len(passages)} "
-            "passages. Check that task and corpus are in the same language and that the right columns are read."
-        )
+    search.check_found(len(rows), len(passages))
     without_hits = [number for number in without_hits if queries.offsets[number] < queries.offsets[number + 1]]
     counts = {
         "passages": len(passages),
         "sources": count_sources(passages),
         "bad_files": list(corpus.bad_files),
         "queries_without_hits": len(without_hits),
-        "first_queries_without_hits": [search.query_ids[number] for number in without_hits[:NAMED_EXAMPLES]],
+        "first_queries_without_hits": search.named(without_hits),
     }
     return Found(passages.select(rows), _columns(union, rows), counts)
 
@@ -169,11 +177,11 @@ def search_shards(search: Search, corpus: Corpus, sharding: Sharding) -> Found:
         workers=sharding.workers,
         max_query_terms=search.max_query_terms,
         query_batch_size=search.query_batch_size,
-        skip_bad_files=corpus.skip_bad_files,
         executor_options=sharding.options,
     )
+    search.check_found(len(found.passages), found.counts["passages"])
     columns = {name: getattr(found, name) for name in ("rank", "score", "n_queries", "best_query")}
-    return Found(found.passages, columns, found.counts)
+    return Found(found.passages, columns, found.counts | {"first_queries_without_hits": search.named(found.without_hits)})
 
 
 def search_elastic(search: Search, corpus: Corpus | None, elastic: ElasticSettings) -> Found:

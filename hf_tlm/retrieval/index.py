@@ -196,7 +196,9 @@ class Index:
 
     def statistics(self, terms: list[str]) -> Statistics:
         """What scores of this index alone depend on; `terms`: the queries' vocabulary."""
-        average = float(okapi_idf(np.array(self.frequencies, np.float64), len(self)).mean()) if len(self.vocabulary) else 0.0
+        # Sorted: then the mean is that of any split of the corpus, to the last bit.
+        frequencies = np.sort(np.array(self.frequencies, np.float64))
+        average = float(okapi_idf(frequencies, len(self)).mean()) if len(frequencies) else 0.0
         return Statistics(len(self), self.num_tokens, self.document_frequencies(terms), average)
 
     def search(
@@ -247,8 +249,8 @@ class Index:
         size = batch_size or max(16, min(MAX_BATCH, KEY_BYTES // (16 * top_k)))
         rounds = -(-number // (size * threads))
         size = -(-number // (rounds * threads))  # Equal shares: no thread waits for another's larger batch.
-        by_id = np.empty(len(self), np.int32)
-        by_id[self.order] = np.arange(len(self), dtype=np.int32)
+        by_place = np.empty(len(self), np.int32)
+        by_place[self.order] = np.arange(len(self), dtype=np.int32)
 
         def tile_of(tile: int):
             if tile:
@@ -268,8 +270,7 @@ class Index:
 
         def run(first: int) -> list[Hits]:
             batch = terms.slice(first, min(first + size, number))
-            found = search_batch(batch, top_k, len(self.table) - 1, tile_of, sample, len(self))
-            return [(by_id[places], scores) for places, scores in found]
+            return list(search_batch(batch, top_k, len(self.table) - 1, tile_of, sample, by_place))
 
         with ThreadPoolExecutor(threads) as pool:
             firsts = list(range(0, number, size))

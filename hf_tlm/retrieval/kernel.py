@@ -165,6 +165,32 @@ def _select(keys, number, top_k):
 
 
 @njit(nogil=True, cache=True)
+def _score(key):
+    bits = np.int32(key >> 32)
+    return np.int32(bits if bits >= 0 else bits ^ 0x7FFFFFFF).view(np.float32)
+
+
+@njit(nogil=True, cache=True)
+def last_scores(keys, filled, top_k):
+    """float64 [Q]: the score of each query's top_k-th hit, NO_THRESHOLD where there are fewer."""
+    scores = np.full(len(filled), NO_THRESHOLD)
+    for query in range(len(filled)):
+        if filled[query] >= top_k:
+            _select(keys[query], filled[query], top_k)
+            scores[query] = _score(keys[query, top_k - 1])
+    return scores
+
+
+@njit(nogil=True, cache=True)
+def decode(keys, by_place, documents, scores):
+    """Keys in ascending order to documents and scores in descending order; as many as there is room for."""
+    for i in range(len(documents)):
+        key = keys[len(keys) - 1 - i]
+        documents[i] = by_place[0xFFFFFFFF - (key & 0xFFFFFFFF)]
+        scores[i] = _score(key)
+
+
+@njit(nogil=True, cache=True)
 def _first_threshold(sums, top_k, slack, largest):
     """A threshold that the top_k best of this tile reach: as many groups of passages have one as high."""
     depth = 64
@@ -275,18 +301,20 @@ def search_tile(
                         exact[j] -= np.int64(weight * np.uint8(MANY) / (np.uint8(MANY) + norm))
                         exact[j] += np.int64(weight * count / (count + norm))
 
+        # In local variables: an array could be changed by any store to another one, so it is read again each time.
+        own, filled_now, least, constant = keys[query], filled[query], thresholds[query], constants[query]
         for i in range(number):
-            score = np.float32(exact[i] / scale + constants[query])
-            if score < thresholds[query]:
+            score = np.float32(exact[i] / scale + constant)
+            if score < least:
                 continue
-            if filled[query] == capacity:
-                _select(keys[query], capacity, top_k)
-                filled[query] = top_k
-                last = np.int32(keys[query, top_k - 1] >> 32)
-                thresholds[query] = np.int32(last if last >= 0 else last ^ 0x7FFFFFFF).view(np.float32)
-                if score < thresholds[query]:
+            if filled_now == capacity:
+                _select(own, capacity, top_k)
+                filled_now = top_k
+                least = np.float64(_score(own[top_k - 1]))
+                if score < least:
                     continue
             bits = np.float32(score + np.float32(0)).view(np.int32)  # -0 becomes 0
             ordered = np.int64(bits) if bits >= 0 else np.int64(bits) ^ 0x7FFFFFFF
-            keys[query, filled[query]] = (ordered << 32) | (0xFFFFFFFF - np.int64(order[found[i]]))
-            filled[query] += 1
+            own[filled_now] = (ordered << 32) | (0xFFFFFFFF - np.int64(order[found[i]]))
+            filled_now += 1
+        filled[query], thresholds[query] = filled_now, least

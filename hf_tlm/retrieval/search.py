@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from hf_tlm.retrieval.kernel import NO_THRESHOLD, bounds_of, places_of, search_tile
+from hf_tlm.retrieval.bm25 import Hits
+from hf_tlm.retrieval.kernel import NO_THRESHOLD, bounds_of, decode, last_scores, places_of, search_tile
 from hf_tlm.retrieval.query_terms import QueryTerms
 from hf_tlm.retrieval.tiles import Tile
 
@@ -86,19 +87,14 @@ class Batch:
                     self.top_k, self.keys, self.filled, self.thresholds, np.empty(width, kind),
                 )  # fmt: skip
 
-    def best(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(number of hits [Q], places by id uint32 [Q, n], scores float32 [Q, n]), best first."""
-        number = np.minimum(self.filled, self.top_k)
-        places = np.empty((len(number), int(number.max(initial=0))), np.uint32)
-        scores = np.empty(places.shape, np.float32)
-        for query, filled in enumerate(self.filled):
-            keys = self.keys[query, :filled]
-            keys.sort()
-            keys = keys[::-1][: number[query]]
-            np.subtract(0xFFFFFFFF, keys & 0xFFFFFFFF, out=places[query, : len(keys)], casting="unsafe")
-            bits = (keys >> 32).astype(np.int32)
-            scores[query, : len(keys)] = np.where(bits >= 0, bits, bits ^ 0x7FFFFFFF).view(np.float32)
-        return number, places, scores
+    def hits(self, query: int, by_place: np.ndarray) -> Hits:
+        """The best of one query; by_place: int32 [N], the passages sorted by id."""
+        keys = self.keys[query, : self.filled[query]]
+        keys.sort()
+        number = min(len(keys), self.top_k)
+        documents, scores = np.empty(number, np.int32), np.empty(number, np.float32)
+        decode(keys, by_place, documents, scores)
+        return documents, scores
 
 
 def search_batch(
@@ -107,36 +103,32 @@ def search_batch(
     num_tiles: int,
     tile_of: Callable[[int], TileArguments],
     sample: TileArguments | None,
-    num_passages: int,
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """(places by id uint32 [n], scores float32 [n]) of each query of a batch, best first; n <= top_k.
+    by_place: np.ndarray,
+) -> Iterator[Hits]:
+    """The hits of each query of a batch.
 
-    sample: of all num_passages, or None for thresholds that only rise while tiles are searched.
+    by_place: int32 [N], the passages sorted by id; sample: of all N, or None for thresholds that only rise.
     """
     batch = Batch(queries, top_k, _capacity(top_k))
     guessed = np.full(len(batch.thresholds), NO_THRESHOLD)
     if sample is not None:
-        expected = top_k * sample[0].num_docs / num_passages
+        expected = top_k * sample[0].num_docs / len(by_place)
         # Three standard deviations: one guess in a thousand fails.
         enough = math.ceil(expected + 3 * math.sqrt(expected) + 2)
         if enough < sample[0].num_docs:
             trial = Batch(queries, enough, _capacity(enough))
             trial.add(*sample)
-            number, _, scores = trial.best()
-            passed = np.flatnonzero(number == enough)
-            if len(passed):
-                guessed[passed] = scores[passed, enough - 1]
+            guessed = last_scores(trial.keys, trial.filled, enough)
     batch.thresholds[:] = guessed
     for tile in range(num_tiles):
         batch.add(*tile_of(tile))
     failed = np.flatnonzero((batch.filled < top_k) & (guessed > NO_THRESHOLD))
-    number, places, scores = batch.best()
     again = {}
     if len(failed):
-        results = search_batch(queries.select(failed), top_k, num_tiles, tile_of, None, num_passages)
+        results = search_batch(queries.select(failed), top_k, num_tiles, tile_of, None, by_place)
         again = dict(zip(failed.tolist(), results, strict=True))
-    for query in range(len(number)):
-        yield again.get(query) or (places[query, : number[query]], scores[query, : number[query]])
+    for query in range(len(batch.filled)):
+        yield again.get(query) or batch.hits(query, by_place)
 
 
 def _capacity(top_k: int) -> int:

@@ -5,7 +5,6 @@ import bm25s
 import numpy as np
 import pytest
 import rank_bm25
-
 from datasets import Dataset
 
 from hf_tlm.retrieval import Analyzer, Bm25Settings, Index, RetrievalError, backends, tokenize_texts

@@ -52,7 +52,15 @@ def test_every_engine_gives_the_same_subset(run, task, folder, options):
     sharded = run(task, corpus, top_k=7, retriever="sharded", sharding=Sharding(3), **options)
     assert rows(sharded) == rows(expected)
     ours, theirs = expected.manifest["counts"], sharded.manifest["counts"]
-    for name in ("queries", "empty_queries", "queries_without_hits", "passages", "union", "sources"):
+    for name in (
+        "queries",
+        "empty_queries",
+        "queries_without_hits",
+        "first_queries_without_hits",
+        "passages",
+        "union",
+        "sources",
+    ):
         assert theirs[name] == ours[name], name
     assert ours["sources"] == {"source0": 50, "source1": 50, "source2": 50}
 

@@ -1,0 +1,326 @@
+"""Retrieval from a corpus that is larger than one machine, on datatrove's executors; the result is the single index's.
+
+The corpus is cut into shards. Every shard is indexed by itself; the statistics that scores depend on are summed over the
+shards; every shard is searched under the sums, which makes its scores those of the whole corpus; the best K of all shards
+are the best K; and only the texts of passages in their union are read again. A killed run continues where it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import logging
+import os
+import shutil
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hf_tlm.retrieval.analyzer import RetrievalError
+from hf_tlm.retrieval.bm25 import Bm25Settings, check_engine
+from hf_tlm.retrieval.tokenize import TokenizedTexts, tokenize_texts
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from hf_tlm.corpora import Corpus
+    from hf_tlm.retrieval.workspace import Workspace
+
+logger = logging.getLogger(__name__)
+
+FORMAT = "hf_tlm.sharded"
+FORMAT_VERSION = 1
+RUN_FILE = "run.json"
+POLL = {True: 0.2, False: 15.0}  # seconds between looks at a local and a remote folder, for the progress bar
+
+
+@dataclass
+class ShardedHits:
+    """The union of all queries' top K, ordered as a subset: by rank, score (highest first), id.
+
+    passages: columns id, text, source; rank, n_queries, best_query: int32, score: float32, as in `Union`; without_hits: the
+    queries that are not empty and hit nothing; counts: "passages", "sources" (passages of the corpus per source), "skipped"
+    (documents without text), "bad_files" (names of those left out), "queries_without_hits".
+    """
+
+    passages: Dataset
+    rank: np.ndarray
+    score: np.ndarray
+    n_queries: np.ndarray
+    best_query: np.ndarray
+    without_hits: list[int]
+    counts: dict[str, Any]
+
+
+def retrieve_sharded(
+    queries: TokenizedTexts | Sequence[str],
+    corpus: Corpus,
+    top_k: int,
+    settings: Bm25Settings | None = None,
+    *,
+    work_dir: str | os.PathLike,
+    num_shards: int,
+    executor: str = "local",
+    workers: int | None = None,
+    max_query_terms: int | None = None,
+    query_batch_size: int | None = None,
+    skip_bad_files: bool | None = None,
+    executor_options: dict[str, Any] | None = None,
+) -> ShardedHits:
+    """The union of the top K of every query, in a corpus cut into shards.
+
+    Args:
+        queries: texts, or what `tokenize_texts` makes of them with the analyser of `settings`.
+        work_dir: what the machines share, and what a killed run continues from; each run has its own. A folder on a
+            disk that all of them see, or for "jobs" a URL such as `hf://buckets/<user>/<bucket>/<folder>`.
+        num_shards: one shard is indexed and searched by one process; its index has to fit on a disk, not in memory.
+        executor: "local" processes, "ray", "slurm", or "jobs" of Hugging Face. The sums, the merge and, but for jobs, the
+            reading of the chosen texts are done by this process.
+        workers: shards at a time; default all cores for local processes, elsewhere no limit.
+        max_query_terms, query_batch_size: see `Index.search`.
+        skip_bad_files: leave out whole files that cannot be read, and name them in the counts; None: as the corpus says.
+        executor_options: of datatrove's executor of that name: `cpus_per_task`, `mem_per_cpu_gb`, ...; slurm needs
+            `partition` and `time`, jobs `dependencies`; ray takes the cluster's `address`.
+
+    Raises:
+        RetrievalError: an argument is wrong, datatrove or what the executor needs is missing, the work_dir belongs to
+            another run or is in use, a file cannot be read, ids repeat, there is no passage, or a shard failed.
+        CorpusError: the corpus cannot be read.
+    """
+    settings, options = settings or Bm25Settings(), dict(executor_options or {})
+    skip_bad_files = corpus.skip_bad_files if skip_bad_files is None else skip_bad_files
+    workers = options.get("workers") if workers is None else workers
+    _check_arguments(top_k, num_shards, workers, max_query_terms, settings)
+    if importlib.util.find_spec("datatrove") is None:
+        raise RetrievalError("Sharded retrieval needs datatrove: pip install 'hf-tlm[sharded]'.")
+    from hf_tlm.retrieval import shards
+    from hf_tlm.retrieval.executors import check_executor, cluster
+    from hf_tlm.retrieval.pieces import plan, spread
+    from hf_tlm.retrieval.workspace import Workspace, write_queries
+
+    if executor == "local":
+        workers = workers or min(num_shards, os.cpu_count() or 1)
+        threads = max(1, (os.cpu_count() or 1) // workers)
+    else:
+        threads = None if executor == "jobs" else options.get("cpus_per_task", 1)
+    options["workers"] = workers or -1
+    check_executor(executor, options)
+    location = str(work_dir)
+    workspace = Workspace(location if "://" in location else str(Path(location).expanduser().absolute()))
+    if workspace.local == (executor == "jobs"):
+        kind = (
+            "a remote work_dir, such as hf://buckets/<user>/<bucket>/<folder>" if workspace.local else "a folder as work_dir"
+        )
+        raise RetrievalError(f"The {executor} executor needs {kind}; received {location}.")
+    if not isinstance(queries, TokenizedTexts):
+        queries = tokenize_texts(queries, settings.analyzer)
+
+    with _lock(workspace), cluster(executor, options):
+        _claim(workspace, _identity(queries, corpus, top_k, settings, max_query_terms, num_shards))
+        if executor in ("local", "ray"):  # Whose tasks ended with the run that was killed.
+            _clear(workspace)
+        if not workspace.has("queries"):
+            with workspace.writing("queries") as folder:
+                write_queries(folder, queries)
+        pieces = None
+        if workspace.local and all(part.size is not None for part in corpus.parts):
+            pieces = plan(corpus.parts, num_shards)
+        else:
+            spread(corpus, workspace, num_shards)
+        here = "local", {"workers": 1}
+        away = executor, options
+        okapi = settings.variant == "okapi"
+        index = shards.IndexShard(workspace, pieces, skip_bad_files, settings.analyzer, okapi, threads)
+        _run(index, num_shards, *away, "Indexing")
+        _check_bad_files(workspace, num_shards, skip_bad_files)
+        _run(shards.SumStatistics(workspace, num_shards, okapi), 1, *here)
+        search = shards.SearchShard(workspace, top_k, settings, max_query_terms, threads, query_batch_size)
+        _run(search, num_shards, *away, "Searching")
+        _run(shards.MergeHits(workspace, num_shards, top_k), 1, *here)
+        _run(shards.GatherTexts(workspace), num_shards, *(here if workspace.local else away))
+        return _result(workspace, num_shards)
+
+
+def _check_arguments(top_k: int, num_shards: int, workers: int | None, max_query_terms: int | None, settings) -> None:
+    check_engine("bm25", settings)
+    numbers = {"top_k": top_k, "num_shards": num_shards, "workers": workers, "max_query_terms": max_query_terms}
+    for name, value in numbers.items():
+        if value is not None and value < 1:
+            raise RetrievalError(f"{name} must be at least 1; received {value}.")
+
+
+@contextlib.contextmanager
+def _lock(workspace: Workspace) -> Iterator[None]:
+    """One run at a time; the system drops the lock when a run is killed. A remote folder has none."""
+    from filelock import FileLock, Timeout
+
+    if not workspace.local:
+        yield
+        return
+    folder = Path(workspace.location)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / ".lock").acquire(timeout=0)
+    except Timeout as error:
+        raise RetrievalError(f"Another run is at work in {folder}. Wait for it, or choose another work_dir.") from error
+    except OSError as error:
+        raise RetrievalError(f"Cannot write under {folder}: {error}. Choose another work_dir.") from error
+    with lock:
+        yield
+
+
+def _identity(queries: TokenizedTexts, corpus: Corpus, top_k, settings, max_query_terms, num_shards) -> dict[str, Any]:
+    """What the outputs of a run depend on."""
+    digest = hashlib.sha256(queries.ids.tobytes() + queries.offsets.tobytes() + "\n".join(queries.vocabulary).encode())
+    return {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "corpus": corpus.fingerprint,
+        "queries": f"{len(queries)} of digest {digest.hexdigest()[:16]}",
+        "settings": {**asdict(settings), "delta": settings.used_delta},
+        "top_k": top_k,
+        "max_query_terms": max_query_terms,
+        "num_shards": num_shards,
+    }
+
+
+def _claim(workspace: Workspace, identity: dict[str, Any]) -> None:
+    """Begin a run, or see that the one begun here is the same.
+
+    Raises:
+        RetrievalError: it is another, or the folder is something else.
+    """
+    try:
+        found = workspace.read(RUN_FILE)
+    except ValueError as error:
+        raise RetrievalError(f"{workspace.path(RUN_FILE)} is damaged. Use another work_dir, or delete this one.") from error
+    if found is None:
+        if workspace.local and any(not path.name.startswith(".") for path in Path(workspace.location).iterdir()):
+            raise RetrievalError(f"{workspace.location} holds something else. Choose an empty or a new folder as work_dir.")
+        workspace.write(RUN_FILE, identity)
+        return
+    if different := [name for name, value in identity.items() if found.get(name) != value]:
+        was = "; ".join(f"{name} was {found.get(name)}, now {identity[name]}" for name in different)
+        raise RetrievalError(
+            f"{workspace.location} belongs to another run: {was}. Use another work_dir, or delete this one."
+        )
+
+
+def _clear(workspace: Workspace) -> None:
+    """Remove what tasks were writing when they were killed; nothing reads it."""
+    for path in Path(workspace.location).glob("*/.*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _run(step, tasks: int, name: str, options: dict[str, Any], title: str | None = None) -> None:
+    """One stage: every task's output is there in the end.
+
+    Raises:
+        RetrievalError: a task failed, with its message if it is one of ours, else with the place of its log.
+    """
+    from hf_tlm.retrieval.executors import make_executor
+
+    executor = make_executor(name, [step], tasks, step.workspace.path(f"logs/{step.name}"), options)
+    for rank in set(range(tasks)).difference(executor.incomplete()):
+        if not step.workspace.has(step.output(rank)):
+            executor.forget(rank)
+    executor.forget_errors()
+    with _progress(executor, title, step.workspace.local):
+        try:
+            executor.run()
+        except RetrievalError:
+            if not executor.errors():
+                raise
+        except Exception as error:
+            if not executor.errors():
+                raise RetrievalError(f"The stage {step.name} could not run: {type(error).__name__}: {error}") from error
+    if missing := executor.incomplete():
+        errors = executor.errors()
+        rank, error = next(iter(errors.items()), (missing[0], None))
+        if error and error["known"]:
+            raise RetrievalError(error["message"])
+        what = error["message"] if error else "its process or machine was lost"
+        raise RetrievalError(
+            f"Shard {rank} failed in the stage {step.name}: {what}. See {executor.log_of(rank)}; the same call continues "
+            "from here."
+        )
+
+
+@contextlib.contextmanager
+def _progress(executor, title: str | None, local: bool) -> Iterator[None]:
+    """A bar of the tasks that are complete; none without a title."""
+    from tqdm.auto import tqdm
+
+    if title is None or not executor.incomplete():
+        yield
+        return
+    ended = threading.Event()
+    with tqdm(total=executor.world_size, desc=title, unit=" shards") as bar:
+
+        def show() -> None:
+            if (done := executor.world_size - len(executor.incomplete())) > bar.n:
+                bar.update(done - bar.n)
+
+        def watch() -> None:
+            while not ended.wait(POLL[local]):
+                show()
+
+        watcher = threading.Thread(target=watch, daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            watcher.join()
+            show()
+
+
+def _counts(workspace: Workspace, num_shards: int) -> tuple[dict[str, Any], dict[str, str]]:
+    """(counts of all shards' passages together, errors of the files that were left out by their names)."""
+    from hf_tlm.retrieval.workspace import read_json, shard_name
+
+    shards = [read_json(workspace.reading(shard_name("passages", i)) / "counts.json") for i in range(num_shards)]
+    sources = sum((Counter(own["sources"]) for own in shards), Counter())
+    bad_files = dict(sorted(bad for own in shards for bad in own["bad_files"].items()))
+    counts = {
+        "passages": sources.total(),
+        "skipped": sum(own["skipped"] for own in shards),
+        "sources": dict(sorted(sources.items(), key=lambda source: (-source[1], source[0]))),
+        "bad_files": list(bad_files),
+    }
+    return counts, bad_files
+
+
+def _check_bad_files(workspace: Workspace, num_shards: int, skip_bad_files: bool) -> None:
+    """An earlier call may have left out files that this one does not want to miss."""
+    _, bad_files = _counts(workspace, num_shards)
+    if bad_files and not skip_bad_files:
+        raise RetrievalError(
+            f"The run in {workspace.location} has left out files that could not be read: {', '.join(bad_files)}. Go on with "
+            "skip_bad_files, or mend them and choose another work_dir."
+        )
+    for name, error in bad_files.items():
+        logger.warning("%s is left out of the corpus: %s", name, error)
+
+
+def _result(workspace: Workspace, num_shards: int) -> ShardedHits:
+    from datasets import concatenate_datasets
+
+    from hf_tlm.retrieval.workspace import open_passages, read_json, read_table, shard_name
+
+    union = read_table(workspace.reading("union") / "union.arrow")
+    texts = [open_passages(workspace.reading(shard_name("texts", shard))) for shard in range(num_shards)]
+    # The texts are one shard's after another's, each in the shard's order.
+    rows = np.empty(union.num_rows, np.int64)
+    rows[np.lexsort((union["row"].to_numpy(), union["shard"].to_numpy()))] = np.arange(union.num_rows)
+    passages = concatenate_datasets([part for part in texts if len(part)] or texts[:1])
+    without_hits = read_json(workspace.reading("union") / "counts.json")["without_hits"]
+    counts = {**_counts(workspace, num_shards)[0], "queries_without_hits": len(without_hits)}
+    columns = {name: union[name].to_numpy() for name in ("rank", "score", "n_queries", "best_query")}
+    return ShardedHits(passages.select(rows, keep_in_memory=True), **columns, without_hits=without_hits, counts=counts)
