@@ -24,7 +24,7 @@ from hf_tlm.version import __version__
 _EXPORTS = {
     "tasks": ["Task", "TaskSpec", "TASKS", "load_task", "task_from_datasets"],
     "corpora": ["Corpus", "load_corpus", "split_passages"],
-    "retrieval": ["Bm25Settings", "Subset", "retrieve"],
+    "retrieval": ["Bm25Settings", "Index", "Subset", "retrieve", "tokenize_texts"],
     "data": ["InterleavedBatchSampler", "TlmCollator", "tokenize", "train_wordpiece"],
     "models": ["TlmModel", "build_config", "export_stock"],
     "objectives": ["Mlm", "TaskLoss", "WeightedMean", "WeightedSum"],
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from hf_tlm.files import HfTlmError
     from hf_tlm.models import TlmModel, build_config, export_stock
     from hf_tlm.objectives import Mlm, TaskLoss, WeightedMean, WeightedSum
-    from hf_tlm.retrieval import Bm25Settings, Subset, retrieve
+    from hf_tlm.retrieval import Bm25Settings, Index, Subset, retrieve, tokenize_texts
     from hf_tlm.tasks import TASKS, Task, TaskSpec, load_task, task_from_datasets
     from hf_tlm.training import ModelArguments, TlmArguments, TlmTrainer, prepare, run_stage
 

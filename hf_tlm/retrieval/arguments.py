@@ -9,7 +9,7 @@ import yaml
 from hf_tlm.corpora import Corpus
 from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.retrieval.bm25 import Bm25Settings
-from hf_tlm.retrieval.elastic_client import ElasticSettings
+from hf_tlm.retrieval.elastic.client import ElasticSettings
 from hf_tlm.retrieval.engines import Sharding
 from hf_tlm.retrieval.queries import QUERY_MODES
 from hf_tlm.retrieval.retrieve import RETRIEVERS, retrieve

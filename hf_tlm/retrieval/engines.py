@@ -17,16 +17,16 @@ import pyarrow.compute as pc
 from hf_tlm.retrieval import backends
 from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.retrieval.bm25 import VARIANTS, Bm25Settings, Hits, check_engine
-from hf_tlm.retrieval.index import Index
-from hf_tlm.retrieval.index_files import META_FILE, order_of_ids
-from hf_tlm.retrieval.tokenize import TokenizedTexts, tokenize_texts
+from hf_tlm.retrieval.index.files import META_FILE, order_of_ids
+from hf_tlm.retrieval.index.index import Index
+from hf_tlm.retrieval.index.tokenize import TokenizedTexts, tokenize_texts
 from hf_tlm.retrieval.union import Union
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
     from hf_tlm.corpora import Corpus, Part
-    from hf_tlm.retrieval.elastic import ElasticSettings
+    from hf_tlm.retrieval.elastic.search import ElasticSettings
 
 logger = logging.getLogger(__name__)
 
@@ -164,7 +164,7 @@ def search_corpus(engine: str, search: Search, corpus: Corpus) -> Found:
 
 def search_shards(search: Search, corpus: Corpus, sharding: Sharding) -> Found:
     """A corpus larger than one machine."""
-    from hf_tlm.retrieval.sharded import retrieve_sharded
+    from hf_tlm.retrieval.sharded.sharded import retrieve_sharded
 
     found = retrieve_sharded(
         search.tokenize(),
@@ -188,7 +188,7 @@ def search_elastic(search: Search, corpus: Corpus | None, elastic: ElasticSettin
     """A cluster's index; made from the corpus if one is given and the index is not there."""
     from datasets import Dataset
 
-    from hf_tlm.retrieval.elastic import fetch, index_corpus, retrieve_elastic
+    from hf_tlm.retrieval.elastic.search import fetch, index_corpus, retrieve_elastic
 
     counts: dict[str, Any] = {}
     if corpus is not None:
@@ -233,7 +233,7 @@ def count_sources(passages: Dataset) -> dict[str, int]:
 def check_search(engine: str, settings: Bm25Settings) -> None:
     """Raise RetrievalError unless there is such an engine and it has the variant."""
     if engine == "elasticsearch":
-        from hf_tlm.retrieval.elastic_client import check_settings
+        from hf_tlm.retrieval.elastic.client import check_settings
 
         check_settings(settings, None)
     else:

@@ -30,14 +30,14 @@ from hf_tlm.retrieval.engines import (
     search_elastic,
     search_shards,
 )
-from hf_tlm.retrieval.index_files import check_positive, order_of_ids
+from hf_tlm.retrieval.index.files import check_positive, order_of_ids
 from hf_tlm.retrieval.queries import build_queries, check_query_mode, example_texts
 from hf_tlm.retrieval.subset import COLUMNS, FORMAT, FORMAT_VERSION, Subset
 from hf_tlm.version import __version__
 
 if TYPE_CHECKING:
     from hf_tlm.corpora import Corpus
-    from hf_tlm.retrieval.elastic import ElasticSettings
+    from hf_tlm.retrieval.elastic.search import ElasticSettings
     from hf_tlm.tasks import Task
 
 logger = logging.getLogger(__name__)

@@ -66,6 +66,39 @@ def test_retrieve_random_like(work, subset):
     assert len(Subset.load(work / "random").dataset) == len(Subset.load(subset).dataset)
 
 
+def test_retrieve_sharded_equals_one_index(work, subset):
+    out = launch(
+        "recipes/retrieve.py", "--task", work / "task", "--corpus", work / "corpus.parquet", "--top_k", "4",
+        "--retriever", "sharded", "--num_shards", "2", "--work_dir", work / "shards", "--output_dir", work / "sharded",
+    )  # fmt: skip
+    from hf_tlm.retrieval import Subset
+
+    assert Subset.load(work / "sharded").dataset.to_list() == Subset.load(subset).dataset.to_list()
+    assert "sharded, lucene" in out and "## Sources" in (work / "sharded" / "report.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "arguments,message",
+    [
+        (["--corpus", "{corpus}", "--top_k", "0"], "top_k must be at least 1; received 0"),
+        (["--top_k", "3"], "--corpus is missing"),
+        (["--corpus", "{task}/test.jsonl", "--retriever", "elasticsearch"], "needs --elastic_index"),
+        (["--corpus", "{corpus}", "--index_dir", "{task}"], "exists and is not an index"),
+    ],
+)
+def test_errors_of_retrieve_are_messages_without_a_traceback(work, tmp_path, arguments, message):
+    filled = [argument.format(task=work / "task", corpus=work / "corpus.parquet") for argument in arguments]
+    fails("recipes/retrieve.py", "--task", work / "task", *filled, "--output_dir", tmp_path / "out", message=message)
+
+
+def fails(*arguments, message):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *map(str, arguments)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode in (1, 2)
+    assert message in done.stderr and "Traceback" not in done.stderr, done.stderr[-3000:]
+
+
 def test_train_tlm_on_one_and_two_processes(work, subset):
     """Equal total batches: the same losses, scores, predictions and cost, up to the order of additions."""
     results = {}
@@ -133,8 +166,4 @@ def test_quickstart_on_own_data(work):
 )
 def test_errors_are_messages_without_a_traceback(work, subset, tmp_path, arguments, message):
     filled = [argument.format(task=work / "task", subset=subset) for argument in arguments]
-    command = [sys.executable, "recipes/train_tlm.py", *TINY, *filled, "--output_dir", str(tmp_path / "out")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.returncode in (1, 2)
-    assert message in done.stderr and "Traceback" not in done.stderr, done.stderr[-3000:]
+    fails("recipes/train_tlm.py", *TINY, *filled, "--output_dir", tmp_path / "out", message=message)

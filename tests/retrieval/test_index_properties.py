@@ -10,11 +10,12 @@ from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_tlm.retrieval import Bm25Settings, RetrievalError, tiles
+from hf_tlm.retrieval import Bm25Settings, RetrievalError
 from hf_tlm.retrieval.analyzer import Analyzer
 from hf_tlm.retrieval.bm25 import VARIANTS, Statistics
-from hf_tlm.retrieval.index import Index
-from hf_tlm.retrieval.tokenize import tokenize_texts
+from hf_tlm.retrieval.index import tiles
+from hf_tlm.retrieval.index.index import Index
+from hf_tlm.retrieval.index.tokenize import tokenize_texts
 
 VARIANTS = VARIANTS["bm25"]
 PLAIN = Analyzer(None)

@@ -8,11 +8,11 @@ from pathlib import Path
 from datasets import Dataset
 
 from hf_tlm.files import HfTlmError
-from hf_tlm.retrieval import shards  # noqa: F401
 from hf_tlm.retrieval.analyzer import Analyzer
-from hf_tlm.retrieval.index import Index
-from hf_tlm.retrieval.merging import hash_ids
-from hf_tlm.retrieval.tokenize import tokenize_texts
+from hf_tlm.retrieval.index.index import Index
+from hf_tlm.retrieval.index.tokenize import tokenize_texts
+from hf_tlm.retrieval.sharded import steps  # noqa: F401
+from hf_tlm.retrieval.sharded.merging import hash_ids
 
 
 def _warm() -> None:

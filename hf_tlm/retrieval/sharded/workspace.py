@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from hf_tlm.files import HfTlmError, atomic_directory, atomic_write
 from hf_tlm.retrieval.bm25 import Statistics
-from hf_tlm.retrieval.tokenize import TokenizedTexts
+from hf_tlm.retrieval.index.tokenize import TokenizedTexts
 
 if TYPE_CHECKING:
     from datasets import Dataset

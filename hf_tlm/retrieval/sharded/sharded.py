@@ -24,13 +24,13 @@ import numpy as np
 
 from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.retrieval.bm25 import Bm25Settings, check_engine
-from hf_tlm.retrieval.tokenize import TokenizedTexts, tokenize_texts
+from hf_tlm.retrieval.index.tokenize import TokenizedTexts, tokenize_texts
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
     from hf_tlm.corpora import Corpus
-    from hf_tlm.retrieval.workspace import Workspace
+    from hf_tlm.retrieval.sharded.workspace import Workspace
 
 logger = logging.getLogger(__name__)
 
@@ -99,10 +99,10 @@ def retrieve_sharded(
     _check_arguments(top_k, num_shards, workers, max_query_terms, settings)
     if importlib.util.find_spec("datatrove") is None:
         raise RetrievalError("Sharded retrieval needs datatrove: pip install 'hf-tlm[sharded]'.")
-    from hf_tlm.retrieval import shards
-    from hf_tlm.retrieval.executors import check_executor, cluster
-    from hf_tlm.retrieval.pieces import plan, spread
-    from hf_tlm.retrieval.workspace import Workspace, write_queries
+    from hf_tlm.retrieval.sharded import steps
+    from hf_tlm.retrieval.sharded.executors import check_executor, cluster
+    from hf_tlm.retrieval.sharded.pieces import plan, spread
+    from hf_tlm.retrieval.sharded.workspace import Workspace, write_queries
 
     if executor == "local":
         workers = workers or min(num_shards, os.cpu_count() or 1)
@@ -136,14 +136,14 @@ def retrieve_sharded(
         here = "local", {"workers": 1}
         away = executor, options
         okapi = settings.variant == "okapi"
-        index = shards.IndexShard(workspace, pieces, skip_bad_files, settings.analyzer, okapi, threads)
+        index = steps.IndexShard(workspace, pieces, skip_bad_files, settings.analyzer, okapi, threads)
         _run(index, num_shards, *away, "Indexing")
         _check_bad_files(workspace, num_shards, skip_bad_files)
-        _run(shards.SumStatistics(workspace, num_shards, okapi), 1, *here)
-        search = shards.SearchShard(workspace, top_k, settings, max_query_terms, threads, query_batch_size)
+        _run(steps.SumStatistics(workspace, num_shards, okapi), 1, *here)
+        search = steps.SearchShard(workspace, top_k, settings, max_query_terms, threads, query_batch_size)
         _run(search, num_shards, *away, "Searching")
-        _run(shards.MergeHits(workspace, num_shards, top_k), 1, *here)
-        _run(shards.GatherTexts(workspace), num_shards, *(here if workspace.local else away))
+        _run(steps.MergeHits(workspace, num_shards, top_k), 1, *here)
+        _run(steps.GatherTexts(workspace), num_shards, *(here if workspace.local else away))
         return _result(workspace, num_shards)
 
 
@@ -224,7 +224,7 @@ def _run(step, tasks: int, name: str, options: dict[str, Any], title: str | None
     Raises:
         RetrievalError: a task failed, with its message if it is one of ours, else with the place of its log.
     """
-    from hf_tlm.retrieval.executors import make_executor
+    from hf_tlm.retrieval.sharded.executors import make_executor
 
     executor = make_executor(name, [step], tasks, step.workspace.path(f"logs/{step.name}"), options)
     for rank in set(range(tasks)).difference(executor.incomplete()):
@@ -283,7 +283,7 @@ def _progress(executor, title: str | None, local: bool) -> Iterator[None]:
 
 def _counts(workspace: Workspace, num_shards: int) -> tuple[dict[str, Any], dict[str, str]]:
     """(counts of all shards' passages together, errors of the files that were left out by their names)."""
-    from hf_tlm.retrieval.workspace import read_json, shard_name
+    from hf_tlm.retrieval.sharded.workspace import read_json, shard_name
 
     shards = [read_json(workspace.reading(shard_name("passages", i)) / "counts.json") for i in range(num_shards)]
     sources = sum((Counter(own["sources"]) for own in shards), Counter())
@@ -312,7 +312,7 @@ def _check_bad_files(workspace: Workspace, num_shards: int, skip_bad_files: bool
 def _result(workspace: Workspace, num_shards: int) -> ShardedHits:
     from datasets import concatenate_datasets
 
-    from hf_tlm.retrieval.workspace import open_passages, read_json, read_table, shard_name
+    from hf_tlm.retrieval.sharded.workspace import open_passages, read_json, read_table, shard_name
 
     union = read_table(workspace.reading("union") / "union.arrow")
     texts = [open_passages(workspace.reading(shard_name("texts", shard))) for shard in range(num_shards)]

@@ -36,7 +36,7 @@ from loguru import logger as datatrove_logger
 from hf_tlm.files import HfTlmError
 from hf_tlm.retrieval.analyzer import RetrievalError
 
-PRELOAD = ["hf_tlm.retrieval.warm"]  # once for all local processes
+PRELOAD = ["hf_tlm.retrieval.sharded.warm"]  # once for all local processes
 # Arguments of datatrove's that are given here, or that our loops have no use for.
 OWN_ARGUMENTS = {"pipeline", "tasks", "logging_dir", "skip_completed", "depends", "depends_job_id", "run_on_dependency_fail"}
 UNUSED_ARGUMENTS = {

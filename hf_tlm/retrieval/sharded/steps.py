@@ -27,11 +27,10 @@ from datatrove.pipeline.base import PipelineStep
 from hf_tlm.corpora.corpus import FEATURES
 from hf_tlm.retrieval.analyzer import Analyzer, RetrievalError
 from hf_tlm.retrieval.bm25 import Bm25Settings, okapi_idf
-from hf_tlm.retrieval.index import Index
-from hf_tlm.retrieval.merging import check_ids, hash_ids, merge_hits
-from hf_tlm.retrieval.pieces import Piece, write_shard
-from hf_tlm.retrieval.union import Union
-from hf_tlm.retrieval.workspace import (
+from hf_tlm.retrieval.index.index import Index
+from hf_tlm.retrieval.sharded.merging import check_ids, hash_ids, merge_hits
+from hf_tlm.retrieval.sharded.pieces import Piece, write_shard
+from hf_tlm.retrieval.sharded.workspace import (
     PASSAGES_FILE,
     Workspace,
     open_passages,
@@ -44,6 +43,7 @@ from hf_tlm.retrieval.workspace import (
     write_json,
     write_table,
 )
+from hf_tlm.retrieval.union import Union
 
 COPY_ROWS = 1 << 22
 

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from numba import njit
 
 from hf_tlm.retrieval.analyzer import Analyzer
-from hf_tlm.retrieval.vocabulary import FULL, Vocabulary, encode, find, key_step
+from hf_tlm.retrieval.index.vocabulary import FULL, Vocabulary, encode, find, key_step
 
 # Beyond the first four planes there are no word characters.
 CODE_POINTS = 0x40000

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hf_tlm.corpora.corpus import FEATURES, Corpus, CorpusError, Part
-from hf_tlm.retrieval.workspace import PASSAGES_FILE, Workspace, shard_name, write_json
+from hf_tlm.retrieval.sharded.workspace import PASSAGES_FILE, Workspace, shard_name, write_json
 
 READ_ROWS = 10_000
 

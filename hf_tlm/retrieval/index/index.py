@@ -3,7 +3,8 @@
     index.json      format, corpus, analyser, counts, and the size and checksum of every other file
     postings.bin    tiles of postings (see tiles.py), the sample's last
     ids.arrow       the passages' ids
-    *.npy           table (of the tiles), sampled, lengths, frequencies, order (of the ids), arena, starts, slots (terms)
+    *.npy           table of the tiles; sampled; lengths; frequencies; order and by_place of the ids; arena, starts and
+                    slots of the terms
 
 Nothing of k1, b or the variant is stored, so one index serves every task and setting. A folder is replaced as a whole or
 not at all, and a lock beside it makes a second builder wait for the first.
@@ -24,8 +25,8 @@ import pyarrow as pa
 
 from hf_tlm.retrieval.analyzer import Analyzer, RetrievalError
 from hf_tlm.retrieval.bm25 import Bm25Settings, Hits, Statistics, length_norms, okapi_idf
-from hf_tlm.retrieval.build import write_index
-from hf_tlm.retrieval.index_files import (
+from hf_tlm.retrieval.index.build import write_index
+from hf_tlm.retrieval.index.files import (
     ARRAYS,
     IDS_FILE,
     META_FILE,
@@ -37,11 +38,11 @@ from hf_tlm.retrieval.index_files import (
     lock,
     read_meta,
 )
-from hf_tlm.retrieval.query_terms import QueryTerms, query_terms
-from hf_tlm.retrieval.search import search_batch
-from hf_tlm.retrieval.tiles import Tile
-from hf_tlm.retrieval.tokenize import TokenizedTexts
-from hf_tlm.retrieval.vocabulary import Vocabulary
+from hf_tlm.retrieval.index.query_terms import QueryTerms, query_terms
+from hf_tlm.retrieval.index.search import search_batch
+from hf_tlm.retrieval.index.tiles import Tile
+from hf_tlm.retrieval.index.tokenize import TokenizedTexts
+from hf_tlm.retrieval.index.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -58,8 +59,8 @@ class Index:
     """An opened index: `build`, `load` or `open_or_build` give one.
 
     directory, analyzer, num_tokens; corpus_name, fingerprint and parts (fingerprints) of the corpus; ids: large_string
-    array, of the passages in their order; order: int32 [N], their places when sorted by id; len(): their number. An
-    opened index stays what it is when its folder is extended or replaced.
+    array, of the passages in their order; order: int32 [N], their places when sorted by id; by_place: its inverse;
+    len(): their number. An opened index stays what it is when its folder is extended or replaced.
     """
 
     def __init__(self, directory: Path, meta: dict[str, Any]):
@@ -71,7 +72,8 @@ class Index:
         # Private maps, though nothing writes to them: numba would compile every kernel once more for read-only arrays.
         arrays = {name: np.load(directory / f"{name}.npy", mmap_mode="c") for name in ARRAYS}
         self.table, self.sampled, self.lengths = arrays["table"], arrays["sampled"], arrays["lengths"]
-        self.frequencies, self.order = arrays["frequencies"], arrays["order"]
+        self.frequencies = arrays["frequencies"]
+        self.order, self.by_place = arrays["order"], arrays["by_place"]
         self.vocabulary = Vocabulary(arrays["arena"], arrays["starts"], arrays["slots"])
         self.ids = pa.ipc.open_file(pa.memory_map(str(directory / IDS_FILE))).read_all()["id"]
         with open(directory / POSTINGS_FILE, "rb") as file:
@@ -194,11 +196,13 @@ class Index:
         frequencies[ids >= 0] = self.frequencies[ids[ids >= 0]]
         return frequencies
 
-    def statistics(self, terms: list[str]) -> Statistics:
+    def statistics(self, terms: list[str], variant: str = "lucene") -> Statistics:
         """What scores of this index alone depend on; `terms`: the queries' vocabulary."""
-        # Sorted: then the mean is that of any split of the corpus, to the last bit.
-        frequencies = np.sort(np.array(self.frequencies, np.float64))
-        average = float(okapi_idf(frequencies, len(self)).mean()) if len(frequencies) else 0.0
+        average = None
+        if variant == "okapi":
+            # Sorted: then the mean is that of any split of the corpus, to the last bit.
+            frequencies = np.sort(np.array(self.frequencies, np.float64))
+            average = float(okapi_idf(frequencies, len(self)).mean()) if len(frequencies) else 0.0
         return Statistics(len(self), self.num_tokens, self.document_frequencies(terms), average)
 
     def search(
@@ -235,7 +239,7 @@ class Index:
                 f"The index {self.directory} was built with {describe(asdict(self.analyzer))}; the settings ask for "
                 f"{describe(asdict(settings.analyzer))}. Build another index for them."
             )
-        statistics = statistics or self.statistics(queries.vocabulary)
+        statistics = statistics or self.statistics(queries.vocabulary, settings.variant)
         terms = query_terms(queries, self.vocabulary.find(queries.vocabulary), settings, statistics, max_query_terms)
         threads = num_threads or os.cpu_count() or 1
         return self._search(terms, min(top_k, len(self)), settings, statistics, threads, query_batch_size)
@@ -249,8 +253,6 @@ class Index:
         size = batch_size or max(16, min(MAX_BATCH, KEY_BYTES // (16 * top_k)))
         rounds = -(-number // (size * threads))
         size = -(-number // (rounds * threads))  # Equal shares: no thread waits for another's larger batch.
-        by_place = np.empty(len(self), np.int32)
-        by_place[self.order] = np.arange(len(self), dtype=np.int32)
 
         def tile_of(tile: int):
             if tile:
@@ -270,7 +272,7 @@ class Index:
 
         def run(first: int) -> list[Hits]:
             batch = terms.slice(first, min(first + size, number))
-            return list(search_batch(batch, top_k, len(self.table) - 1, tile_of, sample, by_place))
+            return list(search_batch(batch, top_k, len(self.table) - 1, tile_of, sample, self.by_place))
 
         with ThreadPoolExecutor(threads) as pool:
             firsts = list(range(0, number, size))

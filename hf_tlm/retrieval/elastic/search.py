@@ -18,7 +18,7 @@ import numpy as np
 
 from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.retrieval.bm25 import Bm25Settings
-from hf_tlm.retrieval.elastic_client import (
+from hf_tlm.retrieval.elastic.client import (
     RETRIED,
     STAMP,
     ElasticSettings,
@@ -30,7 +30,7 @@ from hf_tlm.retrieval.elastic_client import (
     read_layout,
     reason_of,
 )
-from hf_tlm.retrieval.elastic_index import index_corpus
+from hf_tlm.retrieval.elastic.index import index_corpus
 from hf_tlm.retrieval.union import Union
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.retrieval.bm25 import Bm25Settings
-from hf_tlm.retrieval.elastic_client import (
+from hf_tlm.retrieval.elastic.client import (
     BACKOFF,
     MAX_BACKOFF,
     RETRIED,

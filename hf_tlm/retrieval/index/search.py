@@ -8,7 +8,7 @@ of the corpus and is verified: where fewer than K passages pass it, the query is
 more than enough passages have passed.
 
 Exact scores are sums of float64 terms in 64-bit fixed point. Such a sum does not depend on the order of its terms, so
-results do not depend on tiles, batches, threads or shards. `benchmarks/retrieval.md` explains the design at length.
+results do not depend on tiles, batches, threads or shards. `benchmarks/retrieval_design.md` explains the design at length.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from hf_tlm.retrieval.bm25 import Hits
-from hf_tlm.retrieval.kernel import NO_THRESHOLD, bounds_of, decode, last_scores, places_of, search_tile
-from hf_tlm.retrieval.query_terms import QueryTerms
-from hf_tlm.retrieval.tiles import Tile
+from hf_tlm.retrieval.index.kernel import NO_THRESHOLD, bounds_of, decode, last_scores, places_of, search_tile
+from hf_tlm.retrieval.index.query_terms import QueryTerms
+from hf_tlm.retrieval.index.tiles import Tile
 
 DENSE_RATIO = 16
 BLOCK = 64  # what the width of a tile is a multiple of

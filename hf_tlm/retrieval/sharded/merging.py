@@ -9,7 +9,7 @@ import pyarrow as pa
 from numba import njit
 
 from hf_tlm.retrieval.analyzer import RetrievalError
-from hf_tlm.retrieval.workspace import read_table
+from hf_tlm.retrieval.sharded.workspace import read_table
 
 HASH_RANGES = 64
 

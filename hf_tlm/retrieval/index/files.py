@@ -19,7 +19,7 @@ from hf_tlm.retrieval.analyzer import Analyzer, RetrievalError
 FORMAT = "hf_tlm.index"
 FORMAT_VERSION = 1
 META_FILE, POSTINGS_FILE, IDS_FILE = "index.json", "postings.bin", "ids.arrow"
-ARRAYS = ("table", "sampled", "lengths", "frequencies", "order", "arena", "starts", "slots")
+ARRAYS = ("table", "sampled", "lengths", "frequencies", "order", "by_place", "arena", "starts", "slots")
 FILES = (POSTINGS_FILE, IDS_FILE, *(f"{name}.npy" for name in ARRAYS))
 READ_BYTES = 1 << 22
 

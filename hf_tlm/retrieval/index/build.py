@@ -17,9 +17,9 @@ import numpy as np
 import pyarrow as pa
 
 from hf_tlm.files import atomic_directory
-from hf_tlm.retrieval import tiles
 from hf_tlm.retrieval.analyzer import Analyzer, RetrievalError
-from hf_tlm.retrieval.index_files import (
+from hf_tlm.retrieval.index import tiles
+from hf_tlm.retrieval.index.files import (
     FILES,
     FORMAT,
     FORMAT_VERSION,
@@ -33,14 +33,14 @@ from hf_tlm.retrieval.index_files import (
     digest_of,
     order_of_ids,
 )
-from hf_tlm.retrieval.tiles import Sample, Tile, make_tile, tokens_of
-from hf_tlm.retrieval.tokenize import keep_terms, term_ids, tokenize_words
-from hf_tlm.retrieval.vocabulary import Vocabulary
+from hf_tlm.retrieval.index.tiles import Sample, Tile, make_tile, tokens_of
+from hf_tlm.retrieval.index.tokenize import keep_terms, term_ids, tokenize_words
+from hf_tlm.retrieval.index.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from hf_tlm.retrieval.index import Index
+    from hf_tlm.retrieval.index.index import Index
 
 
 class _Words:
@@ -202,7 +202,7 @@ def write_index(
     with atomic_directory(directory) as work, bar:
         builder = Builder.of(old, work) if old else Builder(work, Analyzer(**about["analyzer"]))
         builder.add(dataset, num_threads or os.cpu_count() or 1, bar.update)
-        arrays = {**builder.finish(), "order": order}
+        arrays = {**builder.finish(), "order": order, "by_place": np.argsort(order).astype(np.int32)}
         for name, array in arrays.items():
             np.save(work / f"{name}.npy", array)
         table = pa.table({"id": ids})

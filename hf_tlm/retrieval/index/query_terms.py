@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hf_tlm.retrieval.bm25 import Bm25Settings, Statistics, term_weights
-from hf_tlm.retrieval.tokenize import TokenizedTexts
+from hf_tlm.retrieval.index.tokenize import TokenizedTexts
 
 
 @dataclass

@@ -1,0 +1,13 @@
+"""Our own BM25 index: text to terms to tiles of postings on disk, and the exact top K of thousands of long queries.
+
+    tokenize -> vocabulary -> tiles -> build -> files    text to an index on disk
+    query_terms -> search -> kernel                      queries to hits
+    index                                                `Index`, which is both
+
+`benchmarks/retrieval_design.md` explains why it is fast.
+"""
+
+from hf_tlm.retrieval.index.index import Index
+from hf_tlm.retrieval.index.tokenize import TokenizedTexts, tokenize_texts
+
+__all__ = ["Index", "TokenizedTexts", "tokenize_texts"]
