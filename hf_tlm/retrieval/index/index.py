@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 KEY_BYTES = 64 * 2**20  # of a batch's candidates
-MAX_BATCH = 1024
+MAX_BATCH = 2048
 
 
 def corpus_of(name: str, fingerprint: str, parts: list[str] | None) -> dict[str, Any]:
