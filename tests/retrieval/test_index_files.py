@@ -265,8 +265,10 @@ def test_the_manifest_counts_what_is_there(path):
 # What follows runs in a process of its own, which forks one child per attempt: children are killed, interrupted, or
 # refused by the disk at one point each, and the parent looks at what is left.
 DRIVER = """
-import errno, os, resource, shutil, signal, sys
+import errno, os, resource, shutil, signal, sys, threading
 from pathlib import Path
+
+from tqdm.auto import tqdm
 
 sys.path.insert(0, {tests!r})
 from test_index_files import build, content, results, rows
@@ -314,6 +316,8 @@ def fork(work):
     pid = os.fork()
     if pid == 0:
         code = 5
+        # tqdm's is a semaphore that forks share: a child killed while it holds it would stop all that come after.
+        tqdm.set_lock(threading.RLock())
         try:
             work()
             code = 0
