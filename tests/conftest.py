@@ -12,6 +12,7 @@ os.environ.update(
     HF_DATASETS_DISABLE_PROGRESS_BARS="1",
     TOKENIZERS_PARALLELISM="false",
     CUDA_VISIBLE_DEVICES="",
+    OMP_NUM_THREADS="1",  # Tests run in as many processes as there are cores.
 )
 
 import pytest  # noqa: E402

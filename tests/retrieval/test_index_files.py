@@ -277,6 +277,8 @@ from hf_tlm.retrieval import RetrievalError
 from hf_tlm.retrieval.analyzer import Analyzer
 from hf_tlm.retrieval.index.index import Index
 
+# A shell that runs the tests in the background has its children ignore Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 root = Path(sys.argv[1])
 path = root / "index"
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
