@@ -2,7 +2,7 @@
 
 from hf_tlm.data.collator import TlmCollator
 from hf_tlm.data.interleave import InterleavedBatchSampler, InterleavedDataset
-from hf_tlm.data.tokenization import TokenizerError, load_tokenizer, tokenize, train_wordpiece
+from hf_tlm.data.tokenization import TokenizerError, load_tokenizer, text_lengths, tokenize, train_wordpiece
 
 __all__ = [
     "InterleavedBatchSampler",
@@ -10,6 +10,7 @@ __all__ = [
     "TlmCollator",
     "TokenizerError",
     "load_tokenizer",
+    "text_lengths",
     "tokenize",
     "train_wordpiece",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -17,6 +18,8 @@ from transformers import (
 from transformers.utils import ModelOutput
 
 from hf_tlm.models.families import ModelError, family_of
+from hf_tlm.models.linear_cross_entropy import MAX_LOGITS, linear_cross_entropy
+from hf_tlm.models.texts import Texts, packed_attention_mask
 
 MLM_SUBFOLDER = "mlm"
 
@@ -25,11 +28,13 @@ MLM_SUBFOLDER = "mlm"
 class TlmOutput(ModelOutput):
     """
     logits: class logits, float [B, C]; None for a batch without a classification loss.
-    mlm_logits: vocabulary logits at the masked positions only, in row-major order, float [M, V]; None without them.
+    mlm_loss: the masked-LM loss summed over the masked tokens, a float32 scalar; None for a batch without. A sum,
+        because the mean is over the whole optimizer step (`hf_tlm.objectives`); a loss and not logits, because they are
+        never all in memory.
     """
 
     logits: torch.FloatTensor | None = None
-    mlm_logits: torch.FloatTensor | None = None
+    mlm_loss: torch.FloatTensor | None = None
 
 
 class TlmModel(PreTrainedModel):
@@ -52,6 +57,8 @@ class TlmModel(PreTrainedModel):
     _supports_flash_attn = True
     _supports_flex_attn = True
     _supports_attention_backend = True
+    # Most logits of the vocabulary that are in memory at any time, see `linear_cross_entropy`.
+    max_logits = MAX_LOGITS
 
     def __init__(self, classifier: PreTrainedModel, lm: PreTrainedModel):
         super().__init__(classifier.config)
@@ -129,33 +136,52 @@ class TlmModel(PreTrainedModel):
         input_ids: torch.LongTensor,
         attention_mask: torch.LongTensor,
         token_type_ids: torch.LongTensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        text_ids: torch.LongTensor | None = None,
+        first_tokens: torch.LongTensor | None = None,
         mlm_labels: torch.LongTensor | None = None,
         labels: torch.LongTensor | None = None,
     ) -> TlmOutput:
         """One pass of the body for the heads that this batch asks for.
 
         Args:
-            input_ids, attention_mask, token_type_ids: int64 [B, S].
-            mlm_labels: int64 [B, S], -100 where nothing is predicted. Given: vocabulary logits at the other positions.
+            input_ids, attention_mask, token_type_ids: int64 [R, S], one text a row, or several with the three below.
+            position_ids, text_ids, first_tokens: int64 [R, S], [R, S], [B] of a packed batch, see `TlmCollator`.
+            mlm_labels: int64 [R, S], -100 where nothing is predicted. Given: the masked-LM loss at the other places.
             labels: int64 [B]. Given, or `mlm_labels` not given: class logits.
         """
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
         # A trained WordPiece tokenizer types the two texts of a pair; DistilBERT and ModernBERT have no use for that.
-        if token_type_ids is not None and self.config.to_dict().get("type_vocab_size", 0) > 1:
+        if token_type_ids is not None and getattr(self.config, "type_vocab_size", 0) > 1:
             inputs["token_type_ids"] = token_type_ids
-        outputs = self.base_model(**inputs, return_dict=True)
-        logits = mlm_logits = None
+        if text_ids is not None:
+            inputs["attention_mask"] = packed_attention_mask(text_ids, self.config, self.dtype)
+            inputs["position_ids"] = position_ids + self.family.first_position(self.config)
+        hidden = self.base_model(**inputs, return_dict=True).last_hidden_state
+        logits = mlm_loss = None
         if labels is not None or mlm_labels is None:
-            logits = self.family.classify(self, outputs, attention_mask)
+            logits = self.family.classify(self, Texts(hidden, attention_mask, text_ids, first_tokens))
         if mlm_labels is not None:
             # Projecting only the masked positions is most of the speed of a small model (V is far larger than H).
-            mlm_logits = self.family.predict(self.mlm_head, outputs.last_hidden_state[mlm_labels != -100])
-        return TlmOutput(logits=logits, mlm_logits=mlm_logits)
+            chosen = mlm_labels != -100
+            decoder = self.family.decoder(self.mlm_head)
+            mlm_loss = linear_cross_entropy(
+                self.family.transform(self.mlm_head, hidden[chosen]),
+                decoder.weight,
+                decoder.bias,
+                mlm_labels[chosen],
+                max_logits=self.max_logits,
+            )
+        return TlmOutput(logits=logits, mlm_loss=mlm_loss)
+
+    @cached_property
+    def _parameter_count(self) -> int:
+        return self.num_parameters()
 
     def floating_point_ops(self, inputs: dict, exclude_embeddings: bool = False) -> int:
-        """6 x positions computed (padding included) x parameters: TLM Table 2's formula at the batch's real width.
+        """6 x places computed (padding included) x parameters: TLM Table 2's formula at the batch's real size.
 
         The Trainer sums it as `total_flos`. The paper's figure, at the nominal sequence length, is
         `hf_tlm.training.cost`'s.
         """
-        return 6 * inputs["input_ids"].numel() * self.num_parameters(exclude_embeddings=exclude_embeddings)
+        return 6 * inputs["input_ids"].numel() * self._parameter_count

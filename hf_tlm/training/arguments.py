@@ -55,6 +55,21 @@ class TlmArguments(TrainingArguments):
         default=None,
         metadata={"help": "Texts per optimizer step over all processes; sets gradient_accumulation_steps."},
     )
+    total_batch_tokens: int | None = field(
+        default=None,
+        metadata={
+            "help": "Tokens per optimizer step over all processes, instead of total_batch_size; a micro-batch holds at "
+            "most per_device_train_batch_size x max_length of them."
+        },
+    )
+    packing: str = field(
+        default="auto",
+        metadata={
+            "help": "What is done about padding. pack: several texts share a row and do not see each other. group: texts "
+            "of similar length share a step. none: texts are padded to the longest of their batch. auto: pack.",
+            "choices": ["auto", "none", "group", "pack"],
+        },
+    )
     stage: str = field(
         default="both",
         metadata={
@@ -110,8 +125,11 @@ class TlmArguments(TrainingArguments):
             )
         if self.seeds and len(set(self.seeds)) < len(self.seeds):
             raise ArgumentsError(f"seeds holds a seed twice: {self.seeds}. Each is one run.")
-        # The cost of a run is reported in real tokens; the Trainer counts them over processes and resumes.
-        self.include_num_input_tokens_seen = "non_padding"
+        if self.total_batch_tokens is not None and self.total_batch_size is not None:
+            raise ArgumentsError(
+                f"Give total_batch_size (texts) or total_batch_tokens, not both; received {self.total_batch_size} and "
+                f"{self.total_batch_tokens}."
+            )
         # The Trainer would take every argument of the model with "label" in its name for one it must find in a batch.
         self.label_names = ["labels"]
         # Corpus batches leave the classifier without a gradient, stage 2 the masked-LM head.
@@ -122,6 +140,29 @@ class TlmArguments(TrainingArguments):
     def run_seeds(self) -> list[int]:
         """The seeds to run: `seeds`, or the single `seed`."""
         return list(self.seeds) if self.seeds else [self.seed]
+
+    @property
+    def row_length(self) -> int | None:
+        """Tokens of a packed row: the longest text's, or 128 where all are shorter; None where nothing is packed."""
+        return max(self.max_length, self.corpus_max_length or 0, 128) if self.packing in ("auto", "pack") else None
+
+    @property
+    def micro_batch_tokens(self) -> int | None:
+        """Tokens of one micro-batch of one process where `total_batch_tokens` is set."""
+        if self.total_batch_tokens is None:
+            return None
+        return self.total_batch_tokens // (self.world_size * self.gradient_accumulation_steps)
+
+    def _token_accumulation(self) -> int:
+        """The fewest accumulated micro-batches that keep each within per_device_train_batch_size x max_length tokens."""
+        share, rest = divmod(self.total_batch_tokens, self.world_size)
+        if rest:
+            raise ArgumentsError(
+                f"total_batch_tokens {self.total_batch_tokens} cannot be split evenly over {self.world_size} processes. "
+                "Choose a multiple."
+            )
+        most = self.per_device_train_batch_size * max(self.max_length, self.corpus_max_length or 0)
+        return next(n for n in range(1, share + 1) if share % n == 0 and share // n <= most)
 
     def _accumulation(self, total_batch_size: int, per_device: int) -> tuple[int, int]:
         """(per-device batch size, gradient accumulation steps) for a total batch size."""
@@ -162,7 +203,10 @@ class TlmArguments(TrainingArguments):
                 args.per_device_train_batch_size, args.gradient_accumulation_steps = self._accumulation(
                     self.total_batch_size, self.per_device_train_batch_size
                 )
+            if self.total_batch_tokens is not None:
+                args.gradient_accumulation_steps = self._token_accumulation()
             return args
+        args.total_batch_size = args.total_batch_tokens = None
         args.max_steps = self.stage2_max_steps
         args.num_train_epochs = self.stage2_num_train_epochs
         args.learning_rate = self.stage2_learning_rate

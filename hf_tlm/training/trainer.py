@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback
 
 from hf_tlm.data.collator import TlmCollator
 from hf_tlm.data.interleave import CORPUS, TASK, InterleavedBatchSampler, InterleavedDataset
+from hf_tlm.data.tokenization import text_lengths
 from hf_tlm.models.tlm import TlmModel
 from hf_tlm.objectives import Mlm, TaskLoss, WeightedMean, WeightedSum
 from hf_tlm.training.arguments import TlmArguments
@@ -34,6 +35,18 @@ def tlm_objectives(args: TlmArguments) -> dict[str, Any]:
         return {TASK: task}
     combine = WeightedMean if args.loss_normalization == "mean" else WeightedSum
     return {CORPUS: Mlm(), TASK: combine((args.rho2, Mlm()), (1.0, task))}
+
+
+def nominal_tokens(sampler: InterleavedBatchSampler, args: TlmArguments, step: int) -> int:
+    """Training tokens of the first `step` steps as TLM section 4.1 counts them: texts x sequence length, or, for batches
+    measured in tokens, those."""
+    amount = sampler.amount * sampler.batches_per_step
+    if sampler.batch_size is None:
+        return amount * step
+    return amount * (
+        sampler.count_steps(TASK, step) * args.max_length
+        + sampler.count_steps(CORPUS, step) * (args.corpus_max_length or args.max_length)
+    )
 
 
 class _Bookkeeping(TrainerCallback):
@@ -92,7 +105,6 @@ class TlmTrainer(Trainer):
     ):
         self.objectives = dict(objectives or tlm_objectives(args))
         self.corpus_dataset = corpus_dataset
-        self.batch_sampler: InterleavedBatchSampler | None = None
         self._terms: dict[str, torch.Tensor] = {}
         self._stream_steps: dict[str, int] = {}
         super().__init__(
@@ -100,23 +112,34 @@ class TlmTrainer(Trainer):
             args=args,
             train_dataset=train_dataset,
             processing_class=processing_class,
-            data_collator=TlmCollator(processing_class, mlm_probability=args.mlm_probability, seed=args.seed),
+            data_collator=TlmCollator(
+                processing_class,
+                mlm_probability=args.mlm_probability,
+                seed=args.seed,
+                row_length=args.row_length,
+            ),
             **kwargs,
         )
+        self.batch_sampler = self._make_batch_sampler()
         self._bookkeeping = _Bookkeeping(self)
         self.add_callback(self._bookkeeping)
 
+    def _make_batch_sampler(self) -> InterleavedBatchSampler:
+        args, by_tokens = self.args, self.args.total_batch_tokens is not None
+        return InterleavedBatchSampler(
+            text_lengths(self.train_dataset),
+            text_lengths(self.corpus_dataset),
+            rho1=args.rho1,
+            batch_size=None if by_tokens else self._train_batch_size,
+            batch_tokens=args.micro_batch_tokens if by_tokens else None,
+            group_by_length=args.packing == "group",
+            world_size=args.world_size,
+            gradient_accumulation_steps=args.gradient_accumulation_steps,
+            seed=args.data_seed if args.data_seed is not None else args.seed,
+        )
+
     def get_train_dataloader(self) -> DataLoader:
         dataset = InterleavedDataset(self.train_dataset, self.corpus_dataset)
-        self.batch_sampler = InterleavedBatchSampler(
-            dataset.num_task,
-            dataset.num_corpus,
-            rho1=self.args.rho1,
-            batch_size=self._train_batch_size,
-            world_size=self.args.world_size,
-            gradient_accumulation_steps=self.args.gradient_accumulation_steps,
-            seed=self.args.data_seed if self.args.data_seed is not None else self.args.seed,
-        )
         if math.isfinite(self.args.rho1) and 0 < self.args.max_steps <= self.args.rho1:
             logger.warning(
                 "max_steps %d ends before the first task batch (one after rho1 = %d corpus batches): this stage trains on "
@@ -133,7 +156,12 @@ class TlmTrainer(Trainer):
             persistent_workers=self.args.dataloader_persistent_workers,
             prefetch_factor=self.args.dataloader_prefetch_factor,
         )
-        return self.accelerator.prepare(loader)
+        # Every process gets as many batches as the others; accelerate cannot see that when their sizes differ.
+        even_batches, self.accelerator.even_batches = self.accelerator.even_batches, False
+        try:
+            return self.accelerator.prepare(loader)
+        finally:
+            self.accelerator.even_batches = even_batches
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
         """The micro-batches of one optimizer step, and what their means are over: name -> count per process."""
@@ -181,17 +209,12 @@ class TlmTrainer(Trainer):
 
     def cost(self) -> Cost:
         """The cost of this stage up to now, from the step number alone, so that a resumed run counts every step once."""
-        sampler, args = self.batch_sampler, self.args
-        step = self.state.global_step
-        texts = sampler.batch_size * sampler.batches_per_step
-        tokens = texts * (
-            sampler.count_steps(TASK, step) * args.max_length
-            + sampler.count_steps(CORPUS, step) * (args.corpus_max_length or args.max_length)
-        )
+        sampler, step = self.batch_sampler, self.state.global_step
+        tokens = nominal_tokens(sampler, self.args, step)
         return Cost(
             steps=step,
             tokens=tokens,
-            real_tokens=int(self.state.num_input_tokens_seen),
+            real_tokens=sum(sampler.count_tokens(stream, step) for stream in (TASK, CORPUS)),
             flops=training_flops(tokens, self.accelerator.unwrap_model(self.model).num_parameters()),
             seconds=round(self._bookkeeping.seconds, 3),
         )

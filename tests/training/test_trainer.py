@@ -206,7 +206,7 @@ def test_cost(tmp_path, data, tokenizer):
     cost = run.cost()
     # Two task steps of eight; tokens are nominal, the paper's way.
     assert cost.tokens == 8 * (2 * 32 + 6 * 16)
-    assert cost.real_tokens == sum(real) == run.state.num_input_tokens_seen
+    assert cost.real_tokens == sum(real)
     assert cost.flops == 6 * cost.tokens * run.model.num_parameters()
     assert cost.to_dict()["flops_ratio"] == pytest.approx(cost.flops / 4.36e21)
     assert cost.seconds > 0
