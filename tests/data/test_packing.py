@@ -29,8 +29,8 @@ def test_known_case():
 
 def test_short_texts_fill_their_rows():
     lengths = np.random.default_rng(0).integers(10, 110, 32)
-    row_of, _ = pack(lengths, 128)
-    assert lengths.sum() / ((row_of.max() + 1) * 128) > 0.9
+    row_of, _ = pack(lengths, 256)
+    assert lengths.sum() / ((row_of.max() + 1) * 256) > 0.95
 
 
 @pytest.mark.parametrize("mlm_probability", [0.5, 0.0])

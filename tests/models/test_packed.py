@@ -48,7 +48,9 @@ def test_packed_equals_padded(model_type, objective, attention, tokenizer):
     rows = texts(labelled, pairs=True)
     packed, padded = (collate(tokenizer, rows, length, mlm_probability) for length in (36, None))
     assert len(packed["input_ids"]) < len(padded["input_ids"]) == len(rows)
-    ours, expected = (loss_and_gradients(model, objective, batch) for batch in (packed, padded))
+    ours = loss_and_gradients(model, objective, packed)
+    # The reference is always sdpa: stock ModernBERT's eager attention has NaN gradients where a window is all padding.
+    expected = loss_and_gradients(tiny(model_type).eval().double(), objective, padded)
     # ModernBERT's rotary angles are float32 whatever the model is.
     tolerance = {"rtol": 1e-5, "atol": 1e-7} if model_type == "modernbert" else {"rtol": 1e-9, "atol": 1e-12}
     torch.testing.assert_close(ours[0], expected[0], **tolerance)
