@@ -2,10 +2,11 @@
 
     python benchmarks/training.py --sections throughput overhead memory corpus --work_dir runs/training_benchmark
 
-Masked language modelling from scratch on the passages retrieved for ChemProt (HF_TLM_DATA, default ../shared/data), `whole`
-(most are cut at 128 tokens) and as `short` texts, pairs of their sentences; elsewhere short ones. BERT 4 x 256 and 12 x 768 with a vocabulary of 30,522, 32 texts of at most 128 tokens a step, float32, fused AdamW, clipping.
-The plain side is `Trainer` with `BertForMaskedLM` and `DataCollatorForLanguageModeling`, padded to 128. The sides take
-turns, each run in a fresh process; figures are medians of `--repeats`. Writes benchmarks/results/training.json and .md.
+Masked language modelling from scratch on the passages retrieved for ChemProt (HF_TLM_DATA, default ../shared/data): whole
+(most are cut at 128 tokens), and as short texts, pairs of their sentences. BERT 4 x 256 and 12 x 768 with a vocabulary of
+30,522, 32 texts of at most 128 tokens a step, float32, fused AdamW, clipping. The plain side is `Trainer` with
+`BertForMaskedLM` and `DataCollatorForLanguageModeling`, padded to 128. The sides take turns, each run in a fresh process;
+figures are medians of `--repeats`. Writes benchmarks/results/training.json and .md.
 """
 
 from __future__ import annotations

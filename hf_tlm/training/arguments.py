@@ -163,7 +163,7 @@ class TlmArguments(TrainingArguments):
             return
         if self.warmup_steps >= 1:
             raise ArgumentsError(
-                f"With max_hours warm-up is a share of the time; received warmup_steps {self.warmup_steps}, expected below 1."
+                f"With max_hours warm-up is a share of the time, below 1; received warmup_steps {self.warmup_steps}."
             )
         if self.max_steps < 1 and self.max_flops is None and self.max_tokens is None:
             for name in ("logging_steps", "save_steps", "eval_steps"):
