@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from datasets import Dataset, concatenate_datasets
 from transformers import PreTrainedTokenizerBase
@@ -13,52 +13,11 @@ from hf_tlm.data import load_tokenizer, tokenize, train_wordpiece
 from hf_tlm.models import TlmModel, build_config
 from hf_tlm.models.spectral import SpectralEmbeddings, spectral_embeddings
 from hf_tlm.tasks import Task
-from hf_tlm.training.arguments import ArgumentsError, TlmArguments
+from hf_tlm.training.arguments import TlmArguments
+from hf_tlm.training.options import ArgumentsError, ModelArguments
 from hf_tlm.training.stages import StageData
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass
-class ModelArguments:
-    """Which model, from scratch (`model_config`) or from a checkpoint (`model_name_or_path`), and its tokenizer."""
-
-    model_config: str = field(
-        default="recipes/configs/models/bert_tiny.json",
-        metadata={"help": "JSON file with a transformers config, or a Hub id whose architecture is used, not its weights."},
-    )
-    model_name_or_path: str | None = field(
-        default=None, metadata={"help": "Start from this checkpoint instead of from scratch."}
-    )
-    model_revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit of the checkpoint."})
-    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the checkpoint."})
-    tokenizer_name: str | None = field(
-        default=None,
-        metadata={
-            "help": "Tokenizer by Hub id or folder. Default: the checkpoint's; from scratch, a WordPiece "
-            "vocabulary trained on task and subset."
-        },
-    )
-    vocab_size: int = field(default=8000, metadata={"help": "Size of a vocabulary that is trained."})
-    lowercase: bool = field(default=True, metadata={"help": "A vocabulary that is trained is lower-cased."})
-    embedding_init: str = field(
-        default="random",
-        metadata={
-            "help": "Token embeddings at the start: random (the papers'), or spectral: SVD of the positive PMI of "
-            "co-occurrence counts over subset and task texts (ours).",
-            "choices": ["random", "spectral"],
-        },
-    )
-    spectral_scale: float = field(default=1.0, metadata={"help": "Norm of a spectral token embedding."})
-
-    def __post_init__(self):
-        if self.embedding_init == "spectral" and self.model_name_or_path is not None:
-            raise ArgumentsError(
-                "embedding_init spectral replaces the embeddings of the checkpoint model_name_or_path "
-                f"{self.model_name_or_path!r} has learned. Use it from scratch only."
-            )
-        if self.spectral_scale <= 0:
-            raise ArgumentsError(f"spectral_scale must be positive; received {self.spectral_scale}.")
 
 
 @dataclass
