@@ -18,7 +18,7 @@ from time import perf_counter
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
-from results_file import ResultsFile  # noqa: E402
+from results_file import ResultsFile, machine  # noqa: E402
 
 TITLES = {"startup": "Seconds to start"}
 NOTES = {"startup": "Fresh processes that take turns, files in the disk cache; medians, the fastest and the slowest."}
@@ -54,6 +54,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--results_dir", default=str(ROOT / "benchmarks" / "results"))
     options = parser.parse_args()
+    # Other processes slow these figures down, so how busy the machine was is told with them.
+    hardware = f"{machine()}, load average {os.getloadavg()[0]:.1f} at the start"
     runs: dict[str, list[float]] = {what: [] for what in commands()}
     for repeat in range(options.repeats + 1):
         for what, arguments in commands().items():
@@ -62,7 +64,7 @@ def main() -> None:
                 runs[what].append(taken)
     rows = [{"what": w, "median": median(t), "fastest": min(t), "slowest": max(t), "all": t} for w, t in runs.items()]
     file = ResultsFile(options.results_dir, "startup", TITLES, NOTES, hidden=("all",))
-    file.add("startup", rows)
+    file.add("startup", rows, hardware)
     print(file.to_text())
 
 
