@@ -616,6 +616,26 @@ def test_loading_while_another_process_replaces_the_index(tmp_path):
     )
 
 
+def test_a_load_is_never_of_two_writings(path, monkeypatch):
+    """Not even if the index is replaced and put back, byte for byte, before the load has ended."""
+    expected, make = results(build(path, 0, 100)), Index.__init__
+    turns = iter([True])
+
+    def replaced_in_between(self, *arguments):
+        again = next(turns, False)
+        if again:
+            monkeypatch.setattr(Index, "__init__", make)
+            build(path, 0, 101)
+        make(self, *arguments)
+        if again:
+            build(path, 0, 100)
+            monkeypatch.setattr(Index, "__init__", replaced_in_between)
+
+    monkeypatch.setattr(Index, "__init__", replaced_in_between)
+    loaded = Index.load(path)
+    assert len(loaded.lengths) == 100 and results(loaded) == expected
+
+
 def test_an_unwritable_place_is_named(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(HfTlmError, match="file"):

@@ -113,6 +113,15 @@ def read_meta(directory: Path) -> dict[str, Any] | None:
     return meta if isinstance(meta, dict) and meta.get("format") == FORMAT else None
 
 
+def written(directory: Path) -> tuple[int, int] | None:
+    """What tells one writing of a folder from the next, equal ones too; None where there is nothing."""
+    try:
+        stat = (directory / META_FILE).stat()
+    except OSError:
+        return None
+    return stat.st_ino, stat.st_mtime_ns
+
+
 def check_replaceable(directory: Path) -> None:
     if directory.exists() and read_meta(directory) is None and (not directory.is_dir() or any(directory.iterdir())):
         raise RetrievalError(f"{directory} exists and is not an index. Choose another folder, or empty this one.")

@@ -37,6 +37,7 @@ from hf_tlm.retrieval.index.files import (
     digest_of,
     lock,
     read_meta,
+    written,
 )
 from hf_tlm.retrieval.index.query_terms import QueryTerms, query_terms
 from hf_tlm.retrieval.index.search import search_batch
@@ -125,14 +126,14 @@ class Index:
         """
         directory = Path(directory)
         while True:
-            found = read_meta(directory)
+            found = written(directory)
             try:
                 index = cls(directory, checked_meta(directory, fingerprint, analyzer))
             except (ValueError, OSError):  # Ours is a ValueError, too.
-                if read_meta(directory) == found:
+                if written(directory) == found:
                     raise
             else:
-                if read_meta(directory) == found:
+                if written(directory) == found:
                     return index
             # Another process put a new index there meanwhile.
 
