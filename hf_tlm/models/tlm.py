@@ -158,15 +158,20 @@ class TlmModel(PreTrainedModel):
             inputs["attention_mask"] = packed_attention_mask(text_ids, self.config, self.dtype)
             inputs["position_ids"] = position_ids + self.family.first_position(self.config)
         hidden = self.base_model(**inputs, return_dict=True).last_hidden_state
+        return self._heads(Texts(hidden, attention_mask, text_ids, first_tokens), mlm_labels, labels)
+
+    # The number of masked tokens differs from batch to batch: compiled, this part would be compiled again and again.
+    @torch.compiler.disable
+    def _heads(self, texts: Texts, mlm_labels: torch.Tensor | None, labels: torch.Tensor | None) -> TlmOutput:
         logits = mlm_loss = None
         if labels is not None or mlm_labels is None:
-            logits = self.family.classify(self, Texts(hidden, attention_mask, text_ids, first_tokens))
+            logits = self.family.classify(self, texts)
         if mlm_labels is not None:
             # Projecting only the masked positions is most of the speed of a small model (V is far larger than H).
             chosen = mlm_labels != -100
             decoder = self.family.decoder(self.mlm_head)
             mlm_loss = linear_cross_entropy(
-                self.family.transform(self.mlm_head, hidden[chosen]),
+                self.family.transform(self.mlm_head, texts.hidden[chosen]),
                 decoder.weight,
                 decoder.bias,
                 mlm_labels[chosen],
