@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable
 
 import numpy as np
 import pyarrow.compute as pc
+import xxhash
 from datasets import Dataset
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
 
@@ -107,7 +109,8 @@ def tokenize(
 
     Returns:
         The same rows in the same order, columns `input_ids`, `token_type_ids` for pairs (where the tokenizer makes
-        them), and `label` where there is one. Stored as Arrow by `datasets` and reused by fingerprint.
+        them), and `label` where there is one. Rows on disk stay there: they are stored as Arrow in the cache of
+        `datasets`, memory-mapped, and found again by every run with equal rows, tokenizer and length.
     """
     pairs = "text_pair" in dataset.column_names
     type_ids = pairs and "token_type_ids" in tokenizer.model_input_names
@@ -124,7 +127,24 @@ def tokenize(
         return {name: encoded[name] for name in ("input_ids", "token_type_ids") if name in encoded}
 
     drop = [name for name in dataset.column_names if name != "label"]
-    return dataset.map(encode, batched=True, remove_columns=drop, desc=description)
+    return dataset.map(
+        encode,
+        batched=True,
+        remove_columns=drop,
+        desc=description,
+        new_fingerprint=_fingerprint(dataset, tokenizer, max_length),
+    )
+
+
+def _fingerprint(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> str | None:
+    """What the tokenised rows depend on. `datasets` would hash the whole tokenizer, whose truncation each call sets, so
+    that a second run may not find what the first one made. None, and so that hash, for a tokenizer in pure Python."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return None
+    settings = json.loads(backend.to_str()) | {"truncation": None, "padding": None}
+    parts = [dataset._fingerprint, settings, max_length, tokenizer.model_input_names, tokenizer.truncation_side]
+    return xxhash.xxh3_64_hexdigest(json.dumps(parts, sort_keys=True).encode())
 
 
 def text_lengths(dataset: Dataset | None) -> np.ndarray:
