@@ -87,8 +87,8 @@ def parse(*dataclasses: type, recipe: str, description: str, args: Sequence[str]
     parser.add_argument("--config", nargs="+", default=[], metavar="YAML", help="Files of defaults, later ones win.")
     if extended and short_help:
         parser.epilog = "\n".join(f"Every option of {name} is accepted too; {HELP_ALL} lists them." for name in extended)
-    if extended:
-        parser.add_argument(HELP_ALL, action="help", help=f"Show the options of {', '.join(extended)} too and exit.")
+    more = f"Show the options of {', '.join(extended)} too and exit." if extended else argparse.SUPPRESS
+    parser.add_argument(HELP_ALL, action="help", help=more)
     if not helps:
         # Read the files with a parser of their own: a required field may be in one of them.
         finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)

@@ -14,7 +14,8 @@ from hf_tlm.training.options import ArgumentsError, TlmOptions
 DEFAULT_MAX_STEPS = 10_000
 
 
-@dataclass
+# The Trainer's repr leaves tokens out; a generated one would show them.
+@dataclass(repr=False)
 class TlmArguments(TlmOptions, TrainingArguments):
     """`TrainingArguments` plus TLM's. The inherited ones hold for stage 1; stage 2 takes its own from `stage2_*`.
 

@@ -12,7 +12,7 @@ class ArgumentsError(HfTlmError):
     """Arguments that contradict each other or that TLM cannot honour."""
 
 
-@dataclass
+@dataclass(repr=False)
 class TlmOptions:
     """TLM's own options, and those of the Trainer whose defaults it changes.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -56,11 +57,12 @@ def nominal_tokens(sampler: InterleavedBatchSampler, args: TlmArguments, step: i
 class _Epochs(TrainerCallback):
     """Tells the batch sampler which epoch begins: a resumed epoch hides it from the Trainer's own call."""
 
-    def __init__(self, sampler: InterleavedBatchSampler):
-        self.sampler = sampler
+    def __init__(self, trainer: TlmTrainer):
+        self.trainer = trainer
 
     def on_epoch_begin(self, args, state, control, **kwargs):
-        self.sampler.set_epoch(state.global_step // self.sampler.steps_per_epoch)
+        sampler = self.trainer.batch_sampler
+        sampler.set_epoch(state.global_step // sampler.steps_per_epoch)
 
 
 class TlmTrainer(Trainer):
@@ -111,14 +113,13 @@ class TlmTrainer(Trainer):
             ),
             **kwargs,
         )
-        self.batch_sampler = self._make_batch_sampler()
         self.clock = Clock(args.max_hours)
-        self.add_callback(_Epochs(self.batch_sampler))
+        self.add_callback(_Epochs(self))
         self.add_callback(self.clock)
-        if args.has_budget:
-            args.max_steps = self._budgeted_steps()
 
-    def _make_batch_sampler(self) -> InterleavedBatchSampler:
+    # Not in the constructor: a trainer that only evaluates needs no corpus.
+    @cached_property
+    def batch_sampler(self) -> InterleavedBatchSampler:
         args, by_tokens = self.args, self.args.total_batch_tokens is not None
         return InterleavedBatchSampler(
             text_lengths(self.train_dataset),
@@ -162,6 +163,9 @@ class TlmTrainer(Trainer):
         return scheduler
 
     def get_train_dataloader(self) -> DataLoader:
+        if self.args.has_budget:
+            # The Trainer reads max_steps after it has the loader.
+            self.args.max_steps = self._budgeted_steps()
         dataset = InterleavedDataset(self.train_dataset, self.corpus_dataset)
         if math.isfinite(self.args.rho1) and 0 < self.args.max_steps <= self.args.rho1:
             logger.warning(

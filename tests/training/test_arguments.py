@@ -67,3 +67,8 @@ def test_spectral_needs_a_model_from_scratch():
         ModelArguments(embedding_init="spectral", model_name_or_path="some/model")
     with pytest.raises(ArgumentsError, match="spectral_scale"):
         ModelArguments(spectral_scale=0)
+
+
+def test_tokens_are_never_shown(tmp_path):
+    args = TlmArguments(output_dir=str(tmp_path), report_to="none", hub_token="hf_secret")
+    assert "hf_secret" not in repr(args) + str(args) and "rho1=3" in repr(args)

@@ -23,12 +23,14 @@ def test_the_step_that_reaches_the_budget_is_the_last(tmp_path, data, tokenizer,
     assert len(costs) == 12
     for budget, steps in ((costs[6], 7), (costs[6] + 1, 8), (costs[7] - 1, 8)):
         ended = trainer(tmp_path / f"{budget}", data, tokenizer, max_steps=0, rho1=2, **{name: budget}, **options)
+        ended.get_train_dataloader()
         assert ended.args.max_steps == steps
     ended.train()
     assert ended.state.global_step == 8 and getattr(ended.cost(), cost) == costs[7]
     # Linear decay reaches its end with the last step, which is taken at an eighth of the peak.
     assert history(ended, "learning_rate")[-1] == pytest.approx([1e-2 / 8])
     sooner = trainer(tmp_path / "sooner", data, tokenizer, max_steps=5, rho1=2, **{name: budget}, **options)
+    sooner.get_train_dataloader()
     assert sooner.args.max_steps == 5
 
 
