@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 
 import numpy as np
 import pyarrow.compute as pc
 import xxhash
-from datasets import Dataset
+from datasets import Dataset, config
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
 
-from hf_tlm.files import HfTlmError
+from hf_tlm.files import HfTlmError, atomic_directory
 
 
 class TokenizerError(HfTlmError):
@@ -97,6 +98,25 @@ def train_wordpiece(
     ordered = sorted(trainer.get_vocab().items(), key=lambda item: item[1])
     vocab = {piece: index for index, (piece, _) in enumerate(ordered)}
     return BertTokenizer(vocab=vocab, do_lower_case=lowercase, model_max_length=max_length)
+
+
+def cached_wordpiece(
+    texts: Iterable[str], vocab_size: int, *, lowercase: bool = True, max_length: int = 512
+) -> PreTrainedTokenizerBase:
+    """`train_wordpiece`, kept in the cache of `datasets` for every run with equal texts and arguments.
+
+    Raises:
+        TokenizerError: see `train_wordpiece`.
+        HfTlmError: the cache cannot be written.
+    """
+    digest = xxhash.xxh3_128(json.dumps([vocab_size, lowercase, max_length]).encode())
+    for text in texts:
+        digest.update(f"{len(text)}:{text}".encode("utf-8", "surrogatepass"))
+    folder = Path(config.HF_DATASETS_CACHE) / "hf_tlm" / f"wordpiece-{digest.hexdigest()}"
+    if not folder.is_dir():
+        with atomic_directory(folder) as work:
+            train_wordpiece(texts, vocab_size, lowercase=lowercase, max_length=max_length).save_pretrained(work)
+    return BertTokenizer.from_pretrained(folder)
 
 
 def tokenize(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datasets import Dataset, concatenate_datasets
 from transformers import PreTrainedTokenizerBase
 
-from hf_tlm.data import load_tokenizer, tokenize, train_wordpiece
+from hf_tlm.data import cached_wordpiece, load_tokenizer, tokenize
 from hf_tlm.models import TlmModel, build_config
 from hf_tlm.models.spectral import SpectralEmbeddings, spectral_embeddings
 from hf_tlm.tasks import Task
@@ -39,7 +39,7 @@ def prepare(task: Task, corpus: Dataset | None, args: TlmArguments, model_args: 
 
     Raises:
         ArgumentsError: rho1 asks for corpus batches and there is no corpus.
-        TokenizerError, ModelError: see `load_tokenizer`, `train_wordpiece`, `build_config`.
+        TokenizerError, ModelError: see `load_tokenizer`, `cached_wordpiece`, `build_config`.
     """
     if args.stage != "2" and args.rho1 > 0 and corpus is None:
         raise ArgumentsError(
@@ -58,7 +58,7 @@ def prepare(task: Task, corpus: Dataset | None, args: TlmArguments, model_args: 
         else:
             columns = [texts[column] for column in texts.column_names]
             columns += [corpus["text"]] if corpus is not None else []
-            tokenizer = train_wordpiece(
+            tokenizer = cached_wordpiece(
                 _Chain(columns), model_args.vocab_size, lowercase=model_args.lowercase, max_length=longest
             )
         tokenizer.model_max_length = args.max_length

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from datasets import Dataset
 
-from hf_tlm.data import TokenizerError, load_tokenizer, text_lengths, tokenize, train_wordpiece
+from hf_tlm.data import TokenizerError, load_tokenizer, text_lengths, tokenization, tokenize, train_wordpiece
 
 PROGRAM = """
 import hashlib, random
@@ -83,3 +83,16 @@ def test_lengths(tokenizer):
     assert text_lengths(rows).tolist() == lengths and text_lengths(rows).dtype == np.int32
     assert text_lengths(rows.select([2, 0])).tolist() == [lengths[2], lengths[0]]
     assert text_lengths(None).tolist() == []
+
+
+def test_a_trained_vocabulary_is_kept(monkeypatch):
+    texts, made = ["the gene binds the cell", "the acid"] * 4, []
+    train = tokenization.train_wordpiece
+    monkeypatch.setattr(tokenization, "train_wordpiece", lambda *a, **k: made.append(k) or train(*a, **k))
+    first, again = (tokenization.cached_wordpiece(texts, 90, max_length=20) for _ in range(2))
+    assert len(made) == 1 and again.get_vocab() == train(texts, 90).get_vocab() == first.get_vocab()
+    assert again.model_max_length == 20 and again("The gene")["input_ids"] == train(texts, 90)("The gene")["input_ids"]
+    cased = tokenization.cached_wordpiece(texts, 90, lowercase=False)
+    assert len(made) == 2 and "The" not in cased.tokenize("the") and cased.tokenize("T") == ["[UNK]"]
+    tokenization.cached_wordpiece([*texts, "more"], 90, max_length=20)
+    assert len(made) == 3
