@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_tlm.files import HfTlmError
+from hf_tlm.signals import Terminated, on_sigterm
 
 HELP, HELP_ALL = {"-h", "--help"}, "--help_all"
 RECIPES = ("quickstart", "retrieve", "train_tlm")
@@ -159,7 +160,7 @@ def _typed(key: str, value: Any, action) -> Any:
 def run(main: Callable[[], Any]) -> None:
     """Call a recipe's `main` and turn the errors a user can mend into one message and an exit status.
 
-    1 for an `HfTlmError` or a full disk, 130 for Ctrl-C. Other exceptions are bugs and keep their traceback.
+    1 for an `HfTlmError` or a full disk, 130 for Ctrl-C, 143 for SIGTERM. Others are bugs and keep their traceback.
     """
     if not HELP & set(sys.argv[1:]):
         from transformers.utils import logging
@@ -167,16 +168,23 @@ def run(main: Callable[[], Any]) -> None:
         # Bars of loading and writing weights would bury those of the jobs; the Trainer's and datasets' own stay.
         logging.disable_progress_bar()
     try:
-        main()
+        with on_sigterm(_terminate):
+            main()
     except HfTlmError as error:
         _stop(str(error), 1)
     except KeyboardInterrupt:
         _stop("Interrupted. What was finished is on disk: the same command continues from there.", 130)
+    except Terminated as end:
+        _stop(end.message, end.code)
     except Exception as error:
         # safetensors has an error type of its own that only quotes the system's.
         if os.strerror(errno.ENOSPC) not in str(error):
             raise
         _stop(f"The disk is full: {error}. What was finished is on disk: free space and run the same command.", 1)
+
+
+def _terminate() -> None:
+    raise Terminated("Stopped by SIGTERM. What was finished is on disk: the same command continues from there.")
 
 
 def _stop(message: str, status: int) -> None:

@@ -43,10 +43,18 @@ class TlmArguments(TlmOptions, TrainingArguments):
                 "push_to_hub would push the stages' working checkpoints. Upload the finished folder instead: "
                 "`hf upload <repo_id> <output_dir>`."
             )
+        if str(self.resume_from_checkpoint).lower() == "true":
+            self.resume_from_checkpoint = None  # It is what a run does.
         if self.resume_from_checkpoint is not None:
             raise ArgumentsError(
-                "A TLM run resumes by itself: run the same command with the same --output_dir. Leave out "
-                "resume_from_checkpoint."
+                "A TLM run resumes by itself, each stage from its own folder: run the same command with the same "
+                f"--output_dir. resume_from_checkpoint can be true; received {self.resume_from_checkpoint!r}."
+            )
+        if self.enable_jit_checkpoint:
+            raise ArgumentsError("A TLM run saves a checkpoint at SIGTERM by itself. Leave out enable_jit_checkpoint.")
+        if self.logging_nan_inf_filter:
+            raise ArgumentsError(
+                "logging_nan_inf_filter would hide a loss that is not finite, which ends a TLM run. Leave it out."
             )
         if self.seeds and len(set(self.seeds)) < len(self.seeds):
             raise ArgumentsError(f"seeds holds a seed twice: {self.seeds}. Each is one run.")

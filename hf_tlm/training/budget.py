@@ -52,6 +52,8 @@ class Clock(TrainerCallback):
         self._before = state.stateful_callbacks.get("Clock", {}).get("seconds", 0.0)
         self._started = time.monotonic()
         self.progress = self.share
+        # A run that was killed after its last checkpoint has no time left.
+        control.should_training_stop = self.progress >= 1.0
 
     def on_step_end(self, args, state, control, **kwargs):
         state.stateful_callbacks["Clock"] = {"seconds": self.seconds}

@@ -37,7 +37,10 @@ class TlmOptions:
     per_device_train_batch_size: int = field(default=32, metadata={"help": "Texts per device and micro-batch."})
     per_device_eval_batch_size: int = field(default=64, metadata={"help": "Texts per device when evaluating."})
     logging_steps: float = field(default=50, metadata={"help": "Log every so many optimizer steps, in both stages."})
-    save_total_limit: int | None = field(default=1, metadata={"help": "Checkpoints to keep beside the best one."})
+    save_total_limit: int | None = field(
+        default=2, metadata={"help": "Checkpoints to keep, the best one among them; 2: there is one before the newest."}
+    )
+    logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Not with TLM: such a loss ends the run."})
     seed: int = field(default=0, metadata={"help": "Seed of a single run; `seeds` takes precedence."})
 
     # The method (TLM, section 3.1; Table B.1).

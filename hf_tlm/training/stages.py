@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,16 +28,6 @@ class StageData:
     train: Dataset
     validation: Dataset
     corpus: Dataset | None = None
-
-
-def last_complete_checkpoint(folder: Path) -> str | None:
-    """The newest `checkpoint-*` that was written to its end (the Trainer writes `trainer_state.json` last)."""
-    found = [
-        (int(match.group(1)), path)
-        for path in folder.glob("checkpoint-*")
-        if (match := re.fullmatch(r"checkpoint-(\d+)", path.name)) and (path / "trainer_state.json").is_file()
-    ]
-    return str(max(found)[1]) if found else None
 
 
 def run_stage(
@@ -78,7 +67,7 @@ def run_stage(
         processing_class=tokenizer,
         compute_metrics=compute_metrics,
     )
-    trainer.train(resume_from_checkpoint=last_complete_checkpoint(folder))
+    trainer.train(resume_from_checkpoint=True)
     cost = trainer.cost()
     scores = {
         name.removeprefix("eval_"): value

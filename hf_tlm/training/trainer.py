@@ -12,16 +12,19 @@ import torch
 from datasets import Dataset
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
-from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback
+from transformers import PreTrainedTokenizerBase, TrainerCallback
 
 from hf_tlm.data.collator import TlmCollator
 from hf_tlm.data.interleave import CORPUS, TASK, InterleavedBatchSampler, InterleavedDataset
 from hf_tlm.data.tokenization import text_lengths
 from hf_tlm.models.tlm import TlmModel
 from hf_tlm.objectives import Mlm, TaskLoss, WeightedMean, WeightedSum
+from hf_tlm.signals import ignore_sigterm
 from hf_tlm.training.arguments import ArgumentsError, TlmArguments
 from hf_tlm.training.budget import TICKS, Clock, first_step
 from hf_tlm.training.cost import Cost, count_flops, model_flops_utilization, training_flops
+from hf_tlm.training.nonfinite import LossWatch
+from hf_tlm.training.resumable import ResumableTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -65,13 +68,14 @@ class _Epochs(TrainerCallback):
         sampler.set_epoch(state.global_step // sampler.steps_per_epoch)
 
 
-class TlmTrainer(Trainer):
+class TlmTrainer(ResumableTrainer):
     """`transformers.Trainer` on interleaved task and corpus batches.
 
     The only changes: the training dataloader draws from `InterleavedBatchSampler`; `compute_loss` applies the
     objective of the batch's stream, normalised over the whole optimizer step (`get_batch_samples` counts what each mean
-    is over, on all processes); `log` adds the objectives' named terms and the cost. Checkpoints, resume, evaluation,
-    schedules and distribution are the Trainer's.
+    is over, on all processes); `log` adds the objectives' named terms and the cost. A loss that is not finite ends the run
+    (`LossWatch`), checkpoints are sealed and SIGTERM saves (`ResumableTrainer`); evaluation, schedules and distribution
+    are the Trainer's.
 
     Args:
         model: a `TlmModel`.
@@ -116,6 +120,8 @@ class TlmTrainer(Trainer):
         self.clock = Clock(args.max_hours)
         self.add_callback(_Epochs(self))
         self.add_callback(self.clock)
+        self.watch = LossWatch(self.accelerator, lambda: self.batch_sampler, self.interruption)
+        self.add_callback(self.watch)
 
     # Not in the constructor: a trainer that only evaluates needs no corpus.
     @cached_property
@@ -182,6 +188,7 @@ class TlmTrainer(Trainer):
             pin_memory=self.args.dataloader_pin_memory,
             persistent_workers=self.args.dataloader_persistent_workers,
             prefetch_factor=self.args.dataloader_prefetch_factor,
+            worker_init_fn=ignore_sigterm,
         )
         # Every process gets as many batches as the others; accelerate cannot see that when their sizes differ.
         even_batches, self.accelerator.even_batches = self.accelerator.even_batches, False
@@ -208,6 +215,7 @@ class TlmTrainer(Trainer):
             self.clock.progress = progress.item()
         stream = _stream_of(batches[0])
         self._stream_steps[stream] = self._stream_steps.get(stream, 0) + 1
+        self.watch.begin(stream, batches)
         return batches, dict(zip(counts, totals, strict=True))
 
     def training_step(self, model, inputs, num_items_in_batch=None):
@@ -228,6 +236,7 @@ class TlmTrainer(Trainer):
         stream = _stream_of(inputs)
         terms = self.objectives[stream](outputs, inputs, num_items_in_batch)
         loss = terms.pop("loss")
+        self.watch.add(loss, terms)
         for name, value in terms.items():
             key = f"{stream}/{name}"
             self._terms[key] = self._terms.get(key, 0.0) + value

@@ -1,63 +1,16 @@
-"""The Trainer: equal steps however they are split, exact resume, and every parameter moves."""
+"""The Trainer: equal steps however they are split, and every parameter moves."""
 
 import json
 import math
-import shutil
 
 import pytest
 import torch
-from toys import TINY_CONFIGS, make_task
-from transformers import AutoConfig, TrainerCallback, set_seed
+from runs import QUIET, history, trainer, weights
+from toys import TINY_CONFIGS
+from transformers import TrainerCallback
 
-from hf_tlm.data import tokenize
 from hf_tlm.data.interleave import CORPUS, TASK
-from hf_tlm.evaluation import compute_metrics_for
-from hf_tlm.models import TlmModel
-from hf_tlm.training import TlmArguments, TlmTrainer
-from hf_tlm.training.stages import last_complete_checkpoint
-
-QUIET = {"report_to": "none", "disable_tqdm": True, "use_cpu": True, "save_strategy": "no", "logging_steps": 1}
-NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-
-
-@pytest.fixture(scope="module")
-def data(tokenizer, corpus_rows):
-    from datasets import Dataset
-
-    task = make_task()
-    corpus = Dataset.from_list(corpus_rows).select_columns(["text"])
-    return {
-        "train": tokenize(task.train, tokenizer, 32),
-        "validation": tokenize(task.validation, tokenizer, 32),
-        "corpus": tokenize(corpus, tokenizer, 32),
-    }
-
-
-def trainer(tmp_path, data, tokenizer, model_type="bert", config=NO_DROPOUT, objectives=None, callbacks=None, **changes):
-    args = TlmArguments(output_dir=str(tmp_path), **{**QUIET, "max_steps": 4, "learning_rate": 1e-2, **changes})
-    set_seed(7)
-    model = TlmModel.from_config(
-        AutoConfig.for_model(model_type, **{**TINY_CONFIGS[model_type], "vocab_size": len(tokenizer), **config})
-    )
-    return TlmTrainer(
-        model,
-        args,
-        train_dataset=data["train"],
-        corpus_dataset=data["corpus"] if args.rho1 > 0 else None,
-        eval_dataset=data["validation"],
-        processing_class=tokenizer,
-        compute_metrics=compute_metrics_for("macro_f1"),
-        objectives=objectives,
-        callbacks=callbacks,
-    )
-
-
-def history(run, *names):
-    return [[entry[name] for name in names if name in entry] for entry in run.state.log_history if "loss" in entry]
-
-
-def weights(run):
-    return {name: value.clone() for name, value in run.model.state_dict().items()}
+from hf_tlm.training import TlmArguments
 
 
 class Gradients(TrainerCallback):
@@ -131,55 +84,6 @@ def test_every_parameter_moves_and_loss_falls(tmp_path, data, tokenizer, model_t
     assert not stuck
     losses = [entry["corpus/mlm_loss"] for entry in run.state.log_history if "corpus/mlm_loss" in entry]
     assert losses[-1] < losses[0] - 0.3
-
-
-@pytest.mark.parametrize("stop", [3, 5])
-def test_resume_is_exact(tmp_path, data, tokenizer, stop):
-    """With dropout, across an epoch boundary, at a step that ends an epoch and at one that does not."""
-    common = {
-        "rho1": 1,
-        "max_steps": 8,
-        "per_device_train_batch_size": 12,
-        "config": {},
-        "gradient_accumulation_steps": 2,
-    }
-    whole = trainer(tmp_path / "whole", data, tokenizer, **common)
-    whole.train()
-    assert whole.batch_sampler.steps_per_epoch == 5
-
-    part = trainer(tmp_path / "part", data, tokenizer, **{**common, "save_strategy": "steps", "save_steps": stop})
-    part.add_callback(_StopAt(stop))
-    part.train()
-    checkpoint = last_complete_checkpoint(tmp_path / "part")
-    assert checkpoint.endswith(f"checkpoint-{stop}")
-    rest = trainer(tmp_path / "part", data, tokenizer, **{**common, "save_strategy": "steps", "save_steps": stop})
-    rest.train(resume_from_checkpoint=checkpoint)
-
-    names = ("loss", "grad_norm", "learning_rate", "corpus/mlm_loss", "task/mlm_loss", "task/task_loss", "real_tokens")
-    assert history(rest, *names) == history(whole, *names)
-    for name, value in weights(whole).items():
-        assert torch.equal(value, weights(rest)[name]), name
-    assert rest.cost().tokens == whole.cost().tokens and rest.cost().real_tokens == whole.cost().real_tokens
-
-
-class _StopAt(TrainerCallback):
-    def __init__(self, step):
-        self.step = step
-
-    def on_step_end(self, args, state, control, **kwargs):
-        control.should_training_stop = state.global_step >= self.step
-
-
-def test_incomplete_checkpoints_are_passed_over(tmp_path):
-    for step, complete in ((5, True), (40, True), (100, False)):
-        folder = tmp_path / f"checkpoint-{step}"
-        folder.mkdir()
-        if complete:
-            (folder / "trainer_state.json").write_text("{}")
-    assert last_complete_checkpoint(tmp_path).endswith("checkpoint-40")
-    shutil.rmtree(tmp_path / "checkpoint-40")
-    assert last_complete_checkpoint(tmp_path).endswith("checkpoint-5")
-    assert last_complete_checkpoint(tmp_path / "none") is None
 
 
 def test_cost(tmp_path, data, tokenizer):
