@@ -53,7 +53,8 @@ class Clock(TrainerCallback):
         self._started = time.monotonic()
         self.progress = self.share
         # A run that was killed after its last checkpoint has no time left.
-        control.should_training_stop = self.progress >= 1.0
+        if self.progress >= 1.0:
+            control.should_training_stop = True
 
     def on_step_end(self, args, state, control, **kwargs):
         state.stateful_callbacks["Clock"] = {"seconds": self.seconds}

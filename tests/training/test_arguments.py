@@ -22,6 +22,7 @@ BASE = {"output_dir": "unused", "use_cpu": True, "report_to": "none"}
         ({"seeds": [1, 2, 1]}, "holds a seed twice"),
         ({"push_to_hub": True}, "hf upload"),
         ({"resume_from_checkpoint": "somewhere"}, "resumes by itself"),
+        ({"enable_jit_checkpoint": True}, "saves a checkpoint at SIGTERM by itself"),
         ({"train_sampling_strategy": "group_by_length"}, "train_sampling_strategy"),
     ],
 )
