@@ -123,8 +123,10 @@ class ResumableTrainer(Trainer):
         """Keep the first error of the disk instead of raising it."""
         try:
             yield
-        except (OSError, SafetensorError, HfTlmError, RuntimeError) as error:
-            if type(error) is RuntimeError and not _TORCH_WRITE_ERROR.search(str(error)):
+        except (OSError, SafetensorError, HfTlmError) as error:
+            self._failure = self._failure or error
+        except RuntimeError as error:
+            if not _TORCH_WRITE_ERROR.search(str(error)):
                 raise
             self._failure = self._failure or error
 
