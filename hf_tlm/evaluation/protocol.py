@@ -141,7 +141,6 @@ def _run_seed(
         model,
         stage_args,
         train_dataset=setup.data.train,
-        corpus_dataset=setup.data.corpus if stage_args.rho1 > 0 else None,
         eval_dataset=setup.data.validation,
         processing_class=setup.tokenizer,
         compute_metrics=compute_metrics,

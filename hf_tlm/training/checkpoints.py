@@ -55,11 +55,9 @@ def damage(checkpoint: Path) -> str | None:
     the checkpoint best on validation so far, from which the run would export its model."""
     problem = _damage(checkpoint)
     if problem is None:
-        state = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
-        if state.get("best_model_checkpoint") is not None:
-            best = checkpoint.with_name(Path(state["best_model_checkpoint"]).name)
-            if best != checkpoint and (problem := _damage(best, for_resuming=False)):
-                problem = f"{checkpoint.name} needs the best checkpoint so far, and {problem}"
+        best = _best_of(checkpoint)
+        if best not in (None, checkpoint) and (problem := _damage(best, for_resuming=False)):
+            problem = f"{checkpoint.name} needs the best checkpoint so far, and {problem}"
     return problem
 
 
@@ -130,11 +128,11 @@ def warn_of_other_processes(checkpoint: str, world_size: int) -> None:
         )
 
 
-def rotate(newest: Path, *, limit: int | None, best: str | None) -> None:
-    """Remove older checkpoints beside the newly sealed `newest` until `limit` are left, but never `newest` or `best`.
+def rotate(newest: Path, *, limit: int | None) -> None:
+    """Keep the `limit` newest checkpoints up to the just sealed `newest`, and the best model that each of them knows.
 
-    The Trainer's rule. Before the older ones go those of later steps, which a run that resumed before them passed over,
-    and, whatever the limit, what kills left of saves.
+    The Trainer's rule would keep only the newest one's: then no run could resume from the one before. Checkpoints of later
+    steps, which a run that resumed before them passed over, go too, and, whatever the limit, what kills left of saves.
     """
     sealed = []
     for step, path in checkpoints_in(newest.parent):
@@ -144,13 +142,21 @@ def rotate(newest: Path, *, limit: int | None, best: str | None) -> None:
             shutil.rmtree(path, ignore_errors=True)
     if limit is None or limit <= 0:
         return
-    keep = {newest.name} | ({Path(best).name} if best is not None else set())
     last = int(newest.name.rpartition("-")[2])
-    others = [path for step, path in sorted(sealed, key=lambda c: (c[0] <= last, c[0])) if path.name not in keep]
-    for path in others[: max(0, len(sealed) - max(limit, len(keep)))]:
-        # The seal first, or a kill would leave a part that looks like a checkpoint.
-        (path / SEAL).unlink(missing_ok=True)
-        shutil.rmtree(path, ignore_errors=True)
+    keep = set([path for step, path in sealed if step <= last][-limit:])
+    keep |= {best for path in keep if (best := _best_of(path)) is not None}
+    for _, path in sealed:
+        if path not in keep:
+            # The seal first, or a kill would leave a part that looks like a checkpoint.
+            (path / SEAL).unlink(missing_ok=True)
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _best_of(checkpoint: Path) -> Path | None:
+    """The checkpoint best on validation when this one was saved, wherever the run's folder is now."""
+    state = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
+    best = state.get("best_model_checkpoint")
+    return None if best is None else checkpoint.with_name(Path(best).name)
 
 
 def _checksum(path: Path) -> str:

@@ -33,9 +33,7 @@ class LossWatch(TrainerCallback):
     skip.
     """
 
-    def __init__(
-        self, accelerator: Accelerator, sampler: Callable[[], InterleavedBatchSampler], interruption: Interruption
-    ):
+    def __init__(self, accelerator: Accelerator, sampler: Callable[[], InterleavedBatchSampler], interruption: Interruption):
         self.accelerator, self.sampler, self.interruption = accelerator, sampler, interruption
         self.stream, self.batches = "", []
         self.losses: list[torch.Tensor] = []

@@ -116,7 +116,7 @@ class ResumableTrainer(Trainer):
                 seal(folder, step=step, world_size=self.args.world_size, resumable=not self.args.save_only_model)
         self._agree(folder)
         if self.args.should_save:
-            rotate(folder, limit=limit, best=self.state.best_model_checkpoint)
+            rotate(folder, limit=limit)
 
     @contextlib.contextmanager
     def _keeping_failures(self) -> Iterator[None]:

@@ -103,7 +103,6 @@ class TlmTrainer(ResumableTrainer):
         self.corpus_dataset = corpus_dataset
         self._terms: dict[str, torch.Tensor] = {}
         self._stream_steps: dict[str, int] = {}
-        self._flops_per_token: dict[str, float] = {}
         super().__init__(
             model=model,
             args=args,
@@ -219,13 +218,18 @@ class TlmTrainer(ResumableTrainer):
         return batches, dict(zip(counts, totals, strict=True))
 
     def training_step(self, model, inputs, num_items_in_batch=None):
-        stream = _stream_of(inputs)
-        if stream in self._flops_per_token or self.args.torch_compile:
+        stream, measured = _stream_of(inputs), self._flops_per_token
+        if stream in measured or self.args.torch_compile:
             return super().training_step(model, inputs, num_items_in_batch)
         with count_flops() as count:
             loss = super().training_step(model, inputs, num_items_in_batch)
-        self._flops_per_token[stream] = count.flops / int(inputs["attention_mask"].sum())
+        measured[stream] = count.flops / int(inputs["attention_mask"].sum())
         return loss
+
+    @property
+    def _flops_per_token(self) -> dict[str, float]:
+        """Measured FLOPs per real token of each stream seen so far, kept in the checkpoints' trainer state."""
+        return self.state.stateful_callbacks.setdefault("flops_per_token", {})
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         outputs = model(**inputs)

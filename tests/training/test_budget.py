@@ -1,12 +1,12 @@
 """A budget ends a run at the step that reaches it, and the schedule knows."""
 
 import pytest
-from test_trainer import data, history, trainer  # noqa: F401 (data is a fixture)
 from transformers import TrainerCallback
 
 from hf_tlm.training import ArgumentsError, TlmArguments
 from hf_tlm.training import budget as budgets
 from hf_tlm.training.budget import first_step
+from runs import history, trainer
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 64, 65, 1000])
@@ -16,7 +16,7 @@ def test_first_step(step):
 
 @pytest.mark.parametrize("options", [{"total_batch_tokens": 128}, {"per_device_train_batch_size": 4}])
 @pytest.mark.parametrize("name,cost", [("max_flops", "flops"), ("max_tokens", "real_tokens")])
-def test_the_step_that_reaches_the_budget_is_the_last(tmp_path, data, tokenizer, name, cost, options):  # noqa: F811
+def test_the_step_that_reaches_the_budget_is_the_last(tmp_path, data, tokenizer, name, cost, options):
     run = trainer(tmp_path / "all", data, tokenizer, max_steps=12, rho1=2, **options)
     run.train()
     costs = [entry[cost] for entry in run.state.log_history if "loss" in entry]
@@ -46,7 +46,7 @@ class _Seconds(TrainerCallback):
         self.now += 1.0
 
 
-def test_hours(tmp_path, data, tokenizer, monkeypatch):  # noqa: F811
+def test_hours(tmp_path, data, tokenizer, monkeypatch):
     clock = _Seconds()
     monkeypatch.setattr(budgets.time, "monotonic", clock.monotonic)
     options = {"max_steps": 0, "max_hours": 20 / 3600, "warmup_steps": 0.2, "rho1": 1}
@@ -60,7 +60,7 @@ def test_hours(tmp_path, data, tokenizer, monkeypatch):  # noqa: F811
     assert run.cost().seconds == 21
 
 
-def test_hours_go_on_after_a_resume(tmp_path, data, tokenizer, monkeypatch):  # noqa: F811
+def test_hours_go_on_after_a_resume(tmp_path, data, tokenizer, monkeypatch):
     clock = _Seconds()
     monkeypatch.setattr(budgets.time, "monotonic", clock.monotonic)
     options = {"max_hours": 20 / 3600, "rho1": 1, "save_strategy": "steps", "save_steps": 8}
@@ -71,7 +71,7 @@ def test_hours_go_on_after_a_resume(tmp_path, data, tokenizer, monkeypatch):  # 
     assert 20 <= rest.state.global_step <= 22 and rest.cost().seconds >= 20
 
 
-def test_measured_flops_are_those_of_the_equations(tmp_path, data, tokenizer):  # noqa: F811
+def test_measured_flops_are_those_of_the_equations(tmp_path, data, tokenizer):
     """Of one packed corpus batch, product by product."""
     run = trainer(tmp_path, data, tokenizer, rho1=float("inf"), max_steps=1)
     batch = next(iter(run.get_train_dataloader()))
@@ -102,7 +102,7 @@ def test_bad_budgets(tmp_path, options, message):
         TlmArguments(output_dir=str(tmp_path), report_to="none", **options)
 
 
-def test_a_schedule_that_cannot_follow_the_clock(tmp_path, data, tokenizer):  # noqa: F811
+def test_a_schedule_that_cannot_follow_the_clock(tmp_path, data, tokenizer):
     run = trainer(
         tmp_path, data, tokenizer, max_hours=1.0, lr_scheduler_type="reduce_lr_on_plateau", eval_strategy="epoch", rho1=1
     )

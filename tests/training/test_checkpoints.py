@@ -66,19 +66,23 @@ def test_nothing_there(tmp_path):
 @pytest.mark.parametrize(
     "limit,best,left",
     [
-        (None, None, [2, 4, 6, 8, 10]),
-        (0, None, [2, 4, 6, 8, 10]),
-        (3, None, [4, 6, 8]),
-        (2, None, [6, 8]),
-        (2, 4, [4, 8]),
-        (1, 4, [4, 8]),
-        (1, 8, [8]),
+        (None, {}, [2, 4, 6, 8, 10]),
+        (0, {}, [2, 4, 6, 8, 10]),
+        (3, {}, [4, 6, 8]),
+        (2, {}, [6, 8]),
+        (2, {8: 4}, [4, 6, 8]),
+        (1, {8: 4}, [4, 8]),
+        (1, {8: 8}, [8]),
+        # The run could resume from checkpoint-6, if 8 were damaged, only together with the best model it knows.
+        (2, {6: 2, 8: 8}, [2, 6, 8]),
     ],
 )
 def test_rotation(tmp_path, limit, best, left):
-    """After the save of step 8 of a run that passed over checkpoint-10: that one goes first, the best one never."""
+    """After the save of step 8 of a run that passed over checkpoint-10, whose leftover goes, too."""
     for step in (2, 4, 6, 10):
-        make(tmp_path, step)
+        make(tmp_path, step, best=best.get(step))
     make(tmp_path, 7, sealed=False)
-    rotate(make(tmp_path, 8), limit=limit, best=None if best is None else str(tmp_path / f"checkpoint-{best}"))
+    rotate(make(tmp_path, 8, best=best.get(8)), limit=limit)
     assert names(tmp_path) == [f"checkpoint-{step}" for step in left]
+    if limit and best:
+        assert all(damage(tmp_path / name) is None for name in names(tmp_path) if name != "checkpoint-2")

@@ -5,11 +5,11 @@ import math
 
 import pytest
 import torch
-from runs import At, poison, trainer
 from safetensors.torch import load_file
 
 from hf_tlm.training import ArgumentsError, TlmArguments
 from hf_tlm.training.nonfinite import NonFiniteLossError
+from runs import At, poison, trainer
 
 
 @pytest.mark.parametrize("step,stream,rows", [(3, "corpus", "corpus"), (4, "task", "train")])

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from test_trainer import data, history, trainer  # noqa: F401 (data is a fixture)
 from torch._dynamo.utils import counters
 from transformers import TrainerCallback
+
+from runs import history, trainer
 
 
 class _Graphs(TrainerCallback):
@@ -17,7 +18,7 @@ class _Graphs(TrainerCallback):
         self.counts.append(counters["stats"]["unique_graphs"])
 
 
-def test_compiled_equals_eager_and_does_not_recompile(tmp_path, data, tokenizer):  # noqa: F811
+def test_compiled_equals_eager_and_does_not_recompile(tmp_path, data, tokenizer):
     """Two streams, other numbers of rows, of texts' lengths and of masked tokens in every batch."""
     options = {"rho1": 1, "max_steps": 12, "per_device_train_batch_size": 20}
     eager = trainer(tmp_path / "eager", data, tokenizer, **options)
@@ -42,7 +43,7 @@ def test_compiled_equals_eager_and_does_not_recompile(tmp_path, data, tokenizer)
 
 
 @pytest.mark.parametrize("rho1", [0, 1])
-def test_bfloat16(tmp_path, data, tokenizer, rho1):  # noqa: F811
+def test_bfloat16(tmp_path, data, tokenizer, rho1):
     """Losses as in float32 up to half precision; weights stay float32, and the output embedding tied."""
     runs = {}
     for bf16 in (False, True):

@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import TrainerCallback
+
+from hf_tlm.training import TlmArguments
+from hf_tlm.training.checkpoints import CheckpointError, damage, last_complete_checkpoint
 from runs import (
     At,
     both_stages,
@@ -20,10 +24,6 @@ from runs import (
     trainer,
     weights,
 )
-from transformers import TrainerCallback
-
-from hf_tlm.training import TlmArguments
-from hf_tlm.training.checkpoints import CheckpointError, damage, last_complete_checkpoint
 
 NAMES = ("step", "loss", "grad_norm", "learning_rate", "corpus/mlm_loss", "task/mlm_loss", "task/task_loss", "real_tokens")
 # With dropout, over an epoch's end (5 steps), and with an end within an epoch.
@@ -173,7 +173,8 @@ def test_killed_again_and_again(tmp_path, toy):
     assert run_processes(both_stages, cut, *toy) == [0]
     for stage in ("stage1", "stage2"):
         assert outcome(tmp_path / "cut" / stage) == outcome(tmp_path / "whole" / stage)
-        assert len(list((tmp_path / "cut" / stage).glob("checkpoint-*"))) == 2
+        left = [sorted(path.name for path in (tmp_path / run / stage).glob("checkpoint-*")) for run in ("cut", "whole")]
+        assert left[0] == left[1] and 2 <= len(left[0]) <= 3
 
 
 def test_two_processes(tmp_path, toy):
