@@ -8,7 +8,8 @@ from pathlib import Path
 
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
-from hf_tlm.models.families import ModelError, family_of
+from hf_tlm.models.errors import ModelError
+from hf_tlm.models.families import family_of
 
 
 def build_config(

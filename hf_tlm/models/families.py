@@ -16,12 +16,8 @@ from torch import nn
 from torch.nn.functional import gelu
 from transformers import PreTrainedConfig
 
-from hf_tlm.files import HfTlmError
+from hf_tlm.models.errors import ModelError
 from hf_tlm.models.texts import Texts
-
-
-class ModelError(HfTlmError):
-    """A model, config or tokenizer that cannot be used as asked."""
 
 
 @dataclass(frozen=True)

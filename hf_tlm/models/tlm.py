@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
+from peft.utils import ModulesToSaveWrapper
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -17,7 +18,8 @@ from transformers import (
 )
 from transformers.utils import ModelOutput
 
-from hf_tlm.models.families import ModelError, family_of
+from hf_tlm.models.errors import ModelError
+from hf_tlm.models.families import family_of
 from hf_tlm.models.linear_cross_entropy import MAX_LOGITS, linear_cross_entropy
 from hf_tlm.models.texts import Texts, packed_attention_mask
 
@@ -129,7 +131,11 @@ class TlmModel(PreTrainedModel):
         fresh = AutoModelForSequenceClassification.from_config(self.config)
         for name, child in fresh.named_children():
             if name != self.base_model_prefix:
-                self.add_module(name, child.to(self.device, self.dtype))
+                own = getattr(self, name)
+                # An adapter trains a copy of the head, see `hf_tlm.models.adapters`.
+                if isinstance(own, ModulesToSaveWrapper):
+                    own = own.modules_to_save[own.active_adapter]
+                own.load_state_dict(child.state_dict())
 
     def forward(
         self,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from hf_tlm.files import HfTlmError
+from hf_tlm.models.lora_arguments import LoraArguments
 
 
 class ArgumentsError(HfTlmError):
@@ -118,8 +119,8 @@ class TlmOptions:
 
 
 @dataclass
-class ModelArguments:
-    """Which model, from scratch (`model_config`) or from a checkpoint (`model_name_or_path`), and its tokenizer."""
+class ModelArguments(LoraArguments):
+    """Which model, from scratch (`model_config`) or from a checkpoint (`model_name_or_path`), its tokenizer, its adapter."""
 
     model_config: str = field(
         default="recipes/configs/models/bert_tiny.json",
@@ -150,6 +151,7 @@ class ModelArguments:
     spectral_scale: float = field(default=1.0, metadata={"help": "Norm of a spectral token embedding."})
 
     def __post_init__(self):
+        super().__post_init__()
         if self.embedding_init == "spectral" and self.model_name_or_path is not None:
             raise ArgumentsError(
                 "embedding_init spectral replaces the embeddings of the checkpoint model_name_or_path "

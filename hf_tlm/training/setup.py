@@ -7,10 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from datasets import Dataset, concatenate_datasets
+from peft import PeftModel
 from transformers import PreTrainedTokenizerBase
 
 from hf_tlm.data import cached_wordpiece, load_tokenizer, tokenize
-from hf_tlm.models import TlmModel, build_config
+from hf_tlm.models import TlmModel, add_lora, build_config
 from hf_tlm.models.spectral import SpectralEmbeddings, spectral_embeddings
 from hf_tlm.tasks import Task
 from hf_tlm.training.arguments import TlmArguments
@@ -27,7 +28,7 @@ class Setup:
     tokenizer: PreTrainedTokenizerBase
     data: StageData
     test: Dataset | None
-    make_model: Callable[[], TlmModel]
+    make_model: Callable[[], TlmModel | PeftModel]
     spectral: SpectralEmbeddings | None = None
 
 
@@ -38,13 +39,18 @@ def prepare(task: Task, corpus: Dataset | None, args: TlmArguments, model_args: 
         corpus: passages, column `text`; None for task data only.
 
     Raises:
-        ArgumentsError: rho1 asks for corpus batches and there is no corpus.
+        ArgumentsError: rho1 asks for corpus batches and there is no corpus; use_peft and there is nothing to adapt.
         TokenizerError, ModelError: see `load_tokenizer`, `cached_wordpiece`, `build_config`.
     """
     if args.stage != "2" and args.rho1 > 0 and corpus is None:
         raise ArgumentsError(
             f"rho1 is {args.rho1:g}, so stage 1 needs corpus passages: give --subset (recipes/retrieve.py makes one), "
             "or set --rho1 0 for task data only."
+        )
+    if model_args.use_peft and model_args.model_name_or_path is None and args.stage != "both":
+        raise ArgumentsError(
+            f"use_peft leaves the body's weights as they are, and stage {args.stage} from scratch would leave them random. "
+            "Give --model_name_or_path a checkpoint to adapt, or run --stage both: stage 1 in full, an adapter in stage 2."
         )
     texts = task.train.select_columns([c for c in ("text", "text_pair") if c in task.train.column_names])
     name = model_args.tokenizer_name or model_args.model_name_or_path
@@ -74,13 +80,16 @@ def prepare(task: Task, corpus: Dataset | None, args: TlmArguments, model_args: 
     spectral = None
     if model_args.model_name_or_path is not None:
 
-        def make_model() -> TlmModel:
-            return TlmModel.from_checkpoint(
+        def make_model() -> TlmModel | PeftModel:
+            model = TlmModel.from_checkpoint(
                 model_args.model_name_or_path,
                 id2label=task.id2label,
                 revision=model_args.model_revision,
                 trust_remote_code=model_args.trust_remote_code,
             )
+            if not model_args.use_peft:
+                return model
+            return add_lora(model, model_args, model_args.model_name_or_path, revision=model_args.model_revision)
     else:
         config = build_config(model_args.model_config, tokenizer, id2label=task.id2label, max_length=longest)
         if model_args.embedding_init == "spectral":
