@@ -158,6 +158,9 @@ def _run_seed(
         processing_class=setup.tokenizer,
         compute_metrics=compute_metrics,
     )
+    if trainer.is_fsdp_enabled:
+        # Left to itself the Trainer would shard the model, which FSDP does with an optimizer only.
+        trainer.accelerator.prepare_model(model.to(args.device), evaluation_mode=True)
     record: dict[str, Any] = {
         "seed": seed,
         "parameters": model.num_parameters(),

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from hf_tlm.models.export import export_stock
     from hf_tlm.models.families import FAMILIES
     from hf_tlm.models.lora_arguments import LoraArguments
+    from hf_tlm.models.sharding import whole
     from hf_tlm.models.tlm import MLM_SUBFOLDER, TlmModel, TlmOutput
 
 __getattr__, __dir__, __all__ = export_lazily(
@@ -22,6 +23,7 @@ __getattr__, __dir__, __all__ = export_lazily(
         "export": ["export_stock"],
         "families": ["FAMILIES"],
         "lora_arguments": ["LoraArguments"],
+        "sharding": ["whole"],
         "tlm": ["MLM_SUBFOLDER", "TlmModel", "TlmOutput"],
     },
 )

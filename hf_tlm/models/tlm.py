@@ -19,7 +19,7 @@ from transformers import (
 from transformers.utils import ModelOutput
 
 from hf_tlm.models.errors import ModelError
-from hf_tlm.models.families import family_of
+from hf_tlm.models.families import Family, family_of
 from hf_tlm.models.linear_cross_entropy import MAX_LOGITS, linear_cross_entropy
 from hf_tlm.models.texts import Texts, packed_attention_mask
 
@@ -37,6 +37,28 @@ class TlmOutput(ModelOutput):
 
     logits: torch.FloatTensor | None = None
     mlm_loss: torch.FloatTensor | None = None
+
+
+class MlmHead(nn.ModuleDict):
+    """The head modules of a family's stock `ForMaskedLM` under their own names; called, they give the loss.
+
+    A module with a `forward` of its own, so that FSDP gathers the output embedding for it like any other weight.
+    """
+
+    def __init__(self, modules: dict[str, nn.Module], family: Family):
+        super().__init__(modules)
+        self.family = family
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The output embedding, float [V, E]."""
+        return self.family.decoder(self).weight
+
+    def forward(self, hidden: torch.Tensor, labels: torch.LongTensor, max_logits: int) -> torch.Tensor:
+        """The masked-LM loss of hidden states float [M, H] and labels int64 [M], summed, a scalar."""
+        decoder = self.family.decoder(self)
+        hidden = self.family.transform(self, hidden)
+        return linear_cross_entropy(hidden, decoder.weight, decoder.bias, labels, max_logits=max_logits)
 
 
 class TlmModel(PreTrainedModel):
@@ -69,13 +91,16 @@ class TlmModel(PreTrainedModel):
         for name, child in classifier.named_children():
             self.add_module(name, child)
         body = lm.base_model_prefix
-        self.mlm_head = nn.ModuleDict({name: child for name, child in lm.named_children() if name != body})
+        self.mlm_head = MlmHead({name: child for name, child in lm.named_children() if name != body}, self.family)
         ties = lm.get_expanded_tied_weights_keys()
         self._tied_weights_keys = {
             f"mlm_head.{target}": source if source.startswith(f"{body}.") else f"mlm_head.{source}"
             for target, source in ties.items()
         }
         self.all_tied_weights_keys = dict(self._tied_weights_keys)
+        # What FSDP shards as one unit: the body's layers.
+        layers = next(module for module in self.base_model.modules() if isinstance(module, nn.ModuleList))
+        self._no_split_modules = {type(layer).__name__ for layer in layers}
         # Tied entries are one tensor under two names: checkpoints hold it once, and loading does not miss the other.
         self._keys_to_ignore_on_save = set(self._tied_weights_keys)
         self.tie_weights(recompute_mapping=False)
@@ -126,6 +151,10 @@ class TlmModel(PreTrainedModel):
     def get_input_embeddings(self) -> nn.Module:
         return self.base_model.get_input_embeddings()
 
+    def get_output_embeddings(self) -> MlmHead:
+        """The masked-LM head: what FSDP shards together with the input embedding where they share the weight."""
+        return self.mlm_head
+
     def reset_classifier(self) -> None:
         """Initialise the classification head afresh; body and masked-LM head stay."""
         fresh = AutoModelForSequenceClassification.from_config(self.config)
@@ -175,14 +204,7 @@ class TlmModel(PreTrainedModel):
         if mlm_labels is not None:
             # Projecting only the masked positions is most of the speed of a small model (V is far larger than H).
             chosen = mlm_labels != -100
-            decoder = self.family.decoder(self.mlm_head)
-            mlm_loss = linear_cross_entropy(
-                self.family.transform(self.mlm_head, texts.hidden[chosen]),
-                decoder.weight,
-                decoder.bias,
-                mlm_labels[chosen],
-                max_logits=self.max_logits,
-            )
+            mlm_loss = self.mlm_head(texts.hidden[chosen], mlm_labels[chosen], self.max_logits)
         return TlmOutput(logits=logits, mlm_loss=mlm_loss)
 
     @cached_property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -51,6 +52,11 @@ def prepare(task: Task, corpus: Dataset | None, args: TlmArguments, model_args: 
         raise ArgumentsError(
             f"use_peft leaves the body's weights as they are, and stage {args.stage} from scratch would leave them random. "
             "Give --model_name_or_path a checkpoint to adapt, or run --stage both: stage 1 in full, an adapter in stage 2."
+        )
+    if model_args.use_peft and (args.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true"):
+        raise ArgumentsError(
+            "use_peft does not work with FSDP: what it trains is too small to be worth sharding. Use DDP, for instance "
+            "recipes/configs/accelerate/ddp.yaml."
         )
     texts = task.train.select_columns([c for c in ("text", "text_pair") if c in task.train.column_names])
     name = model_args.tokenizer_name or model_args.model_name_or_path

@@ -11,7 +11,7 @@ from datasets import Dataset
 from peft import PeftModel
 from transformers import PreTrainedTokenizerBase, set_seed
 
-from hf_tlm.models import TlmModel, export_model, load_adapter
+from hf_tlm.models import TlmModel, export_model, load_adapter, whole
 from hf_tlm.training.arguments import TlmArguments
 from hf_tlm.training.cost import Cost
 from hf_tlm.training.trainer import TlmTrainer
@@ -79,7 +79,7 @@ def run_stage(
         for name, value in _validation(trainer).items()
         if name.removeprefix("eval_") in ("loss", "accuracy", args.metric_for_best_model)
     }
-    trained = trainer.accelerator.unwrap_model(trainer.model)
+    trained = whole(trainer.accelerator.unwrap_model(trainer.model))
     trainer.save_state()
     if trainer.is_world_process_zero():
         record = {"stage": stage, "cost": cost.to_dict(), "validation": scores}
