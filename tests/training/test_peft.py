@@ -13,6 +13,8 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 from hf_tlm.data import tokenize
 from hf_tlm.evaluation import compute_metrics_for, run_tlm
 from hf_tlm.models import LoraArguments, TlmModel, add_lora, export_stock
+from hf_tlm.parser import parse
+from hf_tlm.retrieval import retrieve
 from hf_tlm.training import ArgumentsError, ModelArguments, TlmArguments, TlmTrainer
 from hf_tlm.training.stages import last_complete_checkpoint
 
@@ -34,10 +36,10 @@ FAST = {
 }
 
 
-def go(folder, task, model=None, **changes):
+def go(folder, task, model=None, subset=None, **changes):
     args = TlmArguments(output_dir=str(folder), **{**FAST, **changes})
     model = {"model_config": CONFIG, "vocab_size": 120, "use_peft": True, "lora_r": 4, **(model or {})}
-    return run_tlm(task, None, args, ModelArguments(**model))
+    return run_tlm(task, subset, args, ModelArguments(**model))
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +112,27 @@ def test_stage_two_adapts_the_stage_one_model(tmp_path, task):
 def test_from_scratch_there_is_nothing_to_adapt(tmp_path, task, stage):
     with pytest.raises(ArgumentsError, match=f"stage {stage} from scratch would leave them random"):
         go(tmp_path / "out", task, stage=stage)
+
+
+def test_further_pretraining_alone(tmp_path, task, base, corpus):
+    """Stage 1 from a checkpoint, on task and corpus texts."""
+    subset = retrieve(task, corpus, retriever="random", num_passages=30)
+    run = go(tmp_path / "out", task, {"model_name_or_path": str(base)}, subset=subset, stage="1", rho1=1)
+    assert set(run.seeds[0]["stages"]) == {"1"}
+    check_export(tmp_path / "out", task, base)
+
+
+def test_fsdp_is_refused(tmp_path, task, base, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(ArgumentsError, match="use_peft does not work with FSDP.*Use DDP"):
+        go(tmp_path / "out", task, {"model_name_or_path": str(base)})
+
+
+def test_flags():
+    arguments = ["--use_peft", "true", "--lora_target_modules", "query", "value", "--lora_r", "2", "--lora_alpha", "4"]
+    (parsed,) = parse(ModelArguments, recipe="train_tlm", description="", args=arguments)
+    assert parsed.use_peft and parsed.lora_target_modules == ["query", "value"]
+    assert (parsed.lora_r, parsed.lora_alpha) == (2, 4) and not ModelArguments().use_peft
 
 
 class _StopAt(TrainerCallback):
