@@ -28,7 +28,7 @@ class TlmCollator:
 
     and for corpus texts the same without `labels`. `mlm_probability` 0 (stage 2) leaves texts and batch unmasked.
 
-    With a `row_length`, several texts share a row (`hf_tlm.data.packing`), and three tensors say where they are:
+    With a row length, several texts share a row (`hf_tlm.data.packing`), and three tensors say where they are:
 
         {"input_ids":    [[2, 4, 17, 3, 2, 9, 3]],
          "position_ids": [[0, 1, 2, 3, 0, 1, 2]],       places within the texts
@@ -38,7 +38,9 @@ class TlmCollator:
     A text is masked alike in every layout.
 
     Args:
-        row_length: tokens of a packed row; None gives every text its own. A longer text widens the rows of its batch.
+        row_length: tokens of a packed row of training draws; None gives every text its own. A longer text widens the rows
+            of its batch.
+        eval_row_length: the same for evaluation texts.
 
     Raises:
         TokenizerError: the tokenizer lacks a mask token or a padding token.
@@ -48,6 +50,7 @@ class TlmCollator:
     mlm_probability: float = 0.15
     seed: int = 0
     row_length: int | None = None
+    eval_row_length: int | None = None
     special: np.ndarray = field(init=False, repr=False)
 
     def __post_init__(self):
@@ -57,10 +60,11 @@ class TlmCollator:
 
     def __call__(self, texts: list[dict]) -> dict[str, torch.Tensor]:
         lengths = np.array([len(text["input_ids"]) for text in texts])
-        if self.row_length is None:
+        row_length = self.row_length if "draw" in texts[0] else self.eval_row_length
+        if row_length is None:
             rows, starts = np.arange(len(texts)), np.zeros(len(texts), np.int64)
         else:
-            rows, starts = pack(lengths, max(self.row_length, int(lengths.max())))
+            rows, starts = pack(lengths, max(row_length, int(lengths.max())))
         shape = (int(rows.max()) + 1, int((starts + lengths).max()))
         first_tokens = rows * shape[1] + starts
         # One entry per token, text after text.
@@ -93,7 +97,7 @@ class TlmCollator:
         batch["attention_mask"] = laid_out(np.ones_like(place), 0)
         if "token_type_ids" in texts[0]:
             batch["token_type_ids"] = laid_out(np.concatenate([text["token_type_ids"] for text in texts]), 0)
-        if self.row_length is not None:
+        if row_length is not None:
             batch["position_ids"] = laid_out(positions, 0)
             batch["text_ids"] = laid_out(text_of + 1, 0)
             batch["first_tokens"] = first_tokens

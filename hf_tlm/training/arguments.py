@@ -102,10 +102,17 @@ class TlmArguments(TlmOptions, TrainingArguments):
         return list(self.seeds) if self.seeds else [self.seed]
 
     @property
-    def row_length(self) -> int | None:
-        """Tokens of a packed row; None where nothing is packed. Rows of 256 fill better than rows of 128 (97% against 82%
-        for 32 texts of 10 to 110 tokens), which is worth more than the wider attention costs."""
-        return max(self.max_length, self.corpus_max_length or 0, 256) if self.packing in ("auto", "pack") else None
+    def layout(self) -> str:
+        """`packing`, with auto settled. On CPUs the kernel for attention with dropout takes no mask, and the wide rows of a
+        pack cost more than the last padding of a group (benchmarks/results/training.md)."""
+        if self.packing != "auto":
+            return self.packing
+        return "group" if self.device.type == "cpu" else "pack"
+
+    @property
+    def row_length(self) -> int:
+        """Tokens of a packed row: the longest text's, and not less than 128."""
+        return max(self.max_length, self.corpus_max_length or 0, 128)
 
     @property
     def micro_batch_tokens(self) -> int | None:

@@ -86,7 +86,8 @@ class TlmOptions:
         default="auto",
         metadata={
             "help": "What is done about padding. pack: several texts share a row and do not see each other. group: texts "
-            "of similar length share a step. none: texts are padded to the longest of their batch. auto: pack.",
+            "of similar length share a step. none: texts are padded to the longest of their batch. auto: group on CPUs, "
+            "else pack.",
             "choices": ["auto", "none", "group", "pack"],
         },
     )

@@ -112,7 +112,8 @@ class TlmTrainer(ResumableTrainer):
                 processing_class,
                 mlm_probability=args.mlm_probability,
                 seed=args.seed,
-                row_length=args.row_length,
+                row_length=args.row_length if args.layout == "pack" else None,
+                eval_row_length=args.row_length if args.layout != "none" else None,
             ),
             **kwargs,
         )
@@ -132,7 +133,7 @@ class TlmTrainer(ResumableTrainer):
             rho1=args.rho1,
             batch_size=None if by_tokens else self._train_batch_size,
             batch_tokens=args.micro_batch_tokens if by_tokens else None,
-            group_by_length=args.packing == "group",
+            group_by_length=args.layout == "group",
             world_size=args.world_size,
             gradient_accumulation_steps=args.gradient_accumulation_steps,
             seed=args.data_seed if args.data_seed is not None else args.seed,

@@ -16,7 +16,7 @@ from hf_tlm.models import LoraArguments, TlmModel, add_lora, export_stock
 from hf_tlm.parser import parse
 from hf_tlm.retrieval import retrieve
 from hf_tlm.training import ArgumentsError, ModelArguments, TlmArguments, TlmTrainer
-from hf_tlm.training.stages import last_complete_checkpoint
+from hf_tlm.training.checkpoints import last_complete_checkpoint
 
 CONFIG = {"model_type": "bert", **{k: v for k, v in TINY_CONFIGS["bert"].items() if k not in ("vocab_size", "num_labels")}}
 FAST = {

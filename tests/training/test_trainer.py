@@ -37,6 +37,7 @@ def test_1x8_equals_8x1(tmp_path, data, tokenizer, rho1, normalization):
             tokenizer,
             rho1=rho1,
             loss_normalization=normalization,
+            packing="pack" if normalization == "sum" else "group",
             per_device_train_batch_size=batch_size,
             gradient_accumulation_steps=accumulation,
             max_grad_norm=0.0,
@@ -56,7 +57,9 @@ def test_1x8_equals_8x1(tmp_path, data, tokenizer, rho1, normalization):
 def test_the_first_step_is_the_equation(tmp_path, data, tokenizer):
     """One task step: gradients equal those of (rho2 L_mlm + L_task) / (rho2 + 1) on the very batch, by autograd."""
     gradients = Gradients()
-    run = trainer(tmp_path, data, tokenizer, rho1=0, rho2=5.0, max_steps=1, max_grad_norm=0.0, callbacks=[gradients])
+    run = trainer(
+        tmp_path, data, tokenizer, rho1=0, rho2=5.0, max_steps=1, max_grad_norm=0.0, callbacks=[gradients], packing="pack"
+    )
     fresh = trainer(tmp_path, data, tokenizer, rho1=0, rho2=5.0, max_steps=1, packing="none")
     batch = next(iter(fresh.get_train_dataloader()))
     run.train()
