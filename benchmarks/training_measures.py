@@ -72,7 +72,7 @@ def _arguments(folder: str, steps: int, seed: int, **options) -> dict:
     }
 
 
-def _ours(rows, tokenizer, body: str, steps: int, seed: int, packing: str):
+def _ours(rows, tokenizer, body: str, steps: int, seed: int, packing: str, **options):
     from datasets import Dataset
     from transformers import set_seed
 
@@ -81,7 +81,11 @@ def _ours(rows, tokenizer, body: str, steps: int, seed: int, packing: str):
 
     set_seed(seed)
     args = TlmArguments(
-        **_arguments("unused", steps, seed), rho1=float("inf"), max_length=MAX_LENGTH, packing=packing, data_seed=seed
+        **_arguments("unused", steps, seed, **options),
+        rho1=float("inf"),
+        max_length=MAX_LENGTH,
+        packing=packing,
+        data_seed=seed,
     )
     nothing = Dataset.from_dict({"input_ids": [[2, 3]], "label": [0]})
     model = TlmModel.from_config(_config(body, len(tokenizer)))
@@ -160,7 +164,7 @@ def overhead(*, body: str, steps: int, seed: int, threads: int, rows: str, token
     from transformers import get_scheduler
 
     rows, tokenizer = _load(rows, tokenizer, threads)
-    trainer = _ours(rows, tokenizer, body, steps + WARM, seed, "auto")
+    trainer = _ours(rows, tokenizer, body, steps + WARM, seed, "auto", logging_steps=50)
     times = _watch(trainer)[0]
     batches, model = [], _ours(rows, tokenizer, body, steps + WARM, seed, "auto").model
     for step in range(steps + WARM):

@@ -59,6 +59,8 @@ class TlmArguments(TlmOptions, TrainingArguments):
         if self.seeds and len(set(self.seeds)) < len(self.seeds):
             raise ArgumentsError(f"seeds holds a seed twice: {self.seeds}. Each is one run.")
         self._check_budget()
+        if self.max_logits < 1:
+            raise ArgumentsError(f"max_logits must be at least 1; received {self.max_logits}.")
         if self.total_batch_tokens is not None and self.total_batch_size is not None:
             raise ArgumentsError(
                 f"Give total_batch_size (texts) or total_batch_tokens, not both; received {self.total_batch_size} and "

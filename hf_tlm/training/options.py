@@ -91,6 +91,10 @@ class TlmOptions:
             "choices": ["auto", "none", "group", "pack"],
         },
     )
+    max_logits: int = field(
+        default=1 << 25,
+        metadata={"help": "Most vocabulary logits in memory at any time, forward or backward; 2^25 are 128 MiB of float32."},
+    )
     stage: str = field(
         default="both",
         metadata={

@@ -117,6 +117,9 @@ class TlmTrainer(ResumableTrainer):
             ),
             **kwargs,
         )
+        for module in model.modules():  # The model itself, or what an adapter wraps.
+            if isinstance(module, TlmModel):
+                module.max_logits = args.max_logits
         self.clock = Clock(args.max_hours)
         self.add_callback(_Epochs(self))
         self.add_callback(self.clock)

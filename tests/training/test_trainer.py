@@ -152,3 +152,19 @@ def test_objectives_follow_the_stage(tmp_path):
     assert set(stage1) == {CORPUS, TASK} and stage1[TASK].divisor == 21
     stage2 = tlm_objectives(args.for_stage(2, tmp_path, 0, "macro_f1"))
     assert set(stage2) == {TASK} and set(stage2[TASK].count({"labels": torch.zeros(2)})) == {"task"}
+
+
+def test_logits_stay_below_the_limit(tmp_path, data, tokenizer, monkeypatch):
+    """And the losses are those of all logits at once."""
+    from hf_tlm.models import linear_cross_entropy as module
+
+    runs, sizes, linear = {}, [], module.F.linear
+    for limit in (10**9, 3 * len(tokenizer)):
+        run = trainer(tmp_path / str(limit), data, tokenizer, rho1=1, max_logits=limit)
+        if limit < 10**9:
+            monkeypatch.setattr(module.F, "linear", lambda *a: sizes.append((out := linear(*a)).numel()) or out)
+        run.train()
+        runs[limit] = history(run, "loss")
+    few, everything = runs[3 * len(tokenizer)], runs[10**9]
+    assert all(ours == pytest.approx(expected, rel=1e-4) for ours, expected in zip(few, everything, strict=True))
+    assert sum(size == 3 * len(tokenizer) for size in sizes) > 10
