@@ -11,10 +11,7 @@ benchmarks/results/retrieval.json and .md. Indexes and corpora stay in `--work_d
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
-import shlex
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -25,6 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import retrieval_measures as measures  # noqa: E402
 from perturbed_corpus import make_corpus  # noqa: E402
+from results_file import ResultsFile  # noqa: E402
 
 SECTIONS = ("search", "build", "memory", "sharded", "scale", "terms")
 TITLES = {
@@ -181,38 +179,6 @@ class Benchmark:
         return fresh(measures.measure_terms, **where, **self.common, **arguments)
 
 
-def show(value) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def write(results: dict, folder: Path, name: str) -> str:
-    from hf_tlm.evaluation.seeds import format_table
-
-    parts = []
-    for section in (s for s in SECTIONS if s in results):
-        entry = results[section]
-        columns = [column for column in entry["rows"][0] if column != "seconds a query"]
-        table = format_table([{c: show(row[c]) for c in columns} for row in entry["rows"]], columns)
-        how = f"Made by `{entry['command']}` on {entry['machine']}."
-        parts.append(f"## {TITLES[section]}\n\n{how} {NOTES[section]}\n\n{table}\n")
-    text = "\n".join(parts)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-    (folder / f"{name}.md").write_text(text, encoding="utf-8")
-    return text
-
-
-def machine() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
-    model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor())
-    return f"{model}, {os.cpu_count()} cores"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
@@ -237,15 +203,11 @@ def main() -> None:
     add("--results_dir", default=str(ROOT / "benchmarks" / "results"))
     add("--name", default="retrieval", help="Name of the result files.")
     options = parser.parse_args()
-    folder = Path(options.results_dir)
-    file = folder / f"{options.name}.json"
-    results = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    benchmark, command = Benchmark(options), shlex.join(["python", "benchmarks/retrieval.py", *sys.argv[1:]])
+    file = ResultsFile(options.results_dir, options.name, TITLES, NOTES, hidden=("seconds a query",))
+    benchmark = Benchmark(options)
     for section in options.sections:
-        rows = getattr(benchmark, section)()
-        results[section] = {"command": command, "machine": machine(), "rows": rows}
-        text = write(results, folder, options.name)  # After every section: a long run that is stopped keeps what it has.
-    print("\n" + text)
+        file.add(section, getattr(benchmark, section)())
+    print("\n" + file.to_text())
 
 
 if __name__ == "__main__":

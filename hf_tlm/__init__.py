@@ -16,25 +16,9 @@ evaluation; a module imports from folders to its left only. Names here are impor
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
-from hf_tlm.version import __version__
-
-_EXPORTS = {
-    "tasks": ["Task", "TaskSpec", "TASKS", "load_task", "task_from_datasets"],
-    "corpora": ["Corpus", "load_corpus", "split_passages"],
-    "retrieval": ["Bm25Settings", "Index", "Subset", "retrieve", "tokenize_texts"],
-    "data": ["InterleavedBatchSampler", "TlmCollator", "tokenize", "train_wordpiece"],
-    "models": ["TlmModel", "build_config", "export_stock"],
-    "objectives": ["Mlm", "TaskLoss", "WeightedMean", "WeightedSum"],
-    "training": ["ModelArguments", "TlmArguments", "TlmTrainer", "prepare", "run_stage"],
-    "evaluation": ["compute_metrics_for", "load_metric", "run_tlm"],
-    "files": ["HfTlmError"],
-}
-_MODULES = {name: module for module, names in _EXPORTS.items() for name in names}
-
-__all__ = ["__version__", *_MODULES]
+from hf_tlm.lazy import export_lazily
 
 if TYPE_CHECKING:
     from hf_tlm.corpora import Corpus, load_corpus, split_passages
@@ -46,13 +30,20 @@ if TYPE_CHECKING:
     from hf_tlm.retrieval import Bm25Settings, Index, Subset, retrieve, tokenize_texts
     from hf_tlm.tasks import TASKS, Task, TaskSpec, load_task, task_from_datasets
     from hf_tlm.training import ModelArguments, TlmArguments, TlmTrainer, prepare, run_stage
+    from hf_tlm.version import __version__
 
-
-def __getattr__(name: str):
-    if name not in _MODULES:
-        raise AttributeError(f"module 'hf_tlm' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"hf_tlm.{_MODULES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__, __all__ = export_lazily(
+    __name__,
+    {
+        "tasks": ["Task", "TaskSpec", "TASKS", "load_task", "task_from_datasets"],
+        "corpora": ["Corpus", "load_corpus", "split_passages"],
+        "retrieval": ["Bm25Settings", "Index", "Subset", "retrieve", "tokenize_texts"],
+        "data": ["InterleavedBatchSampler", "TlmCollator", "tokenize", "train_wordpiece"],
+        "models": ["TlmModel", "build_config", "export_stock"],
+        "objectives": ["Mlm", "TaskLoss", "WeightedMean", "WeightedSum"],
+        "training": ["ModelArguments", "TlmArguments", "TlmTrainer", "prepare", "run_stage"],
+        "evaluation": ["compute_metrics_for", "load_metric", "run_tlm"],
+        "files": ["HfTlmError"],
+        "version": ["__version__"],
+    },
+)

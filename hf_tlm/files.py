@@ -69,8 +69,8 @@ def _exchange(first: Path, second: Path) -> bool:
     return renameat2(at_fdcwd, os.fsencode(first), at_fdcwd, os.fsencode(second), exchange) == 0
 
 
-def atomic_write(path: str | os.PathLike, text: str) -> None:
-    """Write `text` (UTF-8) to `path` through a temporary sibling and a rename.
+def atomic_write(path: str | os.PathLike, content: str | bytes) -> None:
+    """Write `content` (text as UTF-8) to `path` through a temporary sibling and a rename.
 
     Raises:
         HfTlmError: the disk cannot be written; the previous file, if any, is intact.
@@ -79,7 +79,7 @@ def atomic_write(path: str | os.PathLike, text: str) -> None:
     work = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        work.write_text(text, encoding="utf-8")
+        work.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
         os.replace(work, path)
     except OSError as error:
         raise HfTlmError(f"Cannot write {path}: {error}. A previous file there is unchanged.") from error

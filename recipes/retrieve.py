@@ -1,4 +1,4 @@
-"""Retrieve the passages of a general corpus that resemble a labelled task: task + corpus -> subset.
+r"""Retrieve the passages of a general corpus that resemble a labelled task: task + corpus -> subset.
 
     python recipes/retrieve.py --task path/to/scierc --corpus 'path/to/corpus/*.parquet' --top_k 50 \
         --output_dir runs/scierc-bm25
@@ -13,9 +13,10 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
+from hf_tlm import retrieval
 from hf_tlm.corpora import CorpusArguments
 from hf_tlm.parser import parse, run
-from hf_tlm.retrieval import RetrievalArguments, retrieval_report
+from hf_tlm.retrieval import RetrievalArguments
 from hf_tlm.tasks import TaskArguments
 
 
@@ -42,7 +43,7 @@ def main() -> None:
     subset = retrieval_args.retrieve(task, corpus)
 
     # 4. Save, and say what was found.
-    subset.save(args.output_dir, report=retrieval_report(subset, task))
+    subset.save(args.output_dir, report=retrieval.retrieval_report(subset, task))
     print("\n" + subset.summary())
     for query, passage, score in subset.examples(task, args.num_examples):
         print(f"\n  task text: {query:.200}\n  retrieved: {passage:.200}  (BM25 {score:.1f})")

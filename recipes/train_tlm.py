@@ -1,4 +1,4 @@
-"""Train a text classifier from scratch on a labelled task and a retrieved subset (TLM), and evaluate it.
+r"""Train a text classifier from scratch on a labelled task and a retrieved subset (TLM), and evaluate it.
 
     python recipes/retrieve.py --task path/to/scierc --corpus 'path/to/corpus/*.parquet' --output_dir runs/scierc-bm25
     accelerate launch recipes/train_tlm.py --config recipes/configs/tlm/tiny.yaml \
@@ -12,11 +12,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hf_tlm.evaluation import run_tlm
+from hf_tlm import evaluation, retrieval
 from hf_tlm.parser import parse, run
-from hf_tlm.retrieval import Subset
 from hf_tlm.tasks import TaskArguments
-from hf_tlm.training import ModelArguments, TlmArguments
+from hf_tlm.training import ModelArguments, TlmOptions
 
 
 @dataclass
@@ -32,15 +31,15 @@ class SubsetArguments:
 def main() -> None:
     # 1. Arguments: YAML files, then the command line.
     task_args, subset_args, model_args, args = parse(
-        TaskArguments, SubsetArguments, ModelArguments, TlmArguments, recipe="train_tlm", description=__doc__
+        TaskArguments, SubsetArguments, ModelArguments, TlmOptions, recipe="train_tlm", description=__doc__
     )
 
     # 2. Data: the labelled task, and the subset of the corpus that was retrieved for it.
     task = task_args.load()
-    subset = Subset.load(subset_args.subset) if subset_args.subset else None
+    subset = retrieval.Subset.load(subset_args.subset) if subset_args.subset else None
 
     # 3. Stage 1 (joint), stage 2 (task only), evaluation; once per seed, and the best model exported.
-    result = run_tlm(task, subset, args, model_args)
+    result = evaluation.run_tlm(task, subset, args, model_args)
 
     # 4. The summary.
     if args.process_index == 0:

@@ -1,8 +1,23 @@
 """General corpora, as streams of passages."""
 
-from hf_tlm.corpora.arguments import CorpusArguments
-from hf_tlm.corpora.corpus import Corpus, CorpusError, Part
-from hf_tlm.corpora.loading import load_corpus
-from hf_tlm.corpora.passages import split_passages
+from typing import TYPE_CHECKING
 
-__all__ = ["Corpus", "CorpusArguments", "CorpusError", "Part", "load_corpus", "split_passages"]
+from hf_tlm.lazy import export_lazily
+
+if TYPE_CHECKING:
+    from hf_tlm.corpora.arguments import CorpusArguments
+    from hf_tlm.corpora.corpus import Corpus, CorpusError, Part
+    from hf_tlm.corpora.demo import demo_corpus
+    from hf_tlm.corpora.loading import load_corpus
+    from hf_tlm.corpora.passages import split_passages
+
+__getattr__, __dir__, __all__ = export_lazily(
+    __name__,
+    {
+        "arguments": ["CorpusArguments"],
+        "corpus": ["Corpus", "CorpusError", "Part"],
+        "demo": ["demo_corpus"],
+        "loading": ["load_corpus"],
+        "passages": ["split_passages"],
+    },
+)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from hf_tlm.corpora.corpus import Corpus, CorpusError
-from hf_tlm.corpora.loading import load_corpus
+if TYPE_CHECKING:
+    from hf_tlm.corpora.corpus import Corpus
 
 
 @dataclass
@@ -40,6 +41,9 @@ class CorpusArguments:
         Raises:
             CorpusError: there is none, or see `load_corpus`.
         """
+        from hf_tlm.corpora.corpus import CorpusError
+        from hf_tlm.corpora.loading import load_corpus
+
         if self.corpus is None:
             if optional:
                 return None

@@ -1,15 +1,33 @@
 """From text to batches: tokenise, interleave, mask, collate."""
 
-from hf_tlm.data.collator import TlmCollator
-from hf_tlm.data.interleave import InterleavedBatchSampler, InterleavedDataset
-from hf_tlm.data.tokenization import TokenizerError, load_tokenizer, tokenize, train_wordpiece
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "InterleavedBatchSampler",
-    "InterleavedDataset",
-    "TlmCollator",
-    "TokenizerError",
-    "load_tokenizer",
-    "tokenize",
-    "train_wordpiece",
-]
+from hf_tlm.lazy import export_lazily
+
+if TYPE_CHECKING:
+    from hf_tlm.data.collator import TlmCollator
+    from hf_tlm.data.interleave import InterleavedBatchSampler, InterleavedDataset
+    from hf_tlm.data.tokenization import (
+        TokenizerError,
+        cached_wordpiece,
+        load_tokenizer,
+        text_lengths,
+        tokenize,
+        train_wordpiece,
+    )
+
+__getattr__, __dir__, __all__ = export_lazily(
+    __name__,
+    {
+        "collator": ["TlmCollator"],
+        "interleave": ["InterleavedBatchSampler", "InterleavedDataset"],
+        "tokenization": [
+            "TokenizerError",
+            "cached_wordpiece",
+            "load_tokenizer",
+            "text_lengths",
+            "tokenize",
+            "train_wordpiece",
+        ],
+    },
+)

@@ -6,8 +6,9 @@ accelerate hands consecutive batches to consecutive processes, so every choice i
 world_size x gradient_accumulation_steps times.
 
 Each stream is an endless sequence of passes over its data set, each pass a fresh permutation. The n-th step of a stream
-takes the n-th block of that sequence whatever the number of processes, the accumulation or the batch size, as long as
-their product is the same. So 1 x 8 sees the texts of 8 x 1, and a resumed run those of an uninterrupted one.
+takes the n-th block of that sequence, of so many texts or tokens, whatever the number of processes, the accumulation or
+the batch size, as long as their product is the same. So 1 x 8 sees the texts of 8 x 1, and a resumed run those of an
+uninterrupted one.
 """
 
 from __future__ import annotations
@@ -53,29 +54,103 @@ class InterleavedDataset:
         ]
 
 
+class _Stream:
+    """One data set as an endless sequence of passes, cut into batches of so many texts or tokens.
+
+    lengths: int [N], tokens of each text. by_tokens: what batches are measured in. window: texts that are sorted by
+    length together, in groups of `group`, which stay in a random order; 0 leaves the passes as they were drawn.
+    """
+
+    def __init__(self, lengths: np.ndarray, key: list[int], by_tokens: bool, group: int, window: int):
+        self.lengths, self.key, self.by_tokens = lengths, key, by_tokens
+        self.group, self.window = group, window
+        self.size, self.total = len(lengths), int(lengths.sum(dtype=np.int64))
+        self._passes: dict[int, tuple[np.ndarray, np.ndarray | None]] = {}
+
+    def position(self, amount: int) -> int:
+        """How many texts begin within the first `amount` texts or tokens of the sequence."""
+        if not self.by_tokens:
+            return amount
+        number, rest = divmod(amount, self.total)
+        return number * self.size + int(np.searchsorted(self._pass(number)[1], rest))
+
+    def tokens(self, position: int) -> int:
+        """Tokens of the first `position` texts of the sequence."""
+        number, rest = divmod(position, self.size)
+        within = 0
+        if rest:
+            order, before = self._pass(number)
+            within = before[rest] if before is not None else self.lengths[order[:rest]].sum(dtype=np.int64)
+        return number * self.total + int(within)
+
+    def texts(self, first: int, last: int) -> list[tuple[int, np.ndarray]]:
+        """The texts first <= position < last, as (pass, indices of texts)."""
+        found = []
+        while first < last:
+            number, start = divmod(first, self.size)
+            indices = self._pass(number)[0][start : start + last - first]
+            found.append((number, indices))
+            first += len(indices)
+        return found
+
+    def _pass(self, number: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """(order of the pass's texts, tokens before each of them if batches are measured in tokens); two are kept."""
+        if number not in self._passes:
+            generator = np.random.default_rng([*self.key, number])
+            order = np.arange(self.size, dtype=np.uint32 if self.size < 2**32 else np.int64)
+            generator.shuffle(order)
+            if self.window:
+                # The first texts complete the last group of the pass before.
+                self._sort_by_length(order[-number * self.size % self.group :], generator)
+            before = None
+            if self.by_tokens:
+                before = np.cumsum(self.lengths[order], dtype=np.int64) - self.lengths[order]
+            self._passes = {n: kept for n, kept in self._passes.items() if n == number - 1} | {number: (order, before)}
+        return self._passes[number]
+
+    def _sort_by_length(self, order: np.ndarray, generator: np.random.Generator) -> None:
+        for start in range(0, len(order), self.window):
+            texts = order[start : start + self.window]
+            texts = texts[np.argsort(self.lengths[texts], kind="stable")]
+            whole = len(texts) // self.group
+            groups = texts[: whole * self.group].reshape(whole, self.group)
+            order[start : start + whole * self.group] = groups[generator.permutation(whole)].ravel()
+            order[start + whole * self.group : start + len(texts)] = texts[whole * self.group :]
+
+
+# Optimizer steps whose texts are sorted by length together, as in the Trainer's own length grouping.
+GROUPED_STEPS = 50
+
+
 class InterleavedBatchSampler:
     """Batches of draws (see `InterleavedDataset`) for one epoch of `steps_per_epoch` optimizer steps.
 
     Args:
-        num_task, num_corpus: rows of each stream; a stream that is used must not be empty.
+        task_lengths, corpus_lengths: int [N], tokens of each text (`hf_tlm.data.text_lengths`); a stream that is used
+            must not be empty.
         rho1: corpus batches per task batch: an integer >= 0, or `inf` for corpus data only. 0 is task data only.
         batch_size: texts per micro-batch and process.
+        batch_tokens: tokens per micro-batch and process instead: it gets the texts that begin within its share of the
+            sequence, so it holds that many give or take a text.
+        group_by_length: texts of similar length share a step.
         steps_per_epoch: default one pass over the corpus (over the task when rho1 is 0).
 
     Raises:
-        HfTlmError: rho1 is not one of those, or a stream that it needs is empty.
+        HfTlmError: rho1 is not one of those, a stream that it needs is empty, or a text is longer than `batch_tokens`.
     """
 
-    # Every batch is full and every process gets the same number, so accelerate has nothing to even out.
+    # Every process gets the same number of batches, so accelerate has nothing to even out.
     drop_last = True
 
     def __init__(
         self,
-        num_task: int,
-        num_corpus: int,
+        task_lengths: np.ndarray,
+        corpus_lengths: np.ndarray,
         *,
         rho1: float,
-        batch_size: int,
+        batch_size: int | None = None,
+        batch_tokens: int | None = None,
+        group_by_length: bool = False,
         world_size: int = 1,
         gradient_accumulation_steps: int = 1,
         steps_per_epoch: int | None = None,
@@ -83,24 +158,38 @@ class InterleavedBatchSampler:
     ):
         if rho1 < 0 or (math.isfinite(rho1) and rho1 != int(rho1)) or math.isnan(rho1):
             raise HfTlmError(f"rho1 is a number of corpus batches per task batch: 0, 1, 2, ... or inf; received {rho1}.")
-        if rho1 > 0 and num_corpus == 0:
+        if rho1 > 0 and len(corpus_lengths) == 0:
             raise HfTlmError(f"rho1 = {rho1:g} needs corpus texts, and there are none. Give a subset or set rho1 to 0.")
-        if math.isfinite(rho1) and num_task == 0:
+        if math.isfinite(rho1) and len(task_lengths) == 0:
             raise HfTlmError(f"rho1 = {rho1:g} needs task texts, and there are none. Give a task or set rho1 to inf.")
-        self.sizes = {TASK: num_task, CORPUS: num_corpus}
+        if (batch_size is None) == (batch_tokens is None):
+            raise HfTlmError("Give batch_size (texts) or batch_tokens, one of them.")
+        longest = max((int(lengths.max()) for lengths in (task_lengths, corpus_lengths) if len(lengths)), default=0)
+        if batch_tokens is not None and batch_tokens < longest:
+            raise HfTlmError(
+                f"A text of {longest} tokens is longer than a batch of {batch_tokens} per process and micro-batch. Raise "
+                "the batch, lower max_length, or accumulate less."
+            )
         self.rho1 = rho1
+        # None, as a sampler's batches may differ in size: accelerate would drop those that are not `batch_size` long.
         self.batch_size = batch_size
+        self.amount = batch_size or batch_tokens
         self.batches_per_step = world_size * gradient_accumulation_steps
-        self.seed = seed
         self.epoch = 0
-        self._permutations: dict[str, tuple[int, np.ndarray]] = {}
+        per_step = self.amount * self.batches_per_step
+        mean_length = max(1.0, float(np.mean(corpus_lengths if rho1 > 0 else task_lengths)))
+        group = per_step if batch_tokens is None else max(1, int(per_step / mean_length))
+        self.streams = {
+            name: _Stream(
+                np.asarray(lengths), [seed, number], batch_tokens is not None, group, GROUPED_STEPS * group * group_by_length
+            )
+            for number, (name, lengths) in enumerate(((TASK, task_lengths), (CORPUS, corpus_lengths)))
+        }
         if steps_per_epoch is None:
-            texts_per_step = batch_size * self.batches_per_step
-            if rho1 == 0:
-                steps_per_epoch = math.ceil(num_task / texts_per_step)
-            else:
-                # A pass over the corpus takes its own steps and those of the task batches in between.
-                steps_per_epoch = math.ceil(num_corpus / texts_per_step * (1 + 1 / rho1))
+            stream = self.streams[CORPUS if rho1 > 0 else TASK]
+            whole_pass = (stream.total if stream.by_tokens else stream.size) / per_step
+            # A pass over the corpus takes its own steps and those of the task batches in between.
+            steps_per_epoch = math.ceil(whole_pass * (1 + 1 / rho1) if rho1 > 0 else whole_pass)
         self.steps_per_epoch = steps_per_epoch
 
     def __len__(self) -> int:
@@ -115,34 +204,35 @@ class InterleavedBatchSampler:
         task_steps = 0 if math.isinf(self.rho1) else step // (int(self.rho1) + 1)
         return task_steps if stream == TASK else step - task_steps
 
+    def count_tokens(self, stream: str, step: int) -> int:
+        """Tokens of `stream`, padding not counted, in the first `step` optimizer steps, over all processes."""
+        sequence = self.streams[stream]
+        batches = self.count_steps(stream, step) * self.batches_per_step
+        return sequence.tokens(sequence.position(batches * self.amount)) if batches else 0
+
     def stream_of(self, step: int) -> str:
         """The stream of optimizer step `step`, counted from 0."""
         return TASK if self.count_steps(TASK, step + 1) > self.count_steps(TASK, step) else CORPUS
 
+    def batches_of(self, step: int) -> Iterator[list[int]]:
+        """The micro-batches of optimizer step `step`, those of all processes in turn: lists of draws."""
+        stream = self.stream_of(step)
+        first = self.count_steps(stream, step) * self.batches_per_step
+        for batch in range(first, first + self.batches_per_step):
+            yield self._draws(stream, batch)
+
     def __iter__(self) -> Iterator[list[int]]:
         first = self.epoch * self.steps_per_epoch
         for step in range(first, first + self.steps_per_epoch):
-            stream = self.stream_of(step)
-            start = self.count_steps(stream, step) * self.batches_per_step
-            for batch in range(start, start + self.batches_per_step):
-                yield self._draws(stream, batch * self.batch_size)
+            yield from self.batches_of(step)
 
-    def _draws(self, stream: str, start: int) -> list[int]:
-        """Draws start .. start + batch_size of the stream's endless sequence; a batch may span two passes."""
-        size, total = self.sizes[stream], sum(self.sizes.values())
-        offset = 0 if stream == TASK else self.sizes[TASK]
-        draws: list[int] = []
-        while len(draws) < self.batch_size:
-            number, position = divmod(start + len(draws), size)
-            rows = self._permutation(stream, number)[position : position + self.batch_size - len(draws)]
-            draws.extend((number * total + offset + rows).tolist())
-        return draws
-
-    def _permutation(self, stream: str, number: int) -> np.ndarray:
-        """The order of the `number`-th pass; the last one is kept."""
-        cached = self._permutations.get(stream)
-        if cached is None or cached[0] != number:
-            generator = np.random.default_rng([self.seed, (TASK, CORPUS).index(stream), number])
-            cached = (number, generator.permutation(self.sizes[stream]))
-            self._permutations[stream] = cached
-        return cached[1]
+    def _draws(self, stream: str, batch: int) -> list[int]:
+        """The texts of the stream's `batch`-th micro-batch, which may span two passes."""
+        sequence, total = self.streams[stream], sum(stream.size for stream in self.streams.values())
+        first, last = (sequence.position(at * self.amount) for at in (batch, batch + 1))
+        offset = 0 if stream == TASK else self.streams[TASK].size
+        return [
+            draw
+            for number, indices in sequence.texts(first, last)
+            for draw in (number * total + offset + indices.astype(np.int64)).tolist()
+        ]

@@ -1,8 +1,8 @@
 """Dynamic masking whose randomness depends on the text and the visit, not on the batch.
 
 The usual way draws masks from a global generator in batch order, so another batch size, another number of processes or
-a resumed run masks differently. Here every position's random numbers are a hash of (seed, draw, position): one
-vectorised pass over the batch, and the same masks however the texts are batched.
+a resumed run masks differently. Here every token's random numbers are a hash of (seed, draw, position in its text): one
+vectorised pass over the batch, and the same masks however the texts are batched or packed.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ def _mix(x: np.ndarray) -> np.ndarray:
     return x ^ (x >> np.uint64(31))
 
 
-def uniforms(seed: int, draws: np.ndarray, length: int, stream: int) -> np.ndarray:
-    """Independent uniforms in [0, 1), float64 [B, length], a function of seed, draw, position and stream only.
+def uniforms(seed: int, draws: np.ndarray, positions: np.ndarray, stream: int) -> np.ndarray:
+    """Independent uniforms in [0, 1), float64 [T], a function of seed, draw, position and stream only.
 
     Args:
-        draws: int64 [B], one per text.
+        draws: int64 [T], the draw of each token's text.
+        positions: int64 [T], each token's place in its text, from 0.
         stream: which of several independent tables is wanted.
     """
     golden = np.uint64(0x9E3779B97F4A7C15)
     with np.errstate(over="ignore"):
         key = _mix(np.uint64(seed % 2**64) * golden + np.uint64(stream + 1))
-        rows = _mix(draws.astype(np.uint64) * golden + key)
-        bits = _mix(rows[:, None] + np.arange(1, length + 1, dtype=np.uint64)[None, :] * golden)
+        texts = _mix(draws.astype(np.uint64) * golden + key)
+        bits = _mix(texts + (positions.astype(np.uint64) + np.uint64(1)) * golden)
     return (bits >> np.uint64(11)) * 2.0**-53
 
 
@@ -36,6 +37,7 @@ def mask_tokens(
     input_ids: np.ndarray,
     maskable: np.ndarray,
     draws: np.ndarray,
+    positions: np.ndarray,
     *,
     seed: int,
     mlm_probability: float,
@@ -46,17 +48,18 @@ def mask_tokens(
     a random token of the vocabulary, 10% stay.
 
     Args:
-        input_ids: int64 [B, S].
-        maskable: bool [B, S], False at special tokens and padding.
-        draws: int64 [B].
+        input_ids: int64 [T], the tokens of any number of texts, in any order.
+        maskable: bool [T], False at special tokens.
+        draws, positions: int64 [T], see `uniforms`.
 
     Returns:
-        (corrupted ids int64 [B, S], labels int64 [B, S] with the original id at chosen positions and -100 elsewhere).
+        (corrupted ids int64 [T], labels int64 [T] with the original id at chosen tokens and -100 elsewhere).
     """
-    length = input_ids.shape[1]
-    chosen = (uniforms(seed, draws, length, stream=0) < mlm_probability) & maskable
-    labels = np.where(chosen, input_ids, -100)
-    action = uniforms(seed, draws, length, stream=1)
-    random_ids = (uniforms(seed, draws, length, stream=2) * vocab_size).astype(np.int64)
-    corrupted = np.where(chosen & (action < 0.8), mask_token_id, input_ids)
-    return np.where(chosen & (action >= 0.9), random_ids, corrupted), labels
+    chosen = np.flatnonzero((uniforms(seed, draws, positions, stream=0) < mlm_probability) & maskable)
+    labels, corrupted = np.full_like(input_ids, -100), input_ids.copy()
+    labels[chosen] = input_ids[chosen]
+    action = uniforms(seed, draws[chosen], positions[chosen], stream=1)
+    random_ids = (uniforms(seed, draws[chosen], positions[chosen], stream=2) * vocab_size).astype(np.int64)
+    corrupted[chosen[action < 0.8]] = mask_token_id
+    corrupted[chosen[action >= 0.9]] = random_ids[action >= 0.9]
+    return corrupted, labels

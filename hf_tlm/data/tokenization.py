@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 
-from datasets import Dataset
+import numpy as np
+import pyarrow.compute as pc
+import xxhash
+from datasets import Dataset, config
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
 
-from hf_tlm.files import HfTlmError
+from hf_tlm.files import HfTlmError, atomic_directory
 
 
 class TokenizerError(HfTlmError):
@@ -43,6 +48,8 @@ def load_tokenizer(
     return tokenizer
 
 
+# Rows that `text_lengths` looks at together.
+_ROWS = 1 << 16
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MAX_ALPHABET = 1000
 
@@ -93,6 +100,25 @@ def train_wordpiece(
     return BertTokenizer(vocab=vocab, do_lower_case=lowercase, model_max_length=max_length)
 
 
+def cached_wordpiece(
+    texts: Iterable[str], vocab_size: int, *, lowercase: bool = True, max_length: int = 512
+) -> PreTrainedTokenizerBase:
+    """`train_wordpiece`, kept in the cache of `datasets` for every run with equal texts and arguments.
+
+    Raises:
+        TokenizerError: see `train_wordpiece`.
+        HfTlmError: the cache cannot be written.
+    """
+    digest = xxhash.xxh3_128(json.dumps([vocab_size, lowercase, max_length]).encode())
+    for text in texts:
+        digest.update(f"{len(text)}:{text}".encode("utf-8", "surrogatepass"))
+    folder = Path(config.HF_DATASETS_CACHE) / "hf_tlm" / f"wordpiece-{digest.hexdigest()}"
+    if not folder.is_dir():
+        with atomic_directory(folder) as work:
+            train_wordpiece(texts, vocab_size, lowercase=lowercase, max_length=max_length).save_pretrained(work)
+    return BertTokenizer.from_pretrained(folder)
+
+
 def tokenize(
     dataset: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int, *, description: str = "Tokenising"
 ) -> Dataset:
@@ -103,7 +129,8 @@ def tokenize(
 
     Returns:
         The same rows in the same order, columns `input_ids`, `token_type_ids` for pairs (where the tokenizer makes
-        them), and `label` where there is one. Stored as Arrow by `datasets` and reused by fingerprint.
+        them), and `label` where there is one. Rows on disk stay there: they are stored as Arrow in the cache of
+        `datasets`, memory-mapped, and found again by every run with equal rows, tokenizer and length.
     """
     pairs = "text_pair" in dataset.column_names
     type_ids = pairs and "token_type_ids" in tokenizer.model_input_names
@@ -120,4 +147,33 @@ def tokenize(
         return {name: encoded[name] for name in ("input_ids", "token_type_ids") if name in encoded}
 
     drop = [name for name in dataset.column_names if name != "label"]
-    return dataset.map(encode, batched=True, remove_columns=drop, desc=description)
+    return dataset.map(
+        encode,
+        batched=True,
+        remove_columns=drop,
+        desc=description,
+        new_fingerprint=_fingerprint(dataset, tokenizer, max_length),
+    )
+
+
+def _fingerprint(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> str | None:
+    """What the tokenised rows depend on. `datasets` would hash the whole tokenizer, whose truncation each call sets, so
+    that a second run may not find what the first one made. None, and so that hash, for a tokenizer in pure Python."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return None
+    settings = json.loads(backend.to_str()) | {"truncation": None, "padding": None}
+    parts = [dataset._fingerprint, settings, max_length, tokenizer.model_input_names, tokenizer.truncation_side]
+    return xxhash.xxh3_64_hexdigest(json.dumps(parts, sort_keys=True).encode())
+
+
+def text_lengths(dataset: Dataset | None) -> np.ndarray:
+    """int32 [N]: tokens of each row of a tokenised data set; empty for None. Reads the offsets, not the tokens."""
+    if dataset is None:
+        return np.zeros(0, np.int32)
+    rows = dataset.select_columns("input_ids").with_format("arrow")
+    parts = [
+        pc.list_value_length(rows[start : start + _ROWS]["input_ids"].combine_chunks()).to_numpy(zero_copy_only=False)
+        for start in range(0, len(rows), _ROWS)
+    ]
+    return np.concatenate([np.zeros(0, np.int32), *parts]).astype(np.int32)

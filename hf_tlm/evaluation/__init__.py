@@ -1,17 +1,19 @@
 """Metrics, and the protocol that trains, evaluates and summarises over seeds."""
 
-from hf_tlm.evaluation.metrics import METRICS, compute_metrics_for, load_metric
-from hf_tlm.evaluation.protocol import ProtocolError, Run, run_tlm
-from hf_tlm.evaluation.seeds import aggregate, format_score, format_table
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "METRICS",
-    "ProtocolError",
-    "Run",
-    "aggregate",
-    "compute_metrics_for",
-    "format_score",
-    "format_table",
-    "load_metric",
-    "run_tlm",
-]
+from hf_tlm.lazy import export_lazily
+
+if TYPE_CHECKING:
+    from hf_tlm.evaluation.metrics import METRICS, compute_metrics_for, load_metric
+    from hf_tlm.evaluation.protocol import ProtocolError, Run, run_tlm
+    from hf_tlm.evaluation.seeds import aggregate, format_score, format_table
+
+__getattr__, __dir__, __all__ = export_lazily(
+    __name__,
+    {
+        "metrics": ["METRICS", "compute_metrics_for", "load_metric"],
+        "protocol": ["ProtocolError", "Run", "run_tlm"],
+        "seeds": ["aggregate", "format_score", "format_table"],
+    },
+)

@@ -18,7 +18,7 @@ from hf_tlm.evaluation.records import environment, predictions_jsonl
 from hf_tlm.evaluation.seeds import aggregate
 from hf_tlm.files import HfTlmError, atomic_write
 from hf_tlm.hub.cards import tlm_card
-from hf_tlm.models import TlmModel, export_stock
+from hf_tlm.models import TlmModel, add_lora, export_model, trained_parameters
 from hf_tlm.retrieval import Subset
 from hf_tlm.tasks import Task
 from hf_tlm.training import Cost, ModelArguments, Setup, TlmArguments, TlmTrainer, prepare, run_stage
@@ -63,7 +63,9 @@ class Run:
                 score = self.summary[split][metric]
                 spread = "" if score["std"] is None else f" ± {100 * score['std']:.2f} over {score['n']} seeds"
                 lines.append(f"{split:<12}{metric} {100 * score['mean']:.2f}{spread}")
-        cost = self.seeds[-1]["cost"]
+        cost, trained, parameters = (self.seeds[-1][name] for name in ("cost", "trained_parameters", "parameters"))
+        if trained < parameters:
+            lines.append(f"parameters   {trained:,} of {parameters:,} trained ({100 * trained / parameters:.2g}%)")
         lines.append(
             f"cost a seed  {cost['steps']:,} steps, {cost['tokens']:,} tokens ({cost['real_tokens']:,} not padding), "
             f"{cost['flops']:.3g} FLOPs ({cost['flops_ratio']:.2g} of RoBERTa-Large), {cost['seconds']:.0f} s"
@@ -80,9 +82,10 @@ def run_tlm(
 ) -> Run:
     """Train and evaluate one model per seed in `args.output_dir`, and export the one best on validation.
 
-    The folder then holds the stock model of the best seed (see `hf_tlm.models.export_stock`) with its card,
-    `results.json`, and `seed-<n>/` with each seed's model, predictions, results, and stages. Finished seeds and stages
-    are not repeated, and an interrupted one continues, when the same settings are run in the same folder again.
+    The folder then holds the stock model of the best seed (see `hf_tlm.models.export_stock`; `export_adapter` with
+    `use_peft`) with its card, `results.json`, and `seed-<n>/` with each seed's model, predictions, results, and stages.
+    Finished seeds and stages are not repeated, and an interrupted one continues, when the same settings are run in the
+    same folder again.
 
     Args:
         subset: the corpus data of stage 1, of the vocabulary, and of spectral embeddings; None for task data only.
@@ -106,7 +109,9 @@ def run_tlm(
     details |= {"command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]), "environment": environment()}
     if setup.spectral is not None:
         details["spectral"] = setup.spectral.report
-    records = [_run_seed(seed, task, setup, args, details, output_dir / f"seed-{seed}") for seed in args.run_seeds]
+    records = [
+        _run_seed(seed, task, setup, args, model_args, details, output_dir / f"seed-{seed}") for seed in args.run_seeds
+    ]
     summary = {
         split: aggregate([record[split] for record in records]) for split in ("validation", "test") if split in records[0]
     }
@@ -120,7 +125,13 @@ def run_tlm(
 
 
 def _run_seed(
-    seed: int, task: Task, setup: Setup, args: TlmArguments, details: Mapping[str, Any], folder: Path
+    seed: int,
+    task: Task,
+    setup: Setup,
+    args: TlmArguments,
+    model_args: ModelArguments,
+    details: Mapping[str, Any],
+    folder: Path,
 ) -> dict[str, Any]:
     """Both stages, evaluation, predictions and export of one seed; loaded where they are finished."""
     if (folder / RESULTS_FILE).is_file():
@@ -133,6 +144,8 @@ def _run_seed(
     for stage in (1, 2) if args.stage == "both" else (int(args.stage),):
         stage_args = args.for_stage(stage, folder / f"stage{stage}", seed, task.metric)
         start = _with_fresh_classifier(make_model, seed) if stage == 2 and args.stage2_reset_classifier else make_model
+        if stage == 2 and model_args.use_peft and model_args.model_name_or_path is None:
+            start = _with_adapter(start, model_args, folder / "stage1" / "model")
         model, cost, scores = run_stage(stage, start, stage_args, setup.data, setup.tokenizer, **shared)
         stages[str(stage)] = {"cost": cost.to_dict(), "validation": scores}
         total += cost
@@ -145,9 +158,13 @@ def _run_seed(
         processing_class=setup.tokenizer,
         compute_metrics=compute_metrics,
     )
+    if trainer.is_fsdp_enabled:
+        # Left to itself the Trainer would shard the model, which FSDP does with an optimizer only.
+        trainer.accelerator.prepare_model(model.to(args.device), evaluation_mode=True)
     record: dict[str, Any] = {
         "seed": seed,
         "parameters": model.num_parameters(),
+        "trained_parameters": trained_parameters(model),
         "cost": total.to_dict(),
         "stages": stages,
     }
@@ -165,7 +182,7 @@ def _run_seed(
         for split, text in predictions.items():
             atomic_write(folder / "predictions" / f"{split}.jsonl", text)
         card = tlm_card({**details, "summary": {}, "seeds": [record]}, seed)
-        export_stock(model, setup.tokenizer, folder / "model", {"README.md": card})
+        export_model(model, setup.tokenizer, folder / "model", {"README.md": card})
         # Last: its presence says that the seed is finished.
         atomic_write(folder / RESULTS_FILE, json.dumps(record, indent=2) + "\n")
     trainer.accelerator.wait_for_everyone()
@@ -174,6 +191,10 @@ def _run_seed(
 
 def _returning(model: TlmModel):
     return lambda: model
+
+
+def _with_adapter(make_model, lora: ModelArguments, base: Path):
+    return lambda: add_lora(make_model(), lora, base)
 
 
 def _with_fresh_classifier(make_model, seed: int):
@@ -231,8 +252,10 @@ def _claim(output_dir: Path, details: Mapping[str, Any], args: TlmArguments) -> 
 
 
 def _publish_locally(source: Path, target: Path) -> None:
-    """Copy a model folder's files into `target`, each whole or not at all, `config.json` last."""
-    files = sorted((p for p in source.rglob("*") if p.is_file()), key=lambda p: p.name == "config.json")
+    """Copy a model folder's files into `target`, each whole or not at all, the config last."""
+    files = sorted(
+        (p for p in source.rglob("*") if p.is_file()), key=lambda p: p.name in ("config.json", "adapter_config.json")
+    )
     for file in files:
         destination = target / file.relative_to(source)
         destination.parent.mkdir(parents=True, exist_ok=True)

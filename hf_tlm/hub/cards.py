@@ -35,7 +35,7 @@ def tlm_card(run: Mapping[str, Any], seed: int) -> str:
         for name in dict.fromkeys((metric, "accuracy"))
     ]
     data = ModelCardData(
-        library_name="transformers",
+        library_name="peft" if run["model"].get("use_peft") else "transformers",
         pipeline_tag="text-classification",
         tags=["hf_tlm", "tlm", "trained-from-scratch" if run["model"]["model_name_or_path"] is None else "finetuned"],
         base_model=run["model"]["model_name_or_path"],

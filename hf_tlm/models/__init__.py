@@ -1,8 +1,29 @@
-"""Encoders, heads, spectral initialisation, and export to stock classes."""
+"""Encoders, heads, adapters, spectral initialisation, and export to stock classes."""
 
-from hf_tlm.models.configure import build_config
-from hf_tlm.models.export import export_stock
-from hf_tlm.models.families import FAMILIES, ModelError
-from hf_tlm.models.tlm import MLM_SUBFOLDER, TlmModel, TlmOutput
+from typing import TYPE_CHECKING
 
-__all__ = ["FAMILIES", "MLM_SUBFOLDER", "ModelError", "TlmModel", "TlmOutput", "build_config", "export_stock"]
+from hf_tlm.lazy import export_lazily
+
+if TYPE_CHECKING:
+    from hf_tlm.models.adapters import add_lora, export_adapter, export_model, load_adapter, trained_parameters
+    from hf_tlm.models.configure import build_config
+    from hf_tlm.models.errors import ModelError
+    from hf_tlm.models.export import export_stock
+    from hf_tlm.models.families import FAMILIES
+    from hf_tlm.models.lora_arguments import LoraArguments
+    from hf_tlm.models.sharding import whole
+    from hf_tlm.models.tlm import MLM_SUBFOLDER, TlmModel, TlmOutput
+
+__getattr__, __dir__, __all__ = export_lazily(
+    __name__,
+    {
+        "adapters": ["add_lora", "export_adapter", "export_model", "load_adapter", "trained_parameters"],
+        "configure": ["build_config"],
+        "errors": ["ModelError"],
+        "export": ["export_stock"],
+        "families": ["FAMILIES"],
+        "lora_arguments": ["LoraArguments"],
+        "sharding": ["whole"],
+        "tlm": ["MLM_SUBFOLDER", "TlmModel", "TlmOutput"],
+    },
+)

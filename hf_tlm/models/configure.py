@@ -8,7 +8,8 @@ from pathlib import Path
 
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
-from hf_tlm.models.families import ModelError, family_of
+from hf_tlm.models.errors import ModelError
+from hf_tlm.models.families import family_of
 
 
 def build_config(
@@ -59,11 +60,10 @@ def build_config(
             raise ModelError(
                 f"--model_config {model_config!r} is neither a JSON file nor a model with a config: {error}"
             ) from error
-    family_of(config)
+    family = family_of(config)
     # Only the ids this architecture's config has: BERT's has no cls_token_id, ModernBERT's has all of them.
     config.update(values | {name: value for name, value in specials.items() if name in config.to_dict()})
-    # RoBERTa counts positions from pad_token_id + 1, so it needs that many more rows than tokens.
-    reserved = config.pad_token_id + 1 if config.model_type == "roberta" else 0
+    reserved = family.first_position(config)
     if max_length + reserved > config.max_position_embeddings:
         raise ModelError(
             f"max_length {max_length} needs {max_length + reserved} positions, but the {config.model_type} config has "

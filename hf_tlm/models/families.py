@@ -1,9 +1,9 @@
 """The encoder families TLM trains: what each does between its body's hidden states and its logits.
 
 The stock classes compute body and head in one `forward`; TLM needs two heads on one pass of the body, so the part after
-the body is spelled out here, once per family. A test compares both functions with the stock `forward` of every family.
+the body is spelled out here, once per family. A test compares it with the stock `forward` of every family.
 
-Shapes: B texts, S positions, H hidden size, M masked positions, V vocabulary, C classes.
+Shapes: B texts, H hidden size, M masked positions, E size of the output embedding, V vocabulary, C classes.
 """
 
 from __future__ import annotations
@@ -13,65 +13,83 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.nn.functional import gelu
 from transformers import PreTrainedConfig
 
-from hf_tlm.files import HfTlmError
-
-
-class ModelError(HfTlmError):
-    """A model, config or tokenizer that cannot be used as asked."""
+from hf_tlm.models.errors import ModelError
+from hf_tlm.models.texts import Texts
 
 
 @dataclass(frozen=True)
 class Family:
-    """Two functions on a `TlmModel`.
+    """What a `TlmModel` needs to know of its body and heads.
 
-    classify: (model, body outputs, attention_mask [B, S]) -> class logits [B, C], as the family's
-        `ForSequenceClassification`.
-    predict: (mlm_head, hidden states [M, H]) -> vocabulary logits [M, V], as the family's `ForMaskedLM`.
+    classify: (model, texts) -> class logits [B, C], as the family's `ForSequenceClassification`.
+    transform: (mlm_head, hidden states [M, H]) -> [M, E], what its `ForMaskedLM` does before the output embedding.
+    decoder: mlm_head -> the output embedding, a `Linear` from E to V.
+    first_position: (config) -> the position id of a text's first token.
     """
 
-    classify: Callable[[nn.Module, object, torch.Tensor], torch.Tensor]
-    predict: Callable[[nn.ModuleDict, torch.Tensor], torch.Tensor]
+    classify: Callable[[nn.Module, Texts], torch.Tensor]
+    transform: Callable[[nn.ModuleDict, torch.Tensor], torch.Tensor]
+    decoder: Callable[[nn.ModuleDict], nn.Linear]
+    first_position: Callable[[PreTrainedConfig], int] = lambda config: 0
 
 
-def _classify_pooled(model, outputs, attention_mask):
-    return model.classifier(model.dropout(outputs.pooler_output))
+def _classify_bert(model, texts):
+    return model.classifier(model.dropout(model.base_model.pooler(texts.first())))
 
 
-def _classify_sequence(model, outputs, attention_mask):
-    return model.classifier(outputs.last_hidden_state)
+def _classify_first(model, texts):
+    return model.classifier(texts.first())
 
 
-def _classify_distilbert(model, outputs, attention_mask):
-    hidden = torch.relu(model.pre_classifier(outputs.last_hidden_state[:, 0]))
+def _classify_albert(model, texts):
+    body = model.base_model
+    return model.classifier(model.dropout(body.pooler_activation(body.pooler(texts.first()[:, 0]))))
+
+
+def _classify_distilbert(model, texts):
+    hidden = torch.relu(model.pre_classifier(texts.first()[:, 0]))
     return model.classifier(model.dropout(hidden))
 
 
-def _classify_modernbert(model, outputs, attention_mask):
-    hidden = outputs.last_hidden_state
-    if model.config.classifier_pooling == "cls":
-        pooled = hidden[:, 0]
-    else:
-        weights = attention_mask.unsqueeze(-1)
-        pooled = (hidden * weights).sum(dim=1) / weights.sum(dim=1)
+def _classify_modernbert(model, texts):
+    pooled = texts.first()[:, 0] if model.config.classifier_pooling == "cls" else texts.mean()
     return model.classifier(model.drop(model.head(pooled)))
 
 
-def _predict_distilbert(head, hidden):
-    hidden = head["vocab_layer_norm"](head["activation"](head["vocab_transform"](hidden)))
-    return head["vocab_projector"](hidden)
+def _transform_roberta(head, hidden):
+    return head["lm_head"].layer_norm(gelu(head["lm_head"].dense(hidden)))
+
+
+def _transform_albert(head, hidden):
+    head = head["predictions"]
+    return head.LayerNorm(head.activation(head.dense(hidden)))
+
+
+def _transform_distilbert(head, hidden):
+    return head["vocab_layer_norm"](head["activation"](head["vocab_transform"](hidden)))
 
 
 FAMILIES: dict[str, Family] = {
-    "bert": Family(_classify_pooled, lambda head, hidden: head["cls"](hidden)),
-    "roberta": Family(_classify_sequence, lambda head, hidden: head["lm_head"](hidden)),
-    "electra": Family(
-        _classify_sequence, lambda head, hidden: head["generator_lm_head"](head["generator_predictions"](hidden))
+    "bert": Family(
+        _classify_bert,
+        lambda head, hidden: head["cls"].predictions.transform(hidden),
+        lambda head: head["cls"].predictions.decoder,
     ),
-    "albert": Family(_classify_pooled, lambda head, hidden: head["predictions"](hidden)),
-    "distilbert": Family(_classify_distilbert, _predict_distilbert),
-    "modernbert": Family(_classify_modernbert, lambda head, hidden: head["decoder"](head["head"](hidden))),
+    # RoBERTa counts positions from pad_token_id + 1.
+    "roberta": Family(
+        _classify_first, _transform_roberta, lambda head: head["lm_head"].decoder, lambda config: config.pad_token_id + 1
+    ),
+    "electra": Family(
+        _classify_first,
+        lambda head, hidden: head["generator_predictions"](hidden),
+        lambda head: head["generator_lm_head"],
+    ),
+    "albert": Family(_classify_albert, _transform_albert, lambda head: head["predictions"].decoder),
+    "distilbert": Family(_classify_distilbert, _transform_distilbert, lambda head: head["vocab_projector"]),
+    "modernbert": Family(_classify_modernbert, lambda head, hidden: head["head"](hidden), lambda head: head["decoder"]),
 }
 
 

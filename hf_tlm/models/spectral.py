@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from tqdm.auto import tqdm
 
-from hf_tlm.models.families import ModelError
+from hf_tlm.models.errors import ModelError
 
 _CHUNK_TOKENS = 1 << 20
 # Pairs in one direction, 12 bytes each while they are counted. Making them symmetric and taking the PMI needs about five

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
+from peft.utils import ModulesToSaveWrapper
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -16,7 +18,10 @@ from transformers import (
 )
 from transformers.utils import ModelOutput
 
-from hf_tlm.models.families import ModelError, family_of
+from hf_tlm.models.errors import ModelError
+from hf_tlm.models.families import Family, family_of
+from hf_tlm.models.linear_cross_entropy import MAX_LOGITS, linear_cross_entropy
+from hf_tlm.models.texts import Texts, packed_attention_mask
 
 MLM_SUBFOLDER = "mlm"
 
@@ -25,11 +30,35 @@ MLM_SUBFOLDER = "mlm"
 class TlmOutput(ModelOutput):
     """
     logits: class logits, float [B, C]; None for a batch without a classification loss.
-    mlm_logits: vocabulary logits at the masked positions only, in row-major order, float [M, V]; None without them.
+    mlm_loss: the masked-LM loss summed over the masked tokens, a float32 scalar; None for a batch without. A sum,
+        because the mean is over the whole optimizer step (`hf_tlm.objectives`); a loss and not logits, because they are
+        never all in memory.
     """
 
     logits: torch.FloatTensor | None = None
-    mlm_logits: torch.FloatTensor | None = None
+    mlm_loss: torch.FloatTensor | None = None
+
+
+class MlmHead(nn.ModuleDict):
+    """The head modules of a family's stock `ForMaskedLM` under their own names; called, they give the loss.
+
+    A module with a `forward` of its own, so that FSDP gathers the output embedding for it like any other weight.
+    """
+
+    def __init__(self, modules: dict[str, nn.Module], family: Family):
+        super().__init__(modules)
+        self.family = family
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The output embedding, float [V, E]."""
+        return self.family.decoder(self).weight
+
+    def forward(self, hidden: torch.Tensor, labels: torch.LongTensor, max_logits: int) -> torch.Tensor:
+        """The masked-LM loss of hidden states float [M, H] and labels int64 [M], summed, a scalar."""
+        decoder = self.family.decoder(self)
+        hidden = self.family.transform(self, hidden)
+        return linear_cross_entropy(hidden, decoder.weight, decoder.bias, labels, max_logits=max_logits)
 
 
 class TlmModel(PreTrainedModel):
@@ -52,6 +81,8 @@ class TlmModel(PreTrainedModel):
     _supports_flash_attn = True
     _supports_flex_attn = True
     _supports_attention_backend = True
+    # Most logits of the vocabulary that are in memory at any time, see `linear_cross_entropy`.
+    max_logits = MAX_LOGITS
 
     def __init__(self, classifier: PreTrainedModel, lm: PreTrainedModel):
         super().__init__(classifier.config)
@@ -60,13 +91,16 @@ class TlmModel(PreTrainedModel):
         for name, child in classifier.named_children():
             self.add_module(name, child)
         body = lm.base_model_prefix
-        self.mlm_head = nn.ModuleDict({name: child for name, child in lm.named_children() if name != body})
+        self.mlm_head = MlmHead({name: child for name, child in lm.named_children() if name != body}, self.family)
         ties = lm.get_expanded_tied_weights_keys()
         self._tied_weights_keys = {
             f"mlm_head.{target}": source if source.startswith(f"{body}.") else f"mlm_head.{source}"
             for target, source in ties.items()
         }
         self.all_tied_weights_keys = dict(self._tied_weights_keys)
+        # What FSDP shards as one unit: the body's layers.
+        layers = next(module for module in self.base_model.modules() if isinstance(module, nn.ModuleList))
+        self._no_split_modules = {type(layer).__name__ for layer in layers}
         # Tied entries are one tensor under two names: checkpoints hold it once, and loading does not miss the other.
         self._keys_to_ignore_on_save = set(self._tied_weights_keys)
         self.tie_weights(recompute_mapping=False)
@@ -117,45 +151,70 @@ class TlmModel(PreTrainedModel):
     def get_input_embeddings(self) -> nn.Module:
         return self.base_model.get_input_embeddings()
 
+    def get_output_embeddings(self) -> MlmHead:
+        """The masked-LM head: what FSDP shards together with the input embedding where they share the weight."""
+        return self.mlm_head
+
     def reset_classifier(self) -> None:
         """Initialise the classification head afresh; body and masked-LM head stay."""
         fresh = AutoModelForSequenceClassification.from_config(self.config)
         for name, child in fresh.named_children():
             if name != self.base_model_prefix:
-                self.add_module(name, child.to(self.device, self.dtype))
+                own = getattr(self, name)
+                # An adapter trains a copy of the head, see `hf_tlm.models.adapters`.
+                if isinstance(own, ModulesToSaveWrapper):
+                    own = own.modules_to_save[own.active_adapter]
+                own.load_state_dict(child.state_dict())
 
     def forward(
         self,
         input_ids: torch.LongTensor,
         attention_mask: torch.LongTensor,
         token_type_ids: torch.LongTensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        text_ids: torch.LongTensor | None = None,
+        first_tokens: torch.LongTensor | None = None,
         mlm_labels: torch.LongTensor | None = None,
         labels: torch.LongTensor | None = None,
     ) -> TlmOutput:
         """One pass of the body for the heads that this batch asks for.
 
         Args:
-            input_ids, attention_mask, token_type_ids: int64 [B, S].
-            mlm_labels: int64 [B, S], -100 where nothing is predicted. Given: vocabulary logits at the other positions.
+            input_ids, attention_mask, token_type_ids: int64 [R, S], one text a row, or several with the three below.
+            position_ids, text_ids, first_tokens: int64 [R, S], [R, S], [B] of a packed batch, see `TlmCollator`.
+            mlm_labels: int64 [R, S], -100 where nothing is predicted. Given: the masked-LM loss at the other places.
             labels: int64 [B]. Given, or `mlm_labels` not given: class logits.
         """
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
         # A trained WordPiece tokenizer types the two texts of a pair; DistilBERT and ModernBERT have no use for that.
-        if token_type_ids is not None and self.config.to_dict().get("type_vocab_size", 0) > 1:
+        if token_type_ids is not None and getattr(self.config, "type_vocab_size", 0) > 1:
             inputs["token_type_ids"] = token_type_ids
-        outputs = self.base_model(**inputs, return_dict=True)
-        logits = mlm_logits = None
+        if text_ids is not None:
+            inputs["attention_mask"] = packed_attention_mask(text_ids, self.config, self.dtype)
+            inputs["position_ids"] = position_ids + self.family.first_position(self.config)
+        hidden = self.base_model(**inputs, return_dict=True).last_hidden_state
+        return self._heads(Texts(hidden, attention_mask, text_ids, first_tokens), mlm_labels, labels)
+
+    # The number of masked tokens differs from batch to batch: compiled, this part would be compiled again and again.
+    @torch.compiler.disable
+    def _heads(self, texts: Texts, mlm_labels: torch.Tensor | None, labels: torch.Tensor | None) -> TlmOutput:
+        logits = mlm_loss = None
         if labels is not None or mlm_labels is None:
-            logits = self.family.classify(self, outputs, attention_mask)
+            logits = self.family.classify(self, texts)
         if mlm_labels is not None:
             # Projecting only the masked positions is most of the speed of a small model (V is far larger than H).
-            mlm_logits = self.family.predict(self.mlm_head, outputs.last_hidden_state[mlm_labels != -100])
-        return TlmOutput(logits=logits, mlm_logits=mlm_logits)
+            chosen = mlm_labels != -100
+            mlm_loss = self.mlm_head(texts.hidden[chosen], mlm_labels[chosen], self.max_logits)
+        return TlmOutput(logits=logits, mlm_loss=mlm_loss)
+
+    @cached_property
+    def _parameter_count(self) -> int:
+        return self.num_parameters()
 
     def floating_point_ops(self, inputs: dict, exclude_embeddings: bool = False) -> int:
-        """6 x positions computed (padding included) x parameters: TLM Table 2's formula at the batch's real width.
+        """6 x places computed (padding included) x parameters: TLM Table 2's formula at the batch's real size.
 
         The Trainer sums it as `total_flos`. The paper's figure, at the nominal sequence length, is
         `hf_tlm.training.cost`'s.
         """
-        return 6 * inputs["input_ids"].numel() * self.num_parameters(exclude_embeddings=exclude_embeddings)
+        return 6 * inputs["input_ids"].numel() * self._parameter_count

@@ -5,8 +5,20 @@ items its mean is over (`count`), so that the trainer can take that mean over a 
 accumulated micro-batches of all processes, whose numbers of masked tokens differ.
 """
 
-from hf_tlm.objectives.combine import WeightedMean, WeightedSum
-from hf_tlm.objectives.mlm import Mlm
-from hf_tlm.objectives.task import TaskLoss
+from typing import TYPE_CHECKING
 
-__all__ = ["Mlm", "TaskLoss", "WeightedMean", "WeightedSum"]
+from hf_tlm.lazy import export_lazily
+
+if TYPE_CHECKING:
+    from hf_tlm.objectives.combine import WeightedMean, WeightedSum
+    from hf_tlm.objectives.mlm import Mlm
+    from hf_tlm.objectives.task import TaskLoss
+
+__getattr__, __dir__, __all__ = export_lazily(
+    __name__,
+    {
+        "combine": ["WeightedMean", "WeightedSum"],
+        "mlm": ["Mlm"],
+        "task": ["TaskLoss"],
+    },
+)

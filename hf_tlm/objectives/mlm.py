@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-import torch.nn.functional as F
 
 
 class Mlm:
@@ -15,7 +14,7 @@ class Mlm:
 
     with M the masked positions and x-tilde the corrupted text.
 
-    Reads `outputs.mlm_logits` [M, V] and `batch["mlm_labels"]` [B, S] (-100 where nothing is predicted). A batch in
+    Reads `outputs.mlm_loss`, the sum, and `batch["mlm_labels"]` [R, S] (-100 where nothing is predicted). A batch in
     which nothing was masked has loss 0.
     """
 
@@ -29,8 +28,6 @@ class Mlm:
         self, outputs, batch: Mapping[str, torch.Tensor], counts: Mapping[str, torch.Tensor] | None = None
     ) -> dict[str, torch.Tensor]:
         """`{"loss", "mlm_loss"}`; `counts` replaces the batch's own number of masked positions as the divisor."""
-        labels = batch["mlm_labels"]
         count = (counts or self.count(batch))[self.name]
-        total = F.cross_entropy(outputs.mlm_logits, labels[labels != -100], reduction="sum")
-        loss = total / count.clamp(min=1)
+        loss = outputs.mlm_loss / count.clamp(min=1)
         return {"loss": loss, "mlm_loss": loss.detach()}

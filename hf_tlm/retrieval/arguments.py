@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import yaml
 
-from hf_tlm.corpora import Corpus
 from hf_tlm.retrieval.analyzer import RetrievalError
-from hf_tlm.retrieval.bm25 import Bm25Settings
-from hf_tlm.retrieval.elastic.client import ElasticSettings
-from hf_tlm.retrieval.engines import Sharding
+from hf_tlm.retrieval.names import RETRIEVERS
 from hf_tlm.retrieval.queries import QUERY_MODES
-from hf_tlm.retrieval.retrieve import RETRIEVERS, retrieve
-from hf_tlm.retrieval.subset import Subset
-from hf_tlm.tasks import Task
+
+if TYPE_CHECKING:
+    from hf_tlm.corpora import Corpus
+    from hf_tlm.retrieval import ElasticSettings, Sharding, Subset
+    from hf_tlm.tasks import Task
 
 
 @dataclass
@@ -87,6 +87,8 @@ class RetrievalArguments:
         Raises:
             RetrievalError: see `hf_tlm.retrieval.retrieve`; or an option without the retriever that it belongs to.
         """
+        from hf_tlm.retrieval import Bm25Settings, Subset, retrieve
+
         if self.like is not None and self.retriever != "random":
             raise RetrievalError("--like gives the size of a random subset: add --retriever random.")
         return retrieve(
@@ -116,6 +118,8 @@ class RetrievalArguments:
         )
 
     def _sharding(self) -> Sharding:
+        from hf_tlm.retrieval.engines import Sharding
+
         try:
             options = yaml.safe_load(self.executor_options)  # JSON is YAML.
         except yaml.YAMLError as error:
@@ -125,6 +129,8 @@ class RetrievalArguments:
         return Sharding(self.num_shards, self.executor, self.workers, self.work_dir, options)
 
     def _elastic(self) -> ElasticSettings:
+        from hf_tlm.retrieval.elastic.client import ElasticSettings
+
         if not self.elastic_index:
             raise RetrievalError("--retriever elasticsearch needs --elastic_index, the name of the index.")
         return ElasticSettings(

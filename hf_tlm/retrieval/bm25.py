@@ -16,12 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from hf_tlm.retrieval.analyzer import Analyzer, RetrievalError
+from hf_tlm.retrieval.names import VARIANTS
 
-VARIANTS = {
-    "bm25": ("lucene", "robertson", "atire", "bm25l", "bm25+", "okapi"),
-    "bm25s": ("lucene", "robertson", "atire", "bm25l", "bm25+"),
-    "rank_bm25": ("lucene", "okapi", "bm25l", "bm25+"),
-}
 DEFAULT_DELTA = {"bm25l": 0.5, "bm25+": 1.0}
 OKAPI_EPSILON = 0.25  # of the mean idf, in place of a negative idf
 

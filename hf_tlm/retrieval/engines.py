@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from hf_tlm.retrieval import backends
 from hf_tlm.retrieval.analyzer import RetrievalError
-from hf_tlm.retrieval.bm25 import VARIANTS, Bm25Settings, Hits, check_engine
+from hf_tlm.retrieval.bm25 import Bm25Settings, Hits, check_engine
 from hf_tlm.retrieval.index.files import META_FILE, order_of_ids
 from hf_tlm.retrieval.index.index import Index
 from hf_tlm.retrieval.index.tokenize import TokenizedTexts, tokenize_texts
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-ENGINES = (*VARIANTS, "sharded", "elasticsearch")
 NAMED_EXAMPLES = 10
 
 

@@ -19,7 +19,6 @@ from hf_tlm.retrieval.bm25 import Bm25Settings
 from hf_tlm.retrieval.decontaminate import Decontaminator, held_out_texts
 from hf_tlm.retrieval.deduplicate import near_duplicates
 from hf_tlm.retrieval.engines import (
-    ENGINES,
     NAMED_EXAMPLES,
     Found,
     Search,
@@ -31,6 +30,7 @@ from hf_tlm.retrieval.engines import (
     search_shards,
 )
 from hf_tlm.retrieval.index.files import check_positive, order_of_ids
+from hf_tlm.retrieval.names import RETRIEVERS
 from hf_tlm.retrieval.queries import build_queries, check_query_mode, example_texts
 from hf_tlm.retrieval.subset import COLUMNS, FORMAT, FORMAT_VERSION, Subset
 from hf_tlm.version import __version__
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-RETRIEVERS = (*ENGINES, "random")
 READ_ROWS = 1000
 METHOD_FIELDS = (
     "query_mode max_query_terms top_k top_k_requested variant k1 b delta stopwords stemmer seed num_passages".split()

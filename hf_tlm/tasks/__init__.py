@@ -1,8 +1,23 @@
 """Labelled tasks: what they are, the registered ones, and how they are read."""
 
-from hf_tlm.tasks.arguments import TaskArguments
-from hf_tlm.tasks.loading import load_task, task_from_datasets
-from hf_tlm.tasks.registry import TASKS
-from hf_tlm.tasks.spec import METRICS, Task, TaskError, TaskSpec
+from typing import TYPE_CHECKING
 
-__all__ = ["METRICS", "TASKS", "Task", "TaskArguments", "TaskError", "TaskSpec", "load_task", "task_from_datasets"]
+from hf_tlm.lazy import export_lazily
+
+if TYPE_CHECKING:
+    from hf_tlm.tasks.arguments import TaskArguments
+    from hf_tlm.tasks.demo import demo_task
+    from hf_tlm.tasks.loading import load_task, task_from_datasets
+    from hf_tlm.tasks.registry import TASKS
+    from hf_tlm.tasks.spec import METRICS, Task, TaskError, TaskSpec
+
+__getattr__, __dir__, __all__ = export_lazily(
+    __name__,
+    {
+        "arguments": ["TaskArguments"],
+        "demo": ["demo_task"],
+        "loading": ["load_task", "task_from_datasets"],
+        "registry": ["TASKS"],
+        "spec": ["METRICS", "Task", "TaskError", "TaskSpec"],
+    },
+)

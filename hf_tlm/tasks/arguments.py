@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hf_tlm.tasks.loading import load_task
 from hf_tlm.tasks.registry import TASKS
 from hf_tlm.tasks.spec import METRICS, Task
 
@@ -39,6 +38,8 @@ class TaskArguments:
         Raises:
             TaskError: see `load_task`.
         """
+        from hf_tlm.tasks.loading import load_task
+
         columns = None
         if self.text_column is not None or self.text_pair_column is not None:
             columns = tuple(c for c in (self.text_column or "text", self.text_pair_column) if c is not None)

@@ -6,11 +6,12 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
-
-from datasets import Dataset
+from typing import TYPE_CHECKING, Any
 
 from hf_tlm.files import HfTlmError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 SPLITS = ("train", "validation", "test")
 METRICS = ("micro_f1", "macro_f1", "accuracy")

@@ -1,22 +1,25 @@
 """The Trainer, its arguments, the two stages, and what they cost."""
 
-from hf_tlm.training.arguments import ArgumentsError, TlmArguments
-from hf_tlm.training.cost import ROBERTA_LARGE_FLOPS, Cost, training_flops
-from hf_tlm.training.setup import ModelArguments, Setup, prepare
-from hf_tlm.training.stages import StageData, run_stage
-from hf_tlm.training.trainer import TlmTrainer, tlm_objectives
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "ROBERTA_LARGE_FLOPS",
-    "ArgumentsError",
-    "Cost",
-    "ModelArguments",
-    "Setup",
-    "StageData",
-    "TlmArguments",
-    "TlmTrainer",
-    "prepare",
-    "run_stage",
-    "tlm_objectives",
-    "training_flops",
-]
+from hf_tlm.lazy import export_lazily
+
+if TYPE_CHECKING:
+    from hf_tlm.training.arguments import TlmArguments
+    from hf_tlm.training.cost import ROBERTA_LARGE_FLOPS, Cost, training_flops
+    from hf_tlm.training.options import ArgumentsError, ModelArguments, TlmOptions
+    from hf_tlm.training.setup import Setup, prepare
+    from hf_tlm.training.stages import StageData, run_stage
+    from hf_tlm.training.trainer import TlmTrainer, tlm_objectives
+
+__getattr__, __dir__, __all__ = export_lazily(
+    __name__,
+    {
+        "arguments": ["TlmArguments"],
+        "cost": ["ROBERTA_LARGE_FLOPS", "Cost", "training_flops"],
+        "options": ["ArgumentsError", "ModelArguments", "TlmOptions"],
+        "setup": ["Setup", "prepare"],
+        "stages": ["StageData", "run_stage"],
+        "trainer": ["TlmTrainer", "tlm_objectives"],
+    },
+)

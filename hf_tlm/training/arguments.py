@@ -5,82 +5,22 @@ from __future__ import annotations
 import copy
 import math
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from transformers import TrainingArguments
 
-from hf_tlm.files import HfTlmError
+from hf_tlm.training.options import ArgumentsError, TlmOptions
+
+DEFAULT_MAX_STEPS = 10_000
 
 
-class ArgumentsError(HfTlmError):
-    """Arguments that contradict each other or that TLM cannot honour."""
-
-
-@dataclass
-class TlmArguments(TrainingArguments):
+# The Trainer's repr leaves tokens out; a generated one would show them.
+@dataclass(repr=False)
+class TlmArguments(TlmOptions, TrainingArguments):
     """`TrainingArguments` plus TLM's. The inherited ones hold for stage 1; stage 2 takes its own from `stage2_*`.
 
     Defaults are those of the paper's released scripts where they have one, for a single device.
     """
-
-    # Overridden defaults.
-    max_steps: int = field(default=10_000, metadata={"help": "Stage 1: optimizer steps. -1: use num_train_epochs."})
-    learning_rate: float = field(default=1e-4, metadata={"help": "Stage 1: peak learning rate."})
-    weight_decay: float = field(default=0.01, metadata={"help": "Stage 1: weight decay."})
-    per_device_train_batch_size: int = field(default=32, metadata={"help": "Texts per device and micro-batch."})
-    per_device_eval_batch_size: int = field(default=64, metadata={"help": "Texts per device when evaluating."})
-    logging_steps: float = field(default=50, metadata={"help": "Log every so many optimizer steps, in both stages."})
-    save_total_limit: int | None = field(default=1, metadata={"help": "Checkpoints to keep beside the best one."})
-    seed: int = field(default=0, metadata={"help": "Seed of a single run; `seeds` takes precedence."})
-
-    # The method (TLM, section 3.1; Table B.1).
-    rho1: float = field(
-        default=3,
-        metadata={"help": "Corpus batches per task batch in stage 1: 0 is task data only, inf corpus data only."},
-    )
-    rho2: float = field(default=20, metadata={"help": "Weight of the masked-LM loss on task data in stage 1."})
-    loss_normalization: str = field(
-        default="mean",
-        metadata={
-            "help": "Task batches: mean is (rho2 L_mlm + L_task)/(rho2 + 1), the released code's; sum is the paper's.",
-            "choices": ["mean", "sum"],
-        },
-    )
-    mlm_probability: float = field(default=0.15, metadata={"help": "Share of tokens chosen for prediction."})
-    max_length: int = field(default=128, metadata={"help": "Longest task text in tokens; longer ones are truncated."})
-    corpus_max_length: int | None = field(
-        default=None, metadata={"help": "Longest corpus passage in tokens. Default: max_length."}
-    )
-    total_batch_size: int | None = field(
-        default=None,
-        metadata={"help": "Texts per optimizer step over all processes; sets gradient_accumulation_steps."},
-    )
-    stage: str = field(
-        default="both",
-        metadata={
-            "help": "1: joint training only. 2: fine-tuning only (give --model_name_or_path a stage-1 model). both.",
-            "choices": ["1", "2", "both"],
-        },
-    )
-    seeds: list[int] | None = field(
-        default=None, metadata={"help": "One whole run per seed, then mean and standard deviation.", "nargs": "+"}
-    )
-
-    # Stage 2: the task loss alone, on unmasked task texts; the checkpoint best on validation is kept.
-    stage2_max_steps: int = field(default=-1, metadata={"help": "Stage 2: optimizer steps. -1: by epochs."})
-    stage2_num_train_epochs: float = field(default=10.0, metadata={"help": "Stage 2: passes over the training split."})
-    stage2_learning_rate: float = field(default=2e-5, metadata={"help": "Stage 2: peak learning rate."})
-    stage2_weight_decay: float = field(default=0.0, metadata={"help": "Stage 2: weight decay."})
-    stage2_warmup_steps: float = field(default=0, metadata={"help": "Stage 2: warm-up steps, or a share below 1."})
-    stage2_total_batch_size: int = field(default=32, metadata={"help": "Stage 2: texts per optimizer step."})
-    stage2_eval_steps: float = field(
-        default=0.05,
-        metadata={"help": "Stage 2: evaluate and save every so many steps, or a share of all steps below 1."},
-    )
-    stage2_reset_classifier: bool = field(
-        default=False,
-        metadata={"help": "Start stage 2 from a fresh classification head, as the released scripts do."},
-    )
 
     def __post_init__(self):
         super().__post_init__()
@@ -103,25 +43,96 @@ class TlmArguments(TrainingArguments):
                 "push_to_hub would push the stages' working checkpoints. Upload the finished folder instead: "
                 "`hf upload <repo_id> <output_dir>`."
             )
+        if str(self.resume_from_checkpoint).lower() == "true":
+            self.resume_from_checkpoint = None  # It is what a run does.
         if self.resume_from_checkpoint is not None:
             raise ArgumentsError(
-                "A TLM run resumes by itself: run the same command with the same --output_dir. Leave out "
-                "resume_from_checkpoint."
+                "A TLM run resumes by itself, each stage from its own folder: run the same command with the same "
+                f"--output_dir. resume_from_checkpoint can be true; received {self.resume_from_checkpoint!r}."
+            )
+        if self.enable_jit_checkpoint:
+            raise ArgumentsError("A TLM run saves a checkpoint at SIGTERM by itself. Leave out enable_jit_checkpoint.")
+        if self.logging_nan_inf_filter:
+            raise ArgumentsError(
+                "logging_nan_inf_filter would hide a loss that is not finite, which ends a TLM run. Leave it out."
             )
         if self.seeds and len(set(self.seeds)) < len(self.seeds):
             raise ArgumentsError(f"seeds holds a seed twice: {self.seeds}. Each is one run.")
-        # The cost of a run is reported in real tokens; the Trainer counts them over processes and resumes.
-        self.include_num_input_tokens_seen = "non_padding"
+        self._check_budget()
+        if self.max_logits < 1:
+            raise ArgumentsError(f"max_logits must be at least 1; received {self.max_logits}.")
+        if self.total_batch_tokens is not None and self.total_batch_size is not None:
+            raise ArgumentsError(
+                f"Give total_batch_size (texts) or total_batch_tokens, not both; received {self.total_batch_size} and "
+                f"{self.total_batch_tokens}."
+            )
         # The Trainer would take every argument of the model with "label" in its name for one it must find in a batch.
         self.label_names = ["labels"]
         # Corpus batches leave the classifier without a gradient, stage 2 the masked-LM head.
         if self.ddp_find_unused_parameters is None:
             self.ddp_find_unused_parameters = True
 
+    def _check_budget(self) -> None:
+        budgets = {name: getattr(self, name) for name in ("max_flops", "max_tokens", "max_hours")}
+        for name, value in budgets.items():
+            if value is not None and not value > 0:
+                raise ArgumentsError(f"{name} must be positive; received {value}.")
+        if self.max_steps == 0:
+            # As many as a budget allows is settled by the trainer, which knows the texts and the model.
+            self.max_steps = -1 if self.has_budget else DEFAULT_MAX_STEPS
+        if self.max_hours is None:
+            return
+        if self.warmup_steps >= 1:
+            raise ArgumentsError(
+                f"With max_hours warm-up is a share of the time, below 1; received warmup_steps {self.warmup_steps}."
+            )
+        if self.max_steps < 1 and self.max_flops is None and self.max_tokens is None:
+            for name in ("logging_steps", "save_steps", "eval_steps"):
+                if getattr(self, name) is not None and getattr(self, name) < 1:
+                    raise ArgumentsError(
+                        f"{name} {getattr(self, name)} is a share of a number of steps that max_hours leaves open. Give "
+                        "it in steps."
+                    )
+
+    @property
+    def has_budget(self) -> bool:
+        return any(limit is not None for limit in (self.max_flops, self.max_tokens, self.max_hours))
+
     @property
     def run_seeds(self) -> list[int]:
         """The seeds to run: `seeds`, or the single `seed`."""
         return list(self.seeds) if self.seeds else [self.seed]
+
+    @property
+    def layout(self) -> str:
+        """`packing`, with auto settled. On CPUs the kernel for attention with dropout takes no mask, and the wide rows of a
+        pack cost more than the last padding of a group (benchmarks/results/training.md)."""
+        if self.packing != "auto":
+            return self.packing
+        return "group" if self.device.type == "cpu" else "pack"
+
+    @property
+    def row_length(self) -> int:
+        """Tokens of a packed row: the longest text's, and not less than 128."""
+        return max(self.max_length, self.corpus_max_length or 0, 128)
+
+    @property
+    def micro_batch_tokens(self) -> int | None:
+        """Tokens of one micro-batch of one process where `total_batch_tokens` is set."""
+        if self.total_batch_tokens is None:
+            return None
+        return self.total_batch_tokens // (self.world_size * self.gradient_accumulation_steps)
+
+    def _token_accumulation(self) -> int:
+        """The fewest accumulated micro-batches that keep each within per_device_train_batch_size x max_length tokens."""
+        share, rest = divmod(self.total_batch_tokens, self.world_size)
+        if rest:
+            raise ArgumentsError(
+                f"total_batch_tokens {self.total_batch_tokens} cannot be split evenly over {self.world_size} processes. "
+                "Choose a multiple."
+            )
+        most = self.per_device_train_batch_size * max(self.max_length, self.corpus_max_length or 0)
+        return next(n for n in range(1, share + 1) if share % n == 0 and share // n <= most)
 
     def _accumulation(self, total_batch_size: int, per_device: int) -> tuple[int, int]:
         """(per-device batch size, gradient accumulation steps) for a total batch size."""
@@ -162,7 +173,11 @@ class TlmArguments(TrainingArguments):
                 args.per_device_train_batch_size, args.gradient_accumulation_steps = self._accumulation(
                     self.total_batch_size, self.per_device_train_batch_size
                 )
+            if self.total_batch_tokens is not None:
+                args.gradient_accumulation_steps = self._token_accumulation()
             return args
+        args.total_batch_size = args.total_batch_tokens = None
+        args.max_flops = args.max_tokens = args.max_hours = None
         args.max_steps = self.stage2_max_steps
         args.num_train_epochs = self.stage2_num_train_epochs
         args.learning_rate = self.stage2_learning_rate

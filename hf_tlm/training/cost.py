@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
+
+import torch
+from torch.utils import flop_counter
 
 # TLM paper, section 1 and Table 2.
 ROBERTA_LARGE_FLOPS = 4.36e21
@@ -16,6 +21,8 @@ class Cost:
     tokens: steps x batch x sequence length, as TLM section 4.1 counts training tokens (nominal, padding included).
     real_tokens: tokens that are not padding.
     flops: 6 x tokens x parameters (TLM Table 2, after Brown et al. 2020).
+    measured_flops: what torch.utils.flop_counter counts in forward and backward passes, padding computed included: one
+        micro-batch of each stream is counted and scaled by real tokens. 0 where it cannot be (a compiled model).
     seconds: wall-clock time of training, evaluation during training included.
     """
 
@@ -23,6 +30,7 @@ class Cost:
     tokens: int = 0
     real_tokens: int = 0
     flops: float = 0.0
+    measured_flops: float = 0.0
     seconds: float = 0.0
 
     def __add__(self, other: Cost) -> Cost:
@@ -31,6 +39,7 @@ class Cost:
             self.tokens + other.tokens,
             self.real_tokens + other.real_tokens,
             self.flops + other.flops,
+            self.measured_flops + other.measured_flops,
             self.seconds + other.seconds,
         )
 
@@ -40,9 +49,71 @@ class Cost:
 
     @classmethod
     def from_dict(cls, values: dict[str, float]) -> Cost:
-        return cls(**{name: values[name] for name in cls.__dataclass_fields__})
+        return cls(**{name: values[name] for name in cls.__dataclass_fields__ if name in values})
 
 
 def training_flops(tokens: int, parameters: int) -> float:
     """6 x tokens x parameters: a forward and a backward pass (TLM Table 2, footnote 1)."""
     return 6.0 * tokens * parameters
+
+
+# Dense peak of half precision in FLOP/s, from the makers' data sheets, by a part of the name CUDA gives; first match.
+PEAK_FLOPS = {
+    "B200": 2.25e15,
+    "H200": 9.89e14,
+    "H100 PCIe": 7.56e14,
+    "H100": 9.89e14,
+    "A100": 3.12e14,
+    "L40S": 3.62e14,
+    "L4": 1.21e14,
+    "A10": 1.25e14,
+    "V100": 1.25e14,
+    "T4": 6.5e13,
+    "RTX 4090": 1.65e14,
+    "RTX 3090": 7.1e13,
+}
+
+
+def model_flops_utilization(flops: float, seconds: float, world_size: int) -> float | None:
+    """Measured FLOPs per second over the peak of the GPUs (MFU); None without CUDA or for a GPU not in `PEAK_FLOPS`."""
+    if not torch.cuda.is_available() or seconds <= 0 or flops <= 0:
+        return None
+    name = torch.cuda.get_device_name()
+    peak = next((value for key, value in PEAK_FLOPS.items() if key in name), None)
+    return None if peak is None else flops / seconds / (peak * world_size)
+
+
+def _addmm(sum_shape, a_shape, b_shape, *args, **kwargs) -> int:
+    return 2 * a_shape[0] * a_shape[1] * b_shape[1]
+
+
+def _attention(query_shape, key_shape, value_shape, *args, **kwargs) -> int:
+    return flop_counter.sdpa_flop_count(query_shape, key_shape, value_shape)
+
+
+def _attention_backward(grad_shape, query_shape, key_shape, value_shape, *args, **kwargs) -> int:
+    return flop_counter.sdpa_backward_flop_count(grad_shape, query_shape, key_shape, value_shape)
+
+
+# What the counter of torch does not know: products in place, and the attention kernel of CPUs.
+_aten = torch.ops.aten
+_MORE_OPERATORS = {
+    _aten.addmm_: _addmm,
+    _aten._scaled_dot_product_flash_attention_for_cpu: _attention,
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+}
+
+
+class FlopCount:
+    """flops: set when the block of `count_flops` ends."""
+
+    flops: int = 0
+
+
+@contextlib.contextmanager
+def count_flops() -> Iterator[FlopCount]:
+    """Count the floating-point operations of matrix products and attention in the block, backward passes included."""
+    count = FlopCount()
+    with flop_counter.FlopCounterMode(display=False, custom_mapping=_MORE_OPERATORS) as counter:
+        yield count
+    count.flops = counter.get_total_flops()

@@ -3,62 +3,23 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from datasets import Dataset, concatenate_datasets
+from peft import PeftModel
 from transformers import PreTrainedTokenizerBase
 
-from hf_tlm.data import load_tokenizer, tokenize, train_wordpiece
-from hf_tlm.models import TlmModel, build_config
+from hf_tlm.data import cached_wordpiece, load_tokenizer, tokenize
+from hf_tlm.models import TlmModel, add_lora, build_config
 from hf_tlm.models.spectral import SpectralEmbeddings, spectral_embeddings
 from hf_tlm.tasks import Task
-from hf_tlm.training.arguments import ArgumentsError, TlmArguments
+from hf_tlm.training.arguments import TlmArguments
+from hf_tlm.training.options import ArgumentsError, ModelArguments
 from hf_tlm.training.stages import StageData
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass
-class ModelArguments:
-    """Which model, from scratch (`model_config`) or from a checkpoint (`model_name_or_path`), and its tokenizer."""
-
-    model_config: str = field(
-        default="recipes/configs/models/bert_tiny.json",
-        metadata={"help": "JSON file with a transformers config, or a Hub id whose architecture is used, not its weights."},
-    )
-    model_name_or_path: str | None = field(
-        default=None, metadata={"help": "Start from this checkpoint instead of from scratch."}
-    )
-    model_revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit of the checkpoint."})
-    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the checkpoint."})
-    tokenizer_name: str | None = field(
-        default=None,
-        metadata={
-            "help": "Tokenizer by Hub id or folder. Default: the checkpoint's; from scratch, a WordPiece "
-            "vocabulary trained on task and subset."
-        },
-    )
-    vocab_size: int = field(default=8000, metadata={"help": "Size of a vocabulary that is trained."})
-    lowercase: bool = field(default=True, metadata={"help": "A vocabulary that is trained is lower-cased."})
-    embedding_init: str = field(
-        default="random",
-        metadata={
-            "help": "Token embeddings at the start: random (the papers'), or spectral: SVD of the positive PMI of "
-            "co-occurrence counts over subset and task texts (ours).",
-            "choices": ["random", "spectral"],
-        },
-    )
-    spectral_scale: float = field(default=1.0, metadata={"help": "Norm of a spectral token embedding."})
-
-    def __post_init__(self):
-        if self.embedding_init == "spectral" and self.model_name_or_path is not None:
-            raise ArgumentsError(
-                "embedding_init spectral replaces the embeddings of the checkpoint model_name_or_path "
-                f"{self.model_name_or_path!r} has learned. Use it from scratch only."
-            )
-        if self.spectral_scale <= 0:
-            raise ArgumentsError(f"spectral_scale must be positive; received {self.spectral_scale}.")
 
 
 @dataclass
@@ -68,7 +29,7 @@ class Setup:
     tokenizer: PreTrainedTokenizerBase
     data: StageData
     test: Dataset | None
-    make_model: Callable[[], TlmModel]
+    make_model: Callable[[], TlmModel | PeftModel]
     spectral: SpectralEmbeddings | None = None
 
 
@@ -79,13 +40,23 @@ def prepare(task: Task, corpus: Dataset | None, args: TlmArguments, model_args: 
         corpus: passages, column `text`; None for task data only.
 
     Raises:
-        ArgumentsError: rho1 asks for corpus batches and there is no corpus.
-        TokenizerError, ModelError: see `load_tokenizer`, `train_wordpiece`, `build_config`.
+        ArgumentsError: rho1 asks for corpus batches and there is no corpus; use_peft and there is nothing to adapt.
+        TokenizerError, ModelError: see `load_tokenizer`, `cached_wordpiece`, `build_config`.
     """
     if args.stage != "2" and args.rho1 > 0 and corpus is None:
         raise ArgumentsError(
             f"rho1 is {args.rho1:g}, so stage 1 needs corpus passages: give --subset (recipes/retrieve.py makes one), "
             "or set --rho1 0 for task data only."
+        )
+    if model_args.use_peft and model_args.model_name_or_path is None and args.stage != "both":
+        raise ArgumentsError(
+            f"use_peft leaves the body's weights as they are, and stage {args.stage} from scratch would leave them random. "
+            "Give --model_name_or_path a checkpoint to adapt, or run --stage both: stage 1 in full, an adapter in stage 2."
+        )
+    if model_args.use_peft and (args.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true"):
+        raise ArgumentsError(
+            "use_peft does not work with FSDP: what it trains is too small to be worth sharding. Use DDP, for instance "
+            "recipes/configs/accelerate/ddp.yaml."
         )
     texts = task.train.select_columns([c for c in ("text", "text_pair") if c in task.train.column_names])
     name = model_args.tokenizer_name or model_args.model_name_or_path
@@ -99,7 +70,7 @@ def prepare(task: Task, corpus: Dataset | None, args: TlmArguments, model_args: 
         else:
             columns = [texts[column] for column in texts.column_names]
             columns += [corpus["text"]] if corpus is not None else []
-            tokenizer = train_wordpiece(
+            tokenizer = cached_wordpiece(
                 _Chain(columns), model_args.vocab_size, lowercase=model_args.lowercase, max_length=longest
             )
         tokenizer.model_max_length = args.max_length
@@ -115,13 +86,16 @@ def prepare(task: Task, corpus: Dataset | None, args: TlmArguments, model_args: 
     spectral = None
     if model_args.model_name_or_path is not None:
 
-        def make_model() -> TlmModel:
-            return TlmModel.from_checkpoint(
+        def make_model() -> TlmModel | PeftModel:
+            model = TlmModel.from_checkpoint(
                 model_args.model_name_or_path,
                 id2label=task.id2label,
                 revision=model_args.model_revision,
                 trust_remote_code=model_args.trust_remote_code,
             )
+            if not model_args.use_peft:
+                return model
+            return add_lora(model, model_args, model_args.model_name_or_path, revision=model_args.model_revision)
     else:
         config = build_config(model_args.model_config, tokenizer, id2label=task.id2label, max_length=longest)
         if model_args.embedding_init == "spectral":

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from datasets import Dataset
+from peft import PeftModel
 from transformers import PreTrainedTokenizerBase, set_seed
 
-from hf_tlm.models import TlmModel, export_stock
+from hf_tlm.models import TlmModel, export_model, load_adapter, whole
 from hf_tlm.training.arguments import TlmArguments
 from hf_tlm.training.cost import Cost
 from hf_tlm.training.trainer import TlmTrainer
 
 STAGE_FILE = "stage.json"
+ADAPTER_FILE = "adapter_config.json"
 
 
 @dataclass
@@ -31,30 +32,20 @@ class StageData:
     corpus: Dataset | None = None
 
 
-def last_complete_checkpoint(folder: Path) -> str | None:
-    """The newest `checkpoint-*` that was written to its end (the Trainer writes `trainer_state.json` last)."""
-    found = [
-        (int(match.group(1)), path)
-        for path in folder.glob("checkpoint-*")
-        if (match := re.fullmatch(r"checkpoint-(\d+)", path.name)) and (path / "trainer_state.json").is_file()
-    ]
-    return str(max(found)[1]) if found else None
-
-
 def run_stage(
     stage: int,
-    model: Callable[[], TlmModel],
+    model: Callable[[], TlmModel | PeftModel],
     args: TlmArguments,
     data: StageData,
     tokenizer: PreTrainedTokenizerBase,
     *,
     compute_metrics: Callable,
     id2label: dict[int, str],
-) -> tuple[TlmModel, Cost, dict[str, float]]:
+) -> tuple[TlmModel | PeftModel, Cost, dict[str, float]]:
     """Train one stage in `args.output_dir`, or load it if it is finished there.
 
     Args:
-        model: makes the model to start from; not called for a finished stage.
+        model: makes the model to start from; for a finished stage called only where an adapter needs its base.
         args: from `TlmArguments.for_stage(stage, ...)`.
         compute_metrics: `EvalPrediction -> {name: value}`, with `args.metric_for_best_model` among the names.
 
@@ -66,7 +57,10 @@ def run_stage(
     finished = folder / "model"
     if (finished / STAGE_FILE).is_file():
         record = json.loads((finished / STAGE_FILE).read_text(encoding="utf-8"))
-        loaded = TlmModel.from_checkpoint(str(finished), id2label=id2label)
+        if (finished / ADAPTER_FILE).is_file():
+            loaded = load_adapter(model(), finished)
+        else:
+            loaded = TlmModel.from_checkpoint(str(finished), id2label=id2label)
         return loaded, Cost.from_dict(record["cost"]), record["validation"]
     set_seed(args.seed)
     trainer = TlmTrainer(
@@ -78,18 +72,18 @@ def run_stage(
         processing_class=tokenizer,
         compute_metrics=compute_metrics,
     )
-    trainer.train(resume_from_checkpoint=last_complete_checkpoint(folder))
+    trainer.train(resume_from_checkpoint=True)
     cost = trainer.cost()
     scores = {
         name.removeprefix("eval_"): value
         for name, value in _validation(trainer).items()
         if name.removeprefix("eval_") in ("loss", "accuracy", args.metric_for_best_model)
     }
-    trained = trainer.accelerator.unwrap_model(trainer.model)
+    trained = whole(trainer.accelerator.unwrap_model(trainer.model))
     trainer.save_state()
     if trainer.is_world_process_zero():
         record = {"stage": stage, "cost": cost.to_dict(), "validation": scores}
-        export_stock(trained, tokenizer, finished, {STAGE_FILE: json.dumps(record, indent=2)})
+        export_model(trained, tokenizer, finished, {STAGE_FILE: json.dumps(record, indent=2)})
     trainer.accelerator.wait_for_everyone()
     return trained, cost, scores
 

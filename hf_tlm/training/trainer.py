@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
 from datasets import Dataset
+from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
-from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback
+from transformers import PreTrainedTokenizerBase, TrainerCallback
 
 from hf_tlm.data.collator import TlmCollator
 from hf_tlm.data.interleave import CORPUS, TASK, InterleavedBatchSampler, InterleavedDataset
+from hf_tlm.data.tokenization import text_lengths
 from hf_tlm.models.tlm import TlmModel
 from hf_tlm.objectives import Mlm, TaskLoss, WeightedMean, WeightedSum
-from hf_tlm.training.arguments import TlmArguments
-from hf_tlm.training.cost import Cost, training_flops
+from hf_tlm.signals import ignore_sigterm
+from hf_tlm.training.arguments import ArgumentsError, TlmArguments
+from hf_tlm.training.budget import TICKS, Clock, first_step
+from hf_tlm.training.cost import Cost, count_flops, model_flops_utilization, training_flops
+from hf_tlm.training.nonfinite import LossWatch
+from hf_tlm.training.resumable import ResumableTrainer
 
 logger = logging.getLogger(__name__)
+
+# Steps of a run that only the clock ends.
+ENDLESS = 10**9
 
 
 def tlm_objectives(args: TlmArguments) -> dict[str, Any]:
@@ -36,37 +45,37 @@ def tlm_objectives(args: TlmArguments) -> dict[str, Any]:
     return {CORPUS: Mlm(), TASK: combine((args.rho2, Mlm()), (1.0, task))}
 
 
-class _Bookkeeping(TrainerCallback):
-    """Tells the batch sampler which epoch begins (a resumed epoch hides it from the Trainer's own call), and keeps the
-    clock over resumes, from the seconds in the logs."""
+def nominal_tokens(sampler: InterleavedBatchSampler, args: TlmArguments, step: int) -> int:
+    """Training tokens of the first `step` steps as TLM section 4.1 counts them: texts x sequence length, or, for batches
+    measured in tokens, those."""
+    amount = sampler.amount * sampler.batches_per_step
+    if sampler.batch_size is None:
+        return amount * step
+    return amount * (
+        sampler.count_steps(TASK, step) * args.max_length
+        + sampler.count_steps(CORPUS, step) * (args.corpus_max_length or args.max_length)
+    )
+
+
+class _Epochs(TrainerCallback):
+    """Tells the batch sampler which epoch begins: a resumed epoch hides it from the Trainer's own call."""
 
     def __init__(self, trainer: TlmTrainer):
         self.trainer = trainer
-        self.started = self.ended = 0.0
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        before = [entry["seconds"] for entry in state.log_history if "seconds" in entry]
-        self.started, self.ended = time.monotonic() - (before[-1] if before else 0.0), None
-
-    def on_train_end(self, args, state, control, **kwargs):
-        self.ended = time.monotonic()
 
     def on_epoch_begin(self, args, state, control, **kwargs):
         sampler = self.trainer.batch_sampler
         sampler.set_epoch(state.global_step // sampler.steps_per_epoch)
 
-    @property
-    def seconds(self) -> float:
-        return (time.monotonic() if self.ended is None else self.ended) - self.started
 
-
-class TlmTrainer(Trainer):
+class TlmTrainer(ResumableTrainer):
     """`transformers.Trainer` on interleaved task and corpus batches.
 
     The only changes: the training dataloader draws from `InterleavedBatchSampler`; `compute_loss` applies the
     objective of the batch's stream, normalised over the whole optimizer step (`get_batch_samples` counts what each mean
-    is over, on all processes); `log` adds the objectives' named terms and the cost. Checkpoints, resume, evaluation,
-    schedules and distribution are the Trainer's.
+    is over, on all processes); `log` adds the objectives' named terms and the cost. A loss that is not finite ends the run
+    (`LossWatch`), checkpoints are sealed and SIGTERM saves (`ResumableTrainer`); evaluation, schedules and distribution
+    are the Trainer's.
 
     Args:
         model: a `TlmModel`.
@@ -92,7 +101,6 @@ class TlmTrainer(Trainer):
     ):
         self.objectives = dict(objectives or tlm_objectives(args))
         self.corpus_dataset = corpus_dataset
-        self.batch_sampler: InterleavedBatchSampler | None = None
         self._terms: dict[str, torch.Tensor] = {}
         self._stream_steps: dict[str, int] = {}
         super().__init__(
@@ -100,23 +108,74 @@ class TlmTrainer(Trainer):
             args=args,
             train_dataset=train_dataset,
             processing_class=processing_class,
-            data_collator=TlmCollator(processing_class, mlm_probability=args.mlm_probability, seed=args.seed),
+            data_collator=TlmCollator(
+                processing_class,
+                mlm_probability=args.mlm_probability,
+                seed=args.seed,
+                row_length=args.row_length if args.layout == "pack" else None,
+                eval_row_length=args.row_length if args.layout != "none" else None,
+            ),
             **kwargs,
         )
-        self._bookkeeping = _Bookkeeping(self)
-        self.add_callback(self._bookkeeping)
+        for module in model.modules():  # The model itself, or what an adapter wraps.
+            if isinstance(module, TlmModel):
+                module.max_logits = args.max_logits
+        self.clock = Clock(args.max_hours)
+        self.add_callback(_Epochs(self))
+        self.add_callback(self.clock)
+        self.watch = LossWatch(self.accelerator, lambda: self.batch_sampler, self.interruption)
+        self.add_callback(self.watch)
+
+    # Not in the constructor: a trainer that only evaluates needs no corpus.
+    @cached_property
+    def batch_sampler(self) -> InterleavedBatchSampler:
+        args, by_tokens = self.args, self.args.total_batch_tokens is not None
+        return InterleavedBatchSampler(
+            text_lengths(self.train_dataset),
+            text_lengths(self.corpus_dataset),
+            rho1=args.rho1,
+            batch_size=None if by_tokens else self._train_batch_size,
+            batch_tokens=args.micro_batch_tokens if by_tokens else None,
+            group_by_length=args.layout == "group",
+            world_size=args.world_size,
+            gradient_accumulation_steps=args.gradient_accumulation_steps,
+            seed=args.data_seed if args.data_seed is not None else args.seed,
+        )
+
+    def _budgeted_steps(self) -> int:
+        """The step at which the first budget is reached; practically endless where only the time is limited."""
+        args, parameters = self.args, self.model.num_parameters()
+        limits = [args.max_steps] if args.max_steps > 0 else []
+        if args.max_flops is not None:
+            limits.append(
+                first_step(
+                    lambda step: training_flops(nominal_tokens(self.batch_sampler, args, step), parameters) >= args.max_flops
+                )
+            )
+        if args.max_tokens is not None:
+            limits.append(first_step(lambda step: self._real_tokens(step) >= args.max_tokens))
+        return min(limits, default=ENDLESS)
+
+    def _real_tokens(self, step: int) -> int:
+        return sum(self.batch_sampler.count_tokens(stream, step) for stream in self.batch_sampler.streams)
+
+    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None):
+        if self.args.max_hours is None or self.lr_scheduler is not None:
+            return super().create_scheduler(num_training_steps, optimizer)
+        scheduler = super().create_scheduler(TICKS, optimizer)
+        if not isinstance(scheduler, LambdaLR):
+            raise ArgumentsError(
+                f"lr_scheduler_type {self.args.lr_scheduler_type} cannot follow the clock of max_hours. Choose linear, "
+                "cosine, polynomial, constant_with_warmup, ..."
+            )
+        self.clock.schedule(scheduler, num_training_steps)
+        return scheduler
 
     def get_train_dataloader(self) -> DataLoader:
+        if self.args.has_budget:
+            # The Trainer reads max_steps after it has the loader.
+            self.args.max_steps = self._budgeted_steps()
         dataset = InterleavedDataset(self.train_dataset, self.corpus_dataset)
-        self.batch_sampler = InterleavedBatchSampler(
-            dataset.num_task,
-            dataset.num_corpus,
-            rho1=self.args.rho1,
-            batch_size=self._train_batch_size,
-            world_size=self.args.world_size,
-            gradient_accumulation_steps=self.args.gradient_accumulation_steps,
-            seed=self.args.data_seed if self.args.data_seed is not None else self.args.seed,
-        )
         if math.isfinite(self.args.rho1) and 0 < self.args.max_steps <= self.args.rho1:
             logger.warning(
                 "max_steps %d ends before the first task batch (one after rho1 = %d corpus batches): this stage trains on "
@@ -132,8 +191,14 @@ class TlmTrainer(Trainer):
             pin_memory=self.args.dataloader_pin_memory,
             persistent_workers=self.args.dataloader_persistent_workers,
             prefetch_factor=self.args.dataloader_prefetch_factor,
+            worker_init_fn=ignore_sigterm,
         )
-        return self.accelerator.prepare(loader)
+        # Every process gets as many batches as the others; accelerate cannot see that when their sizes differ.
+        even_batches, self.accelerator.even_batches = self.accelerator.even_batches, False
+        try:
+            return self.accelerator.prepare(loader)
+        finally:
+            self.accelerator.even_batches = even_batches
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
         """The micro-batches of one optimizer step, and what their means are over: name -> count per process."""
@@ -146,11 +211,29 @@ class TlmTrainer(Trainer):
             for name, count in objective.count(batch).items():
                 counts[name] = counts.get(name, 0) + count
         # DDP averages gradients over processes, so each divides its sum by the mean count.
-        totals = torch.stack([counts[name] for name in counts]).to(device, torch.float64)
-        totals = self.accelerator.reduce(totals, reduction="mean")
+        values = [*counts.values(), torch.tensor(self.clock.share)]
+        values = torch.stack([value.to(device, torch.float64) for value in values])
+        *totals, progress = self.accelerator.reduce(values, reduction="mean").unbind()
+        if self.clock.limit is not None:
+            self.clock.progress = progress.item()
         stream = _stream_of(batches[0])
         self._stream_steps[stream] = self._stream_steps.get(stream, 0) + 1
+        self.watch.begin(stream, batches)
         return batches, dict(zip(counts, totals, strict=True))
+
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        stream, measured = _stream_of(inputs), self._flops_per_token
+        if stream in measured or self.args.torch_compile:
+            return super().training_step(model, inputs, num_items_in_batch)
+        with count_flops() as count:
+            loss = super().training_step(model, inputs, num_items_in_batch)
+        measured[stream] = count.flops / int(inputs["attention_mask"].sum())
+        return loss
+
+    @property
+    def _flops_per_token(self) -> dict[str, float]:
+        """Measured FLOPs per real token of each stream seen so far, kept in the checkpoints' trainer state."""
+        return self.state.stateful_callbacks.setdefault("flops_per_token", {})
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         outputs = model(**inputs)
@@ -161,6 +244,7 @@ class TlmTrainer(Trainer):
         stream = _stream_of(inputs)
         terms = self.objectives[stream](outputs, inputs, num_items_in_batch)
         loss = terms.pop("loss")
+        self.watch.add(loss, terms)
         for name, value in terms.items():
             key = f"{stream}/{name}"
             self._terms[key] = self._terms.get(key, 0.0) + value
@@ -177,23 +261,24 @@ class TlmTrainer(Trainer):
         if "loss" in logs or "train_loss" in logs:
             cost = self.cost()
             logs |= {name: value for name, value in cost.to_dict().items() if name != "steps"}
+            mfu = model_flops_utilization(cost.measured_flops, cost.seconds, self.args.world_size)
+            if mfu is not None:
+                logs["mfu"] = mfu
         super().log(logs, start_time)
 
     def cost(self) -> Cost:
         """The cost of this stage up to now, from the step number alone, so that a resumed run counts every step once."""
-        sampler, args = self.batch_sampler, self.args
-        step = self.state.global_step
-        texts = sampler.batch_size * sampler.batches_per_step
-        tokens = texts * (
-            sampler.count_steps(TASK, step) * args.max_length
-            + sampler.count_steps(CORPUS, step) * (args.corpus_max_length or args.max_length)
-        )
+        sampler, step = self.batch_sampler, self.state.global_step
+        tokens = nominal_tokens(sampler, self.args, step)
         return Cost(
             steps=step,
             tokens=tokens,
-            real_tokens=int(self.state.num_input_tokens_seen),
+            real_tokens=self._real_tokens(step),
             flops=training_flops(tokens, self.accelerator.unwrap_model(self.model).num_parameters()),
-            seconds=round(self._bookkeeping.seconds, 3),
+            measured_flops=float(
+                sum(rate * sampler.count_tokens(stream, step) for stream, rate in self._flops_per_token.items())
+            ),
+            seconds=round(self.clock.seconds, 3),
         )
 
     def create_model_card(self, *args, **kwargs) -> None:

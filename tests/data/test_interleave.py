@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 from accelerate.data_loader import BatchSamplerShard
 from datasets import Dataset
@@ -12,10 +13,14 @@ from hf_tlm.files import HfTlmError
 NUM_TASK, NUM_CORPUS = 13, 29
 
 
+def lengths(count):
+    return np.random.default_rng(count).integers(3, 20, count)
+
+
 def sampler(rho1, batch_size=4, world=1, accumulation=1, steps=12, seed=3):
     return InterleavedBatchSampler(
-        NUM_TASK,
-        NUM_CORPUS,
+        lengths(NUM_TASK),
+        lengths(NUM_CORPUS),
         rho1=rho1,
         batch_size=batch_size,
         world_size=world,
@@ -92,10 +97,10 @@ def test_epochs_continue_the_streams():
 
 
 def test_epoch_length():
-    assert InterleavedBatchSampler(20, 30, rho1=0, batch_size=4).steps_per_epoch == 5
-    assert InterleavedBatchSampler(20, 30, rho1=math.inf, batch_size=4).steps_per_epoch == 8
+    assert InterleavedBatchSampler(lengths(20), lengths(30), rho1=0, batch_size=4).steps_per_epoch == 5
+    assert InterleavedBatchSampler(lengths(20), lengths(30), rho1=math.inf, batch_size=4).steps_per_epoch == 8
     # 7.5 corpus steps and a third as many task steps.
-    assert InterleavedBatchSampler(20, 30, rho1=3, batch_size=4).steps_per_epoch == 10
+    assert InterleavedBatchSampler(lengths(20), lengths(30), rho1=3, batch_size=4).steps_per_epoch == 10
 
 
 @pytest.mark.parametrize("rho1", [-1, 0.5, math.nan])
@@ -106,9 +111,9 @@ def test_bad_rho1(rho1):
 
 def test_missing_stream():
     with pytest.raises(HfTlmError, match="needs corpus texts"):
-        InterleavedBatchSampler(5, 0, rho1=1, batch_size=2)
+        InterleavedBatchSampler(lengths(5), lengths(0), rho1=1, batch_size=2)
     with pytest.raises(HfTlmError, match="needs task texts"):
-        InterleavedBatchSampler(0, 5, rho1=1, batch_size=2)
+        InterleavedBatchSampler(lengths(0), lengths(5), rho1=1, batch_size=2)
 
 
 def test_rows_and_draws():
@@ -120,3 +125,80 @@ def test_rows_and_draws():
         {"draw": 5, "input_ids": [1], "label": 0},
     ]
     assert both.__getitems__([2, 9]) == [{"draw": 2, "input_ids": [3]}, {"draw": 9, "input_ids": [5]}]
+
+
+def by_tokens(rho1=3, tokens=64, world=1, accumulation=1, steps=40, **options):
+    return InterleavedBatchSampler(
+        lengths(NUM_TASK),
+        lengths(NUM_CORPUS),
+        rho1=rho1,
+        batch_tokens=tokens,
+        world_size=world,
+        gradient_accumulation_steps=accumulation,
+        steps_per_epoch=steps,
+        seed=3,
+        **options,
+    )
+
+
+def test_batches_of_tokens():
+    """Each text in the one batch within whose share of the sequence it begins; the same texts however they are split."""
+    whole, split = list(by_tokens()), list(by_tokens(tokens=32, accumulation=2))
+    assert [sorted(batch) for batch in whole] == [sorted(a + b) for a, b in zip(split[::2], split[1::2], strict=True)]
+    sizes = np.concatenate([lengths(NUM_TASK), lengths(NUM_CORPUS)])
+    tokens = [sum(sizes[draw % len(sizes)] for draw in batch) for batch in whole]
+    assert all(64 - 20 < count < 64 + 20 for count in tokens) and abs(np.mean(tokens) - 64) < 3
+    corpus = [draw % len(sizes) for batch in whole for draw in batch if draw % len(sizes) >= NUM_TASK]
+    assert sorted(corpus[:NUM_CORPUS]) == list(range(NUM_TASK, NUM_TASK + NUM_CORPUS))
+
+
+def test_batches_of_tokens_reach_every_process():
+    world, accumulation = 2, 2
+    batches = list(by_tokens(tokens=32, world=world, accumulation=accumulation))
+    shards = [
+        list(
+            BatchSamplerShard(by_tokens(tokens=32, world=world, accumulation=accumulation), world, rank, even_batches=False)
+        )
+        for rank in range(world)
+    ]
+    assert [batch for pair in zip(*shards, strict=True) for batch in pair] == batches
+
+
+def test_a_text_longer_than_a_batch_of_tokens():
+    with pytest.raises(HfTlmError, match="longer than a batch of 8"):
+        by_tokens(tokens=8)
+
+
+@pytest.mark.parametrize("make", [sampler, by_tokens])
+@pytest.mark.parametrize("rho1", [0, 3, math.inf])
+def test_tokens_are_counted(make, rho1):
+    """The closed form against adding up what the batches hold."""
+    ours, sizes = make(rho1, steps=40), np.concatenate([lengths(NUM_TASK), lengths(NUM_CORPUS)])
+    counted = {TASK: 0, CORPUS: 0}
+    for step, batch in enumerate(list(ours)):
+        assert {name: ours.count_tokens(name, step) for name in counted} == counted
+        counted[stream(batch)] += sum(sizes[draw % len(sizes)] for draw in batch)
+
+
+def test_length_groups():
+    """Steps hold texts of similar length in every pass, every text still comes once before any comes twice."""
+    sizes = np.random.default_rng(0).integers(3, 128, 1003)
+    options = {"rho1": math.inf, "batch_size": 4, "gradient_accumulation_steps": 2, "seed": 1, "steps_per_epoch": 125}
+    plain, grouped = (InterleavedBatchSampler([], sizes, group_by_length=g, **options) for g in (False, True))
+
+    def padding(batches):
+        return 1 - sum(sizes[d % 1003].sum() for d in batches) / sum(4 * max(sizes[d % 1003]) for d in batches)
+
+    for epoch in range(3):
+        plain.set_epoch(epoch), grouped.set_epoch(epoch)
+        ours = [np.array(batch) for batch in grouped]
+        assert padding(ours) < 0.12 < 0.3 < padding([np.array(batch) for batch in plain])
+        # The groups come in a random order.
+        first, second = np.split(np.array([sizes[batch % 1003].mean() for batch in ours[:124]]), 2)
+        assert abs(first.mean() - second.mean()) < 15
+    grouped.set_epoch(0)
+    draws = [draw for batch in grouped for draw in batch]
+    grouped.set_epoch(1)
+    draws += [draw for batch in grouped for draw in batch]
+    assert sorted(draws[:1003]) == list(range(1003))
+    assert {draw // 1003 for draw in draws[1003:]} == {1}

@@ -6,12 +6,24 @@ MASK, V = 4, 1000
 
 
 def corrupt(ids, draws, seed=0, probability=0.15, maskable=None):
+    """Of texts of one length, [B, S]."""
     maskable = np.ones_like(ids, dtype=bool) if maskable is None else maskable
-    return mask_tokens(ids, maskable, draws, seed=seed, mlm_probability=probability, mask_token_id=MASK, vocab_size=V)
+    tokens = [values.ravel() for values in (ids, maskable, *tokens_of(draws, ids.shape[1]))]
+    pair = mask_tokens(*tokens, seed=seed, mlm_probability=probability, mask_token_id=MASK, vocab_size=V)
+    return tuple(values.reshape(ids.shape) for values in pair)
+
+
+def tokens_of(draws, length):
+    """Draw and position of every token, [B, S]."""
+    return np.repeat(draws[:, None], length, axis=1), np.tile(np.arange(length), (len(draws), 1))
+
+
+def table(seed, draws, length, stream):
+    return uniforms(seed, *tokens_of(draws, length), stream=stream)
 
 
 def test_uniform():
-    values = uniforms(0, np.arange(300), 200, stream=0)
+    values = table(0, np.arange(300), 200, stream=0)
     histogram, _ = np.histogram(values, bins=10, range=(0, 1))
     assert values.min() >= 0 and values.max() < 1
     assert abs(histogram / values.size - 0.1).max() < 0.005
@@ -19,8 +31,8 @@ def test_uniform():
     for other in (
         np.roll(values, 1, axis=0),
         np.roll(values, 1, axis=1),
-        uniforms(0, np.arange(300), 200, stream=1),
-        uniforms(1, np.arange(300), 200, stream=0),
+        table(0, np.arange(300), 200, stream=1),
+        table(1, np.arange(300), 200, stream=0),
     ):
         assert abs(np.corrcoef(values.ravel(), other.ravel())[0, 1]) < 0.015
 

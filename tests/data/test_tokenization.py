@@ -1,10 +1,12 @@
+import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from datasets import Dataset
 
-from hf_tlm.data import TokenizerError, load_tokenizer, tokenize, train_wordpiece
+from hf_tlm.data import TokenizerError, load_tokenizer, text_lengths, tokenization, tokenize, train_wordpiece
 
 PROGRAM = """
 import hashlib, random
@@ -59,3 +61,38 @@ def test_tokenize_pairs(tokenizer):
     out = tokenize(rows, tokenizer, 16)
     assert out[0]["input_ids"] == tokenizer("the gene", "the cell")["input_ids"]
     assert set(out[0]["token_type_ids"]) == {0, 1}
+
+
+def test_a_second_run_finds_what_the_first_one_tokenised(tokenizer, tmp_path):
+    Dataset.from_dict({"text": ["the gene binds", "the cell"] * 5}).to_parquet(tmp_path / "rows.parquet")
+
+    def run(max_length):
+        rows = Dataset.from_parquet(str(tmp_path / "rows.parquet"))
+        return [file["filename"] for file in tokenize(rows, tokenizer, max_length).cache_files]
+
+    first = run(8)
+    stamps = [os.stat(file).st_mtime_ns for file in first]
+    tokenizer("another text", truncation=True, max_length=3)  # Leaves its truncation in the tokenizer.
+    assert run(8) == first and [os.stat(file).st_mtime_ns for file in first] == stamps
+    assert set(run(4)).isdisjoint(first)
+
+
+def test_lengths(tokenizer):
+    rows = tokenize(Dataset.from_dict({"text": ["the gene", "a", "the cell and the gene"]}), tokenizer, 6)
+    lengths = [len(ids) for ids in rows["input_ids"]]
+    assert text_lengths(rows).tolist() == lengths and text_lengths(rows).dtype == np.int32
+    assert text_lengths(rows.select([2, 0])).tolist() == [lengths[2], lengths[0]]
+    assert text_lengths(None).tolist() == []
+
+
+def test_a_trained_vocabulary_is_kept(monkeypatch):
+    texts, made = ["the gene binds the cell", "the acid"] * 4, []
+    train = tokenization.train_wordpiece
+    monkeypatch.setattr(tokenization, "train_wordpiece", lambda *a, **k: made.append(k) or train(*a, **k))
+    first, again = (tokenization.cached_wordpiece(texts, 90, max_length=20) for _ in range(2))
+    assert len(made) == 1 and again.get_vocab() == train(texts, 90).get_vocab() == first.get_vocab()
+    assert again.model_max_length == 20 and again("The gene")["input_ids"] == train(texts, 90)("The gene")["input_ids"]
+    cased = tokenization.cached_wordpiece(texts, 90, lowercase=False)
+    assert len(made) == 2 and "The" not in cased.tokenize("the") and cased.tokenize("T") == ["[UNK]"]
+    tokenization.cached_wordpiece([*texts, "more"], 90, max_length=20)
+    assert len(made) == 3

@@ -23,6 +23,7 @@ def record(seed, score):
     return {
         "seed": seed,
         "parameters": 1_500_000,
+        "trained_parameters": 20_000,
         "cost": COST,
         "stages": {"1": stage, "2": stage},
         "validation": scores,
@@ -84,6 +85,7 @@ def test_sentences():
         ({"model": {**RUN["model"], "embedding_init": "spectral"}}, "spectral warm start, norm 1.0", "Nothing"),
         ({"subset": {**RUN["subset"], "retriever": "random", "top_k": None}}, "random passages of a general", "resemble"),
         ({"arguments": {**RUN["arguments"], "rho1": 0}}, "task batches only", "0 corpus batches"),
+        ({"model": {**RUN["model"], "use_peft": True}}, "20,000 of them trained: this is a LoRA", "subfolder"),
         ({"seeds": [record(1, 0.5)], "summary": {}}, "| test, this seed | 50.00 |", "mean ± std"),
     ],
 )

@@ -45,21 +45,24 @@ def stock_models(model, tokenizer, folder):
     ]
 
 
+def mlm_loss(logits, inputs):
+    chosen = inputs["mlm_labels"] != -100
+    return F.cross_entropy(logits[chosen], inputs["mlm_labels"][chosen], reduction="sum")
+
+
 @families
-def test_export_loads_as_stock_classes_with_equal_logits(model_type, tokenizer, tmp_path):
+def test_export_loads_as_stock_classes_with_equal_outputs(model_type, tokenizer, tmp_path):
     model, inputs = tiny(model_type).eval(), batch()
-    with torch.no_grad():
-        ours = model(**inputs)
-    for (stock, info), expected in zip(
-        stock_models(model, tokenizer, tmp_path / "out"), (ours.logits, ours.mlm_logits), strict=True
-    ):
+    (classifier, _), (lm, _) = loaded = stock_models(model, tokenizer, tmp_path / "out")
+    for stock, info in loaded:
         assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
         assert type(stock).__module__.startswith("transformers.")
-        with torch.no_grad():
-            logits = stock.eval()(inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits
-        if logits.dim() == 3:
-            logits = logits[inputs["mlm_labels"] != -100]
-        torch.testing.assert_close(expected, logits, rtol=0, atol=1e-6)
+        stock.eval()
+    plain = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+    with torch.no_grad():
+        ours = model(**inputs)
+        torch.testing.assert_close(ours.logits, classifier(**plain).logits, rtol=0, atol=1e-6)
+        torch.testing.assert_close(ours.mlm_loss, mlm_loss(lm(**plain).logits, inputs), rtol=1e-6, atol=0)
 
 
 @families
@@ -111,8 +114,8 @@ def test_only_the_needed_heads_run(model_type):
     model, inputs = tiny(model_type), batch()
     corpus = {name: value for name, value in inputs.items() if name != "labels"}
     task = {name: value for name, value in inputs.items() if name != "mlm_labels"}
-    assert model(**corpus).logits is None and model(**corpus).mlm_logits.shape == (5, 120)
-    assert model(**task).mlm_logits is None and model(**task).logits.shape == (4, 3)
+    assert model(**corpus).logits is None and model(**corpus).mlm_loss.shape == ()
+    assert model(**task).mlm_loss is None and model(**task).logits.shape == (4, 3)
     assert model(task["input_ids"], task["attention_mask"]).logits.shape == (4, 3)
 
 
@@ -131,12 +134,12 @@ def test_checkpoint_round_trip_and_classifier_reset(tokenizer, tmp_path):
     export_stock(model, tokenizer, tmp_path / "m")
     names = {0: "a", 1: "b", 2: "c"}
     loaded = TlmModel.from_checkpoint(str(tmp_path / "m"), id2label=names).eval()
-    for head in ("logits", "mlm_logits"):
+    for head in ("logits", "mlm_loss"):
         assert torch.equal(model(**inputs)[head], loaded(**inputs)[head])
     assert loaded.config.id2label == names
     loaded.reset_classifier()
     assert not torch.equal(model(**inputs).logits, loaded.eval()(**inputs).logits)
-    assert torch.equal(model(**inputs).mlm_logits, loaded(**inputs).mlm_logits)
+    assert torch.equal(model(**inputs).mlm_loss, loaded(**inputs).mlm_loss)
     more = TlmModel.from_checkpoint(str(tmp_path / "m"), id2label=dict(enumerate("abcde")))
     assert more(**{**inputs, "labels": inputs["labels"]}).logits.shape == (4, 5)
 

@@ -16,9 +16,11 @@ def case():
     generator = torch.Generator().manual_seed(1)
     mlm_labels = torch.full((3, 5), -100)
     mlm_labels[0, 1], mlm_labels[2, 0], mlm_labels[2, 4] = 3, 0, 6
+    mlm_logits = torch.randn(3, 7, generator=generator, dtype=torch.float64).float().requires_grad_()
+    # What the model gives: the sum of the losses at the masked places, in row-major order.
+    mlm_loss = torch.nn.functional.cross_entropy(mlm_logits, torch.tensor([3, 0, 6]), reduction="sum")
     outputs = SimpleNamespace(
-        mlm_logits=torch.randn(3, 7, generator=generator, dtype=torch.float64).float().requires_grad_(),
-        logits=torch.randn(3, 4, generator=generator).requires_grad_(),
+        mlm_logits=mlm_logits, mlm_loss=mlm_loss, logits=torch.randn(3, 4, generator=generator).requires_grad_()
     )
     return outputs, {"mlm_labels": mlm_labels, "labels": torch.tensor([2, 0, 3])}
 
@@ -70,7 +72,7 @@ def test_bad_weights(weights):
 
 def test_nothing_masked_is_loss_zero_with_a_graph():
     outputs, batch = case()
-    outputs.mlm_logits = torch.zeros(0, 7, requires_grad=True)
+    outputs.mlm_loss = torch.zeros(0, requires_grad=True).sum()
     loss = Mlm()(outputs, {"mlm_labels": torch.full((3, 5), -100)})["loss"]
     assert loss.item() == 0.0
     loss.backward()

@@ -15,15 +15,19 @@ TINY = ["--max_length", "32", "--vocab_size", "120", "--max_steps", "2", "--stag
 TINY += ["--stage2_eval_steps", "1", "--use_cpu", "true", "--save_strategy", "no", "--rho1", "1"]
 
 
-def launch(*arguments, processes=1, status=0):
-    """Run a recipe from the repository root; its standard output, or its standard error where it has to fail."""
+def launch(*arguments, config=None, processes=1, status=0):
+    """Run a recipe from the repository root; its standard output, or its standard error where it has to fail.
+
+    config: of `recipes/configs/accelerate`; on CPUs whatever it is for.
+    """
     command = [sys.executable, "-m", "accelerate.commands.launch", "--mixed_precision", "no", "--dynamo_backend", "no"]
     command += ["--num_machines", "1", "--num_processes", str(processes)]
-    if processes > 1:
-        # accelerate's `--cpu` starts several processes through MPI only; this way torch's launcher does, with gloo.
-        command += ["--multi_gpu", "--main_process_port", str(20000 + os.getpid() % 20000)]
-    else:
+    if config is None:
         command += ["--cpu"]
+    else:
+        command += ["--config_file", f"recipes/configs/accelerate/{config}.yaml"]
+        command += ["--main_process_port", str(20000 + os.getpid() % 20000)]
+        command += ["tests/recipes/fsdp_on_cpus.py"] if config == "fsdp" else []
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [*command, *map(str, arguments)], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240
@@ -99,19 +103,21 @@ def fails(*arguments, message):
     assert message in done.stderr and "Traceback" not in done.stderr, done.stderr[-3000:]
 
 
+@pytest.mark.timeout(600)
 def test_train_tlm_on_one_and_two_processes(work, subset):
-    """Equal total batches: the same losses, scores, predictions and cost, up to the order of additions."""
+    """Equal total batches, with DDP and with FSDP: the same losses, scores, predictions and cost, to rounding."""
     results = {}
-    for processes in (1, 2):
-        out = work / f"run{processes}"
+    for config, processes in ((None, 1), ("cpu_2", 2), ("fsdp", 2)):
+        out = work / f"run-{config}"
         text = launch(
             "recipes/train_tlm.py", "--task", work / "task", "--subset", subset, "--model_config", work / "model.json",
             *TINY, "--max_steps", "4", "--total_batch_size", "8", "--per_device_train_batch_size", 8 // processes,
-            "--stage2_total_batch_size", "8", "--logging_steps", "1", "--output_dir", out, processes=processes,
+            "--stage2_total_batch_size", "8", "--logging_steps", "1", "--output_dir", out, config=config,
+            processes=processes,
         )  # fmt: skip
         assert text.count("cost a seed") == 1
         history = json.loads((out / "seed-0/stage1/trainer_state.json").read_text())["log_history"]
-        results[processes] = {
+        results[config] = {
             "results": json.loads((out / "results.json").read_text()),
             "losses": [entry["loss"] for entry in history if "loss" in entry],
             **{
@@ -119,15 +125,17 @@ def test_train_tlm_on_one_and_two_processes(work, subset):
                 for split in ("validation", "test")
             },
         }
-    one, two = results[1], results[2]
-    assert two["results"]["environment"]["processes"] == 2
-    assert two["losses"] == pytest.approx(one["losses"], rel=1e-4)
-    for split in ("validation", "test"):
-        for ours, expected in zip(two[split], one[split], strict=True):
-            assert ours["id"] == expected["id"]
-            assert ours["probabilities"] == pytest.approx(expected["probabilities"], abs=1e-4)
-    for key in ("steps", "tokens", "real_tokens", "flops"):
-        assert one["results"]["seeds"][0]["cost"][key] == two["results"]["seeds"][0]["cost"][key], key
+    assert list((work / "run-fsdp/seed-0/stage2").glob("checkpoint-*/pytorch_model_fsdp.bin")), "FSDP was not used"
+    one = results.pop(None)
+    for two in results.values():
+        assert two["results"]["environment"]["processes"] == 2
+        assert two["losses"] == pytest.approx(one["losses"], rel=1e-4)
+        for split in ("validation", "test"):
+            for ours, expected in zip(two[split], one[split], strict=True):
+                assert ours["id"] == expected["id"]
+                assert ours["probabilities"] == pytest.approx(expected["probabilities"], abs=1e-4)
+        for key in ("steps", "tokens", "real_tokens", "flops"):
+            assert one["results"]["seeds"][0]["cost"][key] == two["results"]["seeds"][0]["cost"][key], key
 
 
 def test_train_tlm_from_yaml(work, subset):

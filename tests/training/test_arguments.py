@@ -22,6 +22,7 @@ BASE = {"output_dir": "unused", "use_cpu": True, "report_to": "none"}
         ({"seeds": [1, 2, 1]}, "holds a seed twice"),
         ({"push_to_hub": True}, "hf upload"),
         ({"resume_from_checkpoint": "somewhere"}, "resumes by itself"),
+        ({"enable_jit_checkpoint": True}, "saves a checkpoint at SIGTERM by itself"),
         ({"train_sampling_strategy": "group_by_length"}, "train_sampling_strategy"),
     ],
 )
@@ -67,3 +68,8 @@ def test_spectral_needs_a_model_from_scratch():
         ModelArguments(embedding_init="spectral", model_name_or_path="some/model")
     with pytest.raises(ArgumentsError, match="spectral_scale"):
         ModelArguments(spectral_scale=0)
+
+
+def test_tokens_are_never_shown(tmp_path):
+    args = TlmArguments(output_dir=str(tmp_path), report_to="none", hub_token="hf_secret")
+    assert "hf_secret" not in repr(args) + str(args) and "rho1=3" in repr(args)

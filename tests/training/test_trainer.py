@@ -1,63 +1,16 @@
-"""The Trainer: equal steps however they are split, exact resume, and every parameter moves."""
+"""The Trainer: equal steps however they are split, and every parameter moves."""
 
 import json
 import math
-import shutil
 
 import pytest
 import torch
-from toys import TINY_CONFIGS, make_task
-from transformers import AutoConfig, TrainerCallback, set_seed
+from toys import TINY_CONFIGS
+from transformers import TrainerCallback
 
-from hf_tlm.data import tokenize
 from hf_tlm.data.interleave import CORPUS, TASK
-from hf_tlm.evaluation import compute_metrics_for
-from hf_tlm.models import TlmModel
-from hf_tlm.training import TlmArguments, TlmTrainer
-from hf_tlm.training.stages import last_complete_checkpoint
-
-QUIET = {"report_to": "none", "disable_tqdm": True, "use_cpu": True, "save_strategy": "no", "logging_steps": 1}
-NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-
-
-@pytest.fixture(scope="module")
-def data(tokenizer, corpus_rows):
-    from datasets import Dataset
-
-    task = make_task()
-    corpus = Dataset.from_list(corpus_rows).select_columns(["text"])
-    return {
-        "train": tokenize(task.train, tokenizer, 32),
-        "validation": tokenize(task.validation, tokenizer, 32),
-        "corpus": tokenize(corpus, tokenizer, 32),
-    }
-
-
-def trainer(tmp_path, data, tokenizer, model_type="bert", config=NO_DROPOUT, objectives=None, callbacks=None, **changes):
-    args = TlmArguments(output_dir=str(tmp_path), **{**QUIET, "max_steps": 4, "learning_rate": 1e-2, **changes})
-    set_seed(7)
-    model = TlmModel.from_config(
-        AutoConfig.for_model(model_type, **{**TINY_CONFIGS[model_type], "vocab_size": len(tokenizer), **config})
-    )
-    return TlmTrainer(
-        model,
-        args,
-        train_dataset=data["train"],
-        corpus_dataset=data["corpus"] if args.rho1 > 0 else None,
-        eval_dataset=data["validation"],
-        processing_class=tokenizer,
-        compute_metrics=compute_metrics_for("macro_f1"),
-        objectives=objectives,
-        callbacks=callbacks,
-    )
-
-
-def history(run, *names):
-    return [[entry[name] for name in names if name in entry] for entry in run.state.log_history if "loss" in entry]
-
-
-def weights(run):
-    return {name: value.clone() for name, value in run.model.state_dict().items()}
+from hf_tlm.training import TlmArguments
+from runs import QUIET, history, trainer, weights
 
 
 class Gradients(TrainerCallback):
@@ -84,6 +37,7 @@ def test_1x8_equals_8x1(tmp_path, data, tokenizer, rho1, normalization):
             tokenizer,
             rho1=rho1,
             loss_normalization=normalization,
+            packing="pack" if normalization == "sum" else "group",
             per_device_train_batch_size=batch_size,
             gradient_accumulation_steps=accumulation,
             max_grad_norm=0.0,
@@ -103,8 +57,10 @@ def test_1x8_equals_8x1(tmp_path, data, tokenizer, rho1, normalization):
 def test_the_first_step_is_the_equation(tmp_path, data, tokenizer):
     """One task step: gradients equal those of (rho2 L_mlm + L_task) / (rho2 + 1) on the very batch, by autograd."""
     gradients = Gradients()
-    run = trainer(tmp_path, data, tokenizer, rho1=0, rho2=5.0, max_steps=1, max_grad_norm=0.0, callbacks=[gradients])
-    fresh = trainer(tmp_path, data, tokenizer, rho1=0, rho2=5.0, max_steps=1)
+    run = trainer(
+        tmp_path, data, tokenizer, rho1=0, rho2=5.0, max_steps=1, max_grad_norm=0.0, callbacks=[gradients], packing="pack"
+    )
+    fresh = trainer(tmp_path, data, tokenizer, rho1=0, rho2=5.0, max_steps=1, packing="none")
     batch = next(iter(fresh.get_train_dataloader()))
     run.train()
     model = fresh.model.train()
@@ -133,55 +89,6 @@ def test_every_parameter_moves_and_loss_falls(tmp_path, data, tokenizer, model_t
     assert losses[-1] < losses[0] - 0.3
 
 
-@pytest.mark.parametrize("stop", [3, 5])
-def test_resume_is_exact(tmp_path, data, tokenizer, stop):
-    """With dropout, across an epoch boundary, at a step that ends an epoch and at one that does not."""
-    common = {
-        "rho1": 1,
-        "max_steps": 8,
-        "per_device_train_batch_size": 12,
-        "config": {},
-        "gradient_accumulation_steps": 2,
-    }
-    whole = trainer(tmp_path / "whole", data, tokenizer, **common)
-    whole.train()
-    assert whole.batch_sampler.steps_per_epoch == 5
-
-    part = trainer(tmp_path / "part", data, tokenizer, **{**common, "save_strategy": "steps", "save_steps": stop})
-    part.add_callback(_StopAt(stop))
-    part.train()
-    checkpoint = last_complete_checkpoint(tmp_path / "part")
-    assert checkpoint.endswith(f"checkpoint-{stop}")
-    rest = trainer(tmp_path / "part", data, tokenizer, **{**common, "save_strategy": "steps", "save_steps": stop})
-    rest.train(resume_from_checkpoint=checkpoint)
-
-    names = ("loss", "grad_norm", "learning_rate", "corpus/mlm_loss", "task/mlm_loss", "task/task_loss", "real_tokens")
-    assert history(rest, *names) == history(whole, *names)
-    for name, value in weights(whole).items():
-        assert torch.equal(value, weights(rest)[name]), name
-    assert rest.cost().tokens == whole.cost().tokens and rest.cost().real_tokens == whole.cost().real_tokens
-
-
-class _StopAt(TrainerCallback):
-    def __init__(self, step):
-        self.step = step
-
-    def on_step_end(self, args, state, control, **kwargs):
-        control.should_training_stop = state.global_step >= self.step
-
-
-def test_incomplete_checkpoints_are_passed_over(tmp_path):
-    for step, complete in ((5, True), (40, True), (100, False)):
-        folder = tmp_path / f"checkpoint-{step}"
-        folder.mkdir()
-        if complete:
-            (folder / "trainer_state.json").write_text("{}")
-    assert last_complete_checkpoint(tmp_path).endswith("checkpoint-40")
-    shutil.rmtree(tmp_path / "checkpoint-40")
-    assert last_complete_checkpoint(tmp_path).endswith("checkpoint-5")
-    assert last_complete_checkpoint(tmp_path / "none") is None
-
-
 def test_cost(tmp_path, data, tokenizer):
     run = trainer(
         tmp_path,
@@ -206,7 +113,7 @@ def test_cost(tmp_path, data, tokenizer):
     cost = run.cost()
     # Two task steps of eight; tokens are nominal, the paper's way.
     assert cost.tokens == 8 * (2 * 32 + 6 * 16)
-    assert cost.real_tokens == sum(real) == run.state.num_input_tokens_seen
+    assert cost.real_tokens == sum(real)
     assert cost.flops == 6 * cost.tokens * run.model.num_parameters()
     assert cost.to_dict()["flops_ratio"] == pytest.approx(cost.flops / 4.36e21)
     assert cost.seconds > 0
@@ -245,3 +152,19 @@ def test_objectives_follow_the_stage(tmp_path):
     assert set(stage1) == {CORPUS, TASK} and stage1[TASK].divisor == 21
     stage2 = tlm_objectives(args.for_stage(2, tmp_path, 0, "macro_f1"))
     assert set(stage2) == {TASK} and set(stage2[TASK].count({"labels": torch.zeros(2)})) == {"task"}
+
+
+def test_logits_stay_below_the_limit(tmp_path, data, tokenizer, monkeypatch):
+    """And the losses are those of all logits at once."""
+    from hf_tlm.models import linear_cross_entropy as module
+
+    runs, sizes, linear = {}, [], module.F.linear
+    for limit in (10**9, 3 * len(tokenizer)):
+        run = trainer(tmp_path / str(limit), data, tokenizer, rho1=1, max_logits=limit)
+        if limit < 10**9:
+            monkeypatch.setattr(module.F, "linear", lambda *a: sizes.append((out := linear(*a)).numel()) or out)
+        run.train()
+        runs[limit] = history(run, "loss")
+    few, everything = runs[3 * len(tokenizer)], runs[10**9]
+    assert all(ours == pytest.approx(expected, rel=1e-4) for ours, expected in zip(few, everything, strict=True))
+    assert sum(size == 3 * len(tokenizer) for size in sizes) > 10

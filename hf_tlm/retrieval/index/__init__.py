@@ -7,7 +7,18 @@
 `benchmarks/retrieval_design.md` explains why it is fast.
 """
 
-from hf_tlm.retrieval.index.index import Index
-from hf_tlm.retrieval.index.tokenize import TokenizedTexts, tokenize_texts
+from typing import TYPE_CHECKING
 
-__all__ = ["Index", "TokenizedTexts", "tokenize_texts"]
+from hf_tlm.lazy import export_lazily
+
+if TYPE_CHECKING:
+    from hf_tlm.retrieval.index.index import Index
+    from hf_tlm.retrieval.index.tokenize import TokenizedTexts, tokenize_texts
+
+__getattr__, __dir__, __all__ = export_lazily(
+    __name__,
+    {
+        "index": ["Index"],
+        "tokenize": ["TokenizedTexts", "tokenize_texts"],
+    },
+)

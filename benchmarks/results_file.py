@@ -1,0 +1,60 @@
+"""How the benchmarks keep their figures: one JSON file per benchmark, one entry per section, and a page to read."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def show(value) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def machine() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
+    model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor())
+    return f"{model}, {os.cpu_count()} cores"
+
+
+class ResultsFile:
+    """`<folder>/<name>.json` and `.md`, written after every section: a long run that is stopped keeps what it has.
+
+    titles, notes: of each section, in the order of the page. hidden: columns that only the JSON has.
+    """
+
+    def __init__(self, folder: str, name: str, titles: Mapping[str, str], notes: Mapping[str, str], hidden: tuple = ()):
+        self.folder, self.name, self.titles, self.notes, self.hidden = Path(folder), name, titles, notes, hidden
+        file = self.folder / f"{name}.json"
+        self.results = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+    def add(self, section: str, rows: list[dict], hardware: str | None = None) -> None:
+        """Replace one section's figures by those of the command that is running."""
+        command = shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
+        self.results[section] = {"command": command, "machine": hardware or machine(), "rows": rows}
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / f"{self.name}.json").write_text(json.dumps(self.results, indent=2) + "\n", encoding="utf-8")
+        (self.folder / f"{self.name}.md").write_text(self.to_text(), encoding="utf-8")
+
+    def to_text(self) -> str:
+        from hf_tlm.evaluation.seeds import format_table
+
+        parts = []
+        for section in (s for s in self.titles if s in self.results):
+            entry = self.results[section]
+            columns = [column for column in entry["rows"][0] if column not in self.hidden]
+            table = format_table([{c: show(row[c]) for c in columns} for row in entry["rows"]], columns)
+            how = f"Made by `{entry['command']}` on {entry['machine']}."
+            parts.append(f"## {self.titles[section]}\n\n{how} {self.notes[section]}\n\n{table}\n")
+        return "\n".join(parts)

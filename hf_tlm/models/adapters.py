@@ -1,0 +1,129 @@
+"""LoRA adapters (`peft`): small trained matrices beside the body's frozen weights, and their export for stock classes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from copy import deepcopy
+from pathlib import Path
+
+from peft import LoraConfig, PeftModel, get_peft_model, load_peft_weights, set_peft_model_state_dict
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from hf_tlm.files import atomic_directory
+from hf_tlm.models.errors import ModelError
+from hf_tlm.models.export import export_stock
+from hf_tlm.models.lora_arguments import LoraArguments
+from hf_tlm.models.tlm import TlmModel
+
+logger = logging.getLogger(__name__)
+
+ADAPTER = "default"
+POOLER = "pooler"
+
+
+def add_lora(model: TlmModel, lora: LoraArguments, base: str | os.PathLike, revision: str | None = None) -> PeftModel:
+    """`model` with a LoRA adapter in its body, in place: the adapter and the classification head are all that is trained.
+
+    The head includes the pooler of BERT and ALBERT: it feeds the classifier alone, and many checkpoints do not have it.
+    Seed it with `transformers.set_seed`.
+
+    Args:
+        base: Hub id or folder of the checkpoint that `model` was loaded from, to which the adapter belongs.
+        revision: of that checkpoint.
+
+    Raises:
+        ModelError: the body has no linear layer of a name in `lora.lora_target_modules`.
+    """
+    body = model.base_model_prefix
+    linear = {
+        name.rpartition(".")[2]
+        for name, module in model.base_model.named_modules()
+        if isinstance(module, nn.Linear) and POOLER not in name.split(".")
+    }
+    wanted = set(lora.lora_target_modules or linear)
+    if unknown := wanted - linear:
+        raise ModelError(
+            f"lora_target_modules: a {model.config.model_type} body has no linear layer {', '.join(sorted(unknown))}. "
+            f"Choose from {', '.join(sorted(linear))}."
+        )
+    head = [name for name, module in model.named_children() if name not in (body, "mlm_head") and list(module.parameters())]
+    head += [POOLER] if getattr(model.base_model, POOLER, None) is not None else []
+    config = LoraConfig(
+        r=lora.lora_r,
+        lora_alpha=lora.lora_alpha,
+        lora_dropout=lora.lora_dropout,
+        # One expression that holds for the stock classifier too, where the head has layers of the same names.
+        target_modules=rf"{body}\.(?!{POOLER}\b)(.*\.)?({'|'.join(map(re.escape, sorted(wanted)))})",
+        modules_to_save=head,
+        revision=revision,
+    )
+    # peft takes modules by the ends of their names, and ModernBERT's `head` would be `mlm_head` as well. That head stays
+    # as it is: the adapter is for the stock classifier, which has no place for another one.
+    mlm_head = model.mlm_head.requires_grad_(False)
+    del model.mlm_head
+    adapted = get_peft_model(model, config, adapter_name=ADAPTER)
+    model.mlm_head = mlm_head
+    base = Path(base).resolve() if Path(base).is_dir() else base
+    adapted.peft_config[ADAPTER].base_model_name_or_path = str(base)
+    trained, total = trained_parameters(adapted), model.num_parameters()
+    logger.info("LoRA trains %s of %s parameters (%.2f%%).", f"{trained:,}", f"{total:,}", 100 * trained / total)
+    return adapted
+
+
+def trained_parameters(model: nn.Module) -> int:
+    """How many numbers the optimizer changes."""
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+def export_adapter(
+    model: PeftModel,
+    tokenizer: PreTrainedTokenizerBase,
+    output_dir: str | os.PathLike,
+    files: dict[str, str] | None = None,
+) -> Path:
+    """Write the adapter and the classification head as a folder for stock classes; the whole folder appears at once.
+
+    It holds `adapter_config.json`, `adapter_model.safetensors`, `config.json` (the classes) and the tokenizer, and
+    `PeftModel.from_pretrained(AutoModelForSequenceClassification.from_pretrained(base, config=config), output_dir)`
+    gives the logits of `model`.
+
+    Args:
+        files: further text files to put in the folder, name -> content (the card, the results).
+
+    Raises:
+        HfTlmError: the disk cannot be written; an earlier folder there is intact.
+    """
+    output_dir = Path(output_dir)
+    with atomic_directory(output_dir) as folder:
+        # The embeddings are the base's; left to itself peft would ask the Hub whether they are.
+        model.save_pretrained(folder, save_embedding_layers=False)
+        (folder / "README.md").unlink(missing_ok=True)
+        config = deepcopy(model.peft_config[ADAPTER])
+        # While it is trained, `TlmModel.forward` must get its own arguments; the stock classifier has the usual ones.
+        config.task_type, config.inference_mode = "SEQ_CLS", True
+        config.save_pretrained(folder)
+        model.config.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        for name, content in (files or {}).items():
+            (folder / name).write_text(content, encoding="utf-8")
+    return output_dir
+
+
+def load_adapter(model: PeftModel, folder: str | os.PathLike) -> PeftModel:
+    """`model`, made by `add_lora` on the same base, with the weights that `export_adapter` wrote to `folder`."""
+    set_peft_model_state_dict(model, load_peft_weights(str(folder), device="cpu"), adapter_name=ADAPTER)
+    return model
+
+
+def export_model(
+    model: TlmModel | PeftModel,
+    tokenizer: PreTrainedTokenizerBase,
+    output_dir: str | os.PathLike,
+    files: dict[str, str] | None = None,
+) -> Path:
+    """`export_adapter` of a model with an adapter, `export_stock` of one without."""
+    export = export_adapter if isinstance(model, PeftModel) else export_stock
+    return export(model, tokenizer, output_dir, files)

@@ -1,0 +1,72 @@
+"""Cross-entropy of a linear layer's logits without ever holding all of them."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+# 128 MiB of float32.
+MAX_LOGITS = 1 << 25
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    """The gradients are made with the loss, block of rows by block, so that no block is kept for the backward pass."""
+
+    @staticmethod
+    def forward(ctx, hidden, weight, bias, labels, max_logits):
+        needs = [ctx.needs_input_grad[i] and x is not None for i, x in enumerate((hidden, weight, bias))]
+        gradients = [torch.zeros_like(x) if need else None for need, x in zip(needs, (hidden, weight, bias), strict=True)]
+        of_hidden, of_weight, of_bias = gradients
+        # Sums of half precision numbers are taken in float32.
+        total = torch.zeros((), dtype=torch.promote_types(hidden.dtype, torch.float32), device=hidden.device)
+        step = max(1, max_logits // weight.shape[0])
+        for start in range(0, len(labels), step):
+            rows, targets = hidden[start : start + step], labels[start : start + step, None]
+            logits = F.linear(rows, weight, bias).to(total.dtype)
+            normalizer = logits.logsumexp(dim=1, keepdim=True)
+            total += (normalizer - logits.gather(1, targets)).sum()
+            if not any(needs):
+                continue
+            # d loss / d logits = softmax - one-hot, in the logits' own memory.
+            change = logits.sub_(normalizer).exp_()
+            change.scatter_add_(1, targets, change.new_full(targets.shape, -1.0))
+            if of_bias is not None:
+                of_bias += change.sum(dim=0)
+            change = change.to(hidden.dtype)
+            if of_hidden is not None:
+                of_hidden[start : start + step] = change @ weight
+            if of_weight is not None:
+                if change.dtype == of_weight.dtype and not torch.is_autocast_enabled(change.device.type):
+                    of_weight.addmm_(change.t(), rows)
+                else:
+                    of_weight += change.t() @ rows
+        ctx.gradients = gradients
+        return total
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, of_total):
+        if ctx.gradients is None:
+            raise RuntimeError("linear_cross_entropy was differentiated twice; its gradients are kept for one pass only.")
+        gradients, ctx.gradients = ctx.gradients, None
+        return *(None if g is None else g.mul_(of_total) for g in gradients), None, None
+
+
+def linear_cross_entropy(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    labels: torch.Tensor,
+    *,
+    max_logits: int = MAX_LOGITS,
+) -> torch.Tensor:
+    """`F.cross_entropy(F.linear(hidden, weight, bias), labels, reduction="sum")`, a scalar in float32 or wider.
+
+    At most `max_logits` logits exist at any time (one row of them at least), in the forward and in the backward pass.
+    The result can be differentiated once. Under autocast the products are in its precision.
+
+    Args:
+        hidden: float [M, H]; M may be 0.
+        weight: float [V, H]; bias: float [V] or None; labels: int64 [M], all of them classes.
+    """
+    return _LinearCrossEntropy.apply(hidden, weight, bias, labels, max_logits)

@@ -1,0 +1,25 @@
+"""A model that FSDP has sharded, whole again."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from hf_tlm.models.tlm import TlmModel
+
+
+def whole(model: nn.Module) -> nn.Module:
+    """`model`; where FSDP2 has sharded its parameters, a whole copy of it on each process, all of which must call this.
+
+    FSDP shards a model in place and for good, and what follows a stage needs all of it: the export, and the next stage,
+    which shards it anew.
+    """
+    if not isinstance(model, FSDPModule):
+        return model
+    state = {
+        name: tensor.full_tensor() if isinstance(tensor, DTensor) else tensor for name, tensor in model.state_dict().items()
+    }
+    copy = TlmModel.from_config(model.config).to(model.dtype)
+    copy.load_state_dict(state)
+    return copy

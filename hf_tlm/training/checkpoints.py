@@ -1,0 +1,167 @@
+"""Sealed checkpoints: one that was not written to its end, or was damaged since, is never taken for a whole one.
+
+The last file of a checkpoint is its seal, `seal.json`: size and checksum (xxh3, 128 bits) of every other file, the step,
+the number of processes. A folder without a seal is what a kill left of a save; a file that does not match its seal is
+damaged. Files are read again only when a run resumes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import shutil
+from pathlib import Path
+
+import xxhash
+
+from hf_tlm.files import HfTlmError, atomic_write
+
+logger = logging.getLogger(__name__)
+
+SEAL = "seal.json"
+STATE = "trainer_state.json"
+
+
+class CheckpointError(HfTlmError):
+    """A checkpoint that cannot be written, or not be resumed from."""
+
+
+def checkpoints_in(folder: Path) -> list[tuple[int, Path]]:
+    """(step, path) of every `checkpoint-*` folder, sealed or not, by step."""
+    found = ((re.fullmatch(r"checkpoint-(\d+)", path.name), path) for path in Path(folder).glob("checkpoint-*"))
+    return sorted((int(match.group(1)), path) for match, path in found if match and path.is_dir())
+
+
+def seal(checkpoint: Path, *, step: int, world_size: int, resumable: bool = True) -> None:
+    """Write the seal of a folder whose files are all there.
+
+    resumable: whether it holds the optimizer's state too.
+
+    Raises:
+        OSError, HfTlmError: a file cannot be read, or the seal not be written.
+    """
+    files = {
+        path.relative_to(checkpoint).as_posix(): {"size": path.stat().st_size, "xxh3": _checksum(path)}
+        for path in sorted(checkpoint.rglob("*"))
+        if path.is_file() and path != checkpoint / SEAL
+    }
+    record = {"step": step, "world_size": world_size, "resumable": resumable, "files": files}
+    atomic_write(checkpoint / SEAL, json.dumps(record, indent=2) + "\n")
+
+
+def damage(checkpoint: Path) -> str | None:
+    """Why a run cannot resume from the folder; None if it can: sealed, every file as it was when sealed, and the same for
+    the checkpoint best on validation so far, from which the run would export its model."""
+    problem = _damage(checkpoint)
+    if problem is None:
+        best = _best_of(checkpoint)
+        if best not in (None, checkpoint) and (problem := _damage(best, for_resuming=False)):
+            problem = f"{checkpoint.name} needs the best checkpoint so far, and {problem}"
+    return problem
+
+
+def _damage(checkpoint: Path, for_resuming: bool = True) -> str | None:
+    if not checkpoint.is_dir():
+        return f"{checkpoint} is missing"
+    if not (checkpoint / SEAL).is_file():
+        return f"{checkpoint} has no {SEAL}: its save was cut short"
+    try:
+        record = json.loads((checkpoint / SEAL).read_text(encoding="utf-8"))
+        files = record["files"]
+        if for_resuming and not record["resumable"]:
+            return f"{checkpoint} holds the model alone (save_only_model)"
+        for name in {STATE: None, **files}:
+            path = checkpoint / name
+            if not path.is_file() or name not in files:
+                return f"{path} is missing"
+            size = path.stat().st_size
+            if size != files[name]["size"]:
+                return f"{path} has {size:,} bytes and had {files[name]['size']:,} when it was saved"
+            if _checksum(path) != files[name]["xxh3"]:
+                return f"{path} has changed since it was saved (its checksum differs)"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"{checkpoint} cannot be read: {type(error).__name__}: {error}"
+    return None
+
+
+def last_complete_checkpoint(folder: str | Path) -> str | None:
+    """The newest checkpoint of a folder that a run can resume from; None if there is none.
+
+    A newer one that is passed over is logged with the file that is wrong and the checkpoint taken instead.
+    """
+    problems, taken = [], None
+    for _, path in reversed(checkpoints_in(Path(folder))):
+        if (problem := damage(path)) is None:
+            taken = path
+            break
+        problems.append(problem)
+    for problem in problems:
+        logger.warning("%s. %s", problem, f"Resuming from {taken} instead." if taken else "There is no whole one before it.")
+    return None if taken is None else str(taken)
+
+
+def check_checkpoint(path: str | Path) -> str:
+    """`path`, if a run can resume from it.
+
+    Raises:
+        CheckpointError: it cannot; the message names the file and what is wrong with it.
+    """
+    if (problem := damage(Path(path))) is not None:
+        raise CheckpointError(
+            f"Cannot resume from {path}: {problem}. Give another checkpoint, or resume_from_checkpoint=True for the newest "
+            "complete one."
+        )
+    return str(path)
+
+
+def warn_of_other_processes(checkpoint: str, world_size: int) -> None:
+    """Log that dropout will differ, where a checkpoint was written by another number of processes."""
+    before = json.loads((Path(checkpoint) / SEAL).read_text(encoding="utf-8"))["world_size"]
+    if before != world_size:
+        logger.warning(
+            "%s was saved by %d processes, now there are %d: texts, masks and rates go on exactly, dropout's random numbers "
+            "do not.",
+            checkpoint,
+            before,
+            world_size,
+        )
+
+
+def rotate(newest: Path, *, limit: int | None) -> None:
+    """Keep the `limit` newest checkpoints up to the just sealed `newest`, and the best model that each of them knows.
+
+    The Trainer's rule would keep only the newest one's: then no run could resume from the one before. Checkpoints of later
+    steps, which a run that resumed before them passed over, go too, and, whatever the limit, what kills left of saves.
+    """
+    sealed = []
+    for step, path in checkpoints_in(newest.parent):
+        if (path / SEAL).is_file():
+            sealed.append((step, path))
+        else:
+            shutil.rmtree(path, ignore_errors=True)
+    if limit is None or limit <= 0:
+        return
+    last = int(newest.name.rpartition("-")[2])
+    keep = set([path for step, path in sealed if step <= last][-limit:])
+    keep |= {best for path in keep if (best := _best_of(path)) is not None}
+    for _, path in sealed:
+        if path not in keep:
+            # The seal first, or a kill would leave a part that looks like a checkpoint.
+            (path / SEAL).unlink(missing_ok=True)
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _best_of(checkpoint: Path) -> Path | None:
+    """The checkpoint best on validation when this one was saved, wherever the run's folder is now."""
+    state = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
+    best = state.get("best_model_checkpoint")
+    return None if best is None else checkpoint.with_name(Path(best).name)
+
+
+def _checksum(path: Path) -> str:
+    digest = xxhash.xxh3_128()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

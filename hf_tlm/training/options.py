@@ -1,0 +1,166 @@
+"""What a training run can be asked for: fields, defaults and help texts, without what it takes to train."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from hf_tlm.files import HfTlmError
+from hf_tlm.models.lora_arguments import LoraArguments
+
+
+class ArgumentsError(HfTlmError):
+    """Arguments that contradict each other or that TLM cannot honour."""
+
+
+@dataclass(repr=False)
+class TlmOptions:
+    """TLM's own options, and those of the Trainer whose defaults it changes.
+
+    Recipes hand this class to `parse` and receive a `TlmArguments`. Defaults are those of the paper's released scripts
+    where they have one, for a single device.
+    """
+
+    stands_for: ClassVar[str] = "hf_tlm.training.arguments.TlmArguments"
+    extends: ClassVar[str] = "transformers.TrainingArguments"
+
+    output_dir: str | None = field(
+        default=None, metadata={"help": "Folder of the run: its model, results and seeds. Default: trainer_output."}
+    )
+
+    # Overridden defaults.
+    max_steps: int = field(
+        default=0,
+        metadata={"help": "Stage 1: optimizer steps. 0: 10,000, or as many as the budget allows. -1: use num_train_epochs."},
+    )
+    learning_rate: float = field(default=1e-4, metadata={"help": "Stage 1: peak learning rate."})
+    weight_decay: float = field(default=0.01, metadata={"help": "Stage 1: weight decay."})
+    per_device_train_batch_size: int = field(default=32, metadata={"help": "Texts per device and micro-batch."})
+    per_device_eval_batch_size: int = field(default=64, metadata={"help": "Texts per device when evaluating."})
+    logging_steps: float = field(default=50, metadata={"help": "Log every so many optimizer steps, in both stages."})
+    save_total_limit: int | None = field(
+        default=2, metadata={"help": "Checkpoints to keep, the best one among them; 2: there is one before the newest."}
+    )
+    logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Not with TLM: such a loss ends the run."})
+    seed: int = field(default=0, metadata={"help": "Seed of a single run; `seeds` takes precedence."})
+
+    # The method (TLM, section 3.1; Table B.1).
+    rho1: float = field(
+        default=3,
+        metadata={"help": "Corpus batches per task batch in stage 1: 0 is task data only, inf corpus data only."},
+    )
+    rho2: float = field(default=20, metadata={"help": "Weight of the masked-LM loss on task data in stage 1."})
+    loss_normalization: str = field(
+        default="mean",
+        metadata={
+            "help": "Task batches: mean is (rho2 L_mlm + L_task)/(rho2 + 1), the released code's; sum is the paper's.",
+            "choices": ["mean", "sum"],
+        },
+    )
+    mlm_probability: float = field(default=0.15, metadata={"help": "Share of tokens chosen for prediction."})
+    max_length: int = field(default=128, metadata={"help": "Longest task text in tokens; longer ones are truncated."})
+    corpus_max_length: int | None = field(
+        default=None, metadata={"help": "Longest corpus passage in tokens. Default: max_length."}
+    )
+    total_batch_size: int | None = field(
+        default=None,
+        metadata={"help": "Texts per optimizer step over all processes; sets gradient_accumulation_steps."},
+    )
+    total_batch_tokens: int | None = field(
+        default=None,
+        metadata={
+            "help": "Tokens per optimizer step over all processes, instead of total_batch_size; a micro-batch holds at "
+            "most per_device_train_batch_size x max_length of them."
+        },
+    )
+    max_flops: float | None = field(
+        default=None, metadata={"help": "Stage 1 ends at the step that reaches so many FLOPs (6 x tokens x parameters)."}
+    )
+    max_tokens: float | None = field(
+        default=None, metadata={"help": "Stage 1 ends at the step that reaches so many tokens, padding not counted."}
+    )
+    max_hours: float | None = field(
+        default=None, metadata={"help": "Stage 1 ends after so many hours of training; the schedule follows the clock."}
+    )
+    packing: str = field(
+        default="auto",
+        metadata={
+            "help": "What is done about padding. pack: several texts share a row and do not see each other. group: texts "
+            "of similar length share a step. none: texts are padded to the longest of their batch. auto: group on CPUs, "
+            "else pack.",
+            "choices": ["auto", "none", "group", "pack"],
+        },
+    )
+    max_logits: int = field(
+        default=1 << 25,
+        metadata={"help": "Most vocabulary logits in memory at any time, forward or backward; 2^25 are 128 MiB of float32."},
+    )
+    stage: str = field(
+        default="both",
+        metadata={
+            "help": "1: joint training only. 2: fine-tuning only (give --model_name_or_path a stage-1 model). both.",
+            "choices": ["1", "2", "both"],
+        },
+    )
+    seeds: list[int] | None = field(
+        default=None, metadata={"help": "One whole run per seed, then mean and standard deviation.", "nargs": "+"}
+    )
+
+    # Stage 2: the task loss alone, on unmasked task texts; the checkpoint best on validation is kept.
+    stage2_max_steps: int = field(default=-1, metadata={"help": "Stage 2: optimizer steps. -1: by epochs."})
+    stage2_num_train_epochs: float = field(default=10.0, metadata={"help": "Stage 2: passes over the training split."})
+    stage2_learning_rate: float = field(default=2e-5, metadata={"help": "Stage 2: peak learning rate."})
+    stage2_weight_decay: float = field(default=0.0, metadata={"help": "Stage 2: weight decay."})
+    stage2_warmup_steps: float = field(default=0, metadata={"help": "Stage 2: warm-up steps, or a share below 1."})
+    stage2_total_batch_size: int = field(default=32, metadata={"help": "Stage 2: texts per optimizer step."})
+    stage2_eval_steps: float = field(
+        default=0.05,
+        metadata={"help": "Stage 2: evaluate and save every so many steps, or a share of all steps below 1."},
+    )
+    stage2_reset_classifier: bool = field(
+        default=False,
+        metadata={"help": "Start stage 2 from a fresh classification head, as the released scripts do."},
+    )
+
+
+@dataclass
+class ModelArguments(LoraArguments):
+    """Which model, from scratch (`model_config`) or from a checkpoint (`model_name_or_path`), its tokenizer, its adapter."""
+
+    model_config: str = field(
+        default="recipes/configs/models/bert_tiny.json",
+        metadata={"help": "JSON file with a transformers config, or a Hub id whose architecture is used, not its weights."},
+    )
+    model_name_or_path: str | None = field(
+        default=None, metadata={"help": "Start from this checkpoint instead of from scratch."}
+    )
+    model_revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit of the checkpoint."})
+    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the checkpoint."})
+    tokenizer_name: str | None = field(
+        default=None,
+        metadata={
+            "help": "Tokenizer by Hub id or folder. Default: the checkpoint's; from scratch, a WordPiece "
+            "vocabulary trained on task and subset."
+        },
+    )
+    vocab_size: int = field(default=8000, metadata={"help": "Size of a vocabulary that is trained."})
+    lowercase: bool = field(default=True, metadata={"help": "A vocabulary that is trained is lower-cased."})
+    embedding_init: str = field(
+        default="random",
+        metadata={
+            "help": "Token embeddings at the start: random (the papers'), or spectral: SVD of the positive PMI of "
+            "co-occurrence counts over subset and task texts (ours).",
+            "choices": ["random", "spectral"],
+        },
+    )
+    spectral_scale: float = field(default=1.0, metadata={"help": "Norm of a spectral token embedding."})
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.embedding_init == "spectral" and self.model_name_or_path is not None:
+            raise ArgumentsError(
+                "embedding_init spectral replaces the embeddings of the checkpoint model_name_or_path "
+                f"{self.model_name_or_path!r} has learned. Use it from scratch only."
+            )
+        if self.spectral_scale <= 0:
+            raise ArgumentsError(f"spectral_scale must be positive; received {self.spectral_scale}.")

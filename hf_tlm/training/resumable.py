@@ -1,0 +1,151 @@
+"""A Trainer whose runs are never lost: sealed checkpoints, and SIGTERM."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from accelerate.utils import broadcast_object_list
+from safetensors import SafetensorError
+from transformers import Trainer
+
+from hf_tlm.files import HfTlmError
+from hf_tlm.training.checkpoints import (
+    SEAL,
+    CheckpointError,
+    check_checkpoint,
+    checkpoints_in,
+    last_complete_checkpoint,
+    rotate,
+    seal,
+    warn_of_other_processes,
+)
+from hf_tlm.training.interruptions import Interruption
+
+logger = logging.getLogger(__name__)
+
+# How torch.save says that the system could not write: it has no error type for it.
+_TORCH_WRITE_ERROR = re.compile(r"PytorchStreamWriter|inline_container|cannot be opened|Parent directory .* does not exist")
+
+
+class ResumableTrainer(Trainer):
+    """`transformers.Trainer`; the only changes are in when checkpoints count and how a run stops.
+
+    A checkpoint is sealed (`hf_tlm.training.checkpoints`) once every process has written its part, and older ones are
+    removed only then, so that at every moment there is a complete one. `train(resume_from_checkpoint=True)` takes the
+    newest complete one, and starts from the beginning where there is none. SIGTERM stops a run as
+    `hf_tlm.training.interruptions` says.
+    """
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.interruption = Interruption()
+        self.add_callback(self.interruption)
+        self._failure: Exception | None = None
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, trial=None, ignore_keys_for_eval=None):
+        """As the Trainer's.
+
+        Args:
+            resume_from_checkpoint: True for the newest complete checkpoint of the output folder, if there is one, or the
+                path of one.
+
+        Raises:
+            CheckpointError: the path is no complete checkpoint, or a checkpoint cannot be written.
+            Terminated: stopped by SIGTERM, with a checkpoint of the last step.
+        """
+        checkpoint = self._checkpoint_to_resume(resume_from_checkpoint)
+        with self.interruption.listening():
+            return super().train(checkpoint, trial, ignore_keys_for_eval)
+
+    def _checkpoint_to_resume(self, wanted: str | bool | None) -> str | None:
+        """One process reads and checks, so that all take the same."""
+        if not wanted:
+            return None
+        path, problem = None, None
+        if self.is_world_process_zero():
+            try:
+                path = last_complete_checkpoint(self.args.output_dir) if wanted is True else check_checkpoint(wanted)
+                if path is not None:
+                    warn_of_other_processes(path, self.args.world_size)
+            except CheckpointError as error:
+                problem = str(error)
+        path, problem = broadcast_object_list([path, problem])
+        if problem is not None:
+            raise CheckpointError(problem)
+        return path
+
+    def _run_epoch(self, *args, **kwargs):
+        # A run killed between its last checkpoint and its end would otherwise train one step more when it resumes.
+        if self.control.should_training_stop or self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+            return
+        super()._run_epoch(*args, **kwargs)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        if not _internal_call:
+            super().save_model(output_dir)
+            return
+        # A failure is kept for `_agree`, as other processes may be waiting in `_save_checkpoint` for this one.
+        with self._keeping_failures():
+            super().save_model(output_dir, _internal_call=True)
+        # From here to the end of `_save_checkpoint`: no older checkpoint is removed before the new one is sealed.
+        self.args.save_total_limit = None
+
+    def _save_checkpoint(self, model, trial) -> None:
+        step, limit = self.state.global_step, self.args.save_total_limit
+        folder = Path(self._get_output_dir(trial)) / f"checkpoint-{step}"
+        if self.args.should_save:
+            # What a killed run left of this very checkpoint must not mix with it.
+            shutil.rmtree(folder, ignore_errors=True)
+        self.accelerator.wait_for_everyone()
+        self._failure = None
+        try:
+            with self._keeping_failures():
+                super()._save_checkpoint(model, trial)
+        finally:
+            self.args.save_total_limit = limit
+        self._agree(folder)
+        if self.args.should_save:
+            with self._keeping_failures():
+                seal(folder, step=step, world_size=self.args.world_size, resumable=not self.args.save_only_model)
+        self._agree(folder)
+        if self.args.should_save:
+            rotate(folder, limit=limit)
+
+    @contextlib.contextmanager
+    def _keeping_failures(self) -> Iterator[None]:
+        """Keep the first error of the disk instead of raising it."""
+        try:
+            yield
+        except (OSError, SafetensorError, HfTlmError) as error:
+            self._failure = self._failure or error
+        except RuntimeError as error:
+            if not _TORCH_WRITE_ERROR.search(str(error)):
+                raise
+            self._failure = self._failure or error
+
+    def _agree(self, folder: Path) -> None:
+        """Go on if no process failed to write its part of the checkpoint, all of them or none.
+
+        Raises:
+            CheckpointError: one failed. What was written of `folder` is removed.
+        """
+        failed = torch.tensor([self._failure is not None], dtype=torch.int64, device=self.args.device)
+        if not self.accelerator.gather(failed).any():
+            return
+        # Nobody is writing any more.
+        if self.args.should_save:
+            shutil.rmtree(folder, ignore_errors=True)
+        whole = [path for _, path in checkpoints_in(folder.parent) if (path / SEAL).is_file()]
+        before = f"The checkpoint before it, {whole[-1]}, is intact" if whole else "There is no checkpoint before it"
+        cause = self._failure or "another process could not write its part"
+        raise CheckpointError(
+            f"Could not save {folder}: {cause}. {before}. Free or enlarge the disk, or make the folder writable, then run "
+            "the same command: it continues."
+        ) from self._failure

@@ -1,0 +1,59 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_collator import rows
+
+from hf_tlm.data import TlmCollator
+from hf_tlm.data.packing import pack
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=60))
+def test_every_text_has_its_own_place(lengths):
+    row_of, start_of = pack(lengths, 30)
+    taken = np.zeros((row_of.max() + 1, 30), int)
+    for row, start, length in zip(row_of, start_of, lengths, strict=True):
+        assert start + length <= 30
+        taken[row, start : start + length] += 1
+    assert taken.max() == 1
+    # Rows begin at 0 and have no gaps, and no two of them would fit into one.
+    used = taken.sum(axis=1)
+    assert all(row[:n].all() for row, n in zip(taken, used, strict=True))
+    assert len(used) < 2 or np.sort(used)[:2].sum() > 30
+
+
+def test_known_case():
+    row_of, start_of = pack([3, 9, 5, 7, 1, 5], 10)
+    assert row_of.tolist() == [1, 0, 2, 1, 0, 2] and start_of.tolist() == [7, 0, 0, 0, 9, 5]
+
+
+def test_short_texts_fill_their_rows():
+    lengths = np.random.default_rng(0).integers(10, 110, 32)
+    row_of, _ = pack(lengths, 256)
+    assert lengths.sum() / ((row_of.max() + 1) * 256) > 0.95
+
+
+@pytest.mark.parametrize("mlm_probability", [0.5, 0.0])
+def test_packed_and_padded_batches_hold_the_same_texts(tokenizer, mlm_probability):
+    texts = rows(tokenizer, "the gene", "the cell binds the acid and the drug", "the drug", label=2, draw=7)
+    for draw, text in enumerate(texts):
+        text["draw"] = draw
+    padded, packed = (
+        TlmCollator(tokenizer, mlm_probability=mlm_probability, row_length=length)(texts) for length in (None, 12)
+    )
+    assert set(packed) - set(padded) == {"position_ids", "text_ids", "first_tokens"}
+    assert len(packed["input_ids"]) == 2 and next(iter(packed)) == "labels"
+    for i in range(3):
+        here = packed["text_ids"] == i + 1
+        assert here.sum() == padded["attention_mask"][i].sum() and packed["attention_mask"][here].all()
+        assert packed["position_ids"][here].tolist() == list(range(here.sum()))
+        assert packed["first_tokens"][i] == here.flatten().int().argmax()
+        for name in ("input_ids", "mlm_labels") if mlm_probability else ("input_ids",):
+            assert packed[name][here].tolist() == padded[name][i][: here.sum()].tolist()
+    padding = packed["text_ids"] == 0
+    assert not packed["attention_mask"][padding].any() and (packed["input_ids"][padding] == tokenizer.pad_token_id).all()
+
+
+def test_a_longer_text_widens_the_row(tokenizer):
+    batch = TlmCollator(tokenizer, row_length=4)(rows(tokenizer, "the cell binds the acid and the drug", "a", draw=0))
+    assert batch["input_ids"].shape[0] == 2 and batch["input_ids"].shape[1] > 4

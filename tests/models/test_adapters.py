@@ -1,0 +1,145 @@
+"""LoRA for every family: what is trained, what is not, and equal logits from the exported adapter in stock classes."""
+
+import json
+
+import pytest
+import torch
+from peft import PeftModel
+from toys import TINY_CONFIGS
+from transformers import AutoConfig, AutoModelForSequenceClassification, set_seed
+
+from hf_tlm.models import (
+    LoraArguments,
+    ModelError,
+    TlmModel,
+    add_lora,
+    export_adapter,
+    export_stock,
+    load_adapter,
+    trained_parameters,
+)
+
+# What a family's classification head consists of.
+HEADS = {
+    "bert": {"classifier", "bert.pooler"},
+    "roberta": {"classifier"},
+    "electra": {"classifier"},
+    "albert": {"classifier", "albert.pooler"},
+    "distilbert": {"classifier", "pre_classifier"},
+    "modernbert": {"classifier", "head"},
+}
+families = pytest.mark.parametrize("model_type", TINY_CONFIGS)
+CLASSES = dict(enumerate("abcd"))
+
+
+def adapted(model_type, base, tokenizer, **options):
+    """A model with an adapter, on a base with another number of classes."""
+    set_seed(0)
+    if not base.exists():
+        export_stock(TlmModel.from_config(AutoConfig.for_model(model_type, **TINY_CONFIGS[model_type])), tokenizer, base)
+    model = TlmModel.from_checkpoint(str(base), id2label=CLASSES)
+    return add_lora(model, LoraArguments(use_peft=True, **options), base)
+
+
+def batch():
+    input_ids = torch.randint(5, 120, (4, 12), generator=torch.Generator().manual_seed(0))
+    attention_mask = torch.ones_like(input_ids)
+    attention_mask[1, 7:] = 0
+    return {"input_ids": input_ids, "attention_mask": attention_mask}
+
+
+def plain(name):
+    """A parameter's name in the model without an adapter."""
+    for part in ("base_model.model.", ".modules_to_save.default", ".base_layer"):
+        name = name.replace(part, "")
+    return name
+
+
+@families
+def test_adapter_and_head_learn_and_nothing_else(model_type, tokenizer, tmp_path):
+    # In float64, where the small gradients of queries and keys change them.
+    model = adapted(model_type, tmp_path / "base", tokenizer, lora_r=4).double()
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    lora = {name for name in trained if ".lora_" in name}
+    head = {plain(name) for name in trained - lora}
+    assert {part for part in HEADS[model_type] if any(name.startswith(f"{part}.") for name in head)} == HEADS[model_type]
+    assert all(any(name.startswith(f"{part}.") for part in HEADS[model_type]) for name in head)
+    # Every linear layer of the body, and not one elsewhere.
+    body = model.get_base_model().base_model
+    layers = {n for n, m in body.named_modules() if isinstance(m, torch.nn.Linear) and "lora" not in n and "pooler" not in n}
+    assert len(lora) == 2 * len(layers) > 0
+    assert trained_parameters(model) == sum(p.numel() for n, p in model.named_parameters() if n in trained)
+
+    # Both losses reach every adapter; the task loss reaches the head.
+    inputs = batch()
+    labels = torch.full_like(inputs["input_ids"], -100)
+    labels[:, 1:4] = 7
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    for _ in range(2):  # B starts at 0, and so A gets its first gradient in the second step.
+        output = model(**inputs, mlm_labels=labels, labels=torch.tensor([0, 1, 2, 3]))
+        (output.mlm_loss + torch.nn.functional.cross_entropy(output.logits, torch.tensor([0, 1, 2, 3]))).backward()
+        optimizer.step()
+    moved = {name for name, parameter in model.named_parameters() if not torch.equal(before[name], parameter)}
+    assert moved == trained
+
+
+@families
+def test_exported_adapter_gives_equal_logits_in_stock_classes(model_type, tokenizer, tmp_path):
+    base, folder = tmp_path / "base", tmp_path / "adapter"
+    model = adapted(model_type, base, tokenizer).eval()
+    start = model(**batch()).logits
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    logits = model(**batch()).logits
+    assert not torch.allclose(start, logits, atol=1e-2)
+    export_adapter(model, tokenizer, folder, {"README.md": "card"})
+    assert (folder / "README.md").read_text() == "card" and (folder / "tokenizer.json").is_file()
+    values = json.loads((folder / "adapter_config.json").read_text())
+    assert values["base_model_name_or_path"] == str(base) and values["task_type"] == "SEQ_CLS"
+
+    config = AutoConfig.from_pretrained(folder)
+    assert config.id2label == CLASSES
+    set_seed(1)  # What the base lacks is drawn again, and must come with the adapter.
+    stock = AutoModelForSequenceClassification.from_pretrained(base, config=config, ignore_mismatched_sizes=True)
+    stock = PeftModel.from_pretrained(stock, folder).eval()
+    torch.testing.assert_close(stock(**batch()).logits, logits, rtol=0, atol=1e-6)
+    # And in a model of ours, where a run continues.
+    again = load_adapter(adapted(model_type, base, tokenizer), folder).eval()
+    torch.testing.assert_close(again(**batch()).logits, logits, rtol=0, atol=1e-6)
+    assert trained_parameters(again) == trained_parameters(model)
+
+
+def test_options(tokenizer, tmp_path):
+    model = adapted(
+        "bert", tmp_path / "base", tokenizer, lora_r=3, lora_alpha=12, lora_dropout=0.5, lora_target_modules=["value"]
+    )
+    layers = [m for m in model.modules() if hasattr(m, "lora_A")]
+    assert len(layers) == 2 and all(m.scaling["default"] == 4 and m.lora_dropout["default"].p == 0.5 for m in layers)
+    assert all(m.lora_A["default"].weight.shape == (3, 16) for m in layers)
+    with pytest.raises(ModelError, match="no linear layer q_proj. Choose from dense, key, query, value"):
+        adapted("bert", tmp_path / "base", tokenizer, lora_target_modules=["query", "q_proj"])
+    for wrong in ({"lora_r": 0}, {"lora_alpha": 0}, {"lora_dropout": 1.0}):
+        with pytest.raises(ModelError, match=f"{next(iter(wrong))} must .* received {next(iter(wrong.values()))}"):
+            LoraArguments(**wrong)
+
+
+def test_the_head_that_is_trained_is_the_one_reset(tokenizer, tmp_path):
+    model = adapted("modernbert", tmp_path / "base", tokenizer).eval()
+    before, trained = model(**batch()).logits, trained_parameters(model)
+    model.reset_classifier()
+    assert not torch.equal(model.eval()(**batch()).logits, before)
+    assert trained_parameters(model) == trained
+
+
+def test_failed_export_keeps_the_old_folder(tokenizer, tmp_path, monkeypatch):
+    model = adapted("bert", tmp_path / "base", tokenizer)
+    export_adapter(model, tokenizer, tmp_path / "a", {"README.md": "old"})
+    monkeypatch.setattr(
+        "peft.peft_model.safe_save_file", lambda *a, **k: (_ for _ in ()).throw(OSError(28, "No space left"))
+    )
+    with pytest.raises(ValueError, match="No space left.*unchanged"):
+        export_adapter(model, tokenizer, tmp_path / "a", {"README.md": "new"})
+    assert (tmp_path / "a" / "README.md").read_text() == "old"

@@ -1,0 +1,151 @@
+"""What starts fast: imports are made when a name is first used, and `--help` of a recipe makes no heavy ones."""
+
+import ast
+import dataclasses
+import importlib
+import pickle
+import pydoc
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import HfArgumentParser, TrainingArguments
+
+from hf_tlm.parser import parse
+from hf_tlm.training import TlmArguments, TlmOptions
+
+ROOT = Path(__file__).resolve().parent.parent
+HEAVY = ["torch", "transformers", "datasets", "evaluate", "numba", "scipy", "sklearn", "pandas", "pyarrow", "numpy"]
+RECIPES = sorted((ROOT / "recipes").glob("*.py"))
+PACKAGES = [
+    ".".join(path.parent.relative_to(ROOT).parts)
+    for path in sorted((ROOT / "hf_tlm").rglob("__init__.py"))
+    if "export_lazily" in path.read_text(encoding="utf-8")
+]
+
+
+def python(program, *arguments):
+    """Standard output of a program in a process of its own."""
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_importing_a_package_imports_nothing_heavy(package):
+    python(f"import sys, {package}\nfound = set({HEAVY}) & set(sys.modules)\nassert not found, found")
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_help_imports_nothing_heavy(recipe):
+    text = python(
+        "import runpy, sys\n"
+        "sys.argv = [sys.argv[1], '--help']\n"
+        "try: runpy.run_path(sys.argv[0], run_name='__main__')\n"
+        "except SystemExit as stop: assert stop.code == 0, stop.code\n"
+        f"found = set({HEAVY}) & set(sys.modules)\n"
+        "assert not found, found\n",
+        str(recipe),
+    )
+    own = [
+        field.target.id
+        for node in ast.parse(recipe.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef)
+        for field in node.body
+        if isinstance(field, ast.AnnAssign)
+    ]
+    assert own and not [name for name in own if f"\n  --{name}" not in text]
+    takes_trainers = "TlmOptions" in recipe.read_text(encoding="utf-8")
+    assert takes_trainers == ("Every option of transformers.TrainingArguments is accepted too" in text)
+    assert takes_trainers == ("\n  --rho1 RHO1" in text) and "gradient_accumulation_steps GR" not in text
+
+
+def help_of(capsys, *dataclasses, option="--help"):
+    with pytest.raises(SystemExit) as stop:
+        parse(*dataclasses, recipe="train_tlm", description="", args=[option])
+    assert stop.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_help_all_adds_the_trainers_options(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    text = help_of(capsys, TlmOptions, option="--help_all")
+    missing = [f.name for f in dataclasses.fields(TlmArguments) if f.init and f"--{f.name}" not in text]
+    assert not missing and "--help_all lists them" not in text
+
+
+def test_help_shows_a_field_as_transformers_does(capsys, monkeypatch):
+    """Flags, choices and help, line by line; a default is added where there is one to tell."""
+    monkeypatch.setenv("COLUMNS", "400")
+    theirs = HfArgumentParser(TlmOptions).format_help().splitlines()
+    theirs = [line.removesuffix(" (default: None)").removesuffix(" (default: False)") for line in theirs]
+    ours = help_of(capsys, TlmOptions).splitlines()
+    for name in ("stage", "seeds", "rho1", "packing", "stage2_reset_classifier"):
+        (at,) = [i for i, line in enumerate(ours) if line.startswith(f"  --{name} ") or line.startswith(f"  --{name},")]
+        expected = [i for i, line in enumerate(theirs) if line == ours[at]]
+        assert expected and theirs[expected[0] + 1] == ours[at + 1], ours[at : at + 2]
+
+
+def test_parse_makes_the_class_that_options_stand_for(tmp_path):
+    command = ["--output_dir", str(tmp_path), "--rho1", "7", "--gradient_accumulation_steps", "3", "--use_cpu", "true"]
+    (args,) = parse(TlmOptions, recipe="train_tlm", description="", args=command)
+    assert type(args) is TlmArguments
+    assert (args.rho1, args.gradient_accumulation_steps) == (7, 3)
+
+
+def test_defaults_of_the_options_win():
+    theirs = {field.name: field.default for field in dataclasses.fields(TrainingArguments)}
+    ours = {field.name: field.default for field in dataclasses.fields(TlmOptions)}
+    both = {field.name: field.default for field in dataclasses.fields(TlmArguments)}
+    assert both == theirs | ours
+    changed = {name for name in ours.keys() & theirs if ours[name] != theirs[name]}
+    assert {"learning_rate", "max_steps", "seed", "weight_decay"} <= changed
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_lazy_exports_are_those_the_type_checker_sees(package):
+    module = importlib.import_module(package)
+    (block,) = [
+        node
+        for node in ast.parse(Path(module.__file__).read_text(encoding="utf-8")).body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    ]
+    seen = {alias.name: node.module for node in block.body for alias in node.names}
+    assert len(module.__all__) == len(set(module.__all__))
+    assert set(module.__all__) == set(dir(module)) == set(seen)
+    for name, home in seen.items():
+        assert getattr(module, name) is getattr(importlib.import_module(home), name), name
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "",
+        "import hf_tlm.retrieval.retrieve",
+        "from hf_tlm.retrieval.retrieve import default_top_k",
+        "from hf_tlm.retrieval import default_top_k",
+        "import hf_tlm; hf_tlm.retrieve",
+    ],
+)
+def test_a_function_named_as_its_module_is_the_function(before):
+    python(
+        f"{before}\n"
+        "import pickle, sys\n"
+        "from hf_tlm.retrieval import retrieve\n"
+        "assert callable(retrieve), retrieve\n"
+        "import hf_tlm.retrieval, hf_tlm.retrieval.retrieve\n"
+        "assert hf_tlm.retrieval.retrieve is hf_tlm.retrieve is retrieve\n"
+        "assert sys.modules['hf_tlm.retrieval.retrieve'].retrieve is retrieve\n"
+        "assert pickle.loads(pickle.dumps(retrieve)) is retrieve\n"
+    )
+
+
+def test_lazy_names_pickle_and_have_documentation():
+    import hf_tlm.training
+
+    for name in ("TlmArguments", "ModelArguments", "prepare"):
+        value = getattr(hf_tlm.training, name)
+        assert pickle.loads(pickle.dumps(value)) is value
+    text = pydoc.render_doc(hf_tlm.training, renderer=pydoc.plaintext)
+    assert "class TlmTrainer" in text and "run_stage(" in text

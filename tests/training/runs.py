@@ -1,0 +1,255 @@
+"""Tiny trainings that the tests of this folder share."""
+
+import json
+import math
+import multiprocessing
+import multiprocessing.connection
+import os
+import resource
+import shutil
+import signal
+import socket
+import time
+from functools import partial
+from pathlib import Path
+
+import torch
+from datasets import Dataset
+from toys import TINY_CONFIGS, make_task
+from transformers import AutoConfig, AutoTokenizer, TrainerCallback, TrainerState, modeling_utils, set_seed
+
+from hf_tlm.data import tokenize
+from hf_tlm.evaluation import compute_metrics_for
+from hf_tlm.files import HfTlmError
+from hf_tlm.models import TlmModel
+from hf_tlm.signals import Terminated
+from hf_tlm.training import StageData, TlmArguments, TlmTrainer, checkpoints, resumable, run_stage
+
+QUIET = {"report_to": "none", "disable_tqdm": True, "use_cpu": True, "save_strategy": "no", "logging_steps": 1}
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+
+def trainer(tmp_path, data, tokenizer, model_type="bert", config=NO_DROPOUT, objectives=None, callbacks=None, **changes):
+    args = TlmArguments(output_dir=str(tmp_path), **{**QUIET, "max_steps": 4, "learning_rate": 1e-2, **changes})
+    set_seed(7)
+    model = TlmModel.from_config(
+        AutoConfig.for_model(model_type, **{**TINY_CONFIGS[model_type], "vocab_size": len(tokenizer), **config})
+    )
+    return TlmTrainer(
+        model,
+        args,
+        train_dataset=data["train"],
+        corpus_dataset=data["corpus"] if args.rho1 > 0 else None,
+        eval_dataset=data["validation"],
+        processing_class=tokenizer,
+        compute_metrics=compute_metrics_for("macro_f1"),
+        objectives=objectives,
+        callbacks=callbacks,
+    )
+
+
+def history(run, *names):
+    return [[entry[name] for name in names if name in entry] for entry in run.state.log_history if "loss" in entry]
+
+
+def weights(run):
+    return {name: value.clone() for name, value in run.model.state_dict().items()}
+
+
+class At(TrainerCallback):
+    """Does something with the model when a step (counted from 1) begins."""
+
+    def __init__(self, step, action):
+        self.step, self.action = step, action
+
+    def on_step_begin(self, args, state, control, model=None, **kwargs):
+        if state.global_step + 1 == self.step:
+            self.action(model)
+
+
+def sigterm(model):
+    signal.raise_signal(signal.SIGTERM)
+
+
+def poison(model):
+    """One embedding that is not a number: that of a word of every text."""
+    with torch.no_grad():
+        model.get_input_embeddings().weight[2] = math.nan
+
+
+def tokenized(tokenizer, corpus_rows):
+    task = make_task()
+    corpus = Dataset.from_list(corpus_rows).select_columns(["text"])
+    return {
+        "train": tokenize(task.train, tokenizer, 32),
+        "validation": tokenize(task.validation, tokenizer, 32),
+        "corpus": tokenize(corpus, tokenizer, 32),
+    }
+
+
+def run_processes(target, *arguments, processes=1, patience=120, kill_after=None):
+    """Call `target(*arguments)` in processes of their own, with torch.distributed where they are several.
+
+    The imports are done once, by the server that all of them are forked from. kill_after: seconds until SIGKILL. When one
+    process is killed, so are the others. Returns the exit codes.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "transformers.trainer", "hf_tlm.training", "hf_tlm.evaluation"])
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    started = [context.Process(target=_child, args=(rank, processes, port, target, arguments)) for rank in range(processes)]
+    for process in started:
+        process.start()
+    deadline = time.monotonic() + (patience if kill_after is None else kill_after)
+    while any(process.is_alive() for process in started):
+        multiprocessing.connection.wait([p.sentinel for p in started if p.is_alive()], max(0, deadline - time.monotonic()))
+        if time.monotonic() >= deadline or any(process.exitcode == -signal.SIGKILL for process in started):
+            for process in started:
+                process.kill()
+                process.join()
+    return [process.exitcode for process in started]
+
+
+def _child(rank, processes, port, target, arguments):
+    torch.set_num_threads(1)
+    if processes > 1:
+        names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
+        names |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        os.environ.update({name: str(value) for name, value in names.items()})
+    target(*arguments)
+
+
+def die_in_write(number):
+    """SIGKILL this process when it has half written its `number`-th file of checkpoints."""
+    count = 0
+
+    def wrap(owner, name, place):
+        original = getattr(owner, name)
+
+        def writing(*args, **kwargs):
+            nonlocal count
+            original(*args, **kwargs)
+            count += 1
+            if count == number:
+                os.truncate(args[place], os.path.getsize(args[place]) // 2)
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        setattr(owner, name, writing)
+
+    wrap(torch, "save", 1)
+    wrap(modeling_utils, "safe_save_file", 1)
+    wrap(TrainerState, "save_to_json", 1)
+    wrap(checkpoints, "atomic_write", 0)
+
+
+def die_in_rotation():
+    """SIGKILL this process when it has half removed an older checkpoint."""
+
+    def removing(path, **kwargs):
+        for file in sorted(Path(path).iterdir())[::2]:
+            file.unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def rotate(*args, **kwargs):
+        rmtree, shutil.rmtree = shutil.rmtree, removing
+        checkpoints.rotate(*args, **kwargs)
+        shutil.rmtree = rmtree
+
+    resumable.rotate = rotate
+
+
+def both_stages(folder, tokenizer_folder, corpus_rows, fault=None, number=None):
+    """Stage 1 and stage 2 with dropout, as `run_tlm` does one seed."""
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+    data = StageData(**tokenized(tokenizer, corpus_rows))
+    args = TlmArguments(
+        output_dir=str(folder),
+        **{**QUIET, "save_strategy": "steps", "save_steps": 2, "max_steps": 7, "rho1": 1, "learning_rate": 1e-2},
+        per_device_train_batch_size=6,
+        gradient_accumulation_steps=2,
+        stage2_max_steps=9,
+        stage2_eval_steps=2,
+        stage2_total_batch_size=12,
+        stage2_learning_rate=1e-2,
+    )
+
+    def model():
+        set_seed(7)
+        return TlmModel.from_config(AutoConfig.for_model("bert", **{**TINY_CONFIGS["bert"], "vocab_size": len(tokenizer)}))
+
+    if fault is not None:
+        fault(*([] if number is None else [number]))
+    for stage in (1, 2):
+        trained, *_ = run_stage(
+            stage,
+            model,
+            args.for_stage(stage, Path(folder) / f"stage{stage}", 0, "macro_f1"),
+            data,
+            tokenizer,
+            compute_metrics=compute_metrics_for("macro_f1"),
+            id2label={0: "down", 1: "none", 2: "up"},
+        )
+        model = partial(_same, trained)
+
+
+def _same(model):
+    return model
+
+
+def outcome(stage_folder, weights_file="model/model.safetensors"):
+    """What a run computed: its log without times, and the bytes of its weights."""
+    state = json.loads((stage_folder / "trainer_state.json").read_text())
+    timed = ("runtime", "per_second", "flops", "mfu", "seconds", "train_loss", "epoch")
+    log = [
+        {name: value for name, value in entry.items() if not any(word in name for word in timed)}
+        for entry in state["log_history"]
+    ]
+    return [entry for entry in log if len(entry) > 1], state["best_metric"], (stage_folder / weights_file).read_bytes()
+
+
+# Of two processes: with dropout, and a best checkpoint.
+PAIR = {
+    **{"rho1": 1, "max_steps": 7, "per_device_train_batch_size": 6, "config": {}, "gradient_accumulation_steps": 2},
+    **{"save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2},
+    **{"load_best_model_at_end": True, "metric_for_best_model": "macro_f1"},
+}
+
+
+def pair(folder, tokenizer_folder, corpus_rows, case, *details):
+    """One process of two: trains in `folder/case` as the case says, and writes how that ended on it."""
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+    data, second = tokenized(tokenizer, corpus_rows), os.environ["RANK"] == "1"
+
+    def train(name, action=None, step=5):
+        run = trainer(Path(folder) / name, data, tokenizer, **PAIR, callbacks=[At(step, action)] if action else None)
+        try:
+            run.train(resume_from_checkpoint=True)
+            run.save_state()
+            if not second:
+                run.save_model()
+            end = "finished"
+        except (HfTlmError, Terminated) as error:
+            end = f"{type(error).__name__}: {error}"
+        (Path(folder) / name / f"end-{os.environ['RANK']}").write_text(end)
+        run.accelerator.wait_for_everyone()
+
+    if case == "cut":
+        if details and not second:
+            die_in_write(*details)
+        train("cut")
+        return
+    # One after the other, as starting processes takes longest.
+    train("whole")
+    train("sigterm", sigterm if second else None)
+    ends = [(Path(folder) / "sigterm" / f"end-{rank}").read_text() for rank in range(2)]
+    train("sigterm")
+    (Path(folder) / "sigterm" / "ends.json").write_text(json.dumps(ends))
+    train("nan", poison if second else None)
+
+    def fill(model):
+        # More than the model takes, less than the optimizer's state.
+        size = (Path(folder) / "whole" / "model.safetensors").stat().st_size
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10_000, resource.RLIM_INFINITY))
+
+    train("full", None if second else fill)

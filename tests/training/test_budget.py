@@ -1,0 +1,110 @@
+"""A budget ends a run at the step that reaches it, and the schedule knows."""
+
+import pytest
+from transformers import TrainerCallback
+
+from hf_tlm.training import ArgumentsError, TlmArguments
+from hf_tlm.training import budget as budgets
+from hf_tlm.training.budget import first_step
+from runs import history, trainer
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 64, 65, 1000])
+def test_first_step(step):
+    assert first_step(lambda n: n >= step) == step
+
+
+@pytest.mark.parametrize("options", [{"total_batch_tokens": 128}, {"per_device_train_batch_size": 4}])
+@pytest.mark.parametrize("name,cost", [("max_flops", "flops"), ("max_tokens", "real_tokens")])
+def test_the_step_that_reaches_the_budget_is_the_last(tmp_path, data, tokenizer, name, cost, options):
+    run = trainer(tmp_path / "all", data, tokenizer, max_steps=12, rho1=2, **options)
+    run.train()
+    costs = [entry[cost] for entry in run.state.log_history if "loss" in entry]
+    assert len(costs) == 12
+    for budget, steps in ((costs[6], 7), (costs[6] + 1, 8), (costs[7] - 1, 8)):
+        ended = trainer(tmp_path / f"{budget}", data, tokenizer, max_steps=0, rho1=2, **{name: budget}, **options)
+        ended.get_train_dataloader()
+        assert ended.args.max_steps == steps
+    ended.train()
+    assert ended.state.global_step == 8 and getattr(ended.cost(), cost) == costs[7]
+    # Linear decay reaches its end with the last step, which is taken at an eighth of the peak.
+    assert history(ended, "learning_rate")[-1] == pytest.approx([1e-2 / 8])
+    sooner = trainer(tmp_path / "sooner", data, tokenizer, max_steps=5, rho1=2, **{name: budget}, **options)
+    sooner.get_train_dataloader()
+    assert sooner.args.max_steps == 5
+
+
+class _Seconds(TrainerCallback):
+    """A clock that moves by one second a step, so that the test does not depend on the machine."""
+
+    now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.now += 1.0
+
+
+def test_hours(tmp_path, data, tokenizer, monkeypatch):
+    clock = _Seconds()
+    monkeypatch.setattr(budgets.time, "monotonic", clock.monotonic)
+    options = {"max_steps": 0, "max_hours": 20 / 3600, "warmup_steps": 0.2, "rho1": 1}
+    run = trainer(tmp_path, data, tokenizer, callbacks=[clock], **options)
+    run.train()
+    # The rate follows the clock as it stood when the step began, and the run ends in the step after the time is up.
+    assert run.state.global_step == 21
+    rates = [rate for (rate,) in history(run, "learning_rate")]
+    expected = [1e-2 * min(second / 4, (20 - second) / 16) for second in (0, *range(20))]
+    assert rates == pytest.approx(expected, abs=1e-7)
+    assert run.cost().seconds == 21
+
+
+def test_hours_go_on_after_a_resume(tmp_path, data, tokenizer, monkeypatch):
+    clock = _Seconds()
+    monkeypatch.setattr(budgets.time, "monotonic", clock.monotonic)
+    options = {"max_hours": 20 / 3600, "rho1": 1, "save_strategy": "steps", "save_steps": 8}
+    first = trainer(tmp_path, data, tokenizer, callbacks=[clock], max_steps=8, **options)
+    first.train()
+    rest = trainer(tmp_path, data, tokenizer, callbacks=[clock], max_steps=0, **options)
+    rest.train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
+    assert 20 <= rest.state.global_step <= 22 and rest.cost().seconds >= 20
+
+
+def test_measured_flops_are_those_of_the_equations(tmp_path, data, tokenizer):
+    """Of one packed corpus batch, product by product."""
+    run = trainer(tmp_path, data, tokenizer, rho1=float("inf"), max_steps=1)
+    batch = next(iter(run.get_train_dataloader()))
+    run.train()
+    rows, width = batch["input_ids"].shape
+    masked, config = int((batch["mlm_labels"] != -100).sum()), run.model.config
+    hidden, layers = config.hidden_size, config.num_hidden_layers
+    matrices = layers * (4 * hidden**2 + 2 * hidden * config.intermediate_size)
+    # Forward scores and values; backward the scores again and the gradients of values, weights, queries and keys.
+    attention = layers * (2 + 5) * 2 * rows * width**2 * hidden
+    heads = 6 * masked * (hidden**2 + hidden * config.vocab_size) + 2 * rows * hidden**2  # BERT's pooler, forward only
+    expected = 6 * rows * width * matrices + attention + heads
+    assert run.cost().measured_flops == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "options,message",
+    [
+        ({"max_flops": 0}, "max_flops must be positive"),
+        ({"max_hours": -1.0}, "max_hours must be positive"),
+        ({"max_hours": 1.0, "warmup_steps": 100}, "share of the time"),
+        ({"max_hours": 1.0, "eval_strategy": "steps", "eval_steps": 0.1}, "Give it in steps"),
+        ({"total_batch_tokens": 64, "total_batch_size": 8}, "not both"),
+    ],
+)
+def test_bad_budgets(tmp_path, options, message):
+    with pytest.raises(ArgumentsError, match=message):
+        TlmArguments(output_dir=str(tmp_path), report_to="none", **options)
+
+
+def test_a_schedule_that_cannot_follow_the_clock(tmp_path, data, tokenizer):
+    run = trainer(
+        tmp_path, data, tokenizer, max_hours=1.0, lr_scheduler_type="reduce_lr_on_plateau", eval_strategy="epoch", rho1=1
+    )
+    with pytest.raises(ArgumentsError, match="cannot follow the clock"):
+        run.train()

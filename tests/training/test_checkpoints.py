@@ -1,0 +1,88 @@
+"""Seals and the order in which older checkpoints go, on folders of a few bytes."""
+
+import json
+import os
+
+import pytest
+
+from hf_tlm.training.checkpoints import CheckpointError, check_checkpoint, damage, last_complete_checkpoint, rotate, seal
+
+
+def make(folder, step, best=None, sealed=True):
+    """A checkpoint with a file in a subfolder, as FSDP has them."""
+    path = folder / f"checkpoint-{step}"
+    (path / "optimizer_0").mkdir(parents=True)
+    (path / "optimizer_0" / "shard.distcp").write_bytes(b"moments")
+    (path / "model.safetensors").write_bytes(b"weights")
+    state = {"best_model_checkpoint": None if best is None else f"elsewhere/checkpoint-{best}"}
+    (path / "trainer_state.json").write_text(json.dumps(state))
+    if sealed:
+        seal(path, step=step, world_size=1)
+    return path
+
+
+def names(folder):
+    return sorted((path.name for path in folder.iterdir()), key=lambda name: int(name.split("-")[1]))
+
+
+DAMAGES = {
+    "a changed byte": (lambda path: (path / "optimizer_0/shard.distcp").write_bytes(b"momentS"), "shard.distcp has changed"),
+    "a short file": (lambda path: os.truncate(path / "model.safetensors", 3), "model.safetensors has 3 bytes and had 7"),
+    "a missing file": (lambda path: (path / "model.safetensors").unlink(), "model.safetensors is missing"),
+    "a missing state": (lambda path: (path / "trainer_state.json").unlink(), "trainer_state.json is missing"),
+    "no seal": (lambda path: (path / "seal.json").unlink(), "its save was cut short"),
+    "half a seal": (lambda path: os.truncate(path / "seal.json", 30), "cannot be read: JSONDecodeError"),
+    "another seal": (lambda path: (path / "seal.json").write_text("[]"), "cannot be read: TypeError"),
+}
+
+
+@pytest.mark.parametrize("harm,message", DAMAGES.values(), ids=list(DAMAGES))
+def test_damage_is_found_named_and_passed_over(tmp_path, caplog, harm, message):
+    older, newer = make(tmp_path, 9), make(tmp_path, 10)
+    assert damage(newer) is None and last_complete_checkpoint(tmp_path) == str(newer) == check_checkpoint(newer)
+    assert not caplog.text
+    harm(newer)
+    assert last_complete_checkpoint(tmp_path) == str(older)
+    assert message in caplog.text and f"Resuming from {older} instead" in caplog.text
+    with pytest.raises(CheckpointError, match=message):
+        check_checkpoint(newer)
+
+
+def test_the_best_checkpoint_belongs_to_it(tmp_path):
+    """Also where the run's folder was moved: the state holds the best one's path of then."""
+    first, second = make(tmp_path, 2), make(tmp_path, 4, best=2)
+    assert damage(second) is None
+    (first / "model.safetensors").write_bytes(b"Weights")
+    assert "checkpoint-4 needs the best checkpoint so far" in damage(second)
+    assert last_complete_checkpoint(tmp_path) is None
+
+
+def test_nothing_there(tmp_path):
+    assert last_complete_checkpoint(tmp_path / "none") is None
+    with pytest.raises(CheckpointError, match="is missing"):
+        check_checkpoint(tmp_path / "checkpoint-3")
+
+
+@pytest.mark.parametrize(
+    "limit,best,left",
+    [
+        (None, {}, [2, 4, 6, 8, 10]),
+        (0, {}, [2, 4, 6, 8, 10]),
+        (3, {}, [4, 6, 8]),
+        (2, {}, [6, 8]),
+        (2, {8: 4}, [4, 6, 8]),
+        (1, {8: 4}, [4, 8]),
+        (1, {8: 8}, [8]),
+        # The run could resume from checkpoint-6, if 8 were damaged, only together with the best model it knows.
+        (2, {6: 2, 8: 8}, [2, 6, 8]),
+    ],
+)
+def test_rotation(tmp_path, limit, best, left):
+    """After the save of step 8 of a run that passed over checkpoint-10, whose leftover goes, too."""
+    for step in (2, 4, 6, 10):
+        make(tmp_path, step, best=best.get(step))
+    make(tmp_path, 7, sealed=False)
+    rotate(make(tmp_path, 8, best=best.get(8)), limit=limit)
+    assert names(tmp_path) == [f"checkpoint-{step}" for step in left]
+    if limit and best:
+        assert all(damage(tmp_path / name) is None for name in names(tmp_path) if name != "checkpoint-2")

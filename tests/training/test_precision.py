@@ -1,0 +1,58 @@
+"""bf16 and torch.compile with interleaved, packed batches."""
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+from transformers import TrainerCallback
+
+from runs import history, trainer
+
+
+class _Graphs(TrainerCallback):
+    """How many graphs had been compiled after every step."""
+
+    def __init__(self):
+        self.counts = []
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.counts.append(counters["stats"]["unique_graphs"])
+
+
+def test_compiled_equals_eager_and_does_not_recompile(tmp_path, data, tokenizer):
+    """Two streams, other numbers of rows, of texts' lengths and of masked tokens in every batch."""
+    options = {"rho1": 1, "max_steps": 12, "per_device_train_batch_size": 20}
+    eager = trainer(tmp_path / "eager", data, tokenizer, **options)
+    eager.train()
+    torch._dynamo.reset()
+    counters.clear()
+    graphs = _Graphs()
+    compiled = trainer(
+        tmp_path / "compiled",
+        data,
+        tokenizer,
+        torch_compile=True,
+        torch_compile_backend="eager",  # Tracing is what is tested, not a code generator.
+        callbacks=[graphs],
+        **options,
+    )
+    compiled.train()
+    names = ("loss", "corpus/mlm_loss", "task/mlm_loss", "task/task_loss")
+    assert history(compiled, *names) == history(eager, *names)
+    assert 1 <= graphs.counts[5] <= 6 and graphs.counts[5:] == [graphs.counts[5]] * 7, graphs.counts
+    assert compiled.cost().measured_flops == 0.0  # The counter does not see into compiled code.
+
+
+@pytest.mark.parametrize("rho1", [0, 1])
+def test_bfloat16(tmp_path, data, tokenizer, rho1):
+    """Losses as in float32 up to half precision; weights stay float32, and the output embedding tied."""
+    runs = {}
+    for bf16 in (False, True):
+        runs[bf16] = trainer(tmp_path / f"{bf16}", data, tokenizer, rho1=rho1, bf16=bf16, max_steps=8, learning_rate=5e-3)
+        runs[bf16].train()
+    exact, half = (history(runs[bf16], "loss") for bf16 in (False, True))
+    assert half != exact
+    for ours, expected in zip(half, exact, strict=True):
+        assert ours == pytest.approx(expected, rel=0.02)
+    model = runs[True].model
+    assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
+    assert model.mlm_head["cls"].predictions.decoder.weight is model.get_input_embeddings().weight

@@ -1,0 +1,207 @@
+"""A run is never lost: whatever interrupts it, the same command ends with the same losses and weights."""
+
+import json
+import random
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import TrainerCallback
+
+from hf_tlm.training import TlmArguments
+from hf_tlm.training.checkpoints import CheckpointError, damage, last_complete_checkpoint
+from runs import (
+    At,
+    both_stages,
+    die_in_rotation,
+    die_in_write,
+    history,
+    outcome,
+    pair,
+    run_processes,
+    sigterm,
+    trainer,
+    weights,
+)
+
+NAMES = ("step", "loss", "grad_norm", "learning_rate", "corpus/mlm_loss", "task/mlm_loss", "task/task_loss", "real_tokens")
+# With dropout, over an epoch's end (5 steps), and with an end within an epoch.
+COMMON = {"rho1": 1, "max_steps": 8, "per_device_train_batch_size": 12, "config": {}, "gradient_accumulation_steps": 2}
+SAVING = {**COMMON, "save_strategy": "steps", "save_steps": 3}
+
+
+class StopAfter(TrainerCallback):
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_training_stop = state.global_step >= self.step
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, data, tokenizer):
+    """The uninterrupted run."""
+    run = trainer(tmp_path_factory.mktemp("whole"), data, tokenizer, **COMMON)
+    run.train()
+    assert run.batch_sampler.steps_per_epoch == 5
+    return history(run, *NAMES), weights(run), run.cost()
+
+
+def same(run, whole):
+    log, expected, cost = whole
+    assert history(run, *NAMES) == log
+    for name, value in weights(run).items():
+        assert torch.equal(value, expected[name]), name
+    assert (run.cost().tokens, run.cost().real_tokens) == (cost.tokens, cost.real_tokens)
+
+
+def again(folder, data, tokenizer, **changes):
+    run = trainer(folder, data, tokenizer, **{**SAVING, **changes})
+    run.train(resume_from_checkpoint=True)
+    return run
+
+
+@pytest.mark.parametrize("last", [3, 5, 8])
+def test_resume_is_exact(tmp_path, data, tokenizer, whole, last):
+    """Within an epoch, at its end, and at the end of the run, where no step is left."""
+    part = trainer(tmp_path, data, tokenizer, **{**SAVING, "save_steps": last}, callbacks=[StopAfter(last)])
+    part.train()
+    assert last_complete_checkpoint(tmp_path).endswith(f"checkpoint-{last}")
+    same(again(tmp_path, data, tokenizer, save_steps=last), whole)
+
+
+def test_true_starts_where_there_is_nothing(tmp_path, data, tokenizer, whole):
+    same(again(tmp_path, data, tokenizer), whole)
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["checkpoint-6", "checkpoint-8"]
+
+
+def test_a_damaged_checkpoint_is_passed_over(tmp_path, data, tokenizer, whole, caplog):
+    again(tmp_path, data, tokenizer)
+    with open(tmp_path / "checkpoint-8" / "optimizer.pt", "r+b") as file:
+        file.seek(1000)
+        byte = file.read(1)
+        file.seek(1000)
+        file.write(bytes([byte[0] ^ 1]))
+    with pytest.raises(CheckpointError, match=r"optimizer\.pt has changed since it was saved"):
+        trainer(tmp_path, data, tokenizer, **SAVING).train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
+    same(again(tmp_path, data, tokenizer), whole)
+    assert "optimizer.pt has changed" in caplog.text and "Resuming from" in caplog.text and "checkpoint-6" in caplog.text
+    assert damage(tmp_path / "checkpoint-8") is None
+
+
+def test_a_checkpoint_of_the_model_alone_is_not_resumed(tmp_path, data, tokenizer, caplog):
+    again(tmp_path, data, tokenizer, save_only_model=True, max_steps=3)
+    assert last_complete_checkpoint(tmp_path) is None and "holds the model alone" in caplog.text
+
+
+@pytest.mark.parametrize("file", ["optimizer.pt", "model.safetensors", "seal.json"])
+def test_a_save_that_fails_leaves_the_one_before(tmp_path, data, tokenizer, whole, file, monkeypatch):
+    run = trainer(tmp_path, data, tokenizer, **SAVING, callbacks=[At(4, lambda model: _break(file, monkeypatch))])
+    with pytest.raises(CheckpointError, match=r"checkpoint-6: .*No space left.*checkpoint-3, is intact"):
+        run.train(resume_from_checkpoint=True)
+    monkeypatch.undo()
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-3"]
+    same(again(tmp_path, data, tokenizer), whole)
+
+
+def _break(file, monkeypatch):
+    """From now on, writing that file fails."""
+    from safetensors import SafetensorError
+    from transformers import modeling_utils
+
+    from hf_tlm.training import checkpoints
+
+    def failing(error, original):
+        def write(*args, **kwargs):
+            if not any(str(argument).endswith(file) for argument in args[:2]):
+                return original(*args, **kwargs)
+            folder = Path(next(str(argument) for argument in args[:2] if str(argument).endswith(file))).parent
+            (folder / file).write_bytes(b"half")
+            raise error
+
+        return write
+
+    full = "No space left on device"
+    torch_error = RuntimeError(f"[enforce fail at inline_container.cc:858] . PytorchStreamWriter failed: {full}")
+    monkeypatch.setattr(torch, "save", failing(torch_error, torch.save))
+    monkeypatch.setattr(modeling_utils, "safe_save_file", failing(SafetensorError(full), modeling_utils.safe_save_file))
+    monkeypatch.setattr(checkpoints, "atomic_write", failing(OSError(28, full), checkpoints.atomic_write))
+
+
+@pytest.mark.parametrize("step", [4, 5, 8])
+def test_sigterm_saves_and_the_run_continues(tmp_path, data, tokenizer, whole, step):
+    """Within an epoch, at its end, at the end of the run."""
+    from hf_tlm.signals import Terminated
+
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(Terminated, match=f"Stopped by SIGTERM after step {step}; saved. The same command") as caught:
+        trainer(tmp_path, data, tokenizer, **COMMON, callbacks=[At(step, sigterm)]).train()
+    assert caught.value.code == 143 and signal.getsignal(signal.SIGTERM) is before
+    assert damage(tmp_path / f"checkpoint-{step}") is None
+    same(again(tmp_path, data, tokenizer, save_strategy="no"), whole)
+
+
+def test_sigterm_at_an_epochs_end_comes_after_its_evaluation(tmp_path, data, tokenizer):
+    from hf_tlm.signals import Terminated
+
+    every = {**COMMON, "eval_strategy": "epoch", "save_strategy": "epoch"}
+    with pytest.raises(Terminated):
+        run = trainer(tmp_path, data, tokenizer, **every, callbacks=[At(5, sigterm)])
+        run.train()
+    assert [entry["step"] for entry in run.state.log_history if "eval_loss" in entry] == [5]
+    resumed = again(tmp_path, data, tokenizer, **every)
+    assert [entry["step"] for entry in resumed.state.log_history if "eval_loss" in entry] == [5, 8]
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory, tokenizer, corpus_rows):
+    """What a process of its own needs, to make the same data."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    tokenizer.save_pretrained(folder)
+    return str(folder), corpus_rows
+
+
+def test_killed_again_and_again(tmp_path, toy):
+    """Both stages: in the middle of files, of seals, of the removal of older checkpoints, and at random moments."""
+    assert run_processes(both_stages, str(tmp_path / "whole"), *toy) == [0]
+    cut = str(tmp_path / "cut")
+    # A save writes 7 files, the seal last; the export of stage 1 two.
+    for fault in ((die_in_write, 3), (die_in_write, 13), (die_in_write, 7), (die_in_rotation,), (die_in_write, 16)):
+        assert run_processes(both_stages, cut, *toy, *fault) == [-signal.SIGKILL]
+    run_processes(both_stages, cut, *toy, kill_after=random.Random(0).uniform(0.5, 3))
+    assert run_processes(both_stages, cut, *toy) == [0]
+    for stage in ("stage1", "stage2"):
+        assert outcome(tmp_path / "cut" / stage) == outcome(tmp_path / "whole" / stage)
+        left = [sorted(path.name for path in (tmp_path / run / stage).glob("checkpoint-*")) for run in ("cut", "whole")]
+        assert left[0] == left[1] and 2 <= len(left[0]) <= 3
+
+
+def test_two_processes(tmp_path, toy):
+    """They stop together, whichever of them is told to, fails to write, or meets a loss that is not finite."""
+    assert run_processes(pair, str(tmp_path), *toy, "all", processes=2) == [0, 0]
+    ends = {name: [(tmp_path / name / f"end-{rank}").read_text() for rank in range(2)] for name in ("whole", "nan", "full")}
+    assert ends["whole"] == ["finished"] * 2
+    expected = outcome(tmp_path / "whole", "model.safetensors")
+
+    stopped = "Terminated: Stopped by SIGTERM after step 5; saved. The same command continues."
+    assert json.loads((tmp_path / "sigterm" / "ends.json").read_text()) == [stopped] * 2
+    assert outcome(tmp_path / "sigterm", "model.safetensors") == expected
+
+    for end in ends["nan"]:
+        assert end.startswith("NonFiniteLossError: The loss of step 5 is not finite on process 1.")
+    dumped = sorted(path.name for path in (tmp_path / "nan" / "nonfinite-step-5").iterdir())
+    assert dumped == ["process-1.json", "process-1.safetensors"]
+
+    for end in ends["full"]:
+        assert end.startswith("CheckpointError: Could not save") and "checkpoint-4, is intact" in end
+    assert not (tmp_path / "full" / "checkpoint-6").exists() and damage(tmp_path / "full" / "checkpoint-4") is None
+
+    # A save writes 8 files: the second process's generators too, which the first does not write.
+    assert -signal.SIGKILL in run_processes(pair, str(tmp_path), *toy, "cut", 11, processes=2)
+    assert run_processes(pair, str(tmp_path), *toy, "cut", processes=2) == [0, 0]
+    assert outcome(tmp_path / "cut", "model.safetensors") == expected
+
+
+def test_resume_from_checkpoint_true_is_what_a_run_does():
+    assert TlmArguments(output_dir="unused", use_cpu=True, resume_from_checkpoint="true").resume_from_checkpoint is None
