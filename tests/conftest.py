@@ -18,6 +18,7 @@ os.environ.update(
 import pytest  # noqa: E402
 import torch  # noqa: E402
 from datasets import Dataset  # noqa: E402
+
 from toys import make_task, sentences  # noqa: E402
 
 torch.set_num_threads(1)

@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_collator import rows
 
 from hf_tlm.data import TlmCollator
 from hf_tlm.data.packing import pack
+from test_collator import rows
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=60))

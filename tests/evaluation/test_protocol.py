@@ -8,11 +8,11 @@ import sys
 import pytest
 import torch
 from sklearn.metrics import f1_score
-from toys import TINY_CONFIGS, make_task
 
 from hf_tlm.evaluation import ProtocolError, run_tlm
 from hf_tlm.retrieval import retrieve
 from hf_tlm.training import ArgumentsError, ModelArguments, TlmArguments
+from toys import TINY_CONFIGS, make_task
 
 CONFIG = {"model_type": "bert", **{k: v for k, v in TINY_CONFIGS["bert"].items() if k not in ("vocab_size", "num_labels")}}
 FAST = {

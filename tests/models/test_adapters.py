@@ -5,7 +5,6 @@ import json
 import pytest
 import torch
 from peft import PeftModel
-from toys import TINY_CONFIGS
 from transformers import AutoConfig, AutoModelForSequenceClassification, set_seed
 
 from hf_tlm.models import (
@@ -18,6 +17,7 @@ from hf_tlm.models import (
     load_adapter,
     trained_parameters,
 )
+from toys import TINY_CONFIGS
 
 # What a family's classification head consists of.
 HEADS = {

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from test_tlm_model import families, tiny
 
 from hf_tlm.data import TlmCollator
 from hf_tlm.objectives import Mlm, TaskLoss, WeightedMean
+from test_tlm_model import families, tiny
 
 OBJECTIVES = {
     "mlm": (Mlm(), 0.3, False),

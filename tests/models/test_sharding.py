@@ -8,10 +8,10 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from toys import TINY_CONFIGS
 from transformers import AutoConfig, set_seed
 
 from hf_tlm.models import TlmModel, whole
+from toys import TINY_CONFIGS
 
 PROCESSES = 2
 

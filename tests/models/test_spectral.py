@@ -2,11 +2,11 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
-from toys import TINY_CONFIGS
 from transformers import AutoConfig, set_seed
 
 from hf_tlm.models import ModelError, TlmModel, spectral
 from hf_tlm.models.spectral import cooccurrence, ppmi, spectral_embeddings
+from toys import TINY_CONFIGS
 
 V = 30
 

@@ -3,11 +3,11 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from toys import TINY_CONFIGS
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSequenceClassification, set_seed
 
 from hf_tlm.models import ModelError, TlmModel, build_config, export_stock
 from hf_tlm.objectives import Mlm, TaskLoss, WeightedSum
+from toys import TINY_CONFIGS
 
 families = pytest.mark.parametrize("model_type", TINY_CONFIGS)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from datasets import Dataset
+
 from toys import TINY_CONFIGS, sentences
 
 ROOT = Path(__file__).resolve().parent.parent.parent

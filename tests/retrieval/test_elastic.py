@@ -15,7 +15,6 @@ from datasets import Dataset
 pytest.importorskip("elasticsearch", reason="the extra [elastic] is not installed")
 
 from elastic_server import ElasticServer, Failure
-
 from hf_tlm.retrieval.analyzer import Analyzer
 from hf_tlm.retrieval.bm25 import Bm25Settings, RetrievalError
 from hf_tlm.retrieval.elastic import client as elastic_client

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 from datasets import Dataset
-from elastic_server import ElasticServer
 
+from elastic_server import ElasticServer
 from hf_tlm.corpora import load_corpus
 from hf_tlm.retrieval import Bm25Settings, ElasticSettings, Index, RetrievalError, Sharding, retrieve
 

@@ -4,9 +4,9 @@ import threading
 import time
 
 import pytest
-from test_sharded import Bm25Settings, check_same, random_texts, retrieve_sharded, single, write_parts
 
 from hf_tlm.retrieval.analyzer import RetrievalError
+from test_sharded import Bm25Settings, check_same, random_texts, retrieve_sharded, single, write_parts
 
 pytest.importorskip("datatrove", reason="NO SHARDED RETRIEVAL TESTED: pip install 'hf-tlm[sharded]'")
 ray = pytest.importorskip("ray", reason="NO RAY CLUSTER TESTED: pip install 'hf-tlm[ray]'")

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import torch
 from datasets import Dataset
-from toys import TINY_CONFIGS, make_task
 from transformers import AutoConfig, AutoTokenizer, TrainerCallback, TrainerState, modeling_utils, set_seed
 
 from hf_tlm.data import tokenize
@@ -24,6 +23,7 @@ from hf_tlm.files import HfTlmError
 from hf_tlm.models import TlmModel
 from hf_tlm.signals import Terminated
 from hf_tlm.training import StageData, TlmArguments, TlmTrainer, checkpoints, resumable, run_stage
+from toys import TINY_CONFIGS, make_task
 
 QUIET = {"report_to": "none", "disable_tqdm": True, "use_cpu": True, "save_strategy": "no", "logging_steps": 1}
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}

@@ -7,7 +7,6 @@ import pytest
 import torch
 from peft import PeftConfig, PeftModel
 from safetensors.torch import load_file
-from toys import TINY_CONFIGS, make_task
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, TrainerCallback, set_seed
 
 from hf_tlm.data import tokenize
@@ -17,6 +16,7 @@ from hf_tlm.parser import parse
 from hf_tlm.retrieval import retrieve
 from hf_tlm.training import ArgumentsError, ModelArguments, TlmArguments, TlmTrainer
 from hf_tlm.training.checkpoints import last_complete_checkpoint
+from toys import TINY_CONFIGS, make_task
 
 CONFIG = {"model_type": "bert", **{k: v for k, v in TINY_CONFIGS["bert"].items() if k not in ("vocab_size", "num_labels")}}
 FAST = {

@@ -5,12 +5,12 @@ import math
 
 import pytest
 import torch
-from toys import TINY_CONFIGS
 from transformers import TrainerCallback
 
 from hf_tlm.data.interleave import CORPUS, TASK
 from hf_tlm.training import TlmArguments
 from runs import QUIET, history, trainer, weights
+from toys import TINY_CONFIGS
 
 
 class Gradients(TrainerCallback):
