@@ -18,7 +18,7 @@ from hf_tlm.evaluation.records import environment, predictions_jsonl
 from hf_tlm.evaluation.seeds import aggregate
 from hf_tlm.files import HfTlmError, atomic_write
 from hf_tlm.hub.cards import tlm_card
-from hf_tlm.models import TlmModel, add_lora, export_model, trained_parameters
+from hf_tlm.models import TrainedModel, add_lora, export_model, trained_parameters
 from hf_tlm.retrieval import Subset
 from hf_tlm.tasks import Task
 from hf_tlm.training import Cost, ModelArguments, Setup, TlmArguments, TlmTrainer, prepare, run_stage
@@ -189,7 +189,7 @@ def _run_seed(
     return record
 
 
-def _returning(model: TlmModel):
+def _returning(model: TrainedModel):
     return lambda: model
 
 
@@ -198,7 +198,7 @@ def _with_adapter(make_model, lora: ModelArguments, base: Path):
 
 
 def _with_fresh_classifier(make_model, seed: int):
-    def make() -> TlmModel:
+    def make() -> TrainedModel:
         model = make_model()
         set_seed(seed)
         model.reset_classifier()
