@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from hf_tlm.lazy import export_lazily
 
 if TYPE_CHECKING:
+    from hf_tlm.data.arguments import BlockArguments
     from hf_tlm.data.blocks import BlockMaker, BlocksError
     from hf_tlm.data.collator import TlmCollator
     from hf_tlm.data.interleave import InterleavedBatchSampler, InterleavedDataset
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 __getattr__, __dir__, __all__ = export_lazily(
     __name__,
     {
+        "arguments": ["BlockArguments"],
         "blocks": ["BlockMaker", "BlocksError"],
         "collator": ["TlmCollator"],
         "interleave": ["InterleavedBatchSampler", "InterleavedDataset"],

@@ -20,10 +20,8 @@ from hf_tlm.models import TrainedModel, add_lora, export_model, trained_paramete
 from hf_tlm.retrieval import Subset
 from hf_tlm.tasks import Task
 from hf_tlm.training import Cost, ModelArguments, Setup, TlmArguments, TlmTrainer, prepare, run_stage
+from hf_tlm.training.claim import RESULTS_FILE, claim, publish_locally, settings
 from hf_tlm.training.claim import ProtocolError as ProtocolError
-from hf_tlm.training.claim import claim, publish_locally, settings
-
-RESULTS_FILE = "results.json"
 
 
 @dataclass

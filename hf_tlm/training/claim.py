@@ -13,6 +13,7 @@ from hf_tlm.files import HfTlmError, atomic_write
 from hf_tlm.training.arguments import RunArguments
 
 SETTINGS_FILE = "settings.json"
+RESULTS_FILE = "results.json"
 
 # Arguments that may change between two starts of one run: they change what is printed or stored, not what is computed.
 _FREE = (
@@ -42,7 +43,7 @@ def claim(output_dir: Path, details: Mapping[str, Any], data: Sequence[str], pro
     """Make the folder this run's, or check that it is.
 
     Args:
-        details: sections `arguments` and `model`, of which every value counts, and more.
+        details: sections `arguments`, `model` and `blocks`, of which every value counts, and more.
         data: sections that count as wholes.
         process_index: the first process, 0, writes.
 
@@ -55,8 +56,8 @@ def claim(output_dir: Path, details: Mapping[str, Any], data: Sequence[str], pro
         found = json.loads(path.read_text(encoding="utf-8"))
         changed = [
             f"{name}: {there!r:.60} there, {here!r:.60} asked for"
-            for section in ("arguments", "model")
-            for name, here in wanted[section].items()
+            for section in ("arguments", "model", "blocks")
+            for name, here in wanted.get(section, {}).items()
             if (there := found.get(section, {}).get(name)) != here
         ]
         changed += [f"another {name.replace('_', ' ')}" for name in data if found.get(name) != wanted[name]]
@@ -73,10 +74,9 @@ def claim(output_dir: Path, details: Mapping[str, Any], data: Sequence[str], pro
 
 
 def publish_locally(source: Path, target: Path) -> None:
-    """Copy a model folder's files into `target`, each whole or not at all, the config last."""
-    files = sorted(
-        (p for p in source.rglob("*") if p.is_file()), key=lambda p: p.name in ("config.json", "adapter_config.json")
-    )
+    """Copy a model folder's files into `target`, each whole or not at all, the configs last, and results after them."""
+    last = ("config.json", "adapter_config.json", RESULTS_FILE)
+    files = sorted((p for p in source.rglob("*") if p.is_file()), key=lambda p: (p.name in last, p.name == RESULTS_FILE, p))
     for file in files:
         destination = target / file.relative_to(source)
         destination.parent.mkdir(parents=True, exist_ok=True)

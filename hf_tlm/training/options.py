@@ -31,7 +31,7 @@ class RunOptions:
     max_steps: int = field(
         default=0,
         metadata={
-            "help": "Optimizer steps (TLM: of stage 1). 0: 10,000, or as many as the budget allows. -1: use num_train_epochs."
+            "help": "Optimizer steps (TLM: of stage 1). 0: 10,000, or as many as the budget allows. -1: by num_train_epochs."
         },
     )
     learning_rate: float = field(default=1e-4, metadata={"help": "Peak learning rate (TLM: of stage 1)."})

@@ -135,6 +135,11 @@ class TlmTrainer(ResumableTrainer):
         self.watch = LossWatch(self.accelerator, lambda: self.batch_sampler, self.interruption)
         self.add_callback(self.watch)
 
+    def _set_signature_columns_if_needed(self):
+        super()._set_signature_columns_if_needed()
+        if "draw" not in self._signature_columns:
+            self._signature_columns = [*self._signature_columns, "draw"]  # For the collator.
+
     # Not in the constructor: a trainer that only evaluates needs no corpus.
     @cached_property
     def batch_sampler(self) -> InterleavedBatchSampler:
