@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from hf_tlm.data.collator import TlmCollator
     from hf_tlm.data.interleave import InterleavedBatchSampler, InterleavedDataset
     from hf_tlm.data.shards import BlockShards
+    from hf_tlm.data.streaming import Preparation, ShardStream, StreamedBlocks
     from hf_tlm.data.tokenization import (
         TokenizerError,
         cached_wordpiece,
@@ -27,6 +28,7 @@ __getattr__, __dir__, __all__ = export_lazily(
         "collator": ["TlmCollator"],
         "interleave": ["InterleavedBatchSampler", "InterleavedDataset"],
         "shards": ["BlockShards"],
+        "streaming": ["Preparation", "ShardStream", "StreamedBlocks"],
         "tokenization": [
             "TokenizerError",
             "cached_wordpiece",

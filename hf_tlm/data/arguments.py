@@ -30,3 +30,14 @@ class BlockArguments:
         default=1 << 14,
         metadata={"help": "Blocks are stored in files of so many; preparation continues after the last one."},
     )
+    streaming_blocks: bool = field(
+        default=False,
+        metadata={
+            "help": "Begin to train when the first blocks are stored, while a thread makes the next ones; a pass takes them "
+            "file by file, shuffled within each. Contiguous blocks only; a vocabulary is trained on some of the first 10 x "
+            "vocab_texts passages."
+        },
+    )
+    shards_ahead: int = field(
+        default=2, metadata={"help": "streaming_blocks: files that are made ahead of training, at most."}
+    )

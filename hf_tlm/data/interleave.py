@@ -14,7 +14,8 @@ uninterrupted one.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 from datasets import Dataset
@@ -128,6 +129,8 @@ class InterleavedBatchSampler:
     Args:
         task_lengths, corpus_lengths: int [N], tokens of each text (`hf_tlm.data.text_lengths`); a stream that is used
             must not be empty.
+        corpus_stream: instead of `corpus_lengths` (then empty) what makes the corpus's stream of a key, see
+            `hf_tlm.data.streaming.ShardStream`.
         rho1: corpus batches per task batch: an integer >= 0, or `inf` for corpus data only. 0 is task data only.
         batch_size: texts per micro-batch and process.
         batch_tokens: tokens per micro-batch and process instead: it gets the texts that begin within its share of the
@@ -148,6 +151,7 @@ class InterleavedBatchSampler:
         corpus_lengths: np.ndarray,
         *,
         rho1: float,
+        corpus_stream: Callable[[list[int]], Any] | None = None,
         batch_size: int | None = None,
         batch_tokens: int | None = None,
         group_by_length: bool = False,
@@ -158,12 +162,14 @@ class InterleavedBatchSampler:
     ):
         if rho1 < 0 or (math.isfinite(rho1) and rho1 != int(rho1)) or math.isnan(rho1):
             raise HfTlmError(f"rho1 is a number of corpus batches per task batch: 0, 1, 2, ... or inf; received {rho1}.")
-        if rho1 > 0 and len(corpus_lengths) == 0:
+        if rho1 > 0 and len(corpus_lengths) == 0 and corpus_stream is None:
             raise HfTlmError(f"rho1 = {rho1:g} needs corpus texts, and there are none. Give a subset or set rho1 to 0.")
         if math.isfinite(rho1) and len(task_lengths) == 0:
             raise HfTlmError(f"rho1 = {rho1:g} needs task texts, and there are none. Give a task or set rho1 to inf.")
         if (batch_size is None) == (batch_tokens is None):
             raise HfTlmError("Give batch_size (texts) or batch_tokens, one of them.")
+        if corpus_stream is not None and batch_tokens is not None:
+            raise HfTlmError("Batches of a corpus that is streamed are measured in texts: total_batch_size, not _tokens.")
         longest = max((int(lengths.max()) for lengths in (task_lengths, corpus_lengths) if len(lengths)), default=0)
         if batch_tokens is not None and batch_tokens < longest:
             raise HfTlmError(
@@ -177,14 +183,17 @@ class InterleavedBatchSampler:
         self.batches_per_step = world_size * gradient_accumulation_steps
         self.epoch = 0
         per_step = self.amount * self.batches_per_step
-        mean_length = max(1.0, float(np.mean(corpus_lengths if rho1 > 0 else task_lengths)))
-        group = per_step if batch_tokens is None else max(1, int(per_step / mean_length))
+        group = per_step
+        if batch_tokens is not None:
+            group = max(1, int(per_step / max(1.0, float(np.mean(corpus_lengths if rho1 > 0 else task_lengths)))))
         self.streams = {
             name: _Stream(
                 np.asarray(lengths), [seed, number], batch_tokens is not None, group, GROUPED_STEPS * group * group_by_length
             )
             for number, (name, lengths) in enumerate(((TASK, task_lengths), (CORPUS, corpus_lengths)))
         }
+        if corpus_stream is not None:
+            self.streams[CORPUS] = corpus_stream([seed, 1])
         if steps_per_epoch is None:
             stream = self.streams[CORPUS if rho1 > 0 else TASK]
             whole_pass = (stream.total if stream.by_tokens else stream.size) / per_step

@@ -86,8 +86,8 @@ class BlockShards:
 
     @property
     def totals(self) -> dict[str, Any] | None:
-        """shards, blocks, tokens (special ones not counted), passages and held-out passages of the whole corpus, and the
-        files that were left out; None while it is being prepared."""
+        """Of the whole corpus, None while it is being prepared: shards, blocks, tokens (special ones not counted), tokens of
+        the last block, passages, held-out passages among them, and the files that were left out."""
         path = self.folder / TOTALS_FILE
         return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
@@ -144,12 +144,13 @@ class BlockShards:
                 "Give more text, or lower max_length."
             )
         maker.finish()
-        blocks = number * self.shard_size + len(maker.blocks)
         while maker.blocks:  # One block more than a shard holds, where the end of the corpus also ended a block.
             self._write(number, maker, at)
             yield number
             number += 1
-        totals = {"shards": number, "blocks": blocks, "tokens": maker.tokens}
+        last = self.find(number - 1)
+        totals = {"shards": number, "blocks": (number - 1) * self.shard_size + len(last), "tokens": maker.tokens}
+        totals |= {"last_block": len(last[-1]["input_ids"])}
         totals |= {name: at[name] for name in ("passages", "held_out", "bad_files")}
         atomic_write(self.folder / TOTALS_FILE, json.dumps(totals, indent=2) + "\n")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import json
 import math
@@ -9,15 +10,17 @@ import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import xxhash
+from datasets import Dataset
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase, set_seed
 
 from hf_tlm.corpora import Corpus
-from hf_tlm.data import BlockArguments, BlockShards, cached_wordpiece, load_tokenizer
+from hf_tlm.data import BlockArguments, BlockShards, Preparation, StreamedBlocks, cached_wordpiece, load_tokenizer
 from hf_tlm.data.shards import held_out
 from hf_tlm.evaluation.records import environment
 from hf_tlm.files import atomic_directory
@@ -91,7 +94,7 @@ def run_pretraining(
         "corpus_fingerprint": corpus.fingerprint,
         "arguments": {**settings(args), "seed": args.seed},
         "model": asdict(model_args),
-        "blocks": asdict(block_args),
+        "blocks": {name: value for name, value in asdict(block_args).items() if name != "shards_ahead"},
     }
     with args.main_process_first(desc="checking the output folder"):
         claim(output_dir, details, ("corpus_fingerprint",), args.process_index)
@@ -114,11 +117,27 @@ def _check(args: PretrainArguments, model_args: ModelArguments, block_args: Bloc
             f"eval_strategy {args.eval_strategy} needs held-out blocks, and validation_share is 0. Raise it, or leave "
             "eval_strategy out."
         )
+    if block_args.streaming_blocks:
+        _check_streaming(args, model_args, block_args)
     if block_args.max_validation_blocks < 1 or block_args.vocab_texts < 1:
         raise ArgumentsError(
             "max_validation_blocks and vocab_texts must be at least 1; received "
             f"{block_args.max_validation_blocks} and {block_args.vocab_texts}."
         )
+
+
+def _check_streaming(args: PretrainArguments, model_args: ModelArguments, block_args: BlockArguments) -> None:
+    problem = None
+    if block_args.blocks != "contiguous":
+        problem = f"blocks of one length: --blocks contiguous, not {block_args.blocks}"
+    elif args.max_steps < 1 and not args.has_budget:
+        problem = "max_steps, max_flops, max_tokens or max_hours: how long an epoch is shows at its end only"
+    elif args.total_batch_tokens is not None:
+        problem = "batches measured in texts: total_batch_size, not total_batch_tokens"
+    elif model_args.embedding_init == "spectral":
+        problem = "embedding_init random: spectral counts in all blocks before the first step"
+    if problem is not None:
+        raise ArgumentsError(f"streaming_blocks needs {problem}.")
 
 
 def _train(
@@ -140,23 +159,23 @@ def _train(
         shard_size=block_args.shard_size,
         validation_share=block_args.validation_share,
     )
-    with args.main_process_first(desc="preparing blocks"):
+    with args.main_process_first(desc="preparing held-out blocks"):
         held = shards.validation(block_args.max_validation_blocks) if block_args.validation_share else None
-        blocks = shards.to_dataset()
     make_model = model_factory(args, model_args, tokenizer, id2label=ID2LABEL, max_length=args.max_length)
     spectral = None
-    if model_args.embedding_init == "spectral":
-        make_model, spectral = with_spectral(make_model, blocks["input_ids"], tokenizer, model_args)
-    set_seed(args.seed)
-    trainer = TlmTrainer(
-        make_model(),
-        args.ready(output_dir / TRAINING, args.seed),
-        train_dataset=None,
-        corpus_dataset=blocks,
-        eval_dataset=held,
-        processing_class=tokenizer,
-    )
-    trainer.train(resume_from_checkpoint=True)
+    with _prepared(shards, args, block_args) as blocks:
+        if model_args.embedding_init == "spectral":
+            make_model, spectral = with_spectral(make_model, blocks["input_ids"], tokenizer, model_args)
+        set_seed(args.seed)
+        trainer = TlmTrainer(
+            make_model(),
+            args.ready(output_dir / TRAINING, args.seed),
+            train_dataset=None,
+            corpus_dataset=blocks,
+            eval_dataset=held,
+            processing_class=tokenizer,
+        )
+        trainer.train(resume_from_checkpoint=True)
     validation = {} if held is None else _scores(final_scores(trainer), "eval_")
     model = whole(trainer.accelerator.unwrap_model(trainer.model))
     trainer.save_state()
@@ -181,6 +200,22 @@ def _train(
     trainer.accelerator.wait_for_everyone()
 
 
+@contextlib.contextmanager
+def _prepared(
+    shards: BlockShards, args: PretrainArguments, block_args: BlockArguments
+) -> Iterator[Dataset | StreamedBlocks]:
+    """All blocks; or those that are there, while the first process of the machine makes the others."""
+    if not block_args.streaming_blocks:
+        with args.main_process_first(desc="preparing blocks"):
+            blocks = shards.to_dataset()
+        yield blocks
+    elif args.local_process_index == 0:
+        with Preparation(shards, block_args.shards_ahead) as preparation:
+            yield StreamedBlocks(shards, preparation)
+    else:
+        yield StreamedBlocks(shards)
+
+
 def _scores(entry: dict[str, float], prefix: str) -> dict[str, float]:
     """Losses and shares of a line of the log, without their prefix and what was measured by a clock."""
     names = [name for name in entry if name.startswith(prefix) and not name.endswith(("runtime", "per_second", "_time"))]
@@ -196,7 +231,8 @@ def _tokenizer(
         tokenizer = load_tokenizer(name, revision=model_args.model_revision, trust_remote_code=model_args.trust_remote_code)
     else:
         if not folder.is_dir():
-            texts = _sample(corpus, block_args.vocab_texts, block_args.validation_share)
+            among = 10 * block_args.vocab_texts if block_args.streaming_blocks else None
+            texts = _sample(corpus, block_args.vocab_texts, block_args.validation_share, among)
             made = cached_wordpiece(texts, model_args.vocab_size, lowercase=model_args.lowercase, max_length=args.max_length)
             with atomic_directory(folder) as work:
                 made.save_pretrained(work)
@@ -205,13 +241,16 @@ def _tokenizer(
     return tokenizer
 
 
-def _sample(corpus: Corpus, count: int, validation_share: float) -> list[str]:
+def _sample(corpus: Corpus, count: int, validation_share: float, among: int | None = None) -> list[str]:
     """At most `count` texts that are not held out, those whose ids have the smallest hashes: the same whatever the order
-    of the corpus's files, and no more than that in memory."""
+    of the corpus's files, and no more than that in memory.
+
+    among: look at so many passages only, the first ones.
+    """
     # Of another seed than what holds passages out, which is a bound on the hash too.
     kept: list[tuple[int, str]] = []
     with tqdm(desc="Choosing texts for the vocabulary", unit=" passages") as bar:
-        for row in _rows(corpus, bar):
+        for row in islice(_rows(corpus, bar), among):
             rank = -xxhash.xxh3_64_intdigest(row["id"].encode(), seed=1)
             if (len(kept) < count or rank > kept[0][0]) and not held_out(corpus, row["id"], validation_share):
                 (heapq.heappush if len(kept) < count else heapq.heapreplace)(kept, (rank, row["text"]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase, TrainerCallback
 
 from hf_tlm.data.collator import TlmCollator
 from hf_tlm.data.interleave import CORPUS, TASK, InterleavedBatchSampler, InterleavedDataset
+from hf_tlm.data.streaming import ShardStream, StreamedBlocks
 from hf_tlm.data.tokenization import text_lengths
 from hf_tlm.models.base import TrainedModel
 from hf_tlm.objectives import Mlm, ReplacedTokenDetection, TaskLoss, WeightedMean, WeightedSum
@@ -87,7 +88,7 @@ class TlmTrainer(ResumableTrainer):
         model: a `TlmModel`, or for objectives with replaced tokens a `CorruptAndPredict`.
         args: a `TlmArguments`, usually from `TlmArguments.for_stage`.
         train_dataset: tokenised task texts, columns `input_ids` and `label` (`hf_tlm.data.tokenize`); None when rho1 is inf.
-        corpus_dataset: tokenised passages, column `input_ids`; None when rho1 is 0.
+        corpus_dataset: tokenised passages or blocks, column `input_ids`; None when rho1 is 0.
         objectives: stream -> objective; default `tlm_objectives(args)`.
     """
 
@@ -101,7 +102,7 @@ class TlmTrainer(ResumableTrainer):
         *,
         train_dataset: Dataset | None,
         processing_class: PreTrainedTokenizerBase,
-        corpus_dataset: Dataset | None = None,
+        corpus_dataset: Dataset | StreamedBlocks | None = None,
         objectives: Mapping[str, Any] | None = None,
         **kwargs,
     ):
@@ -144,9 +145,11 @@ class TlmTrainer(ResumableTrainer):
     @cached_property
     def batch_sampler(self) -> InterleavedBatchSampler:
         args, by_tokens = self.args, self.args.total_batch_tokens is not None
+        streamed = isinstance(self.corpus_dataset, StreamedBlocks)
         return InterleavedBatchSampler(
             text_lengths(self.train_dataset),
-            text_lengths(self.corpus_dataset),
+            text_lengths(None if streamed else self.corpus_dataset),
+            corpus_stream=partial(ShardStream, self.corpus_dataset) if streamed else None,
             rho1=args.rho1,
             batch_size=None if by_tokens else self._train_batch_size,
             batch_tokens=args.micro_batch_tokens if by_tokens else None,

@@ -55,7 +55,14 @@ def test_shards_hold_the_blocks_of_all_passages(make, tokenizer, mode):
     assert blocks["input_ids"][:] == [block.tolist() for block in maker.blocks]
     assert blocks.cache_files and len(blocks) > 50
     assert [len(made.find(number)) for number in range(made.totals["shards"] - 1)] == [7] * (len(blocks) // 7)
-    expected = {"blocks": len(blocks), "tokens": maker.tokens, "passages": 90, "held_out": 0, "bad_files": {}}
+    expected = {
+        "last_block": len(blocks[-1]["input_ids"]),
+        "blocks": len(blocks),
+        "tokens": maker.tokens,
+        "passages": 90,
+        "held_out": 0,
+        "bad_files": {},
+    }
     assert made.totals == {"shards": -(-len(blocks) // 7), **expected}
 
 
@@ -87,6 +94,17 @@ def test_a_preparation_that_was_stopped_continues(make, monkeypatch, mode, batch
         monkeypatch.setattr(shards, "_save", write)
         assert contents(cut) == contents(whole)
         assert len(written) == whole.totals["shards"] - calls, "what was there was made again"
+
+
+@pytest.mark.parametrize("shard_size", [7, 8])
+def test_a_preparation_that_was_stopped_before_its_very_end(make, shard_size):
+    made = make(shard_size=shard_size)
+    made.to_dataset()
+    before = contents(made)
+    (made.folder / shards.TOTALS_FILE).unlink()
+    assert made.totals is None
+    made.to_dataset()
+    assert contents(made) == before and made.totals["last_block"] < 16
 
 
 def test_blocks_longer_than_a_shard_are_cut_over_several(make, tokenizer):

@@ -6,13 +6,14 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
 from datasets import Dataset
 from transformers import AutoModelForMaskedLM
 
-from hf_tlm.corpora import load_corpus
+from hf_tlm.corpora import Corpus, load_corpus
 from hf_tlm.data import BlockArguments, BlockShards, TlmCollator, load_tokenizer
 from hf_tlm.evaluation import ProtocolError, pretraining, run_pretraining
 from hf_tlm.evaluation.pretraining import _sample
@@ -242,5 +243,71 @@ def test_the_vocabulary_s_texts_are_a_sample_that_does_not_depend_on_order(tmp_p
 )
 def test_errors(tmp_path, corpus, changes, message):
     with pytest.raises(ArgumentsError, match=message):
+        go(tmp_path / "out", corpus, **changes)
+    assert not (tmp_path / "out").exists()
+
+
+STREAMING = {"streaming_blocks": True, "shards_ahead": 1, "shard_size": 8}
+
+
+def losses(folder):
+    log = json.loads((folder / "training/trainer_state.json").read_text())["log_history"]
+    return [entry["loss"] for entry in log if "loss" in entry]
+
+
+def test_streaming_is_the_same_run_after_an_interruption_and_with_workers(tmp_path, corpus, monkeypatch):
+    """Over the corpus's end, with dropout: bit-identical."""
+    options = {**SAVING, "logging_steps": 1, "max_steps": 10, "blocks": STREAMING}
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "one")
+    whole = go(tmp_path / "whole", corpus, **options)
+    assert whole.record["corpus"]["blocks"] < 80 and whole.record["cost"]["real_tokens"] == 10 * 8 * 32
+    original = pretraining.TlmTrainer.training_step
+
+    def stop(self, *args, **kwargs):
+        if self.state.global_step == 5:
+            raise KeyboardInterrupt
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "two")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(pretraining.TlmTrainer, "training_step", stop)
+        go(tmp_path / "cut", corpus, **options)
+    assert not [thread for thread in threading.enumerate() if thread.name == "preparing blocks"]
+    again = go(tmp_path / "cut", corpus, **options)
+    go(tmp_path / "workers", corpus, **options, dataloader_num_workers=2)
+    assert without_time(again.record) == without_time(whole.record)
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "cut", "workers")]
+    assert weights[0] == weights[1] == weights[2] and len(losses(tmp_path / "whole")) == 10
+    assert losses(tmp_path / "cut") == losses(tmp_path / "whole") == losses(tmp_path / "workers")
+
+
+def test_streaming_begins_before_the_corpus_is_prepared(tmp_path, monkeypatch):
+    """And says nothing of a corpus whose end it has not seen."""
+    read = []
+
+    def documents():
+        for number in range(1_000_000):
+            read.append(number)
+            yield {"id": f"d{number}", "text": ROWS[number % 150]["text"], "source": "s"}
+
+    endless = Corpus("endless", "1", documents)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    blocks = {**STREAMING, "vocab_texts": 50, "max_validation_blocks": 8}
+    run = go(tmp_path / "out", endless, blocks=blocks, max_steps=3)
+    assert len(read) < 20_000 and run.record["corpus"]["blocks"] is None
+    assert "corpus " not in run.to_text() and "None" not in (tmp_path / "out/README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "changes,message",
+    [
+        ({"blocks": {**STREAMING, "blocks": "sentences"}}, "needs blocks of one length"),
+        ({"blocks": STREAMING, "max_steps": -1}, "needs max_steps, max_flops, max_tokens or max_hours"),
+        ({"blocks": STREAMING, "total_batch_tokens": 256}, "batches measured in texts"),
+        ({"blocks": STREAMING, "model_args": {"embedding_init": "spectral"}}, "embedding_init random"),
+    ],
+)
+def test_what_cannot_be_streamed(tmp_path, corpus, changes, message):
+    with pytest.raises(ArgumentsError, match=f"streaming_blocks .*{message}"):
         go(tmp_path / "out", corpus, **changes)
     assert not (tmp_path / "out").exists()

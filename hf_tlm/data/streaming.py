@@ -1,0 +1,225 @@
+"""Training on blocks while a thread makes further ones of the corpus."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+from datasets import Dataset
+
+from hf_tlm.data.blocks import CONTIGUOUS, BlocksError
+from hf_tlm.data.shards import BlockShards
+
+# More blocks than any corpus has: what a pass counts as where the number of blocks is not known yet, so that a draw
+# (`hf_tlm.data.interleave`) names a block of a pass all the same.
+INDEX_SPACE = 1 << 40
+POLL_SECONDS = 0.05
+# Shards that are kept open: those of a batch that spans two, and the ones that workers are behind with.
+_OPEN = 4
+# Held by a preparing thread while it works. A process that forks (workers of a DataLoader) waits for the next pause, as
+# the child would inherit whatever locks the thread's libraries hold.
+_WORKING = threading.Lock()
+os.register_at_fork(before=_WORKING.acquire, after_in_parent=_WORKING.release, after_in_child=_WORKING.release)
+
+
+class _Stopped(Exception):
+    """Ends the thread."""
+
+
+class Preparation:
+    """A thread that makes a corpus's shards, at most `ahead` of them more than training has come to.
+
+    Use it as a context: its end ends the thread, after the batch of passages that is being tokenised.
+    """
+
+    def __init__(self, shards: BlockShards, ahead: int):
+        if ahead < 1:
+            raise BlocksError(f"shards_ahead must be at least 1; received {ahead}.")
+        self.shards, self.ahead = shards, ahead
+        self._needed, self._stopped = 0, False
+        self._error: Exception | None = None
+        self._change = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="preparing blocks", daemon=True)
+
+    def __enter__(self) -> Preparation:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception) -> None:
+        with self._change:
+            self._stopped = True
+            self._change.notify_all()
+        self._thread.join()
+
+    def need(self, number: int) -> None:
+        """Training has come to a shard."""
+        with self._change:
+            self._needed = max(self._needed, number)
+            self._change.notify_all()
+
+    def check(self) -> None:
+        """Raises:
+        BlocksError: the thread ended with an error.
+        """
+        if self._error is not None:
+            raise BlocksError(f"The corpus could not be prepared further: {self._error}") from self._error
+
+    def _run(self) -> None:
+        _WORKING.acquire()
+        try:
+            for number in self.shards.prepare(pause=self._pause):
+                with _idle(), self._change:
+                    self._change.wait_for(lambda number=number: self._stopped or number < self._needed + self.ahead)
+                if self._stopped:
+                    return
+        except _Stopped:
+            pass
+        except Exception as error:  # Whatever it is, it is raised where the blocks are missed.
+            self._error = error
+        finally:
+            _WORKING.release()
+
+    def _pause(self) -> None:
+        if self._stopped:
+            raise _Stopped
+        with _idle():
+            time.sleep(1e-3)  # Long enough for a fork that waits to be next.
+
+
+@contextlib.contextmanager
+def _idle() -> Iterator[None]:
+    _WORKING.release()
+    try:
+        yield
+    finally:
+        _WORKING.acquire()
+
+
+class StreamedBlocks:
+    """Blocks of shards that may not all be there yet, as the corpus of a `TlmTrainer`.
+
+    The n-th block of the corpus is row n, whether or not another process makes them; the last block is left out where it
+    is shorter than the others.
+
+    Args:
+        preparation: in the process that has one; others wait for the shards that it leaves on disk.
+
+    Raises:
+        BlocksError: the blocks are not contiguous ones, which alone are equally long.
+    """
+
+    def __init__(self, shards: BlockShards, preparation: Preparation | None = None):
+        if shards.mode != CONTIGUOUS:
+            raise BlocksError(f"streaming_blocks needs blocks of one length: blocks contiguous, not {shards.mode}.")
+        self.shards, self.preparation = shards, preparation
+        self._open: dict[int, Dataset] = {}
+
+    def __len__(self) -> int:
+        return INDEX_SPACE
+
+    def __getstate__(self) -> dict:
+        return {**self.__dict__, "preparation": None, "_open": {}}  # To a worker, which gets rows that are there.
+
+    def __getitem__(self, indices: list[int]) -> dict[str, list[list[int]]]:
+        """Blocks by number, `{"input_ids": [...]}`. They must be there."""
+        numbers, rows = np.divmod(indices, self.shards.shard_size)
+        blocks: list[list[int]] = [[]] * len(indices)
+        for number in np.unique(numbers).tolist():
+            at = np.flatnonzero(numbers == number)
+            for place, ids in zip(at.tolist(), self._shard(number)[rows[at].tolist()]["input_ids"], strict=True):
+                blocks[place] = ids
+        return {"input_ids": blocks}
+
+    def wait_for(self, number: int) -> int:
+        """Blocks of full length in a shard, once it is there; 0 where the corpus ends before it.
+
+        Raises:
+            BlocksError: see `Preparation.check`.
+        """
+        if self.preparation is not None:
+            self.preparation.need(number)
+        while True:
+            totals = self.shards.totals  # Before the shard, as it is written after the last one.
+            if (shard := self._shard(number)) is not None:
+                return len(shard) - (len(shard[-1]["input_ids"]) < self.shards.max_length)
+            if totals is not None and number >= totals["shards"]:
+                return 0
+            self._wait()
+
+    def count(self) -> int:
+        """Blocks of full length in the corpus, once all of it is prepared.
+
+        Raises:
+            BlocksError: see `Preparation.check`.
+        """
+        while (totals := self.shards.totals) is None:
+            self._wait()
+        return totals["blocks"] - (totals["last_block"] < self.shards.max_length)
+
+    def _wait(self) -> None:
+        if self.preparation is not None:
+            self.preparation.check()
+        time.sleep(POLL_SECONDS)
+
+    def _shard(self, number: int) -> Dataset | None:
+        if number not in self._open:
+            shard = self.shards.find(number)
+            if shard is None:
+                return None
+            self._open = dict([*self._open.items()][1 - _OPEN :]) | {number: shard}
+        return self._open[number]
+
+
+class ShardStream:
+    """`StreamedBlocks` as an endless sequence of passes, as `InterleavedBatchSampler` takes it: shard after shard, the
+    blocks of each in an order that depends on `key`, pass and shard only. So it is the same sequence in every process and
+    after every interruption. It waits for a shard when it comes to it.
+
+    size, total: blocks and tokens of a pass, by far too many (`INDEX_SPACE`).
+    """
+
+    by_tokens = False
+
+    def __init__(self, blocks: StreamedBlocks, key: list[int]):
+        self.blocks, self.key = blocks, key
+        self.size, self.total = INDEX_SPACE, INDEX_SPACE * blocks.shards.max_length
+        self._count: int | None = None
+        self._orders: dict[tuple[int, int], np.ndarray] = {}
+
+    def position(self, amount: int) -> int:
+        """Batches are measured in texts."""
+        return amount
+
+    def tokens(self, position: int) -> int:
+        """Tokens of the first `position` blocks."""
+        return position * self.blocks.shards.max_length
+
+    def texts(self, first: int, last: int) -> list[tuple[int, np.ndarray]]:
+        """The blocks first <= position < last, as (pass, numbers of blocks)."""
+        found = []
+        while first < last:
+            number, place = self._locate(first)
+            shard, row = divmod(place, self.blocks.shards.shard_size)
+            rows = self._order(number, shard)[row : row + last - first]
+            found.append((number, shard * self.blocks.shards.shard_size + rows))
+            first += len(rows)
+        return found
+
+    def _locate(self, position: int) -> tuple[int, int]:
+        """(pass, place in it): how long a pass is shows when its end is reached."""
+        if self._count is None:
+            shard, row = divmod(position, self.blocks.shards.shard_size)
+            if row < len(self._order(0, shard)):
+                return 0, position
+            self._count = self.blocks.count()
+        return divmod(position, self._count)
+
+    def _order(self, number: int, shard: int) -> np.ndarray:
+        if (number, shard) not in self._orders:
+            order = np.random.default_rng([*self.key, number, shard]).permutation(self.blocks.wait_for(shard))
+            self._orders = {(number, shard): order}
+        return self._orders[number, shard]

@@ -1,0 +1,166 @@
+"""Blocks that are drawn while they are made: the same draws whoever makes them, and whenever they come."""
+
+import math
+import os
+import pickle
+import threading
+import time
+from functools import partial
+
+import numpy as np
+import pytest
+
+from hf_tlm.corpora import Corpus
+from hf_tlm.data import BlocksError, BlockShards, InterleavedBatchSampler, Preparation, ShardStream, StreamedBlocks
+from hf_tlm.data import streaming as module
+from hf_tlm.data.interleave import InterleavedDataset
+from hf_tlm.files import HfTlmError
+from toys import sentences
+
+ROWS = [{"id": f"d{i}", "text": row["text"] + ".", "source": "s"} for i, row in enumerate(sentences(120, 5))]
+
+
+@pytest.fixture
+def make(tmp_path, tokenizer):
+    def make(cache="cache", documents=None, **options):
+        corpus = Corpus("c", "f" * 16, documents or partial(iter, ROWS))
+        return BlockShards(corpus, tokenizer, 16, **{"shard_size": 7, "cache_dir": tmp_path / cache, **options})
+
+    return make
+
+
+def sampler(blocks, world=1, accumulation=1, steps=60):
+    return InterleavedBatchSampler(
+        np.zeros(0, np.int32),
+        np.zeros(0, np.int32),
+        corpus_stream=lambda key: ShardStream(blocks, key),
+        rho1=math.inf,
+        batch_size=4 // (world * accumulation),
+        world_size=world,
+        gradient_accumulation_steps=accumulation,
+        steps_per_epoch=steps,
+        seed=3,
+    )
+
+
+def test_a_pass_draws_every_whole_block_shard_after_shard(make):
+    shards = make()
+    blocks = StreamedBlocks(shards)
+    whole = shards.to_dataset()["input_ids"][:]
+    count = len(whole) - (len(whole[-1]) < 16)
+    assert count % 7 and count > 60 and len(whole) == count + 1
+    stream = ShardStream(blocks, [3, 1])
+    drawn = [(number, block) for number, rows in stream.texts(0, 3 * count) for block in rows.tolist()]
+    passes = [[block for number, block in drawn if number == p] for p in range(3)]
+    for one in passes:
+        assert sorted(one) == list(range(count))
+        assert [block // 7 for block in one] == sorted(block // 7 for block in range(count))
+    assert len({tuple(one) for one in passes}) == 3 and passes[0][:7] != sorted(passes[0][:7])
+    assert [(n, b) for n, rows in stream.texts(count - 3, count + 9) for b in rows.tolist()] == drawn[count - 3 : count + 9]
+    rows = InterleavedDataset(None, blocks).__getitems__([block + number * len(blocks) for number, block in drawn[:30]])
+    assert [row["input_ids"] for row in rows] == [whole[block] for _, block in drawn[:30]]
+    assert [row["draw"] for row in rows] == [block for _, block in drawn[:30]]
+    assert stream.tokens(5) == 80 and stream.position(9) == 9
+
+
+def test_draws_do_not_depend_on_when_blocks_are_made_or_how_steps_are_split(make):
+    finished = make()
+    finished.to_dataset()
+    expected = list(sampler(StreamedBlocks(finished)))
+    slow = make("slow", lambda: (time.sleep(1e-3) or row for row in ROWS))
+    with Preparation(slow, ahead=1) as preparation:
+        assert list(sampler(StreamedBlocks(slow, preparation))) == expected
+    # A process that has no thread waits for the files.
+    late = make("late")
+    timer = threading.Timer(0.3, late.to_dataset)
+    timer.start()
+    assert list(sampler(StreamedBlocks(late))) == expected
+    timer.join()
+    split = list(sampler(StreamedBlocks(finished), world=2, accumulation=2))
+    assert [sum(split[i : i + 4], []) for i in range(0, len(split), 4)] == expected
+    # A resumed run does not begin at the beginning.
+    assert list(sampler(StreamedBlocks(make())).batches_of(59)) == expected[59:]
+
+
+def test_no_more_than_so_many_shards_ahead(make):
+    shards = make()
+    with Preparation(shards, ahead=2) as preparation:
+        blocks = StreamedBlocks(shards, preparation)
+        for number in (0, 3):
+            assert blocks.wait_for(number) == 7
+            deadline = time.monotonic() + 20
+            while shards.find(number + 2) is None and time.monotonic() < deadline:
+                time.sleep(0.01)
+            time.sleep(0.2)
+            assert shards.find(number + 2) is not None and shards.find(number + 3) is None
+    assert shards.totals is None
+    assert not preparation._thread.is_alive()
+
+
+def broken():
+    yield from ROWS[:60]
+    raise OSError("the disk is gone")
+
+
+def test_errors_of_the_thread_come_when_its_blocks_are_missed(make, monkeypatch):
+    monkeypatch.setattr("hf_tlm.corpora.corpus.BATCH", 10)
+    whole, shards, found = make(), make("broken", broken), []
+    whole.to_dataset()
+    with (
+        Preparation(shards, ahead=100) as preparation,
+        pytest.raises(BlocksError, match="prepared further: the disk is gone"),
+    ):
+        for batch in sampler(StreamedBlocks(shards, preparation)):
+            found.append(batch)
+    assert len(found) > 5 and found == list(sampler(StreamedBlocks(whole)))[: len(found)]
+    empty = make("empty", lambda: iter([]))
+    with Preparation(empty, ahead=1) as preparation, pytest.raises(HfTlmError, match="holds no passage"):
+        next(iter(sampler(StreamedBlocks(empty, preparation))))
+
+
+def test_the_end_of_the_context_ends_the_thread(make, monkeypatch):
+    """Within a corpus that never ends, and while training is in an error of its own."""
+
+    def endless():
+        number = 0
+        while True:
+            number += 1
+            yield {"id": str(number), "text": "the gene " * 40, "source": "s"}
+
+    shards = make(documents=endless, shard_size=10**6)
+    with pytest.raises(KeyboardInterrupt), Preparation(shards, ahead=1) as preparation:
+        time.sleep(0.1)
+        raise KeyboardInterrupt
+    assert not preparation._thread.is_alive() and not module._WORKING.locked()
+
+
+def test_a_fork_waits_for_a_pause(make):
+    """The child must not inherit locks in the middle of the thread's work."""
+    shards = make(documents=lambda: ({"id": str(n), "text": "the gene " * 9, "source": "s"} for n in range(200_000)))
+    with Preparation(shards, ahead=10**6) as preparation:
+        StreamedBlocks(shards, preparation).wait_for(0)
+        for _ in range(3):
+            child = os.fork()
+            if child == 0:
+                os._exit(7 if module._WORKING.locked() else 0)
+            assert os.waitpid(child, 0)[1] == 0
+        assert preparation._thread.is_alive()
+
+
+def test_what_goes_to_a_worker(make):
+    shards = make()
+    with Preparation(shards, ahead=100) as preparation:
+        blocks = StreamedBlocks(shards, preparation)
+        blocks.wait_for(1)
+        worker = pickle.loads(pickle.dumps(blocks))
+    expected = [shards.find(1)[1]["input_ids"], shards.find(0)[0]["input_ids"]]
+    assert worker.preparation is None and worker[[8, 0]] == {"input_ids": expected} == blocks[[8, 0]]
+
+
+def test_what_cannot_be_streamed(make):
+    with pytest.raises(BlocksError, match="blocks of one length"):
+        StreamedBlocks(make(mode="sentences"))
+    with pytest.raises(BlocksError, match="shards_ahead must be at least 1"):
+        Preparation(make(), ahead=0)
+    with pytest.raises(HfTlmError, match="measured in texts"):
+        InterleavedBatchSampler([], [], corpus_stream=lambda key: None, rho1=math.inf, batch_tokens=64)
