@@ -6,6 +6,7 @@ from hf_tlm.lazy import export_lazily
 
 if TYPE_CHECKING:
     from hf_tlm.models.adapters import add_lora, export_adapter, export_model, load_adapter, trained_parameters
+    from hf_tlm.models.auxiliary import auxiliary_config
     from hf_tlm.models.configure import build_config
     from hf_tlm.models.errors import ModelError
     from hf_tlm.models.export import export_stock
@@ -18,6 +19,7 @@ __getattr__, __dir__, __all__ = export_lazily(
     __name__,
     {
         "adapters": ["add_lora", "export_adapter", "export_model", "load_adapter", "trained_parameters"],
+        "auxiliary": ["auxiliary_config"],
         "configure": ["build_config"],
         "errors": ["ModelError"],
         "export": ["export_stock"],
