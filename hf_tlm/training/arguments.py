@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from transformers import TrainingArguments
 
+from hf_tlm.training.optimizers import LAMB, check_lamb
 from hf_tlm.training.options import ArgumentsError, TlmOptions
 
 DEFAULT_MAX_STEPS = 10_000
@@ -23,7 +24,16 @@ class TlmArguments(TlmOptions, TrainingArguments):
     """
 
     def __post_init__(self):
+        optim = self.optim
+        if optim == LAMB:
+            check_lamb(self)
+            self.optim = "adamw_torch"  # The Trainer knows its own optimizers only; see `optimizer_with_groups`.
         super().__post_init__()
+        if optim == LAMB:
+            self.optim = LAMB
+        for name in ("layerwise_lr_decay", "stage2_layerwise_lr_decay"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ArgumentsError(f"{name} must lie in (0, 1]; received {getattr(self, name)}.")
         if self.rho1 < 0 or math.isnan(self.rho1) or (math.isfinite(self.rho1) and self.rho1 != int(self.rho1)):
             raise ArgumentsError(f"rho1 must be 0, 1, 2, ... or inf; received {self.rho1}.")
         if not (math.isfinite(self.rho2) and self.rho2 >= 0):
@@ -182,6 +192,7 @@ class TlmArguments(TlmOptions, TrainingArguments):
         args.num_train_epochs = self.stage2_num_train_epochs
         args.learning_rate = self.stage2_learning_rate
         args.weight_decay = self.stage2_weight_decay
+        args.layerwise_lr_decay = self.stage2_layerwise_lr_decay
         args.warmup_steps = self.stage2_warmup_steps
         args.per_device_train_batch_size, args.gradient_accumulation_steps = self._accumulation(
             self.stage2_total_batch_size, self.per_device_train_batch_size

@@ -35,6 +35,14 @@ class TlmOptions:
     )
     learning_rate: float = field(default=1e-4, metadata={"help": "Stage 1: peak learning rate."})
     weight_decay: float = field(default=0.01, metadata={"help": "Stage 1: weight decay."})
+    layerwise_lr_decay: float = field(
+        default=1.0,
+        metadata={"help": "Stage 1: every layer learns at so many times the rate of the one above it; 1: at the same."},
+    )
+    optim: str = field(
+        default="adamw_torch_fused",
+        metadata={"help": "Optimizer: lamb (extra [optim]), or one of the Trainer's: adamw_torch_fused, adamw_torch, ..."},
+    )
     per_device_train_batch_size: int = field(default=32, metadata={"help": "Texts per device and micro-batch."})
     per_device_eval_batch_size: int = field(default=64, metadata={"help": "Texts per device when evaluating."})
     logging_steps: float = field(default=50, metadata={"help": "Log every so many optimizer steps, in both stages."})
@@ -111,6 +119,9 @@ class TlmOptions:
     stage2_num_train_epochs: float = field(default=10.0, metadata={"help": "Stage 2: passes over the training split."})
     stage2_learning_rate: float = field(default=2e-5, metadata={"help": "Stage 2: peak learning rate."})
     stage2_weight_decay: float = field(default=0.0, metadata={"help": "Stage 2: weight decay."})
+    stage2_layerwise_lr_decay: float = field(
+        default=1.0, metadata={"help": "Stage 2: as layerwise_lr_decay; ELECTRA's fine-tuning has 0.8, its large model 0.9."}
+    )
     stage2_warmup_steps: float = field(default=0, metadata={"help": "Stage 2: warm-up steps, or a share below 1."})
     stage2_total_batch_size: int = field(default=32, metadata={"help": "Stage 2: texts per optimizer step."})
     stage2_eval_steps: float = field(

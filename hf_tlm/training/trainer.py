@@ -24,6 +24,7 @@ from hf_tlm.training.arguments import ArgumentsError, TlmArguments
 from hf_tlm.training.budget import TICKS, Clock, first_step
 from hf_tlm.training.cost import Cost, count_flops, model_flops_utilization, training_flops
 from hf_tlm.training.nonfinite import LossWatch
+from hf_tlm.training.optimizers import optimizer_with_groups
 from hf_tlm.training.resumable import ResumableTrainer
 
 logger = logging.getLogger(__name__)
@@ -158,6 +159,13 @@ class TlmTrainer(ResumableTrainer):
 
     def _real_tokens(self, step: int) -> int:
         return sum(self.batch_sampler.count_tokens(stream, step) for stream in self.batch_sampler.streams)
+
+    # The Trainer's is static; layers are told by the model's names.
+    def get_optimizer_cls_and_kwargs(self, args, model=None):
+        model = self.model if model is None else model
+        return optimizer_with_groups(
+            args, model, self.get_decay_parameter_names(model), super().get_optimizer_cls_and_kwargs
+        )
 
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None):
         if self.args.max_hours is None or self.lr_scheduler is not None:
