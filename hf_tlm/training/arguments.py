@@ -26,8 +26,9 @@ class TlmArguments(TlmOptions, TrainingArguments):
         super().__post_init__()
         if self.rho1 < 0 or math.isnan(self.rho1) or (math.isfinite(self.rho1) and self.rho1 != int(self.rho1)):
             raise ArgumentsError(f"rho1 must be 0, 1, 2, ... or inf; received {self.rho1}.")
-        if not (math.isfinite(self.rho2) and self.rho2 >= 0):
-            raise ArgumentsError(f"rho2 must be a finite number >= 0; received {self.rho2}.")
+        for name, value in (("rho2", self.rho2), ("rtd_weight", self.rtd_weight)):
+            if not (math.isfinite(value) and value >= 0):
+                raise ArgumentsError(f"{name} must be a finite number >= 0; received {value}.")
         if not 0 < self.mlm_probability < 1:
             raise ArgumentsError(f"mlm_probability must lie between 0 and 1; received {self.mlm_probability}.")
         for name, value in (("max_length", self.max_length), ("corpus_max_length", self.corpus_max_length)):
