@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from transformers import TrainingArguments
 
+from hf_tlm.training.energy import check_energy
 from hf_tlm.training.options import ArgumentsError, TlmOptions
 
 DEFAULT_MAX_STEPS = 10_000
@@ -62,6 +63,10 @@ class TlmArguments(TlmOptions, TrainingArguments):
         self._check_budget()
         if self.max_logits < 1:
             raise ArgumentsError(f"max_logits must be at least 1; received {self.max_logits}.")
+        if self.energy_country is not None and not self.track_energy:
+            raise ArgumentsError(f"energy_country {self.energy_country!r} has no effect without track_energy.")
+        if self.track_energy:
+            check_energy(self.energy_country)
         if self.total_batch_tokens is not None and self.total_batch_size is not None:
             raise ArgumentsError(
                 f"Give total_batch_size (texts) or total_batch_tokens, not both; received {self.total_batch_size} and "

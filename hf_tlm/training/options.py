@@ -94,6 +94,13 @@ class TlmOptions:
     max_hours: float | None = field(
         default=None, metadata={"help": "Stage 1 ends after so many hours of training; the schedule follows the clock."}
     )
+    track_energy: bool = field(
+        default=False,
+        metadata={"help": "Read the machine's electricity in both stages (codecarbon, without a network; extra `energy`)."},
+    )
+    energy_country: str | None = field(
+        default=None, metadata={"help": "Three-letter ISO code, such as FRA: tell the CO2 by that country's energy mix too."}
+    )
     packing: str = field(
         default="auto",
         metadata={

@@ -23,6 +23,7 @@ from hf_tlm.signals import ignore_sigterm
 from hf_tlm.training.arguments import ArgumentsError, TlmArguments
 from hf_tlm.training.budget import TICKS, Clock, first_step
 from hf_tlm.training.cost import Cost, count_flops, model_flops_utilization, training_flops
+from hf_tlm.training.energy import Energy
 from hf_tlm.training.nonfinite import LossWatch
 from hf_tlm.training.resumable import ResumableTrainer
 from hf_tlm.training.terms import Terms, in_pairs
@@ -132,8 +133,18 @@ class TlmTrainer(ResumableTrainer):
         self.clock = Clock(args.max_hours)
         self.add_callback(_Epochs(self))
         self.add_callback(self.clock)
+        self.energy = Energy(self.accelerator, args.energy_country) if args.track_energy else None
+        if self.energy is not None:
+            self.add_callback(self.energy)
         self.watch = LossWatch(self.accelerator, lambda: self.batch_sampler, self.interruption)
         self.add_callback(self.watch)
+
+    def train(self, *args, **kwargs):
+        try:
+            return super().train(*args, **kwargs)
+        finally:
+            if self.energy is not None:
+                self.energy.stop()
 
     # Not in the constructor: a trainer that only evaluates needs no corpus.
     @cached_property
@@ -284,6 +295,12 @@ class TlmTrainer(ResumableTrainer):
     def cost(self) -> Cost:
         """The cost of this stage up to now, from the step number alone, so that a resumed run counts every step once."""
         sampler, step = self.batch_sampler, self.state.global_step
+        energy = {}
+        if self.energy is not None:
+            total = self.energy.total
+            energy = {"energy_kwh": total.kwh, "estimated_kwh": total.estimated_kwh}
+            if self.args.energy_country is not None:
+                energy["co2_kg"] = total.co2_kg
         tokens = nominal_tokens(sampler, self.args, step)
         return Cost(
             steps=step,
@@ -294,6 +311,7 @@ class TlmTrainer(ResumableTrainer):
                 sum(rate * sampler.count_tokens(stream, step) for stream, rate in self._flops_per_token.items())
             ),
             seconds=round(self.clock.seconds, 3),
+            **energy,
         )
 
     def create_model_card(self, *args, **kwargs) -> None:
