@@ -74,6 +74,8 @@ class TlmArguments(TlmOptions, TrainingArguments):
             )
         # The Trainer would take every argument of the model with "label" in its name for one it must find in a batch.
         self.label_names = ["labels"]
+        # It would remove the draws by which held-out passages are masked; the collator takes what it needs.
+        self.remove_unused_columns = False
         # Corpus batches leave the classifier without a gradient, stage 2 the masked-LM head.
         if self.ddp_find_unused_parameters is None:
             self.ddp_find_unused_parameters = True
