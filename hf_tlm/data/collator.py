@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from hf_tlm.data.masking import mask_tokens
+from hf_tlm.data.masking import mask_tokens, uniforms
 from hf_tlm.data.packing import pack
 from hf_tlm.data.tokenization import check_tokenizer
 
@@ -41,6 +41,9 @@ class TlmCollator:
         row_length: tokens of a packed row of training draws; None gives every text its own. A longer text widens the rows
             of its batch.
         eval_row_length: the same for evaluation texts.
+        replacing: every chosen token becomes the mask token (ELECTRA's corruption, Clark et al. 2020, equation 1), and
+            `uniforms`, float32 [R, S], are the random numbers in [0, 1) that replacements are drawn with
+            (`hf_tlm.models.CorruptAndPredict`).
 
     Raises:
         TokenizerError: the tokenizer lacks a mask token or a padding token.
@@ -51,6 +54,7 @@ class TlmCollator:
     seed: int = 0
     row_length: int | None = None
     eval_row_length: int | None = None
+    replacing: bool = False
     special: np.ndarray = field(init=False, repr=False)
 
     def __post_init__(self):
@@ -72,8 +76,8 @@ class TlmCollator:
         positions = np.arange(len(text_of)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         place = first_tokens[text_of] + positions
 
-        def laid_out(values: np.ndarray, padding: int) -> np.ndarray:
-            table = np.full(shape, padding, np.int64)
+        def laid_out(values: np.ndarray, padding: int, dtype: type = np.int64) -> np.ndarray:
+            table = np.full(shape, padding, dtype)
             table.reshape(-1)[place] = values
             return table
 
@@ -83,15 +87,18 @@ class TlmCollator:
             batch["labels"] = np.array([text["label"] for text in texts], dtype=np.int64)
         input_ids, mlm_labels = np.concatenate([text["input_ids"] for text in texts]).astype(np.int64), None
         if self.mlm_probability > 0 and "draw" in texts[0]:
+            draws = np.array([text["draw"] for text in texts], dtype=np.int64)[text_of]
             input_ids, mlm_labels = mask_tokens(
                 input_ids,
                 ~self.special[input_ids],
-                np.array([text["draw"] for text in texts], dtype=np.int64)[text_of],
+                draws,
                 positions,
                 seed=self.seed,
                 mlm_probability=self.mlm_probability,
                 mask_token_id=self.tokenizer.mask_token_id,
                 vocab_size=len(self.tokenizer),
+                mask_share=1.0 if self.replacing else 0.8,
+                random_share=0.0 if self.replacing else 0.1,
             )
         batch["input_ids"] = laid_out(input_ids, self.tokenizer.pad_token_id)
         batch["attention_mask"] = laid_out(np.ones_like(place), 0)
@@ -103,4 +110,6 @@ class TlmCollator:
             batch["first_tokens"] = first_tokens
         if mlm_labels is not None:
             batch["mlm_labels"] = laid_out(mlm_labels, -100)
+            if self.replacing:
+                batch["uniforms"] = laid_out(uniforms(self.seed, draws, positions, stream=3), 0, np.float32)
         return {name: torch.from_numpy(values) for name, values in batch.items()}

@@ -31,10 +31,10 @@ class InterleavedDataset:
     collator can derive the text's mask from it alone.
     """
 
-    def __init__(self, task: Dataset, corpus: Dataset | None = None):
+    def __init__(self, task: Dataset | None, corpus: Dataset | None = None):
         self.task = task
         self.corpus = corpus
-        self.num_task = len(task)
+        self.num_task = 0 if task is None else len(task)
         self.num_corpus = 0 if corpus is None else len(corpus)
 
     def __len__(self) -> int:

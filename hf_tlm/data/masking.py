@@ -43,9 +43,11 @@ def mask_tokens(
     mlm_probability: float,
     mask_token_id: int,
     vocab_size: int,
+    mask_share: float = 0.8,
+    random_share: float = 0.1,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """BERT's corruption: each maskable token is chosen with `mlm_probability`; of those 80% become the mask token, 10%
-    a random token of the vocabulary, 10% stay.
+    """Each maskable token is chosen with `mlm_probability`. Of those, `mask_share` become the mask token, `random_share`
+    a random token of the vocabulary, the others stay. The default shares are BERT's.
 
     Args:
         input_ids: int64 [T], the tokens of any number of texts, in any order.
@@ -60,6 +62,7 @@ def mask_tokens(
     labels[chosen] = input_ids[chosen]
     action = uniforms(seed, draws[chosen], positions[chosen], stream=1)
     random_ids = (uniforms(seed, draws[chosen], positions[chosen], stream=2) * vocab_size).astype(np.int64)
-    corrupted[chosen[action < 0.8]] = mask_token_id
-    corrupted[chosen[action >= 0.9]] = random_ids[action >= 0.9]
+    corrupted[chosen[action < mask_share]] = mask_token_id
+    randomly = action >= 1.0 - random_share
+    corrupted[chosen[randomly]] = random_ids[randomly]
     return corrupted, labels

@@ -18,7 +18,7 @@ from hf_tlm.evaluation.records import environment, predictions_jsonl
 from hf_tlm.evaluation.seeds import aggregate
 from hf_tlm.files import HfTlmError, atomic_write
 from hf_tlm.hub.cards import tlm_card
-from hf_tlm.models import TlmModel, add_lora, export_model, trained_parameters
+from hf_tlm.models import TrainedModel, add_lora, export_model, trained_parameters
 from hf_tlm.retrieval import Subset
 from hf_tlm.tasks import Task
 from hf_tlm.training import Cost, ModelArguments, Setup, TlmArguments, TlmTrainer, prepare, run_stage
@@ -70,6 +70,10 @@ class Run:
             f"cost a seed  {cost['steps']:,} steps, {cost['tokens']:,} tokens ({cost['real_tokens']:,} not padding), "
             f"{cost['flops']:.3g} FLOPs ({cost['flops_ratio']:.2g} of RoBERTa-Large), {cost['seconds']:.0f} s"
         )
+        if "energy_kwh" in cost:
+            co2 = f", {cost['co2_kg']:.3g} kg of CO2" if "co2_kg" in cost else ""
+            share = 100 * cost["estimated_kwh"] / (cost["energy_kwh"] or 1.0)
+            lines.append(f"energy       {cost['energy_kwh']:.3g} kWh a seed ({share:.0f}% of it estimated){co2}")
         lines.append(f"model        {self.output_dir}")
         return "\n".join(lines)
 
@@ -189,7 +193,7 @@ def _run_seed(
     return record
 
 
-def _returning(model: TlmModel):
+def _returning(model: TrainedModel):
     return lambda: model
 
 
@@ -198,7 +202,7 @@ def _with_adapter(make_model, lora: ModelArguments, base: Path):
 
 
 def _with_fresh_classifier(make_model, seed: int):
-    def make() -> TlmModel:
+    def make() -> TrainedModel:
         model = make_model()
         set_seed(seed)
         model.reset_classifier()

@@ -1,4 +1,4 @@
-"""Encoders, heads, adapters, spectral initialisation, and export to stock classes."""
+"""Encoders, heads, corrupting pairs of them, adapters, spectral initialisation, and export to stock classes."""
 
 from typing import TYPE_CHECKING
 
@@ -7,9 +7,11 @@ from hf_tlm.lazy import export_lazily
 if TYPE_CHECKING:
     from hf_tlm.models.adapters import add_lora, export_adapter, export_model, load_adapter, trained_parameters
     from hf_tlm.models.auxiliary import auxiliary_config
+    from hf_tlm.models.base import TrainedModel
     from hf_tlm.models.configure import build_config
+    from hf_tlm.models.corruption import CorruptAndPredict, CorruptionOutput
     from hf_tlm.models.errors import ModelError
-    from hf_tlm.models.export import export_stock
+    from hf_tlm.models.export import export_stock, load_exported
     from hf_tlm.models.families import FAMILIES
     from hf_tlm.models.lora_arguments import LoraArguments
     from hf_tlm.models.sharding import whole
@@ -20,9 +22,11 @@ __getattr__, __dir__, __all__ = export_lazily(
     {
         "adapters": ["add_lora", "export_adapter", "export_model", "load_adapter", "trained_parameters"],
         "auxiliary": ["auxiliary_config"],
+        "base": ["TrainedModel"],
         "configure": ["build_config"],
+        "corruption": ["CorruptAndPredict", "CorruptionOutput"],
         "errors": ["ModelError"],
-        "export": ["export_stock"],
+        "export": ["export_stock", "load_exported"],
         "families": ["FAMILIES"],
         "lora_arguments": ["LoraArguments"],
         "sharding": ["whole"],

@@ -13,6 +13,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from hf_tlm.files import atomic_directory
+from hf_tlm.models.base import TrainedModel
 from hf_tlm.models.errors import ModelError
 from hf_tlm.models.export import export_stock
 from hf_tlm.models.lora_arguments import LoraArguments
@@ -119,7 +120,7 @@ def load_adapter(model: PeftModel, folder: str | os.PathLike) -> PeftModel:
 
 
 def export_model(
-    model: TlmModel | PeftModel,
+    model: TrainedModel | PeftModel,
     tokenizer: PreTrainedTokenizerBase,
     output_dir: str | os.PathLike,
     files: dict[str, str] | None = None,

@@ -1,47 +1,97 @@
-"""From a `TlmModel` to stock checkpoints that load where hf_tlm is not installed."""
+"""From a trained model to stock checkpoints that load where hf_tlm is not installed, and back."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
-from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, PreTrainedTokenizerBase
+import torch
+from safetensors.torch import save_file
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoModelForPreTraining,
+    AutoModelForSequenceClassification,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from hf_tlm.files import atomic_directory
+from hf_tlm.models.base import TrainedModel
+from hf_tlm.models.corruption import DISCRIMINATOR, GENERATOR, RTD_HEAD_FILE, CorruptAndPredict
 from hf_tlm.models.tlm import MLM_SUBFOLDER, TlmModel
 
 
 def export_stock(
-    model: TlmModel,
+    model: TrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     output_dir: str | os.PathLike,
     files: dict[str, str] | None = None,
+    *,
+    classifier: bool = True,
 ) -> Path:
-    """Write `output_dir` (a stock sequence classifier) and `output_dir/mlm` (a stock masked LM of the same body).
+    """Write stock checkpoints of a model: config, safetensors weights and tokenizer. The whole folder appears at once.
 
-    Both hold config, safetensors weights and tokenizer, and load with `AutoModelForSequenceClassification` /
-    `AutoModelForMaskedLM` without missing or unexpected keys. The whole folder appears at once.
+    Of a `TlmModel` `output_dir` holds the sequence classifier and `output_dir/mlm` the masked LM of the same body. Of a
+    `CorruptAndPredict` it holds the main model as a classifier, `discriminator` the main model as stock
+    `ElectraForPreTraining` (of bodies other than ELECTRA the body alone, and the head beside it in
+    `rtd_head.safetensors`), and `generator` the auxiliary model as a masked LM. They load with the Auto classes without
+    missing or unexpected keys.
 
     Args:
         files: further text files to put in the folder, name -> content (the card, the results).
+        classifier: False for a model that has learned no task: `output_dir` then is the masked LM or the discriminator.
 
     Raises:
         HfTlmError: the disk cannot be written; an earlier folder there is intact.
     """
-    state = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
-    head = "mlm_head."
-    lm_state = {name.removeprefix(head): tensor for name, tensor in state.items()}
     output_dir = Path(output_dir)
+    parts = _composite_parts if isinstance(model, CorruptAndPredict) else _tlm_parts
     with atomic_directory(output_dir) as folder:
-        for auto_class, names, path in (
-            (AutoModelForSequenceClassification, state, folder),
-            (AutoModelForMaskedLM, lm_state, folder / MLM_SUBFOLDER),
-        ):
-            stock = auto_class.from_config(model.config)
-            # Each class takes its own entries (a masked LM has no pooler); strict, so that none can be missing.
-            stock.load_state_dict({name: names[name] for name in stock.state_dict()}, strict=True)
-            stock.to(model.dtype).save_pretrained(path)
+        for number, (name, stock) in enumerate(parts(model, classifier)):
+            path = folder / name if number else folder
+            stock.save_pretrained(path)
             tokenizer.save_pretrained(path)
+            if name == DISCRIMINATOR and not hasattr(stock, "discriminator_predictions"):
+                save_file(_state(model.rtd_head), path / RTD_HEAD_FILE)
         for name, content in (files or {}).items():
             (folder / name).write_text(content, encoding="utf-8")
     return output_dir
+
+
+def load_exported(folder: str | os.PathLike, *, id2label: dict[int, str]) -> TrainedModel:
+    """The model that `export_stock` wrote to a local folder, ready to be trained further."""
+    composite = (Path(folder) / GENERATOR / "config.json").is_file()
+    return (CorruptAndPredict if composite else TlmModel).from_checkpoint(str(folder), id2label=id2label)
+
+
+def _state(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().cpu() for name, tensor in module.state_dict().items()}
+
+
+def _stock(auto_class: type, config, state: dict[str, torch.Tensor], dtype: torch.dtype) -> PreTrainedModel:
+    stock = auto_class.from_config(config)
+    # Each class takes its own entries (a masked LM has no pooler); strict, so that none can be missing.
+    stock.load_state_dict({name: state[name] for name in stock.state_dict()}, strict=True)
+    return stock.to(dtype)
+
+
+def _tlm_parts(model: TlmModel, classifier: bool) -> Iterator[tuple[str, PreTrainedModel]]:
+    state = _state(model)
+    if classifier:
+        yield "classifier", _stock(AutoModelForSequenceClassification, model.config, state, model.dtype)
+    lm_state = {name.removeprefix("mlm_head."): tensor for name, tensor in state.items()}
+    yield MLM_SUBFOLDER, _stock(AutoModelForMaskedLM, model.config, lm_state, model.dtype)
+
+
+def _composite_parts(model: CorruptAndPredict, classifier: bool) -> Iterator[tuple[str, PreTrainedModel]]:
+    config, state = model.main.config, _state(model.main)
+    if classifier:
+        yield "classifier", _stock(AutoModelForSequenceClassification, config, state, model.dtype)
+    if config.model_type == "electra":
+        state |= {f"discriminator_predictions.{name}": tensor for name, tensor in _state(model.rtd_head).items()}
+        yield DISCRIMINATOR, _stock(AutoModelForPreTraining, config, state, model.dtype)
+    else:
+        yield DISCRIMINATOR, model.main.base_model
+    auxiliary = {name.removeprefix("mlm_head."): tensor for name, tensor in _state(model.auxiliary).items()}
+    yield GENERATOR, _stock(AutoModelForMaskedLM, model.auxiliary.config, auxiliary, model.dtype)

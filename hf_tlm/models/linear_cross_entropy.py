@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 
@@ -13,7 +15,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     """The gradients are made with the loss, block of rows by block, so that no block is kept for the backward pass."""
 
     @staticmethod
-    def forward(ctx, hidden, weight, bias, labels, max_logits):
+    def forward(ctx, hidden, weight, bias, labels, max_logits, visit):
         needs = [ctx.needs_input_grad[i] and x is not None for i, x in enumerate((hidden, weight, bias))]
         gradients = [torch.zeros_like(x) if need else None for need, x in zip(needs, (hidden, weight, bias), strict=True)]
         of_hidden, of_weight, of_bias = gradients
@@ -23,6 +25,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         for start in range(0, len(labels), step):
             rows, targets = hidden[start : start + step], labels[start : start + step, None]
             logits = F.linear(rows, weight, bias).to(total.dtype)
+            if visit is not None:
+                visit(slice(start, start + len(rows)), logits)
             normalizer = logits.logsumexp(dim=1, keepdim=True)
             total += (normalizer - logits.gather(1, targets)).sum()
             if not any(needs):
@@ -49,7 +53,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         if ctx.gradients is None:
             raise RuntimeError("linear_cross_entropy was differentiated twice; its gradients are kept for one pass only.")
         gradients, ctx.gradients = ctx.gradients, None
-        return *(None if g is None else g.mul_(of_total) for g in gradients), None, None
+        return *(None if g is None else g.mul_(of_total) for g in gradients), None, None, None
 
 
 def linear_cross_entropy(
@@ -59,6 +63,7 @@ def linear_cross_entropy(
     labels: torch.Tensor,
     *,
     max_logits: int = MAX_LOGITS,
+    visit: Callable[[slice, torch.Tensor], None] | None = None,
 ) -> torch.Tensor:
     """`F.cross_entropy(F.linear(hidden, weight, bias), labels, reduction="sum")`, a scalar in float32 or wider.
 
@@ -68,5 +73,7 @@ def linear_cross_entropy(
     Args:
         hidden: float [M, H]; M may be 0.
         weight: float [V, H]; bias: float [V] or None; labels: int64 [M], all of them classes.
+        visit: called with every block of logits while it is there, (rows of the block, logits float [rows, V]), without
+            gradient; it must not change them.
     """
-    return _LinearCrossEntropy.apply(hidden, weight, bias, labels, max_logits)
+    return _LinearCrossEntropy.apply(hidden, weight, bias, labels, max_logits, visit)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -18,10 +18,11 @@ from transformers import (
 )
 from transformers.utils import ModelOutput
 
+from hf_tlm.models.base import TrainedModel, encode, layer_classes
 from hf_tlm.models.errors import ModelError
 from hf_tlm.models.families import Family, family_of
-from hf_tlm.models.linear_cross_entropy import MAX_LOGITS, linear_cross_entropy
-from hf_tlm.models.texts import Texts, packed_attention_mask
+from hf_tlm.models.linear_cross_entropy import linear_cross_entropy
+from hf_tlm.models.texts import Texts
 
 MLM_SUBFOLDER = "mlm"
 
@@ -54,14 +55,23 @@ class MlmHead(nn.ModuleDict):
         """The output embedding, float [V, E]."""
         return self.family.decoder(self).weight
 
-    def forward(self, hidden: torch.Tensor, labels: torch.LongTensor, max_logits: int) -> torch.Tensor:
-        """The masked-LM loss of hidden states float [M, H] and labels int64 [M], summed, a scalar."""
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        labels: torch.LongTensor,
+        max_logits: int,
+        visit: Callable[[slice, torch.Tensor], None] | None = None,
+    ) -> torch.Tensor:
+        """The masked-LM loss of hidden states float [M, H] and labels int64 [M], summed, a scalar.
+
+        max_logits, visit: see `linear_cross_entropy`.
+        """
         decoder = self.family.decoder(self)
         hidden = self.family.transform(self, hidden)
-        return linear_cross_entropy(hidden, decoder.weight, decoder.bias, labels, max_logits=max_logits)
+        return linear_cross_entropy(hidden, decoder.weight, decoder.bias, labels, max_logits=max_logits, visit=visit)
 
 
-class TlmModel(PreTrainedModel):
+class TlmModel(TrainedModel):
     """The network of TLM (paper, section 3.1): one body, a classification head and a masked-LM head.
 
     The modules are those of the family's stock `ForSequenceClassification` under the same names, plus `mlm_head`, the
@@ -72,18 +82,6 @@ class TlmModel(PreTrainedModel):
     Build one with `from_config` (from scratch) or `from_checkpoint`.
     """
 
-    config_class = PreTrainedConfig
-    main_input_name = "input_ids"
-    # The loss is computed outside, by the objectives, and is already normalised over the optimizer step.
-    accepts_loss_kwargs = False
-    supports_gradient_checkpointing = True
-    _supports_sdpa = True
-    _supports_flash_attn = True
-    _supports_flex_attn = True
-    _supports_attention_backend = True
-    # Most logits of the vocabulary that are in memory at any time, see `linear_cross_entropy`.
-    max_logits = MAX_LOGITS
-
     def __init__(self, classifier: PreTrainedModel, lm: PreTrainedModel):
         super().__init__(classifier.config)
         self.family = family_of(classifier.config)
@@ -93,17 +91,13 @@ class TlmModel(PreTrainedModel):
         body = lm.base_model_prefix
         self.mlm_head = MlmHead({name: child for name, child in lm.named_children() if name != body}, self.family)
         ties = lm.get_expanded_tied_weights_keys()
-        self._tied_weights_keys = {
-            f"mlm_head.{target}": source if source.startswith(f"{body}.") else f"mlm_head.{source}"
-            for target, source in ties.items()
-        }
-        self.all_tied_weights_keys = dict(self._tied_weights_keys)
-        # What FSDP shards as one unit: the body's layers.
-        layers = next(module for module in self.base_model.modules() if isinstance(module, nn.ModuleList))
-        self._no_split_modules = {type(layer).__name__ for layer in layers}
-        # Tied entries are one tensor under two names: checkpoints hold it once, and loading does not miss the other.
-        self._keys_to_ignore_on_save = set(self._tied_weights_keys)
-        self.tie_weights(recompute_mapping=False)
+        self._no_split_modules = layer_classes(self.base_model)
+        self._tie(
+            {
+                f"mlm_head.{target}": source if source.startswith(f"{body}.") else f"mlm_head.{source}"
+                for target, source in ties.items()
+            }
+        )
 
     @classmethod
     def from_config(cls, config: PreTrainedConfig) -> TlmModel:
@@ -185,15 +179,8 @@ class TlmModel(PreTrainedModel):
             mlm_labels: int64 [R, S], -100 where nothing is predicted. Given: the masked-LM loss at the other places.
             labels: int64 [B]. Given, or `mlm_labels` not given: class logits.
         """
-        inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
-        # A trained WordPiece tokenizer types the two texts of a pair; DistilBERT and ModernBERT have no use for that.
-        if token_type_ids is not None and getattr(self.config, "type_vocab_size", 0) > 1:
-            inputs["token_type_ids"] = token_type_ids
-        if text_ids is not None:
-            inputs["attention_mask"] = packed_attention_mask(text_ids, self.config, self.dtype)
-            inputs["position_ids"] = position_ids + self.family.first_position(self.config)
-        hidden = self.base_model(**inputs, return_dict=True).last_hidden_state
-        return self._heads(Texts(hidden, attention_mask, text_ids, first_tokens), mlm_labels, labels)
+        texts = encode(self.base_model, input_ids, attention_mask, token_type_ids, position_ids, text_ids, first_tokens)
+        return self._heads(texts, mlm_labels, labels)
 
     # The number of masked tokens differs from batch to batch: compiled, this part would be compiled again and again.
     @torch.compiler.disable
@@ -206,15 +193,3 @@ class TlmModel(PreTrainedModel):
             chosen = mlm_labels != -100
             mlm_loss = self.mlm_head(texts.hidden[chosen], mlm_labels[chosen], self.max_logits)
         return TlmOutput(logits=logits, mlm_loss=mlm_loss)
-
-    @cached_property
-    def _parameter_count(self) -> int:
-        return self.num_parameters()
-
-    def floating_point_ops(self, inputs: dict, exclude_embeddings: bool = False) -> int:
-        """6 x places computed (padding included) x parameters: TLM Table 2's formula at the batch's real size.
-
-        The Trainer sums it as `total_flos`. The paper's figure, at the nominal sequence length, is
-        `hf_tlm.training.cost`'s.
-        """
-        return 6 * inputs["input_ids"].numel() * self._parameter_count

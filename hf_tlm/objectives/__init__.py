@@ -3,6 +3,8 @@
 An objective maps (model outputs, batch) to named scalars; `"loss"` is what is differentiated. It also says how many
 items its mean is over (`count`), so that the trainer can take that mean over a whole optimizer step: over all
 accumulated micro-batches of all processes, whose numbers of masked tokens differ.
+
+A named term is such a mean, a scalar; or a pair (sum, count), of which the quotient over many steps is wanted.
 """
 
 from typing import TYPE_CHECKING
@@ -12,6 +14,7 @@ from hf_tlm.lazy import export_lazily
 if TYPE_CHECKING:
     from hf_tlm.objectives.combine import WeightedMean, WeightedSum
     from hf_tlm.objectives.mlm import Mlm
+    from hf_tlm.objectives.replaced_token_detection import ReplacedTokenDetection
     from hf_tlm.objectives.task import TaskLoss
 
 __getattr__, __dir__, __all__ = export_lazily(
@@ -19,6 +22,7 @@ __getattr__, __dir__, __all__ = export_lazily(
     {
         "combine": ["WeightedMean", "WeightedSum"],
         "mlm": ["Mlm"],
+        "replaced_token_detection": ["ReplacedTokenDetection"],
         "task": ["TaskLoss"],
     },
 )

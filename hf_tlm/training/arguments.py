@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from transformers import TrainingArguments
 
+from hf_tlm.training.energy import check_energy
 from hf_tlm.training.optimizers import LAMB, check_lamb
 from hf_tlm.training.options import ArgumentsError, TlmOptions
 
@@ -36,8 +37,9 @@ class TlmArguments(TlmOptions, TrainingArguments):
                 raise ArgumentsError(f"{name} must lie in (0, 1]; received {getattr(self, name)}.")
         if self.rho1 < 0 or math.isnan(self.rho1) or (math.isfinite(self.rho1) and self.rho1 != int(self.rho1)):
             raise ArgumentsError(f"rho1 must be 0, 1, 2, ... or inf; received {self.rho1}.")
-        if not (math.isfinite(self.rho2) and self.rho2 >= 0):
-            raise ArgumentsError(f"rho2 must be a finite number >= 0; received {self.rho2}.")
+        for name, value in (("rho2", self.rho2), ("rtd_weight", self.rtd_weight)):
+            if not (math.isfinite(value) and value >= 0):
+                raise ArgumentsError(f"{name} must be a finite number >= 0; received {value}.")
         if not 0 < self.mlm_probability < 1:
             raise ArgumentsError(f"mlm_probability must lie between 0 and 1; received {self.mlm_probability}.")
         for name, value in (("max_length", self.max_length), ("corpus_max_length", self.corpus_max_length)):
@@ -71,6 +73,10 @@ class TlmArguments(TlmOptions, TrainingArguments):
         self._check_budget()
         if self.max_logits < 1:
             raise ArgumentsError(f"max_logits must be at least 1; received {self.max_logits}.")
+        if self.energy_country is not None and not self.track_energy:
+            raise ArgumentsError(f"energy_country {self.energy_country!r} has no effect without track_energy.")
+        if self.track_energy:
+            check_energy(self.energy_country)
         if self.total_batch_tokens is not None and self.total_batch_size is not None:
             raise ArgumentsError(
                 f"Give total_batch_size (texts) or total_batch_tokens, not both; received {self.total_batch_size} and "
@@ -78,6 +84,8 @@ class TlmArguments(TlmOptions, TrainingArguments):
             )
         # The Trainer would take every argument of the model with "label" in its name for one it must find in a batch.
         self.label_names = ["labels"]
+        # It would remove the draws by which held-out passages are masked; the collator takes what it needs.
+        self.remove_unused_columns = False
         # Corpus batches leave the classifier without a gradient, stage 2 the masked-LM head.
         if self.ddp_find_unused_parameters is None:
             self.ddp_find_unused_parameters = True

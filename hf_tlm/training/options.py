@@ -65,6 +65,18 @@ class TlmOptions:
             "choices": ["mean", "sum"],
         },
     )
+    objective: str = field(
+        default="mlm",
+        metadata={
+            "help": "Language-modelling loss. mlm: masked tokens are predicted. electra: a small auxiliary model predicts "
+            "and replaces them, and the model tells which tokens were replaced. ale: the same on an ALBERT body.",
+            "choices": ["mlm", "electra", "ale"],
+        },
+    )
+    rtd_weight: float = field(
+        default=50.0,
+        metadata={"help": "electra, ale: weight of replaced token detection beside the auxiliary model's loss."},
+    )
     mlm_probability: float = field(default=0.15, metadata={"help": "Share of tokens chosen for prediction."})
     max_length: int = field(default=128, metadata={"help": "Longest task text in tokens; longer ones are truncated."})
     corpus_max_length: int | None = field(
@@ -89,6 +101,13 @@ class TlmOptions:
     )
     max_hours: float | None = field(
         default=None, metadata={"help": "Stage 1 ends after so many hours of training; the schedule follows the clock."}
+    )
+    track_energy: bool = field(
+        default=False,
+        metadata={"help": "Read the machine's electricity in both stages (codecarbon, without a network; extra `energy`)."},
+    )
+    energy_country: str | None = field(
+        default=None, metadata={"help": "Three-letter ISO code, such as FRA: tell the CO2 by that country's energy mix too."}
     )
     packing: str = field(
         default="auto",
@@ -146,6 +165,21 @@ class ModelArguments(LoraArguments):
         default=None, metadata={"help": "Start from this checkpoint instead of from scratch."}
     )
     model_revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit of the checkpoint."})
+    auxiliary_size: float = field(
+        default=0.25,
+        metadata={"help": "electra, ale, from scratch: width of the auxiliary model (hidden, heads, FFN) over the model's."},
+    )
+    auxiliary_layers: int | None = field(
+        default=None, metadata={"help": "electra, ale, from scratch: its layers. Default: as many as the model."}
+    )
+    auxiliary_name_or_path: str | None = field(
+        default=None,
+        metadata={"help": "electra, ale, from a checkpoint: that of the auxiliary model. Default: its folder generator/."},
+    )
+    temperature: float = field(
+        default=0.8,
+        metadata={"help": "electra, ale: of the softmax that replacements are drawn from; 0 is argmax."},
+    )
     trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the checkpoint."})
     tokenizer_name: str | None = field(
         default=None,

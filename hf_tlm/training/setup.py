@@ -6,13 +6,14 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from datasets import Dataset, concatenate_datasets
 from peft import PeftModel
 from transformers import PreTrainedTokenizerBase
 
 from hf_tlm.data import cached_wordpiece, load_tokenizer, tokenize
-from hf_tlm.models import TlmModel, add_lora, build_config
+from hf_tlm.models import CorruptAndPredict, TlmModel, TrainedModel, add_lora, auxiliary_config, build_config
 from hf_tlm.models.spectral import SpectralEmbeddings, spectral_embeddings
 from hf_tlm.tasks import Task
 from hf_tlm.training.arguments import TlmArguments
@@ -29,7 +30,7 @@ class Setup:
     tokenizer: PreTrainedTokenizerBase
     data: StageData
     test: Dataset | None
-    make_model: Callable[[], TlmModel | PeftModel]
+    make_model: Callable[[], TrainedModel | PeftModel]
     spectral: SpectralEmbeddings | None = None
 
 
@@ -58,6 +59,11 @@ def prepare(task: Task, corpus: Dataset | None, args: TlmArguments, model_args: 
             "use_peft does not work with FSDP: what it trains is too small to be worth sharding. Use DDP, for instance "
             "recipes/configs/accelerate/ddp.yaml."
         )
+    if args.objective != "mlm" and (model_args.use_peft or args.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true"):
+        raise ArgumentsError(
+            f"objective {args.objective} works neither with use_peft nor with FSDP: both of its models are trained whole, "
+            "and the main one is small. Use DDP; adapt the exported model afterwards with --stage 2 --use_peft."
+        )
     texts = task.train.select_columns([c for c in ("text", "text_pair") if c in task.train.column_names])
     name = model_args.tokenizer_name or model_args.model_name_or_path
     corpus_length = args.corpus_max_length or args.max_length
@@ -83,42 +89,88 @@ def prepare(task: Task, corpus: Dataset | None, args: TlmArguments, model_args: 
             passages = tokenize(
                 corpus.select_columns(["text"]), tokenizer, corpus_length, description="Tokenising the subset"
             )
+    make_model = model_factory(args, model_args, tokenizer, id2label=task.id2label, max_length=longest)
     spectral = None
-    if model_args.model_name_or_path is not None:
+    if model_args.embedding_init == "spectral":
+        rows = splits["train"].select_columns(["input_ids"])
+        rows = rows if passages is None else concatenate_datasets([rows, passages])
+        spectral = spectral_embeddings(
+            rows["input_ids"],
+            len(tokenizer),
+            make_model().get_input_embeddings().weight.shape[1],
+            scale=model_args.spectral_scale,
+            ignore=tokenizer.all_special_ids,
+        )
+        logger.info("Spectral embeddings: %s", spectral.report)
+        make_model = _written(make_model, spectral)
+    data = StageData(train=splits["train"], validation=splits["validation"], corpus=passages)
+    return Setup(tokenizer, data, splits["test"], make_model, spectral)
 
-        def make_model() -> TlmModel | PeftModel:
-            model = TlmModel.from_checkpoint(
-                model_args.model_name_or_path,
-                id2label=task.id2label,
-                revision=model_args.model_revision,
-                trust_remote_code=model_args.trust_remote_code,
-            )
+
+def model_factory(
+    args: TlmArguments,
+    model_args: ModelArguments,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    id2label: dict[int, str],
+    max_length: int,
+) -> Callable[[], TrainedModel | PeftModel]:
+    """What makes a model for `args.objective`, from scratch under the current random seed or from checkpoints.
+
+    Args:
+        max_length: longest sequence in tokens.
+
+    Raises:
+        ModelError: see `build_config` and `auxiliary_config`.
+        ArgumentsError: objective ale without an ALBERT body.
+    """
+    composite = args.objective != "mlm"
+    if model_args.model_name_or_path is not None:
+        options = {
+            "id2label": id2label,
+            "revision": model_args.model_revision,
+            "trust_remote_code": model_args.trust_remote_code,
+        }
+
+        def from_checkpoint() -> TrainedModel | PeftModel:
+            if composite:
+                model = CorruptAndPredict.from_checkpoint(
+                    model_args.model_name_or_path,
+                    model_args.auxiliary_name_or_path,
+                    temperature=model_args.temperature,
+                    **options,
+                )
+                _check_body(args, model.config.model_type)
+                return model
+            model = TlmModel.from_checkpoint(model_args.model_name_or_path, **options)
             if not model_args.use_peft:
                 return model
             return add_lora(model, model_args, model_args.model_name_or_path, revision=model_args.model_revision)
-    else:
-        config = build_config(model_args.model_config, tokenizer, id2label=task.id2label, max_length=longest)
-        if model_args.embedding_init == "spectral":
-            rows = splits["train"].select_columns(["input_ids"])
-            rows = rows if passages is None else concatenate_datasets([rows, passages])
-            dim = TlmModel.from_config(config).get_input_embeddings().weight.shape[1]
-            spectral = spectral_embeddings(
-                rows["input_ids"],
-                len(tokenizer),
-                dim,
-                scale=model_args.spectral_scale,
-                ignore=tokenizer.all_special_ids,
-            )
-            logger.info("Spectral embeddings: %s", spectral.report)
 
-        def make_model() -> TlmModel:
-            model = TlmModel.from_config(config)
-            if spectral is not None:
-                spectral.write_to(model)
-            return model
+        return from_checkpoint
+    config = build_config(model_args.model_config, tokenizer, id2label=id2label, max_length=max_length)
+    if not composite:
+        return partial(TlmModel.from_config, config)
+    _check_body(args, config.model_type)
+    auxiliary = auxiliary_config(config, model_args.auxiliary_size, model_args.auxiliary_layers)
+    return partial(CorruptAndPredict.from_config, config, auxiliary, model_args.temperature)
 
-    data = StageData(train=splits["train"], validation=splits["validation"], corpus=passages)
-    return Setup(tokenizer, data, splits["test"], make_model, spectral)
+
+def _check_body(args: TlmArguments, model_type: str) -> None:
+    if args.objective == "ale" and model_type != "albert":
+        raise ArgumentsError(
+            f"objective ale is ELECTRA on an ALBERT body (recipes/configs/models/ale_small.json); received the type "
+            f"{model_type!r}. For other bodies the objective is electra."
+        )
+
+
+def _written(make_model: Callable[[], TrainedModel], spectral: SpectralEmbeddings) -> Callable[[], TrainedModel]:
+    def make() -> TrainedModel:
+        model = make_model()
+        spectral.write_to(model)
+        return model
+
+    return make
 
 
 class _Chain:

@@ -11,7 +11,7 @@ from datasets import Dataset
 from peft import PeftModel
 from transformers import PreTrainedTokenizerBase, set_seed
 
-from hf_tlm.models import TlmModel, export_model, load_adapter, whole
+from hf_tlm.models import TrainedModel, export_model, load_adapter, load_exported, whole
 from hf_tlm.training.arguments import TlmArguments
 from hf_tlm.training.cost import Cost
 from hf_tlm.training.trainer import TlmTrainer
@@ -34,14 +34,14 @@ class StageData:
 
 def run_stage(
     stage: int,
-    model: Callable[[], TlmModel | PeftModel],
+    model: Callable[[], TrainedModel | PeftModel],
     args: TlmArguments,
     data: StageData,
     tokenizer: PreTrainedTokenizerBase,
     *,
     compute_metrics: Callable,
     id2label: dict[int, str],
-) -> tuple[TlmModel | PeftModel, Cost, dict[str, float]]:
+) -> tuple[TrainedModel | PeftModel, Cost, dict[str, float]]:
     """Train one stage in `args.output_dir`, or load it if it is finished there.
 
     Args:
@@ -60,7 +60,7 @@ def run_stage(
         if (finished / ADAPTER_FILE).is_file():
             loaded = load_adapter(model(), finished)
         else:
-            loaded = TlmModel.from_checkpoint(str(finished), id2label=id2label)
+            loaded = load_exported(finished, id2label=id2label)
         return loaded, Cost.from_dict(record["cost"]), record["validation"]
     set_seed(args.seed)
     trainer = TlmTrainer(

@@ -17,15 +17,17 @@ from transformers import PreTrainedTokenizerBase, TrainerCallback
 from hf_tlm.data.collator import TlmCollator
 from hf_tlm.data.interleave import CORPUS, TASK, InterleavedBatchSampler, InterleavedDataset
 from hf_tlm.data.tokenization import text_lengths
-from hf_tlm.models.tlm import TlmModel
-from hf_tlm.objectives import Mlm, TaskLoss, WeightedMean, WeightedSum
+from hf_tlm.models.base import TrainedModel
+from hf_tlm.objectives import Mlm, ReplacedTokenDetection, TaskLoss, WeightedMean, WeightedSum
 from hf_tlm.signals import ignore_sigterm
 from hf_tlm.training.arguments import ArgumentsError, TlmArguments
 from hf_tlm.training.budget import TICKS, Clock, first_step
 from hf_tlm.training.cost import Cost, count_flops, model_flops_utilization, training_flops
+from hf_tlm.training.energy import Energy
 from hf_tlm.training.nonfinite import LossWatch
 from hf_tlm.training.optimizers import optimizer_with_groups
 from hf_tlm.training.resumable import ResumableTrainer
+from hf_tlm.training.terms import Terms, in_pairs
 
 logger = logging.getLogger(__name__)
 
@@ -36,14 +38,19 @@ ENDLESS = 10**9
 def tlm_objectives(args: TlmArguments) -> dict[str, Any]:
     """Which loss each stream of batches gets (TLM, section 3.1).
 
-    Stage 1: corpus batches L_mlm; task batches rho2 L_mlm + L_task, divided by rho2 + 1 where `loss_normalization` is
-    `mean`. Stage 2 (`for_stage(2)`: rho2 and mlm_probability 0): L_task.
+    Stage 1: corpus batches L_lm; task batches rho2 L_lm + L_task, divided by rho2 + 1 where `loss_normalization` is
+    `mean`. L_lm is the masked-LM loss or, for `objective` electra and ale, that of the auxiliary model plus `rtd_weight`
+    times replaced token detection (Clark et al. 2020, section 2). Stage 2 (`for_stage(2)`: rho2 and mlm_probability 0):
+    L_task.
     """
     task = TaskLoss(label_smoothing=args.label_smoothing_factor)
     if args.mlm_probability == 0:
         return {TASK: task}
     combine = WeightedMean if args.loss_normalization == "mean" else WeightedSum
-    return {CORPUS: Mlm(), TASK: combine((args.rho2, Mlm()), (1.0, task))}
+    language = Mlm()
+    if args.objective != "mlm":
+        language = WeightedSum((1.0, language), (args.rtd_weight, ReplacedTokenDetection()))
+    return {CORPUS: language, TASK: combine((args.rho2, language), (1.0, task))}
 
 
 def nominal_tokens(sampler: InterleavedBatchSampler, args: TlmArguments, step: int) -> int:
@@ -79,9 +86,9 @@ class TlmTrainer(ResumableTrainer):
     are the Trainer's.
 
     Args:
-        model: a `TlmModel`.
+        model: a `TlmModel`, or for objectives with replaced tokens a `CorruptAndPredict`.
         args: a `TlmArguments`, usually from `TlmArguments.for_stage`.
-        train_dataset: tokenised task texts, columns `input_ids` and `label` (`hf_tlm.data.tokenize`).
+        train_dataset: tokenised task texts, columns `input_ids` and `label` (`hf_tlm.data.tokenize`); None when rho1 is inf.
         corpus_dataset: tokenised passages, column `input_ids`; None when rho1 is 0.
         objectives: stream -> objective; default `tlm_objectives(args)`.
     """
@@ -91,10 +98,10 @@ class TlmTrainer(ResumableTrainer):
 
     def __init__(
         self,
-        model: TlmModel,
+        model: TrainedModel,
         args: TlmArguments,
         *,
-        train_dataset: Dataset,
+        train_dataset: Dataset | None,
         processing_class: PreTrainedTokenizerBase,
         corpus_dataset: Dataset | None = None,
         objectives: Mapping[str, Any] | None = None,
@@ -102,8 +109,7 @@ class TlmTrainer(ResumableTrainer):
     ):
         self.objectives = dict(objectives or tlm_objectives(args))
         self.corpus_dataset = corpus_dataset
-        self._terms: dict[str, torch.Tensor] = {}
-        self._stream_steps: dict[str, int] = {}
+        self._terms, self._eval_terms, self._micro_batches = Terms(), Terms(), 1
         super().__init__(
             model=model,
             args=args,
@@ -115,17 +121,31 @@ class TlmTrainer(ResumableTrainer):
                 seed=args.seed,
                 row_length=args.row_length if args.layout == "pack" else None,
                 eval_row_length=args.row_length if args.layout != "none" else None,
+                replacing=args.objective != "mlm",
             ),
             **kwargs,
         )
+        if train_dataset is None:
+            # Without a task the corpus objective is evaluated, and what it needs is in every batch.
+            self.label_names = ["mlm_labels"]
         for module in model.modules():  # The model itself, or what an adapter wraps.
-            if isinstance(module, TlmModel):
+            if isinstance(module, TrainedModel):
                 module.max_logits = args.max_logits
         self.clock = Clock(args.max_hours)
         self.add_callback(_Epochs(self))
         self.add_callback(self.clock)
+        self.energy = Energy(self.accelerator, args.energy_country) if args.track_energy else None
+        if self.energy is not None:
+            self.add_callback(self.energy)
         self.watch = LossWatch(self.accelerator, lambda: self.batch_sampler, self.interruption)
         self.add_callback(self.watch)
+
+    def train(self, *args, **kwargs):
+        try:
+            return super().train(*args, **kwargs)
+        finally:
+            if self.energy is not None:
+                self.energy.stop()
 
     # Not in the constructor: a trainer that only evaluates needs no corpus.
     @cached_property
@@ -224,9 +244,8 @@ class TlmTrainer(ResumableTrainer):
         *totals, progress = self.accelerator.reduce(values, reduction="mean").unbind()
         if self.clock.limit is not None:
             self.clock.progress = progress.item()
-        stream = _stream_of(batches[0])
-        self._stream_steps[stream] = self._stream_steps.get(stream, 0) + 1
-        self.watch.begin(stream, batches)
+        self._micro_batches = len(batches)
+        self.watch.begin(_stream_of(batches[0]), batches)
         return batches, dict(zip(counts, totals, strict=True))
 
     def training_step(self, model, inputs, num_items_in_batch=None):
@@ -245,27 +264,34 @@ class TlmTrainer(ResumableTrainer):
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         outputs = model(**inputs)
-        if not model.training:
-            # Evaluation scores unmasked texts of the task, whatever the training objective is.
-            loss = TaskLoss()(outputs, inputs)["loss"]
-            return (loss, outputs) if return_outputs else loss
         stream = _stream_of(inputs)
+        if not model.training:
+            # Task texts are scored unmasked, whatever the training objective is; passages by that objective.
+            objective = TaskLoss() if stream == TASK else self.objectives[CORPUS]
+            terms = objective(outputs, inputs)
+            loss = terms.pop("loss")
+            if stream == CORPUS:
+                counts = {f"{name}_loss": count for name, count in objective.count(inputs).items()}
+                self._eval_terms.add(in_pairs(terms, lambda name, mean: (mean * counts[name], counts[name])))
+            return (loss, outputs) if return_outputs else loss
         terms = self.objectives[stream](outputs, inputs, num_items_in_batch)
         loss = terms.pop("loss")
-        self.watch.add(loss, terms)
-        for name, value in terms.items():
-            key = f"{stream}/{name}"
-            self._terms[key] = self._terms.get(key, 0.0) + value
+        self.watch.add(loss, {name: value for name, value in terms.items() if not value.dim()})
+        # Of a step's mean each micro-batch holds a share.
+        shares = in_pairs(terms, lambda name, share: (share, 1 / self._micro_batches))
+        self._terms.add(shares, prefix=f"{stream}/")
         return (loss, outputs) if return_outputs else loss
 
+    def evaluation_loop(self, *args, metric_key_prefix: str = "eval", **kwargs):
+        """The Trainer's, and of passages the named terms of the corpus objective, each mean over all of them."""
+        output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+        terms = self._eval_terms.read(self.accelerator)
+        output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in terms.items()})
+        return output
+
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        if "loss" in logs and self._terms:
-            names = sorted(self._terms)
-            # Each value sums to a step's mean over its micro-batches; processes hold shares of the same mean.
-            means = torch.stack([self._terms[n] / self._stream_steps[n.split("/")[0]] for n in names])
-            means = self.accelerator.reduce(means.float(), reduction="mean")
-            logs |= {name: round(value, 6) for name, value in zip(names, means.tolist(), strict=True)}
-            self._terms, self._stream_steps = {}, {}
+        if "loss" in logs:
+            logs |= self._terms.read(self.accelerator)
         if "loss" in logs or "train_loss" in logs:
             cost = self.cost()
             logs |= {name: value for name, value in cost.to_dict().items() if name != "steps"}
@@ -277,6 +303,12 @@ class TlmTrainer(ResumableTrainer):
     def cost(self) -> Cost:
         """The cost of this stage up to now, from the step number alone, so that a resumed run counts every step once."""
         sampler, step = self.batch_sampler, self.state.global_step
+        energy = {}
+        if self.energy is not None:
+            total = self.energy.total
+            energy = {"energy_kwh": total.kwh, "estimated_kwh": total.estimated_kwh}
+            if self.args.energy_country is not None:
+                energy["co2_kg"] = total.co2_kg
         tokens = nominal_tokens(sampler, self.args, step)
         return Cost(
             steps=step,
@@ -287,6 +319,7 @@ class TlmTrainer(ResumableTrainer):
                 sum(rate * sampler.count_tokens(stream, step) for stream, rate in self._flops_per_token.items())
             ),
             seconds=round(self.clock.seconds, 3),
+            **energy,
         )
 
     def create_model_card(self, *args, **kwargs) -> None:

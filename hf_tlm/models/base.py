@@ -1,0 +1,77 @@
+"""What the trainer needs of every model it trains."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from hf_tlm.models.families import family_of
+from hf_tlm.models.linear_cross_entropy import MAX_LOGITS
+from hf_tlm.models.texts import Texts, packed_attention_mask
+
+
+class TrainedModel(PreTrainedModel):
+    """A model whose losses the objectives compute: `TlmModel`, `CorruptAndPredict`."""
+
+    config_class = PreTrainedConfig
+    main_input_name = "input_ids"
+    # The loss is computed outside, by the objectives, and is already normalised over the optimizer step.
+    accepts_loss_kwargs = False
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    # Most logits of the vocabulary that are in memory at any time, see `linear_cross_entropy`.
+    max_logits = MAX_LOGITS
+
+    def _tie(self, ties: dict[str, str]) -> None:
+        """Make the parameters of `ties` (target -> source) one, also when checkpoints are written and read."""
+        self._tied_weights_keys = ties
+        self.all_tied_weights_keys = dict(ties)
+        # One tensor under several names: checkpoints hold it once, and loading does not miss the others.
+        self._keys_to_ignore_on_save = set(ties)
+        self.tie_weights(recompute_mapping=False)
+
+    @cached_property
+    def _parameter_count(self) -> int:
+        return self.num_parameters()
+
+    def floating_point_ops(self, inputs: dict, exclude_embeddings: bool = False) -> int:
+        """6 x places computed (padding included) x parameters: TLM Table 2's formula at the batch's real size.
+
+        The Trainer sums it as `total_flos`. The paper's figure, at the nominal sequence length, is
+        `hf_tlm.training.cost`'s.
+        """
+        return 6 * inputs["input_ids"].numel() * self._parameter_count
+
+
+def encode(
+    body: PreTrainedModel,
+    input_ids: torch.LongTensor,
+    attention_mask: torch.LongTensor,
+    token_type_ids: torch.LongTensor | None = None,
+    position_ids: torch.LongTensor | None = None,
+    text_ids: torch.LongTensor | None = None,
+    first_tokens: torch.LongTensor | None = None,
+) -> Texts:
+    """One pass of a body over a padded or packed batch, see `TlmCollator`; shapes as in `TlmModel.forward`."""
+    config = body.config
+    inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+    # A trained WordPiece tokenizer types the two texts of a pair; DistilBERT and ModernBERT have no use for that.
+    if token_type_ids is not None and getattr(config, "type_vocab_size", 0) > 1:
+        inputs["token_type_ids"] = token_type_ids
+    if text_ids is not None:
+        inputs["attention_mask"] = packed_attention_mask(text_ids, config, body.dtype)
+        inputs["position_ids"] = position_ids + family_of(config).first_position(config)
+    hidden = body(**inputs, return_dict=True).last_hidden_state
+    return Texts(hidden, attention_mask, text_ids, first_tokens)
+
+
+def layer_classes(body: nn.Module) -> set[str]:
+    """Names of the classes of the body's layers: what FSDP shards as one unit."""
+    layers = next(module for module in body.modules() if isinstance(module, nn.ModuleList))
+    return {type(layer).__name__ for layer in layers}

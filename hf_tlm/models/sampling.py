@@ -1,0 +1,30 @@
+"""Drawing tokens from a softmax with given random numbers."""
+
+from __future__ import annotations
+
+import torch
+
+
+def sample_tokens(logits: torch.Tensor, uniforms: torch.Tensor, temperature: float = 1.0) -> torch.LongTensor:
+    r"""One token a row from softmax(logits / temperature), by inverting its distribution function.
+
+    One uniform number a token is all the randomness there is, so that a sample is reproducible wherever its number is,
+    whatever else is in the batch (`hf_tlm.data.masking.uniforms`).
+
+    Args:
+        logits: float [M, V].
+        uniforms: float [M], in [0, 1).
+        temperature: 0 takes the most likely token.
+
+    Returns:
+        int64 [M]. A token of probability 0 is never drawn.
+    """
+    if temperature == 0:
+        return logits.argmax(dim=-1)
+    # Any sum but 1 would do: the numbers are scaled to it.
+    cumulative = ((logits - logits.amax(dim=-1, keepdim=True)) / temperature).exp_().cumsum(dim=-1)
+    total = cumulative[:, -1:]
+    below = uniforms[:, None].to(cumulative.dtype) * total
+    # Rounding must not reach the total, which no token exceeds.
+    below = torch.minimum(below, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(cumulative, below.contiguous(), right=True).squeeze(-1)

@@ -1,0 +1,54 @@
+"""Replaced token detection."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+
+
+class ReplacedTokenDetection:
+    r"""ELECTRA's loss of the main transformer (Clark et al. 2020, section 2, L_Disc).
+
+    .. math:: L_{RTD} = -\frac{1}{T} \sum_t \left[ r_t \log \sigma(z_t) + (1 - r_t) \log (1 - \sigma(z_t)) \right]
+
+    over all T tokens that are not padding, with r = 1 where the token was replaced by another one. A drawn token that
+    equals the original counts as original.
+
+    Reads `outputs.rtd_logits`, `outputs.replaced` [T], `outputs.guesses`, `batch["attention_mask"]` and `mlm_labels`.
+    """
+
+    name = "rtd"
+
+    def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Number of real tokens: `{"rtd": int64 scalar}`."""
+        return {self.name: batch["attention_mask"].sum()}
+
+    def __call__(
+        self, outputs, batch: Mapping[str, torch.Tensor], counts: Mapping[str, torch.Tensor] | None = None
+    ) -> dict[str, torch.Tensor]:
+        """`{"loss", "rtd_loss"}`, and pairs (sum, count) of shares: `rtd_accuracy_replaced`, `rtd_accuracy_original`,
+        `replaced_fraction` (of all tokens), `generator_accuracy` (of masked tokens, its most likely one).
+
+        `counts` replaces the batch's own number of tokens as the divisor of the loss.
+        """
+        count = (counts or self.count(batch))[self.name]
+        replaced = outputs.replaced
+        logits = outputs.rtd_logits.to(torch.promote_types(outputs.rtd_logits.dtype, torch.float32))
+        total = F.binary_cross_entropy_with_logits(logits, replaced.to(logits.dtype), reduction="sum")
+        loss = total / count.clamp(min=1)
+        right = (logits > 0) == replaced
+        masked = (batch["mlm_labels"] != -100).sum()
+        return {
+            "loss": loss,
+            "rtd_loss": loss.detach(),
+            "rtd_accuracy_replaced": _pair(right[replaced].sum(), replaced.sum()),
+            "rtd_accuracy_original": _pair(right[~replaced].sum(), (~replaced).sum()),
+            "replaced_fraction": _pair(replaced.sum(), torch.tensor(replaced.numel(), device=replaced.device)),
+            "generator_accuracy": _pair(outputs.guesses, masked),
+        }
+
+
+def _pair(total: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+    return torch.stack([total, count]).double()
