@@ -7,6 +7,7 @@ from functools import cached_property
 import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.models.albert.modeling_albert import AlbertTransformer
 
 from hf_tlm.models.families import family_of
 from hf_tlm.models.linear_cross_entropy import MAX_LOGITS
@@ -38,15 +39,30 @@ class TrainedModel(PreTrainedModel):
 
     @cached_property
     def _parameter_count(self) -> int:
-        return self.num_parameters()
+        return applied_parameters(self)
 
     def floating_point_ops(self, inputs: dict, exclude_embeddings: bool = False) -> int:
-        """6 x places computed (padding included) x parameters: TLM Table 2's formula at the batch's real size.
+        """6 x places computed (padding included) x applied parameters: TLM Table 2's formula at the batch's real size.
 
         The Trainer sums it as `total_flos`. The paper's figure, at the nominal sequence length, is
         `hf_tlm.training.cost`'s.
         """
         return 6 * inputs["input_ids"].numel() * self._parameter_count
+
+
+def applied_parameters(model: PreTrainedModel) -> int:
+    """The parameters, those that ALBERT shares between layers as often as they are applied.
+
+    6 x tokens x parameters is the cost of a step because every weight takes part in one product a token; a layer that is
+    applied twelve times takes part in twelve.
+    """
+    count = model.num_parameters()
+    for module in model.modules():
+        if isinstance(module, AlbertTransformer):
+            groups = [sum(value.numel() for value in group.parameters()) for group in module.albert_layer_groups]
+            layers = module.config.num_hidden_layers
+            count += sum(groups[int(layer / (layers / len(groups)))] for layer in range(layers)) - sum(groups)
+    return count
 
 
 def encode(

@@ -28,7 +28,7 @@ class TlmArguments(TlmOptions, TrainingArguments):
         optim = self.optim
         if optim == LAMB:
             check_lamb(self)
-            self.optim = "adamw_torch"  # The Trainer knows its own optimizers only; see `optimizer_with_groups`.
+            self.optim = "adamw_torch"  # The Trainer knows its own optimizers only; see `grouped_optimizer`.
         super().__post_init__()
         if optim == LAMB:
             self.optim = LAMB

@@ -20,7 +20,7 @@ class Cost:
     steps: optimizer steps.
     tokens: steps x batch x sequence length, as TLM section 4.1 counts training tokens (nominal, padding included).
     real_tokens: tokens that are not padding.
-    flops: 6 x tokens x parameters (TLM Table 2, after Brown et al. 2020).
+    flops: 6 x tokens x applied parameters (TLM Table 2, after Brown et al. 2020; `hf_tlm.models.base.applied_parameters`).
     measured_flops: what torch.utils.flop_counter counts in forward and backward passes, padding computed included: one
         micro-batch of each stream is counted and scaled by real tokens. 0 where it cannot be (a compiled model).
     seconds: wall-clock time of training, evaluation during training included.
@@ -59,7 +59,11 @@ def _sum(one: float | None, other: float | None) -> float | None:
 
 
 def training_flops(tokens: int, parameters: int) -> float:
-    """6 x tokens x parameters: a forward and a backward pass (TLM Table 2, footnote 1)."""
+    """6 x tokens x parameters: a forward and a backward pass (TLM Table 2, footnote 1).
+
+    Args:
+        parameters: as often as each is applied, see `hf_tlm.models.base.applied_parameters`.
+    """
     return 6.0 * tokens * parameters
 
 

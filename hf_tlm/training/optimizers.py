@@ -28,7 +28,7 @@ def check_lamb(args: TrainingArguments) -> None:
         )
 
 
-def optimizer_with_groups(
+def grouped_optimizer(
     args: TrainingArguments,
     model: nn.Module,
     decaying: Collection[str],

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase, TrainerCallback
 from hf_tlm.data.collator import TlmCollator
 from hf_tlm.data.interleave import CORPUS, TASK, InterleavedBatchSampler, InterleavedDataset
 from hf_tlm.data.tokenization import text_lengths
-from hf_tlm.models.base import TrainedModel
+from hf_tlm.models.base import TrainedModel, applied_parameters
 from hf_tlm.objectives import Mlm, ReplacedTokenDetection, TaskLoss, WeightedMean, WeightedSum
 from hf_tlm.signals import ignore_sigterm
 from hf_tlm.training.arguments import ArgumentsError, TlmArguments
@@ -25,7 +25,7 @@ from hf_tlm.training.budget import TICKS, Clock, first_step
 from hf_tlm.training.cost import Cost, count_flops, model_flops_utilization, training_flops
 from hf_tlm.training.energy import Energy
 from hf_tlm.training.nonfinite import LossWatch
-from hf_tlm.training.optimizers import optimizer_with_groups
+from hf_tlm.training.optimizers import grouped_optimizer
 from hf_tlm.training.resumable import ResumableTrainer
 from hf_tlm.training.terms import Terms, in_pairs
 
@@ -165,7 +165,7 @@ class TlmTrainer(ResumableTrainer):
 
     def _budgeted_steps(self) -> int:
         """The step at which the first budget is reached; practically endless where only the time is limited."""
-        args, parameters = self.args, self.model.num_parameters()
+        args, parameters = self.args, applied_parameters(self.model)
         limits = [args.max_steps] if args.max_steps > 0 else []
         if args.max_flops is not None:
             limits.append(
@@ -180,12 +180,11 @@ class TlmTrainer(ResumableTrainer):
     def _real_tokens(self, step: int) -> int:
         return sum(self.batch_sampler.count_tokens(stream, step) for stream in self.batch_sampler.streams)
 
-    # The Trainer's is static; layers are told by the model's names.
     def get_optimizer_cls_and_kwargs(self, args, model=None):
-        model = self.model if model is None else model
-        return optimizer_with_groups(
-            args, model, self.get_decay_parameter_names(model), super().get_optimizer_cls_and_kwargs
-        )
+        return grouped_optimizer(args, model, self.get_decay_parameter_names(model), super().get_optimizer_cls_and_kwargs)
+
+    def floating_point_ops(self, inputs):
+        return self.model.floating_point_ops(inputs)
 
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None):
         if self.args.max_hours is None or self.lr_scheduler is not None:
@@ -314,7 +313,7 @@ class TlmTrainer(ResumableTrainer):
             steps=step,
             tokens=tokens,
             real_tokens=self._real_tokens(step),
-            flops=training_flops(tokens, self.accelerator.unwrap_model(self.model).num_parameters()),
+            flops=training_flops(tokens, applied_parameters(self.accelerator.unwrap_model(self.model))),
             measured_flops=float(
                 sum(rate * sampler.count_tokens(stream, step) for stream, rate in self._flops_per_token.items())
             ),
