@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 
 import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.albert.modeling_albert import AlbertTransformer
+from transformers.utils.generic import is_flash_attention_requested
 
+from hf_tlm.models.errors import ModelError
 from hf_tlm.models.families import family_of
 from hf_tlm.models.linear_cross_entropy import MAX_LOGITS
 from hf_tlm.models.texts import Texts, packed_attention_mask
@@ -80,14 +84,57 @@ def encode(
     # A trained WordPiece tokenizer types the two texts of a pair; DistilBERT and ModernBERT have no use for that.
     if token_type_ids is not None and getattr(config, "type_vocab_size", 0) > 1:
         inputs["token_type_ids"] = token_type_ids
-    if text_ids is not None:
+    if text_ids is None:
+        hidden = body(**inputs, return_dict=True).last_hidden_state
+        return Texts(hidden, attention_mask, text_ids, first_tokens)
+    inputs["position_ids"] = position_ids + family_of(config).first_position(config)
+    if is_flash_attention_requested(config):
+        hidden = _without_padding(body, inputs, text_ids > 0, position_ids)
+    else:
         inputs["attention_mask"] = packed_attention_mask(text_ids, config, body.dtype)
-        inputs["position_ids"] = position_ids + family_of(config).first_position(config)
-    hidden = body(**inputs, return_dict=True).last_hidden_state
+        hidden = body(**inputs, return_dict=True).last_hidden_state
     return Texts(hidden, attention_mask, text_ids, first_tokens)
+
+
+def _without_padding(
+    body: PreTrainedModel, inputs: dict[str, torch.Tensor], real: torch.Tensor, position_ids: torch.Tensor
+) -> torch.Tensor:
+    """Hidden states float [R, S, H], zero at padding, by attention kernels for texts of varying lengths.
+
+    They take all texts in one row and where each begins, instead of a mask.
+
+    Args:
+        inputs: int64 [R, S] each; real: bool [R, S], False at padding; position_ids: int64 [R, S], 0 where a text begins.
+    """
+    places = position_ids[real]
+    ends = places.new_tensor([len(places)])
+    cumulative = torch.cat([(places == 0).nonzero().flatten(), ends]).to(torch.int32)
+    longest = int(places.max()) + 1
+    row = {name: value[real][None] for name, value in inputs.items() if name != "attention_mask"}
+    if getattr(body.config, "type_vocab_size", 0) > 0:
+        # Left out, they are cut from a table as long as the longest text.
+        row.setdefault("token_type_ids", torch.zeros_like(row["input_ids"]))
+    hidden = body(
+        **row,
+        cu_seq_lens_q=cumulative,
+        cu_seq_lens_k=cumulative,
+        max_length_q=longest,
+        max_length_k=longest,
+        return_dict=True,
+    ).last_hidden_state[0]
+    return hidden.new_zeros(*real.shape, hidden.shape[-1]).index_put((real,), hidden)
 
 
 def layer_classes(body: nn.Module) -> set[str]:
     """Names of the classes of the body's layers: what FSDP shards as one unit."""
     layers = next(module for module in body.modules() if isinstance(module, nn.ModuleList))
     return {type(layer).__name__ for layer in layers}
+
+
+@contextmanager
+def refusals_of(config: PreTrainedConfig) -> Iterator[None]:
+    """transformers' refusal of a config as a ModelError: an attention implementation that is not there, for instance."""
+    try:
+        yield
+    except (ImportError, ValueError) as error:
+        raise ModelError(f"transformers cannot make a {config.model_type} model of this config: {error}") from error

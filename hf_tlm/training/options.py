@@ -180,6 +180,10 @@ class ModelArguments(LoraArguments):
         default=0.8,
         metadata={"help": "electra, ale: of the softmax that replacements are drawn from; 0 is argmax."},
     )
+    attn_implementation: str | None = field(
+        default=None,
+        metadata={"help": "sdpa, eager, flash_attention_2, ...; the last needs its package, a GPU and bf16. Default: sdpa."},
+    )
     trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the checkpoint."})
     tokenizer_name: str | None = field(
         default=None,
