@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import importlib
+import math
 import pickle
 import pydoc
 import subprocess
@@ -12,8 +13,8 @@ from pathlib import Path
 import pytest
 from transformers import HfArgumentParser, TrainingArguments
 
-from hf_tlm.parser import parse
-from hf_tlm.training import TlmArguments, TlmOptions
+from hf_tlm.parser import ConfigError, parse
+from hf_tlm.training import PretrainArguments, PretrainOptions, TlmArguments, TlmOptions
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAVY = ["torch", "transformers", "datasets", "evaluate", "numba", "scipy", "sklearn", "pandas", "pyarrow", "numpy"]
@@ -48,17 +49,19 @@ def test_help_imports_nothing_heavy(recipe):
         "assert not found, found\n",
         str(recipe),
     )
+    source = recipe.read_text(encoding="utf-8")
     own = [
         field.target.id
-        for node in ast.parse(recipe.read_text(encoding="utf-8")).body
+        for node in ast.parse(source).body
         if isinstance(node, ast.ClassDef)
         for field in node.body
         if isinstance(field, ast.AnnAssign)
     ]
-    assert own and not [name for name in own if f"\n  --{name}" not in text]
-    takes_trainers = "TlmOptions" in recipe.read_text(encoding="utf-8")
+    assert not [name for name in own if f"\n  --{name}" not in text]
+    takes_trainers = "TlmOptions" in source or "PretrainOptions" in source
+    assert own or takes_trainers
     assert takes_trainers == ("Every option of transformers.TrainingArguments is accepted too" in text)
-    assert takes_trainers == ("\n  --rho1 RHO1" in text) and "gradient_accumulation_steps GR" not in text
+    assert ("TlmOptions" in source) == ("\n  --rho1 RHO1" in text) and "gradient_accumulation_steps GR" not in text
 
 
 def help_of(capsys, *dataclasses, option="--help"):
@@ -88,16 +91,30 @@ def test_help_shows_a_field_as_transformers_does(capsys, monkeypatch):
 
 
 def test_parse_makes_the_class_that_options_stand_for(tmp_path):
-    command = ["--output_dir", str(tmp_path), "--rho1", "7", "--gradient_accumulation_steps", "3", "--use_cpu", "true"]
-    (args,) = parse(TlmOptions, recipe="train_tlm", description="", args=command)
+    command = ["--output_dir", str(tmp_path), "--gradient_accumulation_steps", "3", "--use_cpu", "true"]
+    (args,) = parse(TlmOptions, recipe="train_tlm", description="", args=[*command, "--rho1", "7"])
     assert type(args) is TlmArguments
     assert (args.rho1, args.gradient_accumulation_steps) == (7, 3)
+    (args,) = parse(PretrainOptions, recipe="pretrain", description="", args=command)
+    assert type(args) is PretrainArguments
+    assert (args.rho1, args.gradient_accumulation_steps) == (math.inf, 3)
 
 
-def test_defaults_of_the_options_win():
+@pytest.mark.parametrize("option", ["rho1", "rho2", "loss_normalization", "stage", "seeds", "stage2_max_steps"])
+def test_pretraining_has_no_options_of_a_task(tmp_path, capsys, option):
+    with pytest.raises(SystemExit):
+        parse(PretrainOptions, recipe="pretrain", description="", args=["--output_dir", str(tmp_path), f"--{option}", "1"])
+    assert f"unknown argument --{option}" in capsys.readouterr().err
+    (tmp_path / "a.yaml").write_text(f"{option}: 1")
+    with pytest.raises(ConfigError, match=f"Unknown key '{option}'"):
+        parse(PretrainOptions, recipe="pretrain", description="", args=["--config", str(tmp_path / "a.yaml")])
+
+
+@pytest.mark.parametrize("options,full", [(TlmOptions, TlmArguments), (PretrainOptions, PretrainArguments)])
+def test_defaults_of_the_options_win(options, full):
     theirs = {field.name: field.default for field in dataclasses.fields(TrainingArguments)}
-    ours = {field.name: field.default for field in dataclasses.fields(TlmOptions)}
-    both = {field.name: field.default for field in dataclasses.fields(TlmArguments)}
+    ours = {field.name: field.default for field in dataclasses.fields(options)}
+    both = {field.name: field.default for field in dataclasses.fields(full)}
     assert both == theirs | ours
     changed = {name for name in ours.keys() & theirs if ours[name] != theirs[name]}
     assert {"learning_rate", "max_steps", "seed", "weight_decay"} <= changed

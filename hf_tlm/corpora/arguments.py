@@ -17,7 +17,7 @@ class CorpusArguments:
         default=None,
         metadata={
             "help": "Files: a folder, a path or a glob, several separated by commas (parquet, jsonl, csv, txt; .gz and "
-            ".zst too); or a Hub dataset id. Needed but for a corpus that is in Elasticsearch."
+            ".zst too); or a Hub dataset id. Needed but for retrieval from Elasticsearch."
         },
     )
     corpus_text_column: str = field(default="text", metadata={"help": "Column of the texts."})
@@ -47,7 +47,7 @@ class CorpusArguments:
         if self.corpus is None:
             if optional:
                 return None
-            raise CorpusError("--corpus is missing: the files, or the Hub dataset, to retrieve from.")
+            raise CorpusError("--corpus is missing: its files, or the id of a Hub dataset.")
         return load_corpus(
             self.corpus,
             text_column=self.corpus_text_column,
