@@ -1,4 +1,4 @@
-"""The metrics of the TLM tasks as `evaluate.Metric` modules that need no network, unlike `evaluate.load`."""
+"""The metrics of the tasks as `evaluate.Metric` modules that need no network, unlike `evaluate.load`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 import datasets
 import evaluate
 import numpy as np
-from sklearn.metrics import accuracy_score, f1_score
+from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 from transformers import EvalPrediction
 
 from hf_tlm.files import HfTlmError
@@ -23,7 +23,7 @@ _CITATION = """@article{scikit-learn,
 
 
 class _ClassificationMetric(evaluate.Metric):
-    """Single-label classification: integer predictions [N] against integer references [N], a value in [0, 1]."""
+    """Single-label classification: integer predictions [N] against integer references [N], a value of at most 1."""
 
     name: str
     description: str
@@ -73,7 +73,17 @@ class Accuracy(_ClassificationMetric):
         return {self.name: float(accuracy_score(references, predictions))}
 
 
-METRICS: dict[str, type[_ClassificationMetric]] = {metric.name: metric for metric in (MicroF1, MacroF1, Accuracy)}
+class Matthews(_ClassificationMetric):
+    """The correlation of predictions with references (Matthews 1975), GLUE's metric for CoLA; 0 where one never varies."""
+
+    name = "matthews"
+    description = "Matthews correlation coefficient, from -1 to 1."
+
+    def _compute(self, predictions, references):
+        return {self.name: float(matthews_corrcoef(references, predictions))}
+
+
+METRICS: dict[str, type[_ClassificationMetric]] = {metric.name: metric for metric in (MicroF1, MacroF1, Accuracy, Matthews)}
 
 
 def load_metric(name: str) -> evaluate.Metric:

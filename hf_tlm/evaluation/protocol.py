@@ -55,6 +55,10 @@ class Run:
             f"cost a seed  {cost['steps']:,} steps, {cost['tokens']:,} tokens ({cost['real_tokens']:,} not padding), "
             f"{cost['flops']:.3g} FLOPs ({cost['flops_ratio']:.2g} of RoBERTa-Large), {cost['seconds']:.0f} s"
         )
+        if "energy_kwh" in cost:
+            co2 = f", {cost['co2_kg']:.3g} kg of CO2" if "co2_kg" in cost else ""
+            share = 100 * cost["estimated_kwh"] / (cost["energy_kwh"] or 1.0)
+            lines.append(f"energy       {cost['energy_kwh']:.3g} kWh a seed ({share:.0f}% of it estimated){co2}")
         lines.append(f"model        {self.output_dir}")
         return "\n".join(lines)
 

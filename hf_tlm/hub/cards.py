@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
-METRIC_NAMES = {"micro_f1": "Micro-F1", "macro_f1": "Macro-F1", "accuracy": "Accuracy"}
+METRIC_NAMES = {"micro_f1": "Micro-F1", "macro_f1": "Macro-F1", "accuracy": "Accuracy", "matthews": "Matthews correlation"}
 
 
 def tlm_card(run: Mapping[str, Any], seed: int) -> str:

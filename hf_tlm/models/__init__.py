@@ -7,7 +7,7 @@ from hf_tlm.lazy import export_lazily
 if TYPE_CHECKING:
     from hf_tlm.models.adapters import add_lora, export_adapter, export_model, load_adapter, trained_parameters
     from hf_tlm.models.auxiliary import auxiliary_config
-    from hf_tlm.models.base import TrainedModel
+    from hf_tlm.models.base import TrainedModel, applied_parameters
     from hf_tlm.models.configure import build_config
     from hf_tlm.models.corruption import CorruptAndPredict, CorruptionOutput
     from hf_tlm.models.errors import ModelError
@@ -22,7 +22,7 @@ __getattr__, __dir__, __all__ = export_lazily(
     {
         "adapters": ["add_lora", "export_adapter", "export_model", "load_adapter", "trained_parameters"],
         "auxiliary": ["auxiliary_config"],
-        "base": ["TrainedModel"],
+        "base": ["TrainedModel", "applied_parameters"],
         "configure": ["build_config"],
         "corruption": ["CorruptAndPredict", "CorruptionOutput"],
         "errors": ["ModelError"],

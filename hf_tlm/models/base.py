@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 
 import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.models.albert.modeling_albert import AlbertTransformer
+from transformers.utils.generic import is_flash_attention_requested
 
+from hf_tlm.models.errors import ModelError
 from hf_tlm.models.families import family_of
 from hf_tlm.models.linear_cross_entropy import MAX_LOGITS
 from hf_tlm.models.texts import Texts, packed_attention_mask
@@ -38,15 +43,30 @@ class TrainedModel(PreTrainedModel):
 
     @cached_property
     def _parameter_count(self) -> int:
-        return self.num_parameters()
+        return applied_parameters(self)
 
     def floating_point_ops(self, inputs: dict, exclude_embeddings: bool = False) -> int:
-        """6 x places computed (padding included) x parameters: TLM Table 2's formula at the batch's real size.
+        """6 x places computed (padding included) x applied parameters: TLM Table 2's formula at the batch's real size.
 
         The Trainer sums it as `total_flos`. The paper's figure, at the nominal sequence length, is
         `hf_tlm.training.cost`'s.
         """
         return 6 * inputs["input_ids"].numel() * self._parameter_count
+
+
+def applied_parameters(model: PreTrainedModel) -> int:
+    """The parameters, those that ALBERT shares between layers as often as they are applied.
+
+    6 x tokens x parameters is the cost of a step because every weight takes part in one product a token; a layer that is
+    applied twelve times takes part in twelve.
+    """
+    count = model.num_parameters()
+    for module in model.modules():
+        if isinstance(module, AlbertTransformer):
+            groups = [sum(value.numel() for value in group.parameters()) for group in module.albert_layer_groups]
+            layers = module.config.num_hidden_layers
+            count += sum(groups[int(layer / (layers / len(groups)))] for layer in range(layers)) - sum(groups)
+    return count
 
 
 def encode(
@@ -64,14 +84,57 @@ def encode(
     # A trained WordPiece tokenizer types the two texts of a pair; DistilBERT and ModernBERT have no use for that.
     if token_type_ids is not None and getattr(config, "type_vocab_size", 0) > 1:
         inputs["token_type_ids"] = token_type_ids
-    if text_ids is not None:
+    if text_ids is None:
+        hidden = body(**inputs, return_dict=True).last_hidden_state
+        return Texts(hidden, attention_mask, text_ids, first_tokens)
+    inputs["position_ids"] = position_ids + family_of(config).first_position(config)
+    if is_flash_attention_requested(config):
+        hidden = _without_padding(body, inputs, text_ids > 0, position_ids)
+    else:
         inputs["attention_mask"] = packed_attention_mask(text_ids, config, body.dtype)
-        inputs["position_ids"] = position_ids + family_of(config).first_position(config)
-    hidden = body(**inputs, return_dict=True).last_hidden_state
+        hidden = body(**inputs, return_dict=True).last_hidden_state
     return Texts(hidden, attention_mask, text_ids, first_tokens)
+
+
+def _without_padding(
+    body: PreTrainedModel, inputs: dict[str, torch.Tensor], real: torch.Tensor, position_ids: torch.Tensor
+) -> torch.Tensor:
+    """Hidden states float [R, S, H], zero at padding, by attention kernels for texts of varying lengths.
+
+    They take all texts in one row and where each begins, instead of a mask.
+
+    Args:
+        inputs: int64 [R, S] each; real: bool [R, S], False at padding; position_ids: int64 [R, S], 0 where a text begins.
+    """
+    places = position_ids[real]
+    ends = places.new_tensor([len(places)])
+    cumulative = torch.cat([(places == 0).nonzero().flatten(), ends]).to(torch.int32)
+    longest = int(places.max()) + 1
+    row = {name: value[real][None] for name, value in inputs.items() if name != "attention_mask"}
+    if getattr(body.config, "type_vocab_size", 0) > 0:
+        # Left out, they are cut from a table as long as the longest text.
+        row.setdefault("token_type_ids", torch.zeros_like(row["input_ids"]))
+    hidden = body(
+        **row,
+        cu_seq_lens_q=cumulative,
+        cu_seq_lens_k=cumulative,
+        max_length_q=longest,
+        max_length_k=longest,
+        return_dict=True,
+    ).last_hidden_state[0]
+    return hidden.new_zeros(*real.shape, hidden.shape[-1]).index_put((real,), hidden)
 
 
 def layer_classes(body: nn.Module) -> set[str]:
     """Names of the classes of the body's layers: what FSDP shards as one unit."""
     layers = next(module for module in body.modules() if isinstance(module, nn.ModuleList))
     return {type(layer).__name__ for layer in layers}
+
+
+@contextmanager
+def refusals_of(config: PreTrainedConfig) -> Iterator[None]:
+    """transformers' refusal of a config as a ModelError: an attention implementation that is not there, for instance."""
+    try:
+        yield
+    except (ImportError, ValueError) as error:
+        raise ModelError(f"transformers cannot make a {config.model_type} model of this config: {error}") from error

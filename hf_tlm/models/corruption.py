@@ -19,7 +19,7 @@ from transformers import (
 from transformers.activations import get_activation
 from transformers.utils import cached_file
 
-from hf_tlm.models.base import TrainedModel, encode, layer_classes
+from hf_tlm.models.base import TrainedModel, encode, layer_classes, refusals_of
 from hf_tlm.models.errors import ModelError
 from hf_tlm.models.families import family_of
 from hf_tlm.models.sampling import sample_tokens
@@ -135,11 +135,10 @@ class CorruptAndPredict(TrainedModel):
         """
         for each in (config, auxiliary_config):
             family_of(each)
-        return cls(
-            AutoModelForSequenceClassification.from_config(config),
-            AutoModelForMaskedLM.from_config(auxiliary_config),
-            temperature,
-        )
+        with refusals_of(config):
+            main = AutoModelForSequenceClassification.from_config(config)
+            auxiliary = AutoModelForMaskedLM.from_config(auxiliary_config)
+        return cls(main, auxiliary, temperature)
 
     @classmethod
     def from_checkpoint(
@@ -151,6 +150,7 @@ class CorruptAndPredict(TrainedModel):
         temperature: float = TEMPERATURE,
         revision: str | None = None,
         trust_remote_code: bool = False,
+        attn_implementation: str | None = None,
     ) -> CorruptAndPredict:
         """Both transformers from checkpoints: Hub ids, or folders, also those that `export_stock` wrote.
 
@@ -167,6 +167,7 @@ class CorruptAndPredict(TrainedModel):
             ModelError: one cannot be loaded, or the two do not fit.
         """
         options = {"revision": revision, "trust_remote_code": trust_remote_code}
+        options |= {} if attn_implementation is None else {"attn_implementation": attn_implementation}
         label2id = {label: index for index, label in id2label.items()}
         try:
             config = AutoConfig.from_pretrained(model_name_or_path, id2label=id2label, label2id=label2id, **options)
@@ -175,14 +176,16 @@ class CorruptAndPredict(TrainedModel):
                 model_name_or_path, config=config, ignore_mismatched_sizes=True, **options
             )
             head = _rtd_head_state(model_name_or_path, config, options)
-        except (OSError, RuntimeError, KeyError) as error:
+        except ModelError:
+            raise
+        except (OSError, RuntimeError, KeyError, ImportError, ValueError) as error:
             raise ModelError(f"Cannot load a model from {model_name_or_path!r}: {error}") from error
         try:
             if auxiliary_name_or_path is None:
                 auxiliary = AutoModelForMaskedLM.from_pretrained(model_name_or_path, subfolder=GENERATOR, **options)
             else:
                 auxiliary = AutoModelForMaskedLM.from_pretrained(auxiliary_name_or_path, trust_remote_code=trust_remote_code)
-        except (OSError, RuntimeError, KeyError, ValueError) as error:
+        except (OSError, RuntimeError, KeyError, ImportError, ValueError) as error:
             advice = "" if auxiliary_name_or_path else " Give auxiliary_name_or_path, the generator it was trained with."
             where = auxiliary_name_or_path or f"the folder {GENERATOR!r} of {model_name_or_path}"
             raise ModelError(f"Cannot load an auxiliary model from {where}: {error}{advice}") from error

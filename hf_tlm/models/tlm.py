@@ -18,7 +18,7 @@ from transformers import (
 )
 from transformers.utils import ModelOutput
 
-from hf_tlm.models.base import TrainedModel, encode, layer_classes
+from hf_tlm.models.base import TrainedModel, encode, layer_classes, refusals_of
 from hf_tlm.models.errors import ModelError
 from hf_tlm.models.families import Family, family_of
 from hf_tlm.models.linear_cross_entropy import linear_cross_entropy
@@ -107,7 +107,8 @@ class TlmModel(TrainedModel):
             ModelError: the config's `model_type` is not a supported encoder.
         """
         family_of(config)
-        return cls(AutoModelForSequenceClassification.from_config(config), AutoModelForMaskedLM.from_config(config))
+        with refusals_of(config):
+            return cls(AutoModelForSequenceClassification.from_config(config), AutoModelForMaskedLM.from_config(config))
 
     @classmethod
     def from_checkpoint(
@@ -117,6 +118,7 @@ class TlmModel(TrainedModel):
         id2label: dict[int, str],
         revision: str | None = None,
         trust_remote_code: bool = False,
+        attn_implementation: str | None = None,
     ) -> TlmModel:
         """Body and heads of a checkpoint: any encoder on the Hub, or a folder that `export_stock` wrote.
 
@@ -126,6 +128,7 @@ class TlmModel(TrainedModel):
             ModelError: it cannot be loaded, or its `model_type` is not a supported encoder.
         """
         options = {"revision": revision, "trust_remote_code": trust_remote_code}
+        options |= {} if attn_implementation is None else {"attn_implementation": attn_implementation}
         label2id = {label: index for index, label in id2label.items()}
         try:
             config = AutoConfig.from_pretrained(model_name_or_path, id2label=id2label, label2id=label2id, **options)
@@ -138,7 +141,9 @@ class TlmModel(TrainedModel):
             if (Path(model_name_or_path) / MLM_SUBFOLDER / "config.json").is_file():
                 lm_options["subfolder"] = MLM_SUBFOLDER
             lm = AutoModelForMaskedLM.from_pretrained(model_name_or_path, **lm_options)
-        except (OSError, RuntimeError, KeyError) as error:
+        except ModelError:
+            raise
+        except (OSError, RuntimeError, KeyError, ImportError, ValueError) as error:
             raise ModelError(f"Cannot load a model from {model_name_or_path!r}: {error}") from error
         return cls(classifier, lm)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 SPLITS = ("train", "validation", "test")
-METRICS = ("micro_f1", "macro_f1", "accuracy")
+METRICS = ("micro_f1", "macro_f1", "accuracy", "matthews")
 
 
 class TaskError(HfTlmError):

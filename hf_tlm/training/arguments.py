@@ -10,6 +10,8 @@ from typing import ClassVar
 
 from transformers import TrainingArguments
 
+from hf_tlm.training.energy import check_energy
+from hf_tlm.training.optimizers import LAMB, check_lamb
 from hf_tlm.training.options import ArgumentsError, PretrainOptions, RunOptions, TlmOptions
 
 DEFAULT_MAX_STEPS = 10_000
@@ -23,7 +25,15 @@ class RunArguments(RunOptions, TrainingArguments):
     corpus_max_length: ClassVar[int | None] = None
 
     def __post_init__(self):
+        optim = self.optim
+        if optim == LAMB:
+            check_lamb(self)
+            self.optim = "adamw_torch"  # The Trainer knows its own optimizers only; see `grouped_optimizer`.
         super().__post_init__()
+        if optim == LAMB:
+            self.optim = LAMB
+        self._check_decay("layerwise_lr_decay")
+        self._check_weight("rtd_weight")
         if not 0 < self.mlm_probability < 1:
             raise ArgumentsError(f"mlm_probability must lie between 0 and 1; received {self.mlm_probability}.")
         for name, value in (("max_length", self.max_length), ("corpus_max_length", self.corpus_max_length)):
@@ -55,6 +65,10 @@ class RunArguments(RunOptions, TrainingArguments):
         self._check_budget()
         if self.max_logits < 1:
             raise ArgumentsError(f"max_logits must be at least 1; received {self.max_logits}.")
+        if self.energy_country is not None and not self.track_energy:
+            raise ArgumentsError(f"energy_country {self.energy_country!r} has no effect without track_energy.")
+        if self.track_energy:
+            check_energy(self.energy_country)
         if self.total_batch_tokens is not None and self.total_batch_size is not None:
             raise ArgumentsError(
                 f"Give total_batch_size (texts) or total_batch_tokens, not both; received {self.total_batch_size} and "
@@ -62,9 +76,20 @@ class RunArguments(RunOptions, TrainingArguments):
             )
         # The Trainer would take every argument of the model with "label" in its name for one it must find in a batch.
         self.label_names = ["labels"]
+        # It would remove the draws by which held-out passages are masked; the collator takes what it needs.
+        self.remove_unused_columns = False
         # Corpus batches leave the classifier without a gradient, stage 2 the masked-LM head.
         if self.ddp_find_unused_parameters is None:
             self.ddp_find_unused_parameters = True
+
+    def _check_weight(self, name: str) -> None:
+        value = getattr(self, name)
+        if not (math.isfinite(value) and value >= 0):
+            raise ArgumentsError(f"{name} must be a finite number >= 0; received {value}.")
+
+    def _check_decay(self, name: str) -> None:
+        if not 0 < getattr(self, name) <= 1:
+            raise ArgumentsError(f"{name} must lie in (0, 1]; received {getattr(self, name)}.")
 
     def _check_budget(self) -> None:
         budgets = {name: getattr(self, name) for name in ("max_flops", "max_tokens", "max_hours")}
@@ -174,8 +199,8 @@ class TlmArguments(TlmOptions, RunArguments):
         super().__post_init__()
         if self.rho1 < 0 or math.isnan(self.rho1) or (math.isfinite(self.rho1) and self.rho1 != int(self.rho1)):
             raise ArgumentsError(f"rho1 must be 0, 1, 2, ... or inf; received {self.rho1}.")
-        if not (math.isfinite(self.rho2) and self.rho2 >= 0):
-            raise ArgumentsError(f"rho2 must be a finite number >= 0; received {self.rho2}.")
+        self._check_weight("rho2")
+        self._check_decay("stage2_layerwise_lr_decay")
         if self.seeds and len(set(self.seeds)) < len(self.seeds):
             raise ArgumentsError(f"seeds holds a seed twice: {self.seeds}. Each is one run.")
 
@@ -205,6 +230,7 @@ class TlmArguments(TlmOptions, RunArguments):
         args.num_train_epochs = self.stage2_num_train_epochs
         args.learning_rate = self.stage2_learning_rate
         args.weight_decay = self.stage2_weight_decay
+        args.layerwise_lr_decay = self.stage2_layerwise_lr_decay
         args.warmup_steps = self.stage2_warmup_steps
         args.per_device_train_batch_size, args.gradient_accumulation_steps = self._accumulation(
             self.stage2_total_batch_size, self.per_device_train_batch_size

@@ -20,10 +20,12 @@ class Cost:
     steps: optimizer steps.
     tokens: steps x batch x sequence length, as TLM section 4.1 counts training tokens (nominal, padding included).
     real_tokens: tokens that are not padding.
-    flops: 6 x tokens x parameters (TLM Table 2, after Brown et al. 2020).
+    flops: 6 x tokens x applied parameters (TLM Table 2, after Brown et al. 2020; `hf_tlm.models.base.applied_parameters`).
     measured_flops: what torch.utils.flop_counter counts in forward and backward passes, padding computed included: one
         micro-batch of each stream is counted and scaled by real tokens. 0 where it cannot be (a compiled model).
     seconds: wall-clock time of training, evaluation during training included.
+    energy_kwh: electricity of the machines meanwhile, the part of it that codecarbon could only estimate
+        (`estimated_kwh`), and kilograms of CO2 (`co2_kg`), see `hf_tlm.training.energy`; None where they were not read.
     """
 
     steps: int = 0
@@ -32,28 +34,36 @@ class Cost:
     flops: float = 0.0
     measured_flops: float = 0.0
     seconds: float = 0.0
+    energy_kwh: float | None = None
+    estimated_kwh: float | None = None
+    co2_kg: float | None = None
 
     def __add__(self, other: Cost) -> Cost:
-        return Cost(
-            self.steps + other.steps,
-            self.tokens + other.tokens,
-            self.real_tokens + other.real_tokens,
-            self.flops + other.flops,
-            self.measured_flops + other.measured_flops,
-            self.seconds + other.seconds,
-        )
+        return Cost(**{name: _sum(value, getattr(other, name)) for name, value in self.__dict__.items()})
 
     def to_dict(self) -> dict[str, float]:
-        """The fields and `flops_ratio`, the share of RoBERTa-Large's training FLOPs."""
-        return {**self.__dict__, "flops_ratio": self.flops / ROBERTA_LARGE_FLOPS}
+        """The fields that are not None and `flops_ratio`, the share of RoBERTa-Large's training FLOPs."""
+        known = {name: value for name, value in self.__dict__.items() if value is not None}
+        return {**known, "flops_ratio": self.flops / ROBERTA_LARGE_FLOPS}
 
     @classmethod
     def from_dict(cls, values: dict[str, float]) -> Cost:
         return cls(**{name: values[name] for name in cls.__dataclass_fields__ if name in values})
 
 
+def _sum(one: float | None, other: float | None) -> float | None:
+    """Of what was read."""
+    if one is None or other is None:
+        return other if one is None else one
+    return one + other
+
+
 def training_flops(tokens: int, parameters: int) -> float:
-    """6 x tokens x parameters: a forward and a backward pass (TLM Table 2, footnote 1)."""
+    """6 x tokens x parameters: a forward and a backward pass (TLM Table 2, footnote 1).
+
+    Args:
+        parameters: as often as each is applied, see `hf_tlm.models.base.applied_parameters`.
+    """
     return 6.0 * tokens * parameters
 
 

@@ -36,6 +36,16 @@ class RunOptions:
     )
     learning_rate: float = field(default=1e-4, metadata={"help": "Peak learning rate (TLM: of stage 1)."})
     weight_decay: float = field(default=0.01, metadata={"help": "Weight decay (TLM: of stage 1)."})
+    layerwise_lr_decay: float = field(
+        default=1.0,
+        metadata={
+            "help": "Every layer learns at so many times the rate of the one above it; 1: at the same (TLM: in stage 1)."
+        },
+    )
+    optim: str = field(
+        default="adamw_torch_fused",
+        metadata={"help": "Optimizer: lamb (extra [optim]), or one of the Trainer's: adamw_torch_fused, adamw_torch, ..."},
+    )
     per_device_train_batch_size: int = field(default=32, metadata={"help": "Texts per device and micro-batch."})
     per_device_eval_batch_size: int = field(default=64, metadata={"help": "Texts per device when evaluating."})
     logging_steps: float = field(default=50, metadata={"help": "Log every so many optimizer steps, in both stages of TLM."})
@@ -84,6 +94,13 @@ class RunOptions:
     )
     max_hours: float | None = field(
         default=None, metadata={"help": "Training (TLM: stage 1) ends after so many hours; the schedule follows the clock."}
+    )
+    track_energy: bool = field(
+        default=False,
+        metadata={"help": "Read the machine's electricity during training (codecarbon, no network; extra `energy`)."},
+    )
+    energy_country: str | None = field(
+        default=None, metadata={"help": "Three-letter ISO code, such as FRA: tell the CO2 by that country's energy mix too."}
     )
     packing: str = field(
         default="auto",
@@ -141,6 +158,9 @@ class TlmOptions(RunOptions):
     stage2_num_train_epochs: float = field(default=10.0, metadata={"help": "Stage 2: passes over the training split."})
     stage2_learning_rate: float = field(default=2e-5, metadata={"help": "Stage 2: peak learning rate."})
     stage2_weight_decay: float = field(default=0.0, metadata={"help": "Stage 2: weight decay."})
+    stage2_layerwise_lr_decay: float = field(
+        default=1.0, metadata={"help": "Stage 2: as layerwise_lr_decay; ELECTRA's fine-tuning has 0.8, its large model 0.9."}
+    )
     stage2_warmup_steps: float = field(default=0, metadata={"help": "Stage 2: warm-up steps, or a share below 1."})
     stage2_total_batch_size: int = field(default=32, metadata={"help": "Stage 2: texts per optimizer step."})
     stage2_eval_steps: float = field(
@@ -189,6 +209,10 @@ class ModelArguments(LoraArguments):
     temperature: float = field(
         default=0.8,
         metadata={"help": "electra, ale: of the softmax that replacements are drawn from; 0 is argmax."},
+    )
+    attn_implementation: str | None = field(
+        default=None,
+        metadata={"help": "sdpa, eager, flash_attention_2, ...; the last needs its package, a GPU and bf16. Default: sdpa."},
     )
     trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the checkpoint."})
     tokenizer_name: str | None = field(

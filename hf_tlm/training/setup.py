@@ -122,6 +122,7 @@ def model_factory(
             "id2label": id2label,
             "revision": model_args.model_revision,
             "trust_remote_code": model_args.trust_remote_code,
+            "attn_implementation": model_args.attn_implementation,
         }
 
         def from_checkpoint() -> TrainedModel | PeftModel:
@@ -141,6 +142,7 @@ def model_factory(
 
         return from_checkpoint
     config = build_config(model_args.model_config, tokenizer, id2label=id2label, max_length=max_length)
+    config._attn_implementation = model_args.attn_implementation
     if not composite:
         return partial(TlmModel.from_config, config)
     _check_body(args, config.model_type)

@@ -18,13 +18,15 @@ from hf_tlm.data.collator import TlmCollator
 from hf_tlm.data.interleave import CORPUS, TASK, InterleavedBatchSampler, InterleavedDataset
 from hf_tlm.data.streaming import ShardStream, StreamedBlocks
 from hf_tlm.data.tokenization import text_lengths
-from hf_tlm.models.base import TrainedModel
+from hf_tlm.models.base import TrainedModel, applied_parameters
 from hf_tlm.objectives import Mlm, ReplacedTokenDetection, TaskLoss, WeightedMean, WeightedSum
 from hf_tlm.signals import ignore_sigterm
 from hf_tlm.training.arguments import ArgumentsError, TlmArguments
 from hf_tlm.training.budget import TICKS, Clock, first_step
 from hf_tlm.training.cost import Cost, count_flops, model_flops_utilization, training_flops
+from hf_tlm.training.energy import Energy
 from hf_tlm.training.nonfinite import LossWatch
+from hf_tlm.training.optimizers import grouped_optimizer
 from hf_tlm.training.resumable import ResumableTrainer
 from hf_tlm.training.terms import Terms, in_pairs
 
@@ -133,13 +135,18 @@ class TlmTrainer(ResumableTrainer):
         self.clock = Clock(args.max_hours)
         self.add_callback(_Epochs(self))
         self.add_callback(self.clock)
+        self.energy = Energy(self.accelerator, args.energy_country) if args.track_energy else None
+        if self.energy is not None:
+            self.add_callback(self.energy)
         self.watch = LossWatch(self.accelerator, lambda: self.batch_sampler, self.interruption)
         self.add_callback(self.watch)
 
-    def _set_signature_columns_if_needed(self):
-        super()._set_signature_columns_if_needed()
-        if "draw" not in self._signature_columns:
-            self._signature_columns = [*self._signature_columns, "draw"]  # For the collator.
+    def train(self, *args, **kwargs):
+        try:
+            return super().train(*args, **kwargs)
+        finally:
+            if self.energy is not None:
+                self.energy.stop()
 
     # Not in the constructor: a trainer that only evaluates needs no corpus.
     @cached_property
@@ -161,7 +168,7 @@ class TlmTrainer(ResumableTrainer):
 
     def _budgeted_steps(self) -> int:
         """The step at which the first budget is reached; practically endless where only the time is limited."""
-        args, parameters = self.args, self.model.num_parameters()
+        args, parameters = self.args, applied_parameters(self.model)
         limits = [args.max_steps] if args.max_steps > 0 else []
         if args.max_flops is not None:
             limits.append(
@@ -175,6 +182,12 @@ class TlmTrainer(ResumableTrainer):
 
     def _real_tokens(self, step: int) -> int:
         return sum(self.batch_sampler.count_tokens(stream, step) for stream in self.batch_sampler.streams)
+
+    def get_optimizer_cls_and_kwargs(self, args, model=None):
+        return grouped_optimizer(args, model, self.get_decay_parameter_names(model), super().get_optimizer_cls_and_kwargs)
+
+    def floating_point_ops(self, inputs):
+        return self.model.floating_point_ops(inputs)
 
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None):
         if self.args.max_hours is None or self.lr_scheduler is not None:
@@ -292,16 +305,23 @@ class TlmTrainer(ResumableTrainer):
     def cost(self) -> Cost:
         """The cost of this stage up to now, from the step number alone, so that a resumed run counts every step once."""
         sampler, step = self.batch_sampler, self.state.global_step
+        energy = {}
+        if self.energy is not None:
+            total = self.energy.total
+            energy = {"energy_kwh": total.kwh, "estimated_kwh": total.estimated_kwh}
+            if self.args.energy_country is not None:
+                energy["co2_kg"] = total.co2_kg
         tokens = nominal_tokens(sampler, self.args, step)
         return Cost(
             steps=step,
             tokens=tokens,
             real_tokens=self._real_tokens(step),
-            flops=training_flops(tokens, self.accelerator.unwrap_model(self.model).num_parameters()),
+            flops=training_flops(tokens, applied_parameters(self.accelerator.unwrap_model(self.model))),
             measured_flops=float(
                 sum(rate * sampler.count_tokens(stream, step) for stream, rate in self._flops_per_token.items())
             ),
             seconds=round(self.clock.seconds, 3),
+            **energy,
         )
 
     def create_model_card(self, *args, **kwargs) -> None:

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from sklearn.metrics import f1_score
+from sklearn.metrics import f1_score, matthews_corrcoef
 from transformers import EvalPrediction
 
 from hf_tlm.evaluation import METRICS, compute_metrics_for, load_metric
@@ -16,6 +16,8 @@ def test_by_hand():
     values = {name: load_metric(name).compute(predictions=PREDICTIONS, references=REFERENCES)[name] for name in METRICS}
     assert values["accuracy"] == values["micro_f1"] == pytest.approx(4 / 6)
     assert values["macro_f1"] == pytest.approx((4 / 5 + 1 / 2 + 2 / 3) / 3)
+    # 4 of 6 right; predicted [2, 2, 2] times, referred to [3, 2, 1] times.
+    assert values["matthews"] == pytest.approx((4 * 6 - (2 * 3 + 2 * 2 + 2 * 1)) / ((36 - 12) * (36 - 14)) ** 0.5)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -24,6 +26,8 @@ def test_against_scikit_learn(seed):
     for name in ("micro", "macro"):
         ours = load_metric(f"{name}_f1").compute(predictions=predictions, references=references)
         assert ours[f"{name}_f1"] == pytest.approx(f1_score(references, predictions, average=name))
+    ours = load_metric("matthews").compute(predictions=predictions, references=references)["matthews"]
+    assert ours == pytest.approx(matthews_corrcoef(references, predictions)) and abs(ours) > 1e-3
 
 
 def test_classes_that_never_occur_do_not_count():

@@ -1,5 +1,6 @@
 """The whole protocol on toy data: what is written, that it loads anywhere, that it resumes, and that errors help."""
 
+import dataclasses
 import json
 import shutil
 import subprocess
@@ -62,7 +63,10 @@ def test_whole_run(tmp_path, task, subset):
     assert record["cost"]["tokens"] == 10 * 8 * 32
     assert record["cost"]["flops"] == 6 * record["cost"]["tokens"] * record["parameters"]
     assert results["subset"]["counts"]["union"] == len(subset.dataset)
-    assert "±" in run.to_text() and "2 seeds" in run.to_text()
+    assert "±" in run.to_text() and "2 seeds" in run.to_text() and "energy" not in run.to_text()
+    cost = {**record["cost"], "energy_kwh": 0.25, "estimated_kwh": 0.05, "co2_kg": 0.014}
+    tracked = dataclasses.replace(run, seeds=[{**record, "cost": cost}])
+    assert "energy       0.25 kWh a seed (20% of it estimated), 0.014 kg of CO2" in tracked.to_text()
 
     # The saved predictions give the reported score.
     lines = [json.loads(line) for line in (out / "seed-3/predictions/test.jsonl").read_text().splitlines()]

@@ -101,3 +101,12 @@ def test_single_stages(stage, absent):
     for entry in run["seeds"]:
         entry["stages"] = {stage: entry["stages"][stage]}
     assert absent not in tlm_card(run, 1)
+
+
+def test_energy():
+    run = copy.deepcopy(RUN)
+    run["arguments"]["energy_country"] = "FRA"
+    cost = run["seeds"][1]["cost"] = {**COST, "energy_kwh": 0.25, "estimated_kwh": 0.05}
+    assert "0.25 kWh of electricity by codecarbon (20% of it estimated)." in tlm_card(run, 1)
+    cost["co2_kg"] = 0.014
+    assert "estimated), 0.014 kg of CO2 by the energy mix of FRA." in tlm_card(run, 1)

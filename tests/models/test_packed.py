@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from transformers import modeling_flash_attention_utils
 
 from hf_tlm.data import TlmCollator
 from hf_tlm.objectives import Mlm, TaskLoss, WeightedMean
@@ -55,6 +56,46 @@ def test_packed_equals_padded(model_type, objective, attention, tokenizer):
     tolerance = {"rtol": 1e-5, "atol": 1e-7} if model_type == "modernbert" else {"rtol": 1e-9, "atol": 1e-12}
     torch.testing.assert_close(ours[0], expected[0], **tolerance)
     assert set(ours[1]) == set(expected[1])
+    for name, gradient in ours[1].items():
+        torch.testing.assert_close(gradient, expected[1][name], **tolerance, msg=lambda m, name=name: f"{name}: {m}")
+
+
+def varlen_attention(q, k, v, cu_seqlens, max_seqlen, causal, scale, window):
+    """What a flash attention kernel computes: [T, heads, D], text after text, dropout off, half a window to each side."""
+    assert cu_seqlens.dtype == torch.int32 and max_seqlen == cu_seqlens.diff().max() and not causal
+    parts = []
+    for start, end in zip(cu_seqlens.tolist()[:-1], cu_seqlens.tolist()[1:], strict=True):
+        q_text, k_text, v_text = (x[start:end].transpose(0, 1) for x in (q, k, v))
+        place = torch.arange(end - start)
+        near = (place[:, None] - place).abs() <= (window[0] if window[0] >= 0 else end)
+        parts.append(torch.nn.functional.scaled_dot_product_attention(q_text, k_text, v_text, near, scale=scale))
+    return torch.cat([part.transpose(0, 1) for part in parts])
+
+
+@families
+def test_flash_attention_gets_the_texts_in_one_row(model_type, tokenizer, monkeypatch):
+    """Through transformers' own code, with a plain function in the place of the kernel, which needs a GPU."""
+    calls = []
+
+    def kernel(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, softmax_scale=None, window_size=(-1, -1)
+    ):
+        calls.append(len(q))
+        return varlen_attention(q, k, v, cu_seqlens_q, max_seqlen_q, causal, softmax_scale, window_size)
+
+    kernels = (None, kernel, None, None, None)
+    monkeypatch.setattr(modeling_flash_attention_utils, "_lazy_imports", lambda *args, **kwargs: kernels)
+    monkeypatch.setattr(modeling_flash_attention_utils, "_loaded_implementation", None)
+    objective, rows = WeightedMean((20.0, Mlm()), (1.0, TaskLoss())), texts(True, pairs=True)
+    batch = collate(tokenizer, rows, 36, 0.3)
+    assert len(rows) > len(batch["input_ids"]) > 1
+    model = tiny(model_type).eval().double()
+    model.base_model.config._attn_implementation = "flash_attention_2"
+    ours = loss_and_gradients(model, objective, batch)
+    assert calls == [int(batch["attention_mask"].sum())] * 2  # Two layers, and no padding.
+    expected = loss_and_gradients(tiny(model_type).eval().double(), objective, collate(tokenizer, rows, None, 0.3))
+    tolerance = {"rtol": 1e-5, "atol": 1e-7} if model_type == "modernbert" else {"rtol": 1e-9, "atol": 1e-12}
+    torch.testing.assert_close(ours[0], expected[0], **tolerance)
     for name, gradient in ours[1].items():
         torch.testing.assert_close(gradient, expected[1][name], **tolerance, msg=lambda m, name=name: f"{name}: {m}")
 

@@ -205,3 +205,8 @@ class TestBuildConfig:
             self.build(tokenizer, self.CONFIG, max_length=41)
         with pytest.raises(ModelError, match="max_length 40 needs 41 positions"):
             self.build(tokenizer, {**self.CONFIG, "model_type": "roberta"}, max_length=40)
+
+
+def test_an_attention_implementation_that_is_not_there():
+    with pytest.raises(ModelError, match="cannot make a bert model of this config: .*FlashAttention2"):
+        tiny("bert", attn_implementation="flash_attention_2")

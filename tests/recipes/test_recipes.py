@@ -104,6 +104,27 @@ def fails(*arguments, message):
     assert message in done.stderr and "Traceback" not in done.stderr, done.stderr[-3000:]
 
 
+def test_train_tlm_with_replaced_token_detection(work, subset):
+    values = {k: v for k, v in TINY_CONFIGS["electra"].items() if k not in ("vocab_size", "num_labels")}
+    (work / "electra.json").write_text(json.dumps({"model_type": "electra", **values}))
+    out = launch(
+        "recipes/train_tlm.py", "--task", work / "task", "--subset", subset, "--model_config", work / "electra.json", *TINY,
+        "--objective", "electra", "--auxiliary_size", "0.5", "--logging_steps", "1", "--output_dir", work / "electra",
+    )  # fmt: skip
+    assert "cost a seed" in out
+    entry = json.loads((work / "electra/seed-0/stage1/trainer_state.json").read_text())["log_history"][0]
+    assert 0 < entry["corpus/rtd_loss"] and 0 < entry["corpus/replaced_fraction"] < 1
+    from transformers import ElectraForMaskedLM, ElectraForPreTraining, ElectraForSequenceClassification
+
+    for cls, folder in (
+        (ElectraForSequenceClassification, ""),
+        (ElectraForPreTraining, "discriminator"),
+        (ElectraForMaskedLM, "generator"),
+    ):
+        _, info = cls.from_pretrained(work / "electra" / folder, output_loading_info=True)
+        assert not info["missing_keys"] and not info["unexpected_keys"]
+
+
 @pytest.mark.timeout(600)
 def test_train_tlm_on_one_and_two_processes(work, subset):
     """Equal total batches, with DDP and with FSDP: the same losses, scores, predictions and cost, to rounding."""

@@ -14,7 +14,7 @@ ROWS = [{"text": "a b", "label": "x"}, {"text": "c d", "label": "y"}]
 
 
 def test_unknown_metric_is_refused_and_the_known_are_named():
-    with pytest.raises(TaskError, match="micro_f1, macro_f1, accuracy; received 'f1'"):
+    with pytest.raises(TaskError, match="micro_f1, macro_f1, accuracy, matthews; received 'f1'"):
         TaskSpec(name="t", path="memory", metric="f1")
 
 

@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoTokenizer, TrainerCallback, TrainerStat
 from hf_tlm.data import tokenize
 from hf_tlm.evaluation import compute_metrics_for
 from hf_tlm.files import HfTlmError
-from hf_tlm.models import TlmModel
+from hf_tlm.models import CorruptAndPredict, TlmModel, auxiliary_config
 from hf_tlm.signals import Terminated
 from hf_tlm.training import StageData, TlmArguments, TlmTrainer, checkpoints, resumable, run_stage
 from toys import TINY_CONFIGS, make_task
@@ -29,12 +29,16 @@ QUIET = {"report_to": "none", "disable_tqdm": True, "use_cpu": True, "save_strat
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
-def trainer(tmp_path, data, tokenizer, model_type="bert", config=NO_DROPOUT, objectives=None, callbacks=None, **changes):
+def trainer(
+    tmp_path, data, tokenizer, model_type="bert", config=NO_DROPOUT, objectives=None, callbacks=None, metrics=True, **changes
+):
     args = TlmArguments(output_dir=str(tmp_path), **{**QUIET, "max_steps": 4, "learning_rate": 1e-2, **changes})
     set_seed(7)
-    model = TlmModel.from_config(
-        AutoConfig.for_model(model_type, **{**TINY_CONFIGS[model_type], "vocab_size": len(tokenizer), **config})
-    )
+    config = AutoConfig.for_model(model_type, **{**TINY_CONFIGS[model_type], "vocab_size": len(tokenizer), **config})
+    if args.objective == "mlm":
+        model = TlmModel.from_config(config)
+    else:
+        model = CorruptAndPredict.from_config(config, auxiliary_config(config, 0.5))
     return TlmTrainer(
         model,
         args,
@@ -42,7 +46,7 @@ def trainer(tmp_path, data, tokenizer, model_type="bert", config=NO_DROPOUT, obj
         corpus_dataset=data["corpus"] if args.rho1 > 0 else None,
         eval_dataset=data["validation"],
         processing_class=tokenizer,
-        compute_metrics=compute_metrics_for("macro_f1"),
+        compute_metrics=compute_metrics_for("macro_f1") if metrics else None,
         objectives=objectives,
         callbacks=callbacks,
     )

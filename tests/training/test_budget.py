@@ -3,6 +3,7 @@
 import pytest
 from transformers import TrainerCallback
 
+from hf_tlm.models import applied_parameters
 from hf_tlm.training import ArgumentsError, TlmArguments
 from hf_tlm.training import budget as budgets
 from hf_tlm.training.budget import first_step
@@ -108,3 +109,19 @@ def test_a_schedule_that_cannot_follow_the_clock(tmp_path, data, tokenizer):
     )
     with pytest.raises(ArgumentsError, match="cannot follow the clock"):
         run.train()
+
+
+def test_flops_count_shared_layers_as_often_as_they_are_applied(tmp_path, data, tokenizer):
+    """In the cost, in the step a budget ends at, and in the Trainer's own count."""
+    options = {"model_type": "albert", "rho1": 0, "config": {"num_hidden_layers": 12}}
+    run = trainer(tmp_path / "steps", data, tokenizer, max_steps=3, **options)
+    applied = applied_parameters(run.model)
+    assert applied > 1.5 * run.model.num_parameters()
+    run.train()
+    cost = run.cost()
+    assert cost.flops == 6 * cost.tokens * applied
+    places = run.state.total_flos / 6 / applied
+    assert places == round(places) > 0
+    run = trainer(tmp_path / "flops", data, tokenizer, max_flops=cost.flops, **options)
+    run.train()
+    assert run.state.global_step == 3

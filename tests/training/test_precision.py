@@ -18,9 +18,15 @@ class _Graphs(TrainerCallback):
         self.counts.append(counters["stats"]["unique_graphs"])
 
 
-def test_compiled_equals_eager_and_does_not_recompile(tmp_path, data, tokenizer):
+OBJECTIVES = pytest.mark.parametrize(
+    "objective", [{}, {"model_type": "electra", "objective": "electra"}], ids=["mlm", "rtd"]
+)
+
+
+@OBJECTIVES
+def test_compiled_equals_eager_and_does_not_recompile(tmp_path, data, tokenizer, objective):
     """Two streams, other numbers of rows, of texts' lengths and of masked tokens in every batch."""
-    options = {"rho1": 1, "max_steps": 12, "per_device_train_batch_size": 20}
+    options = {**objective, "rho1": 1, "max_steps": 12, "per_device_train_batch_size": 20}
     eager = trainer(tmp_path / "eager", data, tokenizer, **options)
     eager.train()
     torch._dynamo.reset()
@@ -36,18 +42,21 @@ def test_compiled_equals_eager_and_does_not_recompile(tmp_path, data, tokenizer)
         **options,
     )
     compiled.train()
-    names = ("loss", "corpus/mlm_loss", "task/mlm_loss", "task/task_loss")
+    names = ("loss", "corpus/mlm_loss", "task/mlm_loss", "task/task_loss", "corpus/rtd_loss", "task/generator_accuracy")
     assert history(compiled, *names) == history(eager, *names)
-    assert 1 <= graphs.counts[5] <= 6 and graphs.counts[5:] == [graphs.counts[5]] * 7, graphs.counts
+    bodies = 2 if objective else 1
+    assert bodies <= graphs.counts[5] <= 6 * bodies and graphs.counts[5:] == [graphs.counts[5]] * 7, graphs.counts
     assert compiled.cost().measured_flops == 0.0  # The counter does not see into compiled code.
 
 
+@OBJECTIVES
 @pytest.mark.parametrize("rho1", [0, 1])
-def test_bfloat16(tmp_path, data, tokenizer, rho1):
+def test_bfloat16(tmp_path, data, tokenizer, rho1, objective):
     """Losses as in float32 up to half precision; weights stay float32, and the output embedding tied."""
     runs = {}
     for bf16 in (False, True):
-        runs[bf16] = trainer(tmp_path / f"{bf16}", data, tokenizer, rho1=rho1, bf16=bf16, max_steps=8, learning_rate=5e-3)
+        options = {**objective, "rho1": rho1, "bf16": bf16, "max_steps": 8, "learning_rate": 5e-3}
+        runs[bf16] = trainer(tmp_path / f"{bf16}", data, tokenizer, **options)
         runs[bf16].train()
     exact, half = (history(runs[bf16], "loss") for bf16 in (False, True))
     assert half != exact
@@ -55,4 +64,5 @@ def test_bfloat16(tmp_path, data, tokenizer, rho1):
         assert ours == pytest.approx(expected, rel=0.02)
     model = runs[True].model
     assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
-    assert model.mlm_head["cls"].predictions.decoder.weight is model.get_input_embeddings().weight
+    head = model.auxiliary.mlm_head if objective else model.mlm_head
+    assert head.weight is model.get_input_embeddings().weight

@@ -1,0 +1,73 @@
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForMaskedLM
+
+from hf_tlm.models import ModelError, auxiliary_config
+from toys import TINY_CONFIGS
+
+
+def electra(hidden, heads, **values):
+    return AutoConfig.for_model(
+        "electra", hidden_size=hidden, num_attention_heads=heads, intermediate_size=4 * hidden, **values
+    )
+
+
+@pytest.mark.parametrize(
+    "hidden,heads,size,expected",
+    [
+        # ELECTRA-Small, -Base and -Large with the generator sizes of its paper (appendix A).
+        (256, 4, 1 / 4, (64, 1, 256)),
+        (768, 12, 1 / 3, (256, 4, 1024)),
+        (1024, 16, 1 / 4, (256, 4, 1024)),
+        # Whole heads of the main model's size, never none.
+        (256, 4, 0.1, (64, 1, 256)),
+        (256, 4, 0.4, (128, 2, 512)),
+        (256, 4, 1, (256, 4, 1024)),
+    ],
+)
+def test_widths(hidden, heads, size, expected):
+    main = electra(hidden, heads)
+    config = auxiliary_config(main, size)
+    assert (config.hidden_size, config.num_attention_heads, config.intermediate_size) == expected
+    assert (main.hidden_size, main.num_attention_heads) == (hidden, heads)
+
+
+def test_nothing_else_changes():
+    main = electra(64, 4, embedding_size=16, vocab_size=99, max_position_embeddings=33, hidden_dropout_prob=0.3)
+    changed = {n: v for n, v in auxiliary_config(main).to_dict().items() if main.to_dict()[n] != v}
+    assert changed == {"hidden_size": 16, "num_attention_heads": 1, "intermediate_size": 64}
+
+
+@pytest.mark.parametrize("model_type", TINY_CONFIGS)
+def test_every_family_can_be_shallower(model_type):
+    main = AutoConfig.for_model(model_type, **TINY_CONFIGS[model_type])
+    model = AutoModelForMaskedLM.from_config(auxiliary_config(main, size=1, layers=1))
+    assert model.config.num_hidden_layers == 1 and main.num_hidden_layers == 2
+    ids = torch.tensor([[2, 5, 3]])
+    assert model(input_ids=ids).logits.shape == (1, 3, 120)
+
+
+def test_groups_of_albert_fit_its_layers():
+    main = AutoConfig.for_model("albert", **TINY_CONFIGS["albert"] | {"num_hidden_groups": 2})
+    config = auxiliary_config(main, 0.5, layers=1)
+    assert (config.num_hidden_groups, config.hidden_size, config.embedding_size) == (1, 8, 8)
+
+
+@pytest.mark.parametrize("size", [0, -1, 1.5, float("nan")])
+def test_size_out_of_range(size):
+    with pytest.raises(ModelError, match=r"in \(0, 1\]; received"):
+        auxiliary_config(electra(64, 4), size)
+
+
+@pytest.mark.parametrize("layers", [0, 13])
+def test_layers_out_of_range(layers):
+    with pytest.raises(ModelError, match="between 1 and the main model's 12"):
+        auxiliary_config(electra(64, 4), layers=layers)
+
+
+@pytest.mark.parametrize("model_type", ["bert", "roberta", "distilbert", "modernbert"])
+def test_embeddings_as_wide_as_the_body(model_type):
+    with pytest.raises(
+        ModelError, match="electra .* or a shallower auxiliary model: --auxiliary_size 1 --auxiliary_layers 4"
+    ):
+        auxiliary_config(AutoConfig.for_model(model_type, **TINY_CONFIGS[model_type]), 0.5)

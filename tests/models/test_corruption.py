@@ -1,0 +1,297 @@
+"""The composite equals two stock models with tied embeddings and the same replacements, and exports as them."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import (
+    AlbertModel,
+    AutoConfig,
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForPreTraining,
+    AutoModelForSequenceClassification,
+    ElectraForMaskedLM,
+    ElectraForPreTraining,
+    set_seed,
+)
+
+from hf_tlm.data import TlmCollator
+from hf_tlm.models import CorruptAndPredict, ModelError, auxiliary_config, export_stock, load_exported
+from hf_tlm.objectives import Mlm, ReplacedTokenDetection, TaskLoss, WeightedMean, WeightedSum
+from test_packed import loss_and_gradients, texts
+from test_tlm_model import families
+from toys import TINY_CONFIGS
+
+LABELS = {0: "a", 1: "b", 2: "c"}
+ELECTRA = WeightedSum((1.0, Mlm()), (50.0, ReplacedTokenDetection()))
+
+
+def composite(model_type="electra", temperature=0.8, **changes):
+    set_seed(0)
+    config = AutoConfig.for_model(model_type, **{**TINY_CONFIGS[model_type], **changes})
+    narrow = (0.5, None) if model_type in ("electra", "albert") else (1, 1)
+    return CorruptAndPredict.from_config(config, auxiliary_config(config, *narrow), temperature)
+
+
+def batch(tokenizer, row_length=None, rows=None, probability=0.3):
+    collate = TlmCollator(tokenizer, mlm_probability=probability, row_length=row_length, seed=1, replacing=True)
+    return collate(texts(True, pairs=True) if rows is None else rows)
+
+
+def main_input(model, inputs):
+    """The ids that the main model reads, and which of them were replaced, caught on their way into its body."""
+    caught = {}
+    hook = model.main.base_model.register_forward_pre_hook(
+        lambda module, args, kwargs: caught.update(kwargs), with_kwargs=True
+    )
+    output = model(**inputs)
+    hook.remove()
+    return caught["input_ids"], output
+
+
+def test_loss_and_every_gradient_equal_stock_electra(tokenizer):
+    model, inputs = composite().eval().double(), batch(tokenizer)
+    with torch.no_grad():  # Some draws hit the original.
+        model.auxiliary.mlm_head["generator_lm_head"].bias[inputs["mlm_labels"].max()] = 5.0
+    generator = ElectraForMaskedLM(model.auxiliary.config).eval().double()
+    discriminator = ElectraForPreTraining(model.main.config).eval().double()
+    state = {n.removeprefix("auxiliary.").removeprefix("mlm_head."): t for n, t in model.auxiliary.state_dict().items()}
+    generator.load_state_dict(state)
+    body = {n: t for n, t in model.main.state_dict().items() if n.startswith("electra.")}
+    head = {f"discriminator_predictions.{n}": t for n, t in model.rtd_head.state_dict().items()}
+    discriminator.load_state_dict(body | head)
+    shared = ("word_embeddings", "position_embeddings", "token_type_embeddings")
+    for name in shared:
+        table = getattr(discriminator.electra.embeddings, name)
+        setattr(generator.electra.embeddings, name, table)
+    generator.generator_lm_head.weight = discriminator.electra.embeddings.word_embeddings.weight
+
+    ids, output = main_input(model, inputs)
+    masked = inputs["mlm_labels"] != -100
+    original = torch.where(masked, inputs["mlm_labels"], inputs["input_ids"])
+    plain = {name: inputs[name] for name in ("attention_mask", "token_type_ids")}
+    scores = generator(input_ids=inputs["input_ids"], **plain).logits
+    mlm = F.cross_entropy(scores[masked], original[masked])
+    replaced = (ids != original).double()
+    real = inputs["attention_mask"].bool()
+    logits = discriminator(input_ids=ids, **plain).logits
+    rtd = F.binary_cross_entropy_with_logits(logits[real], replaced[real])
+    (mlm + 50 * rtd).backward()
+
+    terms = ELECTRA(output, inputs)
+    terms["loss"].backward()
+    torch.testing.assert_close(terms["loss"], (mlm + 50 * rtd).detach(), rtol=1e-10, atol=0)
+    assert 0 < replaced.sum() < masked.sum()  # A draw that hits the original counts as original.
+    assert output.guesses == (scores[masked].argmax(-1) == original[masked]).sum()
+    right = (logits > 0) == replaced.bool()
+    for name, where in (("replaced", real & (replaced == 1)), ("original", real & (replaced == 0))):
+        assert terms[f"rtd_accuracy_{name}"].tolist() == [right[where].sum(), where.sum()]
+    assert terms["replaced_fraction"].tolist() == [replaced.sum(), real.sum()]
+    ours = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    stock = {f"main.{n}": p.grad for n, p in discriminator.electra.named_parameters(prefix="electra")}
+    stock |= {f"rtd_head.{n}": p.grad for n, p in discriminator.discriminator_predictions.named_parameters()}
+    for name, parameter in generator.named_parameters():
+        inner = name if name.startswith("electra.") else f"mlm_head.{name}"
+        if not any(f"embeddings.{s}" in name for s in shared):
+            stock[f"auxiliary.{inner}"] = parameter.grad
+    assert set(ours) == set(stock)
+    for name, gradient in ours.items():
+        torch.testing.assert_close(gradient, stock[name], rtol=1e-8, atol=1e-12, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@families
+def test_detection_reaches_the_auxiliary_model_through_shared_embeddings_only(model_type, tokenizer):
+    model, inputs = composite(model_type), batch(tokenizer)
+    ReplacedTokenDetection()(model(**inputs), inputs)["loss"].backward()
+    moved = {n for n, p in model.named_parameters() if p.grad is not None and p.grad.any()}
+    assert moved and all(name.startswith(("main.", "rtd_head.")) for name in moved)
+    table = model.get_input_embeddings().weight
+    assert model.auxiliary.base_model.get_input_embeddings().weight is table
+    head = model.auxiliary.mlm_head
+    assert head.weight is table and table.grad.any()
+
+
+@families
+def test_every_parameter_gets_a_gradient(model_type, tokenizer):
+    model, inputs = composite(model_type), batch(tokenizer)
+    WeightedMean((2.0, ELECTRA), (1.0, TaskLoss()))(model(**inputs), inputs)["loss"].backward()
+    assert not [n for n, p in model.named_parameters() if p.grad is None or not p.grad.isfinite().all()]
+
+
+@families
+def test_packed_equals_padded(model_type, tokenizer):
+    objective = WeightedMean((20.0, ELECTRA), (1.0, TaskLoss()))
+    packed, padded = (batch(tokenizer, length) for length in (36, None))
+    assert len(packed["input_ids"]) < len(padded["input_ids"])
+    ours, expected = (loss_and_gradients(composite(model_type).eval().double(), objective, b) for b in (packed, padded))
+    tolerance = {"rtol": 1e-5, "atol": 1e-6} if model_type == "modernbert" else {"rtol": 1e-8, "atol": 1e-11}
+    torch.testing.assert_close(ours[0], expected[0], **tolerance)
+    for name, gradient in expected[1].items():
+        torch.testing.assert_close(ours[1][name], gradient, **tolerance, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_only_masked_positions_are_replaced(tokenizer):
+    model, inputs = composite(), batch(tokenizer)
+    ids, output = main_input(model, inputs)
+    masked = inputs["mlm_labels"] != -100
+    assert (inputs["input_ids"][masked] == tokenizer.mask_token_id).all()  # No 80/10/10 here.
+    assert ids[~masked].equal(inputs["input_ids"][~masked])
+    special = torch.isin(
+        torch.where(masked, inputs["mlm_labels"], inputs["input_ids"]), torch.tensor(tokenizer.all_special_ids)
+    )
+    assert special.any() and not (special & masked).any()
+    assert output.replaced.sum() == (ids[masked] != inputs["mlm_labels"][masked]).sum()
+
+
+def test_a_sample_is_its_tokens_own(tokenizer):
+    """The draw of a token depends on its text's visit, not on the batch it comes in."""
+    model, rows = composite().eval(), texts(True, pairs=True)
+    together, _ = main_input(model, batch(tokenizer, rows=rows))
+    alone, _ = main_input(model, batch(tokenizer, rows=rows[3:4]))
+    assert alone[0].equal(together[3, : alone.shape[1]])
+
+
+def test_the_generator_is_seedable(tokenizer):
+    model, inputs = composite().eval(), batch(tokenizer)
+    del inputs["uniforms"]
+    drawn = []
+    for seed in (1, 1, 2):
+        model.generator = torch.Generator().manual_seed(seed)
+        drawn.append(main_input(model, inputs)[0])
+    assert drawn[0].equal(drawn[1]) and not drawn[0].equal(drawn[2])
+
+
+def test_temperature_0_takes_the_likeliest(tokenizer):
+    model, inputs = composite(temperature=0).eval(), batch(tokenizer)
+    ids, output = main_input(model, inputs)
+    masked = inputs["mlm_labels"] != -100
+    assert (ids[masked] == inputs["mlm_labels"][masked]).sum() == output.guesses
+    with pytest.raises(ModelError, match="temperature must be 0 or more; received -1"):
+        composite(temperature=-1)
+
+
+@pytest.mark.parametrize("row_length", [None, 24])
+@pytest.mark.parametrize("case", ["padding", "unmasked", "one token"])
+def test_nothing_to_learn_from_is_no_nan(tokenizer, case, row_length):
+    model = composite()
+    rows = [{"input_ids": [2, 9, 8, 3], "draw": 0}, {"input_ids": [2, 7, 3], "draw": 1}]
+    if case == "one token":
+        rows = [{"input_ids": [9], "draw": 0}]
+    inputs = batch(tokenizer, row_length, rows, probability=1e-9 if case == "unmasked" else 0.9)
+    if case == "padding":
+        for name, value in inputs.items():
+            if name not in ("first_tokens", "uniforms"):
+                row = torch.full_like(value[:1], -100 if name == "mlm_labels" else 0)
+                inputs[name] = torch.cat([value, row])
+        inputs["uniforms"] = torch.cat([inputs["uniforms"], inputs["uniforms"][:1]])
+    output = model(**inputs)
+    terms = ELECTRA(output, inputs)
+    terms["loss"].backward()
+    assert terms["loss"].isfinite()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+    if case == "unmasked":
+        assert terms["mlm_loss"] == 0 and not output.replaced.any()
+
+
+def test_what_does_not_fit(tokenizer):
+    config = AutoConfig.for_model("electra", **TINY_CONFIGS["electra"])
+    other = AutoConfig.for_model("electra", **{**TINY_CONFIGS["electra"], "embedding_size": 4})
+    with pytest.raises(ModelError, match=r"theirs differ: \(120, 4\) and \(120, 8\)"):
+        CorruptAndPredict.from_config(config, other)
+
+
+@pytest.mark.parametrize("model_type", ["electra", "albert", "bert"])
+def test_export_loads_as_stock_classes_with_equal_outputs(model_type, tokenizer, tmp_path):
+    model, inputs = composite(model_type).eval(), batch(tokenizer)
+    export_stock(model, tokenizer, tmp_path / "out")
+    ids, output = main_input(model, inputs)
+    plain = {name: inputs[name] for name in ("attention_mask", "token_type_ids")}
+    discriminator = AutoModelForPreTraining if model_type == "electra" else AutoModel
+    stock = {}
+    for name, auto in (
+        ("", AutoModelForSequenceClassification),
+        ("discriminator", discriminator),
+        ("generator", AutoModelForMaskedLM),
+    ):
+        stock[name], info = auto.from_pretrained(tmp_path / "out" / name, output_loading_info=True)
+        assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), name
+        assert type(stock[name]).__module__.startswith("transformers.")
+        stock[name].eval()
+    real = inputs["attention_mask"].bool()
+    with torch.no_grad():
+        torch.testing.assert_close(stock[""](input_ids=ids, **plain).logits, output.logits, rtol=0, atol=1e-6)
+        found = stock["discriminator"](input_ids=ids, **plain)
+        if model_type == "electra":
+            torch.testing.assert_close(found.logits[real], output.rtd_logits, rtol=0, atol=1e-6)
+        else:
+            torch.testing.assert_close(model.rtd_head(found[0][real]), output.rtd_logits, rtol=0, atol=1e-6)
+        if model_type == "albert":
+            assert isinstance(stock["discriminator"], AlbertModel)
+        scores = stock["generator"](input_ids=inputs["input_ids"], **plain).logits
+        masked = inputs["mlm_labels"] != -100
+        loss = F.cross_entropy(scores[masked], inputs["mlm_labels"][masked], reduction="sum")
+        torch.testing.assert_close(loss, output.mlm_loss, rtol=1e-5, atol=0)
+        # And back, heads included.
+        again = load_exported(tmp_path / "out", id2label=LABELS).eval()(**inputs)
+    for name in ("logits", "mlm_loss", "rtd_logits"):
+        torch.testing.assert_close(again[name], output[name], rtol=1e-6, atol=1e-6)
+
+
+def test_a_model_without_a_task_is_the_discriminator(tokenizer, tmp_path):
+    model, inputs = composite().eval(), batch(tokenizer)
+    export_stock(model, tokenizer, tmp_path / "out", classifier=False)
+    assert isinstance(AutoModelForPreTraining.from_pretrained(tmp_path / "out"), ElectraForPreTraining)
+    assert sorted(p.name for p in (tmp_path / "out").iterdir() if p.is_dir()) == ["generator"]
+    del inputs["labels"]
+    again = load_exported(tmp_path / "out", id2label=LABELS).eval()
+    torch.testing.assert_close(again(**inputs).rtd_logits, model(**inputs).rtd_logits)
+
+
+def test_starts_from_stock_folders(tokenizer, tmp_path, caplog):
+    """Discriminator and generator apart, as google/electra-* are."""
+    config = AutoConfig.for_model("electra", **TINY_CONFIGS["electra"])
+    set_seed(3)
+    discriminator, generator = ElectraForPreTraining(config), ElectraForMaskedLM(auxiliary_config(config, 0.5))
+    generator.electra.embeddings.load_state_dict(discriminator.electra.embeddings.state_dict())
+    discriminator.save_pretrained(tmp_path / "discriminator-folder")
+    generator.save_pretrained(tmp_path / "generator-folder")
+    folders = [str(tmp_path / name) for name in ("discriminator-folder", "generator-folder")]
+    model = CorruptAndPredict.from_checkpoint(*folders, id2label=LABELS, temperature=0.5).eval()
+    assert model.temperature == 0.5
+    inputs = batch(tokenizer)
+    ids, output = main_input(model, inputs)
+    plain = {name: inputs[name] for name in ("attention_mask", "token_type_ids")}
+    with torch.no_grad():
+        logits = discriminator.eval()(input_ids=ids, **plain).logits[inputs["attention_mask"].bool()]
+        scores = generator.eval()(input_ids=inputs["input_ids"], **plain).logits
+    torch.testing.assert_close(output.rtd_logits, logits, rtol=0, atol=1e-6)
+    loss = F.cross_entropy(scores.flatten(0, 1), inputs["mlm_labels"].flatten(), reduction="sum")
+    torch.testing.assert_close(output.mlm_loss, loss, rtol=1e-5, atol=0)
+    assert "begins at random" not in caplog.text
+    with pytest.raises(ModelError, match="auxiliary_name_or_path, the generator"):
+        CorruptAndPredict.from_checkpoint(folders[0], id2label=LABELS)
+    CorruptAndPredict.from_checkpoint(folders[1], folders[1], id2label=LABELS)
+    assert "generator-folder has no head for replaced tokens" in caplog.text
+
+
+def test_exports_load_where_hf_tlm_is_not(tokenizer, tmp_path):
+    export_stock(composite(), tokenizer, tmp_path / "electra")
+    export_stock(composite("albert"), tokenizer, tmp_path / "ale")
+    program = (
+        "import sys\n"
+        "sys.modules['hf_tlm'] = None\n"
+        "from transformers import AutoTokenizer, ElectraForPreTraining, ElectraForMaskedLM, "
+        "ElectraForSequenceClassification, AlbertModel, AlbertForSequenceClassification\n"
+        "for cls, folder in ((ElectraForSequenceClassification, 'electra'),\n"
+        "    (ElectraForPreTraining, 'electra/discriminator'), (ElectraForMaskedLM, 'electra/generator'),\n"
+        "    (AlbertForSequenceClassification, 'ale'),\n"
+        "    (AlbertModel, 'ale/discriminator')):\n"
+        "    model, info = cls.from_pretrained(folder, output_loading_info=True)\n"
+        "    assert not info['missing_keys'] and not info['unexpected_keys'], (folder, info)\n"
+        "    model(**AutoTokenizer.from_pretrained(folder)('the gene', return_tensors='pt'))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,124 @@
+"""The files of recipes/configs/pretrain and their models against the tables of the papers, transcribed here."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from transformers import AutoConfig, AutoModel
+
+from hf_tlm.models import auxiliary_config
+
+CONFIGS = Path(__file__).resolve().parent.parent.parent / "recipes" / "configs"
+# Table V of the ALE paper.
+TABLE_V = """
+    parameters           4.8    13.5     13.5
+    max_length           128    128      128
+    embedding_size       128    128      128
+    total_batch_size     1024   1024     1024
+    max_steps            162e3  125e3    163e3
+    learning_rate        5e-4   5e-4     5e-4
+    num_hidden_layers    12     12       12
+    hidden_size          256    256      256
+    intermediate_size    1024   1024     1024
+    num_attention_heads  4      4        4
+    head_size            64     64       64
+    auxiliary_size       0.25   0.25     /
+    mlm_probability      0.15   0.15     0.15
+    warmup_steps         10000  10000    10000
+    adam_beta1           0.9    0.9      0.9
+    adam_beta2           0.999  0.999    0.999
+    adam_epsilon         1e-6   1e-6     1e-6
+    hidden_dropout_prob  0.1    0.1      0.1
+    attention_probs_dropout_prob 0.1 0.1 0.1
+    weight_decay         0.01   0.01     0.01"""
+# Table 6 of the ELECTRA paper (its Table 1 for the parameters of base and large).
+TABLE_6 = """
+    parameters           110    335
+    num_hidden_layers    12     24
+    hidden_size          768    1024
+    intermediate_size    3072   4096
+    num_attention_heads  12     16
+    head_size            64     64
+    embedding_size       768    1024
+    auxiliary_size       0.333  0.25
+    mlm_probability      0.15   0.25
+    warmup_steps         10000  10000
+    learning_rate        2e-4   2e-4
+    adam_epsilon         1e-6   1e-6
+    adam_beta1           0.9    0.9
+    adam_beta2           0.999  0.999
+    hidden_dropout_prob  0.1    0.1
+    attention_probs_dropout_prob 0.1 0.1
+    weight_decay         0.01   0.01
+    total_batch_size     256    2048
+    max_steps            766e3  400e3
+    max_length           512    512"""
+
+
+def read(name):
+    """Values of base.yaml and `name`.yaml, and the config of their model."""
+    values = {}
+    for file in ("base", name):
+        values |= yaml.safe_load((CONFIGS / "pretrain" / f"{file}.yaml").read_text())["pretrain"]
+    model = json.loads((CONFIGS.parent.parent / values["model_config"]).read_text())
+    return values, AutoConfig.for_model(**model, vocab_size=30522)
+
+
+def trunk(config):
+    """Parameters of the body without the pooler, which ELECTRA does not have and ALE does not train."""
+    with torch.device("meta"):
+        body = AutoModel.from_config(config)
+    return sum(value.numel() for name, value in body.named_parameters() if not name.startswith("pooler."))
+
+
+@pytest.mark.parametrize(
+    "table,names", [(TABLE_V, ["ale_small", "electra_small", "bert_small"]), (TABLE_6, ["electra_base", "electra_large"])]
+)
+def test_tables(table, names):
+    for column, name in enumerate(names):
+        values, config = read(name)
+        found = {**values, **config.to_dict(), "head_size": config.hidden_size // config.num_attention_heads}
+        found["parameters"] = trunk(config) / 1e6
+        for line in table.strip().splitlines():
+            key, *row = line.split()
+            if row[column] == "/":
+                assert key not in values
+                continue
+            # Those of base and large are given in round numbers.
+            tolerance = 0.011 if key == "parameters" else 2e-3
+            assert float(found[key]) == pytest.approx(float(row[column]), rel=tolerance), (name, key)
+        assert values["lr_scheduler_type"] == "linear"
+        assert values["optim"] == ("lamb" if table is TABLE_V else "adamw_torch_fused")
+        assert values["objective"] == {"ale": "ale", "electra": "electra", "bert": "mlm"}[name.split("_")[0]]
+        assert config.model_type == ("albert" if name == "ale_small" else "electra")
+
+
+@pytest.mark.parametrize("name,heads", [("electra_small", 1), ("electra_base", 4), ("electra_large", 4), ("ale_small", 1)])
+def test_auxiliary_models(name, heads):
+    values, config = read(name)
+    auxiliary = auxiliary_config(config, values["auxiliary_size"])
+    assert (auxiliary.num_attention_heads, auxiliary.hidden_size, auxiliary.intermediate_size) == (
+        heads,
+        64 * heads,
+        256 * heads,
+    )
+    assert (values["temperature"], values["rtd_weight"]) == (0.8 if "small" in name else 1.0, 50)
+
+
+def test_the_flops_of_table_iv_are_those_of_128_texts_a_step():
+    """What the comment of base.yaml says."""
+    parameters = trunk(read("bert_small")[1])
+    assert parameters == 13_483_008
+    assert 6 * parameters * 163_000 * 1024 * 128 == pytest.approx(1.73e18, rel=2e-3)
+    assert 6 * parameters * 163_000 * 128 * 128 == pytest.approx(2.16e17, rel=2e-3)
+    assert 2.3e17 / (6 * parameters * 1024 * 128) == pytest.approx(21_500, rel=1e-2)
+
+
+@pytest.mark.parametrize("name", ["electra_tiny", "ale_tiny"])
+def test_tiny_models_have_an_auxiliary_model(name):
+    config = AutoConfig.for_model(**json.loads((CONFIGS / "models" / f"{name}.json").read_text()))
+    auxiliary = auxiliary_config(config)
+    assert (auxiliary.hidden_size, auxiliary.num_attention_heads, auxiliary.num_hidden_layers) == (32, 1, 2)
+    assert trunk(config) < 3e6

@@ -1,0 +1,203 @@
+"""Replaced token detection in the Trainer: equal steps however they are split, exact resume, and everything learns."""
+
+import json
+import math
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoTokenizer, ElectraForPreTraining, ElectraForSequenceClassification
+
+from hf_tlm.data import TlmCollator
+from hf_tlm.evaluation import run_tlm
+from hf_tlm.objectives import Mlm, ReplacedTokenDetection, TaskLoss, WeightedSum
+from hf_tlm.retrieval import retrieve
+from hf_tlm.training import ArgumentsError, ModelArguments, TlmArguments, prepare
+from runs import QUIET, At, history, run_processes, sigterm, tokenized, trainer, weights
+from test_trainer import Gradients
+from toys import TINY_CONFIGS
+
+ELECTRA = {"model_type": "electra", "objective": "electra"}
+TERMS = ("mlm_loss", "rtd_loss", "rtd_accuracy_replaced", "rtd_accuracy_original", "replaced_fraction", "generator_accuracy")
+
+
+def test_1x8_equals_8x1(tmp_path, data, tokenizer):
+    """Loss, every term and every gradient; the replacements are those of the texts, however they are batched."""
+    runs = {}
+    for batch_size, accumulation, packing in ((8, 1, "pack"), (1, 8, "none"), (2, 4, "group")):
+        gradients = Gradients()
+        run = trainer(
+            tmp_path,
+            data,
+            tokenizer,
+            **ELECTRA,
+            rho1=1,
+            packing=packing,
+            per_device_train_batch_size=batch_size,
+            gradient_accumulation_steps=accumulation,
+            max_grad_norm=0.0,
+            max_steps=2 if packing == "group" else 3,
+            callbacks=[gradients],
+        )
+        run.train()
+        names = [f"{stream}/{name}" for stream in ("corpus", "task") for name in TERMS]
+        runs[packing] = history(run, "loss", "task/task_loss", *names), gradients.first
+    for ours, expected in zip(runs["none"][0], runs["pack"][0], strict=True):
+        assert ours == pytest.approx(expected, rel=2e-4)
+    assert set(runs["none"][1]) == set(runs["pack"][1])
+    for name, gradient in runs["none"][1].items():
+        torch.testing.assert_close(gradient, runs["pack"][1][name], rtol=1e-4, atol=2e-6, msg=name)
+
+
+def test_the_first_step_is_the_equation(tmp_path, data, tokenizer):
+    """Task batches: (rho2 (L_mlm + 50 L_rtd) + L_task) / (rho2 + 1), each mean over the whole step."""
+    settings = {**ELECTRA, "rho1": 0, "rho2": 3.0, "rtd_weight": 50.0, "max_steps": 1, "max_grad_norm": 0.0}
+    gradients = Gradients()
+    run = trainer(tmp_path, data, tokenizer, **settings, callbacks=[gradients], gradient_accumulation_steps=4)
+    run.train()
+    whole = trainer(tmp_path, data, tokenizer, **settings, per_device_train_batch_size=128, packing="none")
+    batch, model = next(iter(whole.get_train_dataloader())), whole.model
+    out = model(**batch)
+    mlm = out.mlm_loss / (batch["mlm_labels"] != -100).sum()
+    rtd = -torch.where(out.replaced, out.rtd_logits.sigmoid(), 1 - out.rtd_logits.sigmoid()).log().mean()
+    task = -out.logits.log_softmax(-1).gather(1, batch["labels"][:, None]).mean()
+    ((3.0 * (mlm + 50 * rtd) + task) / 4.0).backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(gradients.first[name], parameter.grad, rtol=1e-3, atol=1e-6, msg=name)
+    entry = run.state.log_history[0]
+    for name, value in (("mlm_loss", mlm), ("rtd_loss", rtd), ("task_loss", task)):
+        assert entry[f"task/{name}"] == pytest.approx(value.item(), rel=1e-4)
+    assert entry["task/replaced_fraction"] == pytest.approx(out.replaced.double().mean().item(), abs=1e-6)
+
+
+@pytest.mark.parametrize("model_type", ["electra", "albert"])
+def test_every_parameter_moves_and_both_losses_fall(tmp_path, data, tokenizer, model_type):
+    run = trainer(
+        *(tmp_path, data, tokenizer),
+        **{**ELECTRA, "model_type": model_type},
+        rho1=1,
+        max_steps=40,
+        learning_rate=5e-3,
+        objectives={
+            "corpus": WeightedSum((1.0, Mlm()), (50.0, ReplacedTokenDetection())),
+            "task": WeightedSum((1.0, Mlm()), (50.0, ReplacedTokenDetection()), (1.0, TaskLoss())),
+        },
+    )
+    before = weights(run)
+    run.train()
+    after = weights(run)
+    assert not [n for n in before if before[n].is_floating_point() and torch.equal(before[n], after[n])]
+    log = run.state.log_history
+    for name in ("mlm_loss", "rtd_loss"):
+        first, last = (sum(e[f"corpus/{name}"] for e in part if f"corpus/{name}" in e) for part in (log[:8], log[32:40]))
+        assert last < first, name
+
+
+def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, data, tokenizer):
+    settings = {**ELECTRA, "config": {}, "rho1": 1, "max_steps": 6, "save_strategy": "steps", "save_steps": 2}
+    whole = trainer(tmp_path / "whole", data, tokenizer, **settings)
+    whole.train()
+    cut = trainer(tmp_path / "cut", data, tokenizer, **settings, callbacks=[At(4, sigterm)])
+    with pytest.raises(BaseException, match="SIGTERM after step 4"):
+        cut.train()
+    again = trainer(tmp_path / "cut", data, tokenizer, **settings)
+    again.train(resume_from_checkpoint=True)
+    names = ["loss", "corpus/mlm_loss", "corpus/rtd_loss", "task/rtd_accuracy_replaced", "task/task_loss"]
+    assert history(again, *names) == history(whole, *names)
+    expected = weights(whole)
+    for name, value in weights(again).items():
+        assert torch.equal(value, expected[name]), name
+    table = again.model.get_input_embeddings().weight
+    assert again.model.auxiliary.mlm_head.weight is table  # Still one.
+
+
+def two(folder, tokenizer_folder, corpus_rows):
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+    size = 4 if os.environ.get("WORLD_SIZE") == "2" else 8
+    run = trainer(
+        folder,
+        tokenized(tokenizer, corpus_rows),
+        tokenizer,
+        **ELECTRA,
+        rho1=1,
+        max_steps=4,
+        per_device_train_batch_size=size,
+    )
+    run.train()
+    if run.is_world_process_zero():
+        (Path(folder) / "log.json").write_text(json.dumps(history(run, "loss", "corpus/rtd_loss", "task/mlm_loss")))
+
+
+def test_two_processes_are_one(tmp_path, tokenizer, corpus_rows):
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    logs = []
+    for processes in (1, 2):
+        folder = tmp_path / str(processes)
+        arguments = (str(folder), str(tmp_path / "tokenizer"), corpus_rows)
+        assert run_processes(two, *arguments, processes=processes) == [0] * processes
+        logs.append(json.loads((folder / "log.json").read_text()))
+    for ours, expected in zip(*logs, strict=True):
+        assert ours == pytest.approx(expected, rel=2e-4)
+
+
+def test_passages_are_evaluated_by_the_corpus_objective(tmp_path, data, tokenizer):
+    """Without a task: the same masks at every evaluation, and each term a mean over all of them."""
+    held_out = data["corpus"].select(range(20)).add_column("draw", list(range(20)))
+    run = trainer(
+        tmp_path, data | {"train": None, "validation": held_out}, tokenizer, **ELECTRA, rho1=math.inf, metrics=False
+    )
+    first, second = run.evaluate(), run.evaluate()
+    assert first["eval_rtd_loss"] == second["eval_rtd_loss"] and first["eval_mlm_loss"] == second["eval_mlm_loss"]
+    collate = TlmCollator(tokenizer, seed=run.args.seed, replacing=True)
+    batch = collate(list(held_out))
+    out = run.model.eval()(**batch)
+    expected = ReplacedTokenDetection()(out, batch)
+    assert first["eval_rtd_loss"] == pytest.approx(expected["rtd_loss"].item(), rel=1e-4)
+    assert first["eval_mlm_loss"] == pytest.approx(Mlm()(out, batch)["mlm_loss"].item(), rel=1e-4)
+    share, count = expected["generator_accuracy"].tolist()
+    assert first["eval_generator_accuracy"] == pytest.approx(share / count, abs=1e-6)
+    run.train()
+    assert "corpus/rtd_loss" in run.state.log_history[0]
+
+
+@pytest.mark.parametrize("objective", ["electra", "ale"])
+def test_both_stages_and_export(tmp_path, task, corpus, tokenizer, objective):
+    config = TINY_CONFIGS["albert" if objective == "ale" else "electra"]
+    args = TlmArguments(
+        output_dir=str(tmp_path / "run"),
+        **QUIET,
+        objective=objective,
+        max_steps=4,
+        rho1=1,
+        max_length=32,
+        stage2_max_steps=4,
+        stage2_eval_steps=2,
+        stage2_reset_classifier=True,
+    )
+    subset = retrieve(task, corpus, top_k=5)
+    model_type = "albert" if objective == "ale" else "electra"
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, **config}))
+    model_args = ModelArguments(model_config=str(tmp_path / "config.json"), vocab_size=120, auxiliary_size=0.5)
+    result = run_tlm(task, subset, args, model_args)
+    assert result.seeds[0]["stages"]["2"]["cost"]["steps"] == 4
+    again = run_tlm(task, subset, args, model_args)
+    assert again.seeds == result.seeds
+    if objective == "electra":
+        ElectraForSequenceClassification.from_pretrained(tmp_path / "run")
+        ElectraForPreTraining.from_pretrained(tmp_path / "run" / "discriminator")
+    card = (tmp_path / "run" / "README.md").read_text()
+    assert "replaced token detection" in card and 'subfolder="mlm"' not in card
+
+
+def test_what_cannot_be(tmp_path, task, tokenizer):
+    def refused(match, model=None, **changes):
+        args = TlmArguments(output_dir=str(tmp_path / "x"), **QUIET, **{"rho1": 0, "objective": "electra", **changes})
+        with pytest.raises(ArgumentsError, match=match):
+            prepare(task, None, args, model or ModelArguments())
+
+    refused("works neither with use_peft nor with FSDP", ModelArguments(use_peft=True, model_name_or_path="x"))
+    bert = ModelArguments(model_config={"model_type": "bert", **TINY_CONFIGS["bert"]}, vocab_size=200)
+    refused("ale is ELECTRA on an ALBERT body .* received the type 'bert'", bert, objective="ale", max_length=32)
+    with pytest.raises(ArgumentsError, match="rtd_weight must be a finite number >= 0; received -1"):
+        TlmArguments(output_dir="x", **QUIET, rtd_weight=-1)
