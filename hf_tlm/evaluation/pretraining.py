@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase, set_seed
 from hf_tlm.corpora import Corpus
 from hf_tlm.data import BlockArguments, BlockShards, Preparation, StreamedBlocks, cached_wordpiece, load_tokenizer
 from hf_tlm.data.shards import held_out
-from hf_tlm.evaluation.records import environment
+from hf_tlm.evaluation.records import cost_lines, environment
 from hf_tlm.files import atomic_directory
 from hf_tlm.hub.cards import pretrained_card
 from hf_tlm.models import export_stock, trained_parameters, whole
@@ -64,11 +64,7 @@ class PretrainingRun:
             lines.append(f"validation   {listed}")
         if record["corpus"]["blocks"] is not None:
             lines.append(f"corpus       {record['corpus']['blocks']:,} blocks, {record['corpus']['tokens']:,} tokens")
-        cost = record["cost"]
-        lines.append(
-            f"cost         {cost['steps']:,} steps, {cost['tokens']:,} tokens ({cost['real_tokens']:,} not padding), "
-            f"{cost['flops']:.3g} FLOPs ({cost['flops_ratio']:.2g} of RoBERTa-Large), {cost['seconds']:.0f} s"
-        )
+        lines += cost_lines(record["cost"])
         lines.append(f"model        {self.output_dir} ({record['parameters']:,} parameters)")
         return "\n".join(lines)
 

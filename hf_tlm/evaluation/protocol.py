@@ -12,7 +12,7 @@ from typing import Any
 from transformers import set_seed
 
 from hf_tlm.evaluation.metrics import compute_metrics_for
-from hf_tlm.evaluation.records import environment, predictions_jsonl
+from hf_tlm.evaluation.records import cost_lines, environment, predictions_jsonl
 from hf_tlm.evaluation.seeds import aggregate
 from hf_tlm.files import atomic_write
 from hf_tlm.hub.cards import tlm_card
@@ -51,14 +51,7 @@ class Run:
         cost, trained, parameters = (self.seeds[-1][name] for name in ("cost", "trained_parameters", "parameters"))
         if trained < parameters:
             lines.append(f"parameters   {trained:,} of {parameters:,} trained ({100 * trained / parameters:.2g}%)")
-        lines.append(
-            f"cost a seed  {cost['steps']:,} steps, {cost['tokens']:,} tokens ({cost['real_tokens']:,} not padding), "
-            f"{cost['flops']:.3g} FLOPs ({cost['flops_ratio']:.2g} of RoBERTa-Large), {cost['seconds']:.0f} s"
-        )
-        if "energy_kwh" in cost:
-            co2 = f", {cost['co2_kg']:.3g} kg of CO2" if "co2_kg" in cost else ""
-            share = 100 * cost["estimated_kwh"] / (cost["energy_kwh"] or 1.0)
-            lines.append(f"energy       {cost['energy_kwh']:.3g} kWh a seed ({share:.0f}% of it estimated){co2}")
+        lines += cost_lines(cost, " a seed")
         lines.append(f"model        {self.output_dir}")
         return "\n".join(lines)
 

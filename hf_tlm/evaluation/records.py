@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+from collections.abc import Mapping
 from importlib.metadata import version
 
 import numpy as np
@@ -64,3 +65,16 @@ def predictions_jsonl(split: Dataset, logits: np.ndarray, id2label: dict[int, st
         for identifier, label, row in zip(split["id"], split["label"], probabilities, strict=True)
     ]
     return "\n".join(lines) + "\n"
+
+
+def cost_lines(cost: Mapping[str, float], each: str = "") -> list[str]:
+    """What a run cost, for a person, from `Cost.to_dict`. each: what it is the cost of, such as " a seed"."""
+    lines = [
+        f"{'cost' + each:<13}{cost['steps']:,} steps, {cost['tokens']:,} tokens ({cost['real_tokens']:,} not padding), "
+        f"{cost['flops']:.3g} FLOPs ({cost['flops_ratio']:.2g} of RoBERTa-Large), {cost['seconds']:.0f} s"
+    ]
+    if "energy_kwh" in cost:
+        co2 = f", {cost['co2_kg']:.3g} kg of CO2" if "co2_kg" in cost else ""
+        share = 100 * cost["estimated_kwh"] / (cost["energy_kwh"] or 1.0)
+        lines.append(f"energy       {cost['energy_kwh']:.3g} kWh{each} ({share:.0f}% of it estimated){co2}")
+    return lines

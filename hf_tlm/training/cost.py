@@ -9,6 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch.utils import flop_counter
 
+from hf_tlm.data.interleave import CORPUS, TASK, InterleavedBatchSampler
+from hf_tlm.training.arguments import RunArguments
+
 # TLM paper, section 1 and Table 2.
 ROBERTA_LARGE_FLOPS = 4.36e21
 
@@ -56,6 +59,18 @@ def _sum(one: float | None, other: float | None) -> float | None:
     if one is None or other is None:
         return other if one is None else one
     return one + other
+
+
+def nominal_tokens(sampler: InterleavedBatchSampler, args: RunArguments, step: int) -> int:
+    """Training tokens of the first `step` steps as TLM section 4.1 counts them: texts x sequence length, or, for batches
+    measured in tokens, those."""
+    amount = sampler.amount * sampler.batches_per_step
+    if sampler.batch_size is None:
+        return amount * step
+    return amount * (
+        sampler.count_steps(TASK, step) * args.max_length
+        + sampler.count_steps(CORPUS, step) * (args.corpus_max_length or args.max_length)
+    )
 
 
 def training_flops(tokens: int, parameters: int) -> float:

@@ -23,7 +23,7 @@ from hf_tlm.objectives import Mlm, ReplacedTokenDetection, TaskLoss, WeightedMea
 from hf_tlm.signals import ignore_sigterm
 from hf_tlm.training.arguments import ArgumentsError, TlmArguments
 from hf_tlm.training.budget import TICKS, Clock, first_step
-from hf_tlm.training.cost import Cost, count_flops, model_flops_utilization, training_flops
+from hf_tlm.training.cost import Cost, count_flops, model_flops_utilization, nominal_tokens, training_flops
 from hf_tlm.training.energy import Energy
 from hf_tlm.training.nonfinite import LossWatch
 from hf_tlm.training.optimizers import grouped_optimizer
@@ -52,18 +52,6 @@ def tlm_objectives(args: TlmArguments) -> dict[str, Any]:
     if args.objective != "mlm":
         language = WeightedSum((1.0, language), (args.rtd_weight, ReplacedTokenDetection()))
     return {CORPUS: language, TASK: combine((args.rho2, language), (1.0, task))}
-
-
-def nominal_tokens(sampler: InterleavedBatchSampler, args: TlmArguments, step: int) -> int:
-    """Training tokens of the first `step` steps as TLM section 4.1 counts them: texts x sequence length, or, for batches
-    measured in tokens, those."""
-    amount = sampler.amount * sampler.batches_per_step
-    if sampler.batch_size is None:
-        return amount * step
-    return amount * (
-        sampler.count_steps(TASK, step) * args.max_length
-        + sampler.count_steps(CORPUS, step) * (args.corpus_max_length or args.max_length)
-    )
 
 
 class _Epochs(TrainerCallback):

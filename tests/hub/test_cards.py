@@ -5,7 +5,7 @@ import copy
 import pytest
 from huggingface_hub import ModelCard
 
-from hf_tlm.hub.cards import tlm_card
+from hf_tlm.hub.cards import pretrained_card, tlm_card
 
 COST = {
     "steps": 460,
@@ -110,3 +110,47 @@ def test_energy():
     assert "0.25 kWh of electricity by codecarbon (20% of it estimated)." in tlm_card(run, 1)
     cost["co2_kg"] = 0.014
     assert "estimated), 0.014 kg of CO2 by the energy mix of FRA." in tlm_card(run, 1)
+
+
+PRETRAINED = {
+    "corpus": {"name": "wiki", "fingerprint": "0123", "blocks": 5000, "tokens": 630_000, "bad_files": {}},
+    "arguments": {
+        **{"objective": "mlm", "max_length": 128, "mlm_probability": 0.15, "rtd_weight": 50.0, "learning_rate": 5e-4},
+        **{"lr_scheduler_type": "linear", "optim": "lamb", "seed": 3, "texts_per_step": 1024},
+    },
+    "model": {"model_name_or_path": None, "temperature": 0.8, "spectral_scale": 1.0},
+    "blocks": {"blocks": "contiguous", "validation_share": 0.005},
+    "environment": RUN["environment"],
+    "vocabulary": 30_522,
+    "parameters": 13_500_000,
+    "cost": COST,
+    "validation": {"loss": 2.5, "mlm_loss": 2.5, "rtd_accuracy_original": 0.97},
+    "validation_blocks": 1000,
+    "spectral": None,
+}
+
+
+@pytest.mark.parametrize(
+    "change,present,absent",
+    [
+        ({}, "A masked language model, pretrained from scratch on the corpus `wiki`", "generator"),
+        ({}, "On 1,000 blocks of documents that were kept from training (0.5% of the corpus", "| loss |"),
+        ({}, "460 steps of 1024 blocks; the texts one after the other, cut every 128 tokens. 15% of the tokens", "None"),
+        ({"arguments": {"objective": "electra"}}, "at temperature 0.8; its loss plus 50 times", "ALE"),
+        ({"arguments": {"objective": "ale"}}, "on an ALBERT body, called ALE", "fill-mask"),
+        ({"model": {"model_name_or_path": "bert"}}, "trained further from `bert`", "from scratch on"),
+        ({"blocks": {"blocks": "sentences"}}, "whole sentences, as many as fit into 128 tokens", "cut every"),
+        ({"corpus": {"blocks": None}}, "(fingerprint `0123`).", "5,000"),
+        ({"corpus": {"bad_files": {"a.parquet": "broken"}}}, "1 files could not be read", "None"),
+        ({"validation": {}}, "Nothing was kept from training", "documents that were"),
+        ({"spectral": {"tokens_covered": 3}}, "spectral warm start, norm 1.0", "None"),
+        ({"cost": {**COST, "energy_kwh": 0.5, "estimated_kwh": 0.1}}, "0.5 kWh of electricity", "CO2"),
+    ],
+)
+def test_pretrained(change, present, absent):
+    run = copy.deepcopy(PRETRAINED)
+    for name, values in change.items():
+        run[name] = {**run[name], **values} if values and run[name] else values
+    card = pretrained_card(run)
+    assert present in card and absent not in card and "{{" not in card
+    assert ModelCard(card).data.library_name == "transformers"
