@@ -22,14 +22,14 @@ from hf_tlm.lazy import export_lazily
 
 if TYPE_CHECKING:
     from hf_tlm.corpora import Corpus, load_corpus, split_passages
-    from hf_tlm.data import InterleavedBatchSampler, TlmCollator, tokenize, train_wordpiece
-    from hf_tlm.evaluation import compute_metrics_for, load_metric, run_tlm
+    from hf_tlm.data import BlockArguments, InterleavedBatchSampler, TlmCollator, tokenize, train_wordpiece
+    from hf_tlm.evaluation import compute_metrics_for, load_metric, run_pretraining, run_tlm
     from hf_tlm.files import HfTlmError
     from hf_tlm.models import TlmModel, build_config, export_stock
     from hf_tlm.objectives import Mlm, TaskLoss, WeightedMean, WeightedSum
     from hf_tlm.retrieval import Bm25Settings, Index, Subset, retrieve, tokenize_texts
     from hf_tlm.tasks import TASKS, Task, TaskSpec, load_task, task_from_datasets
-    from hf_tlm.training import ModelArguments, TlmArguments, TlmTrainer, prepare, run_stage
+    from hf_tlm.training import ModelArguments, PretrainArguments, TlmArguments, TlmTrainer, prepare, run_stage
     from hf_tlm.version import __version__
 
 __getattr__, __dir__, __all__ = export_lazily(
@@ -38,11 +38,11 @@ __getattr__, __dir__, __all__ = export_lazily(
         "tasks": ["Task", "TaskSpec", "TASKS", "load_task", "task_from_datasets"],
         "corpora": ["Corpus", "load_corpus", "split_passages"],
         "retrieval": ["Bm25Settings", "Index", "Subset", "retrieve", "tokenize_texts"],
-        "data": ["InterleavedBatchSampler", "TlmCollator", "tokenize", "train_wordpiece"],
+        "data": ["BlockArguments", "InterleavedBatchSampler", "TlmCollator", "tokenize", "train_wordpiece"],
         "models": ["TlmModel", "build_config", "export_stock"],
         "objectives": ["Mlm", "TaskLoss", "WeightedMean", "WeightedSum"],
-        "training": ["ModelArguments", "TlmArguments", "TlmTrainer", "prepare", "run_stage"],
-        "evaluation": ["compute_metrics_for", "load_metric", "run_tlm"],
+        "training": ["ModelArguments", "PretrainArguments", "TlmArguments", "TlmTrainer", "prepare", "run_stage"],
+        "evaluation": ["compute_metrics_for", "load_metric", "run_pretraining", "run_tlm"],
         "files": ["HfTlmError"],
         "version": ["__version__"],
     },

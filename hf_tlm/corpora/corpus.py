@@ -142,13 +142,21 @@ class Corpus:
             self.parts = (Part(self.name, self.fingerprint, batches, max_words=self.max_words),)
 
     def __iter__(self) -> Iterator[dict[str, str]]:
+        for _, batch in self.batches(seen=set()):
+            yield from batch.to_pylist()
+
+    def batches(self, first_part: int = 0, seen: set[str] | None = None) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """(number of its part, batch of passages) in order, from a part on.
+
+        Args:
+            seen: as in `Part.passages`; None finds an id that is repeated within a part only.
+        """
         self.skipped, self.bad_files = 0, {}
-        seen: set[str] = set()
-        for part in self.parts:
+        for number, part in enumerate(self.parts[first_part:], first_part):
             if self.skip_bad_files and not self._is_readable(part):
                 continue
             for batch in part.passages(seen):
-                yield from batch.to_pylist()
+                yield number, batch
             self.skipped += part.skipped
 
     def to_dataset(self, cache_dir: str | Path | None = None) -> Dataset:

@@ -39,7 +39,7 @@ def split_passages(text: str, max_words: int) -> list[str]:
 
 def _pieces(text: str, max_words: int) -> Iterator[tuple[int, int, int]]:
     """(start, end, words) of the sentences, each at most `max_words` long."""
-    for start, end in _sentences(text):
+    for start, end in sentences(text):
         count = len(text[start:end].split())
         if count <= max_words:
             yield start, end, count
@@ -50,7 +50,7 @@ def _pieces(text: str, max_words: int) -> Iterator[tuple[int, int, int]]:
             yield part[0].start(), part[-1].end(), len(part)
 
 
-def _sentences(text: str) -> Iterator[tuple[int, int]]:
+def sentences(text: str) -> Iterator[tuple[int, int]]:
     """(start, end) of the sentences without the white space around; closing quotes and brackets end a sentence."""
     start = 0
     for cut in [match.start() + len(match.group().rstrip()) for match in _SENTENCE_END.finditer(text)] + [len(text)]:

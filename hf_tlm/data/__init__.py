@@ -5,8 +5,11 @@ from typing import TYPE_CHECKING
 from hf_tlm.lazy import export_lazily
 
 if TYPE_CHECKING:
+    from hf_tlm.data.arguments import BlockArguments
+    from hf_tlm.data.blocks import BlockMaker, BlocksError
     from hf_tlm.data.collator import TlmCollator
     from hf_tlm.data.interleave import InterleavedBatchSampler, InterleavedDataset
+    from hf_tlm.data.shards import BlockShards
     from hf_tlm.data.tokenization import (
         TokenizerError,
         cached_wordpiece,
@@ -19,8 +22,11 @@ if TYPE_CHECKING:
 __getattr__, __dir__, __all__ = export_lazily(
     __name__,
     {
+        "arguments": ["BlockArguments"],
+        "blocks": ["BlockMaker", "BlocksError"],
         "collator": ["TlmCollator"],
         "interleave": ["InterleavedBatchSampler", "InterleavedDataset"],
+        "shards": ["BlockShards"],
         "tokenization": [
             "TokenizerError",
             "cached_wordpiece",

@@ -159,12 +159,19 @@ def tokenize(
 def _fingerprint(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> str | None:
     """What the tokenised rows depend on. `datasets` would hash the whole tokenizer, whose truncation each call sets, so
     that a second run may not find what the first one made. None, and so that hash, for a tokenizer in pure Python."""
+    settings = backend_settings(tokenizer)
+    if settings is None:
+        return None
+    parts = [dataset._fingerprint, settings, max_length, tokenizer.model_input_names, tokenizer.truncation_side]
+    return xxhash.xxh3_64_hexdigest(json.dumps(parts, sort_keys=True).encode())
+
+
+def backend_settings(tokenizer: PreTrainedTokenizerBase) -> dict | None:
+    """All that the tokens of a text depend on, as JSON values; None for a tokenizer in pure Python."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return None
-    settings = json.loads(backend.to_str()) | {"truncation": None, "padding": None}
-    parts = [dataset._fingerprint, settings, max_length, tokenizer.model_input_names, tokenizer.truncation_side]
-    return xxhash.xxh3_64_hexdigest(json.dumps(parts, sort_keys=True).encode())
+    return json.loads(backend.to_str()) | {"truncation": None, "padding": None}
 
 
 def text_lengths(dataset: Dataset | None) -> np.ndarray:

@@ -6,6 +6,7 @@ from hf_tlm.lazy import export_lazily
 
 if TYPE_CHECKING:
     from hf_tlm.evaluation.metrics import METRICS, compute_metrics_for, load_metric
+    from hf_tlm.evaluation.pretraining import PretrainingRun, run_pretraining
     from hf_tlm.evaluation.protocol import ProtocolError, Run, run_tlm
     from hf_tlm.evaluation.seeds import aggregate, format_score, format_table
 
@@ -13,6 +14,7 @@ __getattr__, __dir__, __all__ = export_lazily(
     __name__,
     {
         "metrics": ["METRICS", "compute_metrics_for", "load_metric"],
+        "pretraining": ["PretrainingRun", "run_pretraining"],
         "protocol": ["ProtocolError", "Run", "run_tlm"],
         "seeds": ["aggregate", "format_score", "format_table"],
     },

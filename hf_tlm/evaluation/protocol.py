@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,27 +14,14 @@ from transformers import set_seed
 from hf_tlm.evaluation.metrics import compute_metrics_for
 from hf_tlm.evaluation.records import environment, predictions_jsonl
 from hf_tlm.evaluation.seeds import aggregate
-from hf_tlm.files import HfTlmError, atomic_write
+from hf_tlm.files import atomic_write
 from hf_tlm.hub.cards import tlm_card
 from hf_tlm.models import TrainedModel, add_lora, export_model, trained_parameters
 from hf_tlm.retrieval import Subset
 from hf_tlm.tasks import Task
 from hf_tlm.training import Cost, ModelArguments, Setup, TlmArguments, TlmTrainer, prepare, run_stage
-
-RESULTS_FILE = "results.json"
-SETTINGS_FILE = "settings.json"
-
-# Arguments that may change between two starts of one run: they change what is printed or stored, not what is computed.
-_FREE = (
-    "output_dir run_name report_to project logging_strategy logging_steps logging_first_step disable_tqdm log_level "
-    "log_level_replica log_on_each_node dataloader_num_workers dataloader_prefetch_factor dataloader_pin_memory "
-    "dataloader_persistent_workers save_strategy save_steps save_total_limit save_only_model seeds seed "
-    "per_device_eval_batch_size local_rank hub_token"
-).split()
-
-
-class ProtocolError(HfTlmError):
-    """A run that cannot be started or continued in this folder."""
+from hf_tlm.training.claim import RESULTS_FILE, claim, publish_locally, settings
+from hf_tlm.training.claim import ProtocolError as ProtocolError
 
 
 @dataclass
@@ -104,11 +89,11 @@ def run_tlm(
         "task_fingerprint": task.fingerprint,
         "metric": task.metric,
         "subset": None if subset is None else subset.manifest,
-        "arguments": _settings(args),
+        "arguments": settings(args),
         "model": {**model_args.__dict__},
     }
     with args.main_process_first(desc="checking the output folder"):
-        _claim(output_dir, details, args)
+        claim(output_dir, details, ("task_fingerprint", "metric", "subset"), args.process_index)
     setup = prepare(task, None if subset is None else subset.dataset, args, model_args)
     details |= {"command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]), "environment": environment()}
     if setup.spectral is not None:
@@ -122,7 +107,7 @@ def run_tlm(
     run = Run(records, summary, details, output_dir)
     if args.process_index == 0:
         best = max(records, key=lambda record: record["validation"][task.metric])
-        _publish_locally(output_dir / f"seed-{best['seed']}" / "model", output_dir)
+        publish_locally(output_dir / f"seed-{best['seed']}" / "model", output_dir)
         atomic_write(output_dir / RESULTS_FILE, json.dumps(run.to_dict(), indent=2) + "\n")
         atomic_write(output_dir / "README.md", tlm_card(run.to_dict(), best["seed"]))
     return run
@@ -209,60 +194,3 @@ def _with_fresh_classifier(make_model, seed: int):
         return model
 
     return make
-
-
-def _settings(args: TlmArguments) -> dict[str, Any]:
-    """The arguments that decide what is computed, as JSON values."""
-    values = {name: value for name, value in args.to_dict().items() if name not in _FREE and "token" not in name}
-    # The number of processes may change, the texts of a step may not.
-    one = args.for_stage(1, args.output_dir, 0, "accuracy")
-    values["texts_per_step"] = one.train_batch_size * one.gradient_accumulation_steps * one.world_size
-    for name in ("per_device_train_batch_size", "gradient_accumulation_steps"):
-        del values[name]
-    return json.loads(json.dumps(values, default=str))
-
-
-def _claim(output_dir: Path, details: Mapping[str, Any], args: TlmArguments) -> None:
-    """Make the folder this run's, or check that it is.
-
-    Raises:
-        ProtocolError: it holds another run, or files of something else.
-    """
-    path = output_dir / SETTINGS_FILE
-    wanted = json.loads(json.dumps(details, default=str))
-    if path.is_file():
-        found = json.loads(path.read_text(encoding="utf-8"))
-        changed = [
-            f"{name}: {there!r:.60} there, {here!r:.60} asked for"
-            for section in ("arguments", "model")
-            for name, here in wanted[section].items()
-            if (there := found.get(section, {}).get(name)) != here
-        ]
-        changed += [
-            f"another {name.replace('_', ' ')}"
-            for name in ("task_fingerprint", "metric", "subset")
-            if found.get(name) != wanted[name]
-        ]
-        if changed:
-            raise ProtocolError(
-                f"{output_dir} holds a run with other settings ({'; '.join(changed[:5])}). Choose another "
-                "--output_dir, or delete that folder to start over."
-            )
-        return
-    if args.process_index == 0:
-        if output_dir.is_dir() and any(output_dir.iterdir()):
-            raise ProtocolError(f"{output_dir} is not empty and holds no run. Choose an empty --output_dir.")
-        atomic_write(path, json.dumps(wanted, indent=2) + "\n")
-
-
-def _publish_locally(source: Path, target: Path) -> None:
-    """Copy a model folder's files into `target`, each whole or not at all, the config last."""
-    files = sorted(
-        (p for p in source.rglob("*") if p.is_file()), key=lambda p: p.name in ("config.json", "adapter_config.json")
-    )
-    for file in files:
-        destination = target / file.relative_to(source)
-        destination.parent.mkdir(parents=True, exist_ok=True)
-        work = destination.with_name(f".{destination.name}.{os.getpid()}")
-        shutil.copyfile(file, work)
-        os.replace(work, destination)

@@ -54,3 +54,24 @@ def tlm_card(run: Mapping[str, Any], seed: int) -> str:
         arguments=run["arguments"],
     )
     return str(card)
+
+
+def pretrained_card(run: Mapping[str, Any]) -> str:
+    """The README.md of a pretrained model.
+
+    Args:
+        run: `results.json` of `hf_tlm.evaluation.run_pretraining`.
+    """
+    from huggingface_hub import ModelCard, ModelCardData
+
+    objective, base = run["arguments"]["objective"], run["model"]["model_name_or_path"]
+    data = ModelCardData(
+        library_name="transformers",
+        pipeline_tag="fill-mask" if objective == "mlm" else "feature-extraction",
+        tags=["hf_tlm", objective, "pretraining", "trained-from-scratch" if base is None else "finetuned"],
+        base_model=base,
+    )
+    kinds = {"mlm": "Masked language model", "electra": "ELECTRA", "ale": "ALE"}
+    template = files("hf_tlm.hub").joinpath("templates/pretrained_model.md").read_text(encoding="utf-8")
+    title = f"{kinds[objective]} pretrained on {run['corpus']['name']}"
+    return str(ModelCard.from_template(data, template_str=template, run=run, arguments=run["arguments"], title=title))

@@ -1,4 +1,4 @@
-"""The arguments of a TLM run, on top of `transformers.TrainingArguments`."""
+"""The arguments of a run, on top of `transformers.TrainingArguments`."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import copy
 import math
 import os
 from dataclasses import dataclass
+from typing import ClassVar
 
 from transformers import TrainingArguments
 
 from hf_tlm.training.energy import check_energy
 from hf_tlm.training.optimizers import LAMB, check_lamb
-from hf_tlm.training.options import ArgumentsError, TlmOptions
+from hf_tlm.training.options import ArgumentsError, PretrainOptions, RunOptions, TlmOptions
 
 DEFAULT_MAX_STEPS = 10_000
 
 
 # The Trainer's repr leaves tokens out; a generated one would show them.
 @dataclass(repr=False)
-class TlmArguments(TlmOptions, TrainingArguments):
-    """`TrainingArguments` plus TLM's. The inherited ones hold for stage 1; stage 2 takes its own from `stage2_*`.
+class RunArguments(RunOptions, TrainingArguments):
+    """What the arguments of every run have in common. Made as `TlmArguments` or `PretrainArguments`."""
 
-    Defaults are those of the paper's released scripts where they have one, for a single device.
-    """
+    corpus_max_length: ClassVar[int | None] = None
 
     def __post_init__(self):
         optim = self.optim
@@ -32,14 +32,9 @@ class TlmArguments(TlmOptions, TrainingArguments):
         super().__post_init__()
         if optim == LAMB:
             self.optim = LAMB
-        for name in ("layerwise_lr_decay", "stage2_layerwise_lr_decay"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ArgumentsError(f"{name} must lie in (0, 1]; received {getattr(self, name)}.")
-        if self.rho1 < 0 or math.isnan(self.rho1) or (math.isfinite(self.rho1) and self.rho1 != int(self.rho1)):
-            raise ArgumentsError(f"rho1 must be 0, 1, 2, ... or inf; received {self.rho1}.")
-        for name, value in (("rho2", self.rho2), ("rtd_weight", self.rtd_weight)):
-            if not (math.isfinite(value) and value >= 0):
-                raise ArgumentsError(f"{name} must be a finite number >= 0; received {value}.")
+        _check_share("layerwise_lr_decay", self.layerwise_lr_decay)
+        if not (math.isfinite(self.rtd_weight) and self.rtd_weight >= 0):
+            raise ArgumentsError(f"rtd_weight must be a finite number >= 0; received {self.rtd_weight}.")
         if not 0 < self.mlm_probability < 1:
             raise ArgumentsError(f"mlm_probability must lie between 0 and 1; received {self.mlm_probability}.")
         for name, value in (("max_length", self.max_length), ("corpus_max_length", self.corpus_max_length)):
@@ -47,29 +42,27 @@ class TlmArguments(TlmOptions, TrainingArguments):
                 raise ArgumentsError(f"{name} must be at least 3 (two special tokens and one more); received {value}.")
         if self.train_sampling_strategy != "random":
             raise ArgumentsError(
-                f"TLM draws its own batches; train_sampling_strategy {self.train_sampling_strategy!r} has no effect. "
+                f"Runs draw their own batches; train_sampling_strategy {self.train_sampling_strategy!r} has no effect. "
                 "Leave it at random."
             )
         if self.push_to_hub:
             raise ArgumentsError(
-                "push_to_hub would push the stages' working checkpoints. Upload the finished folder instead: "
+                "push_to_hub would push working checkpoints. Upload the finished folder instead: "
                 "`hf upload <repo_id> <output_dir>`."
             )
         if str(self.resume_from_checkpoint).lower() == "true":
             self.resume_from_checkpoint = None  # It is what a run does.
         if self.resume_from_checkpoint is not None:
             raise ArgumentsError(
-                "A TLM run resumes by itself, each stage from its own folder: run the same command with the same "
-                f"--output_dir. resume_from_checkpoint can be true; received {self.resume_from_checkpoint!r}."
+                "A run resumes by itself: run the same command with the same --output_dir. "
+                f"resume_from_checkpoint can be true; received {self.resume_from_checkpoint!r}."
             )
         if self.enable_jit_checkpoint:
-            raise ArgumentsError("A TLM run saves a checkpoint at SIGTERM by itself. Leave out enable_jit_checkpoint.")
+            raise ArgumentsError("A run saves a checkpoint at SIGTERM by itself. Leave out enable_jit_checkpoint.")
         if self.logging_nan_inf_filter:
             raise ArgumentsError(
-                "logging_nan_inf_filter would hide a loss that is not finite, which ends a TLM run. Leave it out."
+                "logging_nan_inf_filter would hide a loss that is not finite, which ends a run. Leave it out."
             )
-        if self.seeds and len(set(self.seeds)) < len(self.seeds):
-            raise ArgumentsError(f"seeds holds a seed twice: {self.seeds}. Each is one run.")
         self._check_budget()
         if self.max_logits < 1:
             raise ArgumentsError(f"max_logits must be at least 1; received {self.max_logits}.")
@@ -115,11 +108,6 @@ class TlmArguments(TlmOptions, TrainingArguments):
     @property
     def has_budget(self) -> bool:
         return any(limit is not None for limit in (self.max_flops, self.max_tokens, self.max_hours))
-
-    @property
-    def run_seeds(self) -> list[int]:
-        """The seeds to run: `seeds`, or the single `seed`."""
-        return list(self.seeds) if self.seeds else [self.seed]
 
     @property
     def layout(self) -> str:
@@ -169,6 +157,51 @@ class TlmArguments(TlmOptions, TrainingArguments):
             )
         return per_device, accumulation
 
+    def ready(self, output_dir: str | os.PathLike, seed: int) -> RunArguments:
+        """A copy for `TlmTrainer`, with micro-batches that make up the total batch.
+
+        Args:
+            output_dir: folder of the checkpoints.
+
+        Raises:
+            ArgumentsError: the total batch size does not fit the processes and the per-device batch size.
+        """
+        args = self._copy(output_dir, seed)
+        if self.total_batch_size is not None:
+            args.per_device_train_batch_size, args.gradient_accumulation_steps = self._accumulation(
+                self.total_batch_size, self.per_device_train_batch_size
+            )
+        if self.total_batch_tokens is not None:
+            args.gradient_accumulation_steps = self._token_accumulation()
+        return args
+
+    def _copy(self, output_dir: str | os.PathLike, seed: int) -> RunArguments:
+        args = copy.copy(self)
+        args.output_dir = str(output_dir)
+        args.hub_token = None  # The Trainer pickles its arguments beside every checkpoint.
+        args.seed = args.data_seed = seed
+        return args
+
+
+@dataclass(repr=False)
+class TlmArguments(TlmOptions, RunArguments):
+    """`TrainingArguments` plus TLM's. The inherited ones hold for stage 1; stage 2 takes its own from `stage2_*`."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.rho1 < 0 or math.isnan(self.rho1) or (math.isfinite(self.rho1) and self.rho1 != int(self.rho1)):
+            raise ArgumentsError(f"rho1 must be 0, 1, 2, ... or inf; received {self.rho1}.")
+        if not (math.isfinite(self.rho2) and self.rho2 >= 0):
+            raise ArgumentsError(f"rho2 must be a finite number >= 0; received {self.rho2}.")
+        _check_share("stage2_layerwise_lr_decay", self.stage2_layerwise_lr_decay)
+        if self.seeds and len(set(self.seeds)) < len(self.seeds):
+            raise ArgumentsError(f"seeds holds a seed twice: {self.seeds}. Each is one run.")
+
+    @property
+    def run_seeds(self) -> list[int]:
+        """The seeds to run: `seeds`, or the single `seed`."""
+        return list(self.seeds) if self.seeds else [self.seed]
+
     def for_stage(self, stage: int, output_dir: str | os.PathLike, seed: int, metric: str) -> TlmArguments:
         """A copy with the values of one stage (1 or 2), for `TlmTrainer`.
 
@@ -179,20 +212,10 @@ class TlmArguments(TlmOptions, TrainingArguments):
         Raises:
             ArgumentsError: the total batch size does not fit the processes and the per-device batch size.
         """
-        args = copy.copy(self)
-        args.output_dir = str(output_dir)
-        args.hub_token = None  # The Trainer pickles its arguments beside every checkpoint.
-        args.seed = seed
-        args.data_seed = seed
+        args = (self.ready if stage == 1 else self._copy)(output_dir, seed)
         args.metric_for_best_model = metric
         args.greater_is_better = True
         if stage == 1:
-            if self.total_batch_size is not None:
-                args.per_device_train_batch_size, args.gradient_accumulation_steps = self._accumulation(
-                    self.total_batch_size, self.per_device_train_batch_size
-                )
-            if self.total_batch_tokens is not None:
-                args.gradient_accumulation_steps = self._token_accumulation()
             return args
         args.total_batch_size = args.total_batch_tokens = None
         args.max_flops = args.max_tokens = args.max_hours = None
@@ -210,3 +233,25 @@ class TlmArguments(TlmOptions, TrainingArguments):
         args.eval_steps = args.save_steps = self.stage2_eval_steps
         args.load_best_model_at_end = True
         return args
+
+
+@dataclass(repr=False)
+class PretrainArguments(PretrainOptions, RunArguments):
+    """`TrainingArguments` plus what pretraining on a corpus alone takes. To `TlmTrainer` it is rho1 = inf."""
+
+    rho1: ClassVar[float] = math.inf
+    rho2: ClassVar[float] = 0.0
+    loss_normalization: ClassVar[str] = "sum"
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.label_smoothing_factor:
+            raise ArgumentsError(
+                f"label_smoothing_factor {self.label_smoothing_factor} is for a task's labels, and pretraining has none. "
+                "Leave it out."
+            )
+
+
+def _check_share(name: str, value: float) -> None:
+    if not 0 < value <= 1:
+        raise ArgumentsError(f"{name} must lie in (0, 1]; received {value}.")

@@ -14,30 +14,33 @@ class ArgumentsError(HfTlmError):
 
 
 @dataclass(repr=False)
-class TlmOptions:
-    """TLM's own options, and those of the Trainer whose defaults it changes.
+class RunOptions:
+    """Options of every training run, and those of the Trainer whose defaults they change.
 
-    Recipes hand this class to `parse` and receive a `TlmArguments`. Defaults are those of the paper's released scripts
-    where they have one, for a single device.
+    Defaults are those of TLM's released scripts where they have one, for a single device. In a TLM run they hold for stage
+    1, and stage 2 has its own.
     """
 
-    stands_for: ClassVar[str] = "hf_tlm.training.arguments.TlmArguments"
     extends: ClassVar[str] = "transformers.TrainingArguments"
 
     output_dir: str | None = field(
-        default=None, metadata={"help": "Folder of the run: its model, results and seeds. Default: trainer_output."}
+        default=None, metadata={"help": "Folder of the run: its model and results. Default: trainer_output."}
     )
 
     # Overridden defaults.
     max_steps: int = field(
         default=0,
-        metadata={"help": "Stage 1: optimizer steps. 0: 10,000, or as many as the budget allows. -1: use num_train_epochs."},
+        metadata={
+            "help": "Optimizer steps (TLM: of stage 1). 0: 10,000, or as many as the budget allows. -1: by num_train_epochs."
+        },
     )
-    learning_rate: float = field(default=1e-4, metadata={"help": "Stage 1: peak learning rate."})
-    weight_decay: float = field(default=0.01, metadata={"help": "Stage 1: weight decay."})
+    learning_rate: float = field(default=1e-4, metadata={"help": "Peak learning rate (TLM: of stage 1)."})
+    weight_decay: float = field(default=0.01, metadata={"help": "Weight decay (TLM: of stage 1)."})
     layerwise_lr_decay: float = field(
         default=1.0,
-        metadata={"help": "Stage 1: every layer learns at so many times the rate of the one above it; 1: at the same."},
+        metadata={
+            "help": "Every layer learns at so many times the rate of the one above it (TLM: in stage 1)."
+        },
     )
     optim: str = field(
         default="adamw_torch_fused",
@@ -45,26 +48,14 @@ class TlmOptions:
     )
     per_device_train_batch_size: int = field(default=32, metadata={"help": "Texts per device and micro-batch."})
     per_device_eval_batch_size: int = field(default=64, metadata={"help": "Texts per device when evaluating."})
-    logging_steps: float = field(default=50, metadata={"help": "Log every so many optimizer steps, in both stages."})
+    logging_steps: float = field(default=50, metadata={"help": "Log every so many optimizer steps, in both stages of TLM."})
     save_total_limit: int | None = field(
         default=2, metadata={"help": "Checkpoints to keep, the best one among them; 2: there is one before the newest."}
     )
-    logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Not with TLM: such a loss ends the run."})
-    seed: int = field(default=0, metadata={"help": "Seed of a single run; `seeds` takes precedence."})
+    logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Not here: such a loss ends the run."})
+    seed: int = field(default=0, metadata={"help": "Seed; `seeds` of TLM takes precedence."})
 
-    # The method (TLM, section 3.1; Table B.1).
-    rho1: float = field(
-        default=3,
-        metadata={"help": "Corpus batches per task batch in stage 1: 0 is task data only, inf corpus data only."},
-    )
-    rho2: float = field(default=20, metadata={"help": "Weight of the masked-LM loss on task data in stage 1."})
-    loss_normalization: str = field(
-        default="mean",
-        metadata={
-            "help": "Task batches: mean is (rho2 L_mlm + L_task)/(rho2 + 1), the released code's; sum is the paper's.",
-            "choices": ["mean", "sum"],
-        },
-    )
+    # The language-modelling loss, and what a step holds.
     objective: str = field(
         default="mlm",
         metadata={
@@ -78,9 +69,9 @@ class TlmOptions:
         metadata={"help": "electra, ale: weight of replaced token detection beside the auxiliary model's loss."},
     )
     mlm_probability: float = field(default=0.15, metadata={"help": "Share of tokens chosen for prediction."})
-    max_length: int = field(default=128, metadata={"help": "Longest task text in tokens; longer ones are truncated."})
-    corpus_max_length: int | None = field(
-        default=None, metadata={"help": "Longest corpus passage in tokens. Default: max_length."}
+    max_length: int = field(
+        default=128,
+        metadata={"help": "Longest text in tokens: longer ones are truncated. In pretraining the length of a block."},
     )
     total_batch_size: int | None = field(
         default=None,
@@ -94,17 +85,19 @@ class TlmOptions:
         },
     )
     max_flops: float | None = field(
-        default=None, metadata={"help": "Stage 1 ends at the step that reaches so many FLOPs (6 x tokens x parameters)."}
+        default=None,
+        metadata={"help": "The step that reaches so many FLOPs (6 x tokens x parameters) is the last (TLM: of stage 1)."},
     )
     max_tokens: float | None = field(
-        default=None, metadata={"help": "Stage 1 ends at the step that reaches so many tokens, padding not counted."}
+        default=None,
+        metadata={"help": "The step that reaches so many tokens, padding not counted, is the last (TLM: of stage 1)."},
     )
     max_hours: float | None = field(
-        default=None, metadata={"help": "Stage 1 ends after so many hours of training; the schedule follows the clock."}
+        default=None, metadata={"help": "Training (TLM: stage 1) ends after so many hours; the schedule follows the clock."}
     )
     track_energy: bool = field(
         default=False,
-        metadata={"help": "Read the machine's electricity in both stages (codecarbon, without a network; extra `energy`)."},
+        metadata={"help": "Read the machine's electricity while training (codecarbon, without a network; extra `energy`)."},
     )
     energy_country: str | None = field(
         default=None, metadata={"help": "Three-letter ISO code, such as FRA: tell the CO2 by that country's energy mix too."}
@@ -121,6 +114,33 @@ class TlmOptions:
     max_logits: int = field(
         default=1 << 25,
         metadata={"help": "Most vocabulary logits in memory at any time, forward or backward; 2^25 are 128 MiB of float32."},
+    )
+
+
+@dataclass(repr=False)
+class TlmOptions(RunOptions):
+    """TLM's own options, and those of the Trainer whose defaults it changes.
+
+    Recipes hand this class to `parse` and receive a `TlmArguments`.
+    """
+
+    stands_for: ClassVar[str] = "hf_tlm.training.arguments.TlmArguments"
+
+    # The method (TLM, section 3.1; Table B.1).
+    rho1: float = field(
+        default=3,
+        metadata={"help": "Corpus batches per task batch in stage 1: 0 is task data only, inf corpus data only."},
+    )
+    rho2: float = field(default=20, metadata={"help": "Weight of the masked-LM loss on task data in stage 1."})
+    loss_normalization: str = field(
+        default="mean",
+        metadata={
+            "help": "Task batches: mean is (rho2 L_mlm + L_task)/(rho2 + 1), the released code's; sum is the paper's.",
+            "choices": ["mean", "sum"],
+        },
+    )
+    corpus_max_length: int | None = field(
+        default=None, metadata={"help": "Longest corpus passage in tokens. Default: max_length."}
     )
     stage: str = field(
         default="both",
@@ -151,6 +171,16 @@ class TlmOptions:
         default=False,
         metadata={"help": "Start stage 2 from a fresh classification head, as the released scripts do."},
     )
+
+
+@dataclass(repr=False)
+class PretrainOptions(RunOptions):
+    """Options of pretraining on a corpus alone, and those of the Trainer whose defaults it changes.
+
+    Recipes hand this class to `parse` and receive a `PretrainArguments`.
+    """
+
+    stands_for: ClassVar[str] = "hf_tlm.training.arguments.PretrainArguments"
 
 
 @dataclass
@@ -185,7 +215,7 @@ class ModelArguments(LoraArguments):
         default=None,
         metadata={
             "help": "Tokenizer by Hub id or folder. Default: the checkpoint's; from scratch, a WordPiece "
-            "vocabulary trained on task and subset."
+            "vocabulary trained on the run's own texts."
         },
     )
     vocab_size: int = field(default=8000, metadata={"help": "Size of a vocabulary that is trained."})
@@ -194,7 +224,7 @@ class ModelArguments(LoraArguments):
         default="random",
         metadata={
             "help": "Token embeddings at the start: random (the papers'), or spectral: SVD of the positive PMI of "
-            "co-occurrence counts over subset and task texts (ours).",
+            "co-occurrence counts over the run's own texts (ours).",
             "choices": ["random", "spectral"],
         },
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -94,15 +94,7 @@ def prepare(task: Task, corpus: Dataset | None, args: TlmArguments, model_args: 
     if model_args.embedding_init == "spectral":
         rows = splits["train"].select_columns(["input_ids"])
         rows = rows if passages is None else concatenate_datasets([rows, passages])
-        spectral = spectral_embeddings(
-            rows["input_ids"],
-            len(tokenizer),
-            make_model().get_input_embeddings().weight.shape[1],
-            scale=model_args.spectral_scale,
-            ignore=tokenizer.all_special_ids,
-        )
-        logger.info("Spectral embeddings: %s", spectral.report)
-        make_model = _written(make_model, spectral)
+        make_model, spectral = with_spectral(make_model, rows["input_ids"], tokenizer, model_args)
     data = StageData(train=splits["train"], validation=splits["validation"], corpus=passages)
     return Setup(tokenizer, data, splits["test"], make_model, spectral)
 
@@ -164,13 +156,32 @@ def _check_body(args: TlmArguments, model_type: str) -> None:
         )
 
 
-def _written(make_model: Callable[[], TrainedModel], spectral: SpectralEmbeddings) -> Callable[[], TrainedModel]:
+def with_spectral(
+    make_model: Callable[[], TrainedModel],
+    rows: Iterable[Sequence[int]],
+    tokenizer: PreTrainedTokenizerBase,
+    model_args: ModelArguments,
+) -> tuple[Callable[[], TrainedModel], SpectralEmbeddings]:
+    """What makes the same models with spectral token embeddings, and those.
+
+    Args:
+        rows: token ids of the texts to count in.
+    """
+    spectral = spectral_embeddings(
+        rows,
+        len(tokenizer),
+        make_model().get_input_embeddings().weight.shape[1],
+        scale=model_args.spectral_scale,
+        ignore=tokenizer.all_special_ids,
+    )
+    logger.info("Spectral embeddings: %s", spectral.report)
+
     def make() -> TrainedModel:
         model = make_model()
         spectral.write_to(model)
         return model
 
-    return make
+    return make, spectral
 
 
 class _Chain:

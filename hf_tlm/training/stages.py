@@ -76,7 +76,7 @@ def run_stage(
     cost = trainer.cost()
     scores = {
         name.removeprefix("eval_"): value
-        for name, value in _validation(trainer).items()
+        for name, value in final_scores(trainer).items()
         if name.removeprefix("eval_") in ("loss", "accuracy", args.metric_for_best_model)
     }
     trained = whole(trainer.accelerator.unwrap_model(trainer.model))
@@ -88,7 +88,7 @@ def run_stage(
     return trained, cost, scores
 
 
-def _validation(trainer: TlmTrainer) -> dict[str, float]:
+def final_scores(trainer: TlmTrainer) -> dict[str, float]:
     """The validation scores of the model as it is; those of the best checkpoint are in the log already."""
     if trainer.args.load_best_model_at_end:
         for entry in trainer.state.log_history:

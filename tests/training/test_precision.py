@@ -18,7 +18,9 @@ class _Graphs(TrainerCallback):
         self.counts.append(counters["stats"]["unique_graphs"])
 
 
-OBJECTIVES = pytest.mark.parametrize("objective", [{}, {"model_type": "electra", "objective": "electra"}], ids=["mlm", "rtd"])
+OBJECTIVES = pytest.mark.parametrize(
+    "objective", [{}, {"model_type": "electra", "objective": "electra"}], ids=["mlm", "rtd"]
+)
 
 
 @OBJECTIVES

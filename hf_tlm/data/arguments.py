@@ -1,0 +1,32 @@
+"""How recipes take blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class BlockArguments:
+    """The corpus as blocks of max_length tokens."""
+
+    blocks: str = field(
+        default="contiguous",
+        metadata={
+            "help": "contiguous: texts one after the other, cut every max_length tokens. sentences: whole sentences, as "
+            "many as fit. Both keep texts apart by a [SEP].",
+            "choices": ["contiguous", "sentences"],
+        },
+    )
+    validation_share: float = field(
+        default=0.005,
+        metadata={"help": "Share of the corpus's documents kept for evaluation, chosen by their ids. 0: no evaluation."},
+    )
+    max_validation_blocks: int = field(default=1000, metadata={"help": "Blocks to evaluate on, at most."})
+    vocab_texts: int = field(
+        default=200_000,
+        metadata={"help": "A vocabulary that is trained is trained on at most so many passages, chosen by their ids."},
+    )
+    shard_size: int = field(
+        default=1 << 14,
+        metadata={"help": "Blocks are stored in files of so many; preparation continues after the last one."},
+    )

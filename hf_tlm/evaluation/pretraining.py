@@ -1,0 +1,224 @@
+"""Pretraining on a corpus alone: vocabulary, blocks, training, loss on held-out blocks, stock model."""
+
+from __future__ import annotations
+
+import heapq
+import json
+import math
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import xxhash
+from tqdm.auto import tqdm
+from transformers import PreTrainedTokenizerBase, set_seed
+
+from hf_tlm.corpora import Corpus
+from hf_tlm.data import BlockArguments, BlockShards, cached_wordpiece, load_tokenizer
+from hf_tlm.data.shards import held_out
+from hf_tlm.evaluation.records import environment
+from hf_tlm.files import atomic_directory
+from hf_tlm.hub.cards import pretrained_card
+from hf_tlm.models import export_stock, trained_parameters, whole
+from hf_tlm.training import (
+    ArgumentsError,
+    ModelArguments,
+    PretrainArguments,
+    TlmTrainer,
+    final_scores,
+    model_factory,
+    with_spectral,
+)
+from hf_tlm.training.claim import RESULTS_FILE, claim, publish_locally, settings
+
+# What transformers names the classes of a model that has learned none: the heads that need them are not exported.
+ID2LABEL = {0: "LABEL_0", 1: "LABEL_1"}
+TOKENIZER, TRAINING, EXPORT = "tokenizer", "training", "export"
+
+
+@dataclass
+class PretrainingRun:
+    """What `run_pretraining` returns.
+
+    record: `results.json`: what was asked for, the corpus's blocks, cost, losses of the last steps (`training`) and on
+        held-out blocks (`validation`).
+    """
+
+    record: dict[str, Any]
+    output_dir: Path
+
+    def to_text(self) -> str:
+        """The end of a run, for a person."""
+        record, lines = self.record, []
+        scores = {name: value for name, value in record["validation"].items() if name != "loss"}
+        if scores:
+            listed = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in scores.items())
+            if record["arguments"]["objective"] == "mlm":
+                listed += f" (perplexity {math.exp(min(scores['mlm_loss'], 700.0)):.4g})"
+            lines.append(f"validation   {listed}")
+        if record["corpus"]["blocks"] is not None:
+            lines.append(f"corpus       {record['corpus']['blocks']:,} blocks, {record['corpus']['tokens']:,} tokens")
+        cost = record["cost"]
+        lines.append(
+            f"cost         {cost['steps']:,} steps, {cost['tokens']:,} tokens ({cost['real_tokens']:,} not padding), "
+            f"{cost['flops']:.3g} FLOPs ({cost['flops_ratio']:.2g} of RoBERTa-Large), {cost['seconds']:.0f} s"
+        )
+        lines.append(f"model        {self.output_dir} ({record['parameters']:,} parameters)")
+        return "\n".join(lines)
+
+
+def run_pretraining(
+    corpus: Corpus, args: PretrainArguments, model_args: ModelArguments, block_args: BlockArguments
+) -> PretrainingRun:
+    """Pretrain one model on a corpus in `args.output_dir`.
+
+    The folder then holds the stock model (see `hf_tlm.models.export_stock`: the masked LM, or the discriminator with the
+    masked LM in `generator`), its card, `results.json`, and `training/` with the log and the checkpoints. The same settings
+    in the same folder continue an interrupted run; a finished one is loaded.
+
+    Raises:
+        ProtocolError: the folder holds a run with other settings, or other files.
+        ArgumentsError: arguments that pretraining cannot honour.
+        BlocksError, CorpusError, TokenizerError, ModelError: see `BlockShards`, `cached_wordpiece`, `model_factory`.
+    """
+    _check(args, model_args, block_args)
+    output_dir = Path(args.output_dir)
+    details = {
+        "corpus": {"name": corpus.name, "fingerprint": corpus.fingerprint},
+        "corpus_fingerprint": corpus.fingerprint,
+        "arguments": {**settings(args), "seed": args.seed},
+        "model": asdict(model_args),
+        "blocks": asdict(block_args),
+    }
+    with args.main_process_first(desc="checking the output folder"):
+        claim(output_dir, details, ("corpus_fingerprint",), args.process_index)
+    # In this order, as the first process may be turning the one into the other.
+    exported, published = output_dir / EXPORT / RESULTS_FILE, output_dir / RESULTS_FILE
+    if not (exported.is_file() or published.is_file()):
+        _train(corpus, args, model_args, block_args, details, output_dir)
+    with args.main_process_first(local=False, desc="publishing the model"):
+        if args.process_index == 0 and exported.is_file():
+            publish_locally(exported.parent, output_dir)
+            shutil.rmtree(exported.parent, ignore_errors=True)
+    return PretrainingRun(json.loads((output_dir / RESULTS_FILE).read_text(encoding="utf-8")), output_dir)
+
+
+def _check(args: PretrainArguments, model_args: ModelArguments, block_args: BlockArguments) -> None:
+    if model_args.use_peft:
+        raise ArgumentsError("use_peft adapts a model to a task; pretraining trains all of it. Leave it out.")
+    if args.eval_strategy != "no" and block_args.validation_share == 0:
+        raise ArgumentsError(
+            f"eval_strategy {args.eval_strategy} needs held-out blocks, and validation_share is 0. Raise it, or leave "
+            "eval_strategy out."
+        )
+    if block_args.max_validation_blocks < 1 or block_args.vocab_texts < 1:
+        raise ArgumentsError(
+            "max_validation_blocks and vocab_texts must be at least 1; received "
+            f"{block_args.max_validation_blocks} and {block_args.vocab_texts}."
+        )
+
+
+def _train(
+    corpus: Corpus,
+    args: PretrainArguments,
+    model_args: ModelArguments,
+    block_args: BlockArguments,
+    details: dict[str, Any],
+    output_dir: Path,
+) -> None:
+    """Everything up to the finished model in the folder `export`."""
+    with args.main_process_first(desc="making the tokenizer"):
+        tokenizer = _tokenizer(corpus, args, model_args, block_args, output_dir / TOKENIZER)
+    shards = BlockShards(
+        corpus,
+        tokenizer,
+        args.max_length,
+        block_args.blocks,
+        shard_size=block_args.shard_size,
+        validation_share=block_args.validation_share,
+    )
+    with args.main_process_first(desc="preparing blocks"):
+        held = shards.validation(block_args.max_validation_blocks) if block_args.validation_share else None
+        blocks = shards.to_dataset()
+    make_model = model_factory(args, model_args, tokenizer, id2label=ID2LABEL, max_length=args.max_length)
+    spectral = None
+    if model_args.embedding_init == "spectral":
+        make_model, spectral = with_spectral(make_model, blocks["input_ids"], tokenizer, model_args)
+    set_seed(args.seed)
+    trainer = TlmTrainer(
+        make_model(),
+        args.ready(output_dir / TRAINING, args.seed),
+        train_dataset=None,
+        corpus_dataset=blocks,
+        eval_dataset=held,
+        processing_class=tokenizer,
+    )
+    trainer.train(resume_from_checkpoint=True)
+    validation = {} if held is None else _scores(final_scores(trainer), "eval_")
+    model = whole(trainer.accelerator.unwrap_model(trainer.model))
+    trainer.save_state()
+    logged = [entry for entry in trainer.state.log_history if "loss" in entry]
+    record = {
+        **details,
+        "corpus": {**details["corpus"], **(shards.totals or dict.fromkeys(("blocks", "tokens")))},
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "environment": environment(),
+        "vocabulary": len(tokenizer),
+        "parameters": model.num_parameters(),
+        "trained_parameters": trained_parameters(model),
+        "cost": trainer.cost().to_dict(),
+        "training": _scores(logged[-1], "corpus/") if logged else {},
+        "validation": validation,
+        "validation_blocks": 0 if held is None else len(held),
+        "spectral": None if spectral is None else spectral.report,
+    }
+    if trainer.is_world_process_zero():
+        files = {"README.md": pretrained_card(record), RESULTS_FILE: json.dumps(record, indent=2) + "\n"}
+        export_stock(model, tokenizer, output_dir / EXPORT, files, classifier=False)
+    trainer.accelerator.wait_for_everyone()
+
+
+def _scores(entry: dict[str, float], prefix: str) -> dict[str, float]:
+    """Losses and shares of a line of the log, without their prefix and what was measured by a clock."""
+    names = [name for name in entry if name.startswith(prefix) and not name.endswith(("runtime", "per_second", "_time"))]
+    return {name.removeprefix(prefix): entry[name] for name in names}
+
+
+def _tokenizer(
+    corpus: Corpus, args: PretrainArguments, model_args: ModelArguments, block_args: BlockArguments, folder: Path
+) -> PreTrainedTokenizerBase:
+    """The one asked for; else one trained on passages of the corpus, kept in the run's folder."""
+    name = model_args.tokenizer_name or model_args.model_name_or_path
+    if name is not None:
+        tokenizer = load_tokenizer(name, revision=model_args.model_revision, trust_remote_code=model_args.trust_remote_code)
+    else:
+        if not folder.is_dir():
+            texts = _sample(corpus, block_args.vocab_texts, block_args.validation_share)
+            made = cached_wordpiece(texts, model_args.vocab_size, lowercase=model_args.lowercase, max_length=args.max_length)
+            with atomic_directory(folder) as work:
+                made.save_pretrained(work)
+        tokenizer = load_tokenizer(str(folder))
+    tokenizer.model_max_length = args.max_length
+    return tokenizer
+
+
+def _sample(corpus: Corpus, count: int, validation_share: float) -> list[str]:
+    """At most `count` texts that are not held out, those whose ids have the smallest hashes: the same whatever the order
+    of the corpus's files, and no more than that in memory."""
+    # Of another seed than what holds passages out, which is a bound on the hash too.
+    kept: list[tuple[int, str]] = []
+    with tqdm(desc="Choosing texts for the vocabulary", unit=" passages") as bar:
+        for row in _rows(corpus, bar):
+            rank = -xxhash.xxh3_64_intdigest(row["id"].encode(), seed=1)
+            if (len(kept) < count or rank > kept[0][0]) and not held_out(corpus, row["id"], validation_share):
+                (heapq.heappush if len(kept) < count else heapq.heapreplace)(kept, (rank, row["text"]))
+    return [text for _, text in sorted(kept, reverse=True)]
+
+
+def _rows(corpus: Corpus, bar: tqdm) -> Iterator[dict[str, str]]:
+    for _, batch in corpus.batches():
+        bar.update(len(batch))
+        yield from batch.to_pylist()

@@ -1,0 +1,85 @@
+"""Whose an output folder is: the settings of its run, by which the same command is known again."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hf_tlm.files import HfTlmError, atomic_write
+from hf_tlm.training.arguments import RunArguments
+
+SETTINGS_FILE = "settings.json"
+RESULTS_FILE = "results.json"
+
+# Arguments that may change between two starts of one run: they change what is printed or stored, not what is computed.
+_FREE = (
+    "output_dir run_name report_to project logging_strategy logging_steps logging_first_step disable_tqdm log_level "
+    "log_level_replica log_on_each_node dataloader_num_workers dataloader_prefetch_factor dataloader_pin_memory "
+    "dataloader_persistent_workers save_strategy save_steps save_total_limit save_only_model seeds seed "
+    "per_device_eval_batch_size local_rank hub_token"
+).split()
+
+
+class ProtocolError(HfTlmError):
+    """A run that cannot be started or continued in this folder."""
+
+
+def settings(args: RunArguments) -> dict[str, Any]:
+    """The arguments that decide what is computed, as JSON values."""
+    values = {name: value for name, value in args.to_dict().items() if name not in _FREE and not name.endswith("token")}
+    # The number of processes may change, the texts of a step may not.
+    one = args.ready(args.output_dir, args.seed)
+    values["texts_per_step"] = one.train_batch_size * one.gradient_accumulation_steps * one.world_size
+    for name in ("per_device_train_batch_size", "gradient_accumulation_steps"):
+        del values[name]
+    return json.loads(json.dumps(values, default=str))
+
+
+def claim(output_dir: Path, details: Mapping[str, Any], data: Sequence[str], process_index: int) -> None:
+    """Make the folder this run's, or check that it is.
+
+    Args:
+        details: sections `arguments`, `model` and `blocks`, of which every value counts, and more.
+        data: sections that count as wholes.
+        process_index: the first process, 0, writes.
+
+    Raises:
+        ProtocolError: it holds another run, or files of something else.
+    """
+    path = output_dir / SETTINGS_FILE
+    wanted = json.loads(json.dumps(details, default=str))
+    if path.is_file():
+        found = json.loads(path.read_text(encoding="utf-8"))
+        changed = [
+            f"{name}: {there!r:.60} there, {here!r:.60} asked for"
+            for section in ("arguments", "model", "blocks")
+            for name, here in wanted.get(section, {}).items()
+            if (there := found.get(section, {}).get(name)) != here
+        ]
+        changed += [f"another {name.replace('_', ' ')}" for name in data if found.get(name) != wanted[name]]
+        if changed:
+            raise ProtocolError(
+                f"{output_dir} holds a run with other settings ({'; '.join(changed[:5])}). Choose another "
+                "--output_dir, or delete that folder to start over."
+            )
+        return
+    if process_index == 0:
+        if output_dir.is_dir() and any(output_dir.iterdir()):
+            raise ProtocolError(f"{output_dir} is not empty and holds no run. Choose an empty --output_dir.")
+        atomic_write(path, json.dumps(wanted, indent=2) + "\n")
+
+
+def publish_locally(source: Path, target: Path) -> None:
+    """Copy a model folder's files into `target`, each whole or not at all, the configs last, and results after them."""
+    last = ("config.json", "adapter_config.json", RESULTS_FILE)
+    files = sorted((p for p in source.rglob("*") if p.is_file()), key=lambda p: (p.name in last, p.name == RESULTS_FILE, p))
+    for file in files:
+        destination = target / file.relative_to(source)
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        work = destination.with_name(f".{destination.name}.{os.getpid()}")
+        shutil.copyfile(file, work)
+        os.replace(work, destination)

@@ -1,0 +1,39 @@
+r"""Pretrain a text model on a general corpus, without a task: masked language modelling, ELECTRA or ALE.
+
+    accelerate launch recipes/pretrain.py --config recipes/configs/pretrain/tiny.yaml \
+        --corpus 'path/to/corpus/*.parquet' --output_dir runs/bert-tiny
+    accelerate launch recipes/pretrain.py --corpus 'path/to/corpus/*.parquet' --objective electra \
+        --model_config recipes/configs/models/electra_small.json --max_flops 1e17 --output_dir runs/electra-small
+
+The folder loads with the Auto classes of transformers, and as --model_name_or_path of recipes/train_tlm.py. Run the same
+command again to continue an interrupted run.
+"""
+
+from __future__ import annotations
+
+from hf_tlm import evaluation
+from hf_tlm.corpora import CorpusArguments
+from hf_tlm.data import BlockArguments
+from hf_tlm.parser import parse, run
+from hf_tlm.training import ModelArguments, PretrainOptions
+
+
+def main() -> None:
+    # 1. Arguments: YAML files, then the command line.
+    corpus_args, block_args, model_args, args = parse(
+        CorpusArguments, BlockArguments, ModelArguments, PretrainOptions, recipe="pretrain", description=__doc__
+    )
+
+    # 2. The corpus, not read yet.
+    corpus = corpus_args.load()
+
+    # 3. Vocabulary, blocks, training, loss on held-out blocks, export.
+    result = evaluation.run_pretraining(corpus, args, model_args, block_args)
+
+    # 4. The summary.
+    if args.process_index == 0:
+        print("\n" + result.to_text())
+
+
+if __name__ == "__main__":
+    run(main)

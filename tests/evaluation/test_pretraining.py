@@ -1,0 +1,246 @@
+"""Pretraining on toy text: what is written, that it loads anywhere, resumes, and refuses what it cannot honour."""
+
+import json
+import math
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from datasets import Dataset
+from transformers import AutoModelForMaskedLM
+
+from hf_tlm.corpora import load_corpus
+from hf_tlm.data import BlockArguments, BlockShards, TlmCollator, load_tokenizer
+from hf_tlm.evaluation import ProtocolError, pretraining, run_pretraining
+from hf_tlm.evaluation.pretraining import _sample
+from hf_tlm.training import ArgumentsError, ModelArguments, PretrainArguments
+from toys import TINY_CONFIGS, sentences
+
+
+def config(model_type):
+    return {"model_type": model_type, **{k: v for k, v in TINY_CONFIGS[model_type].items() if k != "vocab_size"}}
+
+
+FAST = {
+    **{"report_to": "none", "disable_tqdm": True, "use_cpu": True, "save_strategy": "no", "logging_steps": 2},
+    **{"max_steps": 6, "learning_rate": 1e-2, "max_length": 32, "per_device_train_batch_size": 8},
+}
+BLOCKS = {"validation_share": 0.2, "shard_size": 8}
+ROWS = [{"text": row["text"] + "."} for row in sentences(150, seed=9)]
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    return load_corpus(Dataset.from_list(ROWS))
+
+
+def go(folder, corpus, model="bert", model_args=None, blocks=None, **changes):
+    model_args = ModelArguments(model_config=config(model), **{"vocab_size": 120, "temperature": 0.7, **(model_args or {})})
+    args = PretrainArguments(output_dir=str(folder), **{**FAST, **changes})
+    return run_pretraining(corpus, args, model_args, BlockArguments(**{**BLOCKS, **(blocks or {})}))
+
+
+def files(folder):
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, corpus):
+    folder = tmp_path_factory.mktemp("runs") / "mlm"
+    return go(folder, corpus)
+
+
+def test_whole_run(finished, corpus):
+    out, record = finished.output_dir, finished.record
+    assert json.loads((out / "results.json").read_text()) == record
+    assert {"config.json", "model.safetensors", "README.md", "settings.json", "training/trainer_state.json"} <= files(out)
+    assert not (out / "export").exists() and not [name for name in files(out) if "mlm/" in name]
+    cost = record["cost"]
+    assert (cost["steps"], cost["tokens"], cost["flops"]) == (6, 6 * 8 * 32, 6 * 6 * 8 * 32 * record["parameters"])
+    tokenizer = load_tokenizer(str(out))
+    assert tokenizer.model_max_length == 32 and len(tokenizer) == record["vocabulary"] <= 120
+    shards = BlockShards(corpus, tokenizer, 32, shard_size=8, validation_share=0.2)
+    assert record["corpus"] == {"name": "in-memory", "fingerprint": corpus.fingerprint, **shards.totals}
+    assert record["corpus"]["passages"] == 150 and 10 < record["corpus"]["held_out"] < 60
+    assert set(record["training"]) == {"mlm_loss"} and set(record["validation"]) == {"loss", "mlm_loss"}
+    text = finished.to_text()
+    assert f"perplexity {math.exp(record['validation']['mlm_loss']):.4g}" in text and "6 steps, 1,536 tokens" in text
+
+
+def test_the_validation_loss_is_that_of_the_held_out_blocks_with_their_own_masks(finished, corpus):
+    """The stock model's loss, on masks that depend on nothing but the blocks' numbers."""
+    model, tokenizer = AutoModelForMaskedLM.from_pretrained(finished.output_dir), load_tokenizer(str(finished.output_dir))
+    held = BlockShards(corpus, tokenizer, 32, shard_size=8, validation_share=0.2).validation(1000)
+    assert len(held) == finished.record["validation_blocks"] > 8
+    total = count = 0
+    with torch.no_grad():
+        for row in held:
+            batch = TlmCollator(tokenizer)([row])
+            labels = batch.pop("mlm_labels")
+            scores = model.eval()(**batch).logits.log_softmax(-1)
+            chosen = (labels != -100).nonzero().tolist()
+            total -= sum(scores[b, s, labels[b, s]].item() for b, s in chosen)
+            count += len(chosen)
+    assert finished.record["validation"]["mlm_loss"] == pytest.approx(total / count, rel=1e-4)
+
+
+PROGRAM = """
+import sys
+sys.modules["hf_tlm"] = None  # importing it fails
+import transformers
+for name, path in zip(sys.argv[1::2], sys.argv[2::2]):
+    model, info = getattr(transformers, name).from_pretrained(path, output_loading_info=True)
+    assert not (info["missing_keys"] or info["unexpected_keys"] or info["mismatched_keys"]), (name, info)
+    assert transformers.AutoTokenizer.from_pretrained(path).mask_token == "[MASK]"
+"""
+
+
+def loads(*pairs):
+    done = subprocess.run([sys.executable, "-c", PROGRAM, *map(str, pairs)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_electra_and_ale(tmp_path, corpus, finished):
+    electra = go(tmp_path / "electra", corpus, "electra", objective="electra", model_args={"auxiliary_size": 0.5})
+    ale = go(tmp_path / "ale", corpus, "albert", objective="ale", model_args={"auxiliary_size": 0.5})
+    shared = {"mlm_loss", "rtd_loss", "rtd_accuracy_original", "replaced_fraction", "generator_accuracy"}
+    for run in (electra, ale):
+        assert shared <= set(run.record["validation"]) and shared <= set(run.record["training"])
+        assert "perplexity" not in run.to_text() and "rtd loss" in run.to_text()
+        assert (run.output_dir / "tokenizer.json").read_bytes() == (finished.output_dir / "tokenizer.json").read_bytes()
+        card = (run.output_dir / "README.md").read_text()
+        assert "at temperature 0.7; its loss plus 50 times" in card and 'subfolder="generator"' in card
+    assert "called ALE" in card
+    loads(
+        "AutoModelForMaskedLM", finished.output_dir,
+        "AutoModelForPreTraining", electra.output_dir, "AutoModelForMaskedLM", electra.output_dir / "generator",
+        "AutoModel", ale.output_dir, "AutoModelForMaskedLM", ale.output_dir / "generator",
+    )  # fmt: skip
+
+
+def test_card(finished):
+    card = (finished.output_dir / "README.md").read_text()
+    record = finished.record
+    for text in (
+        "pipeline_tag: fill-mask",
+        "from scratch",
+        f"{record['corpus']['blocks']:,} blocks",
+        f"| mlm loss | {record['validation']['mlm_loss']:.4f} |",
+        "6 steps of 8 blocks; the texts one after the other, cut every 32 tokens",
+        "80% of those by the mask token",
+        "Devlin",
+    ):
+        assert text in card, text
+    assert "None" not in card and "{{" not in card and "generator" not in card
+    for block in re.findall(r"```python\n(.*?)```", card, flags=re.S):
+        exec(block.replace("path/or/repo-id", str(finished.output_dir)), {})
+
+
+def without_time(record):
+    drop = ("seconds", "environment", "command")
+    return json.loads(json.dumps(record), object_hook=lambda d: {k: v for k, v in d.items() if k not in drop})
+
+
+SAVING = {"save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 3}
+
+
+def test_an_interrupted_run_continues_and_a_finished_one_is_loaded(tmp_path, corpus, monkeypatch):
+    whole = go(tmp_path / "whole", corpus, **SAVING)
+    original = pretraining.TlmTrainer.training_step
+
+    def stop(self, *args, **kwargs):
+        if self.state.global_step == 5:
+            raise KeyboardInterrupt
+        return original(self, *args, **kwargs)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(pretraining.TlmTrainer, "training_step", stop)
+        go(tmp_path / "cut", corpus, **SAVING)
+    assert (tmp_path / "cut/training/checkpoint-4").is_dir() and not (tmp_path / "cut/results.json").exists()
+    again = go(tmp_path / "cut", corpus, **SAVING)
+    assert without_time(again.record) == without_time(whole.record)
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "cut")]
+    assert weights[0] == weights[1]
+    # Killed while the model was being published.
+    for name in ("results.json", "config.json"):
+        (tmp_path / "cut/export").mkdir(exist_ok=True)
+        shutil.move(tmp_path / "cut" / name, tmp_path / "cut/export" / name)
+    monkeypatch.setattr(pretraining, "_train", None)
+    assert go(tmp_path / "cut", corpus, **SAVING).record == again.record
+    assert not (tmp_path / "cut/export").exists() and (tmp_path / "cut/config.json").is_file()
+
+
+def test_other_settings_in_the_same_folder_are_refused(finished, corpus):
+    out = finished.output_dir
+    assert go(out, corpus).record == finished.record
+    with pytest.raises(ProtocolError, match="max_steps: 6 there, 7 asked for"):
+        go(out, corpus, max_steps=7)
+    with pytest.raises(ProtocolError, match="seed: 0 there, 1 asked for"):
+        go(out, corpus, seed=1)
+    with pytest.raises(ProtocolError, match="blocks: 'contiguous' there, 'sentences' asked for"):
+        go(out, corpus, blocks={"blocks": "sentences"})
+    with pytest.raises(ProtocolError, match="another corpus fingerprint"):
+        go(out, load_corpus(Dataset.from_list(ROWS[1:])))
+    with pytest.raises(ProtocolError, match="max_tokens: None there"):
+        go(out, corpus, max_tokens=1e9)
+
+
+def test_sentences_and_no_evaluation(tmp_path, corpus):
+    run = go(tmp_path, corpus, blocks={"blocks": "sentences", "validation_share": 0.0}, total_batch_size=4, packing="pack")
+    assert run.record["validation"] == {} and run.record["cost"]["real_tokens"] < run.record["cost"]["tokens"]
+    card = (tmp_path / "README.md").read_text()
+    assert (
+        "6 steps of 4 blocks; whole sentences" in card and "Nothing was kept" in card and "validation" not in run.to_text()
+    )
+
+
+def test_spectral_start(tmp_path, corpus, finished):
+    run = go(tmp_path, corpus, model_args={"embedding_init": "spectral"})
+    assert run.record["spectral"]["tokens_covered"] > 20 and "spectral warm start" in (tmp_path / "README.md").read_text()
+    assert run.record["validation"] != finished.record["validation"]
+
+
+def test_from_a_checkpoint(tmp_path, corpus, finished):
+    run = go(tmp_path, corpus, model_args={"model_name_or_path": str(finished.output_dir)})
+    assert run.record["training"]["mlm_loss"] < finished.record["training"]["mlm_loss"]
+    assert "trained further from" in (tmp_path / "README.md").read_text() and not (tmp_path / "tokenizer").exists()
+
+
+def test_a_budget_in_flops(tmp_path, corpus, finished):
+    """Ends at the step that reaches it; the schedule ends there too."""
+    step = finished.record["cost"]["flops"] / 6
+    run = go(tmp_path, corpus, max_steps=0, max_flops=3.5 * step, logging_steps=1)
+    assert run.record["cost"]["steps"] == 4
+    log = json.loads((tmp_path / "training/trainer_state.json").read_text())["log_history"]
+    rates = [entry["learning_rate"] for entry in log if "learning_rate" in entry]
+    assert rates == pytest.approx([1e-2 * (4 - done) / 4 for done in range(4)])
+
+
+def test_the_vocabulary_s_texts_are_a_sample_that_does_not_depend_on_order(tmp_path):
+    rows = [{"id": f"d{i}", "text": f"text {i}"} for i in range(300)]
+    one = load_corpus(Dataset.from_list(rows), id_column="id")
+    other = load_corpus(Dataset.from_list(rows[::-1]), id_column="id")
+    few = _sample(one, 40, 0.3)
+    assert few == _sample(other, 40, 0.3) and len(few) == 40 == len(set(few))
+    # All but those that are held out.
+    assert few == _sample(one, 1000, 0.3)[:40] and 150 < len(_sample(one, 1000, 0.3)) < 260
+    numbers = [int(text.split()[1]) for text in few]
+    assert min(numbers) < 60 and max(numbers) > 240
+
+
+@pytest.mark.parametrize(
+    "changes,message",
+    [
+        ({"model_args": {"use_peft": True}}, "use_peft adapts a model to a task"),
+        ({"eval_strategy": "steps", "blocks": {"validation_share": 0.0}}, "needs held-out blocks"),
+        ({"label_smoothing_factor": 0.1}, "pretraining has none"),
+        ({"blocks": {"vocab_texts": 0}}, "must be at least 1"),
+    ],
+)
+def test_errors(tmp_path, corpus, changes, message):
+    with pytest.raises(ArgumentsError, match=message):
+        go(tmp_path / "out", corpus, **changes)
+    assert not (tmp_path / "out").exists()
