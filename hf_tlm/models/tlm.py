@@ -18,6 +18,7 @@ from transformers import (
 )
 from transformers.utils import ModelOutput
 
+from hf_tlm.models.dropout import use_fast_dropout
 from hf_tlm.models.errors import ModelError
 from hf_tlm.models.families import Family, family_of
 from hf_tlm.models.linear_cross_entropy import MAX_LOGITS, linear_cross_entropy
@@ -104,6 +105,7 @@ class TlmModel(PreTrainedModel):
         # Tied entries are one tensor under two names: checkpoints hold it once, and loading does not miss the other.
         self._keys_to_ignore_on_save = set(self._tied_weights_keys)
         self.tie_weights(recompute_mapping=False)
+        use_fast_dropout(self)
 
     @classmethod
     def from_config(cls, config: PreTrainedConfig) -> TlmModel:
