@@ -8,7 +8,11 @@ import torch
 import yaml
 from transformers import AutoConfig, AutoModel
 
+from hf_tlm.corpora import CorpusArguments
+from hf_tlm.data import BlockArguments
 from hf_tlm.models import auxiliary_config
+from hf_tlm.parser import parse
+from hf_tlm.training import ModelArguments, PretrainOptions
 
 CONFIGS = Path(__file__).resolve().parent.parent.parent / "recipes" / "configs"
 # Table V of the ALE paper.
@@ -122,3 +126,19 @@ def test_tiny_models_have_an_auxiliary_model(name):
     auxiliary = auxiliary_config(config)
     assert (auxiliary.hidden_size, auxiliary.num_attention_heads, auxiliary.num_hidden_layers) == (32, 1, 2)
     assert trunk(config) < 3e6
+
+
+@pytest.mark.parametrize("name", ["ale_small", "electra_small", "bert_small", "electra_base", "electra_large"])
+def test_files_parse_on_top_of_base(name, tmp_path):
+    files = [str(CONFIGS / "pretrain" / f"{file}.yaml") for file in ("base", name)]
+    _, _, model_args, args = parse(
+        *(CorpusArguments, BlockArguments, ModelArguments, PretrainOptions),
+        recipe="pretrain",
+        description="",
+        args=["--config", *files, "--corpus", "x", "--output_dir", str(tmp_path), "--use_cpu", "true"],
+    )
+    values, _ = read(name)
+    assert (args.objective, args.optim, args.max_steps) == (values["objective"], values["optim"], values["max_steps"])
+    assert model_args.model_config == values["model_config"] and args.warmup_steps == 10000
+    one = args.ready(tmp_path, 0)
+    assert one.per_device_train_batch_size * one.gradient_accumulation_steps == values["total_batch_size"]
