@@ -1,6 +1,6 @@
 """The training engine against the plain Trainer: real tokens per second, overhead over a bare loop, memory.
 
-    python benchmarks/training.py --sections throughput overhead memory corpus --work_dir runs/training_benchmark
+    python benchmarks/training.py --sections throughput overhead step memory corpus --work_dir runs/training_benchmark
 
 Masked language modelling from scratch on the passages retrieved for ChemProt (HF_TLM_DATA, default ../shared/data): whole
 (most are cut at 128 tokens), and as short texts, pairs of their sentences. BERT 4 x 256 and 12 x 768 with a vocabulary of
@@ -28,6 +28,7 @@ from results_file import ResultsFile  # noqa: E402
 TITLES = {
     "throughput": "Real tokens per second",
     "overhead": "The Trainer over a bare loop on the same batches",
+    "step": "Where a step goes",
     "memory": "Peak memory of training",
     "corpus": "Peak memory against the size of the corpus",
 }
@@ -35,6 +36,9 @@ NOTES = {
     "throughput": "`fill` is the share of computed places that are not padding; `loss` the mean over the steps named, whose "
     "texts and masks are another random draw on each side. Time runs from the end of the second step.",
     "overhead": "The loop has its batches ready: forward, backward, clipping, optimizer, schedule and nothing else.",
+    "step": "A bare loop, short texts; dropout as torch draws it and as `hf_tlm.models.dropout` does, on the same batches "
+    "by turns: the mean over batches of each one's fastest pass. Shares of the time that torch's profiler counts, in a "
+    "pass of its own; `the rest` is everything from layer norms to the embedding's gradient.",
     "memory": "Largest resident set of a fresh process after three steps, and what the process held before the model was "
     "made; MB.",
     "corpus": "Random token ids in an Arrow file of that size, 4 x 256; three steps. `anonymous` is memory that no file "
@@ -123,6 +127,23 @@ class Benchmark:
                 }
             )
             print(rows[-1])
+        return rows
+
+    def step(self) -> list[dict]:
+        rows = []
+        for body, packing in itertools.product(self.options.bodies, self.options.packing):
+            steps, repeats = self.options.steps or STEPS[body], self.options.repeats
+            run = fresh(
+                measures.step,
+                body=body,
+                packing=packing,
+                steps=steps,
+                repeats=repeats,
+                threads=self.options.threads,
+                **self.data["short"],
+            )
+            rows += [{"body": body, "layout": packing, **part, "steps": steps, "repeats": repeats} for part in run]
+            print(rows[-2:])
         return rows
 
     def memory(self) -> list[dict]:

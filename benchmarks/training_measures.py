@@ -189,6 +189,68 @@ def overhead(*, body: str, steps: int, seed: int, threads: int, rows: str, token
     return {"trainer": (times[-1] - times[WARM - 1]) / steps, "loop": (ends[-1] - ends[WARM - 1]) / steps}
 
 
+# Operators of torch by what they are for; random numbers are drawn by `hf_tlm.models.dropout` or by `bernoulli_`.
+PARTS = {
+    "matrix products": {"aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm", "aten::baddbmm"},
+    "dropout's random numbers": {"dropout_noise", "aten::bernoulli_"},
+    "optimizer and clipping": {"aten::_fused_adamw_", "aten::linalg_vector_norm", "aten::_foreach_mul_"},
+}
+
+
+def step(*, body: str, packing: str, steps: int, repeats: int, threads: int, rows: str, tokenizer: str) -> list[dict]:
+    """Milliseconds of a step with torch's dropout and with ours, on the same batches by turns, and where they go."""
+    import torch
+    from torch.profiler import profile, record_function
+
+    from hf_tlm.models import dropout
+
+    rows, tokenizer = _load(rows, tokenizer, threads)
+    trainer = _ours(rows, tokenizer, body, steps + WARM, 0, packing)
+    loader = iter(trainer.get_train_dataloader())
+    batches = [next(loader) for _ in range(steps + WARM)]
+    model = trainer.model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4, fused=True)
+    modules = [module for module in model.modules() if isinstance(module, dropout.Dropout)]
+    kinds = {"torch's": (torch.nn.Dropout, "sdpa"), "ours": (dropout.Dropout, dropout.ATTENTION)}
+    draw = dropout.dropout_noise
+
+    def recorded(*args):
+        with record_function("dropout_noise"):
+            return draw(*args)
+
+    dropout.dropout_noise = recorded
+
+    def run(kind: str, batch: dict) -> float:
+        for module in modules:
+            module.__class__ = kinds[kind][0]
+        model.config._attn_implementation = kinds[kind][1]
+        begin = time.perf_counter()
+        loss = model(**batch).mlm_loss / (batch["mlm_labels"] != -100).sum()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        return time.perf_counter() - begin
+
+    best = {kind: [float("inf")] * len(batches) for kind in kinds}
+    for _ in range(repeats):
+        for number, batch in enumerate(batches):
+            for kind in kinds:
+                best[kind][number] = min(best[kind][number], run(kind, batch))
+    found = []
+    for kind in kinds:
+        with profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+            for batch in batches[WARM:]:
+                run(kind, batch)
+        times: dict[str, float] = {}
+        for entry in profiler.key_averages():
+            part = next((part for part, names in PARTS.items() if entry.key in names), "the rest")
+            times[part] = times.get(part, 0.0) + entry.self_cpu_time_total
+        shares = {part: times.get(part, 0.0) / sum(times.values()) for part in (*PARTS, "the rest")}
+        found.append({"dropout": kind, "ms a step": 1000 * sum(best[kind][WARM:]) / steps, **shares})
+    return found
+
+
 def train_on_size(*, megabytes: int, threads: int, work_dir: str) -> dict[str, float]:
     """Three steps on an Arrow file of so many MB of token ids: peak and anonymous memory, MB, and seconds to start."""
     import numpy as np

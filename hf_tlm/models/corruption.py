@@ -20,6 +20,7 @@ from transformers.activations import get_activation
 from transformers.utils import cached_file
 
 from hf_tlm.models.base import TrainedModel, encode, layer_classes, refusals_of
+from hf_tlm.models.dropout import use_fast_dropout
 from hf_tlm.models.errors import ModelError
 from hf_tlm.models.families import family_of
 from hf_tlm.models.sampling import sample_tokens
@@ -120,6 +121,8 @@ class CorruptAndPredict(TrainedModel):
         self.generator: torch.Generator | None = None
         self._no_split_modules = layer_classes(main.base_model) | layer_classes(auxiliary.base_model)
         self._tie(_shared(main, auxiliary))
+        for stock in (main, auxiliary):
+            use_fast_dropout(stock)
 
     @classmethod
     def from_config(

@@ -19,6 +19,7 @@ from transformers import (
 from transformers.utils import ModelOutput
 
 from hf_tlm.models.base import TrainedModel, encode, layer_classes, refusals_of
+from hf_tlm.models.dropout import use_fast_dropout
 from hf_tlm.models.errors import ModelError
 from hf_tlm.models.families import Family, family_of
 from hf_tlm.models.linear_cross_entropy import linear_cross_entropy
@@ -98,6 +99,7 @@ class TlmModel(TrainedModel):
                 for target, source in ties.items()
             }
         )
+        use_fast_dropout(self)
 
     @classmethod
     def from_config(cls, config: PreTrainedConfig) -> TlmModel:

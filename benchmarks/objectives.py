@@ -1,0 +1,262 @@
+"""BERT small, ELECTRA small and ALE small, scaled down, at equal measured FLOPs: pretrained, then fine-tuned on GLUE.
+
+    python benchmarks/objectives.py --sections pretrain finetune step --work_dir runs/objectives
+
+The comparison of Table IV of the ALE paper at a budget of minutes. All three read the same blocks of the same corpus
+(HF_TLM_DATA, default ../shared/data) with the same vocabulary, and a model's steps are the budget over the FLOPs of one of
+its steps, as `torch.utils.flop_counter` counts them on a real batch. `step` times a step of ELECTRA small, full size,
+against those of its two transformers as stock models. Writes benchmarks/results/objectives.json and .md; what is finished
+in --work_dir is not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "benchmarks"))
+from objectives_step import measure_step  # noqa: E402
+from results_file import ResultsFile  # noqa: E402
+
+DROPOUT = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
+# `minutes` is the paper's 12 x 256 at half the width and a third of the depth: some five minutes a model on two cores, which
+# sees a few million tokens. `paper` is its small size, for a GPU: the budget is what the time allows.
+SIZES = {
+    "minutes": {
+        "body": {
+            **{"embedding_size": 64, "hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4},
+            **{"intermediate_size": 512, "max_position_embeddings": 128, **DROPOUT},
+        },
+        **{"vocabulary": 8000, "passages": 60_000, "flops": 1.5e13, "batch": 16, "learning_rate": 1e-3},
+    },
+    "paper": {
+        "body": {
+            **{"embedding_size": 128, "hidden_size": 256, "num_hidden_layers": 12, "num_attention_heads": 4},
+            **{"intermediate_size": 1024, "max_position_embeddings": 512, **DROPOUT},
+        },
+        **{"vocabulary": 30_522, "passages": 1_000_000, "flops": 1e16, "batch": 128, "learning_rate": 5e-4},
+    },
+}
+# Objective, and what the body has of its own: embeddings of another size than the body are the electra body's.
+MODELS = {
+    "BERT small": ("mlm", {"model_type": "electra"}),
+    "ELECTRA small": ("electra", {"model_type": "electra"}),
+    "ALE small": ("ale", {"model_type": "albert", "num_hidden_groups": 1}),
+}
+AUXILIARY = {"auxiliary_size": 0.25, "temperature": 0.8}
+MAX_LENGTH, WARM_UP = 128, 0.1
+# Fine-tuning: GLUE's tasks that are classification, with the metrics of the paper's Table II, and steps of some 20 seconds.
+TASKS = {
+    "cola": {"metric": "matthews", "pair": False},
+    "sst2": {"metric": "accuracy", "pair": False, "rows": 8000},
+    "mrpc": {"metric": "accuracy", "pair": True},
+    "rte": {"metric": "accuracy", "pair": True},
+    "qnli": {"metric": "accuracy", "pair": True},
+}
+FINETUNE_STEPS, FINETUNE_BATCH, FINETUNE_RATE, FINETUNE_DECAY = 200, 32, 5e-4, 0.8
+
+TITLES = {
+    "pretrain": "Pretraining at equal FLOPs",
+    "finetune": "Fine-tuned on GLUE",
+    "step": "A step against its two transformers",
+}
+NOTES = {
+    "pretrain": "`FLOPs a step` are measured in a run of one step; `steps` are the budget over them. `parameters` are those "
+    "of the main model without heads. Losses are of held-out blocks; those of different objectives do not compare.",
+    "finetune": "Mean and standard deviation over the seeds of fine-tuning, percent, on the development sets, each the best "
+    "of four evaluations, as GLUE's small models are compared (test labels are not public); CoLA is Matthews correlation, "
+    "the rest accuracy, SST-2 from a fixed sample of its training texts. STS-B, a regression, is left out. One pretraining "
+    "seed: differences between models of a deviation or two say nothing.",
+    "step": "ELECTRA small of the paper (12 x 256, generator a quarter as wide, vocabulary 30,522) on 16 x 128 tokens: "
+    "forward, loss and backward in float32. `ratio` is the composite over the sum of the two: at most 1.1 is wanted. Bodies "
+    "are the two without heads, of which the generator's projects every position to the vocabulary. Memory is the growth of "
+    "the peak of a fresh process from the model's making to the end of two steps, MB.",
+}
+
+
+def data_dir() -> Path:
+    return Path(os.environ.get("HF_TLM_DATA", ROOT.parent / "shared" / "data"))
+
+
+class Benchmark:
+    """One method per section: its rows."""
+
+    def __init__(self, options: argparse.Namespace):
+        import torch
+        from transformers.utils import logging
+
+        torch.set_num_threads(options.threads)
+        self.options, self.size, self.folder = options, SIZES[options.size], Path(options.work_dir)
+        self.flops = options.flops or self.size["flops"]
+        self.quiet = {"report_to": "none", "disable_tqdm": True, "dataloader_pin_memory": torch.cuda.is_available()}
+        # What a checkpoint of another objective has and lacks is known here.
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+
+    def _config(self, model: str) -> dict:
+        return {**MODELS[model][1], **self.size["body"]}
+
+    def _corpus(self) -> str:
+        """A sample of the corpus as a file, made where it is not: the same blocks for every model."""
+        import pyarrow.parquet as pq
+
+        from hf_tlm.corpora import load_corpus
+
+        path = self.folder / "corpus.parquet"
+        if not path.is_file():
+            rows = load_corpus(f"{data_dir()}/corpus/*.parquet").to_dataset().shuffle(seed=0)
+            rows = rows.select(range(min(self.size["passages"], len(rows)))).flatten_indices()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            pq.write_table(rows.data.table, path.with_suffix(".part"))
+            os.replace(path.with_suffix(".part"), path)
+        return str(path)
+
+    def _pretrained(self, model: str, steps: int, name: str) -> dict:
+        """The record of a pretraining run in the folder `name`, made where it is not."""
+        from hf_tlm.corpora import load_corpus
+        from hf_tlm.data import BlockArguments
+        from hf_tlm.evaluation import run_pretraining
+        from hf_tlm.files import atomic_write
+        from hf_tlm.training import ModelArguments, PretrainArguments
+
+        args = PretrainArguments(
+            output_dir=str(self.folder / name),
+            objective=MODELS[model][0],
+            max_length=MAX_LENGTH,
+            max_steps=steps,
+            per_device_train_batch_size=self.size["batch"],
+            learning_rate=self.size["learning_rate"],
+            warmup_steps=WARM_UP,
+            save_strategy="no",
+            bf16=self.options.bf16,
+            **self.quiet,
+        )
+        config = self.folder / f"{slug(model)}.json"
+        atomic_write(config, json.dumps(self._config(model), indent=2) + "\n")
+        model_args = ModelArguments(model_config=str(config), vocab_size=self.size["vocabulary"], **AUXILIARY)
+        blocks = BlockArguments(validation_share=0.002, max_validation_blocks=300, vocab_texts=50_000)
+        return run_pretraining(load_corpus(self._corpus()), args, model_args, blocks).record
+
+    def pretrain(self) -> list[dict]:
+        rows = []
+        for model in self.options.models:
+            one = self._pretrained(model, 1, f"{slug(model)}-one-step")["cost"]["measured_flops"]
+            steps = max(1, round(self.flops / one))
+            record = self._pretrained(model, steps, slug(model))
+            rows.append(
+                {
+                    "model": model,
+                    "parameters": trunk(self._config(model), record["vocabulary"]),
+                    "FLOPs a step": f"{one:.3g}",
+                    "steps": steps,
+                    "FLOPs": f"{record['cost']['measured_flops']:.3g}",
+                    "tokens": record["cost"]["real_tokens"],
+                    "seconds": record["cost"]["seconds"],
+                    **{name: record["validation"].get(name) for name in ("mlm_loss", "rtd_loss")},
+                    "record": {name: record[name] for name in ("cost", "corpus", "training", "validation", "vocabulary")},
+                }
+            )
+            print(rows[-1] | {"record": "..."}, flush=True)
+        return rows
+
+    def finetune(self) -> list[dict]:
+        from hf_tlm.evaluation.seeds import aggregate, format_score
+
+        rows = []
+        for model in self.options.models:
+            scores = {task: self._finetuned(model, task) for task in self.options.tasks}
+            seeds = [{"average": sum(values) / len(values)} for values in zip(*scores.values(), strict=True)]
+            summary = {task: aggregate([{task: value} for value in values])[task] for task, values in scores.items()}
+            summary["average"] = aggregate(seeds)["average"]
+            rows.append({"model": model} | {name: format_score(score) for name, score in summary.items()} | {"all": summary})
+            print(rows[-1], flush=True)
+        return rows
+
+    def _finetuned(self, model: str, task: str) -> list[float]:
+        """The score of every seed."""
+        from hf_tlm.evaluation import run_tlm
+        from hf_tlm.tasks import load_task
+        from hf_tlm.training import ModelArguments, TlmArguments
+
+        settings = TASKS[task]
+        columns = ("sentence1", "sentence2") if settings["pair"] else ("sentence1",)
+        loaded = load_task(f"{data_dir()}/tasks/glue_{task}", text_columns=columns, metric=settings["metric"])
+        splits = {"train": loaded.train.shuffle(seed=0), "validation": loaded.validation}
+        splits["train"] = splits["train"].select(range(min(len(loaded.train), settings.get("rows", len(loaded.train)))))
+        args = TlmArguments(
+            output_dir=str(self.folder / f"{slug(model)}-{task}"),
+            stage="2",
+            seeds=self.options.seeds,
+            max_length=MAX_LENGTH,
+            stage2_max_steps=self.options.finetune_steps,
+            stage2_total_batch_size=FINETUNE_BATCH,
+            stage2_learning_rate=FINETUNE_RATE,
+            stage2_layerwise_lr_decay=FINETUNE_DECAY,
+            stage2_warmup_steps=0.1,
+            stage2_eval_steps=0.25,
+            save_total_limit=1,
+            save_only_model=True,
+            bf16=self.options.bf16,
+            **self.quiet,
+        )
+        run = run_tlm(
+            dataclasses.replace(loaded, splits=splits),
+            None,
+            args,
+            ModelArguments(model_name_or_path=str(self.folder / slug(model))),
+        )
+        return run.summary["validation"][settings["metric"]]["values"]
+
+    def step(self) -> list[dict]:
+        return measure_step(repeats=self.options.repeats, threads=self.options.threads)
+
+
+def slug(model: str) -> str:
+    return model.lower().replace(" ", "_")
+
+
+def trunk(config: dict, vocab_size: int) -> int:
+    """Parameters of a body without its pooler."""
+    import torch
+    from transformers import AutoConfig, AutoModel
+
+    with torch.device("meta"):
+        body = AutoModel.from_config(AutoConfig.for_model(**config, vocab_size=vocab_size))
+    return sum(value.numel() for name, value in body.named_parameters() if not name.startswith("pooler."))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--sections", nargs="+", choices=list(TITLES), default=list(TITLES))
+    add("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
+    add("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
+    add("--seeds", nargs="+", type=int, default=[0, 1, 2], help="Of fine-tuning.")
+    add("--size", choices=list(SIZES), default="minutes")
+    add("--flops", type=float, help="Measured FLOPs of each model's pretraining; default by size.")
+    add("--bf16", action="store_true")
+    add("--finetune_steps", type=int, default=FINETUNE_STEPS)
+    add("--repeats", type=int, default=5, help="Of `step`.")
+    add("--threads", type=int, default=os.cpu_count())
+    add(
+        "--work_dir",
+        default="runs/objectives",
+        help="Of one budget and one number of steps: other ones need another folder.",
+    )
+    add("--results_dir", default=str(ROOT / "benchmarks" / "results"))
+    add("--name", default="objectives", help="Name of the result files.")
+    options = parser.parse_args()
+    file = ResultsFile(options.results_dir, options.name, TITLES, NOTES, hidden=("all", "record"))
+    benchmark = Benchmark(options)
+    for section in options.sections:
+        file.add(section, getattr(benchmark, section)())
+    print("\n" + file.to_text())
+
+
+if __name__ == "__main__":
+    main()

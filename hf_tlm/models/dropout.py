@@ -1,0 +1,87 @@
+"""Dropout on CPUs, where drawing its random numbers is a tenth or so of a small model's step.
+
+torch draws a uniform number for every element, one after the other on one core. Here torch's generator draws one seed for a
+whole tensor, and numpy's SFC64 fills it, several times faster. What is computed is dropout: each element is kept
+independently with probability 1 - p (to within 2^-33) and divided by it. Being seeded by torch's generator it repeats where
+that does: after a resume, and where activations are checkpointed. Elsewhere, compiled, and where nothing is dropped, torch
+and transformers do as they always do.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+# The attention of `sdpa`, but for dropout on CPUs.
+ATTENTION = "hf_tlm_sdpa"
+
+
+def dropout_noise(like: torch.Tensor, p: float) -> torch.Tensor:
+    """What dropout multiplies by: 0 with probability p, else 1 / (1 - p). Of the shape and type of `like`, on the CPU."""
+    seed = int(torch.empty((), dtype=torch.int64).random_())
+    bits = np.random.SFC64(seed).random_raw((like.numel() + 1) // 2).view(np.int32)[: like.numel()]
+    kept = torch.from_numpy(bits) < round((1.0 - p) * 2**32) - 2**31
+    return kept.view(like.shape).to(like.dtype).div_(1.0 - p)
+
+
+def _drawn_here(tensor: torch.Tensor, p: float) -> bool:
+    return 0.0 < p < 1.0 and tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+class Dropout(nn.Dropout):
+    """`nn.Dropout` with `dropout_noise`."""
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        if self.training and _drawn_here(hidden, self.p):
+            return hidden * dropout_noise(hidden, self.p)
+        return super().forward(hidden)
+
+
+def attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs,
+) -> tuple[torch.Tensor, None]:
+    """transformers' `sdpa`, where dropout on a CPU means plain products, as in torch, which has no kernel for it there.
+
+    Args:
+        query, key, value: float [R, heads, S, D].
+        attention_mask: [R, 1, S, S]: bool, True where a token sees another, or numbers to add.
+
+    Returns:
+        (float [R, S, heads, D], None)
+    """
+    if module.is_causal or not _drawn_here(query, dropout):
+        return sdpa_attention_forward(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
+    scores = (query * (query.shape[-1] ** -0.5 if scaling is None else scaling)) @ key.transpose(-1, -2)
+    if attention_mask is not None:
+        if attention_mask.dtype == torch.bool:
+            # Not -inf: padding may see nothing, and would turn everything into NaN.
+            scores = scores.masked_fill_(~attention_mask, torch.finfo(scores.dtype).min)
+        else:
+            scores = scores + attention_mask
+    weights = torch.softmax(scores, dim=-1)
+    return ((weights * dropout_noise(weights, dropout)) @ value).transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(ATTENTION, attention)
+AttentionMaskInterface.register(ATTENTION, sdpa_mask)
+
+
+def use_fast_dropout(model: nn.Module) -> None:
+    """Give a `PreTrainedModel` this dropout, in its modules and, where it attends by `sdpa`, in its attention."""
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            if type(child) is nn.Dropout:
+                setattr(parent, name, Dropout(child.p))
+    if model.config._attn_implementation == "sdpa":
+        model.config._attn_implementation = ATTENTION

@@ -1,0 +1,99 @@
+"""Dropout on CPUs: its distribution, its gradients, its seed; where nothing is dropped no number changes."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForSequenceClassification
+
+from hf_tlm.models import TlmModel
+from hf_tlm.models.dropout import ATTENTION, Dropout, attention, dropout_noise
+from toys import TINY_CONFIGS
+
+SELF = nn.Module()  # A self-attention, as far as its function looks at it.
+SELF.is_causal = False
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.997])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_noise(p, dtype):
+    torch.manual_seed(0)
+    like = torch.empty(401, 999, dtype=dtype)
+    noise = dropout_noise(like, p)
+    assert noise.shape == like.shape and noise.dtype == dtype
+    assert set(noise.unique().tolist()) == {0.0, torch.tensor(1.0, dtype=dtype).div_(1 - p).item()}
+    kept = (noise != 0).double()
+    # Five standard deviations: of the share that is kept, and of how often neighbours are kept together.
+    for sample, expected in (
+        (kept, 1 - p),
+        (kept[:, 1:] * kept[:, :-1], (1 - p) ** 2),
+        (kept[1:] * kept[:-1], (1 - p) ** 2),
+    ):
+        assert abs(sample.mean().item() - expected) < 5 * (2 * expected * (1 - expected) / sample.numel()) ** 0.5
+
+
+def test_noise_follows_torchs_generator():
+    torch.manual_seed(3)
+    like, state = torch.empty(7, 5), torch.get_rng_state()
+    first, second = dropout_noise(like, 0.5), dropout_noise(like, 0.5)
+    assert not torch.equal(first, second)
+    torch.set_rng_state(state)
+    assert torch.equal(dropout_noise(like, 0.5), first) and torch.equal(dropout_noise(like, 0.5), second)
+
+
+def test_module():
+    module, hidden = Dropout(0.25), torch.randn(64, 32, requires_grad=True)
+    dropped = module(hidden)
+    dropped.sum().backward()
+    noise = hidden.grad
+    assert torch.equal(dropped, hidden * noise) and noise.unique().equal(torch.tensor([0.0, 1 / 0.75]))
+    assert module.eval()(hidden) is hidden
+    assert not Dropout(1.0)(hidden).any() and Dropout(0.0)(hidden).equal(hidden)
+
+
+@pytest.mark.parametrize("kind", ["bool", "added", "none"])
+def test_attention_has_the_gradients_of_torchs(kind, monkeypatch):
+    """With noise that drops nothing, as torch's own noise cannot be had."""
+    monkeypatch.setattr("hf_tlm.models.dropout.dropout_noise", lambda like, p: torch.ones_like(like))
+    torch.manual_seed(0)
+    inputs = [torch.randn(3, 2, 6, 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    mask = {"bool": torch.rand(3, 1, 6, 6) > 0.4, "added": torch.randn(3, 1, 6, 6, dtype=torch.float64), "none": None}[kind]
+    if kind == "bool":
+        mask |= torch.eye(6, dtype=torch.bool)
+    weight = torch.randn(3, 6, 2, 4, dtype=torch.float64)
+    results = []
+    for dropout in (0.1, 0.0):
+        output, _ = attention(SELF, *inputs, mask, dropout=dropout, scaling=0.7)
+        results.append([output, *torch.autograd.grad((output * weight).sum(), inputs)])
+    for ours, torchs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, torchs, rtol=1e-12, atol=1e-12)
+
+
+def test_attention_drops_weights_and_padding_that_sees_nothing_is_finite():
+    torch.manual_seed(0)
+    query, key = torch.zeros(1, 1, 4, 8), torch.zeros(1, 1, 4, 8)
+    value = torch.eye(4).reshape(1, 1, 4, 4)
+    mask = torch.ones(1, 1, 4, 4, dtype=torch.bool)
+    mask[..., 3, :] = False
+    means = sum(attention(SELF, query, key, value, mask, dropout=0.5)[0] for _ in range(2000)) / 2000
+    # Every weight is a quarter, and each is dropped half of the time: 0 or a half.
+    one = attention(SELF, query, key, value, mask, dropout=0.5)[0]
+    assert set(one.unique().tolist()) == {0.0, 0.5}
+    torch.testing.assert_close(means, torch.full((1, 4, 1, 4), 0.25), rtol=0, atol=0.04)
+
+
+@pytest.mark.parametrize("model_type", list(TINY_CONFIGS))
+def test_models(model_type):
+    """All of a model's dropout, and nothing but it, is this one; a stock model is left alone."""
+    config = AutoConfig.for_model(model_type, **TINY_CONFIGS[model_type])
+    model = TlmModel.from_config(copy.deepcopy(config))
+    assert not [name for name, module in model.named_modules() if type(module) is nn.Dropout]
+    assert model.config._attn_implementation == ATTENTION and ATTENTION not in str(model.config.to_dict())
+    stock = AutoModelForSequenceClassification.from_config(config)
+    assert stock.config._attn_implementation == "sdpa"
+    state = model.state_dict()
+    stock.load_state_dict({name: state[name] for name in stock.state_dict()})
+    inputs = {"input_ids": torch.randint(5, 90, (3, 9)), "attention_mask": torch.ones(3, 9, dtype=torch.int64)}
+    inputs["attention_mask"][1, 4:] = 0
+    assert torch.equal(model.eval()(**inputs).logits, stock.eval()(**inputs).logits)
