@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,6 +28,7 @@ logger = logging.getLogger(__name__)
 SCHEMA = Features({"input_ids": List(Value("int32"))}).arrow_schema
 BLOCKS_FILE, STATE_FILE, TOTALS_FILE = "blocks.arrow", "state.json", "totals.json"
 SHARD_SIZE = 1 << 14
+POLL_SECONDS = 0.05
 # Changes when equal settings would give other blocks.
 _FORMAT = 1
 
@@ -105,6 +107,11 @@ class BlockShards:
         """
         shards = [self.find(number) for number in self.prepare(progress=True)]
         return concatenate_datasets(shards) if len(shards) > 1 else shards[0]
+
+    def wait(self) -> None:
+        """Return when another process has prepared all blocks: no barrier, whose patience that may exceed."""
+        while self.totals is None:
+            time.sleep(POLL_SECONDS)
 
     def prepare(self, *, progress: bool = False, pause: Callable[[], object] | None = None) -> Iterator[int]:
         """Make the missing shards, in order. Yields the number of every shard, those that were there too, as soon as it can

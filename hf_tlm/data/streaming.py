@@ -12,12 +12,11 @@ import numpy as np
 from datasets import Dataset
 
 from hf_tlm.data.blocks import CONTIGUOUS, BlocksError
-from hf_tlm.data.shards import BlockShards
+from hf_tlm.data.shards import POLL_SECONDS, BlockShards
 
 # More blocks than any corpus has: what a pass counts as where the number of blocks is not known yet, so that a draw
 # (`hf_tlm.data.interleave`) names a block of a pass all the same.
 INDEX_SPACE = 1 << 40
-POLL_SECONDS = 0.05
 # Shards that are kept open: those of a batch that spans two, and the ones that workers are behind with.
 _OPEN = 4
 # Held by a preparing thread while it works. A process that forks (workers of a DataLoader) waits for the next pause, as

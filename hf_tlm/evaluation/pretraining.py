@@ -200,11 +200,11 @@ def _train(
 def _prepared(
     shards: BlockShards, args: PretrainArguments, block_args: BlockArguments
 ) -> Iterator[Dataset | StreamedBlocks]:
-    """All blocks; or those that are there, while the first process of the machine makes the others."""
+    """All blocks, made by the first process of the machine; or those that are there, while it makes the others."""
     if not block_args.streaming_blocks:
-        with args.main_process_first(desc="preparing blocks"):
-            blocks = shards.to_dataset()
-        yield blocks
+        if args.local_process_index > 0:
+            shards.wait()
+        yield shards.to_dataset()
     elif args.local_process_index == 0:
         with Preparation(shards, block_args.shards_ahead) as preparation:
             yield StreamedBlocks(shards, preparation)

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -226,6 +227,15 @@ def test_errors(make):
     for options, message in (({"validation_share": 1.0}, "got 1.0"), ({"shard_size": 0}, "received 0")):
         with pytest.raises(BlocksError, match=message):
             make(**options)
+
+
+def test_another_process_waits(make):
+    made, other = make(), make()
+    timer = threading.Timer(0.3, made.to_dataset)
+    timer.start()
+    other.wait()
+    assert other.totals == made.totals and other.find(made.totals["shards"] - 1) is not None
+    timer.join()
 
 
 def test_states_say_how_far_the_corpus_was_read(make):

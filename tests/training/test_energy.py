@@ -155,7 +155,7 @@ def test_codecarbon_itself(tmp_path, data, tokenizer, monkeypatch):
     run = trainer("out", data, tokenizer, track_energy=True, energy_country="FRA", max_steps=2)
     run.train()
     cost = run.cost()
-    assert 0 < cost.estimated_kwh <= cost.energy_kwh < 1
+    assert 0 < cost.estimated_kwh <= cost.energy_kwh * (1 + 1e-9) < 1  # Both are sums of the same parts.
     # France's mix, in kilograms a kWh.
     assert 0.01 < cost.co2_kg / cost.energy_kwh < 0.2
     assert not calls and not [path for path in tmp_path.iterdir() if path.name != "out"]
