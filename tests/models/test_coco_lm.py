@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from transformers import AutoModelForSequenceClassification, pipeline, set_seed
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from hf_tlm.models import ModelError
+from hf_tlm.models import CorruptAndPredict, ModelError, auxiliary_config
 from hf_tlm.models.coco_lm import (
     CocoLmConfig,
     CocoLmForMaskedLM,
@@ -76,6 +76,7 @@ class TestBuckets:
     @pytest.mark.parametrize("mode", ["t5", "signed"])
     def test_the_table_holds_all_distances(self, mode):
         bias = RelativePositionBias(mode, 32, 128, 3)
+        torch.nn.init.normal_(bias.weight)
         found = bias(torch.arange(601)[None])
         assert found.shape == (1, 3, 601, 601)
         rows = relative_position_buckets(DISTANCES, mode, 32, 128)
@@ -220,6 +221,7 @@ def test_what_the_config_leaves_out():
     body = "cocolm.embeddings"
     assert full - names() == {f"{body}.token_type_embeddings.weight"}
     assert full - names(type_vocab_size=2, copy_bias=False) == {"copy_head.bias"}
+    assert full - names(type_vocab_size=2, copy_head=False) == {"copy_head.weight", "copy_head.bias"}
     assert full - names(type_vocab_size=2, absolute_positions=False) == {f"{body}.position_embeddings.weight"}
     assert full - names(type_vocab_size=2, relative_attention_mode=None) == {"cocolm.relative_attention_bias.weight"}
     batch, types = inputs(), torch.ones(3, 12, dtype=torch.long)
@@ -246,6 +248,14 @@ def test_an_empty_text_under_autocast_is_finite():
         assert model(**batch).last_hidden_state.isfinite().all()
 
 
+def test_two_transformers_share_embeddings_and_no_relative_positions():
+    config = make().config
+    composite = CorruptAndPredict.from_config(config, auxiliary_config(config, 1, 1))
+    main, auxiliary = composite.main.base_model, composite.auxiliary.base_model
+    assert main.embeddings.position_embeddings.weight is auxiliary.embeddings.position_embeddings.weight
+    assert main.relative_attention_bias.weight is not auxiliary.relative_attention_bias.weight
+
+
 class TestHeads:
     def test_masked_lm(self):
         model, batch = make(CocoLmForMaskedLM), inputs()
@@ -259,6 +269,7 @@ class TestHeads:
         torch.testing.assert_close(output.copy_logits, hidden @ model.copy_head.weight[0] + model.copy_head.bias)
         expected = F.cross_entropy(output.logits.flatten(0, 1), labels.flatten()).float()
         torch.testing.assert_close(output.loss, expected)
+        assert make(CocoLmForMaskedLM, copy_head=False)(**batch).copy_logits is None
 
     def test_sequence_classification(self):
         model, batch, labels = make(CocoLmForSequenceClassification), inputs(), torch.tensor([0, 2, 1])

@@ -26,6 +26,7 @@ class CocoLmConfig(PreTrainedConfig):
         absolute_positions: learned absolute positions, beside the relative ones.
         zero_padding: after the LayerNorm, the embeddings of padding (where a two-dimensional attention mask is 0) are zero.
             Tokens do not see it; only the hidden states of padding itself are others.
+        copy_head: the masked LM has a copy head; plain masked language modelling trains none.
         copy_bias: the copy head w^T h has a bias, as in the released checkpoints; the paper's has none.
         classifier_dropout: of the heads of labelled tasks; None: `hidden_dropout_prob`.
 
@@ -56,6 +57,7 @@ class CocoLmConfig(PreTrainedConfig):
     relative_attention_max_distance: int = 128
     absolute_positions: bool = True
     zero_padding: bool = True
+    copy_head: bool = True
     copy_bias: bool = True
     pad_token_id: int | None = 0
     bos_token_id: int | None = None

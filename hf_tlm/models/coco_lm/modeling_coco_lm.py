@@ -74,6 +74,7 @@ class CocoLmPreTrainedModel(PreTrainedModel):
     def _init_weights(self, module):
         super()._init_weights(module)
         if isinstance(module, RelativePositionBias):
+            init.normal_(module.weight, std=self.config.initializer_range)
             init.copy_(module.buckets, module.bucket_table())
 
     def save_pretrained(self, save_directory, **kwargs):
@@ -89,7 +90,6 @@ class CocoLmModel(CocoLmPreTrainedModel):
     def __init__(self, config: CocoLmConfig, add_pooling_layer: bool = True):
         super().__init__(config)
         self.embeddings = CocoLmEmbeddings(config)
-        self.encoder = BertEncoder(config)
         self.relative_attention_bias = None
         if config.relative_attention_mode is not None:
             self.relative_attention_bias = RelativePositionBias(
@@ -98,6 +98,7 @@ class CocoLmModel(CocoLmPreTrainedModel):
                 config.relative_attention_max_distance,
                 config.num_attention_heads,
             )
+        self.encoder = BertEncoder(config)
         self.pooler = BertPooler(config) if add_pooling_layer else None
         self.post_init()
 
@@ -147,7 +148,7 @@ class CocoLmModel(CocoLmPreTrainedModel):
 class CocoLmMaskedLMOutput(MaskedLMOutput):
     """
     logits: float [B, S, V], of the tokens that belong there.
-    copy_logits: float [B, S], w^T h: positive where the token that is there looks original.
+    copy_logits: float [B, S], w^T h: positive where the token that is there looks original; None without a copy head.
     """
 
     copy_logits: torch.FloatTensor | None = None
@@ -162,7 +163,7 @@ class CocoLmForMaskedLM(CocoLmPreTrainedModel):
         super().__init__(config)
         self.cocolm = CocoLmModel(config, add_pooling_layer=False)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
-        self.copy_head = nn.Linear(config.hidden_size, 1, bias=config.copy_bias)
+        self.copy_head = nn.Linear(config.hidden_size, 1, bias=config.copy_bias) if config.copy_head else None
         self.post_init()
 
     def get_output_embeddings(self) -> nn.Module:
@@ -191,7 +192,7 @@ class CocoLmForMaskedLM(CocoLmPreTrainedModel):
         return CocoLmMaskedLMOutput(
             loss=loss,
             logits=logits,
-            copy_logits=self.copy_head(outputs.last_hidden_state).squeeze(-1),
+            copy_logits=None if self.copy_head is None else self.copy_head(outputs.last_hidden_state).squeeze(-1),
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 MODES = ("t5", "signed")
@@ -40,22 +41,26 @@ def relative_position_buckets(distances: torch.Tensor, mode: str, num_buckets: i
     return buckets * distances.sign() + half - 1
 
 
-class RelativePositionBias(nn.Embedding):
-    """What a head adds to the attention score of a query and a key, by the bucket of their distance."""
+class RelativePositionBias(nn.Module):
+    """What a head adds to the attention score of a query and a key, by the bucket of their distance.
+
+    Not an `Embedding`: two transformers that share their embeddings have a bias each.
+    """
 
     def __init__(self, mode: str, num_buckets: int, max_distance: int, num_heads: int):
-        super().__init__(num_buckets, num_heads)
-        self.mode, self.max_distance = mode, max_distance
+        super().__init__()
+        self.mode, self.num_buckets, self.max_distance = mode, num_buckets, max_distance
+        self.weight = nn.Parameter(torch.empty(num_buckets, num_heads))
         # A table made on the CPU: a logarithm that another device rounds otherwise would move a boundary.
         self.buckets = nn.Buffer(self.bucket_table(), persistent=False)
 
     def bucket_table(self) -> torch.Tensor:
         """The buckets of the distances from -max_distance to max_distance, int64 [2 max_distance + 1]."""
         distances = torch.arange(-self.max_distance, self.max_distance + 1, device="cpu")
-        return relative_position_buckets(distances, self.mode, self.num_embeddings, self.max_distance)
+        return relative_position_buckets(distances, self.mode, self.num_buckets, self.max_distance)
 
     def forward(self, position_ids: torch.LongTensor) -> torch.Tensor:
         """The bias, float [B, heads, S, S] (queries, keys), of positions int64 [B, S]; B may be 1 for a whole batch."""
         distances = position_ids[:, None, :] - position_ids[:, :, None]
         within = distances.clamp(-self.max_distance, self.max_distance) + self.max_distance
-        return super().forward(self.buckets[within]).permute(0, 3, 1, 2).contiguous()
+        return F.embedding(self.buckets[within], self.weight).permute(0, 3, 1, 2).contiguous()
