@@ -24,6 +24,7 @@ from hf_tlm.models.coco_lm import (
     export_bert,
     relative_position_buckets,
 )
+from hf_tlm.models.coco_lm.modeling_coco_lm import add_bias
 from hf_tlm.models.coco_lm.relative_positions import RelativePositionBias
 
 SIZES = {"vocab_size": 60, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
@@ -243,9 +244,15 @@ def test_inputs_embeds():
 
 def test_an_empty_text_under_autocast_is_finite():
     """A row of nothing but padding: the lowest number must not become -inf in half precision."""
+    bias = torch.zeros(1, 2, 3, 3)
+    masked = add_bias(torch.zeros(1, 1, 3, 3, dtype=torch.bool), bias)
+    assert masked.to(torch.bfloat16).isfinite().all() and (masked.softmax(-1) == 1 / 3).all()
     model, batch = make().float(), inputs(lengths=(9, 0))
     with torch.autocast("cpu", torch.bfloat16):
-        assert model(**batch).last_hidden_state.isfinite().all()
+        hidden = model(**batch).last_hidden_state
+    hidden.float().pow(3).sum().backward()
+    assert hidden.isfinite().all()
+    assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
 
 
 def test_two_transformers_share_embeddings_and_no_relative_positions():
