@@ -33,7 +33,11 @@ def test_imports_point_backwards(path):
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         names = []
         if isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path.name}: a relative import hides where it points"
+            # The files of coco_lm travel with its models, where their neighbours are all that they can import.
+            travels = path.parent.name == "coco_lm" and node.level == 1
+            assert node.level == 0 or travels, f"{path.name}: a relative import hides where it points"
+            if travels:
+                continue
             # `from hf_tlm import training` names a package as much as `from hf_tlm.training import ...`.
             names = [f"hf_tlm.{a.name}" for a in node.names] if node.module == "hf_tlm" else [node.module]
         elif isinstance(node, ast.Import):

@@ -21,6 +21,13 @@ TINY_CONFIGS = {
         "global_attn_every_n_layers": 2,
         "local_attention": 8,
     },
+    "cocolm": {
+        **COMMON,
+        **SIZES,
+        "copy_head": False,
+        "relative_attention_num_buckets": 8,
+        "relative_attention_max_distance": 12,
+    },
 }
 SUBJECTS = ["enzyme", "protein", "drug", "gene", "cell", "tumor", "receptor", "acid"]
 VERBS = {

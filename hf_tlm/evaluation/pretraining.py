@@ -182,6 +182,7 @@ def _train(
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "environment": environment(),
         "vocabulary": len(tokenizer),
+        "model_type": model.config.model_type,
         "parameters": model.num_parameters(),
         "trained_parameters": trained_parameters(model),
         "cost": trainer.cost().to_dict(),

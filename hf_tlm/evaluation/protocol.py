@@ -145,6 +145,7 @@ def _run_seed(
         trainer.accelerator.prepare_model(model.to(args.device), evaluation_mode=True)
     record: dict[str, Any] = {
         "seed": seed,
+        "model_type": model.config.model_type,
         "parameters": model.num_parameters(),
         "trained_parameters": trained_parameters(model),
         "cost": total.to_dict(),

@@ -8,6 +8,17 @@ if TYPE_CHECKING:
     from hf_tlm.models.adapters import add_lora, export_adapter, export_model, load_adapter, trained_parameters
     from hf_tlm.models.auxiliary import auxiliary_config
     from hf_tlm.models.base import TrainedModel, applied_parameters
+    from hf_tlm.models.coco_lm import (
+        CocoLmConfig,
+        CocoLmForMaskedLM,
+        CocoLmForMultipleChoice,
+        CocoLmForQuestionAnswering,
+        CocoLmForSequenceClassification,
+        CocoLmForTokenClassification,
+        CocoLmModel,
+        as_bert,
+        export_bert,
+    )
     from hf_tlm.models.configure import build_config
     from hf_tlm.models.corruption import CorruptAndPredict, CorruptionOutput
     from hf_tlm.models.errors import ModelError
@@ -23,6 +34,17 @@ __getattr__, __dir__, __all__ = export_lazily(
         "adapters": ["add_lora", "export_adapter", "export_model", "load_adapter", "trained_parameters"],
         "auxiliary": ["auxiliary_config"],
         "base": ["TrainedModel", "applied_parameters"],
+        "coco_lm": [
+            "CocoLmConfig",
+            "CocoLmForMaskedLM",
+            "CocoLmForMultipleChoice",
+            "CocoLmForQuestionAnswering",
+            "CocoLmForSequenceClassification",
+            "CocoLmForTokenClassification",
+            "CocoLmModel",
+            "as_bert",
+            "export_bert",
+        ],
         "configure": ["build_config"],
         "corruption": ["CorruptAndPredict", "CorruptionOutput"],
         "errors": ["ModelError"],

@@ -52,7 +52,9 @@ def build_config(
         try:
             config = AutoConfig.for_model(**model_config)
         except ValueError as error:
-            raise ModelError(f"transformers knows no model_type {model_config['model_type']!r}: {error}") from error
+            raise ModelError(
+                f"transformers makes no config of the model_type {model_config['model_type']!r}: {error}"
+            ) from error
     else:
         try:
             config = AutoConfig.from_pretrained(model_config)

@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.functional import gelu
 from transformers import PreTrainedConfig
 
+import hf_tlm.models.coco_lm  # noqa: F401  the Auto classes know its type from here on
 from hf_tlm.models.errors import ModelError
 from hf_tlm.models.texts import Texts
 
@@ -90,6 +91,7 @@ FAMILIES: dict[str, Family] = {
     "albert": Family(_classify_albert, _transform_albert, lambda head: head["predictions"].decoder),
     "distilbert": Family(_classify_distilbert, _transform_distilbert, lambda head: head["vocab_projector"]),
     "modernbert": Family(_classify_modernbert, lambda head, hidden: head["head"](hidden), lambda head: head["decoder"]),
+    "cocolm": Family(_classify_bert, lambda head, hidden: hidden, lambda head: head["lm_head"]),
 }
 
 

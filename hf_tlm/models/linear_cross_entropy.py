@@ -15,7 +15,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     """The gradients are made with the loss, block of rows by block, so that no block is kept for the backward pass."""
 
     @staticmethod
-    def forward(ctx, hidden, weight, bias, labels, max_logits, visit):
+    def forward(ctx, hidden, weight, bias, labels, max_logits, visit, outer):
         needs = [ctx.needs_input_grad[i] and x is not None for i, x in enumerate((hidden, weight, bias))]
         gradients = [torch.zeros_like(x) if need else None for need, x in zip(needs, (hidden, weight, bias), strict=True)]
         of_hidden, of_weight, of_bias = gradients
@@ -28,12 +28,16 @@ class _LinearCrossEntropy(torch.autograd.Function):
             if visit is not None:
                 visit(slice(start, start + len(rows)), logits)
             normalizer = logits.logsumexp(dim=1, keepdim=True)
-            total += (normalizer - logits.gather(1, targets)).sum()
+            chosen = (logits.gather(1, targets) - normalizer).squeeze(1)
+            losses, slopes = (-chosen, None) if outer is None else outer(slice(start, start + len(rows)), chosen)
+            total += losses.sum()
             if not any(needs):
                 continue
-            # d loss / d logits = softmax - one-hot, in the logits' own memory.
+            # - d log p / d logits = softmax - one-hot, in the logits' own memory.
             change = logits.sub_(normalizer).exp_()
             change.scatter_add_(1, targets, change.new_full(targets.shape, -1.0))
+            if slopes is not None:
+                change.mul_(-slopes[:, None])
             if of_bias is not None:
                 of_bias += change.sum(dim=0)
             change = change.to(hidden.dtype)
@@ -53,7 +57,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         if ctx.gradients is None:
             raise RuntimeError("linear_cross_entropy was differentiated twice; its gradients are kept for one pass only.")
         gradients, ctx.gradients = ctx.gradients, None
-        return *(None if g is None else g.mul_(of_total) for g in gradients), None, None, None
+        return *(None if g is None else g.mul_(of_total) for g in gradients), None, None, None, None
 
 
 def linear_cross_entropy(
@@ -64,6 +68,7 @@ def linear_cross_entropy(
     *,
     max_logits: int = MAX_LOGITS,
     visit: Callable[[slice, torch.Tensor], None] | None = None,
+    outer: Callable[[slice, torch.Tensor], tuple[torch.Tensor, torch.Tensor]] | None = None,
 ) -> torch.Tensor:
     """`F.cross_entropy(F.linear(hidden, weight, bias), labels, reduction="sum")`, a scalar in float32 or wider.
 
@@ -75,5 +80,7 @@ def linear_cross_entropy(
         weight: float [V, H]; bias: float [V] or None; labels: int64 [M], all of them classes.
         visit: called with every block of logits while it is there, (rows of the block, logits float [rows, V]), without
             gradient; it must not change them.
+        outer: another loss of each row than -log p of its label: called with (rows of the block, log p float [rows]), it
+            returns that loss and its derivative by log p, float [rows] each. `visit` is called before it.
     """
-    return _LinearCrossEntropy.apply(hidden, weight, bias, labels, max_logits, visit)
+    return _LinearCrossEntropy.apply(hidden, weight, bias, labels, max_logits, visit, outer)

@@ -15,7 +15,13 @@ from hf_tlm.retrieval import retrieve
 from hf_tlm.training import ArgumentsError, ModelArguments, TlmArguments
 from toys import TINY_CONFIGS, make_task
 
-CONFIG = {"model_type": "bert", **{k: v for k, v in TINY_CONFIGS["bert"].items() if k not in ("vocab_size", "num_labels")}}
+
+def config(model_type):
+    own = ("vocab_size", "num_labels")
+    return {"model_type": model_type, **{k: v for k, v in TINY_CONFIGS[model_type].items() if k not in own}}
+
+
+CONFIG = config("bert")
 FAST = {
     "report_to": "none",
     "disable_tqdm": True,
@@ -35,7 +41,7 @@ FAST = {
 
 def go(folder, task, subset, model=None, **changes):
     args = TlmArguments(output_dir=str(folder), **{**FAST, **changes})
-    return run_tlm(task, subset, args, ModelArguments(model_config=CONFIG, vocab_size=120, **(model or {})))
+    return run_tlm(task, subset, args, ModelArguments(**{"model_config": CONFIG, "vocab_size": 120, **(model or {})}))
 
 
 @pytest.fixture
@@ -87,20 +93,24 @@ PROGRAM = """
 import sys
 sys.modules["hf_tlm"] = None  # importing it fails
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, pipeline
-folder = sys.argv[1]
+folder, code = sys.argv[1], {"trust_remote_code": sys.argv[2] == "cocolm"}
 for auto, path in ((AutoModelForSequenceClassification, folder), (AutoModelForMaskedLM, folder + "/mlm")):
-    model, info = auto.from_pretrained(path, output_loading_info=True)
+    model, info = auto.from_pretrained(path, output_loading_info=True, **code)
     assert not (info["missing_keys"] or info["unexpected_keys"] or info["mismatched_keys"]), info
 long = "the gene inhibits the cell " * 200
-answers = pipeline("text-classification", folder)(["the gene inhibits the cell", long], truncation=True)
+answers = pipeline("text-classification", folder, **code)(["the gene inhibits the cell", long], truncation=True)
 assert {answer["label"] for answer in answers} <= {"up", "down", "none"}, answers
-assert pipeline("fill-mask", folder + "/mlm")("the [MASK] binds")
+assert pipeline("fill-mask", folder + "/mlm", **code)("the [MASK] binds")
 """
 
 
-def test_the_result_works_where_hf_tlm_is_not_installed(tmp_path, task, subset):
-    go(tmp_path / "out", task, subset)
-    done = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path / "out")], capture_output=True, text=True)
+@pytest.mark.parametrize("model_type", ["bert", "cocolm"])
+def test_the_result_works_where_hf_tlm_is_not_installed(tmp_path, task, subset, model_type):
+    go(tmp_path / "out", task, subset, {"model_config": config(model_type)})
+    program = [sys.executable, "-c", PROGRAM, str(tmp_path / "out"), model_type]
+    done = subprocess.run(program, capture_output=True, text=True)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert ("trust_remote_code=True" in card) == (model_type == "cocolm")
     assert done.returncode == 0, done.stderr
 
 

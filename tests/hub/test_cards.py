@@ -94,6 +94,16 @@ def test_other_runs(change, present, absent):
     assert present in card and absent not in card
 
 
+def test_a_model_whose_code_travels_with_it():
+    run = copy.deepcopy(RUN)
+    assert "trust_remote_code" not in tlm_card(run, 1)
+    for entry in run["seeds"]:
+        entry["model_type"] = "cocolm"
+    card = tlm_card(run, 1)
+    assert 'model="path/or/repo-id", trust_remote_code=True)' in card
+    assert card.count("trust_remote_code=True") == card.count("path/or/repo-id")
+
+
 @pytest.mark.parametrize("stage,absent", [("1", "Stage 2"), ("2", "Stage 1")])
 def test_single_stages(stage, absent):
     run = copy.deepcopy(RUN)

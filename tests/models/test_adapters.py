@@ -27,6 +27,7 @@ HEADS = {
     "albert": {"classifier", "albert.pooler"},
     "distilbert": {"classifier", "pre_classifier"},
     "modernbert": {"classifier", "head"},
+    "cocolm": {"classifier", "cocolm.pooler"},
 }
 families = pytest.mark.parametrize("model_type", TINY_CONFIGS)
 CLASSES = dict(enumerate("abcd"))

@@ -6,8 +6,10 @@ import torch
 from transformers import modeling_flash_attention_utils
 
 from hf_tlm.data import TlmCollator
+from hf_tlm.models import ModelError
 from hf_tlm.objectives import Mlm, TaskLoss, WeightedMean
 from test_tlm_model import families, tiny
+from toys import TINY_CONFIGS
 
 OBJECTIVES = {
     "mlm": (Mlm(), 0.3, False),
@@ -72,7 +74,7 @@ def varlen_attention(q, k, v, cu_seqlens, max_seqlen, causal, scale, window):
     return torch.cat([part.transpose(0, 1) for part in parts])
 
 
-@families
+@pytest.mark.parametrize("model_type", [name for name in TINY_CONFIGS if name != "cocolm"])
 def test_flash_attention_gets_the_texts_in_one_row(model_type, tokenizer, monkeypatch):
     """Through transformers' own code, with a plain function in the place of the kernel, which needs a GPU."""
     calls = []
@@ -98,6 +100,11 @@ def test_flash_attention_gets_the_texts_in_one_row(model_type, tokenizer, monkey
     torch.testing.assert_close(ours[0], expected[0], **tolerance)
     for name, gradient in ours[1].items():
         torch.testing.assert_close(gradient, expected[1][name], **tolerance, msg=lambda m, name=name: f"{name}: {m}")
+
+
+def test_flash_attention_has_no_place_for_relative_positions():
+    with pytest.raises(ModelError, match="cannot make a cocolm model of this config: .*not support Flash Attention"):
+        tiny("cocolm", attn_implementation="flash_attention_2")
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean"])

@@ -56,7 +56,8 @@ def test_export_loads_as_stock_classes_with_equal_outputs(model_type, tokenizer,
     (classifier, _), (lm, _) = loaded = stock_models(model, tokenizer, tmp_path / "out")
     for stock, info in loaded:
         assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-        assert type(stock).__module__.startswith("transformers.")
+        # COCO-LM, which transformers does not have, travels with its code: see test_coco_lm.py.
+        assert type(stock).__module__.startswith("hf_tlm.models.coco_lm." if model_type == "cocolm" else "transformers.")
         stock.eval()
     plain = {name: inputs[name] for name in ("input_ids", "attention_mask")}
     with torch.no_grad():
@@ -126,11 +127,12 @@ def test_pairs_of_texts(model_type):
     types[:, 6:] = 1
     typed, plain = model(**inputs, token_type_ids=types).logits, model(**inputs).logits
     # What these families' embeddings have a place for makes a difference; the others do not stumble over it.
-    assert torch.equal(typed, plain) == (model_type in ("distilbert", "modernbert"))
+    assert torch.equal(typed, plain) == (model_type in ("distilbert", "modernbert", "cocolm"))
 
 
-def test_checkpoint_round_trip_and_classifier_reset(tokenizer, tmp_path):
-    model, inputs = tiny("bert").eval(), batch()
+@pytest.mark.parametrize("model_type", ["bert", "cocolm"])
+def test_checkpoint_round_trip_and_classifier_reset(model_type, tokenizer, tmp_path):
+    model, inputs = tiny(model_type).eval(), batch()
     export_stock(model, tokenizer, tmp_path / "m")
     names = {0: "a", 1: "b", 2: "c"}
     loaded = TlmModel.from_checkpoint(str(tmp_path / "m"), id2label=names).eval()
@@ -193,6 +195,7 @@ class TestBuildConfig:
             ({"hidden_size": 3}, "model_type"),
             ({"model_type": "nonsense"}, "nonsense"),
             ({"model_type": "gpt2"}, "received the type 'gpt2'"),
+            ({"model_type": "cocolm", "relative_attention_mode": "T5"}, "'cocolm': relative_attention_mode must be one of"),
             ("missing/config.json", "neither a JSON file"),
         ],
     )

@@ -1,0 +1,174 @@
+"""Corrective language modelling."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.nn.functional as F
+
+from hf_tlm.files import HfTlmError
+from hf_tlm.models.linear_cross_entropy import MAX_LOGITS, linear_cross_entropy
+
+
+def copy_loss(copy_logits: torch.Tensor, original: torch.Tensor) -> torch.Tensor:
+    """-log p_copy(y) with y = 1 where the token is original (equation 2), summed: a scalar in float32 or wider.
+
+    Args:
+        copy_logits: float [T], w^T h; original: bool [T].
+    """
+    logits = copy_logits.to(torch.promote_types(copy_logits.dtype, torch.float32))
+    return F.binary_cross_entropy_with_logits(logits, original.to(logits.dtype), reduction="sum")
+
+
+def copy_mixture(log_p: torch.Tensor, copy_logits: torch.Tensor, copied: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """-log p_LM of equation 2 and its derivative by `log_p`, float [M] each.
+
+    With z = w^T h, log p_copy(1) = log sigmoid(z) and log p_copy(0) = log sigmoid(-z); the sum of the two ways to the
+    original token is taken of logarithms, and no exponential can overflow.
+
+    Args:
+        log_p: float [M], log-softmax of the LM head at the original token; copy_logits: float [M], z; copied: bool [M],
+            the original token is the one in the input.
+    """
+    corrected = F.logsigmoid(-copy_logits) + log_p
+    either = torch.logaddexp(F.logsigmoid(copy_logits), corrected)
+    mixture = torch.where(copied, either, corrected)
+    return -mixture, -torch.exp(corrected - mixture)
+
+
+def corrective_lm_loss(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    copy_logits: torch.Tensor,
+    labels: torch.Tensor,
+    input_ids: torch.Tensor,
+    *,
+    copy: bool = True,
+    stop_gradient: bool = True,
+    max_logits: int = MAX_LOGITS,
+    visit: Callable[[slice, torch.Tensor], None] | None = None,
+) -> torch.Tensor:
+    """L_LM of equation 2, summed over M tokens, a scalar in float32 or wider. It can be differentiated once.
+
+    Args:
+        hidden: float [M, H]; weight: float [V, H] and bias: float [V] or None, of the LM head.
+        copy_logits: float [M], w^T h.
+        labels: int64 [M], the original tokens; input_ids: int64 [M], those the main transformer reads.
+        copy: False: p_LM is the softmax alone.
+        stop_gradient: no gradient reaches `copy_logits`.
+        max_logits, visit: see `linear_cross_entropy`.
+    """
+    if not copy:
+        return linear_cross_entropy(hidden, weight, bias, labels, max_logits=max_logits, visit=visit)
+    copied = labels == input_ids
+    logits = copy_logits.to(torch.promote_types(copy_logits.dtype, torch.float32))
+    fixed, log_p = logits.detach(), torch.empty_like(logits)
+
+    def outer(rows: slice, block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        log_p[rows] = block
+        return copy_mixture(block, fixed[rows], copied[rows])
+
+    loss = linear_cross_entropy(hidden, weight, bias, labels, max_logits=max_logits, visit=visit, outer=outer)
+    if stop_gradient:
+        return loss
+    # The same number as a function of the copy logits, for its gradient only.
+    by_copy = copy_mixture(log_p, logits, copied)[0].sum()
+    return loss + by_copy - by_copy.detach()
+
+
+class CorrectiveLm:
+    r"""COCO-LM's token-level loss (Meng et al., NeurIPS 2021, section 3.3, equation 2).
+
+    .. math::
+        L_{CLM} = \lambda_{copy} L_{copy} + L_{LM}, \quad
+        L_{copy} = -\frac{1}{T} \sum_t \log p_{copy}(y_t \mid h_t), \quad
+        L_{LM} = -\frac{1}{|M|} \sum_{i \in M} \log \left[ y_i \, p_{copy}(1 \mid h_i)
+        + p_{copy}(0 \mid h_i) \, \mathrm{softmax}(E h_i + b)_{x_i} \right]
+
+    with y = 1 where the input token is the original x, over all T tokens that are not padding and the masked positions M;
+    p_copy(1 | h) = sigmoid(w^T h) is a constant of L_LM. The copy target is the opposite of replaced token detection's.
+
+    Reads `outputs.copy_logits` float [T], w^T h of the real tokens, row by row; `outputs.replaced` bool [T], 1 - y;
+    `outputs.lm_loss`, the sum over M, which the model takes from this object's `lm_loss` where its LM head is;
+    `batch["attention_mask"]` and `batch["mlm_labels"]` [R, S] (-100 outside M).
+
+    The rows of Table 3, "CLM Setup": "CLM w/o. Copy" is `copy=False`, "CLM w/o. Stop-grad" is `stop_gradient=False`, and
+    "All-Token LM Only" is `lambda_copy=0, stop_gradient=False, all_tokens=True`.
+
+    Args:
+        lambda_copy: weight of the copy loss (50 in the paper).
+        copy: False: p_LM is the softmax alone, and the copy loss an extra task.
+        stop_gradient: False: L_LM trains the copy head too.
+        all_tokens: True: L_LM is over all T tokens.
+
+    Raises:
+        HfTlmError: the weight is negative or not finite; or nothing would train the copy head that p_LM uses.
+    """
+
+    name = "clm"
+
+    def __init__(
+        self, lambda_copy: float = 50.0, *, copy: bool = True, stop_gradient: bool = True, all_tokens: bool = False
+    ):
+        if not 0 <= lambda_copy < math.inf:
+            raise HfTlmError(f"lambda_copy must be finite and 0 or more; received {lambda_copy}.")
+        if lambda_copy == 0 and copy and stop_gradient:
+            raise HfTlmError(
+                "lambda_copy 0 with stop_gradient leaves the copy head untrained: pass stop_gradient=False, or copy=False."
+            )
+        self.lambda_copy, self.copy, self.stop_gradient, self.all_tokens = lambda_copy, copy, stop_gradient, all_tokens
+
+    def lm_loss(
+        self,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        copy_logits: torch.Tensor,
+        labels: torch.Tensor,
+        input_ids: torch.Tensor,
+        masked: torch.Tensor,
+        max_logits: int = MAX_LOGITS,
+    ) -> torch.Tensor:
+        """The sum that becomes `outputs.lm_loss`, from the T real tokens of a batch; see `corrective_lm_loss`.
+
+        Args:
+            hidden: float [T, H]; copy_logits: float [T]; labels, input_ids: int64 [T]; masked: bool [T], those in M.
+        """
+        rows = (hidden, copy_logits, labels, input_ids)
+        hidden, copy_logits, labels, input_ids = rows if self.all_tokens else (each[masked] for each in rows)
+        options = {"copy": self.copy, "stop_gradient": self.stop_gradient, "max_logits": max_logits}
+        return corrective_lm_loss(hidden, weight, bias, copy_logits, labels, input_ids, **options)
+
+    def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Numbers of tokens that the means are over: `{"copy", "lm"}`, int64 scalars."""
+        real = batch["attention_mask"].sum()
+        return {"copy": real, "lm": real if self.all_tokens else (batch["mlm_labels"] != -100).sum()}
+
+    def __call__(
+        self, outputs, batch: Mapping[str, torch.Tensor], counts: Mapping[str, torch.Tensor] | None = None
+    ) -> dict[str, torch.Tensor]:
+        """`{"loss", "copy_loss", "lm_loss"}`, and pairs (sum, count) of shares: `copy_accuracy_replaced`,
+        `copy_accuracy_original`, `replaced_fraction` (of all tokens).
+
+        `counts` replaces the batch's own numbers of tokens as the divisors of the losses.
+        """
+        counts = counts or self.count(batch)
+        copy = copy_loss(outputs.copy_logits, ~outputs.replaced) / counts["copy"].clamp(min=1)
+        lm = outputs.lm_loss / counts["lm"].clamp(min=1)
+        replaced = outputs.replaced
+        right = (outputs.copy_logits <= 0) == replaced
+        return {
+            "loss": self.lambda_copy * copy + lm if self.lambda_copy else lm,
+            "copy_loss": copy.detach(),
+            "lm_loss": lm.detach(),
+            "copy_accuracy_replaced": _pair(right[replaced].sum(), replaced.sum()),
+            "copy_accuracy_original": _pair(right[~replaced].sum(), (~replaced).sum()),
+            "replaced_fraction": _pair(replaced.sum(), torch.tensor(replaced.numel(), device=replaced.device)),
+        }
+
+
+def _pair(total: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+    return torch.stack([total, count]).double()

@@ -1,0 +1,122 @@
+"""Sequence contrastive learning."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from hf_tlm.files import HfTlmError
+
+
+class _Gather(torch.autograd.Function):
+    """Equal shapes of all processes, stacked by rank; backward, each gets the gradients that all have for its own part."""
+
+    @staticmethod
+    def forward(ctx, own: torch.Tensor) -> torch.Tensor:
+        parts = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, own.contiguous())
+        return torch.stack(parts)
+
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor) -> torch.Tensor:
+        gradient = gradient.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(gradient)
+        return gradient[dist.get_rank()]
+
+
+def gather_rows(own: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """The rows of all processes, float [N, ...], rank after rank, and where this process's begin; with gradients.
+
+    All processes must call it, and call backward; their numbers of rows may differ.
+
+    Args:
+        own: float [n, ...]; n may be 0.
+    """
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return own, 0
+    count = torch.tensor([len(own)], device=own.device)
+    counts = [torch.empty_like(count) for _ in range(dist.get_world_size())]
+    dist.all_gather(counts, count)
+    sizes = [int(size) for size in counts]
+    padded = torch.cat([own, own.new_zeros(max(sizes) - len(own), *own.shape[1:])])
+    parts = _Gather.apply(padded)
+    rows = torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+    return rows, sum(sizes[: dist.get_rank()])
+
+
+def contrastive_loss(
+    corrupted: torch.Tensor, cropped: torch.Tensor, temperature: float = 1.0
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Equation 3, summed over this process's 2 n sequences, a scalar; and of the cosines of their positive and of their
+    negative pairs (sum, count), float64 [2] each, without gradient.
+
+    Of each sequence the positive is its other view, and the negatives are the 2 N - 2 other sequences of all processes,
+    both views. Summed over processes it is the loss of one process with the joined batch, gradients included.
+
+    Args:
+        corrupted, cropped: float [n, H], the two views of this process's n texts, in the same order.
+    """
+    views = torch.stack([corrupted, cropped], dim=1)
+    views = F.normalize(views.to(torch.promote_types(views.dtype, torch.float32)), dim=-1)
+    everything, first = gather_rows(views)
+    own, number = len(views), len(everything)
+    # Rows: own corrupted views, then own cropped ones; columns: all N corrupted ones, then all N cropped ones.
+    with torch.autocast(views.device.type, enabled=False):
+        cosines = views.transpose(0, 1).flatten(0, 1) @ everything.transpose(0, 1).flatten(0, 1).T
+    place = torch.arange(first, first + own, device=views.device)
+    itself, other = torch.cat([place, place + number]), torch.cat([place + number, place])
+    scores = (cosines / temperature).scatter(1, itself[:, None], -math.inf)
+    loss = F.cross_entropy(scores, other, reduction="sum")
+    cosines = cosines.detach().double()
+    positive = cosines.gather(1, other[:, None]).sum()
+    negative = cosines.scatter(1, itself[:, None], 0.0).sum() - positive
+    return loss, _pair(positive, 2 * own), _pair(negative, 2 * own * (2 * number - 2))
+
+
+def _pair(total: torch.Tensor, count: int) -> torch.Tensor:
+    return torch.stack([total, total.new_tensor(count)])
+
+
+class SequenceContrastive:
+    r"""COCO-LM's sequence-level loss (Meng et al., NeurIPS 2021, section 3.3, equation 3).
+
+    .. math::
+        L_{SCL} = -\frac{1}{2N} \sum_{s} \left[ \cos(s, s^+) / \tau - \log \sum_{s' \ne s} \exp(\cos(s, s') / \tau) \right]
+
+    over the vectors s of both views, corrupted and cropped, of all N texts; s+ is the other view of the same text, and s'
+    runs over all other 2N - 1 sequences of all processes, gathered with gradients.
+
+    Reads `outputs.corrupted_vectors` and `outputs.cropped_vectors`, float [B, H], one row a text, in the same order. All
+    processes must compute it together.
+
+    Raises:
+        HfTlmError: the temperature is not a positive number.
+    """
+
+    name = "scl"
+
+    def __init__(self, temperature: float = 1.0):
+        if not 0 < temperature < math.inf:
+            raise HfTlmError(f"The temperature of SequenceContrastive must be positive; received {temperature}.")
+        self.temperature = temperature
+
+    def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Number of sequences, two a text: `{"scl": int64 scalar}`."""
+        texts = batch["first_tokens"] if batch.get("first_tokens") is not None else batch["input_ids"]
+        return {self.name: torch.tensor(2 * len(texts), device=texts.device)}
+
+    def __call__(
+        self, outputs, batch: Mapping[str, torch.Tensor], counts: Mapping[str, torch.Tensor] | None = None
+    ) -> dict[str, torch.Tensor]:
+        """`{"loss", "scl_loss"}`, and pairs (sum, count) of cosines (Figure 7): `cosine_positive`, `cosine_negative`.
+
+        `counts` replaces the batch's own number of sequences as the divisor.
+        """
+        count = (counts or self.count(batch))[self.name]
+        total, positive, negative = contrastive_loss(outputs.corrupted_vectors, outputs.cropped_vectors, self.temperature)
+        loss = total / count.clamp(min=1)
+        return {"loss": loss, "scl_loss": loss.detach(), "cosine_positive": positive, "cosine_negative": negative}
