@@ -31,6 +31,7 @@ from hf_tlm.training import (
     ModelArguments,
     PretrainArguments,
     TlmTrainer,
+    check_model,
     final_scores,
     model_factory,
     with_spectral,
@@ -108,6 +109,7 @@ def run_pretraining(
 def _check(args: PretrainArguments, model_args: ModelArguments, block_args: BlockArguments) -> None:
     if model_args.use_peft:
         raise ArgumentsError("use_peft adapts a model to a task; pretraining trains all of it. Leave it out.")
+    check_model(args, model_args)
     if args.eval_strategy != "no" and block_args.validation_share == 0:
         raise ArgumentsError(
             f"eval_strategy {args.eval_strategy} needs held-out blocks, and validation_share is 0. Raise it, or leave "

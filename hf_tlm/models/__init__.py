@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         as_bert,
         export_bert,
     )
-    from hf_tlm.models.configure import build_config
+    from hf_tlm.models.configure import build_config, read_config
     from hf_tlm.models.corruption import CorruptAndPredict, CorruptionOutput
     from hf_tlm.models.errors import ModelError
     from hf_tlm.models.export import export_stock, load_exported
@@ -45,7 +45,7 @@ __getattr__, __dir__, __all__ = export_lazily(
             "as_bert",
             "export_bert",
         ],
-        "configure": ["build_config"],
+        "configure": ["build_config", "read_config"],
         "corruption": ["CorruptAndPredict", "CorruptionOutput"],
         "errors": ["ModelError"],
         "export": ["export_stock", "load_exported"],

@@ -241,5 +241,7 @@ class ModelArguments(LoraArguments):
                 "embedding_init spectral replaces the embeddings of the checkpoint model_name_or_path "
                 f"{self.model_name_or_path!r} has learned. Use it from scratch only."
             )
+        if not self.temperature >= 0:
+            raise ArgumentsError(f"temperature must be 0 or more; received {self.temperature}.")
         if self.spectral_scale <= 0:
             raise ArgumentsError(f"spectral_scale must be positive; received {self.spectral_scale}.")

@@ -13,10 +13,10 @@ from peft import PeftModel
 from transformers import PreTrainedTokenizerBase
 
 from hf_tlm.data import cached_wordpiece, load_tokenizer, tokenize
-from hf_tlm.models import CorruptAndPredict, TlmModel, TrainedModel, add_lora, auxiliary_config, build_config
+from hf_tlm.models import CorruptAndPredict, TlmModel, TrainedModel, add_lora, auxiliary_config, build_config, read_config
 from hf_tlm.models.spectral import SpectralEmbeddings, spectral_embeddings
 from hf_tlm.tasks import Task
-from hf_tlm.training.arguments import TlmArguments
+from hf_tlm.training.arguments import RunArguments, TlmArguments
 from hf_tlm.training.options import ArgumentsError, ModelArguments
 from hf_tlm.training.stages import StageData
 
@@ -59,11 +59,7 @@ def prepare(task: Task, corpus: Dataset | None, args: TlmArguments, model_args: 
             "use_peft does not work with FSDP: what it trains is too small to be worth sharding. Use DDP, for instance "
             "recipes/configs/accelerate/ddp.yaml."
         )
-    if args.objective != "mlm" and (model_args.use_peft or args.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true"):
-        raise ArgumentsError(
-            f"objective {args.objective} works neither with use_peft nor with FSDP: both of its models are trained whole, "
-            "and the main one is small. Use DDP; adapt the exported model afterwards with --stage 2 --use_peft."
-        )
+    check_model(args, model_args)
     texts = task.train.select_columns([c for c in ("text", "text_pair") if c in task.train.column_names])
     name = model_args.tokenizer_name or model_args.model_name_or_path
     corpus_length = args.corpus_max_length or args.max_length
@@ -100,7 +96,7 @@ def prepare(task: Task, corpus: Dataset | None, args: TlmArguments, model_args: 
 
 
 def model_factory(
-    args: TlmArguments,
+    args: RunArguments,
     model_args: ModelArguments,
     tokenizer: PreTrainedTokenizerBase,
     *,
@@ -150,7 +146,27 @@ def model_factory(
     return partial(CorruptAndPredict.from_config, config, auxiliary, model_args.temperature)
 
 
-def _check_body(args: TlmArguments, model_type: str) -> None:
+def check_model(args: RunArguments, model_args: ModelArguments) -> None:
+    """What can be said against a model before there are a tokenizer and data.
+
+    Raises:
+        ArgumentsError: an objective that does not go with the body, with use_peft or with FSDP.
+        ModelError: see `read_config` and `auxiliary_config`.
+    """
+    composite = args.objective != "mlm"
+    if composite and (model_args.use_peft or args.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true"):
+        raise ArgumentsError(
+            f"objective {args.objective} works neither with use_peft nor with FSDP: both of its models are trained whole, "
+            "and the main one is small. Use DDP; adapt the exported model afterwards with --stage 2 --use_peft."
+        )
+    if model_args.model_name_or_path is None:
+        config = read_config(model_args.model_config)
+        if composite:
+            _check_body(args, config.model_type)
+            auxiliary_config(config, model_args.auxiliary_size, model_args.auxiliary_layers)
+
+
+def _check_body(args: RunArguments, model_type: str) -> None:
     if args.objective == "ale" and model_type != "albert":
         raise ArgumentsError(
             f"objective ale is ELECTRA on an ALBERT body (recipes/configs/models/ale_small.json); received the type "

@@ -197,7 +197,9 @@ def test_what_cannot_be(tmp_path, task, tokenizer):
             prepare(task, None, args, model or ModelArguments())
 
     refused("works neither with use_peft nor with FSDP", ModelArguments(use_peft=True, model_name_or_path="x"))
-    bert = ModelArguments(model_config={"model_type": "bert", **TINY_CONFIGS["bert"]}, vocab_size=200)
+    bert = ModelArguments(model_config={"model_type": "bert", **TINY_CONFIGS["bert"]})
     refused("ale is ELECTRA on an ALBERT body .* received the type 'bert'", bert, objective="ale", max_length=32)
+    with pytest.raises(ArgumentsError, match="temperature must be 0 or more; received -1"):
+        ModelArguments(temperature=-1)
     with pytest.raises(ArgumentsError, match="rtd_weight must be a finite number >= 0; received -1"):
         TlmArguments(output_dir="x", **QUIET, rtd_weight=-1)
