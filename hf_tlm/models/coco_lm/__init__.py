@@ -1,7 +1,8 @@
 """COCO-LM's model family. Importing it makes the Auto classes of transformers know the model type `cocolm`.
 
-Configuration, modeling and tokenization files import nothing of hf_tlm outside this folder, and each other relatively: transformers
-copies them into the folder of a saved model, which then loads with `trust_remote_code=True` where hf_tlm is not installed.
+Configuration, modeling and tokenization files import nothing of hf_tlm outside this folder, and each other relatively:
+transformers copies them into the folder of a saved model, which then loads with `trust_remote_code=True` where hf_tlm is not
+installed.
 """
 
 import transformers

@@ -151,7 +151,7 @@ def _read_tokenizer(folder: Path) -> CocoLmTokenizer:
     try:
         return CocoLmTokenizer(*files)
     except (OSError, ValueError) as error:
-        raise ModelError(f"Cannot read the tokenizer in {folder}: {error}") from error
+        raise ModelError(f"Cannot read {' and '.join(map(str, files))}: {error}") from error
 
 
 def _config(values: dict[str, Any], tokenizer: CocoLmTokenizer, *, copy_head: bool, copy_bias: bool) -> CocoLmConfig:

@@ -1,4 +1,4 @@
-"""The tokenizer of the released COCO-LM checkpoints: a sentencepiece model, and a fairseq dictionary that numbers its pieces.
+"""The tokenizer of the released COCO-LM checkpoints: a sentencepiece model, and a fairseq dictionary that numbers pieces.
 
 This file travels with published models and imports nothing of hf_tlm.
 """
