@@ -206,6 +206,9 @@ class TestErrors:
             ({"model_type": "bert"}, "of type 'cocolm'; found .*bert"),
             ({"vocab_size": 20}, r"dictionary has \d\d symbols.* has 20"),
             ({"rel_pos_bins": 7}, "config.json cannot be used: .*must be even.*received 7"),
+            ({"num_attention_heads": 3}, "config.json cannot be used: .*16.*not a multiple"),
+            ({"hidden_size": "wide"}, "config.json cannot be used: .*str"),
+            ({"rel_pos_bins": None}, "config.json cannot be used"),
             ({"max_position_embeddings": 3}, "3 positions are too few for 8 buckets up to a distance of 12"),
         ],
     )

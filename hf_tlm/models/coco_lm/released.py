@@ -82,14 +82,16 @@ def load_released(folder: str | os.PathLike) -> Released:
     values = _read_config(folder / CONFIG)
     state = _read_weights(folder / WEIGHTS)
     tokenizer = _read_tokenizer(folder)
-    heads = {name for name in (LM_BIAS, COPY_WEIGHT, COPY_BIAS) if name in state}
-    config = _config(values, tokenizer, copy_head=COPY_WEIGHT in heads, copy_bias=COPY_BIAS in heads)
-    model = CocoLmForMaskedLM(config) if LM_BIAS in heads else CocoLmModel(config, add_pooling_layer=False)
+    try:
+        config = _config(values, tokenizer, state)
+        model = CocoLmForMaskedLM(config) if LM_BIAS in state else CocoLmModel(config, add_pooling_layer=False)
+    except (TypeError, ValueError) as error:
+        raise ModelError(f"{folder / CONFIG} cannot be used: {error}") from error
+    tokenizer.model_max_length = config.max_position_embeddings
     if POSITIONS in state:
         # More positions than the config has are not used.
         state[POSITIONS] = state[POSITIONS][: config.max_position_embeddings]
-    left_out = _load_weights(model, state, folder)
-    return Released(model.eval(), tokenizer, left_out)
+    return Released(model.eval(), tokenizer, _load_weights(model, state, folder))
 
 
 def convert_released(folder: str | os.PathLike, output_dir: str | os.PathLike) -> Released:
@@ -154,34 +156,31 @@ def _read_tokenizer(folder: Path) -> CocoLmTokenizer:
         raise ModelError(f"Cannot read {' and '.join(map(str, files))}: {error}") from error
 
 
-def _config(values: dict[str, Any], tokenizer: CocoLmTokenizer, *, copy_head: bool, copy_bias: bool) -> CocoLmConfig:
-    """Our config of theirs."""
+def _config(values: dict[str, Any], tokenizer: CocoLmTokenizer, state: dict[str, torch.Tensor]) -> CocoLmConfig:
+    """Our config of theirs, with the heads that have weights. Raises TypeError or ValueError where there is none."""
     values = dict(values)
     bins, max_distance = values.pop("rel_pos_bins"), values.pop("max_rel_pos")
-    if len(tokenizer) > values["vocab_size"]:
-        raise ModelError(
-            f"The dictionary has {len(tokenizer)} symbols, special tokens included, and the vocabulary of {CONFIG} has "
-            f"{values['vocab_size']}. They must be of the same model."
-        )
-    positions = values["max_position_embeddings"]
-    tokenizer.model_max_length = positions
     if bins > 0:
         values |= {"relative_attention_num_buckets": bins, "relative_attention_max_distance": max_distance}
-    try:
-        config = CocoLmConfig(
-            **values,
-            relative_attention_mode="signed" if bins > 0 else None,
-            pad_token_id=tokenizer.pad_token_id,
-            copy_head=copy_head,
-            copy_bias=copy_bias or not copy_head,
+    config = CocoLmConfig(
+        **values,
+        relative_attention_mode="signed" if bins > 0 else None,
+        pad_token_id=tokenizer.pad_token_id,
+        copy_head=COPY_WEIGHT in state,
+        copy_bias=COPY_BIAS in state or COPY_WEIGHT not in state,
+    )
+    if len(tokenizer) > config.vocab_size:
+        raise ValueError(
+            f"the dictionary has {len(tokenizer)} symbols, special tokens included, and the vocabulary here has "
+            f"{config.vocab_size}. They must be of the same model."
         )
-    except ValueError as error:
-        raise ModelError(f"{CONFIG} cannot be used: {error}") from error
     # Theirs count buckets from the smallest that a text of full length has.
-    if bins > 0 and relative_position_buckets(torch.tensor(1 - positions), "signed", bins, max_distance) > 0:
-        raise ModelError(
-            f"{positions} positions are too few for {bins} buckets up to a distance of {max_distance}: the released code "
-            "would number the buckets in another way. No released model is like that; check rel_pos_bins and max_rel_pos."
+    longest = torch.tensor(1 - config.max_position_embeddings)
+    if bins > 0 and relative_position_buckets(longest, "signed", bins, max_distance) > 0:
+        raise ValueError(
+            f"{config.max_position_embeddings} positions are too few for {bins} buckets up to a distance of {max_distance}: "
+            "the released code would number the buckets in another way. No released model is like that; check rel_pos_bins "
+            "and max_rel_pos."
         )
     return config
 
