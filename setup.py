@@ -38,9 +38,10 @@ SHARDED = ["datatrove>=0.10.1,<0.11"]  # executors are subclassed, and its minor
 RAY = [*SHARDED, "ray>=2.40,<3"]
 ELASTIC = ["elasticsearch>=8.19,<10"]  # of the cluster's own major version, or the one before
 ENERGY = ["codecarbon>=3.3.2,<3.4"]  # what it estimates is read from its internals
+SENTENCEPIECE = ["sentencepiece>=0.2,<0.3"]
 OPTIM = ["pytorch_optimizer>=4.1,<4.2"]  # its LAMB is subclassed and set through its internals
 TEST = [
-    *(*STEM, *DEDUP, *RAY, *ELASTIC, *ENERGY, *OPTIM),
+    *(*STEM, *DEDUP, *RAY, *ELASTIC, *ENERGY, *SENTENCEPIECE, *OPTIM),
     *("pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "hypothesis>=6.100", "psutil>=5.9", "tensorboard>=2.17"),
 ]
 EXTRAS = {
@@ -50,6 +51,7 @@ EXTRAS = {
     "ray": RAY,
     "elastic": ELASTIC,
     "energy": ENERGY,
+    "sentencepiece": SENTENCEPIECE,
     "optim": OPTIM,
     "test": TEST,
     "dev": [*TEST, "ruff>=0.12", "pre-commit>=4"],

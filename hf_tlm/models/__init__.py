@@ -16,8 +16,11 @@ if TYPE_CHECKING:
         CocoLmForSequenceClassification,
         CocoLmForTokenClassification,
         CocoLmModel,
+        CocoLmTokenizer,
         as_bert,
+        convert_released,
         export_bert,
+        load_released,
     )
     from hf_tlm.models.configure import build_config, read_config
     from hf_tlm.models.corruption import CorruptAndPredict, CorruptionOutput
@@ -42,8 +45,11 @@ __getattr__, __dir__, __all__ = export_lazily(
             "CocoLmForSequenceClassification",
             "CocoLmForTokenClassification",
             "CocoLmModel",
+            "CocoLmTokenizer",
             "as_bert",
+            "convert_released",
             "export_bert",
+            "load_released",
         ],
         "configure": ["build_config", "read_config"],
         "corruption": ["CorruptAndPredict", "CorruptionOutput"],

@@ -1,7 +1,8 @@
 """COCO-LM's model family. Importing it makes the Auto classes of transformers know the model type `cocolm`.
 
-Configuration and modeling files import nothing of hf_tlm outside this folder, and each other relatively: transformers
-copies them into the folder of a saved model, which then loads with `trust_remote_code=True` where hf_tlm is not installed.
+Configuration, modeling and tokenization files import nothing of hf_tlm outside this folder, and each other relatively:
+transformers copies them into the folder of a saved model, which then loads with `trust_remote_code=True` where hf_tlm is not
+installed.
 """
 
 import transformers
@@ -20,6 +21,8 @@ from hf_tlm.models.coco_lm.modeling_coco_lm import (
     CocoLmModel,
 )
 from hf_tlm.models.coco_lm.relative_positions import relative_position_buckets
+from hf_tlm.models.coco_lm.released import Released, convert_released, load_released
+from hf_tlm.models.coco_lm.tokenization_coco_lm import CocoLmTokenizer
 
 __all__ = [
     "CocoLmConfig",
@@ -30,13 +33,20 @@ __all__ = [
     "CocoLmForTokenClassification",
     "CocoLmMaskedLMOutput",
     "CocoLmModel",
+    "CocoLmTokenizer",
+    "Released",
     "as_bert",
+    "convert_released",
     "export_bert",
+    "load_released",
     "relative_position_buckets",
 ]
 
 transformers.AutoConfig.register("cocolm", CocoLmConfig)
 CocoLmConfig.register_for_auto_class()
+# For folders that name this tokenizer; any other that a folder names is loaded as what it is.
+transformers.AutoTokenizer.register(CocoLmConfig, CocoLmTokenizer)
+CocoLmTokenizer.register_for_auto_class()
 for _auto, _name in AUTO_CLASSES.items():
     _model = getattr(modeling_coco_lm, _name)
     getattr(transformers, _auto).register(CocoLmConfig, _model)

@@ -1,0 +1,219 @@
+"""The released COCO-LM checkpoints (microsoft/cocolm-base and -large) as our models.
+
+Names and layout are those of the code published with them (github.com/microsoft/COCO-LM, folder `huggingface`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from collections import defaultdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from hf_tlm.files import atomic_directory
+from hf_tlm.models.coco_lm.configuration_coco_lm import CocoLmConfig
+from hf_tlm.models.coco_lm.modeling_coco_lm import CocoLmForMaskedLM, CocoLmModel, CocoLmPreTrainedModel
+from hf_tlm.models.coco_lm.relative_positions import relative_position_buckets
+from hf_tlm.models.coco_lm.tokenization_coco_lm import CocoLmTokenizer
+from hf_tlm.models.errors import ModelError
+
+WEIGHTS, CONFIG = "pytorch_model.bin", "config.json"
+BODY = "cocolm."
+# What a key of theirs may lack in config.json, and is then.
+PUBLISHED_DEFAULTS = {
+    "vocab_size": 30522,
+    "hidden_size": 256,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 4,
+    "intermediate_size": 1024,
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.1,
+    "attention_probs_dropout_prob": 0.1,
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+    "initializer_range": 0.02,
+    "layer_norm_eps": 1e-12,
+    "rel_pos_bins": 0,
+    "max_rel_pos": 0,
+}
+# Parts of names: ours, theirs. Query, key and value are one matrix there, in this order.
+RENAMED = {
+    "attention.self.query": "attention.self_attn.in_proj",
+    "attention.self.key": "attention.self_attn.in_proj",
+    "attention.self.value": "attention.self_attn.in_proj",
+    "attention.output.dense": "attention.self_attn.out_proj",
+    "attention.output.LayerNorm": "attention.LayerNorm",
+    "copy_head": "binary_head.out_proj",
+}
+LM_BIAS, COPY_WEIGHT, COPY_BIAS = "lm_head.bias", "binary_head.out_proj.weight", "binary_head.out_proj.bias"
+POSITIONS = f"{BODY}embeddings.position_embeddings.weight"
+CONTRASTIVE_HEAD = f"{BODY}scl_head."
+
+
+class Released(NamedTuple):
+    """What a folder held.
+
+    model: in float32 and evaluation mode; `CocoLmForMaskedLM` where there is the bias of the LM head, with the copy head
+        if that is there too, else `CocoLmModel` without a pooler.
+    left_out: names of weights that our classes have no place for, such as the head of sequence contrastive learning.
+    """
+
+    model: CocoLmPreTrainedModel
+    tokenizer: CocoLmTokenizer
+    left_out: list[str]
+
+
+def load_released(folder: str | os.PathLike) -> Released:
+    """Model and tokenizer of a folder with `pytorch_model.bin`, `config.json`, `sp.model` and `dict.txt`.
+
+    The hidden states are those of the published code, to rounding, at every token; the buckets of relative positions are
+    `signed`. Pickled code in the weights is not run. The tokenizer needs the extra [sentencepiece].
+
+    Raises:
+        ModelError: a file is missing or damaged; weights are missing, unexpected or of another shape than config.json
+            says; or the dictionary has more symbols than the embedding.
+        ImportError: sentencepiece is not installed.
+    """
+    folder = Path(folder)
+    values = _read_config(folder / CONFIG)
+    state = _read_weights(folder / WEIGHTS)
+    tokenizer = _read_tokenizer(folder)
+    try:
+        config = _config(values, tokenizer, state)
+        model = CocoLmForMaskedLM(config) if LM_BIAS in state else CocoLmModel(config, add_pooling_layer=False)
+    except (TypeError, ValueError) as error:
+        raise ModelError(f"{folder / CONFIG} cannot be used: {error}") from error
+    tokenizer.model_max_length = config.max_position_embeddings
+    if POSITIONS in state:
+        # More positions than the config has are not used.
+        state[POSITIONS] = state[POSITIONS][: config.max_position_embeddings]
+    return Released(model.eval(), tokenizer, _load_weights(model, state, folder))
+
+
+def convert_released(folder: str | os.PathLike, output_dir: str | os.PathLike) -> Released:
+    """Write what `load_released` reads to a folder, which appears as a whole: safetensors, tokenizer, and their code.
+
+    It loads with the Auto classes of transformers: with `trust_remote_code=True`, or after
+    `import hf_tlm.models.coco_lm`.
+
+    Raises:
+        HfTlmError: see `load_released`; `output_dir` is `folder`; or the disk cannot be written, and an earlier folder
+            there is intact.
+    """
+    if Path(folder).resolve() == Path(output_dir).resolve():
+        raise ModelError(f"The converted model would replace the released one in {folder}. Choose another output folder.")
+    released = load_released(folder)
+    with atomic_directory(output_dir) as work:
+        released.model.save_pretrained(work)
+        released.tokenizer.save_pretrained(work)
+    return released
+
+
+def released_name(name: str) -> str:
+    """The name of the released weight that our parameter `name` is, or is a third of."""
+    for ours, theirs in RENAMED.items():
+        name = name.replace(ours, theirs)
+    return name
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    """Their values, by their names."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelError(f"Cannot read {path}: {error.strerror}. Give the folder of a released COCO-LM model.") from error
+    except ValueError as error:
+        raise ModelError(f"{path} is not JSON: {error}. Download it again.") from error
+    if not isinstance(values, dict) or values.get("model_type", "cocolm") != "cocolm":
+        raise ModelError(f"{path} must describe a model of type 'cocolm'; found {values!r:.200}.")
+    return PUBLISHED_DEFAULTS | {name: values[name] for name in PUBLISHED_DEFAULTS if name in values}
+
+
+def _read_weights(path: Path) -> dict[str, torch.Tensor]:
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise ModelError(f"Cannot read {path}: {error.strerror}. Give the folder of a released COCO-LM model.") from error
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        raise ModelError(f"{path} is damaged, or holds more than tensors: {error}. Download it again.") from error
+    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
+        raise ModelError(f"{path} must hold tensors by name; found {type(state).__name__}. Is it a released checkpoint?")
+    return state
+
+
+def _read_tokenizer(folder: Path) -> CocoLmTokenizer:
+    files = [folder / name for name in CocoLmTokenizer.vocab_files_names.values()]
+    for file in files:
+        if not file.is_file():
+            raise ModelError(f"There is no {file}. A released COCO-LM model has {' and '.join(f.name for f in files)}.")
+    try:
+        return CocoLmTokenizer(*files)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"Cannot read {' and '.join(map(str, files))}: {error}") from error
+
+
+def _config(values: dict[str, Any], tokenizer: CocoLmTokenizer, state: dict[str, torch.Tensor]) -> CocoLmConfig:
+    """Our config of theirs, with the heads that have weights. Raises TypeError or ValueError where there is none."""
+    values = dict(values)
+    bins, max_distance = values.pop("rel_pos_bins"), values.pop("max_rel_pos")
+    if bins > 0:
+        values |= {"relative_attention_num_buckets": bins, "relative_attention_max_distance": max_distance}
+    config = CocoLmConfig(
+        **values,
+        relative_attention_mode="signed" if bins > 0 else None,
+        pad_token_id=tokenizer.pad_token_id,
+        copy_head=COPY_WEIGHT in state,
+        copy_bias=COPY_BIAS in state or COPY_WEIGHT not in state,
+    )
+    if len(tokenizer) > config.vocab_size:
+        raise ValueError(
+            f"the dictionary has {len(tokenizer)} symbols, special tokens included, and the vocabulary here has "
+            f"{config.vocab_size}. They must be of the same model."
+        )
+    # Theirs count buckets from the smallest that a text of full length has.
+    longest = torch.tensor(1 - config.max_position_embeddings)
+    if bins > 0 and relative_position_buckets(longest, "signed", bins, max_distance) > 0:
+        raise ValueError(
+            f"{config.max_position_embeddings} positions are too few for {bins} buckets up to a distance of {max_distance}: "
+            "the released code would number the buckets in another way. No released model is like that; check rel_pos_bins "
+            "and max_rel_pos."
+        )
+    return config
+
+
+@torch.no_grad()
+def _load_weights(model: CocoLmPreTrainedModel, state: dict[str, torch.Tensor], folder: Path) -> list[str]:
+    """Fill the model; returns the names of what it has no place for."""
+    prefix = "" if hasattr(model, BODY.removesuffix(".")) else BODY
+    holders = defaultdict(list)
+    for name, parameter in model.named_parameters():
+        holders[released_name(prefix + name)].append(parameter)
+    shapes = {name: (sum(map(len, parts)), *parts[0].shape[1:]) for name, parts in holders.items()}
+    others = [name for name in state if name not in holders]
+    problems = {
+        "missing": [name for name in holders if name not in state],
+        "unexpected": [name for name in others if name.startswith(BODY) and not name.startswith(CONTRASTIVE_HEAD)],
+        "of another shape": [
+            f"{name} {tuple(state[name].shape)} instead of {shape}"
+            for name, shape in shapes.items()
+            if name in state and state[name].shape != shape
+        ],
+    }
+    if any(problems.values()):
+        found = "; ".join(
+            f"{what}: {', '.join(names[:3])}" + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+            for what, names in problems.items()
+            if names
+        )
+        raise ModelError(
+            f"The weights in {folder / WEIGHTS} are not those of the model in {CONFIG}. {found}. Are both of one released "
+            "COCO-LM model, with post-LayerNorm?"
+        )
+    for name, parts in holders.items():
+        for part, value in zip(parts, state[name].chunk(len(parts)), strict=True):
+            part.copy_(value)
+    return others
