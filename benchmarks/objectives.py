@@ -58,7 +58,7 @@ TASKS = {
     "rte": {"metric": "accuracy", "pair": True},
     "qnli": {"metric": "accuracy", "pair": True},
 }
-FINETUNE_STEPS, FINETUNE_BATCH, FINETUNE_RATE, FINETUNE_DECAY = 200, 32, 5e-4, 0.8
+FINETUNE_STEPS, FINETUNE_BATCH, FINETUNE_RATE, FINETUNE_DECAY = 100, 32, 5e-4, 0.8
 
 TITLES = {
     "pretrain": "Pretraining at equal FLOPs",
