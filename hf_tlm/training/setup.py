@@ -65,7 +65,7 @@ def prepare(task: Task, corpus: Dataset | None, args: TlmArguments, model_args: 
             "and the main one is small. Use DDP; adapt the exported model afterwards with --stage 2 --use_peft."
         )
     texts = task.train.select_columns([c for c in ("text", "text_pair") if c in task.train.column_names])
-    name = model_args.tokenizer_name or model_args.model_name_or_path
+    name = model_args.tokenizer_source
     corpus_length = args.corpus_max_length or args.max_length
     longest = max(args.max_length, corpus_length)
     with args.main_process_first(desc="tokenising"):
@@ -114,9 +114,16 @@ def model_factory(
 
     Raises:
         ModelError: see `build_config` and `auxiliary_config`.
-        ArgumentsError: objective ale without an ALBERT body.
+        ArgumentsError: objective ale without an ALBERT body, or cocolm without its own.
     """
-    composite = args.objective != "mlm"
+    composite, model_args = args.objective != "mlm", model_args.settled(args.objective)
+    settings = {
+        "temperature": model_args.temperature,
+        "heads": "clm" if args.objective == "cocolm" and args.clm != "rtd" else "rtd",
+        "apart": args.objective == "cocolm",
+        "replacements": model_args.replacements,
+        "frozen": model_args.freeze_auxiliary,
+    }
     if model_args.model_name_or_path is not None:
         options = {
             "id2label": id2label,
@@ -128,10 +135,7 @@ def model_factory(
         def from_checkpoint() -> TrainedModel | PeftModel:
             if composite:
                 model = CorruptAndPredict.from_checkpoint(
-                    model_args.model_name_or_path,
-                    model_args.auxiliary_name_or_path,
-                    temperature=model_args.temperature,
-                    **options,
+                    model_args.model_name_or_path, model_args.auxiliary_name_or_path, **settings, **options
                 )
                 _check_body(args, model.config.model_type)
                 return model
@@ -146,15 +150,23 @@ def model_factory(
     if not composite:
         return partial(TlmModel.from_config, config)
     _check_body(args, config.model_type)
-    auxiliary = auxiliary_config(config, model_args.auxiliary_size, model_args.auxiliary_layers)
-    return partial(CorruptAndPredict.from_config, config, auxiliary, model_args.temperature)
+    if model_args.freeze_auxiliary:
+        auxiliary = model_args.auxiliary_name_or_path
+    else:
+        layers = model_args.auxiliary_layers
+        if layers is None and args.objective == "cocolm":
+            layers = max(1, config.num_hidden_layers // 3)
+        auxiliary = auxiliary_config(config, model_args.auxiliary_size, layers)
+    return partial(CorruptAndPredict.from_config, config, auxiliary, **settings)
 
 
 def _check_body(args: TlmArguments, model_type: str) -> None:
-    if args.objective == "ale" and model_type != "albert":
+    bodies = {"ale": ("albert", "ELECTRA on an ALBERT body", "ale_small"), "cocolm": ("cocolm", "COCO-LM's", "cocolm_base")}
+    if args.objective in bodies and model_type != bodies[args.objective][0]:
+        _, what, file = bodies[args.objective]
         raise ArgumentsError(
-            f"objective ale is ELECTRA on an ALBERT body (recipes/configs/models/ale_small.json); received the type "
-            f"{model_type!r}. For other bodies the objective is electra."
+            f"objective {args.objective} is {what} (recipes/configs/models/{file}.json); received the type {model_type!r}. "
+            "For other bodies the objective is electra."
         )
 
 
