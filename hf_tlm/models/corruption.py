@@ -99,6 +99,8 @@ class CorruptAndPredict(TrainedModel):
         self.temperature, self.apart, self.replacements = temperature, apart, replacements
         # What the LM head of `clm_heads` computes, `CorrectiveLm.lm_loss`.
         self.lm_loss: LmLoss | None = None
+        # The second view's share of the tokens of the first (`TlmCollator.crop_fraction`): what `applied_parameters` needs.
+        self.second_view = 0.0
         # Of the random numbers for batches that bring none; None is torch's global one.
         self.generator: torch.Generator | None = None
         self._no_split_modules = layer_classes(main.base_model) | layer_classes(auxiliary.base_model)
@@ -190,6 +192,14 @@ class CorruptAndPredict(TrainedModel):
         else:
             (model.clm_heads if corrects else model.rtd_head).load_state_dict(state)
         return model
+
+    @property
+    def further_parameters(self) -> float:
+        """A forward pass is a third of forward and backward: what sampling apart adds, and a frozen model does not need."""
+        shared = set(self.main.parameters())
+        auxiliary = sum(value.numel() for value in self.auxiliary.parameters() if value not in shared)
+        thirds = -2 if self.auxiliary.frozen else int(self.apart)
+        return thirds * auxiliary / 3 + self.second_view * self.main.base_model.num_parameters()
 
     def get_input_embeddings(self) -> nn.Module:
         return self.main.get_input_embeddings()

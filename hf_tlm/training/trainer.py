@@ -103,12 +103,11 @@ class TlmTrainer(ResumableTrainer):
         if train_dataset is None:
             # Without a task the corpus objective is evaluated, and what it needs is in every batch.
             self.label_names = ["mlm_labels"]
-        corrective = corrective_lm(self.objectives)
         for module in model.modules():  # The model itself, or what an adapter wraps.
             if isinstance(module, TrainedModel):
                 module.max_logits = args.max_logits
-            if isinstance(module, CorruptAndPredict) and corrective is not None:
-                module.lm_loss = corrective.lm_loss
+            if isinstance(module, CorruptAndPredict):
+                self._settle(module)
         self.clock = Clock(args.max_hours)
         self.add_callback(_Epochs(self))
         self.add_callback(self.clock)
@@ -117,6 +116,18 @@ class TlmTrainer(ResumableTrainer):
             self.add_callback(self.energy)
         self.watch = LossWatch(self.accelerator, lambda: self.batch_sampler, self.interruption)
         self.add_callback(self.watch)
+
+    def _settle(self, model: CorruptAndPredict) -> None:
+        """Tell a model which of its losses are asked for."""
+        corrective = corrective_lm(self.objectives)
+        if corrective is not None:
+            if model.clm_heads is None:
+                raise ArgumentsError(
+                    f"objective {self.args.objective} with clm {self.args.clm} needs a model that corrects tokens, and this "
+                    "one detects them. Make it with heads='clm', or give --clm rtd."
+                )
+            model.lm_loss = corrective.lm_loss
+        model.second_view = self.data_collator.crop_fraction or 0.0 if self.args.mlm_probability > 0 else 0.0
 
     def train(self, *args, **kwargs):
         try:

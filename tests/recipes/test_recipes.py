@@ -215,7 +215,9 @@ def test_coco_lm_and_a_task_trained_from_it(work, subset):
         "--model_config", work / "cocolm.json", "--max_steps", "2", "--per_device_train_batch_size", "2", "--output_dir",
         out, config="cpu_2", processes=2,
     )  # fmt: skip
-    assert text.count("scl loss") == 1 and "copy accuracy original" in text and (out / "generator/model.safetensors").is_file()
+    assert (
+        text.count("scl loss") == 1 and "copy accuracy original" in text and (out / "generator/model.safetensors").is_file()
+    )
     launch(
         "recipes/train_tlm.py", "--task", work / "task", "--subset", subset, *TINY, "--max_length", "16", "--objective",
         "cocolm", "--model_name_or_path", out, "--logging_steps", "1", "--output_dir", work / "cocolm-task",

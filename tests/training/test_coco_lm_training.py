@@ -266,12 +266,16 @@ def test_the_collator_crops_what_the_option_says(tmp_path, data, tokenizer):
         run = trainer(tmp_path, data, tokenizer, **COCO_LM, rho1=math.inf, crop_fraction=fraction, max_steps=1)
         batch = next(iter(run.get_train_dataloader()))
         lengths[fraction] = batch["crop_attention_mask"].sum() / batch["attention_mask"].sum()
+        assert run.model.second_view == fraction
     assert lengths[1.0] == 1 and 0.5 < lengths[0.5] < 0.7
     run = trainer(tmp_path, data, tokenizer, **COCO_LM, rho1=math.inf, scl=False, max_steps=1)
+    assert run.model.second_view == 0
     assert not any(name.startswith("crop_") for name in next(iter(run.get_train_dataloader())))
 
 
-def test_what_cannot_be(tmp_path, task, tokenizer):
+def test_what_cannot_be(tmp_path, task, tokenizer, data):
+    with pytest.raises(ArgumentsError, match="needs a model that corrects tokens, and this one detects them"):
+        trainer(tmp_path, data, tokenizer, **COCO_LM, clm="rtd", objectives={"corpus": CorrectiveLm()})
     args = TlmArguments(output_dir=str(tmp_path / "x"), **QUIET, rho1=0, objective="cocolm", max_length=32)
     bert = ModelArguments(model_config={"model_type": "bert", **TINY_CONFIGS["bert"]}, vocab_size=200)
     with pytest.raises(ArgumentsError, match="objective cocolm is COCO-LM's .*cocolm_base.* received the type 'bert'"):
