@@ -1,4 +1,4 @@
-r"""Pretrain a text model on a general corpus, without a task: masked language modelling, ELECTRA or ALE.
+r"""Pretrain a text model on a general corpus, without a task: masked language modelling, ELECTRA, ALE or COCO-LM.
 
     accelerate launch recipes/pretrain.py --config recipes/configs/pretrain/tiny.yaml \
         --corpus 'path/to/corpus/*.parquet' --output_dir runs/bert-tiny

@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from hf_tlm.data.cropping import Cropper
 from hf_tlm.data.masking import mask_tokens, uniforms
-from hf_tlm.data.packing import pack
+from hf_tlm.data.packing import Layout
 from hf_tlm.data.tokenization import check_tokenizer
 
 
@@ -44,9 +45,13 @@ class TlmCollator:
         replacing: every chosen token becomes the mask token (ELECTRA's corruption, Clark et al. 2020, equation 1), and
             `uniforms`, float32 [R, S], are the random numbers in [0, 1) that replacements are drawn with
             (`hf_tlm.models.CorruptAndPredict`).
+        mask_special: special tokens are chosen like any other (RoBERTa's way; COCO-LM, appendix D).
+        crop_fraction: a masked batch has rows of the texts cropped to this share too (`hf_tlm.data.cropping.Cropper`), the
+            same names with `crop_` before them; texts are in the same order, packed where the others are. None: it has none.
 
     Raises:
-        TokenizerError: the tokenizer lacks a mask token or a padding token.
+        TokenizerError: the tokenizer lacks a mask token or a padding token, or [CLS] for crops.
+        HfTlmError: `crop_fraction` is out of range.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -55,44 +60,32 @@ class TlmCollator:
     row_length: int | None = None
     eval_row_length: int | None = None
     replacing: bool = False
+    mask_special: bool = False
+    crop_fraction: float | None = None
     special: np.ndarray = field(init=False, repr=False)
 
     def __post_init__(self):
         check_tokenizer(self.tokenizer)
         self.special = np.zeros(len(self.tokenizer), dtype=bool)
         self.special[self.tokenizer.all_special_ids] = True
+        self._crop = None if self.crop_fraction is None else Cropper(self.tokenizer, self.crop_fraction, self.seed)
 
     def __call__(self, texts: list[dict]) -> dict[str, torch.Tensor]:
-        lengths = np.array([len(text["input_ids"]) for text in texts])
-        row_length = self.row_length if "draw" in texts[0] else self.eval_row_length
-        if row_length is None:
-            rows, starts = np.arange(len(texts)), np.zeros(len(texts), np.int64)
-        else:
-            rows, starts = pack(lengths, max(row_length, int(lengths.max())))
-        shape = (int(rows.max()) + 1, int((starts + lengths).max()))
-        first_tokens = rows * shape[1] + starts
-        # One entry per token, text after text.
-        text_of = np.repeat(np.arange(len(texts)), lengths)
-        positions = np.arange(len(text_of)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        place = first_tokens[text_of] + positions
-
-        def laid_out(values: np.ndarray, padding: int, dtype: type = np.int64) -> np.ndarray:
-            table = np.full(shape, padding, dtype)
-            table.reshape(-1)[place] = values
-            return table
-
+        training = "draw" in texts[0]
+        row_length = self.row_length if training else self.eval_row_length
+        layout, input_ids, types = _flattened(texts, row_length)
         batch = {}
         if "label" in texts[0]:
             # First: the Trainer takes the first tensor's length for the number of texts.
             batch["labels"] = np.array([text["label"] for text in texts], dtype=np.int64)
-        input_ids, mlm_labels = np.concatenate([text["input_ids"] for text in texts]).astype(np.int64), None
-        if self.mlm_probability > 0 and "draw" in texts[0]:
-            draws = np.array([text["draw"] for text in texts], dtype=np.int64)[text_of]
+        masking = self.mlm_probability > 0 and training
+        if masking:
+            draws = np.array([text["draw"] for text in texts], dtype=np.int64)[layout.text_of]
             input_ids, mlm_labels = mask_tokens(
                 input_ids,
-                ~self.special[input_ids],
+                ~self.special[input_ids] | self.mask_special,
                 draws,
-                positions,
+                layout.positions,
                 seed=self.seed,
                 mlm_probability=self.mlm_probability,
                 mask_token_id=self.tokenizer.mask_token_id,
@@ -100,16 +93,22 @@ class TlmCollator:
                 mask_share=1.0 if self.replacing else 0.8,
                 random_share=0.0 if self.replacing else 0.1,
             )
-        batch["input_ids"] = laid_out(input_ids, self.tokenizer.pad_token_id)
-        batch["attention_mask"] = laid_out(np.ones_like(place), 0)
-        if "token_type_ids" in texts[0]:
-            batch["token_type_ids"] = laid_out(np.concatenate([text["token_type_ids"] for text in texts]), 0)
-        if row_length is not None:
-            batch["position_ids"] = laid_out(positions, 0)
-            batch["text_ids"] = laid_out(text_of + 1, 0)
-            batch["first_tokens"] = first_tokens
-        if mlm_labels is not None:
-            batch["mlm_labels"] = laid_out(mlm_labels, -100)
+        batch |= layout.rows(input_ids, types, self.tokenizer.pad_token_id)
+        if masking:
+            batch["mlm_labels"] = layout.table(mlm_labels, -100)
             if self.replacing:
-                batch["uniforms"] = laid_out(uniforms(self.seed, draws, positions, stream=3), 0, np.float32)
+                numbers = uniforms(self.seed, draws, layout.positions, stream=3)
+                batch["uniforms"] = layout.table(numbers, 0, np.float32)
+            if self._crop is not None:
+                cropped, input_ids, types = _flattened(self._crop(texts, self.special), row_length)
+                rows = cropped.rows(input_ids, types, self.tokenizer.pad_token_id)
+                batch |= {f"crop_{name}": values for name, values in rows.items()}
         return {name: torch.from_numpy(values) for name, values in batch.items()}
+
+
+def _flattened(texts: list[dict], row_length: int | None) -> tuple[Layout, np.ndarray, np.ndarray | None]:
+    """The layout of texts, and their tokens and types (None without), int64 [T] each."""
+    layout = Layout.of(np.array([len(text["input_ids"]) for text in texts]), row_length)
+    names = [name for name in ("input_ids", "token_type_ids") if name in texts[0]]
+    values = [np.concatenate([text[name] for text in texts]).astype(np.int64) for name in names]
+    return layout, values[0], values[1] if len(values) > 1 else None

@@ -1,9 +1,10 @@
-"""Which row of a batch each text goes into, so that little of the batch is padding."""
+"""Where the tokens of a batch's texts go: one text a row, or several, so that little of the batch is padding."""
 
 from __future__ import annotations
 
 import bisect
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -30,3 +31,48 @@ def pack(lengths: Sequence[int], capacity: int) -> tuple[np.ndarray, np.ndarray]
         rows[text], starts[text] = row, capacity - free
         bisect.insort(room, (free - length, row))
     return rows, starts
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The places of a batch's tokens, T of them text after text, in R rows of S places.
+
+    shape: (R, S).
+    text_of, positions: int64 [T], each token's text and its place in it, from 0.
+    first_tokens: int64 [B], where each text begins in the flattened rows.
+    packed: texts share rows.
+    """
+
+    shape: tuple[int, int]
+    text_of: np.ndarray
+    positions: np.ndarray
+    first_tokens: np.ndarray
+    packed: bool
+
+    @classmethod
+    def of(cls, lengths: np.ndarray, row_length: int | None) -> Layout:
+        """Of texts of int64 [B] tokens; row_length None gives each a row, and a longer text widens the rows."""
+        if row_length is None:
+            rows, starts = np.arange(len(lengths)), np.zeros(len(lengths), np.int64)
+        else:
+            rows, starts = pack(lengths, max(row_length, int(lengths.max())))
+        shape = (int(rows.max()) + 1, int((starts + lengths).max()))
+        text_of = np.repeat(np.arange(len(lengths)), lengths)
+        positions = np.arange(len(text_of)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        return cls(shape, text_of, positions, rows * shape[1] + starts, row_length is not None)
+
+    def table(self, values: np.ndarray, padding: int, dtype: type = np.int64) -> np.ndarray:
+        """[T] values in rows, [R, S]."""
+        table = np.full(self.shape, padding, dtype)
+        table.reshape(-1)[self.first_tokens[self.text_of] + self.positions] = values
+        return table
+
+    def rows(self, input_ids: np.ndarray, token_type_ids: np.ndarray | None, pad_token_id: int) -> dict[str, np.ndarray]:
+        """What a body reads of a batch, and where the texts of packed rows are."""
+        rows = {"input_ids": self.table(input_ids, pad_token_id), "attention_mask": self.table(np.ones_like(input_ids), 0)}
+        if token_type_ids is not None:
+            rows["token_type_ids"] = self.table(token_type_ids, 0)
+        if self.packed:
+            rows |= {"position_ids": self.table(self.positions, 0), "text_ids": self.table(self.text_of + 1, 0)}
+            rows["first_tokens"] = self.first_tokens
+        return rows

@@ -90,7 +90,7 @@ def run_pretraining(
         "corpus": {"name": corpus.name, "fingerprint": corpus.fingerprint},
         "corpus_fingerprint": corpus.fingerprint,
         "arguments": {**settings(args), "seed": args.seed},
-        "model": asdict(model_args),
+        "model": asdict(model_args.settled(args.objective)),
         "blocks": {name: value for name, value in asdict(block_args).items() if name != "shards_ahead"},
     }
     with args.main_process_first(desc="checking the output folder"):
@@ -225,7 +225,7 @@ def _tokenizer(
     corpus: Corpus, args: PretrainArguments, model_args: ModelArguments, block_args: BlockArguments, folder: Path
 ) -> PreTrainedTokenizerBase:
     """The one asked for; else one trained on passages of the corpus, kept in the run's folder."""
-    name = model_args.tokenizer_name or model_args.model_name_or_path
+    name = model_args.tokenizer_source
     if name is not None:
         tokenizer = load_tokenizer(name, revision=model_args.model_revision, trust_remote_code=model_args.trust_remote_code)
     else:

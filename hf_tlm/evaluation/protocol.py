@@ -83,7 +83,7 @@ def run_tlm(
         "metric": task.metric,
         "subset": None if subset is None else subset.manifest,
         "arguments": settings(args),
-        "model": {**model_args.__dict__},
+        "model": {**model_args.settled(args.objective).__dict__},
     }
     with args.main_process_first(desc="checking the output folder"):
         claim(output_dir, details, ("task_fingerprint", "metric", "subset"), args.process_index)

@@ -52,6 +52,7 @@ def tlm_card(run: Mapping[str, Any], seed: int) -> str:
         metric=metric,
         metric_name=METRIC_NAMES[metric],
         arguments=run["arguments"],
+        coco_lm_losses=_coco_lm_losses(run["arguments"]),
     )
     return str(card)
 
@@ -65,13 +66,31 @@ def pretrained_card(run: Mapping[str, Any]) -> str:
     from huggingface_hub import ModelCard, ModelCardData
 
     objective, base = run["arguments"]["objective"], run["model"]["model_name_or_path"]
+    fills_masks = objective == "mlm" or (objective == "cocolm" and run["arguments"]["clm"] != "rtd")
     data = ModelCardData(
         library_name="transformers",
-        pipeline_tag="fill-mask" if objective == "mlm" else "feature-extraction",
+        pipeline_tag="fill-mask" if fills_masks else "feature-extraction",
         tags=["hf_tlm", objective, "pretraining", "trained-from-scratch" if base is None else "finetuned"],
         base_model=base,
     )
-    kinds = {"mlm": "Masked language model", "electra": "ELECTRA", "ale": "ALE"}
+    kinds = {"mlm": "Masked language model", "electra": "ELECTRA", "ale": "ALE", "cocolm": "COCO-LM"}
     template = files("hf_tlm.hub").joinpath("templates/pretrained_model.md").read_text(encoding="utf-8")
     title = f"{kinds[objective]} pretrained on {run['corpus']['name']}"
-    return str(ModelCard.from_template(data, template_str=template, run=run, arguments=run["arguments"], title=title))
+    values = {"run": run, "arguments": run["arguments"], "coco_lm_losses": _coco_lm_losses(run["arguments"]), "title": title}
+    return str(ModelCard.from_template(data, template_str=template, **values))
+
+
+def _coco_lm_losses(arguments: Mapping[str, Any]) -> str | None:
+    """What a run of the objective cocolm adds up, in words."""
+    if arguments.get("objective") != "cocolm":
+        return None
+    weight = f"{arguments['rtd_weight']:g}"
+    words = {
+        "full": f"{weight} x copy loss + language modelling loss"
+        + ("" if arguments["stop_gradient"] else " (which trains the copy head too)"),
+        "no_copy": f"{weight} x copy loss + language modelling loss (without the copy probability)",
+        "all_token": "language modelling loss of all tokens",
+        "rtd": f"{weight} x replaced token detection",
+    }[arguments["clm"]]
+    contrast = f" + sequence contrastive loss (crops of {100 * arguments['crop_fraction']:g}%)" if arguments["scl"] else ""
+    return f"masked-LM loss of the auxiliary model + {words}{contrast}"

@@ -23,11 +23,12 @@ if TYPE_CHECKING:
         load_released,
     )
     from hf_tlm.models.configure import build_config, read_config
-    from hf_tlm.models.corruption import CorruptAndPredict, CorruptionOutput
+    from hf_tlm.models.corruption import CorruptAndPredict
     from hf_tlm.models.errors import ModelError
     from hf_tlm.models.export import export_stock, load_exported
     from hf_tlm.models.families import FAMILIES
     from hf_tlm.models.lora_arguments import LoraArguments
+    from hf_tlm.models.prediction_heads import CorruptionOutput
     from hf_tlm.models.sharding import whole
     from hf_tlm.models.tlm import MLM_SUBFOLDER, TlmModel, TlmOutput
 
@@ -52,11 +53,12 @@ __getattr__, __dir__, __all__ = export_lazily(
             "load_released",
         ],
         "configure": ["build_config", "read_config"],
-        "corruption": ["CorruptAndPredict", "CorruptionOutput"],
+        "corruption": ["CorruptAndPredict"],
         "errors": ["ModelError"],
         "export": ["export_stock", "load_exported"],
         "families": ["FAMILIES"],
         "lora_arguments": ["LoraArguments"],
+        "prediction_heads": ["CorruptionOutput"],
         "sharding": ["whole"],
         "tlm": ["MLM_SUBFOLDER", "TlmModel", "TlmOutput"],
     },

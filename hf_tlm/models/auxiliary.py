@@ -1,13 +1,18 @@
-"""The config of an auxiliary masked LM (ELECTRA's generator) from that of the main model it shares embeddings with."""
+"""An auxiliary masked LM (ELECTRA's generator): its config from that of the main model, and what the two share."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 
-from transformers import PreTrainedConfig
+import torch
+from torch import nn
+from transformers import ElectraConfig, PreTrainedConfig, PreTrainedModel
 
 from hf_tlm.models.errors import ModelError
 from hf_tlm.models.families import family_of
+from hf_tlm.models.tlm import MlmHead
 
 
 def auxiliary_config(config: PreTrainedConfig, size: float = 0.25, layers: int | None = None) -> PreTrainedConfig:
@@ -16,6 +21,10 @@ def auxiliary_config(config: PreTrainedConfig, size: float = 0.25, layers: int |
     ELECTRA (Clark et al., ICLR 2020, section 3.2 and appendix A) multiplies hidden size, FFN size and attention heads by
     `size` and keeps the depth and the size of a head. A model has whole heads, at least one: the number nearest to
     `size` x heads decides the width, and the FFN follows it.
+
+    COCO-LM's (Meng et al., NeurIPS 2021, section 3.3 and appendix D) is as wide and shallower, with relative positions of
+    its own and BERT's masked-LM head. Of a COCO-LM body, whose embeddings are as wide as it, the narrower one is an ELECTRA
+    generator with embeddings of that width (Table 3, "w. ELECTRA's Auxiliary"), without relative positions.
 
     Args:
         config: the main model's; left as it is.
@@ -33,8 +42,12 @@ def auxiliary_config(config: PreTrainedConfig, size: float = 0.25, layers: int |
             f"auxiliary_layers must lie between 1 and the main model's {config.num_hidden_layers}; received {layers}."
         )
     auxiliary = deepcopy(config)
+    if config.model_type == "cocolm":
+        auxiliary.copy_head, auxiliary.lm_transform = False, True
+        if size < 1:
+            auxiliary = _electra(config)
     # Only where there is a projection between them can the width differ from that of the shared embeddings.
-    if size < 1 and not hasattr(config, "embedding_size"):
+    if size < 1 and not hasattr(auxiliary, "embedding_size"):
         raise ModelError(
             f"The token embeddings of a {config.model_type} body are as wide as the body, so an auxiliary model that "
             f"shares them cannot have auxiliary_size {size:g}. Take an electra (or albert) config, whose embeddings have a "
@@ -52,3 +65,69 @@ def auxiliary_config(config: PreTrainedConfig, size: float = 0.25, layers: int |
         if hasattr(config, "layer_types"):
             auxiliary.layer_types = config.layer_types[:layers]
     return auxiliary
+
+
+def _electra(config: PreTrainedConfig) -> ElectraConfig:
+    """ELECTRA's of the size of a COCO-LM body, which has every value that it has but the embeddings' width."""
+    names = set(ElectraConfig().to_dict()) - {"model_type", "transformers_version", "architectures", "auto_map"}
+    values = {name: value for name, value in config.to_dict().items() if name in names}
+    values |= {"embedding_size": config.hidden_size, "type_vocab_size": max(1, config.type_vocab_size)}
+    return ElectraConfig(**values, attn_implementation=config._attn_implementation)
+
+
+class Auxiliary(nn.Module):
+    """A stock masked LM's modules: the body under its own name, the head as an `MlmHead`.
+
+    frozen: it does not learn, and is always in evaluation mode.
+    """
+
+    def __init__(self, lm: PreTrainedModel, frozen: bool = False):
+        super().__init__()
+        self.config, self.frozen = lm.config, frozen
+        self.base_model_prefix = lm.base_model_prefix
+        heads = {}
+        for name, child in lm.named_children():
+            if name == lm.base_model_prefix:
+                self.add_module(name, child)
+            else:
+                heads[name] = child
+        self.mlm_head = MlmHead(heads, family_of(lm.config))
+
+    @property
+    def base_model(self) -> PreTrainedModel:
+        return getattr(self, self.base_model_prefix)
+
+    def train(self, mode: bool = True) -> Auxiliary:
+        return super().train(mode and not self.frozen)
+
+    @contextmanager
+    def without_dropout(self) -> Iterator[None]:
+        """And without gradients."""
+        self.eval()
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            self.train()
+
+
+def shared_parameters(main: PreTrainedModel, auxiliary: PreTrainedModel, frozen: bool) -> dict[str, str]:
+    """The parameters that are one, target -> source, by their names in `CorruptAndPredict`; of a frozen auxiliary model
+    none are the main one's."""
+    body = f"{auxiliary.base_model_prefix}."
+    embeddings = {
+        f"{body}{name}.weight": f"main.{main.base_model_prefix}.{name}.weight"
+        for name, module in auxiliary.base_model.named_modules()
+        if not frozen
+        and isinstance(module, nn.Embedding)
+        and name in dict(main.base_model.named_modules())
+        and module.weight.shape == main.base_model.get_submodule(name).weight.shape
+    }
+
+    def inside(name: str) -> str:
+        return f"auxiliary.{name}" if name.startswith(body) else f"auxiliary.mlm_head.{name}"
+
+    ties = {inside(target): source for target, source in embeddings.items()}
+    for target, source in auxiliary.get_expanded_tied_weights_keys().items():
+        ties[inside(target)] = embeddings.get(source) or inside(source)
+    return ties

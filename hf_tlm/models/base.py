@@ -41,6 +41,11 @@ class TrainedModel(PreTrainedModel):
         self._keys_to_ignore_on_save = set(ties)
         self.tie_weights(recompute_mapping=False)
 
+    @property
+    def further_parameters(self) -> float:
+        """How many more parameters a training step applies than forward and backward once each: passes x parameters."""
+        return 0.0
+
     @cached_property
     def _parameter_count(self) -> int:
         return applied_parameters(self)
@@ -55,13 +60,16 @@ class TrainedModel(PreTrainedModel):
 
 
 def applied_parameters(model: PreTrainedModel) -> int:
-    """The parameters, those that ALBERT shares between layers as often as they are applied.
+    """The parameters, those that ALBERT shares between layers, and those of COCO-LM's further passes, as often as they are
+    applied.
 
     6 x tokens x parameters is the cost of a step because every weight takes part in one product a token; a layer that is
     applied twelve times takes part in twelve.
     """
     count = model.num_parameters()
     for module in model.modules():
+        if isinstance(module, TrainedModel):
+            count += round(module.further_parameters)
         if isinstance(module, AlbertTransformer):
             groups = [sum(value.numel() for value in group.parameters()) for group in module.albert_layer_groups]
             layers = module.config.num_hidden_layers

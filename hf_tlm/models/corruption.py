@@ -3,94 +3,41 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from contextlib import nullcontext
 
 import torch
-from safetensors.torch import load_file
 from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForMaskedLM,
-    AutoModelForPreTraining,
     AutoModelForSequenceClassification,
     PreTrainedConfig,
     PreTrainedModel,
 )
-from transformers.activations import get_activation
-from transformers.utils import cached_file
 
+from hf_tlm.models.auxiliary import Auxiliary, shared_parameters
 from hf_tlm.models.base import TrainedModel, encode, layer_classes, refusals_of
+from hf_tlm.models.composite_files import UNREADABLE, clm_heads_state, load_auxiliary, rtd_head_state
 from hf_tlm.models.dropout import use_fast_dropout
 from hf_tlm.models.errors import ModelError
 from hf_tlm.models.families import family_of
+from hf_tlm.models.prediction_heads import ClmHeads, CorruptionOutput, LmLoss, RtdHead
 from hf_tlm.models.sampling import sample_tokens
 from hf_tlm.models.texts import Texts
-from hf_tlm.models.tlm import MlmHead, TlmOutput
 
 logger = logging.getLogger(__name__)
 
 TEMPERATURE = 0.8
-# Folders inside an exported model (see `hf_tlm.models.export`), and the file of a head that no stock class has.
-DISCRIMINATOR, GENERATOR, RTD_HEAD_FILE = "discriminator", "generator", "rtd_head.safetensors"
-
-
-@dataclass
-class CorruptionOutput(TlmOutput):
-    """
-    logits, mlm_loss: as in `TlmOutput`, of the main transformer and of the auxiliary one.
-    rtd_logits: float [T], for each of the batch's T real tokens, row by row, how much it looks replaced.
-    replaced: bool [T], the truth: the token differs from the original.
-    guesses: int64 scalar, masked positions at which the auxiliary model's most likely token is the original.
-    """
-
-    rtd_logits: torch.FloatTensor | None = None
-    replaced: torch.BoolTensor | None = None
-    guesses: torch.LongTensor | None = None
-
-
-class Auxiliary(nn.Module):
-    """A stock masked LM's modules: the body under its own name, the head as an `MlmHead`."""
-
-    def __init__(self, lm: PreTrainedModel):
-        super().__init__()
-        self.config = lm.config
-        self.base_model_prefix = lm.base_model_prefix
-        heads = {}
-        for name, child in lm.named_children():
-            if name == lm.base_model_prefix:
-                self.add_module(name, child)
-            else:
-                heads[name] = child
-        self.mlm_head = MlmHead(heads, family_of(lm.config))
-
-    @property
-    def base_model(self) -> PreTrainedModel:
-        return getattr(self, self.base_model_prefix)
-
-
-class RtdHead(nn.Module):
-    """ELECTRA's head for replaced tokens, with the names of stock `ElectraForPreTraining.discriminator_predictions`."""
-
-    def __init__(self, config: PreTrainedConfig):
-        super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.activation = get_activation(getattr(config, "hidden_act", "gelu"))  # ModernBERT's has another name.
-        self.dense_prediction = nn.Linear(config.hidden_size, 1)
-        for linear in (self.dense, self.dense_prediction):
-            nn.init.normal_(linear.weight, std=config.initializer_range)
-            nn.init.zeros_(linear.bias)
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits float [T] of hidden states float [T, H]."""
-        return self.dense_prediction(self.activation(self.dense(hidden))).squeeze(-1)
 
 
 class CorruptAndPredict(TrainedModel):
-    """The two networks of ELECTRA (Clark et al. 2020, section 2) and of ALE (Shao, section II.E).
+    """The two networks of ELECTRA (Clark et al. 2020, section 2), of ALE (Shao, section II.E) and of COCO-LM (Meng et al.,
+    NeurIPS 2021, section 3.3).
 
     `auxiliary` is a masked LM. At the masked positions tokens are drawn from its softmax, and `main` reads the result.
     No gradient goes through the draw. `main` is a stock `ForSequenceClassification` model, so that a labelled task can be
-    learned together with the corruption (TLM), and `rtd_head` tells replaced tokens from original ones.
+    learned together with the corruption (TLM). Beside it is `rtd_head`, which tells replaced tokens from original ones, or
+    `clm_heads`, which correct them.
 
     Token embeddings are shared, and those of positions and types where their shapes are equal.
 
@@ -99,49 +46,100 @@ class CorruptAndPredict(TrainedModel):
     Args:
         temperature: of the softmax that replacements are drawn from (0.8 in the ALE paper, section IV.B; 1 in ELECTRA's);
             0 takes the most likely token.
+        heads: `rtd`, or `clm`, which needs a COCO-LM body; the loss of its LM head is then that of `lm_loss`, which
+            `TlmTrainer` takes from its `CorrectiveLm`.
+        apart: tokens are drawn in a pass of their own, without dropout and gradient, and the auxiliary model's loss is that
+            of a second pass (COCO-LM); False: one pass serves both (ELECTRA).
+        replacements: `sampled`; or `random`, any token with equal probability (COCO-LM, Table 3): the auxiliary model
+            learns as ever, and nothing depends on it.
+        frozen: the auxiliary model stays as it is, with embeddings of its own and without dropout (Table 3, "w. Converged
+            Auxiliary").
 
     Raises:
-        ModelError: the two have different token embeddings, or the temperature is negative.
+        ModelError: the two have different token embeddings; or an argument is out of range, or does not fit the body.
     """
 
-    def __init__(self, main: PreTrainedModel, auxiliary: PreTrainedModel, temperature: float = TEMPERATURE):
+    def __init__(
+        self,
+        main: PreTrainedModel,
+        auxiliary: PreTrainedModel,
+        temperature: float = TEMPERATURE,
+        *,
+        heads: str = "rtd",
+        apart: bool = False,
+        replacements: str = "sampled",
+        frozen: bool = False,
+    ):
         super().__init__(main.config)
         if not temperature >= 0:
             raise ModelError(f"temperature must be 0 or more; received {temperature}.")
+        for name, value, known in (
+            ("heads", heads, ("rtd", "clm")),
+            ("replacements", replacements, ("sampled", "random")),
+        ):
+            if value not in known:
+                raise ModelError(f"{name} must be {' or '.join(known)}; received {value!r}.")
+        if heads == "clm" and main.config.model_type != "cocolm":
+            raise ModelError(
+                f"Corrective language modelling needs a body of the type cocolm; received {main.config.model_type!r}."
+            )
         shapes = [tuple(model.get_input_embeddings().weight.shape) for model in (main, auxiliary)]
         if shapes[0] != shapes[1]:
             raise ModelError(
                 f"The auxiliary model shares the main model's token embeddings, and theirs differ: {shapes[1]} and "
                 f"{shapes[0]} (vocabulary, width). Give both the same vocabulary and embedding_size."
             )
-        self.main, self.auxiliary = main, Auxiliary(auxiliary)
-        self.rtd_head = RtdHead(main.config)
-        self.temperature = temperature
+        self.main, self.auxiliary = main, Auxiliary(auxiliary, frozen)
+        self.rtd_head = self.clm_heads = None
+        if heads == "clm":
+            main.config.update({"copy_head": True, "lm_transform": False})  # As which it is exported.
+            self.clm_heads = ClmHeads(main.config)
+        else:
+            self.rtd_head = RtdHead(main.config)
+        self.temperature, self.apart, self.replacements = temperature, apart, replacements
+        # What the LM head of `clm_heads` computes, `CorrectiveLm.lm_loss`.
+        self.lm_loss: LmLoss | None = None
+        # The second view's share of the tokens of the first (`TlmCollator.crop_fraction`): what `applied_parameters` needs.
+        self.second_view = 0.0
         # Of the random numbers for batches that bring none; None is torch's global one.
         self.generator: torch.Generator | None = None
         self._no_split_modules = layer_classes(main.base_model) | layer_classes(auxiliary.base_model)
-        self._tie(_shared(main, auxiliary))
+        ties = shared_parameters(main, auxiliary, frozen)
+        if heads == "clm":
+            table = main.get_input_embeddings().weight
+            ties["clm_heads.lm_head.weight"] = next(f"main.{n}" for n, p in main.named_parameters() if p is table)
+        self._tie(ties)
+        if frozen:
+            self.auxiliary.requires_grad_(False).eval()
         for stock in (main, auxiliary):
             use_fast_dropout(stock)
 
     @classmethod
     def from_config(
-        cls, config: PreTrainedConfig, auxiliary_config: PreTrainedConfig, temperature: float = TEMPERATURE
+        cls,
+        config: PreTrainedConfig,
+        auxiliary_config: PreTrainedConfig | str,
+        temperature: float = TEMPERATURE,
+        **options,
     ) -> CorruptAndPredict:
         """A randomly initialised model (seed it with `transformers.set_seed`).
 
         Args:
-            auxiliary_config: see `hf_tlm.models.auxiliary_config`.
+            auxiliary_config: see `hf_tlm.models.auxiliary_config`; or a checkpoint, Hub id or folder, of a masked LM.
+            options: further ones of the class.
 
         Raises:
             ModelError: a `model_type` is not a supported encoder; see also the class.
         """
-        for each in (config, auxiliary_config):
-            family_of(each)
+        family_of(config)
         with refusals_of(config):
             main = AutoModelForSequenceClassification.from_config(config)
-            auxiliary = AutoModelForMaskedLM.from_config(auxiliary_config)
-        return cls(main, auxiliary, temperature)
+            if isinstance(auxiliary_config, str):
+                auxiliary = load_auxiliary(auxiliary_config)
+            else:
+                family_of(auxiliary_config)
+                auxiliary = AutoModelForMaskedLM.from_config(auxiliary_config)
+        return cls(main, auxiliary, temperature, **options)
 
     @classmethod
     def from_checkpoint(
@@ -154,6 +152,7 @@ class CorruptAndPredict(TrainedModel):
         revision: str | None = None,
         trust_remote_code: bool = False,
         attn_implementation: str | None = None,
+        **options,
     ) -> CorruptAndPredict:
         """Both transformers from checkpoints: Hub ids, or folders, also those that `export_stock` wrote.
 
@@ -165,39 +164,42 @@ class CorruptAndPredict(TrainedModel):
             auxiliary_name_or_path: a masked LM with the same vocabulary and width of the token embeddings. Default: the
                 folder `generator` in the other.
             revision: of `model_name_or_path`.
+            options: further ones of the class.
 
         Raises:
             ModelError: one cannot be loaded, or the two do not fit.
         """
-        options = {"revision": revision, "trust_remote_code": trust_remote_code}
-        options |= {} if attn_implementation is None else {"attn_implementation": attn_implementation}
+        hub = {"revision": revision, "trust_remote_code": trust_remote_code}
+        attention = {} if attn_implementation is None else {"attn_implementation": attn_implementation}
         label2id = {label: index for index, label in id2label.items()}
         try:
-            config = AutoConfig.from_pretrained(model_name_or_path, id2label=id2label, label2id=label2id, **options)
+            config = AutoConfig.from_pretrained(model_name_or_path, id2label=id2label, label2id=label2id, **hub, **attention)
             family_of(config)
             main = AutoModelForSequenceClassification.from_pretrained(
-                model_name_or_path, config=config, ignore_mismatched_sizes=True, **options
+                model_name_or_path, config=config, ignore_mismatched_sizes=True, **hub, **attention
             )
-            head = _rtd_head_state(model_name_or_path, config, options)
+            corrects = options.get("heads") == "clm"
+            state = clm_heads_state(model_name_or_path, hub) if corrects else rtd_head_state(model_name_or_path, config, hub)
         except ModelError:
             raise
-        except (OSError, RuntimeError, KeyError, ImportError, ValueError) as error:
+        except UNREADABLE as error:
             raise ModelError(f"Cannot load a model from {model_name_or_path!r}: {error}") from error
-        try:
-            if auxiliary_name_or_path is None:
-                auxiliary = AutoModelForMaskedLM.from_pretrained(model_name_or_path, subfolder=GENERATOR, **options)
-            else:
-                auxiliary = AutoModelForMaskedLM.from_pretrained(auxiliary_name_or_path, trust_remote_code=trust_remote_code)
-        except (OSError, RuntimeError, KeyError, ImportError, ValueError) as error:
-            advice = "" if auxiliary_name_or_path else " Give auxiliary_name_or_path, the generator it was trained with."
-            where = auxiliary_name_or_path or f"the folder {GENERATOR!r} of {model_name_or_path}"
-            raise ModelError(f"Cannot load an auxiliary model from {where}: {error}{advice}") from error
-        model = cls(main, auxiliary, temperature)
-        if head is None:
-            logger.warning("%s has no head for replaced tokens: a new one begins at random.", model_name_or_path)
+        auxiliary = load_auxiliary(auxiliary_name_or_path, model_name_or_path, **hub, **attention)
+        model = cls(main, auxiliary, temperature, **options)
+        if state is None:
+            missing = "no heads for corrective language modelling" if corrects else "no head for replaced tokens"
+            logger.warning("%s has %s: a new one begins at random.", model_name_or_path, missing)
         else:
-            model.rtd_head.load_state_dict(head)
+            (model.clm_heads if corrects else model.rtd_head).load_state_dict(state)
         return model
+
+    @property
+    def further_parameters(self) -> float:
+        """A forward pass is a third of forward and backward: what sampling apart adds, and a frozen model does not need."""
+        shared = set(self.main.parameters())
+        auxiliary = sum(value.numel() for value in self.auxiliary.parameters() if value not in shared)
+        thirds = -2 if self.auxiliary.frozen else int(self.apart)
+        return thirds * auxiliary / 3 + self.second_view * self.main.base_model.num_parameters()
 
     def get_input_embeddings(self) -> nn.Module:
         return self.main.get_input_embeddings()
@@ -220,6 +222,7 @@ class CorruptAndPredict(TrainedModel):
         mlm_labels: torch.LongTensor | None = None,
         labels: torch.LongTensor | None = None,
         uniforms: torch.FloatTensor | None = None,
+        **crops: torch.LongTensor,
     ) -> CorruptionOutput:
         """With `mlm_labels` corrupt and predict; without them, class logits of the texts as they are.
 
@@ -229,14 +232,24 @@ class CorruptAndPredict(TrainedModel):
             labels: int64 [B]. Given, or `mlm_labels` not given: class logits.
             uniforms: float [R, S], in [0, 1): what replacements are drawn with at masked positions. Default: drawn from
                 `self.generator`.
+            crops: another view of the same texts, which the main model reads too: `crop_input_ids`,
+                `crop_attention_mask`, ..., the first six with `crop_` before them; rows of their own shape.
         """
         places = (attention_mask, token_type_ids, position_ids, text_ids, first_tokens)
         output = CorruptionOutput()
-        if mlm_labels is not None:
+        if mlm_labels is None:
+            return self._predict(output, encode(self.main.base_model, input_ids, *places), None, labels)
+        apart = self.apart and self.auxiliary.training
+        with self.auxiliary.without_dropout() if apart else nullcontext():
             texts = encode(self.auxiliary.base_model, input_ids, *places)
-            output, input_ids = self._corrupt(texts, input_ids, mlm_labels, uniforms)
-        texts = encode(self.main.base_model, input_ids, *places)
-        return self._predict(output, texts, labels)
+            output, read = self._corrupt(texts, input_ids, mlm_labels, uniforms)
+        if apart:
+            texts = encode(self.auxiliary.base_model, input_ids, *places)
+            output.mlm_loss = self._mlm_loss(texts, mlm_labels)
+        texts, cropped = encode(self.main.base_model, read, *places), None
+        if crops:
+            cropped = encode(self.main.base_model, **{name.removeprefix("crop_"): rows for name, rows in crops.items()})
+        return self._predict(output, texts, cropped, labels, read, mlm_labels)
 
     # The number of masked tokens differs from batch to batch: compiled, this part would be compiled again and again.
     @torch.compiler.disable
@@ -253,7 +266,10 @@ class CorruptAndPredict(TrainedModel):
         drawn, guesses = torch.empty_like(originals), torch.zeros_like(originals, dtype=torch.bool)
 
         def draw(rows: slice, logits: torch.Tensor) -> None:
-            drawn[rows] = sample_tokens(logits, uniforms[rows], self.temperature)
+            if self.replacements == "random":
+                drawn[rows] = (uniforms[rows] * logits.shape[1]).long()
+            else:
+                drawn[rows] = sample_tokens(logits, uniforms[rows], self.temperature)
             guesses[rows] = logits.argmax(dim=-1) == originals[rows]
 
         loss = self.auxiliary.mlm_head(texts.hidden[masked], originals, self.max_logits, visit=draw)
@@ -263,47 +279,38 @@ class CorruptAndPredict(TrainedModel):
         return CorruptionOutput(mlm_loss=loss, replaced=replaced[real], guesses=guesses.sum()), corrupted
 
     @torch.compiler.disable
-    def _predict(self, output: CorruptionOutput, texts: Texts, labels: torch.Tensor | None) -> CorruptionOutput:
-        corrupted = output.replaced is not None
-        if corrupted:
-            output.rtd_logits = self.rtd_head(texts.hidden[texts.attention_mask.bool()])
-        if labels is not None or not corrupted:
+    def _mlm_loss(self, texts: Texts, mlm_labels: torch.Tensor) -> torch.Tensor:
+        masked = mlm_labels != -100
+        return self.auxiliary.mlm_head(texts.hidden[masked], mlm_labels[masked], self.max_logits)
+
+    @torch.compiler.disable
+    def _predict(
+        self,
+        output: CorruptionOutput,
+        texts: Texts,
+        cropped: Texts | None,
+        labels: torch.Tensor | None,
+        read: torch.Tensor | None = None,
+        mlm_labels: torch.Tensor | None = None,
+    ) -> CorruptionOutput:
+        """The main model's part of the output; read, mlm_labels: [R, S], None for texts as they are."""
+        if mlm_labels is not None:
+            real = texts.attention_mask.bool()
+            hidden, ids, originals = texts.hidden[real], read[real], mlm_labels[real]
+            if self.clm_heads is None:
+                output.rtd_logits = self.rtd_head(hidden)
+            elif self.lm_loss is None:
+                raise ModelError(
+                    "This model corrects tokens, and its lm_loss is not set: what its LM head computes. TlmTrainer takes it "
+                    "from a CorrectiveLm among its objectives; elsewhere, model.lm_loss = CorrectiveLm().lm_loss."
+                )
+            else:
+                masked = originals != -100
+                originals = torch.where(masked, originals, ids)
+                options = (hidden, originals, ids, masked, self.lm_loss, self.max_logits)
+                output.copy_logits, output.lm_loss, output.lm_right = self.clm_heads(*options)
+        if cropped is not None:
+            output.corrupted_vectors, output.cropped_vectors = texts.first()[:, 0], cropped.first()[:, 0]
+        if labels is not None or mlm_labels is None:
             output.logits = family_of(self.main.config).classify(self.main, texts)
         return output
-
-
-def _shared(main: PreTrainedModel, auxiliary: PreTrainedModel) -> dict[str, str]:
-    """The parameters that are one, target -> source, by their names in `CorruptAndPredict`."""
-    body = f"{auxiliary.base_model_prefix}."
-    embeddings = {
-        f"{body}{name}.weight": f"main.{main.base_model_prefix}.{name}.weight"
-        for name, module in auxiliary.base_model.named_modules()
-        if isinstance(module, nn.Embedding)
-        and name in dict(main.base_model.named_modules())
-        and module.weight.shape == main.base_model.get_submodule(name).weight.shape
-    }
-
-    def inside(name: str) -> str:
-        return f"auxiliary.{name}" if name.startswith(body) else f"auxiliary.mlm_head.{name}"
-
-    ties = {inside(target): source for target, source in embeddings.items()}
-    for target, source in auxiliary.get_expanded_tied_weights_keys().items():
-        ties[inside(target)] = embeddings.get(source) or inside(source)
-    return ties
-
-
-def _rtd_head_state(name_or_path: str, config: PreTrainedConfig, options: dict) -> dict[str, torch.Tensor] | None:
-    """The weights of a checkpoint's head for replaced tokens, in its folder `discriminator` or at its top; or None."""
-    missing_is_fine = {"_raise_exceptions_for_missing_entries": False, "revision": options["revision"]}
-    for folder in (DISCRIMINATOR, ""):
-        if cached_file(name_or_path, "config.json", subfolder=folder, **missing_is_fine) is None:
-            continue
-        if config.model_type == "electra":
-            stock, found = AutoModelForPreTraining.from_pretrained(
-                name_or_path, subfolder=folder, output_loading_info=True, **options
-            )
-            if not any(name.startswith("discriminator_predictions.") for name in found["missing_keys"]):
-                return stock.discriminator_predictions.state_dict()
-        elif file := cached_file(name_or_path, RTD_HEAD_FILE, subfolder=folder, **missing_is_fine):
-            return load_file(file)
-    return None

@@ -18,7 +18,8 @@ from transformers import (
 
 from hf_tlm.files import atomic_directory
 from hf_tlm.models.base import TrainedModel
-from hf_tlm.models.corruption import DISCRIMINATOR, GENERATOR, RTD_HEAD_FILE, CorruptAndPredict
+from hf_tlm.models.composite_files import DISCRIMINATOR, GENERATOR, RTD_HEAD_FILE, clm_heads_state
+from hf_tlm.models.corruption import CorruptAndPredict
 from hf_tlm.models.tlm import MLM_SUBFOLDER, TlmModel
 
 
@@ -35,12 +36,12 @@ def export_stock(
     Of a `TlmModel` `output_dir` holds the sequence classifier and `output_dir/mlm` the masked LM of the same body. Of a
     `CorruptAndPredict` it holds the main model as a classifier, `discriminator` the main model as stock
     `ElectraForPreTraining` (of bodies other than ELECTRA the body alone, and the head beside it in
-    `rtd_head.safetensors`), and `generator` the auxiliary model as a masked LM. They load with the Auto classes without
-    missing or unexpected keys.
+    `rtd_head.safetensors`), and `generator` the auxiliary model as a masked LM. One that corrects tokens has its main model
+    as `CocoLmForMaskedLM` in `mlm` instead. They load with the Auto classes without missing or unexpected keys.
 
     Args:
         files: further text files to put in the folder, name -> content (the card, the results).
-        classifier: False for a model that has learned no task: `output_dir` then is the masked LM or the discriminator.
+        classifier: False for a model that has learned no task: `output_dir` then is the other model of that body.
 
     Raises:
         HfTlmError: the disk cannot be written; an earlier folder there is intact.
@@ -60,9 +61,14 @@ def export_stock(
 
 
 def load_exported(folder: str | os.PathLike, *, id2label: dict[int, str]) -> TrainedModel:
-    """The model that `export_stock` wrote to a local folder, ready to be trained further."""
-    composite = (Path(folder) / GENERATOR / "config.json").is_file()
-    return (CorruptAndPredict if composite else TlmModel).from_checkpoint(str(folder), id2label=id2label)
+    """The model that `export_stock` wrote to a local folder, ready to be trained further.
+
+    Of how a `CorruptAndPredict` corrupts a folder says nothing: temperature and such are the defaults.
+    """
+    if not (Path(folder) / GENERATOR / "config.json").is_file():
+        return TlmModel.from_checkpoint(str(folder), id2label=id2label)
+    heads = "rtd" if clm_heads_state(str(folder), {"revision": None}) is None else "clm"
+    return CorruptAndPredict.from_checkpoint(str(folder), id2label=id2label, heads=heads)
 
 
 def _state(module: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -88,7 +94,9 @@ def _composite_parts(model: CorruptAndPredict, classifier: bool) -> Iterator[tup
     config, state = model.main.config, _state(model.main)
     if classifier:
         yield "classifier", _stock(AutoModelForSequenceClassification, config, state, model.dtype)
-    if config.model_type == "electra":
+    if model.clm_heads is not None:
+        yield MLM_SUBFOLDER, _stock(AutoModelForMaskedLM, config, state | _state(model.clm_heads), model.dtype)
+    elif config.model_type == "electra":
         state |= {f"discriminator_predictions.{name}": tensor for name, tensor in _state(model.rtd_head).items()}
         yield DISCRIMINATOR, _stock(AutoModelForPreTraining, config, state, model.dtype)
     else:

@@ -69,6 +69,10 @@ def _transform_albert(head, hidden):
     return head.LayerNorm(head.activation(head.dense(hidden)))
 
 
+def _transform_cocolm(head, hidden):
+    return head["transform"](hidden) if "transform" in head else hidden
+
+
 def _transform_distilbert(head, hidden):
     return head["vocab_layer_norm"](head["activation"](head["vocab_transform"](hidden)))
 
@@ -91,7 +95,7 @@ FAMILIES: dict[str, Family] = {
     "albert": Family(_classify_albert, _transform_albert, lambda head: head["predictions"].decoder),
     "distilbert": Family(_classify_distilbert, _transform_distilbert, lambda head: head["vocab_projector"]),
     "modernbert": Family(_classify_modernbert, lambda head, hidden: head["head"](hidden), lambda head: head["decoder"]),
-    "cocolm": Family(_classify_bert, lambda head, hidden: hidden, lambda head: head["lm_head"]),
+    "cocolm": Family(_classify_bert, _transform_cocolm, lambda head: head["lm_head"]),
 }
 
 

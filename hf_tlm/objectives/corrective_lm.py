@@ -38,6 +38,22 @@ def copy_mixture(log_p: torch.Tensor, copy_logits: torch.Tensor, copied: torch.T
     return -mixture, -torch.exp(corrected - mixture)
 
 
+def corrected_tokens(logits: torch.Tensor, copy_logits: torch.Tensor, input_ids: torch.Tensor) -> torch.LongTensor:
+    """The most likely token of p_LM of equation 2, int64 [M].
+
+    Args:
+        logits: float [M, V], of the LM head; copy_logits: float [M], w^T h; input_ids: int64 [M].
+    """
+    best = logits.argmax(dim=-1)
+    replaced, normalizer = F.logsigmoid(-copy_logits), logits.logsumexp(dim=-1)
+
+    def corrected(tokens: torch.Tensor) -> torch.Tensor:
+        return replaced + logits.gather(1, tokens[:, None]).squeeze(1) - normalizer
+
+    stays = torch.logaddexp(F.logsigmoid(copy_logits), corrected(input_ids)) >= corrected(best)
+    return torch.where(stays, input_ids, best)
+
+
 def corrective_lm_loss(
     hidden: torch.Tensor,
     weight: torch.Tensor,
@@ -92,8 +108,9 @@ class CorrectiveLm:
     p_copy(1 | h) = sigmoid(w^T h) is a constant of L_LM. The copy target is the opposite of replaced token detection's.
 
     Reads `outputs.copy_logits` float [T], w^T h of the real tokens, row by row; `outputs.replaced` bool [T], 1 - y;
-    `outputs.lm_loss`, the sum over M, which the model takes from this object's `lm_loss` where its LM head is;
-    `batch["attention_mask"]` and `batch["mlm_labels"]` [R, S] (-100 outside M).
+    `outputs.lm_loss`, the sum over M, and `outputs.lm_right` bool [T], which the model takes from this object's `lm_loss`
+    where its LM head is; `outputs.guesses`, the auxiliary model's; `batch["attention_mask"]` and `batch["mlm_labels"]`
+    [R, S] (-100 outside M).
 
     The rows of Table 3, "CLM Setup": "CLM w/o. Copy" is `copy=False`, "CLM w/o. Stop-grad" is `stop_gradient=False`, and
     "All-Token LM Only" is `lambda_copy=0, stop_gradient=False, all_tokens=True`.
@@ -131,16 +148,27 @@ class CorrectiveLm:
         input_ids: torch.Tensor,
         masked: torch.Tensor,
         max_logits: int = MAX_LOGITS,
-    ) -> torch.Tensor:
-        """The sum that becomes `outputs.lm_loss`, from the T real tokens of a batch; see `corrective_lm_loss`.
+    ) -> tuple[torch.Tensor, torch.BoolTensor]:
+        """The sum that becomes `outputs.lm_loss`, from the T real tokens of a batch, see `corrective_lm_loss`; and at which
+        tokens p_LM is largest at the original one, bool [T], False where it is not computed.
 
         Args:
             hidden: float [T, H]; copy_logits: float [T]; labels, input_ids: int64 [T]; masked: bool [T], those in M.
         """
+        chosen = torch.ones_like(masked) if self.all_tokens else masked
         rows = (hidden, copy_logits, labels, input_ids)
         hidden, copy_logits, labels, input_ids = rows if self.all_tokens else (each[masked] for each in rows)
-        options = {"copy": self.copy, "stop_gradient": self.stop_gradient, "max_logits": max_logits}
-        return corrective_lm_loss(hidden, weight, bias, copy_logits, labels, input_ids, **options)
+        fixed, predicted = copy_logits.detach().float(), torch.empty_like(labels)
+
+        def predict(block: slice, logits: torch.Tensor) -> None:
+            if self.copy:
+                predicted[block] = corrected_tokens(logits, fixed[block], input_ids[block])
+            else:
+                predicted[block] = logits.argmax(dim=-1)
+
+        options = {"copy": self.copy, "stop_gradient": self.stop_gradient, "max_logits": max_logits, "visit": predict}
+        loss = corrective_lm_loss(hidden, weight, bias, copy_logits, labels, input_ids, **options)
+        return loss, torch.zeros_like(masked).masked_scatter(chosen, predicted == labels)
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Numbers of tokens that the means are over: `{"copy", "lm"}`, int64 scalars."""
@@ -150,15 +178,18 @@ class CorrectiveLm:
     def __call__(
         self, outputs, batch: Mapping[str, torch.Tensor], counts: Mapping[str, torch.Tensor] | None = None
     ) -> dict[str, torch.Tensor]:
-        """`{"loss", "copy_loss", "lm_loss"}`, and pairs (sum, count) of shares: `copy_accuracy_replaced`,
-        `copy_accuracy_original`, `replaced_fraction` (of all tokens).
+        """`{"loss", "copy_loss", "lm_loss"}`, and pairs (sum, count) of shares (Figure 8): `copy_accuracy_replaced`,
+        `copy_accuracy_original`, `lm_accuracy_replaced` and `lm_accuracy_original` (of masked tokens, by p_LM's largest),
+        `replaced_fraction` (of all tokens), `generator_accuracy` (of masked tokens, the auxiliary model's).
 
         `counts` replaces the batch's own numbers of tokens as the divisors of the losses.
         """
         counts = counts or self.count(batch)
         copy = copy_loss(outputs.copy_logits, ~outputs.replaced) / counts["copy"].clamp(min=1)
         lm = outputs.lm_loss / counts["lm"].clamp(min=1)
-        replaced = outputs.replaced
+        replaced, lm_right = outputs.replaced, outputs.lm_right
+        masked = (batch["mlm_labels"] != -100)[batch["attention_mask"].bool()]
+        kept = masked & ~replaced
         right = (outputs.copy_logits <= 0) == replaced
         return {
             "loss": self.lambda_copy * copy + lm if self.lambda_copy else lm,
@@ -166,6 +197,9 @@ class CorrectiveLm:
             "lm_loss": lm.detach(),
             "copy_accuracy_replaced": _pair(right[replaced].sum(), replaced.sum()),
             "copy_accuracy_original": _pair(right[~replaced].sum(), (~replaced).sum()),
+            "lm_accuracy_replaced": _pair(lm_right[replaced].sum(), replaced.sum()),
+            "lm_accuracy_original": _pair(lm_right[kept].sum(), kept.sum()),
+            "generator_accuracy": _pair(outputs.guesses, masked.sum()),
             "replaced_fraction": _pair(replaced.sum(), torch.tensor(replaced.numel(), device=replaced.device)),
         }
 

@@ -90,6 +90,9 @@ class SequenceContrastive:
     over the vectors s of both views, corrupted and cropped, of all N texts; s+ is the other view of the same text, and s'
     runs over all other 2N - 1 sequences of all processes, gathered with gradients.
 
+    N is the number of texts in one micro-batch of all processes: unlike every other loss here, this one changes when a step
+    is split into more of them (gradient accumulation), and only its mean is over the whole step.
+
     Reads `outputs.corrupted_vectors` and `outputs.cropped_vectors`, float [B, H], one row a text, in the same order. All
     processes must compute it together.
 

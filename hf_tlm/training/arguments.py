@@ -34,6 +34,13 @@ class RunArguments(RunOptions, TrainingArguments):
             self.optim = LAMB
         self._check_decay("layerwise_lr_decay")
         self._check_weight("rtd_weight")
+        if not 0 < self.crop_fraction <= 1:
+            raise ArgumentsError(f"crop_fraction must lie in (0, 1]; received {self.crop_fraction}.")
+        if not self.stop_gradient and self.clm != "full":
+            raise ArgumentsError(
+                f"stop_gradient false is for clm full, whose LM loss has a copy probability; received clm {self.clm}. Leave "
+                "it out."
+            )
         if not 0 < self.mlm_probability < 1:
             raise ArgumentsError(f"mlm_probability must lie between 0 and 1; received {self.mlm_probability}.")
         for name, value in (("max_length", self.max_length), ("corpus_max_length", self.corpus_max_length)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from hf_tlm.files import HfTlmError
@@ -60,13 +60,38 @@ class RunOptions:
         default="mlm",
         metadata={
             "help": "Language-modelling loss. mlm: masked tokens are predicted. electra: a small auxiliary model predicts "
-            "and replaces them, and the model tells which tokens were replaced. ale: the same on an ALBERT body.",
-            "choices": ["mlm", "electra", "ale"],
+            "and replaces them, and the model tells which tokens were replaced. ale: the same on an ALBERT body. cocolm: "
+            "the model corrects the replaced tokens, and two views of a text are drawn together.",
+            "choices": ["mlm", "electra", "ale", "cocolm"],
         },
     )
     rtd_weight: float = field(
         default=50.0,
-        metadata={"help": "electra, ale: weight of replaced token detection beside the auxiliary model's loss."},
+        metadata={
+            "help": "electra, ale: weight of replaced token detection beside the auxiliary model's loss. cocolm: of the "
+            "copy loss (lambda_copy), or with clm rtd of the detection."
+        },
+    )
+    clm: str = field(
+        default="full",
+        metadata={
+            "help": "cocolm: token-level loss of the model. full: corrective language modelling. no_copy: its LM loss does "
+            "without the copy probability. all_token: its LM loss on all tokens, alone. rtd: replaced token detection.",
+            "choices": ["full", "no_copy", "all_token", "rtd"],
+        },
+    )
+    stop_gradient: bool = field(
+        default=True, metadata={"help": "cocolm with clm full: the LM loss does not train the copy head."}
+    )
+    scl: bool = field(
+        default=True,
+        metadata={
+            "help": "cocolm: sequence contrastive learning too; its negatives are the texts of one micro-batch, of all "
+            "processes."
+        },
+    )
+    crop_fraction: float = field(
+        default=0.9, metadata={"help": "cocolm with scl: how much of a text its second view keeps, in (0, 1]."}
     )
     mlm_probability: float = field(default=0.15, metadata={"help": "Share of tokens chosen for prediction."})
     max_length: int = field(
@@ -195,20 +220,45 @@ class ModelArguments(LoraArguments):
         default=None, metadata={"help": "Start from this checkpoint instead of from scratch."}
     )
     model_revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit of the checkpoint."})
-    auxiliary_size: float = field(
-        default=0.25,
-        metadata={"help": "electra, ale, from scratch: width of the auxiliary model (hidden, heads, FFN) over the model's."},
+    auxiliary_size: float | None = field(
+        default=None,
+        metadata={
+            "help": "electra, ale, cocolm, from scratch: width of the auxiliary model (hidden, heads, FFN) over the "
+            "model's. Default: 0.25, and 1 with cocolm."
+        },
     )
     auxiliary_layers: int | None = field(
-        default=None, metadata={"help": "electra, ale, from scratch: its layers. Default: as many as the model."}
+        default=None,
+        metadata={
+            "help": "electra, ale, cocolm, from scratch: its layers. Default: as many as the model, and with cocolm a third."
+        },
     )
     auxiliary_name_or_path: str | None = field(
         default=None,
-        metadata={"help": "electra, ale, from a checkpoint: that of the auxiliary model. Default: its folder generator/."},
+        metadata={
+            "help": "electra, ale, cocolm, from a checkpoint (or with freeze_auxiliary): that of the auxiliary model. "
+            "Default: its folder generator/."
+        },
     )
-    temperature: float = field(
-        default=0.8,
-        metadata={"help": "electra, ale: of the softmax that replacements are drawn from; 0 is argmax."},
+    freeze_auxiliary: bool = field(
+        default=False,
+        metadata={
+            "help": "electra, ale, cocolm: the auxiliary model, from a checkpoint, does not learn and shares nothing."
+        },
+    )
+    temperature: float | None = field(
+        default=None,
+        metadata={
+            "help": "electra, ale, cocolm: of the softmax that replacements are drawn from; 0 is argmax. Default: 0.8, "
+            "and 1 with cocolm."
+        },
+    )
+    replacements: str = field(
+        default="sampled",
+        metadata={
+            "help": "electra, ale, cocolm: sampled by the auxiliary model, or random tokens of the vocabulary.",
+            "choices": ["sampled", "random"],
+        },
     )
     attn_implementation: str | None = field(
         default=None,
@@ -241,7 +291,31 @@ class ModelArguments(LoraArguments):
                 "embedding_init spectral replaces the embeddings of the checkpoint model_name_or_path "
                 f"{self.model_name_or_path!r} has learned. Use it from scratch only."
             )
-        if not self.temperature >= 0:
+        if self.temperature is not None and not self.temperature >= 0:
             raise ArgumentsError(f"temperature must be 0 or more; received {self.temperature}.")
         if self.spectral_scale <= 0:
             raise ArgumentsError(f"spectral_scale must be positive; received {self.spectral_scale}.")
+        if self.freeze_auxiliary and self.auxiliary_name_or_path is None and self.model_name_or_path is None:
+            raise ArgumentsError(
+                "freeze_auxiliary needs an auxiliary model that has learned: give --auxiliary_name_or_path, for instance "
+                "the folder generator/ of an earlier run."
+            )
+        if self.auxiliary_name_or_path is not None and self.model_name_or_path is None and not self.freeze_auxiliary:
+            raise ArgumentsError(
+                f"The auxiliary model {self.auxiliary_name_or_path!r} would get the random embeddings of a model from "
+                "scratch. Give --model_name_or_path too, or --freeze_auxiliary true, with which nothing is shared."
+            )
+
+    @property
+    def tokenizer_source(self) -> str | None:
+        """Hub id or folder of the tokenizer; None: one is trained."""
+        return self.tokenizer_name or self.model_name_or_path or self.auxiliary_name_or_path
+
+    def settled(self, objective: str) -> ModelArguments:
+        """A copy with the defaults that depend on the objective."""
+        size, temperature = (1.0, 1.0) if objective == "cocolm" else (0.25, 0.8)
+        return replace(
+            self,
+            auxiliary_size=size if self.auxiliary_size is None else self.auxiliary_size,
+            temperature=temperature if self.temperature is None else self.temperature,
+        )

@@ -10,7 +10,7 @@ from functools import partial
 
 from datasets import Dataset, concatenate_datasets
 from peft import PeftModel
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from hf_tlm.data import cached_wordpiece, load_tokenizer, tokenize
 from hf_tlm.models import CorruptAndPredict, TlmModel, TrainedModel, add_lora, auxiliary_config, build_config, read_config
@@ -61,7 +61,7 @@ def prepare(task: Task, corpus: Dataset | None, args: TlmArguments, model_args: 
         )
     check_model(args, model_args)
     texts = task.train.select_columns([c for c in ("text", "text_pair") if c in task.train.column_names])
-    name = model_args.tokenizer_name or model_args.model_name_or_path
+    name = model_args.tokenizer_source
     corpus_length = args.corpus_max_length or args.max_length
     longest = max(args.max_length, corpus_length)
     with args.main_process_first(desc="tokenising"):
@@ -110,9 +110,16 @@ def model_factory(
 
     Raises:
         ModelError: see `build_config` and `auxiliary_config`.
-        ArgumentsError: objective ale without an ALBERT body.
+        ArgumentsError: objective ale without an ALBERT body, or cocolm without its own.
     """
-    composite = args.objective != "mlm"
+    composite, model_args = args.objective != "mlm", model_args.settled(args.objective)
+    settings = {
+        "temperature": model_args.temperature,
+        "heads": "clm" if args.objective == "cocolm" and args.clm != "rtd" else "rtd",
+        "apart": args.objective == "cocolm",
+        "replacements": model_args.replacements,
+        "frozen": model_args.freeze_auxiliary,
+    }
     if model_args.model_name_or_path is not None:
         options = {
             "id2label": id2label,
@@ -124,10 +131,7 @@ def model_factory(
         def from_checkpoint() -> TrainedModel | PeftModel:
             if composite:
                 model = CorruptAndPredict.from_checkpoint(
-                    model_args.model_name_or_path,
-                    model_args.auxiliary_name_or_path,
-                    temperature=model_args.temperature,
-                    **options,
+                    model_args.model_name_or_path, model_args.auxiliary_name_or_path, **settings, **options
                 )
                 _check_body(args, model.config.model_type)
                 return model
@@ -142,8 +146,8 @@ def model_factory(
     if not composite:
         return partial(TlmModel.from_config, config)
     _check_body(args, config.model_type)
-    auxiliary = auxiliary_config(config, model_args.auxiliary_size, model_args.auxiliary_layers)
-    return partial(CorruptAndPredict.from_config, config, auxiliary, model_args.temperature)
+    auxiliary = _auxiliary(args, model_args, config)
+    return partial(CorruptAndPredict.from_config, config, auxiliary, **settings)
 
 
 def check_model(args: RunArguments, model_args: ModelArguments) -> None:
@@ -153,7 +157,7 @@ def check_model(args: RunArguments, model_args: ModelArguments) -> None:
         ArgumentsError: an objective that does not go with the body, with use_peft or with FSDP.
         ModelError: see `read_config` and `auxiliary_config`.
     """
-    composite = args.objective != "mlm"
+    composite, model_args = args.objective != "mlm", model_args.settled(args.objective)
     if composite and (model_args.use_peft or args.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true"):
         raise ArgumentsError(
             f"objective {args.objective} works neither with use_peft nor with FSDP: both of its models are trained whole, "
@@ -163,14 +167,26 @@ def check_model(args: RunArguments, model_args: ModelArguments) -> None:
         config = read_config(model_args.model_config)
         if composite:
             _check_body(args, config.model_type)
-            auxiliary_config(config, model_args.auxiliary_size, model_args.auxiliary_layers)
+            _auxiliary(args, model_args, config)
+
+
+def _auxiliary(args: RunArguments, model_args: ModelArguments, config: PreTrainedConfig) -> PreTrainedConfig | str:
+    """The auxiliary model's config; of one that is frozen, where it is."""
+    if model_args.freeze_auxiliary:
+        return model_args.auxiliary_name_or_path
+    layers = model_args.auxiliary_layers
+    if layers is None and args.objective == "cocolm":
+        layers = max(1, config.num_hidden_layers // 3)
+    return auxiliary_config(config, model_args.auxiliary_size, layers)
 
 
 def _check_body(args: RunArguments, model_type: str) -> None:
-    if args.objective == "ale" and model_type != "albert":
+    bodies = {"ale": ("albert", "ELECTRA on an ALBERT body", "ale_small"), "cocolm": ("cocolm", "COCO-LM's", "cocolm_base")}
+    if args.objective in bodies and model_type != bodies[args.objective][0]:
+        _, what, file = bodies[args.objective]
         raise ArgumentsError(
-            f"objective ale is ELECTRA on an ALBERT body (recipes/configs/models/ale_small.json); received the type "
-            f"{model_type!r}. For other bodies the objective is electra."
+            f"objective {args.objective} is {what} (recipes/configs/models/{file}.json); received the type {model_type!r}. "
+            "For other bodies the objective is electra."
         )
 
 

@@ -19,13 +19,15 @@ from hf_tlm.data.interleave import CORPUS, TASK, InterleavedBatchSampler, Interl
 from hf_tlm.data.streaming import ShardStream, StreamedBlocks
 from hf_tlm.data.tokenization import text_lengths
 from hf_tlm.models.base import TrainedModel, applied_parameters
-from hf_tlm.objectives import Mlm, ReplacedTokenDetection, TaskLoss, WeightedMean, WeightedSum
+from hf_tlm.models.corruption import CorruptAndPredict
+from hf_tlm.objectives import TaskLoss
 from hf_tlm.signals import ignore_sigterm
 from hf_tlm.training.arguments import ArgumentsError, TlmArguments
 from hf_tlm.training.budget import TICKS, Clock, first_step
 from hf_tlm.training.cost import Cost, count_flops, model_flops_utilization, nominal_tokens, training_flops
 from hf_tlm.training.energy import Energy
 from hf_tlm.training.nonfinite import LossWatch
+from hf_tlm.training.objectives import corrective_lm, tlm_objectives
 from hf_tlm.training.optimizers import grouped_optimizer
 from hf_tlm.training.resumable import ResumableTrainer
 from hf_tlm.training.terms import Terms, in_pairs
@@ -34,24 +36,6 @@ logger = logging.getLogger(__name__)
 
 # Steps of a run that only the clock ends.
 ENDLESS = 10**9
-
-
-def tlm_objectives(args: TlmArguments) -> dict[str, Any]:
-    """Which loss each stream of batches gets (TLM, section 3.1).
-
-    Stage 1: corpus batches L_lm; task batches rho2 L_lm + L_task, divided by rho2 + 1 where `loss_normalization` is
-    `mean`. L_lm is the masked-LM loss or, for `objective` electra and ale, that of the auxiliary model plus `rtd_weight`
-    times replaced token detection (Clark et al. 2020, section 2). Stage 2 (`for_stage(2)`: rho2 and mlm_probability 0):
-    L_task.
-    """
-    task = TaskLoss(label_smoothing=args.label_smoothing_factor)
-    if args.mlm_probability == 0:
-        return {TASK: task}
-    combine = WeightedMean if args.loss_normalization == "mean" else WeightedSum
-    language = Mlm()
-    if args.objective != "mlm":
-        language = WeightedSum((1.0, language), (args.rtd_weight, ReplacedTokenDetection()))
-    return {CORPUS: language, TASK: combine((args.rho2, language), (1.0, task))}
 
 
 class _Epochs(TrainerCallback):
@@ -111,6 +95,8 @@ class TlmTrainer(ResumableTrainer):
                 row_length=args.row_length if args.layout == "pack" else None,
                 eval_row_length=args.row_length if args.layout != "none" else None,
                 replacing=args.objective != "mlm",
+                mask_special=args.objective == "cocolm",
+                crop_fraction=args.crop_fraction if args.objective == "cocolm" and args.scl else None,
             ),
             **kwargs,
         )
@@ -120,6 +106,8 @@ class TlmTrainer(ResumableTrainer):
         for module in model.modules():  # The model itself, or what an adapter wraps.
             if isinstance(module, TrainedModel):
                 module.max_logits = args.max_logits
+            if isinstance(module, CorruptAndPredict):
+                self._settle(module)
         self.clock = Clock(args.max_hours)
         self.add_callback(_Epochs(self))
         self.add_callback(self.clock)
@@ -128,6 +116,18 @@ class TlmTrainer(ResumableTrainer):
             self.add_callback(self.energy)
         self.watch = LossWatch(self.accelerator, lambda: self.batch_sampler, self.interruption)
         self.add_callback(self.watch)
+
+    def _settle(self, model: CorruptAndPredict) -> None:
+        """Tell a model which of its losses are asked for."""
+        corrective = corrective_lm(self.objectives)
+        if corrective is not None:
+            if model.clm_heads is None:
+                raise ArgumentsError(
+                    f"objective {self.args.objective} with clm {self.args.clm} needs a model that corrects tokens, and this "
+                    "one detects them. Make it with heads='clm', or give --clm rtd."
+                )
+            model.lm_loss = corrective.lm_loss
+        model.second_view = self.data_collator.crop_fraction or 0.0 if self.args.mlm_probability > 0 else 0.0
 
     def train(self, *args, **kwargs):
         try:

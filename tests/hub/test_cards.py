@@ -122,13 +122,20 @@ def test_energy():
     assert "estimated), 0.014 kg of CO2 by the energy mix of FRA." in tlm_card(run, 1)
 
 
+COCO_LM = {"objective": "cocolm", "clm": "full", "stop_gradient": True, "scl": True, "crop_fraction": 0.9}
 PRETRAINED = {
     "corpus": {"name": "wiki", "fingerprint": "0123", "blocks": 5000, "tokens": 630_000, "bad_files": {}},
     "arguments": {
         **{"objective": "mlm", "max_length": 128, "mlm_probability": 0.15, "rtd_weight": 50.0, "learning_rate": 5e-4},
         **{"lr_scheduler_type": "linear", "optim": "lamb", "seed": 3, "texts_per_step": 1024},
     },
-    "model": {"model_name_or_path": None, "temperature": 0.8, "spectral_scale": 1.0},
+    "model": {
+        "model_name_or_path": None,
+        "temperature": 0.8,
+        "replacements": "sampled",
+        "freeze_auxiliary": False,
+        "spectral_scale": 1.0,
+    },
     "blocks": {"blocks": "contiguous", "validation_share": 0.005},
     "environment": RUN["environment"],
     "vocabulary": 30_522,
@@ -147,6 +154,20 @@ PRETRAINED = {
         ({}, "On 1,000 blocks of documents that were kept from training (0.5% of the corpus", "| loss |"),
         ({}, "460 steps of 1024 blocks; the texts one after the other, cut every 128 tokens. 15% of the tokens", "None"),
         ({"arguments": {"objective": "electra"}}, "at temperature 0.8; its loss plus 50 times", "ALE"),
+        (
+            {"arguments": COCO_LM},
+            "loss of the auxiliary model + 50 x copy loss + language modelling loss + sequence",
+            "ELECTRA",
+        ),
+        ({"arguments": COCO_LM}, "corrects the tokens of a text that were replaced by a shallower masked", "not learn"),
+        (
+            {"arguments": {**COCO_LM, "clm": "rtd", "scl": False}},
+            "+ 50 x replaced token detection is learned",
+            "contrastive",
+        ),
+        ({"arguments": {**COCO_LM, "clm": "all_token"}}, "model + language modelling loss of all tokens + seq", "50 x"),
+        ({"arguments": {**COCO_LM, "stop_gradient": False}}, "(which trains the copy head too) + seq", "without the copy"),
+        ({"arguments": COCO_LM, "model": {"replacements": "random"}}, "and replaced by random tokens", "temperature"),
         ({"arguments": {"objective": "ale"}}, "on an ALBERT body, called ALE", "fill-mask"),
         ({"model": {"model_name_or_path": "bert"}}, "trained further from `bert`", "from scratch on"),
         ({"blocks": {"blocks": "sentences"}}, "whole sentences, as many as fit into 128 tokens", "cut every"),

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig
 
 from hf_tlm.models import CorruptAndPredict, LoraArguments, TlmModel, add_lora, applied_parameters, auxiliary_config
@@ -56,3 +57,33 @@ def test_with_an_adapter():
     adapted = add_lora(model, LoraArguments(use_peft=True, lora_r=1), "unused")
     assert applied_parameters(adapted) > plain
     assert applied_parameters(adapted) > adapted.num_parameters()
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("apart", [False, True])
+def test_the_passes_of_coco_lm(apart, frozen):
+    """Against the FLOPs that torch counts: of bodies so wide that their products are nearly all there is."""
+    main = config("cocolm", hidden_size=64, intermediate_size=256, num_hidden_layers=4, vocab_size=20)
+    made = {"heads": "rtd", "apart": apart, "frozen": frozen}
+    model = CorruptAndPredict.from_config(main, auxiliary_config(main, 1, 2), **made)
+    ids = torch.full((4, 8), 5)
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "mlm_labels": ids}
+    layers = {"main": model.main.base_model.encoder, "auxiliary": model.auxiliary.base_model.encoder}
+    sizes = {name: sum(p.numel() for p in layer.parameters() if p.dim() > 1) for name, layer in layers.items()}
+    for view in (0.0, 1.0):
+        model.second_view = view
+        crops = {f"crop_{name}": inputs[name] for name in ("input_ids", "attention_mask")} if view else {}
+        with FlopCounterMode(display=False) as counter:
+            output = model(**inputs, **crops)
+            (output.mlm_loss + output.rtd_logits.sum() + (output.cropped_vectors.sum() if crops else 0)).backward()
+        thirds = 1 if frozen else 4 if apart else 3
+        expected = (1 + view) * sizes["main"] + thirds / 3 * sizes["auxiliary"]
+        assert counter.get_total_flops() / (6 * ids.numel()) == pytest.approx(expected, rel=0.12)
+        further = view * model.main.base_model.num_parameters() + (thirds - 3) / 3 * own(model)
+        assert applied_parameters(model) == pytest.approx(model.num_parameters() + further, abs=1)
+
+
+def own(model):
+    """Parameters of the auxiliary model that are not the main one's."""
+    main = {id(p) for p in model.main.parameters()}
+    return sum(p.numel() for p in model.auxiliary.parameters() if id(p) not in main)

@@ -47,12 +47,15 @@ def ours(objective, p, max_logits):
     real = batch["attention_mask"].bool()
     hidden, labels, input_ids = p["hidden"][real], original[real], current[real]
     copy_logits, masked = hidden @ p["w_copy"], (batch["mlm_labels"] != -100)[real]
+    lm_loss, lm_right = objective.lm_loss(
+        hidden, p["embedding"], p["bias"], copy_logits, labels, input_ids, masked, max_logits=max_logits
+    )
     outputs = SimpleNamespace(
         copy_logits=copy_logits,
         replaced=labels != input_ids,
-        lm_loss=objective.lm_loss(
-            hidden, p["embedding"], p["bias"], copy_logits, labels, input_ids, masked, max_logits=max_logits
-        ),
+        lm_loss=lm_loss,
+        lm_right=lm_right,
+        guesses=torch.tensor(3),
     )
     return objective(outputs, batch)
 
@@ -111,7 +114,7 @@ def test_no_gradient_of_the_lm_loss_reaches_the_copy_weights():
 def test_each_switch_changes_only_its_term():
     base = ours(CorrectiveLm(), parameters(), V)
     for switches, changed in (
-        ({"copy": False}, {"loss", "lm_loss"}),
+        ({"copy": False}, {"loss", "lm_loss", "lm_accuracy_original"}),
         ({"all_tokens": True}, {"loss", "lm_loss"}),
         ({"lambda_copy": 1.0}, {"loss"}),
         ({"stop_gradient": False}, set()),  # Gradients only: see above.
@@ -173,22 +176,58 @@ def test_counts_and_shares():
     logits = torch.full((16,), 2.0)
     replaced = torch.arange(16) < 3
     logits[0] = -1.0
-    outputs = SimpleNamespace(copy_logits=logits, replaced=replaced, lm_loss=torch.tensor(8.0))
+    # Of the four masked tokens three were replaced; the LM is right at one of those, and at the fourth.
+    right = torch.zeros(16, dtype=torch.bool)
+    right[[1, 15]] = True
+    batch["mlm_labels"] = torch.full_like(batch["mlm_labels"], -100)
+    batch["mlm_labels"].view(-1)[[0, 1, 2, 17]] = 5
+    outputs = SimpleNamespace(
+        copy_logits=logits, replaced=replaced, lm_loss=torch.tensor(8.0), lm_right=right, guesses=torch.tensor(2)
+    )
     terms = CorrectiveLm()(outputs, batch)
     assert terms["copy_accuracy_replaced"].tolist() == [1, 3] and terms["copy_accuracy_original"].tolist() == [13, 13]
+    assert terms["lm_accuracy_replaced"].tolist() == [1, 3] and terms["lm_accuracy_original"].tolist() == [1, 1]
+    assert terms["generator_accuracy"].tolist() == [2, 4]
     assert terms["replaced_fraction"].tolist() == [3, 16] and terms["lm_loss"] == 2
     halved = CorrectiveLm()(outputs, batch, {"copy": torch.tensor(32), "lm": torch.tensor(8)})
     torch.testing.assert_close(halved["loss"], terms["loss"] / 2)
+
+
+@pytest.mark.parametrize("all_tokens", [False, True])
+@pytest.mark.parametrize("copy", [True, False])
+def test_where_the_lm_is_right(copy, all_tokens):
+    """By the largest probability of equation 2, token by token; in small blocks as at once."""
+    generator = torch.Generator().manual_seed(2)
+    hidden, embedding = torch.randn(40, H, generator=generator), 2 * torch.randn(V, H, generator=generator)
+    copy_logits = 2 * torch.randn(40, generator=generator)
+    labels, input_ids = (torch.randint(0, V, (40,), generator=generator) for _ in range(2))
+    input_ids = torch.where(torch.arange(40) < 20, labels, input_ids)
+    masked = torch.arange(40) % 3 > 0
+    expected = []
+    for token in range(40):
+        p = torch.softmax(embedding @ hidden[token], dim=0)
+        if copy:
+            p = (1 - copy_logits[token].sigmoid()) * p
+            p[input_ids[token]] += copy_logits[token].sigmoid()
+        expected.append(bool((masked[token] or all_tokens) and p.argmax() == labels[token]))
+    objective = CorrectiveLm(copy=copy, stop_gradient=False, all_tokens=all_tokens)
+    for max_logits in (1000, 3 * V):
+        _, right = objective.lm_loss(hidden, embedding, None, copy_logits, labels, input_ids, masked, max_logits)
+        assert right.tolist() == expected
+    assert 3 < sum(expected) < 37
 
 
 def test_nothing_masked():
     batch = {"attention_mask": torch.ones(1, 2, dtype=torch.long), "mlm_labels": torch.full((1, 2), -100)}
     objective, hidden = CorrectiveLm(), torch.zeros(2, H)
     nothing = torch.zeros(2, dtype=torch.bool)
-    lm = objective.lm_loss(
+    lm, right = objective.lm_loss(
         hidden, torch.zeros(V, H), None, torch.zeros(2), torch.ones(2).long(), torch.ones(2).long(), nothing
     )
-    terms = objective(SimpleNamespace(copy_logits=torch.zeros(2), replaced=nothing, lm_loss=lm), batch)
+    assert not right.any()
+    guesses = torch.tensor(0)
+    outputs = SimpleNamespace(copy_logits=torch.zeros(2), replaced=nothing, lm_loss=lm, lm_right=right, guesses=guesses)
+    terms = objective(outputs, batch)
     assert terms["lm_loss"] == 0 and terms["loss"].isfinite()
 
 

@@ -60,11 +60,43 @@ TABLE_6 = """
     max_steps            766e3  400e3
     max_length           512    512"""
 
+# Table 6 of the COCO-LM paper; sizes, layers and vocabularies from its section 4.
+COCO_LM = """
+    num_hidden_layers    12      12      24
+    hidden_size          768     768     1024
+    auxiliary_layers     4       4       6
+    auxiliary_size       1       1       1
+    vocab_size           32768   64000   64000
+    max_steps            125e3   1.95e6  1.95e6
+    learning_rate        5e-4    2e-4    1e-4
+    total_batch_size     2048    2048    2048
+    warmup_steps         10e3    10e3    10e3
+    max_length           512     512     512
+    relative_attention_num_buckets   32   64   128
+    relative_attention_max_distance  128  128  256
+    adam_epsilon         1e-6    1e-6    1e-6
+    adam_beta1           0.9     0.9     0.9
+    adam_beta2           0.98    0.98    0.98
+    max_grad_norm        2       2       2
+    hidden_dropout_prob  0.1     0.1     0.1
+    attention_probs_dropout_prob 0.1 0.1 0.1
+    weight_decay         0.01    0.01    0.01
+    mlm_probability      0.15    0.15    0.15
+    crop_fraction        0.9     0.9     0.9
+    temperature          1       1       1
+    rtd_weight           50      50      50"""
+COCO_LM_FILES = {
+    "cocolm_base": ["cocolm_base"],
+    "cocolm_base_plus": ["cocolm_base", "cocolm_base_plus"],
+    "cocolm_large_plus": ["cocolm_base", "cocolm_large_plus"],
+    "cocolm_tiny": ["tiny", "cocolm_tiny"],
+}
+
 
 def read(name):
     """Values of base.yaml and `name`.yaml, and the config of their model."""
     values = {}
-    for file in ("base", name):
+    for file in COCO_LM_FILES.get(name, ("base", name)):
         values |= yaml.safe_load((CONFIGS / "pretrain" / f"{file}.yaml").read_text())["pretrain"]
     model = json.loads((CONFIGS.parent.parent / values["model_config"]).read_text())
     return values, AutoConfig.for_model(**model, vocab_size=30522)
@@ -99,6 +131,20 @@ def test_tables(table, names):
         assert config.model_type == ("albert" if name == "ale_small" else "electra")
 
 
+def test_coco_lm():
+    for column, name in enumerate(("cocolm_base", "cocolm_base_plus", "cocolm_large_plus")):
+        values, config = read(name)
+        found = {**config.to_dict(), **values}
+        for line in COCO_LM.strip().splitlines():
+            key, *row = line.split()
+            assert float(found[key]) == pytest.approx(float(row[column])), (name, key)
+        assert config.intermediate_size == 4 * config.hidden_size and config.hidden_size == 64 * config.num_attention_heads
+        assert (values["objective"], config.relative_attention_mode) == ("cocolm", "t5")
+        assert values["lowercase"] is (name == "cocolm_base")
+    values, config = read("cocolm_tiny")
+    assert trunk(config) < 5e6 and values["auxiliary_layers"] == 1 < config.num_hidden_layers
+
+
 @pytest.mark.parametrize("name,heads", [("electra_small", 1), ("electra_base", 4), ("electra_large", 4), ("ale_small", 1)])
 def test_auxiliary_models(name, heads):
     values, config = read(name)
@@ -128,9 +174,11 @@ def test_tiny_models_have_an_auxiliary_model(name):
     assert trunk(config) < 3e6
 
 
-@pytest.mark.parametrize("name", ["ale_small", "electra_small", "bert_small", "electra_base", "electra_large"])
+@pytest.mark.parametrize(
+    "name", ["ale_small", "electra_small", "bert_small", "electra_base", "electra_large", *COCO_LM_FILES]
+)
 def test_files_parse_on_top_of_base(name, tmp_path):
-    files = [str(CONFIGS / "pretrain" / f"{file}.yaml") for file in ("base", name)]
+    files = [str(CONFIGS / "pretrain" / f"{file}.yaml") for file in COCO_LM_FILES.get(name, ("base", name))]
     _, _, model_args, args = parse(
         *(CorpusArguments, BlockArguments, ModelArguments, PretrainOptions),
         recipe="pretrain",
@@ -138,7 +186,8 @@ def test_files_parse_on_top_of_base(name, tmp_path):
         args=["--config", *files, "--corpus", "x", "--output_dir", str(tmp_path), "--use_cpu", "true"],
     )
     values, _ = read(name)
-    assert (args.objective, args.optim, args.max_steps) == (values["objective"], values["optim"], values["max_steps"])
-    assert model_args.model_config == values["model_config"] and args.warmup_steps == 10000
+    optim = values.get("optim", "adamw_torch_fused")
+    assert (args.objective, args.optim, args.max_steps) == (values["objective"], optim, values["max_steps"])
+    assert (model_args.model_config, args.warmup_steps) == (values["model_config"], values["warmup_steps"])
     one = args.ready(tmp_path, 0)
     assert one.per_device_train_batch_size * one.gradient_accumulation_steps == values["total_batch_size"]

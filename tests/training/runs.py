@@ -37,6 +37,9 @@ def trainer(
     config = AutoConfig.for_model(model_type, **{**TINY_CONFIGS[model_type], "vocab_size": len(tokenizer), **config})
     if args.objective == "mlm":
         model = TlmModel.from_config(config)
+    elif args.objective == "cocolm":
+        heads = "rtd" if args.clm == "rtd" else "clm"
+        model = CorruptAndPredict.from_config(config, auxiliary_config(config, 1, 1), 1.0, heads=heads, apart=True)
     else:
         model = CorruptAndPredict.from_config(config, auxiliary_config(config, 0.5))
     return TlmTrainer(

@@ -19,7 +19,13 @@ class _Graphs(TrainerCallback):
 
 
 OBJECTIVES = pytest.mark.parametrize(
-    "objective", [{}, {"model_type": "electra", "objective": "electra"}], ids=["mlm", "rtd"]
+    "objective",
+    [
+        {},
+        {"model_type": "electra", "objective": "electra"},
+        {"model_type": "cocolm", "objective": "cocolm"},
+    ],
+    ids=["mlm", "rtd", "cocolm"],
 )
 
 
@@ -43,6 +49,7 @@ def test_compiled_equals_eager_and_does_not_recompile(tmp_path, data, tokenizer,
     )
     compiled.train()
     names = ("loss", "corpus/mlm_loss", "task/mlm_loss", "task/task_loss", "corpus/rtd_loss", "task/generator_accuracy")
+    names += ("corpus/lm_loss", "corpus/scl_loss")
     assert history(compiled, *names) == history(eager, *names)
     bodies = 2 if objective else 1
     assert bodies <= graphs.counts[5] <= 6 * bodies and graphs.counts[5:] == [graphs.counts[5]] * 7, graphs.counts

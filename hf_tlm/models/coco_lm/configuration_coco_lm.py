@@ -28,6 +28,8 @@ class CocoLmConfig(PreTrainedConfig):
             Tokens do not see it; only the hidden states of padding itself are others.
         copy_head: the masked LM has a copy head; plain masked language modelling trains none.
         copy_bias: the copy head w^T h has a bias, as in the released checkpoints; the paper's has none.
+        lm_transform: BERT's dense layer, activation and LayerNorm before the output embedding, as auxiliary models have
+            them (appendix D, "Projection Heads"); the main one has none.
         classifier_dropout: of the heads of labelled tasks; None: `hidden_dropout_prob`.
 
     Raises:
@@ -59,6 +61,7 @@ class CocoLmConfig(PreTrainedConfig):
     zero_padding: bool = True
     copy_head: bool = True
     copy_bias: bool = True
+    lm_transform: bool = False
     pad_token_id: int | None = 0
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None

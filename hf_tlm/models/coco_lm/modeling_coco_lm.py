@@ -26,7 +26,13 @@ from transformers.modeling_outputs import (
     SequenceClassifierOutput,
     TokenClassifierOutput,
 )
-from transformers.models.bert.modeling_bert import BertEncoder, BertLayer, BertPooler, BertSelfAttention
+from transformers.models.bert.modeling_bert import (
+    BertEncoder,
+    BertLayer,
+    BertPooler,
+    BertPredictionHeadTransform,
+    BertSelfAttention,
+)
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
@@ -155,13 +161,17 @@ class CocoLmMaskedLMOutput(MaskedLMOutput):
 
 
 class CocoLmForMaskedLM(CocoLmPreTrainedModel):
-    """The two heads of corrective language modelling (section 3.3): tied embedding + bias without a transform, and copy."""
+    """The two heads of corrective language modelling (section 3.3): tied embedding + bias without a transform, and copy.
+
+    With `lm_transform` and without `copy_head` the masked LM that an auxiliary model is.
+    """
 
     _tied_weights_keys = {"lm_head.weight": "cocolm.embeddings.word_embeddings.weight"}
 
     def __init__(self, config: CocoLmConfig):
         super().__init__(config)
         self.cocolm = CocoLmModel(config, add_pooling_layer=False)
+        self.transform = BertPredictionHeadTransform(config) if config.lm_transform else None
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
         self.copy_head = nn.Linear(config.hidden_size, 1, bias=config.copy_bias) if config.copy_head else None
         self.post_init()
@@ -185,14 +195,15 @@ class CocoLmForMaskedLM(CocoLmPreTrainedModel):
     ) -> CocoLmMaskedLMOutput:
         """labels: int64 [B, S], -100 where nothing is predicted: the cross-entropy of `logits`. Others as in the body."""
         outputs = self.cocolm(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
-        logits = self.lm_head(outputs.last_hidden_state)
+        hidden = outputs.last_hidden_state
+        logits = self.lm_head(hidden if self.transform is None else self.transform(hidden))
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
         return CocoLmMaskedLMOutput(
             loss=loss,
             logits=logits,
-            copy_logits=None if self.copy_head is None else self.copy_head(outputs.last_hidden_state).squeeze(-1),
+            copy_logits=None if self.copy_head is None else self.copy_head(hidden).squeeze(-1),
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )

@@ -1,0 +1,74 @@
+"""Where the parts of a `CorruptAndPredict` are in an exported folder or a checkpoint on the Hub, and how they are read."""
+
+from __future__ import annotations
+
+import torch
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForPreTraining, PreTrainedConfig, PreTrainedModel
+from transformers.utils import cached_file
+
+from hf_tlm.models.errors import ModelError
+from hf_tlm.models.tlm import MLM_SUBFOLDER
+
+# Folders inside an exported model (see `hf_tlm.models.export`), and the file of a head that no stock class has.
+DISCRIMINATOR, GENERATOR, RTD_HEAD_FILE = "discriminator", "generator", "rtd_head.safetensors"
+# What transformers, huggingface_hub and safetensors raise for a model that cannot be loaded.
+UNREADABLE = (OSError, RuntimeError, KeyError, ImportError, ValueError)
+
+
+def load_auxiliary(name_or_path: str | None, main: str | None = None, **options) -> PreTrainedModel:
+    """A masked LM from a checkpoint; name_or_path None: the folder `generator` of the checkpoint `main`.
+
+    Args:
+        options: of `from_pretrained`; `revision` is that of `main`.
+
+    Raises:
+        ModelError: it cannot be loaded.
+    """
+    try:
+        if name_or_path is None:
+            return AutoModelForMaskedLM.from_pretrained(main, subfolder=GENERATOR, **options)
+        options = {name: value for name, value in options.items() if name != "revision"}
+        return AutoModelForMaskedLM.from_pretrained(name_or_path, **options)
+    except UNREADABLE as error:
+        advice = "" if name_or_path else " Give auxiliary_name_or_path, the generator it was trained with."
+        where = name_or_path or f"the folder {GENERATOR!r} of {main}"
+        raise ModelError(f"Cannot load an auxiliary model from {where}: {error}{advice}") from error
+
+
+def rtd_head_state(name_or_path: str, config: PreTrainedConfig, options: dict) -> dict[str, torch.Tensor] | None:
+    """The weights of a checkpoint's head for replaced tokens, in its folder `discriminator` or at its top; or None."""
+    for folder in (DISCRIMINATOR, ""):
+        if not _there(name_or_path, folder, options):
+            continue
+        if config.model_type == "electra":
+            stock, found = AutoModelForPreTraining.from_pretrained(
+                name_or_path, subfolder=folder, output_loading_info=True, **options
+            )
+            if not any(name.startswith("discriminator_predictions.") for name in found["missing_keys"]):
+                return stock.discriminator_predictions.state_dict()
+        elif file := _there(name_or_path, folder, options, RTD_HEAD_FILE):
+            return load_file(file)
+    return None
+
+
+def clm_heads_state(name_or_path: str, options: dict) -> dict[str, torch.Tensor] | None:
+    """The weights of a checkpoint's heads for corrective language modelling, in its folder `mlm` or at its top; or None."""
+    for folder in (MLM_SUBFOLDER, ""):
+        if not _there(name_or_path, folder, options):
+            continue
+        config = AutoConfig.from_pretrained(name_or_path, subfolder=folder, **options)
+        if config.model_type != "cocolm" or not config.copy_head or config.lm_transform:
+            continue
+        stock, found = AutoModelForMaskedLM.from_pretrained(
+            name_or_path, subfolder=folder, output_loading_info=True, **options
+        )
+        if not any(name.startswith(("lm_head.", "copy_head.")) for name in found["missing_keys"]):
+            return {name: value for name, value in stock.state_dict().items() if not name.startswith("cocolm.")}
+    return None
+
+
+def _there(name_or_path: str, folder: str, options: dict, file: str = "config.json") -> str | None:
+    """The path of a checkpoint's file, if it has it."""
+    missing_is_fine = {"_raise_exceptions_for_missing_entries": False, "revision": options["revision"]}
+    return cached_file(name_or_path, file, subfolder=folder, **missing_is_fine)

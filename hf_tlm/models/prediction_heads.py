@@ -1,0 +1,91 @@
+"""What the main model of a `CorruptAndPredict` learns from a corrupted text: which tokens were replaced, or by what.
+
+Shapes: T real tokens, B texts, H hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig
+from transformers.activations import get_activation
+
+from hf_tlm.models.tlm import TlmOutput
+
+# (hidden, weight, bias, copy_logits, labels, input_ids, masked, max_logits) -> (loss, right), see `CorrectiveLm.lm_loss`.
+LmLoss = Callable[..., tuple[torch.Tensor, torch.BoolTensor]]
+
+
+@dataclass
+class CorruptionOutput(TlmOutput):
+    """
+    logits, mlm_loss: as in `TlmOutput`, of the main transformer and of the auxiliary one.
+    replaced: bool [T], of each of the batch's T real tokens, row by row: it differs from the original.
+    guesses: int64 scalar, masked positions at which the auxiliary model's most likely token is the original.
+    rtd_logits: float [T], how much each token looks replaced; None without a head for that.
+    copy_logits, lm_loss, lm_right: float [T], scalar, bool [T], of corrective language modelling, see
+        `hf_tlm.objectives.CorrectiveLm`; None without its heads.
+    corrupted_vectors, cropped_vectors: float [B, H], the first token's hidden state of each text, corrupted and cropped;
+        None for a batch without crops.
+    """
+
+    replaced: torch.BoolTensor | None = None
+    guesses: torch.LongTensor | None = None
+    rtd_logits: torch.FloatTensor | None = None
+    copy_logits: torch.FloatTensor | None = None
+    lm_loss: torch.FloatTensor | None = None
+    lm_right: torch.BoolTensor | None = None
+    corrupted_vectors: torch.FloatTensor | None = None
+    cropped_vectors: torch.FloatTensor | None = None
+
+
+class RtdHead(nn.Module):
+    """ELECTRA's head for replaced tokens, with the names of stock `ElectraForPreTraining.discriminator_predictions`."""
+
+    def __init__(self, config: PreTrainedConfig):
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.activation = get_activation(getattr(config, "hidden_act", "gelu"))  # ModernBERT's has another name.
+        self.dense_prediction = nn.Linear(config.hidden_size, 1)
+        for linear in (self.dense, self.dense_prediction):
+            nn.init.normal_(linear.weight, std=config.initializer_range)
+            nn.init.zeros_(linear.bias)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits float [T] of hidden states float [T, H]."""
+        return self.dense_prediction(self.activation(self.dense(hidden))).squeeze(-1)
+
+
+class ClmHeads(nn.Module):
+    """The two heads of corrective language modelling, with the names of `CocoLmForMaskedLM`'s."""
+
+    def __init__(self, config: PreTrainedConfig):
+        super().__init__()
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
+        self.copy_head = nn.Linear(config.hidden_size, 1, bias=config.copy_bias)
+        for linear in (self.lm_head, self.copy_head):
+            nn.init.normal_(linear.weight, std=config.initializer_range)
+            if linear.bias is not None:
+                nn.init.zeros_(linear.bias)
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        labels: torch.LongTensor,
+        input_ids: torch.LongTensor,
+        masked: torch.BoolTensor,
+        lm_loss: LmLoss,
+        max_logits: int,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.BoolTensor]:
+        """Copy logits float [T], and what `lm_loss` gives.
+
+        Args:
+            hidden: float [T, H]; labels, input_ids: int64 [T], the original tokens and those that were read; masked: bool
+                [T].
+        """
+        copy_logits = self.copy_head(hidden).squeeze(-1)
+        weights = (self.lm_head.weight, self.lm_head.bias)
+        return copy_logits, *lm_loss(hidden, *weights, copy_logits, labels, input_ids, masked, max_logits)

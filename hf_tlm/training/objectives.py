@@ -1,0 +1,63 @@
+"""Which loss each stream of batches gets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from hf_tlm.data.interleave import CORPUS, TASK
+from hf_tlm.objectives import (
+    CorrectiveLm,
+    Mlm,
+    ReplacedTokenDetection,
+    SequenceContrastive,
+    TaskLoss,
+    WeightedMean,
+    WeightedSum,
+)
+from hf_tlm.training.arguments import RunArguments
+
+
+def tlm_objectives(args: RunArguments) -> dict[str, Any]:
+    """Stage 1 (TLM, section 3.1): corpus batches L_lm; task batches rho2 L_lm + L_task, divided by rho2 + 1 where
+    `loss_normalization` is `mean`; L_lm is `language_objective`. Stage 2 (`for_stage(2)`: rho2 and mlm_probability 0):
+    L_task.
+    """
+    task = TaskLoss(label_smoothing=args.label_smoothing_factor)
+    if args.mlm_probability == 0:
+        return {TASK: task}
+    combine = WeightedMean if args.loss_normalization == "mean" else WeightedSum
+    language = language_objective(args)
+    return {CORPUS: language, TASK: combine((args.rho2, language), (1.0, task))}
+
+
+def language_objective(args: RunArguments) -> Any:
+    """L_lm: the masked-LM loss; for `objective` electra and ale that of the auxiliary model plus `rtd_weight` times replaced
+    token detection (Clark et al. 2020, section 2); for cocolm plus corrective language modelling and sequence contrastive
+    learning (Meng et al., NeurIPS 2021, equation 4), or what `clm` and `scl` leave of them (Table 3).
+    """
+    if args.objective == "mlm":
+        return Mlm()
+    detection = (args.rtd_weight, ReplacedTokenDetection())
+    if args.objective != "cocolm":
+        return WeightedSum((1.0, Mlm()), detection)
+    if args.clm == "all_token":
+        correction = (1.0, CorrectiveLm(0.0, stop_gradient=False, all_tokens=True))
+    else:
+        correction = (1.0, CorrectiveLm(args.rtd_weight, copy=args.clm == "full", stop_gradient=args.stop_gradient))
+    parts = [(1.0, Mlm()), detection if args.clm == "rtd" else correction]
+    return WeightedSum(*parts, *([(1.0, SequenceContrastive())] if args.scl else []))
+
+
+def corrective_lm(objectives: Mapping[str, Any]) -> CorrectiveLm | None:
+    """The one that is part of the objectives, if there is one."""
+    return next(
+        (part for objective in objectives.values() for part in _parts(objective) if isinstance(part, CorrectiveLm)), None
+    )
+
+
+def _parts(objective: Any) -> Iterator[Any]:
+    yield objective
+    if isinstance(objective, WeightedSum):
+        for _, part in objective.parts:
+            yield from _parts(part)

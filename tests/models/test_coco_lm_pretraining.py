@@ -1,0 +1,341 @@
+"""COCO-LM on the composite equals its parts put together by hand; each switch of Table 3; and as files."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.nn.functional import logsigmoid
+from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSequenceClassification, ElectraConfig, set_seed
+
+from hf_tlm.data import TlmCollator
+from hf_tlm.models import CocoLmForMaskedLM, CorruptAndPredict, ModelError, auxiliary_config, export_stock, load_exported
+from hf_tlm.objectives import (
+    CorrectiveLm,
+    Mlm,
+    ReplacedTokenDetection,
+    SequenceContrastive,
+    TaskLoss,
+    WeightedMean,
+    WeightedSum,
+)
+from test_corruption import main_input
+from test_packed import loss_and_gradients, texts
+from toys import TINY_CONFIGS
+
+LABELS = {0: "a", 1: "b", 2: "c"}
+CLM = CorrectiveLm()
+COCO_LM = WeightedSum((1.0, Mlm()), (1.0, CLM), (1.0, SequenceContrastive()))
+
+
+def composite(size=1, layers=1, clm=CLM, heads="clm", apart=True, temperature=1.0, config=None, **options):
+    set_seed(0)
+    config = AutoConfig.for_model("cocolm", **{**TINY_CONFIGS["cocolm"], **(config or {})})
+    auxiliary = auxiliary_config(config, size, layers)
+    model = CorruptAndPredict.from_config(config, auxiliary, temperature, heads=heads, apart=apart, **options)
+    if heads == "clm":
+        model.lm_loss = clm.lm_loss
+    return model
+
+
+def batch(tokenizer, row_length=None, probability=0.3, crop=0.9, rows=None, seed=1):
+    options = {"mlm_probability": probability, "row_length": row_length, "seed": seed, "replacing": True}
+    rows = texts(True) if rows is None else rows
+    return TlmCollator(tokenizer, **options, mask_special=True, crop_fraction=crop)(rows)
+
+
+def corrupted(model, inputs):
+    """The ids that the main model reads as its first view, and the output without the second one."""
+    return main_input(model, {name: value for name, value in inputs.items() if not name.startswith("crop_")})
+
+
+def by_hand(model, inputs, ids, lambda_copy=50.0):
+    """The paper's loss from stock models with the weights of `model`, in their own parameters: equations 1 to 4."""
+    main = CocoLmForMaskedLM(model.main.config).eval().double()
+    auxiliary = CocoLmForMaskedLM(model.auxiliary.config).eval().double()
+    state = {n: t for n, t in model.main.state_dict().items() if n in main.state_dict()}
+    main.load_state_dict(state | model.clm_heads.state_dict())
+    auxiliary.load_state_dict({n.removeprefix("mlm_head."): t for n, t in model.auxiliary.state_dict().items()})
+    for name in ("word_embeddings", "position_embeddings"):
+        setattr(auxiliary.cocolm.embeddings, name, getattr(main.cocolm.embeddings, name))
+    auxiliary.lm_head.weight = main.lm_head.weight = main.cocolm.embeddings.word_embeddings.weight
+
+    mask = inputs["attention_mask"]
+    masked, real = inputs["mlm_labels"] != -100, mask.bool()
+    original = torch.where(masked, inputs["mlm_labels"], inputs["input_ids"])
+    scores = auxiliary(inputs["input_ids"], mask).logits
+    mlm = F.cross_entropy(scores[masked], original[masked])
+    found = main(ids, mask)
+    z = found.copy_logits
+    same = ids == original
+    copy = -torch.where(same, logsigmoid(z), logsigmoid(-z))[real].mean()
+    p_copy = z.sigmoid().detach()
+    p_lm = p_copy * same + (1 - p_copy) * found.logits.softmax(-1).gather(-1, original[..., None]).squeeze(-1)
+    lm = -p_lm[masked].log().mean()
+    views = [main.cocolm(x, m).last_hidden_state[:, 0] for x, m in ((ids, mask), _crops(inputs))]
+    everything = F.normalize(torch.cat(views), dim=-1)
+    cosines, n = everything @ everything.T, len(views[0])
+    scl = 0
+    for s in range(2 * n):
+        others = [t for t in range(2 * n) if t != s]
+        scl = scl - (cosines[s, (s + n) % (2 * n)] - torch.logsumexp(cosines[s, others], 0)) / (2 * n)
+    return main, auxiliary, {"mlm": mlm, "copy": copy, "lm": lm, "scl": scl, "loss": mlm + lambda_copy * copy + lm + scl}
+
+
+def _crops(inputs):
+    return inputs["crop_input_ids"], inputs["crop_attention_mask"]
+
+
+def test_loss_and_every_gradient_equal_the_equations(tokenizer):
+    model, inputs = composite().eval().double(), batch(tokenizer)
+    with torch.no_grad():  # Some draws hit the original.
+        model.auxiliary.mlm_head["lm_head"].bias[inputs["mlm_labels"].max()] = 4.0
+    ids, output = corrupted(model, inputs)
+    assert 0 < output.replaced.sum() < (inputs["mlm_labels"] != -100).sum()
+    main, auxiliary, expected = by_hand(model, inputs, ids)
+    expected["loss"].backward()
+    terms = COCO_LM(model(**inputs), inputs)
+    for name, value in expected.items():
+        ours = terms["loss" if name == "loss" else f"{name}_loss"]
+        torch.testing.assert_close(ours, value.detach(), rtol=1e-10, atol=0, msg=lambda m, n=name: f"{n}: {m}")
+    terms["loss"].backward()
+    ours = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    stock = {f"main.{n}": p.grad for n, p in main.named_parameters() if n.startswith("cocolm.")}
+    stock |= {f"clm_heads.{n}": p.grad for n, p in main.named_parameters() if "_head." in n}
+    for name, parameter in auxiliary.named_parameters():
+        if "word_embeddings" not in name and "position_embeddings" not in name:
+            stock[f"auxiliary.{'' if name.startswith('cocolm.') else 'mlm_head.'}{name}"] = parameter.grad
+    stock = {n: g for n, g in stock.items() if g is not None}
+    assert set(ours) == set(stock) and any("relative_attention_bias" in n for n in ours if n.startswith("auxiliary."))
+    for name, gradient in ours.items():
+        torch.testing.assert_close(gradient, stock[name], rtol=1e-8, atol=1e-12, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_packed_equals_padded(tokenizer):
+    objective = WeightedMean((20.0, COCO_LM), (1.0, TaskLoss()))
+    packed, padded = (batch(tokenizer, length) for length in (36, None))
+    assert len(packed["input_ids"]) < len(padded["input_ids"])
+    assert len(packed["crop_input_ids"]) < len(padded["crop_input_ids"])
+    ours, expected = (loss_and_gradients(composite().eval().double(), objective, b) for b in (packed, padded))
+    torch.testing.assert_close(ours[0], expected[0], rtol=1e-8, atol=1e-11)
+    for name, gradient in expected[1].items():
+        torch.testing.assert_close(ours[1][name], gradient, rtol=1e-8, atol=1e-11, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_every_parameter_gets_a_gradient(tokenizer):
+    model, inputs = composite(), batch(tokenizer)
+    WeightedMean((2.0, COCO_LM), (1.0, TaskLoss()))(model(**inputs), inputs)["loss"].backward()
+    assert not [n for n, p in model.named_parameters() if p.grad is None or not p.grad.isfinite().all()]
+    assert model.clm_heads.lm_head.weight is model.get_input_embeddings().weight is model.auxiliary.mlm_head.weight
+
+
+def test_draws_are_without_dropout_and_the_auxiliary_loss_is_with_it(tokenizer):
+    """Of two training passes the draws agree, with each other and with evaluation, and the losses do not."""
+    dropout = {"hidden_dropout_prob": 0.5, "initializer_range": 1.0}  # Enough for the draws to depend on it.
+    inputs = batch(tokenizer)
+    model = composite(config=dropout)
+    (first, one), (second, two), (quiet, out) = (
+        *(corrupted(model, inputs) for _ in range(2)),
+        corrupted(model.eval(), inputs),
+    )
+    assert first.equal(second) and first.equal(quiet)
+    assert one.mlm_loss != two.mlm_loss and one.mlm_loss != out.mlm_loss and one.guesses == out.guesses
+    model = composite(config=dropout, apart=False)
+    assert not corrupted(model, inputs)[0].equal(corrupted(model, inputs)[0])  # ELECTRA's one pass has dropout.
+
+
+def test_special_tokens_are_corrected_too(tokenizer):
+    model, inputs = composite().eval(), batch(tokenizer, probability=0.5)
+    firsts = inputs["mlm_labels"][:, 0]
+    assert (firsts == tokenizer.cls_token_id).any() and (
+        inputs["input_ids"][firsts != -100, 0] == tokenizer.mask_token_id
+    ).all()
+    assert COCO_LM(model(**inputs), inputs)["loss"].isfinite()
+
+
+@pytest.mark.parametrize("row_length", [None, 24])
+@pytest.mark.parametrize("probability", [1e-9, 0.9])
+def test_nothing_to_learn_from_is_no_nan(tokenizer, probability, row_length):
+    model = composite()
+    inputs = batch(tokenizer, row_length, probability, rows=[{"input_ids": [2, 9, 3], "draw": 0}])
+    terms = COCO_LM(model(**inputs), inputs)
+    terms["loss"].backward()
+    assert terms["loss"].isfinite()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+
+
+def outcome(tokenizer, *objectives, crop=0.9, **options):
+    """Terms and gradients of a loss, the ids that the main model read, and the model."""
+    objective = WeightedSum((1.0, Mlm()), *objectives)
+    clm = next((part for _, part in objectives if isinstance(part, CorrectiveLm)), None)
+    model, inputs = composite(clm=clm, heads="rtd" if clm is None else "clm", **options).eval(), batch(tokenizer, crop=crop)
+    ids, _ = corrupted(model, inputs)
+    terms = objective(model(**inputs), inputs)
+    terms["loss"].backward()
+    gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    return {name: value.tolist() for name, value in terms.items()}, gradients, ids, model
+
+
+def changed(one, other):
+    return {name for name in one.keys() | other.keys() if name not in one or name not in other or one[name] != other[name]}
+
+
+SCL = (1.0, SequenceContrastive())
+SCL_TERMS = {"loss", "scl_loss", "cosine_positive", "cosine_negative"}
+CLM_TERMS = {f"{name}_{which}" for name in ("copy_accuracy", "lm_accuracy") for which in ("replaced", "original")}
+
+
+class TestSwitches:
+    """The rows of Table 3: what each changes, and that it changes nothing else."""
+
+    @pytest.fixture
+    def full(self, tokenizer):
+        return outcome(tokenizer, (1.0, CLM), SCL)
+
+    def test_clm_only(self, tokenizer, full):
+        terms, _, ids, _ = outcome(tokenizer, (1.0, CLM), crop=None)
+        assert ids.equal(full[2]) and changed(terms, full[0]) == SCL_TERMS
+        assert full[0]["loss"] == pytest.approx(terms["loss"] + full[0]["scl_loss"])
+
+    def test_rtd_only_and_scl_with_rtd(self, tokenizer, full):
+        detection = (50.0, ReplacedTokenDetection())
+        terms, _, ids, model = outcome(tokenizer, detection, SCL)
+        accuracies = {"rtd_accuracy_replaced", "rtd_accuracy_original"}
+        expected = {"loss", "copy_loss", "lm_loss", "rtd_loss"} | CLM_TERMS | accuracies
+        assert ids.equal(full[2]) and changed(terms, full[0]) == expected and model.clm_heads is None
+        assert changed(outcome(tokenizer, detection, crop=None)[0], terms) == SCL_TERMS
+
+    @pytest.mark.parametrize(
+        "clm,expected",
+        [
+            (CorrectiveLm(copy=False), {"loss", "lm_loss"}),
+            (CorrectiveLm(0.0, stop_gradient=False, all_tokens=True), {"loss", "lm_loss"}),
+            (CorrectiveLm(stop_gradient=False), set()),
+        ],
+        ids=["no copy", "all tokens", "no stop-gradient"],
+    )
+    def test_clm_setup(self, tokenizer, full, clm, expected):
+        terms, gradients, ids, _ = outcome(tokenizer, (1.0, clm), SCL)
+        assert ids.equal(full[2]) and changed(terms, full[0]) - {"lm_accuracy_original", "lm_accuracy_replaced"} == expected
+        assert terms["loss"] == pytest.approx(full[0]["loss"]) or expected
+        assert (
+            not torch.equal(gradients["clm_heads.copy_head.weight"], full[1]["clm_heads.copy_head.weight"])
+            or clm.stop_gradient
+        )
+
+    def test_without_relative_positions(self, tokenizer, full):
+        *_, model = outcome(tokenizer, (1.0, CLM), SCL, config={"relative_attention_mode": None})
+        missing = {n for n, _ in full[3].named_parameters()} - {n for n, _ in model.named_parameters()}
+        assert missing == {f"{part}.cocolm.relative_attention_bias.weight" for part in ("main", "auxiliary")}
+
+    @pytest.mark.parametrize("size", [0.5, 1])
+    def test_electras_auxiliary(self, tokenizer, size):
+        """Narrow, of the main model's depth: an ELECTRA generator on the wide embeddings; the main model is as ever."""
+        terms, gradients, _, model = outcome(tokenizer, (1.0, CLM), SCL, size=size, layers=None)
+        assert isinstance(model.auxiliary.config, ElectraConfig) == (size < 1)
+        assert model.auxiliary.config.hidden_size == size * model.config.hidden_size
+        assert model.auxiliary.config.num_hidden_layers == model.config.num_hidden_layers
+        assert model.auxiliary.base_model.get_input_embeddings().weight is model.get_input_embeddings().weight
+        shapes = {n: p.shape for n, p in model.named_parameters() if not n.startswith("auxiliary.")}
+        other = composite(size=1).named_parameters()
+        assert shapes == {n: p.shape for n, p in other if not n.startswith("auxiliary.")}
+        assert all(gradient.isfinite().all() for gradient in gradients.values())
+
+    def test_random_replacements(self, tokenizer, full):
+        """Uniform over the vocabulary; the auxiliary model learns what it did."""
+        terms, gradients, ids, model = outcome(tokenizer, (1.0, CLM), SCL, replacements="random")
+        assert not ids.equal(full[2]) and {"mlm_loss", "generator_accuracy"}.isdisjoint(changed(terms, full[0]))
+        own = [n for n in gradients if n.startswith("auxiliary.")]
+        assert own and all(torch.equal(gradients[n], full[1][n]) for n in own)
+        inputs = batch(tokenizer, rows=[{"input_ids": [2, *[9] * 37, 3], "draw": draw} for draw in range(300)], crop=None)
+        ids, _ = corrupted(model, inputs)
+        drawn = ids[inputs["mlm_labels"] != -100]
+        assert len(drawn.unique()) == 120 and abs(drawn.double().mean() - 59.5) < 2
+
+    def test_frozen_auxiliary(self, tokenizer, full, tmp_path):
+        """What it replaces is what it learned, for ever: it has no gradient, no dropout, and embeddings of its own."""
+        export_stock(full[3], tokenizer, tmp_path / "before")
+        set_seed(5)
+        config = AutoConfig.for_model("cocolm", **TINY_CONFIGS["cocolm"], hidden_dropout_prob=0.5)
+        generator = str(tmp_path / "before" / "generator")
+        model = CorruptAndPredict.from_config(config, generator, 1.0, heads="clm", apart=True, frozen=True)
+        model.lm_loss = CLM.lm_loss
+        inputs = batch(tokenizer)
+        model.train()
+        terms = COCO_LM(model(**inputs), inputs)
+        terms["loss"].backward()
+        moved = {n for n, p in model.named_parameters() if p.grad is not None}
+        assert moved and not any(n.startswith("auxiliary.") for n in moved)
+        assert {n for n, p in model.named_parameters() if not p.requires_grad} == {
+            n for n, _ in model.named_parameters() if n.startswith("auxiliary.")
+        }
+        with torch.no_grad():
+            for parameter in model.main.parameters():
+                parameter.add_(1.0)
+        ids, output = corrupted(model, inputs)
+        assert ids.equal(full[2]) and output.mlm_loss / (inputs["mlm_labels"] != -100).sum() == pytest.approx(
+            full[0]["mlm_loss"]
+        )
+
+    def test_crop_fraction(self, tokenizer, full):
+        terms, _, ids, _ = outcome(tokenizer, (1.0, CLM), SCL, crop=0.5)
+        assert ids.equal(full[2]) and changed(terms, full[0]) == SCL_TERMS
+
+
+def test_export_and_back(tokenizer, tmp_path):
+    model, inputs = composite().eval(), batch(tokenizer)
+    export_stock(model, tokenizer, tmp_path / "out")
+    ids, output = corrupted(model, inputs)
+    stock = {}
+    for name, auto in (
+        ("", AutoModelForSequenceClassification),
+        ("mlm", AutoModelForMaskedLM),
+        ("generator", AutoModelForMaskedLM),
+    ):
+        stock[name], info = auto.from_pretrained(tmp_path / "out" / name, output_loading_info=True)
+        assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), name
+        stock[name].eval()
+    assert sorted(p.name for p in (tmp_path / "out").iterdir() if p.is_dir()) == ["generator", "mlm"]
+    mask, masked = inputs["attention_mask"], inputs["mlm_labels"] != -100
+    with torch.no_grad():
+        found = stock["mlm"](ids, mask)
+        torch.testing.assert_close(found.copy_logits[mask.bool()], output.copy_logits, rtol=0, atol=1e-6)
+        torch.testing.assert_close(stock[""](ids, mask).logits, output.logits, rtol=0, atol=1e-6)
+        scores = stock["generator"](inputs["input_ids"], mask).logits
+        mlm = F.cross_entropy(scores[masked], inputs["mlm_labels"][masked], reduction="sum")
+        torch.testing.assert_close(mlm, output.mlm_loss, rtol=1e-5, atol=0)
+        plain = CorrectiveLm(copy=False)
+        model.lm_loss = plain.lm_loss
+        expected = F.cross_entropy(found.logits[masked], inputs["mlm_labels"][masked], reduction="sum")
+        torch.testing.assert_close(model(**inputs).lm_loss, expected, rtol=1e-5, atol=0)
+    model.lm_loss = CLM.lm_loss
+    again = load_exported(tmp_path / "out", id2label=LABELS).eval()
+    again.lm_loss = CLM.lm_loss
+    again.temperature = 1.0
+    again = again(**inputs)
+    for name in ("logits", "mlm_loss", "copy_logits", "lm_loss", "cropped_vectors"):
+        torch.testing.assert_close(again[name], model(**inputs)[name], rtol=1e-6, atol=1e-6)
+
+
+def test_a_model_without_a_task_is_the_masked_lm(tokenizer, tmp_path, caplog):
+    model, inputs = composite().eval(), batch(tokenizer)
+    export_stock(model, tokenizer, tmp_path / "out", classifier=False)
+    assert isinstance(AutoModelForMaskedLM.from_pretrained(tmp_path / "out"), CocoLmForMaskedLM)
+    again = CorruptAndPredict.from_checkpoint(str(tmp_path / "out"), id2label=LABELS, temperature=1.0, heads="clm").eval()
+    again.lm_loss = CLM.lm_loss
+    assert "begins at random" not in caplog.text
+    torch.testing.assert_close(again(**inputs).lm_loss, model(**inputs).lm_loss)
+    CorruptAndPredict.from_checkpoint(
+        str(tmp_path / "out" / "generator"), str(tmp_path / "out" / "generator"), id2label=LABELS, heads="clm"
+    )
+    assert "has no heads for corrective language modelling" in caplog.text
+
+
+def test_what_does_not_fit(tokenizer):
+    bert = AutoConfig.for_model("bert", **TINY_CONFIGS["bert"])
+    with pytest.raises(ModelError, match="a body of the type cocolm; received 'bert'"):
+        CorruptAndPredict.from_config(bert, bert, heads="clm")
+    with pytest.raises(ModelError, match="replacements must be sampled or random; received 'none'"):
+        composite(replacements="none")
+    model = composite()
+    model.lm_loss = None
+    with pytest.raises(ModelError, match="its lm_loss is not set"):
+        model(**batch(tokenizer))
