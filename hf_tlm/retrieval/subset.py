@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from hf_tlm.retrieval.report import retrieval_report
 if TYPE_CHECKING:
     from datasets import Dataset
 
+    from hf_tlm.corpora import Corpus
     from hf_tlm.tasks import Task
 
 FORMAT = "hf_tlm.subset"
@@ -159,6 +160,13 @@ class Subset:
             )
         # The cache of `datasets` knows a file by its path and time; the digest makes it know the content.
         return cls(Dataset.from_parquet(str(data), config_name=found), manifest)
+
+    def as_corpus(self) -> Corpus:
+        """Its passages as a corpus of their own, for instance to pretrain on."""
+        from hf_tlm.corpora import load_corpus
+
+        corpus = load_corpus(self.dataset, id_column="id")
+        return replace(corpus, name=f"{self.manifest['corpus']['name']}, for {self.manifest['task']['name']}")
 
     def summary(self) -> str:
         """What it is, in a few lines for a person."""
