@@ -4,6 +4,9 @@ A text is a bag of unigrams and bigrams, each hashed into one of 10,000 buckets.
 (subset), the log importance weight of a passage is the sum over its n-grams of log p - log q; passages are drawn without
 replacement in proportion to their weights, by the Gumbel top-n trick (section 3 and algorithm 1 of
 https://arxiv.org/abs/2302.03169).
+
+The authors' package adds 1e-8 to frequencies, which makes a single n-gram that the task lacks decide; here one is added to
+every count. With the same hash and smoothing the weights are the package's.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import numpy as np
 import xxhash
 
 NUM_BUCKETS = 10_000
-# Runs of word characters, and runs of punctuation between them, as the authors' package takes them.
+# Words, and runs of punctuation between them, as the authors' package splits texts.
 _TOKEN = re.compile(r"\w+|[^\w\s]+")
 
 
