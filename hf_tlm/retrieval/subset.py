@@ -14,7 +14,7 @@ import numpy as np
 from hf_tlm.files import atomic_directory, sha256
 from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.retrieval.queries import build_queries, example_texts
-from hf_tlm.retrieval.report import retrieval_report
+from hf_tlm.retrieval.report import describe_selection, escape, retrieval_report
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -74,6 +74,10 @@ has its order of drawing as `rank`, 0 as `n_queries`, and neither `score` nor `b
 The passages are copied from the corpus as they are: its licence, errors and biases apply. {checked}
 """
 
+INFLUENCE_COLUMNS = """\
+Two columns more: `influence`, the inner product of the gradient of the passage's masked-LM loss with the gradient of the
+task loss, mean over batches of validation examples, and `influence_rank`, the best rank that a batch gave the passage."""
+
 
 @dataclass
 class Subset:
@@ -82,6 +86,7 @@ class Subset:
     dataset columns: id, text, source; rank (int32, best over the queries, from 1); score (float32, best over the
     queries); n_queries (int32, queries that hit it); best_query (id of the training example that gave the best rank).
     Random subsets have their order of drawing as rank, 0 as n_queries, and null as score and best_query.
+    One selected by influence also has influence (float32) and influence_rank (int32), see `hf_tlm.influence.select`.
 
     manifest: corpus, task, method, counts and versions as plain values, without times and machine paths.
 
@@ -185,6 +190,8 @@ class Subset:
             for what in ("empty_queries", "queries_without_hits"):
                 if counts.get(what):
                     lines.append(f"{what.replace('_', ' ')}: {counts[what]:,}")
+        if selection := made.get("selection"):
+            lines.append(f"selected: {describe_selection(selection)}")
         for what, why in (("decontamination", "hold held-out texts"), ("deduplication", "are near-duplicates")):
             if made.get(what) and made[what]["passages"]:
                 lines.append(f"left out because they {why}: {made[what]['passages']:,}")
@@ -291,6 +298,11 @@ def _card(manifest: dict[str, Any], report: str) -> str:
             f"this is their union. {counts['queries']:,} queries, {counts['empty_queries']:,} of them empty, "
             f"{counts['queries_without_hits']:,} others without a hit."
         )
+    if selection := manifest.get("selection"):
+        made += f"\n\nOf what was found, a part was selected: {escape(describe_selection(selection), 1000)}."
+        front["tags"].append(selection["method"])
+        if selection["method"] == "iss":
+            made += f" {INFLUENCE_COLUMNS}"
     guard = manifest.get("decontamination")
     checked = "Passages were not checked against the task's validation and test texts."
     if guard:
