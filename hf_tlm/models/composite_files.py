@@ -10,8 +10,10 @@ from transformers.utils import cached_file
 from hf_tlm.models.errors import ModelError
 from hf_tlm.models.tlm import MLM_SUBFOLDER
 
-# Folders inside an exported model (see `hf_tlm.models.export`), and the file of a head that no stock class has.
+# Folders inside an exported model (see `hf_tlm.models.export`), the file of a head that no stock class has, and that which
+# says how texts are corrupted.
 DISCRIMINATOR, GENERATOR, RTD_HEAD_FILE = "discriminator", "generator", "rtd_head.safetensors"
+CORRUPTION_FILE = "corruption.json"
 # What transformers, huggingface_hub and safetensors raise for a model that cannot be loaded.
 UNREADABLE = (OSError, RuntimeError, KeyError, ImportError, ValueError)
 

@@ -123,6 +123,7 @@ def test_energy():
 
 
 COCO_LM = {"objective": "cocolm", "clm": "full", "stop_gradient": True, "scl": True, "crop_fraction": 0.9}
+COCO_LM |= {"scl_temperature": 1.0, "scl_projection": "none"}
 PRETRAINED = {
     "corpus": {"name": "wiki", "fingerprint": "0123", "blocks": 5000, "tokens": 630_000, "bad_files": {}},
     "arguments": {
@@ -167,7 +168,9 @@ PRETRAINED = {
         ),
         ({"arguments": {**COCO_LM, "clm": "all_token"}}, "model + language modelling loss of all tokens + seq", "50 x"),
         ({"arguments": {**COCO_LM, "stop_gradient": False}}, "(which trains the copy head too) + seq", "without the copy"),
-        ({"arguments": COCO_LM, "model": {"replacements": "random"}}, "and replaced by random tokens", "temperature"),
+        ({"arguments": COCO_LM}, "+ sequence contrastive loss (crops of 90%, temperature 1) is learned", "projection"),
+        ({"arguments": {**COCO_LM, "scl_projection": "mlp"}}, "temperature 1, a projection head)", "None"),
+        ({"arguments": COCO_LM, "model": {"replacements": "random"}}, "and replaced by random tokens", "at temperature"),
         ({"arguments": {"objective": "ale"}}, "on an ALBERT body, called ALE", "fill-mask"),
         ({"model": {"model_name_or_path": "bert"}}, "trained further from `bert`", "from scratch on"),
         ({"blocks": {"blocks": "sentences"}}, "whole sentences, as many as fit into 128 tokens", "cut every"),
