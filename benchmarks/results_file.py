@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -58,3 +59,30 @@ class ResultsFile:
             how = f"Made by `{entry['command']}` on {entry['machine']}."
             parts.append(f"## {self.titles[section]}\n\n{how} {self.notes[section]}\n\n{table}\n")
         return "\n".join(parts)
+
+
+def run_sections(
+    parser: argparse.ArgumentParser,
+    benchmark: Callable[[argparse.Namespace], object],
+    name: str,
+    titles: Mapping[str, str],
+    notes: Mapping[str, str],
+    hidden: tuple = (),
+) -> None:
+    """The command line of a benchmark with one method per section, which gives its rows.
+
+    Args:
+        parser: with the benchmark's own arguments.
+        benchmark: made of the parsed ones.
+        name: of the result files, unless the command line has another.
+        titles, notes, hidden: see `ResultsFile`.
+    """
+    parser.add_argument("--sections", nargs="+", choices=list(titles), default=list(titles))
+    parser.add_argument("--results_dir", default=str(ROOT / "benchmarks" / "results"))
+    parser.add_argument("--name", default=name, help="Name of the result files.")
+    options = parser.parse_args()
+    file = ResultsFile(options.results_dir, options.name, titles, notes, hidden)
+    made = benchmark(options)
+    for section in options.sections:
+        file.add(section, getattr(made, section)())
+    print("\n" + file.to_text())
