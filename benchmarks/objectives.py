@@ -4,9 +4,9 @@
 
 The comparison of Table IV of the ALE paper at a budget of minutes. All three read the same blocks of the same corpus
 (HF_TLM_DATA, default ../shared/data) with the same vocabulary, and a model's steps are the budget over the FLOPs of one of
-its steps, as `torch.utils.flop_counter` counts them on a real batch. `step` times a step of ELECTRA small, full size,
-against those of its two transformers as stock models. Writes benchmarks/results/objectives.json and .md; what is finished
-in --work_dir is not repeated.
+its steps, as `torch.utils.flop_counter` counts them on a real batch. `step` times a step of ELECTRA small and of COCO-LM
+small, full size, against the passes of plain models that it consists of. Writes benchmarks/results/objectives.json and .md;
+what is finished in --work_dir is not repeated.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
-from objectives_step import measure_step  # noqa: E402
+from corpus_sample import corpus_sample, data_dir  # noqa: E402
+from objectives_step import CONFIGS, measure_step  # noqa: E402
 from results_file import run_sections  # noqa: E402
 
 DROPOUT = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
@@ -62,7 +63,7 @@ FINETUNE_STEPS, FINETUNE_BATCH, FINETUNE_RATE, FINETUNE_DECAY = 100, 32, 5e-4, 0
 TITLES = {
     "pretrain": "Pretraining at equal FLOPs",
     "finetune": "Fine-tuned on GLUE",
-    "step": "A step against its two transformers",
+    "step": "A step against the passes that it consists of",
 }
 NOTES = {
     "pretrain": "`FLOPs a step` are measured in a run of one step; `steps` are the budget over them. `parameters` are those "
@@ -71,15 +72,14 @@ NOTES = {
     "of four evaluations, as GLUE's small models are compared (test labels are not public); CoLA is Matthews correlation, "
     "the rest accuracy, SST-2 from a fixed sample of its training texts. STS-B, a regression, is left out. One pretraining "
     "seed: differences between models of a deviation or two say nothing.",
-    "step": "ELECTRA small of the paper (12 x 256, generator a quarter as wide, vocabulary 30,522) on 16 x 128 tokens: "
-    "forward, loss and backward in float32. `ratio` is the composite over the sum of the two: at most 1.1 is wanted. Bodies "
-    "are the two without heads, of which the generator's projects every position to the vocabulary. Memory is the growth of "
-    "the peak of a fresh process from the model's making to the end of two steps, MB.",
+    "step": "ELECTRA small of the paper (12 x 256, generator a quarter as wide) and COCO-LM small (12 x 256, auxiliary of 2 "
+    "layers), vocabulary 30,522, on 16 x 128 tokens: forward, loss and backward in float32. Plain models: of ELECTRA "
+    "its two stock ones, a pass each; of COCO-LM `CocoLmForMaskedLM`, of which the auxiliary one samples (forward only) "
+    "and learns, and the main one reads corrupted and cropped texts. `ratio` is the composite over their sum: at most 1.1 "
+    "is wanted of ELECTRA, 1.15 of COCO-LM. Bodies are the same without heads, of which those of masked LMs project every "
+    "position to the vocabulary. Memory is the growth of the peak of a fresh process from the model's making to the end of "
+    "two steps, MB.",
 }
-
-
-def data_dir() -> Path:
-    return Path(os.environ.get("HF_TLM_DATA", ROOT.parent / "shared" / "data"))
 
 
 class Benchmark:
@@ -99,21 +99,6 @@ class Benchmark:
 
     def _config(self, model: str) -> dict:
         return {**MODELS[model][1], **self.size["body"]}
-
-    def _corpus(self) -> str:
-        """A sample of the corpus as a file, made where it is not: the same blocks for every model."""
-        import pyarrow.parquet as pq
-
-        from hf_tlm.corpora import load_corpus
-
-        path = self.folder / "corpus.parquet"
-        if not path.is_file():
-            rows = load_corpus(f"{data_dir()}/corpus/*.parquet").to_dataset().shuffle(seed=0)
-            rows = rows.select(range(min(self.size["passages"], len(rows)))).flatten_indices()
-            path.parent.mkdir(parents=True, exist_ok=True)
-            pq.write_table(rows.data.table, path.with_suffix(".part"))
-            os.replace(path.with_suffix(".part"), path)
-        return str(path)
 
     def _pretrained(self, model: str, steps: int, name: str) -> dict:
         """The record of a pretraining run in the folder `name`, made where it is not."""
@@ -139,7 +124,8 @@ class Benchmark:
         atomic_write(config, json.dumps(self._config(model), indent=2) + "\n")
         model_args = ModelArguments(model_config=str(config), vocab_size=self.size["vocabulary"])
         blocks = BlockArguments(validation_share=0.002, max_validation_blocks=300, vocab_texts=50_000)
-        return run_pretraining(load_corpus(self._corpus()), args, model_args, blocks).record
+        sample = corpus_sample(self.folder / "corpus.parquet", self.size["passages"])
+        return run_pretraining(load_corpus(sample), args, model_args, blocks).record
 
     def pretrain(self) -> list[dict]:
         rows = []
@@ -212,7 +198,7 @@ class Benchmark:
         return run.summary["validation"][settings["metric"]]["values"]
 
     def step(self) -> list[dict]:
-        return measure_step(repeats=self.options.repeats, threads=self.options.threads)
+        return measure_step(self.options.composites, repeats=self.options.repeats, threads=self.options.threads)
 
 
 def slug(model: str) -> str:
@@ -240,6 +226,7 @@ def main() -> None:
     add("--bf16", action="store_true")
     add("--finetune_steps", type=int, default=FINETUNE_STEPS)
     add("--finetune_rate", type=float, default=FINETUNE_RATE, help="Peak learning rate of fine-tuning.")
+    add("--composites", nargs="+", choices=list(CONFIGS), default=list(CONFIGS), help="Of `step`.")
     add("--repeats", type=int, default=5, help="Of `step`.")
     add("--threads", type=int, default=os.cpu_count())
     add(

@@ -1,8 +1,11 @@
-"""Time and memory of a step of corrupt-and-predict against its two transformers as stock models, see objectives.py."""
+"""Time and memory of a step of corrupt-and-predict against the passes that it consists of, see objectives.py.
+
+By plain modules. ELECTRA: one pass of each stock model. COCO-LM: two of the auxiliary model, to sample (forward only)
+and to learn, and two of the main model, of the corrupted and of the cropped texts, by `CocoLmForMaskedLM`.
+"""
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -13,53 +16,103 @@ from statistics import median
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from retrieval_measures import Memory
 
-CONFIG = Path(__file__).resolve().parent.parent / "recipes" / "configs" / "models" / "electra_small.json"
-VOCABULARY, BATCH, LENGTH, MASKED = 30_522, 16, 128, 0.15
+VOCABULARY, BATCH, LENGTH, MASKED, CROPPED = 30_522, 16, 128, 0.15, 0.9
+SIZE = {"hidden_size": 256, "num_hidden_layers": 12, "num_attention_heads": 4, "intermediate_size": 1024}
+CONFIGS = {
+    "ELECTRA small": {"model_type": "electra", "embedding_size": 128, **SIZE},
+    "COCO-LM small": {"model_type": "cocolm", **SIZE},
+}
 STEPS_OF_MEMORY = 2
-SIDES = ("composite", "generator", "discriminator", "generator's body", "discriminator's body")
+SIDES = ("composite", "auxiliary", "main", "auxiliary's body", "main body")
 
 
 def _batch():
-    """A batch of random tokens, full rows, masked as the collator does for ELECTRA: int64 [BATCH, LENGTH] and the like."""
+    """A batch of random tokens, full rows, masked as the collator does: int64 [BATCH, LENGTH] and the like."""
     import torch
 
     generator = torch.Generator().manual_seed(0)
     original = torch.randint(1000, VOCABULARY, (BATCH, LENGTH), generator=generator)
     chosen = torch.rand(BATCH, LENGTH, generator=generator) < MASKED
+    cropped = original[:, : round(CROPPED * LENGTH)]
     return {
         "input_ids": original.masked_fill(chosen, 103),
         "attention_mask": torch.ones_like(original),
         "mlm_labels": original.masked_fill(~chosen, -100),
         "uniforms": torch.rand(BATCH, LENGTH, generator=generator),
+        "crop_input_ids": cropped,
+        "crop_attention_mask": torch.ones_like(cropped),
     }
 
 
-def _side(name: str):
+def _side(model_name: str, side: str):
     """(model, function of the batch that gives the loss) of one side."""
-    from transformers import AutoConfig, ElectraForMaskedLM, ElectraForPreTraining, ElectraModel
+    from transformers import AutoConfig
 
-    from hf_tlm.models import CorruptAndPredict, auxiliary_config
+    from hf_tlm.models import auxiliary_config
+
+    main = AutoConfig.for_model(**CONFIGS[model_name], vocab_size=VOCABULARY)
+    if model_name == "ELECTRA small":
+        return _electra(side, main, auxiliary_config(main))
+    return _coco_lm(side, main, auxiliary_config(main, 1, 2))
+
+
+def _electra(side: str, main, auxiliary):
+    from transformers import ElectraForMaskedLM, ElectraForPreTraining, ElectraModel
+
+    from hf_tlm.models import CorruptAndPredict
     from hf_tlm.objectives import Mlm, ReplacedTokenDetection, WeightedSum
 
-    main = AutoConfig.for_model(**json.loads(CONFIG.read_text(encoding="utf-8")), vocab_size=VOCABULARY)
-    small = auxiliary_config(main)
-    if name == "composite":
-        model, objective = (
-            CorruptAndPredict.from_config(main, small),
-            WeightedSum((1.0, Mlm()), (50.0, ReplacedTokenDetection())),
-        )
-        return model, lambda batch: objective(model(**batch), batch)["loss"]
-    if name.endswith("body"):
-        model = ElectraModel(small if name.startswith("generator") else main)
+    if side == "composite":
+        model = CorruptAndPredict.from_config(main, auxiliary)
+        objective = WeightedSum((1.0, Mlm()), (50.0, ReplacedTokenDetection()))
+        return model, lambda batch: objective(model(**_uncropped(batch)), batch)["loss"]
+    if side.endswith("body"):
+        model = ElectraModel(auxiliary if side.startswith("auxiliary") else main)
         return model, lambda batch: model(batch["input_ids"], batch["attention_mask"]).last_hidden_state.mean()
-    if name == "generator":
-        model = ElectraForMaskedLM(small)
-        return model, lambda batch: model(batch["input_ids"], batch["attention_mask"], labels=batch["mlm_labels"]).loss
-    model = ElectraForPreTraining(main)
-    return (
-        model,
-        lambda batch: model(batch["input_ids"], batch["attention_mask"], labels=(batch["mlm_labels"] != -100).long()).loss,
-    )
+    model = ElectraForMaskedLM(auxiliary) if side == "auxiliary" else ElectraForPreTraining(main)
+
+    def loss(batch):
+        labels = batch["mlm_labels"] if side == "auxiliary" else (batch["mlm_labels"] != -100).long()
+        return model(batch["input_ids"], batch["attention_mask"], labels=labels).loss
+
+    return model, loss
+
+
+def _coco_lm(side: str, main, auxiliary):
+    import torch
+
+    from hf_tlm.models import CocoLmForMaskedLM, CocoLmModel, CorruptAndPredict
+    from hf_tlm.objectives import CorrectiveLm, Mlm, SequenceContrastive, WeightedSum
+
+    if side == "composite":
+        model, correction = CorruptAndPredict.from_config(main, auxiliary, 1.0, heads="clm", apart=True), CorrectiveLm()
+        model.lm_loss = correction.lm_loss
+        objective = WeightedSum((1.0, Mlm()), (1.0, correction), (1.0, SequenceContrastive()))
+        return model, lambda batch: objective(model(**batch), batch)["loss"]
+    config, whole = auxiliary if side.startswith("auxiliary") else main, not side.endswith("body")
+    model = CocoLmForMaskedLM(config) if whole else CocoLmModel(config, add_pooling_layer=False)
+    body = model.cocolm if whole else model
+
+    def learn(batch):
+        rows = (batch["input_ids"], batch["attention_mask"])
+        return model(*rows, labels=batch["mlm_labels"]).loss if whole else model(*rows).last_hidden_state.mean()
+
+    def sample_and_learn(batch):
+        model.eval()
+        with torch.no_grad():
+            model(batch["input_ids"], batch["attention_mask"])
+        model.train()
+        return learn(batch)
+
+    def learn_both_views(batch):
+        cropped = body(batch["crop_input_ids"], batch["crop_attention_mask"]).last_hidden_state
+        return learn(batch) + cropped[:, 0].mean()
+
+    return model, sample_and_learn if side.startswith("auxiliary") else learn_both_views
+
+
+def _uncropped(batch: dict) -> dict:
+    return {name: rows for name, rows in batch.items() if not name.startswith("crop_")}
 
 
 def _step(model, loss, batch) -> float:
@@ -71,27 +124,30 @@ def _step(model, loss, batch) -> float:
     return elapsed
 
 
-def _times(repeats: int, threads: int) -> dict[str, list[float]]:
+def _times(model_name: str, repeats: int, threads: int) -> dict[str, list[float]]:
     import torch
 
     torch.set_num_threads(threads)
-    batch, sides = _batch(), {name: _side(name) for name in SIDES}
-    times: dict[str, list[float]] = {name: [] for name in SIDES}
+    batch, sides = _batch(), {side: _side(model_name, side) for side in SIDES}
+    for model, _ in sides.values():
+        model.train()  # Some begin in evaluation mode, which has no dropout.
+    times: dict[str, list[float]] = {side: [] for side in SIDES}
     # The first round is not counted: kernels are chosen, buffers allocated.
     for repeat in range(repeats + 1):
-        for name, (model, loss) in sides.items():
+        for side, (model, loss) in sides.items():
             elapsed = _step(model, loss, batch)
             if repeat:
-                times[name].append(elapsed)
+                times[side].append(elapsed)
     return times
 
 
-def _memory(name: str, threads: int) -> float:
+def _memory(model_name: str, side: str, threads: int) -> float:
     import torch
 
     torch.set_num_threads(threads)
     with Memory() as memory:
-        batch, (model, loss) = _batch(), _side(name)
+        batch, (model, loss) = _batch(), _side(model_name, side)
+        model.train()
         before = memory.now("VmRSS") - sum(p.numel() * p.element_size() for p in model.parameters()) / 2**20
         for _ in range(STEPS_OF_MEMORY):
             _step(model, loss, batch)
@@ -103,25 +159,27 @@ def _fresh(function, *arguments):
         return pool.submit(function, *arguments).result()
 
 
-def measure_step(*, repeats: int, threads: int) -> list[dict]:
-    """Rows: seconds and memory of the composite, of both stock models, and of their bodies alone."""
-    times = _fresh(_times, repeats, threads)
-    memory = {name: _fresh(_memory, name, threads) for name in SIDES}
+def measure_step(models: list[str], *, repeats: int, threads: int) -> list[dict]:
+    """Rows: seconds and memory of each composite, and of the passes of the plain models and of their bodies alone."""
     rows = []
-    for label, values in (("seconds a step", times), ("memory", {name: [value] for name, value in memory.items()})):
-        for against, parts in (("stock models", SIDES[1:3]), ("bodies", SIDES[3:])):
-            ratios = [a / (b + c) for a, b, c in zip(*(values[name] for name in (SIDES[0], *parts)), strict=True)]
-            rows.append(
-                {
-                    "figure": label,
-                    "composite": median(values["composite"]),
-                    "against": against,
-                    "generator": median(values[parts[0]]),
-                    "discriminator": median(values[parts[1]]),
-                    "ratio": median(ratios),
-                    "repeats": len(ratios),
-                    "all": ratios,
-                }
-            )
-            print(rows[-1], flush=True)
+    for model in models:
+        times = _fresh(_times, model, repeats, threads)
+        memory = {side: [_fresh(_memory, model, side, threads)] for side in SIDES}
+        for figure, values in (("seconds a step", times), ("memory", memory)):
+            for against, parts in (("plain models", SIDES[1:3]), ("bodies", SIDES[3:])):
+                ratios = [a / (b + c) for a, b, c in zip(*(values[side] for side in (SIDES[0], *parts)), strict=True)]
+                rows.append(
+                    {
+                        "model": model,
+                        "figure": figure,
+                        "composite": median(values["composite"]),
+                        "against": against,
+                        "auxiliary": median(values[parts[0]]),
+                        "main": median(values[parts[1]]),
+                        "ratio": median(ratios),
+                        "repeats": len(ratios),
+                        "all": ratios,
+                    }
+                )
+                print(rows[-1], flush=True)
     return rows

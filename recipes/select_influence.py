@@ -11,9 +11,8 @@ scores its share of the passages. Run the same command again to continue an inte
 
 from __future__ import annotations
 
-from hf_tlm.influence import SelectionArguments
-
 from hf_tlm import evaluation, retrieval
+from hf_tlm.influence import SelectionArguments
 from hf_tlm.parser import parse, run
 from hf_tlm.tasks import TaskArguments
 from hf_tlm.training import ArgumentsError, ModelArguments, ScoreModelOptions

@@ -92,5 +92,8 @@ def _coco_lm_losses(arguments: Mapping[str, Any]) -> str | None:
         "all_token": "language modelling loss of all tokens",
         "rtd": f"{weight} x replaced token detection",
     }[arguments["clm"]]
-    contrast = f" + sequence contrastive loss (crops of {100 * arguments['crop_fraction']:g}%)" if arguments["scl"] else ""
-    return f"masked-LM loss of the auxiliary model + {words}{contrast}"
+    if arguments["scl"]:
+        head = ", a projection head" if arguments["scl_projection"] == "mlp" else ""
+        details = f"crops of {100 * arguments['crop_fraction']:g}%, temperature {arguments['scl_temperature']:g}{head}"
+        words += f" + sequence contrastive loss ({details})"
+    return f"masked-LM loss of the auxiliary model + {words}"

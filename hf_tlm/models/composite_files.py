@@ -10,8 +10,10 @@ from transformers.utils import cached_file
 from hf_tlm.models.loading import reading
 from hf_tlm.models.tlm import MLM_SUBFOLDER
 
-# Folders inside an exported model (see `hf_tlm.models.export`), and the file of a head that no stock class has.
+# Folders inside an exported model (see `hf_tlm.models.export`), the file of a head that no stock class has, and that which
+# says how texts are corrupted.
 DISCRIMINATOR, GENERATOR, RTD_HEAD_FILE = "discriminator", "generator", "rtd_head.safetensors"
+CORRUPTION_FILE = "corruption.json"
 
 
 def load_auxiliary(name_or_path: str | None, main: str | None = None, **options) -> PreTrainedModel:

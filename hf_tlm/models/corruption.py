@@ -21,7 +21,7 @@ from hf_tlm.models.dropout import use_fast_dropout
 from hf_tlm.models.errors import ModelError
 from hf_tlm.models.families import family_of
 from hf_tlm.models.loading import hub_options, load_classifier, reading
-from hf_tlm.models.prediction_heads import ClmHeads, CorruptionOutput, LmLoss, RtdHead
+from hf_tlm.models.prediction_heads import ClmHeads, ContrastHead, CorruptionOutput, LmLoss, RtdHead
 from hf_tlm.models.sampling import sample_tokens
 from hf_tlm.models.texts import Texts
 
@@ -54,6 +54,8 @@ class CorruptAndPredict(TrainedModel):
             learns as ever, and nothing depends on it.
         frozen: the auxiliary model stays as it is, with embeddings of its own and without dropout (Table 3, "w. Converged
             Auxiliary").
+        scl_projection: `none`, the vectors of sequence contrastive learning are the first tokens' hidden states (the paper);
+            or `mlp`, a head makes them of those (the published code).
 
     Raises:
         ModelError: the two have different token embeddings; or an argument is out of range, or does not fit the body.
@@ -69,6 +71,7 @@ class CorruptAndPredict(TrainedModel):
         apart: bool = False,
         replacements: str = "sampled",
         frozen: bool = False,
+        scl_projection: str = "none",
     ):
         super().__init__(main.config)
         if not temperature >= 0:
@@ -76,6 +79,7 @@ class CorruptAndPredict(TrainedModel):
         for name, value, known in (
             ("heads", heads, ("rtd", "clm")),
             ("replacements", replacements, ("sampled", "random")),
+            ("scl_projection", scl_projection, ("none", "mlp")),
         ):
             if value not in known:
                 raise ModelError(f"{name} must be {' or '.join(known)}; received {value!r}.")
@@ -96,7 +100,9 @@ class CorruptAndPredict(TrainedModel):
             self.clm_heads = ClmHeads(main.config)
         else:
             self.rtd_head = RtdHead(main.config)
+        self.scl_head = ContrastHead(main.config) if scl_projection == "mlp" else nn.Identity()
         self.temperature, self.apart, self.replacements = temperature, apart, replacements
+        self.scl_projection = scl_projection
         # What the LM head of `clm_heads` computes, `CorrectiveLm.lm_loss`.
         self.lm_loss: LmLoss | None = None
         # The second view's share of the tokens of the first (`TlmCollator.crop_fraction`): what `applied_parameters` needs.
@@ -300,7 +306,8 @@ class CorruptAndPredict(TrainedModel):
                 options = (hidden, originals, ids, masked, self.lm_loss, self.max_logits)
                 output.copy_logits, output.lm_loss, output.lm_right = self.clm_heads(*options)
         if cropped is not None:
-            output.corrupted_vectors, output.cropped_vectors = texts.first()[:, 0], cropped.first()[:, 0]
+            vectors = (self.scl_head(view.first()[:, 0]) for view in (texts, cropped))
+            output.corrupted_vectors, output.cropped_vectors = vectors
         if labels is not None or mlm_labels is None:
             output.logits = family_of(self.main.config).classify(self.main, texts)
         return output

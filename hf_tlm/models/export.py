@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -18,8 +20,9 @@ from transformers import (
 
 from hf_tlm.files import atomic_directory
 from hf_tlm.models.base import TrainedModel
-from hf_tlm.models.composite_files import DISCRIMINATOR, GENERATOR, RTD_HEAD_FILE, clm_heads_state
+from hf_tlm.models.composite_files import CORRUPTION_FILE, DISCRIMINATOR, GENERATOR, RTD_HEAD_FILE
 from hf_tlm.models.corruption import CorruptAndPredict
+from hf_tlm.models.errors import ModelError
 from hf_tlm.models.tlm import MLM_SUBFOLDER, TlmModel
 
 
@@ -37,7 +40,8 @@ def export_stock(
     `CorruptAndPredict` it holds the main model as a classifier, `discriminator` the main model as stock
     `ElectraForPreTraining` (of bodies other than ELECTRA the body alone, and the head beside it in
     `rtd_head.safetensors`), and `generator` the auxiliary model as a masked LM. One that corrects tokens has its main model
-    as `CocoLmForMaskedLM` in `mlm` instead. They load with the Auto classes without missing or unexpected keys.
+    as `CocoLmForMaskedLM` in `mlm` instead. They load with the Auto classes without missing or unexpected keys. For
+    `load_exported`, `corruption.json` says how texts are corrupted.
 
     Args:
         files: further text files to put in the folder, name -> content (the card, the results).
@@ -55,20 +59,45 @@ def export_stock(
             tokenizer.save_pretrained(path)
             if name == DISCRIMINATOR and not hasattr(stock, "discriminator_predictions"):
                 save_file(_state(model.rtd_head), path / RTD_HEAD_FILE)
+        if isinstance(model, CorruptAndPredict):
+            (folder / CORRUPTION_FILE).write_text(json.dumps(_corruption(model), indent=2) + "\n", encoding="utf-8")
         for name, content in (files or {}).items():
             (folder / name).write_text(content, encoding="utf-8")
     return output_dir
 
 
 def load_exported(folder: str | os.PathLike, *, id2label: dict[int, str]) -> TrainedModel:
-    """The model that `export_stock` wrote to a local folder, ready to be trained further.
+    """The model that `export_stock` wrote to a local folder, ready to be trained further: it corrupts texts as it did.
 
-    Of how a `CorruptAndPredict` corrupts a folder says nothing: temperature and such are the defaults.
+    Only the head of `scl_projection`, which is not exported, begins anew.
+
+    Raises:
+        ModelError: the folder has an auxiliary model, and does not say how it corrupts; see also `from_checkpoint` of both
+            classes.
     """
-    if not (Path(folder) / GENERATOR / "config.json").is_file():
+    folder = Path(folder)
+    if not (folder / GENERATOR / "config.json").is_file():
         return TlmModel.from_checkpoint(str(folder), id2label=id2label)
-    heads = "rtd" if clm_heads_state(str(folder), {"revision": None}) is None else "clm"
-    return CorruptAndPredict.from_checkpoint(str(folder), id2label=id2label, heads=heads)
+    try:
+        corruption = json.loads((folder / CORRUPTION_FILE).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelError(
+            f"Cannot read {folder / CORRUPTION_FILE}, which says how texts are corrupted: {error.strerror}. Load a folder "
+            "without it by CorruptAndPredict.from_checkpoint, which can be told."
+        ) from error
+    return CorruptAndPredict.from_checkpoint(str(folder), id2label=id2label, **corruption)
+
+
+def _corruption(model: CorruptAndPredict) -> dict[str, Any]:
+    """The arguments of the class."""
+    return {
+        "heads": "rtd" if model.clm_heads is None else "clm",
+        "temperature": model.temperature,
+        "apart": model.apart,
+        "replacements": model.replacements,
+        "frozen": model.auxiliary.frozen,
+        "scl_projection": model.scl_projection,
+    }
 
 
 def _state(module: torch.nn.Module) -> dict[str, torch.Tensor]:

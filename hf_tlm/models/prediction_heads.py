@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.nn.functional import gelu
 from transformers import PreTrainedConfig
 from transformers.activations import get_activation
 
@@ -28,8 +29,8 @@ class CorruptionOutput(TlmOutput):
     rtd_logits: float [T], how much each token looks replaced; None without a head for that.
     copy_logits, lm_loss, lm_right: float [T], scalar, bool [T], of corrective language modelling, see
         `hf_tlm.objectives.CorrectiveLm`; None without its heads.
-    corrupted_vectors, cropped_vectors: float [B, H], the first token's hidden state of each text, corrupted and cropped;
-        None for a batch without crops.
+    corrupted_vectors, cropped_vectors: float [B, H], of each text, corrupted and cropped, the first token's hidden state, or
+        what a `ContrastHead` makes of it; None for a batch without crops.
     """
 
     replaced: torch.BoolTensor | None = None
@@ -89,3 +90,19 @@ class ClmHeads(nn.Module):
         copy_logits = self.copy_head(hidden).squeeze(-1)
         weights = (self.lm_head.weight, self.lm_head.bias)
         return copy_logits, *lm_loss(hidden, *weights, copy_logits, labels, input_ids, masked, max_logits)
+
+
+class ContrastHead(nn.Module):
+    """Between [CLS] and the cosine of sequence contrastive learning: what the published COCO-LM model has there and the
+    paper has not. It is as wide as the body (the published one 768 in every size)."""
+
+    def __init__(self, config: PreTrainedConfig):
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.LayerNorm = nn.LayerNorm(config.hidden_size)
+        nn.init.normal_(self.dense.weight, std=config.initializer_range)
+        nn.init.zeros_(self.dense.bias)
+
+    def forward(self, vectors: torch.Tensor) -> torch.Tensor:
+        """Float [B, H] of hidden states float [B, H]."""
+        return self.LayerNorm(gelu(self.dense(vectors)))

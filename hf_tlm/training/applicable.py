@@ -13,6 +13,8 @@ OBJECTIVES = {
     "clm": ("cocolm",),
     "stop_gradient": ("cocolm",),
     "scl": ("cocolm",),
+    "scl_temperature": ("cocolm",),
+    "scl_projection": ("cocolm",),
     "crop_fraction": ("cocolm",),
     "auxiliary_size": COMPOSITES,
     "auxiliary_layers": COMPOSITES,

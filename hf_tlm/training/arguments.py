@@ -39,6 +39,11 @@ class RunArguments(RunOptions, TrainingArguments):
         self._check_weight("rtd_weight")
         if not 0 < self.crop_fraction <= 1:
             raise ArgumentsError(f"crop_fraction must lie in (0, 1]; received {self.crop_fraction}.")
+        if not 0 < self.scl_temperature < math.inf:
+            raise ArgumentsError(f"scl_temperature must be a positive number; received {self.scl_temperature}.")
+        for name in ("scl_temperature", "scl_projection", "crop_fraction"):
+            if not self.scl and getattr(self, name) != getattr(RunOptions, name):
+                raise ArgumentsError(f"{name} {getattr(self, name)} has no effect with scl false. Leave it out.")
         if not self.stop_gradient and self.clm != "full":
             raise ArgumentsError(
                 f"stop_gradient false is for clm full, whose LM loss has a copy probability; received clm {self.clm}. Leave "

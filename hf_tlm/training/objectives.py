@@ -46,7 +46,7 @@ def language_objective(args: RunArguments) -> Any:
     else:
         correction = (1.0, CorrectiveLm(args.rtd_weight, copy=args.clm == "full", stop_gradient=args.stop_gradient))
     parts = [(1.0, Mlm()), detection if args.clm == "rtd" else correction]
-    return WeightedSum(*parts, *([(1.0, SequenceContrastive())] if args.scl else []))
+    return WeightedSum(*parts, *([(1.0, SequenceContrastive(args.scl_temperature))] if args.scl else []))
 
 
 def corrective_lm(objectives: Mapping[str, Any]) -> CorrectiveLm | None:

@@ -85,9 +85,15 @@ class RunOptions:
     )
     scl: bool = field(
         default=True,
+        metadata={"help": "cocolm: sequence contrastive learning too; negatives are all processes' texts of a micro-batch."},
+    )
+    scl_temperature: float = field(default=1.0, metadata={"help": "cocolm with scl: what the cosines are divided by."})
+    scl_projection: str = field(
+        default="none",
         metadata={
-            "help": "cocolm: sequence contrastive learning too; its negatives are the texts of one micro-batch, of all "
-            "processes."
+            "help": "cocolm with scl. none: cosines are of [CLS] (the paper). mlp: of what a dense layer, GELU and LayerNorm"
+            " make of it (the published code); that head is trained, not exported, and begins anew from a checkpoint.",
+            "choices": ["none", "mlp"],
         },
     )
     crop_fraction: float = field(

@@ -122,6 +122,7 @@ def model_factory(
         "apart": args.objective == "cocolm",
         "replacements": model_args.replacements,
         "frozen": model_args.freeze_auxiliary,
+        "scl_projection": args.scl_projection,
     }
     if model_args.model_name_or_path is not None:
         options = {

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from torch.nn.functional import logsigmoid
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSequenceClassification, ElectraConfig, set_seed
 
@@ -279,6 +280,29 @@ class TestSwitches:
         terms, _, ids, _ = outcome(tokenizer, (1.0, CLM), SCL, crop=0.5)
         assert ids.equal(full[2]) and changed(terms, full[0]) == SCL_TERMS
 
+    def test_temperature(self, tokenizer, full):
+        terms, _, ids, _ = outcome(tokenizer, (1.0, CLM), (1.0, SequenceContrastive(0.5)))
+        assert ids.equal(full[2]) and changed(terms, full[0]) == {"loss", "scl_loss"}
+
+    def test_projection(self, tokenizer, full):
+        """The two vectors of a text go through a head of their own, which learns; nothing else sees it."""
+        terms, gradients, ids, model = outcome(tokenizer, (1.0, CLM), SCL, scl_projection="mlp")
+        assert ids.equal(full[2]) and changed(terms, full[0]) == SCL_TERMS
+        own = {f"scl_head.{part}.{kind}" for part in ("dense", "LayerNorm") for kind in ("weight", "bias")}
+        assert gradients.keys() - full[1].keys() == own and all(gradients[name].any() for name in own)
+        inputs = batch(tokenizer)
+        with torch.no_grad():
+            for parameter in model.scl_head.parameters():
+                parameter.normal_()
+            vectors, plain = (each(**inputs) for each in (model, full[3]))
+        head = dict(model.scl_head.named_parameters())
+        for name in ("corrupted_vectors", "cropped_vectors"):
+            found = F.gelu(plain[name] @ head["dense.weight"].T + head["dense.bias"])
+            found = F.layer_norm(found, found.shape[-1:], head["LayerNorm.weight"], head["LayerNorm.bias"])
+            torch.testing.assert_close(vectors[name], found)
+        with pytest.raises(ModelError, match="scl_projection must be none or mlp; received 'linear'"):
+            composite(scl_projection="linear")
+
 
 def test_export_and_back(tokenizer, tmp_path):
     model, inputs = composite().eval(), batch(tokenizer)
@@ -309,10 +333,41 @@ def test_export_and_back(tokenizer, tmp_path):
     model.lm_loss = CLM.lm_loss
     again = load_exported(tmp_path / "out", id2label=LABELS).eval()
     again.lm_loss = CLM.lm_loss
-    again.temperature = 1.0
     again = again(**inputs)
     for name in ("logits", "mlm_loss", "copy_logits", "lm_loss", "cropped_vectors"):
         torch.testing.assert_close(again[name], model(**inputs)[name], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"heads": "rtd", "temperature": 0.25, "apart": False, "replacements": "random"},
+        {"heads": "clm", "temperature": 2.0, "apart": True, "scl_projection": "mlp"},
+    ],
+    ids=lambda options: options["heads"],
+)
+def test_it_is_loaded_as_what_it_was(tokenizer, tmp_path, options):
+    export_stock(composite(**options), tokenizer, tmp_path / "out")
+    again = load_exported(tmp_path / "out", id2label=LABELS)
+    found = {"heads": "rtd" if again.clm_heads is None else "clm"}
+    found |= {name: getattr(again, name) for name in ("temperature", "apart", "replacements", "scl_projection")}
+    assert found == {"replacements": "sampled", "scl_projection": "none", **options} and not again.auxiliary.frozen
+    for file in (tmp_path / "out").rglob("model.safetensors"):
+        assert not [name for name in load_file(file) if "scl_head" in name]
+    (tmp_path / "out" / "corruption.json").unlink()
+    with pytest.raises(ModelError, match="corruption.json, which says how texts are corrupted: No such file"):
+        load_exported(tmp_path / "out", id2label=LABELS)
+
+
+def test_a_frozen_auxiliary_model_stays_frozen(tokenizer, tmp_path):
+    """And keeps the embeddings that it had."""
+    model, inputs = composite(frozen=True).eval(), batch(tokenizer)
+    export_stock(model, tokenizer, tmp_path / "out")
+    again = load_exported(tmp_path / "out", id2label=LABELS).eval()
+    again.lm_loss = CLM.lm_loss
+    assert again.auxiliary.frozen and not any(p.requires_grad for p in again.auxiliary.parameters())
+    assert not torch.equal(again.auxiliary.mlm_head.weight, again.get_input_embeddings().weight)
+    torch.testing.assert_close(again(**inputs).mlm_loss, model(**inputs).mlm_loss)
 
 
 def test_a_model_without_a_task_is_the_masked_lm(tokenizer, tmp_path, caplog):

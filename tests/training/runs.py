@@ -39,8 +39,8 @@ def trainer(
     if args.objective == "mlm":
         model = TlmModel.from_config(config)
     elif args.objective == "cocolm":
-        heads = "rtd" if args.clm == "rtd" else "clm"
-        model = CorruptAndPredict.from_config(config, auxiliary_config(config, 1, 1), 1.0, heads=heads, apart=True)
+        options = {"heads": "rtd" if args.clm == "rtd" else "clm", "apart": True, "scl_projection": args.scl_projection}
+        model = CorruptAndPredict.from_config(config, auxiliary_config(config, 1, 1), 1.0, **options)
     else:
         model = CorruptAndPredict.from_config(config, auxiliary_config(config, 0.5))
     return TlmTrainer(

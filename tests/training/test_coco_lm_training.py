@@ -132,10 +132,13 @@ def test_contrast_draws_views_together(tmp_path, data, tokenizer):
 
 
 def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, data, tokenizer):
-    """With dropout."""
+    """With dropout, and the projection head of contrastive learning."""
     settings = {**COCO_LM, "config": {}, "rho1": 1, "max_steps": 6, "save_strategy": "steps", "save_steps": 2}
+    settings["scl_projection"] = "mlp"
     whole = trainer(tmp_path / "whole", data, tokenizer, **settings)
+    head = {name: value.clone() for name, value in whole.model.scl_head.state_dict().items()}
     whole.train()
+    assert not [name for name, value in whole.model.scl_head.state_dict().items() if torch.equal(value, head[name])]
     cut = trainer(tmp_path / "cut", data, tokenizer, **settings, callbacks=[At(4, sigterm)])
     with pytest.raises(BaseException, match="SIGTERM after step 4"):
         cut.train()
@@ -229,6 +232,9 @@ def test_options_reach_objective_and_model(tmp_path, tokenizer):
     clm = parts["CorrectiveLm"][1]
     assert (clm.lambda_copy, clm.copy, clm.stop_gradient, clm.all_tokens) == (50.0, True, True, False)
     assert list(made(scl=False)[1]) == ["Mlm", "CorrectiveLm"]
+    assert parts["SequenceContrastive"][1].temperature == 1.0 and model.scl_projection == "none"
+    model, changed = made(scl_temperature=0.5, scl_projection="mlp")
+    assert changed["SequenceContrastive"][1].temperature == 0.5 and model.scl_projection == "mlp"
     assert not made(stop_gradient=False)[1]["CorrectiveLm"][1].stop_gradient
     assert not made(clm="no_copy")[1]["CorrectiveLm"][1].copy
     every = made(clm="all_token")[1]["CorrectiveLm"][1]
@@ -263,6 +269,10 @@ def test_what_cannot_be(tmp_path, task, tokenizer, data):
     for message, changes in (
         (r"crop_fraction must lie in \(0, 1\]; received 0", {"crop_fraction": 0}),
         ("stop_gradient false is for clm full.* received clm rtd", {"stop_gradient": False, "clm": "rtd"}),
+        ("scl_temperature must be a positive number; received 0", {"scl_temperature": 0}),
+        ("scl_temperature 0.5 has no effect with scl false", {"scl": False, "scl_temperature": 0.5}),
+        ("scl_projection mlp has no effect with scl false", {"scl": False, "scl_projection": "mlp"}),
+        ("crop_fraction 0.5 has no effect with scl false", {"scl": False, "crop_fraction": 0.5}),
     ):
         with pytest.raises(ArgumentsError, match=message):
             TlmArguments(output_dir="x", **QUIET, objective="cocolm", **changes)

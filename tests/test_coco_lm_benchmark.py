@@ -1,0 +1,51 @@
+"""benchmarks/coco_lm.py runs, at a size at which its figures mean nothing."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+KINDS = ("positive", "negative")
+
+
+@pytest.fixture
+def small_data(tmp_path):
+    """corpus/ as in the real data, made of random words."""
+    rng = random.Random(0)
+    texts = [" ".join(f"word{rng.randrange(200)}" for _ in range(60)) + "." for _ in range(300)]
+    (tmp_path / "data" / "corpus").mkdir(parents=True)
+    pq.write_table(pa.table({"text": texts, "source": ["s"] * len(texts)}), tmp_path / "data" / "corpus" / "a.parquet")
+    return tmp_path / "data"
+
+
+def test_both_arms(small_data, tmp_path):
+    pytest.importorskip("matplotlib", reason="the extra [analysis] is not installed")
+    sizes = ["--steps", "3", "--every", "2", "--batch_size", "8", "--passages", "280", "--validation_blocks", "16"]
+    folders = ["--work_dir", str(tmp_path / "work"), "--results_dir", str(tmp_path / "results"), "--threads", "1"]
+    command = [sys.executable, str(ROOT / "benchmarks" / "coco_lm.py"), *sizes, *folders]
+    environment = {**os.environ, "HF_TLM_DATA": str(small_data)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=280, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = json.loads((tmp_path / "results" / "coco_lm.json").read_text())["curves"]["rows"]
+    assert [(row["objective"], row["step"]) for row in rows] == [
+        (arm, step) for arm in ("with SCL", "without SCL") for step in (0, 2, 3)
+    ]
+    with_scl, without = rows[:3], rows[3:]
+    shown = [name for name in rows[0] if name not in ("objective", "logged")]
+    # The same model at the start, measured in the same way; and another one at the end.
+    assert [with_scl[0][name] for name in shown] == [without[0][name] for name in shown]
+    for row in rows:
+        assert all(-1 <= row[f"cosine, {kind} pairs"] <= 1 and 0 <= row["copy accuracy, original"] <= 1 for kind in KINDS)
+    assert [with_scl[2][name] for name in shown[2:]] != [with_scl[0][name] for name in shown[2:]]
+    # Training logs cosines only where there are crops.
+    assert "cosine_positive" in with_scl[1]["logged"] and "copy_accuracy_original" in without[1]["logged"]
+    assert "cosine_positive" not in without[1]["logged"]
+    assert (tmp_path / "results" / "coco_lm.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "results" / "coco_lm.md").read_text() in done.stdout
