@@ -1,0 +1,87 @@
+"""Inputs and output gradients of modules, token by token, from which gradients of their parameters follow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+
+@dataclass
+class Tokens:
+    """What a module saw of the tokens (A of them, ordered by text) at which its output has a gradient.
+
+    text: int64 [A], the text of each. inputs: float [A, I], or int64 [A] for an embedding. gradients: float [A, O], of the
+    loss by the module's output. Floats are float32 or wider.
+    """
+
+    text: torch.Tensor
+    inputs: torch.Tensor
+    gradients: torch.Tensor
+
+
+class Capture:
+    """Keeps the inputs and outputs of modules during a forward pass in which no parameter needs a gradient.
+
+    The outputs are made to need one: autograd's graph begins there, and all that lies before is a plain forward pass. Texts
+    are the first dimension of inputs and outputs.
+
+    Args:
+        num_texts: what is computed once for all texts, as the embeddings of positions may be, is given a row for each.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module], num_texts: int):
+        self.modules, self.num_texts = list(modules), num_texts
+        self._calls: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[] for _ in self.modules]
+
+    def __enter__(self) -> Capture:
+        self._handles = [
+            module.register_forward_hook(lambda module, inputs, output, calls=calls: self._keep(calls, inputs[0], output))
+            for module, calls in zip(self.modules, self._calls, strict=True)
+        ]
+        return self
+
+    def __exit__(self, *error) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _keep(self, calls: list, inputs: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+        if len(output) != self.num_texts:
+            inputs = inputs.expand(self.num_texts, *inputs.shape[1:])
+            output = output.expand(self.num_texts, *output.shape[1:])
+        if not output.requires_grad:
+            output.requires_grad_()
+        calls.append((inputs.detach(), output))
+        return output
+
+    def tokens(self, loss: torch.Tensor) -> list[Tokens]:
+        """Of each module, all of its calls together. The graph is used up."""
+        outputs = [output for calls in self._calls for _, output in calls]
+        gradients = iter(torch.autograd.grad(loss, outputs, allow_unused=True))
+        found = []
+        for calls in self._calls:
+            parts = [_active(inputs, output, next(gradients)) for inputs, output in calls]
+            calls.clear()
+            tokens = parts[0] if len(parts) == 1 else Tokens(*map(torch.cat, zip(*map(_fields, parts), strict=True)))
+            if len(parts) > 1:
+                order = torch.argsort(tokens.text, stable=True)
+                tokens = Tokens(*(values[order] for values in _fields(tokens)))
+            found.append(tokens)
+        return found
+
+
+def _fields(tokens: Tokens) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return tokens.text, tokens.inputs, tokens.gradients
+
+
+def _active(inputs: torch.Tensor, output: torch.Tensor, gradient: torch.Tensor | None) -> Tokens:
+    if gradient is None:
+        gradient = torch.zeros_like(output)
+    active = (gradient != 0).any(dim=-1)
+    gradients, inputs = gradient[active], inputs[active]
+    wide = torch.promote_types(gradients.dtype, torch.float32)
+    if inputs.is_floating_point():
+        inputs = inputs.to(wide)
+    return Tokens(active.nonzero()[:, 0], inputs, gradients.to(wide))
