@@ -95,7 +95,8 @@ class InfluenceScorer:
     Attributes:
         num_task_batches: T, once there are task gradients.
         choice: the layer, counted from 0, and its chosen parameters.
-        fingerprint: hex digest of the models' weights and of all settings above that scores depend on.
+        settings: all above that scores depend on, as plain values; layer and parameters as in choice.
+        fingerprint: hex digest of the models' weights and of the settings.
 
     Raises:
         InfluenceError: there is no model, parameters cannot be chosen, or a number makes no sense.
@@ -123,7 +124,7 @@ class InfluenceScorer:
         for name, value in (("batch_size", batch_size), ("projection_dim", projection_dim)):
             if value is not None and value < 1:
                 raise InfluenceError(f"{name} must be at least 1; received {value}.")
-        self.masked = MaskedTexts(tokenizer, mlm_probability, seed)
+        self.tokenizer, self.masked = tokenizer, MaskedTexts(tokenizer, mlm_probability, seed)
         self._checkpoints = []
         for number, model in enumerate(models):
             model.eval().requires_grad_(False)
@@ -131,8 +132,14 @@ class InfluenceScorer:
             self._checkpoints.append(_Checkpoint(model, self.choice, number, projection_dim, seed))
         self.batch_size, self.device = batch_size, models[0].device
         self._wide = torch.promote_types(models[0].dtype, torch.float32)
-        names = [parameter.name for parameter in self.choice.parameters]
-        self.fingerprint = _fingerprint(models, [self.choice.layer, names, mlm_probability, seed, projection_dim])
+        self.settings = {
+            "layer": self.choice.layer,
+            "parameters": [parameter.name for parameter in self.choice.parameters],
+            "mlm_probability": mlm_probability,
+            "projection_dim": projection_dim,
+            "seed": seed,
+        }
+        self.fingerprint = _fingerprint(models, self.settings)
         self._tasks: TaskGradients | None = None
 
     def fit(self, rows: Dataset, task_batch_size: int, folder: str | os.PathLike | None = None) -> None:
@@ -303,7 +310,7 @@ def _check_columns(rows: Dataset, needed: str) -> None:
             raise InfluenceError(f"Rows need the columns input_ids and {needed}; received {', '.join(rows.column_names)}.")
 
 
-def _fingerprint(models: Sequence[TlmModel], settings: list) -> str:
+def _fingerprint(models: Sequence[TlmModel], settings: dict[str, Any]) -> str:
     digest = xxhash.xxh3_64(json.dumps(settings).encode())
     for model in models:
         config = {name: value for name, value in model.config.to_dict().items() if name not in _NOT_OF_THE_MODEL}
