@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,30 +30,36 @@ class Capture:
 
     Args:
         num_texts: what is computed once for all texts, as the embeddings of positions may be, is given a row for each.
+        tail: modules that see tokens of all texts in a row, [1, M, ...] (see `Tail`); tail_text: int64 [M], their texts.
     """
 
-    def __init__(self, modules: Sequence[nn.Module], num_texts: int):
+    def __init__(
+        self,
+        modules: Sequence[nn.Module],
+        num_texts: int,
+        tail: Collection[nn.Module] = (),
+        tail_text: torch.Tensor | None = None,
+    ):
         self.modules, self.num_texts = list(modules), num_texts
+        self._text = [tail_text if module in tail else None for module in self.modules]
         self._calls: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[] for _ in self.modules]
 
     def __enter__(self) -> Capture:
-        self._handles = [
-            module.register_forward_hook(lambda module, inputs, output, calls=calls: self._keep(calls, inputs[0], output))
-            for module, calls in zip(self.modules, self._calls, strict=True)
-        ]
+        self._handles = [module.register_forward_hook(self._keep) for module in self.modules]
         return self
 
     def __exit__(self, *error) -> None:
         for handle in self._handles:
             handle.remove()
 
-    def _keep(self, calls: list, inputs: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
-        if len(output) != self.num_texts:
+    def _keep(self, module: nn.Module, arguments: tuple, output: torch.Tensor) -> torch.Tensor:
+        place, inputs = self.modules.index(module), arguments[0]
+        if len(output) != self.num_texts and self._text[place] is None:
             inputs = inputs.expand(self.num_texts, *inputs.shape[1:])
             output = output.expand(self.num_texts, *output.shape[1:])
         if not output.requires_grad:
             output.requires_grad_()
-        calls.append((inputs.detach(), output))
+        self._calls[place].append((inputs.detach(), output))
         return output
 
     def tokens(self, loss: torch.Tensor) -> list[Tokens]:
@@ -61,8 +67,8 @@ class Capture:
         outputs = [output for calls in self._calls for _, output in calls]
         gradients = iter(torch.autograd.grad(loss, outputs, allow_unused=True))
         found = []
-        for calls in self._calls:
-            parts = [_active(inputs, output, next(gradients)) for inputs, output in calls]
+        for calls, text in zip(self._calls, self._text, strict=True):
+            parts = [_active(inputs, output, next(gradients), text) for inputs, output in calls]
             calls.clear()
             tokens = parts[0] if len(parts) == 1 else Tokens(*map(torch.cat, zip(*map(_fields, parts), strict=True)))
             if len(parts) > 1:
@@ -76,7 +82,9 @@ def _fields(tokens: Tokens) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return tokens.text, tokens.inputs, tokens.gradients
 
 
-def _active(inputs: torch.Tensor, output: torch.Tensor, gradient: torch.Tensor | None) -> Tokens:
+def _active(
+    inputs: torch.Tensor, output: torch.Tensor, gradient: torch.Tensor | None, tail_text: torch.Tensor | None
+) -> Tokens:
     if gradient is None:
         gradient = torch.zeros_like(output)
     active = (gradient != 0).any(dim=-1)
@@ -84,4 +92,5 @@ def _active(inputs: torch.Tensor, output: torch.Tensor, gradient: torch.Tensor |
     wide = torch.promote_types(gradients.dtype, torch.float32)
     if inputs.is_floating_point():
         inputs = inputs.to(wide)
-    return Tokens(active.nonzero()[:, 0], inputs, gradients.to(wide))
+    text = active.nonzero()[:, 0] if tail_text is None else tail_text[active[0]]
+    return Tokens(text, inputs, gradients.to(wide))

@@ -42,7 +42,7 @@ class Choice:
     parameters: list[Parameter]
 
 
-def _layers(model: TlmModel) -> list[list[tuple[str, nn.Module]]]:
+def layers_of(model: TlmModel) -> list[list[tuple[str, nn.Module]]]:
     """The modules of each layer, by its index in transformers' `hidden_states`, and what their names there begin with."""
     body = model.base_model
     modules = dict(body.named_modules())
@@ -68,7 +68,7 @@ def choose_parameters(model: TlmModel, layer: int, patterns: str | None) -> Choi
         InfluenceError: there is no such layer, nothing matches, or what matches is not of a linear layer, a LayerNorm or an
             embedding.
     """
-    layers = _layers(model)
+    layers = layers_of(model)
     if not -len(layers) <= layer < len(layers):
         raise InfluenceError(
             f"layer must be between {-len(layers)} and {len(layers) - 1} for this {model.config.model_type} model (0 is the "
@@ -92,7 +92,7 @@ def choose_parameters(model: TlmModel, layer: int, patterns: str | None) -> Choi
         if type(parameter.module) not in SUPPORTED:
             raise InfluenceError(
                 f"The gradient of {parameter.name} cannot be taken text by text: it belongs to a "
-                f"{type(parameter.module).__name__}, and only those of {', '.join(kind.__name__ for kind in SUPPORTED)} can. "
+                f"{type(parameter.module).__name__}, and only of {', '.join(kind.__name__ for kind in SUPPORTED)}. "
                 "Narrow `parameters`."
             )
     # A layer that is applied several times is used from its first application on.

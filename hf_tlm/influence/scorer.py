@@ -28,6 +28,7 @@ from hf_tlm.influence.gradients import MAX_NUMBERS, EmbeddingGradient, MatrixGra
 from hf_tlm.influence.losses import mlm_loss, task_loss
 from hf_tlm.influence.masks import MaskedTexts
 from hf_tlm.influence.parameters import Choice, choose_parameters
+from hf_tlm.influence.tail import Tail
 from hf_tlm.influence.task_gradients import TaskGradients
 from hf_tlm.models import TlmModel
 
@@ -40,7 +41,7 @@ class _Checkpoint:
     """One model: the modules that own the chosen parameters, and the gradients of those."""
 
     def __init__(self, model: TlmModel, choice: Choice, number: int, projection_dim: int | None, seed: int):
-        self.model = model
+        self.model, self.tail = model, Tail(model)
         self.modules = list(dict.fromkeys(parameter.module for parameter in choice.parameters))
         self.gradients: list[tuple[int, Gradient]] = []
         for place, parameter in enumerate(choice.parameters):
@@ -60,10 +61,12 @@ class _Checkpoint:
 
     def of_passages(self, batch: dict[str, torch.Tensor], vocabulary: torch.Tensor | None) -> list:
         """By parameter, of the masked-LM loss of each passage."""
-        with torch.enable_grad(), Capture(self.modules, len(batch["input_ids"])) as capture:
-            loss, decoded = mlm_loss(self.model, _to(batch, self.model.device), vocabulary)
+        batch = _to(batch, self.model.device)
+        count, text = len(batch["input_ids"]), (batch["mlm_labels"] != -100).nonzero()[:, 0]
+        with torch.enable_grad(), Capture(self.modules, count, self.tail.modules, text) as capture:
+            loss, decoded = mlm_loss(self.model, batch, self.tail, vocabulary)
             tokens = capture.tokens(loss)
-        return [gradient.of_passages(tokens[at], len(batch["input_ids"]), decoded) for at, gradient in self.gradients]
+        return [gradient.of_passages(tokens[at], count, decoded) for at, gradient in self.gradients]
 
 
 class InfluenceScorer:
@@ -156,7 +159,7 @@ class InfluenceScorer:
         """
         if task_batch_size < 1:
             raise InfluenceError(f"task_batch_size must be at least 1; received {task_batch_size}.")
-        _check_columns(rows, "label")
+        rows = _read(rows, "label")
         if not len(rows):
             raise InfluenceError("Influence on a task needs labelled texts, those of its validation split; received none.")
         classes = self._checkpoints[0].model.config.num_labels
@@ -206,11 +209,11 @@ class InfluenceScorer:
             InfluenceError: there are no task gradients yet, or a column is missing.
         """
         self._fitted()
-        _check_columns(rows, "id")
+        rows = _read(rows, "id")
         result = np.full((len(rows), self.num_task_batches), np.nan, str(self._wide).removeprefix("torch."))
         numbers = sum(gradient.numbers_of_a_passage for _, gradient in self._checkpoints[0].gradients)
         for places in self._batches(text_lengths(rows), MAX_NUMBERS // max(1, numbers)):
-            texts = _texts(rows, places, "id")
+            texts = _texts(rows, places)
             kept = [index for index, text in enumerate(texts) if self.masked.maskable(text["input_ids"])]
             if kept:
                 result[places[kept]] = self._score([texts[index] for index in kept]).cpu().numpy()
@@ -267,7 +270,7 @@ class InfluenceScorer:
         )
 
     def _of_tasks(self, rows: Dataset, places: np.ndarray, weights: np.ndarray) -> Iterator[list[Tokens]]:
-        batch = self.masked.collator(_texts(rows, places, "label"))
+        batch = self.masked.collator(_texts(rows, places))
         return (checkpoint.of_tasks(batch, torch.from_numpy(weights)) for checkpoint in self._checkpoints)
 
     @property
@@ -299,15 +302,18 @@ def _ordered(text: torch.Tensor, tokens: Tokens) -> Tokens:
     return Tokens(text[order], tokens.inputs[order], tokens.gradients[order])
 
 
-def _texts(rows: Dataset, places: np.ndarray, *names: str) -> list[dict]:
-    names = [name for name in ("input_ids", "token_type_ids", *names) if name in rows.column_names]
-    return rows.select_columns(names).with_format(None).select(places).to_list()
-
-
-def _check_columns(rows: Dataset, needed: str) -> None:
+def _read(rows: Dataset, needed: str) -> Dataset:
+    """The columns of tokenised rows that are read, as Python values."""
     for name in ("input_ids", needed):
         if name not in rows.column_names:
             raise InfluenceError(f"Rows need the columns input_ids and {needed}; received {', '.join(rows.column_names)}.")
+    names = [name for name in ("input_ids", "token_type_ids", needed) if name in rows.column_names]
+    return rows.select_columns(names).with_format(None)
+
+
+def _texts(rows: Dataset, places: np.ndarray) -> list[dict]:
+    columns = rows[places.tolist()]
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
 def _fingerprint(models: Sequence[TlmModel], settings: dict[str, Any]) -> str:

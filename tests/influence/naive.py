@@ -33,6 +33,7 @@ def tiny(model_type, dtype=torch.float64, seed=0, **changes):
     return model.eval().to(dtype)
 
 
+@cache
 def passages(count=7, seed=1):
     """Of different lengths, with token types; the fourth has special tokens only."""
     rng = np.random.default_rng(seed)
@@ -44,6 +45,7 @@ def passages(count=7, seed=1):
     return Dataset.from_list(rows)
 
 
+@cache
 def task_texts(count=5, seed=2, labels=(0, 1, 2)):
     rng = np.random.default_rng(seed)
     rows = []

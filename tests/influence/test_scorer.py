@@ -1,6 +1,7 @@
 """Influence equals the naive way, for every family, layer and kind of parameter, and depends on nothing else."""
 
 import itertools
+from copy import deepcopy
 from fnmatch import fnmatchcase
 
 import numpy as np
@@ -63,7 +64,7 @@ CASES = [
 
 
 def scorer_of(model, tokenizer, rows=None, task_batch_size=2, **options):
-    options = {"mlm_probability": MASKED, "seed": SEED, "batch_size": 4, **options}
+    options = {"mlm_probability": MASKED, "seed": SEED, "batch_size": 12, **options}
     scorer = InfluenceScorer(model if isinstance(model, list) else [model], tokenizer, **options)
     scorer.fit(task_texts() if rows is None else rows, task_batch_size)
     return scorer
@@ -186,6 +187,7 @@ def test_checkpoints_are_averaged(tokenizer):
 
 def test_the_output_embedding_counts_only_where_it_is_the_input_embedding(tokenizer):
     tied, untied = (tiny("bert", tie_word_embeddings=tie) for tie in (True, False))
+    untied = deepcopy(untied)
     untied.load_state_dict(tied.state_dict(), strict=False)
     untied.mlm_head.weight.data.copy_(tied.mlm_head.weight)
     assert untied.mlm_head.weight is not untied.get_input_embeddings().weight
@@ -256,7 +258,7 @@ def test_saved_and_loaded(tokenizer, tmp_path):
     assert_close(other.score(passages()), scorer.score(passages()), 1e-12)
     with pytest.raises(InfluenceError, match="holds no task gradients"):
         other.load(tmp_path / "nowhere")
-    changed = tiny("bert")
+    changed = deepcopy(tiny("bert"))
     changed.classifier.weight.data[0, 0] += 1e-3
     for model, options in ((changed, {}), (tiny("bert"), {"layer": -1}), (tiny("bert"), {"seed": SEED + 1})):
         options = {"layer": 0, "parameters": "*", "mlm_probability": MASKED, "seed": SEED, **options}
@@ -288,7 +290,7 @@ def test_settings_that_make_no_sense(options, message, tokenizer):
 
 
 def test_unsupported_parameters_and_rows(tokenizer):
-    model = tiny("bert")
+    model = deepcopy(tiny("bert"))
     model.base_model.encoder.layer[1].attention.output.dense = torch.nn.Bilinear(2, 2, 2)
     with pytest.raises(InfluenceError, match="belongs to a Bilinear"):
         InfluenceScorer([model], tokenizer)
@@ -299,7 +301,7 @@ def test_unsupported_parameters_and_rows(tokenizer):
         scorer.fit(task_texts().select([]), 1)
     with pytest.raises(InfluenceError, match="task_batch_size"):
         scorer.fit(task_texts(), 0)
-    with pytest.raises(InfluenceError, match="0 to 2; found 0 to 7"):
+    with pytest.raises(InfluenceError, match="0 to 2; found 7"):
         scorer.fit(task_texts(labels=(0, 7)), 1)
     with pytest.raises(InfluenceError, match="columns input_ids and label"):
         scorer.fit(passages(), 1)
