@@ -7,7 +7,9 @@ from hf_tlm.lazy import export_lazily
 if TYPE_CHECKING:
     from hf_tlm.influence.arguments import SelectionArguments
     from hf_tlm.influence.errors import InfluenceError
+    from hf_tlm.influence.masks import draws
     from hf_tlm.influence.score_files import ScoreFiles, score
+    from hf_tlm.influence.scorer import InfluenceScorer
     from hf_tlm.influence.select import select
     from hf_tlm.influence.selection import Selection, select_rows
 
@@ -16,7 +18,9 @@ __getattr__, __dir__, __all__ = export_lazily(
     {
         "arguments": ["SelectionArguments"],
         "errors": ["InfluenceError"],
+        "masks": ["draws"],
         "score_files": ["ScoreFiles", "score"],
+        "scorer": ["InfluenceScorer"],
         "select": ["select"],
         "selection": ["Selection", "select_rows"],
     },

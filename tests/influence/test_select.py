@@ -13,7 +13,7 @@ from hf_tlm.data import tokenize
 from hf_tlm.influence import InfluenceError, select, select_rows
 from hf_tlm.influence.dsir import log_importance_weights, resample
 from hf_tlm.retrieval import Subset, retrieval_report, retrieve
-from hf_tlm.retrieval.subset import CARD_FILE, COLUMNS
+from hf_tlm.retrieval.subset import CARD_FILE, COLUMNS, DATA_FILE
 from hf_tlm.tasks import Task
 from toys import make_task
 
@@ -89,6 +89,20 @@ def test_another_size_needs_no_scores_again(by_influence, scorer):
     by_influence(fraction=0.2)
     scored = len(scorer.scored)
     assert len(by_influence(num_passages=3)) == 3 and len(scorer.scored) == scored
+
+
+def test_a_subset_on_disk_gives_the_same(task, subset, by_influence, tokenizer, tmp_path):
+    subset.save(tmp_path / "saved")
+    scorer = FakeScorer(tokenizer)
+    options = {"fraction": 0.2, "scorer": scorer, "max_length": 32, "work_dir": tmp_path / "work"}
+    expected = by_influence(fraction=0.2)
+    found = select(task, Subset.load(tmp_path / "saved"), **options)
+    assert scorer.scored == []
+    assert found.dataset.to_dict() == expected.dataset.to_dict() and found.manifest == expected.manifest
+    found.save(tmp_path / "a")
+    expected.save(tmp_path / "b")
+    data = [(tmp_path / name / DATA_FILE).read_bytes() for name in ("a", "b")]
+    assert data[0] == data[1]
 
 
 def test_balance_sorts_validation_by_class(task, subset, scorer, by_influence, tmp_path):
