@@ -40,10 +40,7 @@ def score_models(
     """
     if list(names) == [SCRATCH]:
         folder = train_score_model(task, subset, args, model_args)
-        names, described = (
-            [str(folder)],
-            {"trained": folder.name.rpartition("-")[2], "settings": _described(args, model_args)},
-        )
+        names, described = [str(folder)], _described(folder, args, model_args)
     elif SCRATCH in names:
         raise ArgumentsError(f"score_model is scratch, or checkpoints; received both: {', '.join(names)}.")
     else:
