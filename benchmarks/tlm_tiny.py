@@ -1,12 +1,14 @@
-"""Task data only, a random subset, a BM25 subset, each with random and spectral embeddings, at equal steps; and what is kept
-of the BM25 subset by influence (ISS) and by its controls.
+r"""Task data only, a random subset, a BM25 subset, each with random and spectral embeddings, at equal steps; and what
+influence (ISS) and its controls keep of the BM25 subset.
 
     python benchmarks/tlm_tiny.py --tasks chemprot acl_arc scierc --seeds 0 1 2 --output_dir runs/tlm_tiny
-    python benchmarks/tlm_tiny.py --arms 'BM25 subset' 'ISS 20%' 'BM25 20%' 'random 20%' --embeddings spectral --name iss_tiny
+    python benchmarks/tlm_tiny.py --arms 'BM25 subset' 'ISS 20%' 'BM25 20%' 'random 20%' --embeddings spectral \
+        --name iss_tiny
 
-Runs recipes/retrieve.py, recipes/select_influence.py and recipes/train_tlm.py with recipes/configs/tlm/tiny.yaml on the data in HF_TLM_DATA (default
-../shared/data) and writes benchmarks/results/tlm_tiny.json and .md with the scores and the exact commands. `--jobs`
-trainings run side by side, with one thread each; times are not reported. Finished runs are not repeated.
+Runs recipes/retrieve.py, recipes/select_influence.py and recipes/train_tlm.py with recipes/configs/tlm/tiny.yaml on the
+data in HF_TLM_DATA (default ../shared/data) and writes benchmarks/results/tlm_tiny.json and .md with the scores and the
+exact commands. `--jobs` trainings run side by side, with one thread each; times are not reported. Finished runs are not
+repeated.
 """
 
 from __future__ import annotations
