@@ -27,9 +27,10 @@ TITLES = {"speed": "Passages per second", "memory": "Peak memory"}
 NOTES = {
     "speed": "`naive` is one backward pass per passage through the whole model, as the released code does it, padded to 128 "
     "or not, or with the gradient of that one weight only. The forward pass is the body's alone, without heads, on the "
-    "batches that are scored. `largest difference` is that of a score from the naive ones, relative to the largest score.",
-    "memory": "Largest resident set of a fresh process, MB, after two batches of 32 texts of 128 tokens: a forward pass of "
-    "the body, or the task's gradients and the scores. `before` is what the process held once the model was made.",
+    "batches that are scored. `time / ours` is that of a passage; `difference` is the largest of a score from the padded "
+    "naive ones, relative to the largest of those.",
+    "memory": "Largest resident set of a fresh process, MB, while two batches of 32 texts of 128 tokens pass the body, "
+    "or the task's gradients and their scores are made. `before` is what the process held once the model was made.",
 }
 PASSAGES = {"2x64": 40, "4x256": 128, "12x768": 32}
 

@@ -107,7 +107,7 @@ class MatrixGradient:
                 )
                 matrix = torch.randn(width, projection_dim, generator=generator, dtype=torch.float64)
                 wide = torch.promote_types(module.weight.dtype, torch.float32)
-                self._projections[side] = (matrix / projection_dim**0.5).to(module.weight.device, wide)
+                self._projections[side] = (matrix / projection_dim**0.5).to(wide).to(module.weight.device)
                 self.sides[side] = projection_dim
 
     def plan(self, tokens_per_task: float) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
 
 import numpy as np
 import torch
@@ -10,9 +11,6 @@ import xxhash
 from transformers import PreTrainedTokenizerBase
 
 from hf_tlm.data import TlmCollator
-
-# Masks that are drawn for a text until one hides a token: with p 0.1 a text of a single token is left out of 10^46.
-_TRIES = 1000
 
 
 def draws(ids: Sequence[str], seed: int) -> np.ndarray:
@@ -40,12 +38,11 @@ class MaskedTexts:
         ids = [text["id"] for text in texts]
         columns = [name for name in ("input_ids", "token_type_ids") if name in texts[0]]
         drawn = draws(ids, self.seed)
-        for attempt in range(1, _TRIES + 1):
+        for attempt in count(1):
             batch = self.collator(
                 [{"draw": draw, **{name: text[name] for name in columns}} for draw, text in zip(drawn, texts, strict=True)]
             )
             empty = (batch["mlm_labels"] == -100).all(dim=1).numpy()
             if not empty.any():
-                break
+                return batch
             drawn = np.where(empty, draws(ids, self.seed + attempt), drawn)
-        return batch

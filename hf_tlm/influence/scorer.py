@@ -22,51 +22,17 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_tlm.data import text_lengths
 from hf_tlm.files import atomic_directory
-from hf_tlm.influence.capture import Capture, Tokens
+from hf_tlm.influence.capture import Tokens
+from hf_tlm.influence.checkpoint import Checkpoint, Gradient
 from hf_tlm.influence.errors import InfluenceError
-from hf_tlm.influence.gradients import MAX_NUMBERS, EmbeddingGradient, MatrixGradient, VectorGradient
-from hf_tlm.influence.losses import mlm_loss, task_loss
+from hf_tlm.influence.gradients import MAX_NUMBERS, EmbeddingGradient, MatrixGradient
 from hf_tlm.influence.masks import MaskedTexts
-from hf_tlm.influence.parameters import Choice, choose_parameters
-from hf_tlm.influence.tail import Tail
+from hf_tlm.influence.parameters import choose_parameters
 from hf_tlm.influence.task_gradients import TaskGradients
 from hf_tlm.models import TlmModel
 
-# What a config says of where a model came from.
-_NOT_OF_THE_MODEL = {"_name_or_path", "architectures", "transformers_version"}
-Gradient = VectorGradient | MatrixGradient | EmbeddingGradient
-
-
-class _Checkpoint:
-    """One model: the modules that own the chosen parameters, and the gradients of those."""
-
-    def __init__(self, model: TlmModel, choice: Choice, number: int, projection_dim: int | None, seed: int):
-        self.model, self.tail = model, Tail(model)
-        self.modules = list(dict.fromkeys(parameter.module for parameter in choice.parameters))
-        self.gradients: list[tuple[int, Gradient]] = []
-        for place, parameter in enumerate(choice.parameters):
-            module, key = parameter.module, f"{number}/{place}/{parameter.name}"
-            if isinstance(module, torch.nn.Embedding):
-                gradient = EmbeddingGradient(key, module, tied=module.weight is model.mlm_head.weight)
-            elif isinstance(module, torch.nn.Linear) and parameter.attribute == "weight":
-                gradient = MatrixGradient(key, module, projection_dim, seed)
-            else:
-                gradient = VectorGradient(key, module, parameter.attribute)
-            self.gradients.append((self.modules.index(module), gradient))
-
-    def of_tasks(self, batch: dict[str, torch.Tensor], weights: torch.Tensor) -> list[Tokens]:
-        """By module, of the loss of each text times its weight, float [B]."""
-        with torch.enable_grad(), Capture(self.modules, len(weights)) as capture:
-            return capture.tokens(task_loss(self.model, _to(batch, self.model.device), weights.to(self.model.device)))
-
-    def of_passages(self, batch: dict[str, torch.Tensor], vocabulary: torch.Tensor | None) -> list:
-        """By parameter, of the masked-LM loss of each passage."""
-        batch = _to(batch, self.model.device)
-        count, text = len(batch["input_ids"]), (batch["mlm_labels"] != -100).nonzero()[:, 0]
-        with torch.enable_grad(), Capture(self.modules, count, self.tail.modules, text) as capture:
-            loss, decoded = mlm_loss(self.model, batch, self.tail, vocabulary)
-            tokens = capture.tokens(loss)
-        return [gradient.of_passages(tokens[at], count, decoded) for at, gradient in self.gradients]
+# Masks are drawn until they hide something, which for a text of one token takes 1 / mlm_probability of them.
+_LEAST_PROBABILITY = 0.01
 
 
 class InfluenceScorer:
@@ -98,8 +64,8 @@ class InfluenceScorer:
     Attributes:
         num_task_batches: T, once there are task gradients.
         choice: the layer, counted from 0, and its chosen parameters.
-        settings: all above that scores depend on, as plain values; layer and parameters as in choice.
-        fingerprint: hex digest of the models' weights and of the settings.
+        settings: all of the above that scores depend on, but for the models, as JSON values.
+        fingerprint: hex digest of these and of the models.
 
     Raises:
         InfluenceError: there is no model, parameters cannot be chosen, or a number makes no sense.
@@ -122,27 +88,32 @@ class InfluenceScorer:
     ):
         if not models:
             raise InfluenceError("Influence needs at least one model; received none.")
-        if not 0 < mlm_probability <= 1:
-            raise InfluenceError(f"mlm_probability must be above 0 and at most 1; received {mlm_probability}.")
+        if not _LEAST_PROBABILITY <= mlm_probability <= 1:
+            raise InfluenceError(
+                f"mlm_probability must be at least {_LEAST_PROBABILITY} and at most 1; received {mlm_probability}."
+            )
         for name, value in (("batch_size", batch_size), ("projection_dim", projection_dim)):
             if value is not None and value < 1:
                 raise InfluenceError(f"{name} must be at least 1; received {value}.")
-        self.tokenizer, self.masked = tokenizer, MaskedTexts(tokenizer, mlm_probability, seed)
+        self.masked = MaskedTexts(tokenizer, mlm_probability, seed)
         self._checkpoints = []
         for number, model in enumerate(models):
             model.eval().requires_grad_(False)
             self.choice = choose_parameters(model, layer, parameters)
-            self._checkpoints.append(_Checkpoint(model, self.choice, number, projection_dim, seed))
-        self.batch_size, self.device = batch_size, models[0].device
+            self._checkpoints.append(Checkpoint(model, self.choice.parameters, number, projection_dim, seed))
+        self.tokenizer, self.batch_size, self.device = tokenizer, batch_size, models[0].device
         self._wide = torch.promote_types(models[0].dtype, torch.float32)
-        self.settings = {
+        self.settings: dict[str, Any] = {
             "layer": self.choice.layer,
             "parameters": [parameter.name for parameter in self.choice.parameters],
             "mlm_probability": mlm_probability,
             "projection_dim": projection_dim,
             "seed": seed,
         }
-        self.fingerprint = _fingerprint(models, self.settings)
+        digest = xxhash.xxh3_64(json.dumps(self.settings).encode())
+        for checkpoint in self._checkpoints:
+            checkpoint.add_to(digest)
+        self.fingerprint = digest.hexdigest()
         self._tasks: TaskGradients | None = None
 
     def fit(self, rows: Dataset, task_batch_size: int, folder: str | os.PathLike | None = None) -> None:
@@ -163,11 +134,9 @@ class InfluenceScorer:
         if not len(rows):
             raise InfluenceError("Influence on a task needs labelled texts, those of its validation split; received none.")
         classes = self._checkpoints[0].model.config.num_labels
-        labels = np.asarray(rows["label"])
-        if labels.min() < 0 or labels.max() >= classes:
-            raise InfluenceError(
-                f"The labels of a model with {classes} classes are 0 to {classes - 1}; found {labels.max()}."
-            )
+        wrong = sorted(set(rows["label"]) - set(range(classes)))
+        if wrong:
+            raise InfluenceError(f"The labels of a model with {classes} classes are 0 to {classes - 1}; found {wrong[0]}.")
         if folder is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="hf-tlm-task-gradients-")
             folder = Path(self._temporary.name) / "task-gradients"
@@ -271,7 +240,7 @@ class InfluenceScorer:
 
     def _of_tasks(self, rows: Dataset, places: np.ndarray, weights: np.ndarray) -> Iterator[list[Tokens]]:
         batch = self.masked.collator(_texts(rows, places))
-        return (checkpoint.of_tasks(batch, torch.from_numpy(weights)) for checkpoint in self._checkpoints)
+        return (checkpoint.of_tasks(batch, torch.from_numpy(weights).to(self._wide)) for checkpoint in self._checkpoints)
 
     @property
     def _texts_at_once(self) -> int:
@@ -292,10 +261,6 @@ class InfluenceScorer:
         return self._tasks
 
 
-def _to(batch: dict[str, torch.Tensor], device: torch.device) -> dict[str, torch.Tensor]:
-    return {name: values.to(device) for name, values in batch.items()}
-
-
 def _ordered(text: torch.Tensor, tokens: Tokens) -> Tokens:
     """The tokens with other texts, ordered by those."""
     order = torch.argsort(text, stable=True)
@@ -314,14 +279,3 @@ def _read(rows: Dataset, needed: str) -> Dataset:
 def _texts(rows: Dataset, places: np.ndarray) -> list[dict]:
     columns = rows[places.tolist()]
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-
-
-def _fingerprint(models: Sequence[TlmModel], settings: dict[str, Any]) -> str:
-    digest = xxhash.xxh3_64(json.dumps(settings).encode())
-    for model in models:
-        config = {name: value for name, value in model.config.to_dict().items() if name not in _NOT_OF_THE_MODEL}
-        digest.update(json.dumps(config, sort_keys=True, default=str).encode())
-        for name, value in sorted(model.state_dict().items()):
-            digest.update(name.encode())
-            digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-    return digest.hexdigest()

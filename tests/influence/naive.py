@@ -16,7 +16,7 @@ from hf_tlm.models import TlmModel
 from toys import TINY_CONFIGS
 
 SEED, MASKED = 3, 0.3
-CLS, SEP = 2, 3
+PAD, CLS, SEP = 0, 2, 3
 
 
 @cache
@@ -35,11 +35,13 @@ def tiny(model_type, dtype=torch.float64, seed=0, **changes):
 
 @cache
 def passages(count=7, seed=1):
-    """Of different lengths, with token types; the fourth has special tokens only."""
+    """Of different lengths, with token types; the fourth has special tokens only, the sixth a padding token in its midst."""
     rng = np.random.default_rng(seed)
     rows = []
     for number in range(count):
         ids = [CLS, *rng.integers(5, 80, 0 if number == 3 else rng.integers(4, 20)).tolist(), SEP]
+        if number == 5:
+            ids[2] = PAD
         types = [int(place > len(ids) // 2) for place in range(len(ids))]
         rows.append({"id": f"passage {number}", "input_ids": ids, "token_type_ids": types})
     return Dataset.from_list(rows)
@@ -47,10 +49,13 @@ def passages(count=7, seed=1):
 
 @cache
 def task_texts(count=5, seed=2, labels=(0, 1, 2)):
+    """The second has a padding token in its midst."""
     rng = np.random.default_rng(seed)
     rows = []
     for number in range(count):
         ids = [CLS, *rng.integers(5, 80, rng.integers(3, 12)).tolist(), SEP]
+        if number == 1:
+            ids[2] = PAD
         types = [int(place > len(ids) // 2) for place in range(len(ids))]
         rows.append({"input_ids": ids, "token_type_ids": types, "label": labels[number % len(labels)]})
     return Dataset.from_list(rows)
@@ -68,7 +73,7 @@ def passage_gradients(model, tokenizer, rows):
     collator = TlmCollator(tokenizer, mlm_probability=MASKED, seed=SEED)
     found = []
     for row in rows:
-        maskable = set(row["input_ids"]) - {CLS, SEP}
+        maskable = set(row["input_ids"]) - {PAD, CLS, SEP}
         for attempt in range(100 * bool(maskable)):
             batch = collator([{**row, "draw": draws([row["id"]], SEED + attempt)[0]}])
             if (count := int((batch["mlm_labels"] != -100).sum())) > 0:

@@ -1,0 +1,68 @@
+"""One model whose gradients are taken: forward passes, and what they leave at the chosen parameters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from xxhash import xxh3_64
+
+from hf_tlm.influence.capture import Capture, Tokens
+from hf_tlm.influence.gradients import EmbeddingGradient, MatrixGradient, VectorGradient
+from hf_tlm.influence.losses import mlm_loss, task_loss
+from hf_tlm.influence.parameters import Parameter
+from hf_tlm.influence.tail import Tail
+from hf_tlm.models import TlmModel
+
+Gradient = VectorGradient | MatrixGradient | EmbeddingGradient
+# What a config says of where a model came from.
+_NOT_OF_THE_MODEL = {"_name_or_path", "architectures", "transformers_version"}
+
+
+class Checkpoint:
+    """
+    modules: those that own the chosen parameters.
+    gradients: of each parameter, the place of its module and what is kept of gradients. Keys begin with `number`.
+    """
+
+    def __init__(self, model: TlmModel, parameters: Sequence[Parameter], number: int, projection_dim: int | None, seed: int):
+        self.model, self.tail = model, Tail(model)
+        self.modules = list(dict.fromkeys(parameter.module for parameter in parameters))
+        self.gradients: list[tuple[int, Gradient]] = []
+        for place, parameter in enumerate(parameters):
+            module, key = parameter.module, f"{number}/{place}/{parameter.name}"
+            if isinstance(module, nn.Embedding):
+                gradient = EmbeddingGradient(key, module, tied=module.weight is model.mlm_head.weight)
+            elif isinstance(module, nn.Linear) and parameter.attribute == "weight":
+                gradient = MatrixGradient(key, module, projection_dim, seed)
+            else:
+                gradient = VectorGradient(key, module, parameter.attribute)
+            self.gradients.append((self.modules.index(module), gradient))
+
+    def of_tasks(self, batch: dict[str, torch.Tensor], weights: torch.Tensor) -> list[Tokens]:
+        """By module, of the loss of each text times its weight, float [B]."""
+        batch, weights = self._here(batch), weights.to(self.model.device)
+        with torch.enable_grad(), Capture(self.modules, len(weights)) as capture:
+            return capture.tokens(task_loss(self.model, batch, weights))
+
+    def of_passages(self, batch: dict[str, torch.Tensor], vocabulary: torch.Tensor | None) -> list:
+        """By parameter, of the masked-LM loss of each passage, in the form that meets the task batches'."""
+        batch = self._here(batch)
+        count, text = len(batch["input_ids"]), (batch["mlm_labels"] != -100).nonzero()[:, 0]
+        with torch.enable_grad(), Capture(self.modules, count, self.tail.modules, text) as capture:
+            loss, decoded = mlm_loss(self.model, batch, self.tail, vocabulary)
+            tokens = capture.tokens(loss)
+        return [gradient.of_passages(tokens[at], count, decoded) for at, gradient in self.gradients]
+
+    def add_to(self, digest: xxh3_64) -> None:
+        """Add the model's config and weights to a hash."""
+        config = {name: value for name, value in self.model.config.to_dict().items() if name not in _NOT_OF_THE_MODEL}
+        digest.update(json.dumps(config, sort_keys=True, default=str).encode())
+        for name, value in sorted(self.model.state_dict().items()):
+            digest.update(name.encode())
+            digest.update(value.cpu().contiguous().flatten().view(torch.uint8).numpy())
+
+    def _here(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {name: values.to(self.model.device) for name, values in batch.items()}
