@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
 from corpus_sample import corpus_sample, data_dir  # noqa: E402
 from objectives_step import CONFIGS, measure_step  # noqa: E402
-from results_file import ResultsFile  # noqa: E402
+from results_file import run_sections  # noqa: E402
 
 DROPOUT = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
 # `minutes` is the paper's 12 x 256 at half the width and a third of the depth: some five minutes a model on two cores, which
@@ -49,7 +49,6 @@ MODELS = {
     "ELECTRA small": ("electra", {"model_type": "electra"}),
     "ALE small": ("ale", {"model_type": "albert", "num_hidden_groups": 1}),
 }
-AUXILIARY = {"auxiliary_size": 0.25, "temperature": 0.8}
 MAX_LENGTH, WARM_UP = 128, 0.1
 # Fine-tuning: GLUE's tasks that are classification, with the metrics of the paper's Table II, and steps of some 20 seconds.
 TASKS = {
@@ -123,7 +122,7 @@ class Benchmark:
         )
         config = self.folder / f"{slug(model)}.json"
         atomic_write(config, json.dumps(self._config(model), indent=2) + "\n")
-        model_args = ModelArguments(model_config=str(config), vocab_size=self.size["vocabulary"], **AUXILIARY)
+        model_args = ModelArguments(model_config=str(config), vocab_size=self.size["vocabulary"])
         blocks = BlockArguments(validation_share=0.002, max_validation_blocks=300, vocab_texts=50_000)
         sample = corpus_sample(self.folder / "corpus.parquet", self.size["passages"])
         return run_pretraining(load_corpus(sample), args, model_args, blocks).record
@@ -181,7 +180,7 @@ class Benchmark:
             max_length=MAX_LENGTH,
             stage2_max_steps=self.options.finetune_steps,
             stage2_total_batch_size=FINETUNE_BATCH,
-            stage2_learning_rate=FINETUNE_RATE,
+            stage2_learning_rate=self.options.finetune_rate,
             stage2_layerwise_lr_decay=FINETUNE_DECAY,
             stage2_warmup_steps=0.1,
             stage2_eval_steps=0.25,
@@ -219,7 +218,6 @@ def trunk(config: dict, vocab_size: int) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--sections", nargs="+", choices=list(TITLES), default=list(TITLES))
     add("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
     add("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
     add("--seeds", nargs="+", type=int, default=[0, 1, 2], help="Of fine-tuning.")
@@ -227,6 +225,7 @@ def main() -> None:
     add("--flops", type=float, help="Measured FLOPs of each model's pretraining; default by size.")
     add("--bf16", action="store_true")
     add("--finetune_steps", type=int, default=FINETUNE_STEPS)
+    add("--finetune_rate", type=float, default=FINETUNE_RATE, help="Peak learning rate of fine-tuning.")
     add("--composites", nargs="+", choices=list(CONFIGS), default=list(CONFIGS), help="Of `step`.")
     add("--repeats", type=int, default=5, help="Of `step`.")
     add("--threads", type=int, default=os.cpu_count())
@@ -235,14 +234,7 @@ def main() -> None:
         default="runs/objectives",
         help="Of one budget and one number of steps: other ones need another folder.",
     )
-    add("--results_dir", default=str(ROOT / "benchmarks" / "results"))
-    add("--name", default="objectives", help="Name of the result files.")
-    options = parser.parse_args()
-    file = ResultsFile(options.results_dir, options.name, TITLES, NOTES, hidden=("all", "record"))
-    benchmark = Benchmark(options)
-    for section in options.sections:
-        file.add(section, getattr(benchmark, section)())
-    print("\n" + file.to_text())
+    run_sections(parser, Benchmark, "objectives", TITLES, NOTES, hidden=("all", "record"))
 
 
 if __name__ == "__main__":

@@ -22,9 +22,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import retrieval_measures as measures  # noqa: E402
 from perturbed_corpus import make_corpus  # noqa: E402
-from results_file import ResultsFile  # noqa: E402
+from results_file import run_sections  # noqa: E402
 
-SECTIONS = ("search", "build", "memory", "sharded", "scale", "terms")
 TITLES = {
     "search": "Searching, end to end from query texts to the top K (ids, scores); one thread unless it says otherwise",
     "build": "Text to searchable index, each in a fresh process reading the same Arrow file",
@@ -182,7 +181,6 @@ class Benchmark:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS))
     add("--sizes", nargs="+", type=int, default=[50_000, 200_000, 500_000], help="Passages of `search`.")
     add("--stop_words", nargs="+", choices=("kept", "removed"), default=["kept", "removed"], help="Of `search` and `build`.")
     add("--top_k", nargs="+", type=int, default=[50, 500, 5000])
@@ -200,14 +198,7 @@ def main() -> None:
     add("--terms_size", type=int, default=200_000)
     add("--max_query_terms", nargs="+", type=int, default=[4, 8, 16, 32])
     add("--work_dir", default="runs/retrieval_benchmark")
-    add("--results_dir", default=str(ROOT / "benchmarks" / "results"))
-    add("--name", default="retrieval", help="Name of the result files.")
-    options = parser.parse_args()
-    file = ResultsFile(options.results_dir, options.name, TITLES, NOTES, hidden=("seconds a query",))
-    benchmark = Benchmark(options)
-    for section in options.sections:
-        file.add(section, getattr(benchmark, section)())
-    print("\n" + file.to_text())
+    run_sections(parser, Benchmark, "retrieval", TITLES, NOTES, hidden=("seconds a query",))
 
 
 if __name__ == "__main__":

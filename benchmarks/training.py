@@ -23,7 +23,7 @@ from statistics import median
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import training_measures as measures  # noqa: E402
-from results_file import ResultsFile  # noqa: E402
+from results_file import run_sections  # noqa: E402
 
 TITLES = {
     "throughput": "Real tokens per second",
@@ -171,7 +171,6 @@ class Benchmark:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--sections", nargs="+", choices=list(TITLES), default=list(TITLES))
     add("--bodies", nargs="+", choices=list(measures.BODIES), default=["4x256", "12x768"])
     add("--texts", nargs="+", choices=("short", "whole"), default=["short", "whole"], help="Of `throughput`.")
     add("--packing", nargs="+", choices=("none", "group", "pack"), default=["none", "group", "pack"])
@@ -182,14 +181,7 @@ def main() -> None:
     add("--vocab_size", type=int, default=30_522)
     add("--corpus_sizes", nargs="+", type=int, default=[10, 1000], help="MB of token ids.")
     add("--work_dir", default="runs/training_benchmark")
-    add("--results_dir", default=str(ROOT / "benchmarks" / "results"))
-    add("--name", default="training", help="Name of the result files.")
-    options = parser.parse_args()
-    file = ResultsFile(options.results_dir, options.name, TITLES, NOTES, hidden=("all",))
-    benchmark = Benchmark(options)
-    for section in options.sections:
-        file.add(section, getattr(benchmark, section)())
-    print("\n" + file.to_text())
+    run_sections(parser, Benchmark, "training", TITLES, NOTES, hidden=("all",))
 
 
 if __name__ == "__main__":

@@ -5,27 +5,43 @@ r"""Pretrain a text model on a general corpus, without a task: masked language m
     accelerate launch recipes/pretrain.py --corpus 'path/to/corpus/*.parquet' --objective electra \
         --model_config recipes/configs/models/electra_small.json --max_flops 1e17 --output_dir runs/electra-small
 
+    accelerate launch recipes/pretrain.py --subset runs/scierc-iss --model_name_or_path path/or/repo-id \
+        --max_steps 50000 --output_dir runs/minilm-scierc
+
 The folder loads with the Auto classes of transformers, and as --model_name_or_path of recipes/train_tlm.py. Run the same
 command again to continue an interrupted run.
 """
 
 from __future__ import annotations
 
-from hf_tlm import evaluation
+from dataclasses import dataclass, field
+
+from hf_tlm import evaluation, retrieval
 from hf_tlm.corpora import CorpusArguments
 from hf_tlm.data import BlockArguments
 from hf_tlm.parser import parse, run
-from hf_tlm.training import ModelArguments, PretrainOptions
+from hf_tlm.training import ArgumentsError, ModelArguments, PretrainOptions
+
+
+@dataclass
+class SubsetArguments:
+    """What was chosen from a corpus."""
+
+    subset: str | None = field(
+        default=None,
+        metadata={"help": "Folder of a subset (retrieve.py, select_influence.py), instead of --corpus."},
+    )
 
 
 def main() -> None:
     # 1. Arguments: YAML files, then the command line.
-    corpus_args, block_args, model_args, args = parse(
-        CorpusArguments, BlockArguments, ModelArguments, PretrainOptions, recipe="pretrain", description=__doc__
-    )
+    classes = (CorpusArguments, SubsetArguments, BlockArguments, ModelArguments, PretrainOptions)
+    corpus_args, subset_args, block_args, model_args, args = parse(*classes, recipe="pretrain", description=__doc__)
+    if corpus_args.corpus and subset_args.subset:
+        raise ArgumentsError(f"Give --corpus or --subset, not both; received {corpus_args.corpus} and {subset_args.subset}.")
 
-    # 2. The corpus, not read yet.
-    corpus = corpus_args.load()
+    # 2. The corpus, not read yet, or a subset.
+    corpus = retrieval.Subset.load(subset_args.subset).as_corpus() if subset_args.subset else corpus_args.load()
 
     # 3. Vocabulary, blocks, training, loss on held-out blocks, export.
     result = evaluation.run_pretraining(corpus, args, model_args, block_args)

@@ -17,6 +17,7 @@ ORDER = [
     {"data"},
     {"models"},
     {"objectives"},
+    {"influence"},
     {"training"},
     {"evaluation"},
 ]

@@ -29,6 +29,22 @@ TINY_CONFIGS = {
         "relative_attention_max_distance": 12,
     },
 }
+# A run of both stages in a second.
+FAST = {
+    "report_to": "none",
+    "disable_tqdm": True,
+    "use_cpu": True,
+    "save_strategy": "no",
+    "rho1": 1,
+    "max_steps": 4,
+    "learning_rate": 1e-2,
+    "max_length": 32,
+    "per_device_train_batch_size": 8,
+    "stage2_max_steps": 6,
+    "stage2_learning_rate": 1e-2,
+    "stage2_eval_steps": 2,
+    "stage2_total_batch_size": 8,
+}
 SUBJECTS = ["enzyme", "protein", "drug", "gene", "cell", "tumor", "receptor", "acid"]
 VERBS = {
     "up": ["activates", "raises", "induces"],

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from hf_tlm.evaluation.metrics import METRICS, compute_metrics_for, load_metric
     from hf_tlm.evaluation.pretraining import PretrainingRun, run_pretraining
     from hf_tlm.evaluation.protocol import ProtocolError, Run, run_tlm
+    from hf_tlm.evaluation.score_model import score_models, train_score_model
     from hf_tlm.evaluation.seeds import aggregate, format_score, format_table
 
 __getattr__, __dir__, __all__ = export_lazily(
@@ -16,6 +17,7 @@ __getattr__, __dir__, __all__ = export_lazily(
         "metrics": ["METRICS", "compute_metrics_for", "load_metric"],
         "pretraining": ["PretrainingRun", "run_pretraining"],
         "protocol": ["ProtocolError", "Run", "run_tlm"],
+        "score_model": ["score_models", "train_score_model"],
         "seeds": ["aggregate", "format_score", "format_table"],
     },
 )

@@ -16,6 +16,7 @@ from typing import Any
 
 import xxhash
 from datasets import Dataset
+from peft import PeftModel
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase, set_seed
 
@@ -25,7 +26,7 @@ from hf_tlm.data.shards import held_out
 from hf_tlm.evaluation.records import cost_lines, environment
 from hf_tlm.files import atomic_directory
 from hf_tlm.hub.cards import pretrained_card
-from hf_tlm.models import export_stock, trained_parameters, whole
+from hf_tlm.models import export_adapter, export_stock, trained_parameters, whole
 from hf_tlm.training import (
     ArgumentsError,
     ModelArguments,
@@ -40,7 +41,7 @@ from hf_tlm.training.claim import RESULTS_FILE, claim, publish_locally, settings
 
 # What transformers names the classes of a model that has learned none: the heads that need them are not exported.
 ID2LABEL = {0: "LABEL_0", 1: "LABEL_1"}
-TOKENIZER, TRAINING, EXPORT = "tokenizer", "training", "export"
+TOKENIZER, TRAINING, EXPORT, ADAPTER = "tokenizer", "training", "export", "adapter"
 
 
 @dataclass
@@ -66,7 +67,9 @@ class PretrainingRun:
         if record["corpus"]["blocks"] is not None:
             lines.append(f"corpus       {record['corpus']['blocks']:,} blocks, {record['corpus']['tokens']:,} tokens")
         lines += cost_lines(record["cost"])
-        lines.append(f"model        {self.output_dir} ({record['parameters']:,} parameters)")
+        trained, parameters = record["trained_parameters"], record["parameters"]
+        some = f", {trained:,} trained" if trained < parameters else ""
+        lines.append(f"model        {self.output_dir} ({parameters:,} parameters{some})")
         return "\n".join(lines)
 
 
@@ -76,8 +79,9 @@ def run_pretraining(
     """Pretrain one model on a corpus in `args.output_dir`.
 
     The folder then holds the stock model (see `hf_tlm.models.export_stock`: the masked LM, or the discriminator with the
-    masked LM in `generator`), its card, `results.json`, and `training/` with the log and the checkpoints. The same settings
-    in the same folder continue an interrupted run; a finished one is loaded.
+    masked LM in `generator`), its card, `results.json`, and `training/` with the log and the checkpoints. With `use_peft`
+    the model has its adapter merged in, which is in `adapter` by itself too. The same settings in the same folder continue
+    an interrupted run; a finished one is loaded.
 
     Raises:
         ProtocolError: the folder holds a run with other settings, or other files.
@@ -107,8 +111,11 @@ def run_pretraining(
 
 
 def _check(args: PretrainArguments, model_args: ModelArguments, block_args: BlockArguments) -> None:
-    if model_args.use_peft:
-        raise ArgumentsError("use_peft adapts a model to a task; pretraining trains all of it. Leave it out.")
+    if model_args.use_peft and model_args.model_name_or_path is None:
+        raise ArgumentsError(
+            "use_peft leaves the body's weights as they are, and from scratch they would stay random. Give "
+            "--model_name_or_path a checkpoint to pretrain further, or leave use_peft out."
+        )
     check_model(args, model_args)
     if args.eval_strategy != "no" and block_args.validation_share == 0:
         raise ArgumentsError(
@@ -159,7 +166,7 @@ def _train(
     )
     with args.main_process_first(desc="preparing held-out blocks"):
         held = shards.validation(block_args.max_validation_blocks) if block_args.validation_share else None
-    make_model = model_factory(args, model_args, tokenizer, id2label=ID2LABEL, max_length=args.max_length)
+    make_model = model_factory(args, model_args, tokenizer, id2label=ID2LABEL, max_length=args.max_length, classifier=False)
     spectral = None
     with _prepared(shards, args, block_args) as blocks:
         if model_args.embedding_init == "spectral":
@@ -195,6 +202,9 @@ def _train(
     }
     if trainer.is_world_process_zero():
         files = {"README.md": pretrained_card(record), RESULTS_FILE: json.dumps(record, indent=2) + "\n"}
+        if isinstance(model, PeftModel):
+            export_adapter(model, tokenizer, output_dir / ADAPTER)
+            model = model.merge_and_unload()
         export_stock(model, tokenizer, output_dir / EXPORT, files, classifier=False)
     trainer.accelerator.wait_for_everyone()
 

@@ -25,7 +25,14 @@ ADAPTER = "default"
 POOLER = "pooler"
 
 
-def add_lora(model: TlmModel, lora: LoraArguments, base: str | os.PathLike, revision: str | None = None) -> PeftModel:
+def add_lora(
+    model: TlmModel,
+    lora: LoraArguments,
+    base: str | os.PathLike,
+    revision: str | None = None,
+    *,
+    classifier: bool = True,
+) -> PeftModel:
     """`model` with a LoRA adapter in its body, in place: the adapter and the classification head are all that is trained.
 
     The head includes the pooler of BERT and ALBERT: it feeds the classifier alone, and many checkpoints do not have it.
@@ -34,6 +41,7 @@ def add_lora(model: TlmModel, lora: LoraArguments, base: str | os.PathLike, revi
     Args:
         base: Hub id or folder of the checkpoint that `model` was loaded from, to which the adapter belongs.
         revision: of that checkpoint.
+        classifier: False for pretraining, in which the head learns nothing: it is no part of the adapter.
 
     Raises:
         ModelError: the body has no linear layer of a name in `lora.lora_target_modules`.
@@ -58,7 +66,7 @@ def add_lora(model: TlmModel, lora: LoraArguments, base: str | os.PathLike, revi
         lora_dropout=lora.lora_dropout,
         # One expression that holds for the stock classifier too, where the head has layers of the same names.
         target_modules=rf"{body}\.(?!{POOLER}\b)(.*\.)?({'|'.join(map(re.escape, sorted(wanted)))})",
-        modules_to_save=head,
+        modules_to_save=head if classifier else None,
         revision=revision,
     )
     # peft takes modules by the ends of their names, and ModernBERT's `head` would be `mlm_head` as well. That head stays
@@ -85,11 +93,11 @@ def export_adapter(
     output_dir: str | os.PathLike,
     files: dict[str, str] | None = None,
 ) -> Path:
-    """Write the adapter and the classification head as a folder for stock classes; the whole folder appears at once.
+    """Write the adapter, and the classification head it has, as a folder for stock classes; the folder appears at once.
 
     It holds `adapter_config.json`, `adapter_model.safetensors`, `config.json` (the classes) and the tokenizer, and
     `PeftModel.from_pretrained(AutoModelForSequenceClassification.from_pretrained(base, config=config), output_dir)`
-    gives the logits of `model`.
+    gives the logits of `model`. One without a head goes on the base as a masked LM instead.
 
     Args:
         files: further text files to put in the folder, name -> content (the card, the results).
@@ -104,7 +112,7 @@ def export_adapter(
         (folder / "README.md").unlink(missing_ok=True)
         config = deepcopy(model.peft_config[ADAPTER])
         # While it is trained, `TlmModel.forward` must get its own arguments; the stock classifier has the usual ones.
-        config.task_type, config.inference_mode = "SEQ_CLS", True
+        config.task_type, config.inference_mode = "SEQ_CLS" if config.modules_to_save else None, True
         config.save_pretrained(folder)
         model.config.save_pretrained(folder)
         tokenizer.save_pretrained(folder)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForPreTraining, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForPreTraining, PreTrainedModel
 from transformers.utils import cached_file
 
-from hf_tlm.models.errors import ModelError
+from hf_tlm.models.loading import reading
 from hf_tlm.models.tlm import MLM_SUBFOLDER
 
 # Folders inside an exported model (see `hf_tlm.models.export`), the file of a head that no stock class has, and that which
 # says how texts are corrupted.
 DISCRIMINATOR, GENERATOR, RTD_HEAD_FILE = "discriminator", "generator", "rtd_head.safetensors"
 CORRUPTION_FILE = "corruption.json"
-# What transformers, huggingface_hub and safetensors raise for a model that cannot be loaded.
-UNREADABLE = (OSError, RuntimeError, KeyError, ImportError, ValueError)
 
 
 def load_auxiliary(name_or_path: str | None, main: str | None = None, **options) -> PreTrainedModel:
@@ -27,23 +25,21 @@ def load_auxiliary(name_or_path: str | None, main: str | None = None, **options)
     Raises:
         ModelError: it cannot be loaded.
     """
-    try:
-        if name_or_path is None:
+    if name_or_path is None:
+        advice = " Give auxiliary_name_or_path, the generator it was trained with."
+        with reading(f"an auxiliary model from the folder {GENERATOR!r} of {main}", advice):
             return AutoModelForMaskedLM.from_pretrained(main, subfolder=GENERATOR, **options)
+    with reading(f"an auxiliary model from {name_or_path}"):
         options = {name: value for name, value in options.items() if name != "revision"}
         return AutoModelForMaskedLM.from_pretrained(name_or_path, **options)
-    except UNREADABLE as error:
-        advice = "" if name_or_path else " Give auxiliary_name_or_path, the generator it was trained with."
-        where = name_or_path or f"the folder {GENERATOR!r} of {main}"
-        raise ModelError(f"Cannot load an auxiliary model from {where}: {error}{advice}") from error
 
 
-def rtd_head_state(name_or_path: str, config: PreTrainedConfig, options: dict) -> dict[str, torch.Tensor] | None:
+def rtd_head_state(name_or_path: str, options: dict) -> dict[str, torch.Tensor] | None:
     """The weights of a checkpoint's head for replaced tokens, in its folder `discriminator` or at its top; or None."""
     for folder in (DISCRIMINATOR, ""):
         if not _there(name_or_path, folder, options):
             continue
-        if config.model_type == "electra":
+        if AutoConfig.from_pretrained(name_or_path, subfolder=folder, **options).model_type == "electra":
             stock, found = AutoModelForPreTraining.from_pretrained(
                 name_or_path, subfolder=folder, output_loading_info=True, **options
             )

@@ -8,7 +8,6 @@ from contextlib import nullcontext
 import torch
 from torch import nn
 from transformers import (
-    AutoConfig,
     AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
     PreTrainedConfig,
@@ -17,10 +16,11 @@ from transformers import (
 
 from hf_tlm.models.auxiliary import Auxiliary, shared_parameters
 from hf_tlm.models.base import TrainedModel, encode, layer_classes, refusals_of
-from hf_tlm.models.composite_files import UNREADABLE, clm_heads_state, load_auxiliary, rtd_head_state
+from hf_tlm.models.composite_files import clm_heads_state, load_auxiliary, rtd_head_state
 from hf_tlm.models.dropout import use_fast_dropout
 from hf_tlm.models.errors import ModelError
 from hf_tlm.models.families import family_of
+from hf_tlm.models.loading import hub_options, load_classifier, reading
 from hf_tlm.models.prediction_heads import ClmHeads, ContrastHead, CorruptionOutput, LmLoss, RtdHead
 from hf_tlm.models.sampling import sample_tokens
 from hf_tlm.models.texts import Texts
@@ -175,22 +175,12 @@ class CorruptAndPredict(TrainedModel):
         Raises:
             ModelError: one cannot be loaded, or the two do not fit.
         """
-        hub = {"revision": revision, "trust_remote_code": trust_remote_code}
-        attention = {} if attn_implementation is None else {"attn_implementation": attn_implementation}
-        label2id = {label: index for index, label in id2label.items()}
-        try:
-            config = AutoConfig.from_pretrained(model_name_or_path, id2label=id2label, label2id=label2id, **hub, **attention)
-            family_of(config)
-            main = AutoModelForSequenceClassification.from_pretrained(
-                model_name_or_path, config=config, ignore_mismatched_sizes=True, **hub, **attention
-            )
-            corrects = options.get("heads") == "clm"
-            state = clm_heads_state(model_name_or_path, hub) if corrects else rtd_head_state(model_name_or_path, config, hub)
-        except ModelError:
-            raise
-        except UNREADABLE as error:
-            raise ModelError(f"Cannot load a model from {model_name_or_path!r}: {error}") from error
-        auxiliary = load_auxiliary(auxiliary_name_or_path, model_name_or_path, **hub, **attention)
+        hub = hub_options(revision, trust_remote_code, attn_implementation)
+        corrects = options.get("heads") == "clm"
+        with reading(f"a model from {model_name_or_path!r}"):
+            main = load_classifier(model_name_or_path, id2label=id2label, **hub)
+            state = (clm_heads_state if corrects else rtd_head_state)(model_name_or_path, hub)
+        auxiliary = load_auxiliary(auxiliary_name_or_path, model_name_or_path, **hub)
         model = cls(main, auxiliary, temperature, **options)
         if state is None:
             missing = "no heads for corrective language modelling" if corrects else "no head for replaced tokens"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from peft.utils import ModulesToSaveWrapper
+from safetensors.torch import load_file
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -16,16 +17,18 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
-from transformers.utils import ModelOutput
+from transformers.utils import SAFE_WEIGHTS_NAME, ModelOutput
 
 from hf_tlm.models.base import TrainedModel, encode, layer_classes, refusals_of
 from hf_tlm.models.dropout import use_fast_dropout
 from hf_tlm.models.errors import ModelError
 from hf_tlm.models.families import Family, family_of
 from hf_tlm.models.linear_cross_entropy import linear_cross_entropy
+from hf_tlm.models.loading import hub_options, load_classifier, reading
 from hf_tlm.models.texts import Texts
 
 MLM_SUBFOLDER = "mlm"
+TRAINER_STATE = "trainer_state.json"
 
 
 @dataclass
@@ -122,32 +125,39 @@ class TlmModel(TrainedModel):
         trust_remote_code: bool = False,
         attn_implementation: str | None = None,
     ) -> TlmModel:
-        """Body and heads of a checkpoint: any encoder on the Hub, or a folder that `export_stock` wrote.
+        """Body and heads of a checkpoint: any encoder on the Hub, or a folder that `export_stock` or the Trainer wrote.
 
         Heads that the checkpoint lacks, and a classifier for other classes, are initialised at random.
 
         Raises:
             ModelError: it cannot be loaded, or its `model_type` is not a supported encoder.
         """
-        options = {"revision": revision, "trust_remote_code": trust_remote_code}
-        options |= {} if attn_implementation is None else {"attn_implementation": attn_implementation}
-        label2id = {label: index for index, label in id2label.items()}
-        try:
-            config = AutoConfig.from_pretrained(model_name_or_path, id2label=id2label, label2id=label2id, **options)
-            family_of(config)
-            classifier = AutoModelForSequenceClassification.from_pretrained(
-                model_name_or_path, config=config, ignore_mismatched_sizes=True, **options
+        options = hub_options(revision, trust_remote_code, attn_implementation)
+        if (Path(model_name_or_path) / TRAINER_STATE).is_file():
+            return cls._from_trainer(model_name_or_path, id2label, options)
+        # Our own exports keep the masked-LM head beside the classifier.
+        beside = (Path(model_name_or_path) / MLM_SUBFOLDER / "config.json").is_file()
+        with reading(f"a model from {model_name_or_path!r}"):
+            classifier = load_classifier(model_name_or_path, id2label=id2label, **options)
+            lm = AutoModelForMaskedLM.from_pretrained(
+                model_name_or_path, subfolder=MLM_SUBFOLDER if beside else "", **options
             )
-            # Our own exports keep the masked-LM head beside the classifier.
-            lm_options = dict(options)
-            if (Path(model_name_or_path) / MLM_SUBFOLDER / "config.json").is_file():
-                lm_options["subfolder"] = MLM_SUBFOLDER
-            lm = AutoModelForMaskedLM.from_pretrained(model_name_or_path, **lm_options)
-        except ModelError:
-            raise
-        except (OSError, RuntimeError, KeyError, ImportError, ValueError) as error:
-            raise ModelError(f"Cannot load a model from {model_name_or_path!r}: {error}") from error
         return cls(classifier, lm)
+
+    @classmethod
+    def _from_trainer(cls, folder: str, id2label: dict[int, str], options: dict) -> TlmModel:
+        """A checkpoint-* folder holds this network under its own names, which no stock class has."""
+        with reading(f"the checkpoint {folder!r}"):
+            config = AutoConfig.from_pretrained(
+                folder, id2label=id2label, label2id={v: k for k, v in id2label.items()}, **options
+            )
+            model = cls.from_config(config)
+            missing, unexpected = model.load_state_dict(load_file(Path(folder) / SAFE_WEIGHTS_NAME), strict=False)
+            if wrong := (set(missing) - set(model.all_tied_weights_keys)) | set(unexpected):
+                raise ModelError(
+                    f"{folder} is not a checkpoint of a {config.model_type} TlmModel: {', '.join(sorted(wrong)[:5])}."
+                )
+        return model
 
     def get_input_embeddings(self) -> nn.Module:
         return self.base_model.get_input_embeddings()

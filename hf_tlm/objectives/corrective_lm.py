@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from hf_tlm.files import HfTlmError
 from hf_tlm.models.linear_cross_entropy import MAX_LOGITS, linear_cross_entropy
+from hf_tlm.objectives.shares import corruption_shares, share
 
 
 def copy_loss(copy_logits: torch.Tensor, original: torch.Tensor) -> torch.Tensor:
@@ -180,7 +181,7 @@ class CorrectiveLm:
     ) -> dict[str, torch.Tensor]:
         """`{"loss", "copy_loss", "lm_loss"}`, and pairs (sum, count) of shares (Figure 8): `copy_accuracy_replaced`,
         `copy_accuracy_original`, `lm_accuracy_replaced` and `lm_accuracy_original` (of masked tokens, by p_LM's largest),
-        `replaced_fraction` (of all tokens), `generator_accuracy` (of masked tokens, the auxiliary model's).
+        and those of `corruption_shares`.
 
         `counts` replaces the batch's own numbers of tokens as the divisors of the losses.
         """
@@ -195,14 +196,9 @@ class CorrectiveLm:
             "loss": self.lambda_copy * copy + lm if self.lambda_copy else lm,
             "copy_loss": copy.detach(),
             "lm_loss": lm.detach(),
-            "copy_accuracy_replaced": _pair(right[replaced].sum(), replaced.sum()),
-            "copy_accuracy_original": _pair(right[~replaced].sum(), (~replaced).sum()),
-            "lm_accuracy_replaced": _pair(lm_right[replaced].sum(), replaced.sum()),
-            "lm_accuracy_original": _pair(lm_right[kept].sum(), kept.sum()),
-            "generator_accuracy": _pair(outputs.guesses, masked.sum()),
-            "replaced_fraction": _pair(replaced.sum(), torch.tensor(replaced.numel(), device=replaced.device)),
+            "copy_accuracy_replaced": share(right[replaced].sum(), replaced.sum()),
+            "copy_accuracy_original": share(right[~replaced].sum(), (~replaced).sum()),
+            "lm_accuracy_replaced": share(lm_right[replaced].sum(), replaced.sum()),
+            "lm_accuracy_original": share(lm_right[kept].sum(), kept.sum()),
+            **corruption_shares(outputs, batch),
         }
-
-
-def _pair(total: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-    return torch.stack([total, count]).double()

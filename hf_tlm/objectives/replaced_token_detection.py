@@ -7,6 +7,8 @@ from collections.abc import Mapping
 import torch
 import torch.nn.functional as F
 
+from hf_tlm.objectives.shares import corruption_shares, share
+
 
 class ReplacedTokenDetection:
     r"""ELECTRA's loss of the main transformer (Clark et al. 2020, section 2, L_Disc).
@@ -28,8 +30,8 @@ class ReplacedTokenDetection:
     def __call__(
         self, outputs, batch: Mapping[str, torch.Tensor], counts: Mapping[str, torch.Tensor] | None = None
     ) -> dict[str, torch.Tensor]:
-        """`{"loss", "rtd_loss"}`, and pairs (sum, count) of shares: `rtd_accuracy_replaced`, `rtd_accuracy_original`,
-        `replaced_fraction` (of all tokens), `generator_accuracy` (of masked tokens, its most likely one).
+        """`{"loss", "rtd_loss"}`, and pairs (sum, count) of shares: `rtd_accuracy_replaced`, `rtd_accuracy_original`, and
+        those of `corruption_shares`.
 
         `counts` replaces the batch's own number of tokens as the divisor of the loss.
         """
@@ -39,16 +41,10 @@ class ReplacedTokenDetection:
         total = F.binary_cross_entropy_with_logits(logits, replaced.to(logits.dtype), reduction="sum")
         loss = total / count.clamp(min=1)
         right = (logits > 0) == replaced
-        masked = (batch["mlm_labels"] != -100).sum()
         return {
             "loss": loss,
             "rtd_loss": loss.detach(),
-            "rtd_accuracy_replaced": _pair(right[replaced].sum(), replaced.sum()),
-            "rtd_accuracy_original": _pair(right[~replaced].sum(), (~replaced).sum()),
-            "replaced_fraction": _pair(replaced.sum(), torch.tensor(replaced.numel(), device=replaced.device)),
-            "generator_accuracy": _pair(outputs.guesses, masked),
+            "rtd_accuracy_replaced": share(right[replaced].sum(), replaced.sum()),
+            "rtd_accuracy_original": share(right[~replaced].sum(), (~replaced).sum()),
+            **corruption_shares(outputs, batch),
         }
-
-
-def _pair(total: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-    return torch.stack([total, count]).double()

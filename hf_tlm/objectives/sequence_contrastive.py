@@ -10,6 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from hf_tlm.files import HfTlmError
+from hf_tlm.objectives.shares import share
 
 
 class _Gather(torch.autograd.Function):
@@ -74,11 +75,7 @@ def contrastive_loss(
     cosines = cosines.detach().double()
     positive = cosines.gather(1, other[:, None]).sum()
     negative = cosines.scatter(1, itself[:, None], 0.0).sum() - positive
-    return loss, _pair(positive, 2 * own), _pair(negative, 2 * own * (2 * number - 2))
-
-
-def _pair(total: torch.Tensor, count: int) -> torch.Tensor:
-    return torch.stack([total, total.new_tensor(count)])
+    return loss, share(positive, 2 * own), share(negative, 2 * own * (2 * number - 2))
 
 
 class SequenceContrastive:

@@ -18,8 +18,19 @@ if TYPE_CHECKING:
     from hf_tlm.tasks import Task
 
 SETTINGS = "retriever variant k1 b delta stopwords stemmer query_mode max_query_terms top_k top_k_requested seed".split()
+SELECTION_SETTINGS = (
+    "fraction top_k num_passages layer parameters corpus_batch_size task_batch_size task_batches balance projection_dim "
+    "score_model mlm_probability max_length num_buckets seed"
+).split()
+SELECTIONS = {
+    "iss": "influence on the validation examples, ISS",
+    "dsir": "n-gram importance resampling, DSIR",
+    "bm25-rank": "their place in the subset",
+    "random": "chance",
+}
 NAMED_IDS = 5
 NAMED_SOURCES = 20
+NAMED_PARAMETERS = 3
 BARS = ("passages", "share", " ")
 BAR_WIDTH = 24
 WINDOWS, WINDOW_WORDS, CONTEXT_WORDS = 2, 30, 4  # of a text shown in an example
@@ -54,10 +65,30 @@ def retrieval_report(subset: Subset, task: Task | None = None, num_examples: int
         parts.append("The passages were drawn at random: there are no queries, hits and scores to report.")
     else:
         parts += [_union(subset), _hits(subset)]
+    if "influence" in subset.dataset.column_names:
+        parts.append(_influence(subset))
     parts += [_sources(subset), _lengths(subset)]
     if num_examples:
         parts.append(_random_passages(subset, num_examples) if random else _examples(subset, task, num_examples))
     return "\n\n".join(parts) + "\n"
+
+
+def describe_selection(selection: dict[str, Any]) -> str:
+    """How a subset was made smaller (`hf_tlm.influence.select`), in plain words: of the manifest's `selection`."""
+    names = {name: name.replace("_", " ") for name in SELECTION_SETTINGS}
+    names |= {"top_k": "top k of each task batch", "num_passages": "passages asked for"}
+    said = []
+    for name, words in names.items():
+        value = selection.get(name)
+        if isinstance(value, list):
+            value = ", ".join(map(str, value[:NAMED_PARAMETERS])) + (", …" if len(value) > NAMED_PARAMETERS else "")
+        if value is not None:
+            said.append(f"{words} {_plain(value)}")
+    lost = selection.get("passages_without_score")
+    return (
+        f"{selection['size']:,} of {selection['of']:,} passages by {SELECTIONS[selection['method']]} ({', '.join(said)})"
+        + (f"; {lost:,} had no token to mask, and so no score" if lost else "")
+    )
 
 
 def escape(text: str, longest: int = 120) -> str:
@@ -71,6 +102,8 @@ def _counts(made: dict[str, Any], rows: int) -> str:
         ("passages of the corpus", f"{counts['passages']:,}"),
         ("passages of the subset", f"{rows:,} ({_percent(rows, counts['passages'])})"),
     ]
+    if selection := made.get("selection"):
+        table.append(("passages before the selection", f"{selection['of']:,}"))
     if counts.get("queries"):
         table.append(("queries", f"{counts['queries']:,}"))
         for what, key in (("empty queries", "empty_queries"), ("other queries without hits", "queries_without_hits")):
@@ -84,7 +117,10 @@ def _counts(made: dict[str, Any], rows: int) -> str:
     if settings.get("top_k_requested") == settings.get("top_k"):
         settings.pop("top_k_requested", None)
     used = [f"{name.replace('_', ' ')} {_value(settings[name])}" for name in SETTINGS if settings.get(name) is not None]
-    return "\n".join(["## Counts", "", *_table((" ", " "), table, left=[0, 1]), "", f"Settings: {', '.join(used)}."])
+    lines = ["## Counts", "", *_table((" ", " "), table, left=[0, 1]), "", f"Settings: {', '.join(used)}."]
+    if selection:
+        lines += ["", f"Selection: {escape(describe_selection(selection), 1000)}."]
+    return "\n".join(lines)
 
 
 def _union(subset: Subset) -> str:
@@ -109,6 +145,15 @@ def _hits(subset: Subset) -> str:
         rows.append((label, f"{number:,}", _percent(number, len(hits)), _bar(number, max(numbers))))
     facts = f"Mean {hits.mean():,.1f}, median {np.median(hits):,.1f}, most {hits.max():,}; {hits.sum():,} hits in all."
     return "\n".join(["## Queries that hit a passage", "", facts, "", *_table(("queries", *BARS), rows, left=[3])])
+
+
+def _influence(subset: Subset) -> str:
+    """Of the passages that were selected by it."""
+    values = _column(subset, "influence").astype(np.float64)
+    numbers = [*np.quantile(values, (0, 0.25, 0.5, 0.75, 1)), values.mean()]
+    head = ["lowest", "25%", "median", "75%", "highest", "mean"]
+    about = "What a training step on the passage takes off the validation loss, to first order, by the learning rate."
+    return "\n".join(["## Influence", "", about, "", *_table(head, [[f"{number:,.3g}" for number in numbers]])])
 
 
 def _sources(subset: Subset) -> str:
@@ -252,7 +297,11 @@ def _names(ids: Sequence[str] | None, number: int) -> str:
 
 
 def _value(value: Any) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else escape(value)
+    return escape(value) if isinstance(value, str) else _plain(value)
+
+
+def _plain(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _percent(part: int, whole: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +14,12 @@ import numpy as np
 from hf_tlm.files import atomic_directory, sha256
 from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.retrieval.queries import build_queries, example_texts
-from hf_tlm.retrieval.report import retrieval_report
+from hf_tlm.retrieval.report import describe_selection, escape, retrieval_report
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
+    from hf_tlm.corpora import Corpus
     from hf_tlm.tasks import Task
 
 FORMAT = "hf_tlm.subset"
@@ -73,6 +74,10 @@ has its order of drawing as `rank`, 0 as `n_queries`, and neither `score` nor `b
 The passages are copied from the corpus as they are: its licence, errors and biases apply. {checked}
 """
 
+INFLUENCE_COLUMNS = """\
+Two columns more: `influence`, the inner product of the gradient of the passage's masked-LM loss with the gradient of the
+task loss, mean over batches of validation examples, and `influence_rank`, the best rank that a batch gave the passage."""
+
 
 @dataclass
 class Subset:
@@ -81,6 +86,7 @@ class Subset:
     dataset columns: id, text, source; rank (int32, best over the queries, from 1); score (float32, best over the
     queries); n_queries (int32, queries that hit it); best_query (id of the training example that gave the best rank).
     Random subsets have their order of drawing as rank, 0 as n_queries, and null as score and best_query.
+    One selected by influence also has influence (float32) and influence_rank (int32), see `hf_tlm.influence.select`.
 
     manifest: corpus, task, method, counts and versions as plain values, without times and machine paths.
 
@@ -160,6 +166,13 @@ class Subset:
         # The cache of `datasets` knows a file by its path and time; the digest makes it know the content.
         return cls(Dataset.from_parquet(str(data), config_name=found), manifest)
 
+    def as_corpus(self) -> Corpus:
+        """Its passages as a corpus of their own, for instance to pretrain on."""
+        from hf_tlm.corpora import load_corpus
+
+        corpus = load_corpus(self.dataset, id_column="id")
+        return replace(corpus, name=f"{self.manifest['corpus']['name']}, for {self.manifest['task']['name']}")
+
     def summary(self) -> str:
         """What it is, in a few lines for a person."""
         made, counts = self.manifest, self.manifest["counts"]
@@ -177,6 +190,8 @@ class Subset:
             for what in ("empty_queries", "queries_without_hits"):
                 if counts.get(what):
                     lines.append(f"{what.replace('_', ' ')}: {counts[what]:,}")
+        if selection := made.get("selection"):
+            lines.append(f"selected: {describe_selection(selection)}")
         for what, why in (("decontamination", "hold held-out texts"), ("deduplication", "are near-duplicates")):
             if made.get(what) and made[what]["passages"]:
                 lines.append(f"left out because they {why}: {made[what]['passages']:,}")
@@ -283,6 +298,11 @@ def _card(manifest: dict[str, Any], report: str) -> str:
             f"this is their union. {counts['queries']:,} queries, {counts['empty_queries']:,} of them empty, "
             f"{counts['queries_without_hits']:,} others without a hit."
         )
+    if selection := manifest.get("selection"):
+        made += f"\n\nOf what was found, a part was selected: {escape(describe_selection(selection), 1000)}."
+        front["tags"].append(selection["method"])
+        if selection["method"] == "iss":
+            made += f" {INFLUENCE_COLUMNS}"
     guard = manifest.get("decontamination")
     checked = "Passages were not checked against the task's validation and test texts."
     if guard:

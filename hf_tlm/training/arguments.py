@@ -10,9 +10,11 @@ from typing import ClassVar
 
 from transformers import TrainingArguments
 
+from hf_tlm.training.applicable import check_applicable
 from hf_tlm.training.energy import check_energy
 from hf_tlm.training.optimizers import LAMB, check_lamb
 from hf_tlm.training.options import ArgumentsError, PretrainOptions, RunOptions, TlmOptions
+from hf_tlm.training.score_model_options import ScoreModelOptions
 
 DEFAULT_MAX_STEPS = 10_000
 
@@ -32,6 +34,7 @@ class RunArguments(RunOptions, TrainingArguments):
         super().__post_init__()
         if optim == LAMB:
             self.optim = LAMB
+        check_applicable(self, self.objective)
         self._check_decay("layerwise_lr_decay")
         self._check_weight("rtd_weight")
         if not 0 < self.crop_fraction <= 1:
@@ -252,6 +255,11 @@ class TlmArguments(TlmOptions, RunArguments):
         args.eval_steps = args.save_steps = self.stage2_eval_steps
         args.load_best_model_at_end = True
         return args
+
+
+@dataclass(repr=False)
+class ScoreModelArguments(ScoreModelOptions, TlmArguments):
+    """`TlmArguments` with the defaults of a score model."""
 
 
 @dataclass(repr=False)

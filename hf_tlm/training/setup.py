@@ -16,6 +16,7 @@ from hf_tlm.data import cached_wordpiece, load_tokenizer, tokenize
 from hf_tlm.models import CorruptAndPredict, TlmModel, TrainedModel, add_lora, auxiliary_config, build_config, read_config
 from hf_tlm.models.spectral import SpectralEmbeddings, spectral_embeddings
 from hf_tlm.tasks import Task
+from hf_tlm.training.applicable import check_applicable
 from hf_tlm.training.arguments import RunArguments, TlmArguments
 from hf_tlm.training.options import ArgumentsError, ModelArguments
 from hf_tlm.training.stages import StageData
@@ -102,11 +103,13 @@ def model_factory(
     *,
     id2label: dict[int, str],
     max_length: int,
+    classifier: bool = True,
 ) -> Callable[[], TrainedModel | PeftModel]:
     """What makes a model for `args.objective`, from scratch under the current random seed or from checkpoints.
 
     Args:
         max_length: longest sequence in tokens.
+        classifier: False where there is no task: an adapter is of the body alone.
 
     Raises:
         ModelError: see `build_config` and `auxiliary_config`.
@@ -139,7 +142,8 @@ def model_factory(
             model = TlmModel.from_checkpoint(model_args.model_name_or_path, **options)
             if not model_args.use_peft:
                 return model
-            return add_lora(model, model_args, model_args.model_name_or_path, revision=model_args.model_revision)
+            base, revision = model_args.model_name_or_path, model_args.model_revision
+            return add_lora(model, model_args, base, revision, classifier=classifier)
 
         return from_checkpoint
     config = build_config(model_args.model_config, tokenizer, id2label=id2label, max_length=max_length)
@@ -155,9 +159,11 @@ def check_model(args: RunArguments, model_args: ModelArguments) -> None:
     """What can be said against a model before there are a tokenizer and data.
 
     Raises:
-        ArgumentsError: an objective that does not go with the body, with use_peft or with FSDP.
+        ArgumentsError: an objective that does not go with the body, with use_peft or with FSDP, or that has no use for an
+            option.
         ModelError: see `read_config` and `auxiliary_config`.
     """
+    check_applicable(model_args, args.objective)
     composite, model_args = args.objective != "mlm", model_args.settled(args.objective)
     if composite and (model_args.use_peft or args.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true"):
         raise ArgumentsError(

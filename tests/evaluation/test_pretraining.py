@@ -11,6 +11,7 @@ import threading
 import pytest
 import torch
 from datasets import Dataset
+from peft import PeftModel
 from transformers import AutoModelForMaskedLM
 
 from hf_tlm.corpora import Corpus, load_corpus
@@ -30,6 +31,7 @@ FAST = {
     **{"max_steps": 6, "learning_rate": 1e-2, "max_length": 32, "per_device_train_batch_size": 8},
 }
 BLOCKS = {"validation_share": 0.2, "shard_size": 8}
+HALF = {"auxiliary_size": 0.5, "temperature": 0.7}
 ROWS = [{"text": row["text"] + "."} for row in sentences(150, seed=9)]
 
 
@@ -39,7 +41,7 @@ def corpus():
 
 
 def go(folder, corpus, model="bert", model_args=None, blocks=None, **changes):
-    model_args = ModelArguments(model_config=config(model), **{"vocab_size": 120, "temperature": 0.7, **(model_args or {})})
+    model_args = ModelArguments(model_config=config(model), **{"vocab_size": 120, **(model_args or {})})
     args = PretrainArguments(output_dir=str(folder), **{**FAST, **changes})
     return run_pretraining(corpus, args, model_args, BlockArguments(**{**BLOCKS, **(blocks or {})}))
 
@@ -105,8 +107,8 @@ def loads(*pairs):
 
 
 def test_electra_and_ale(tmp_path, corpus, finished):
-    electra = go(tmp_path / "electra", corpus, "electra", objective="electra", model_args={"auxiliary_size": 0.5})
-    ale = go(tmp_path / "ale", corpus, "albert", objective="ale", model_args={"auxiliary_size": 0.5})
+    electra = go(tmp_path / "electra", corpus, "electra", objective="electra", model_args=HALF)
+    ale = go(tmp_path / "ale", corpus, "albert", objective="ale", model_args=HALF)
     shared = {"mlm_loss", "rtd_loss", "rtd_accuracy_original", "replaced_fraction", "generator_accuracy"}
     for run in (electra, ale):
         assert shared <= set(run.record["validation"]) and shared <= set(run.record["training"])
@@ -210,6 +212,27 @@ def test_from_a_checkpoint(tmp_path, corpus, finished):
     assert "trained further from" in (tmp_path / "README.md").read_text() and not (tmp_path / "tokenizer").exists()
 
 
+def test_an_adapter(tmp_path, corpus, finished):
+    """It alone learns; merged in, it gives the stock model of the folder; by itself it goes on the base."""
+    base = str(finished.output_dir)
+    model_args = {"model_name_or_path": base, "use_peft": True, "lora_r": 4}
+    run = go(tmp_path / "out", corpus, model_args=model_args)
+    out, record = run.output_dir, run.record
+    assert 0 < record["trained_parameters"] < 0.3 * record["parameters"]
+    assert f"{record['trained_parameters']:,} trained" in run.to_text()
+    assert "by a LoRA adapter (rank 4)" in (out / "README.md").read_text()
+    loads("AutoModelForMaskedLM", out)
+    merged, before = (AutoModelForMaskedLM.from_pretrained(path).eval() for path in (out, base))
+    changed = {name for name, value in merged.state_dict().items() if not torch.equal(value, before.state_dict()[name])}
+    layers = ("query", "key", "value", "attention.output.dense", "intermediate.dense", "output.dense")
+    assert len(changed) == 6 * 2 and all(name.endswith(tuple(f"{layer}.weight" for layer in layers)) for name in changed)
+    batch = load_tokenizer(str(out))(ROWS[0]["text"], return_tensors="pt")
+    alone = PeftModel.from_pretrained(AutoModelForMaskedLM.from_pretrained(base), out / "adapter").eval()
+    torch.testing.assert_close(alone(**batch).logits, merged(**batch).logits, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(merged(**batch).logits, before(**batch).logits, atol=1e-3)
+    assert go(out, corpus, model_args=model_args).record == record
+
+
 def test_a_budget_in_flops(tmp_path, corpus, finished):
     """Ends at the step that reaches it; the schedule ends there too."""
     step = finished.record["cost"]["flops"] / 6
@@ -235,7 +258,7 @@ def test_the_vocabulary_s_texts_are_a_sample_that_does_not_depend_on_order(tmp_p
 @pytest.mark.parametrize(
     "changes,message",
     [
-        ({"model_args": {"use_peft": True}}, "use_peft adapts a model to a task"),
+        ({"model_args": {"use_peft": True}}, "use_peft leaves the body's weights .* from scratch they would stay random"),
         ({"eval_strategy": "steps", "blocks": {"validation_share": 0.0}}, "needs held-out blocks"),
         ({"label_smoothing_factor": 0.1}, "pretraining has none"),
         ({"blocks": {"vocab_texts": 0}}, "must be at least 1"),

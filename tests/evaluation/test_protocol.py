@@ -12,8 +12,8 @@ from sklearn.metrics import f1_score
 
 from hf_tlm.evaluation import ProtocolError, run_tlm
 from hf_tlm.retrieval import retrieve
-from hf_tlm.training import ArgumentsError, ModelArguments, TlmArguments
-from toys import TINY_CONFIGS, make_task
+from hf_tlm.training import ArgumentsError, ModelArguments, TlmArguments, prepare
+from toys import FAST, TINY_CONFIGS, make_task
 
 
 def config(model_type):
@@ -22,21 +22,6 @@ def config(model_type):
 
 
 CONFIG = config("bert")
-FAST = {
-    "report_to": "none",
-    "disable_tqdm": True,
-    "use_cpu": True,
-    "save_strategy": "no",
-    "rho1": 1,
-    "max_steps": 4,
-    "learning_rate": 1e-2,
-    "max_length": 32,
-    "per_device_train_batch_size": 8,
-    "stage2_max_steps": 6,
-    "stage2_learning_rate": 1e-2,
-    "stage2_eval_steps": 2,
-    "stage2_total_batch_size": 8,
-}
 
 
 def go(folder, task, subset, model=None, **changes):
@@ -227,3 +212,11 @@ def test_weights_are_finite_safetensors(tmp_path, task, subset):
     go(tmp_path / "out", task, subset)
     assert not any(name.endswith(".bin") and "training_args" not in name for name in files(tmp_path / "out"))
     assert all(torch.isfinite(t).all() for t in load_file(tmp_path / "out" / "model.safetensors").values())
+
+
+def test_the_attention_asked_for_is_the_model_s(task, subset):
+    args = TlmArguments(**FAST)
+    for model_args, expected in (({}, "sdpa"), ({"attn_implementation": "eager"}, "eager")):
+        model_args = ModelArguments(model_config=CONFIG, vocab_size=120, **model_args)
+        model = prepare(task, subset.dataset, args, model_args).make_model()
+        assert model.base_model.config._attn_implementation == expected

@@ -141,6 +141,7 @@ PRETRAINED = {
     "environment": RUN["environment"],
     "vocabulary": 30_522,
     "parameters": 13_500_000,
+    "trained_parameters": 13_500_000,
     "cost": COST,
     "validation": {"loss": 2.5, "mlm_loss": 2.5, "rtd_accuracy_original": 0.97},
     "validation_blocks": 1000,
@@ -178,13 +179,20 @@ PRETRAINED = {
         ({"corpus": {"bad_files": {"a.parquet": "broken"}}}, "1 files could not be read", "None"),
         ({"validation": {}}, "Nothing was kept from training", "documents that were"),
         ({"spectral": {"tokens_covered": 3}}, "spectral warm start, norm 1.0", "None"),
+        ({}, "13,500,000 parameters in training;", "LoRA"),
+        (
+            {"model": {**PRETRAINED["model"], "use_peft": True, "lora_r": 8}, "trained_parameters": 20_000},
+            "by a LoRA adapter (rank 8), which these weights have merged in and the subfolder `adapter` holds by itself. "
+            "13,500,000 parameters in training, 20,000 of them trained",
+            "None",
+        ),
         ({"cost": {**COST, "energy_kwh": 0.5, "estimated_kwh": 0.1}}, "0.5 kWh of electricity", "CO2"),
     ],
 )
 def test_pretrained(change, present, absent):
     run = copy.deepcopy(PRETRAINED)
     for name, values in change.items():
-        run[name] = {**run[name], **values} if values and run[name] else values
+        run[name] = {**run[name], **values} if values and isinstance(run[name], dict) else values
     card = pretrained_card(run)
     assert present in card and absent not in card and "{{" not in card
     assert ModelCard(card).data.library_name == "transformers"

@@ -169,6 +169,15 @@ def test_summary_names_the_counts(subset, random_subset):
     assert "3 of 6 passages" in random_subset.summary() and "random, seed 0" in random_subset.summary()
 
 
+def test_it_is_a_corpus_too(either):
+    corpus = either.as_corpus()
+    rows = [row for _, batch in corpus.batches() for row in batch.to_pylist()]
+    assert rows == [{name: row[name] for name in ("id", "text", "source")} for row in either.dataset]
+    made = either.manifest
+    assert corpus.name == f"{made['corpus']['name']}, for {made['task']['name']}"
+    assert corpus.fingerprint == either.as_corpus().fingerprint != made["corpus"]["fingerprint"]
+
+
 def test_examples_pair_passages_with_their_queries(subset, random_subset, make_task, queries):
     task = make_task()
     examples = subset.examples(task, 2)

@@ -13,6 +13,7 @@ import time
 from functools import partial
 from pathlib import Path
 
+import pytest
 import torch
 from datasets import Dataset
 from transformers import AutoConfig, AutoTokenizer, TrainerCallback, TrainerState, modeling_utils, set_seed
@@ -125,6 +126,30 @@ def _child(rank, processes, port, target, arguments):
         names |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         os.environ.update({name: str(value) for name, value in names.items()})
     target(*arguments)
+
+
+def two_are_one(tmp_path, tokenizer, corpus_rows, settings, *names):
+    """Trains with `settings` for four steps of 8 texts in one process, then in two, and compares their logs."""
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    logs = []
+    for processes in (1, 2):
+        folder = tmp_path / str(processes)
+        arguments = (str(folder), str(tmp_path / "tokenizer"), corpus_rows, settings, names)
+        assert run_processes(_four_steps, *arguments, processes=processes) == [0] * processes
+        logs.append(json.loads((folder / "log.json").read_text()))
+    assert logs[0] and all(logs[0])
+    for ours, expected in zip(*logs, strict=True):
+        assert ours == pytest.approx(expected, rel=2e-4)
+
+
+def _four_steps(folder, tokenizer_folder, corpus_rows, settings, names):
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+    size = 4 if os.environ.get("WORLD_SIZE") == "2" else 8
+    data = tokenized(tokenizer, corpus_rows)
+    run = trainer(folder, data, tokenizer, **settings, rho1=1, max_steps=4, per_device_train_batch_size=size)
+    run.train()
+    if run.is_world_process_zero():
+        (Path(folder) / "log.json").write_text(json.dumps(history(run, "loss", *names)))
 
 
 def die_in_write(number):

@@ -24,6 +24,9 @@ BASE = {"output_dir": "unused", "use_cpu": True, "report_to": "none"}
         ({"resume_from_checkpoint": "somewhere"}, "resumes by itself"),
         ({"enable_jit_checkpoint": True}, "saves a checkpoint at SIGTERM by itself"),
         ({"train_sampling_strategy": "group_by_length"}, "train_sampling_strategy"),
+        ({"rtd_weight": 7.0}, "rtd_weight 7.0 has no effect with objective mlm: it is for electra, ale, cocolm"),
+        ({"crop_fraction": 0.5, "objective": "electra"}, "crop_fraction 0.5 has no effect .*: it is for cocolm"),
+        ({"scl": False, "objective": "ale"}, "scl False has no effect"),
     ],
 )
 def test_refused(changes, message):

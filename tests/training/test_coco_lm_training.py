@@ -2,13 +2,11 @@
 
 import json
 import math
-import os
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
 
 from hf_tlm.data import BlockArguments
 from hf_tlm.evaluation import run_pretraining, run_tlm
@@ -24,7 +22,7 @@ from hf_tlm.training import (
     prepare,
     tlm_objectives,
 )
-from runs import NO_DROPOUT, QUIET, At, history, run_processes, sigterm, tokenized, trainer, weights
+from runs import NO_DROPOUT, QUIET, At, history, sigterm, trainer, two_are_one, weights
 from test_trainer import Gradients
 from toys import TINY_CONFIGS
 
@@ -155,28 +153,10 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, data, tokenizer):
     assert again.model.auxiliary.mlm_head.weight is table is again.model.clm_heads.lm_head.weight  # Still one.
 
 
-def two(folder, tokenizer_folder, corpus_rows):
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
-    size = 4 if os.environ.get("WORLD_SIZE") == "2" else 8
-    data = tokenized(tokenizer, corpus_rows)
-    run = trainer(folder, data, tokenizer, **COCO_LM, rho1=1, max_steps=4, per_device_train_batch_size=size)
-    run.train()
-    if run.is_world_process_zero():
-        names = [f"{stream}/{name}" for stream in ("corpus", "task") for name in ("scl_loss", "lm_loss", *COSINES)]
-        (Path(folder) / "log.json").write_text(json.dumps(history(run, "loss", *names)))
-
-
 def test_two_processes_are_one(tmp_path, tokenizer, corpus_rows):
     """Contrastive learning included, whose negatives are all processes'."""
-    tokenizer.save_pretrained(tmp_path / "tokenizer")
-    logs = []
-    for processes in (1, 2):
-        folder = tmp_path / str(processes)
-        arguments = (str(folder), str(tmp_path / "tokenizer"), corpus_rows)
-        assert run_processes(two, *arguments, processes=processes) == [0] * processes
-        logs.append(json.loads((folder / "log.json").read_text()))
-    for ours, expected in zip(*logs, strict=True):
-        assert ours == pytest.approx(expected, rel=2e-4)
+    names = [f"{stream}/{name}" for stream in ("corpus", "task") for name in ("scl_loss", "lm_loss", *COSINES)]
+    two_are_one(tmp_path, tokenizer, corpus_rows, COCO_LM, *names)
 
 
 def test_passages_are_evaluated_by_the_corpus_objective(tmp_path, data, tokenizer):
@@ -295,7 +275,11 @@ def test_what_cannot_be(tmp_path, task, tokenizer, data):
         ("crop_fraction 0.5 has no effect with scl false", {"scl": False, "crop_fraction": 0.5}),
     ):
         with pytest.raises(ArgumentsError, match=message):
-            TlmArguments(output_dir="x", **QUIET, **changes)
+            TlmArguments(output_dir="x", **QUIET, objective="cocolm", **changes)
+    mlm = TlmArguments(output_dir=str(tmp_path / "x"), **QUIET, rho1=0, max_length=32)
+    for option in ({"temperature": 0.5}, {"replacements": "random"}, {"auxiliary_size": 0.5}):
+        with pytest.raises(ArgumentsError, match=f"{next(iter(option))} .* has no effect with objective mlm"):
+            prepare(task, None, mlm, ModelArguments(**option))
     with pytest.raises(ArgumentsError, match="freeze_auxiliary needs an auxiliary model that has learned"):
         ModelArguments(freeze_auxiliary=True)
     with pytest.raises(ArgumentsError, match="would get the random embeddings"):

@@ -2,19 +2,17 @@
 
 import json
 import math
-import os
-from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoTokenizer, ElectraForPreTraining, ElectraForSequenceClassification
+from transformers import ElectraForPreTraining, ElectraForSequenceClassification
 
 from hf_tlm.data import TlmCollator
 from hf_tlm.evaluation import run_tlm
 from hf_tlm.objectives import Mlm, ReplacedTokenDetection, TaskLoss, WeightedSum
 from hf_tlm.retrieval import retrieve
 from hf_tlm.training import ArgumentsError, ModelArguments, TlmArguments, prepare
-from runs import QUIET, At, history, run_processes, sigterm, tokenized, trainer, weights
+from runs import QUIET, At, history, sigterm, trainer, two_are_one, weights
 from test_trainer import Gradients
 from toys import TINY_CONFIGS
 
@@ -112,33 +110,8 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, data, tokenizer):
     assert again.model.auxiliary.mlm_head.weight is table  # Still one.
 
 
-def two(folder, tokenizer_folder, corpus_rows):
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
-    size = 4 if os.environ.get("WORLD_SIZE") == "2" else 8
-    run = trainer(
-        folder,
-        tokenized(tokenizer, corpus_rows),
-        tokenizer,
-        **ELECTRA,
-        rho1=1,
-        max_steps=4,
-        per_device_train_batch_size=size,
-    )
-    run.train()
-    if run.is_world_process_zero():
-        (Path(folder) / "log.json").write_text(json.dumps(history(run, "loss", "corpus/rtd_loss", "task/mlm_loss")))
-
-
 def test_two_processes_are_one(tmp_path, tokenizer, corpus_rows):
-    tokenizer.save_pretrained(tmp_path / "tokenizer")
-    logs = []
-    for processes in (1, 2):
-        folder = tmp_path / str(processes)
-        arguments = (str(folder), str(tmp_path / "tokenizer"), corpus_rows)
-        assert run_processes(two, *arguments, processes=processes) == [0] * processes
-        logs.append(json.loads((folder / "log.json").read_text()))
-    for ours, expected in zip(*logs, strict=True):
-        assert ours == pytest.approx(expected, rel=2e-4)
+    two_are_one(tmp_path, tokenizer, corpus_rows, ELECTRA, "corpus/rtd_loss", "task/mlm_loss")
 
 
 def test_passages_are_evaluated_by_the_corpus_objective(tmp_path, data, tokenizer):

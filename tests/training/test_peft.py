@@ -16,28 +16,14 @@ from hf_tlm.parser import parse
 from hf_tlm.retrieval import retrieve
 from hf_tlm.training import ArgumentsError, ModelArguments, TlmArguments, TlmTrainer
 from hf_tlm.training.checkpoints import last_complete_checkpoint
-from toys import TINY_CONFIGS, make_task
+from toys import FAST, TINY_CONFIGS, make_task
 
 CONFIG = {"model_type": "bert", **{k: v for k, v in TINY_CONFIGS["bert"].items() if k not in ("vocab_size", "num_labels")}}
-FAST = {
-    "report_to": "none",
-    "disable_tqdm": True,
-    "use_cpu": True,
-    "save_strategy": "no",
-    "rho1": 0,
-    "max_steps": 4,
-    "learning_rate": 1e-2,
-    "max_length": 32,
-    "per_device_train_batch_size": 8,
-    "stage2_max_steps": 6,
-    "stage2_learning_rate": 1e-2,
-    "stage2_eval_steps": 2,
-    "stage2_total_batch_size": 8,
-}
+TASK_ONLY = {**FAST, "rho1": 0}
 
 
 def go(folder, task, model=None, subset=None, **changes):
-    args = TlmArguments(output_dir=str(folder), **{**FAST, **changes})
+    args = TlmArguments(output_dir=str(folder), **{**TASK_ONLY, **changes})
     model = {"model_config": CONFIG, "vocab_size": 120, "use_peft": True, "lora_r": 4, **(model or {})}
     return run_tlm(task, subset, args, ModelArguments(**model))
 
@@ -153,7 +139,7 @@ def trainer(folder, base, tokenizer, corpus_rows, **changes):
     model = TlmModel.from_checkpoint(str(base), id2label=task.id2label)
     return TlmTrainer(
         add_lora(model, LoraArguments(use_peft=True, lora_dropout=0.1), base),
-        TlmArguments(output_dir=str(folder), **{**FAST, "rho1": 1, "max_steps": 8, **changes}),
+        TlmArguments(output_dir=str(folder), **{**FAST, "max_steps": 8, **changes}),
         train_dataset=data["train"],
         eval_dataset=data["validation"],
         corpus_dataset=corpus,

@@ -1,0 +1,27 @@
+"""Influence (ISS): how much a training step on each passage of a subset would lower the task's loss, and what to keep."""
+
+from typing import TYPE_CHECKING
+
+from hf_tlm.lazy import export_lazily
+
+if TYPE_CHECKING:
+    from hf_tlm.influence.arguments import SelectionArguments
+    from hf_tlm.influence.errors import InfluenceError
+    from hf_tlm.influence.masks import draws
+    from hf_tlm.influence.score_files import ScoreFiles, score
+    from hf_tlm.influence.scorer import InfluenceScorer
+    from hf_tlm.influence.select import select
+    from hf_tlm.influence.selection import Selection, select_rows
+
+__getattr__, __dir__, __all__ = export_lazily(
+    __name__,
+    {
+        "arguments": ["SelectionArguments"],
+        "errors": ["InfluenceError"],
+        "masks": ["draws"],
+        "score_files": ["ScoreFiles", "score"],
+        "scorer": ["InfluenceScorer"],
+        "select": ["select"],
+        "selection": ["Selection", "select_rows"],
+    },
+)

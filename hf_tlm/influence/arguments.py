@@ -1,0 +1,148 @@
+"""How recipes say what to select."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hf_tlm.influence.checks import BALANCES, METHODS, check_selection
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from transformers import PreTrainedTokenizerBase
+
+    from hf_tlm.influence import InfluenceScorer
+    from hf_tlm.models import TlmModel
+    from hf_tlm.retrieval import Subset
+    from hf_tlm.tasks import Task
+
+
+@dataclass
+class SelectionArguments:
+    """Which passages of a subset are kept."""
+
+    subset: str = field(metadata={"help": "Folder written by recipes/retrieve.py."})
+    method: str = field(
+        default="iss",
+        metadata={
+            "help": "iss: influence on the validation examples' loss. Controls: dsir (n-gram importance resampling), "
+            "bm25-rank (the first of the subset), random.",
+            "choices": list(METHODS),
+        },
+    )
+    fraction: float | None = field(default=None, metadata={"help": "Share of the subset to keep; the paper's is 0.2."})
+    top_k: int | None = field(
+        default=None, metadata={"help": "iss, instead of fraction: the union of so many passages for each task batch."}
+    )
+    num_passages: int | None = field(default=None, metadata={"help": "Instead of fraction: how many passages to keep."})
+    balance: str | None = field(
+        default=None,
+        metadata={"help": "class: every class of the validation examples chooses as many.", "choices": list(BALANCES)},
+    )
+    corpus_batch_size: int = field(
+        default=4,
+        metadata={"help": "Passages judged together (the paper's B_p); 1 judges each by itself, at the same cost."},
+    )
+    task_batch_size: int = field(
+        default=4, metadata={"help": "Validation examples that share a gradient (the paper's B_t): more are faster."}
+    )
+    selection_seed: int = field(default=0, metadata={"help": "Seed of the masks, of dsir and of random."})
+
+    score_model: list[str] = field(
+        default_factory=lambda: ["scratch"],
+        metadata={
+            "help": "scratch: one trained on the task. Or a checkpoint, or several of one run, whose scores are averaged.",
+            "nargs": "+",
+        },
+    )
+    layer: int = field(
+        default=-1, metadata={"help": "Layer whose gradients count: 0 the embeddings, 1 the first, -1 the last."}
+    )
+    parameters: str | None = field(
+        default=None,
+        metadata={
+            "help": "Parameters of the layer, patterns such as 'attention.*.weight,*bias'. Default: the weight of "
+            "attention's output projection, of layer 0 the word embeddings."
+        },
+    )
+    projection_dim: int | None = field(
+        default=None, metadata={"help": "Project inputs and gradients to so many numbers: approximate. Default: exact."}
+    )
+    score_mlm_probability: float = field(default=0.1, metadata={"help": "Share of a passage's tokens that is masked."})
+    score_max_length: int = field(default=128, metadata={"help": "Tokens after which a text is cut for scoring."})
+    score_batch_size: int = field(default=32, metadata={"help": "Passages at a time; scores do not depend on it."})
+    work_dir: str | None = field(
+        default=None,
+        metadata={"help": "Folder of the scores, from which a killed run continues. Default: in the cache, found again."},
+    )
+
+    def __post_init__(self):
+        check_selection(
+            self.method,
+            fraction=self.fraction,
+            top_k=self.top_k,
+            num_passages=self.num_passages,
+            balance=self.balance,
+            corpus_batch_size=self.corpus_batch_size,
+            task_batch_size=self.task_batch_size,
+        )
+
+    def scorer(self, models: Sequence[TlmModel], tokenizer: PreTrainedTokenizerBase) -> InfluenceScorer:
+        """The scorer of a score model or its checkpoints.
+
+        Raises:
+            InfluenceError: see `InfluenceScorer`.
+        """
+        from hf_tlm.influence.scorer import InfluenceScorer
+
+        return InfluenceScorer(
+            models,
+            tokenizer,
+            layer=self.layer,
+            parameters=self.parameters,
+            mlm_probability=self.score_mlm_probability,
+            seed=self.selection_seed,
+            batch_size=self.score_batch_size,
+            projection_dim=self.projection_dim,
+        )
+
+    def select(
+        self,
+        task: Task,
+        subset: Subset,
+        scorer: InfluenceScorer | None = None,
+        *,
+        score_model: Any = None,
+        process_index: int = 0,
+        num_processes: int = 1,
+    ) -> Subset:
+        """The smaller subset.
+
+        Args:
+            scorer: of iss, see `scorer`.
+            score_model: what the manifest calls the score model; None: `self.score_model`.
+
+        Raises:
+            InfluenceError: see `hf_tlm.influence.select`.
+        """
+        from hf_tlm.influence.select import select
+
+        return select(
+            task,
+            subset,
+            method=self.method,
+            fraction=self.fraction,
+            top_k=self.top_k,
+            num_passages=self.num_passages,
+            balance=self.balance,
+            corpus_batch_size=self.corpus_batch_size,
+            task_batch_size=self.task_batch_size,
+            seed=self.selection_seed,
+            scorer=scorer,
+            max_length=self.score_max_length,
+            score_model=self.score_model if score_model is None else score_model,
+            work_dir=self.work_dir,
+            process_index=process_index,
+            num_processes=num_processes,
+        )

@@ -1,0 +1,53 @@
+"""What a selection may be asked for, importing nothing: recipes' `--help` reads it."""
+
+from __future__ import annotations
+
+from hf_tlm.influence.errors import InfluenceError
+
+METHODS = ("iss", "dsir", "bm25-rank", "random")
+BALANCES = ("class",)
+
+
+def check_selection(
+    method: str,
+    *,
+    fraction: float | None,
+    top_k: int | None,
+    num_passages: int | None,
+    balance: str | None,
+    corpus_batch_size: int,
+    task_batch_size: int,
+) -> None:
+    """Everything that can be refused before subset and task are read.
+
+    Raises:
+        InfluenceError: an unknown method or balance, a size that is missing, given twice, out of range, or not one
+            that the method has.
+    """
+    if method not in METHODS:
+        raise InfluenceError(f"The method of a selection is one of {', '.join(METHODS)}; received {method!r}.")
+    sizes = {"fraction": fraction, "top_k": top_k, "num_passages": num_passages}
+    given = {name: value for name, value in sizes.items() if value is not None}
+    if len(given) != 1:
+        received = ", ".join(f"{name} {value}" for name, value in given.items()) or "none"
+        raise InfluenceError(f"A selection needs its size, as one of {', '.join(sizes)}; received {received}.")
+    if fraction is not None and not 0 < fraction <= 1:
+        raise InfluenceError(f"fraction is the share of the subset to keep, above 0 and at most 1; received {fraction}.")
+    batches = {"corpus_batch_size": corpus_batch_size, "task_batch_size": task_batch_size}
+    for name, value in {**batches, "top_k": top_k, "num_passages": num_passages}.items():
+        if value is not None and value < 1:
+            raise InfluenceError(f"{name} must be at least 1; received {value}.")
+    if top_k is not None and method != "iss":
+        raise InfluenceError(
+            f"top_k is the passages of each task batch, which only iss has; received it with {method}. Give {method} a "
+            "fraction, or num_passages: the size of the subset that it is compared with."
+        )
+    if balance is None:
+        return
+    if balance not in BALANCES:
+        raise InfluenceError(f"balance is {' or '.join(BALANCES)}, or left out; received {balance!r}.")
+    if method != "iss" or top_k is not None:
+        raise InfluenceError(
+            f"balance {balance!r} shares out the passages that influence chooses: it goes with method iss and fraction or "
+            f"num_passages; received method {method}{'' if top_k is None else f', top_k {top_k}'}. Leave it out."
+        )

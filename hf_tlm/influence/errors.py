@@ -1,0 +1,9 @@
+"""What is wrong with a selection by influence."""
+
+from __future__ import annotations
+
+from hf_tlm.files import HfTlmError
+
+
+class InfluenceError(HfTlmError):
+    """Parameters, texts or settings whose influence cannot be computed, or by which nothing can be selected."""

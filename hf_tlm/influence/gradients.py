@@ -1,0 +1,230 @@
+"""Gradients of many texts by kind of parameter: what is kept of them, and their inner products.
+
+The gradient of a linear layer's weight W is the sum over tokens s of b_s a_s^T, with a_s the input and b_s the gradient of
+the output; that of its bias the sum of b_s. Two such gradients have the inner product
+sum_su (a_s . a_u) (b_s . b_u), which needs no gradient of W at all.
+
+Each class below has the same methods. A task batch's gradients are made once and kept (`start`, `add`, `finish`) as named
+tensors; those of passages are brought into the form that meets them (`of_passages`), and `products` is their inner products.
+
+Shapes: A tokens, N passages, T task batches, I and O inputs and outputs, H width of an embedding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+import xxhash
+from torch import nn
+
+from hf_tlm.influence.capture import Tokens
+from hf_tlm.influence.losses import Decoded
+
+Tensors = dict[str, torch.Tensor]
+# Numbers in the largest intermediate result: 64 MiB of float32.
+MAX_NUMBERS = 1 << 24
+# A passage is taken to have at least so many tokens that take part in its gradient. One task batch costs that often the
+# numbers of its factors, or once those of its whole gradient.
+_TOKENS = 8
+
+
+def _slices(length: int, width: int) -> Iterator[slice]:
+    """Slices of [length, width] numbers with at most MAX_NUMBERS each, or one row."""
+    step = max(1, MAX_NUMBERS // max(1, width))
+    return (slice(start, start + step) for start in range(0, length, step))
+
+
+def _membership(text: torch.Tensor, num_texts: int, like: torch.Tensor) -> torch.Tensor:
+    """[num_texts, A], 1 where a token is of a text: a product with it sums over the tokens of each text."""
+    table = like.new_zeros(num_texts, len(text))
+    table[text, torch.arange(len(text), device=text.device)] = 1
+    return table
+
+
+def _sum_by(text: torch.Tensor, values: torch.Tensor, num_texts: int) -> torch.Tensor:
+    """[num_texts, D]: the sums of [A, D] over the tokens of each text."""
+    return values.new_zeros(num_texts, values.shape[1]).index_add_(0, text, values)
+
+
+class VectorGradient:
+    """Of a bias, or of LayerNorm's weight: as long as the layer is wide, and kept as it is.
+
+    LayerNorm's weight multiplies the normalised input, so its gradient is the sum of b_s times that.
+    """
+
+    def __init__(self, key: str, module: nn.Module, attribute: str):
+        self.key, self.module, self.attribute = key, module, attribute
+
+    def plan(self, tokens_per_task: float) -> int:
+        """Numbers that are kept of a task batch."""
+        return getattr(self.module, self.attribute).numel()
+
+    @property
+    def numbers_of_a_passage(self) -> int:
+        return getattr(self.module, self.attribute).numel()
+
+    def start(self, num_tasks: int, like: torch.Tensor) -> Tensors:
+        return {"": like.new_zeros(num_tasks, self.plan(0))}
+
+    def add(self, store: Tensors, tokens: Tokens) -> None:
+        store[""].index_add_(0, tokens.text, self._values(tokens))
+
+    def finish(self, store: Tensors) -> Tensors:
+        return store
+
+    def of_passages(self, tokens: Tokens, num_passages: int, decoded: Decoded | None) -> torch.Tensor:
+        return _sum_by(tokens.text, self._values(tokens), num_passages)
+
+    def products(self, passages: torch.Tensor, tasks: Tensors, num_tasks: int) -> torch.Tensor:
+        return passages @ tasks[""].T
+
+    def _values(self, tokens: Tokens) -> torch.Tensor:
+        if isinstance(self.module, nn.LayerNorm) and self.attribute == "weight":
+            return tokens.gradients * F.layer_norm(tokens.inputs, self.module.normalized_shape, eps=self.module.eps)
+        return tokens.gradients
+
+
+class MatrixGradient:
+    """Of a linear layer's weight: kept as its factors, the task batch's own tokens, or whole, whichever costs less.
+
+    Args:
+        projection_dim: inputs and output gradients are first multiplied with seeded Gaussian matrices of so many rows,
+            divided by the root of their number, a Kronecker product of two random projections: inner products keep their
+            expectation. A side that is not wider than that stays as it is.
+    """
+
+    def __init__(self, key: str, module: nn.Linear, projection_dim: int | None = None, seed: int = 0):
+        self.key, self.whole = key, False
+        self.sides = [module.in_features, module.out_features]
+        self._projections: list[torch.Tensor | None] = [None, None]
+        for side, width in enumerate(self.sides):
+            if projection_dim is not None and projection_dim < width:
+                generator = torch.Generator().manual_seed(
+                    xxhash.xxh3_64_intdigest(f"{key}/{side}".encode(), seed=seed % 2**64) >> 1
+                )
+                matrix = torch.randn(width, projection_dim, generator=generator, dtype=torch.float64)
+                wide = torch.promote_types(module.weight.dtype, torch.float32)
+                self._projections[side] = (matrix / projection_dim**0.5).to(module.weight.device, wide)
+                self.sides[side] = projection_dim
+
+    def plan(self, tokens_per_task: float) -> int:
+        """Decide how task batches of so many tokens are kept: numbers of one."""
+        whole, factors = self.sides[0] * self.sides[1], round(tokens_per_task * sum(self.sides))
+        self.whole = whole <= _TOKENS * factors
+        return whole if self.whole else factors
+
+    @property
+    def numbers_of_a_passage(self) -> int:
+        return self.sides[0] * self.sides[1] if self.whole else 0
+
+    def start(self, num_tasks: int, like: torch.Tensor) -> dict:
+        return {"whole": like.new_zeros(num_tasks, self.sides[1], self.sides[0])} if self.whole else {"tokens": []}
+
+    def add(self, store: dict, tokens: Tokens) -> None:
+        if self.whole:
+            self._add_products(store["whole"], tokens)
+        else:
+            store["tokens"].append((tokens.text, *self._factors(tokens)))
+
+    def finish(self, store: dict) -> Tensors:
+        if self.whole:
+            return {"whole": store["whole"].flatten(1)}
+        return dict(zip(("task", "inputs", "gradients"), map(torch.cat, zip(*store["tokens"], strict=True)), strict=True))
+
+    def of_passages(self, tokens: Tokens, num_passages: int, decoded: Decoded | None) -> tuple[torch.Tensor, ...]:
+        if not self.whole:
+            a, b = self._factors(tokens)
+            return _membership(tokens.text, num_passages, b), a, b
+        gradients = tokens.gradients.new_zeros(num_passages, self.sides[1], self.sides[0])
+        self._add_products(gradients, tokens)
+        return (gradients.flatten(1),)
+
+    def products(self, passages: tuple[torch.Tensor, ...], tasks: Tensors, num_tasks: int) -> torch.Tensor:
+        if self.whole:
+            return passages[0] @ tasks["whole"].T
+        membership, a, b = passages
+        result = a.new_zeros(num_tasks, len(membership))
+        for part in _slices(len(tasks["task"]), len(a)):
+            both = (a @ tasks["inputs"][part].T).mul_(b @ tasks["gradients"][part].T)
+            result.index_add_(0, tasks["task"][part], (membership @ both).T)
+        return result.T
+
+    def _factors(self, tokens: Tokens) -> list[torch.Tensor]:
+        factors = (tokens.inputs, tokens.gradients)
+        return [x if p is None else x @ p for x, p in zip(factors, self._projections, strict=True)]
+
+    def _add_products(self, gradients: torch.Tensor, tokens: Tokens) -> None:
+        """Add to [N, O, I] each text's own sum of b_s a_s^T."""
+        a, b = self._factors(tokens)
+        texts, counts = torch.unique_consecutive(tokens.text, return_counts=True)
+        stop = 0
+        for text, count in zip(texts.tolist(), counts.tolist(), strict=True):
+            start, stop = stop, stop + count
+            gradients[text].addmm_(b[start:stop].T, a[start:stop])
+
+
+class EmbeddingGradient:
+    """Of an embedding: a row for each token id of a text, the sum of its b_s. The padding's row has none.
+
+    Where the output embedding is this very parameter, a passage's gradient has a part from there in every row; only the rows
+    that some task batch has are ever looked at.
+    """
+
+    def __init__(self, key: str, module: nn.Embedding, tied: bool):
+        self.key, self.module, self.tied = key, module, tied
+
+    def plan(self, tokens_per_task: float) -> int:
+        """Numbers that are kept of a task batch, at most."""
+        return round(tokens_per_task * self.module.embedding_dim)
+
+    numbers_of_a_passage = 0
+
+    def start(self, num_tasks: int, like: torch.Tensor) -> dict:
+        return {"rows": [], "count": num_tasks}
+
+    def add(self, store: dict, tokens: Tokens) -> None:
+        store["rows"].append(self._rows(tokens.inputs, tokens.text, tokens.gradients, store["count"]))
+
+    def finish(self, store: dict) -> Tensors:
+        together = map(torch.cat, zip(*store["rows"], strict=True))
+        return dict(zip(("id", "task", "rows"), self._rows(*together, store["count"]), strict=True))
+
+    def of_passages(self, tokens: Tokens, num_passages: int, decoded: Decoded | None) -> tuple:
+        rows = self._rows(tokens.inputs, tokens.text, tokens.gradients, num_passages)
+        return (*rows, num_passages, decoded if self.tied else None)
+
+    def products(self, passages: tuple, tasks: Tensors, num_tasks: int) -> torch.Tensor:
+        ids, text, rows, num_passages, decoded = passages
+        result = rows.new_zeros(num_passages, num_tasks)
+        own, theirs = (torch.unique_consecutive(x, return_counts=True) for x in (ids, tasks["id"]))
+        _, ours, others = np.intersect1d(own[0].cpu(), theirs[0].cpu(), assume_unique=True, return_indices=True)
+        begin, others_begin = (np.concatenate([[0], counts.cpu().numpy().cumsum()]) for _, counts in (own, theirs))
+        for i, j in zip(ours.tolist(), others.tolist(), strict=True):
+            p, t = slice(begin[i], begin[i + 1]), slice(others_begin[j], others_begin[j + 1])
+            # Each text and each task batch has one row of an id.
+            result[text[p, None], tasks["task"][t]] += rows[p] @ tasks["rows"][t].T
+        if decoded is not None:
+            result += self._decoded_products(decoded, tasks, num_passages, num_tasks)
+        return result
+
+    def _decoded_products(self, decoded: Decoded, tasks: Tensors, num_passages: int, num_tasks: int) -> torch.Tensor:
+        membership = _membership(decoded.text, num_passages, decoded.hidden)
+        result = decoded.hidden.new_zeros(num_tasks, num_passages)
+        column = torch.searchsorted(decoded.vocabulary, tasks["id"])
+        for part in _slices(len(column), len(decoded.text)):
+            both = (decoded.hidden @ tasks["rows"][part].T).mul_(decoded.errors[:, column[part]])
+            result.index_add_(0, tasks["task"][part], (membership @ both).T)
+        return result.T
+
+    def _rows(
+        self, ids: torch.Tensor, text: torch.Tensor, rows: torch.Tensor, num_texts: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Rows [A, H] of token ids and texts, one for each pair of the two that there is, ordered by id, then by text."""
+        if self.module.padding_idx is not None:
+            real = ids != self.module.padding_idx
+            ids, text, rows = ids[real], text[real], rows[real]
+        pairs, place = torch.unique(ids * num_texts + text, return_inverse=True)
+        return pairs // num_texts, pairs % num_texts, _sum_by(place, rows, len(pairs))

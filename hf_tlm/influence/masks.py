@@ -1,0 +1,51 @@
+"""The masks of the passages that are scored: a function of a seed and of each passage's id, and of nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import xxhash
+from transformers import PreTrainedTokenizerBase
+
+from hf_tlm.data import TlmCollator
+
+# Masks that are drawn for a text until one hides a token: with p 0.1 a text of a single token is left out of 10^46.
+_TRIES = 1000
+
+
+def draws(ids: Sequence[str], seed: int) -> np.ndarray:
+    """int64 [N], not negative: the `draw` of each passage (see `TlmCollator`), a hash of the seed and its id."""
+    seed %= 2**64
+    return np.array([xxhash.xxh3_64_intdigest(name.encode(), seed=seed) >> 1 for name in ids], np.int64)
+
+
+class MaskedTexts:
+    """Batches of masked passages, in which every text has a masked token.
+
+    A mask that hides nothing would make a loss of no token: it is drawn again, with the next seed for the draw.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, mlm_probability: float, seed: int):
+        self.collator = TlmCollator(tokenizer, mlm_probability=mlm_probability, seed=seed)
+        self.seed = seed
+
+    def maskable(self, input_ids: Sequence[int]) -> bool:
+        """Whether a text has any token but special ones."""
+        return not self.collator.special[np.asarray(input_ids, np.int64)].all()
+
+    def __call__(self, texts: list[dict]) -> dict[str, torch.Tensor]:
+        """The padded batch of texts that can be masked, columns `id` and `input_ids` (`token_type_ids`)."""
+        ids = [text["id"] for text in texts]
+        columns = [name for name in ("input_ids", "token_type_ids") if name in texts[0]]
+        drawn = draws(ids, self.seed)
+        for attempt in range(1, _TRIES + 1):
+            batch = self.collator(
+                [{"draw": draw, **{name: text[name] for name in columns}} for draw, text in zip(drawn, texts, strict=True)]
+            )
+            empty = (batch["mlm_labels"] == -100).all(dim=1).numpy()
+            if not empty.any():
+                break
+            drawn = np.where(empty, draws(ids, self.seed + attempt), drawn)
+        return batch

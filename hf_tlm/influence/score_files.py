@@ -1,0 +1,221 @@
+"""Influence scores on disk, in shards that are made once, by any number of processes, and continued after a kill."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shutil
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import xxhash
+
+from hf_tlm.files import atomic_write
+from hf_tlm.influence.errors import InfluenceError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from hf_tlm.influence.scorer import InfluenceScorer
+
+SETTINGS_FILE, GRADIENTS_FOLDER = "settings.json", "task-gradients"
+SHARD_ROWS = 1024
+READ_ROWS = 1000
+POLL_SECONDS = 0.1
+# Changes when equal settings would give other scores.
+_FORMAT = 1
+
+
+class ScoreFiles:
+    """The scores of N passages on T task batches, as `scores-<n>.npy` of 1,024 passages each in a folder.
+
+    A shard is float32 [n, T], NaN for passages without a score, a task batch's values one after the other. It appears as a
+    whole and is never changed. `scores[:, start:stop]` reads some columns of all of them.
+
+    Args:
+        folder: of the shards and their settings.
+        shape: (N, T).
+    """
+
+    def __init__(self, folder: Path, shape: tuple[int, int]):
+        self.folder, self.shape = folder, shape
+
+    @property
+    def num_shards(self) -> int:
+        return -(-self.shape[0] // SHARD_ROWS)
+
+    def rows(self, number: int) -> range:
+        """The passages of a shard."""
+        return range(number * SHARD_ROWS, min((number + 1) * SHARD_ROWS, self.shape[0]))
+
+    def find(self, number: int) -> np.ndarray | None:
+        """A shard, memory-mapped; None if it is not there, or not whole."""
+        try:
+            shard = np.load(self._path(number), mmap_mode="r")
+        except (OSError, ValueError, EOFError):
+            return None
+        return shard if shard.shape == (len(self.rows(number)), self.shape[1]) else None
+
+    def write(self, number: int, scores: np.ndarray) -> None:
+        """Raises:
+        HfTlmError: the disk cannot be written.
+        """
+        file = io.BytesIO()
+        np.save(file, np.asfortranarray(scores, np.float32))
+        atomic_write(self._path(number), file.getvalue())
+
+    def __getitem__(self, key: tuple[slice, slice]) -> np.ndarray:
+        """float32 [N, stop - start]: `scores[:, start:stop]`."""
+        every, columns = key
+        block = np.empty((self.shape[0], len(range(*columns.indices(self.shape[1])))), np.float32, order="F")
+        for number in range(self.num_shards):
+            if (shard := self.find(number)) is None:
+                raise InfluenceError(f"{self._path(number)} is missing or damaged. Run the same command again to make it.")
+            rows = self.rows(number)
+            block[rows.start : rows.stop] = shard[:, columns]
+        return block[every]
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"scores-{number:05d}.npy"
+
+
+def score(
+    task_rows: Dataset,
+    subset_rows: Dataset,
+    scorer: InfluenceScorer,
+    work_dir: str | Path | None = None,
+    *,
+    task_batch_size: int = 1,
+    process_index: int = 0,
+    num_processes: int = 1,
+) -> ScoreFiles:
+    """The influence of every passage on every task batch, computed where it is not on disk yet.
+
+    Called by all processes alike, each with a scorer of its own: each computes its share and returns when all have. The
+    scores do not depend on the number of processes, nor on where a run was killed and continued.
+
+    Args:
+        task_rows: tokenised validation examples, columns input_ids (token_type_ids), label; T is their number by
+            `task_batch_size`, rounded up.
+        subset_rows: N tokenised passages, columns input_ids (token_type_ids), id.
+        work_dir: folder of the scores, that all processes see; None: one in the cache of `datasets`, named by all that they
+            depend on. 4 x N x T bytes, and until all are there the task gradients too.
+
+    Raises:
+        InfluenceError: `work_dir` holds scores of other texts, models or settings; or see `InfluenceScorer.fit`.
+        HfTlmError: the disk cannot be written.
+    """
+    settings = {
+        "format": _FORMAT,
+        "subset": rows_digest(subset_rows),
+        "task": rows_digest(task_rows),
+        "task_batch_size": task_batch_size,
+        **scorer.settings,
+        "scorer": scorer.fingerprint,
+    }
+    main = process_index == 0
+    folder = _cache_folder(settings) if work_dir is None else Path(work_dir)
+    _claim(folder, settings, main)
+    scores = ScoreFiles(folder, (len(subset_rows), -(-len(task_rows) // task_batch_size)))
+    # A fixed share, as processes that looked for what is missing at different times would see different things.
+    missing = [number for number in range(scores.num_shards) if scores.find(number) is None]
+    mine = [number for number in missing if number % num_processes == process_index]
+    _fit(scorer, task_rows, task_batch_size, folder / GRADIENTS_FOLDER, main and bool(missing), bool(mine))
+
+    from tqdm.auto import tqdm
+
+    done = len(subset_rows) - sum(len(scores.rows(number)) for number in missing)
+    with tqdm(desc="Scoring", unit=" passages", total=len(subset_rows), initial=done, disable=not main) as bar:
+        for number in mine:
+            scores.write(number, scorer.score(subset_rows.select(scores.rows(number))))
+            missing = _advance(scores, missing, bar)
+        while missing:
+            time.sleep(POLL_SECONDS)
+            missing = _advance(scores, missing, bar)
+    if main:
+        # They may be larger than the scores, and can be made again.
+        shutil.rmtree(folder / GRADIENTS_FOLDER, ignore_errors=True)
+    return scores
+
+
+def rows_digest(rows: Dataset) -> str:
+    """32 hex digits of the rows' content: equal rows give the same wherever they are stored."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    digest = xxhash.xxh3_128(f"{len(rows)} {sorted(rows.column_names)}".encode())
+    for table in rows.with_format("arrow").iter(batch_size=READ_ROWS):
+        for name in sorted(table.column_names):
+            column = table[name].combine_chunks()
+            if not pa.types.is_string(column.type) and not pa.types.is_integer(column.type):
+                digest.update(pc.list_value_length(column).to_numpy(zero_copy_only=False).astype(np.int64).tobytes())
+                column = column.flatten()
+            if pa.types.is_integer(column.type):
+                digest.update(column.to_numpy(zero_copy_only=False).astype(np.int64).tobytes())
+            else:
+                digest.update(json.dumps(column.to_pylist()).encode())
+    return digest.hexdigest()
+
+
+def _cache_folder(settings: dict[str, Any]) -> Path:
+    from datasets import config
+
+    digest = xxhash.xxh3_64_hexdigest(json.dumps(settings, sort_keys=True).encode())
+    return Path(config.HF_DATASETS_CACHE) / "hf_tlm" / f"influence-{digest}"
+
+
+def _claim(folder: Path, settings: dict[str, Any], main: bool) -> None:
+    """Return when the folder is one of these settings; the main process makes it so if it is empty."""
+    path = folder / SETTINGS_FILE
+    while not path.is_file():
+        if main:
+            _refuse_strangers(folder)
+            atomic_write(path, json.dumps(settings, indent=2) + "\n")
+        else:
+            time.sleep(POLL_SECONDS)
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InfluenceError(f"{path} is damaged: {error}. Remove the folder, or choose another --work_dir.") from error
+    if found != settings:
+        differ = [name for name in sorted({*found, *settings}) if found.get(name) != settings.get(name)]
+        named = ", ".join(f"{name} ({_short(found.get(name))} there, {_short(settings.get(name))} now)" for name in differ)
+        raise InfluenceError(
+            f"{folder} holds scores that were made with other settings or data: {named}. Give this selection another "
+            "--work_dir, or remove the folder."
+        )
+
+
+def _refuse_strangers(folder: Path) -> None:
+    others = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    if any(re.fullmatch(r"scores-\d+\.npy", name) for name in others):
+        raise InfluenceError(
+            f"{folder} holds scores ({others[0]} ...) and no {SETTINGS_FILE} that would say of what. Choose another "
+            "--work_dir, or remove the folder."
+        )
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"
+
+
+def _fit(scorer, task_rows, task_batch_size: int, folder: Path, make: bool, load: bool) -> None:
+    """Give the scorer the task gradients: the main process computes them for all."""
+    if make and not folder.is_dir():
+        scorer.fit(task_rows, task_batch_size, folder)
+    elif load:
+        while not folder.is_dir():
+            time.sleep(POLL_SECONDS)
+        scorer.load(folder)
+
+
+def _advance(scores: ScoreFiles, missing: Iterable[int], bar) -> list[int]:
+    """What is still missing; the bar shows what is not."""
+    still = [number for number in missing if scores.find(number) is None]
+    bar.update(sum(len(scores.rows(number)) for number in set(missing) - set(still)))
+    return still

@@ -1,0 +1,209 @@
+"""Subset -> smaller Subset: by influence on the task (ISS), or by one of the controls at the same size."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from datasets import Dataset, Value
+
+from hf_tlm.data.tokenization import tokenize
+from hf_tlm.influence.checks import check_selection
+from hf_tlm.influence.dsir import NUM_BUCKETS, log_importance_weights, resample
+from hf_tlm.influence.errors import InfluenceError
+from hf_tlm.influence.score_files import score
+from hf_tlm.influence.selection import select_rows
+from hf_tlm.retrieval.queries import example_texts
+from hf_tlm.retrieval.subset import Subset
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from hf_tlm.influence.scorer import InfluenceScorer
+    from hf_tlm.tasks import Task
+
+logger = logging.getLogger(__name__)
+
+PACKAGES = ("torch", "transformers")
+
+
+def select(
+    task: Task,
+    subset: Subset,
+    *,
+    method: str = "iss",
+    fraction: float | None = None,
+    top_k: int | None = None,
+    num_passages: int | None = None,
+    balance: str | None = None,
+    corpus_batch_size: int = 4,
+    task_batch_size: int = 4,
+    seed: int = 0,
+    scorer: InfluenceScorer | None = None,
+    max_length: int = 128,
+    score_model: Any = None,
+    work_dir: str | Path | None = None,
+    process_index: int = 0,
+    num_processes: int = 1,
+) -> Subset:
+    """The passages of a subset that help the task most, in the subset's order.
+
+    ISS (Wang et al., 2023): a passage's influence on a batch of validation examples is the inner product of the gradient of
+    its masked-LM loss with the gradient of their task loss: to first order, what a step on the passage takes off their loss.
+
+    Args:
+        method: "iss"; or as many passages by another rule: "dsir" (likelihood of their n-grams in the training texts, see
+            `hf_tlm.influence.dsir`), "bm25-rank" (the first of the subset), "random".
+        fraction: share of the subset to keep, rounded to a passage; `num_passages`: how many; `top_k`: of iss, the union of
+            the passages that each task batch ranks first, so many of each. One of the three.
+        balance: "class" lets the classes of the validation examples take turns; a task batch then holds examples of one
+            class, and what does not fill one is left out. Of iss with `fraction` or `num_passages`.
+        corpus_batch_size: B_p of the paper's Table A.1, passages that are judged together; 1 judges each by itself, at the
+            same cost.
+        task_batch_size: B_t, validation examples that share a gradient.
+        seed: of "dsir" and "random".
+        scorer: of "iss", an `InfluenceScorer` of the score model or its checkpoints.
+        max_length: tokens after which a text is cut for scoring.
+        score_model: what the manifest calls the score model, a plain value.
+        work_dir, process_index, num_processes: see `hf_tlm.influence.score`.
+
+    Returns:
+        The same columns; for iss also `influence` (float32, mean over task batches) and `influence_rank` (int32, the best
+        over task batches of the passage's group, from 1). The manifest has a `selection` more.
+
+    Raises:
+        InfluenceError: no size or several, or more than there are passages; an empty subset, or a selection; iss without a
+            scorer, a validation split, or enough passages that can be scored; or see `hf_tlm.influence.score`.
+    """
+    check_selection(
+        method,
+        fraction=fraction,
+        top_k=top_k,
+        num_passages=num_passages,
+        balance=balance,
+        corpus_batch_size=corpus_batch_size,
+        task_batch_size=task_batch_size,
+    )
+    _check(task, subset, method, scorer)
+    sizes = {"fraction": fraction, "top_k": top_k, "num_passages": num_passages}
+    made: dict[str, Any] = {"method": method, **{name: value for name, value in sizes.items() if value is not None}}
+    size = _size(len(subset), **sizes)
+    columns: dict[str, np.ndarray] = {}
+    if method == "iss":
+        rows, classes, left_out = _task_rows(task, scorer.tokenizer, max_length, task_batch_size, balance)
+        scores = score(
+            rows,
+            _passage_rows(subset, scorer.tokenizer, max_length),
+            scorer,
+            work_dir,
+            task_batch_size=task_batch_size,
+            process_index=process_index,
+            num_processes=num_processes,
+        )
+        found = select_rows(scores, corpus_batch_size=corpus_batch_size, top_k=top_k, num_passages=size, classes=classes)
+        chosen, columns = found.rows, {"influence": found.influence, "influence_rank": found.rank}
+        made |= {
+            "corpus_batch_size": corpus_batch_size,
+            "task_batch_size": task_batch_size,
+            "task_batches": scores.shape[1],
+            "balance": balance,
+            "validation_examples_left_out": left_out,
+            "passages_without_score": found.unscored,
+            "max_length": max_length,
+            "score_model": score_model,
+            "scorer_fingerprint": scorer.fingerprint,
+            **scorer.settings,
+        }
+    elif method == "dsir":
+        weights = log_importance_weights(example_texts(task.train), subset.dataset["text"])
+        chosen = resample(weights, subset.dataset["id"][:], size, seed)
+        made |= {"num_buckets": NUM_BUCKETS, "seed": seed}
+    elif method == "random":
+        chosen = np.sort(np.random.default_rng(seed).permutation(len(subset))[:size])
+        made |= {"seed": seed}
+    else:
+        chosen = np.arange(size)
+    return _selected(subset, chosen, columns, made)
+
+
+def _check(task: Task, subset: Subset, method: str, scorer: InfluenceScorer | None) -> None:
+    if len(subset) == 0:
+        raise InfluenceError("There is nothing to select from: the subset is empty.")
+    if earlier := subset.manifest.get("selection"):
+        raise InfluenceError(
+            f"This subset is a selection already ({earlier['size']:,} of {earlier['of']:,} passages by "
+            f"{earlier['method']}). Select from the subset that it was made of."
+        )
+    made_for = subset.manifest["task"]
+    if made_for["fingerprint"] != task.fingerprint:
+        logger.warning(
+            "The subset was retrieved for %s (fingerprint %s), and passages are selected for %s (fingerprint %s).",
+            made_for["name"],
+            made_for["fingerprint"],
+            task.name,
+            task.fingerprint,
+        )
+    if method != "iss":
+        return
+    if scorer is None:
+        raise InfluenceError("Selection by influence needs a scorer: an InfluenceScorer of the score model.")
+    if not len(task.splits.get("validation") or ()):
+        raise InfluenceError(
+            f"Task {task.name} has no validation examples, whose loss influence is measured on. Split off some of training."
+        )
+
+
+def _size(passages: int, fraction: float | None, top_k: int | None, num_passages: int | None) -> int | None:
+    """How many passages to keep; None where `top_k` decides."""
+    for name, value in (("num_passages", num_passages), ("top_k", top_k)):
+        if value is not None and value > passages:
+            raise InfluenceError(f"{name} {value:,} is more than the {passages:,} passages of the subset. Lower it.")
+    return num_passages if fraction is None else max(1, round(fraction * passages))
+
+
+def _task_rows(
+    task: Task, tokenizer: PreTrainedTokenizerBase, max_length: int, batch_size: int, balance: str | None
+) -> tuple[Dataset, list[int] | None, int]:
+    """Tokenised validation examples in the order of their batches; the class of each batch; how many were left out."""
+    rows = tokenize(task.validation, tokenizer, max_length, description="Tokenising validation")
+    if balance is None:
+        return rows, None, 0
+    labels = np.asarray(rows["label"][:])
+    kept, classes = [], []
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        batches = len(members) // batch_size
+        if not batches:
+            raise InfluenceError(
+                f"Balance by class needs a task batch of every class: {task.label_names[label]!r} has {len(members)} "
+                f"validation examples, and task_batch_size is {batch_size}. Lower it to {len(members)} or less."
+            )
+        kept.append(members[: batches * batch_size])
+        classes += [int(label)] * batches
+    kept = np.concatenate(kept)
+    return rows.select(kept), classes, len(rows) - len(kept)
+
+
+def _passage_rows(subset: Subset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Dataset:
+    """Tokenised passages with their ids, in the subset's order."""
+    rows = tokenize(subset.dataset.select_columns("text"), tokenizer, max_length, description="Tokenising passages")
+    return rows.add_column("id", subset.dataset["id"][:])
+
+
+def _selected(subset: Subset, rows: np.ndarray, columns: dict[str, np.ndarray], made: dict[str, Any]) -> Subset:
+    """The rows with further columns, and a manifest that tells of them."""
+    dataset = subset.dataset.select(rows)
+    for name, values in columns.items():
+        if name in dataset.column_names:
+            dataset = dataset.remove_columns(name)
+        dataset = dataset.add_column(name, values, feature=Value(str(values.dtype)))
+    manifest = copy.deepcopy(subset.manifest)
+    manifest["selection"] = {"size": len(rows), "of": len(subset), **made}
+    manifest["counts"]["union"] = len(rows)
+    if columns:
+        manifest["versions"] = {**manifest.get("versions", {}), **{name: version(name) for name in PACKAGES}}
+    return Subset(dataset, manifest)

@@ -1,0 +1,146 @@
+"""From influence scores to the rows of a subset (ISS, section 3.3): by task batch, to an exact size, or by class.
+
+N passages, T task batches, G groups of B_p consecutive passages, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from hf_tlm.influence.errors import InfluenceError
+
+# Values of a block of columns, 8 bytes each; a few arrays of that size are in memory at a time.
+BLOCK_VALUES = 1 << 22
+UNRANKED = np.iinfo(np.int32).max
+
+
+class Scores(Protocol):
+    """Influence of N passages on T task batches, NaN for passages without a score: an array, or `ScoreFiles`."""
+
+    shape: tuple[int, int]
+
+    def __getitem__(self, key: tuple[slice, slice]) -> np.ndarray:
+        """`scores[:, start:stop]`: float [N, stop - start]."""
+
+
+@dataclass
+class Selection:
+    """Passages that were chosen, in the subset's order.
+
+    rows: int64 [n], ascending; rank: int32 [n], the best over task batches of the passage's group, from 1; influence:
+    float32 [n], mean over task batches of the passage's own score; unscored: passages of the subset without a score.
+    """
+
+    rows: np.ndarray
+    rank: np.ndarray
+    influence: np.ndarray
+    unscored: int
+
+
+@dataclass
+class _Ranking:
+    """What one pass over the scores leaves.
+
+    best: int32 [C, G], the group's best rank over the task batches of a class, UNRANKED without a score; total: float64
+    [C, G], the sum of its scores over them; influence: float64 [N], NaN without a score.
+    """
+
+    best: np.ndarray
+    total: np.ndarray
+    influence: np.ndarray
+
+
+def select_rows(
+    scores: Scores,
+    *,
+    corpus_batch_size: int = 1,
+    top_k: int | None = None,
+    num_passages: int | None = None,
+    classes: Sequence[int] | None = None,
+) -> Selection:
+    """The most influential passages. Passages without a score are never among them.
+
+    Each task batch ranks all groups by the sum of their members' scores, from 1; of equal ones the earlier is first.
+
+    Args:
+        corpus_batch_size: B_p, consecutive passages that are judged and taken together; the last group may be smaller.
+        top_k: the union of the passages that each task batch ranks first, so many of each, in whole groups (rounded up).
+        num_passages: so many instead, the groups ordered by their best rank over task batches, then their mean score, then
+            their place; the last group is cut.
+        classes: int [T], the class of each task batch: classes take turns, each taking its next group, so that all have
+            equal shares of `num_passages`.
+
+    Raises:
+        InfluenceError: no passage has a score, or fewer than `num_passages` have.
+    """
+    passages, task_batches = scores.shape
+    group_of = np.arange(passages) // corpus_batch_size
+    of_batch = np.unique(np.zeros(task_batches, int) if classes is None else np.asarray(classes), return_inverse=True)[1]
+    ranking = _rank(scores, corpus_batch_size, of_batch)
+    scored = ~np.isnan(ranking.influence)
+    if not scored.any():
+        raise InfluenceError(
+            f"None of the {passages:,} passages has a score: either no passage has a token that can be masked, or the score "
+            "model's gradients are not finite. Look at the texts and the score model."
+        )
+    best = ranking.best.min(axis=0)
+    if top_k is not None:
+        chosen = scored & (best <= -(-top_k // corpus_batch_size))[group_of]
+    else:
+        if num_passages > scored.sum():
+            raise InfluenceError(
+                f"{num_passages:,} passages were asked for, and {scored.sum():,} of {passages:,} have a score: the others "
+                "have no token that can be masked. Ask for fewer."
+            )
+        chosen = _fill(ranking, scored, corpus_batch_size, num_passages)
+    rows = np.flatnonzero(chosen)
+    return Selection(rows, best[group_of[rows]], ranking.influence[rows].astype(np.float32), int(passages - scored.sum()))
+
+
+def _rank(scores: Scores, group_size: int, of_batch: np.ndarray) -> _Ranking:
+    """One pass over blocks of columns. of_batch: int [T], the class of each task batch, 0 .. C-1."""
+    passages, task_batches = scores.shape
+    starts = np.arange(0, passages, group_size)
+    shape = (of_batch.max() + 1, len(starts))
+    found = _Ranking(np.full(shape, UNRANKED, np.int32), np.zeros(shape), np.zeros(passages))
+    width = max(1, BLOCK_VALUES // passages)
+    for first in range(0, task_batches, width):
+        block = np.asarray(scores[:, first : first + width], np.float64)
+        found.influence += block.sum(axis=1)
+        groups = block
+        if group_size > 1:
+            known = ~np.isnan(block)
+            groups = np.add.reduceat(np.where(known, block, 0), starts, axis=0)
+            groups[~np.logical_or.reduceat(known, starts, axis=0)] = np.nan
+        for column, own in zip(groups.T, of_batch[first : first + width], strict=True):
+            # NaN come last.
+            order = np.argsort(-column, kind="stable")[: len(starts) - np.isnan(column).sum()]
+            rank = np.full(len(starts), UNRANKED, np.int32)
+            rank[order] = np.arange(1, len(order) + 1)
+            np.minimum(found.best[own], rank, out=found.best[own])
+            found.total[own] += column
+    found.influence /= task_batches
+    return found
+
+
+def _fill(ranking: _Ranking, scored: np.ndarray, group_size: int, num_passages: int) -> np.ndarray:
+    """bool [N]: the classes' groups in turn until there are so many passages."""
+    orders = [iter(np.lexsort((-total, best)).tolist()) for best, total in zip(ranking.best, ranking.total, strict=True)]
+    taken = np.zeros(ranking.best.shape[1], bool)
+    chosen = np.zeros(len(scored), bool)
+    missing = num_passages
+    while missing:
+        for order in orders:
+            group = next((group for group in order if not taken[group]), None)
+            if group is None:
+                continue
+            taken[group] = True
+            first = group * group_size
+            members = first + np.flatnonzero(scored[first : first + group_size])[:missing]
+            chosen[members] = True
+            missing -= len(members)
+    return chosen

@@ -1,0 +1,46 @@
+r"""Keep the most influential part of a subset (ISS): task + subset -> smaller subset.
+
+    accelerate launch recipes/select_influence.py --task path/to/scierc --subset runs/scierc-bm25 --fraction 0.2 \
+        --model_config recipes/configs/models/bert_tiny.json --output_dir runs/scierc-iss
+    python recipes/select_influence.py --task path/to/scierc --subset runs/scierc-bm25 --method random --fraction 0.2 \
+        --output_dir runs/scierc-random-20
+
+A score model is trained on the task (--score_model scratch; the options of training are its own), or given. Every process
+scores its share of the passages. Run the same command again to continue an interrupted run.
+"""
+
+from __future__ import annotations
+
+from hf_tlm import evaluation, retrieval
+from hf_tlm.influence import SelectionArguments
+from hf_tlm.parser import parse, run
+from hf_tlm.tasks import TaskArguments
+from hf_tlm.training import ArgumentsError, ModelArguments, ScoreModelOptions
+
+
+def main() -> None:
+    # 1. Arguments: YAML files, then the command line.
+    classes = (TaskArguments, SelectionArguments, ModelArguments, ScoreModelOptions)
+    task_args, selection, model_args, args = parse(*classes, recipe="select_influence", description=__doc__)
+    if not args.output_dir:
+        raise ArgumentsError("--output_dir is missing: the folder of the smaller subset.")
+
+    # 2. The labelled task, whose validation split decides, and the subset to choose from.
+    task, subset = task_args.load(), retrieval.Subset.load(selection.subset)
+
+    # 3. The score model, and every passage's influence. The controls need neither.
+    scorer = described = None
+    if selection.method == "iss":
+        models, tokenizer, described = evaluation.score_models(task, subset, selection.score_model, args, model_args)
+        scorer = selection.scorer(models, tokenizer)
+    processes = {"process_index": args.process_index, "num_processes": args.world_size}
+    smaller = selection.select(task, subset, scorer, score_model=described, **processes)
+
+    # 4. Save, and say what was kept.
+    if args.process_index == 0:
+        smaller.save(args.output_dir, report=retrieval.retrieval_report(smaller, task))
+        print(f"\n{smaller.summary()}\nSaved to {args.output_dir}.")
+
+
+if __name__ == "__main__":
+    run(main)

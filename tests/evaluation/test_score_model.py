@@ -1,0 +1,93 @@
+"""Score models: trained on the task, found again, or given as checkpoints."""
+
+import pytest
+import torch
+from transformers import AutoConfig, set_seed
+
+from hf_tlm.data import tokenize
+from hf_tlm.evaluation import score_models, train_score_model
+from hf_tlm.models import ModelError, TlmModel
+from hf_tlm.retrieval import retrieve
+from hf_tlm.training import ArgumentsError, ModelArguments, ScoreModelArguments, TlmArguments, TlmTrainer
+from toys import TINY_CONFIGS
+
+CONFIG = {"model_type": "bert", **{k: v for k, v in TINY_CONFIGS["bert"].items() if k not in ("vocab_size", "num_labels")}}
+QUIET = {"report_to": "none", "disable_tqdm": True, "use_cpu": True, "save_strategy": "no", "logging_steps": 1}
+MODEL = {"model_config": CONFIG, "vocab_size": 120}
+
+
+def arguments(**changes):
+    return ScoreModelArguments(**{**QUIET, "output_dir": "unused", "max_length": 32, "num_train_epochs": 1.0, **changes})
+
+
+@pytest.fixture
+def subset(task, corpus):
+    return retrieve(task, corpus, top_k=5)
+
+
+def test_the_defaults_are_those_of_the_released_code():
+    args = ScoreModelArguments(**QUIET)
+    found = [
+        args.rho1,
+        args.rho2,
+        args.learning_rate,
+        args.num_train_epochs,
+        args.mlm_probability,
+        args.stage,
+        args.max_steps,
+    ]
+    assert found == [0, 5, 2e-5, 3.0, 0.1, "1", -1]
+
+
+def test_one_is_trained_on_the_task_and_found_again(task, subset, monkeypatch, tmp_path):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
+    args, model_args = arguments(learning_rate=1e-2), ModelArguments(**MODEL)
+    models, tokenizer, described = score_models(task, subset, ["scratch"], args, model_args)
+    folder = train_score_model(task, subset, args, model_args)
+    assert folder.parent.parent == tmp_path and described["digest"] in folder.name and described["rho2"] == 5
+    assert str(tmp_path) not in str(described) and args.output_dir == "unused"
+    again = TlmModel.from_checkpoint(str(folder), id2label=task.id2label).state_dict()
+    assert all(torch.equal(value, again[name]) for name, value in models[0].state_dict().items())
+    set_seed(0)
+    fresh = TlmModel.from_config(models[0].config).state_dict()
+    moved = [name for name, value in again.items() if not torch.equal(value, fresh[name])]
+    assert {"classifier.weight", "mlm_head.cls.predictions.bias"} <= set(moved)
+    assert len(tokenizer) == models[0].config.vocab_size
+    # Nothing is trained twice; other settings are another model.
+    monkeypatch.setattr(TlmTrainer, "train", None)
+    assert train_score_model(task, subset, args, model_args) == folder
+    with pytest.raises(TypeError):
+        train_score_model(task, subset, arguments(learning_rate=1e-3), model_args)
+
+
+def test_checkpoints_of_a_run(tmp_path, task, subset, tokenizer):
+    """As the Trainer leaves them: the network with both heads, which no stock class has."""
+    model = TlmModel.from_config(AutoConfig.for_model(**CONFIG, vocab_size=len(tokenizer), num_labels=3))
+    settings = {**QUIET, "rho1": 0, "max_steps": 2, "save_strategy": "steps", "save_steps": 1, "learning_rate": 1e-2}
+    trainer = TlmTrainer(
+        model,
+        TlmArguments(output_dir=str(tmp_path), **settings),
+        train_dataset=tokenize(task.train, tokenizer, 32),
+        processing_class=tokenizer,
+    )
+    trainer.train()
+    names = [str(tmp_path / f"checkpoint-{step}") for step in (1, 2)]
+    models, found, described = score_models(task, subset, names, arguments(), ModelArguments())
+    assert described == [f"{tmp_path.name}/checkpoint-1", f"{tmp_path.name}/checkpoint-2"] and len(found) == len(tokenizer)
+    first, second = (model.state_dict() for model in models)
+    assert all(torch.equal(value, second[name]) for name, value in trainer.model.state_dict().items())
+    assert not torch.equal(first["mlm_head.cls.predictions.bias"], second["mlm_head.cls.predictions.bias"])
+    table = models[0].get_input_embeddings().weight
+    assert models[0].mlm_head.weight is table
+    with pytest.raises(ModelError, match="checkpoint-1"):
+        TlmModel.from_checkpoint(names[0], id2label={0: "a", 1: "b"})
+
+
+def test_what_cannot_be(task, subset):
+    with pytest.raises(ArgumentsError, match="scratch, or checkpoints; received both: scratch, other"):
+        score_models(task, subset, ["scratch", "other"], arguments(), ModelArguments())
+    for changes, model in (({"objective": "electra"}, {}), ({"seeds": [1, 2]}, {}), ({}, {"use_peft": True})):
+        with pytest.raises(ArgumentsError, match="one whole model trained with masked language modelling"):
+            train_score_model(task, subset, arguments(**changes), ModelArguments(**model))
+    with pytest.raises(ModelError, match="nowhere"):
+        score_models(task, subset, ["nowhere"], arguments(), ModelArguments())

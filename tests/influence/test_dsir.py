@@ -1,0 +1,61 @@
+"""Importance weights against a formula written out, and draws in their proportion."""
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+import xxhash
+
+from hf_tlm.influence.dsir import NUM_BUCKETS, log_importance_weights, ngram_buckets, resample
+
+TASK = ["The kinase binds.", "the kinase, the drug"]
+PASSAGES = ["A drug binds the kinase.", "Goals: a match ended 2-1!", "", "the drug"]
+
+
+def bucket(ngram):
+    return xxhash.xxh3_64_intdigest(ngram.encode()) % NUM_BUCKETS
+
+
+def test_ngrams_are_lower_case_words_and_punctuation_and_pairs_of_them():
+    expected = ["the", "kinase", ",", "2", "-", "1", "...", "the kinase", "kinase ,", ", 2", "2 -", "- 1", "1 ..."]
+    assert sorted(ngram_buckets("The KINASE, 2-1...")) == sorted(map(bucket, expected))
+    assert ngram_buckets("").tolist() == [] and ngram_buckets("x").tolist() == [bucket("x")]
+    assert ngram_buckets("a b", 7).max() < 7
+
+
+def test_weights_are_the_formula():
+    def frequencies(texts):
+        counts = Counter(bucket for text in texts for bucket in ngram_buckets(text).tolist())
+        return lambda bucket: (counts[bucket] + 1) / (sum(counts.values()) + NUM_BUCKETS)
+
+    task, subset = frequencies(TASK), frequencies(PASSAGES)
+    expected = [sum(math.log(task(b) / subset(b)) for b in ngram_buckets(text).tolist()) for text in PASSAGES]
+    np.testing.assert_allclose(log_importance_weights(TASK, PASSAGES), expected, atol=1e-12)
+    assert expected[2] == 0 and expected[0] > expected[1]
+
+
+def test_draws_are_in_proportion_to_the_weights():
+    """Of three passages with weights 1, 2, 5 the first drawn is each with probability 1/8, 2/8, 5/8."""
+    weights, draws = np.log([1.0, 2.0, 5.0]), 4000
+    first = Counter(int(resample(weights, ["a", "b", "c"], 1, seed)[0]) for seed in range(draws))
+    for row, share in enumerate((1 / 8, 2 / 8, 5 / 8)):
+        assert abs(first[row] / draws - share) < 4 * math.sqrt(share * (1 - share) / draws)
+
+
+def test_draws_depend_on_seed_and_ids_alone():
+    rng = np.random.default_rng(0)
+    weights, ids = rng.standard_normal(50), [f"p{i}" for i in range(50)]
+    drawn = resample(weights, ids, 10, seed=3)
+    assert drawn.tolist() == sorted(set(drawn.tolist())) and len(drawn) == 10
+    order = rng.permutation(50)
+    again = resample(weights[order], [ids[row] for row in order], 10, seed=3)
+    assert {ids[order[row]] for row in again} == {ids[row] for row in drawn}
+    assert set(resample(weights, ids, 20, seed=3)) > set(drawn)
+    assert resample(weights, ids, 10, seed=4).tolist() != drawn.tolist()
+    assert resample(weights, ids, 50).tolist() == list(range(50))
+
+
+@pytest.mark.parametrize("text", ["\ud800 lone", "日本語のキナーゼ"])
+def test_any_text_has_ngrams(text):
+    assert len(ngram_buckets(text)) >= 1

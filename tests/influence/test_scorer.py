@@ -1,0 +1,310 @@
+"""Influence equals the naive way, for every family, layer and kind of parameter, and depends on nothing else."""
+
+import itertools
+from copy import deepcopy
+from fnmatch import fnmatchcase
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+
+import hf_tlm.influence.gradients as kinds
+from hf_tlm.influence import InfluenceError, InfluenceScorer, draws
+from naive import (
+    MASKED,
+    SEED,
+    assert_close,
+    passage_gradients,
+    passages,
+    products,
+    references,
+    task_gradients,
+    task_texts,
+    tiny,
+)
+
+FAMILIES = ["bert", "roberta", "electra", "albert", "modernbert", "distilbert", "cocolm"]
+# What names in the body begin with in layers 0, 1 and 2, of two.
+PLACES = {
+    "bert": ("embeddings.", "encoder.layer.0.", "encoder.layer.1."),
+    "modernbert": ("embeddings.", "layers.0.", "layers.1."),
+    "distilbert": ("embeddings.", "transformer.layer.0.", "transformer.layer.1."),
+    # One layer, applied twice.
+    "albert": ("embeddings.", *["encoder.albert_layer_groups.0.albert_layers.0."] * 2),
+}
+PROJECTIONS = ("embeddings_project.", "encoder.embedding_hidden_mapping_in.")
+LAYER_KINDS = {
+    "linear weights": "*dense.weight,*lin?.weight,*Wo.weight,ffn*.weight,*query.weight,*q_lin.weight,*Wqkv.weight",
+    "linear biases": "*dense.bias,*lin?.bias,ffn*.bias,*value.bias",
+    "LayerNorm": "*LayerNorm*,*layer_norm*,*norm.weight",
+    "all": "*",
+}
+EMBEDDING_KINDS = {
+    "words": "word_embeddings.weight,tok_embeddings.weight",
+    "positions": "position_embeddings.weight",
+    "types": "token_type_embeddings.weight",
+    "LayerNorm": "LayerNorm.*,norm.*",
+    "all": "*",
+}
+LACKING = {
+    ("modernbert", "positions"),
+    ("modernbert", "types"),
+    ("distilbert", "types"),
+    ("cocolm", "types"),
+    ("modernbert", "linear biases"),
+}
+CASES = [
+    (family, layer, kind)
+    for family in FAMILIES
+    for layer in (0, 1, -1)
+    for kind in (LAYER_KINDS if layer else EMBEDDING_KINDS)
+    if (family, kind) not in LACKING
+]
+
+
+def scorer_of(model, tokenizer, rows=None, task_batch_size=2, **options):
+    options = {"mlm_probability": MASKED, "seed": SEED, "batch_size": 12, **options}
+    scorer = InfluenceScorer(model if isinstance(model, list) else [model], tokenizer, **options)
+    scorer.fit(task_texts() if rows is None else rows, task_batch_size)
+    return scorer
+
+
+def in_layer(family, layer, patterns):
+    places = PLACES.get(family, PLACES["bert"])
+
+    def chosen(name):
+        if layer == 0 and name.startswith(PROJECTIONS):
+            return patterns == "*"
+        place = places[layer]
+        return name.startswith(place) and any(fnmatchcase(name[len(place) :], each) for each in patterns.split(","))
+
+    return chosen
+
+
+@pytest.mark.parametrize(("family", "layer", "kind"), CASES)
+def test_equals_the_naive_way(family, layer, kind, tokenizer):
+    patterns = (LAYER_KINDS if layer else EMBEDDING_KINDS)[kind]
+    expected = products(*references(family, torch.float64, 2, tokenizer), in_layer(family, layer, patterns))
+    assert np.isnan(expected[3]).all() and not np.isnan(expected).all()
+    scorer = scorer_of(tiny(family), tokenizer, layer=layer, parameters=patterns)
+    scores = scorer.score(passages())
+    assert scores.dtype == np.float64 and scorer.num_task_batches == 3
+    assert_close(scores, expected, 1e-10)
+
+
+@pytest.mark.parametrize(("family", "layer"), itertools.product(FAMILIES, (0, 1, -1)))
+def test_in_float32(family, layer, tokenizer):
+    scores = scorer_of(tiny(family, torch.float32), tokenizer, layer=layer, parameters="*").score(passages())
+    assert scores.dtype == np.float32
+    assert_close(scores, products(*references(family, torch.float32, 2, tokenizer), in_layer(family, layer, "*")), 1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("layer", [0, -1])
+def test_defaults_are_word_embeddings_and_attention_output(family, layer, tokenizer):
+    names = {
+        "albert": "attention.dense.weight",
+        "modernbert": "attn.Wo.weight",
+        "distilbert": "attention.out_lin.weight",
+    }
+    patterns = names.get(family, "attention.output.dense.weight") if layer else EMBEDDING_KINDS["words"]
+    scorer = scorer_of(tiny(family), tokenizer, layer=layer)
+    assert [parameter.name for parameter in scorer.choice.parameters][0] in patterns.split(",")
+    assert_close(
+        scorer.score(passages()),
+        products(*references(family, torch.float64, 2, tokenizer), in_layer(family, layer, patterns)),
+        1e-10,
+    )
+
+
+@pytest.mark.parametrize("family", ["bert", "albert"])
+@pytest.mark.parametrize("layer", [0, 1, -1])
+def test_factors_equal_whole_gradients(family, layer, tokenizer, monkeypatch):
+    found = []
+    for tokens in (0, 10**9):
+        monkeypatch.setattr(kinds, "_TOKENS", tokens)
+        scorer = scorer_of(tiny(family), tokenizer, layer=layer, parameters="*")
+        matrices = [g for _, g in scorer._gradients() if isinstance(g, kinds.MatrixGradient)]
+        assert all(matrix.whole == bool(tokens) for matrix in matrices)
+        found.append(scorer.score(passages()))
+    assert_close(*found, 1e-12)
+
+
+@pytest.mark.parametrize("layer", [0, 1, -1])
+def test_small_blocks_and_products_change_nothing(layer, tokenizer, monkeypatch):
+    """More task gradients than memory, and products cut into pieces."""
+    whole = scorer_of(tiny("bert"), tokenizer, task_batch_size=1, layer=layer, parameters="*")
+    monkeypatch.setattr(kinds, "MAX_NUMBERS", 64)
+    monkeypatch.setattr("hf_tlm.influence.scorer.MAX_NUMBERS", 64)
+    cut = scorer_of(tiny("bert"), tokenizer, task_batch_size=1, layer=layer, parameters="*")
+    assert len(list(whole._tasks.blocks())) == 1 and len(list(cut._tasks.blocks())) == 5
+    assert_close(cut.score(passages()), whole.score(passages()), 1e-12)
+
+
+@pytest.mark.parametrize("layer", [0, 1, -1])
+def test_batches_order_and_padding_change_nothing(layer, tokenizer):
+    rows = passages(12)
+    expected = scorer_of(tiny("bert"), tokenizer, layer=layer, parameters="*", batch_size=1).score(rows)
+    scorer = scorer_of(tiny("bert"), tokenizer, layer=layer, parameters="*", batch_size=24)
+    order = np.random.default_rng(0).permutation(len(rows))
+    assert_close(scorer.score(rows.select(order)), expected[order], 1e-12)
+    # Alone, and beside a much longer passage.
+    long = Dataset.from_list([{"id": "long", "input_ids": [2, *range(5, 40), 3], "token_type_ids": [0] * 37}, rows[0]])
+    assert_close(scorer.score(rows.select([0])), expected[:1], 1e-12)
+    assert_close(scorer.score(long)[1:], expected[:1], 1e-12)
+
+
+def test_a_group_of_passages_has_the_influence_of_the_summed_batch(tokenizer):
+    model, rows = tiny("bert"), passages(4).select([0, 1, 2])
+    scores = scorer_of(model, tokenizer).score(rows)
+    model.requires_grad_(True)
+    each = passage_gradients(model, tokenizer, rows)
+    together = {name: sum(gradient[name] for gradient in each) for name in each[0]}
+    tasks = task_gradients(model, tokenizer, task_texts(), 2)
+    expected = products([together], tasks, in_layer("bert", -1, "attention.output.dense.weight"))
+    assert_close(scores.sum(axis=0, keepdims=True), expected, 1e-10)
+
+
+@pytest.mark.parametrize("count", [1, 4, 5, 100])
+def test_task_batches_are_consecutive_texts(count, tokenizer):
+    expected = products(
+        passage_gradients(tiny("bert"), tokenizer, passages()),
+        task_gradients(tiny("bert"), tokenizer, task_texts(), count),
+        in_layer("bert", -1, "*"),
+    )
+    scorer = scorer_of(tiny("bert"), tokenizer, task_batch_size=count, parameters="*", batch_size=2)
+    assert scorer.num_task_batches == expected.shape[1] == -(-5 // count)
+    assert_close(scorer.score(passages()), expected, 1e-10)
+
+
+def test_checkpoints_are_averaged(tokenizer):
+    models = [tiny("bert", seed=seed) for seed in (0, 1)]
+    single = [scorer_of(model, tokenizer, layer=0).score(passages()) for model in models]
+    assert np.nanmax(np.abs(single[0] - single[1])) > 0.01 * np.nanmax(np.abs(single[0]))
+    assert_close(scorer_of(models, tokenizer, layer=0).score(passages()), (single[0] + single[1]) / 2, 1e-12)
+
+
+def test_the_output_embedding_counts_only_where_it_is_the_input_embedding(tokenizer):
+    tied, untied = (tiny("bert", tie_word_embeddings=tie) for tie in (True, False))
+    untied = deepcopy(untied)
+    untied.load_state_dict(tied.state_dict(), strict=False)
+    untied.mlm_head.weight.data.copy_(tied.mlm_head.weight)
+    assert untied.mlm_head.weight is not untied.get_input_embeddings().weight
+    found = [scorer_of(model, tokenizer, layer=0).score(passages()) for model in (tied, untied)]
+    untied.requires_grad_(True)
+    gradients = passage_gradients(untied, tokenizer, passages()), task_gradients(untied, tokenizer, task_texts(), 2)
+    assert_close(found[1], products(*gradients, in_layer("bert", 0, "word_embeddings.weight")), 1e-10)
+    assert np.nanmax(np.abs(found[0] - found[1])) > 0.01 * np.nanmax(np.abs(found[0]))
+
+
+def test_nothing_to_mask_is_nan_and_a_single_token_is_masked(tokenizer):
+    rows = [{"id": f"one {i}", "input_ids": [2, 9, 3]} for i in range(20)]
+    rows += [{"id": "none", "input_ids": [2, 3]}, {"id": "empty", "input_ids": []}]
+    scorer = scorer_of(tiny("bert"), tokenizer, mlm_probability=0.1)
+    scores = scorer.score(Dataset.from_list(rows))
+    assert (np.isnan(scores).all(axis=1) == [*[False] * 20, True, True]).all()
+    assert np.isnan(scorer.score(Dataset.from_list(rows[20:]))).all()
+    assert scorer.score(Dataset.from_list(rows).select([])).shape == (0, 3)
+
+
+def test_one_class_only(tokenizer):
+    rows = task_texts(labels=(1,))
+    scores = scorer_of(tiny("bert"), tokenizer, rows).score(passages())
+    tasks = task_gradients(tiny("bert"), tokenizer, rows, 2)
+    each = passage_gradients(tiny("bert"), tokenizer, passages())
+    assert_close(scores, products(each, tasks, in_layer("bert", -1, "attention.output.dense.weight")), 1e-10)
+
+
+def test_masks_depend_on_seed_and_id_only(tokenizer):
+    rows = passages()
+    scores = [scorer_of(tiny("bert"), tokenizer, seed=seed).score(rows) for seed in (0, 0, 1)]
+    assert (scores[0][:3] == scores[1][:3]).all() and (scores[0][:3] != scores[2][:3]).all()
+    renamed = rows.remove_columns("id").add_column("id", [f"{name}!" for name in rows["id"]])
+    assert (scorer_of(tiny("bert"), tokenizer, seed=0).score(renamed)[:3] != scores[0][:3]).all()
+    assert draws(["a", "b", "ü"], 5).dtype == np.int64 and (draws(["a", "b", "ü"], -5) >= 0).all()
+    assert (draws(["a", "b"], 5) == draws(["b", "a"], 5)[::-1]).all() and (draws(["a"], 5) != draws(["a"], 6)).all()
+
+
+def test_bfloat16_sums_in_float32(tokenizer):
+    expected = scorer_of(tiny("bert"), tokenizer, parameters="*").score(passages())
+    scores = scorer_of(tiny("bert", torch.bfloat16), tokenizer, parameters="*").score(passages())
+    assert scores.dtype == np.float32
+    assert_close(scores, expected, 0.1)
+
+
+@pytest.mark.parametrize("layer", [1, -1])
+def test_the_error_of_projections_falls_with_their_size(layer, tokenizer):
+    options = {"layer": layer, "parameters": "*.weight"}
+    exact = scorer_of(tiny("bert"), tokenizer, **options).score(passages())
+    errors = []
+    for size in (2, 8, 32):
+        found = [
+            scorer_of(tiny("bert"), tokenizer, projection_dim=size, mlm_probability=MASKED, **options, seed=SEED)
+            for _ in range(1)
+        ]
+        errors.append(np.nanmean(np.abs(found[0].score(passages()) - exact)) / np.nanmean(np.abs(exact)))
+    assert errors[0] > errors[1] > errors[2] == 0
+
+
+def test_saved_and_loaded(tokenizer, tmp_path):
+    scorer = scorer_of(tiny("bert"), tokenizer, layer=0, parameters="*")
+    scorer.save(tmp_path / "saved")
+    other = InfluenceScorer([tiny("bert")], tokenizer, layer=0, parameters="*", mlm_probability=MASKED, seed=SEED)
+    with pytest.raises(InfluenceError, match="call fit"):
+        other.score(passages())
+    other.load(tmp_path / "saved")
+    assert other.num_task_batches == 3 and other.fingerprint == scorer.fingerprint
+    assert_close(other.score(passages()), scorer.score(passages()), 1e-12)
+    with pytest.raises(InfluenceError, match="holds no task gradients"):
+        other.load(tmp_path / "nowhere")
+    changed = deepcopy(tiny("bert"))
+    changed.classifier.weight.data[0, 0] += 1e-3
+    for model, options in ((changed, {}), (tiny("bert"), {"layer": -1}), (tiny("bert"), {"seed": SEED + 1})):
+        options = {"layer": 0, "parameters": "*", "mlm_probability": MASKED, "seed": SEED, **options}
+        with pytest.raises(InfluenceError, match="other models or with other settings"):
+            InfluenceScorer([model], tokenizer, **options).load(tmp_path / "saved")
+
+
+def test_fit_in_a_folder_of_the_callers(tokenizer, tmp_path):
+    scorer = InfluenceScorer([tiny("bert")], tokenizer)
+    scorer.fit(task_texts(), 2, tmp_path / "tasks")
+    other = InfluenceScorer([tiny("bert")], tokenizer)
+    other.load(tmp_path / "tasks")
+    assert (np.nan_to_num(other.score(passages())) == np.nan_to_num(scorer.score(passages()))).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"layer": 3}, "between -3 and 2"),
+        ({"parameters": "nonsense.*"}, "It has: attention.self.query.weight"),
+        ({"mlm_probability": 0.0}, "mlm_probability"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"projection_dim": 0}, "projection_dim"),
+    ],
+)
+def test_settings_that_make_no_sense(options, message, tokenizer):
+    with pytest.raises(InfluenceError, match=message):
+        InfluenceScorer([tiny("bert")], tokenizer, **options)
+
+
+def test_unsupported_parameters_and_rows(tokenizer):
+    model = deepcopy(tiny("bert"))
+    model.base_model.encoder.layer[1].attention.output.dense = torch.nn.Bilinear(2, 2, 2)
+    with pytest.raises(InfluenceError, match="belongs to a Bilinear"):
+        InfluenceScorer([model], tokenizer)
+    with pytest.raises(InfluenceError, match="at least one model"):
+        InfluenceScorer([], tokenizer)
+    scorer = InfluenceScorer([tiny("bert")], tokenizer)
+    with pytest.raises(InfluenceError, match="validation split"):
+        scorer.fit(task_texts().select([]), 1)
+    with pytest.raises(InfluenceError, match="task_batch_size"):
+        scorer.fit(task_texts(), 0)
+    with pytest.raises(InfluenceError, match="0 to 2; found 7"):
+        scorer.fit(task_texts(labels=(0, 7)), 1)
+    with pytest.raises(InfluenceError, match="columns input_ids and label"):
+        scorer.fit(passages(), 1)
+    scorer.fit(task_texts(), 1)
+    with pytest.raises(InfluenceError, match="columns input_ids and id"):
+        scorer.score(task_texts())

@@ -1,0 +1,242 @@
+"""Subset -> smaller subset: what is kept, what its manifest, report and card say, and what is refused."""
+
+import logging
+
+import numpy as np
+import pytest
+import yaml
+from datasets import Dataset
+
+from fake_scorer import FakeScorer
+from hf_tlm.corpora import load_corpus
+from hf_tlm.data import tokenize
+from hf_tlm.influence import InfluenceError, select, select_rows
+from hf_tlm.influence.dsir import log_importance_weights, resample
+from hf_tlm.retrieval import Subset, retrieval_report, retrieve
+from hf_tlm.retrieval.subset import CARD_FILE, COLUMNS, DATA_FILE
+from hf_tlm.tasks import Task
+from toys import make_task
+
+
+@pytest.fixture(scope="module")
+def subset(corpus_rows, tmp_path_factory):
+    """The toy task's, 52 passages or so; two are without a token to mask."""
+    rows = [{**row, "id": f"p{number}"} for number, row in enumerate(corpus_rows)]
+    corpus = load_corpus(Dataset.from_list(rows), id_column="id")
+    found = retrieve(make_task(), corpus, top_k=8, cache_dir=str(tmp_path_factory.mktemp("cache")))
+    texts = found.dataset["text"][:]
+    texts[3] = texts[30] = ""
+    columns = {name: texts if name == "text" else found.dataset[name][:] for name in COLUMNS}
+    return Subset(Dataset.from_dict(columns, features=found.dataset.features), found.manifest)
+
+
+@pytest.fixture
+def scorer(tokenizer):
+    return FakeScorer(tokenizer)
+
+
+@pytest.fixture
+def by_influence(task, subset, scorer, tmp_path):
+    def make(**options):
+        return select(task, subset, scorer=scorer, work_dir=tmp_path / "work", max_length=32, **options)
+
+    return make
+
+
+def all_scores(task_rows, subset, scorer, batch_size, folder):
+    rows = tokenize(subset.dataset.select_columns("text"), scorer.tokenizer, 32)
+    fresh = FakeScorer(scorer.tokenizer)
+    fresh.fit(task_rows, batch_size, folder)
+    return fresh.score(rows.add_column("id", subset.dataset["id"][:]))
+
+
+@pytest.mark.parametrize("size", [{"fraction": 0.2}, {"num_passages": 11}, {"top_k": 5}], ids=lambda size: next(iter(size)))
+def test_iss_keeps_the_most_influential(task, subset, scorer, by_influence, tmp_path, size):
+    found = by_influence(corpus_batch_size=2, task_batch_size=3, **size)
+    scores = all_scores(tokenize(task.validation, scorer.tokenizer, 32), subset, scorer, 3, tmp_path / "fitted")
+    number = {"fraction": round(0.2 * len(subset)), "num_passages": 11}.get(next(iter(size)))
+    expected = select_rows(scores, corpus_batch_size=2, num_passages=number, top_k=size.get("top_k"))
+    assert len(found) == (number or len(expected.rows)) < len(subset)
+    kept = subset.dataset.select(expected.rows)
+    assert found.dataset.select_columns(list(COLUMNS)).to_dict() == kept.to_dict()
+    assert found.dataset["influence"][:] == expected.influence.tolist()
+    assert found.dataset["influence_rank"][:] == expected.rank.tolist()
+    kinds = {name: feature.dtype for name, feature in found.dataset.features.items()}
+    assert kinds == {**COLUMNS, "influence": "float32", "influence_rank": "int32"}
+    assert found.manifest["selection"] == {
+        "size": len(found),
+        "of": len(subset),
+        "method": "iss",
+        **size,
+        "corpus_batch_size": 2,
+        "task_batch_size": 3,
+        "task_batches": 8,
+        "balance": None,
+        "validation_examples_left_out": 0,
+        "passages_without_score": 2,
+        "max_length": 32,
+        "score_model": None,
+        "scorer_fingerprint": "fake-2-0",
+        "layer": 2,
+        "parameters": ["attention.output.dense.weight"],
+        "mlm_probability": 0.1,
+        "projection_dim": None,
+        "seed": 0,
+    }
+
+
+def test_another_size_needs_no_scores_again(by_influence, scorer):
+    by_influence(fraction=0.2)
+    scored = len(scorer.scored)
+    assert len(by_influence(num_passages=3)) == 3 and len(scorer.scored) == scored
+
+
+def test_a_subset_on_disk_gives_the_same(task, subset, by_influence, tokenizer, tmp_path):
+    subset.save(tmp_path / "saved")
+    scorer = FakeScorer(tokenizer)
+    options = {"fraction": 0.2, "scorer": scorer, "max_length": 32, "work_dir": tmp_path / "work"}
+    expected = by_influence(fraction=0.2)
+    found = select(task, Subset.load(tmp_path / "saved"), **options)
+    assert scorer.scored == []
+    assert found.dataset.to_dict() == expected.dataset.to_dict() and found.manifest == expected.manifest
+    found.save(tmp_path / "a")
+    expected.save(tmp_path / "b")
+    data = [(tmp_path / name / DATA_FILE).read_bytes() for name in ("a", "b")]
+    assert data[0] == data[1]
+
+
+def test_balance_sorts_validation_by_class(task, subset, scorer, by_influence, tmp_path):
+    """24 validation examples, 8 of each of 3 classes; batches of 3 leave out 2 of each."""
+    found = by_influence(num_passages=12, corpus_batch_size=1, task_batch_size=3, balance="class")
+    rows = tokenize(task.validation, scorer.tokenizer, 32)
+    labels = np.array(rows["label"][:])
+    order = [row for label in range(3) for row in np.flatnonzero(labels == label)[:6]]
+    scores = all_scores(rows.select(order), subset, scorer, 3, tmp_path / "fitted")
+    expected = select_rows(scores, num_passages=12, classes=[0, 0, 1, 1, 2, 2])
+    assert found.dataset["id"][:] == [subset.dataset["id"][row] for row in expected.rows]
+    made = found.manifest["selection"]
+    assert (made["balance"], made["validation_examples_left_out"], made["task_batches"]) == ("class", 6, 6)
+
+
+def test_balance_needs_a_batch_of_every_class(by_influence):
+    with pytest.raises(InfluenceError, match="'down' has 8 validation examples, and task_batch_size is 9. Lower it to 8"):
+        by_influence(num_passages=12, task_batch_size=9, balance="class")
+
+
+def test_one_class_in_validation(subset, scorer, tmp_path):
+    task = make_task()
+    only = task.validation.filter(lambda row: row["label"] == 1)
+    task = Task(task.spec, {**task.splits, "validation": only}, task.label_names)
+    options = {"num_passages": 9, "scorer": scorer, "task_batch_size": 4, "work_dir": tmp_path / "work"}
+    plain, balanced = select(task, subset, **options), select(task, subset, balance="class", **options)
+    assert len(plain) == 9 and plain.dataset.to_dict() == balanced.dataset.to_dict()
+
+
+def test_controls_have_the_same_size_and_the_subsets_order(task, subset):
+    number = round(0.25 * len(subset))
+    weights = log_importance_weights(task.train["text"], subset.dataset["text"])
+    drawn = np.sort(np.random.default_rng(7).permutation(len(subset))[:number]).tolist()
+    expected = {
+        "bm25-rank": list(range(number)),
+        "random": drawn,
+        "dsir": resample(weights, subset.dataset["id"][:], number, seed=7).tolist(),
+    }
+    for method, rows in expected.items():
+        found = select(task, subset, method=method, fraction=0.25, seed=7)
+        assert found.dataset.to_dict() == subset.dataset.select(rows).to_dict()
+        assert found.manifest["selection"]["method"] == method and found.manifest["selection"]["size"] == number
+        again = select(task, subset, method=method, num_passages=number, seed=7)
+        assert again.dataset.to_dict() == found.dataset.to_dict()
+    for method in ("random", "dsir"):
+        other = select(task, subset, method=method, num_passages=number, seed=8)
+        assert other.dataset["id"][:] != subset.dataset.select(expected[method])["id"][:]
+
+
+def test_everything_and_one(task, subset):
+    assert select(task, subset, method="random", fraction=1.0).dataset.to_dict() == subset.dataset.to_dict()
+    assert len(select(task, subset, method="random", fraction=1e-9)) == 1
+
+
+def test_saved_it_is_the_same_and_says_what_it_is(task, subset, by_influence, tmp_path):
+    found = by_influence(fraction=0.2, score_model="scratch")
+    found.save(tmp_path / "saved", report=retrieval_report(found, task))
+    loaded = Subset.load(tmp_path / "saved")
+    assert loaded.dataset.to_dict() == found.dataset.to_dict() and loaded.dataset.features == found.dataset.features
+    assert loaded.manifest == found.manifest and loaded.summary() == found.summary()
+    said = (
+        f"{len(found)} of {len(subset)} passages by influence on the validation examples, ISS (fraction 0.2, layer 2, "
+        "parameters attention.output.dense.weight, corpus batch size 4, task batch size 4, task batches 6, "
+        "score model scratch, mlm probability 0.1, max length 32, seed 0); 2 had no token to mask, and so no score"
+    )
+    assert f"selected: {said}" in found.summary()
+    assert f"{len(found)} of 60 passages ({len(found) / 60:.1%})" in found.summary()
+    report = (tmp_path / "saved" / "report.md").read_text(encoding="utf-8")
+    assert f"\n\nSelection: {said}.\n" in report and f"| passages before the selection | {len(subset)} |" in report
+    assert (
+        f"| passages of the subset | {len(found)} (" in report and f"| {max(found.dataset['influence'][:]):,.3g} |" in report
+    )
+    card = (tmp_path / "saved" / CARD_FILE).read_text(encoding="utf-8")
+    assert f"Of what was found, a part was selected: {said}." in card and "`influence_rank`" in card
+    assert f"\n{len(found)} of the 60 passages" in card and "iss" in yaml.safe_load(card.split("---")[1])["tags"]
+    assert found.manifest["versions"].keys() >= {"torch", "transformers", "hf_tlm"}
+
+
+def test_what_controls_say(task, subset):
+    found = select(task, subset, method="dsir", num_passages=10, seed=3)
+    settings = "passages asked for 10, num buckets 10,000, seed 3"
+    said = f"10 of {len(subset)} passages by n-gram importance resampling, DSIR ({settings})"
+    assert f"selected: {said}" in found.summary() and f"Selection: {said}." in retrieval_report(found)
+    assert "## Influence" not in retrieval_report(found)
+    assert "bm25-rank" not in select(task, subset, method="bm25-rank", num_passages=10).summary()
+
+
+def test_the_subset_that_was_given_is_unchanged(task, subset):
+    before = (subset.dataset.to_dict(), repr(subset.manifest))
+    select(task, subset, method="random", fraction=0.5)
+    assert (subset.dataset.to_dict(), repr(subset.manifest)) == before
+
+
+@pytest.mark.parametrize(
+    "options,message",
+    [
+        ({}, "needs its size, as one of fraction, top_k, num_passages; received none"),
+        ({"fraction": 0.2, "top_k": 3}, "received fraction 0.2, top_k 3"),
+        ({"fraction": 0.0}, "above 0 and at most 1; received 0.0"),
+        ({"fraction": 1.5}, "above 0 and at most 1; received 1.5"),
+        ({"num_passages": 0}, "num_passages must be at least 1; received 0"),
+        ({"top_k": 0}, "top_k must be at least 1"),
+        ({"fraction": 0.2, "corpus_batch_size": 0}, "corpus_batch_size must be at least 1"),
+        ({"fraction": 0.2, "task_batch_size": -1}, "task_batch_size must be at least 1"),
+        ({"num_passages": 1000}, "num_passages 1,000 is more than the"),
+        ({"top_k": 1000}, "top_k 1,000 is more than the"),
+        ({"fraction": 0.2, "method": "magic"}, "one of iss, dsir, bm25-rank, random; received 'magic'"),
+        ({"top_k": 3, "method": "random"}, "received it with random"),
+        ({"fraction": 0.2, "balance": "source"}, "balance is class, or left out; received 'source'"),
+        ({"top_k": 3, "balance": "class"}, "goes with method iss and fraction or num_passages"),
+        ({"fraction": 0.2, "method": "dsir", "balance": "class"}, "received method dsir"),
+        ({"fraction": 0.2, "scorer": None}, "needs a scorer"),
+        ({"fraction": 1.0}, "have a score: the others have no token that can be masked"),
+    ],
+)
+def test_what_is_refused(task, subset, scorer, tmp_path, options, message):
+    with pytest.raises(InfluenceError, match=message):
+        select(task, subset, **{"scorer": scorer, "work_dir": tmp_path / "work", **options})
+
+
+def test_subsets_and_tasks_that_are_refused(task, subset, scorer):
+    with pytest.raises(InfluenceError, match="the subset is empty"):
+        select(task, Subset(subset.dataset.select([]), subset.manifest), method="random", fraction=0.5)
+    chosen = select(task, subset, method="random", num_passages=20)
+    with pytest.raises(InfluenceError, match=rf"a selection already \(20 of {len(subset)} passages by random\)"):
+        select(task, chosen, method="random", fraction=0.5)
+    without = Task(task.spec, {"train": task.train}, task.label_names)
+    with pytest.raises(InfluenceError, match="toy has no validation examples"):
+        select(without, subset, fraction=0.5, scorer=scorer)
+
+
+def test_a_subset_of_another_task_is_a_warning(subset, caplog):
+    with caplog.at_level(logging.WARNING):
+        select(make_task(), subset, method="random", fraction=0.5)
+        assert not caplog.records
+        select(make_task(train=30, name="other"), subset, method="random", fraction=0.5)
+    assert "retrieved for toy" in caplog.text and "selected for other" in caplog.text

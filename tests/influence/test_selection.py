@@ -1,0 +1,148 @@
+"""Which passages are chosen, against loops that follow the definition word by word."""
+
+import numpy as np
+import pytest
+
+from hf_tlm.influence import InfluenceError, select_rows, selection
+
+
+def naive_ranks(scores, size):
+    """ranks[t][g], from 1, of the groups that have a score."""
+    passages, task_batches = scores.shape
+    groups = [range(first, min(first + size, passages)) for first in range(0, passages, size)]
+    ranks = []
+    for t in range(task_batches):
+        sums = {}
+        for g, members in enumerate(groups):
+            values = [float(scores[row, t]) for row in members if not np.isnan(scores[row, t])]
+            if values:
+                sums[g] = sum(values)
+        ranks.append({g: place for place, g in enumerate(sorted(sums, key=lambda g: (-sums[g], g)), 1)})
+    return groups, ranks
+
+
+def naive_top_k(scores, size, top_k):
+    groups, ranks = naive_ranks(scores, size)
+    first = -(-top_k // size)
+    chosen = {g for places in ranks for g, place in places.items() if place <= first}
+    return [row for g in sorted(chosen) for row in groups[g] if not np.isnan(scores[row]).any()]
+
+
+def naive_exact(scores, size, number, classes):
+    groups, ranks = naive_ranks(scores, size)
+    queues = []
+    for label in sorted(set(classes)):
+        own = [t for t, name in enumerate(classes) if name == label]
+        mean = {g: np.nansum(scores[list(groups[g])][:, own].astype(float)) / len(own) for g in ranks[0]}
+        best = {g: min(ranks[t][g] for t in own) for g in ranks[0]}
+        queues.append(sorted(ranks[0], key=lambda g: (best[g], -mean[g], g)))
+    rows, taken = [], set()
+    while len(rows) < number:
+        for queue in queues:
+            g = next((g for g in queue if g not in taken), None)
+            if g is not None:
+                taken.add(g)
+                rows += [row for row in groups[g] if not np.isnan(scores[row]).any()]
+                rows = rows[:number]
+    return sorted(rows)
+
+
+@pytest.fixture(params=[0, 1, 2])
+def scores(request):
+    """[37, 11], with ties, and with passages that have no score: two alone, and a whole group of three."""
+    rng = np.random.default_rng(request.param)
+    values = rng.integers(-4, 5, (37, 11)) / 2 if request.param else rng.standard_normal((37, 11))
+    values = values.astype(np.float32)
+    values[[0, 8, 21, 22, 23]] = np.nan
+    return values
+
+
+@pytest.mark.parametrize("size", [1, 3, 4])
+@pytest.mark.parametrize("top_k", [1, 2, 6, 37])
+def test_top_k_is_the_union_over_task_batches(scores, size, top_k):
+    found = select_rows(scores, corpus_batch_size=size, top_k=top_k)
+    assert found.rows.tolist() == naive_top_k(scores, size, top_k)
+    assert found.rank.max() <= -(-top_k // size) and found.unscored == 5
+
+
+@pytest.mark.parametrize("size", [1, 3, 4])
+@pytest.mark.parametrize("number", [1, 7, 20, 32])
+@pytest.mark.parametrize("classes", [[0] * 11, [1, 0, 1, 1, 0, 1, 5, 1, 1, 1, 1]], ids=["", "by class"])
+def test_a_number_is_reached_exactly(scores, size, number, classes):
+    found = select_rows(scores, corpus_batch_size=size, num_passages=number, classes=classes if any(classes) else None)
+    assert found.rows.tolist() == naive_exact(scores, size, number, classes) and len(found.rows) == number
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_rank_and_influence(scores, size):
+    found = select_rows(scores, corpus_batch_size=size, num_passages=32)
+    _, ranks = naive_ranks(scores, size)
+    assert found.rank.tolist() == [min(places[row // size] for places in ranks) for row in found.rows]
+    np.testing.assert_allclose(found.influence, scores[found.rows].mean(axis=1), rtol=1e-6, atol=1e-7)
+    assert (found.rank.dtype, found.influence.dtype) == (np.int32, np.float32)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_blocks_of_columns_do_not_matter(scores, size, monkeypatch):
+    whole = select_rows(scores, corpus_batch_size=size, num_passages=20, classes=np.arange(11) % 3)
+    widths = []
+
+    class Blocks:
+        shape = scores.shape
+
+        def __getitem__(self, key):
+            widths.append(scores[key].shape[1])
+            return scores[key]
+
+    monkeypatch.setattr(selection, "BLOCK_VALUES", 2 * 37)
+    parts = select_rows(Blocks(), corpus_batch_size=size, num_passages=20, classes=np.arange(11) % 3)
+    assert widths == [2, 2, 2, 2, 2, 1]
+    assert parts.rows.tolist() == whole.rows.tolist() and parts.rank.tolist() == whole.rank.tolist()
+    np.testing.assert_allclose(parts.influence, whole.influence, rtol=1e-6)
+
+
+def test_equal_scores_go_to_the_first():
+    assert select_rows(np.zeros((6, 2), np.float32), num_passages=2).rows.tolist() == [0, 1]
+    assert select_rows(np.zeros((6, 2), np.float32), top_k=3).rows.tolist() == [0, 1, 2]
+
+
+def test_of_equal_ranks_the_larger_mean_is_first():
+    """Passages 0 and 2 are first for one task batch each."""
+    scores = np.array([[5.0, 0.0], [1.0, 1.0], [0.0, 9.0]])
+    assert select_rows(scores, num_passages=1).rows.tolist() == [2]
+
+
+def test_a_group_is_the_gradient_of_its_sum():
+    """Passage 2 is the best by itself; its group is not."""
+    scores = np.array([[1.0], [1.0], [1.5], [-1.0], [0.1]])
+    assert select_rows(scores, corpus_batch_size=2, num_passages=2).rows.tolist() == [0, 1]
+    assert select_rows(scores, corpus_batch_size=2, top_k=2).rows.tolist() == [0, 1]
+    assert select_rows(scores, corpus_batch_size=1, num_passages=1).rows.tolist() == [2]
+    found = select_rows(scores, corpus_batch_size=2, num_passages=5)
+    assert found.rank.tolist() == [1, 1, 2, 2, 3] and found.influence.tolist() == pytest.approx([1, 1, 1.5, -1, 0.1])
+
+
+def test_the_last_group_is_as_small_as_it_is():
+    """Nothing is added to it: passage 4 counts once, and its group of one is the last of these."""
+    scores = np.array([[1.0], [1.0], [1.5], [1.5], [1.9]])
+    assert select_rows(scores, corpus_batch_size=2, top_k=2).rows.tolist() == [2, 3]
+
+
+def test_classes_share_alike():
+    """Class 0 has nine task batches that like the first passages, class 1 one that likes the last."""
+    scores = np.zeros((40, 10))
+    scores[:, :9] = np.random.default_rng(0).uniform(0, 1, (40, 9)) + 10 * (np.arange(40) < 20)[:, None]
+    scores[:, 9] = np.arange(40)
+    classes = [0] * 9 + [1]
+    found = select_rows(scores, num_passages=10, classes=classes)
+    assert (found.rows < 20).sum() == 5 and found.rows[5:].tolist() == [35, 36, 37, 38, 39]
+    assert (select_rows(scores, num_passages=10).rows < 20).sum() == 9
+
+
+def test_errors():
+    scores = np.ones((5, 2))
+    scores[3] = np.nan
+    with pytest.raises(InfluenceError, match="5 passages were asked for, and 4 of 5 have a score"):
+        select_rows(scores, num_passages=5)
+    with pytest.raises(InfluenceError, match="None of the 5 passages has a score"):
+        select_rows(np.full((5, 2), np.nan), top_k=1)

@@ -1,0 +1,71 @@
+"""A recipe's selection is the function's, with the same defaults; what cannot be is refused before anything is read."""
+
+import dataclasses
+import inspect
+import sys
+
+import pytest
+
+from fake_scorer import FakeScorer
+from hf_tlm.influence import InfluenceError, SelectionArguments, select
+from hf_tlm.parser import parse
+
+RENAMED = {"seed": "selection_seed", "max_length": "score_max_length"}
+
+
+def parsed(*args):
+    return parse(SelectionArguments, recipe="select_influence", description="", args=["--subset", "s", *args])[0]
+
+
+def test_defaults_are_the_functions():
+    ours = {name: p.default for name, p in inspect.signature(select).parameters.items() if p.kind is p.KEYWORD_ONLY}
+    args = parsed("--fraction", "0.2")
+    theirs = {name: getattr(args, RENAMED.get(name, name)) for name in ours.keys() & _names(args) | RENAMED.keys()}
+    assert theirs.pop("score_model") == ["scratch"] and theirs.pop("fraction") == 0.2
+    assert theirs == {name: ours[name] for name in theirs} and len(theirs) == 9
+
+
+def _names(args):
+    return {field.name for field in dataclasses.fields(args)}
+
+
+def test_the_command_line_reaches_selection_and_scorer(monkeypatch):
+    args = parsed(
+        *"--num_passages 7 --balance class --corpus_batch_size 2 --task_batch_size 3 --selection_seed 5".split(),
+        *"--score_model a b --layer 1 --projection_dim 8 --score_mlm_probability 0.2 --score_max_length 64".split(),
+        *["--parameters", "attention.*.weight,*bias", "--score_batch_size", "16", "--work_dir", "w"],
+    )
+    calls = {}
+    home = sys.modules["hf_tlm.influence.select"]  # By its path it is the function of that name.
+    monkeypatch.setattr(home, "select", lambda *given, **options: calls.update(given=given, **options))
+    args.select("task", "subset", "scorer", process_index=1, num_processes=2)
+    assert calls == {
+        "given": ("task", "subset"), "method": "iss", "fraction": None, "top_k": None, "num_passages": 7, "balance": "class",
+        "corpus_batch_size": 2, "task_batch_size": 3, "seed": 5, "scorer": "scorer", "max_length": 64,
+        "score_model": ["a", "b"], "work_dir": "w", "process_index": 1, "num_processes": 2,
+    }  # fmt: skip
+    args.select("task", "subset", score_model="trained here")
+    assert calls["score_model"] == "trained here" and calls["scorer"] is None
+
+
+@pytest.mark.parametrize(
+    "args,message",
+    [
+        ([], "needs its size"),
+        (["--fraction", "0.2", "--num_passages", "3"], "received fraction 0.2, num_passages 3"),
+        (["--fraction", "2"], "above 0 and at most 1"),
+        (["--method", "dsir", "--top_k", "3"], "received it with dsir"),
+    ],
+)
+def test_what_is_refused(args, message):
+    with pytest.raises(InfluenceError, match=message):
+        parsed(*args)
+
+
+def test_a_run_by_arguments(task, tokenizer, tmp_path, corpus):
+    from hf_tlm.retrieval import retrieve
+
+    subset = retrieve(task, corpus, top_k=8, cache_dir=str(tmp_path / "cache"))
+    args = parsed("--fraction", "0.5", "--work_dir", str(tmp_path / "work"), "--score_max_length", "32")
+    found = args.select(task, subset, FakeScorer(tokenizer))
+    assert len(found) == round(0.5 * len(subset)) and found.manifest["selection"]["score_model"] == ["scratch"]

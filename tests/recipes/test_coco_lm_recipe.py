@@ -1,0 +1,32 @@
+"""COCO-LM through the recipes: pretraining on two processes, and a task trained from it."""
+
+import json
+
+import pytest
+
+from launching import PRETRAIN, TINY, launch
+from toys import TINY_CONFIGS
+
+
+@pytest.mark.timeout(600)
+def test_coco_lm_and_a_task_trained_from_it(work, subset):
+    """Pretraining on two processes; then the subset and a task, which nobody has tried."""
+    values = {k: v for k, v in TINY_CONFIGS["cocolm"].items() if k not in ("vocab_size", "num_labels", "copy_head")}
+    (work / "cocolm.json").write_text(json.dumps({"model_type": "cocolm", **values}))
+    out = work / "cocolm"
+    text = launch(
+        "recipes/pretrain.py", "--corpus", work / "corpus.parquet", *PRETRAIN, "recipes/configs/pretrain/cocolm_tiny.yaml",
+        "--model_config", work / "cocolm.json", "--max_steps", "2", "--per_device_train_batch_size", "2", "--output_dir",
+        out, config="cpu_2", processes=2,
+    )  # fmt: skip
+    assert (
+        text.count("scl loss") == 1 and "copy accuracy original" in text and (out / "generator/model.safetensors").is_file()
+    )
+    launch(
+        "recipes/train_tlm.py", "--task", work / "task", "--subset", subset, *TINY, "--max_length", "16", "--objective",
+        "cocolm", "--model_name_or_path", out, "--logging_steps", "1", "--output_dir", work / "cocolm-task",
+    )  # fmt: skip
+    log = json.loads((work / "cocolm-task/seed-0/stage1/trainer_state.json").read_text())["log_history"]
+    assert {"corpus/scl_loss", "corpus/lm_loss"} <= log[0].keys() and any("task/task_loss" in entry for entry in log)
+    folders = {path.name for path in (work / "cocolm-task").iterdir() if (path / "config.json").is_file()}
+    assert folders == {"mlm", "generator"}

@@ -1,0 +1,69 @@
+"""recipes/pretrain.py as a user starts it, on one and two processes, and training on from what it made."""
+
+import json
+
+import pytest
+
+from launching import PRETRAIN, TINY, fails, launch
+from toys import TINY_CONFIGS
+
+
+@pytest.mark.timeout(600)
+def test_pretrain_on_one_and_two_processes(work):
+    """Equal total batches: the same losses, on the same blocks, to rounding. Masked LM and ELECTRA."""
+    values = {k: v for k, v in TINY_CONFIGS["electra"].items() if k not in ("vocab_size", "num_labels")}
+    off = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    (work / "electra.json").write_text(json.dumps({"model_type": "electra", **values, **off}))
+    options = ["--objective", "electra", "--auxiliary_size", "0.5", "--model_config", work / "electra.json"]
+    # As many blocks for each process: accelerate would show some of them twice to even them out.
+    options += ["--max_validation_blocks", "8", "--per_device_eval_batch_size", "4"]
+    records, losses = {}, {}
+    for config, processes in ((None, 1), ("cpu_2", 2)):
+        out = work / f"pretrain-{config}"
+        text = launch(
+            "recipes/pretrain.py", "--corpus", work / "corpus.parquet", *PRETRAIN, *options, "--per_device_train_batch_size",
+            4 // processes, "--output_dir", out, config=config, processes=processes,
+        )  # fmt: skip
+        assert text.count("rtd loss") == 1 and text.count("3 steps, 192 tokens") == 1
+        records[processes] = json.loads((out / "results.json").read_text())
+        log = json.loads((out / "training/trainer_state.json").read_text())["log_history"]
+        losses[processes] = [entry["loss"] for entry in log if "loss" in entry]
+        assert (out / "generator/model.safetensors").is_file()
+    assert records[2]["environment"]["processes"] == 2 and len(losses[1]) == 3
+    assert losses[2] == pytest.approx(losses[1], rel=1e-4)
+    for name, value in records[1]["validation"].items():
+        # `loss` alone is a mean of means of batches.
+        assert name == "loss" or records[2]["validation"][name] == pytest.approx(value, rel=1e-4), name
+
+
+def test_pretrain_from_yaml_and_on(work):
+    """A masked LM, and a task trained from it."""
+    config = work / "pretrain.yaml"
+    config.write_text(f"pretrain:\n  model_config: {work / 'model.json'}\n  blocks: sentences\ntrain_tlm:\n  rho1: 7\n")
+    command = ["recipes/pretrain.py", "--corpus", work / "corpus.parquet", *PRETRAIN, config, "--output_dir", work / "mlm"]
+    assert "perplexity" in launch(*command)
+    before = (work / "mlm/results.json").read_bytes()
+    assert "perplexity" in launch(*command) and (work / "mlm/results.json").read_bytes() == before
+    launch(
+        "recipes/train_tlm.py", "--task", work / "task", *TINY, "--rho1", "0", "--max_length", "16", "--model_name_or_path",
+        work / "mlm", "--output_dir", work / "further",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "arguments,message",
+    [
+        (["--rho1", "3"], "unknown argument --rho1"),
+        (["--corpus", "{corpus}", "--stage2_max_steps", "3"], "unknown argument --stage2_max_steps"),
+        ([], "--corpus is missing"),
+        (["--corpus", "{corpus}", "--max_length", "500", "--validation_share", "0.9"], "does not fill one block of 500"),
+        (["--corpus", "{corpus}", "--max_length", "4000"], "max_length 4000 needs 4000 positions"),
+        (["--corpus", "{corpus}", "--objective", "ale"], "objective ale is ELECTRA on an ALBERT body"),
+        (["--corpus", "{corpus}", "--subset", "somewhere"], "Give --corpus or --subset, not both"),
+        (["--subset", "somewhere"], "somewhere is not a saved subset"),
+        (["--corpus", "{corpus}", "--replacements", "random"], "replacements random has no effect with objective mlm"),
+    ],
+)
+def test_errors_of_pretrain_are_messages_without_a_traceback(work, tmp_path, arguments, message):
+    filled = [argument.format(corpus=work / "corpus.parquet") for argument in arguments]
+    fails("recipes/pretrain.py", *PRETRAIN, *filled, "--output_dir", tmp_path / "out", message=message)

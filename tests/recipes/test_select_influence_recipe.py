@@ -1,0 +1,71 @@
+"""recipes/select_influence.py as a user starts it, on one and two processes, and further pretraining on what it kept."""
+
+import json
+from pathlib import Path
+
+import datasets
+import pytest
+
+from hf_tlm.retrieval import Subset
+from launching import PRETRAIN, fails, launch
+
+SCORE = ["--max_length", "32", "--vocab_size", "120", "--num_train_epochs", "1", "--report_to", "none", "--use_cpu", "true"]
+SCORE += ["--save_strategy", "no"]
+
+
+@pytest.mark.timeout(600)
+def test_influence_on_one_and_two_processes_and_training_on_it(work, subset):
+    common = ["recipes/select_influence.py", "--task", work / "task", "--subset", subset, *SCORE, "--fraction", "0.3"]
+    text = launch(*common, "--model_config", work / "model.json", "--output_dir", work / "iss")
+    whole, kept = Subset.load(subset), Subset.load(work / "iss")
+    assert len(kept) == round(0.3 * len(whole)) and f"{len(kept)} of {len(whole)} passages by influence" in text
+    table = {row["id"]: row for row in whole.dataset}
+    for row in kept.dataset:
+        assert {name: row[name] for name in table[row["id"]]} == table[row["id"]]
+    assert datasets.load_dataset(str(work / "iss"), split="train").column_names[-2:] == ["influence", "influence_rank"]
+    # Given as a checkpoint, and shared out: the same passages and numbers.
+    (score_model,) = (Path(datasets.config.HF_DATASETS_CACHE) / "hf_tlm").glob("score_model-*")
+    made = []
+    for config, processes in ((None, 1), ("cpu_2", 2)):
+        out, scores = work / f"iss-{processes}", work / f"scores-{processes}"
+        text = launch(
+            *common, "--score_model", score_model, "--work_dir", scores, "--output_dir", out, config=config,
+            processes=processes,
+        )  # fmt: skip
+        assert text.count("selected: ") == 1
+        made.append((Subset.load(out), sorted(path.read_bytes() for path in scores.rglob("scores-*"))))
+    assert made[0][0].dataset.to_dict() == made[1][0].dataset.to_dict() and made[0][1] == made[1][1] != []
+    assert made[0][0].manifest["selection"]["score_model"] == [f"hf_tlm/{score_model.name}"]
+    # Further pretraining on what was kept, by an adapter.
+    text = launch(
+        "recipes/pretrain.py", "--subset", work / "iss", *PRETRAIN, "--model_name_or_path", score_model / "mlm",
+        "--use_peft", "true", "--lora_r", "2", "--output_dir", work / "further",
+    )  # fmt: skip
+    assert "perplexity" in text and (work / "further/adapter/adapter_model.safetensors").is_file()
+    record = json.loads((work / "further/results.json").read_text())
+    assert record["corpus"]["name"].endswith(", for task") and record["trained_parameters"] < record["parameters"]
+
+
+def test_a_control(work, subset):
+    out = work / "dsir"
+    text = launch(
+        "recipes/select_influence.py", "--task", work / "task", "--subset", subset, "--method", "dsir", "--num_passages",
+        "7", "--use_cpu", "true", "--report_to", "none", "--output_dir", out,
+    )  # fmt: skip
+    kept = Subset.load(out)
+    assert len(kept) == 7 and "selected: 7 of" in text and kept.manifest["selection"]["method"] == "dsir"
+
+
+@pytest.mark.parametrize(
+    "arguments,message",
+    [
+        (["--fraction", "0.2", "--subset", "{subset}"], "--output_dir is missing"),
+        (["--subset", "{subset}", "--output_dir", "{out}"], "fraction"),
+        (["--num_passages", "7000", "--method", "random", "--subset", "{subset}", "--output_dir", "{out}"], "7,000"),
+        (["--fraction", "0.2", "--layer", "9", "--subset", "{subset}", "--output_dir", "{out}"], "layer"),
+    ],
+)
+def test_errors_are_messages_without_a_traceback(work, subset, tmp_path, arguments, message):
+    filled = [argument.format(subset=subset, out=tmp_path / "out") for argument in arguments]
+    model = ["--model_config", work / "model.json"]
+    fails("recipes/select_influence.py", "--task", work / "task", *SCORE, *model, *filled, message=message)

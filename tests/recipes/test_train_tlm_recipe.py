@@ -1,0 +1,103 @@
+"""recipes/train_tlm.py and recipes/quickstart.py as a user starts them; the former on two processes too."""
+
+import json
+
+import pytest
+
+from launching import TINY, fails, launch
+from toys import TINY_CONFIGS
+
+
+def test_train_tlm_with_replaced_token_detection(work, subset):
+    values = {k: v for k, v in TINY_CONFIGS["electra"].items() if k not in ("vocab_size", "num_labels")}
+    (work / "electra.json").write_text(json.dumps({"model_type": "electra", **values}))
+    out = launch(
+        "recipes/train_tlm.py", "--task", work / "task", "--subset", subset, "--model_config", work / "electra.json", *TINY,
+        "--objective", "electra", "--auxiliary_size", "0.5", "--logging_steps", "1", "--output_dir", work / "electra",
+    )  # fmt: skip
+    assert "cost a seed" in out
+    entry = json.loads((work / "electra/seed-0/stage1/trainer_state.json").read_text())["log_history"][0]
+    assert 0 < entry["corpus/rtd_loss"] and 0 < entry["corpus/replaced_fraction"] < 1
+    from transformers import ElectraForMaskedLM, ElectraForPreTraining, ElectraForSequenceClassification
+
+    for cls, folder in (
+        (ElectraForSequenceClassification, ""),
+        (ElectraForPreTraining, "discriminator"),
+        (ElectraForMaskedLM, "generator"),
+    ):
+        _, info = cls.from_pretrained(work / "electra" / folder, output_loading_info=True)
+        assert not info["missing_keys"] and not info["unexpected_keys"]
+
+
+@pytest.mark.timeout(600)
+def test_train_tlm_on_one_and_two_processes(work, subset):
+    """Equal total batches, with DDP and with FSDP: the same losses, scores, predictions and cost, to rounding."""
+    results = {}
+    for config, processes in ((None, 1), ("cpu_2", 2), ("fsdp", 2)):
+        out = work / f"run-{config}"
+        text = launch(
+            "recipes/train_tlm.py", "--task", work / "task", "--subset", subset, "--model_config", work / "model.json",
+            *TINY, "--max_steps", "4", "--total_batch_size", "8", "--per_device_train_batch_size", 8 // processes,
+            "--stage2_total_batch_size", "8", "--logging_steps", "1", "--output_dir", out, config=config,
+            processes=processes,
+        )  # fmt: skip
+        assert text.count("cost a seed") == 1
+        history = json.loads((out / "seed-0/stage1/trainer_state.json").read_text())["log_history"]
+        results[config] = {
+            "results": json.loads((out / "results.json").read_text()),
+            "losses": [entry["loss"] for entry in history if "loss" in entry],
+            **{
+                split: [json.loads(line) for line in (out / f"seed-0/predictions/{split}.jsonl").read_text().splitlines()]
+                for split in ("validation", "test")
+            },
+        }
+    assert list((work / "run-fsdp/seed-0/stage2").glob("checkpoint-*/pytorch_model_fsdp.bin")), "FSDP was not used"
+    one = results.pop(None)
+    for two in results.values():
+        assert two["results"]["environment"]["processes"] == 2
+        assert two["losses"] == pytest.approx(one["losses"], rel=1e-4)
+        for split in ("validation", "test"):
+            for ours, expected in zip(two[split], one[split], strict=True):
+                assert ours["id"] == expected["id"]
+                assert ours["probabilities"] == pytest.approx(expected["probabilities"], abs=1e-4)
+        for key in ("steps", "tokens", "real_tokens", "flops"):
+            assert one["results"]["seeds"][0]["cost"][key] == two["results"]["seeds"][0]["cost"][key], key
+
+
+def test_train_tlm_from_yaml(work, subset):
+    config = work / "config.yaml"
+    config.write_text(f"train_tlm:\n  model_config: {work / 'model.json'}\n  rho2: 5\nretrieve:\n  top_k: 3\n")
+    launch(
+        "recipes/train_tlm.py", "--config", config, "--task", work / "task", "--subset", subset, *TINY, "--seeds", "0", "1",
+        "--output_dir", work / "yaml",
+    )  # fmt: skip
+    results = json.loads((work / "yaml/results.json").read_text())
+    assert results["arguments"]["rho2"] == 5 and len(results["seeds"]) == 2
+
+
+def test_quickstart_on_own_data(work):
+    out = launch(
+        "recipes/quickstart.py", "--task", work / "task", "--corpus", work / "corpus.parquet", "--output_dir",
+        work / "quick", "--max_steps", "2", "--stage2_max_steps", "2", "--top_k", "4",
+    )  # fmt: skip
+    table = [line for line in out.splitlines() if line.startswith("| ")]
+    assert len(table) == 8 and "BM25 subset" in table[-1]
+    assert (work / "quick/model/model.safetensors").is_file() and not list((work / "quick/model").glob("seed-*"))
+    assert len(json.loads((work / "quick/table.json").read_text())) == 6
+
+
+@pytest.mark.parametrize(
+    "arguments,message",
+    [
+        (["--task", "{task}", "--subset", "nowhere"], "nowhere is not a saved subset"),
+        (["--task", "nowhere", "--subset", "{subset}"], "No task 'nowhere'"),
+        (["--task", "{task}", "--subset", "{subset}", "--label_column", "y"], "no column 'y'"),
+        (["--task", "{task}"], "give --subset"),
+        (["--task", "{task}", "--subset", "{subset}", "--rho1", "0.5"], "rho1 must be"),
+        (["--task", "{task}", "--subset", "{subset}", "--config", "nowhere.yaml"], "Cannot read --config nowhere.yaml"),
+        (["--task", "{task}", "--subset", "{subset}", "--model_config", "nowhere.json"], "neither a JSON file"),
+    ],
+)
+def test_errors_are_messages_without_a_traceback(work, subset, tmp_path, arguments, message):
+    filled = [argument.format(task=work / "task", subset=subset) for argument in arguments]
+    fails("recipes/train_tlm.py", *TINY, *filled, "--output_dir", tmp_path / "out", message=message)
