@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import math
 import os
 import sys
 from pathlib import Path
@@ -29,7 +30,7 @@ ARMS = {SCL: [], NO_SCL: ["--scl", "false"]}
 COSINES = {"cosine_positive": "cosine, positive pairs", "cosine_negative": "cosine, negative pairs"}
 COPY = {"copy_accuracy_replaced": "copy accuracy, replaced", "copy_accuracy_original": "copy accuracy, original"}
 LM = {"lm_accuracy_replaced": "LM accuracy, replaced", "lm_accuracy_original": "LM accuracy, original"}
-MEASURES = {**COSINES, **COPY, **LM, "replaced_fraction": "replaced tokens", "generator_accuracy": "auxiliary accuracy"}
+MEASURES = {**COSINES, **COPY, **LM, "replaced_fraction": "replaced", "copy_loss": "copy loss"}
 PANELS = {"Cosine of pairs of texts": COSINES, "Copy accuracy": COPY, "LM accuracy at masked positions": LM}
 
 TITLES = {"curves": "COCO-LM with and without sequence contrastive learning"}
@@ -37,7 +38,8 @@ NOTES = {
     "curves": "One seed. Of held-out blocks, without dropout. A positive pair is a block, corrupted, and 90% of it; a "
     "negative pair is two views of different blocks; the cosine is that of the first token's hidden states. Accuracies are "
     "shares of the tokens that the auxiliary model replaced, and of those that are as they were (of the LM, at masked "
-    "positions). The JSON has what training itself logged too (`logged`: means since the line before, with dropout)."
+    "positions). `copy loss, share alone` is the copy loss of who knows no more than the share of replaced tokens. The JSON "
+    "has what training itself logged too (`logged`: means since the line before, with dropout)."
 }
 
 
@@ -131,8 +133,14 @@ class Benchmark:
             scores, entry = trainer.evaluate(), logged.get(step, {})
             row = {"objective": arm, "step": step, "tokens": entry.get("real_tokens", 0)}
             row |= {shown: scores.get(f"eval_{name}") for name, shown in MEASURES.items()}
+            row["copy loss, share alone"] = entropy(row["replaced"])
             rows.append(row | {"logged": {name: entry[f"corpus/{name}"] for name in MEASURES if f"corpus/{name}" in entry}})
         return rows
+
+
+def entropy(share: float) -> float:
+    """The copy loss of who knows the share of replaced tokens, and of no token whether it is one. Nats."""
+    return -sum(p * math.log(p) for p in (share, 1 - share) if p > 0)
 
 
 def load(model, checkpoint: Path) -> None:

@@ -129,8 +129,6 @@ def _times(model_name: str, repeats: int, threads: int) -> dict[str, list[float]
 
     torch.set_num_threads(threads)
     batch, sides = _batch(), {side: _side(model_name, side) for side in SIDES}
-    for model, _ in sides.values():
-        model.train()  # Some begin in evaluation mode, which has no dropout.
     times: dict[str, list[float]] = {side: [] for side in SIDES}
     # The first round is not counted: kernels are chosen, buffers allocated.
     for repeat in range(repeats + 1):
@@ -147,7 +145,6 @@ def _memory(model_name: str, side: str, threads: int) -> float:
     torch.set_num_threads(threads)
     with Memory() as memory:
         batch, (model, loss) = _batch(), _side(model_name, side)
-        model.train()
         before = memory.now("VmRSS") - sum(p.numel() * p.element_size() for p in model.parameters()) / 2**20
         for _ in range(STEPS_OF_MEMORY):
             _step(model, loss, batch)

@@ -83,6 +83,7 @@ COCO_LM = """
     weight_decay         0.01    0.01    0.01
     mlm_probability      0.15    0.15    0.15
     crop_fraction        0.9     0.9     0.9
+    scl_temperature      1       1       1
     temperature          1       1       1
     rtd_weight           50      50      50"""
 COCO_LM_FILES = {
