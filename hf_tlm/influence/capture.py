@@ -21,6 +21,11 @@ class Tokens:
     inputs: torch.Tensor
     gradients: torch.Tensor
 
+    def of_texts(self, text: torch.Tensor) -> Tokens:
+        """The same tokens as those of other texts, int64 [A], ordered by them."""
+        order = torch.argsort(text, stable=True)
+        return Tokens(text[order], self.inputs[order], self.gradients[order])
+
 
 class Capture:
     """Keeps the inputs and outputs of modules during a forward pass in which no parameter needs a gradient.
@@ -57,8 +62,8 @@ class Capture:
         if len(output) != self.num_texts and self._text[place] is None:
             inputs = inputs.expand(self.num_texts, *inputs.shape[1:])
             output = output.expand(self.num_texts, *output.shape[1:])
-        if not output.requires_grad:
-            output.requires_grad_()
+        # Of an output that needs one already this changes nothing.
+        output.requires_grad_()
         self._calls[place].append((inputs.detach(), output))
         return output
 
@@ -70,16 +75,14 @@ class Capture:
         for calls, text in zip(self._calls, self._text, strict=True):
             parts = [_active(inputs, output, next(gradients), text) for inputs, output in calls]
             calls.clear()
-            tokens = parts[0] if len(parts) == 1 else Tokens(*map(torch.cat, zip(*map(_fields, parts), strict=True)))
-            if len(parts) > 1:
-                order = torch.argsort(tokens.text, stable=True)
-                tokens = Tokens(*(values[order] for values in _fields(tokens)))
-            found.append(tokens)
+            found.append(parts[0] if len(parts) == 1 else _together(parts))
         return found
 
 
-def _fields(tokens: Tokens) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return tokens.text, tokens.inputs, tokens.gradients
+def _together(parts: Sequence[Tokens]) -> Tokens:
+    text = torch.cat([part.text for part in parts])
+    inputs, gradients = (torch.cat([getattr(part, name) for part in parts]) for name in ("inputs", "gradients"))
+    return Tokens(text, inputs, gradients).of_texts(text)
 
 
 def _active(

@@ -4,8 +4,9 @@ The gradient of a linear layer's weight W is the sum over tokens s of b_s a_s^T,
 the output; that of its bias the sum of b_s. Two such gradients have the inner product
 sum_su (a_s . a_u) (b_s . b_u), which needs no gradient of W at all.
 
-Each class below has the same methods. A task batch's gradients are made once and kept (`start`, `add`, `finish`) as named
-tensors; those of passages are brought into the form that meets them (`of_passages`), and `products` is their inner products.
+Each class below has the same methods. Task batches' gradients are made once (`plan`, `start`, `add`, `finish`) and kept as
+named tensors; those of passages are brought into the form that meets them (`of_passages`, which takes `numbers_of_a_passage`
+in memory), and `products`, float [N, T], is their inner products.
 
 Shapes: A tokens, N passages, T task batches, I and O inputs and outputs, H width of an embedding.
 """
@@ -57,20 +58,17 @@ class VectorGradient:
 
     def __init__(self, key: str, module: nn.Module, attribute: str):
         self.key, self.module, self.attribute = key, module, attribute
+        self.numbers_of_a_passage = getattr(module, attribute).numel()
 
     def plan(self, tokens_per_task: float) -> int:
         """Numbers that are kept of a task batch."""
-        return getattr(self.module, self.attribute).numel()
-
-    @property
-    def numbers_of_a_passage(self) -> int:
-        return getattr(self.module, self.attribute).numel()
+        return self.numbers_of_a_passage
 
     def start(self, num_tasks: int, like: torch.Tensor) -> Tensors:
-        return {"": like.new_zeros(num_tasks, self.plan(0))}
+        return {"sum": like.new_zeros(num_tasks, self.numbers_of_a_passage)}
 
     def add(self, store: Tensors, tokens: Tokens) -> None:
-        store[""].index_add_(0, tokens.text, self._values(tokens))
+        store["sum"].index_add_(0, tokens.text, self._values(tokens))
 
     def finish(self, store: Tensors) -> Tensors:
         return store
@@ -79,7 +77,7 @@ class VectorGradient:
         return _sum_by(tokens.text, self._values(tokens), num_passages)
 
     def products(self, passages: torch.Tensor, tasks: Tensors, num_tasks: int) -> torch.Tensor:
-        return passages @ tasks[""].T
+        return passages @ tasks["sum"].T
 
     def _values(self, tokens: Tokens) -> torch.Tensor:
         if isinstance(self.module, nn.LayerNorm) and self.attribute == "weight":

@@ -214,7 +214,7 @@ class InfluenceScorer:
                 found = self._of_tasks(rows, places + start, 1 / sizes[task])
                 of_text = torch.from_numpy(task - first).to(self.device)
                 for checkpoint, tokens in zip(self._checkpoints, found, strict=True):
-                    by_task = [_ordered(of_text[x.text], x) for x in tokens]
+                    by_task = [each.of_texts(of_text[each.text]) for each in tokens]
                     for at, gradient in checkpoint.gradients:
                         gradient.add(stores[gradient.key], by_task[at])
             block = {g.key: g.finish(stores[g.key]) for _, g in self._gradients()}
@@ -259,12 +259,6 @@ class InfluenceScorer:
         if self._tasks is None:
             raise InfluenceError("There are no task gradients yet: call fit, or load what fit wrote.")
         return self._tasks
-
-
-def _ordered(text: torch.Tensor, tokens: Tokens) -> Tokens:
-    """The tokens with other texts, ordered by those."""
-    order = torch.argsort(text, stable=True)
-    return Tokens(text[order], tokens.inputs[order], tokens.gradients[order])
 
 
 def _read(rows: Dataset, needed: str) -> Dataset:
