@@ -32,8 +32,8 @@ from hf_tlm.influence.tail import Tail
 from hf_tlm.influence.task_gradients import TaskGradients
 from hf_tlm.models import TlmModel
 
-# What a config says of where a model came from.
-_NOT_OF_THE_MODEL = {"_name_or_path", "architectures", "transformers_version"}
+# What a config says of where a model came from and how it was kept; the weights tell their own dtype.
+_NOT_OF_THE_MODEL = {"_name_or_path", "architectures", "dtype", "transformers_version"}
 Gradient = VectorGradient | MatrixGradient | EmbeddingGradient
 
 
