@@ -96,7 +96,8 @@ class InfluenceScorer:
         projection_dim: approximate inner products of weights of linear layers, see `MatrixGradient`.
 
     Attributes:
-        num_task_batches: T, once there are task gradients.
+        num_task_batches: T; 0 until there are task gradients.
+        models: those given.
         choice: the layer, counted from 0, and its chosen parameters.
         settings: all above that scores depend on, as plain values; layer and parameters as in choice.
         fingerprint: hex digest of the models' weights and of the settings.
@@ -106,7 +107,7 @@ class InfluenceScorer:
         TokenizerError: the tokenizer lacks a mask token or a padding token.
     """
 
-    num_task_batches: int
+    num_task_batches = 0
 
     def __init__(
         self,
@@ -133,7 +134,7 @@ class InfluenceScorer:
             model.eval().requires_grad_(False)
             self.choice = choose_parameters(model, layer, parameters)
             self._checkpoints.append(_Checkpoint(model, self.choice, number, projection_dim, seed))
-        self.batch_size, self.device = batch_size, models[0].device
+        self.models, self.batch_size, self.device = list(models), batch_size, models[0].device
         self._wide = torch.promote_types(models[0].dtype, torch.float32)
         self.settings = {
             "layer": self.choice.layer,
