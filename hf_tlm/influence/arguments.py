@@ -106,6 +106,10 @@ class SelectionArguments:
             task_batch_size=self.task_batch_size,
         )
         check_executor(self.method, self.executor, self.num_shards, self.workers, self.executor_options)
+        if self.executor is not None:
+            from hf_tlm.influence.sharded import check_sharding
+
+            check_sharding(self._sharding(), self.work_dir)
 
     def scorer(self, models: Sequence[TlmModel], tokenizer: PreTrainedTokenizerBase) -> InfluenceScorer:
         """The scorer of a score model or its checkpoints.

@@ -46,18 +46,13 @@ def score_sharded(
         InfluenceError: datatrove is missing, or see `hf_tlm.influence.score`.
         RetrievalError: the executor or its options cannot be used, another run is at work in the folder, or a task failed.
     """
-    check_positive(num_shards=sharding.num_shards, workers=sharding.workers)
-    if importlib.util.find_spec("datatrove") is None:
-        raise InfluenceError("Scoring on executors needs datatrove: pip install 'hf-tlm[sharded]'.")
+    check_sharding(sharding, work_dir)
     from hf_tlm.influence import datatrove_steps as steps
-    from hf_tlm.retrieval.sharded.executors import check_executor, cluster
+    from hf_tlm.retrieval.sharded.executors import cluster
     from hf_tlm.retrieval.sharded.stages import lock, open_workspace, run_stage
 
     executor, options = sharding.executor, _options(sharding)
-    check_executor(executor, options)
     remote = executor == "jobs"
-    if work_dir is not None or remote:
-        open_workspace(work_dir or "", executor)
     scores = open_scores(task_rows, subset_rows, scorer, None if remote else work_dir, task_batch_size)
     # A bucket may serve several runs: what depends on other settings is in another folder of it.
     workspace = open_workspace(f"{work_dir}/{scores.folder.name}" if remote else scores.folder / WORK_FOLDER, executor)
@@ -74,6 +69,24 @@ def score_sharded(
         if workspace.local:
             shutil.rmtree(workspace.location, ignore_errors=True)
     return scores
+
+
+def check_sharding(sharding: Sharding, work_dir: str | Path | None) -> None:
+    """Everything that can be refused before there is a score model.
+
+    Raises:
+        InfluenceError: datatrove is missing.
+        RetrievalError: see `score_sharded`.
+    """
+    check_positive(num_shards=sharding.num_shards, workers=sharding.workers)
+    if importlib.util.find_spec("datatrove") is None:
+        raise InfluenceError("Scoring on executors needs datatrove: pip install 'hf-tlm[sharded]'.")
+    from hf_tlm.retrieval.sharded.executors import check_executor
+    from hf_tlm.retrieval.sharded.stages import open_workspace
+
+    check_executor(sharding.executor, _options(sharding))
+    if work_dir is not None or sharding.executor == "jobs":
+        open_workspace(work_dir or "", sharding.executor)
 
 
 def _options(sharding: Sharding) -> dict:
