@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -117,6 +119,36 @@ def test_a_killed_run_continues(rows, scorer, expected, tmp_path, monkeypatch, t
     assert not again
 
 
+def test_jobs_meet_in_a_remote_folder(rows, scorer, expected, tmp_path, monkeypatch):
+    """A Job is run here and the remote folder is fsspec's memory: no Hub to test with."""
+    import huggingface_hub
+    from datatrove.tools import launch_pickled_pipeline
+
+    launched = []
+
+    def run_uv_job(script, *, script_args, env, **_):
+        with monkeypatch.context() as patch:
+            for name, value in env.items():
+                patch.setenv(name, value)
+            patch.setattr(sys, "argv", [script, *script_args])
+            launch_pickled_pipeline.main()
+        launched.append(script_args)
+        return SimpleNamespace(id=f"job{len(launched)}", url="")
+
+    done = SimpleNamespace(status=SimpleNamespace(stage="COMPLETED"))
+    monkeypatch.setattr(huggingface_hub, "run_uv_job", run_uv_job)
+    monkeypatch.setattr(huggingface_hub, "inspect_job", lambda **_: done)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    options = {"token": "hf_secret", "dependencies": ["hf-tlm[sharded]"], "poll_interval": 0}
+    jobs = Sharding(3, "jobs", options=options)
+    for _ in range(2):
+        found = score_sharded(*rows, scorer, jobs, "memory://bucket/iss", task_batch_size=5)
+        assert files(found.folder) == expected and tmp_path in found.folder.parents
+    assert len(launched) == 4  # One for the gradients; the second run finds all in the cache.
+    with pytest.raises(HfTlmError, match="jobs executor needs a remote work_dir"):
+        score_sharded(*rows, scorer, jobs, tmp_path / "work")
+
+
 def test_missing_score_files_are_made_again(rows, scorer, expected, tmp_path):
     work = tmp_path / "one"
     (work / "scores-00002.npy").unlink()
@@ -129,8 +161,6 @@ def test_a_failure_of_a_task_is_told(rows, scorer, tmp_path, monkeypatch):
     monkeypatch.setattr(InfluenceScorer, "score", lambda self, rows: 1 / 0)
     with pytest.raises(HfTlmError, match="Shard 0 failed in the stage scores: ZeroDivisionError"):
         score_sharded(*rows, scorer, HERE, tmp_path / "work")
-    with pytest.raises(HfTlmError, match="jobs executor needs"):
-        score_sharded(*rows, scorer, Sharding(2, "jobs"), tmp_path / "work")
     with pytest.raises(HfTlmError, match="needs a folder as work_dir"):
         score_sharded(*rows, scorer, HERE, "s3://bucket/work")
     with pytest.raises(HfTlmError, match="num_shards must be at least 1"):
