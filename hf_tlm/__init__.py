@@ -10,8 +10,9 @@
     run = run_tlm(task, subset, args, model_args)                 # stage 1, stage 2, evaluation, export
     print(run.to_text())                                          # and scierc-tlm is a stock checkpoint
 
-The folders tell the same story in the same order: tasks, corpora, retrieval, data, models, objectives, training,
-evaluation; a module imports from folders to its left only. Names here are imported when first used.
+The folders tell the same story in the same order: tasks, corpora, retrieval, data, models, objectives,
+influence, training, evaluation, analysis; a module imports from folders to its left only. Names here are imported when first
+used.
 """
 
 from __future__ import annotations

@@ -35,7 +35,8 @@ def score_sharded(
     """The influence of every passage on every task batch, by `sharding.num_shards` tasks of an executor of datatrove.
 
     A task loads the scorer from `work_dir` and scores its share of the shards of 1,024 passages, on the accelerator of its
-    machine unless `scorer` stays off the one that is here. What a killed run has left is not made again.
+    machine unless `scorer` stays off the one that is here. What a killed run has left is not made again. With as many
+    threads for torch on the same kind of machine, the files are byte for byte those of `hf_tlm.influence.score`.
 
     Args:
         task_rows, subset_rows, task_batch_size: see `hf_tlm.influence.score`.
