@@ -11,7 +11,7 @@
     print(run.to_text())                                          # and scierc-tlm is a stock checkpoint
 
 The folders tell the same story in the same order: tasks, corpora, retrieval, data, models, objectives, influence, training,
-evaluation; a module imports from folders to its left only. Names here are imported when first used.
+evaluation, analysis; a module imports from folders to its left only. Names here are imported when first used.
 """
 
 from __future__ import annotations

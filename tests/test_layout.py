@@ -20,6 +20,7 @@ ORDER = [
     {"influence"},
     {"training"},
     {"evaluation"},
+    {"analysis"},
 ]
 MODULES = sorted((ROOT / "hf_tlm").rglob("*.py"))
 

@@ -14,7 +14,14 @@ import pytest
 from transformers import HfArgumentParser, TrainingArguments
 
 from hf_tlm.parser import ConfigError, parse
-from hf_tlm.training import PretrainArguments, PretrainOptions, TlmArguments, TlmOptions
+from hf_tlm.training import (
+    PretrainArguments,
+    PretrainOptions,
+    ScoreModelArguments,
+    ScoreModelOptions,
+    TlmArguments,
+    TlmOptions,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAVY = ["torch", "transformers", "datasets", "evaluate", "numba", "scipy", "sklearn", "pandas", "pyarrow", "numpy"]
@@ -58,10 +65,11 @@ def test_help_imports_nothing_heavy(recipe):
         if isinstance(field, ast.AnnAssign)
     ]
     assert not [name for name in own if f"\n  --{name}" not in text]
-    takes_trainers = "TlmOptions" in source or "PretrainOptions" in source
+    takes_tlms = "TlmOptions" in source or "ScoreModelOptions" in source
+    takes_trainers = takes_tlms or "PretrainOptions" in source
     assert own or takes_trainers
     assert takes_trainers == ("Every option of transformers.TrainingArguments is accepted too" in text)
-    assert ("TlmOptions" in source) == ("\n  --rho1 RHO1" in text) and "gradient_accumulation_steps GR" not in text
+    assert takes_tlms == ("\n  --rho1 RHO1" in text) and "gradient_accumulation_steps GR" not in text
 
 
 def help_of(capsys, *dataclasses, option="--help"):
@@ -110,7 +118,14 @@ def test_pretraining_has_no_options_of_a_task(tmp_path, capsys, option):
         parse(PretrainOptions, recipe="pretrain", description="", args=["--config", str(tmp_path / "a.yaml")])
 
 
-@pytest.mark.parametrize("options,full", [(TlmOptions, TlmArguments), (PretrainOptions, PretrainArguments)])
+@pytest.mark.parametrize(
+    "options,full",
+    [
+        (TlmOptions, TlmArguments),
+        (PretrainOptions, PretrainArguments),
+        (ScoreModelOptions, ScoreModelArguments),
+    ],
+)
 def test_defaults_of_the_options_win(options, full):
     theirs = {field.name: field.default for field in dataclasses.fields(TrainingArguments)}
     ours = {field.name: field.default for field in dataclasses.fields(options)}

@@ -6,22 +6,28 @@ from hf_tlm.lazy import export_lazily
 
 if TYPE_CHECKING:
     from hf_tlm.influence.arguments import SelectionArguments
+    from hf_tlm.influence.document_scores import DocumentScores
     from hf_tlm.influence.errors import InfluenceError
     from hf_tlm.influence.masks import draws
     from hf_tlm.influence.score_files import ScoreFiles, score
     from hf_tlm.influence.scorer import InfluenceScorer
+    from hf_tlm.influence.scorer_files import load_scorer, save_scorer
     from hf_tlm.influence.select import select
     from hf_tlm.influence.selection import Selection, select_rows
+    from hf_tlm.influence.sharded import score_sharded
 
 __getattr__, __dir__, __all__ = export_lazily(
     __name__,
     {
         "arguments": ["SelectionArguments"],
+        "document_scores": ["DocumentScores"],
         "errors": ["InfluenceError"],
         "masks": ["draws"],
         "score_files": ["ScoreFiles", "score"],
         "scorer": ["InfluenceScorer"],
+        "scorer_files": ["load_scorer", "save_scorer"],
         "select": ["select"],
         "selection": ["Selection", "select_rows"],
+        "sharded": ["score_sharded"],
     },
 )

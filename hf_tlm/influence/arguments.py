@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hf_tlm.influence.checks import BALANCES, METHODS, check_selection
+from hf_tlm.influence.checks import BALANCES, METHODS, check_executor, check_selection
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 
     from hf_tlm.influence import InfluenceScorer
     from hf_tlm.models import TlmModel
-    from hf_tlm.retrieval import Subset
+    from hf_tlm.retrieval import Sharding, Subset
     from hf_tlm.tasks import Task
+
+NUM_SHARDS = 2
 
 
 @dataclass
@@ -76,6 +78,22 @@ class SelectionArguments:
         default=None,
         metadata={"help": "Folder of the scores, from which a killed run continues. Default: in the cache, found again."},
     )
+    executor: str | None = field(
+        default=None,
+        metadata={
+            "help": "Score on an executor of datatrove, whose machines see work_dir. Default: in this process, and those "
+            "that accelerate launches with it.",
+            "choices": ["local", "ray", "slurm", "jobs"],
+        },
+    )
+    num_shards: int | None = field(
+        default=None, metadata={"help": f"executor: tasks that share the scoring, each with a model. Default: {NUM_SHARDS}."}
+    )
+    workers: int | None = field(default=None, metadata={"help": "executor: tasks at a time."})
+    executor_options: str | None = field(
+        default=None,
+        metadata={"help": 'executor: options of datatrove\'s, e.g. \'{"partition": "gpu", "time": "2:00:00"}\'.'},
+    )
 
     def __post_init__(self):
         check_selection(
@@ -87,6 +105,11 @@ class SelectionArguments:
             corpus_batch_size=self.corpus_batch_size,
             task_batch_size=self.task_batch_size,
         )
+        check_executor(self.method, self.executor, self.num_shards, self.workers, self.executor_options)
+        if self.executor is not None:
+            from hf_tlm.influence.sharded import check_sharding
+
+            check_sharding(self._sharding(), self.work_dir)
 
     def scorer(self, models: Sequence[TlmModel], tokenizer: PreTrainedTokenizerBase) -> InfluenceScorer:
         """The scorer of a score model or its checkpoints.
@@ -143,6 +166,16 @@ class SelectionArguments:
             max_length=self.score_max_length,
             score_model=self.score_model if score_model is None else score_model,
             work_dir=self.work_dir,
+            sharding=self._sharding(),
             process_index=process_index,
             num_processes=num_processes,
         )
+
+    def _sharding(self) -> Sharding | None:
+        if self.executor is None:
+            return None
+        from hf_tlm.retrieval.arguments import parse_executor_options
+        from hf_tlm.retrieval.engines import Sharding
+
+        options = parse_executor_options(self.executor_options or "{}")
+        return Sharding(self.num_shards or NUM_SHARDS, self.executor, self.workers, options=options)

@@ -17,8 +17,8 @@ from hf_tlm.influence.tail import Tail
 from hf_tlm.models import TlmModel
 
 Gradient = VectorGradient | MatrixGradient | EmbeddingGradient
-# What a config says of where a model came from.
-_NOT_OF_THE_MODEL = {"_name_or_path", "architectures", "transformers_version"}
+# What a config says of where a model came from and how it was kept; the weights tell their own dtype.
+_NOT_OF_THE_MODEL = {"_name_or_path", "architectures", "dtype", "transformers_version"}
 
 
 class Checkpoint:

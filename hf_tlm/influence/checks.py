@@ -51,3 +51,22 @@ def check_selection(
             f"balance {balance!r} shares out the passages that influence chooses: it goes with method iss and fraction or "
             f"num_passages; received method {method}{'' if top_k is None else f', top_k {top_k}'}. Leave it out."
         )
+
+
+def check_executor(
+    method: str, executor: str | None, num_shards: int | None, workers: int | None, executor_options: str | None
+) -> None:
+    """Raises:
+    InfluenceError: an executor of a method that computes nothing large, options without an executor, or none at a time.
+    """
+    options = {"num_shards": num_shards, "workers": workers, "executor_options": executor_options}
+    given = {name: value for name, value in options.items() if value is not None}
+    if executor is None and given:
+        raise InfluenceError(
+            f"{', '.join(given)} belong to an executor: add --executor local (ray, slurm, jobs), or leave them out."
+        )
+    if executor is not None and method != "iss":
+        raise InfluenceError(f"An executor scores passages, which only iss does; received {executor} with {method}.")
+    for name in ("num_shards", "workers"):
+        if given.get(name, 1) < 1:
+            raise InfluenceError(f"{name} must be at least 1; received {given[name]}.")

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from hf_tlm.influence.scorer import InfluenceScorer
 
 SETTINGS_FILE, GRADIENTS_FOLDER = "settings.json", "task-gradients"
+# What tasks of an executor share, see `hf_tlm.influence.sharded`.
+WORK_FOLDER = "sharded"
 SHARD_ROWS = 1024
 READ_ROWS = 1000
 POLL_SECONDS = 0.1
@@ -59,6 +61,10 @@ class ScoreFiles:
         except (OSError, ValueError, EOFError):
             return None
         return shard if shard.shape == (len(self.rows(number)), self.shape[1]) else None
+
+    def missing(self) -> list[int]:
+        """The shards that `find` does not find."""
+        return [number for number in range(self.num_shards) if self.find(number) is None]
 
     def write(self, number: int, scores: np.ndarray) -> None:
         """Raises:
@@ -109,22 +115,12 @@ def score(
         InfluenceError: `work_dir` holds scores of other texts, models or settings; or see `InfluenceScorer.fit`.
         HfTlmError: the disk cannot be written.
     """
-    settings = {
-        "format": _FORMAT,
-        "subset": rows_digest(subset_rows),
-        "task": rows_digest(task_rows),
-        "task_batch_size": task_batch_size,
-        **scorer.settings,
-        "scorer": scorer.fingerprint,
-    }
     main = process_index == 0
-    folder = _cache_folder(settings) if work_dir is None else Path(work_dir)
-    _claim(folder, settings, main)
-    scores = ScoreFiles(folder, (len(subset_rows), -(-len(task_rows) // task_batch_size)))
+    scores = open_scores(task_rows, subset_rows, scorer, work_dir, task_batch_size, main)
     # A fixed share, as processes that looked for what is missing at different times would see different things.
-    missing = [number for number in range(scores.num_shards) if scores.find(number) is None]
+    missing = scores.missing()
     mine = [number for number in missing if number % num_processes == process_index]
-    _fit(scorer, task_rows, task_batch_size, folder / GRADIENTS_FOLDER, main and bool(missing), bool(mine))
+    _fit(scorer, task_rows, task_batch_size, scores.folder / GRADIENTS_FOLDER, main and bool(missing), bool(mine))
 
     from tqdm.auto import tqdm
 
@@ -138,8 +134,39 @@ def score(
             missing = _advance(scores, missing, bar)
     if main:
         # They may be larger than the scores, and can be made again.
-        shutil.rmtree(folder / GRADIENTS_FOLDER, ignore_errors=True)
+        for name in (GRADIENTS_FOLDER, WORK_FOLDER):
+            shutil.rmtree(scores.folder / name, ignore_errors=True)
     return scores
+
+
+def open_scores(
+    task_rows: Dataset,
+    subset_rows: Dataset,
+    scorer: InfluenceScorer,
+    work_dir: str | Path | None,
+    task_batch_size: int,
+    main: bool = True,
+) -> ScoreFiles:
+    """The scores that are there, in a folder of this data and these settings; what is missing is to be written.
+
+    Args:
+        work_dir, task_batch_size: see `score`.
+        main: of several processes the one that begins a folder, for which the others wait.
+
+    Raises:
+        InfluenceError: `work_dir` holds scores of other texts, models or settings.
+    """
+    settings = {
+        "format": _FORMAT,
+        "subset": rows_digest(subset_rows),
+        "task": rows_digest(task_rows),
+        "task_batch_size": task_batch_size,
+        **scorer.settings,
+        "scorer": scorer.fingerprint,
+    }
+    folder = _cache_folder(settings) if work_dir is None else Path(work_dir)
+    _claim(folder, settings, main)
+    return ScoreFiles(folder, (len(subset_rows), -(-len(task_rows) // task_batch_size)))
 
 
 def rows_digest(rows: Dataset) -> str:

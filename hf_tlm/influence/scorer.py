@@ -62,7 +62,8 @@ class InfluenceScorer:
         projection_dim: approximate inner products of weights of linear layers, see `MatrixGradient`.
 
     Attributes:
-        num_task_batches: T, once there are task gradients.
+        num_task_batches: T; 0 until there are task gradients.
+        models: those given.
         choice: the layer, counted from 0, and its chosen parameters.
         settings: all of the above that scores depend on, but for the models, as JSON values.
         fingerprint: hex digest of these and of the models.
@@ -72,7 +73,7 @@ class InfluenceScorer:
         TokenizerError: the tokenizer lacks a mask token or a padding token.
     """
 
-    num_task_batches: int
+    num_task_batches = 0
 
     def __init__(
         self,
@@ -101,7 +102,8 @@ class InfluenceScorer:
             model.eval().requires_grad_(False)
             self.choice = choose_parameters(model, layer, parameters)
             self._checkpoints.append(Checkpoint(model, self.choice.parameters, number, projection_dim, seed))
-        self.tokenizer, self.batch_size, self.device = tokenizer, batch_size, models[0].device
+        self.models, self.tokenizer = list(models), tokenizer
+        self.batch_size, self.device = batch_size, models[0].device
         self._wide = torch.promote_types(models[0].dtype, torch.float32)
         self.settings: dict[str, Any] = {
             "layer": self.choice.layer,

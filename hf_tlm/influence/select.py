@@ -12,7 +12,7 @@ import numpy as np
 from datasets import Dataset, Value
 
 from hf_tlm.data.tokenization import tokenize
-from hf_tlm.influence.checks import check_selection
+from hf_tlm.influence.checks import check_executor, check_selection
 from hf_tlm.influence.dsir import NUM_BUCKETS, log_importance_weights, resample
 from hf_tlm.influence.errors import InfluenceError
 from hf_tlm.influence.score_files import score
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from hf_tlm.influence.scorer import InfluenceScorer
+    from hf_tlm.retrieval import Sharding
     from hf_tlm.tasks import Task
 
 logger = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ def select(
     max_length: int = 128,
     score_model: Any = None,
     work_dir: str | Path | None = None,
+    sharding: Sharding | None = None,
     process_index: int = 0,
     num_processes: int = 1,
 ) -> Subset:
@@ -70,6 +72,8 @@ def select(
         max_length: tokens after which a text is cut for scoring.
         score_model: what the manifest calls the score model, a plain value.
         work_dir, process_index, num_processes: see `hf_tlm.influence.score`.
+        sharding: score on an executor of datatrove instead, started by this process alone; see
+            `hf_tlm.influence.sharded.score_sharded`.
 
     Returns:
         The same columns; for iss also `influence` (float32, mean over task batches) and `influence_rank` (int32, the best
@@ -89,21 +93,21 @@ def select(
         task_batch_size=task_batch_size,
     )
     _check(task, subset, method, scorer)
+    _check_sharding(method, sharding, num_processes)
     sizes = {"fraction": fraction, "top_k": top_k, "num_passages": num_passages}
     made: dict[str, Any] = {"method": method, **{name: value for name, value in sizes.items() if value is not None}}
     size = _size(len(subset), **sizes)
     columns: dict[str, np.ndarray] = {}
     if method == "iss":
         rows, classes, left_out = _task_rows(task, scorer.tokenizer, max_length, task_batch_size, balance)
-        scores = score(
-            rows,
-            _passage_rows(subset, scorer.tokenizer, max_length),
-            scorer,
-            work_dir,
-            task_batch_size=task_batch_size,
-            process_index=process_index,
-            num_processes=num_processes,
-        )
+        passages = _passage_rows(subset, scorer.tokenizer, max_length)
+        if sharding is None:
+            processes = {"process_index": process_index, "num_processes": num_processes}
+            scores = score(rows, passages, scorer, work_dir, task_batch_size=task_batch_size, **processes)
+        else:
+            from hf_tlm.influence.sharded import score_sharded
+
+            scores = score_sharded(rows, passages, scorer, sharding, work_dir, task_batch_size=task_batch_size)
         found = select_rows(scores, corpus_batch_size=corpus_batch_size, top_k=top_k, num_passages=size, classes=classes)
         chosen, columns = found.rows, {"influence": found.influence, "influence_rank": found.rank}
         made |= {
@@ -154,6 +158,17 @@ def _check(task: Task, subset: Subset, method: str, scorer: InfluenceScorer | No
     if not len(task.splits.get("validation") or ()):
         raise InfluenceError(
             f"Task {task.name} has no validation examples, whose loss influence is measured on. Split off some of training."
+        )
+
+
+def _check_sharding(method: str, sharding: Sharding | None, num_processes: int) -> None:
+    if sharding is None:
+        return
+    check_executor(method, sharding.executor, sharding.num_shards, sharding.workers, None)
+    if num_processes > 1:
+        raise InfluenceError(
+            f"An executor is started by one process; received {sharding.executor} in {num_processes} processes. Start it "
+            "without accelerate launch, or leave the executor out."
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -120,13 +120,9 @@ class RetrievalArguments:
     def _sharding(self) -> Sharding:
         from hf_tlm.retrieval.engines import Sharding
 
-        try:
-            options = yaml.safe_load(self.executor_options)  # JSON is YAML.
-        except yaml.YAMLError as error:
-            raise RetrievalError(f"--executor_options must be JSON: {error}") from error
-        if not isinstance(options, dict):
-            raise RetrievalError(f"--executor_options must be a JSON object of options; received {self.executor_options}.")
-        return Sharding(self.num_shards, self.executor, self.workers, self.work_dir, options)
+        return Sharding(
+            self.num_shards, self.executor, self.workers, self.work_dir, parse_executor_options(self.executor_options)
+        )
 
     def _elastic(self) -> ElasticSettings:
         from hf_tlm.retrieval.elastic.client import ElasticSettings
@@ -141,3 +137,16 @@ class RetrievalArguments:
             source_field=self.elastic_source_field,
             ca_certs=self.elastic_ca_certs,
         )
+
+
+def parse_executor_options(text: str) -> dict[str, Any]:
+    """Raises:
+    RetrievalError: it is not a JSON object.
+    """
+    try:
+        options = yaml.safe_load(text)  # JSON is YAML.
+    except yaml.YAMLError as error:
+        raise RetrievalError(f"--executor_options must be JSON: {error}") from error
+    if not isinstance(options, dict):
+        raise RetrievalError(f"--executor_options must be a JSON object of options; received {text}.")
+    return options

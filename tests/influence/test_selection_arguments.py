@@ -7,8 +7,10 @@ import sys
 import pytest
 
 from fake_scorer import FakeScorer
+from hf_tlm.files import HfTlmError
 from hf_tlm.influence import InfluenceError, SelectionArguments, select
 from hf_tlm.parser import parse
+from hf_tlm.retrieval import Sharding
 
 RENAMED = {"seed": "selection_seed", "max_length": "score_max_length"}
 
@@ -42,8 +44,13 @@ def test_the_command_line_reaches_selection_and_scorer(monkeypatch):
     assert calls == {
         "given": ("task", "subset"), "method": "iss", "fraction": None, "top_k": None, "num_passages": 7, "balance": "class",
         "corpus_batch_size": 2, "task_batch_size": 3, "seed": 5, "scorer": "scorer", "max_length": 64,
-        "score_model": ["a", "b"], "work_dir": "w", "process_index": 1, "num_processes": 2,
+        "score_model": ["a", "b"], "work_dir": "w", "sharding": None, "process_index": 1, "num_processes": 2,
     }  # fmt: skip
+    on = ["--executor", "local", "--workers", "4", "--executor_options", '{"start_method": "spawn"}', "--fraction", "0.5"]
+    parsed(*on).select("task", "subset", "scorer")
+    assert calls["sharding"] == Sharding(2, "local", 4, options={"start_method": "spawn"})
+    parsed(*on, "--num_shards", "9").select("task", "subset", "scorer")
+    assert calls["sharding"].num_shards == 9
     args.select("task", "subset", score_model="trained here")
     assert calls["score_model"] == "trained here" and calls["scorer"] is None
 
@@ -55,11 +62,29 @@ def test_the_command_line_reaches_selection_and_scorer(monkeypatch):
         (["--fraction", "0.2", "--num_passages", "3"], "received fraction 0.2, num_passages 3"),
         (["--fraction", "2"], "above 0 and at most 1"),
         (["--method", "dsir", "--top_k", "3"], "received it with dsir"),
+        (["--fraction", "0.2", "--num_shards", "3", "--workers", "1"], "num_shards, workers belong to an executor"),
+        (["--fraction", "0.2", "--method", "dsir", "--executor", "ray"], "only iss does; received ray with dsir"),
+        (["--fraction", "0.2", "--executor", "local", "--num_shards", "0"], "num_shards must be at least 1; received 0"),
     ],
 )
 def test_what_is_refused(args, message):
     with pytest.raises(InfluenceError, match=message):
         parsed(*args)
+
+
+@pytest.mark.parametrize(
+    "args,message",
+    [
+        (["slurm", "--executor_options", '{"partition": "gpu"}'], "slurm executor needs time"),
+        (["local", "--executor_options", "[1]"], "must be a JSON object"),
+        (["local", "--work_dir", "s3://bucket/work"], "needs a folder as work_dir"),
+        (["local", "--executor_options", '{"nonsense": 1}'], "no option nonsense"),
+    ],
+)
+def test_executors_are_refused_before_a_score_model_is_trained(args, message):
+    pytest.importorskip("datatrove")
+    with pytest.raises(HfTlmError, match=message):
+        parsed("--fraction", "0.2", "--executor", *args)
 
 
 def test_a_run_by_arguments(task, tokenizer, tmp_path, corpus):

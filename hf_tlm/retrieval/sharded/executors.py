@@ -36,7 +36,6 @@ from loguru import logger as datatrove_logger
 from hf_tlm.files import HfTlmError
 from hf_tlm.retrieval.analyzer import RetrievalError
 
-PRELOAD = ["hf_tlm.retrieval.sharded.warm"]  # once for all local processes
 # Arguments of datatrove's that are given here, or that our loops have no use for.
 OWN_ARGUMENTS = {"pipeline", "tasks", "logging_dir", "skip_completed", "depends", "depends_job_id", "run_on_dependency_fail"}
 UNUSED_ARGUMENTS = {
@@ -296,17 +295,17 @@ def check_executor(name: str, options: dict[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def cluster(name: str, options: dict[str, Any]) -> Iterator[None]:
+def cluster(name: str, options: dict[str, Any], preload: list[str]) -> Iterator[None]:
     """What the tasks of a run need to be there, for its time.
 
-    local: the process that others fork from, which loads what they need while this one goes on. ray: the connection there
-    is, else options["address"], $RAY_ADDRESS, or a cluster of this machine alone.
+    local: the process that others fork from, which imports the modules of `preload` while this one goes on. ray: the
+    connection there is, else options["address"], $RAY_ADDRESS, or a cluster of this machine alone.
 
     Raises:
         RetrievalError: the Ray cluster cannot be reached.
     """
     if name == "local" and options.get("workers") != 1 and options.get("start_method", "forkserver") == "forkserver":
-        multiprocessing.set_forkserver_preload(PRELOAD)
+        multiprocessing.set_forkserver_preload(preload)
         multiprocessing.forkserver.ensure_running()
     if name != "ray":
         yield

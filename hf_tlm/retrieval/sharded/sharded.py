@@ -7,15 +7,13 @@ are the best K; and only the texts of passages in their union are read again. A 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib.util
 import logging
 import os
 import shutil
-import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,7 +35,7 @@ logger = logging.getLogger(__name__)
 FORMAT = "hf_tlm.sharded"
 FORMAT_VERSION = 1
 RUN_FILE = "run.json"
-POLL = {True: 0.2, False: 15.0}  # seconds between looks at a local and a remote folder, for the progress bar
+PRELOAD = ["hf_tlm.retrieval.sharded.warm"]  # once for all local processes
 
 
 @dataclass
@@ -102,7 +100,8 @@ def retrieve_sharded(
     from hf_tlm.retrieval.sharded import steps
     from hf_tlm.retrieval.sharded.executors import check_executor, cluster
     from hf_tlm.retrieval.sharded.pieces import plan, spread
-    from hf_tlm.retrieval.sharded.workspace import Workspace, write_queries
+    from hf_tlm.retrieval.sharded.stages import lock, open_workspace, run_stage
+    from hf_tlm.retrieval.sharded.workspace import write_queries
 
     if executor == "local":
         workers = workers or min(num_shards, os.cpu_count() or 1)
@@ -111,17 +110,11 @@ def retrieve_sharded(
         threads = None if executor == "jobs" else options.get("cpus_per_task", 1)
     options["workers"] = workers or -1
     check_executor(executor, options)
-    location = str(work_dir)
-    workspace = Workspace(location if "://" in location else str(Path(location).expanduser().absolute()))
-    if workspace.local == (executor == "jobs"):
-        kind = (
-            "a remote work_dir, such as hf://buckets/<user>/<bucket>/<folder>" if workspace.local else "a folder as work_dir"
-        )
-        raise RetrievalError(f"The {executor} executor needs {kind}; received {location}.")
+    workspace = open_workspace(work_dir, executor)
     if not isinstance(queries, TokenizedTexts):
         queries = tokenize_texts(queries, settings.analyzer)
 
-    with _lock(workspace), cluster(executor, options):
+    with lock(workspace), cluster(executor, options, PRELOAD):
         _claim(workspace, _identity(queries, corpus, top_k, settings, max_query_terms, num_shards))
         if executor in ("local", "ray"):  # Whose tasks ended with the run that was killed.
             _clear(workspace)
@@ -137,13 +130,13 @@ def retrieve_sharded(
         away = executor, options
         okapi = settings.variant == "okapi"
         index = steps.IndexShard(workspace, pieces, skip_bad_files, settings.analyzer, okapi, threads)
-        _run(index, num_shards, *away, "Indexing")
+        run_stage(index, num_shards, *away, "Indexing")
         _check_bad_files(workspace, num_shards, skip_bad_files)
-        _run(steps.SumStatistics(workspace, num_shards, okapi), 1, *here)
+        run_stage(steps.SumStatistics(workspace, num_shards, okapi), 1, *here)
         search = steps.SearchShard(workspace, top_k, settings, max_query_terms, threads, query_batch_size)
-        _run(search, num_shards, *away, "Searching")
-        _run(steps.MergeHits(workspace, num_shards, top_k), 1, *here)
-        _run(steps.GatherTexts(workspace), num_shards, *(here if workspace.local else away))
+        run_stage(search, num_shards, *away, "Searching")
+        run_stage(steps.MergeHits(workspace, num_shards, top_k), 1, *here)
+        run_stage(steps.GatherTexts(workspace), num_shards, *(here if workspace.local else away))
         return _result(workspace, num_shards)
 
 
@@ -153,26 +146,6 @@ def _check_arguments(top_k: int, num_shards: int, workers: int | None, max_query
     for name, value in numbers.items():
         if value is not None and value < 1:
             raise RetrievalError(f"{name} must be at least 1; received {value}.")
-
-
-@contextlib.contextmanager
-def _lock(workspace: Workspace) -> Iterator[None]:
-    """One run at a time; the system drops the lock when a run is killed. A remote folder has none."""
-    from filelock import FileLock, Timeout
-
-    if not workspace.local:
-        yield
-        return
-    folder = Path(workspace.location)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / ".lock").acquire(timeout=0)
-    except Timeout as error:
-        raise RetrievalError(f"Another run is at work in {folder}. Wait for it, or choose another work_dir.") from error
-    except OSError as error:
-        raise RetrievalError(f"Cannot write under {folder}: {error}. Choose another work_dir.") from error
-    with lock:
-        yield
 
 
 def _identity(queries: TokenizedTexts, corpus: Corpus, top_k, settings, max_query_terms, num_shards) -> dict[str, Any]:
@@ -216,69 +189,6 @@ def _clear(workspace: Workspace) -> None:
     """Remove what tasks were writing when they were killed; nothing reads it."""
     for path in Path(workspace.location).glob("*/.*"):
         shutil.rmtree(path, ignore_errors=True)
-
-
-def _run(step, tasks: int, name: str, options: dict[str, Any], title: str | None = None) -> None:
-    """One stage: every task's output is there in the end.
-
-    Raises:
-        RetrievalError: a task failed, with its message if it is one of ours, else with the place of its log.
-    """
-    from hf_tlm.retrieval.sharded.executors import make_executor
-
-    executor = make_executor(name, [step], tasks, step.workspace.path(f"logs/{step.name}"), options)
-    for rank in set(range(tasks)).difference(executor.incomplete()):
-        if not step.workspace.has(step.output(rank)):
-            executor.forget(rank)
-    executor.forget_errors()
-    with _progress(executor, title, step.workspace.local):
-        try:
-            executor.run()
-        except RetrievalError:
-            if not executor.errors():
-                raise
-        except Exception as error:
-            if not executor.errors():
-                raise RetrievalError(f"The stage {step.name} could not run: {type(error).__name__}: {error}") from error
-    if missing := executor.incomplete():
-        errors = executor.errors()
-        rank, error = next(iter(errors.items()), (missing[0], None))
-        if error and error["known"]:
-            raise RetrievalError(error["message"])
-        what = error["message"] if error else "its process or machine was lost"
-        raise RetrievalError(
-            f"Shard {rank} failed in the stage {step.name}: {what}. See {executor.log_of(rank)}; the same call continues "
-            "from here."
-        )
-
-
-@contextlib.contextmanager
-def _progress(executor, title: str | None, local: bool) -> Iterator[None]:
-    """A bar of the tasks that are complete; none without a title."""
-    from tqdm.auto import tqdm
-
-    if title is None or not executor.incomplete():
-        yield
-        return
-    ended = threading.Event()
-    with tqdm(total=executor.world_size, desc=title, unit=" shards") as bar:
-
-        def show() -> None:
-            if (done := executor.world_size - len(executor.incomplete())) > bar.n:
-                bar.update(done - bar.n)
-
-        def watch() -> None:
-            while not ended.wait(POLL[local]):
-                show()
-
-        watcher = threading.Thread(target=watch, daemon=True)
-        watcher.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            watcher.join()
-            show()
 
 
 def _counts(workspace: Workspace, num_shards: int) -> tuple[dict[str, Any], dict[str, str]]:

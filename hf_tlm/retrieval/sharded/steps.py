@@ -61,9 +61,12 @@ class Step(PipelineStep):
     def output(self, rank: int) -> str:
         return shard_name(self.kind, rank)
 
+    def done(self, rank: int) -> bool:
+        return self.workspace.has(self.output(rank))
+
     def run(self, data=None, rank: int = 0, world_size: int = 1) -> None:
         with self.track_time(unit="task"):
-            if not self.workspace.has(self.output(rank)):
+            if not self.done(rank):
                 with self.workspace.writing(self.output(rank)) as folder:
                     self.work(folder, rank, world_size)
 

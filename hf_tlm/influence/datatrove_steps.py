@@ -1,0 +1,193 @@
+"""Influence as pipeline steps of datatrove: of a subset's shards, and of documents in anybody's pipeline.
+
+A subset is scored in a workspace that the tasks share, see `hf_tlm.influence.sharded`:
+
+    scorer/              models, tokenizer, settings
+    task/                rows.arrow: tokenised validation examples
+    task-gradients/      of the validation examples
+    passages/<shard>/    rows.arrow: 1,024 tokenised passages
+    scores/<shard>/      their scores
+    logs/<stage>/        of datatrove: logs and completion markers
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import torch
+from datasets import Dataset
+from datatrove.data import Document
+from datatrove.pipeline.base import PipelineStep
+
+from hf_tlm.influence.document_scores import IDS_FILE, SCORES_FILE, SETTINGS_FILE, batch_name, end_name
+from hf_tlm.influence.errors import InfluenceError
+from hf_tlm.influence.score_files import GRADIENTS_FOLDER, SHARD_ROWS, ScoreFiles
+from hf_tlm.influence.scorer import InfluenceScorer
+from hf_tlm.influence.scorer_files import describe_scorer, load_scorer
+from hf_tlm.retrieval.sharded.steps import Step
+from hf_tlm.retrieval.sharded.workspace import Workspace, read_table, shard_name, write_table
+
+SCORER_FOLDER, TASK_FOLDER = "scorer", "task"
+ROWS_FILE = "rows.arrow"
+
+
+@dataclass(frozen=True)
+class Worker:
+    """How a task loads the workspace's scorer.
+
+    device: None is the accelerator of the machine, one of several by rank, or else the CPU; threads: None is torch's own.
+    """
+
+    device: str | None = None
+    threads: int | None = None
+
+    def scorer(self, workspace: Workspace, rank: int) -> InfluenceScorer:
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
+        return load_scorer(workspace.reading(SCORER_FOLDER), self.device or machine_device(rank))
+
+
+class FitTask(Step):
+    """The task gradients, by one task for all."""
+
+    name = "gradients"
+
+    def __init__(self, workspace: Workspace, worker: Worker, task_batch_size: int):
+        super().__init__(workspace)
+        self.worker, self.task_batch_size = worker, task_batch_size
+
+    def output(self, rank: int) -> str:
+        return GRADIENTS_FOLDER
+
+    def work(self, folder: Path, rank: int, world_size: int) -> None:
+        rows = read_rows(self.workspace.reading(TASK_FOLDER))
+        self.worker.scorer(self.workspace, rank).fit(rows, self.task_batch_size, folder)
+
+
+class ScoreShards(PipelineStep):
+    """Task r of R scores those of some shards whose number, divided by R, leaves r."""
+
+    type, name = "hf_tlm", "scores"
+
+    def __init__(self, workspace: Workspace, worker: Worker, shards: list[int], tasks: int):
+        super().__init__()
+        self.workspace, self.worker = workspace, worker
+        self.shares = [[number for number in shards if number % tasks == rank] for rank in range(tasks)]
+
+    def unfinished(self, rank: int) -> list[int]:
+        return [number for number in self.shares[rank] if not self.workspace.has(shard_name("scores", number))]
+
+    def done(self, rank: int) -> bool:
+        return not self.unfinished(rank)
+
+    def run(self, data=None, rank: int = 0, world_size: int = 1) -> None:
+        with self.track_time(unit="task"):
+            scorer = None
+            for number in self.unfinished(rank):
+                if scorer is None:
+                    scorer = self.worker.scorer(self.workspace, rank)
+                    scorer.load(self.workspace.reading(GRADIENTS_FOLDER))
+                rows = read_rows(self.workspace.reading(shard_name("passages", number)))
+                with self.workspace.writing(shard_name("scores", number)) as folder:
+                    ScoreFiles(folder, (0, scorer.num_task_batches)).write(number, scorer.score(rows))
+
+
+class ScoreDocuments(PipelineStep):
+    """Scores the documents of a pipeline and passes them on, with `metadata["influence"]`: the mean over task batches.
+
+        scorer.fit(tokenize(task.validation, tokenizer, 128), task_batch_size=4)
+        save_scorer(scorer, "scorer")
+        pipeline = [ParquetReader("corpus"), ScoreDocuments("scorer", "scores"), ParquetWriter("scored")]
+        LocalPipelineExecutor(pipeline, tasks=100).run()
+
+        scores = DocumentScores("scores")                                # of all tasks, in the order of their ranks
+        rows = select_rows(scores, num_passages=10_000).rows             # as from a subset of the same passages
+        kept = [scores.ids[row] for row in rows]
+
+    Ids have to be unique, as masks depend on them. A document without any token that can be masked has None. At most 1,024
+    documents are held at a time; each such batch is written as a whole, and one that a killed task has left is not scored
+    again.
+
+    Args:
+        scorer: folder that `save_scorer` wrote with task gradients; a path that all machines see, or a URL of fsspec.
+        output: folder of ids and scores, likewise.
+        max_length: tokens after which a text is cut.
+        device: None is the accelerator of the machine, one of several by rank, or else the CPU.
+    """
+
+    type, name = "hf_tlm", "influence"
+
+    def __init__(self, scorer: str, output: str, *, max_length: int = 128, device: str | None = None):
+        super().__init__()
+        self.scorer, self.output, self.max_length, self.device = scorer, Workspace(output), max_length, device
+
+    def run(self, data: Iterable[Document], rank: int = 0, world_size: int = 1) -> Iterator[Document]:
+        """Raises:
+        InfluenceError: the scorer has no task gradients, or the output is of another scorer, length or number of tasks.
+        """
+        scorer, documents = load_scorer(self._claim(world_size), self.device or machine_device(rank)), iter(data)
+        count = batches = 0
+        while batch := list(itertools.islice(documents, SHARD_ROWS)):
+            with self.track_time(unit="batch"):
+                scores = self._scores(scorer, batch, batch_name(rank, batches))
+            means = (scores.astype(np.float64).sum(axis=1) / scores.shape[1]).astype(np.float32)
+            for document, mean in zip(batch, means, strict=True):
+                document.metadata["influence"] = None if np.isnan(mean) else float(mean)
+                self.stat_update("scored" if not np.isnan(mean) else "without_score")
+                yield document
+            count, batches = count + len(batch), batches + 1
+        self.output.write(end_name(rank), {"documents": count, "batches": batches})
+
+    def _claim(self, world_size: int) -> Path:
+        """The scorer's folder, once the output is known to be its."""
+        parent, _, name = self.scorer.rstrip("/").rpartition("/")
+        folder = Workspace(parent).reading(name) if "://" in self.scorer else Path(self.scorer)
+        details = describe_scorer(folder)
+        if details["task"] is None:
+            raise InfluenceError(f"The scorer in {self.scorer} has no task gradients. Save it with them.")
+        settings = {name: details[name] for name in ("fingerprint", "task")}
+        settings |= {"max_length": self.max_length, "tasks": world_size, "rows": SHARD_ROWS}
+        found = self.output.read(SETTINGS_FILE)
+        if found is None:
+            self.output.write(SETTINGS_FILE, settings)
+        elif found != settings:
+            differ = ", ".join(name for name in settings if found.get(name) != settings[name])
+            raise InfluenceError(f"{self.output.location} holds scores with another {differ}. Choose another output.")
+        return folder
+
+    def _scores(self, scorer: InfluenceScorer, batch: list[Document], name: str) -> np.ndarray:
+        """float32 [n, T], from the output if they are there."""
+        ids = [document.id for document in batch]
+        if self.output.has(name):
+            folder = self.output.reading(name)
+            if read_table(folder / IDS_FILE)["id"].to_pylist() == ids:
+                return np.load(folder / SCORES_FILE)
+        tokens = scorer.tokenizer([document.text for document in batch], truncation=True, max_length=self.max_length)
+        scores = scorer.score(Dataset.from_dict({"id": ids, "input_ids": tokens["input_ids"]})).astype(np.float32)
+        with self.output.writing(name) as folder:
+            write_table(folder / IDS_FILE, pa.table({"id": pa.array(ids, pa.large_string())}))
+            np.save(folder / SCORES_FILE, np.asfortranarray(scores))
+        return scores
+
+
+def machine_device(rank: int) -> torch.device:
+    """The accelerator of this machine, one of several by rank; without any the CPU."""
+    if not torch.accelerator.is_available():
+        return torch.device("cpu")
+    return torch.device(torch.accelerator.current_accelerator().type, rank % torch.accelerator.device_count())
+
+
+def write_rows(folder: Path, rows: Dataset) -> None:
+    table = rows.with_format("arrow")[:]
+    with pa.OSFile(str(folder / ROWS_FILE), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+
+
+def read_rows(folder: Path) -> Dataset:
+    """Memory-mapped."""
+    return Dataset.from_file(str(folder / ROWS_FILE))

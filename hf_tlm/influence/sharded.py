@@ -1,0 +1,139 @@
+"""Scores of a subset by tasks of datatrove's executors, in the files that `hf_tlm.influence.score` writes."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from hf_tlm.influence.errors import InfluenceError
+from hf_tlm.influence.score_files import WORK_FOLDER, ScoreFiles, open_scores
+from hf_tlm.retrieval.index.files import check_positive
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from hf_tlm.influence.scorer import InfluenceScorer
+    from hf_tlm.retrieval import Sharding
+    from hf_tlm.retrieval.sharded.workspace import Workspace
+
+PRELOAD = ["hf_tlm.influence.datatrove_steps"]
+
+
+def score_sharded(
+    task_rows: Dataset,
+    subset_rows: Dataset,
+    scorer: InfluenceScorer,
+    sharding: Sharding,
+    work_dir: str | Path | None = None,
+    *,
+    task_batch_size: int = 1,
+) -> ScoreFiles:
+    """The influence of every passage on every task batch, by `sharding.num_shards` tasks of an executor of datatrove.
+
+    A task loads the scorer from `work_dir` and scores its share of the shards of 1,024 passages, on the accelerator of its
+    machine unless `scorer` stays off the one that is here. What a killed run has left is not made again. With as many
+    threads for torch on the same kind of machine, the files are byte for byte those of `hf_tlm.influence.score`.
+
+    Args:
+        task_rows, subset_rows, task_batch_size: see `hf_tlm.influence.score`.
+        work_dir: what the machines share, see `hf_tlm.influence.score`; for "jobs" a URL such as
+            `hf://buckets/<user>/<bucket>/<folder>`, from which the scores are copied to the cache of `datasets`.
+
+    Raises:
+        InfluenceError: datatrove is missing, or see `hf_tlm.influence.score`.
+        RetrievalError: the executor or its options cannot be used, another run is at work in the folder, or a task failed.
+    """
+    check_sharding(sharding, work_dir)
+    from hf_tlm.influence import datatrove_steps as steps
+    from hf_tlm.retrieval.sharded.executors import cluster
+    from hf_tlm.retrieval.sharded.stages import lock, open_workspace, run_stage
+
+    executor, options = sharding.executor, _options(sharding)
+    remote = executor == "jobs"
+    scores = open_scores(task_rows, subset_rows, scorer, None if remote else work_dir, task_batch_size)
+    # A bucket may serve several runs: what depends on other settings is in another folder of it.
+    workspace = open_workspace(f"{work_dir}/{scores.folder.name}" if remote else scores.folder / WORK_FOLDER, executor)
+    tasks = min(sharding.num_shards, scores.num_shards)
+    missing = scores.missing()
+    if not missing:
+        return scores
+    with lock(workspace), cluster(executor, options, PRELOAD):
+        _share(workspace, task_rows, subset_rows, scorer, scores, missing)
+        worker = steps.Worker(_device(scorer), _threads(sharding, options))
+        run_stage(steps.FitTask(workspace, worker, task_batch_size), 1, executor, options)
+        run_stage(steps.ScoreShards(workspace, worker, missing, tasks), tasks, executor, options, "Scoring")
+        _collect(workspace, scores, missing)
+        if workspace.local:
+            shutil.rmtree(workspace.location, ignore_errors=True)
+    return scores
+
+
+def check_sharding(sharding: Sharding, work_dir: str | Path | None) -> None:
+    """Everything that can be refused before there is a score model.
+
+    Raises:
+        InfluenceError: datatrove is missing.
+        RetrievalError: see `score_sharded`.
+    """
+    check_positive(num_shards=sharding.num_shards, workers=sharding.workers)
+    if importlib.util.find_spec("datatrove") is None:
+        raise InfluenceError("Scoring on executors needs datatrove: pip install 'hf-tlm[sharded]'.")
+    from hf_tlm.retrieval.sharded.executors import check_executor
+    from hf_tlm.retrieval.sharded.stages import open_workspace
+
+    check_executor(sharding.executor, _options(sharding))
+    if work_dir is not None or sharding.executor == "jobs":
+        open_workspace(work_dir or "", sharding.executor)
+
+
+def _options(sharding: Sharding) -> dict:
+    options = dict(sharding.options)
+    workers = options.get("workers") if sharding.workers is None else sharding.workers
+    if sharding.executor == "local":
+        workers = workers or min(sharding.num_shards, torch.get_num_threads())
+    return options | {"workers": workers or -1}
+
+
+def _threads(sharding: Sharding, options: dict) -> int | None:
+    """Of a task: those of this process are shared out; None leaves the number to torch."""
+    if sharding.executor == "local":
+        return None if options["workers"] == 1 else max(1, torch.get_num_threads() // options["workers"])
+    return None if sharding.executor == "jobs" else options.get("cpus_per_task", 1)
+
+
+def _device(scorer: InfluenceScorer) -> str | None:
+    return "cpu" if scorer.device.type == "cpu" and torch.accelerator.is_available() else None
+
+
+def _share(workspace: Workspace, task_rows, subset_rows, scorer, scores: ScoreFiles, missing: list[int]) -> None:
+    """Write what the tasks read, where it is not there yet."""
+    from hf_tlm.influence import datatrove_steps as steps
+    from hf_tlm.influence.scorer_files import save_scorer
+    from hf_tlm.retrieval.sharded.workspace import shard_name
+
+    if not workspace.has(steps.SCORER_FOLDER):
+        with workspace.writing(steps.SCORER_FOLDER) as folder:
+            save_scorer(scorer, folder, gradients=False)
+    inputs = {steps.TASK_FOLDER: range(len(task_rows))}
+    inputs |= {shard_name("passages", number): scores.rows(number) for number in missing}
+    for name, rows in inputs.items():
+        if not workspace.has(name):
+            with workspace.writing(name) as folder:
+                steps.write_rows(folder, (task_rows if name == steps.TASK_FOLDER else subset_rows).select(rows))
+
+
+def _collect(workspace: Workspace, scores: ScoreFiles, missing: list[int]) -> None:
+    """Take over the shards that tasks have written."""
+    from hf_tlm.retrieval.sharded.workspace import shard_name
+
+    for number in missing:
+        made = ScoreFiles(workspace.reading(shard_name("scores", number)), scores.shape).find(number)
+        if made is None:
+            raise InfluenceError(
+                f"{workspace.path(shard_name('scores', number))} is damaged. Remove it, and run the same command again."
+            )
+        scores.write(number, made)

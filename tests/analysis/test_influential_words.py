@@ -1,0 +1,95 @@
+"""PMI and frequencies of words, against a transcription of the definitions that looks at one word at a time."""
+
+import math
+import re
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from datasets import Dataset
+
+from hf_tlm.analysis import AnalysisError, InfluentialWord, label_pmi, to_markdown, word_frequencies
+from hf_tlm.analysis import influential_words as module
+from hf_tlm.retrieval import Subset, retrieve
+from toys import sentences
+
+WORD = re.compile(r"\w\w+")
+
+
+def plainly(task, min_count):
+    """label -> word -> (PMI, count)."""
+    pairs = []
+    for row in task.train:
+        for name in ("text", "text_pair"):
+            pairs += [(word, row["label"]) for word in WORD.findall(row.get(name, "").lower())]
+    words, labels, both = Counter(w for w, _ in pairs), Counter(y for _, y in pairs), Counter(pairs)
+    found = {name: {} for name in task.label_names}
+    for (word, label), count in both.items():
+        if words[word] >= min_count:
+            pmi = math.log((count / len(pairs)) / (words[word] / len(pairs) * labels[label] / len(pairs)))
+            found[task.label_names[label]][word] = (pmi, words[word])
+    return found
+
+
+def paired(task):
+    rows = task.train.map(lambda row: {"text_pair": f"{row['text'][::-1]} Ünlike GENE x"})
+    return replace(task, splits={**task.splits, "train": rows})
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+@pytest.mark.parametrize("min_count", [1, 4])
+def test_pmi_is_the_definitions(task, monkeypatch, pairs, min_count):
+    monkeypatch.setattr(module, "READ_ROWS", 7)
+    task = paired(task) if pairs else task
+    expected = plainly(task, min_count)
+    found = label_pmi(task, top=1000, min_count=min_count)
+    assert [word.label for word in found] == [name for name in task.label_names for _ in expected[name]]
+    for label, words in expected.items():
+        ours = [word for word in found if word.label == label]
+        assert {word.word: word.count for word in ours} == {word: count for word, (_, count) in words.items()}
+        assert [word.pmi for word in ours] == pytest.approx([words[word.word][0] for word in ours], abs=1e-12)
+        order = sorted(words, key=lambda word: (-round(words[word][0], 9), -words[word][1], word))
+        assert [word.word for word in ours] == order
+    assert len(label_pmi(task, top=2, min_count=min_count)) == 2 * len(expected)
+
+
+def test_the_words_that_decide_a_label_come_first(task):
+    best = {word.label: word.word for word in label_pmi(task, top=1, min_count=3)}
+    assert best["up"] in ("activates", "raises", "induces") and best["down"] in ("inhibits", "blocks", "lowers")
+
+
+def test_frequencies_are_the_definitions(task, corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "READ_ROWS", 7)
+    subset = retrieve(task, corpus, top_k=3, cache_dir=str(tmp_path / "cache"))
+    other = Dataset.from_list([{"text": row["text"].upper() + " gene"} for row in sentences(20, seed=3)])
+    words = ["gene", "inhibits", "absent", "the"]
+    found = word_frequencies(words, {"BM25": subset, "other": other, "half": Subset(subset.dataset.select([0]), {})})
+    assert list(found) == ["BM25", "other", "half"]
+    for name, texts in (("BM25", subset.dataset["text"]), ("other", other["text"])):
+        counts = Counter(WORD.findall(" ".join(texts).lower()))
+        assert found[name] == pytest.approx([counts[word] / counts.total() for word in words])
+    assert found["BM25"][0] != found["other"][0] > 0 and found["other"][2] == 0
+
+
+def test_the_table():
+    words = [InfluentialWord("policy", "World", 1.18749, 20), InfluentialWord("medals", "Sports", 1.4, 3)]
+    assert to_markdown(words, {"ISS": [0.000493, 0.000139], "TLM": [0.000401, 0.0]}) == (
+        "| word | label | PMI | ISS /% | TLM /% |\n"
+        "| --- | --- | ---: | ---: | ---: |\n"
+        "| policy | World | 1.187 | 0.0493 | 0.0401 |\n"
+        "| medals | Sports | 1.400 | 0.0139 | 0.0000 |\n"
+    )
+
+
+def test_what_cannot_be_analysed(task):
+    with pytest.raises(AnalysisError, match="top must be at least 1; received 0"):
+        label_pmi(task, top=0)
+    with pytest.raises(AnalysisError, match="min_count must be at least 1; received 0"):
+        label_pmi(task, min_count=0)
+    with pytest.raises(AnalysisError, match="No word occurs 100000 times"):
+        label_pmi(task, min_count=100_000)
+    for word in ("Gene", "two words", "x"):
+        with pytest.raises(AnalysisError, match=f"received '{word}'"):
+            word_frequencies([word], {})
+    with pytest.raises(AnalysisError, match="no word in the texts of 'empty'"):
+        word_frequencies(["gene"], {"empty": Dataset.from_dict({"text": ["", "."]})})

@@ -1,0 +1,285 @@
+"""Scores by tasks of an executor, and of documents in a pipeline: those of one process, also after a kill."""
+
+import json
+import shutil
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+
+from hf_tlm.data import tokenize, train_wordpiece
+from hf_tlm.files import HfTlmError
+from hf_tlm.influence import (
+    DocumentScores,
+    InfluenceError,
+    InfluenceScorer,
+    load_scorer,
+    save_scorer,
+    score,
+    score_files,
+    score_sharded,
+    select,
+    select_rows,
+)
+from hf_tlm.influence.scorer_files import SCORER_FILE
+from hf_tlm.retrieval import Sharding, retrieve
+from naive import tiny
+
+pytest.importorskip("datatrove", reason="NO SCORING ON EXECUTORS TESTED: pip install 'hf-tlm[sharded]'")
+
+TEXTS = 40
+HERE = Sharding(3, "local", workers=1)
+
+
+@pytest.fixture(autouse=True)
+def small_shards(monkeypatch):
+    from hf_tlm.influence import datatrove_steps
+
+    monkeypatch.setattr(score_files, "SHARD_ROWS", 7)
+    monkeypatch.setattr(datatrove_steps, "SHARD_ROWS", 7)
+
+
+@pytest.fixture(scope="module")
+def texts(corpus_rows):
+    found = [row["text"] for row in corpus_rows][:TEXTS]
+    found[11] = ""
+    return found
+
+
+@pytest.fixture(scope="module")
+def words(corpus_rows):
+    return train_wordpiece([row["text"] for row in corpus_rows], 120, max_length=32)
+
+
+@pytest.fixture
+def scorer(words):
+    return InfluenceScorer([tiny("bert", dtype=torch.float32), tiny("bert", dtype=torch.float32, seed=1)], words, layer=1)
+
+
+@pytest.fixture
+def rows(task, texts, words):
+    passages = tokenize(Dataset.from_dict({"text": texts}), words, 32).add_column("id", [f"p{at}" for at in range(TEXTS)])
+    return tokenize(task.validation, words, 32), passages
+
+
+def files(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture
+def expected(rows, scorer, tmp_path):
+    score(*rows, scorer, tmp_path / "one", task_batch_size=5)
+    return files(tmp_path / "one")
+
+
+def test_two_processes_of_an_executor_give_the_same_files(rows, scorer, expected, tmp_path, capfd):
+    found = score_sharded(*rows, scorer, Sharding(3, "local", workers=2), tmp_path / "work", task_batch_size=5)
+    assert files(tmp_path / "work") == expected and len(expected) == 7
+    assert found.shape == (TEXTS, 5) and np.isnan(found[:, 0:9]).sum() == 5
+    assert "PIPELINE" not in capfd.readouterr().err
+
+
+class Killed(BaseException):
+    """What no handler catches: as far as files go, a kill."""
+
+
+@pytest.mark.parametrize("then", [HERE, Sharding(9, "local", workers=1), None], ids=["same", "other shards", "in process"])
+def test_a_killed_run_continues(rows, scorer, expected, tmp_path, monkeypatch, then):
+    asked, work = [], tmp_path / "work"
+    scored = InfluenceScorer.score
+
+    def dying(self, rows):
+        asked.append(rows["id"][0])
+        if len(asked) == 3:
+            raise Killed
+        return scored(self, rows)
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(InfluenceScorer, "score", dying)
+        score_sharded(*rows, scorer, HERE, work, task_batch_size=5)
+    assert not list(work.glob("scores-*")) and len(list((work / "sharded" / "scores").glob("[0-9]*"))) == 2
+    again = []
+    monkeypatch.setattr(InfluenceScorer, "score", lambda self, rows: again.append(rows["id"][0]) or scored(self, rows))
+    fits = []
+    monkeypatch.setattr(
+        InfluenceScorer, "_write", lambda self, *given, do=InfluenceScorer._write: fits.append(do(self, *given))
+    )
+    if then is None:
+        score(*rows, scorer, work, task_batch_size=5)
+        assert len(again) == 6
+    else:
+        score_sharded(*rows, scorer, then, work, task_batch_size=5)
+        assert sorted([*again, *asked[:2]]) == ["p0", "p14", "p21", "p28", "p35", "p7"] and not fits
+    assert files(work) == expected
+    again.clear()
+    score_sharded(*rows, scorer, HERE, work, task_batch_size=5)
+    assert not again
+
+
+def test_jobs_meet_in_a_remote_folder(rows, scorer, expected, tmp_path, monkeypatch):
+    """A Job is run here and the remote folder is fsspec's memory: no Hub to test with."""
+    import huggingface_hub
+    from datatrove.tools import launch_pickled_pipeline
+
+    launched = []
+
+    def run_uv_job(script, *, script_args, env, **_):
+        with monkeypatch.context() as patch:
+            for name, value in env.items():
+                patch.setenv(name, value)
+            patch.setattr(sys, "argv", [script, *script_args])
+            launch_pickled_pipeline.main()
+        launched.append(script_args)
+        return SimpleNamespace(id=f"job{len(launched)}", url="")
+
+    done = SimpleNamespace(status=SimpleNamespace(stage="COMPLETED"))
+    monkeypatch.setattr(huggingface_hub, "run_uv_job", run_uv_job)
+    monkeypatch.setattr(huggingface_hub, "inspect_job", lambda **_: done)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    options = {"token": "hf_secret", "dependencies": ["hf-tlm[sharded]"], "poll_interval": 0}
+    jobs = Sharding(3, "jobs", options=options)
+    for _ in range(2):
+        found = score_sharded(*rows, scorer, jobs, "memory://bucket/iss", task_batch_size=5)
+        assert files(found.folder) == expected and tmp_path in found.folder.parents
+    assert len(launched) == 4  # One for the gradients; the second run finds all in the cache.
+    with pytest.raises(HfTlmError, match="jobs executor needs a remote work_dir"):
+        score_sharded(*rows, scorer, jobs, tmp_path / "work")
+
+
+def test_missing_score_files_are_made_again(rows, scorer, expected, tmp_path):
+    work = tmp_path / "one"
+    (work / "scores-00002.npy").unlink()
+    (work / "scores-00005.npy").write_bytes(b"")
+    score_sharded(*rows, scorer, HERE, work, task_batch_size=5)
+    assert files(work) == expected
+
+
+def test_a_failure_of_a_task_is_told(rows, scorer, tmp_path, monkeypatch):
+    monkeypatch.setattr(InfluenceScorer, "score", lambda self, rows: 1 / 0)
+    with pytest.raises(HfTlmError, match="Shard 0 failed in the stage scores: ZeroDivisionError"):
+        score_sharded(*rows, scorer, HERE, tmp_path / "work")
+    with pytest.raises(HfTlmError, match="needs a folder as work_dir"):
+        score_sharded(*rows, scorer, HERE, "s3://bucket/work")
+    with pytest.raises(HfTlmError, match="num_shards must be at least 1"):
+        score_sharded(*rows, scorer, Sharding(0), tmp_path / "work")
+
+
+def test_select_on_an_executor(task, corpus, scorer, tmp_path):
+    subset = retrieve(task, corpus, top_k=8, cache_dir=str(tmp_path / "cache"))
+    options = {"fraction": 0.4, "scorer": scorer, "max_length": 32}
+    found = [
+        select(task, subset, work_dir=tmp_path / str(sharding is None), sharding=sharding, **options)
+        for sharding in (None, HERE)
+    ]
+    assert found[0].dataset.to_list() == found[1].dataset.to_list() and found[0].manifest == found[1].manifest
+    with pytest.raises(InfluenceError, match="An executor is started by one process; received local in 2 processes"):
+        select(task, subset, sharding=HERE, num_processes=2, **options)
+    with pytest.raises(InfluenceError, match="only iss does; received local with random"):
+        select(task, subset, method="random", fraction=0.5, sharding=HERE)
+
+
+@pytest.mark.parametrize("family", ["electra", "albert", "modernbert"])
+def test_a_saved_scorer_scores_alike(rows, words, tmp_path, family):
+    saved = InfluenceScorer(
+        [tiny(family, dtype=torch.bfloat16)], words, layer=0, parameters="*LayerNorm*,*norm*", seed=4, mlm_probability=0.3
+    )
+    saved.fit(rows[0], 4)
+    save_scorer(saved, tmp_path / "scorer")
+    loaded = load_scorer(tmp_path / "scorer")
+    assert loaded.fingerprint == saved.fingerprint and loaded.settings == saved.settings
+    np.testing.assert_array_equal(loaded.score(rows[1]), saved.score(rows[1]))
+    details = json.loads((tmp_path / "scorer" / SCORER_FILE).read_text())
+    (tmp_path / "scorer" / SCORER_FILE).write_text(json.dumps(details | {"fingerprint": "0"}))
+    with pytest.raises(InfluenceError, match="not the one that was saved there"):
+        load_scorer(tmp_path / "scorer")
+    with pytest.raises(InfluenceError, match="holds no scorer"):
+        load_scorer(tmp_path)
+
+
+def documents(texts):
+    from datatrove.data import Document
+
+    return [Document(text=text, id=f"p{at}") for at, text in enumerate(texts)]
+
+
+@pytest.fixture
+def saved(rows, scorer, tmp_path):
+    scorer.fit(rows[0], 5)
+    save_scorer(scorer, tmp_path / "scorer")
+    return str(tmp_path / "scorer")
+
+
+def test_documents_are_scored_as_passages_are(rows, scorer, saved, texts, expected, tmp_path, monkeypatch):
+    from hf_tlm.influence.datatrove_steps import ScoreDocuments
+
+    folder, given, out = str(tmp_path / "out"), documents(texts), []
+    for rank, own in enumerate((given[:21], given[21:])):
+        with pytest.raises(
+            InfluenceError, match="holds no scores" if rank == 0 else "tasks 1 of 2 have not come to their end"
+        ):
+            DocumentScores(folder)
+        out += ScoreDocuments(saved, folder, max_length=32).run(iter(own), rank=rank, world_size=2)
+    found = DocumentScores(folder)
+    scores = score(*rows, scorer, tmp_path / "one", task_batch_size=5)
+    np.testing.assert_array_equal(found[:, 1:4], scores[:, 1:4])
+    assert found.shape == scores.shape and found.ids == [document.id for document in out] == rows[1]["id"][:]
+    options = {"num_passages": 9, "corpus_batch_size": 2}
+    chosen, selection = select_rows(found, **options), select_rows(scores, **options)
+    np.testing.assert_array_equal(chosen.rows, selection.rows)
+    assert [out[row].metadata["influence"] for row in chosen.rows] == selection.influence.tolist()
+    assert out[11].metadata["influence"] is None
+
+    # Again: what is there is not scored, but for one batch that was lost.
+    scored, scoring = [], InfluenceScorer.score
+    monkeypatch.setattr(InfluenceScorer, "score", lambda self, rows: scored.append(rows["id"][0]) or scoring(self, rows))
+    shutil.rmtree(tmp_path / "out" / "00000" / "00001")
+    again = list(ScoreDocuments(saved, folder, max_length=32).run(iter(documents(texts[:21])), rank=0, world_size=2))
+    assert scored == ["p7"] and again == out[:21]
+    assert [document.id for document in again] == found.ids[:21] and DocumentScores(folder).shape == (TEXTS, 5)
+
+
+def test_documents_of_other_settings_are_refused(scorer, saved, texts, tmp_path):
+    from hf_tlm.influence.datatrove_steps import ScoreDocuments
+
+    folder = str(tmp_path / "out")
+    next(ScoreDocuments(saved, folder, max_length=32).run(documents(texts)))
+    with pytest.raises(InfluenceError, match="another max_length"):
+        next(ScoreDocuments(saved, folder).run(documents(texts)))
+    with pytest.raises(InfluenceError, match="another tasks"):
+        next(ScoreDocuments(saved, folder, max_length=32).run(documents(texts), world_size=2))
+    bare = InfluenceScorer(scorer.models, scorer.tokenizer)
+    with pytest.raises(InfluenceError, match="no task gradients yet"):
+        save_scorer(bare, tmp_path / "bare")
+    save_scorer(bare, tmp_path / "bare", gradients=False)
+    with pytest.raises(InfluenceError, match="has no task gradients"):
+        next(ScoreDocuments(str(tmp_path / "bare"), folder).run(documents(texts)))
+    list(ScoreDocuments(saved, str(tmp_path / "none")).run([]))
+    with pytest.raises(InfluenceError, match="the scores of no document"):
+        DocumentScores(str(tmp_path / "none"))
+
+
+def test_documents_in_a_pipeline(saved, texts, tmp_path):
+    from datatrove.executor import LocalPipelineExecutor
+    from datatrove.pipeline.readers import ParquetReader
+    from datatrove.pipeline.writers import ParquetWriter
+
+    from hf_tlm.influence.datatrove_steps import ScoreDocuments
+
+    (tmp_path / "in").mkdir()
+    for part in range(2):
+        rows = [{"id": f"p{at}", "text": text or "none"} for at, text in enumerate(texts) if at % 2 == part]
+        Dataset.from_list(rows).to_parquet(str(tmp_path / "in" / f"{part}.parquet"))
+    pipeline = [
+        ParquetReader(str(tmp_path / "in")),
+        ScoreDocuments(saved, str(tmp_path / "scores"), max_length=32),
+        ParquetWriter(str(tmp_path / "out")),
+    ]
+    LocalPipelineExecutor(pipeline, tasks=2, workers=1, logging_dir=str(tmp_path / "logs")).run()
+    written = [row for path in sorted((tmp_path / "out").iterdir()) for row in Dataset.from_parquet(str(path))]
+    scores = DocumentScores(str(tmp_path / "scores"))
+    means = scores[:, 0:5].astype(np.float64).mean(axis=1)
+    np.testing.assert_allclose([row["metadata"]["influence"] for row in written], means, rtol=1e-6)
+    assert [row["id"] for row in written] == scores.ids and len(written) == TEXTS
