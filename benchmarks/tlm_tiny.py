@@ -17,28 +17,49 @@ import argparse
 import itertools
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 from hf_tlm.evaluation.seeds import aggregate, format_table
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 CONFIG = "recipes/configs/tlm/tiny.yaml"
-# The folder of an arm's subset, and the recipe and arguments that make it.
-ARMS = {"task only": None, "random subset": "random", "BM25 subset": "bm25", "ISS 20%": "iss", "DSIR 20%": "dsir"}
-ARMS |= {"BM25 20%": "bm25-rank", "random 20%": "bm25-random"}
-SUBSETS = {
-    "bm25": ("retrieve",),
-    "random": ("retrieve", "--retriever", "random", "--like", "{bm25}"),
-    "iss": ("select_influence", "--method", "iss", "--subset", "{bm25}"),
-    "dsir": ("select_influence", "--method", "dsir", "--subset", "{bm25}"),
-    "bm25-rank": ("select_influence", "--method", "bm25-rank", "--subset", "{bm25}"),
-    "bm25-random": ("select_influence", "--method", "random", "--subset", "{bm25}"),
-}
+METHODS = {"ISS": "iss", "DSIR": "dsir", "BM25": "bm25-rank", "random": "random"}
+
+
+class Subset(NamedTuple):
+    """A folder's name after the task's, and the recipe and arguments that make it."""
+
+    name: str
+    recipe: str
+    arguments: tuple[str, ...]
+
+
+def subset_of(arm: str) -> Subset | None:
+    """What an arm is trained on; `{bm25}` in the arguments stands for the folder of the BM25 subset.
+
+    `ISS 20%`, and of one layer's gradients `ISS 20% layer 1`; `DSIR 20%`, `BM25 20%`, `random 20%`: kept of the BM25 subset.
+    """
+    if arm == "task only":
+        return None
+    if arm == "BM25 subset":
+        return Subset("bm25", "retrieve", ())
+    if arm == "random subset":
+        return Subset("random", "retrieve", ("--retriever", "random", "--like", "{bm25}"))
+    found = re.fullmatch(rf"({'|'.join(METHODS)}) (\d+)%(?: layer (-?\d+))?", arm)
+    if not found or (found[3] and found[1] != "ISS"):
+        raise SystemExit(
+            f"Unknown arm {arm!r}: 'task only', 'random subset', 'BM25 subset', 'ISS 20%', 'ISS 20% layer 1', ..."
+        )
+    layer = ("--layer", found[3]) if found[3] else ()
+    arguments = ("--method", METHODS[found[1]], "--fraction", str(int(found[2]) / 100), *layer, "--subset", "{bm25}")
+    return Subset(re.sub(r"[% ]+", "-", arm.lower()).strip("-"), "select_influence", arguments)
 
 
 def call(recipe: str, *arguments: str, threads: int | None = None) -> str:
@@ -55,7 +76,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", default=["chemprot", "acl_arc", "scierc"])
     parser.add_argument("--seeds", nargs="+", default=["0", "1", "2"])
-    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=["task only", "random subset", "BM25 subset"])
+    arms = ["task only", "random subset", "BM25 subset"]
+    parser.add_argument("--arms", nargs="+", default=arms, help="And 'ISS 20%%', 'ISS 20%% layer 1', 'DSIR 20%%', ...")
     parser.add_argument("--embeddings", nargs="+", default=["random", "spectral"])
     parser.add_argument("--output_dir", default="runs/tlm_tiny")
     parser.add_argument("--jobs", type=int, default=2)
@@ -65,24 +87,26 @@ def main() -> None:
     runs = Path(options.output_dir)
 
     commands: dict[str, list[str]] = {}
-    wanted = {ARMS[arm] for arm in options.arms}
-    if wanted - {None}:
-        wanted |= {"bm25"}
-    for task, (kind, (recipe, *extra)) in itertools.product(options.tasks, SUBSETS.items()):
-        if kind not in wanted:
-            continue
-        output = runs / f"{task}-{kind}"
-        arguments = ["--task", f"{data}/tasks/{task}", *(part.format(bm25=runs / f"{task}-bm25") for part in extra)]
-        arguments += ["--corpus", f"{data}/corpus/*.parquet"] if recipe == "retrieve" else ["--report_to", "none"]
+    subsets = {arm: subset_of(arm) for arm in options.arms}
+    made = dict.fromkeys(subset for subset in subsets.values() if subset)
+    if made:
+        made = {subset_of("BM25 subset"): None, **made}
+    for task, subset in itertools.product(options.tasks, made):
+        output = runs / f"{task}-{subset.name}"
+        arguments = ["--task", f"{data}/tasks/{task}"]
+        arguments += [part.format(bm25=runs / f"{task}-bm25") for part in subset.arguments]
+        whole = subset.recipe == "retrieve"
+        arguments += ["--corpus", f"{data}/corpus/*.parquet"] if whole else ["--report_to", "none", "--disable_tqdm", "true"]
         arguments += ["--output_dir", str(output)]
-        commands[str(output)] = [recipe, *arguments]
+        commands[str(output)] = [subset.recipe, *arguments]
         if not (ROOT / output / "manifest.json").is_file():
-            call(recipe, *arguments)
+            call(subset.recipe, *arguments)
 
-    def train(cell: tuple[str, str, str | None, str]) -> dict:
-        task, arm, kind, embeddings = cell
-        output = runs / f"{task}-{kind or 'task'}-{embeddings}"
-        source = ["--subset", str(runs / f"{task}-{kind}")] if kind else ["--rho1", "0"]
+    def train(cell: tuple[str, str, str]) -> dict:
+        embeddings, task, arm = cell
+        name = subsets[arm].name if subsets[arm] else None
+        output = runs / f"{task}-{name or 'task'}-{embeddings}"
+        source = ["--subset", str(runs / f"{task}-{name}")] if name else ["--rho1", "0"]
         arguments = ["--task", f"{data}/tasks/{task}", *source, "--embedding_init", embeddings]
         arguments += ["--seeds", *options.seeds, "--report_to", "none", "--disable_tqdm", "true"]
         command = call("train_tlm", *arguments, "--output_dir", str(output), threads=1)
@@ -105,12 +129,12 @@ def main() -> None:
             "environment": result["environment"],
         }
 
-    cells = [(t, arm, ARMS[arm], e) for e in options.embeddings for t in options.tasks for arm in options.arms]
+    cells = list(itertools.product(options.embeddings, options.tasks, options.arms))
     with ThreadPoolExecutor(options.jobs) as pool:
         rows = list(pool.map(train, cells))
     RESULTS.mkdir(exist_ok=True)
-    subsets = [shlex.join(["python", f"recipes/{c[0]}.py", "--config", CONFIG, *c[1:]]) for c in commands.values()]
-    record = {"config": (ROOT / CONFIG).read_text(encoding="utf-8"), "subset_commands": subsets, "rows": rows}
+    subset_commands = [shlex.join(["python", f"recipes/{c[0]}.py", "--config", CONFIG, *c[1:]]) for c in commands.values()]
+    record = {"config": (ROOT / CONFIG).read_text(encoding="utf-8"), "subset_commands": subset_commands, "rows": rows}
     (RESULTS / f"{options.name}.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     columns = ["task", "metric", "arm", "embeddings", "validation", "test", "real tokens", "FLOPs"]
     shown = [{**r, "real tokens": f"{r['real tokens']:,}", "FLOPs": f"{r['FLOPs']:.2g}"} for r in rows]
