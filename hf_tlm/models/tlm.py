@@ -84,7 +84,11 @@ class TlmModel(TrainedModel):
     `hf_tlm.models.export.export_stock` writes two stock checkpoints from it without changing a number.
 
     Build one with `from_config` (from scratch) or `from_checkpoint`.
+
+    mlm_head_is_new: whether `from_checkpoint` found no masked-LM head there, so that it begins at random.
     """
+
+    mlm_head_is_new = False
 
     def __init__(self, classifier: PreTrainedModel, lm: PreTrainedModel):
         super().__init__(classifier.config)
@@ -139,10 +143,12 @@ class TlmModel(TrainedModel):
         beside = (Path(model_name_or_path) / MLM_SUBFOLDER / "config.json").is_file()
         with reading(f"a model from {model_name_or_path!r}"):
             classifier = load_classifier(model_name_or_path, id2label=id2label, **options)
-            lm = AutoModelForMaskedLM.from_pretrained(
-                model_name_or_path, subfolder=MLM_SUBFOLDER if beside else "", **options
+            lm, info = AutoModelForMaskedLM.from_pretrained(
+                model_name_or_path, subfolder=MLM_SUBFOLDER if beside else "", output_loading_info=True, **options
             )
-        return cls(classifier, lm)
+        model = cls(classifier, lm)
+        model.mlm_head_is_new = any(not name.startswith(f"{lm.base_model_prefix}.") for name in info["missing_keys"])
+        return model
 
     @classmethod
     def _from_trainer(cls, folder: str, id2label: dict[int, str], options: dict) -> TlmModel:

@@ -113,7 +113,8 @@ def model_factory(
 
     Raises:
         ModelError: see `build_config` and `auxiliary_config`.
-        ArgumentsError: objective ale without an ALBERT body, or cocolm without its own.
+        ArgumentsError: objective ale without an ALBERT body, cocolm without its own, or (when a model is made) an adapter
+            for a checkpoint without a masked-LM head.
     """
     composite, model_args = args.objective != "mlm", model_args.settled(args.objective)
     settings = {
@@ -143,6 +144,11 @@ def model_factory(
             if not model_args.use_peft:
                 return model
             base, revision = model_args.model_name_or_path, model_args.model_revision
+            if model.mlm_head_is_new and getattr(args, "stage", "1") != "2":
+                raise ArgumentsError(
+                    f"{base} has no masked-LM head, and use_peft would leave the random one as it is. Pretrain without "
+                    "use_peft first, or start from a checkpoint that has the head."
+                )
             return add_lora(model, model_args, base, revision, classifier=classifier)
 
         return from_checkpoint

@@ -12,7 +12,7 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import PeftModel
-from transformers import AutoModelForMaskedLM
+from transformers import AutoModel, AutoModelForMaskedLM
 
 from hf_tlm.corpora import Corpus, load_corpus
 from hf_tlm.data import BlockArguments, BlockShards, TlmCollator, load_tokenizer
@@ -231,6 +231,16 @@ def test_an_adapter(tmp_path, corpus, finished):
     torch.testing.assert_close(alone(**batch).logits, merged(**batch).logits, rtol=1e-4, atol=1e-5)
     assert not torch.allclose(merged(**batch).logits, before(**batch).logits, atol=1e-3)
     assert go(out, corpus, model_args=model_args).record == record
+
+
+def test_an_adapter_does_not_leave_a_masked_lm_head_random(tmp_path, corpus, finished):
+    """As sentence encoders come: the body alone."""
+    AutoModel.from_pretrained(finished.output_dir).save_pretrained(tmp_path / "body")
+    load_tokenizer(str(finished.output_dir)).save_pretrained(tmp_path / "body")
+    model_args = {"model_name_or_path": str(tmp_path / "body")}
+    with pytest.raises(ArgumentsError, match="body has no masked-LM head, and use_peft would leave the random one"):
+        go(tmp_path / "out", corpus, model_args={**model_args, "use_peft": True})
+    assert go(tmp_path / "full", corpus, model_args=model_args).record["trained_parameters"] > 0
 
 
 def test_a_budget_in_flops(tmp_path, corpus, finished):
