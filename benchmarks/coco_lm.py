@@ -163,6 +163,8 @@ def draw(rows: list[dict], path: Path) -> None:
     for panel, (title, measures) in zip(figure.subplots(1, len(PANELS)), PANELS.items(), strict=True):
         for arm, style in zip(ARMS, ("-", "--"), strict=True):
             points = [row for row in rows if row["objective"] == arm]
+            if not points:
+                continue
             for colour, name in zip(("C0", "C1"), measures.values(), strict=True):
                 label = f"{name.rpartition(', ')[2]}, {arm}"
                 panel.plot([p["step"] for p in points], [p[name] for p in points], style, color=colour, label=label)

@@ -25,15 +25,27 @@ def small_data(tmp_path):
     return tmp_path / "data"
 
 
-def test_both_arms(small_data, tmp_path):
+def run(name, small_data, tmp_path, *sizes):
     pytest.importorskip("matplotlib", reason="the extra [analysis] is not installed")
-    sizes = ["--steps", "3", "--every", "2", "--batch_size", "8", "--passages", "280", "--validation_blocks", "16"]
     folders = ["--work_dir", str(tmp_path / "work"), "--results_dir", str(tmp_path / "results"), "--threads", "1"]
-    command = [sys.executable, str(ROOT / "benchmarks" / "coco_lm.py"), *sizes, *folders]
-    environment = {**os.environ, "HF_TLM_DATA": str(small_data)}
+    command = [sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), *sizes, "--passages", "280", *folders]
+    environment = {**os.environ, "HF_TLM_DATA": str(small_data), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=280, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-3000:]
-    rows = json.loads((tmp_path / "results" / "coco_lm.json").read_text())["curves"]["rows"]
+    assert (tmp_path / "results" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "results" / f"{name}.md").read_text() in done.stdout
+    (section,) = json.loads((tmp_path / "results" / f"{name}.json").read_text()).values()
+    return section["rows"]
+
+
+def test_a_long_run(small_data, tmp_path):
+    (row,) = run("coco_lm_long", small_data, tmp_path, "--steps", "2", "--every", "2")
+    assert row["step"] == 2 and row["MLM loss"] > 1 and 0 <= row["copy accuracy, replaced"] <= 1
+
+
+def test_both_arms(small_data, tmp_path):
+    sizes = ["--steps", "3", "--every", "2", "--batch_size", "8", "--validation_blocks", "16"]
+    rows = run("coco_lm", small_data, tmp_path, *sizes)
     assert [(row["objective"], row["step"]) for row in rows] == [
         (arm, step) for arm in ("with SCL", "without SCL") for step in (0, 2, 3)
     ]
@@ -47,5 +59,3 @@ def test_both_arms(small_data, tmp_path):
     # Training logs cosines only where there are crops.
     assert "cosine_positive" in with_scl[1]["logged"] and "copy_accuracy_original" in without[1]["logged"]
     assert "cosine_positive" not in without[1]["logged"]
-    assert (tmp_path / "results" / "coco_lm.png").read_bytes().startswith(b"\x89PNG")
-    assert (tmp_path / "results" / "coco_lm.md").read_text() in done.stdout
