@@ -43,13 +43,9 @@ class Benchmark:
     def log(self) -> list[dict]:
         options, folder = self.options, Path(self.options.work_dir).absolute()
         corpus, run = corpus_sample(folder / "corpus.parquet", options.passages), folder / "long"
-        values = {"corpus": corpus, "max_steps": options.steps, "seed": options.seed, "output_dir": run, **SETTINGS}
-        command = [
-            sys.executable,
-            str(ROOT / "recipes" / "pretrain.py"),
-            "--config",
-            *(str(ROOT / file) for file in CONFIGS),
-        ]
+        values = {"corpus": corpus, "output_dir": run, "max_steps": options.steps, "logging_steps": options.every}
+        values |= {"seed": options.seed, **SETTINGS}
+        command = [sys.executable, "recipes/pretrain.py", "--config", *CONFIGS]
         command += [part for name, value in values.items() for part in (f"--{name}", str(value))]
         environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads)}
         subprocess.run(command, env=environment, cwd=ROOT, check=True)
