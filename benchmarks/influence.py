@@ -1,11 +1,12 @@
-"""Influence scores: passages a second against one backward pass each and against a bare forward pass; memory.
+"""Influence scores: passages a second against one backward pass each, a bare forward pass and bergson; memory.
 
     python benchmarks/influence.py --sections speed memory
 
 BERT 4 x 256 and 12 x 768 at random weights, a vocabulary of 30,522, the weight of attention's output projection in the last
 layer, masks of 10%, in evaluation mode, float32; texts of 128 random tokens (`full`) and of 25 to 128 (`mixed`). The naive
 sides are stock `BertForMaskedLM`, a passage a time. The sides take turns in a fresh process for each row of settings; the
-first turn is not counted, figures are medians of `--repeats`. Writes benchmarks/results/influence.json and .md.
+first turn is not counted, figures are medians of `--repeats`. Writes benchmarks/results/influence.json and .md. The section
+`peer` needs an environment of its own, see influence_peer.py.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import influence_measures as measures  # noqa: E402
+import influence_peer  # noqa: E402
 from results_file import ResultsFile  # noqa: E402
 
-TITLES = {"speed": "Passages per second", "memory": "Peak memory"}
+TITLES = {"speed": "Passages per second", "memory": "Peak memory", "peer": "Against bergson"}
 NOTES = {
     "speed": "`naive` is one backward pass per passage through the whole model, as the released code does it, padded to 128 "
     "or not, or with the gradient of that one weight only. The forward pass is the body's alone, without heads, on the "
@@ -31,6 +33,11 @@ NOTES = {
     "naive ones, relative to the largest of those.",
     "memory": "Largest resident set of a fresh process, MB, while two batches of 32 texts of 128 tokens pass the body, "
     "or the task's gradients and their scores are made. `before` is what the process held once the model was made.",
+    "peer": "bergson 2.5.1, in an environment made as benchmarks/influence_peer.py says: same weights, masked texts and "
+    "task gradients, texts of 128 tokens, float32, no projection; batches of each side's default size, 32 texts and 16. "
+    "bergson's backward pass goes through the whole model; where nothing but the one weight needs a gradient it stops "
+    "there. `Spearman` and `same best 20%`, the share of our best passages that are among bergson's, are means over task "
+    "gradients; `difference` is the largest of a score from ours, relative to the largest of ours.",
 }
 PASSAGES = {"2x64": 40, "4x256": 128, "12x768": 32}
 
@@ -64,6 +71,16 @@ def memory(options: argparse.Namespace) -> list[dict]:
     return rows
 
 
+def peer(options: argparse.Namespace) -> list[dict]:
+    rows = []
+    for body, tasks in itertools.product(options.bodies, options.tasks):
+        settings = {"repeats": options.repeats, "threads": options.threads, "vocabulary": options.vocab_size}
+        settings["passages"] = options.passages or PASSAGES[body]
+        rows += fresh(influence_peer.peer, body=body, tasks=tasks, **settings)
+        print(*rows[-1 - len(influence_peer.SIDES) :], sep="\n")
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
@@ -80,7 +97,8 @@ def main() -> None:
     options = parser.parse_args()
     file = ResultsFile(options.results_dir, options.name, TITLES, NOTES)
     for section in options.sections:
-        file.add(section, {"speed": speed, "memory": memory}[section](options))
+        if section != "peer" or influence_peer.installed():
+            file.add(section, {"speed": speed, "memory": memory, "peer": peer}[section](options))
     print("\n" + file.to_text())
 
 

@@ -22,7 +22,7 @@ NAIVE_SIDES = {
 }
 
 
-def _tokenizer(vocabulary: int):
+def tokenizer(vocabulary: int):
     from transformers import BertTokenizer
 
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -30,7 +30,7 @@ def _tokenizer(vocabulary: int):
     return BertTokenizer(vocab={piece: number for number, piece in enumerate(pieces)})
 
 
-def _rows(kind: str, count: int, vocabulary: int, **columns):
+def random_rows(kind: str, count: int, vocabulary: int, **columns):
     """Random tokens: `full` texts have LENGTH of them, `mixed` ones between a fifth of that and all."""
     import numpy as np
     from datasets import Dataset
@@ -41,7 +41,7 @@ def _rows(kind: str, count: int, vocabulary: int, **columns):
     return Dataset.from_dict({"input_ids": ids, "id": [str(i) for i in range(count)], **columns})
 
 
-def _model(body: str, vocabulary: int):
+def tlm_model(body: str, vocabulary: int):
     from transformers import BertConfig, set_seed
 
     from hf_tlm.models import TlmModel
@@ -49,6 +49,25 @@ def _model(body: str, vocabulary: int):
     set_seed(0)
     config = BertConfig(vocab_size=vocabulary, max_position_embeddings=LENGTH, num_labels=CLASSES, **BODIES[body])
     return TlmModel.from_config(config)
+
+
+def stock_model(model):
+    """`BertForMaskedLM` with the model's weights."""
+    from transformers import BertForMaskedLM
+
+    stock = BertForMaskedLM(model.config).eval()
+    stock.bert.load_state_dict(model.bert.state_dict(), strict=False)
+    stock.cls.load_state_dict(model.mlm_head["cls"].state_dict())
+    return stock
+
+
+def by_turns(sides: dict, repeats: int) -> dict[str, list[float]]:
+    """Seconds per passage of each side, a function and its passages; the first turn is not counted."""
+    times: dict[str, list[float]] = {side: [] for side in sides}
+    for _ in range(repeats + 1):
+        for side, (function, count) in sides.items():
+            times[side].append(seconds(function) / count)
+    return {side: taken[1:] for side, taken in times.items()}
 
 
 def _naive(model, masked, tasks, weight_only: bool, pad: bool):
@@ -63,11 +82,8 @@ def _naive(model, masked, tasks, weight_only: bool, pad: bool):
     """
     import torch
     import torch.nn.functional as F
-    from transformers import BertForMaskedLM
 
-    stock = BertForMaskedLM(model.config).eval().requires_grad_(not weight_only)
-    stock.bert.load_state_dict(model.bert.state_dict(), strict=False)
-    stock.cls.load_state_dict(model.mlm_head["cls"].state_dict())
+    stock = stock_model(model).requires_grad_(not weight_only)
     weight = stock.bert.encoder.layer[-1].attention.output.dense.weight.requires_grad_(True)
 
     def score(row) -> torch.Tensor:
@@ -84,7 +100,7 @@ def _naive(model, masked, tasks, weight_only: bool, pad: bool):
     return score
 
 
-def _task_gradients(model, batches):
+def task_gradients(model, batches):
     """float [T, H * H], of the weight that is looked at."""
     import torch
     import torch.nn.functional as F
@@ -108,9 +124,9 @@ def speed(*, body: str, texts: str, tasks: int, repeats: int, threads: int, voca
     from hf_tlm.models.base import encode
 
     torch.set_num_threads(threads)
-    model, rows = _model(body, vocabulary), _rows(texts, passages, vocabulary)
-    task_rows = _rows(texts, tasks, vocabulary, label=[i % CLASSES for i in range(tasks)])
-    scorer = InfluenceScorer([model], _tokenizer(vocabulary), batch_size=BATCH)
+    model, rows = tlm_model(body, vocabulary), random_rows(texts, passages, vocabulary)
+    task_rows = random_rows(texts, tasks, vocabulary, label=[i % CLASSES for i in range(tasks)])
+    scorer = InfluenceScorer([model], tokenizer(vocabulary), batch_size=BATCH)
     scorer.fit(task_rows, 1)
     order = np.argsort([len(ids) for ids in rows["input_ids"]], kind="stable")
     batches = [scorer.masked(rows.select(order[start : start + BATCH]).to_list()) for start in range(0, passages, BATCH)]
@@ -122,7 +138,7 @@ def speed(*, body: str, texts: str, tasks: int, repeats: int, threads: int, voca
 
     found: dict[str, np.ndarray] = {}
     few = rows.select(range(min(NAIVE[body], passages)))
-    gradients = _task_gradients(model, [scorer.masked.collator([row]) for row in task_rows])
+    gradients = task_gradients(model, [scorer.masked.collator([row]) for row in task_rows])
     sides = {}
     for side, options in NAIVE_SIDES.items():
         score = _naive(model, scorer.masked, gradients, *options)
@@ -136,10 +152,7 @@ def speed(*, body: str, texts: str, tasks: int, repeats: int, threads: int, voca
         found["ours"] = scorer.score(rows)[: len(few)]
 
     sides |= {"ours": (ours, passages), "forward pass of the body": (forward, passages)}
-    times: dict[str, list[float]] = {side: [] for side in sides}
-    for _ in range(repeats + 1):
-        for side, (function, count) in sides.items():
-            times[side].append(seconds(function) / count)
+    times = by_turns(sides, repeats)
     naive = found["naive, padded"]
     return [
         {
@@ -147,8 +160,8 @@ def speed(*, body: str, texts: str, tasks: int, repeats: int, threads: int, voca
             "texts": texts,
             "task gradients": tasks,
             "side": side,
-            "passages/s": 1 / median(times[side][1:]),
-            "time / ours": median(a / b for a, b in zip(times[side][1:], times["ours"][1:], strict=True)),
+            "passages/s": 1 / median(times[side]),
+            "time / ours": median(a / b for a, b in zip(times[side], times["ours"], strict=True)),
             "difference": float(np.abs(found[side] - naive).max() / np.abs(naive).max()) if side in found else None,
             "repeats": repeats,
         }
@@ -164,14 +177,14 @@ def memory(*, body: str, side: str, threads: int, vocabulary: int, layer: int, t
     from hf_tlm.models.base import encode
 
     torch.set_num_threads(threads)
-    model, rows = _model(body, vocabulary), _rows("full", 2 * BATCH, vocabulary)
-    scorer = InfluenceScorer([model], _tokenizer(vocabulary), batch_size=BATCH, layer=layer)
+    model, rows = tlm_model(body, vocabulary), random_rows("full", 2 * BATCH, vocabulary)
+    scorer = InfluenceScorer([model], tokenizer(vocabulary), batch_size=BATCH, layer=layer)
     # Making the model takes more than a pass does: the peak begins anew.
     Path("/proc/self/clear_refs").write_text("5")
     with Memory() as watched:
         before = watched.now("VmRSS")
         if side == "ours":
-            scorer.fit(_rows("full", tasks, vocabulary, label=[i % CLASSES for i in range(tasks)]), 1)
+            scorer.fit(random_rows("full", tasks, vocabulary, label=[i % CLASSES for i in range(tasks)]), 1)
             scorer.score(rows)
         else:
             for start in (0, BATCH):

@@ -1,21 +1,28 @@
-"""benchmarks/influence.py runs in both its sections, at a size at which its figures mean nothing."""
+"""benchmarks/influence.py runs, at a size at which its figures mean nothing; without bergson it says so."""
 
 import importlib.util
 import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
-def test_both_sections(tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def benchmark(monkeypatch):
     spec = importlib.util.spec_from_file_location("influence_benchmark", BENCHMARKS / "influence.py")
-    benchmark = importlib.util.module_from_spec(spec)
+    module = importlib.util.module_from_spec(spec)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    spec.loader.exec_module(benchmark)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
+def test_sections(benchmark, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(benchmark.influence_peer, "find_spec", lambda name: None)
     # A process for each run would import torch four times.
     monkeypatch.setattr(benchmark, "fresh", lambda function, **arguments: function(**arguments))
     options = ["--results_dir", str(tmp_path), "--bodies", "2x64", "--texts", "mixed", "--tasks", "2", "--passages", "5"]
@@ -23,7 +30,9 @@ def test_both_sections(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["influence.py", *options])
     benchmark.main()
     results = json.loads((tmp_path / "influence.json").read_text())
-    assert (tmp_path / "influence.md").read_text() in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert (tmp_path / "influence.md").read_text() in printed.out
+    assert set(results) == {"speed", "memory"} and "bergson is not installed" in printed.err
     speed = {row["side"]: row for row in results["speed"]["rows"]}
     assert len(speed) == 5 and all(row["passages/s"] > 0 for row in speed.values())
     assert [side for side, row in speed.items() if row["difference"] == 0] == ["naive, padded"]
@@ -34,3 +43,15 @@ def test_both_sections(tmp_path, monkeypatch, capsys):
         ("ours", 1),
     ]
     assert all(row["peak"] >= row["before"] > 100 for row in results["memory"]["rows"])
+
+
+def test_agreement_with_a_peer(benchmark):
+    ours = np.arange(10.0)[:, None] * [1, 2]
+    theirs = ours.copy()
+    # Of the second task gradient, the best passage is last and all others are a rank higher.
+    theirs[9, 1] = -2
+    same = benchmark.influence_peer._agreement(ours, ours)
+    assert same == pytest.approx({"Spearman": 1, "same best 20%": 1, "difference": 0})
+    found = benchmark.influence_peer._agreement(theirs, ours)
+    # 1 - 6 (9^2 + 9) / (10 (10^2 - 1)), and one of the two best.
+    assert found == pytest.approx({"Spearman": (1 + 1 - 540 / 990) / 2, "same best 20%": 0.75, "difference": 20 / 18})
