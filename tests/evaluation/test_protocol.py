@@ -216,7 +216,8 @@ def test_weights_are_finite_safetensors(tmp_path, task, subset):
 
 def test_the_attention_asked_for_is_the_model_s(task, subset):
     args = TlmArguments(**FAST)
-    for model_args, expected in (({}, "sdpa"), ({"attn_implementation": "eager"}, "eager")):
+    # With a faster dropout in it, see `hf_tlm.models.dropout`.
+    for model_args, expected in (({}, "hf_tlm_sdpa"), ({"attn_implementation": "eager"}, "eager")):
         model_args = ModelArguments(model_config=CONFIG, vocab_size=120, **model_args)
         model = prepare(task, subset.dataset, args, model_args).make_model()
         assert model.base_model.config._attn_implementation == expected

@@ -175,4 +175,4 @@ def test_what_cannot_be(tmp_path, task, tokenizer):
     with pytest.raises(ArgumentsError, match="temperature must be 0 or more; received -1"):
         ModelArguments(temperature=-1)
     with pytest.raises(ArgumentsError, match="rtd_weight must be a finite number >= 0; received -1"):
-        TlmArguments(output_dir="x", **QUIET, rtd_weight=-1)
+        TlmArguments(output_dir="x", **QUIET, objective="electra", rtd_weight=-1)
