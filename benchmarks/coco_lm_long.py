@@ -30,7 +30,8 @@ NOTES = {
 }
 SETTINGS = {
     **{"embedding_init": "spectral", "learning_rate": 1e-3, "vocab_size": 4000, "warmup_steps": 200},
-    **{"total_batch_size": 16, "per_device_train_batch_size": 16, "report_to": "none", "disable_tqdm": "true"},
+    **{"total_batch_size": 16, "per_device_train_batch_size": 16, "use_cpu": "true"},
+    **{"report_to": "none", "disable_tqdm": "true"},
 }
 
 
