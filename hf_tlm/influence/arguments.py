@@ -96,15 +96,7 @@ class SelectionArguments:
     )
 
     def __post_init__(self):
-        check_selection(
-            self.method,
-            fraction=self.fraction,
-            top_k=self.top_k,
-            num_passages=self.num_passages,
-            balance=self.balance,
-            corpus_batch_size=self.corpus_batch_size,
-            task_batch_size=self.task_batch_size,
-        )
+        check_selection(**self._choice())
         check_executor(self.method, self.executor, self.num_shards, self.workers, self.executor_options)
         if self.executor is not None:
             from hf_tlm.influence.sharded import check_sharding
@@ -154,13 +146,7 @@ class SelectionArguments:
         return select(
             task,
             subset,
-            method=self.method,
-            fraction=self.fraction,
-            top_k=self.top_k,
-            num_passages=self.num_passages,
-            balance=self.balance,
-            corpus_batch_size=self.corpus_batch_size,
-            task_batch_size=self.task_batch_size,
+            **self._choice(),
             seed=self.selection_seed,
             scorer=scorer,
             max_length=self.score_max_length,
@@ -170,6 +156,11 @@ class SelectionArguments:
             process_index=process_index,
             num_processes=num_processes,
         )
+
+    def _choice(self) -> dict[str, Any]:
+        """What `check_selection` and `select` take alike."""
+        names = ("method", "fraction", "top_k", "num_passages", "balance", "corpus_batch_size", "task_batch_size")
+        return {name: getattr(self, name) for name in names}
 
     def _sharding(self) -> Sharding | None:
         if self.executor is None:
