@@ -25,7 +25,12 @@ import influence_measures as measures  # noqa: E402
 import influence_peer  # noqa: E402
 from results_file import ResultsFile  # noqa: E402
 
-TITLES = {"speed": "Passages per second", "memory": "Peak memory", "peer": "Against bergson"}
+TITLES = {
+    "speed": "Passages per second",
+    "memory": "Peak memory",
+    "layers": "Passages per second by layer",
+    "peer": "Against bergson",
+}
 NOTES = {
     "speed": "`naive` is one backward pass per passage through the whole model, as the released code does it, padded to 128 "
     "or not, or with the gradient of that one weight only. The forward pass is the body's alone, without heads, on the "
@@ -33,6 +38,8 @@ NOTES = {
     "naive ones, relative to the largest of those.",
     "memory": "Largest resident set of a fresh process, MB, while two batches of 32 texts of 128 tokens pass the body, "
     "or the task's gradients and their scores are made. `before` is what the process held once the model was made.",
+    "layers": "The default parameter of each layer: of layer 0, the embeddings, the matrix of word embeddings, of others "
+    "attention's output projection. `time / last layer's` is that of a passage, to be compared with Table 7 of the paper.",
     "peer": "bergson 2.5.1, in an environment made as benchmarks/influence_peer.py says: same weights, masked texts and "
     "task gradients, texts of 128 tokens, float32, no projection; batches of each side's default size, 32 texts and 16. "
     "bergson's backward pass goes through the whole model; where nothing but the one weight needs a gradient it stops "
@@ -71,6 +78,16 @@ def memory(options: argparse.Namespace) -> list[dict]:
     return rows
 
 
+def layers(options: argparse.Namespace) -> list[dict]:
+    rows = []
+    for body, tasks in itertools.product(options.bodies, options.tasks):
+        settings = {"repeats": options.repeats, "threads": options.threads, "vocabulary": options.vocab_size}
+        settings["passages"] = options.passages or PASSAGES[body]
+        rows += fresh(measures.layers, body=body, tasks=tasks, **settings)
+        print(*rows, sep="\n")
+    return rows
+
+
 def peer(options: argparse.Namespace) -> list[dict]:
     rows = []
     for body, tasks in itertools.product(options.bodies, options.tasks):
@@ -98,7 +115,7 @@ def main() -> None:
     file = ResultsFile(options.results_dir, options.name, TITLES, NOTES)
     for section in options.sections:
         if section != "peer" or influence_peer.installed():
-            file.add(section, {"speed": speed, "memory": memory, "peer": peer}[section](options))
+            file.add(section, {"speed": speed, "memory": memory, "layers": layers, "peer": peer}[section](options))
     print("\n" + file.to_text())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -166,6 +167,34 @@ def speed(*, body: str, texts: str, tasks: int, repeats: int, threads: int, voca
             "repeats": repeats,
         }
         for side in sides
+    ]
+
+
+def layers(*, body: str, tasks: int, repeats: int, threads: int, vocabulary: int, passages: int) -> list[dict]:
+    """Passages a second for the embeddings and every quarter of the layers, by turns."""
+    import torch
+
+    from hf_tlm.influence import InfluenceScorer
+
+    torch.set_num_threads(threads)
+    model, rows = tlm_model(body, vocabulary), random_rows("full", passages, vocabulary)
+    task_rows = random_rows("full", tasks, vocabulary, label=[i % CLASSES for i in range(tasks)])
+    last = model.config.num_hidden_layers
+    scorers = {}
+    for layer in sorted({last * quarter // 4 for quarter in range(5)}):
+        scorers[layer] = InfluenceScorer([model], tokenizer(vocabulary), batch_size=BATCH, layer=layer)
+        scorers[layer].fit(task_rows, 1)
+    times = by_turns({layer: (partial(scorer.score, rows), passages) for layer, scorer in scorers.items()}, repeats)
+    return [
+        {
+            "body": body,
+            "task gradients": tasks,
+            "layer": layer,
+            "passages/s": 1 / median(taken),
+            "time / last layer's": median(a / b for a, b in zip(taken, times[last], strict=True)),
+            "repeats": repeats,
+        }
+        for layer, taken in times.items()
     ]
 
 

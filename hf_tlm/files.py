@@ -10,6 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 
 class HfTlmError(ValueError):
@@ -69,8 +70,9 @@ def _exchange(first: Path, second: Path) -> bool:
     return renameat2(at_fdcwd, os.fsencode(first), at_fdcwd, os.fsencode(second), exchange) == 0
 
 
-def atomic_write(path: str | os.PathLike, content: str | bytes) -> None:
-    """Write `content` (text as UTF-8) to `path` through a temporary sibling and a rename.
+@contextlib.contextmanager
+def atomic_file(path: str | os.PathLike) -> Iterator[BinaryIO]:
+    """Yield a temporary sibling of `path`, open for writing; rename it to `path` when the block ends without an error.
 
     Raises:
         HfTlmError: the disk cannot be written; the previous file, if any, is intact.
@@ -79,13 +81,20 @@ def atomic_write(path: str | os.PathLike, content: str | bytes) -> None:
     work = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        work.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
+        with open(work, "wb") as stream:
+            yield stream
         os.replace(work, path)
     except OSError as error:
         raise HfTlmError(f"Cannot write {path}: {error}. A previous file there is unchanged.") from error
     finally:
         with contextlib.suppress(OSError):
             work.unlink()
+
+
+def atomic_write(path: str | os.PathLike, content: str | bytes) -> None:
+    """Write `content` (text as UTF-8) to `path` as `atomic_file` does."""
+    with atomic_file(path) as stream:
+        stream.write(content.encode("utf-8") if isinstance(content, str) else content)
 
 
 def sha256(path: str | os.PathLike) -> str:

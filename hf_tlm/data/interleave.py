@@ -14,12 +14,15 @@ uninterrupted one.
 from __future__ import annotations
 
 import math
+from array import array
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 from datasets import Dataset
 
+from hf_tlm.data.shuffling import Shuffled
 from hf_tlm.files import HfTlmError
 
 TASK, CORPUS = "task", "corpus"
@@ -58,6 +61,9 @@ class InterleavedDataset:
 class _Stream:
     """One data set as an endless sequence of passes, cut into batches of so many texts or tokens.
 
+    A pass is a random order in blocks, each of which is made when a text of it is asked for, so that a data set of any size
+    takes no memory here.
+
     lengths: int [N], tokens of each text. by_tokens: what batches are measured in. window: texts that are sorted by
     length together, in groups of `group`, which stay in a random order; 0 leaves the passes as they were drawn.
     """
@@ -66,59 +72,103 @@ class _Stream:
         self.lengths, self.key, self.by_tokens = lengths, key, by_tokens
         self.group, self.window = group, window
         self.size, self.total = len(lengths), int(lengths.sum(dtype=np.int64))
-        self._passes: dict[int, tuple[np.ndarray, np.ndarray | None]] = {}
+        self._passes: dict[int, _Pass] = {}
 
     def position(self, amount: int) -> int:
         """How many texts begin within the first `amount` texts or tokens of the sequence."""
         if not self.by_tokens:
             return amount
         number, rest = divmod(amount, self.total)
-        return number * self.size + int(np.searchsorted(self._pass(number)[1], rest))
+        return number * self.size + self._pass(number).position(rest)
 
     def tokens(self, position: int) -> int:
         """Tokens of the first `position` texts of the sequence."""
         number, rest = divmod(position, self.size)
-        within = 0
-        if rest:
-            order, before = self._pass(number)
-            within = before[rest] if before is not None else self.lengths[order[:rest]].sum(dtype=np.int64)
-        return number * self.total + int(within)
+        return number * self.total + (self._pass(number).tokens(rest) if rest else 0)
 
     def texts(self, first: int, last: int) -> list[tuple[int, np.ndarray]]:
         """The texts first <= position < last, as (pass, indices of texts)."""
         found = []
         while first < last:
             number, start = divmod(first, self.size)
-            indices = self._pass(number)[0][start : start + last - first]
+            indices = self._pass(number).texts(start, last - first)
             found.append((number, indices))
             first += len(indices)
         return found
 
-    def _pass(self, number: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """(order of the pass's texts, tokens before each of them if batches are measured in tokens); two are kept."""
+    def _pass(self, number: int) -> _Pass:
+        """Two are kept."""
         if number not in self._passes:
-            generator = np.random.default_rng([*self.key, number])
-            order = np.arange(self.size, dtype=np.uint32 if self.size < 2**32 else np.int64)
-            generator.shuffle(order)
-            if self.window:
-                # The first texts complete the last group of the pass before.
-                self._sort_by_length(order[-number * self.size % self.group :], generator)
-            before = None
-            if self.by_tokens:
-                before = np.cumsum(self.lengths[order], dtype=np.int64) - self.lengths[order]
-            self._passes = {n: kept for n, kept in self._passes.items() if n == number - 1} | {number: (order, before)}
+            # The first texts complete the last group of the pass before.
+            start = -number * self.size % self.group if self.window else 0
+            made = _Pass(self.lengths, [*self.key, number], start, self.group, self.window)
+            self._passes = {n: kept for n, kept in self._passes.items() if n == number - 1} | {number: made}
         return self._passes[number]
 
-    def _sort_by_length(self, order: np.ndarray, generator: np.random.Generator) -> None:
-        for start in range(0, len(order), self.window):
-            texts = order[start : start + self.window]
-            texts = texts[np.argsort(self.lengths[texts], kind="stable")]
-            whole = len(texts) // self.group
-            groups = texts[: whole * self.group].reshape(whole, self.group)
-            order[start : start + whole * self.group] = groups[generator.permutation(whole)].ravel()
-            order[start + whole * self.group : start + len(texts)] = texts[whole * self.group :]
+
+class _Pass:
+    """One order of a data set. Block 0 ends at `start`; the others are of `window` texts each, sorted in groups."""
+
+    def __init__(self, lengths: np.ndarray, key: list[int], start: int, group: int, window: int):
+        self.lengths, self.key, self.group, self.window = lengths, key, group, window
+        self.order = Shuffled(len(lengths), key)
+        self.start, self.block = min(start, len(lengths)), window or _BLOCK
+        # Tokens before each block, as far as they were asked for.
+        self._before = array("q", [0])
+        self._made: dict[int, np.ndarray] = {}
+
+    def position(self, tokens: int) -> int:
+        """How many texts begin within the first `tokens` tokens."""
+        while self._before[-1] <= tokens:
+            self._count()
+        number = bisect_right(self._before, tokens) - 1
+        lengths = self.lengths[self._texts(number)]
+        return self._edge(number) + int(np.searchsorted(np.cumsum(lengths) - lengths, tokens - self._before[number]))
+
+    def tokens(self, position: int) -> int:
+        """Tokens of the first `position` texts."""
+        number = self._block_of(position)
+        while len(self._before) <= number:
+            self._count()
+        return self._before[number] + int(self.lengths[self._texts(number)[: position - self._edge(number)]].sum())
+
+    def texts(self, first: int, count: int) -> np.ndarray:
+        """Indices of at most `count` texts from place `first`: those of its block."""
+        number = self._block_of(first)
+        begin = first - self._edge(number)
+        return self._texts(number)[begin : begin + count]
+
+    def _block_of(self, position: int) -> int:
+        return 0 if position < self.start else 1 + (position - self.start) // self.block
+
+    def _edge(self, number: int) -> int:
+        """The first place of a block."""
+        return 0 if number == 0 else self.start + (number - 1) * self.block
+
+    def _count(self) -> None:
+        """Count the tokens of one block more. Their order within it does not matter."""
+        number = len(self._before) - 1
+        texts = self.order[self._edge(number) : self._edge(number + 1)]
+        self._before.append(self._before[-1] + int(self.lengths[texts].sum(dtype=np.int64)))
+
+    def _texts(self, number: int) -> np.ndarray:
+        """Indices of the texts of a block, in their order; two blocks are kept."""
+        if number not in self._made:
+            texts = self.order[self._edge(number) : self._edge(number + 1)]
+            if self.window and number:
+                texts = self._by_length(texts, np.random.default_rng([*self.key, number]))
+            self._made = {n: kept for n, kept in self._made.items() if n == number - 1} | {number: texts}
+        return self._made[number]
+
+    def _by_length(self, texts: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+        texts = texts[np.argsort(self.lengths[texts], kind="stable")]
+        whole = len(texts) // self.group
+        groups = texts[: whole * self.group].reshape(whole, self.group)
+        return np.concatenate([groups[generator.permutation(whole)].ravel(), texts[whole * self.group :]])
 
 
+# Texts of a pass that are looked at together where they are not sorted.
+_BLOCK = 4096
 # Optimizer steps whose texts are sorted by length together, as in the Trainer's own length grouping.
 GROUPED_STEPS = 50
 

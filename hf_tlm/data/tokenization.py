@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,7 @@ import xxhash
 from datasets import Dataset, config
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
 
-from hf_tlm.files import HfTlmError, atomic_directory
+from hf_tlm.files import HfTlmError, atomic_directory, atomic_file
 
 
 class TokenizerError(HfTlmError):
@@ -48,8 +48,8 @@ def load_tokenizer(
     return tokenizer
 
 
-# Rows that `text_lengths` looks at together.
-_ROWS = 1 << 16
+# Rows that `text_lengths` looks at together, and up to which number it keeps theirs in memory.
+_ROWS, _IN_MEMORY = 1 << 16, 1 << 20
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MAX_ALPHABET = 1000
 
@@ -175,12 +175,26 @@ def backend_settings(tokenizer: PreTrainedTokenizerBase) -> dict | None:
 
 
 def text_lengths(dataset: Dataset | None) -> np.ndarray:
-    """int32 [N]: tokens of each row of a tokenised data set; empty for None. Reads the offsets, not the tokens."""
-    if dataset is None:
-        return np.zeros(0, np.int32)
-    rows = dataset.select_columns("input_ids").with_format("arrow")
-    parts = [
-        pc.list_value_length(rows[start : start + _ROWS]["input_ids"].combine_chunks()).to_numpy(zero_copy_only=False)
-        for start in range(0, len(rows), _ROWS)
-    ]
-    return np.concatenate([np.zeros(0, np.int32), *parts]).astype(np.int32)
+    """int32 [N]: tokens of each row of a tokenised data set; empty for None. Reads the offsets, not the tokens.
+
+    More than a million are counted into a file in the cache of `datasets`, from which they are mapped into memory, by
+    every later run too.
+
+    Raises:
+        HfTlmError: the cache cannot be written.
+    """
+    if dataset is None or len(dataset) <= _IN_MEMORY:
+        return np.concatenate([np.zeros(0, np.int32), *_lengths(dataset)])
+    file = Path(config.HF_DATASETS_CACHE) / "hf_tlm" / f"lengths-{dataset._fingerprint}-{len(dataset)}.i32"
+    if not file.is_file():
+        with atomic_file(file) as stream:
+            for part in _lengths(dataset):
+                stream.write(part.data)
+    return np.memmap(file, np.int32, mode="r", shape=(len(dataset),))
+
+
+def _lengths(dataset: Dataset | None) -> Iterator[np.ndarray]:
+    rows = [] if dataset is None else dataset.select_columns("input_ids").with_format("arrow")
+    for start in range(0, len(rows), _ROWS):
+        ids = rows[start : start + _ROWS]["input_ids"].combine_chunks()
+        yield pc.list_value_length(ids).to_numpy(zero_copy_only=False).astype(np.int32)

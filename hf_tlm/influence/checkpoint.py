@@ -13,8 +13,8 @@ from hf_tlm.influence.capture import Capture, Tokens
 from hf_tlm.influence.gradients import EmbeddingGradient, MatrixGradient, VectorGradient
 from hf_tlm.influence.losses import mlm_loss, task_loss
 from hf_tlm.influence.parameters import Parameter
-from hf_tlm.influence.tail import Tail
 from hf_tlm.models import TlmModel
+from hf_tlm.models.tail import Tail
 
 Gradient = VectorGradient | MatrixGradient | EmbeddingGradient
 # What a config says of where a model came from and how it was kept; the weights tell their own dtype.
@@ -28,7 +28,7 @@ class Checkpoint:
     """
 
     def __init__(self, model: TlmModel, parameters: Sequence[Parameter], number: int, projection_dim: int | None, seed: int):
-        self.model, self.tail = model, Tail(model)
+        self.model, self.tail = model, Tail(model.base_model)
         self.modules = list(dict.fromkeys(parameter.module for parameter in parameters))
         self.gradients: list[tuple[int, Gradient]] = []
         for place, parameter in enumerate(parameters):
@@ -52,7 +52,7 @@ class Checkpoint:
         batch = self._here(batch)
         count, text = len(batch["input_ids"]), (batch["mlm_labels"] != -100).nonzero()[:, 0]
         with torch.enable_grad(), Capture(self.modules, count, self.tail.modules, text) as capture:
-            loss, decoded = mlm_loss(self.model, batch, self.tail, vocabulary)
+            loss, decoded = mlm_loss(self.model, batch, vocabulary)
             tokens = capture.tokens(loss)
         return [gradient.of_passages(tokens[at], count, decoded) for at, gradient in self.gradients]
 

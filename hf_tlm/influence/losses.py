@@ -10,10 +10,9 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from hf_tlm.influence.tail import Tail
 from hf_tlm.models import TlmModel
-from hf_tlm.models.base import encode
 from hf_tlm.models.linear_cross_entropy import linear_cross_entropy
+from hf_tlm.models.tail import encode_chosen
 
 
 @dataclass
@@ -32,20 +31,17 @@ class Decoded:
 
 
 def mlm_loss(
-    model: TlmModel, batch: dict[str, torch.Tensor], tail: Tail, vocabulary: torch.Tensor | None = None
+    model: TlmModel, batch: dict[str, torch.Tensor], vocabulary: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, Decoded | None]:
     """The masked-LM loss of a padded batch: the mean over each text's masked tokens, summed over the texts.
 
     Args:
-        tail: of this model; it is applied to the masked tokens only.
         vocabulary: int64 [K], ascending: the tokens of which the output embedding's gradient is wanted as well.
     """
     masked = batch["mlm_labels"] != -100
     labels, text = batch["mlm_labels"][masked], masked.nonzero()[:, 0]
-    with tail.only(masked):
-        inputs = (batch["input_ids"], batch["attention_mask"], batch.get("token_type_ids"))
-        hidden = encode(model.base_model, *inputs).hidden
-    hidden = model.family.transform(model.mlm_head, hidden[0] if tail.modules else hidden[masked])
+    inputs = (batch["input_ids"], batch["attention_mask"], batch.get("token_type_ids"))
+    hidden = model.family.transform(model.mlm_head, encode_chosen(model.base_model, masked, *inputs))
     wide = torch.promote_types(hidden.dtype, torch.float32)
     weights = (1 / masked.sum(dim=1).to(wide))[text]
     errors = None if vocabulary is None else torch.empty(len(labels), len(vocabulary), dtype=wide, device=hidden.device)

@@ -23,6 +23,7 @@ from hf_tlm.models.families import family_of
 from hf_tlm.models.loading import hub_options, load_classifier, reading
 from hf_tlm.models.prediction_heads import ClmHeads, ContrastHead, CorruptionOutput, LmLoss, RtdHead
 from hf_tlm.models.sampling import sample_tokens
+from hf_tlm.models.tail import encode_chosen
 from hf_tlm.models.texts import Texts
 
 logger = logging.getLogger(__name__)
@@ -235,13 +236,13 @@ class CorruptAndPredict(TrainedModel):
         output = CorruptionOutput()
         if mlm_labels is None:
             return self._predict(output, encode(self.main.base_model, input_ids, *places), None, labels)
-        apart = self.apart and self.auxiliary.training
+        masked, apart = mlm_labels != -100, self.apart and self.auxiliary.training
         with self.auxiliary.without_dropout() if apart else nullcontext():
-            texts = encode(self.auxiliary.base_model, input_ids, *places)
-            output, read = self._corrupt(texts, input_ids, mlm_labels, uniforms)
+            hidden = encode_chosen(self.auxiliary.base_model, masked, input_ids, *places)
+            output, read = self._corrupt(hidden, input_ids, attention_mask, mlm_labels, uniforms)
         if apart:
-            texts = encode(self.auxiliary.base_model, input_ids, *places)
-            output.mlm_loss = self._mlm_loss(texts, mlm_labels)
+            hidden = encode_chosen(self.auxiliary.base_model, masked, input_ids, *places)
+            output.mlm_loss = self._mlm_loss(hidden, mlm_labels)
         texts, cropped = encode(self.main.base_model, read, *places), None
         if crops:
             cropped = encode(self.main.base_model, **{name.removeprefix("crop_"): rows for name, rows in crops.items()})
@@ -250,9 +251,17 @@ class CorruptAndPredict(TrainedModel):
     # The number of masked tokens differs from batch to batch: compiled, this part would be compiled again and again.
     @torch.compiler.disable
     def _corrupt(
-        self, texts: Texts, input_ids: torch.Tensor, mlm_labels: torch.Tensor, uniforms: torch.Tensor | None
+        self,
+        hidden: torch.Tensor,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        mlm_labels: torch.Tensor,
+        uniforms: torch.Tensor | None,
     ) -> tuple[CorruptionOutput, torch.Tensor]:
-        """The auxiliary model's part of the output, and the ids that the main model reads, int64 [R, S]."""
+        """The auxiliary model's part of the output, and the ids that the main model reads, int64 [R, S].
+
+        hidden: float [M, H], of the masked tokens.
+        """
         masked = mlm_labels != -100
         originals = mlm_labels[masked]
         if uniforms is None:
@@ -268,16 +277,15 @@ class CorruptAndPredict(TrainedModel):
                 drawn[rows] = sample_tokens(logits, uniforms[rows], self.temperature)
             guesses[rows] = logits.argmax(dim=-1) == originals[rows]
 
-        loss = self.auxiliary.mlm_head(texts.hidden[masked], originals, self.max_logits, visit=draw)
+        loss = self.auxiliary.mlm_head(hidden, originals, self.max_logits, visit=draw)
         corrupted = input_ids.masked_scatter(masked, drawn)
         replaced = torch.zeros_like(masked).masked_scatter(masked, drawn != originals)
-        real = texts.attention_mask.bool()
+        real = attention_mask.bool()
         return CorruptionOutput(mlm_loss=loss, replaced=replaced[real], guesses=guesses.sum()), corrupted
 
     @torch.compiler.disable
-    def _mlm_loss(self, texts: Texts, mlm_labels: torch.Tensor) -> torch.Tensor:
-        masked = mlm_labels != -100
-        return self.auxiliary.mlm_head(texts.hidden[masked], mlm_labels[masked], self.max_logits)
+    def _mlm_loss(self, hidden: torch.Tensor, mlm_labels: torch.Tensor) -> torch.Tensor:
+        return self.auxiliary.mlm_head(hidden, mlm_labels[mlm_labels != -100], self.max_logits)
 
     @torch.compiler.disable
     def _predict(

@@ -16,38 +16,48 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, hidden, weight, bias, labels, max_logits, visit, outer):
-        needs = [ctx.needs_input_grad[i] and x is not None for i, x in enumerate((hidden, weight, bias))]
-        gradients = [torch.zeros_like(x) if need else None for need, x in zip(needs, (hidden, weight, bias), strict=True)]
-        of_hidden, of_weight, of_bias = gradients
+        inputs = (hidden, weight, bias)
+        of_hidden, of_weight, of_bias = (ctx.needs_input_grad[i] and inputs[i] is not None for i in range(3))
+        # The first block makes the weight's gradient, the others add to it.
+        gradients = [torch.zeros_like(hidden) if of_hidden else None, None, torch.zeros_like(bias) if of_bias else None]
         # Sums of half precision numbers are taken in float32.
         total = torch.zeros((), dtype=torch.promote_types(hidden.dtype, torch.float32), device=hidden.device)
+        one_precision = hidden.dtype == total.dtype and not torch.is_autocast_enabled(hidden.device.type)
         step = max(1, max_logits // weight.shape[0])
         for start in range(0, len(labels), step):
             rows, targets = hidden[start : start + step], labels[start : start + step, None]
+            block = slice(start, start + len(rows))
             logits = F.linear(rows, weight, bias).to(total.dtype)
             if visit is not None:
-                visit(slice(start, start + len(rows)), logits)
-            normalizer = logits.logsumexp(dim=1, keepdim=True)
-            chosen = (logits.gather(1, targets) - normalizer).squeeze(1)
-            losses, slopes = (-chosen, None) if outer is None else outer(slice(start, start + len(rows)), chosen)
+                visit(block, logits)
+            largest = logits.amax(dim=1, keepdim=True)
+            chosen = logits.gather(1, targets) - largest
+            # From here on in the logits' own memory.
+            change = logits.sub_(largest).exp_()
+            normalizer = change.sum(dim=1, keepdim=True)
+            chosen = (chosen - normalizer.log()).squeeze(1)
+            losses, slopes = (-chosen, None) if outer is None else outer(block, chosen)
             total += losses.sum()
-            if not any(needs):
+            if not (of_hidden or of_weight or of_bias):
                 continue
-            # - d log p / d logits = softmax - one-hot, in the logits' own memory.
-            change = logits.sub_(normalizer).exp_()
-            change.scatter_add_(1, targets, change.new_full(targets.shape, -1.0))
-            if slopes is not None:
-                change.mul_(-slopes[:, None])
-            if of_bias is not None:
-                of_bias += change.sum(dim=0)
-            change = change.to(hidden.dtype)
-            if of_hidden is not None:
-                of_hidden[start : start + step] = change @ weight
-            if of_weight is not None:
-                if change.dtype == of_weight.dtype and not torch.is_autocast_enabled(change.device.type):
-                    of_weight.addmm_(change.t(), rows)
-                else:
-                    of_weight += change.t() @ rows
+            # - d log p / d logits = softmax - one-hot = change * scale; products get the scale on their small side.
+            change.scatter_add_(1, targets, -normalizer)
+            scale = (1.0 if slopes is None else -slopes[:, None]) / normalizer
+            if not one_precision:
+                change, scale = change.mul_(scale), torch.ones_like(scale)
+            if of_bias:
+                gradients[2] += (change.t() @ scale).squeeze(1) if one_precision else change.sum(dim=0)
+            change, scale = change.to(hidden.dtype), scale.to(hidden.dtype)
+            if of_hidden:
+                gradients[0][block] = (change @ weight) * scale
+            if of_weight and start == 0:
+                gradients[1] = (change.t() @ (rows * scale)).to(weight.dtype)
+            elif of_weight and one_precision:
+                gradients[1].addmm_(change.t(), rows * scale)
+            elif of_weight:
+                gradients[1] += change.t() @ (rows * scale)
+        if of_weight and gradients[1] is None:
+            gradients[1] = torch.zeros_like(weight)
         ctx.gradients = gradients
         return total
 

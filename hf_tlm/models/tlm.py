@@ -25,6 +25,7 @@ from hf_tlm.models.errors import ModelError
 from hf_tlm.models.families import Family, family_of
 from hf_tlm.models.linear_cross_entropy import linear_cross_entropy
 from hf_tlm.models.loading import hub_options, load_classifier, reading
+from hf_tlm.models.tail import encode_chosen
 from hf_tlm.models.texts import Texts
 
 MLM_SUBFOLDER = "mlm"
@@ -202,17 +203,21 @@ class TlmModel(TrainedModel):
             mlm_labels: int64 [R, S], -100 where nothing is predicted. Given: the masked-LM loss at the other places.
             labels: int64 [B]. Given, or `mlm_labels` not given: class logits.
         """
-        texts = encode(self.base_model, input_ids, attention_mask, token_type_ids, position_ids, text_ids, first_tokens)
-        return self._heads(texts, mlm_labels, labels)
+        places = (input_ids, attention_mask, token_type_ids, position_ids, text_ids, first_tokens)
+        if mlm_labels is not None and labels is None:
+            masked = encode_chosen(self.base_model, mlm_labels != -100, *places)
+            return TlmOutput(mlm_loss=self._mlm_loss(masked, mlm_labels))
+        return self._heads(encode(self.base_model, *places), mlm_labels, labels)
 
     # The number of masked tokens differs from batch to batch: compiled, this part would be compiled again and again.
     @torch.compiler.disable
     def _heads(self, texts: Texts, mlm_labels: torch.Tensor | None, labels: torch.Tensor | None) -> TlmOutput:
-        logits = mlm_loss = None
-        if labels is not None or mlm_labels is None:
-            logits = self.family.classify(self, texts)
+        logits, mlm_loss = self.family.classify(self, texts), None
         if mlm_labels is not None:
-            # Projecting only the masked positions is most of the speed of a small model (V is far larger than H).
-            chosen = mlm_labels != -100
-            mlm_loss = self.mlm_head(texts.hidden[chosen], mlm_labels[chosen], self.max_logits)
+            mlm_loss = self._mlm_loss(texts.hidden[mlm_labels != -100], mlm_labels)
         return TlmOutput(logits=logits, mlm_loss=mlm_loss)
+
+    @torch.compiler.disable
+    def _mlm_loss(self, hidden: torch.Tensor, mlm_labels: torch.Tensor) -> torch.Tensor:
+        """hidden: float [M, H], of the masked positions: projecting these alone is most of the speed of a small model."""
+        return self.mlm_head(hidden, mlm_labels[mlm_labels != -100], self.max_logits)

@@ -18,6 +18,7 @@ from hf_tlm.data.collator import TlmCollator
 from hf_tlm.data.interleave import CORPUS, TASK, InterleavedBatchSampler, InterleavedDataset
 from hf_tlm.data.streaming import ShardStream, StreamedBlocks
 from hf_tlm.data.tokenization import text_lengths
+from hf_tlm.memory import keep_freed_memory
 from hf_tlm.models.base import TrainedModel, applied_parameters
 from hf_tlm.models.corruption import CorruptAndPredict
 from hf_tlm.objectives import TaskLoss
@@ -130,6 +131,8 @@ class TlmTrainer(ResumableTrainer):
         model.second_view = self.data_collator.crop_fraction or 0.0 if self.args.mlm_probability > 0 else 0.0
 
     def train(self, *args, **kwargs):
+        if self.args.device.type == "cpu":
+            keep_freed_memory()
         try:
             return super().train(*args, **kwargs)
         finally:

@@ -32,7 +32,7 @@ def test_sections(benchmark, tmp_path, monkeypatch, capsys):
     results = json.loads((tmp_path / "influence.json").read_text())
     printed = capsys.readouterr()
     assert (tmp_path / "influence.md").read_text() in printed.out
-    assert set(results) == {"speed", "memory"} and "bergson is not installed" in printed.err
+    assert set(results) == {"speed", "memory", "layers"} and "bergson is not installed" in printed.err
     speed = {row["side"]: row for row in results["speed"]["rows"]}
     assert len(speed) == 5 and all(row["passages/s"] > 0 for row in speed.values())
     assert [side for side, row in speed.items() if row["difference"] == 0] == ["naive, padded"]
@@ -42,6 +42,9 @@ def test_sections(benchmark, tmp_path, monkeypatch, capsys):
         ("ours", -1),
         ("ours", 1),
     ]
+    layers = results["layers"]["rows"]
+    assert [row["layer"] for row in layers] == [0, 1, 2] and all(row["passages/s"] > 0 for row in layers)
+    assert layers[-1]["time / last layer's"] == 1
     assert all(row["peak"] >= row["before"] > 100 for row in results["memory"]["rows"])
 
 

@@ -5,7 +5,7 @@ import torch
 
 from hf_tlm.influence import InfluenceError, InfluenceScorer
 from hf_tlm.influence.parameters import choose_parameters, layers_of
-from hf_tlm.influence.tail import Tail
+from hf_tlm.models.tail import Tail
 from naive import passages, task_texts, tiny
 
 
@@ -72,7 +72,7 @@ def test_only_what_is_above_is_differentiated_and_only_masked_tokens_pass_the_ta
     assert seen["last"].requires_grad
     masked = int((batch["mlm_labels"] != -100).sum())
     in_tail = family in ("bert", "roberta", "electra", "cocolm")
-    assert (last in Tail(model).modules) == in_tail
+    assert (last in Tail(model.base_model).modules) == in_tail
     rows, places = batch["input_ids"].shape
     assert seen["last"].shape[:2] == ((1, masked) if in_tail else (rows, places))
     assert masked < rows * places / 2

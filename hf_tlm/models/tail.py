@@ -1,0 +1,68 @@
+"""The end of the last layer, where no token sees another: there only the tokens that a loss reads need to be computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.models.bert.modeling_bert import BertSelfOutput
+from transformers.models.electra.modeling_electra import ElectraSelfOutput
+from transformers.models.roberta.modeling_roberta import RobertaSelfOutput
+from transformers.utils.generic import is_flash_attention_requested
+
+from hf_tlm.models.base import encode
+
+# What follows attention in a layer, called with attention's result and the residual.
+_AFTER_ATTENTION = (BertSelfOutput, ElectraSelfOutput, RobertaSelfOutput)
+
+
+class Tail:
+    """All that comes after attention in a body's last layer: two thirds of its products, in a forward pass and a backward.
+
+    Only layers that are built like BERT's have a place where tokens can be left out; of others the tail is empty.
+
+    modules: those that see only the tokens that are left.
+    """
+
+    def __init__(self, body: PreTrainedModel):
+        layer = next(module for module in body.modules() if isinstance(module, nn.ModuleList))[-1]
+        outputs = [module for module in layer.modules() if isinstance(module, _AFTER_ATTENTION)]
+        self._first = outputs[0] if len(outputs) == 1 else None
+        self.modules: set[nn.Module] = set()
+        if self._first is not None:
+            within = set(self._first.modules())
+            attention = next(set(m.modules()) for m in layer.modules() if m is not layer and within < set(m.modules()))
+            self.modules = set(layer.modules()) - attention | within
+
+    @contextmanager
+    def only(self, chosen: torch.Tensor) -> Iterator[None]:
+        """Leave out the tokens that are not chosen, bool [R, S]: the modules see float [1, M, H], M chosen tokens."""
+        handle = self._first.register_forward_pre_hook(lambda module, inputs: tuple(x[chosen][None] for x in inputs))
+        try:
+            yield
+        finally:
+            handle.remove()
+
+
+def encode_chosen(body: PreTrainedModel, chosen: torch.Tensor, *places: torch.Tensor | None) -> torch.Tensor:
+    """float [M, H]: the hidden states of the M chosen tokens, bool [R, S], where nothing reads the others'.
+
+    They are those of `encode` with the same arguments. Where the body allows it, the tail is computed for them alone.
+    """
+    tail = Tail(body)
+    # What is compiled must not depend on M. A layer that is computed again in the backward pass, for its gradient, would be
+    # computed whole. The kernels for texts of varying lengths take them in one row, which has other places. BERT's pooler
+    # wants a first token, whatever it is.
+    whole = torch.compiler.is_compiling() or (body.training and body.is_gradient_checkpointing)
+    if whole or not tail.modules or is_flash_attention_requested(body.config) or not chosen.any():
+        return _choose(encode(body, *places).hidden, chosen)
+    with tail.only(chosen):
+        return encode(body, *places).hidden[0]
+
+
+@torch.compiler.disable
+def _choose(hidden: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    return hidden[chosen]

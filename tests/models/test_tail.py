@@ -1,0 +1,64 @@
+"""What is computed for the chosen tokens alone is what it is for all of them: outputs and every gradient."""
+
+import pytest
+import torch
+
+from hf_tlm.data import TlmCollator
+from hf_tlm.models.base import encode
+from hf_tlm.models.tail import Tail, encode_chosen
+from test_packed import texts
+from test_tlm_model import families, tiny
+
+PLACES = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "text_ids", "first_tokens")
+SHORTER = ("bert", "roberta", "electra", "cocolm")
+
+
+def both_ways(model, tokenizer, row_length, choose=lambda chosen: chosen):
+    batch = TlmCollator(tokenizer, mlm_probability=0.3, row_length=row_length, seed=1)(texts(False, pairs=True))
+    places, chosen = [batch.get(name) for name in PLACES], choose(batch["mlm_labels"] != -100)
+    found = []
+    for hidden in (encode_chosen(model.base_model, chosen, *places), encode(model.base_model, *places).hidden[chosen]):
+        model.zero_grad()
+        weights = torch.linspace(-1, 1, hidden.numel(), dtype=hidden.dtype).view_as(hidden)
+        (hidden.sin() * weights).sum().backward()
+        found.append((hidden, {name: p.grad for name, p in model.base_model.named_parameters()}))
+    return found
+
+
+def seen_by_the_tail(model):
+    """The shapes of what the end of the last layer is given."""
+    shapes = []
+    for module in Tail(model.base_model).modules:
+        module.register_forward_hook(lambda module, inputs, output: shapes.append(tuple(output.shape[:2])))
+    return shapes
+
+
+@families
+@pytest.mark.parametrize("row_length", [None, 36])
+def test_equal_outputs_and_gradients(model_type, row_length, tokenizer):
+    model = tiny(model_type).eval().double()
+    shapes = seen_by_the_tail(model)
+    (hidden, gradients), (expected, expected_gradients) = both_ways(model, tokenizer, row_length)
+    assert bool(shapes) == (model_type in SHORTER)
+    assert not shapes or shapes[0] == (1, len(hidden)) and shapes[-1] != shapes[0]
+    tolerance = {"rtol": 1e-5, "atol": 1e-7} if model_type == "modernbert" else {"rtol": 1e-9, "atol": 1e-12}
+    torch.testing.assert_close(hidden, expected, **tolerance)
+    for name, gradient in expected_gradients.items():
+        torch.testing.assert_close(gradients[name], gradient, **tolerance, msg=lambda m, name=name: f"{name}: {m}")
+
+
+def test_nothing_chosen(tokenizer):
+    (hidden, gradients), _ = both_ways(tiny("bert").eval(), tokenizer, None, torch.zeros_like)
+    assert hidden.shape[0] == 0 and not any(g.any() for g in gradients.values() if g is not None)
+
+
+def test_layers_that_are_computed_again_are_computed_whole(tokenizer):
+    model = tiny("bert", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0).double()
+    plain = both_ways(model.train(), tokenizer, None)[0]
+    model.gradient_checkpointing_enable()
+    shapes = seen_by_the_tail(model)
+    again = both_ways(model, tokenizer, None)[0]
+    assert (1, len(again[0])) not in shapes
+    torch.testing.assert_close(again[0], plain[0])
+    for name, gradient in plain[1].items():
+        torch.testing.assert_close(again[1][name], gradient)

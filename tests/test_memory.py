@@ -1,0 +1,29 @@
+"""Memory that was freed is not asked for again, counted by the pages that the system hands out."""
+
+import platform
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import resource, sys
+from hf_tlm.memory import keep_freed_memory
+if sys.argv[1] == "keep":
+    keep_freed_memory()
+pages = []
+for _ in range(4):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    bytearray(64 << 20)
+    pages.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+print(sum(pages[1:]) * resource.getpagesize() / (3 * 64 << 20))
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc's malloc is told anything")
+def test_freed_memory_is_kept():
+    shares = [
+        float(subprocess.run([sys.executable, "-c", PROGRAM, how], check=True, capture_output=True, text=True).stdout)
+        for how in ("as it is", "keep")
+    ]
+    assert shares[1] < 0.01 < 0.5 < shares[0]
