@@ -52,15 +52,15 @@ def encode_chosen(body: PreTrainedModel, chosen: torch.Tensor, *places: torch.Te
 
     They are those of `encode` with the same arguments. Where the body allows it, the tail is computed for them alone.
     """
-    tail = Tail(body)
     # What is compiled must not depend on M. A layer that is computed again in the backward pass, for its gradient, would be
     # computed whole. The kernels for texts of varying lengths take them in one row, which has other places. BERT's pooler
     # wants a first token, whatever it is.
     whole = torch.compiler.is_compiling() or (body.training and body.is_gradient_checkpointing)
-    if whole or not tail.modules or is_flash_attention_requested(body.config) or not chosen.any():
-        return _choose(encode(body, *places).hidden, chosen)
-    with tail.only(chosen):
-        return encode(body, *places).hidden[0]
+    whole = whole or is_flash_attention_requested(body.config) or not chosen.any()
+    if not whole and (tail := Tail(body)).modules:
+        with tail.only(chosen):
+            return encode(body, *places).hidden[0]
+    return _choose(encode(body, *places).hidden, chosen)
 
 
 @torch.compiler.disable
