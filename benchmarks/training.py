@@ -179,7 +179,7 @@ def main() -> None:
     add("--threads", type=int, default=os.cpu_count())
     add("--passages", type=int, default=150_000, help="Passages of the corpus that ChemProt's are retrieved from.")
     add("--vocab_size", type=int, default=30_522)
-    add("--corpus_sizes", nargs="+", type=int, default=[10, 1000], help="MB of token ids.")
+    add("--corpus_sizes", nargs="+", type=int, default=[10, 1000, 10_000], help="MB of token ids.")
     add("--work_dir", default="runs/training_benchmark")
     run_sections(parser, Benchmark, "training", TITLES, NOTES, hidden=("all",))
 
