@@ -85,6 +85,19 @@ def test_lengths(tokenizer):
     assert text_lengths(None).tolist() == []
 
 
+def test_many_lengths_are_mapped_from_a_file(tokenizer, monkeypatch):
+    rows = tokenize(Dataset.from_dict({"text": ["the gene", "a", "the cell and the gene"] * 50}), tokenizer, 6)
+    expected = text_lengths(rows)
+    monkeypatch.setattr(tokenization, "_IN_MEMORY", 100)
+    monkeypatch.setattr(tokenization, "_ROWS", 7)
+    mapped = text_lengths(rows)
+    assert isinstance(mapped, np.memmap) and mapped.dtype == np.int32 and mapped.tolist() == expected.tolist()
+    monkeypatch.delattr(tokenization, "_lengths")  # They are not counted again, but where the rows are others.
+    assert text_lengths(rows).tolist() == expected.tolist()
+    with pytest.raises(NameError):
+        text_lengths(rows.select(range(10, 140)))
+
+
 def test_a_trained_vocabulary_is_kept(monkeypatch):
     texts, made = ["the gene binds the cell", "the acid"] * 4, []
     train = tokenization.train_wordpiece
