@@ -55,7 +55,7 @@ def encode_chosen(body: PreTrainedModel, chosen: torch.Tensor, *places: torch.Te
     # What is compiled must not depend on M. A layer that is computed again in the backward pass, for its gradient, would be
     # computed whole. The kernels for texts of varying lengths take them in one row, which has other places. BERT's pooler
     # wants a first token, whatever it is.
-    whole = torch.compiler.is_compiling() or (body.training and body.is_gradient_checkpointing)
+    whole = torch.compiler.is_compiling() or (body.training and body.is_activation_checkpointing)
     whole = whole or is_flash_attention_requested(body.config) or not chosen.any()
     if not whole and (tail := Tail(body)).modules:
         with tail.only(chosen):

@@ -55,7 +55,7 @@ def test_nothing_chosen(tokenizer):
 def test_layers_that_are_computed_again_are_computed_whole(tokenizer):
     model = tiny("bert", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0).double()
     plain = both_ways(model.train(), tokenizer, None)[0]
-    model.gradient_checkpointing_enable()
+    model.activation_checkpointing_enable()
     shapes = seen_by_the_tail(model)
     again = both_ways(model, tokenizer, None)[0]
     assert (1, len(again[0])) not in shapes

@@ -50,7 +50,9 @@ def test_compiled_equals_eager_and_does_not_recompile(tmp_path, data, tokenizer,
     compiled.train()
     names = ("loss", "corpus/mlm_loss", "task/mlm_loss", "task/task_loss", "corpus/rtd_loss", "task/generator_accuracy")
     names += ("corpus/lm_loss", "corpus/scl_loss")
-    assert history(compiled, *names) == history(eager, *names)
+    # Not to the last bit: compiled, the tokens that no loss reads are computed as well (see `encode_chosen`).
+    for ours, expected in zip(history(compiled, *names), history(eager, *names), strict=True):
+        assert ours == pytest.approx(expected, rel=1e-5)
     bodies = 2 if objective else 1
     assert bodies <= graphs.counts[5] <= 6 * bodies and graphs.counts[5:] == [graphs.counts[5]] * 7, graphs.counts
     assert compiled.cost().measured_flops == 0.0  # The counter does not see into compiled code.
