@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hf_tlm.files import atomic_directory, sha256
+from hf_tlm.hub.subset_card import describe_data, subset_card
 from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.retrieval.queries import build_queries, example_texts
 from hf_tlm.retrieval.report import describe_selection, escape, retrieval_report
@@ -38,45 +38,6 @@ MANIFEST_FILE = "manifest.json"
 CARD_FILE = "README.md"
 REPORT_FILE = "report.md"
 ROW_GROUP = 1000
-
-CARD = """\
----
-{front}
----
-
-# {title}
-
-{union:,} of the {passages:,} passages of the corpus `{corpus}` (fingerprint `{corpus_fingerprint}`), chosen for the
-labelled task `{task}` (fingerprint `{task_fingerprint}`) as the corpus part of task-driven language modelling.
-
-## How it was made
-
-{made}
-
-`{manifest_file}` holds every setting and count. Made with {versions}.
-
-{found}
-
-## How to load it
-
-```python
-from datasets import load_dataset
-
-passages = load_dataset("path/or/repo-id", split="train")
-```
-
-Columns: `id`, `text`, `source`; `rank` (best over the queries, from 1), `score` (best over the queries), `n_queries`
-(how many queries hit the passage), `best_query` (id of the training example that gave the best rank). A random subset
-has its order of drawing as `rank`, 0 as `n_queries`, and neither `score` nor `best_query`.
-
-## Limits
-
-The passages are copied from the corpus as they are: its licence, errors and biases apply. {checked}
-"""
-
-INFLUENCE_COLUMNS = """\
-Two columns more: `influence`, the inner product of the gradient of the passage's masked-LM loss with the gradient of the
-task loss, mean over batches of validation examples, and `influence_rank`, the best rank that a batch gave the passage."""
 
 
 @dataclass
@@ -130,7 +91,7 @@ class Subset:
             manifest = {**self.manifest, "files": {DATA_FILE: sha256(work / DATA_FILE)}}
             text = json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
             (work / MANIFEST_FILE).write_text(text, encoding="utf-8")
-            (work / CARD_FILE).write_text(_card(self.manifest, report), encoding="utf-8")
+            (work / CARD_FILE).write_text(self._card(report, work / DATA_FILE), encoding="utf-8")
             (work / REPORT_FILE).write_text(report, encoding="utf-8")
 
     @classmethod
@@ -165,6 +126,19 @@ class Subset:
             )
         # The cache of `datasets` knows a file by its path and time; the digest makes it know the content.
         return cls(Dataset.from_parquet(str(data), config_name=found), manifest)
+
+    def _card(self, report: str, parquet: Path) -> str:
+        from datasets import Value
+
+        made, selection = self.manifest, self.manifest.get("selection")
+        columns = {name: kind.dtype if isinstance(kind, Value) else None for name, kind in self.dataset.features.items()}
+        return subset_card(
+            made,
+            report,
+            describe_data(columns, parquet),
+            engine="" if made["retriever"] == "random" else _engine(made),
+            selection=escape(describe_selection(selection), 1000) if selection else None,
+        )
 
     def as_corpus(self) -> Corpus:
         """Its passages as a corpus of their own, for instance to pretrain on."""
@@ -264,64 +238,3 @@ def _engine(made: dict[str, Any]) -> str:
     words += f", stemmed ({made['stemmer']})" if made.get("stemmer") else ""
     words += f", {made['max_query_terms']} rarest terms of a query" if made.get("max_query_terms") else ""
     return f"{made['retriever']}, {made['variant']}, k1 {made['k1']:g}, b {made['b']:g}{delta}, stop words {words}"
-
-
-def _size_category(rows: int) -> str:
-    """The Hub's name for a number of rows."""
-    below = ""
-    for name, bound in (("1K", 1e3), ("10K", 1e4), ("100K", 1e5), ("1M", 1e6), ("10M", 1e7), ("100M", 1e8)):
-        if rows < bound:
-            return f"{below}n<{name}"
-        below = f"{name}<"
-    return "n>100M"
-
-
-def _card(manifest: dict[str, Any], report: str) -> str:
-    """README.md: a dataset card."""
-    import yaml
-
-    task, corpus, counts = manifest["task"], manifest["corpus"], manifest["counts"]
-    random = manifest["retriever"] == "random"
-    front = {
-        "pretty_name": f"{corpus['name']}: {'random passages' if random else 'passages retrieved'} for {task['name']}",
-        "tags": ["hf_tlm", "tlm", "retrieval", "random" if random else "bm25"],
-        "size_categories": [_size_category(counts["union"])],
-        "configs": [{"config_name": "default", "data_files": [{"split": "train", "path": "data/train-*.parquet"}]}],
-    }
-    if random:
-        made = f"Drawn uniformly without replacement, seed {manifest['seed']}. The task had no part in the choice."
-    else:
-        what = "its whole text" if manifest["query_mode"] == "text" else "its key phrases (RAKE)"
-        made = (
-            f"Every example of the {task['split']} split was a query ({what}; labels were not used). BM25 "
-            f"({_engine(manifest)}) gave the top {manifest['top_k']:,} passages of each, ties broken by passage id; "
-            f"this is their union. {counts['queries']:,} queries, {counts['empty_queries']:,} of them empty, "
-            f"{counts['queries_without_hits']:,} others without a hit."
-        )
-    if selection := manifest.get("selection"):
-        made += f"\n\nOf what was found, a part was selected: {escape(describe_selection(selection), 1000)}."
-        front["tags"].append(selection["method"])
-        if selection["method"] == "iss":
-            made += f" {INFLUENCE_COLUMNS}"
-    guard = manifest.get("decontamination")
-    checked = "Passages were not checked against the task's validation and test texts."
-    if guard:
-        checked = (
-            f"Passages that hold a validation or test text of the task, or share more than {guard['threshold']:.0%} of its "
-            f"{guard['ngram']}-grams, were left out ({guard['passages']:,})."
-        )
-    return CARD.format(
-        found=re.sub("^#", "##", report.split("\n", 2)[2].strip(), flags=re.MULTILINE),
-        checked=checked,
-        front=yaml.safe_dump(front, sort_keys=False, allow_unicode=True).strip(),
-        title=front["pretty_name"],
-        union=counts["union"],
-        passages=counts["passages"],
-        corpus=corpus["name"],
-        corpus_fingerprint=corpus["fingerprint"],
-        task=task["name"],
-        task_fingerprint=task["fingerprint"],
-        made=made,
-        manifest_file=MANIFEST_FILE,
-        versions=", ".join(f"{name} {number}" for name, number in manifest["versions"].items()),
-    )
