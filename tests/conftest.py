@@ -4,10 +4,16 @@ import os
 import tempfile
 from pathlib import Path
 
+from hub.loopback import LoopbackHub
+
 _HOME = tempfile.mkdtemp(prefix="hf-tlm-tests-")
+_HUB = LoopbackHub()  # A port of this process; only the fixture `hub` lets something answer there.
 os.environ.update(
     HF_HOME=_HOME,
+    HF_ENDPOINT=_HUB.url,
     HF_HUB_OFFLINE="1",
+    HF_HUB_DISABLE_XET="1",  # The loopback Hub keeps large files as LFS objects.
+    NO_PROXY="127.0.0.1",
     HF_HUB_DISABLE_TELEMETRY="1",
     HF_DATASETS_DISABLE_PROGRESS_BARS="1",
     TOKENIZERS_PARALLELISM="false",
@@ -15,6 +21,7 @@ os.environ.update(
     OMP_NUM_THREADS="1",  # Tests run in as many processes as there are cores.
 )
 
+import huggingface_hub  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
 from datasets import Dataset  # noqa: E402
@@ -47,6 +54,34 @@ def tokenizer(corpus_rows):
     from hf_tlm.data import train_wordpiece
 
     return train_wordpiece([row["text"] for row in corpus_rows], 120, max_length=32)
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    """An empty Hub on this machine that the clients here and in subprocesses talk to; alice is logged in.
+
+    Without `HF_TOKEN` in the environment nobody is. The client's cache is the test's own.
+    """
+    _HUB.start()
+    _HUB.reset()
+    cache = tmp_path / "hub-cache"
+    environment = {"HF_TOKEN": _HUB.add_user("alice"), "HF_HUB_OFFLINE": "0", "HF_HOME": str(cache)}
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cache / "hub"))
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", cache / "datasets")
+    huggingface_hub.HfFileSystem.clear_instance_cache()
+    return _HUB
+
+
+@pytest.fixture
+def sleeps(monkeypatch):
+    """What was to be slept, in seconds, in order; nothing sleeps."""
+    seconds = []
+    monkeypatch.setattr("time.sleep", seconds.append)
+    return seconds
 
 
 @pytest.fixture(scope="session")
