@@ -88,6 +88,7 @@ def train_score_model(task: Task, subset: Subset, args: ScoreModelArguments, mod
     digest = hashlib.sha256(json.dumps(details, sort_keys=True, default=str).encode()).hexdigest()[:16]
     args = copy.copy(args)
     args.output_dir = str(Path(config.HF_DATASETS_CACHE) / "hf_tlm" / f"score_model-{digest}")
+    args.push_to_hub = False  # The smaller subset is what is published.
     splits = {name: rows for name, rows in task.splits.items() if name != "test"}
     run_tlm(replace(task, splits=splits), subset, args, model_args)
     return Path(args.output_dir)

@@ -14,6 +14,7 @@ from hf_tlm.training.applicable import check_applicable
 from hf_tlm.training.energy import check_energy
 from hf_tlm.training.optimizers import LAMB, check_lamb
 from hf_tlm.training.options import ArgumentsError, PretrainOptions, RunOptions, TlmOptions
+from hf_tlm.training.publishing import check_hub_arguments
 from hf_tlm.training.score_model_options import ScoreModelOptions
 
 DEFAULT_MAX_STEPS = 10_000
@@ -25,6 +26,7 @@ class RunArguments(RunOptions, TrainingArguments):
     """What the arguments of every run have in common. Made as `TlmArguments` or `PretrainArguments`."""
 
     corpus_max_length: ClassVar[int | None] = None
+    hub_id_name: ClassVar[str] = "hub_model_id"
 
     def __post_init__(self):
         optim = self.optim
@@ -59,11 +61,7 @@ class RunArguments(RunOptions, TrainingArguments):
                 f"Runs draw their own batches; train_sampling_strategy {self.train_sampling_strategy!r} has no effect. "
                 "Leave it at random."
             )
-        if self.push_to_hub:
-            raise ArgumentsError(
-                "push_to_hub would push working checkpoints. Upload the finished folder instead: "
-                "`hf upload <repo_id> <output_dir>`."
-            )
+        check_hub_arguments(self, self.hub_id_name)
         if str(self.resume_from_checkpoint).lower() == "true":
             self.resume_from_checkpoint = None  # It is what a run does.
         if self.resume_from_checkpoint is not None:
@@ -201,6 +199,7 @@ class RunArguments(RunOptions, TrainingArguments):
     def _copy(self, output_dir: str | os.PathLike, seed: int) -> RunArguments:
         args = copy.copy(self)
         args.output_dir = str(output_dir)
+        args.push_to_hub = False  # The Trainer would push what lies in a folder of checkpoints.
         args.hub_token = None  # The Trainer pickles its arguments beside every checkpoint.
         args.seed = args.data_seed = seed
         return args
@@ -260,6 +259,8 @@ class TlmArguments(TlmOptions, RunArguments):
 @dataclass(repr=False)
 class ScoreModelArguments(ScoreModelOptions, TlmArguments):
     """`TlmArguments` with the defaults of a score model."""
+
+    hub_id_name: ClassVar[str] = "hub_dataset_id"
 
 
 @dataclass(repr=False)

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from hf_tlm.files import HfTlmError
 from hf_tlm.models.lora_arguments import LoraArguments
+from hf_tlm.training.hub_options import HubOptions
 
 
 class ArgumentsError(HfTlmError):
@@ -14,7 +15,7 @@ class ArgumentsError(HfTlmError):
 
 
 @dataclass(repr=False)
-class RunOptions:
+class RunOptions(HubOptions):
     """Options of every training run, and those of the Trainer whose defaults they change.
 
     Defaults are those of TLM's released scripts where they have one, for a single device. In a TLM run they hold for stage
