@@ -1,0 +1,223 @@
+"""One commit that makes a branch hold some local files: what differs is found, sent, and tagged."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatch
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from hf_tlm.files import sha256
+from hf_tlm.hub.errors import HubError, status_of
+from hf_tlm.hub.repo import Repo
+from hf_tlm.hub.retry import client_errors
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+    from huggingface_hub.hf_api import RepoFile
+
+CONFLICTS = 20  # so often may others be faster
+
+
+@dataclass(frozen=True)
+class Push:
+    """What a push did, or with `dry_run` would do.
+
+    commit: the commit that was made; None when nothing was new, and with `dry_run`.
+    pushed, unchanged, deleted: paths in the repository.
+    """
+
+    url: str
+    repo: Repo
+    commit: str | None
+    pushed: list[str]
+    unchanged: list[str]
+    deleted: list[str]
+    dry_run: bool
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.pushed or self.deleted)
+
+    def to_text(self) -> str:
+        if self.dry_run:
+            head = f"Would publish to {self.repo} ({self.url}); nothing was sent."
+        elif self.commit is None:
+            head = f"{self.repo} has this content already: {self.url}"
+        else:
+            head = f"Published {self.repo} as commit {self.commit[:12]}: {self.url}"
+        lines = [("new or changed", self.pushed), ("deleted", self.deleted), ("unchanged", self.unchanged)]
+        return "\n".join([head, *(f"  {what}: {', '.join(paths)}" for what, paths in lines if paths)])
+
+
+@dataclass
+class LocalFile:
+    """A file to publish; its names in git and in LFS are computed once, however often is tried."""
+
+    path: Path
+
+    @cached_property
+    def sha256(self) -> str:
+        return sha256(self.path)
+
+    @cached_property
+    def git_oid(self) -> str:
+        data = self.path.read_bytes()
+        return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+
+    def equals(self, remote: RepoFile) -> bool:
+        if self.path.stat().st_size != remote.size:
+            return False
+        return self.sha256 == remote.lfs.sha256 if remote.lfs else self.git_oid == remote.blob_id
+
+
+@dataclass
+class Publication:
+    """One push, which may take several tries; each of them reads anew what the repository holds.
+
+    api: the client, with the token to use.
+    local: repository path -> file.
+    replaced: globs of the repository paths that are deleted if they are not in `local`.
+    private, tag, message: see `hf_tlm.hub.push.push`.
+    sent: what the commit that was sent last does; None before one was.
+    commit: the commit that has all files, once it is known.
+    new: the repository or the branch was not there.
+    refused: no further try would change the error, which says what was published.
+    conflicts: so often was somebody else faster.
+    """
+
+    api: HfApi
+    repo: Repo
+    local: Mapping[str, LocalFile]
+    replaced: Sequence[str]
+    private: bool | None
+    tag: str | None
+    message: str
+    sent: Push | None = None
+    commit: str | None = None
+    new: bool = False
+    refused: bool = False
+    conflicts: int = 0
+
+    def plan(self) -> Push:
+        """What is to be done. Nothing is changed."""
+        return self._compare(self._head())[0]
+
+    def run(self) -> Push:
+        """Try it once."""
+        from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+
+        plan, head = self._compare(self._head() or self._create())
+        self._check_tag(head, plan)
+        if not plan.is_empty:
+            operations = [
+                *(CommitOperationAdd(path, str(self.local[path].path)) for path in plan.pushed),
+                *(CommitOperationDelete(path) for path in plan.deleted),
+            ]
+            self.sent, self.commit = plan, None
+            # With its parent named the commit is refused if somebody else's came first.
+            options = {"repo_type": self.repo.type, "revision": self.repo.revision, "parent_commit": head}
+            self.commit = self.api.create_commit(self.repo.id, operations, commit_message=self.message, **options).oid
+        elif self.sent is not None and self.commit is None:
+            self.commit = head  # The commit was made, and the answer to it was lost.
+        if self.tag is not None:
+            self._set_tag(self.commit or head)
+        return self.result() or replace(plan, dry_run=False)
+
+    def result(self) -> Push | None:
+        """What was done; None if no commit was made."""
+        return replace(self.sent, commit=self.commit, dry_run=False) if self.sent and self.commit else None
+
+    def starts_over(self, error: Exception) -> bool:
+        """Whether another writer was faster, and what they wrote is to be read."""
+        conflict = status_of(error) in (409, 412)
+        self.conflicts += conflict
+        return conflict and self.conflicts <= CONFLICTS
+
+    def outcome(self) -> str:
+        """Whether anything was published, after an error."""
+        if self.sent is not None and self.commit is None:
+            # The answer to the commit may be what was lost.
+            try:
+                plan, head = self._compare(self._head())
+            except client_errors():
+                return f"Whether the commit arrived is not known; {self.repo} is whole, with it or without it."
+            self.commit = head if plan.is_empty else None
+        if self.commit is not None:
+            tag = "" if self.tag is None else f", without the tag {self.tag!r}"
+            return f"The files are published as commit {self.commit[:12]}{tag}."
+        return f"Nothing was published, {self.repo} {'has none of the files' if self.new else 'is as it was'}."
+
+    def _head(self) -> tuple[str, dict[str, RepoFile]] | None:
+        """The commit to build on and its files; None if there is no such repository or branch."""
+        from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+        from huggingface_hub.hf_api import RepoFile
+
+        options = {"repo_type": self.repo.type}
+        try:
+            info = self.api.repo_info(self.repo.id, revision=self.repo.revision, **options)
+        except GatedRepoError:
+            raise
+        except (RepositoryNotFoundError, RevisionNotFoundError):
+            return None
+        if self.private and not info.private:
+            self._refuse(
+                f"{self.repo.id} is public, and a private repository was asked for. Make it private in its settings, or "
+                "choose another name."
+            )
+        entries = self.api.list_repo_tree(self.repo.id, recursive=True, revision=info.sha, **options)
+        return info.sha, {entry.path: entry for entry in entries if isinstance(entry, RepoFile)}
+
+    def _create(self) -> tuple[str, dict[str, RepoFile]]:
+        """Make the repository and the branch where they are not there; their head."""
+        options = {"repo_type": self.repo.type, "exist_ok": True}
+        self.new = True
+        self.api.create_repo(self.repo.id, private=self.private is not False, **options)
+        if self.repo.revision is not None:
+            self.api.create_branch(self.repo.id, branch=self.repo.revision, **options)
+        head = self._head()
+        if head is None:
+            self._refuse(f"{self.repo} was made, and {self.api.endpoint} does not know it. Wait a minute.")
+        return head
+
+    def _compare(self, head: tuple[str, dict[str, RepoFile]] | None) -> tuple[Push, str | None]:
+        """What differs from a commit; the commit."""
+        commit, remote = head or (None, {})
+        unchanged = [path for path, file in self.local.items() if path in remote and file.equals(remote[path])]
+        pushed = [path for path in self.local if path not in unchanged]
+        gone = [p for p in remote if p not in self.local and any(fnmatch(p, pattern) for pattern in self.replaced)]
+        url = f"{self.api.endpoint}/{'datasets/' if self.repo.type == 'dataset' else ''}{self.repo.id}"
+        url += "" if self.repo.revision is None else f"/tree/{self.repo.revision}"
+        return Push(url, self.repo, None, pushed, unchanged, gone, dry_run=True), commit
+
+    def _check_tag(self, head: str, plan: Push) -> None:
+        """Refuse a tag that is there, and not at what is to be published."""
+        there = None if self.tag is None else self._tags().get(self.tag)
+        if there is not None and not (plan.is_empty and there == head):
+            self._refuse(
+                f"The tag {self.tag!r} of {self.repo.id} is commit {there[:12]}, which has other content; releases stay "
+                "what they are. Choose another tag."
+            )
+
+    def _set_tag(self, commit: str) -> None:
+        from huggingface_hub.errors import HfHubHTTPError
+
+        if self._tags().get(self.tag) == commit:
+            return
+        try:
+            self.api.create_tag(self.repo.id, tag=self.tag, revision=commit, repo_type=self.repo.type)
+        except HfHubHTTPError as error:
+            # Somebody, or a try of which the answer was lost, has set it.
+            if status_of(error) != 409 or self._tags().get(self.tag) != commit:
+                raise
+
+    def _tags(self) -> dict[str, str]:
+        references = self.api.list_repo_refs(self.repo.id, repo_type=self.repo.type)
+        return {tag.name: tag.target_commit for tag in references.tags}
+
+    def _refuse(self, text: str) -> NoReturn:
+        self.refused = True
+        raise HubError(f"{text} {self.outcome()}")

@@ -1,0 +1,123 @@
+"""What the Hub's refusals and a broken network mean, and what to do about them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from hf_tlm.files import HfTlmError
+
+if TYPE_CHECKING:
+    from hf_tlm.hub.repo import Repo
+
+LOG_IN = "Log in with `hf auth login`, or set HF_TOKEN to a token of https://huggingface.co/settings/tokens"
+
+
+class HubError(HfTlmError):
+    """Something that the Hub refused, does not have, or could not be asked for."""
+
+
+def status_of(error: BaseException) -> int | None:
+    """The HTTP status of the answer behind an error, also of one that the client wrapped; None without an answer."""
+    response = getattr(_cause(error), "response", None)
+    return None if response is None else response.status_code
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether to try again may help: a busy or failing server, a broken connection, an upload that was cut short."""
+    import httpx2
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
+    cause = _cause(error)
+    if isinstance(cause, OfflineModeIsEnabled):
+        return False
+    if isinstance(error, RuntimeError):  # the client's for an upload: the storage behind the Hub refused or hung up
+        return True
+    if (status := status_of(error)) is not None:
+        return status in (408, 429) or status >= 500
+    # JSONDecodeError: a gateway's page instead of the Hub's answer.
+    return isinstance(cause, (httpx2.TransportError, ConnectionError, TimeoutError, json.JSONDecodeError))
+
+
+def asked_wait(error: BaseException) -> float | None:
+    """Seconds that a busy server asked for, by Retry-After or RateLimit; None if it did not."""
+    from huggingface_hub.utils import parse_ratelimit_headers
+
+    headers = getattr(getattr(_cause(error), "response", None), "headers", {})
+    given = headers.get("Retry-After", "").strip()
+    if given.isdigit():
+        return float(given)
+    limit = parse_ratelimit_headers(headers)
+    return float(limit.reset_in_seconds) if limit is not None and limit.remaining == 0 else None
+
+
+def explain(error: BaseException, repo: Repo) -> str:
+    """One sentence or two for the user: what went wrong with a repository, and what to do."""
+    import httpx2
+    from huggingface_hub import constants
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+        RevisionResolutionError,
+    )
+
+    cause, status = _cause(error), status_of(error)
+    name = f"{repo.type} repository {repo.id}"
+    if isinstance(cause, GatedRepoError):
+        page = f"{constants.ENDPOINT}/{'datasets/' if repo.type == 'dataset' else ''}{repo.id}"
+        return f"The {name} is gated: ask for access at {page}, with the account of your token. {LOG_IN}."
+    if isinstance(cause, RevisionNotFoundError):
+        return f"The {name} has no branch, tag or commit {repo.revision!r}. Correct the part after the @."
+    if isinstance(cause, RepositoryNotFoundError):
+        return f"There is no {name} that you may see. Correct its name; if it is private: {LOG_IN[0].lower()}{LOG_IN[1:]}."
+    if status == 401:
+        return f"The Hub does not accept your token. {LOG_IN}."
+    if status == 403:
+        return f"Your token may not write to the {name}. Use a token with write access, or a repository of your own."
+    if isinstance(cause, OfflineModeIsEnabled):
+        return f"HF_HUB_OFFLINE is set, so the {name} cannot be asked for. Unset it, or give a local path."
+    if isinstance(cause, (httpx2.TransportError, ConnectionError, LocalEntryNotFoundError, RevisionResolutionError)):
+        return (
+            f"{constants.ENDPOINT} cannot be reached for the {name}, which is not in the cache either "
+            f"({type(cause).__name__}). Check the network (and HF_ENDPOINT, if set), or give a local path."
+        )
+    return f"The {name} could not be used: {redacted(cause)}"
+
+
+def redacted(error: BaseException) -> str:
+    """An error's message without what may be a token."""
+    return re.sub(r"\bhf_\w+|(?<=Bearer )\S+", "<token>", " ".join(str(error).split()))
+
+
+@contextmanager
+def explaining(repo: Repo) -> Iterator[None]:
+    """Raises:
+    HubError: what the Hub's client raises, explained.
+    """
+    import httpx2
+    from huggingface_hub.errors import RevisionResolutionError
+
+    try:
+        yield
+    except (httpx2.HTTPError, OSError, RevisionResolutionError, json.JSONDecodeError) as error:
+        # Not chained: a token might be in the request that the client's error refers to.
+        raise HubError(explain(error, repo)) from None
+
+
+def _cause(error: BaseException) -> BaseException:
+    """The error itself, or the answer or broken connection that it was raised for."""
+    from httpx2 import HTTPError
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, (HTTPError, OfflineModeIsEnabled)):
+            return seen
+        seen = seen.__cause__
+    return error

@@ -1,0 +1,149 @@
+"""A finished folder becomes one commit of a repository, or the repository stays as it was."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatch
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from hf_tlm.hub.commit import LocalFile, Publication, Push
+from hf_tlm.hub.errors import LOG_IN, HubError
+from hf_tlm.hub.repo import Repo, parse_repo
+from hf_tlm.hub.retry import patiently
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+# What of a folder stays here, by the name of a file or of a folder on the way to it: hidden files, what is needed only
+# to continue training, the seeds and stages that the published model was chosen from.
+NOT_PUBLISHED = (
+    *(".*", "*.tmp", "checkpoint-*", "seed-*", "stage[12]", "training", "runs", "logs", "__pycache__"),
+    *("optimizer*", "scheduler*", "scaler*", "rng_state*", "trainer_state.json", "training_args.bin"),
+)
+# The files that make up one artefact: those that a new one lacks go with the old one. Others, such as what somebody
+# added by hand, are left alone.
+REPLACED = {
+    "model": (
+        *("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.py", "*config.json"),
+        *("*tokenizer*", "*vocab.*", "*merges.txt", "*.model", "*added_tokens.json", "*special_tokens_map.json"),
+        *("*corruption.json", "results.json", "settings.json"),
+    ),
+    "dataset": ("data/*", "manifest.json", "report.md"),
+}
+
+
+def check_push(repo_id: str, token: str | None = None) -> None:
+    """Before hours of work: is somebody logged in who may write to repositories of the owner?
+
+    Raises:
+        HubError: `repo_id` is not owner/name; there is no token, the Hub does not accept it, or it may only read; the
+            owner is neither its user nor one of their organisations; the Hub cannot be reached.
+    """
+    repo = _repo_to_push(repo_id, "model", None)
+    account = patiently(_api(token, repo).whoami, repo)
+    names = [account["name"], *(organisation["name"] for organisation in account.get("orgs", []))]
+    owner = repo_id.split("/")[0]
+    if owner not in names:
+        raise HubError(
+            f"The token is one of {account['name']}, who cannot publish as {owner!r}. Choose a repository under "
+            f"{' or '.join(names)}, or log in as somebody who can."
+        )
+    if account.get("auth", {}).get("accessToken", {}).get("role") == "read":
+        raise HubError(
+            f"The token of {account['name']} may only read, and publishing needs one with write access. {LOG_IN}."
+        )
+
+
+def push(
+    folder: str | os.PathLike,
+    repo_id: str,
+    *,
+    message: str,
+    type: str = "model",
+    private: bool | None = None,
+    revision: str | None = None,
+    tag: str | None = None,
+    replace: Sequence[str] | None = None,
+    files: Mapping[str, str | os.PathLike] | None = None,
+    dry_run: bool = False,
+    token: str | None = None,
+    retries: int = 5,
+) -> Push:
+    """Publish a folder in one commit, which holds all that is new in it, or in none.
+
+    Files that are there already are not sent again, and nothing new makes no commit. Another writer's commit in between
+    is kept: the push starts over from it. After passing failures it is tried again (see `patiently`).
+
+    Args:
+        folder: a finished folder; what `NOT_PUBLISHED` matches is not sent.
+        message: of the commit.
+        type: `model` or `dataset`.
+        private: of a repository that is made now: None and True make it private, False public. That of one which is
+            there is left alone.
+        revision: branch; made from the default branch if it is not there. None: the default branch.
+        tag: of the result, for a release.
+        replace: globs of repository paths; files there that match and are not pushed are deleted. None: those of
+            `REPLACED` for the type.
+        files: repository path -> local file, for another layout than the folder's.
+        dry_run: only find out what would be done; needs no token for a public repository.
+        token: None for the one that is logged in.
+        retries: tries after the first one.
+
+    Raises:
+        HubError: there is no token, or it may not write; there is nothing to send; a private repository was asked for and
+            it is public; `tag` is another commit's; the Hub kept failing. The message says whether anything was
+            published. The folder is never touched.
+    """
+    repo = _repo_to_push(repo_id, type, revision)
+    local = {path: LocalFile(Path(file)) for path, file in (published(folder) if files is None else files).items()}
+    if not local:
+        raise HubError(f"There is nothing to publish in {folder}. Expected the folder of a finished run or a saved subset.")
+    replaced = REPLACED[type] if replace is None else replace
+    work = Publication(_api(token, repo, anonymous=dry_run), repo, local, replaced, private, tag, message)
+    if dry_run:
+        return patiently(work.plan, repo, retries)
+    try:
+        return patiently(work.run, repo, retries, work.starts_over)
+    except HubError as error:
+        if work.refused:
+            raise
+        outcome = work.outcome()
+        if tag is None and (done := work.result()) is not None:
+            return done
+        raise HubError(f"{error} {outcome} {folder} is intact; run the same again to publish it.") from None
+
+
+def published(folder: str | os.PathLike) -> dict[str, Path]:
+    """What of a folder is published: path within it -> file, sorted."""
+    folder = Path(folder)
+    files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+    return {name: files[name] for name in sorted(files) if not _stays(PurePosixPath(name).parts)}
+
+
+def _stays(parts: Sequence[str]) -> bool:
+    return any(fnmatch(part, pattern) for part in parts for pattern in NOT_PUBLISHED)
+
+
+def _api(token: str | None, repo: Repo, anonymous: bool = False) -> HfApi:
+    """The client of one account.
+
+    Raises:
+        HubError: nobody is logged in, and `anonymous` will not do.
+    """
+    from huggingface_hub import HfApi, get_token
+
+    token = token or get_token()
+    if token is None and not anonymous:
+        raise HubError(f"To publish {repo}, the Hub must know who you are. {LOG_IN}.")
+    return HfApi(token=token)
+
+
+def _repo_to_push(repo_id: str, type: str, revision: str | None) -> Repo:
+    repo = parse_repo(repo_id, type)
+    if repo is None or repo.revision is not None:
+        raise HubError(
+            f"Expected the repository to publish to as owner/name, a branch of it apart from that; received {repo_id!r}."
+        )
+    return Repo(repo_id, revision, type)

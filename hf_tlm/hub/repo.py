@@ -1,0 +1,153 @@
+"""Repositories that are read: their names, and a snapshot of their files without what could run code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path, PurePosixPath
+
+from hf_tlm.hub.errors import HubError, explaining
+
+_PART = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?"
+_NAME = re.compile(rf"(?P<id>{_PART}/{_PART})(?:@(?P<revision>[^@\s]+))?")
+TYPES = ("model", "dataset")
+# Formats that `torch.load` and the like unpickle; what is pickled may run any code.
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+# Pickles beside a model that are not its weights.
+_OF_TRAINING = ("training_args.bin", "optimizer*", "scheduler*", "scaler*", "rng_state*")
+
+
+@dataclass(frozen=True)
+class Repo:
+    """A repository of the Hub.
+
+    id: `owner/name`.
+    revision: branch, tag or commit; None for the default branch.
+    type: `model` or `dataset`.
+    """
+
+    id: str
+    revision: str | None = None
+    type: str = "model"
+
+    def __str__(self) -> str:
+        return self.id if self.revision is None else f"{self.id}@{self.revision}"
+
+
+def parse_repo(name: str, type: str) -> Repo | None:
+    """`owner/name` or `owner/name@revision` as a Repo; None for what cannot be the name of one."""
+    if type not in TYPES:
+        raise HubError(f"The types of repositories are {' and '.join(TYPES)}; received {type!r}.")
+    match = _NAME.fullmatch(name)
+    # As the Hub has it: "--" and ".." are kept for its own use.
+    if match is None or len(match["id"]) > 96 or re.search(r"--|\.\.|\.git$", match["id"]):
+        return None
+    return Repo(match["id"], match["revision"], type)
+
+
+def find_repo(name: str, type: str) -> Repo | None:
+    """The repository that a name means; None for an existing local path, or for what cannot be a repository's name."""
+    return None if Path(name).exists() else parse_repo(str(name), type)
+
+
+def fetch(
+    repo: Repo,
+    *,
+    allow_patterns: Sequence[str] | str | None = None,
+    trust_remote_code: bool = False,
+    allow_pickle: bool = False,
+    token: str | None = None,
+) -> Path:
+    """A snapshot of a repository in the Hub's cache; without a network, the one that is there.
+
+    The list of files is checked before the first is downloaded. Python files, and pickles, come only where they are
+    asked for; a pickled copy of weights that are there as safetensors never does.
+
+    Args:
+        allow_patterns: globs of the files to download; None: all.
+        trust_remote_code: a model's own Python files are wanted. A data set's never are.
+        allow_pickle: a model's pickles are wanted.
+        token: None for the one that is logged in.
+
+    Raises:
+        HubError: the repository has Python files, or weights as pickles only, that are not asked for; it is not there,
+            gated, or not for this token; the Hub cannot be reached, and the snapshot is not in the cache.
+    """
+    import httpx2
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import OfflineModeIsEnabled
+    from huggingface_hub.utils import filter_repo_objects
+
+    options = {"repo_id": repo.id, "repo_type": repo.type}
+    unwanted = [] if trust_remote_code and repo.type == "model" else ["*.py"]
+    if repo.type == "model" and not allow_pickle:
+        unwanted += PICKLES
+
+    def check(files: list[str]) -> list[str]:
+        chosen = list(filter_repo_objects(files, allow_patterns=allow_patterns))
+        if repo.type == "dataset":
+            return []
+        return _check_model(repo, chosen, trust_remote_code, allow_pickle)
+
+    with explaining(repo):
+        api = HfApi(token=token)
+        revision = api.resolve_revision(repo.id, revision=repo.revision, repo_type=repo.type)
+        filters = {"revision": revision, "allow_patterns": allow_patterns, "token": token}
+        try:
+            files = api.list_repo_files(**options, revision=revision.resolved)
+        except (httpx2.TransportError, OfflineModeIsEnabled):
+            folder = Path(snapshot_download(**options, **filters, ignore_patterns=unwanted, local_files_only=True))
+            check([path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()])
+            return folder
+        unwanted += check(files)
+        return Path(snapshot_download(**options, **filters, ignore_patterns=unwanted))
+
+
+def local_folder(name: str, type: str, **options) -> Path:
+    """An existing local path as it is; otherwise a snapshot of the repository of that name.
+
+    Args:
+        options: see `fetch`.
+
+    Raises:
+        HubError: it is neither. For others see `fetch`.
+    """
+    if Path(name).exists():
+        return Path(name)
+    repo = find_repo(name, type)
+    if repo is None:
+        raise HubError(
+            f"Expected a local path, or a {type} repository of the Hub as owner/name or owner/name@revision; "
+            f"received {str(name)!r}, which is neither."
+        )
+    return fetch(repo, **options)
+
+
+def _check_model(repo: Repo, files: list[str], trust_remote_code: bool, allow_pickle: bool) -> list[str]:
+    """Refuse what is not asked for; the pickles that safetensors beside them make superfluous."""
+    code = [file for file in files if file.endswith(".py")]
+    if code and not trust_remote_code:
+        raise HubError(
+            f"{repo} has Python files of its own ({_some(code)}), which loading it could run. Read them on the Hub; "
+            "if you trust them, give trust_remote_code (--trust_remote_code)."
+        )
+    safe = {PurePosixPath(file).parent for file in files if file.endswith(".safetensors")}
+    weights = [file for file in files if _matches(file, PICKLES) and not _matches(file, _OF_TRAINING)]
+    pickled = [file for file in weights if PurePosixPath(file).parent not in safe]
+    if pickled and not allow_pickle:
+        raise HubError(
+            f"The weights of {repo} are pickles ({_some(pickled)}), which can run code when they are read; safetensors "
+            "cannot. Use a revision with safetensors (its page may offer one as a pull request), or convert it where "
+            "you trust it: recipes/publish.py --legacy_checkpoint."
+        )
+    return [file for file in weights if file not in pickled]
+
+
+def _matches(file: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch(PurePosixPath(file).name, pattern) for pattern in patterns)
+
+
+def _some(files: list[str]) -> str:
+    return ", ".join(files[:3]) + (f" and {len(files) - 3} more" if len(files) > 3 else "")

@@ -1,0 +1,323 @@
+"""A push is one commit or none, whatever fails on the way; nothing that others wrote is lost; the token is nowhere."""
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from hf_tlm.hub import HubError, check_push, push
+from hf_tlm.hub.push import published
+
+CONTENT = {
+    "README.md": b"# A model\n",
+    "config.json": b"{}",
+    "model.safetensors": bytes(range(250)) * 10,
+    "mlm/config.json": b"{}",
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A finished run: what is published, and what stays."""
+    return write(tmp_path / "run", CONTENT)
+
+
+def write(folder, files):
+    stays = ("seed-0/model/model.safetensors", "checkpoint-3/optimizer.pt", "training_args.bin", ".hidden", "a.tmp")
+    for name, data in {**dict.fromkeys(stays, b"x"), **files}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    return folder
+
+
+def test_what_is_published(folder):
+    write(folder, dict.fromkeys(("training/log.json", "stage1/model/config.json", "runs/events", ".cache/x"), b"x"))
+    assert list(published(folder)) == sorted(CONTENT)
+
+
+def test_a_new_repository(hub, folder):
+    done = push(folder, "alice/model", message="First")
+    assert hub.files("alice/model") == CONTENT and hub.repository("alice/model").private
+    assert done.commit == hub.history("alice/model")[0] and len(hub.history("alice/model")) == 2
+    assert done.url == f"{hub.url}/alice/model" and sorted(done.pushed) == sorted(CONTENT) and not done.unchanged
+    assert hub.repository("alice/model").find("main").title == "First"
+    assert "Published alice/model as commit " + done.commit[:12] in done.to_text()
+
+
+def test_unchanged_content_is_no_commit(hub, folder):
+    push(folder, "alice/model", message="First")
+    hub.log.clear()
+    done = push(folder, "alice/model", message="Second")
+    assert done.commit is None and not done.pushed and len(hub.history("alice/model")) == 2
+    assert {method for method, _ in hub.log} == {"GET"} and "has this content already" in done.to_text()
+
+
+def test_only_what_changed_is_sent_and_what_is_gone_is_deleted(hub, folder):
+    hub.put("alice/model", {"notes.md": "by hand", "mlm/model.safetensors": "old", "onnx/model.onnx": "by hand"})
+    push(folder, "alice/model", message="First")
+    (folder / "config.json").write_bytes(b'{"a": 1}')
+    done = push(folder, "alice/model", message="Second")
+    assert done.pushed == ["config.json"] and len(done.unchanged) == 3
+    assert set(hub.files("alice/model")) == {*CONTENT, "notes.md", "onnx/model.onnx"}
+    (folder / "mlm" / "config.json").unlink()
+    assert push(folder, "alice/model", message="Third", replace=()).commit is None
+    assert push(folder, "alice/model", message="Third", replace=("mlm/*",)).deleted == ["mlm/config.json"]
+
+
+def test_visibility_is_that_of_a_new_repository(hub, folder):
+    push(folder, "alice/open", message="m", private=False)
+    assert not hub.repository("alice/open").private
+    push(folder, "alice/open", message="m")
+    assert not hub.repository("alice/open").private
+    with pytest.raises(HubError, match="is public, and a private repository was asked for.*Nothing was published"):
+        push(folder, "alice/open", message="m", private=True)
+    push(folder, "alice/closed", message="m")
+    push(folder, "alice/closed", message="m", private=False)
+    assert hub.repository("alice/closed").private
+
+
+def test_branches_and_data_sets(hub, tmp_path):
+    data = write(tmp_path / "data", {"data/train.parquet": b"rows", "README.md": b"card"})
+    hub.put("alice/rows", {"README.md": "other", "data/old.parquet": "old", "large/train.parquet": "kept"}, type="dataset")
+    done = push(data, "alice/rows", message="m", type="dataset", revision="next")
+    assert done.url == f"{hub.url}/datasets/alice/rows/tree/next"
+    assert set(hub.files("alice/rows", "dataset", "next")) == {"data/train.parquet", "README.md", "large/train.parquet"}
+    assert hub.files("alice/rows", "dataset")["README.md"] == b"other"
+    files = {"small/train.parquet": data / "data" / "train.parquet"}
+    assert push(data, "alice/rows", message="m", type="dataset", files=files, replace=("small/*",)).pushed == list(files)
+
+
+def test_tags(hub, folder):
+    first = push(folder, "alice/model", message="m", tag="v1")
+    assert hub.repository("alice/model").tags == {"v1": first.commit}
+    assert push(folder, "alice/model", message="m", tag="v1").commit is None
+    (folder / "config.json").write_bytes(b"new")
+    with pytest.raises(HubError, match="'v1' of alice/model is commit .* Choose another tag. Nothing was published"):
+        push(folder, "alice/model", message="m", tag="v1")
+    second = push(folder, "alice/model", message="m", tag="v2")
+    assert hub.repository("alice/model").tags == {"v1": first.commit, "v2": second.commit}
+
+
+def test_dry_run_sends_nothing(hub, folder, monkeypatch):
+    plan = push(folder, "alice/model", message="m", dry_run=True)
+    assert sorted(plan.pushed) == sorted(CONTENT) and plan.commit is None and "nothing was sent" in plan.to_text()
+    hub.put("alice/model", {"config.json": "{}", "vocab.txt": "old"})
+    before = hub.history("alice/model")
+    monkeypatch.delenv("HF_TOKEN")
+    plan = push(folder, "alice/model", message="m", dry_run=True)
+    assert plan.unchanged == ["config.json"] and plan.deleted == ["vocab.txt"]
+    assert hub.history("alice/model") == before and {method for method, _ in hub.log} == {"GET"}
+
+
+def requests_of_a_push(hub, folder, **options):
+    hub.log.clear()
+    push(folder, "alice/model", message="m", **options)
+    return len(hub.log)
+
+
+# The requests of a push: of a first one to a new branch with a tag (repository, branch, parts of an object), and of one
+# that changes and deletes files. test_every_request_is_among_them holds the numbers.
+NEW, CHANGE = 17, 7
+
+
+def first_push(hub, folder):
+    hub.part_size = 1000
+    return {"revision": "next", "tag": "v1"}
+
+
+def later_push(hub, folder):
+    hub.put("alice/model", {**CONTENT, "vocab.txt": "old"})
+    (folder / "config.json").write_bytes(b"new")
+    (folder / "model.safetensors").write_bytes(b"new")
+    return {}
+
+
+@pytest.mark.parametrize("prepare,count", [(first_push, NEW), (later_push, CHANGE)])
+def test_every_request_is_among_them(hub, folder, prepare, count):
+    assert requests_of_a_push(hub, folder, **prepare(hub, folder)) == count
+
+
+@pytest.mark.parametrize("how", ["reset", "lost", "truncate", 500, 429])
+@pytest.mark.parametrize(
+    "prepare,number", [*((first_push, n) for n in range(1, NEW + 1)), *((later_push, n) for n in range(1, CHANGE + 1))]
+)
+def test_a_fault_at_any_request_is_survived(hub, sleeps, folder, prepare, number, how):
+    options = prepare(hub, folder)
+    before = len(hub.history("alice/model")) if ("model", "alice/model") in hub.repositories else 1
+    hub.log.clear()
+    hub.fail(number, how)
+    done = push(folder, "alice/model", message="m", **options)
+    revision = options.get("revision", "main")
+    assert hub.files("alice/model", revision=revision) == {
+        path.as_posix(): (folder / path).read_bytes() for path in names(folder)
+    }
+    history = hub.history("alice/model", revision=revision)
+    assert len(history) == before + 1 and done.commit == history[0]  # one commit, also where its answer was lost
+    assert "config.json" in done.pushed and sleeps
+    if "tag" in options:
+        assert hub.repository("alice/model").tags == {"v1": done.commit}
+
+
+def names(folder):
+    return [path.relative_to(folder) for path in published(folder).values()]
+
+
+@pytest.mark.parametrize("how", ["reset", "lost", "truncate", 500, 429])
+@pytest.mark.parametrize(
+    "prepare,number", [*((first_push, n) for n in range(1, NEW + 1)), *((later_push, n) for n in range(1, CHANGE + 1))]
+)
+def test_a_hub_that_stays_broken_has_all_or_nothing(hub, sleeps, folder, prepare, number, how):
+    options = prepare(hub, folder)
+    there = ("model", "alice/model") in hub.repositories
+    before = hub.files("alice/model") if there else {}
+    hub.log.clear()
+    hub.fail(number, how, times=1000)
+    with pytest.raises(HubError) as error:
+        push(folder, "alice/model", message="m", retries=1, **options)
+    hub.faults.clear()
+    repository = hub.repositories.get(("model", "alice/model"))
+    after = {} if repository is None else hub.files("alice/model", revision=repository_branch(repository, options))
+    complete = {path.as_posix(): (folder / path).read_bytes() for path in names(folder)}
+    assert "is intact; run the same again" in str(error.value)
+    if "The files are published as commit" in str(error.value):
+        assert after == complete and "without the tag 'v1'" in str(error.value)
+    elif "Whether the commit arrived is not known" in str(error.value):
+        assert after in (before, complete)
+    else:
+        assert "Nothing was published" in str(error.value) and after == before
+    # The same command again finishes it.
+    assert push(folder, "alice/model", message="m", **options)
+    assert hub.files("alice/model", revision=options.get("revision", "main")) == complete
+
+
+def repository_branch(repository, options):
+    return options["revision"] if options.get("revision") in repository.branches else "main"
+
+
+def test_an_answer_lost_at_last_is_found_out(hub, sleeps, folder):
+    hub.fail(lambda method, path: "/commit/" in path, "lost")
+    done = push(folder, "alice/model", message="m", retries=0)
+    assert done.commit == hub.history("alice/model")[0] and done.pushed
+
+
+def test_waits_grow_unless_the_hub_says_how_long(hub, sleeps, folder, caplog):
+    hub.fail(lambda method, path: path.endswith("/repos/create"), 500, times=4)
+    with caplog.at_level(logging.WARNING):
+        push(folder, "alice/model", message="m")
+    assert sleeps == [1, 2, 4, 8] and caplog.text.count("Trying again in") == 4
+    sleeps.clear()
+    hub.retry_after = 30
+    (folder / "config.json").write_bytes(b"new")
+    hub.fail(lambda method, path: "/commit/" in path, 429)
+    push(folder, "alice/model", message="m")
+    assert sleeps == [30]
+
+
+def test_writers_in_threads_lose_nothing(hub, tmp_path, monkeypatch):
+    monkeypatch.setattr("hf_tlm.hub.retry.random.uniform", lambda low, high: 0.01)
+    hub.put("alice/shared", {"a": "1"})
+    folders = [write(tmp_path / str(n), {f"{n}.txt": b"x", f"{n}.safetensors": os.urandom(50)}) for n in range(4)]
+    start, done = threading.Barrier(4), []
+
+    def work(folder):
+        start.wait()
+        done.append(push(folder, "alice/shared", message=folder.name, replace=()))
+
+    threads = [threading.Thread(target=work, args=(folder,)) for folder in folders]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(hub.files("alice/shared")) == {"a", *(name for folder in folders for name in published(folder))}
+    assert {push.commit for push in done} == set(hub.history("alice/shared")[:4])
+
+
+def test_a_faster_writer_is_not_overwritten(hub, sleeps, folder, monkeypatch):
+    """Between reading the listing and the commit somebody adds a file, and one that a model would be mixed with."""
+    hub.put("alice/model", {"a": "1"})
+    from huggingface_hub import HfApi
+
+    create_commit, added = HfApi.create_commit, []
+
+    def late(self, *args, **options):
+        if not added:
+            added.append(hub.put("alice/model", {"b": "2", "mlm/model.safetensors": "theirs"}))
+        return create_commit(self, *args, **options)
+
+    monkeypatch.setattr(HfApi, "create_commit", late)
+    done = push(folder, "alice/model", message="m")
+    assert set(hub.files("alice/model")) == {"a", "b", *CONTENT} and done.deleted == ["mlm/model.safetensors"]
+    assert hub.history("alice/model")[:2] == [done.commit, added[0]]
+
+
+def test_two_processes_create_one_repository(hub, tmp_path):
+    program = (
+        "import sys\n"
+        "from hf_tlm.hub import push\n"
+        "print(push(sys.argv[1], 'alice/shared', message='m', replace=()).to_text())\n"
+    )
+    folders = [write(tmp_path / str(n), {f"{n}.txt": b"x"}) for n in range(2)]
+    runs = [subprocess.Popen([sys.executable, "-c", program, str(folder)], stdout=subprocess.PIPE) for folder in folders]
+    assert all(b"Published alice/shared" in run.communicate(timeout=60)[0] for run in runs)
+    assert set(hub.files("alice/shared")) == {"0.txt", "1.txt"}
+
+
+def test_checked_before_anything_is_trained(hub, monkeypatch):
+    check_push("alice/model")
+    check_push("lab/model", token=hub.add_user("bob", organisations=("lab",)))
+    for name, text in {
+        "carol/model": "one of alice, who cannot publish as 'carol'.*under alice",
+        "model": "as owner/name",
+        "alice/model@main": "as owner/name",
+    }.items():
+        with pytest.raises(HubError, match=text):
+            check_push(name)
+    with pytest.raises(HubError, match="may only read"):
+        check_push("alice/model", token=hub.add_user("alice", role="read"))
+    monkeypatch.setenv("HF_TOKEN", "hf_expired")
+    with pytest.raises(HubError, match="does not accept your token.*hf auth login"):
+        check_push("alice/model")
+    monkeypatch.delenv("HF_TOKEN")
+    with pytest.raises(HubError, match="must know who you are. Log in with `hf auth login`, or set HF_TOKEN"):
+        check_push("alice/model")
+
+
+def test_without_rights_nothing_is_published(hub, folder, monkeypatch, tmp_path):
+    hub.put("carol/model", {"a": "1"})
+    hub.put("carol/secret", {"a": "1"}, private=True)
+    for name in ("carol/model", "carol/secret", "carol/new"):
+        with pytest.raises(HubError, match="Your token may not write to the model repository carol/.*Nothing was published"):
+            push(folder, name, message="m")
+    monkeypatch.delenv("HF_TOKEN")
+    with pytest.raises(HubError, match="hf auth login"):
+        push(folder, "alice/model", message="m")
+    with pytest.raises(HubError, match="nothing to publish in"):
+        push(tmp_path / "nothing", "alice/model", message="m", token="x")
+
+
+def test_without_a_network(hub, folder, sleeps, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(HubError, match="HF_HUB_OFFLINE is set.*Nothing was published"):
+        push(folder, "alice/model", message="m")
+    assert not sleeps
+
+
+def test_the_token_is_nowhere(hub, folder, sleeps, caplog, capfd, monkeypatch):
+    token = os.environ["HF_TOKEN"]
+    texts = []
+    with caplog.at_level(logging.DEBUG):
+        texts.append(push(folder, "alice/model", message="m").to_text())
+        hub.fail(lambda method, path: True, 500, times=1000)
+        (folder / "config.json").write_bytes(b"new")
+        for call in (
+            lambda: push(folder, "alice/model", message="m", token=token),
+            lambda: check_push("alice/model", token),
+        ):
+            with pytest.raises(HubError) as error:
+                call()
+            texts.append(f"{error.value!r} {error.value.__cause__!r}")
+    assert caplog.text and token not in "\n".join([caplog.text, *capfd.readouterr(), *texts])
+    assert all(token.encode() not in path.read_bytes() for path in folder.rglob("*") if path.is_file())

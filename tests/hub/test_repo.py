@@ -1,0 +1,120 @@
+"""What is read from the Hub: names of repositories, and snapshots without what could run code unless asked for."""
+
+import logging
+
+import pytest
+
+from hf_tlm.hub import HubError, Repo, fetch, find_repo, local_folder
+
+SAFE = {"config.json": "{}", "model.safetensors": "weights", "tokenizer.json": "{}"}
+
+
+@pytest.mark.parametrize(
+    "name,repo",
+    [
+        ("yxchar/chemprot-tlm", Repo("yxchar/chemprot-tlm")),
+        ("alice/model@v1.0", Repo("alice/model", "v1.0")),
+        ("alice/model@refs/pr/3", Repo("alice/model", "refs/pr/3")),
+        *(
+            (name, None)
+            for name in ("bert", "a/b/c", "/tmp/x", "./a/b", "../b", "a/b@", "a/b@c@d", "a--b/c", "a/b.git", "a/b c")
+        ),
+        *((name, None) for name in ("data/*.parquet", "a/" + "b" * 96, "")),
+    ],
+)
+def test_names(name, repo):
+    assert find_repo(name, "model") == repo
+
+
+def test_a_local_path_comes_first(tmp_path, monkeypatch, hub):
+    (tmp_path / "alice" / "model").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert find_repo("alice/model", "model") is None
+    assert local_folder("alice/model", "model").samefile(tmp_path / "alice" / "model") and not hub.log
+    assert str(find_repo("alice/other@v1", "dataset")) == "alice/other@v1"
+    with pytest.raises(HubError, match="Expected a local path, or a model repository of the Hub.*received 'nothing'"):
+        local_folder("nothing", "model")
+    with pytest.raises(HubError, match="received 'space'"):
+        find_repo("alice/other", "space")
+
+
+def names(folder):
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} - {".gitattributes"}
+
+
+def test_revisions(hub):
+    first = hub.put("alice/model", SAFE)
+    hub.put("alice/model", {"config.json": '{"new": 1}'})
+    hub.repository("alice/model").tags["v1"] = first
+    assert (local_folder("alice/model", "model") / "config.json").read_text() == '{"new": 1}'
+    for revision in ("v1", first):
+        assert (local_folder(f"alice/model@{revision}", "model") / "config.json").read_text() == "{}"
+    assert names(fetch(Repo("alice/model"), allow_patterns="*.json")) >= {"config.json", "tokenizer.json"}
+    assert not any("v2" in path for _, path in hub.log)
+    with pytest.raises(HubError, match="alice/model has no branch, tag or commit 'v2'"):
+        local_folder("alice/model@v2", "model")
+
+
+def test_pickles(hub):
+    hub.put("alice/safe", {**SAFE, "pytorch_model.bin": "p", "training_args.bin": "p", "sub/optimizer.pt": "p"})
+    assert names(fetch(Repo("alice/safe"))) == set(SAFE)
+    # Asked for: what only pickles hold, not the copy of the weights.
+    assert names(fetch(Repo("alice/safe"), allow_pickle=True)) == {*SAFE, "training_args.bin", "sub/optimizer.pt"}
+    for name, files in {
+        "alice/pickled": {"config.json": "{}", "pytorch_model.bin": "p"},
+        "alice/mixed": {**SAFE, "mlm/weights.pth": "p"},
+    }.items():
+        hub.put(name, files)
+        hub.log.clear()
+        with pytest.raises(
+            HubError, match=f"weights of {name} are pickles .(pytorch_model.bin|mlm/weights.pth).*legacy_checkpoint"
+        ):
+            fetch(Repo(name))
+        assert not any("/resolve/" in path for _, path in hub.log)
+        assert names(fetch(Repo(name), allow_pickle=True)) == set(files)
+    assert names(fetch(Repo("alice/mixed"), allow_patterns=list(SAFE))) >= set(SAFE)
+
+
+def test_custom_code(hub):
+    hub.put("alice/code", {**SAFE, "modeling_new.py": "import os"})
+    hub.put("alice/rows", {"rows.py": "import os", "train.csv": "text\na\n", "vectors.bin": "data"}, type="dataset")
+    hub.log.clear()
+    with pytest.raises(HubError, match=r"Python files of its own \(modeling_new.py\).*trust_remote_code"):
+        fetch(Repo("alice/code"))
+    assert not any("/resolve/" in path for _, path in hub.log)
+    assert names(fetch(Repo("alice/code"), trust_remote_code=True)) == {*SAFE, "modeling_new.py"}
+    rows = Repo("alice/rows", type="dataset")
+    assert names(fetch(rows, trust_remote_code=True)) == {"train.csv", "vectors.bin"}
+
+
+def test_who_may_read(hub, monkeypatch):
+    hub.put("alice/private", SAFE, private=True)
+    hub.put("carol/gated", SAFE, gated="manual")
+    assert names(local_folder("alice/private", "model")) == set(SAFE)
+    with pytest.raises(HubError, match=f"carol/gated is gated: ask for access at {hub.url}/carol/gated"):
+        local_folder("carol/gated", "model")
+    with pytest.raises(HubError, match="no model repository alice/nothing that you may see"):
+        local_folder("alice/nothing", "model")
+    bob = hub.add_user("bob")
+    with pytest.raises(HubError, match="no dataset repository alice/private"):
+        fetch(Repo("alice/private", type="dataset"), token=bob)
+    with pytest.raises(HubError, match="does not accept your token") as error:
+        fetch(Repo("carol/other"), token="hf_wrong")
+    assert "hf_wrong" not in str(error.value)
+
+
+def test_without_a_network(hub, sleeps, monkeypatch, caplog):
+    hub.put("alice/model", {**SAFE, "pytorch_model.bin": "p"})
+    online = fetch(Repo("alice/model"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert fetch(Repo("alice/model")) == online
+    with pytest.raises(HubError, match="alice/other.*HF_HUB_OFFLINE is set|HF_HUB_OFFLINE is set.*alice/other"):
+        fetch(Repo("alice/other"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    hub.fail(lambda method, path: True, "reset", times=1000)
+    assert fetch(Repo("alice/model")) == online
+    with (
+        caplog.at_level(logging.WARNING),
+        pytest.raises(HubError, match="cannot be reached for the model repository alice/other"),
+    ):
+        fetch(Repo("alice/other"))
