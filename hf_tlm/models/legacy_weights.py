@@ -1,0 +1,30 @@
+"""Tensors of checkpoints that were published as pickles."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import torch
+
+from hf_tlm.models.errors import ModelError
+
+
+def read_weights(path: Path, advice: str) -> dict[str, torch.Tensor]:
+    """The tensors of a `.bin` file by their names, on the CPU. Pickled code is not run.
+
+    Args:
+        advice: ends the message about a file that is not there.
+
+    Raises:
+        ModelError: the file is missing or damaged, or holds something else.
+    """
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise ModelError(f"Cannot read {path}: {error.strerror}. {advice}") from error
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        raise ModelError(f"{path} is damaged, or holds more than tensors: {error}. Download it again.") from error
+    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
+        raise ModelError(f"{path} must hold tensors by name; found {type(state).__name__}. Is it a released checkpoint?")
+    return state
