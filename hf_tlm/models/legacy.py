@@ -8,12 +8,15 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from hf_tlm.hub.checkpoint import TOKENIZER_FILES
 from hf_tlm.hub.repo import local_folder
 from hf_tlm.models.coco_lm.released import CONFIG, Released, convert_released
 from hf_tlm.models.errors import ModelError
+from hf_tlm.models.legacy_weights import SAFE_WEIGHTS, WEIGHTS
 from hf_tlm.models.released_tlm import ReleasedTlm, convert_released_tlm
 from hf_tlm.tasks.registry import registered_task
 
+FILES = [*TOKENIZER_FILES, WEIGHTS, SAFE_WEIGHTS]
 RELEASED_NAME = re.compile(r"tlm-(.+)-(?:small|medium|large)-scale")
 
 
@@ -39,7 +42,7 @@ def convert_legacy(
         HubError: the repository cannot be had.
         ModelError: the task is not registered, options of TLM for a COCO-LM checkpoint, or see the two functions.
     """
-    folder = local_folder(checkpoint, "model", allow_pickle=True)
+    folder = local_folder(checkpoint, "model", allow_patterns=FILES, allow_pickle=True)
     if not _is_bert(folder):
         given = {"task": task, "label_names": label_names, "tokenizer_name": tokenizer_name}
         if given := [name for name, value in given.items() if value is not None]:

@@ -19,26 +19,32 @@ from transformers import BertConfig, ElectraConfig, PreTrainedTokenizerBase
 from hf_tlm.data import load_tokenizer
 from hf_tlm.models.errors import ModelError
 from hf_tlm.models.export import export_stock
-from hf_tlm.models.legacy_weights import read_weights
+from hf_tlm.models.legacy_weights import read_weights, weights_file
 from hf_tlm.models.tlm import TlmModel
 
 # What configs raise for values that they cannot have.
 UNUSABLE = (TypeError, ValueError, StrictDataclassError)
-WEIGHTS, CONFIG = "pytorch_model.bin", "config.json"
+CONFIG = "config.json"
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt")
 ADVICE = "Give the folder of a checkpoint that the TLM paper released."
 # One name of each part, from which on names are theirs; what comes before depends on how the model was wrapped.
-BODY, MLM_HEAD, CLASSIFIER = "embeddings.word_embeddings.weight", "predictions.bias", "cls_layer.0.weight"
+PARTS = ("embeddings.position_embeddings.weight", "predictions.transform.dense.weight", "cls_layer.0.weight")
+BODY, MLM_HEAD, CLASSIFIER = PARTS
 # Beginnings of names: ours, theirs, and the part they are of.
 RENAMED = {
     "electra.": ("", BODY),
     "mlm_head.generator_predictions.": ("predictions.transform.", MLM_HEAD),
     "mlm_head.generator_lm_head.weight": ("predictions.decoder.weight", MLM_HEAD),
-    "mlm_head.generator_lm_head.bias": (MLM_HEAD, MLM_HEAD),
+    "mlm_head.generator_lm_head.bias": ("predictions.bias", MLM_HEAD),
     "classifier.dense.": ("cls_layer.0.", CLASSIFIER),
     "classifier.out_proj.": ("cls_layer.2.", CLASSIFIER),
 }
-OUTPUT_EMBEDDING, OUTPUT_BIAS = "predictions.decoder.weight", "predictions.decoder.bias"
+BIAS_AGAIN = "predictions.decoder.bias"
+# Pairs of names that are one tensor unless the two differ, of which a file may have either: part and name.
+TWINS = (
+    ((BODY, "embeddings.word_embeddings.weight"), (MLM_HEAD, "predictions.decoder.weight")),
+    ((MLM_HEAD, "predictions.bias"), (MLM_HEAD, BIAS_AGAIN)),
+)
 # What the parts may hold beyond our model's weights: positions, zeros, and a layer that the classifier passes by.
 UNUSED = ("embeddings.position_ids", "embeddings.token_type_ids", "pooler.")
 SHARED = (
@@ -77,24 +83,26 @@ def load_released_tlm(
     """
     folder = Path(folder)
     bert = _read_config(folder)
-    state = read_weights(folder / WEIGHTS, ADVICE)
-    prefixes = {part: _prefix(state, part, folder) for part in (BODY, MLM_HEAD, CLASSIFIER)}
+    file = weights_file(folder)
+    state = read_weights(file, ADVICE)
+    prefixes = {part: _prefix(state, part, file) for part in PARTS}
     names = _label_names(state, prefixes, label_names)
-    embedding = state[prefixes[BODY] + BODY]
-    output = state.get(prefixes[MLM_HEAD] + OUTPUT_EMBEDDING, embedding)
+    (embedding, output), (bias, bias_again) = _complete(state, prefixes)
     try:
         config = ElectraConfig(
             **{name: getattr(bert, name) for name in SHARED},
             embedding_size=bert.hidden_size,
             classifier_dropout=0.0,  # Theirs has none.
-            tie_word_embeddings=torch.equal(output, embedding),
+            tie_word_embeddings=_are_one(state, embedding, output),
             id2label=dict(enumerate(names)),
             label2id={name: index for index, name in enumerate(names)},
         )
         model = TlmModel.from_config(config)
     except UNUSABLE as error:
         raise ModelError(f"{folder / CONFIG} cannot be used: {error}") from error
-    left_out = _load_weights(model, state, prefixes, folder)
+    if not _are_one(state, bias, bias_again):
+        raise ModelError(f"{bias} and {bias_again} in {file} must be one, and are two. {ADVICE}")
+    left_out = _load_weights(model, state, prefixes, file)
     return ReleasedTlm(model.eval(), _tokenizer(folder, tokenizer_name, config), left_out)
 
 
@@ -137,14 +145,26 @@ def _read_config(folder: Path) -> BertConfig:
     return config
 
 
-def _prefix(state: dict[str, torch.Tensor], part: str, folder: Path) -> str:
+def _prefix(state: dict[str, torch.Tensor], part: str, file: Path) -> str:
     """What comes before a part's names."""
     found = [name for name in state if name == part or name.endswith(f".{part}")]
     if len(found) != 1:
-        raise ModelError(
-            f"{folder / WEIGHTS} must hold one weight named [...]{part}; found {', '.join(found) or 'none'}. {ADVICE}"
-        )
+        raise ModelError(f"{file} must hold one weight named [...]{part}; found {', '.join(found) or 'none'}. {ADVICE}")
     return found[0].removesuffix(part)
+
+
+def _complete(state: dict[str, torch.Tensor], prefixes: dict[str, str]) -> list[tuple[str, str]]:
+    """The names of `TWINS` in this file; where it has one of two, both are in `state` afterwards."""
+    pairs = [tuple(prefixes[part] + name for part, name in pair) for pair in TWINS]
+    for first, second in pairs:
+        for name, other in ((first, second), (second, first)):
+            if other in state:
+                state.setdefault(name, state[other])
+    return pairs
+
+
+def _are_one(state: dict[str, torch.Tensor], name: str, other: str) -> bool:
+    return name not in state or torch.equal(state[name], state[other])
 
 
 def _label_names(
@@ -165,15 +185,10 @@ def _label_names(
 
 
 @torch.no_grad()
-def _load_weights(model: TlmModel, state: dict[str, torch.Tensor], prefixes: dict[str, str], folder: Path) -> list[str]:
+def _load_weights(model: TlmModel, state: dict[str, torch.Tensor], prefixes: dict[str, str], file: Path) -> list[str]:
     """Fill the model; returns the names of what it has no use for."""
     values = {_released_name(name, prefixes): tensor for name, tensor in model.state_dict().items()}
-    output, embedding = prefixes[MLM_HEAD] + OUTPUT_EMBEDDING, prefixes[BODY] + BODY
-    bias, bias_again = prefixes[MLM_HEAD] + MLM_HEAD, prefixes[MLM_HEAD] + OUTPUT_BIAS
-    # Two names of one tensor, of which a checkpoint may hold the first alone.
-    state = {output: state[embedding], bias_again: state[bias]} | state
-    values[bias_again] = values[bias]
-    others = [name for name in state if name not in values]
+    others = [name for name in state if name not in values and name != prefixes[MLM_HEAD] + BIAS_AGAIN]
     own = [prefixes[BODY] + name for name in ("embeddings.", "encoder.")]
     own += [prefixes[MLM_HEAD] + "predictions.", prefixes[CLASSIFIER] + "cls_layer."]
     unused = tuple(prefixes[BODY] + name for name in UNUSED)
@@ -185,7 +200,6 @@ def _load_weights(model: TlmModel, state: dict[str, torch.Tensor], prefixes: dic
             for name, value in values.items()
             if name in state and state[name].shape != value.shape
         ],
-        "two of what should be one": [] if torch.equal(state[bias], state[bias_again]) else [bias, bias_again],
     }
     if any(problems.values()):
         found = "; ".join(
@@ -193,7 +207,7 @@ def _load_weights(model: TlmModel, state: dict[str, torch.Tensor], prefixes: dic
             for what, names in problems.items()
             if names
         )
-        raise ModelError(f"The weights in {folder / WEIGHTS} are not those of the model in {CONFIG}. {found}. {ADVICE}")
+        raise ModelError(f"The weights in {file} are not those of the model in {CONFIG}. {found}. {ADVICE}")
     for name, value in values.items():
         value.copy_(state[name])
     return others

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, BertConfig, BertForMaskedLM
 
@@ -114,13 +115,19 @@ def test_an_output_embedding_of_its_own_is_kept(folder, batch, tmp_path):
         torch.testing.assert_close(lm(**batch).logits, model.both(**batch)[1], rtol=0, atol=1e-6)
 
 
-def test_a_tied_output_embedding_may_be_left_out_of_the_file(folder, batch):
+@pytest.mark.parametrize("missing", ["bert.embeddings.word_embeddings.weight", "cls.predictions.decoder.weight"])
+@pytest.mark.parametrize("bias", ["cls.predictions.bias", "cls.predictions.decoder.bias"])
+def test_of_two_names_of_one_tensor_a_file_may_have_either(folder, missing, bias):
+    """Safetensors, to which a pickle may have been converted, hold a tensor once."""
     model = published()
-    state = model.state_dict()
-    del state["cls.predictions.decoder.weight"], state["cls.predictions.decoder.bias"]
-    found = load_released_tlm(folder(model, state=state)).model
-    assert torch.equal(found.mlm_head.weight, model.bert.embeddings.word_embeddings.weight)
-    assert torch.equal(found.mlm_head["generator_lm_head"].bias, model.cls.predictions.bias)
+    state = {name: value for name, value in model.state_dict().items() if name not in (missing, bias)}
+    path = folder(model)
+    (path / "pytorch_model.bin").unlink()
+    save_file(state, path / "model.safetensors")
+    found = load_released_tlm(path)
+    assert torch.equal(found.model.mlm_head.weight, model.bert.embeddings.word_embeddings.weight)
+    assert torch.equal(found.model.mlm_head["generator_lm_head"].bias, model.cls.predictions.bias)
+    assert found.model.config.tie_word_embeddings and found.left_out == []
 
 
 def test_what_is_left_out_is_named(folder):
@@ -167,7 +174,10 @@ class TestErrors:
             ({"bert.encoder.layer.2.output.dense.bias": torch.ones(16)}, r"unexpected: bert\.encoder\.layer\.2\S+bias\."),
             ({"cls_layer.4.weight": torch.ones(2)}, r"unexpected: cls_layer\.4\.weight"),
             ({"cls_layer.0.bias": torch.ones(15)}, r"another shape: cls_layer\.0\.bias \(15,\) instead of \(16,\)"),
-            ({"cls.predictions.decoder.bias": torch.ones(150)}, r"two of what should be one: cls\.predictions\.bias"),
+            (
+                {"cls.predictions.decoder.bias": torch.ones(150)},
+                r"cls\.predictions\.bias and cls\.predictions\.decoder\.bias in .* must be one",
+            ),
             ({"cls_layer.0.weight": None}, r"one weight named \[\.\.\.\]cls_layer\.0\.weight; found none"),
             ({"cls_layer.2.weight": None}, r"lacks cls_layer\.2\.weight"),
             ({"copy.cls_layer.0.weight": torch.ones(2)}, r"found cls_layer\.0\.weight, copy\.cls_layer\.0\.weight"),

@@ -19,9 +19,9 @@ from hf_tlm.models.coco_lm.modeling_coco_lm import CocoLmForMaskedLM, CocoLmMode
 from hf_tlm.models.coco_lm.relative_positions import relative_position_buckets
 from hf_tlm.models.coco_lm.tokenization_coco_lm import CocoLmTokenizer
 from hf_tlm.models.errors import ModelError
-from hf_tlm.models.legacy_weights import read_weights
+from hf_tlm.models.legacy_weights import read_weights, weights_file
 
-WEIGHTS, CONFIG = "pytorch_model.bin", "config.json"
+CONFIG = "config.json"
 BODY = "cocolm."
 # What a key of theirs may lack in config.json, and is then.
 PUBLISHED_DEFAULTS = {
@@ -80,7 +80,8 @@ def load_released(folder: str | os.PathLike) -> Released:
     """
     folder = Path(folder)
     values = _read_config(folder / CONFIG)
-    state = read_weights(folder / WEIGHTS, "Give the folder of a released COCO-LM model.")
+    file = weights_file(folder)
+    state = read_weights(file, "Give the folder of a released COCO-LM model.")
     tokenizer = _read_tokenizer(folder)
     try:
         config = _config(values, tokenizer, state)
@@ -91,7 +92,7 @@ def load_released(folder: str | os.PathLike) -> Released:
     if POSITIONS in state:
         # More positions than the config has are not used.
         state[POSITIONS] = state[POSITIONS][: config.max_position_embeddings]
-    return Released(model.eval(), tokenizer, _load_weights(model, state, folder))
+    return Released(model.eval(), tokenizer, _load_weights(model, state, file))
 
 
 def convert_released(folder: str | os.PathLike, output_dir: str | os.PathLike) -> Released:
@@ -174,7 +175,7 @@ def _config(values: dict[str, Any], tokenizer: CocoLmTokenizer, state: dict[str,
 
 
 @torch.no_grad()
-def _load_weights(model: CocoLmPreTrainedModel, state: dict[str, torch.Tensor], folder: Path) -> list[str]:
+def _load_weights(model: CocoLmPreTrainedModel, state: dict[str, torch.Tensor], file: Path) -> list[str]:
     """Fill the model; returns the names of what it has no place for."""
     prefix = "" if hasattr(model, BODY.removesuffix(".")) else BODY
     holders = defaultdict(list)
@@ -198,7 +199,7 @@ def _load_weights(model: CocoLmPreTrainedModel, state: dict[str, torch.Tensor], 
             if names
         )
         raise ModelError(
-            f"The weights in {folder / WEIGHTS} are not those of the model in {CONFIG}. {found}. Are both of one released "
+            f"The weights in {file} are not those of the model in {CONFIG}. {found}. Are both of one released "
             "COCO-LM model, with post-LayerNorm?"
         )
     for name, parts in holders.items():
