@@ -240,9 +240,9 @@ def _tokenizer(
     corpus: Corpus, args: PretrainArguments, model_args: ModelArguments, block_args: BlockArguments, folder: Path
 ) -> PreTrainedTokenizerBase:
     """The one asked for; else one trained on passages of the corpus, kept in the run's folder."""
-    name = model_args.tokenizer_source
-    if name is not None:
-        tokenizer = load_tokenizer(name, revision=model_args.model_revision, trust_remote_code=model_args.trust_remote_code)
+    source = model_args.tokenizer_source
+    if source is not None:
+        tokenizer = load_tokenizer(**source)
     else:
         if not folder.is_dir():
             among = 10 * block_args.vocab_texts if block_args.streaming_blocks else None

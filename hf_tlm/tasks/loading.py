@@ -12,7 +12,7 @@ from typing import Any
 
 from datasets import ClassLabel, Dataset, Features, Value, load_dataset
 
-from hf_tlm.tasks.registry import TASKS
+from hf_tlm.tasks.registry import TASKS, registered_task
 from hf_tlm.tasks.spec import SPLITS, Task, TaskError, TaskSpec
 
 logger = logging.getLogger(__name__)
@@ -37,9 +37,9 @@ def load_task(
     """A task with its data.
 
     Args:
-        task: a name of `hf_tlm.tasks.TASKS`; a Hub dataset id, with `@revision` if wanted; or a folder with one file
-            `train`, `validation` (or `valid`, `dev`) and optionally `test` each, as parquet, jsonl, json or csv. A
-            folder called like a registered task takes that task's metric.
+        task: a name of `hf_tlm.tasks.TASKS`, or that of its release (sciie), or a Hub dataset id, with `@revision` if
+            wanted; or a folder with one file `train`, `validation` (or `valid`, `dev`) and optionally `test` each, as
+            parquet, jsonl, json or csv. A folder called like a registered task takes that task's metric.
         text_columns, label_column, id_column, metric: override the spec (default `text`, `label`, `id`, macro-F1).
         drop_bad_rows: leave out rows with null or blank text, a null label, a repeated id, or (outside train) a label
             that train lacks, and count them in `Task.report`. By default they are an error.
@@ -73,6 +73,8 @@ def _find(task: str) -> TaskSpec:
             return TaskSpec(name=name, path=task, metric=known.metric, classes=known.classes)
         return TaskSpec(name=name, path=task)
     path, _, revision = task.partition("@")
+    if spec := registered_task(path):
+        return dataclasses.replace(spec, revision=revision or None)
     if path.count("/") == 1 and not path.startswith((".", "/", "~")):
         return TaskSpec(name=path.split("/")[1], path=path, revision=revision or None)
     raise TaskError(

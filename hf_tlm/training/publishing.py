@@ -14,7 +14,7 @@ from hf_tlm.training.options import ArgumentsError
 
 if TYPE_CHECKING:
     from hf_tlm.training.arguments import RunArguments
-    from hf_tlm.training.options import ModelArguments
+    from hf_tlm.training.model_arguments import ModelArguments
 
 
 def check_hub_arguments(args: RunArguments, id_name: str) -> None:
