@@ -92,7 +92,7 @@ def explain(error: BaseException, repo: Repo) -> str:
 
 def redacted(error: BaseException) -> str:
     """An error's message without what may be a token."""
-    return re.sub(r"\bhf_\w+|(?<=Bearer )\S+", "<token>", " ".join(str(error).split()))
+    return re.sub(r"\bhf_[A-Za-z0-9]{8,}|(?<=Bearer )\S+", "<token>", " ".join(str(error).split()))
 
 
 @contextmanager

@@ -89,7 +89,7 @@ def fetch(
         chosen = list(filter_repo_objects(files, allow_patterns=allow_patterns))
         if repo.type == "dataset":
             return []
-        return _check_model(repo, chosen, trust_remote_code, allow_pickle)
+        return check_model(repo, chosen, trust_remote_code, allow_pickle)
 
     with explaining(repo):
         api = HfApi(token=token)
@@ -125,8 +125,12 @@ def local_folder(name: str, type: str, **options) -> Path:
     return fetch(repo, **options)
 
 
-def _check_model(repo: Repo, files: list[str], trust_remote_code: bool, allow_pickle: bool) -> list[str]:
-    """Refuse what is not asked for; the pickles that safetensors beside them make superfluous."""
+def check_model(repo: Repo, files: list[str], trust_remote_code: bool, allow_pickle: bool = False) -> list[str]:
+    """The pickles that safetensors beside them make superfluous.
+
+    Raises:
+        HubError: there are Python files, or weights as pickles only, that are not asked for.
+    """
     code = [file for file in files if file.endswith(".py")]
     if code and not trust_remote_code:
         raise HubError(

@@ -1,0 +1,126 @@
+"""The program that `verify` runs: somebody else's machine, which has the Hugging Face libraries and not this one.
+
+It reads one JSON object on standard input: `kind` (model or dataset), `repo`, `commit`, `files` (of the repository),
+`local` (a folder, or null), `config` (of a data set, or null) and `trust_remote_code`; to the file that its argument
+names it writes what was loaded -> {`words`, `difference`}. It must not import anything of this package.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from importlib.abc import MetaPathFinder
+from pathlib import Path, PurePosixPath
+
+TEXT = "A fixed text of some words, by which two models are compared."
+
+
+class Absent(MetaPathFinder):
+    """This package is not installed, wherever it is."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "hf_tlm":
+            raise ModuleNotFoundError(f"No module named {name!r}: what is published must load without it", name=name)
+        return None
+
+
+def models(files: list[str]) -> list[str]:
+    """The folders of a repository that hold a model: "" and subfolders."""
+    weights = {PurePosixPath(file).parent for file in files if file.endswith(".safetensors")}
+    configs = {PurePosixPath(file).parent for file in files if PurePosixPath(file).name == "config.json"}
+    return sorted("" if str(folder) == "." else str(folder) for folder in weights & configs)
+
+
+def load_model(name: str, folder: str, adapted: bool, hub: dict, trust: bool):
+    """A model as its config names it; an adapter on its base model."""
+    import transformers
+
+    place, code = {"subfolder": folder, **hub}, {"trust_remote_code": trust}
+    config = transformers.AutoConfig.from_pretrained(name, **place, **code)
+    if adapted:
+        from peft import PeftConfig, PeftModel
+
+        base = PeftConfig.from_pretrained(name, **place).base_model_name_or_path
+        options = {"config": config, "ignore_mismatched_sizes": True, **code}
+        base = transformers.AutoModelForSequenceClassification.from_pretrained(base, **options)
+        return PeftModel.from_pretrained(base, name, **place).eval()
+    (architecture,) = config.architectures
+    classes = [key for key, value in getattr(config, "auto_map", {}).items() if value.endswith(f".{architecture}")]
+    loader = getattr(transformers, classes[0] if classes else architecture)
+    return loader.from_pretrained(name, config=config, use_safetensors=True, **place, **code)
+
+
+def run_model(name: str, folder: str, files: list[str], hub: dict, trust: bool):
+    """(class, ids of the fixed text, the model's first output)."""
+    import torch
+    import transformers
+
+    def has(part):
+        return str(PurePosixPath(folder, part)) in files
+
+    model = load_model(name, folder, has("adapter_config.json"), hub, trust)
+    if any(PurePosixPath(file).name == "tokenizer_config.json" for file in files):
+        own = folder if has("tokenizer_config.json") else ""
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name, subfolder=own, trust_remote_code=trust, **hub)
+        inputs = dict(tokenizer(TEXT, return_tensors="pt"))
+    else:
+        inputs = {"input_ids": torch.arange(16)[None] % model.config.vocab_size}
+    with torch.inference_mode():
+        return type(model).__name__, inputs["input_ids"], model(**inputs)[0]
+
+
+def compare_models(asked: dict) -> dict[str, dict]:
+    found, files = {}, asked["files"]
+    local = asked["local"] and [p.relative_to(asked["local"]).as_posix() for p in Path(asked["local"]).rglob("*")]
+    for folder in models(files):
+        remote = run_model(asked["repo"], folder, files, {"revision": asked["commit"]}, asked["trust_remote_code"])
+        name, ids, output = remote
+        difference = None
+        if local is not None:
+            name_here, ids_here, output_here = run_model(asked["local"], folder, local, {}, asked["trust_remote_code"])
+            same = (name, ids.tolist(), output.shape) == (name_here, ids_here.tolist(), output_here.shape)
+            difference = (output - output_here).abs().max().item() if same else float("inf")
+        found[folder] = {"words": f"{name}, output {tuple(output.shape)}", "difference": difference}
+    return found
+
+
+def digests(name: str, config: str, hub: dict) -> dict[str, tuple[int, str]]:
+    """Split -> (rows, digest of them)."""
+    import datasets
+
+    splits = {}
+    for split, rows in datasets.load_dataset(name, config, **hub).items():
+        digest = hashlib.sha256()
+        for row in rows:
+            digest.update(json.dumps(row, sort_keys=True, default=str).encode() + b"\n")
+        splits[str(split)] = (len(rows), digest.hexdigest())
+    return splits
+
+
+def compare_datasets(asked: dict) -> dict[str, dict]:
+    import datasets
+
+    found, local, hub = {}, asked["local"], {"revision": asked["commit"]}
+    here = datasets.get_dataset_config_names(local) if local else []
+    for config in [asked["config"]] if asked["config"] else datasets.get_dataset_config_names(asked["repo"], **hub):
+        there = digests(asked["repo"], config, hub)
+        own = digests(local, config if config in here else here[0], {}) if local else {}
+        for split in sorted({*there, *own}):
+            rows = there.get(split, (0, ""))
+            difference = None if not local else 0.0 if own.get(split) == rows else float("inf")
+            found[f"{config}/{split}"] = {"words": f"{rows[0]:,} rows", "difference": difference}
+    return found
+
+
+def compare(asked: dict) -> dict[str, dict]:
+    return compare_datasets(asked) if asked["kind"] == "dataset" else compare_models(asked)
+
+
+def main() -> None:
+    sys.meta_path.insert(0, Absent())
+    Path(sys.argv[1]).write_text(json.dumps(compare(json.load(sys.stdin))), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""What was published is loaded by a process that has not this package, and compared."""
+
+import importlib
+import json
+import shutil
+
+import datasets
+import pytest
+from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSequenceClassification
+
+from hf_tlm.hub import HubError, push, verify
+from hf_tlm.hub.stranger import compare
+from toys import TINY_CONFIGS
+
+CODE = """
+from transformers import BertForSequenceClassification
+
+try:
+    import hf_tlm
+except ModuleNotFoundError:
+    pass
+else:
+    raise RuntimeError("hf_tlm is there")
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, tokenizer):
+    """A classifier with its tokenizer, and the masked language model of the same body in a subfolder."""
+    config = AutoConfig.for_model("bert", **TINY_CONFIGS["bert"])
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(tmp_path / "run")
+    AutoModelForMaskedLM.from_config(config).save_pretrained(tmp_path / "run" / "mlm")
+    tokenizer.save_pretrained(tmp_path / "run")
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """What a process of its own would do is done in this one, which has the libraries imported."""
+    module = importlib.import_module("hf_tlm.hub.verify")  # by its name it is the function
+    monkeypatch.setattr(module, "_ask_a_stranger", lambda repo, asked, token: compare(asked))
+
+
+def test_models(hub, folder):
+    """Once in a process of its own, with code of the model that looks for this package."""
+    config = json.loads((folder / "config.json").read_text())
+    config["auto_map"] = {"AutoModelForSequenceClassification": "modeling_new.BertForSequenceClassification"}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "modeling_new.py").write_text(CODE)
+    commit = push(folder, "alice/model", message="m").commit
+    with pytest.raises(HubError, match="Python files of its own"):
+        verify("alice/model", local=folder)
+    hub.log.clear()
+    done = verify("alice/model", local=folder, trust_remote_code=True)
+    assert done.commit == commit and done.differences == {"": 0.0, "mlm": 0.0}
+    assert done.loaded[""] == "BertForSequenceClassification, output (1, 3)"
+    assert done.loaded["mlm"].startswith("BertForMaskedLM, output (1, ") and done.loaded["mlm"].endswith(", 120)")
+    assert any("/resolve/" in path and "mlm/model.safetensors" in path for _, path in hub.log)
+    assert "loads without hf_tlm, equal to the local one" in done.to_text()
+
+
+def test_what_does_not_load(hub):
+    hub.put("alice/rows", {"data/train-00000-of-00001.parquet": "not parquet"}, type="dataset")
+    with pytest.raises(HubError, match="alice/rows cannot be loaded without hf_tlm: .*Error: .+"):
+        verify("alice/rows", type="dataset")
+
+
+def test_another_model(hub, here, folder):
+    push(folder, "alice/model", message="m")
+    AutoModelForMaskedLM.from_config(AutoConfig.from_pretrained(folder / "mlm")).save_pretrained(folder / "mlm")
+    with pytest.raises(HubError, match="alice/model at commit .* differs from .*: mlm. Publish"):
+        verify("alice/model", local=folder)
+    push(folder, "alice/model", message="m", revision="next")
+    assert verify("alice/model", revision="next", local=folder).differences["mlm"] == 0.0
+
+
+def test_data_sets(hub, here, tmp_path):
+    rows = datasets.Dataset.from_dict({"text": ["a", "b", "c"], "rank": [1, 2, 3]})
+    for part in ("small", "large"):
+        rows.to_parquet(tmp_path / "rows" / part / "train-00000-of-00001.parquet")
+    configs = [{"config_name": part, "data_files": f"{part}/*.parquet"} for part in ("small", "large")]
+    (tmp_path / "rows" / "README.md").write_text(f"---\nconfigs: {json.dumps(configs)}\n---\n")
+    push(tmp_path / "rows", "alice/rows", type="dataset", message="m")
+    done = verify("alice/rows", type="dataset", local=tmp_path / "rows")
+    assert done.loaded == {"small/train": "3 rows", "large/train": "3 rows"} and set(done.differences.values()) == {0.0}
+    assert verify("alice/rows", type="dataset", config="small").differences == {}
+    rows.select([0, 2, 1]).to_parquet(tmp_path / "other" / "train.parquet")
+    with pytest.raises(HubError, match="differs from .*: small/train"):
+        verify("alice/rows", type="dataset", config="small", local=tmp_path / "other")
+
+
+def test_what_cannot_be_verified(hub, folder, here, monkeypatch):
+    push(folder, "alice/model", message="m")
+    with pytest.raises(HubError, match="no branch, tag or commit 'v1'"):
+        verify("alice/model", revision="v1")
+    monkeypatch.delenv("HF_TOKEN")
+    with pytest.raises(HubError, match="no model repository alice/model that you may see"):
+        verify("alice/model")
+    shutil.rmtree(folder / "mlm")
+    (folder / "model.safetensors").unlink()
+    push(folder, "alice/empty", message="m", token=hub.add_user("alice"), private=False)
+    with pytest.raises(HubError, match="nothing to load in alice/empty"):
+        verify("alice/empty")
+    with pytest.raises(HubError, match="as owner/name, its revision apart"):
+        verify("alice/model@v1")
