@@ -122,7 +122,8 @@ def main() -> None:
         local = Path(args.subset or args.model or args.output_dir)
         place = {"revision": push.commit or args.revision, "type": push.repo.type, "token": args.hub_token}
         # Code of its own is what was published just now.
-        checked = hub.verify(args.repo_id, local=local, trust_remote_code=any(local.glob("*.py")), **place)
+        trust = any(local.glob("*.py"))
+        checked = hub.verify(args.repo_id, config=args.config_name, local=local, trust_remote_code=trust, **place)
         print(checked.to_text())
 
 

@@ -25,7 +25,7 @@ from hf_tlm.data.shards import held_out
 from hf_tlm.evaluation.records import command_line, cost_lines, environment, published_lines
 from hf_tlm.files import atomic_directory
 from hf_tlm.hub.cards import pretrained_card
-from hf_tlm.hub.push import Push
+from hf_tlm.hub.commit import Push
 from hf_tlm.models import export_adapter, export_stock, trained_parameters, whole
 from hf_tlm.training import (
     ArgumentsError,

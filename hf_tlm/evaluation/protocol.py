@@ -15,7 +15,7 @@ from hf_tlm.evaluation.records import command_line, cost_lines, environment, pre
 from hf_tlm.evaluation.seeds import aggregate
 from hf_tlm.files import atomic_write
 from hf_tlm.hub.cards import tlm_card
-from hf_tlm.hub.push import Push
+from hf_tlm.hub.commit import Push
 from hf_tlm.models import TrainedModel, add_lora, export_model, trained_parameters
 from hf_tlm.retrieval import Subset
 from hf_tlm.tasks import Task

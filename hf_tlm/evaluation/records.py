@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from datasets import Dataset
 
-from hf_tlm.hub.push import Push
+from hf_tlm.hub.commit import Push
 
 PACKAGES = ("torch", "transformers", "accelerate", "datasets", "tokenizers")
 # Options whose values are secrets.

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
+from hf_tlm.hub.commit import Push
 from hf_tlm.hub.errors import HubError
 from hf_tlm.hub.publish import publish_subset
-from hf_tlm.hub.push import Push, check_push
+from hf_tlm.hub.push import check_push
 
 
 @dataclass(repr=False)  # A repr would show the token.

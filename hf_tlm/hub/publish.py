@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from hf_tlm.files import atomic_write
+from hf_tlm.hub.commit import Push
 from hf_tlm.hub.errors import HubError
-from hf_tlm.hub.push import Push, published, push
+from hf_tlm.hub.push import published, push
 from hf_tlm.hub.rendering import hub_name, published_card
 from hf_tlm.hub.repo import Repo
 from hf_tlm.hub.subset_configs import check_alone

@@ -29,7 +29,7 @@ def subset_card(
     Args:
         manifest: the subset's.
         report: markdown of what retrieval found, whose first two lines, a title, are left out.
-        info: `dataset_info` of the metadata, see `describe_data`.
+        info: `dataset_info` of the metadata, see `describe_data`; empty where it is not known.
         engine: the engine and its settings in words; not read for a random or released subset.
         selection: in words, how the subset was made smaller.
         config: name of its configuration in the repo; None for a repo of this subset alone.
@@ -52,7 +52,7 @@ def subset_card(
         # Corpora of the Hub are called by their ids and commits.
         source_datasets=[source if "/" in source else "extended|other"],
         configs=[{"config_name": name, "data_files": [{"split": "train", "path": data_files}]}],
-        dataset_info={"config_name": name, **info},
+        dataset_info={"config_name": name, **info} if info else None,
     )
     return render(
         "subset.md",

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hf_tlm.hub.arguments import publish_later
+from hf_tlm.hub.commit import Push
 from hf_tlm.hub.errors import HubError
 from hf_tlm.hub.publish import publish_model
-from hf_tlm.hub.push import Push, check_push
+from hf_tlm.hub.push import check_push
 from hf_tlm.hub.rendering import hub_name
 from hf_tlm.training.options import ArgumentsError
 
