@@ -112,7 +112,9 @@ def main() -> None:
     elif args.config_name is None:
         push = hub.publish_subset(args.subset, args.repo_id, **options)
     else:
-        push = retrieval.Subset.load(args.subset).push_to_hub(args.repo_id, config=args.config_name, **options)
+        report = (Path(args.subset) / "report.md").read_text(encoding="utf-8")  # With its examples.
+        subset = retrieval.Subset.load(args.subset)
+        push = subset.push_to_hub(args.repo_id, config=args.config_name, report=report, **options)
     print(push.to_text())
 
     # 4. Load it elsewhere, and compare.

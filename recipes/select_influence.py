@@ -37,7 +37,7 @@ def main() -> None:
         hub_args.check()
 
     # 2. The labelled task, whose validation split decides, and the subset to choose from.
-    task, subset = task_args.load(), retrieval.Subset.load(selection.subset)
+    task, subset = task_args.load(), retrieval.Subset.open(selection.subset)
 
     # 3. The score model, and every passage's influence. The controls need neither.
     scorer = described = None

@@ -14,6 +14,8 @@ from hf_tlm.hub.commit import Push
 from hf_tlm.hub.errors import HubError
 from hf_tlm.hub.push import published, push
 from hf_tlm.hub.rendering import hub_name, published_card
+from hf_tlm.hub.repo import Repo
+from hf_tlm.hub.subset_configs import check_alone
 from hf_tlm.version import __version__
 
 CARD = "README.md"
@@ -71,11 +73,12 @@ def publish_subset(
     """Publish a saved subset, alone in its repository: parquet, manifest, report and card. Arguments as `publish_model`'s.
 
     Raises:
-        HubError: the folder holds no saved subset; for others see `hf_tlm.hub.push`.
+        HubError: the folder holds no saved subset, or the repository has some with names; for others see `hf_tlm.hub.push`.
     """
     folder = Path(folder)
     if not ((folder / MANIFEST).is_file() and any(folder.glob("data/*.parquet"))):
         raise HubError(f"{folder} holds no subset: expected a folder that recipes/retrieve.py or Subset.save wrote.")
+    check_alone(Repo(repo_id, options.get("revision"), "dataset"), options.get("token"))
     card = {"license": license, "language": language}
     return _publish(folder, repo_id, "dataset", f"Subset of hf_tlm {__version__}", card, options)
 

@@ -30,7 +30,7 @@ def subset_card(
         manifest: the subset's.
         report: markdown of what retrieval found, whose first two lines, a title, are left out.
         info: `dataset_info` of the metadata, see `describe_data`; empty where it is not known.
-        engine: the engine and its settings in words; not read for a random subset.
+        engine: the engine and its settings in words; not read for a random or released subset.
         selection: in words, how the subset was made smaller.
         config: name of its configuration in the repo; None for a repo of this subset alone.
         data_files: where its parquet files are in the repo.
@@ -38,7 +38,8 @@ def subset_card(
     from huggingface_hub import DatasetCardData
 
     task, corpus, counts = manifest["task"], manifest["corpus"], manifest["counts"]
-    random, method = manifest["retriever"] == "random", (manifest.get("selection") or {}).get("method")
+    random, released = (manifest["retriever"] == kind for kind in ("random", "released"))
+    method = (manifest.get("selection") or {}).get("method")
     name, source = config or "default", hub_name(corpus["name"]) or ""
     title = f"{corpus['name']}: {'random passages' if random else 'passages retrieved'} for {task['name']}"
     data = DatasetCardData(
@@ -62,6 +63,7 @@ def subset_card(
         corpus=corpus,
         counts=counts,
         random=random,
+        released=released,
         engine=engine,
         selection=selection,
         influence=method == "iss",

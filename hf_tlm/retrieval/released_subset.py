@@ -63,7 +63,7 @@ def read_released(path: Path, repo_id: str, revision: str) -> tuple[Dataset, dic
         dataset = dataset.select(np.argsort(ranks, kind="stable"))
     task = registered_task(repo_id)
     name = task.name if task else repo_id.partition("/")[2].removesuffix("-tlm")
-    return dataset, _manifest(f"{repo_id}/{path.name}@{revision}", digest, name, scan, datasets_version)
+    return dataset, _manifest(f"{repo_id}@{revision}, {path.name}", digest, name, scan, datasets_version)
 
 
 def _manifest(corpus: str, digest: str, task: str, scan: dict[str, Any], datasets_version: str) -> dict[str, Any]:

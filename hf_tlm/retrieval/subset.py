@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
     from hf_tlm.corpora import Corpus
+    from hf_tlm.hub import Push
     from hf_tlm.tasks import Task
 
 FORMAT = "hf_tlm.subset"
@@ -34,10 +35,14 @@ COLUMNS = {
     "best_query": "string",
 }
 DATA_FILE = "data/train-00000-of-00001.parquet"
+# In the folder of one configuration of several.
+CONFIG_DATA_FILE = "train-00000-of-00001.parquet"
 MANIFEST_FILE = "manifest.json"
 CARD_FILE = "README.md"
 REPORT_FILE = "report.md"
 ROW_GROUP = 1000
+# Retrievers whose manifest knows of no queries: passages drawn at random, and those that the paper's authors released.
+UNQUERIED = ("random", "released")
 
 
 @dataclass
@@ -47,6 +52,7 @@ class Subset:
     dataset columns: id, text, source; rank (int32, best over the queries, from 1); score (float32, best over the
     queries); n_queries (int32, queries that hit it); best_query (id of the training example that gave the best rank).
     Random subsets have their order of drawing as rank, 0 as n_queries, and null as score and best_query.
+    Released ones (`from_hub`) have null as score, n_queries and best_query.
     One selected by influence also has influence (float32) and influence_rank (int32), see `hf_tlm.influence.select`.
 
     manifest: corpus, task, method, counts and versions as plain values, without times and machine paths.
@@ -86,13 +92,22 @@ class Subset:
         _check_replaceable(directory)
         report = report or retrieval_report(self)
         with atomic_directory(directory) as work:
-            (work / DATA_FILE).parent.mkdir()
-            _write_parquet(self.dataset, work / DATA_FILE)
-            manifest = {**self.manifest, "files": {DATA_FILE: sha256(work / DATA_FILE)}}
-            text = json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
-            (work / MANIFEST_FILE).write_text(text, encoding="utf-8")
-            (work / CARD_FILE).write_text(self._card(report, work / DATA_FILE), encoding="utf-8")
-            (work / REPORT_FILE).write_text(report, encoding="utf-8")
+            self.write(work, report)
+
+    def write(self, folder: Path, report: str, data_file: str = DATA_FILE, **card: Any) -> None:
+        """The files of `save` in a folder that is there.
+
+        Args:
+            card: how the card names the place on the Hub, see `hf_tlm.hub.subset_card`.
+        """
+        data = folder / data_file
+        data.parent.mkdir(exist_ok=True)
+        _write_parquet(self.dataset, data)
+        manifest = {**self.manifest, "files": {data_file: sha256(data)}}
+        text = json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
+        (folder / MANIFEST_FILE).write_text(text, encoding="utf-8")
+        (folder / CARD_FILE).write_text(self._card(report, data, **card), encoding="utf-8")
+        (folder / REPORT_FILE).write_text(report, encoding="utf-8")
 
     @classmethod
     def load(cls, directory: str | os.PathLike) -> Subset:
@@ -116,8 +131,9 @@ class Subset:
                 f"{FORMAT_VERSION}. Retrieve the subset again, or use the version of hf_tlm that wrote it "
                 f"({manifest.get('versions', {}).get('hf_tlm')})."
             )
-        data = directory / DATA_FILE
-        expected = manifest.pop("files", {}).get(DATA_FILE)
+        files = manifest.pop("files", {})
+        data_file = CONFIG_DATA_FILE if CONFIG_DATA_FILE in files else DATA_FILE
+        data, expected = directory / data_file, files.get(data_file)
         found = sha256(data) if data.is_file() else "no such file"
         if found != expected:
             raise RetrievalError(
@@ -127,7 +143,50 @@ class Subset:
         # The cache of `datasets` knows a file by its path and time; the digest makes it know the content.
         return cls(Dataset.from_parquet(str(data), config_name=found), manifest)
 
-    def _card(self, report: str, parquet: Path) -> str:
+    @classmethod
+    def open(cls, name: str) -> Subset:
+        """A subset as options name it: a saved folder, or on the Hub `owner/name[:config][@revision]`.
+
+        Raises:
+            HubError, RetrievalError: see `load` and `from_hub`; or it is neither.
+        """
+        from hf_tlm.retrieval.hub_subset import open_subset
+
+        return open_subset(name)
+
+    @classmethod
+    def from_hub(cls, repo_id: str, *, revision: str | None = None, config: str | None = None) -> Subset:
+        """A subset of the Hub: one that `push_to_hub` or recipes/publish.py published, or one that TLM's authors released.
+
+        Args:
+            revision: branch, tag or commit. The manifest has the commit, as `hub`.
+            config: which of several. For the released data (`yxchar/chemprot-tlm`): small or large, see `read_released`.
+
+        Raises:
+            HubError: see `hf_tlm.hub.fetch`.
+            RetrievalError: there is no subset, or none of that configuration; or see `load` and `read_released`.
+        """
+        from hf_tlm.retrieval.hub_subset import load_from_hub
+
+        return load_from_hub(repo_id, revision, config)
+
+    def push_to_hub(self, repo_id: str, *, config: str | None = None, report: str | None = None, **options: Any) -> Push:
+        """Publish it as a dataset, in one commit; `datasets.load_dataset(repo_id, config)` reads it without hf_tlm.
+
+        Args:
+            config: its name (small, large) in a repository that holds several subsets; None: it is alone there.
+            report: see `save`.
+            options: license, language, private, revision, tag, dry_run, token and retries, see `hf_tlm.hub.push`.
+
+        Raises:
+            HubError: see `hf_tlm.hub.push`.
+            RetrievalError: `config` cannot be a name, or others in the repository are named and this is not (or vice versa).
+        """
+        from hf_tlm.retrieval.hub_subset import push_to_hub
+
+        return push_to_hub(self, repo_id, config, report, options)
+
+    def _card(self, report: str, parquet: Path, **place: Any) -> str:
         from datasets import Value
 
         made, selection = self.manifest, self.manifest.get("selection")
@@ -136,8 +195,9 @@ class Subset:
             made,
             report,
             describe_data(columns, parquet),
-            engine="" if made["retriever"] == "random" else _engine(made),
+            engine="" if made["retriever"] in UNQUERIED else _engine(made),
             selection=escape(describe_selection(selection), 1000) if selection else None,
+            **place,
         )
 
     def as_corpus(self) -> Corpus:
@@ -156,6 +216,8 @@ class Subset:
         ]
         if made["retriever"] == "random":
             lines.append(f"random, seed {made['seed']}")
+        elif made["retriever"] == "released":
+            lines.append("retrieved and released by the authors of TLM")
         else:
             lines.append(f"BM25 ({_engine(made)})")
             lines.append(f"{counts['queries']:,} queries ({made['query_mode']}), top {made['top_k']:,} of each")
@@ -169,6 +231,8 @@ class Subset:
         for what, why in (("decontamination", "hold held-out texts"), ("deduplication", "are near-duplicates")):
             if made.get(what) and made[what]["passages"]:
                 lines.append(f"left out because they {why}: {made[what]['passages']:,}")
+        if counts.get("blank_texts"):
+            lines.append(f"rows without a text, left out: {counts['blank_texts']:,}")
         if counts.get("bad_files"):
             lines.append(f"files that could not be read, left out: {len(counts['bad_files'])}")
         return "\n".join(lines)
