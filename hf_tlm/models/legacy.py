@@ -8,8 +8,11 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from hf_tlm.files import atomic_write
+from hf_tlm.hub.cards import converted_card
 from hf_tlm.hub.checkpoint import TOKENIZER_FILES
 from hf_tlm.hub.repo import local_folder
+from hf_tlm.models.coco_lm.modeling_coco_lm import CocoLmForMaskedLM
 from hf_tlm.models.coco_lm.released import CONFIG, Released, convert_released
 from hf_tlm.models.errors import ModelError
 from hf_tlm.models.legacy_weights import SAFE_WEIGHTS, WEIGHTS
@@ -50,10 +53,22 @@ def convert_legacy(
                 f"{', '.join(given)}: for checkpoints of TLM, whose {CONFIG} says model_type bert. {checkpoint} is read as "
                 "COCO-LM's, which has a tokenizer and no classes. Leave them out."
             )
-        return convert_released(folder, output_dir)
+        released = convert_released(folder, output_dir)
+        return _with_card(released, checkpoint, output_dir, None)
     if label_names is None:
         label_names = _classes(checkpoint, task)
-    return convert_released_tlm(folder, output_dir, label_names=label_names, tokenizer_name=tokenizer_name)
+    released = convert_released_tlm(folder, output_dir, label_names=label_names, tokenizer_name=tokenizer_name)
+    return _with_card(released, checkpoint, output_dir, list(released.model.config.id2label.values()))
+
+
+def _with_card(
+    released: Released | ReleasedTlm, checkpoint: str, output_dir: str | os.PathLike, classes: list[str] | None
+) -> Released | ReleasedTlm:
+    model = released.model
+    fills_masks = isinstance(model, CocoLmForMaskedLM)
+    card = converted_card(checkpoint, model.num_parameters(), released.left_out, classes=classes, fills_masks=fills_masks)
+    atomic_write(Path(output_dir) / "README.md", card)
+    return released
 
 
 def _is_bert(folder: Path) -> bool:

@@ -14,6 +14,7 @@ from torch import nn
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, BertConfig, BertForMaskedLM
 
 from hf_tlm.models import ModelError, convert_legacy, load_released_tlm
+from toys import code_blocks
 
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "publish.py"
 SIZES = {
@@ -258,6 +259,9 @@ def test_the_recipe_writes_a_folder_that_loads_without_hf_tlm(folder, batch, tmp
     monkeypatch.setattr(sys, "argv", ["publish.py", "--legacy_checkpoint", str(folder(model)), "--output_dir", str(out)])
     runpy.run_path(str(RECIPE), run_name="__main__")
     assert "parameters" in capsys.readouterr().out
+    card = (out / "README.md").read_text(encoding="utf-8")
+    assert all(label in card for label in SCIERC) and str(tmp_path) not in card
+    assert code_blocks(card, out) == 2
     with torch.no_grad():
         torch.save((batch, *model.both(**batch)), tmp_path / "expected.pt")
     ids = tokenizer("the enzyme binds the gene")["input_ids"]
