@@ -96,9 +96,7 @@ def _publish(
             try:
                 text = published_card(text, repo_id, **card)
             except ValueError as error:
-                raise HubError(
-                    f"The metadata of {folder / CARD} cannot be used: {error}. Correct or remove them."
-                ) from error
+                raise HubError(f"The metadata of {folder / CARD} cannot be used: {error}. Correct them.") from error
             atomic_write(Path(work) / CARD, text)
             files[CARD] = Path(work) / CARD
         return push(folder, repo_id, type=type, message=message, files=files, **options)
