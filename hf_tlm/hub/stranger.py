@@ -63,7 +63,7 @@ def run_model(name: str, folder: str, files: list[str], hub: dict, trust: bool):
     if any(PurePosixPath(file).name == "tokenizer_config.json" for file in files):
         own = folder if has("tokenizer_config.json") else ""
         tokenizer = transformers.AutoTokenizer.from_pretrained(name, subfolder=own, trust_remote_code=trust, **hub)
-        inputs = dict(tokenizer(TEXT, return_tensors="pt"))
+        inputs = dict(tokenizer(TEXT, truncation=True, max_length=16, return_tensors="pt"))
     else:
         inputs = {"input_ids": torch.arange(16)[None] % model.config.vocab_size}
     with torch.inference_mode():

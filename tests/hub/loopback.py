@@ -175,7 +175,8 @@ class LoopbackHub:
             when: the n-th request from the last `reset` or clearing of `log` (1 is the first), or a predicate of
                 method and path.
             how: a status (429 with Retry-After); "reset": the connection breaks and nothing has happened; "lost": it has
-                happened and the answer is lost; "truncate": the connection breaks within the body.
+                happened and the answer is lost; "truncate": the connection breaks within the body; "page": a
+                gateway's error page with status 502.
             times: so many requests that match, or the n-th and the ones after it.
         """
         self.faults.append(Fault(when, how, times))
@@ -271,6 +272,8 @@ class Handler(BaseHTTPRequestHandler):
         if fault == "reset":
             return self._break()
         try:
+            if fault == "page":
+                raise Refusal(502, "<html>Bad gateway</html>")
             if isinstance(fault, int):
                 wait = {"Retry-After": str(hub.retry_after)} if fault == 429 else {}
                 raise Refusal(fault, f"injected {fault}", **wait)
@@ -279,6 +282,8 @@ class Handler(BaseHTTPRequestHandler):
         except Refusal as refusal:
             status, data = refusal.status, json.dumps({"error": refusal.message}).encode()
             headers = {"X-Error-Message": refusal.message, **refusal.headers}
+            if fault == "page":
+                data, headers = refusal.message.encode(), {"Content-Type": "text/html"}
             if refusal.code:
                 headers["X-Error-Code"] = refusal.code
         if fault == "lost":
@@ -410,16 +415,6 @@ class Handler(BaseHTTPRequestHandler):
         del self.hub.repositories[repository.type, name]
         return {}
 
-    @route("POST", "/api/repos/move")
-    def move_repository(self):
-        given = self.json()
-        repository = self.find(f"{given.get('type') or 'model'}s", given["fromRepo"], write=True)
-        self.hub.repositories[repository.type, given["toRepo"]] = self.hub.repositories.pop(
-            (repository.type, repository.name)
-        )
-        repository.name = given["toRepo"]
-        return {}
-
     @route("PUT", f"/api/{REPO}/settings")
     def change_settings(self, kind, name):
         repository, given = self.find(kind, name, write=True), self.json()
@@ -427,18 +422,6 @@ class Handler(BaseHTTPRequestHandler):
         if "visibility" in given:
             repository.private = given["visibility"] == "private"
         return {}
-
-    @route("GET", "/api/(?P<kind>models|datasets)")
-    def list_repositories(self, kind):
-        user = self.user()
-        seen = [
-            repository
-            for (type, name), repository in self.hub.repositories.items()
-            if f"{type}s" == kind and (not repository.private or (user and user.owns(name.split("/")[0])))
-        ]
-        wanted = self.query.get("author", [None])[0]
-        seen = [repository for repository in seen if wanted in (None, repository.name.split("/")[0])]
-        return self.page([self.describe(repository, "main") for repository in seen])
 
     def describe(self, repository: Repository, revision: str) -> dict:
         commit = repository.find(revision)
@@ -616,7 +599,7 @@ class Handler(BaseHTTPRequestHandler):
 
     # What is read.
 
-    @route("GET", f"{FILE}/(resolve|raw)/(?P<revision>[^/]+)/(?P<path>.+)")
+    @route("GET", f"{FILE}/resolve/(?P<revision>[^/]+)/(?P<path>.+)")
     def read_file(self, kind, name, revision, path):
         commit = self.find(kind, name, content=True).find(revision)
         if path not in commit.files:

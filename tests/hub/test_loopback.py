@@ -133,3 +133,18 @@ def test_datasets(hub):
     streamed = datasets.load_dataset("alice/rows", "large", split="train", streaming=True)
     assert list(streamed) == [{"text": "a", "label": 0}]
     assert set(datasets.get_dataset_config_names("alice/rows")) == {"small", "large"}
+
+
+def test_what_is_changed_and_deleted(hub):
+    api = HfApi()
+    hub.put("alice/model", {"a": "1"})
+    api.create_branch("alice/model", branch="next")
+    api.create_tag("alice/model", tag="v1")
+    api.delete_branch("alice/model", branch="next")
+    api.delete_tag("alice/model", tag="v1")
+    repository = hub.repository("alice/model")
+    assert set(repository.branches) == {"main"} and not repository.tags
+    api.update_repo_settings("alice/model", private=True, gated="auto")
+    assert api.model_info("alice/model").private and repository.gated == "auto"
+    api.delete_repo("alice/model")
+    assert not api.repo_exists("alice/model")

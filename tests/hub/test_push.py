@@ -140,7 +140,7 @@ def test_every_request_is_among_them(hub, folder, prepare, count):
     assert requests_of_a_push(hub, folder, **prepare(hub, folder)) == count
 
 
-@pytest.mark.parametrize("how", ["reset", "lost", "truncate", 500, 429])
+@pytest.mark.parametrize("how", ["reset", "lost", "truncate", "page", 500, 429])
 @pytest.mark.parametrize(
     "prepare,number", [*((first_push, n) for n in range(1, NEW + 1)), *((later_push, n) for n in range(1, CHANGE + 1))]
 )

@@ -1,6 +1,5 @@
 """What was published is loaded by a process that has not this package, and compared."""
 
-import importlib
 import json
 import shutil
 
@@ -9,11 +8,10 @@ import pytest
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSequenceClassification
 
 from hf_tlm.hub import HubError, push, verify
-from hf_tlm.hub.stranger import compare
+from hf_tlm.models import CorruptAndPredict, auxiliary_config, export_stock
 from toys import TINY_CONFIGS
 
 CODE = """
-from transformers import BertForSequenceClassification
 
 try:
     import hf_tlm
@@ -34,34 +32,27 @@ def folder(tmp_path, tokenizer):
     return tmp_path / "run"
 
 
-@pytest.fixture
-def here(monkeypatch):
-    """What a process of its own would do is done in this one, which has the libraries imported."""
-    module = importlib.import_module("hf_tlm.hub.verify")  # by its name it is the function
-    monkeypatch.setattr(module, "_ask_a_stranger", lambda repo, asked, token: compare(asked))
-
-
-def test_models(hub, folder):
-    """Once in a process of its own, with code of the model that looks for this package."""
-    config = json.loads((folder / "config.json").read_text())
-    config["auto_map"] = {"AutoModelForSequenceClassification": "modeling_new.BertForSequenceClassification"}
-    (folder / "config.json").write_text(json.dumps(config))
-    (folder / "modeling_new.py").write_text(CODE)
+def test_models(hub, tmp_path, tokenizer):
+    """In a process of its own: models whose code travels with them, and looks for this package."""
+    config = AutoConfig.for_model("cocolm", **TINY_CONFIGS["cocolm"])
+    model = CorruptAndPredict.from_config(config, auxiliary_config(config, 1, 1))
+    folder = export_stock(model, tokenizer, tmp_path / "run")
+    with (folder / "modeling_coco_lm.py").open("a") as file:
+        file.write(CODE)
     commit = push(folder, "alice/model", message="m").commit
     with pytest.raises(HubError, match="Python files of its own"):
         verify("alice/model", local=folder)
     hub.log.clear()
     done = verify("alice/model", local=folder, trust_remote_code=True)
-    assert done.commit == commit and done.differences == {"": 0.0, "mlm": 0.0}
-    assert done.loaded[""] == "BertForSequenceClassification, output (1, 3)"
-    assert done.loaded["mlm"].startswith("BertForMaskedLM, output (1, ") and done.loaded["mlm"].endswith(", 120)")
-    assert any("/resolve/" in path and "mlm/model.safetensors" in path for _, path in hub.log)
+    assert done.commit == commit and done.differences == {"": 0.0, "discriminator": 0.0, "generator": 0.0}
+    assert done.loaded[""] == "CocoLmForSequenceClassification, output (1, 3)"
+    assert any("/resolve/" in path and "generator/model.safetensors" in path for _, path in hub.log)
     assert "loads without hf_tlm, equal to the local one" in done.to_text()
 
 
 def test_what_does_not_load(hub):
     hub.put("alice/rows", {"data/train-00000-of-00001.parquet": "not parquet"}, type="dataset")
-    with pytest.raises(HubError, match="alice/rows cannot be loaded without hf_tlm: .*Error: .+"):
+    with pytest.raises(HubError, match="alice/rows cannot be loaded without hf_tlm: .*Parquet magic bytes"):
         verify("alice/rows", type="dataset")
 
 
