@@ -37,6 +37,7 @@ from hf_tlm.training import (
     model_factory,
     with_spectral,
 )
+from hf_tlm.training.checkpoint_pushes import CheckpointPushes, fetch_run
 from hf_tlm.training.claim import RESULTS_FILE, claim, publish_locally, settings
 from hf_tlm.training.publishing import check_hub, publish_run
 
@@ -102,17 +103,21 @@ def run_pretraining(
     }
     with args.main_process_first(desc="checking the output folder"):
         check_hub(args)
+        fetch_run(args)
         claim(output_dir, details, ("corpus_fingerprint",), args.process_index)
     # In this order, as the first process may be turning the one into the other.
     exported, published = output_dir / EXPORT / RESULTS_FILE, output_dir / RESULTS_FILE
-    if not (exported.is_file() or published.is_file()):
-        _train(corpus, args, model_args, block_args, details, output_dir)
+    with CheckpointPushes(output_dir, args) as pushes:
+        if not (exported.is_file() or published.is_file()):
+            _train(corpus, args, model_args, block_args, details, output_dir, pushes)
     with args.main_process_first(local=False, desc="publishing the model"):
         if args.process_index == 0 and exported.is_file():
             publish_locally(exported.parent, output_dir)
             shutil.rmtree(exported.parent, ignore_errors=True)
     record = json.loads((output_dir / RESULTS_FILE).read_text(encoding="utf-8"))
-    return PretrainingRun(record, output_dir, publish_run(output_dir, args))
+    run = PretrainingRun(record, output_dir, publish_run(output_dir, args))
+    pushes.check()
+    return run
 
 
 def _check(args: PretrainArguments, model_args: ModelArguments, block_args: BlockArguments) -> None:
@@ -157,6 +162,7 @@ def _train(
     block_args: BlockArguments,
     details: dict[str, Any],
     output_dir: Path,
+    pushes: CheckpointPushes,
 ) -> None:
     """Everything up to the finished model in the folder `export`."""
     with args.main_process_first(desc="making the tokenizer"):
@@ -184,6 +190,7 @@ def _train(
             corpus_dataset=blocks,
             eval_dataset=held,
             processing_class=tokenizer,
+            callbacks=[pushes],
         )
         trainer.train(resume_from_checkpoint=True)
     validation = {} if held is None else _scores(final_scores(trainer), "eval_")

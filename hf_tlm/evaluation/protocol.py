@@ -20,6 +20,7 @@ from hf_tlm.models import TrainedModel, add_lora, export_model, trained_paramete
 from hf_tlm.retrieval import Subset
 from hf_tlm.tasks import Task
 from hf_tlm.training import Cost, ModelArguments, Setup, TlmArguments, TlmTrainer, prepare, run_stage
+from hf_tlm.training.checkpoint_pushes import CheckpointPushes, fetch_run
 from hf_tlm.training.claim import RESULTS_FILE, claim, publish_locally, settings
 from hf_tlm.training.claim import ProtocolError as ProtocolError
 from hf_tlm.training.publishing import check_hub, publish_run
@@ -91,14 +92,17 @@ def run_tlm(
     }
     with args.main_process_first(desc="checking the output folder"):
         check_hub(args, model_args if model_args.use_peft else None)
+        fetch_run(args)
         claim(output_dir, details, ("task_fingerprint", "metric", "subset"), args.process_index)
     setup = prepare(task, None if subset is None else subset.dataset, args, model_args)
     details |= {"command": command_line(), "environment": environment()}
     if setup.spectral is not None:
         details["spectral"] = setup.spectral.report
-    records = [
-        _run_seed(seed, task, setup, args, model_args, details, output_dir / f"seed-{seed}") for seed in args.run_seeds
-    ]
+    with CheckpointPushes(output_dir, args) as pushes:
+        records = [
+            _run_seed(seed, task, setup, args, model_args, details, output_dir / f"seed-{seed}", pushes)
+            for seed in args.run_seeds
+        ]
     summary = {
         split: aggregate([record[split] for record in records]) for split in ("validation", "test") if split in records[0]
     }
@@ -108,7 +112,9 @@ def run_tlm(
         publish_locally(output_dir / f"seed-{best['seed']}" / "model", output_dir)
         atomic_write(output_dir / RESULTS_FILE, json.dumps(run.to_dict(), indent=2) + "\n")
         atomic_write(output_dir / "README.md", tlm_card(run.to_dict(), best["seed"]))
-    return replace(run, push=publish_run(output_dir, args))
+    run = replace(run, push=publish_run(output_dir, args))
+    pushes.check()
+    return run
 
 
 def _run_seed(
@@ -119,12 +125,13 @@ def _run_seed(
     model_args: ModelArguments,
     details: Mapping[str, Any],
     folder: Path,
+    pushes: CheckpointPushes,
 ) -> dict[str, Any]:
     """Both stages, evaluation, predictions and export of one seed; loaded where they are finished."""
     if (folder / RESULTS_FILE).is_file():
         return json.loads((folder / RESULTS_FILE).read_text(encoding="utf-8"))
     compute_metrics = compute_metrics_for(task.metric)
-    shared = {"compute_metrics": compute_metrics, "id2label": task.id2label}
+    shared = {"compute_metrics": compute_metrics, "id2label": task.id2label, "callbacks": [pushes]}
     stages: dict[str, Any] = {}
     total = Cost()
     make_model = setup.make_model

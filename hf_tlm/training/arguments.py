@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from transformers import TrainingArguments
 
+from hf_tlm.hub.repo import find_repo
 from hf_tlm.training.applicable import check_applicable
 from hf_tlm.training.energy import check_energy
 from hf_tlm.training.optimizers import LAMB, check_lamb
@@ -64,10 +65,11 @@ class RunArguments(RunOptions, TrainingArguments):
         check_hub_arguments(self, self.hub_id_name)
         if str(self.resume_from_checkpoint).lower() == "true":
             self.resume_from_checkpoint = None  # It is what a run does.
-        if self.resume_from_checkpoint is not None:
+        if self.resume_from_checkpoint is not None and find_repo(self.resume_from_checkpoint, "model") is None:
             raise ArgumentsError(
-                "A run resumes by itself: run the same command with the same --output_dir. "
-                f"resume_from_checkpoint can be true; received {self.resume_from_checkpoint!r}."
+                "A run resumes by itself: run the same command with the same --output_dir. resume_from_checkpoint can be "
+                "true, or the repository of a run on the Hub (owner/name@main-checkpoints); received "
+                f"{self.resume_from_checkpoint!r}."
             )
         if self.enable_jit_checkpoint:
             raise ArgumentsError("A run saves a checkpoint at SIGTERM by itself. Leave out enable_jit_checkpoint.")
@@ -200,6 +202,7 @@ class RunArguments(RunOptions, TrainingArguments):
         args = copy.copy(self)
         args.output_dir = str(output_dir)
         args.push_to_hub = False  # The Trainer would push what lies in a folder of checkpoints.
+        args.resume_from_checkpoint = None
         args.hub_token = None  # The Trainer pickles its arguments beside every checkpoint.
         args.seed = args.data_seed = seed
         return args

@@ -72,7 +72,7 @@ def test_a_run_of_two_processes_is_published_once(hub, recipe, work, tmp_path):
     # And published again, elsewhere, and looked at from there.
     arguments = ("publish", "--model", tmp_path / "run", "--repo_id", "alice/other", "--dataset", "alice/passages@v1")
     assert "loads without hf_tlm, equal to the local one" in recipe(*arguments, "--verify")
-    assert b"datasets/alice/passages/tree/v1" in hub.files("alice/other")["README.md"]
+    assert b"datasets:\n- alice/passages\n" in hub.files("alice/other")["README.md"]
 
 
 @pytest.mark.parametrize(

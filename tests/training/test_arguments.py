@@ -23,8 +23,8 @@ BASE = {"output_dir": "unused", "use_cpu": True, "report_to": "none"}
         ({"push_to_hub": True}, "push_to_hub needs --hub_model_id owner/name"),
         ({"hub_model_id": "me/model"}, "hub_model_id has no effect without push_to_hub"),
         ({"hub_model_id": "me/a", "hub_revision": "b"}, "hub_model_id and hub_revision have no effect"),
-        ({"hub_strategy": "every_save"}, "leave hub_strategy at end .*; received every_save and False"),
-        ({"hub_strategy": "checkpoint"}, "received checkpoint"),
+        ({"hub_strategy": "every_save"}, "hub_strategy can be end or checkpoint.*; received every_save and False"),
+        ({"hub_strategy": "checkpoint"}, "hub_strategy has no effect without push_to_hub"),
         ({"hub_always_push": True}, "received end and True"),
         ({"resume_from_checkpoint": "somewhere"}, "resumes by itself"),
         ({"enable_jit_checkpoint": True}, "saves a checkpoint at SIGTERM by itself"),
@@ -96,3 +96,18 @@ def test_stages_never_push_and_hold_no_token():
     for copy in (args.for_stage(1, "out", 0, "accuracy"), args.for_stage(2, "out", 0, "accuracy"), args.ready("out", 0)):
         assert not copy.push_to_hub and copy.hub_token is None
     assert args.push_to_hub and args.hub_token == "hf_secret"
+
+
+def test_a_run_continues_from_a_repository_or_by_itself(tmp_path, monkeypatch):
+    assert TlmArguments(**BASE, resume_from_checkpoint="true").resume_from_checkpoint is None
+    args = TlmArguments(**BASE, resume_from_checkpoint="me/model@main-checkpoints")
+    assert args.resume_from_checkpoint == "me/model@main-checkpoints"
+    assert args.for_stage(2, "out", 0, "accuracy").resume_from_checkpoint is None
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "checkpoint-5").mkdir(parents=True)
+    with pytest.raises(ArgumentsError, match="received 'runs/checkpoint-5'"):
+        TlmArguments(**BASE, resume_from_checkpoint="runs/checkpoint-5")
+    with pytest.raises(ArgumentsError, match="hub_strategy can be end, hub_always_push false; received checkpoint"):
+        ScoreModelArguments(**BASE, push_to_hub=True, hub_dataset_id="me/passages", hub_strategy="checkpoint")
+    with pytest.raises(ArgumentsError, match="resume_from_checkpoint has no effect here"):
+        ScoreModelArguments(**BASE, resume_from_checkpoint="me/model@main-checkpoints")
