@@ -12,6 +12,8 @@ from typing import Any
 
 from datasets import ClassLabel, Dataset, Features, Value, load_dataset
 
+from hf_tlm.hub.errors import explaining
+from hf_tlm.hub.repo import Repo
 from hf_tlm.tasks.registry import TASKS, registered_task
 from hf_tlm.tasks.spec import SPLITS, Task, TaskError, TaskSpec
 
@@ -88,14 +90,15 @@ def _read(spec: TaskSpec) -> dict[str, Dataset]:
     if not Path(spec.path).is_dir():
         csv = spec.data_files is not None and all(name.endswith(".csv") for name in spec.data_files.values())
         try:
-            found = load_dataset(
-                spec.path,
-                spec.config_name,
-                revision=spec.revision,
-                data_files=None if spec.data_files is None else dict(spec.data_files),
-                **(_CSV if csv else {}),
-            )
-        except Exception as error:  # The Hub's clients and the readers raise their own types; none is a bug of ours.
+            with explaining(Repo(spec.path, spec.revision, "dataset")):
+                found = load_dataset(
+                    spec.path,
+                    spec.config_name,
+                    revision=spec.revision,
+                    data_files=None if spec.data_files is None else dict(spec.data_files),
+                    **(_CSV if csv else {}),
+                )
+        except Exception as error:  # The readers raise their own types; none is a bug of ours.
             raise TaskError(
                 f"Cannot load task {spec.name} from the Hub dataset {spec.path!r}: {error}\nWithout a network, give the "
                 "path of a folder with train, validation and test files."
