@@ -29,7 +29,10 @@ class SubsetArguments:
 
     subset: str | None = field(
         default=None,
-        metadata={"help": "Folder of a subset (retrieve.py, select_influence.py), instead of --corpus."},
+        metadata={
+            "help": "Instead of --corpus: folder of a subset (retrieve.py, select_influence.py), or a dataset of the Hub: "
+            "owner/name, owner/name:config, either with @revision."
+        },
     )
 
 
@@ -41,7 +44,7 @@ def main() -> None:
         raise ArgumentsError(f"Give --corpus or --subset, not both; received {corpus_args.corpus} and {subset_args.subset}.")
 
     # 2. The corpus, not read yet, or a subset.
-    corpus = retrieval.Subset.load(subset_args.subset).as_corpus() if subset_args.subset else corpus_args.load()
+    corpus = retrieval.Subset.open(subset_args.subset).as_corpus() if subset_args.subset else corpus_args.load()
 
     # 3. Vocabulary, blocks, training, loss on held-out blocks, export.
     result = evaluation.run_pretraining(corpus, args, model_args, block_args)

@@ -1,40 +1,130 @@
-r"""Convert a released COCO-LM checkpoint (the folder of microsoft/cocolm-base or -large) to a model of this package.
+r"""Publish a finished model or a subset on the Hub, or convert a checkpoint that a paper released, and publish that.
 
+    python recipes/publish.py --model runs/scierc-tlm --repo_id me/tlm-scierc --dataset me/scierc-bm25 --license apache-2.0
+    python recipes/publish.py --subset runs/scierc-bm25 --repo_id me/scierc-bm25 --private false --tag v1 --verify
+    python recipes/publish.py --legacy_checkpoint yxchar/tlm-sciie-small-scale --output_dir runs/tlm-sciie
     python recipes/publish.py --legacy_checkpoint path/to/cocolm-base --output_dir runs/cocolm-base
 
-The folder written has safetensors, the tokenizer and the code of both, and loads with the Auto classes of transformers
-(trust_remote_code=True, or after `import hf_tlm.models.coco_lm`). Nothing is uploaded. Needs the extra [sentencepiece].
+A push is one commit with all that is new, or none. A repository that is made for it is private unless --private false.
+--dry_run only lists what would be pushed. --verify loads what was published in a process without hf_tlm and with an empty
+cache, and compares it with the folder. Log in with `hf auth login`, or set HF_TOKEN.
+
+A checkpoint of TLM becomes stock ELECTRA: a classifier, and the masked language model of its body in the subfolder mlm.
+One of COCO-LM is written with the code of its model and tokenizer, and loads with the Auto classes of transformers
+(trust_remote_code=True, or after `import hf_tlm.models.coco_lm`); it needs the extra [sentencepiece]. Weights are
+safetensors. Without --repo_id nothing is uploaded.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from hf_tlm import models
+from hf_tlm import hub, models, retrieval
+from hf_tlm.files import HfTlmError
 from hf_tlm.parser import parse, run
 
 
-@dataclass
+@dataclass(repr=False)  # A repr would show the token.
 class PublishArguments:
-    """What is converted, and where to."""
+    """What is published, and where to."""
 
-    legacy_checkpoint: str = field(
-        metadata={"help": "Folder with pytorch_model.bin, config.json, sp.model and dict.txt, as released."}
+    model: str | None = field(default=None, metadata={"help": "Folder of a finished run."})
+    subset: str | None = field(default=None, metadata={"help": "Folder of a subset (retrieve.py, select_influence.py)."})
+    legacy_checkpoint: str | None = field(
+        default=None,
+        metadata={
+            "help": "Hub id, with @revision if wanted, or folder of a released checkpoint: pytorch_model.bin, config.json, "
+            "and a tokenizer (COCO-LM: sp.model and dict.txt)."
+        },
     )
-    output_dir: str = field(metadata={"help": "Folder to write; what was there before is replaced."})
+    output_dir: str | None = field(
+        default=None, metadata={"help": "legacy_checkpoint: folder to write; what was there before is replaced."}
+    )
+    task: str | None = field(
+        default=None,
+        metadata={"help": "TLM: registered task whose classes it tells apart. Default: the one in the checkpoint's name."},
+    )
+    label_names: list[str] | None = field(
+        default=None, metadata={"help": "TLM: names of the classes by their indices, instead of --task.", "nargs": "+"}
+    )
+    tokenizer_name: str | None = field(
+        default=None, metadata={"help": "TLM: tokenizer by Hub id or folder, if the checkpoint has none."}
+    )
+    repo_id: str | None = field(default=None, metadata={"help": "Repository to publish to, owner/name."})
+    config_name: str | None = field(
+        default=None, metadata={"help": "subset: its configuration (small, large) in a repository of several."}
+    )
+    private: bool | None = field(default=None, metadata={"help": "Whether a new repository is private; default: yes."})
+    revision: str | None = field(default=None, metadata={"help": "Branch to publish to; made if it is not there."})
+    tag: str | None = field(default=None, metadata={"help": "Tag of what is published, for a release (v1)."})
+    license: str | None = field(default=None, metadata={"help": "Licence, for the card. Default: the card's, or none."})
+    language: str | None = field(default=None, metadata={"help": "Language, for the card. Default: the card's (en)."})
+    dataset: str | None = field(
+        default=None, metadata={"help": "model: repo id of the subset it was trained on, with @revision if known."}
+    )
+    dry_run: bool = field(default=False, metadata={"help": "List what would be pushed, and push nothing."})
+    verify: bool = field(default=False, metadata={"help": "Load what was published elsewhere, and compare it."})
+    hub_token: str | None = field(default=None, metadata={"help": "Default: HF_TOKEN, or that of `hf auth login`."})
+
+    def __post_init__(self):
+        kinds = ("model", "subset", "legacy_checkpoint")
+        given = [kind for kind in kinds if getattr(self, kind) is not None]
+        if len(given) != 1:
+            raise HfTlmError(f"Give one of --model, --subset, --legacy_checkpoint; received {', '.join(given) or 'none'}.")
+        needed = {"model": ["repo_id"], "subset": ["repo_id"], "legacy_checkpoint": ["output_dir"]}[given[0]]
+        if missing := [name for name in needed if getattr(self, name) is None]:
+            raise HfTlmError(f"--{given[0]} needs --{missing[0]}: see --help.")
+        useless = {
+            "legacy_checkpoint": ("output_dir", "task", "label_names", "tokenizer_name"),
+            "subset": ("config_name",),
+            "repo_id": ("private", "revision", "tag", "license", "language", "dataset", "dry_run", "verify", "hub_token"),
+        }
+        for name, others in useless.items():
+            for other in others:
+                if getattr(self, name) is None and getattr(self, other) != getattr(type(self), other):
+                    raise HfTlmError(f"--{other} has no effect without --{name}. Leave it out.")
+        if self.subset is not None and self.dataset is not None:
+            raise HfTlmError("--dataset names the subset that a --model was trained on, and has no effect on a subset.")
+        if self.dry_run and self.verify:
+            raise HfTlmError("--dry_run publishes nothing that --verify could load. Give one of them.")
 
 
 def main() -> None:
     # 1. Arguments: YAML files, then the command line.
     (args,) = parse(PublishArguments, recipe="publish", description=__doc__)
 
-    # 2. Read, convert, write.
-    released = models.convert_released(args.legacy_checkpoint, args.output_dir)
+    # 2. Convert a released checkpoint.
+    if args.legacy_checkpoint is not None:
+        names = {"task": args.task, "label_names": args.label_names, "tokenizer_name": args.tokenizer_name}
+        released = models.convert_legacy(args.legacy_checkpoint, args.output_dir, **names)
+        print(f"{type(released.model).__name__}, {released.model.num_parameters():,} parameters: {args.output_dir}")
+        if released.left_out:
+            print(f"Left out, as this package's model has no place for them: {', '.join(released.left_out)}")
+        if args.repo_id is None:
+            return
 
-    # 3. The summary.
-    print(f"{type(released.model).__name__}, {released.model.num_parameters():,} parameters: {args.output_dir}")
-    if released.left_out:
-        print(f"Left out, as this package's model has no place for them: {', '.join(released.left_out)}")
+    # 3. Publish: one commit, or none.
+    options = {"private": args.private, "revision": args.revision, "tag": args.tag, "token": args.hub_token}
+    options |= {"license": args.license, "language": args.language, "dry_run": args.dry_run}
+    if args.subset is None:
+        push = hub.publish_model(args.model or args.output_dir, args.repo_id, dataset=args.dataset, **options)
+    elif args.config_name is None:
+        push = hub.publish_subset(args.subset, args.repo_id, **options)
+    else:
+        report = (Path(args.subset) / "report.md").read_text(encoding="utf-8")  # With its examples.
+        subset = retrieval.Subset.load(args.subset)
+        push = subset.push_to_hub(args.repo_id, config=args.config_name, report=report, **options)
+    print(push.to_text())
+
+    # 4. Load it elsewhere, and compare.
+    if args.verify:
+        local = Path(args.subset or args.model or args.output_dir)
+        place = {"revision": push.commit or args.revision, "type": push.repo.type, "token": args.hub_token}
+        # Code of its own is what was published just now.
+        trust = any(local.glob("*.py"))
+        checked = hub.verify(args.repo_id, config=args.config_name, local=local, trust_remote_code=trust, **place)
+        print(checked.to_text())
 
 
 if __name__ == "__main__":

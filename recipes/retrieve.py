@@ -6,6 +6,7 @@ r"""Retrieve the passages of a general corpus that resemble a labelled task: tas
         --like runs/scierc-bm25 --output_dir runs/scierc-random
 
 The folder loads with `hf_tlm.Subset.load` and with `datasets.load_dataset`; its `report.md` says what was found.
+--push_to_hub --hub_dataset_id owner/name publishes it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 
 from hf_tlm import retrieval
 from hf_tlm.corpora import CorpusArguments
+from hf_tlm.hub import SubsetHubArguments
 from hf_tlm.parser import parse, run
 from hf_tlm.retrieval import RetrievalArguments
 from hf_tlm.tasks import TaskArguments
@@ -30,11 +32,11 @@ class RetrieveArguments:
 
 def main() -> None:
     # 1. Arguments.
-    task_args, corpus_args, retrieval_args, args = parse(
-        TaskArguments, CorpusArguments, RetrievalArguments, RetrieveArguments, recipe="retrieve", description=__doc__
-    )
+    classes = (TaskArguments, CorpusArguments, RetrievalArguments, RetrieveArguments, SubsetHubArguments)
+    task_args, corpus_args, retrieval_args, args, hub_args = parse(*classes, recipe="retrieve", description=__doc__)
     if int(os.environ.get("RANK", "0")) > 0:
         return  # Retrieval uses all cores of one process; others that `accelerate launch` started have nothing to do.
+    hub_args.check()
 
     # 2. The task, whose training texts are the queries, and the corpus.
     task, corpus = task_args.load(), corpus_args.load(optional=retrieval_args.retriever == "elasticsearch")
@@ -48,6 +50,10 @@ def main() -> None:
     for query, passage, score in subset.examples(task, args.num_examples):
         print(f"\n  task text: {query:.200}\n  retrieved: {passage:.200}  (BM25 {score:.1f})")
     print(f"\nSaved to {args.output_dir}; its report.md has counts, sources and examples.")
+
+    # 5. Publish it, with --push_to_hub.
+    if push := hub_args.publish(args.output_dir):
+        print(push.to_text())
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ interrupted run.
 from __future__ import annotations
 
 from hf_tlm import evaluation, retrieval
+from hf_tlm.hub import SubsetHubArguments
 from hf_tlm.influence import SelectionArguments
 from hf_tlm.parser import parse, run
 from hf_tlm.tasks import TaskArguments
@@ -29,8 +30,14 @@ def main() -> None:
     if not args.output_dir:
         raise ArgumentsError("--output_dir is missing: the folder of the smaller subset.")
 
+    hub_args = SubsetHubArguments(
+        args.push_to_hub, args.hub_dataset_id, args.hub_private_repo, args.hub_revision, args.hub_token
+    )
+    if args.process_index == 0:
+        hub_args.check()
+
     # 2. The labelled task, whose validation split decides, and the subset to choose from.
-    task, subset = task_args.load(), retrieval.Subset.load(selection.subset)
+    task, subset = task_args.load(), retrieval.Subset.open(selection.subset)
 
     # 3. The score model, and every passage's influence. The controls need neither.
     scorer = described = None
@@ -40,10 +47,12 @@ def main() -> None:
     processes = {"process_index": args.process_index, "num_processes": args.world_size}
     smaller = selection.select(task, subset, scorer, score_model=described, **processes)
 
-    # 4. Save, and say what was kept.
+    # 4. Save, say what was kept, and publish it with --push_to_hub.
     if args.process_index == 0:
         smaller.save(args.output_dir, report=retrieval.retrieval_report(smaller, task))
         print(f"\n{smaller.summary()}\nSaved to {args.output_dir}.")
+        if push := hub_args.publish(args.output_dir):
+            print(push.to_text())
 
 
 if __name__ == "__main__":

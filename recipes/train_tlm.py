@@ -24,7 +24,10 @@ class SubsetArguments:
 
     subset: str | None = field(
         default=None,
-        metadata={"help": "Folder written by recipes/retrieve.py. Leave out for task data only (rho1 0)."},
+        metadata={
+            "help": "Folder of a subset (retrieve.py, select_influence.py), or a dataset of the Hub: owner/name, "
+            "owner/name:config, either with @revision. Leave out for task data only (rho1 0)."
+        },
     )
 
 
@@ -36,7 +39,7 @@ def main() -> None:
 
     # 2. Data: the labelled task, and the subset of the corpus that was retrieved for it.
     task = task_args.load()
-    subset = retrieval.Subset.load(subset_args.subset) if subset_args.subset else None
+    subset = retrieval.Subset.open(subset_args.subset) if subset_args.subset else None
 
     # 3. Stage 1 (joint), stage 2 (task only), evaluation; once per seed, and the best model exported.
     result = evaluation.run_tlm(task, subset, args, model_args)

@@ -17,7 +17,7 @@ class CorpusArguments:
         default=None,
         metadata={
             "help": "Files: a folder, a path or a glob, several separated by commas (parquet, jsonl, csv, txt; .gz and "
-            ".zst too); or a Hub dataset id. Needed but for retrieval from Elasticsearch."
+            ".zst too); or a Hub dataset id (@revision if wanted). Needed but for retrieval from Elasticsearch."
         },
     )
     corpus_text_column: str = field(default="text", metadata={"help": "Column of the texts."})

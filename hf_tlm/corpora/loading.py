@@ -15,6 +15,8 @@ from datasets import Dataset, load_dataset
 
 from hf_tlm.corpora.corpus import Corpus, CorpusError, Part
 from hf_tlm.corpora.reading import BUILDERS, COMPRESSIONS, Columns, builder_of, read_file, read_rows
+from hf_tlm.hub.errors import explaining
+from hf_tlm.hub.repo import Repo
 
 _SAMPLE = 1 << 16
 
@@ -100,9 +102,10 @@ def _hub_corpus(path, revision, config_name, split, streaming, columns: Columns,
     from huggingface_hub import HfApi
 
     try:
-        sha = HfApi().dataset_info(path, revision=revision).sha
-        rows = load_dataset(path, config_name, split=split, revision=sha, streaming=streaming)
-    except Exception as error:  # The Hub's clients raise those of their HTTP library; none is a bug of ours.
+        with explaining(Repo(path, revision, "dataset")):
+            sha = HfApi().dataset_info(path, revision=revision).sha
+            rows = load_dataset(path, config_name, split=split, revision=sha, streaming=streaming)
+    except Exception as error:  # The readers raise their own types; none is a bug of ours.
         raise CorpusError(
             f"Cannot load the corpus {path!r} from the Hub: {error}\nThere is no file or folder of that name here either."
         ) from error

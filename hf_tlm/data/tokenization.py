@@ -14,6 +14,7 @@ from datasets import Dataset, config
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
 
 from hf_tlm.files import HfTlmError, atomic_directory, atomic_file
+from hf_tlm.hub.checkpoint import TOKENIZER_FILES, checkpoint_folder
 
 
 class TokenizerError(HfTlmError):
@@ -35,13 +36,16 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
 def load_tokenizer(
     name_or_path: str, *, revision: str | None = None, trust_remote_code: bool = False
 ) -> PreTrainedTokenizerBase:
-    """A tokenizer by Hub id or folder.
+    """A tokenizer by folder, or Hub id with `@revision` if wanted.
 
     Raises:
+        HubError: see `checkpoint_folder`.
         TokenizerError: it cannot be loaded, or lacks a mask or padding token.
     """
+    options = {"trust_remote_code": trust_remote_code}
+    folder = checkpoint_folder(name_or_path, revision, files=TOKENIZER_FILES, **options)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name_or_path, revision=revision, trust_remote_code=trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(folder, revision=revision, **options)
     except (OSError, ValueError) as error:
         raise TokenizerError(f"Cannot load a tokenizer from {name_or_path!r}: {error}") from error
     check_tokenizer(tokenizer)

@@ -7,7 +7,6 @@ import heapq
 import json
 import math
 import shutil
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -23,9 +22,10 @@ from transformers import PreTrainedTokenizerBase, set_seed
 from hf_tlm.corpora import Corpus
 from hf_tlm.data import BlockArguments, BlockShards, Preparation, StreamedBlocks, cached_wordpiece, load_tokenizer
 from hf_tlm.data.shards import held_out
-from hf_tlm.evaluation.records import cost_lines, environment
+from hf_tlm.evaluation.records import command_line, cost_lines, environment, published_lines
 from hf_tlm.files import atomic_directory
 from hf_tlm.hub.cards import pretrained_card
+from hf_tlm.hub.commit import Push
 from hf_tlm.models import export_adapter, export_stock, trained_parameters, whole
 from hf_tlm.training import (
     ArgumentsError,
@@ -37,7 +37,9 @@ from hf_tlm.training import (
     model_factory,
     with_spectral,
 )
+from hf_tlm.training.checkpoint_pushes import CheckpointPushes, fetch_run
 from hf_tlm.training.claim import RESULTS_FILE, claim, publish_locally, settings
+from hf_tlm.training.publishing import check_hub, publish_run
 
 # What transformers names the classes of a model that has learned none: the heads that need them are not exported.
 ID2LABEL = {0: "LABEL_0", 1: "LABEL_1"}
@@ -50,10 +52,12 @@ class PretrainingRun:
 
     record: `results.json`: what was asked for, the corpus's blocks, cost, losses of the last steps (`training`) and on
         held-out blocks (`validation`).
+    push: with `push_to_hub`, on the first process: what was published.
     """
 
     record: dict[str, Any]
     output_dir: Path
+    push: Push | None = None
 
     def to_text(self) -> str:
         """The end of a run, for a person."""
@@ -70,7 +74,7 @@ class PretrainingRun:
         trained, parameters = record["trained_parameters"], record["parameters"]
         some = f", {trained:,} trained" if trained < parameters else ""
         lines.append(f"model        {self.output_dir} ({parameters:,} parameters{some})")
-        return "\n".join(lines)
+        return "\n".join([*lines, *published_lines(self.push)])
 
 
 def run_pretraining(
@@ -98,16 +102,22 @@ def run_pretraining(
         "blocks": {name: value for name, value in asdict(block_args).items() if name != "shards_ahead"},
     }
     with args.main_process_first(desc="checking the output folder"):
+        check_hub(args)
+        fetch_run(args)
         claim(output_dir, details, ("corpus_fingerprint",), args.process_index)
     # In this order, as the first process may be turning the one into the other.
     exported, published = output_dir / EXPORT / RESULTS_FILE, output_dir / RESULTS_FILE
-    if not (exported.is_file() or published.is_file()):
-        _train(corpus, args, model_args, block_args, details, output_dir)
+    with CheckpointPushes(output_dir, args) as pushes:
+        if not (exported.is_file() or published.is_file()):
+            _train(corpus, args, model_args, block_args, details, output_dir, pushes)
     with args.main_process_first(local=False, desc="publishing the model"):
         if args.process_index == 0 and exported.is_file():
             publish_locally(exported.parent, output_dir)
             shutil.rmtree(exported.parent, ignore_errors=True)
-    return PretrainingRun(json.loads((output_dir / RESULTS_FILE).read_text(encoding="utf-8")), output_dir)
+    record = json.loads((output_dir / RESULTS_FILE).read_text(encoding="utf-8"))
+    run = PretrainingRun(record, output_dir, publish_run(output_dir, args))
+    pushes.check()
+    return run
 
 
 def _check(args: PretrainArguments, model_args: ModelArguments, block_args: BlockArguments) -> None:
@@ -152,6 +162,7 @@ def _train(
     block_args: BlockArguments,
     details: dict[str, Any],
     output_dir: Path,
+    pushes: CheckpointPushes,
 ) -> None:
     """Everything up to the finished model in the folder `export`."""
     with args.main_process_first(desc="making the tokenizer"):
@@ -179,6 +190,7 @@ def _train(
             corpus_dataset=blocks,
             eval_dataset=held,
             processing_class=tokenizer,
+            callbacks=[pushes],
         )
         trainer.train(resume_from_checkpoint=True)
     validation = {} if held is None else _scores(final_scores(trainer), "eval_")
@@ -188,7 +200,7 @@ def _train(
     record = {
         **details,
         "corpus": {**details["corpus"], **(shards.totals or dict.fromkeys(("blocks", "tokens")))},
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": command_line(),
         "environment": environment(),
         "vocabulary": len(tokenizer),
         "model_type": model.config.model_type,
@@ -235,9 +247,9 @@ def _tokenizer(
     corpus: Corpus, args: PretrainArguments, model_args: ModelArguments, block_args: BlockArguments, folder: Path
 ) -> PreTrainedTokenizerBase:
     """The one asked for; else one trained on passages of the corpus, kept in the run's folder."""
-    name = model_args.tokenizer_source
-    if name is not None:
-        tokenizer = load_tokenizer(name, revision=model_args.model_revision, trust_remote_code=model_args.trust_remote_code)
+    source = model_args.tokenizer_source
+    if source is not None:
+        tokenizer = load_tokenizer(**source)
     else:
         if not folder.is_dir():
             among = 10 * block_args.vocab_texts if block_args.streaming_blocks else None

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from transformers import set_seed
 
 from hf_tlm.evaluation.metrics import compute_metrics_for
-from hf_tlm.evaluation.records import cost_lines, environment, predictions_jsonl
+from hf_tlm.evaluation.records import command_line, cost_lines, environment, predictions_jsonl, published_lines
 from hf_tlm.evaluation.seeds import aggregate
 from hf_tlm.files import atomic_write
 from hf_tlm.hub.cards import tlm_card
+from hf_tlm.hub.commit import Push
 from hf_tlm.models import TrainedModel, add_lora, export_model, trained_parameters
 from hf_tlm.retrieval import Subset
 from hf_tlm.tasks import Task
 from hf_tlm.training import Cost, ModelArguments, Setup, TlmArguments, TlmTrainer, prepare, run_stage
+from hf_tlm.training.checkpoint_pushes import CheckpointPushes, fetch_run
 from hf_tlm.training.claim import RESULTS_FILE, claim, publish_locally, settings
 from hf_tlm.training.claim import ProtocolError as ProtocolError
+from hf_tlm.training.publishing import check_hub, publish_run
 
 
 @dataclass
@@ -30,12 +32,14 @@ class Run:
 
     seeds: one record per seed: scores on validation and test, cost per stage and in total.
     summary: metric -> {"mean", "std", "n", "values"} for validation and test.
+    push: with `push_to_hub`, on the first process: what was published.
     """
 
     seeds: list[dict[str, Any]]
     summary: dict[str, dict[str, Any]]
     details: dict[str, Any]
     output_dir: Path
+    push: Push | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {**self.details, "summary": self.summary, "seeds": self.seeds}
@@ -53,6 +57,7 @@ class Run:
             lines.append(f"parameters   {trained:,} of {parameters:,} trained ({100 * trained / parameters:.2g}%)")
         lines += cost_lines(cost, " a seed")
         lines.append(f"model        {self.output_dir}")
+        lines += published_lines(self.push)
         return "\n".join(lines)
 
 
@@ -86,14 +91,18 @@ def run_tlm(
         "model": {**model_args.settled(args.objective).__dict__},
     }
     with args.main_process_first(desc="checking the output folder"):
+        check_hub(args, model_args if model_args.use_peft else None)
+        fetch_run(args)
         claim(output_dir, details, ("task_fingerprint", "metric", "subset"), args.process_index)
     setup = prepare(task, None if subset is None else subset.dataset, args, model_args)
-    details |= {"command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]), "environment": environment()}
+    details |= {"command": command_line(), "environment": environment()}
     if setup.spectral is not None:
         details["spectral"] = setup.spectral.report
-    records = [
-        _run_seed(seed, task, setup, args, model_args, details, output_dir / f"seed-{seed}") for seed in args.run_seeds
-    ]
+    with CheckpointPushes(output_dir, args) as pushes:
+        records = [
+            _run_seed(seed, task, setup, args, model_args, details, output_dir / f"seed-{seed}", pushes)
+            for seed in args.run_seeds
+        ]
     summary = {
         split: aggregate([record[split] for record in records]) for split in ("validation", "test") if split in records[0]
     }
@@ -103,6 +112,8 @@ def run_tlm(
         publish_locally(output_dir / f"seed-{best['seed']}" / "model", output_dir)
         atomic_write(output_dir / RESULTS_FILE, json.dumps(run.to_dict(), indent=2) + "\n")
         atomic_write(output_dir / "README.md", tlm_card(run.to_dict(), best["seed"]))
+    run = replace(run, push=publish_run(output_dir, args))
+    pushes.check()
     return run
 
 
@@ -114,12 +125,13 @@ def _run_seed(
     model_args: ModelArguments,
     details: Mapping[str, Any],
     folder: Path,
+    pushes: CheckpointPushes,
 ) -> dict[str, Any]:
     """Both stages, evaluation, predictions and export of one seed; loaded where they are finished."""
     if (folder / RESULTS_FILE).is_file():
         return json.loads((folder / RESULTS_FILE).read_text(encoding="utf-8"))
     compute_metrics = compute_metrics_for(task.metric)
-    shared = {"compute_metrics": compute_metrics, "id2label": task.id2label}
+    shared = {"compute_metrics": compute_metrics, "id2label": task.id2label, "callbacks": [pushes]}
     stages: dict[str, Any] = {}
     total = Cost()
     make_model = setup.make_model

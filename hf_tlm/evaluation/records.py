@@ -5,13 +5,19 @@ from __future__ import annotations
 import json
 import os
 import platform
+import sys
 from collections.abc import Mapping
 from importlib.metadata import version
+from pathlib import Path
 
 import numpy as np
 from datasets import Dataset
 
+from hf_tlm.hub.commit import Push
+
 PACKAGES = ("torch", "transformers", "accelerate", "datasets", "tokenizers")
+# Options whose values are secrets.
+TOKENS = ("--hub_token", "--hub-token")
 
 
 def environment() -> dict[str, str | int]:
@@ -41,6 +47,19 @@ def _processor() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine()
+
+
+def command_line() -> str:
+    """The command of this process as a record of it shows it: without the folders of the recipe, and without a token."""
+    shown = [Path(sys.argv[0]).name]
+    for before, argument in zip(sys.argv, sys.argv[1:], strict=False):
+        name, equals, _ = argument.partition("=")
+        if name in TOKENS and equals:
+            argument = f"{name}=<hidden>"
+        elif before in TOKENS:
+            argument = "<hidden>"
+        shown.append(argument)
+    return " ".join(shown)
 
 
 def predictions_jsonl(split: Dataset, logits: np.ndarray, id2label: dict[int, str]) -> str:
@@ -78,3 +97,10 @@ def cost_lines(cost: Mapping[str, float], each: str = "") -> list[str]:
         share = 100 * cost["estimated_kwh"] / (cost["energy_kwh"] or 1.0)
         lines.append(f"energy       {cost['energy_kwh']:.3g} kWh{each} ({share:.0f}% of it estimated){co2}")
     return lines
+
+
+def published_lines(push: Push | None) -> list[str]:
+    """Where a result was published, for a person; nothing if it was not."""
+    if push is None:
+        return []
+    return [f"published    {push.url} " + (f"(commit {push.commit[:12]})" if push.commit else "(has this content already)")]

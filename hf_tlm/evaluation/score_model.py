@@ -32,11 +32,12 @@ def score_models(
 
     Args:
         subset: with the task's training texts, what a tokenizer is trained on.
-        names: "scratch", to train one (see `train_score_model`), or folders or Hub ids of checkpoints of one model.
+        names: "scratch", to train one (see `train_score_model`), or folders or Hub ids (with `@revision` if wanted) of
+            checkpoints of one model.
 
     Raises:
         ArgumentsError: "scratch" among checkpoints, or arguments that a score model cannot honour.
-        ModelError, TokenizerError, ProtocolError: see `TlmModel.from_checkpoint`, `load_tokenizer`, `run_tlm`.
+        HubError, ModelError, TokenizerError, ProtocolError: see `TlmModel.from_checkpoint`, `load_tokenizer`, `run_tlm`.
     """
     if list(names) == [SCRATCH]:
         folder = train_score_model(task, subset, args, model_args)
@@ -56,10 +57,10 @@ def score_models(
         TlmModel.from_checkpoint(name, id2label=task.id2label, **options).to(device=args.device, dtype=dtype)
         for name in names
     ]
+    # The revision is the checkpoints': another repository has its own.
+    revision = None if model_args.tokenizer_name else model_args.model_revision
     tokenizer = load_tokenizer(
-        model_args.tokenizer_name or names[0],
-        revision=model_args.model_revision,
-        trust_remote_code=model_args.trust_remote_code,
+        model_args.tokenizer_name or names[0], revision=revision, trust_remote_code=model_args.trust_remote_code
     )
     return models, tokenizer, described
 
@@ -88,6 +89,7 @@ def train_score_model(task: Task, subset: Subset, args: ScoreModelArguments, mod
     digest = hashlib.sha256(json.dumps(details, sort_keys=True, default=str).encode()).hexdigest()[:16]
     args = copy.copy(args)
     args.output_dir = str(Path(config.HF_DATASETS_CACHE) / "hf_tlm" / f"score_model-{digest}")
+    args.push_to_hub = False  # The smaller subset is what is published.
     splits = {name: rows for name, rows in task.splits.items() if name != "test"}
     run_tlm(replace(task, splits=splits), subset, args, model_args)
     return Path(args.output_dir)

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from importlib.resources import files
-from typing import Any
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hf_tlm.hub.rendering import dataset_sentence, displayed_name, hub_name, license_sentence, render
+from hf_tlm.version import __version__
+
+if TYPE_CHECKING:
+    from huggingface_hub import EvalResult
 
 METRIC_NAMES = {"micro_f1": "Micro-F1", "macro_f1": "Macro-F1", "accuracy": "Accuracy", "matthews": "Matthews correlation"}
+METRIC_TYPES = {"accuracy": "accuracy", "matthews": "matthews_correlation"}
+KINDS = {"mlm": "Masked language model", "electra": "ELECTRA", "ale": "ALE", "cocolm": "COCO-LM"}
+# Of the language-modelling losses; `mlm` has none of its own beside a task's.
+CITATIONS = {"mlm": [], "electra": ["electra"], "ale": ["electra", "ale"], "cocolm": ["coco_lm"]}
 
 
 def tlm_card(run: Mapping[str, Any], seed: int) -> str:
@@ -16,17 +26,18 @@ def tlm_card(run: Mapping[str, Any], seed: int) -> str:
         run: `results.json` of `hf_tlm.evaluation.run_tlm`.
         seed: which of its seeds the folder's weights are.
     """
-    from huggingface_hub import EvalResult, ModelCard, ModelCardData
+    from huggingface_hub import EvalResult, ModelCardData
 
     record = next(record for record in run["seeds"] if record["seed"] == seed)
-    metric = run["metric"]
+    metric, arguments, base = run["metric"], run["arguments"], run["model"]["model_name_or_path"]
     results = [
         EvalResult(
             task_type="text-classification",
+            task_name="Text classification",
             dataset_type=run["task"],
             dataset_name=run["task"],
             dataset_split=split,
-            metric_type="accuracy" if name == "accuracy" else "f1",
+            metric_type=METRIC_TYPES.get(name, "f1"),
             metric_name=METRIC_NAMES[name],
             metric_value=round(record[split][name], 6),
         )
@@ -34,27 +45,37 @@ def tlm_card(run: Mapping[str, Any], seed: int) -> str:
         if split in record
         for name in dict.fromkeys((metric, "accuracy"))
     ]
+    objective = arguments.get("objective", "mlm")
+    method = ((run["subset"] or {}).get("selection") or {}).get("method")
+    dataset = _subset_on_the_hub(run["subset"])
     data = ModelCardData(
+        language="en",
         library_name="peft" if run["model"].get("use_peft") else "transformers",
         pipeline_tag="text-classification",
-        tags=["hf_tlm", "tlm", "trained-from-scratch" if run["model"]["model_name_or_path"] is None else "finetuned"],
-        base_model=run["model"]["model_name_or_path"],
+        tags=[
+            *("hf_tlm", "tlm", *([] if objective == "mlm" else [objective]), *([method] if method else [])),
+            "trained-from-scratch" if base is None else "finetuned",
+        ],
+        base_model=hub_name(base),
+        datasets=None if dataset is None else [dataset.partition("@")[0]],
         metrics=sorted({result.metric_type for result in results}),
         model_name=f"tlm-{run['task']}",
         eval_results=results,
     )
-    template = files("hf_tlm.hub").joinpath("templates/tlm_model.md").read_text(encoding="utf-8")
-    card = ModelCard.from_template(
+    return render(
+        "tlm_model.md",
         data,
-        template_str=template,
         run=run,
         record=record,
         metric=metric,
         metric_name=METRIC_NAMES[metric],
-        arguments=run["arguments"],
-        coco_lm_losses=_coco_lm_losses(run["arguments"]),
+        arguments={"objective": "mlm", **arguments},
+        base_name=displayed_name(base),
+        coco_lm_losses=_coco_lm_losses(arguments),
+        dataset_sentence=dataset_sentence(dataset),
+        license_sentence=license_sentence(None),
+        citations=["tlm", *({method} & {"iss", "dsir"}), *CITATIONS[objective]],
     )
-    return str(card)
 
 
 def pretrained_card(run: Mapping[str, Any]) -> str:
@@ -63,21 +84,99 @@ def pretrained_card(run: Mapping[str, Any]) -> str:
     Args:
         run: `results.json` of `hf_tlm.evaluation.run_pretraining`.
     """
-    from huggingface_hub import ModelCard, ModelCardData
+    from huggingface_hub import ModelCardData
 
-    objective, base = run["arguments"]["objective"], run["model"]["model_name_or_path"]
-    fills_masks = objective == "mlm" or (objective == "cocolm" and run["arguments"]["clm"] != "rtd")
+    arguments, base, corpus = run["arguments"], run["model"]["model_name_or_path"], run["corpus"]["name"]
+    objective = arguments["objective"]
+    fills_masks = objective == "mlm" or (objective == "cocolm" and arguments["clm"] != "rtd")
+    pipeline_tag = "fill-mask" if fills_masks else "feature-extraction"
+    dataset = corpus if "/" in (hub_name(corpus) or "") else None
+    results = _held_out_results(run, pipeline_tag)
     data = ModelCardData(
+        language="en",
         library_name="transformers",
-        pipeline_tag="fill-mask" if fills_masks else "feature-extraction",
+        pipeline_tag=pipeline_tag,
         tags=["hf_tlm", objective, "pretraining", "trained-from-scratch" if base is None else "finetuned"],
-        base_model=base,
+        base_model=hub_name(base),
+        datasets=None if dataset is None else [dataset.partition("@")[0]],
+        metrics=sorted({result.metric_type for result in results}) or None,
+        model_name=f"{objective}-pretrained" if results else None,
+        eval_results=results or None,
     )
-    kinds = {"mlm": "Masked language model", "electra": "ELECTRA", "ale": "ALE", "cocolm": "COCO-LM"}
-    template = files("hf_tlm.hub").joinpath("templates/pretrained_model.md").read_text(encoding="utf-8")
-    title = f"{kinds[objective]} pretrained on {run['corpus']['name']}"
-    values = {"run": run, "arguments": run["arguments"], "coco_lm_losses": _coco_lm_losses(run["arguments"]), "title": title}
-    return str(ModelCard.from_template(data, template_str=template, **values))
+    return render(
+        "pretrained_model.md",
+        data,
+        run=run,
+        arguments=arguments,
+        title=f"{KINDS[objective]} pretrained on {corpus}",
+        base_name=displayed_name(base),
+        coco_lm_losses=_coco_lm_losses(arguments),
+        dataset_sentence=dataset_sentence(dataset),
+        license_sentence=license_sentence(None),
+        citations=CITATIONS[objective] or ["bert"],
+    )
+
+
+def converted_card(
+    checkpoint: str, parameters: int, left_out: Sequence[str], *, classes: Sequence[str] | None, fills_masks: bool = True
+) -> str:
+    """The README.md of a checkpoint that a paper released, converted.
+
+    Args:
+        checkpoint: its Hub id, or its folder, of which the end is named.
+        left_out: names of weights.
+        classes: of a TLM checkpoint; None for one of COCO-LM.
+        fills_masks: whether one of COCO-LM has its LM head.
+    """
+    from huggingface_hub import ModelCardData
+
+    method, name = ("COCO-LM", "coco_lm") if classes is None else ("TLM", "tlm")
+    data = ModelCardData(
+        language="en",
+        library_name="transformers",
+        pipeline_tag="text-classification" if classes is not None else "fill-mask" if fills_masks else "feature-extraction",
+        tags=["hf_tlm", name, "converted"],
+        base_model=hub_name(checkpoint),
+    )
+    return render(
+        "converted_model.md",
+        data,
+        title=f"{method}: {displayed_name(checkpoint)}, converted",
+        checkpoint=displayed_name(checkpoint),
+        parameters=parameters,
+        left_out=list(left_out),
+        classes=classes,
+        version=__version__,
+        license_sentence=license_sentence(None),
+        citations=[name],
+    )
+
+
+def _subset_on_the_hub(subset: Mapping[str, Any] | None) -> str | None:
+    """The repo id and revision that a subset was loaded from, as its manifest has them."""
+    hub = (subset or {}).get("hub")
+    return None if hub is None else "@".join(filter(None, (hub["repo_id"], hub.get("revision"))))
+
+
+def _held_out_results(run: Mapping[str, Any], task_type: str) -> list[EvalResult]:
+    """Perplexity of a masked LM; for the others the shares of tokens that were judged rightly."""
+    from huggingface_hub import EvalResult
+
+    found = {("accuracy", name.replace("_", " ")): value for name, value in run["validation"].items() if "accuracy" in name}
+    if run["arguments"]["objective"] == "mlm" and "mlm_loss" in run["validation"]:
+        found["perplexity", "perplexity of masked tokens"] = math.exp(min(run["validation"]["mlm_loss"], 700.0))
+    return [
+        EvalResult(
+            task_type=task_type,
+            dataset_type=run["corpus"]["name"],
+            dataset_name=run["corpus"]["name"],
+            dataset_split="held-out blocks",
+            metric_type=kind,
+            metric_name=name,
+            metric_value=round(value, 6),
+        )
+        for (kind, name), value in found.items()
+    ]
 
 
 def _coco_lm_losses(arguments: Mapping[str, Any]) -> str | None:

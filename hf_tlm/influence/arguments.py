@@ -24,7 +24,12 @@ NUM_SHARDS = 2
 class SelectionArguments:
     """Which passages of a subset are kept."""
 
-    subset: str = field(metadata={"help": "Folder written by recipes/retrieve.py."})
+    subset: str = field(
+        metadata={
+            "help": "Folder written by recipes/retrieve.py, or a dataset of the Hub: owner/name, owner/name:config, either "
+            "with @revision."
+        }
+    )
     method: str = field(
         default="iss",
         metadata={
@@ -54,7 +59,8 @@ class SelectionArguments:
     score_model: list[str] = field(
         default_factory=lambda: ["scratch"],
         metadata={
-            "help": "scratch: one trained on the task. Or a checkpoint, or several of one run, whose scores are averaged.",
+            "help": "scratch: one trained on the task. Or a checkpoint (folder, or Hub id, @revision if wanted), or "
+            "several of one run, whose scores are averaged.",
             "nargs": "+",
         },
     )

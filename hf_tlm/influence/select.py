@@ -143,7 +143,7 @@ def _check(task: Task, subset: Subset, method: str, scorer: InfluenceScorer | No
             f"{earlier['method']}). Select from the subset that it was made of."
         )
     made_for = subset.manifest["task"]
-    if made_for["fingerprint"] != task.fingerprint:
+    if made_for["fingerprint"] not in (None, task.fingerprint):
         logger.warning(
             "The subset was retrieved for %s (fingerprint %s), and passages are selected for %s (fingerprint %s).",
             made_for["name"],

@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from hf_tlm.models.errors import ModelError
     from hf_tlm.models.export import export_stock, load_exported
     from hf_tlm.models.families import FAMILIES
+    from hf_tlm.models.legacy import convert_legacy
     from hf_tlm.models.lora_arguments import LoraArguments
     from hf_tlm.models.prediction_heads import CorruptionOutput
+    from hf_tlm.models.released_tlm import ReleasedTlm, convert_released_tlm, load_released_tlm
     from hf_tlm.models.sharding import whole
     from hf_tlm.models.tlm import MLM_SUBFOLDER, TlmModel, TlmOutput
 
@@ -57,8 +59,10 @@ __getattr__, __dir__, __all__ = export_lazily(
         "errors": ["ModelError"],
         "export": ["export_stock", "load_exported"],
         "families": ["FAMILIES"],
+        "legacy": ["convert_legacy"],
         "lora_arguments": ["LoraArguments"],
         "prediction_heads": ["CorruptionOutput"],
+        "released_tlm": ["ReleasedTlm", "convert_released_tlm", "load_released_tlm"],
         "sharding": ["whole"],
         "tlm": ["MLM_SUBFOLDER", "TlmModel", "TlmOutput"],
     },

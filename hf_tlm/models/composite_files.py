@@ -7,6 +7,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForPreTraining, PreTrainedModel
 from transformers.utils import cached_file
 
+from hf_tlm.hub.checkpoint import checkpoint_folder
 from hf_tlm.models.loading import reading
 from hf_tlm.models.tlm import MLM_SUBFOLDER
 
@@ -23,15 +24,19 @@ def load_auxiliary(name_or_path: str | None, main: str | None = None, **options)
         options: of `from_pretrained`; `revision` is that of `main`.
 
     Raises:
+        HubError: see `checkpoint_folder`.
         ModelError: it cannot be loaded.
     """
+    trusted = options.get("trust_remote_code", False)
     if name_or_path is None:
+        folder = checkpoint_folder(main, options.get("revision"), trust_remote_code=trusted)
         advice = " Give auxiliary_name_or_path, the generator it was trained with."
         with reading(f"an auxiliary model from the folder {GENERATOR!r} of {main}", advice):
-            return AutoModelForMaskedLM.from_pretrained(main, subfolder=GENERATOR, **options)
+            return AutoModelForMaskedLM.from_pretrained(folder, subfolder=GENERATOR, **options)
+    folder = checkpoint_folder(name_or_path, trust_remote_code=trusted)
     with reading(f"an auxiliary model from {name_or_path}"):
         options = {name: value for name, value in options.items() if name != "revision"}
-        return AutoModelForMaskedLM.from_pretrained(name_or_path, **options)
+        return AutoModelForMaskedLM.from_pretrained(folder, **options)
 
 
 def rtd_head_state(name_or_path: str, options: dict) -> dict[str, torch.Tensor] | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
+from hf_tlm.hub.checkpoint import split_revision
 from hf_tlm.models.errors import ModelError
 from hf_tlm.models.families import family_of
 
@@ -33,8 +34,9 @@ def read_config(model_config: str | os.PathLike | dict) -> PreTrainedConfig:
                 f"transformers makes no config of the model_type {model_config['model_type']!r}: {error}"
             ) from error
     else:
+        name, revision = split_revision(str(model_config))
         try:
-            config = AutoConfig.from_pretrained(model_config)
+            config = AutoConfig.from_pretrained(name, revision=revision)
         except (OSError, ValueError) as error:
             raise ModelError(
                 f"--model_config {model_config!r} is neither a JSON file nor a model with a config: {error}"
@@ -53,8 +55,8 @@ def build_config(
     """Architecture from `model_config`; vocabulary and special ids from the tokenizer; classes from the task.
 
     Args:
-        model_config: a JSON file or a mapping of config values with `model_type`, or a Hub id whose config is taken
-            (its weights are not).
+        model_config: a JSON file or a mapping of config values with `model_type`, or a Hub id,
+            with `@revision` if wanted, whose config is taken (its weights are not).
         max_length: longest sequence in tokens; the config must have that many positions.
 
     Raises:

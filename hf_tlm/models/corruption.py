@@ -14,6 +14,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from hf_tlm.hub.checkpoint import checkpoint_folder
 from hf_tlm.models.auxiliary import Auxiliary, shared_parameters
 from hf_tlm.models.base import TrainedModel, encode, layer_classes, refusals_of
 from hf_tlm.models.composite_files import clm_heads_state, load_auxiliary, rtd_head_state
@@ -174,13 +175,15 @@ class CorruptAndPredict(TrainedModel):
             options: further ones of the class.
 
         Raises:
+            HubError: see `checkpoint_folder`.
             ModelError: one cannot be loaded, or the two do not fit.
         """
+        folder = checkpoint_folder(model_name_or_path, revision, trust_remote_code=trust_remote_code)
         hub = hub_options(revision, trust_remote_code, attn_implementation)
         corrects = options.get("heads") == "clm"
         with reading(f"a model from {model_name_or_path!r}"):
-            main = load_classifier(model_name_or_path, id2label=id2label, **hub)
-            state = (clm_heads_state if corrects else rtd_head_state)(model_name_or_path, hub)
+            main = load_classifier(folder, id2label=id2label, **hub)
+            state = (clm_heads_state if corrects else rtd_head_state)(folder, hub)
         auxiliary = load_auxiliary(auxiliary_name_or_path, model_name_or_path, **hub)
         model = cls(main, auxiliary, temperature, **options)
         if state is None:

@@ -19,6 +19,7 @@ from transformers import (
 )
 from transformers.utils import SAFE_WEIGHTS_NAME, ModelOutput
 
+from hf_tlm.hub.checkpoint import checkpoint_folder
 from hf_tlm.models.base import TrainedModel, encode, layer_classes, refusals_of
 from hf_tlm.models.dropout import use_fast_dropout
 from hf_tlm.models.errors import ModelError
@@ -134,18 +135,23 @@ class TlmModel(TrainedModel):
 
         Heads that the checkpoint lacks, and a classifier for other classes, are initialised at random.
 
+        Args:
+            model_name_or_path: folder, or Hub id with `@revision` if wanted.
+
         Raises:
+            HubError: see `checkpoint_folder`.
             ModelError: it cannot be loaded, or its `model_type` is not a supported encoder.
         """
         options = hub_options(revision, trust_remote_code, attn_implementation)
         if (Path(model_name_or_path) / TRAINER_STATE).is_file():
             return cls._from_trainer(model_name_or_path, id2label, options)
+        folder = Path(checkpoint_folder(model_name_or_path, revision, trust_remote_code=trust_remote_code))
         # Our own exports keep the masked-LM head beside the classifier.
-        beside = (Path(model_name_or_path) / MLM_SUBFOLDER / "config.json").is_file()
+        beside = (folder / MLM_SUBFOLDER / "config.json").is_file()
         with reading(f"a model from {model_name_or_path!r}"):
-            classifier = load_classifier(model_name_or_path, id2label=id2label, **options)
+            classifier = load_classifier(str(folder), id2label=id2label, **options)
             lm, info = AutoModelForMaskedLM.from_pretrained(
-                model_name_or_path, subfolder=MLM_SUBFOLDER if beside else "", output_loading_info=True, **options
+                str(folder), subfolder=MLM_SUBFOLDER if beside else "", output_loading_info=True, **options
             )
         model = cls(classifier, lm)
         model.mlm_head_is_new = any(not name.startswith(f"{lm.base_model_prefix}.") for name in info["missing_keys"])

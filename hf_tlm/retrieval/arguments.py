@@ -50,7 +50,9 @@ class RetrievalArguments:
         default=None, metadata={"help": "Leave out passages this similar to a better one (Jaccard of 5-grams, e.g. 0.8)."}
     )
     num_passages: int | None = field(default=None, metadata={"help": "Size of a random subset."})
-    like: str | None = field(default=None, metadata={"help": "Take the size of a random subset from this subset."})
+    like: str | None = field(
+        default=None, metadata={"help": "Take the size of a random subset from this one: folder or Hub id."}
+    )
     seed: int = field(default=0, metadata={"help": "Seed of a random subset."})
 
     index_dir: str | None = field(
@@ -108,7 +110,7 @@ class RetrievalArguments:
             ),
             decontaminate=self.decontaminate,
             deduplicate=self.deduplicate,
-            num_passages=len(Subset.load(self.like)) if self.like else self.num_passages,
+            num_passages=len(Subset.open(self.like)) if self.like else self.num_passages,
             seed=self.seed,
             index_dir=self.index_dir,
             num_threads=self.num_threads,

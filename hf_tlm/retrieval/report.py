@@ -55,6 +55,7 @@ def retrieval_report(subset: Subset, task: Task | None = None, num_examples: int
     if num_examples < 0:
         raise RetrievalError(f"num_examples must be at least 0; received {num_examples}.")
     made, random = subset.manifest, subset.manifest["retriever"] == "random"
+    released = subset.manifest["retriever"] == "released"
     parts = [
         f"# Retrieval for {escape(made['task']['name'])} from {escape(made['corpus']['name'])}",
         _counts(made, len(subset)),
@@ -63,13 +64,16 @@ def retrieval_report(subset: Subset, task: Task | None = None, num_examples: int
         return "\n\n".join([*parts, "The subset is empty.\n"])
     if random:
         parts.append("The passages were drawn at random: there are no queries, hits and scores to report.")
+    elif released:
+        parts.append("TLM's authors retrieved and released the passages, without the queries, hits and scores.")
+        parts.append(_union(subset))
     else:
         parts += [_union(subset), _hits(subset)]
     if "influence" in subset.dataset.column_names:
         parts.append(_influence(subset))
     parts += [_sources(subset), _lengths(subset)]
     if num_examples:
-        parts.append(_random_passages(subset, num_examples) if random else _examples(subset, task, num_examples))
+        parts.append(_passages(subset, num_examples) if random or released else _examples(subset, task, num_examples))
     return "\n\n".join(parts) + "\n"
 
 
@@ -98,10 +102,13 @@ def escape(text: str, longest: int = 120) -> str:
 
 def _counts(made: dict[str, Any], rows: int) -> str:
     counts = made["counts"]
+    of = "released file" if made["retriever"] == "released" else "corpus"
     table = [
-        ("passages of the corpus", f"{counts['passages']:,}"),
+        (f"passages of the {of}", f"{counts['passages']:,}"),
         ("passages of the subset", f"{rows:,} ({_percent(rows, counts['passages'])})"),
     ]
+    if counts.get("blank_texts"):
+        table.append(("rows without a text", f"{counts['blank_texts']:,} left out"))
     if selection := made.get("selection"):
         table.append(("passages before the selection", f"{selection['of']:,}"))
     if counts.get("queries"):
@@ -184,7 +191,7 @@ def _lengths(subset: Subset) -> str:
     return "\n".join(["## Words of a passage", "", *_table(head, [[f"{number:,.0f}" for number in numbers]])])
 
 
-def _random_passages(subset: Subset, number: int) -> str:
+def _passages(subset: Subset, number: int) -> str:
     rows = subset.dataset.select(range(min(number, len(subset))))
     shown = [f"> {_shorten(row['text'], set(), set)}\n>\n> {_origin(row)}" for row in rows]
     return "\n\n".join(["## Examples", *_numbered(shown)])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hf_tlm.files import atomic_directory, sha256
+from hf_tlm.hub.subset_card import describe_data, subset_card
 from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.retrieval.queries import build_queries, example_texts
 from hf_tlm.retrieval.report import describe_selection, escape, retrieval_report
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
     from hf_tlm.corpora import Corpus
+    from hf_tlm.hub import Push
     from hf_tlm.tasks import Task
 
 FORMAT = "hf_tlm.subset"
@@ -34,49 +35,14 @@ COLUMNS = {
     "best_query": "string",
 }
 DATA_FILE = "data/train-00000-of-00001.parquet"
+# In the folder of one configuration of several.
+CONFIG_DATA_FILE = "train-00000-of-00001.parquet"
 MANIFEST_FILE = "manifest.json"
 CARD_FILE = "README.md"
 REPORT_FILE = "report.md"
 ROW_GROUP = 1000
-
-CARD = """\
----
-{front}
----
-
-# {title}
-
-{union:,} of the {passages:,} passages of the corpus `{corpus}` (fingerprint `{corpus_fingerprint}`), chosen for the
-labelled task `{task}` (fingerprint `{task_fingerprint}`) as the corpus part of task-driven language modelling.
-
-## How it was made
-
-{made}
-
-`{manifest_file}` holds every setting and count. Made with {versions}.
-
-{found}
-
-## How to load it
-
-```python
-from datasets import load_dataset
-
-passages = load_dataset("path/or/repo-id", split="train")
-```
-
-Columns: `id`, `text`, `source`; `rank` (best over the queries, from 1), `score` (best over the queries), `n_queries`
-(how many queries hit the passage), `best_query` (id of the training example that gave the best rank). A random subset
-has its order of drawing as `rank`, 0 as `n_queries`, and neither `score` nor `best_query`.
-
-## Limits
-
-The passages are copied from the corpus as they are: its licence, errors and biases apply. {checked}
-"""
-
-INFLUENCE_COLUMNS = """\
-Two columns more: `influence`, the inner product of the gradient of the passage's masked-LM loss with the gradient of the
-task loss, mean over batches of validation examples, and `influence_rank`, the best rank that a batch gave the passage."""
+# Retrievers whose manifest knows of no queries: passages drawn at random, and those that the paper's authors released.
+UNQUERIED = ("random", "released")
 
 
 @dataclass
@@ -86,6 +52,7 @@ class Subset:
     dataset columns: id, text, source; rank (int32, best over the queries, from 1); score (float32, best over the
     queries); n_queries (int32, queries that hit it); best_query (id of the training example that gave the best rank).
     Random subsets have their order of drawing as rank, 0 as n_queries, and null as score and best_query.
+    Released ones (`from_hub`) have null as score, n_queries and best_query.
     One selected by influence also has influence (float32) and influence_rank (int32), see `hf_tlm.influence.select`.
 
     manifest: corpus, task, method, counts and versions as plain values, without times and machine paths.
@@ -125,13 +92,22 @@ class Subset:
         _check_replaceable(directory)
         report = report or retrieval_report(self)
         with atomic_directory(directory) as work:
-            (work / DATA_FILE).parent.mkdir()
-            _write_parquet(self.dataset, work / DATA_FILE)
-            manifest = {**self.manifest, "files": {DATA_FILE: sha256(work / DATA_FILE)}}
-            text = json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
-            (work / MANIFEST_FILE).write_text(text, encoding="utf-8")
-            (work / CARD_FILE).write_text(_card(self.manifest, report), encoding="utf-8")
-            (work / REPORT_FILE).write_text(report, encoding="utf-8")
+            self.write(work, report)
+
+    def write(self, folder: Path, report: str, data_file: str = DATA_FILE, **card: Any) -> None:
+        """The files of `save` in a folder that is there.
+
+        Args:
+            card: how the card names the place on the Hub, see `hf_tlm.hub.subset_card`.
+        """
+        data = folder / data_file
+        data.parent.mkdir(exist_ok=True)
+        _write_parquet(self.dataset, data)
+        manifest = {**self.manifest, "files": {data_file: sha256(data)}}
+        text = json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
+        (folder / MANIFEST_FILE).write_text(text, encoding="utf-8")
+        (folder / CARD_FILE).write_text(self._card(report, data, **card), encoding="utf-8")
+        (folder / REPORT_FILE).write_text(report, encoding="utf-8")
 
     @classmethod
     def load(cls, directory: str | os.PathLike) -> Subset:
@@ -155,8 +131,9 @@ class Subset:
                 f"{FORMAT_VERSION}. Retrieve the subset again, or use the version of hf_tlm that wrote it "
                 f"({manifest.get('versions', {}).get('hf_tlm')})."
             )
-        data = directory / DATA_FILE
-        expected = manifest.pop("files", {}).get(DATA_FILE)
+        files = manifest.pop("files", {})
+        data_file = CONFIG_DATA_FILE if CONFIG_DATA_FILE in files else DATA_FILE
+        data, expected = directory / data_file, files.get(data_file)
         found = sha256(data) if data.is_file() else "no such file"
         if found != expected:
             raise RetrievalError(
@@ -165,6 +142,63 @@ class Subset:
             )
         # The cache of `datasets` knows a file by its path and time; the digest makes it know the content.
         return cls(Dataset.from_parquet(str(data), config_name=found), manifest)
+
+    @classmethod
+    def open(cls, name: str) -> Subset:
+        """A subset as options name it: a saved folder, or on the Hub `owner/name[:config][@revision]`.
+
+        Raises:
+            HubError, RetrievalError: see `load` and `from_hub`; or it is neither.
+        """
+        from hf_tlm.retrieval.hub_subset import open_subset
+
+        return open_subset(name)
+
+    @classmethod
+    def from_hub(cls, repo_id: str, *, revision: str | None = None, config: str | None = None) -> Subset:
+        """A subset of the Hub: one that `push_to_hub` or recipes/publish.py published, or one that TLM's authors released.
+
+        Args:
+            revision: branch, tag or commit. The manifest has the commit, as `hub`.
+            config: which of several. For the released data (`yxchar/chemprot-tlm`): small or large, see `read_released`.
+
+        Raises:
+            HubError: see `hf_tlm.hub.fetch`.
+            RetrievalError: there is no subset, or none of that configuration; or see `load` and `read_released`.
+        """
+        from hf_tlm.retrieval.hub_subset import load_from_hub
+
+        return load_from_hub(repo_id, revision, config)
+
+    def push_to_hub(self, repo_id: str, *, config: str | None = None, report: str | None = None, **options: Any) -> Push:
+        """Publish it as a dataset, in one commit; `datasets.load_dataset(repo_id, config)` reads it without hf_tlm.
+
+        Args:
+            config: its name (small, large) in a repository that holds several subsets; None: it is alone there.
+            report: see `save`.
+            options: license, language, private, revision, tag, dry_run, token and retries, see `hf_tlm.hub.push`.
+
+        Raises:
+            HubError: see `hf_tlm.hub.push`.
+            RetrievalError: `config` cannot be a name, or others in the repository are named and this is not (or vice versa).
+        """
+        from hf_tlm.retrieval.hub_subset import push_to_hub
+
+        return push_to_hub(self, repo_id, config, report, options)
+
+    def _card(self, report: str, parquet: Path, **place: Any) -> str:
+        from datasets import Value
+
+        made, selection = self.manifest, self.manifest.get("selection")
+        columns = {name: kind.dtype if isinstance(kind, Value) else None for name, kind in self.dataset.features.items()}
+        return subset_card(
+            made,
+            report,
+            describe_data(columns, parquet),
+            engine="" if made["retriever"] in UNQUERIED else _engine(made),
+            selection=escape(describe_selection(selection), 1000) if selection else None,
+            **place,
+        )
 
     def as_corpus(self) -> Corpus:
         """Its passages as a corpus of their own, for instance to pretrain on."""
@@ -182,6 +216,8 @@ class Subset:
         ]
         if made["retriever"] == "random":
             lines.append(f"random, seed {made['seed']}")
+        elif made["retriever"] == "released":
+            lines.append("retrieved and released by the authors of TLM")
         else:
             lines.append(f"BM25 ({_engine(made)})")
             lines.append(f"{counts['queries']:,} queries ({made['query_mode']}), top {made['top_k']:,} of each")
@@ -195,6 +231,8 @@ class Subset:
         for what, why in (("decontamination", "hold held-out texts"), ("deduplication", "are near-duplicates")):
             if made.get(what) and made[what]["passages"]:
                 lines.append(f"left out because they {why}: {made[what]['passages']:,}")
+        if counts.get("blank_texts"):
+            lines.append(f"rows without a text, left out: {counts['blank_texts']:,}")
         if counts.get("bad_files"):
             lines.append(f"files that could not be read, left out: {len(counts['bad_files'])}")
         return "\n".join(lines)
@@ -264,64 +302,3 @@ def _engine(made: dict[str, Any]) -> str:
     words += f", stemmed ({made['stemmer']})" if made.get("stemmer") else ""
     words += f", {made['max_query_terms']} rarest terms of a query" if made.get("max_query_terms") else ""
     return f"{made['retriever']}, {made['variant']}, k1 {made['k1']:g}, b {made['b']:g}{delta}, stop words {words}"
-
-
-def _size_category(rows: int) -> str:
-    """The Hub's name for a number of rows."""
-    below = ""
-    for name, bound in (("1K", 1e3), ("10K", 1e4), ("100K", 1e5), ("1M", 1e6), ("10M", 1e7), ("100M", 1e8)):
-        if rows < bound:
-            return f"{below}n<{name}"
-        below = f"{name}<"
-    return "n>100M"
-
-
-def _card(manifest: dict[str, Any], report: str) -> str:
-    """README.md: a dataset card."""
-    import yaml
-
-    task, corpus, counts = manifest["task"], manifest["corpus"], manifest["counts"]
-    random = manifest["retriever"] == "random"
-    front = {
-        "pretty_name": f"{corpus['name']}: {'random passages' if random else 'passages retrieved'} for {task['name']}",
-        "tags": ["hf_tlm", "tlm", "retrieval", "random" if random else "bm25"],
-        "size_categories": [_size_category(counts["union"])],
-        "configs": [{"config_name": "default", "data_files": [{"split": "train", "path": "data/train-*.parquet"}]}],
-    }
-    if random:
-        made = f"Drawn uniformly without replacement, seed {manifest['seed']}. The task had no part in the choice."
-    else:
-        what = "its whole text" if manifest["query_mode"] == "text" else "its key phrases (RAKE)"
-        made = (
-            f"Every example of the {task['split']} split was a query ({what}; labels were not used). BM25 "
-            f"({_engine(manifest)}) gave the top {manifest['top_k']:,} passages of each, ties broken by passage id; "
-            f"this is their union. {counts['queries']:,} queries, {counts['empty_queries']:,} of them empty, "
-            f"{counts['queries_without_hits']:,} others without a hit."
-        )
-    if selection := manifest.get("selection"):
-        made += f"\n\nOf what was found, a part was selected: {escape(describe_selection(selection), 1000)}."
-        front["tags"].append(selection["method"])
-        if selection["method"] == "iss":
-            made += f" {INFLUENCE_COLUMNS}"
-    guard = manifest.get("decontamination")
-    checked = "Passages were not checked against the task's validation and test texts."
-    if guard:
-        checked = (
-            f"Passages that hold a validation or test text of the task, or share more than {guard['threshold']:.0%} of its "
-            f"{guard['ngram']}-grams, were left out ({guard['passages']:,})."
-        )
-    return CARD.format(
-        found=re.sub("^#", "##", report.split("\n", 2)[2].strip(), flags=re.MULTILINE),
-        checked=checked,
-        front=yaml.safe_dump(front, sort_keys=False, allow_unicode=True).strip(),
-        title=front["pretty_name"],
-        union=counts["union"],
-        passages=counts["passages"],
-        corpus=corpus["name"],
-        corpus_fingerprint=corpus["fingerprint"],
-        task=task["name"],
-        task_fingerprint=task["fingerprint"],
-        made=made,
-        manifest_file=MANIFEST_FILE,
-        versions=", ".join(f"{name} {number}" for name, number in manifest["versions"].items()),
-    )

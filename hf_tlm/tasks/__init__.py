@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from hf_tlm.tasks.arguments import TaskArguments
     from hf_tlm.tasks.demo import demo_task
     from hf_tlm.tasks.loading import load_task, task_from_datasets
-    from hf_tlm.tasks.registry import TASKS
+    from hf_tlm.tasks.registry import TASKS, registered_task
     from hf_tlm.tasks.spec import METRICS, Task, TaskError, TaskSpec
 
 __getattr__, __dir__, __all__ = export_lazily(
@@ -17,7 +17,7 @@ __getattr__, __dir__, __all__ = export_lazily(
         "arguments": ["TaskArguments"],
         "demo": ["demo_task"],
         "loading": ["load_task", "task_from_datasets"],
-        "registry": ["TASKS"],
+        "registry": ["TASKS", "registered_task"],
         "spec": ["METRICS", "Task", "TaskError", "TaskSpec"],
     },
 )

@@ -14,8 +14,8 @@ class TaskArguments:
 
     task: str = field(
         metadata={
-            "help": f"A registered task ({', '.join(TASKS)}), a Hub dataset id, or a folder with train, validation and "
-            "test files (parquet, jsonl or csv)."
+            "help": f"A registered task ({', '.join(TASKS)}), a Hub dataset id (@revision if wanted), or a folder "
+            "with train, validation and test files (parquet, jsonl or csv)."
         }
     )
     text_column: str | None = field(default=None, metadata={"help": "Column of the texts (default: text)."})

@@ -12,7 +12,9 @@ from typing import Any
 
 from datasets import ClassLabel, Dataset, Features, Value, load_dataset
 
-from hf_tlm.tasks.registry import TASKS
+from hf_tlm.hub.errors import explaining
+from hf_tlm.hub.repo import Repo
+from hf_tlm.tasks.registry import TASKS, registered_task
 from hf_tlm.tasks.spec import SPLITS, Task, TaskError, TaskSpec
 
 logger = logging.getLogger(__name__)
@@ -37,9 +39,9 @@ def load_task(
     """A task with its data.
 
     Args:
-        task: a name of `hf_tlm.tasks.TASKS`; a Hub dataset id, with `@revision` if wanted; or a folder with one file
-            `train`, `validation` (or `valid`, `dev`) and optionally `test` each, as parquet, jsonl, json or csv. A
-            folder called like a registered task takes that task's metric.
+        task: a name of `hf_tlm.tasks.TASKS`, or that of its release (sciie), or a Hub dataset id, with `@revision` if
+            wanted; or a folder with one file `train`, `validation` (or `valid`, `dev`) and optionally `test` each, as
+            parquet, jsonl, json or csv. A folder called like a registered task takes that task's metric.
         text_columns, label_column, id_column, metric: override the spec (default `text`, `label`, `id`, macro-F1).
         drop_bad_rows: leave out rows with null or blank text, a null label, a repeated id, or (outside train) a label
             that train lacks, and count them in `Task.report`. By default they are an error.
@@ -73,6 +75,8 @@ def _find(task: str) -> TaskSpec:
             return TaskSpec(name=name, path=task, metric=known.metric, classes=known.classes)
         return TaskSpec(name=name, path=task)
     path, _, revision = task.partition("@")
+    if spec := registered_task(path):
+        return dataclasses.replace(spec, revision=revision or None)
     if path.count("/") == 1 and not path.startswith((".", "/", "~")):
         return TaskSpec(name=path.split("/")[1], path=path, revision=revision or None)
     raise TaskError(
@@ -86,14 +90,15 @@ def _read(spec: TaskSpec) -> dict[str, Dataset]:
     if not Path(spec.path).is_dir():
         csv = spec.data_files is not None and all(name.endswith(".csv") for name in spec.data_files.values())
         try:
-            found = load_dataset(
-                spec.path,
-                spec.config_name,
-                revision=spec.revision,
-                data_files=None if spec.data_files is None else dict(spec.data_files),
-                **(_CSV if csv else {}),
-            )
-        except Exception as error:  # The Hub's clients and the readers raise their own types; none is a bug of ours.
+            with explaining(Repo(spec.path, spec.revision, "dataset")):
+                found = load_dataset(
+                    spec.path,
+                    spec.config_name,
+                    revision=spec.revision,
+                    data_files=None if spec.data_files is None else dict(spec.data_files),
+                    **(_CSV if csv else {}),
+                )
+        except Exception as error:  # The readers raise their own types; none is a bug of ours.
             raise TaskError(
                 f"Cannot load task {spec.name} from the Hub dataset {spec.path!r}: {error}\nWithout a network, give the "
                 "path of a folder with train, validation and test files."

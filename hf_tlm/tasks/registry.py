@@ -54,3 +54,9 @@ TASKS: dict[str, TaskSpec] = {
         _released("imdb", "imdb", (20000, 5000, 25000), ("neg", "pos")),
     )
 }
+
+
+def registered_task(name: str) -> TaskSpec | None:
+    """The spec of a registered task by our name or that of its release (scierc, sciie, yxchar/sciie-tlm); else None."""
+    by_release = {spec.path: spec for spec in TASKS.values()}
+    return TASKS.get(name) or by_release.get(name) or by_release.get(f"yxchar/{name}-tlm")

@@ -7,8 +7,9 @@ from hf_tlm.lazy import export_lazily
 if TYPE_CHECKING:
     from hf_tlm.training.arguments import PretrainArguments, ScoreModelArguments, TlmArguments
     from hf_tlm.training.cost import ROBERTA_LARGE_FLOPS, Cost, training_flops
+    from hf_tlm.training.model_arguments import ModelArguments
     from hf_tlm.training.objectives import tlm_objectives
-    from hf_tlm.training.options import ArgumentsError, ModelArguments, PretrainOptions, TlmOptions
+    from hf_tlm.training.options import ArgumentsError, PretrainOptions, TlmOptions
     from hf_tlm.training.score_model_options import ScoreModelOptions
     from hf_tlm.training.setup import Setup, check_model, model_factory, prepare, with_spectral
     from hf_tlm.training.stages import StageData, final_scores, run_stage
@@ -20,7 +21,8 @@ __getattr__, __dir__, __all__ = export_lazily(
         "arguments": ["PretrainArguments", "ScoreModelArguments", "TlmArguments"],
         "cost": ["ROBERTA_LARGE_FLOPS", "Cost", "training_flops"],
         "objectives": ["tlm_objectives"],
-        "options": ["ArgumentsError", "ModelArguments", "PretrainOptions", "TlmOptions"],
+        "model_arguments": ["ModelArguments"],
+        "options": ["ArgumentsError", "PretrainOptions", "TlmOptions"],
         "score_model_options": ["ScoreModelOptions"],
         "setup": ["Setup", "check_model", "model_factory", "prepare", "with_spectral"],
         "stages": ["StageData", "final_scores", "run_stage"],

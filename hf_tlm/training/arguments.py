@@ -10,10 +10,12 @@ from typing import ClassVar
 
 from transformers import TrainingArguments
 
+from hf_tlm.hub.repo import find_repo
 from hf_tlm.training.applicable import check_applicable
 from hf_tlm.training.energy import check_energy
 from hf_tlm.training.optimizers import LAMB, check_lamb
 from hf_tlm.training.options import ArgumentsError, PretrainOptions, RunOptions, TlmOptions
+from hf_tlm.training.publishing import check_hub_arguments
 from hf_tlm.training.score_model_options import ScoreModelOptions
 
 DEFAULT_MAX_STEPS = 10_000
@@ -25,6 +27,7 @@ class RunArguments(RunOptions, TrainingArguments):
     """What the arguments of every run have in common. Made as `TlmArguments` or `PretrainArguments`."""
 
     corpus_max_length: ClassVar[int | None] = None
+    hub_id_name: ClassVar[str] = "hub_model_id"
 
     def __post_init__(self):
         optim = self.optim
@@ -59,17 +62,14 @@ class RunArguments(RunOptions, TrainingArguments):
                 f"Runs draw their own batches; train_sampling_strategy {self.train_sampling_strategy!r} has no effect. "
                 "Leave it at random."
             )
-        if self.push_to_hub:
-            raise ArgumentsError(
-                "push_to_hub would push working checkpoints. Upload the finished folder instead: "
-                "`hf upload <repo_id> <output_dir>`."
-            )
+        check_hub_arguments(self, self.hub_id_name)
         if str(self.resume_from_checkpoint).lower() == "true":
             self.resume_from_checkpoint = None  # It is what a run does.
-        if self.resume_from_checkpoint is not None:
+        if self.resume_from_checkpoint is not None and find_repo(self.resume_from_checkpoint, "model") is None:
             raise ArgumentsError(
-                "A run resumes by itself: run the same command with the same --output_dir. "
-                f"resume_from_checkpoint can be true; received {self.resume_from_checkpoint!r}."
+                "A run resumes by itself: run the same command with the same --output_dir. resume_from_checkpoint can be "
+                "true, or the repository of a run on the Hub (owner/name@main-checkpoints); received "
+                f"{self.resume_from_checkpoint!r}."
             )
         if self.enable_jit_checkpoint:
             raise ArgumentsError("A run saves a checkpoint at SIGTERM by itself. Leave out enable_jit_checkpoint.")
@@ -201,6 +201,8 @@ class RunArguments(RunOptions, TrainingArguments):
     def _copy(self, output_dir: str | os.PathLike, seed: int) -> RunArguments:
         args = copy.copy(self)
         args.output_dir = str(output_dir)
+        args.push_to_hub = False  # The Trainer would push what lies in a folder of checkpoints.
+        args.resume_from_checkpoint = None
         args.hub_token = None  # The Trainer pickles its arguments beside every checkpoint.
         args.seed = args.data_seed = seed
         return args
@@ -260,6 +262,8 @@ class TlmArguments(TlmOptions, RunArguments):
 @dataclass(repr=False)
 class ScoreModelArguments(ScoreModelOptions, TlmArguments):
     """`TlmArguments` with the defaults of a score model."""
+
+    hub_id_name: ClassVar[str] = "hub_dataset_id"
 
 
 @dataclass(repr=False)

@@ -55,7 +55,7 @@ def damage(checkpoint: Path) -> str | None:
     the checkpoint best on validation so far, from which the run would export its model."""
     problem = _damage(checkpoint)
     if problem is None:
-        best = _best_of(checkpoint)
+        best = best_of(checkpoint)
         if best not in (None, checkpoint) and (problem := _damage(best, for_resuming=False)):
             problem = f"{checkpoint.name} needs the best checkpoint so far, and {problem}"
     return problem
@@ -144,7 +144,7 @@ def rotate(newest: Path, *, limit: int | None) -> None:
         return
     last = int(newest.name.rpartition("-")[2])
     keep = set([path for step, path in sealed if step <= last][-limit:])
-    keep |= {best for path in keep if (best := _best_of(path)) is not None}
+    keep |= {best for path in keep if (best := best_of(path)) is not None}
     for _, path in sealed:
         if path not in keep:
             # The seal first, or a kill would leave a part that looks like a checkpoint.
@@ -152,7 +152,7 @@ def rotate(newest: Path, *, limit: int | None) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _best_of(checkpoint: Path) -> Path | None:
+def best_of(checkpoint: Path) -> Path | None:
     """The checkpoint best on validation when this one was saved, wherever the run's folder is now."""
     state = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
     best = state.get("best_model_checkpoint")

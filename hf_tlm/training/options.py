@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from hf_tlm.files import HfTlmError
-from hf_tlm.models.lora_arguments import LoraArguments
+from hf_tlm.training.hub_options import HubOptions
 
 
 class ArgumentsError(HfTlmError):
@@ -14,7 +14,7 @@ class ArgumentsError(HfTlmError):
 
 
 @dataclass(repr=False)
-class RunOptions:
+class RunOptions(HubOptions):
     """Options of every training run, and those of the Trainer whose defaults they change.
 
     Defaults are those of TLM's released scripts where they have one, for a single device. In a TLM run they hold for stage
@@ -212,116 +212,3 @@ class PretrainOptions(RunOptions):
     """
 
     stands_for: ClassVar[str] = "hf_tlm.training.arguments.PretrainArguments"
-
-
-@dataclass
-class ModelArguments(LoraArguments):
-    """Which model, from scratch (`model_config`) or from a checkpoint (`model_name_or_path`), its tokenizer, its adapter."""
-
-    model_config: str = field(
-        default="recipes/configs/models/bert_tiny.json",
-        metadata={"help": "JSON file with a transformers config, or a Hub id whose architecture is used, not its weights."},
-    )
-    model_name_or_path: str | None = field(
-        default=None, metadata={"help": "Start from this checkpoint instead of from scratch."}
-    )
-    model_revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit of the checkpoint."})
-    auxiliary_size: float | None = field(
-        default=None,
-        metadata={
-            "help": "electra, ale, cocolm, from scratch: width of the auxiliary model (hidden, heads, FFN) over the "
-            "model's. Default: 0.25, and 1 with cocolm."
-        },
-    )
-    auxiliary_layers: int | None = field(
-        default=None,
-        metadata={
-            "help": "electra, ale, cocolm, from scratch: its layers. Default: as many as the model, and with cocolm a third."
-        },
-    )
-    auxiliary_name_or_path: str | None = field(
-        default=None,
-        metadata={
-            "help": "electra, ale, cocolm, from a checkpoint (or with freeze_auxiliary): that of the auxiliary model. "
-            "Default: its folder generator/."
-        },
-    )
-    freeze_auxiliary: bool = field(
-        default=False,
-        metadata={
-            "help": "electra, ale, cocolm: the auxiliary model, from a checkpoint, does not learn and shares nothing."
-        },
-    )
-    temperature: float | None = field(
-        default=None,
-        metadata={
-            "help": "electra, ale, cocolm: of the softmax that replacements are drawn from; 0 is argmax. Default: 0.8, "
-            "and 1 with cocolm."
-        },
-    )
-    replacements: str = field(
-        default="sampled",
-        metadata={
-            "help": "electra, ale, cocolm: sampled by the auxiliary model, or random tokens of the vocabulary.",
-            "choices": ["sampled", "random"],
-        },
-    )
-    attn_implementation: str | None = field(
-        default=None,
-        metadata={"help": "sdpa, eager, flash_attention_2, ...; the last needs its package, a GPU and bf16. Default: sdpa."},
-    )
-    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the checkpoint."})
-    tokenizer_name: str | None = field(
-        default=None,
-        metadata={
-            "help": "Tokenizer by Hub id or folder. Default: the checkpoint's; from scratch, a WordPiece "
-            "vocabulary trained on the run's own texts."
-        },
-    )
-    vocab_size: int = field(default=8000, metadata={"help": "Size of a vocabulary that is trained."})
-    lowercase: bool = field(default=True, metadata={"help": "A vocabulary that is trained is lower-cased."})
-    embedding_init: str = field(
-        default="random",
-        metadata={
-            "help": "Token embeddings at the start: random (the papers'), or spectral: SVD of the positive PMI of "
-            "co-occurrence counts over the run's own texts (ours).",
-            "choices": ["random", "spectral"],
-        },
-    )
-    spectral_scale: float = field(default=1.0, metadata={"help": "Norm of a spectral token embedding."})
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.embedding_init == "spectral" and self.model_name_or_path is not None:
-            raise ArgumentsError(
-                "embedding_init spectral replaces the embeddings of the checkpoint model_name_or_path "
-                f"{self.model_name_or_path!r} has learned. Use it from scratch only."
-            )
-        if self.temperature is not None and not self.temperature >= 0:
-            raise ArgumentsError(f"temperature must be 0 or more; received {self.temperature}.")
-        if self.spectral_scale <= 0:
-            raise ArgumentsError(f"spectral_scale must be positive; received {self.spectral_scale}.")
-        if self.freeze_auxiliary and self.auxiliary_name_or_path is None and self.model_name_or_path is None:
-            raise ArgumentsError(
-                "freeze_auxiliary needs an auxiliary model that has learned: give --auxiliary_name_or_path, for instance "
-                "the folder generator/ of an earlier run."
-            )
-        if self.auxiliary_name_or_path is not None and self.model_name_or_path is None and not self.freeze_auxiliary:
-            raise ArgumentsError(
-                f"The auxiliary model {self.auxiliary_name_or_path!r} would get the random embeddings of a model from "
-                "scratch. Give --model_name_or_path too, or --freeze_auxiliary true, with which nothing is shared."
-            )
-
-    @property
-    def tokenizer_source(self) -> str | None:
-        """Hub id or folder of the tokenizer; None: one is trained."""
-        return self.tokenizer_name or self.model_name_or_path or self.auxiliary_name_or_path
-
-    def settled(self, objective: str) -> ModelArguments:
-        """A copy with the defaults that depend on the objective."""
-        size, temperature = (1.0, 1.0) if objective == "cocolm" else (0.25, 0.8)
-        return replace(
-            self,
-            auxiliary_size=size if self.auxiliary_size is None else self.auxiliary_size,
-            temperature=temperature if self.temperature is None else self.temperature,
-        )

@@ -19,6 +19,8 @@ class ScoreModelOptions(TlmOptions):
     stands_for: ClassVar[str] = "hf_tlm.training.arguments.ScoreModelArguments"
 
     output_dir: str | None = field(default="", metadata={"help": "Folder of the smaller subset."})
+    push_to_hub: bool = field(default=False, metadata={"help": "Publish the smaller subset as a dataset of the Hub."})
+    hub_dataset_id: str | None = field(default=None, metadata={"help": "push_to_hub: the repository, owner/name."})
     max_steps: int = field(
         default=-1,
         metadata={"help": "Score model: optimizer steps. -1: by num_train_epochs. 0: by a budget."},

@@ -18,7 +18,8 @@ from hf_tlm.models.spectral import SpectralEmbeddings, spectral_embeddings
 from hf_tlm.tasks import Task
 from hf_tlm.training.applicable import check_applicable
 from hf_tlm.training.arguments import RunArguments, TlmArguments
-from hf_tlm.training.options import ArgumentsError, ModelArguments
+from hf_tlm.training.model_arguments import ModelArguments
+from hf_tlm.training.options import ArgumentsError
 from hf_tlm.training.stages import StageData
 
 logger = logging.getLogger(__name__)
@@ -62,14 +63,12 @@ def prepare(task: Task, corpus: Dataset | None, args: TlmArguments, model_args: 
         )
     check_model(args, model_args)
     texts = task.train.select_columns([c for c in ("text", "text_pair") if c in task.train.column_names])
-    name = model_args.tokenizer_source
+    source = model_args.tokenizer_source
     corpus_length = args.corpus_max_length or args.max_length
     longest = max(args.max_length, corpus_length)
     with args.main_process_first(desc="tokenising"):
-        if name is not None:
-            tokenizer = load_tokenizer(
-                name, revision=model_args.model_revision, trust_remote_code=model_args.trust_remote_code
-            )
+        if source is not None:
+            tokenizer = load_tokenizer(**source)
         else:
             columns = [texts[column] for column in texts.column_names]
             columns += [corpus["text"]] if corpus is not None else []

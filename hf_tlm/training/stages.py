@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from datasets import Dataset
 from peft import PeftModel
-from transformers import PreTrainedTokenizerBase, set_seed
+from transformers import PreTrainedTokenizerBase, TrainerCallback, set_seed
 
 from hf_tlm.models import TrainedModel, export_model, load_adapter, load_exported, whole
 from hf_tlm.training.arguments import TlmArguments
@@ -41,6 +41,7 @@ def run_stage(
     *,
     compute_metrics: Callable,
     id2label: dict[int, str],
+    callbacks: Sequence[TrainerCallback] = (),
 ) -> tuple[TrainedModel | PeftModel, Cost, dict[str, float]]:
     """Train one stage in `args.output_dir`, or load it if it is finished there.
 
@@ -71,6 +72,7 @@ def run_stage(
         eval_dataset=data.validation,
         processing_class=tokenizer,
         compute_metrics=compute_metrics,
+        callbacks=list(callbacks),
     )
     trainer.train(resume_from_checkpoint=True)
     cost = trainer.cost()

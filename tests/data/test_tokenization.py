@@ -7,6 +7,7 @@ import pytest
 from datasets import Dataset
 
 from hf_tlm.data import TokenizerError, load_tokenizer, text_lengths, tokenization, tokenize, train_wordpiece
+from hf_tlm.hub import HubError
 
 PROGRAM = """
 import hashlib, random
@@ -43,8 +44,10 @@ def test_errors():
         train_wordpiece(["", "  "], 100)
     with pytest.raises(TokenizerError, match="vocab_size 12 is too small"):
         train_wordpiece(["several different characters"], 12)
-    with pytest.raises(TokenizerError, match="Cannot load a tokenizer"):
+    with pytest.raises(HubError, match="HF_HUB_OFFLINE is set.*no/such-tokenizer cannot be asked for"):
         load_tokenizer("no/such-tokenizer")
+    with pytest.raises(TokenizerError, match="Cannot load a tokenizer"):
+        load_tokenizer("no-such-tokenizer")
 
 
 def test_tokenize(tokenizer):

@@ -1,54 +1,17 @@
-"""The card: valid metadata, true sentences for every kind of run, code blocks that run (see also test_protocol)."""
+"""The cards: golden files (HF_TLM_WRITE_GOLDEN=1 writes them), valid metadata, true sentences for every kind of run."""
 
 import copy
+import os
+from pathlib import Path
 
 import pytest
-from huggingface_hub import ModelCard
+import yaml
+from huggingface_hub import DatasetCard, ModelCard
 
-from hf_tlm.hub.cards import pretrained_card, tlm_card
-
-COST = {
-    "steps": 460,
-    "tokens": 1_000_000,
-    "real_tokens": 600_000,
-    "flops": 9e12,
-    "seconds": 83.4,
-    "flops_ratio": 9e12 / 4.36e21,
-}
-
-
-def record(seed, score):
-    scores = {"micro_f1": score, "accuracy": score}
-    stage = {"cost": {**COST, "steps": 160}, "validation": scores}
-    return {
-        "seed": seed,
-        "parameters": 1_500_000,
-        "trained_parameters": 20_000,
-        "cost": COST,
-        "stages": {"1": stage, "2": stage},
-        "validation": scores,
-        "test": scores,
-    }
-
-
-RUN = {
-    "task": "chemprot",
-    "metric": "micro_f1",
-    "subset": {
-        "corpus": {"name": "wiki", "fingerprint": "0123"},
-        "counts": {"union": 23782, "passages": 409154},
-        "retriever": "bm25s",
-        "top_k": 50,
-    },
-    "arguments": {"stage": "both", "rho1": 3, "rho2": 20, "loss_normalization": "mean", "mlm_probability": 0.15},
-    "model": {"model_name_or_path": None, "embedding_init": "random", "spectral_scale": 1.0},
-    "environment": {"hf_tlm": "0.1.0", "transformers": "5.23.0", "torch": "2.13.0", "processor": "a CPU"},
-    "summary": {
-        split: {name: {"mean": 0.51, "std": 0.01, "n": 2, "values": [0.5, 0.52]} for name in ("micro_f1", "accuracy")}
-        for split in ("validation", "test")
-    },
-    "seeds": [record(0, 0.50), record(1, 0.52)],
-}
+from card_records import COCO_LM, COST, INFO, PRETRAINED, REPORT, RUN, SELECTION, SUBSET, record
+from hf_tlm.hub.cards import converted_card, pretrained_card, tlm_card
+from hf_tlm.hub.rendering import displayed_name, hub_name, published_card
+from hf_tlm.hub.subset_card import size_category, subset_card
 
 
 def test_metadata():
@@ -74,7 +37,7 @@ def test_sentences():
         "83 seconds on a CPU",
     ):
         assert text in card, text
-    assert "spectral" not in card and "None" not in card and "{" not in card.split("---", 2)[2]
+    assert "spectral" not in card and "None" not in card and "{{" not in card and "{%" not in card
 
 
 @pytest.mark.parametrize(
@@ -120,33 +83,6 @@ def test_energy():
     assert "0.25 kWh of electricity by codecarbon (20% of it estimated)." in tlm_card(run, 1)
     cost["co2_kg"] = 0.014
     assert "estimated), 0.014 kg of CO2 by the energy mix of FRA." in tlm_card(run, 1)
-
-
-COCO_LM = {"objective": "cocolm", "clm": "full", "stop_gradient": True, "scl": True, "crop_fraction": 0.9}
-COCO_LM |= {"scl_temperature": 1.0, "scl_projection": "none"}
-PRETRAINED = {
-    "corpus": {"name": "wiki", "fingerprint": "0123", "blocks": 5000, "tokens": 630_000, "bad_files": {}},
-    "arguments": {
-        **{"objective": "mlm", "max_length": 128, "mlm_probability": 0.15, "rtd_weight": 50.0, "learning_rate": 5e-4},
-        **{"lr_scheduler_type": "linear", "optim": "lamb", "seed": 3, "texts_per_step": 1024},
-    },
-    "model": {
-        "model_name_or_path": None,
-        "temperature": 0.8,
-        "replacements": "sampled",
-        "freeze_auxiliary": False,
-        "spectral_scale": 1.0,
-    },
-    "blocks": {"blocks": "contiguous", "validation_share": 0.005},
-    "environment": RUN["environment"],
-    "vocabulary": 30_522,
-    "parameters": 13_500_000,
-    "trained_parameters": 13_500_000,
-    "cost": COST,
-    "validation": {"loss": 2.5, "mlm_loss": 2.5, "rtd_accuracy_original": 0.97},
-    "validation_blocks": 1000,
-    "spectral": None,
-}
 
 
 @pytest.mark.parametrize(
@@ -196,3 +132,133 @@ def test_pretrained(change, present, absent):
     card = pretrained_card(run)
     assert present in card and absent not in card and "{{" not in card
     assert ModelCard(card).data.library_name == "transformers"
+
+
+def with_objective(objective, **changes):
+    run = copy.deepcopy(RUN)
+    run["arguments"] |= {"rtd_weight": 50.0, **(COCO_LM if objective == "cocolm" else {"objective": objective})}
+    return {**run, **changes}
+
+
+def pretrained(objective):
+    run = copy.deepcopy(PRETRAINED)
+    run["arguments"] |= COCO_LM if objective == "cocolm" else {"objective": objective}
+    run["model_type"] = "cocolm" if objective == "cocolm" else "bert"
+    return run
+
+
+CHOSEN = {**RUN["subset"], "selection": SELECTION, "counts": {**RUN["subset"]["counts"], "union": 4756}}
+FEWER = {**SUBSET, "selection": SELECTION, "counts": {**SUBSET["counts"], "union": 4756}}
+CARDS = {
+    "tlm_mlm": lambda: tlm_card(with_objective("mlm"), 1),
+    "tlm_iss": lambda: tlm_card(with_objective("mlm", subset=CHOSEN), 1),
+    "tlm_electra": lambda: tlm_card(with_objective("electra"), 1),
+    "tlm_ale": lambda: tlm_card(with_objective("ale"), 1),
+    "tlm_cocolm": lambda: tlm_card(with_objective("cocolm"), 1),
+    "tlm_lora": lambda: tlm_card(with_objective("mlm", model={**RUN["model"], "use_peft": True}), 1),
+    "pretrained_mlm": lambda: pretrained_card(pretrained("mlm")),
+    "pretrained_electra": lambda: pretrained_card(pretrained("electra")),
+    "pretrained_ale": lambda: pretrained_card(pretrained("ale")),
+    "pretrained_cocolm": lambda: pretrained_card(pretrained("cocolm")),
+    "converted_tlm": lambda: converted_card("them/tlm-sciie", 110_000_000, [], classes=["COMPARE", "USED-FOR"]),
+    "converted_cocolm": lambda: converted_card("them/cocolm", 110_000_000, ["head.bias"], classes=None),
+    "subset_bm25": lambda: subset_card(SUBSET, REPORT, INFO, engine="bm25, lucene"),
+    "subset_iss": lambda: subset_card(FEWER, REPORT, INFO, engine="bm25", selection="in words"),
+    "subset_random": lambda: subset_card({**SUBSET, "retriever": "random", "seed": 3}, REPORT, INFO),
+}
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_golden(name):
+    card, golden = CARDS[name](), Path(__file__).parent / "golden" / f"{name}.md"
+    if os.environ.get("HF_TLM_WRITE_GOLDEN"):
+        golden.write_text(card, encoding="utf-8")
+    assert card == golden.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_every_card_says_what_a_reader_asks_for(name):
+    card = CARDS[name]()
+    parsed = (DatasetCard if name.startswith("subset") else ModelCard)(card)
+    data = parsed.data.to_dict()
+    assert data["language"] == "en" and "license" not in data and "hf_tlm" in data["tags"]
+    sections = [line.removeprefix("## ") for line in card.splitlines() if line.startswith("## ")]
+    limits = "Training data, procedure and limits" if name.startswith("converted") else "Limits"
+    assert {limits, "Licence", "Citation"} <= set(sections) and card.count("```") % 2 == 0
+    assert "```bibtex\n@" in card and "No licence was chosen" in card and card.endswith("```\n")
+    if name.startswith("subset"):
+        assert data["task_categories"] == ["fill-mask"] and data["source_datasets"] == ["extended|other"]
+        assert data["configs"][0]["config_name"] == data["dataset_info"]["config_name"] == "default"
+    elif name.startswith("converted"):
+        assert data["base_model"].startswith("them/") and {"library_name", "pipeline_tag"} <= set(data)
+    else:
+        assert {"library_name", "pipeline_tag", "model-index", "metrics"} <= set(data)
+        assert {"Results", "Training data", "Procedure", "Cost", "Environment"} <= set(sections)
+        assert "of RoBERTa-Large's training" in card
+
+
+def test_influence_used_labels_and_its_card_says_so():
+    card = tlm_card(with_objective("mlm", subset=CHOSEN), 1)
+    assert "kept, of 23,782 that were found, by their influence" in card and "@inproceedings{wang2023" in card
+    assert "Labels were not used" not in card and "labels of the validation examples" in card
+    assert "iss" in ModelCard(card).data.tags
+    assert "The labels of the validation examples had a part" in CARDS["subset_iss"]()
+    assert "The labels of the validation" not in CARDS["subset_bm25"]()
+
+
+def test_a_subset_from_the_hub_is_linked():
+    run = with_objective("mlm", subset={**RUN["subset"], "hub": {"repo_id": "me/passages", "revision": "abc"}})
+    card = tlm_card(run, 1)
+    assert "[me/passages](https://huggingface.co/datasets/me/passages/tree/abc) at revision `abc`." in card
+    assert ModelCard(card).data.datasets == ["me/passages"]
+    run = copy.deepcopy(PRETRAINED)
+    run["corpus"]["name"] = "them/web@123"
+    card = pretrained_card(run)
+    assert "[them/web](https://huggingface.co/datasets/them/web/tree/123)" in card
+    assert ModelCard(card).data.datasets == ["them/web"]
+    card = subset_card({**SUBSET, "corpus": {"name": "them/web@123", "fingerprint": "0"}}, REPORT, INFO)
+    assert DatasetCard(card).data.source_datasets == ["them/web"]
+
+
+def test_a_base_model_is_named_without_the_folders_of_a_machine(tmp_path):
+    (tmp_path / "runs" / "base").mkdir(parents=True)
+    here = str(tmp_path / "runs" / "base")
+    assert hub_name(here) is None and displayed_name(here) == "runs/base" and displayed_name(here + "/") == "runs/base"
+    assert hub_name("me/base@v1") == "me/base" and displayed_name("me/base@v1") == "me/base@v1"
+    assert hub_name("bert-base-uncased") == "bert-base-uncased" and hub_name(None) is displayed_name(None) is None
+    assert hub_name("a/b/c") is None and hub_name("./base") is None
+    card = tlm_card({**RUN, "model": {**RUN["model"], "model_name_or_path": here}}, 1)
+    assert "trained further from `runs/base`" in card and str(tmp_path) not in card and "base_model" not in card
+    card = tlm_card({**RUN, "model": {**RUN["model"], "model_name_or_path": "me/base@v1"}}, 1)
+    assert ModelCard(card).data.base_model == "me/base"
+
+
+def test_several_configurations():
+    card = subset_card(SUBSET, REPORT, INFO, engine="bm25", config="small", data_files="small/train-*.parquet")
+    data = DatasetCard(card).data.to_dict()
+    assert 'load_dataset("path/or/repo-id", "small", split="train")' in card
+    assert data["configs"] == [{"config_name": "small", "data_files": [{"split": "train", "path": "small/train-*.parquet"}]}]
+
+
+@pytest.mark.parametrize("rows,name", [(0, "n<1K"), (999, "n<1K"), (1000, "1K<n<10K"), (5e8, "100M<n<1B"), (1e9, "n>1B")])
+def test_size_categories(rows, name):
+    assert size_category(rows) == name
+
+
+def test_published(name="tlm_mlm"):
+    card = CARDS[name]()
+    assert published_card(card, "me/model") == card.replace("path/or/repo-id", "me/model") != card
+    chosen = published_card(card, "me/model", license="mit", language="de", dataset="me/passages@abc")
+    data = ModelCard(chosen).data
+    assert (data.license, data.language, data.datasets) == ("mit", "de", ["me/passages"])
+    assert "`mit` for this repository" in chosen and "No licence was chosen" not in chosen
+    assert "datasets/me/passages/tree/abc) at revision `abc`." in chosen and "not recorded" not in chosen
+    before, after = (yaml.safe_load(text.split("---")[1]) for text in (card, chosen))
+    assert {name: after[name] for name in before} == {**before, "language": "de"}
+    assert published_card(chosen, "me/model", license="mit", language="de", dataset="me/passages@abc") == chosen
+
+
+def test_what_was_written_by_hand_is_published_as_it_is():
+    text = "# Mine\n\nTry `path/or/repo-id`.\n"
+    assert published_card(text, "me/model") == "# Mine\n\nTry `me/model`.\n"
+    assert published_card(text, "me/model", license="mit") == "---\nlicense: mit\n---\n# Mine\n\nTry `me/model`.\n"

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from hf_tlm.training import ArgumentsError, ModelArguments, TlmArguments
+from hf_tlm.training import ArgumentsError, ModelArguments, ScoreModelArguments, TlmArguments
 
 BASE = {"output_dir": "unused", "use_cpu": True, "report_to": "none"}
 
@@ -20,7 +20,12 @@ BASE = {"output_dir": "unused", "use_cpu": True, "report_to": "none"}
         ({"max_length": 2}, "max_length must be at least 3"),
         ({"corpus_max_length": 1}, "corpus_max_length must be at least 3"),
         ({"seeds": [1, 2, 1]}, "holds a seed twice"),
-        ({"push_to_hub": True}, "hf upload"),
+        ({"push_to_hub": True}, "push_to_hub needs --hub_model_id owner/name"),
+        ({"hub_model_id": "me/model"}, "hub_model_id has no effect without push_to_hub"),
+        ({"hub_model_id": "me/a", "hub_revision": "b"}, "hub_model_id and hub_revision have no effect"),
+        ({"hub_strategy": "every_save"}, "hub_strategy can be end or checkpoint.*; received every_save and False"),
+        ({"hub_strategy": "checkpoint"}, "hub_strategy has no effect without push_to_hub"),
+        ({"hub_always_push": True}, "received end and True"),
         ({"resume_from_checkpoint": "somewhere"}, "resumes by itself"),
         ({"enable_jit_checkpoint": True}, "saves a checkpoint at SIGTERM by itself"),
         ({"train_sampling_strategy": "group_by_length"}, "train_sampling_strategy"),
@@ -76,3 +81,33 @@ def test_spectral_needs_a_model_from_scratch():
 def test_tokens_are_never_shown(tmp_path):
     args = TlmArguments(output_dir=str(tmp_path), report_to="none", hub_token="hf_secret")
     assert "hf_secret" not in repr(args) + str(args) and "rho1=3" in repr(args)
+
+
+def test_what_is_published_decides_how_its_repository_is_called():
+    args = {**BASE, "push_to_hub": True}
+    assert TlmArguments(**args, hub_model_id="me/model").hub_strategy == "end"
+    assert ScoreModelArguments(**args, hub_dataset_id="me/passages").hub_dataset_id == "me/passages"
+    with pytest.raises(ArgumentsError, match="hub_model_id me/model has no effect here: the repository is --hub_dataset_id"):
+        ScoreModelArguments(**args, hub_model_id="me/model", hub_dataset_id="me/passages")
+
+
+def test_stages_never_push_and_hold_no_token():
+    args = TlmArguments(**BASE, push_to_hub=True, hub_model_id="me/model", hub_token="hf_secret")
+    for copy in (args.for_stage(1, "out", 0, "accuracy"), args.for_stage(2, "out", 0, "accuracy"), args.ready("out", 0)):
+        assert not copy.push_to_hub and copy.hub_token is None
+    assert args.push_to_hub and args.hub_token == "hf_secret"
+
+
+def test_a_run_continues_from_a_repository_or_by_itself(tmp_path, monkeypatch):
+    assert TlmArguments(**BASE, resume_from_checkpoint="true").resume_from_checkpoint is None
+    args = TlmArguments(**BASE, resume_from_checkpoint="me/model@main-checkpoints")
+    assert args.resume_from_checkpoint == "me/model@main-checkpoints"
+    assert args.for_stage(2, "out", 0, "accuracy").resume_from_checkpoint is None
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "checkpoint-5").mkdir(parents=True)
+    with pytest.raises(ArgumentsError, match="received 'runs/checkpoint-5'"):
+        TlmArguments(**BASE, resume_from_checkpoint="runs/checkpoint-5")
+    with pytest.raises(ArgumentsError, match="hub_strategy can be end, hub_always_push false; received checkpoint"):
+        ScoreModelArguments(**BASE, push_to_hub=True, hub_dataset_id="me/passages", hub_strategy="checkpoint")
+    with pytest.raises(ArgumentsError, match="resume_from_checkpoint has no effect here"):
+        ScoreModelArguments(**BASE, resume_from_checkpoint="me/model@main-checkpoints")

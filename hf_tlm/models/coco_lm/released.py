@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 from collections import defaultdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,8 +19,9 @@ from hf_tlm.models.coco_lm.modeling_coco_lm import CocoLmForMaskedLM, CocoLmMode
 from hf_tlm.models.coco_lm.relative_positions import relative_position_buckets
 from hf_tlm.models.coco_lm.tokenization_coco_lm import CocoLmTokenizer
 from hf_tlm.models.errors import ModelError
+from hf_tlm.models.legacy_weights import read_weights, weights_file
 
-WEIGHTS, CONFIG = "pytorch_model.bin", "config.json"
+CONFIG = "config.json"
 BODY = "cocolm."
 # What a key of theirs may lack in config.json, and is then.
 PUBLISHED_DEFAULTS = {
@@ -80,7 +80,8 @@ def load_released(folder: str | os.PathLike) -> Released:
     """
     folder = Path(folder)
     values = _read_config(folder / CONFIG)
-    state = _read_weights(folder / WEIGHTS)
+    file = weights_file(folder)
+    state = read_weights(file, "Give the folder of a released COCO-LM model.")
     tokenizer = _read_tokenizer(folder)
     try:
         config = _config(values, tokenizer, state)
@@ -91,7 +92,7 @@ def load_released(folder: str | os.PathLike) -> Released:
     if POSITIONS in state:
         # More positions than the config has are not used.
         state[POSITIONS] = state[POSITIONS][: config.max_position_embeddings]
-    return Released(model.eval(), tokenizer, _load_weights(model, state, folder))
+    return Released(model.eval(), tokenizer, _load_weights(model, state, file))
 
 
 def convert_released(folder: str | os.PathLike, output_dir: str | os.PathLike) -> Released:
@@ -131,18 +132,6 @@ def _read_config(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict) or values.get("model_type", "cocolm") != "cocolm":
         raise ModelError(f"{path} must describe a model of type 'cocolm'; found {values!r:.200}.")
     return PUBLISHED_DEFAULTS | {name: values[name] for name in PUBLISHED_DEFAULTS if name in values}
-
-
-def _read_weights(path: Path) -> dict[str, torch.Tensor]:
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except OSError as error:
-        raise ModelError(f"Cannot read {path}: {error.strerror}. Give the folder of a released COCO-LM model.") from error
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        raise ModelError(f"{path} is damaged, or holds more than tensors: {error}. Download it again.") from error
-    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
-        raise ModelError(f"{path} must hold tensors by name; found {type(state).__name__}. Is it a released checkpoint?")
-    return state
 
 
 def _read_tokenizer(folder: Path) -> CocoLmTokenizer:
@@ -186,7 +175,7 @@ def _config(values: dict[str, Any], tokenizer: CocoLmTokenizer, state: dict[str,
 
 
 @torch.no_grad()
-def _load_weights(model: CocoLmPreTrainedModel, state: dict[str, torch.Tensor], folder: Path) -> list[str]:
+def _load_weights(model: CocoLmPreTrainedModel, state: dict[str, torch.Tensor], file: Path) -> list[str]:
     """Fill the model; returns the names of what it has no place for."""
     prefix = "" if hasattr(model, BODY.removesuffix(".")) else BODY
     holders = defaultdict(list)
@@ -210,7 +199,7 @@ def _load_weights(model: CocoLmPreTrainedModel, state: dict[str, torch.Tensor], 
             if names
         )
         raise ModelError(
-            f"The weights in {folder / WEIGHTS} are not those of the model in {CONFIG}. {found}. Are both of one released "
+            f"The weights in {file} are not those of the model in {CONFIG}. {found}. Are both of one released "
             "COCO-LM model, with post-LayerNorm?"
         )
     for name, parts in holders.items():

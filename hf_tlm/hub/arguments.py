@@ -1,0 +1,67 @@
+"""How recipes that make a subset say where it is published."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+from hf_tlm.hub.commit import Push
+from hf_tlm.hub.errors import HubError
+from hf_tlm.hub.publish import publish_subset
+from hf_tlm.hub.push import check_push
+
+
+@dataclass(repr=False)  # A repr would show the token.
+class SubsetHubArguments:
+    """Where the subset is published on the Hub. Names are those of the Trainer."""
+
+    push_to_hub: bool = field(default=False, metadata={"help": "Publish the subset as a dataset of the Hub."})
+    hub_dataset_id: str | None = field(default=None, metadata={"help": "push_to_hub: the repository, owner/name."})
+    hub_private_repo: bool | None = field(
+        default=None, metadata={"help": "push_to_hub: whether a repository that is made now is private; default: yes."}
+    )
+    hub_revision: str | None = field(default=None, metadata={"help": "push_to_hub: branch; made if it is not there."})
+    hub_token: str | None = field(
+        default=None, metadata={"help": "push_to_hub: token; default: HF_TOKEN, or that of `hf auth login`."}
+    )
+
+    def __post_init__(self):
+        given = [f"--{name}" for name in ("hub_dataset_id", "hub_revision") if getattr(self, name) is not None]
+        if given and not self.push_to_hub:
+            has = "has" if len(given) == 1 else "have"
+            raise HubError(f"{' and '.join(given)} {has} no effect without --push_to_hub. Add it, or leave them out.")
+        if self.push_to_hub and self.hub_dataset_id is None:
+            raise HubError("--push_to_hub needs --hub_dataset_id owner/name: the repository to publish the subset to.")
+
+    def check(self) -> None:
+        """Before the work begins.
+
+        Raises:
+            HubError: see `hf_tlm.hub.check_push`.
+        """
+        if self.push_to_hub:
+            check_push(self.hub_dataset_id, self.hub_token)
+
+    def publish(self, folder: str | os.PathLike) -> Push | None:
+        """Publish a saved subset, if that was asked for.
+
+        Raises:
+            HubError: it could not be published; the message says how to do it later.
+        """
+        if not self.push_to_hub:
+            return None
+        place = {"private": self.hub_private_repo, "revision": self.hub_revision}
+        try:
+            return publish_subset(folder, self.hub_dataset_id, token=self.hub_token, **place)
+        except HubError as error:
+            raise HubError(f"{error} {publish_later('subset', folder, self.hub_dataset_id, **place)}") from None
+
+
+def publish_later(
+    kind: str, folder: str | os.PathLike, repo_id: str, *, private: bool | None = None, revision: str | None = None
+) -> str:
+    """How to publish a folder after its own command could not."""
+    command = f"python recipes/publish.py --{kind} {folder} --repo_id {repo_id}"
+    command += "" if private is None else f" --private {str(private).lower()}"
+    command += "" if revision is None else f" --revision {revision}"
+    return f"The result is whole in {folder}. To publish it later:\n  {command}"

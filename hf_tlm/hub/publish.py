@@ -1,0 +1,102 @@
+"""Finished folders to the Hub: what is checked of them, and the card they get there."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hf_tlm.files import atomic_write
+from hf_tlm.hub.commit import Push
+from hf_tlm.hub.errors import HubError
+from hf_tlm.hub.push import published, push
+from hf_tlm.hub.rendering import hub_name, published_card
+from hf_tlm.hub.repo import Repo
+from hf_tlm.hub.subset_configs import check_alone
+from hf_tlm.version import __version__
+
+CARD = "README.md"
+SETTINGS, RESULTS, MANIFEST = "settings.json", "results.json", "manifest.json"
+CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
+
+
+def publish_model(
+    folder: str | os.PathLike,
+    repo_id: str,
+    *,
+    license: str | None = None,
+    language: str | None = None,
+    dataset: str | None = None,
+    **options: Any,
+) -> Push:
+    """Publish the folder of a finished run, or of a converted checkpoint: weights, tokenizer, card, settings and results.
+
+    Args:
+        license, language: for the card's metadata; None leaves what is there.
+        dataset: repo id of the subset it was trained on, with `@revision` if known, for the card.
+        options: private, revision, tag, dry_run, token and retries, see `hf_tlm.hub.push`.
+
+    Raises:
+        HubError: the folder holds no model, a run that is not finished, or an adapter to a model of this machine; for others
+            see `hf_tlm.hub.push`.
+    """
+    folder = Path(folder)
+    if (folder / SETTINGS).is_file() and not (folder / RESULTS).is_file():
+        raise HubError(f"{folder} holds a run that is not finished. Run its command again, which continues it.")
+    if not (any((folder / name).is_file() for name in (CONFIG, ADAPTER_CONFIG)) and any(folder.glob("*.safetensors"))):
+        raise HubError(
+            f"{folder} holds no model: expected config.json (or adapter_config.json) and safetensors, as "
+            "recipes/train_tlm.py and recipes/pretrain.py leave them."
+        )
+    _check_adapter(folder / ADAPTER_CONFIG)
+    card = {"license": license, "language": language, "dataset": dataset}
+    return _publish(folder, repo_id, "model", f"Model of hf_tlm {__version__}", card, options)
+
+
+def _check_adapter(path: Path) -> None:
+    if not path.is_file():
+        return
+    base = json.loads(path.read_text(encoding="utf-8"))["base_model_name_or_path"]
+    if hub_name(base) is None:
+        raise HubError(
+            f"{path.parent} holds an adapter to {base}, a model of this machine: nobody could load it from the Hub. Publish "
+            f"that model first, put its repo id into {path.name} as base_model_name_or_path, then publish the adapter."
+        )
+
+
+def publish_subset(
+    folder: str | os.PathLike, repo_id: str, *, license: str | None = None, language: str | None = None, **options: Any
+) -> Push:
+    """Publish a saved subset, alone in its repository: parquet, manifest, report and card. Arguments as `publish_model`'s.
+
+    Raises:
+        HubError: the folder holds no saved subset, or the repository has some with names; for others see `hf_tlm.hub.push`.
+    """
+    folder = Path(folder)
+    if not ((folder / MANIFEST).is_file() and any(folder.glob("data/*.parquet"))):
+        raise HubError(f"{folder} holds no subset: expected a folder that recipes/retrieve.py or Subset.save wrote.")
+    check_alone(Repo(repo_id, options.get("revision"), "dataset"), options.get("token"))
+    card = {"license": license, "language": language}
+    return _publish(folder, repo_id, "dataset", f"Subset of hf_tlm {__version__}", card, options)
+
+
+def _publish(
+    folder: Path, repo_id: str, type: str, message: str, card: Mapping[str, str | None], options: Mapping[str, Any]
+) -> Push:
+    """The card in the folder stays as it is: it may be published elsewhere too."""
+    files = published(folder)
+    if CARD not in files and (given := [name for name, value in card.items() if value is not None]):
+        raise HubError(f"{folder} has no {CARD} that could name the {given[0]}. Write one, or leave the {given[0]} out.")
+    with tempfile.TemporaryDirectory() as work:
+        if CARD in files:
+            text = files[CARD].read_text(encoding="utf-8")
+            try:
+                text = published_card(text, repo_id, **card)
+            except ValueError as error:
+                raise HubError(f"The metadata of {folder / CARD} cannot be used: {error}. Correct them.") from error
+            atomic_write(Path(work) / CARD, text)
+            files[CARD] = Path(work) / CARD
+        return push(folder, repo_id, type=type, message=message, files=files, **options)

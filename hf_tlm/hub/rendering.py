@@ -1,0 +1,103 @@
+"""Cards from the jinja2 templates of this package, and what publishing adds to one."""
+
+from __future__ import annotations
+
+import os
+import re
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from huggingface_hub import CardData
+
+# In the code blocks of a card, until it is published.
+PLACEHOLDER = "path/or/repo-id"
+_HUB_NAME = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
+
+
+def render(template: str, data: CardData, **values: Any) -> str:
+    """A card: the metadata as YAML between two lines of dashes, and the text under them.
+
+    Args:
+        template: file name in `hf_tlm/hub/templates`.
+        values: what it is filled with.
+    """
+    import jinja2
+
+    def source(name: str) -> str:
+        return files("hf_tlm.hub").joinpath("templates", name).read_text(encoding="utf-8")
+
+    environment = jinja2.Environment(loader=jinja2.FunctionLoader(source), autoescape=False)
+    return environment.get_template(template).render(card_data=data.to_yaml(), **values).rstrip() + "\n"
+
+
+def license_sentence(license: str | None) -> str:
+    """What a card says of the licence, which is the publisher's to choose."""
+    if license is None:
+        return "No licence was chosen for this repository: ask its author before you use it. Those of the data apply too."
+    return f"`{license}` for this repository. Those of the data apply too."
+
+
+def dataset_sentence(dataset: str | None) -> str:
+    """Where the data are on the Hub.
+
+    Args:
+        dataset: repo id, with `@revision` if known; None: not on the Hub, as far as is known.
+    """
+    if dataset is None:
+        return "Whether these texts are on the Hub was not recorded."
+    name, _, revision = dataset.partition("@")
+    link = f"https://huggingface.co/datasets/{name}" + (f"/tree/{revision}" if revision else "")
+    return f"The texts are the dataset [{name}]({link})" + (f" at revision `{revision}`." if revision else ".")
+
+
+def published_card(
+    text: str, repo_id: str, *, license: str | None = None, language: str | None = None, dataset: str | None = None
+) -> str:
+    """A card as it is published: its code names the repo, its metadata what was chosen. Everything else stays.
+
+    Args:
+        text: a README.md, written by this package or by hand.
+        license, language: of the metadata; None leaves what is there.
+        dataset: see `dataset_sentence`; named in a model's metadata too.
+
+    Raises:
+        ValueError: the metadata of the card cannot be read.
+    """
+    import yaml
+    from huggingface_hub import RepoCard
+
+    text = text.replace(PLACEHOLDER, repo_id)
+    if license is not None:
+        text = text.replace(license_sentence(None), license_sentence(license))
+    if dataset is not None:
+        text = text.replace(dataset_sentence(None), dataset_sentence(dataset))
+    if license is language is dataset is None:
+        return text
+    try:
+        card = RepoCard(text)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error
+    for name, value in (("license", license), ("language", language)):
+        if value is not None:
+            card.data[name] = value
+    if dataset is not None:
+        before = card.data.get("datasets", [])
+        before = [before] if isinstance(before, str) else before
+        card.data["datasets"] = list(dict.fromkeys([*before, dataset.partition("@")[0]]))
+    return str(card)
+
+
+def hub_name(name_or_path: str | None) -> str | None:
+    """The repo id in `name_or_path`, without a revision; None for a path of this machine, and for what cannot be one."""
+    if name_or_path is None or os.path.exists(name_or_path):
+        return None
+    name = name_or_path.partition("@")[0]
+    return name if _HUB_NAME.fullmatch(name) else None
+
+
+def displayed_name(name_or_path: str | None) -> str | None:
+    """A checkpoint as a card names it: its repo id, or the end of its path, without the folders of this machine."""
+    if name_or_path is None or hub_name(name_or_path):
+        return name_or_path
+    return "/".join(re.split(r"[\\/]+", name_or_path.rstrip("\\/"))[-2:])

@@ -1,0 +1,102 @@
+"""Several subsets in one repository, each in a folder of its own, and the card that names them all."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hf_tlm.hub.errors import HubError
+from hf_tlm.hub.rendering import PLACEHOLDER, published_card, render
+from hf_tlm.hub.repo import Repo
+from hf_tlm.hub.retry import patiently
+
+CARD, MANIFEST = "README.md", "manifest.json"
+_MANIFEST_OF = re.compile(rf"([^/]+)/{re.escape(MANIFEST)}")
+# Metadata that the card of the whole has from those of the subsets, one after another without repetition.
+_MERGED = ("license", "language", "tags", "task_categories", "size_categories", "source_datasets")
+
+
+def repo_files(repo: Repo, token: str | None = None) -> list[str]:
+    """The files of a repository; none of one that is not there yet, or that lacks the branch.
+
+    Raises:
+        HubError: the Hub cannot be asked.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
+
+    def files() -> list[str]:
+        try:
+            return HfApi(token=token).list_repo_files(repo.id, repo_type=repo.type, revision=repo.revision)
+        except (RepositoryNotFoundError, RevisionNotFoundError):
+            return []
+
+    return sorted(patiently(files, repo))
+
+
+def config_names(files: Sequence[str]) -> list[str]:
+    """The names of the subsets among the files of a repository."""
+    return [match[1] for file in files if (match := _MANIFEST_OF.fullmatch(file))]
+
+
+def check_alone(repo: Repo, token: str | None = None) -> None:
+    """Before a subset without a name is published.
+
+    Raises:
+        HubError: there are subsets with names.
+    """
+    if names := config_names(repo_files(repo, token)):
+        raise HubError(
+            f"{repo} has subsets with names ({', '.join(names)}), which the card of one without a name would hide. Give "
+            "this one a name too (--config_name), or choose another repository."
+        )
+
+
+def config_cards(repo: Repo, names: Sequence[str], token: str | None = None) -> dict[str, str]:
+    """The cards of the subsets of these names.
+
+    Raises:
+        HubError: see `repo_files`.
+    """
+    from huggingface_hub import hf_hub_download
+
+    options = {"repo_type": repo.type, "revision": repo.revision, "token": token}
+
+    def read(name: str) -> str:
+        return Path(hf_hub_download(repo.id, f"{name}/{CARD}", **options)).read_text(encoding="utf-8")
+
+    return {name: patiently(lambda name=name: read(name), repo) for name in names}
+
+
+def configs_card(cards: Mapping[str, str], repo_id: str) -> str:
+    """The README.md of a repository of several subsets.
+
+    Args:
+        cards: name of a subset -> its card.
+    """
+    from huggingface_hub import DatasetCardData, RepoCard
+
+    found = {name: RepoCard(text).data.to_dict() for name, text in cards.items()}
+    merged: dict[str, Any] = {}
+    for field in _MERGED:
+        values = [value for data in found.values() for value in _listed(data.get(field))]
+        merged[field] = list(dict.fromkeys(values)) or None
+    for field in ("license", "language"):
+        if merged[field] and len(merged[field]) == 1:
+            merged[field] = merged[field][0]
+    data = DatasetCardData(
+        pretty_name=repo_id.partition("/")[2],
+        **merged,
+        configs=[entry for data in found.values() for entry in data["configs"]],
+        dataset_info=[data["dataset_info"] for data in found.values()],
+    )
+    titles = {name: data.get("pretty_name", name) for name, data in found.items()}
+    rows = {name: data["dataset_info"]["splits"][0]["num_examples"] for name, data in found.items()}
+    text = render("subset_configs.md", data, name=data.pretty_name, titles=titles, rows=rows, repo=PLACEHOLDER)
+    return published_card(text, repo_id)
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [] if value is None else [value]

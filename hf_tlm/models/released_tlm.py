@@ -1,0 +1,236 @@
+"""The TLM paper's released checkpoints (yxchar/tlm-<task>-<scale>-scale) as stock ELECTRA.
+
+They hold a BERT body without a pooler, BERT's masked-LM head, and a classifier on the first token's hidden state: linear,
+GELU, linear (names and layout: github.com/yaoxingcheng/TLM, src/model.py). ELECTRA whose embeddings are as wide as its body
+computes the same: its body is BERT's, its generator head is the masked-LM head with GELU, its classifier is that one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from transformers import BertConfig, ElectraConfig, PreTrainedTokenizerBase
+
+from hf_tlm.data import load_tokenizer
+from hf_tlm.models.errors import ModelError
+from hf_tlm.models.export import export_stock
+from hf_tlm.models.legacy_weights import read_weights, weights_file
+from hf_tlm.models.tlm import TlmModel
+
+# What configs raise for values that they cannot have.
+UNUSABLE = (TypeError, ValueError, StrictDataclassError)
+CONFIG = "config.json"
+TOKENIZER_FILES = ("tokenizer.json", "vocab.txt")
+ADVICE = "Give the folder of a checkpoint that the TLM paper released."
+# One name of each part, from which on names are theirs; what comes before depends on how the model was wrapped.
+PARTS = ("embeddings.position_embeddings.weight", "predictions.transform.dense.weight", "cls_layer.0.weight")
+BODY, MLM_HEAD, CLASSIFIER = PARTS
+# Beginnings of names: ours, theirs, and the part they are of.
+RENAMED = {
+    "electra.": ("", BODY),
+    "mlm_head.generator_predictions.": ("predictions.transform.", MLM_HEAD),
+    "mlm_head.generator_lm_head.weight": ("predictions.decoder.weight", MLM_HEAD),
+    "mlm_head.generator_lm_head.bias": ("predictions.bias", MLM_HEAD),
+    "classifier.dense.": ("cls_layer.0.", CLASSIFIER),
+    "classifier.out_proj.": ("cls_layer.2.", CLASSIFIER),
+}
+BIAS_AGAIN = "predictions.decoder.bias"
+# Pairs of names that are one tensor unless the two differ, of which a file may have either: part and name.
+TWINS = (
+    ((BODY, "embeddings.word_embeddings.weight"), (MLM_HEAD, "predictions.decoder.weight")),
+    ((MLM_HEAD, "predictions.bias"), (MLM_HEAD, BIAS_AGAIN)),
+)
+# What the parts may hold beyond our model's weights: positions, zeros, and a layer that the classifier passes by.
+UNUSED = ("embeddings.position_ids", "embeddings.token_type_ids", "pooler.")
+SHARED = (
+    "vocab_size hidden_size num_hidden_layers num_attention_heads intermediate_size hidden_act hidden_dropout_prob "
+    "attention_probs_dropout_prob max_position_embeddings type_vocab_size initializer_range layer_norm_eps pad_token_id"
+).split()
+
+
+class ReleasedTlm(NamedTuple):
+    """What a folder held.
+
+    model: in float32 and evaluation mode, of type `electra`.
+    left_out: names of weights that the model has no use for.
+    """
+
+    model: TlmModel
+    tokenizer: PreTrainedTokenizerBase
+    left_out: list[str]
+
+
+def load_released_tlm(
+    folder: str | os.PathLike, *, label_names: Sequence[str] | None = None, tokenizer_name: str | None = None
+) -> ReleasedTlm:
+    """Model and tokenizer of a folder with `pytorch_model.bin`, `config.json` and a BERT tokenizer.
+
+    Logits of both heads are those of the published code, to rounding. Pickled code in the weights is not run.
+
+    Args:
+        label_names: the classes in the order of their indices; None names them "0" .. "n-1".
+        tokenizer_name: Hub id or folder, for a checkpoint that comes without a tokenizer.
+
+    Raises:
+        ModelError: a file is missing or damaged; weights are missing, unexpected or of another shape than config.json
+            says; there are not as many labels as classes; or the model computes what ELECTRA cannot.
+        TokenizerError: see `load_tokenizer`.
+    """
+    folder = Path(folder)
+    bert = _read_config(folder)
+    file = weights_file(folder)
+    state = read_weights(file, ADVICE)
+    prefixes = {part: _prefix(state, part, file) for part in PARTS}
+    names = _label_names(state, prefixes, label_names)
+    (embedding, output), (bias, bias_again) = _complete(state, prefixes)
+    try:
+        config = ElectraConfig(
+            **{name: getattr(bert, name) for name in SHARED},
+            embedding_size=bert.hidden_size,
+            classifier_dropout=0.0,  # Theirs has none.
+            tie_word_embeddings=_are_one(state, embedding, output),
+            id2label=dict(enumerate(names)),
+            label2id={name: index for index, name in enumerate(names)},
+        )
+        model = TlmModel.from_config(config)
+    except UNUSABLE as error:
+        raise ModelError(f"{folder / CONFIG} cannot be used: {error}") from error
+    if not _are_one(state, bias, bias_again):
+        raise ModelError(f"{bias} and {bias_again} in {file} must be one, and are two. {ADVICE}")
+    left_out = _load_weights(model, state, prefixes, file)
+    return ReleasedTlm(model.eval(), _tokenizer(folder, tokenizer_name, config), left_out)
+
+
+def convert_released_tlm(
+    folder: str | os.PathLike,
+    output_dir: str | os.PathLike,
+    *,
+    label_names: Sequence[str] | None = None,
+    tokenizer_name: str | None = None,
+) -> ReleasedTlm:
+    """Write what `load_released_tlm` reads to a folder, which appears as a whole, see `export_stock`.
+
+    `output_dir` holds a stock `ElectraForSequenceClassification`, `output_dir/mlm` the `ElectraForMaskedLM` of its body.
+
+    Raises:
+        HfTlmError: see `load_released_tlm`; `output_dir` is `folder`; or the disk cannot be written, and an earlier folder
+            there is intact.
+    """
+    if Path(folder).resolve() == Path(output_dir).resolve():
+        raise ModelError(f"The converted model would replace the released one in {folder}. Choose another output folder.")
+    released = load_released_tlm(folder, label_names=label_names, tokenizer_name=tokenizer_name)
+    export_stock(released.model, released.tokenizer, output_dir)
+    return released
+
+
+def _read_config(folder: Path) -> BertConfig:
+    path = folder / CONFIG
+    try:
+        config = BertConfig.from_json_file(path)
+    except OSError as error:
+        raise ModelError(f"Cannot read {path}: {error.strerror}. {ADVICE}") from error
+    except (*UNUSABLE, AttributeError) as error:  # The last for JSON that is no object.
+        raise ModelError(f"{path} cannot be used: {error}. Download it again.") from error
+    positions = getattr(config, "position_embedding_type", "absolute")
+    if config.hidden_act != "gelu" or positions != "absolute" or config.is_decoder:
+        raise ModelError(
+            f"{path} must describe an encoder with GELU and absolute positions, as ELECTRA is; found "
+            f"hidden_act {config.hidden_act!r}, position_embedding_type {positions!r}, is_decoder {config.is_decoder}."
+        )
+    return config
+
+
+def _prefix(state: dict[str, torch.Tensor], part: str, file: Path) -> str:
+    """What comes before a part's names."""
+    found = [name for name in state if name == part or name.endswith(f".{part}")]
+    if len(found) != 1:
+        raise ModelError(f"{file} must hold one weight named [...]{part}; found {', '.join(found) or 'none'}. {ADVICE}")
+    return found[0].removesuffix(part)
+
+
+def _complete(state: dict[str, torch.Tensor], prefixes: dict[str, str]) -> list[tuple[str, str]]:
+    """The names of `TWINS` in this file; where it has one of two, both are in `state` afterwards."""
+    pairs = [tuple(prefixes[part] + name for part, name in pair) for pair in TWINS]
+    for first, second in pairs:
+        for name, other in ((first, second), (second, first)):
+            if other in state:
+                state.setdefault(name, state[other])
+    return pairs
+
+
+def _are_one(state: dict[str, torch.Tensor], name: str, other: str) -> bool:
+    return name not in state or torch.equal(state[name], state[other])
+
+
+def _label_names(
+    state: dict[str, torch.Tensor], prefixes: dict[str, str], label_names: Sequence[str] | None
+) -> Sequence[str]:
+    name = f"{prefixes[CLASSIFIER]}cls_layer.2.weight"
+    if name not in state:
+        raise ModelError(f"The classifier lacks {name}. {ADVICE}")
+    classes = len(state[name])
+    if label_names is None:
+        return [str(index) for index in range(classes)]
+    if len(label_names) != classes:
+        raise ModelError(
+            f"The classifier has {classes} classes; received {len(label_names)} labels ({', '.join(label_names)}). Name the "
+            "task or the labels that this checkpoint was trained with."
+        )
+    return label_names
+
+
+@torch.no_grad()
+def _load_weights(model: TlmModel, state: dict[str, torch.Tensor], prefixes: dict[str, str], file: Path) -> list[str]:
+    """Fill the model; returns the names of what it has no use for."""
+    values = {_released_name(name, prefixes): tensor for name, tensor in model.state_dict().items()}
+    others = [name for name in state if name not in values and name != prefixes[MLM_HEAD] + BIAS_AGAIN]
+    own = [prefixes[BODY] + name for name in ("embeddings.", "encoder.")]
+    own += [prefixes[MLM_HEAD] + "predictions.", prefixes[CLASSIFIER] + "cls_layer."]
+    unused = tuple(prefixes[BODY] + name for name in UNUSED)
+    problems = {
+        "missing": [name for name in values if name not in state],
+        "unexpected": [name for name in others if name.startswith(tuple(own)) and not name.startswith(unused)],
+        "of another shape": [
+            f"{name} {tuple(state[name].shape)} instead of {tuple(value.shape)}"
+            for name, value in values.items()
+            if name in state and state[name].shape != value.shape
+        ],
+    }
+    if any(problems.values()):
+        found = "; ".join(
+            f"{what}: {', '.join(names[:3])}" + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+            for what, names in problems.items()
+            if names
+        )
+        raise ModelError(f"The weights in {file} are not those of the model in {CONFIG}. {found}. {ADVICE}")
+    for name, value in values.items():
+        value.copy_(state[name])
+    return others
+
+
+def _released_name(name: str, prefixes: dict[str, str]) -> str:
+    """The name of the released weight that our weight `name` is."""
+    ours = next(ours for ours in RENAMED if name.startswith(ours))
+    theirs, part = RENAMED[ours]
+    return prefixes[part] + theirs + name.removeprefix(ours)
+
+
+def _tokenizer(folder: Path, name: str | None, config: ElectraConfig) -> PreTrainedTokenizerBase:
+    if name is None and not any((folder / file).is_file() for file in TOKENIZER_FILES):
+        raise ModelError(
+            f"{folder} has no tokenizer ({' or '.join(TOKENIZER_FILES)}). Name one with --tokenizer_name; the paper's "
+            "models of BERT's vocabulary have that of bert-base-uncased."
+        )
+    tokenizer = load_tokenizer(name or str(folder))
+    if len(tokenizer) > config.vocab_size:
+        raise ModelError(
+            f"The tokenizer {name or folder} has {len(tokenizer)} tokens, and the model's vocabulary {config.vocab_size}. "
+            "They must be of the same model."
+        )
+    tokenizer.model_max_length = min(tokenizer.model_max_length, config.max_position_embeddings)
+    return tokenizer

@@ -1,0 +1,123 @@
+"""Subsets on the Hub: alone in a repository, several in one under names of their own, or released by the paper's authors."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hf_tlm.files import atomic_write
+from hf_tlm.hub import HubError, Push, Repo, fetch, publish_subset, push
+from hf_tlm.hub.rendering import published_card
+from hf_tlm.hub.repo import parse_repo
+from hf_tlm.hub.subset_configs import config_cards, config_names, configs_card, repo_files
+from hf_tlm.retrieval.analyzer import RetrievalError
+from hf_tlm.retrieval.released_subset import RELEASED_FILE, read_released
+from hf_tlm.retrieval.report import retrieval_report
+from hf_tlm.retrieval.subset import CARD_FILE, CONFIG_DATA_FILE, DATA_FILE, MANIFEST_FILE, REPORT_FILE, Subset
+from hf_tlm.version import __version__
+
+_NAME = re.compile(r"(?P<id>[^:@]+)(?::(?P<config>[^:@]+))?(?:@(?P<revision>.+))?")
+_CONFIG = re.compile(r"\w[\w.-]*")
+DATA_FOLDER = Path(DATA_FILE).parent.name
+ROUNDS = 20  # times that a card is brought up to date with what others push meanwhile
+
+
+def open_subset(name: str) -> Subset:
+    """See `Subset.open`."""
+    if Path(name).exists():
+        return Subset.load(name)
+    parts = _NAME.fullmatch(name)
+    if parts is None or parse_repo(parts["id"], "dataset") is None:
+        raise RetrievalError(
+            f"Expected the folder of a subset, or a dataset of the Hub as owner/name, owner/name:config or "
+            f"owner/name:config@revision; received {name!r}, which is neither."
+        )
+    return load_from_hub(parts["id"], parts["revision"], parts["config"])
+
+
+def load_from_hub(repo_id: str, revision: str | None, config: str | None) -> Subset:
+    """See `Subset.from_hub`."""
+    repo = _repo(repo_id, revision)
+    _check_config(config)
+    released = None if config is None else RELEASED_FILE.format(config)
+    wanted = [MANIFEST_FILE, f"{DATA_FOLDER}/*"] if config is None else [f"{config}/*", released]
+    snapshot = fetch(repo, allow_patterns=wanted)
+    folder = snapshot if config is None else snapshot / config
+    if (folder / MANIFEST_FILE).is_file():
+        subset = Subset.load(folder)
+    elif config is not None and (snapshot / released).is_file():
+        subset = Subset(*read_released(snapshot / released, repo_id, snapshot.name))
+    else:
+        files, end = repo_files(repo), RELEASED_FILE.format("")
+        names = sorted(config_names(files) + [file.removesuffix(end) for file in files if file.endswith(end)])
+        raise RetrievalError(
+            f"{repo} has no subset {'without a name' if config is None else repr(config)}. The names of those that hf_tlm "
+            f"or TLM's authors published there: {', '.join(names) or 'none'}."
+        )
+    # The commit: what a branch names may change.
+    subset.manifest["hub"] = {"repo_id": repo_id, "revision": snapshot.name, "config": config}
+    return subset
+
+
+def push_to_hub(subset: Subset, repo_id: str, config: str | None, report: str | None, options: Mapping[str, Any]) -> Push:
+    """See `Subset.push_to_hub`."""
+    repo = _repo(repo_id, options.get("revision"))
+    _check_config(config)
+    # Where it was loaded from is not what it is: pushed back there, it is unchanged.
+    subset = replace(subset, manifest={name: value for name, value in subset.manifest.items() if name != "hub"})
+    report = report or retrieval_report(subset)
+    with tempfile.TemporaryDirectory() as work:
+        folder = Path(work) / "subset"
+        try:
+            if config is not None:
+                return _push_config(subset, folder, repo, config, report, dict(options))
+            subset.save(folder, report=report)
+            return publish_subset(folder, repo_id, **options)
+        except HubError as error:
+            raise HubError(str(error).replace(str(folder), "The subset")) from None
+
+
+def _push_config(subset: Subset, folder: Path, repo: Repo, config: str, report: str, options: dict[str, Any]) -> Push:
+    """A folder of the subset, and a card for the whole repository, whose metadata names all subsets that are there."""
+    token, tag = options.get("token"), options.pop("tag", None)
+    card = {name: options.pop(name, None) for name in ("license", "language")}
+    folder.mkdir()
+    subset.write(folder, report, CONFIG_DATA_FILE, config=config, data_files=f"{config}/train-*.parquet")
+    own = published_card((folder / CARD_FILE).read_text(encoding="utf-8"), repo.id, **card)
+    atomic_write(folder / CARD_FILE, own)
+    whole = folder.parent / CARD_FILE
+    files = {f"{config}/{name}": folder / name for name in (CONFIG_DATA_FILE, MANIFEST_FILE, CARD_FILE, REPORT_FILE)}
+    options |= {"type": "dataset", "message": f"Subset {config} of hf_tlm {__version__}", "replace": [f"{config}/*"]}
+    there = repo_files(repo, token)
+    if MANIFEST_FILE in there:
+        raise RetrievalError(f"{repo} has a subset without a name. Choose another repository, or leave the name out.")
+    done = None
+    for _ in range(ROUNDS):
+        cards = {config: own} | config_cards(repo, [name for name in config_names(there) if name != config], token)
+        atomic_write(whole, configs_card({name: cards[name] for name in sorted(cards)}, repo.id))
+        last = push(folder, repo.id, files={**files, CARD_FILE: whole}, **options)
+        done = last if done is None else replace(done, commit=last.commit or done.commit)
+        if last.dry_run:
+            return done
+        # Others may have pushed theirs between reading and writing: whoever comes last names them all.
+        there = repo_files(repo, token)
+        if set(config_names(there)) <= set(cards):
+            break
+    if tag is not None:
+        push(folder, repo.id, files={**files, CARD_FILE: whole}, tag=tag, **options)
+    return done
+
+
+def _repo(repo_id: str, revision: str | None) -> Repo:
+    if (repo := parse_repo(repo_id, "dataset")) is None or repo.revision is not None:
+        raise HubError(f"Expected a dataset of the Hub as owner/name; received {repo_id!r}.")
+    return replace(repo, revision=revision)
+
+
+def _check_config(config: str | None) -> None:
+    if config is not None and (not _CONFIG.fullmatch(config) or config == DATA_FOLDER):
+        raise RetrievalError(f"The name of a subset is that of a folder, such as small or large; received {config!r}.")

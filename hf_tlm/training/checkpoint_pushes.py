@@ -1,0 +1,139 @@
+"""`--hub_strategy checkpoint`: a branch of the repository always holds what the run needs to continue elsewhere."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from transformers import TrainerCallback
+
+from hf_tlm.files import atomic_directory
+from hf_tlm.hub.background import Uploads
+from hf_tlm.hub.errors import HubError
+from hf_tlm.hub.push import push
+from hf_tlm.hub.repo import fetch, find_repo
+from hf_tlm.training.arguments import RunArguments
+from hf_tlm.training.checkpoints import SEAL, best_of, checkpoints_in
+from hf_tlm.training.claim import RESULTS_FILE, SETTINGS_FILE, ProtocolError
+from hf_tlm.training.stages import STAGE_FILE
+
+STAGED = ".upload-"
+# Of a run's folder, what no run continues from.
+_LEFT_OUT = ("runs", "logs")
+
+
+class CheckpointPushes(TrainerCallback):
+    """After every save the run's folder goes to the branch `<hub_revision or main>-checkpoints`, in the background.
+
+    Each push is one commit, of settings, finished seeds and stages, and the newest checkpoint with the best one so far. It
+    is made of hard links, so that the run can go on writing and removing. To be used as a context: its end waits for the
+    last upload.
+
+    Args:
+        output_dir: the run's.
+    """
+
+    def __init__(self, output_dir: Path, args: RunArguments):
+        self.output_dir, self.args = output_dir, args
+        self.uploads = Uploads(self._push)
+        self.active = args.push_to_hub and args.hub_strategy == "checkpoint" and args.process_index == 0
+
+    def __enter__(self) -> CheckpointPushes:
+        if self.active:
+            for left in self.output_dir.glob(f"{STAGED}*"):  # by a kill
+                shutil.rmtree(left, ignore_errors=True)
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self.uploads.wait()
+
+    def on_save(self, args, state, control, **kwargs) -> None:
+        if not self.active:
+            return
+        staged = Path(tempfile.mkdtemp(prefix=STAGED, dir=self.output_dir))
+        for path in needed_to_continue(self.output_dir):
+            link = staged / path.relative_to(self.output_dir)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                os.link(path, link)
+            except OSError:  # Not every file system has hard links.
+                shutil.copyfile(path, link)
+        self.uploads.submit(staged)
+
+    def check(self) -> None:
+        """Raises:
+        HubError: there were pushes, and all of them failed.
+        """
+        errors = self.uploads.errors
+        if errors and not self.uploads.succeeded:
+            raise HubError(
+                f"The run is finished, and whole in {self.output_dir}, but none of its {len(errors)} checkpoints could be "
+                f"pushed to {self.args.hub_model_id}@{checkpoint_branch(self.args)}: {errors[-1]}"
+            )
+
+    def _push(self, folder: Path) -> None:
+        files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+        place = {"private": self.args.hub_private_repo, "revision": checkpoint_branch(self.args)}
+        try:
+            # In the place of everything else on the branch; .gitattributes is the Hub's.
+            options = {"replace": ["[!.]*"], "token": self.args.hub_token, **place}
+            push(folder, self.args.hub_model_id, message="What the run needs to continue", files=files, **options)
+        except HubError as error:
+            raise HubError(str(error).replace(str(folder), str(self.output_dir))) from None
+
+
+def checkpoint_branch(args: RunArguments) -> str:
+    return f"{args.hub_revision or 'main'}-checkpoints"
+
+
+def needed_to_continue(folder: Path) -> Iterator[Path]:
+    """The files of a run's folder without which it could not go on from its newest complete checkpoint."""
+    kept = _kept_checkpoints(folder)
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith((".", "nonfinite-")) or path.name in _LEFT_OUT:
+            continue
+        if path.is_file():
+            yield path
+        elif path.name.startswith("checkpoint-"):
+            if path in kept:
+                yield from needed_to_continue(path)
+        elif not (path.name.startswith("stage") and (folder / RESULTS_FILE).is_file()):  # of a finished seed
+            yield from needed_to_continue(path)
+
+
+def _kept_checkpoints(folder: Path) -> list[Path]:
+    sealed = [path for _, path in checkpoints_in(folder) if (path / SEAL).is_file()]
+    if not sealed or (folder / "model" / STAGE_FILE).is_file():
+        return []
+    return [sealed[-1], best_of(sealed[-1])]
+
+
+def fetch_run(args: RunArguments) -> None:
+    """With `--resume_from_checkpoint owner/name@branch`: an empty output folder becomes the run that is there.
+
+    A folder that has something in it is left alone, so that the same command continues what it began. Checkpoints hold
+    pickles (of the optimizer and of random generators); this option asks for them. Read as tensors and numbers only, they
+    run no code.
+
+    Raises:
+        HubError: see `hf_tlm.hub.fetch`.
+        ProtocolError: there is no run.
+    """
+    output_dir = Path(args.output_dir)
+    if args.resume_from_checkpoint is None or args.process_index != 0:
+        return
+    if output_dir.is_dir() and any(output_dir.iterdir()):
+        return
+    repo = find_repo(args.resume_from_checkpoint, "model")
+    # Code of a model's own is copied along with it; our classes are the ones that are used.
+    snapshot = fetch(repo, trust_remote_code=True, allow_pickle=True, token=args.hub_token)
+    if not (snapshot / SETTINGS_FILE).is_file():
+        raise ProtocolError(
+            f"{repo} holds no run to continue: no {SETTINGS_FILE}. Runs with --hub_strategy checkpoint are on a branch of "
+            "their own, such as owner/name@main-checkpoints."
+        )
+    with atomic_directory(output_dir) as work:
+        shutil.copytree(snapshot, work, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".*"))

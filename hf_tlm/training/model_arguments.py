@@ -1,0 +1,137 @@
+"""Which model a run trains: fields, defaults and help texts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hf_tlm.hub.checkpoint import split_revision
+from hf_tlm.models.lora_arguments import LoraArguments
+from hf_tlm.training.options import ArgumentsError
+
+
+@dataclass
+class ModelArguments(LoraArguments):
+    """Which model, from scratch (`model_config`) or from a checkpoint (`model_name_or_path`), its tokenizer, its adapter."""
+
+    model_config: str = field(
+        default="recipes/configs/models/bert_tiny.json",
+        metadata={
+            "help": "JSON file with a transformers config, or a Hub id (@revision if wanted) whose architecture is "
+            "used, not its weights."
+        },
+    )
+    model_name_or_path: str | None = field(
+        default=None,
+        metadata={"help": "Start from this checkpoint instead of from scratch: folder, or Hub id with @revision if wanted."},
+    )
+    model_revision: str | None = field(
+        default=None, metadata={"help": "Branch, tag or commit of the checkpoint, instead of @revision."}
+    )
+    auxiliary_size: float | None = field(
+        default=None,
+        metadata={
+            "help": "electra, ale, cocolm, from scratch: width of the auxiliary model (hidden, heads, FFN) over the "
+            "model's. Default: 0.25, and 1 with cocolm."
+        },
+    )
+    auxiliary_layers: int | None = field(
+        default=None,
+        metadata={
+            "help": "electra, ale, cocolm, from scratch: its layers. Default: as many as the model, and with cocolm a third."
+        },
+    )
+    auxiliary_name_or_path: str | None = field(
+        default=None,
+        metadata={
+            "help": "electra, ale, cocolm, from a checkpoint (or with freeze_auxiliary): that of the auxiliary model. "
+            "Default: its folder generator/."
+        },
+    )
+    freeze_auxiliary: bool = field(
+        default=False,
+        metadata={
+            "help": "electra, ale, cocolm: the auxiliary model, from a checkpoint, does not learn and shares nothing."
+        },
+    )
+    temperature: float | None = field(
+        default=None,
+        metadata={
+            "help": "electra, ale, cocolm: of the softmax that replacements are drawn from; 0 is argmax. Default: 0.8, "
+            "and 1 with cocolm."
+        },
+    )
+    replacements: str = field(
+        default="sampled",
+        metadata={
+            "help": "electra, ale, cocolm: sampled by the auxiliary model, or random tokens of the vocabulary.",
+            "choices": ["sampled", "random"],
+        },
+    )
+    attn_implementation: str | None = field(
+        default=None,
+        metadata={"help": "sdpa, eager, flash_attention_2, ...; the last needs its package, a GPU and bf16. Default: sdpa."},
+    )
+    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the checkpoint."})
+    tokenizer_name: str | None = field(
+        default=None,
+        metadata={
+            "help": "Tokenizer by folder, or Hub id with @revision if wanted. Default: the checkpoint's; from scratch, a "
+            "WordPiece vocabulary trained on the run's own texts."
+        },
+    )
+    vocab_size: int = field(default=8000, metadata={"help": "Size of a vocabulary that is trained."})
+    lowercase: bool = field(default=True, metadata={"help": "A vocabulary that is trained is lower-cased."})
+    embedding_init: str = field(
+        default="random",
+        metadata={
+            "help": "Token embeddings at the start: random (the papers'), or spectral: SVD of the positive PMI of "
+            "co-occurrence counts over the run's own texts (ours).",
+            "choices": ["random", "spectral"],
+        },
+    )
+    spectral_scale: float = field(default=1.0, metadata={"help": "Norm of a spectral token embedding."})
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.model_name_or_path is not None:
+            # What is recorded, and what a card calls the base model, is the id.
+            self.model_name_or_path, self.model_revision = split_revision(self.model_name_or_path, self.model_revision)
+        if self.embedding_init == "spectral" and self.model_name_or_path is not None:
+            raise ArgumentsError(
+                "embedding_init spectral replaces the embeddings of the checkpoint model_name_or_path "
+                f"{self.model_name_or_path!r} has learned. Use it from scratch only."
+            )
+        if self.temperature is not None and not self.temperature >= 0:
+            raise ArgumentsError(f"temperature must be 0 or more; received {self.temperature}.")
+        if self.spectral_scale <= 0:
+            raise ArgumentsError(f"spectral_scale must be positive; received {self.spectral_scale}.")
+        if self.freeze_auxiliary and self.auxiliary_name_or_path is None and self.model_name_or_path is None:
+            raise ArgumentsError(
+                "freeze_auxiliary needs an auxiliary model that has learned: give --auxiliary_name_or_path, for instance "
+                "the folder generator/ of an earlier run."
+            )
+        if self.auxiliary_name_or_path is not None and self.model_name_or_path is None and not self.freeze_auxiliary:
+            raise ArgumentsError(
+                f"The auxiliary model {self.auxiliary_name_or_path!r} would get the random embeddings of a model from "
+                "scratch. Give --model_name_or_path too, or --freeze_auxiliary true, with which nothing is shared."
+            )
+
+    @property
+    def tokenizer_source(self) -> dict[str, Any] | None:
+        """The arguments of `load_tokenizer`; None: one is trained."""
+        name = self.tokenizer_name or self.model_name_or_path or self.auxiliary_name_or_path
+        if name is None:
+            return None
+        # The revision is the checkpoint's: another repository has its own.
+        revision = self.model_revision if not self.tokenizer_name and self.model_name_or_path else None
+        return {"name_or_path": name, "revision": revision, "trust_remote_code": self.trust_remote_code}
+
+    def settled(self, objective: str) -> ModelArguments:
+        """A copy with the defaults that depend on the objective."""
+        size, temperature = (1.0, 1.0) if objective == "cocolm" else (0.25, 0.8)
+        return replace(
+            self,
+            auxiliary_size=size if self.auxiliary_size is None else self.auxiliary_size,
+            temperature=temperature if self.temperature is None else self.temperature,
+        )

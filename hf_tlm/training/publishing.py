@@ -1,0 +1,80 @@
+"""`--push_to_hub` of a run: refused or checked before the first step, done once, at the end, from the finished folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hf_tlm.hub.arguments import publish_later
+from hf_tlm.hub.commit import Push
+from hf_tlm.hub.errors import HubError
+from hf_tlm.hub.publish import publish_model
+from hf_tlm.hub.push import check_push
+from hf_tlm.hub.rendering import hub_name
+from hf_tlm.training.options import ArgumentsError
+
+if TYPE_CHECKING:
+    from hf_tlm.training.arguments import RunArguments
+    from hf_tlm.training.model_arguments import ModelArguments
+
+
+def check_hub_arguments(args: RunArguments, id_name: str) -> None:
+    """Raises:
+    ArgumentsError: arguments of the Trainer's own pushes, which take whatever the folder holds at the time; or `id_name`,
+        the argument that names the repository, is missing or to no effect.
+    """
+    strategies = ("end", "checkpoint") if id_name == "hub_model_id" else ("end",)
+    if args.hub_strategy not in strategies or args.hub_always_push:
+        raise ArgumentsError(
+            f"What is published is finished: hub_strategy can be {' or '.join(strategies)}, hub_always_push false; "
+            f"received {getattr(args.hub_strategy, 'value', args.hub_strategy)} and {args.hub_always_push}."
+        )
+    if id_name != "hub_model_id" and args.resume_from_checkpoint is not None:
+        raise ArgumentsError("resume_from_checkpoint has no effect here: run the same command again. Leave it out.")
+    ids = ("hub_model_id", "hub_dataset_id")
+    (other,) = (name for name in ids if name != id_name)
+    if getattr(args, other, None) is not None:
+        raise ArgumentsError(f"{other} {getattr(args, other)} has no effect here: the repository is --{id_name}.")
+    given = [name for name in (id_name, "hub_revision") if getattr(args, name) is not None]
+    given += ["hub_strategy"] if args.hub_strategy != "end" else []
+    if given and not args.push_to_hub:
+        has = "has" if len(given) == 1 else "have"
+        raise ArgumentsError(f"{' and '.join(given)} {has} no effect without push_to_hub. Add it, or leave them out.")
+    if args.push_to_hub and getattr(args, id_name) is None:
+        raise ArgumentsError(f"push_to_hub needs --{id_name} owner/name: the repository to publish to.")
+
+
+def check_hub(args: RunArguments, adapter: ModelArguments | None = None) -> None:
+    """Before anything is trained; the first process asks the Hub.
+
+    Args:
+        adapter: of a run whose result is an adapter, with `model_name_or_path`.
+
+    Raises:
+        ArgumentsError: the adapter would belong to a model of this machine.
+        HubError: see `hf_tlm.hub.check_push`.
+    """
+    if not args.push_to_hub:
+        return
+    if adapter is not None and hub_name(adapter.model_name_or_path) is None:
+        raise ArgumentsError(
+            "The adapter of this run would belong to a model of this machine, and nobody could load it from the Hub. Give "
+            "--model_name_or_path the repo id of its base (publish that first), or leave out push_to_hub or use_peft."
+        )
+    if args.process_index == 0:
+        check_push(args.hub_model_id, args.hub_token)
+
+
+def publish_run(folder: Path, args: RunArguments) -> Push | None:
+    """Publish the finished folder, if that was asked for, on the first process.
+
+    Raises:
+        HubError: it could not be published; the message says how to do it later.
+    """
+    if not args.push_to_hub or args.process_index != 0:
+        return None
+    place = {"private": args.hub_private_repo, "revision": args.hub_revision}
+    try:
+        return publish_model(folder, args.hub_model_id, token=args.hub_token, **place)
+    except HubError as error:
+        raise HubError(f"{error} {publish_later('model', folder, args.hub_model_id, **place)}") from None

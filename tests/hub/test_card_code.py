@@ -1,0 +1,86 @@
+"""Every code block of every kind of card, executed with a folder of that kind in place of the repo id."""
+
+import copy
+
+import pytest
+from transformers import AutoConfig, set_seed
+
+from card_records import COCO_LM, PRETRAINED, RUN
+from hf_tlm.hub.cards import pretrained_card, tlm_card
+from hf_tlm.models import (
+    CorruptAndPredict,
+    LoraArguments,
+    TlmModel,
+    add_lora,
+    auxiliary_config,
+    export_adapter,
+    export_stock,
+)
+from hf_tlm.retrieval import retrieve
+from toys import TINY_CONFIGS, code_blocks
+
+CLASSES = {0: "down", 1: "none", 2: "up"}
+
+
+def config(model_type):
+    return AutoConfig.for_model(model_type, **TINY_CONFIGS[model_type])
+
+
+def composite(model_type, **options):
+    size = (0.5, None) if model_type in ("electra", "albert") else (1, 1)
+    return CorruptAndPredict.from_config(config(model_type), auxiliary_config(config(model_type), *size), 0.8, **options)
+
+
+OBJECTIVES = {
+    "mlm": ({"objective": "mlm"}, lambda: TlmModel.from_config(config("bert"))),
+    "mlm, own code": ({"objective": "mlm"}, lambda: TlmModel.from_config(config("cocolm"))),
+    "electra": ({"objective": "electra", "rtd_weight": 50.0}, lambda: composite("electra")),
+    "ale": ({"objective": "ale", "rtd_weight": 50.0}, lambda: composite("albert")),
+    "cocolm": ({**COCO_LM, "rtd_weight": 50.0}, lambda: composite("cocolm", heads="clm", apart=True)),
+    "cocolm rtd": ({**COCO_LM, "rtd_weight": 50.0, "clm": "rtd"}, lambda: composite("cocolm", apart=True)),
+}
+
+
+def code_of(objective):
+    return "cocolm" if "cocolm" in objective or "own" in objective else "other"
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_tlm(objective, tokenizer, tmp_path):
+    set_seed(0)
+    arguments, make = OBJECTIVES[objective]
+    run = copy.deepcopy(RUN)
+    run["arguments"] |= arguments
+    for entry in run["seeds"]:
+        entry["model_type"] = code_of(objective)
+    folder = export_stock(make(), tokenizer, tmp_path / "model")
+    assert code_blocks(tlm_card(run, 1), folder) == 2
+
+
+def test_lora(tokenizer, tmp_path):
+    set_seed(0)
+    base = export_stock(TlmModel.from_config(config("bert")), tokenizer, tmp_path / "base")
+    model = add_lora(TlmModel.from_checkpoint(str(base), id2label=CLASSES), LoraArguments(use_peft=True), base)
+    export_adapter(model, tokenizer, tmp_path / "adapter")
+    run = {**RUN, "model": {**RUN["model"], "use_peft": True}}
+    assert code_blocks(tlm_card(run, 1), tmp_path / "adapter") == 1
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_pretrained(objective, tokenizer, tmp_path):
+    set_seed(0)
+    arguments, make = OBJECTIVES[objective]
+    run = copy.deepcopy(PRETRAINED)
+    run["arguments"] |= arguments
+    run["model_type"] = code_of(objective)
+    folder = export_stock(make(), tokenizer, tmp_path / "model", classifier=False)
+    assert code_blocks(pretrained_card(run), folder) == 2
+
+
+@pytest.mark.parametrize("retriever", [{"top_k": 5}, {"retriever": "random", "num_passages": 7}])
+def test_subset(retriever, task, corpus, tmp_path, capsys):
+    subset = retrieve(task, corpus, **retriever)
+    subset.save(tmp_path / "subset")
+    card = (tmp_path / "subset" / "README.md").read_text(encoding="utf-8")
+    assert code_blocks(card, tmp_path / "subset") == 1
+    assert subset.dataset[0]["text"] in capsys.readouterr().out

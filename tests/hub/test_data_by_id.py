@@ -1,0 +1,56 @@
+"""--task and --corpus by Hub id: revisions, and one clear message for what cannot be had."""
+
+import pytest
+from datasets import Dataset
+
+from hf_tlm.corpora import CorpusArguments
+from hf_tlm.files import HfTlmError
+from hf_tlm.tasks import TaskArguments
+from toys import sentences
+
+
+@pytest.fixture
+def data(hub, tmp_path):
+    """Two revisions of alice/data: more training texts in the newer."""
+    for seed, (revision, count) in enumerate({"v1": 12, "main": 24}.items()):
+        files = {}
+        for name, number in (("train", count), ("validation", 9)):
+            Dataset.from_list(sentences(number, seed)).to_csv(tmp_path / "rows.csv")
+            files[f"{name}.csv"] = (tmp_path / "rows.csv").read_bytes()
+        hub.put("alice/data", files, "dataset", revision=revision)
+    hub.put("bob/private", {"train.csv": "text,label\na,b\n"}, "dataset", private=True)
+    hub.put("bob/gated", {"train.csv": "text,label\na,b\n"}, "dataset", gated=True)
+
+
+def load_both(name):
+    return TaskArguments(name).load(), list(CorpusArguments(name).load())
+
+
+def test_revisions(data):
+    for name, count in (("alice/data", 24), ("alice/data@v1", 12)):
+        task, passages = load_both(name)
+        assert len(task.train) == len(passages) == count and task.name == "data"
+    assert len(TaskArguments("alice/data", task_revision="v1").load().train) == 12
+    assert "@" in CorpusArguments("alice/data@v1").load().name
+
+
+@pytest.mark.parametrize("load", [lambda name: TaskArguments(name).load(), lambda name: CorpusArguments(name).load()])
+@pytest.mark.parametrize(
+    "name,message",
+    [
+        ("alice/nothing", "(no dataset repository alice/nothing that you may see|'alice/nothing' doesn't exist)"),
+        ("alice/data@v9", "no branch, tag or commit 'v9'"),
+        ("bob/private", "(bob/private that you may see.*log in|'bob/private' doesn't exist.*or cannot be accessed)"),
+        ("bob/gated", "'bob/gated' is a gated dataset.*ask for access"),
+    ],
+)
+def test_what_cannot_be_had(data, load, name, message):
+    with pytest.raises(HfTlmError, match=message):
+        load(name)
+
+
+@pytest.mark.parametrize("load", [lambda name: TaskArguments(name).load(), lambda name: CorpusArguments(name).load()])
+def test_no_network(data, hub, load, sleeps):
+    hub.fail(lambda method, path: True, "reset", times=1000)
+    with pytest.raises(HfTlmError, match="cannot be reached.*Check the network"):
+        load("alice/data")

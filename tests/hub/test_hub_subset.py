@@ -1,0 +1,300 @@
+"""Subsets through the loopback Hub: alone, with names, from several writers, and those that TLM's authors released."""
+
+import csv
+import io
+import threading
+
+import pytest
+import yaml
+from datasets import load_dataset
+
+import hf_tlm.retrieval.hub_subset as hub_subset
+from hf_tlm.hub import HubError
+from hf_tlm.hub.subset_configs import configs_card
+from hf_tlm.retrieval import RetrievalError, Subset, retrieval_report, retrieve
+from hf_tlm.tasks import load_task
+
+
+@pytest.fixture
+def subset(task, corpus):
+    return retrieve(task, corpus, top_k=2)
+
+
+@pytest.fixture
+def other(task, corpus):
+    return retrieve(task, corpus, retriever="random", num_passages=5)
+
+
+def files(hub, name="alice/passages", **options):
+    return {path: data for path, data in hub.files(name, "dataset", **options).items() if path != ".gitattributes"}
+
+
+def front(text):
+    return yaml.safe_load(text.split("---")[1])
+
+
+def rows(subset):
+    return subset.dataset.to_list()
+
+
+class TestAlone:
+    def test_round_trip(self, hub, subset, other):
+        first = subset.push_to_hub("alice/passages", license="mit", private=False, tag="v1")
+        found = Subset.from_hub("alice/passages")
+        assert rows(found) == rows(subset) and found.dataset.features == subset.dataset.features
+        assert found.manifest.pop("hub") == {"repo_id": "alice/passages", "revision": first.commit, "config": None}
+        assert found.manifest == subset.manifest
+        assert front(files(hub)["README.md"].decode())["license"] == "mit"
+        other.push_to_hub("alice/passages")
+        assert rows(Subset.from_hub("alice/passages")) == rows(other)
+        for name in ("alice/passages@v1", f"alice/passages@{first.commit}"):
+            assert rows(Subset.open(name)) == rows(subset)
+        assert rows(Subset.from_hub("alice/passages", revision="v1")) == rows(subset)
+
+    def test_unchanged_content_makes_no_commit(self, hub, subset):
+        subset.push_to_hub("alice/passages")
+        before = hub.history("alice/passages", "dataset")
+        assert Subset.from_hub("alice/passages").push_to_hub("alice/passages").commit is None
+        assert hub.history("alice/passages", "dataset") == before
+
+    def test_a_saved_copy_tells_where_it_is_from(self, hub, subset, tmp_path):
+        commit = subset.push_to_hub("alice/passages").commit
+        Subset.from_hub("alice/passages").save(tmp_path / "copy")
+        assert Subset.open(str(tmp_path / "copy")).manifest["hub"]["revision"] == commit
+
+    def test_an_error_names_no_folder_that_is_gone(self, hub, subset, sleeps):
+        hub.fail(lambda method, path: "/commit/" in path, 500, times=100)
+        with pytest.raises(HubError, match="Nothing was published.*The subset is intact") as caught:
+            subset.push_to_hub("alice/passages")
+        assert "tmp" not in str(caught.value)
+
+
+class TestNamed:
+    def test_round_trip(self, hub, subset, other):
+        subset.push_to_hub("alice/passages", config="small", license="mit")
+        pushed = other.push_to_hub("alice/passages", config="large", license="mit", tag="v1")
+        assert set(pushed.pushed) == {
+            "README.md", "large/README.md", "large/manifest.json", "large/report.md", "large/train-00000-of-00001.parquet"
+        }  # fmt: skip
+        for config, made in (("small", subset), ("large", other)):
+            found = Subset.from_hub("alice/passages", config=config)
+            assert rows(found) == rows(made) and found.manifest["hub"]["config"] == config
+            loaded = load_dataset("alice/passages", config, split="train")
+            assert loaded.to_list() == rows(made) and loaded.features == made.dataset.features
+            assert list(load_dataset("alice/passages", config, split="train", streaming=True)) == rows(made)
+        assert rows(Subset.open("alice/passages:large@v1")) == rows(other)
+        card = files(hub)["README.md"].decode()
+        data = front(card)
+        assert [entry["config_name"] for entry in data["configs"]] == ["large", "small"]
+        assert [entry["config_name"] for entry in data["dataset_info"]] == ["large", "small"]
+        assert (data["license"], data["language"]) == ("mit", "en") and {"bm25", "random"} <= set(data["tags"])
+        assert 'load_dataset("alice/passages", "large", split="train")' in card and f"| {len(subset):,} |" in card
+        assert 'load_dataset("alice/passages", "small", split="train")' in files(hub)["small/README.md"].decode()
+
+    def test_one_is_replaced_and_the_other_stays(self, hub, subset, other):
+        subset.push_to_hub("alice/passages", config="small", report="# Mine\n\nWords.\n")
+        other.push_to_hub("alice/passages", config="large")
+        before = files(hub)
+        assert before["small/report.md"] == b"# Mine\n\nWords.\n"
+        hub.put("alice/passages", {"large/train-00001-of-00002.parquet": b"of an older layout", "notes.txt": b"by hand"},
+                "dataset")  # fmt: skip
+        pushed = subset.push_to_hub("alice/passages", config="large")
+        after = files(hub)
+        assert pushed.deleted == ["large/train-00001-of-00002.parquet"] and after["notes.txt"] == b"by hand"
+        assert all(after[path] == data for path, data in before.items() if path.startswith("small/"))
+        assert rows(Subset.from_hub("alice/passages", config="large")) == rows(subset)
+        history = hub.history("alice/passages", "dataset")
+        assert Subset.from_hub("alice/passages", config="large").push_to_hub("alice/passages", config="large").commit is None
+        assert hub.history("alice/passages", "dataset") == history
+
+    def test_a_dry_run_sends_nothing(self, hub, subset):
+        push = subset.push_to_hub("alice/passages", config="small", dry_run=True)
+        assert "small/manifest.json" in push.pushed and push.commit is None
+        assert not [path for method, path in hub.log if method in ("POST", "PUT")]
+
+    def test_two_writers_at_once_name_both(self, hub, subset, other, sleeps, monkeypatch):
+        """Each has read what is there before the other has written."""
+        subset.push_to_hub("alice/passages", config="a")
+        met, errors, commits = threading.Barrier(2, timeout=60), [], []
+        push = hub_subset.push
+
+        def push_together(folder, *args, files, **options):
+            commits.append(threading.get_ident())
+            if commits.count(commits[-1]) == 1:
+                met.wait()
+            return push(folder, *args, files=files, **options)
+
+        monkeypatch.setattr(hub_subset, "push", push_together)
+
+        def write(config, made):
+            try:
+                made.push_to_hub("alice/passages", config=config)
+            except Exception as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=write, args=args) for args in (("b", subset), ("c", other))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not errors and len(commits) >= 3  # Whoever came second wrote the card again.
+        data = front(files(hub)["README.md"].decode())
+        assert [entry["config_name"] for entry in data["configs"]] == ["a", "b", "c"]
+        assert rows(Subset.from_hub("alice/passages", config="b")) == rows(subset)
+        assert rows(Subset.from_hub("alice/passages", config="c")) == rows(other)
+
+    def test_passing_failures_are_tried_again(self, hub, subset, other, sleeps):
+        subset.push_to_hub("alice/passages", config="small")
+        hub.log.clear()
+        other.push_to_hub("alice/passages", config="large", dry_run=True)
+        requests = len(hub.log)
+        for number in range(1, requests + 1):
+            hub.log.clear()
+            hub.fail(number, 500)
+            assert other.push_to_hub("alice/passages", config="large", dry_run=True).pushed
+        assert requests > 3 and len(sleeps) >= requests - 1
+
+
+class TestRefusals:
+    def test_with_and_without_a_name(self, hub, subset, other):
+        subset.push_to_hub("alice/named", config="small")
+        subset.push_to_hub("alice/alone")
+        before = files(hub, "alice/named"), files(hub, "alice/alone")
+        with pytest.raises(HubError, match="has subsets with names .small."):
+            other.push_to_hub("alice/named")
+        with pytest.raises(RetrievalError, match="a subset without a name"):
+            other.push_to_hub("alice/alone", config="small")
+        assert (files(hub, "alice/named"), files(hub, "alice/alone")) == before
+
+    @pytest.mark.parametrize("config", ["data", "a/b", "..", ""])
+    def test_names(self, hub, subset, config):
+        with pytest.raises(RetrievalError, match="The name of a subset"):
+            subset.push_to_hub("alice/passages", config=config)
+        assert not hub.log
+
+    @pytest.mark.parametrize(
+        "name,message",
+        [
+            ("nowhere", "Expected the folder of a subset, or a dataset of the Hub as owner/name"),
+            ("./runs/nowhere", "received './runs/nowhere'"),
+            ("alice/nothing", "no dataset repository alice/nothing that you may see"),
+            ("alice/passages@v9", "no branch, tag or commit 'v9'"),
+            ("alice/passages", r"no subset without a name.*there: large, small\.$"),
+            ("alice/passages:medium", r"no subset 'medium'.*there: large, small\.$"),
+            ("alice/text", "no subset without a name.*there: none"),
+            ("bob/private", "no dataset repository bob/private.*log in"),
+            ("bob/gated", "gated: ask for access"),
+        ],
+    )
+    def test_what_cannot_be_opened(self, hub, subset, other, name, message):
+        subset.push_to_hub("alice/passages", config="small")
+        hub.put("alice/passages", {"large_external.csv": b"text\na\n"}, "dataset")
+        hub.put("alice/text", {"train.csv": b"text\na\n"}, "dataset")
+        hub.put("bob/private", {"manifest.json": b"{}"}, "dataset", private=True)
+        hub.put("bob/gated", {"manifest.json": b"{}"}, "dataset", gated=True)
+        with pytest.raises((HubError, RetrievalError), match=message):
+            Subset.open(name)
+
+    def test_damaged(self, hub, subset):
+        subset.push_to_hub("alice/passages", config="small")
+        hub.put("alice/passages", {"small/train-00000-of-00001.parquet": b"PAR1"}, "dataset")
+        with pytest.raises(RetrievalError, match="not what the manifest describes"):
+            Subset.from_hub("alice/passages", config="small")
+
+
+def table(columns, *lines):
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerows([columns, *lines])
+    return text.getvalue()
+
+
+LONG = 'long, and quoted "text"\nof two lines ' * 5000
+RELEASED = table(
+    ["text", "id", "rank"], ["second", 0, 1], ["first", 1, 0], ["", 2, 0], ["  ", 3, 7], [LONG, 4, 1], ["None", 5, 12]
+)  # fmt: skip
+
+
+class TestReleased:
+    """The layout of yxchar/<task>-tlm."""
+
+    def put(self, hub, **contents):
+        data = {f"{name}.csv": text for name, text in contents.items()}
+        return hub.put("yxchar/chemprot-tlm", data, "dataset")
+
+    def test_passages(self, hub, caplog):
+        commit = self.put(hub, small_external=RELEASED)
+        found = Subset.from_hub("yxchar/chemprot-tlm", config="small")
+        assert found.dataset["text"][:] == ["first", "second", LONG, "None"]
+        assert found.dataset["rank"][:] == [1, 2, 2, 13]  # They count from 0.
+        assert found.dataset["id"][:] == [f"small_external.csv:{row}" for row in (1, 0, 4, 5)]
+        assert set(found.dataset["source"][:]) == {"yxchar/chemprot-tlm"}
+        assert {value for name in ("score", "n_queries", "best_query") for value in found.dataset[name][:]} == {None}
+        assert "left out 2 of 6 rows" in caplog.text
+        assert found.manifest["counts"] == {"passages": 6, "union": 4, "blank_texts": 2}
+        assert found.manifest["task"]["name"] == "chemprot" and found.manifest["retriever"] == "released"
+        assert found.manifest["hub"] == {"repo_id": "yxchar/chemprot-tlm", "revision": commit, "config": "small"}
+        assert rows(Subset.open("yxchar/chemprot-tlm:small")) == rows(found)
+
+    @pytest.mark.parametrize(
+        "text,expected",
+        [
+            (table(["text"], ["a"], ["b"]), [1, 2]),
+            (table(["id", "text", "rank"], [0, "a", 3], [1, "b", ""]), [1, 2]),
+            (table(["id", "text", "rank"], [0, "a", 3], [1, "b", 3]), [3, 3]),
+            (table(["id", "text", "rank"], [0, "a", "0.0"], [1, "b", "2.0"]), [1, 3]),
+        ],
+    )
+    def test_ranks(self, hub, text, expected):
+        self.put(hub, large_external=text)
+        found = Subset.from_hub("yxchar/chemprot-tlm", config="large")
+        assert found.dataset["rank"][:] == expected and found.dataset["text"][:] == ["a", "b"]
+        assert found.manifest["rank_column"] == (expected != [1, 2])
+
+    def test_what_is_said_of_it(self, hub, tmp_path, task):
+        self.put(hub, small_external=RELEASED)
+        found = Subset.from_hub("yxchar/chemprot-tlm", config="small")
+        assert "retrieved and released by the authors of TLM" in found.summary() and "left out: 2" in found.summary()
+        report = retrieval_report(found, task)
+        assert "passages of the released file | 6" in report and "Size against K" in report
+        assert "rows without a text | 2 left out" in report and "None" not in report.replace("> None", "")
+        found.save(tmp_path / "saved", report=report)
+        card = (tmp_path / "saved" / "README.md").read_text(encoding="utf-8")
+        assert "The authors of TLM retrieved these passages" in card and "2 rows without a text" in card
+        assert "`rank` is the released file's" in card and "`None`" not in card
+        again = Subset.load(tmp_path / "saved")
+        assert rows(again) == rows(found) and again.manifest == found.manifest
+        assert again.as_corpus().name.endswith("for chemprot") and again.examples(task, 3) == []
+        again.push_to_hub("alice/copy")
+        assert rows(Subset.from_hub("alice/copy")) == rows(found)
+
+    @pytest.mark.parametrize(
+        "text,message",
+        [
+            ("label,id\nx,1\n", "no column 'text'; the columns are label, id"),
+            ("", "no column 'text'; the columns are none"),
+            ("text\n \n", "no texts: 1 rows, all of them blank"),
+            (b"text\n\xff\xfe\n", "Cannot read .*small_external.csv"),
+            ('text\n"open', "Cannot read .*small_external.csv"),
+        ],
+    )
+    def test_unusable_files(self, hub, text, message):
+        self.put(hub, small_external=text)
+        with pytest.raises(RetrievalError, match=message):
+            Subset.from_hub("yxchar/chemprot-tlm", config="small")
+
+    @pytest.mark.parametrize("name", ["chemprot", "yxchar/chemprot-tlm", "yxchar/chemprot-tlm@main"])
+    def test_the_task(self, hub, name):
+        lines = [[f"text {label}", label] for label in range(13)]
+        text = table(["text", "label"], *lines)
+        self.put(hub, train=text, dev=text, test=text, small_external=RELEASED)
+        task = load_task(name)
+        assert task.name == "chemprot" and task.metric == "micro_f1" and task.num_labels == 13
+        assert [len(rows) for rows in task.splits.values()] == [13, 13, 13]
+
+
+def test_licences_of_several_subsets():
+    info = {"configs": [{"config_name": "x"}], "dataset_info": {"splits": [{"num_examples": 3}]}}
+    cards = {name: "---\n" + yaml.safe_dump({**info, "license": kind}) + "---\n" for name, kind in
+             {"a": "mit", "b": "cc0-1.0", "c": "mit"}.items()}  # fmt: skip
+    assert front(configs_card(cards, "alice/passages"))["license"] == ["mit", "cc0-1.0"]

@@ -1,0 +1,120 @@
+"""Folders of runs and subsets through the loopback Hub: what arrives, what its card says, and what is refused."""
+
+import json
+
+import pytest
+from datasets import load_dataset
+from transformers import AutoConfig, AutoModelForMaskedLM, pipeline, set_seed
+
+from card_records import RUN
+from hf_tlm.hub import HubError, SubsetHubArguments, publish_model, publish_subset
+from hf_tlm.hub.cards import tlm_card
+from hf_tlm.models import TlmModel, export_stock
+from hf_tlm.retrieval import retrieve
+from toys import TINY_CONFIGS
+
+
+@pytest.fixture
+def model(tokenizer, tmp_path):
+    """The folder of a finished run, with what stays of it."""
+    set_seed(0)
+    stock = TlmModel.from_config(AutoConfig.for_model("bert", **TINY_CONFIGS["bert"]))
+    files = {"README.md": tlm_card(RUN, 1), "results.json": "{}", "settings.json": "{}"}
+    folder = export_stock(stock, tokenizer, tmp_path / "run", files)
+    (folder / "seed-1" / "stage1").mkdir(parents=True)
+    (folder / "seed-1" / "results.json").write_text("{}")
+    return folder
+
+
+@pytest.fixture
+def subset(task, corpus, tmp_path):
+    found = retrieve(task, corpus, top_k=5)
+    found.save(tmp_path / "subset")
+    return found
+
+
+def test_a_model(hub, model):
+    before = (model / "README.md").read_text()
+    done = publish_model(model, "alice/toy", license="mit", dataset="alice/passages@abc", tag="v1")
+    files = hub.files("alice/toy")
+    assert {"config.json", "model.safetensors", "mlm/model.safetensors", "tokenizer.json"} <= set(files)
+    assert {"README.md", "results.json", "settings.json"} <= set(files) and not [name for name in files if "seed" in name]
+    assert hub.repository("alice/toy").private and hub.repository("alice/toy").tags == {"v1": done.commit}
+    card = files["README.md"].decode()
+    assert 'model="alice/toy"' in card and "path/or" not in card and "license: mit" in card
+    assert "datasets:\n- alice/passages\n" in card and "datasets/alice/passages/tree/abc" in card
+    assert (model / "README.md").read_text() == before
+    assert publish_model(model, "alice/toy", license="mit", dataset="alice/passages@abc").commit is None
+    classify = pipeline("text-classification", model="alice/toy")
+    assert classify("the gene") == pipeline("text-classification", model=str(model))("the gene")
+    assert AutoModelForMaskedLM.from_pretrained("alice/toy", subfolder="mlm")
+
+
+def test_a_folder_without_a_card_gets_none(hub, model):
+    (model / "README.md").unlink()
+    publish_model(model, "alice/toy")
+    assert "README.md" not in hub.files("alice/toy")
+    with pytest.raises(HubError, match="has no README.md that could name the license"):
+        publish_model(model, "alice/toy", license="mit")
+
+
+@pytest.mark.parametrize("metadata", ["a: [", "- a\n- b"])
+def test_metadata_that_cannot_be_read(hub, model, metadata):
+    (model / "README.md").write_text(f"---\n{metadata}\n---\n# Mine\n")
+    with pytest.raises(HubError, match="The metadata of .*README.md cannot be used"):
+        publish_model(model, "alice/toy", license="mit")
+    assert not hub.log
+
+
+def test_a_subset(hub, subset, tmp_path):
+    publish_subset(tmp_path / "subset", "alice/passages", language="de")
+    card = hub.files("alice/passages", "dataset")["README.md"].decode()
+    assert 'load_dataset("alice/passages", split="train")' in card and "language: de" in card
+    rows = load_dataset("alice/passages", split="train")
+    assert rows.to_dict() == subset.dataset.to_dict() and rows.features == subset.dataset.features
+    streamed = load_dataset("alice/passages", split="train", streaming=True)
+    assert list(streamed) == subset.dataset.to_list()
+
+
+def test_what_cannot_be_published(hub, model, tmp_path):
+    with pytest.raises(HubError, match="holds no model"):
+        publish_model(tmp_path, "alice/toy")
+    with pytest.raises(HubError, match="holds no subset"):
+        publish_subset(model, "alice/toy")
+    (model / "results.json").unlink()
+    with pytest.raises(HubError, match="a run that is not finished"):
+        publish_model(model, "alice/toy")
+    assert not [path for method, path in hub.log if method == "POST"]
+
+
+def test_an_adapter_needs_a_base_that_others_have(hub, model, tmp_path):
+    config = model / "adapter_config.json"
+    config.write_text(json.dumps({"base_model_name_or_path": str(tmp_path)}))
+    with pytest.raises(HubError, match="a model of this machine"):
+        publish_model(model, "alice/toy")
+    config.write_text(json.dumps({"base_model_name_or_path": "alice/base"}))
+    assert "adapter_config.json" in publish_model(model, "alice/toy").pushed
+
+
+def test_arguments_of_recipes_that_make_a_subset(hub, subset, tmp_path, monkeypatch):
+    assert SubsetHubArguments().publish(tmp_path / "subset") is None
+    SubsetHubArguments().check()
+    assert not hub.log
+    with pytest.raises(HubError, match="--push_to_hub needs --hub_dataset_id"):
+        SubsetHubArguments(push_to_hub=True)
+    with pytest.raises(HubError, match="--hub_dataset_id and --hub_revision have no effect"):
+        SubsetHubArguments(hub_dataset_id="alice/passages", hub_revision="next")
+    place = {"hub_private_repo": False, "hub_revision": "next"}
+    args = SubsetHubArguments(True, "alice/passages", **place)
+    args.check()
+    assert args.publish(tmp_path / "subset").repo.revision == "next"
+    assert not hub.repository("alice/passages", "dataset").private
+    with pytest.raises(HubError, match="cannot publish as 'bob'"):
+        SubsetHubArguments(True, "bob/passages").check()
+    token = "hf_a_token_that_nobody_has"
+    args = SubsetHubArguments(True, "alice/passages", hub_token=token, **place)
+    assert token not in repr(args)
+    with pytest.raises(HubError) as caught:
+        args.publish(tmp_path / "subset")
+    later = f"recipes/publish.py --subset {tmp_path / 'subset'} --repo_id alice/passages --private false --revision next"
+    assert later in str(caught.value) and token not in str(caught.value)
