@@ -8,6 +8,7 @@ from transformers import AutoConfig, set_seed
 
 from card_records import COCO_LM, PRETRAINED, RUN
 from hf_tlm.hub.cards import pretrained_card, tlm_card
+from hf_tlm.hub.released_card import released_tlm_card
 from hf_tlm.models import (
     CorruptAndPredict,
     LoraArguments,
@@ -94,3 +95,9 @@ def test_subset(retriever, task, corpus, tmp_path, capsys):
     card = (tmp_path / "subset" / "README.md").read_text(encoding="utf-8")
     assert execute(card, tmp_path / "subset") == 1
     assert subset.dataset[0]["text"] in capsys.readouterr().out
+
+
+def test_released_checkpoints(tokenizer, tmp_path):
+    folder = export_stock(TlmModel.from_config(config("electra")), tokenizer, tmp_path / "model")
+    facts = {"task": "scierc", "label_names": ["x"], "named": "registry", "parameters": 1, "left_out": [], "version": "0"}
+    assert execute(released_tlm_card("yxchar/tlm-sciie-small-scale", **facts), folder) == 2

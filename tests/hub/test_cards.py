@@ -10,6 +10,7 @@ from huggingface_hub import DatasetCard, ModelCard
 
 from card_records import COCO_LM, COST, INFO, PRETRAINED, REPORT, RUN, SELECTION, SUBSET, record
 from hf_tlm.hub.cards import pretrained_card, tlm_card
+from hf_tlm.hub.released_card import released_tlm_card
 from hf_tlm.hub.rendering import displayed_name, hub_name, published_card
 from hf_tlm.hub.subset_card import size_category, subset_card
 
@@ -149,6 +150,7 @@ def pretrained(objective):
 
 CHOSEN = {**RUN["subset"], "selection": SELECTION, "counts": {**RUN["subset"]["counts"], "union": 4756}}
 FEWER = {**SUBSET, "selection": SELECTION, "counts": {**SUBSET["counts"], "union": 4756}}
+RELEASED = {"task": "scierc", "label_names": ["COMPARE", "PART-OF"], "parameters": 109_000_000, "version": "0.1.0"}
 CARDS = {
     "tlm_mlm": lambda: tlm_card(with_objective("mlm"), 1),
     "tlm_iss": lambda: tlm_card(with_objective("mlm", subset=CHOSEN), 1),
@@ -163,6 +165,9 @@ CARDS = {
     "subset_bm25": lambda: subset_card(SUBSET, REPORT, INFO, engine="bm25, lucene"),
     "subset_iss": lambda: subset_card(FEWER, REPORT, INFO, engine="bm25", selection="in words"),
     "subset_random": lambda: subset_card({**SUBSET, "retriever": "random", "seed": 3}, REPORT, INFO),
+    "released_tlm": lambda: released_tlm_card(
+        "yxchar/tlm-sciie-small-scale@main", named="registry", left_out=[], **RELEASED
+    ),
 }
 
 
@@ -186,6 +191,10 @@ def test_every_card_says_what_a_reader_asks_for(name):
     if name.startswith("subset"):
         assert data["task_categories"] == ["fill-mask"] and data["source_datasets"] == ["extended|other"]
         assert data["configs"][0]["config_name"] == data["dataset_info"]["config_name"] == "default"
+    elif name == "released_tlm":
+        assert data["base_model"] == "yxchar/tlm-sciie-small-scale" and {"Classes", "Procedure", "Environment"} <= set(
+            sections
+        )
     else:
         assert {"library_name", "pipeline_tag", "model-index", "metrics"} <= set(data)
         assert {"Results", "Training data", "Procedure", "Cost", "Environment"} <= set(sections)
@@ -257,3 +266,17 @@ def test_what_was_written_by_hand_is_published_as_it_is():
     text = "# Mine\n\nTry `path/or/repo-id`.\n"
     assert published_card(text, "me/model") == "# Mine\n\nTry `me/model`.\n"
     assert published_card(text, "me/model", license="mit") == "---\nlicense: mit\n---\n# Mine\n\nTry `me/model`.\n"
+
+
+@pytest.mark.parametrize(
+    "changes,present,absent",
+    [
+        ({"named": "index"}, "does not name them.", "alphabetical"),
+        ({"named": "user"}, "whoever converted", "alphabetical"),
+        ({"task": None}, "(TLM) trained, [`yxchar", "for the task"),
+        ({"left_out": ["bert.pooler.dense.weight"]}, "no use for: `bert.pooler.dense.weight`.", "for: ."),
+    ],
+)
+def test_released_checkpoints(changes, present, absent):
+    card = released_tlm_card("yxchar/tlm", **{**RELEASED, "named": "registry", "left_out": [], **changes})
+    assert present in card and absent not in card

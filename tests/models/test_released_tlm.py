@@ -99,6 +99,9 @@ def test_logits_of_both_heads_are_those_of_the_published_network(folder, batch, 
         torch.testing.assert_close(lm(**batch).logits[real], tokens[real], rtol=0, atol=1e-6)
     assert classes.std() > 0.1 and tokens.std() > 0.1
     assert released.left_out == []
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert "trained for the task `scierc`" in card and "6: `USED-FOR`. The release numbers its classes" in card
+    assert str(tmp_path) not in card
     assert not list((tmp_path / "out").rglob("*.bin"))
     assert (classifier.config.layer_norm_eps, classifier.config.classifier_dropout) == (1e-7, 0.0)
     assert lm.get_output_embeddings().weight is lm.get_input_embeddings().weight
