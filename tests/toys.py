@@ -1,5 +1,7 @@
 """Tiny configs and data that the tests share."""
 
+import re
+
 from datasets import Dataset
 
 COMMON = {"vocab_size": 120, "pad_token_id": 0, "num_labels": 3, "max_position_embeddings": 40}
@@ -72,3 +74,12 @@ def make_task(train=48, validation=24, test=24, name="toy", metric="macro_f1"):
     counts = {"train": train, "validation": validation, "test": test}
     splits = {split: Dataset.from_list(sentences(n, seed)) for seed, (split, n) in enumerate(counts.items())}
     return task_from_datasets(TaskSpec(name=name, path="memory", metric=metric), splits)
+
+
+def code_blocks(card, folder):
+    """Execute every Python block of a card with `folder` in place of the repo id. Returns how many there were."""
+    blocks = re.findall(r"```python\n(.*?)```", card, flags=re.S)
+    for block in blocks:
+        assert "path/or/repo-id" in block
+        exec(block.replace("path/or/repo-id", str(folder)), {})
+    return len(blocks)

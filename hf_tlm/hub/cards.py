@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hf_tlm.hub.rendering import dataset_sentence, displayed_name, hub_name, license_sentence, render
+from hf_tlm.version import __version__
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult
@@ -113,6 +114,41 @@ def pretrained_card(run: Mapping[str, Any]) -> str:
         dataset_sentence=dataset_sentence(dataset),
         license_sentence=license_sentence(None),
         citations=CITATIONS[objective] or ["bert"],
+    )
+
+
+def converted_card(
+    checkpoint: str, parameters: int, left_out: Sequence[str], *, classes: Sequence[str] | None, fills_masks: bool = True
+) -> str:
+    """The README.md of a checkpoint that a paper released, converted.
+
+    Args:
+        checkpoint: its Hub id, or its folder, of which the end is named.
+        left_out: names of weights.
+        classes: of a TLM checkpoint; None for one of COCO-LM.
+        fills_masks: whether one of COCO-LM has its LM head.
+    """
+    from huggingface_hub import ModelCardData
+
+    method, name = ("COCO-LM", "coco_lm") if classes is None else ("TLM", "tlm")
+    data = ModelCardData(
+        language="en",
+        library_name="transformers",
+        pipeline_tag="text-classification" if classes is not None else "fill-mask" if fills_masks else "feature-extraction",
+        tags=["hf_tlm", name, "converted"],
+        base_model=hub_name(checkpoint),
+    )
+    return render(
+        "converted_model.md",
+        data,
+        title=f"{method}: {displayed_name(checkpoint)}, converted",
+        checkpoint=displayed_name(checkpoint),
+        parameters=parameters,
+        left_out=list(left_out),
+        classes=classes,
+        version=__version__,
+        license_sentence=license_sentence(None),
+        citations=[name],
     )
 
 

@@ -88,9 +88,15 @@ def _publish(
 ) -> Push:
     """The card in the folder stays as it is: it may be published elsewhere too."""
     files = published(folder)
+    if CARD not in files and (given := [name for name, value in card.items() if value is not None]):
+        raise HubError(f"{folder} has no {CARD} that could name the {given[0]}. Write one, or leave the {given[0]} out.")
     with tempfile.TemporaryDirectory() as work:
         if CARD in files:
             text = files[CARD].read_text(encoding="utf-8")
-            atomic_write(Path(work) / CARD, published_card(text, repo_id, **card))
+            try:
+                text = published_card(text, repo_id, **card)
+            except ValueError as error:
+                raise HubError(f"The metadata of {folder / CARD} cannot be used: {error}. Correct them.") from error
+            atomic_write(Path(work) / CARD, text)
             files[CARD] = Path(work) / CARD
         return push(folder, repo_id, type=type, message=message, files=files, **options)

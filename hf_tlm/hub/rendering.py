@@ -60,7 +60,11 @@ def published_card(
         text: a README.md, written by this package or by hand.
         license, language: of the metadata; None leaves what is there.
         dataset: see `dataset_sentence`; named in a model's metadata too.
+
+    Raises:
+        ValueError: the metadata of the card cannot be read.
     """
+    import yaml
     from huggingface_hub import RepoCard
 
     text = text.replace(PLACEHOLDER, repo_id)
@@ -70,7 +74,10 @@ def published_card(
         text = text.replace(dataset_sentence(None), dataset_sentence(dataset))
     if license is language is dataset is None:
         return text
-    card = RepoCard(text)
+    try:
+        card = RepoCard(text)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error
     for name, value in (("license", license), ("language", language)):
         if value is not None:
             card.data[name] = value

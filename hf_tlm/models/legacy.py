@@ -8,16 +8,16 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from hf_tlm.files import atomic_write
+from hf_tlm.hub.cards import converted_card
 from hf_tlm.hub.checkpoint import TOKENIZER_FILES
-from hf_tlm.hub.released_card import released_tlm_card
 from hf_tlm.hub.repo import local_folder
+from hf_tlm.models.coco_lm.modeling_coco_lm import CocoLmForMaskedLM
 from hf_tlm.models.coco_lm.released import CONFIG, Released, convert_released
 from hf_tlm.models.errors import ModelError
 from hf_tlm.models.legacy_weights import SAFE_WEIGHTS, WEIGHTS
 from hf_tlm.models.released_tlm import ReleasedTlm, convert_released_tlm
 from hf_tlm.tasks.registry import registered_task
-from hf_tlm.tasks.spec import TaskSpec
-from hf_tlm.version import __version__
 
 FILES = [*TOKENIZER_FILES, WEIGHTS, SAFE_WEIGHTS]
 RELEASED_NAME = re.compile(r"tlm-(.+)-(?:small|medium|large)-scale")
@@ -53,24 +53,22 @@ def convert_legacy(
                 f"{', '.join(given)}: for checkpoints of TLM, whose {CONFIG} says model_type bert. {checkpoint} is read as "
                 "COCO-LM's, which has a tokenizer and no classes. Leave them out."
             )
-        return convert_released(folder, output_dir)
-    spec = _task(checkpoint, task)
-    named = "user" if label_names is not None else "registry" if spec else "index"
-    if label_names is None and spec is not None:
-        label_names = spec.classes
+        released = convert_released(folder, output_dir)
+        return _with_card(released, checkpoint, output_dir, None)
+    if label_names is None:
+        label_names = _classes(checkpoint, task)
+    released = convert_released_tlm(folder, output_dir, label_names=label_names, tokenizer_name=tokenizer_name)
+    return _with_card(released, checkpoint, output_dir, list(released.model.config.id2label.values()))
 
-    def card(released: ReleasedTlm) -> str:
-        return released_tlm_card(
-            checkpoint,
-            task=spec and spec.name,
-            label_names=list(released.model.config.id2label.values()),
-            named=named,
-            parameters=released.model.num_parameters(),
-            left_out=released.left_out,
-            version=__version__,
-        )
 
-    return convert_released_tlm(folder, output_dir, label_names=label_names, tokenizer_name=tokenizer_name, card=card)
+def _with_card(
+    released: Released | ReleasedTlm, checkpoint: str, output_dir: str | os.PathLike, classes: list[str] | None
+) -> Released | ReleasedTlm:
+    model = released.model
+    fills_masks = isinstance(model, CocoLmForMaskedLM)
+    card = converted_card(checkpoint, model.num_parameters(), released.left_out, classes=classes, fills_masks=fills_masks)
+    atomic_write(Path(output_dir) / "README.md", card)
+    return released
 
 
 def _is_bert(folder: Path) -> bool:
@@ -80,11 +78,10 @@ def _is_bert(folder: Path) -> bool:
         return False  # The reader of COCO-LM's says what is wrong with the file.
 
 
-def _task(checkpoint: str, task: str | None) -> TaskSpec | None:
+def _classes(checkpoint: str, task: str | None) -> Sequence[str] | None:
     if task is None:
         named = RELEASED_NAME.fullmatch(Path(checkpoint.partition("@")[0]).name)
-        return registered_task(named[1]) if named else None
-    spec = registered_task(task)
-    if spec is None:
+        spec = named and registered_task(named[1])
+    elif (spec := registered_task(task)) is None:
         raise ModelError(f"No registered task {task!r}, whose classes the checkpoint could have. Give --label_names.")
-    return spec
+    return spec.classes if spec else None

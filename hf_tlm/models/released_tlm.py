@@ -8,7 +8,7 @@ computes the same: its body is BERT's, its generator head is the masked-LM head 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -112,14 +112,10 @@ def convert_released_tlm(
     *,
     label_names: Sequence[str] | None = None,
     tokenizer_name: str | None = None,
-    card: Callable[[ReleasedTlm], str] | None = None,
 ) -> ReleasedTlm:
     """Write what `load_released_tlm` reads to a folder, which appears as a whole, see `export_stock`.
 
     `output_dir` holds a stock `ElectraForSequenceClassification`, `output_dir/mlm` the `ElectraForMaskedLM` of its body.
-
-    Args:
-        card: what makes the README.md; None: there is none.
 
     Raises:
         HfTlmError: see `load_released_tlm`; `output_dir` is `folder`; or the disk cannot be written, and an earlier folder
@@ -128,8 +124,7 @@ def convert_released_tlm(
     if Path(folder).resolve() == Path(output_dir).resolve():
         raise ModelError(f"The converted model would replace the released one in {folder}. Choose another output folder.")
     released = load_released_tlm(folder, label_names=label_names, tokenizer_name=tokenizer_name)
-    files = {} if card is None else {"README.md": card(released)}
-    export_stock(released.model, released.tokenizer, output_dir, files)
+    export_stock(released.model, released.tokenizer, output_dir)
     return released
 
 

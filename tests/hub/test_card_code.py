@@ -1,14 +1,12 @@
 """Every code block of every kind of card, executed with a folder of that kind in place of the repo id."""
 
 import copy
-import re
 
 import pytest
 from transformers import AutoConfig, set_seed
 
 from card_records import COCO_LM, PRETRAINED, RUN
 from hf_tlm.hub.cards import pretrained_card, tlm_card
-from hf_tlm.hub.released_card import released_tlm_card
 from hf_tlm.models import (
     CorruptAndPredict,
     LoraArguments,
@@ -19,7 +17,7 @@ from hf_tlm.models import (
     export_stock,
 )
 from hf_tlm.retrieval import retrieve
-from toys import TINY_CONFIGS
+from toys import TINY_CONFIGS, code_blocks
 
 CLASSES = {0: "down", 1: "none", 2: "up"}
 
@@ -43,15 +41,6 @@ OBJECTIVES = {
 }
 
 
-def execute(card, folder):
-    """The number of blocks that ran."""
-    blocks = re.findall(r"```python\n(.*?)```", card, flags=re.S)
-    for block in blocks:
-        assert "path/or/repo-id" in block
-        exec(block.replace("path/or/repo-id", str(folder)), {})
-    return len(blocks)
-
-
 def code_of(objective):
     return "cocolm" if "cocolm" in objective or "own" in objective else "other"
 
@@ -65,7 +54,7 @@ def test_tlm(objective, tokenizer, tmp_path):
     for entry in run["seeds"]:
         entry["model_type"] = code_of(objective)
     folder = export_stock(make(), tokenizer, tmp_path / "model")
-    assert execute(tlm_card(run, 1), folder) == 2
+    assert code_blocks(tlm_card(run, 1), folder) == 2
 
 
 def test_lora(tokenizer, tmp_path):
@@ -74,7 +63,7 @@ def test_lora(tokenizer, tmp_path):
     model = add_lora(TlmModel.from_checkpoint(str(base), id2label=CLASSES), LoraArguments(use_peft=True), base)
     export_adapter(model, tokenizer, tmp_path / "adapter")
     run = {**RUN, "model": {**RUN["model"], "use_peft": True}}
-    assert execute(tlm_card(run, 1), tmp_path / "adapter") == 1
+    assert code_blocks(tlm_card(run, 1), tmp_path / "adapter") == 1
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
@@ -85,7 +74,7 @@ def test_pretrained(objective, tokenizer, tmp_path):
     run["arguments"] |= arguments
     run["model_type"] = code_of(objective)
     folder = export_stock(make(), tokenizer, tmp_path / "model", classifier=False)
-    assert execute(pretrained_card(run), folder) == 2
+    assert code_blocks(pretrained_card(run), folder) == 2
 
 
 @pytest.mark.parametrize("retriever", [{"top_k": 5}, {"retriever": "random", "num_passages": 7}])
@@ -93,11 +82,5 @@ def test_subset(retriever, task, corpus, tmp_path, capsys):
     subset = retrieve(task, corpus, **retriever)
     subset.save(tmp_path / "subset")
     card = (tmp_path / "subset" / "README.md").read_text(encoding="utf-8")
-    assert execute(card, tmp_path / "subset") == 1
+    assert code_blocks(card, tmp_path / "subset") == 1
     assert subset.dataset[0]["text"] in capsys.readouterr().out
-
-
-def test_released_checkpoints(tokenizer, tmp_path):
-    folder = export_stock(TlmModel.from_config(config("electra")), tokenizer, tmp_path / "model")
-    facts = {"task": "scierc", "label_names": ["x"], "named": "registry", "parameters": 1, "left_out": [], "version": "0"}
-    assert execute(released_tlm_card("yxchar/tlm-sciie-small-scale", **facts), folder) == 2

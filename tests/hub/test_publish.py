@@ -54,6 +54,16 @@ def test_a_folder_without_a_card_gets_none(hub, model):
     (model / "README.md").unlink()
     publish_model(model, "alice/toy")
     assert "README.md" not in hub.files("alice/toy")
+    with pytest.raises(HubError, match="has no README.md that could name the license"):
+        publish_model(model, "alice/toy", license="mit")
+
+
+@pytest.mark.parametrize("metadata", ["a: [", "- a\n- b"])
+def test_metadata_that_cannot_be_read(hub, model, metadata):
+    (model / "README.md").write_text(f"---\n{metadata}\n---\n# Mine\n")
+    with pytest.raises(HubError, match="The metadata of .*README.md cannot be used"):
+        publish_model(model, "alice/toy", license="mit")
+    assert not hub.log
 
 
 def test_a_subset(hub, subset, tmp_path):

@@ -20,6 +20,7 @@ from hf_tlm.files import HfTlmError
 from hf_tlm.models import ModelError, convert_released, load_released
 from hf_tlm.models.coco_lm import CocoLmForMaskedLM, CocoLmModel, CocoLmTokenizer
 from released_layout import CONFIG, batch, shapes, weights, write, write_tokenizer
+from toys import code_blocks
 
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "publish.py"
 TEXT = "The enzyme's model, it'll see"
@@ -250,6 +251,9 @@ def test_the_recipe_writes_a_folder_that_auto_classes_load(changed, tmp_path, mo
     printed = capsys.readouterr().out
     assert "CocoLmForMaskedLM" in printed and "Left out" in printed and all(name in printed for name in CONTRASTIVE)
     assert (out / "model.safetensors").is_file() and not list(out.glob("*.bin"))
+    card = (out / "README.md").read_text(encoding="utf-8")
+    assert all(f"`{name}`" in card for name in CONTRASTIVE) and "pipeline_tag: fill-mask" in card
+    assert code_blocks(card, out) == 1
 
     released, inputs = load_released(source), batch(60, (9, 5), 9)
     ids = released.tokenizer(TEXT)["input_ids"]
