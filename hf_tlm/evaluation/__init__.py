@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from hf_tlm.lazy import export_lazily
 
 if TYPE_CHECKING:
+    from hf_tlm.evaluation.checkpoint import evaluate_checkpoint
     from hf_tlm.evaluation.metrics import METRICS, compute_metrics_for, load_metric
     from hf_tlm.evaluation.pretraining import PretrainingRun, run_pretraining
     from hf_tlm.evaluation.protocol import ProtocolError, Run, run_tlm
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 __getattr__, __dir__, __all__ = export_lazily(
     __name__,
     {
+        "checkpoint": ["evaluate_checkpoint"],
         "metrics": ["METRICS", "compute_metrics_for", "load_metric"],
         "pretraining": ["PretrainingRun", "run_pretraining"],
         "protocol": ["ProtocolError", "Run", "run_tlm"],

@@ -218,6 +218,8 @@ def _selected(subset: Subset, rows: np.ndarray, columns: dict[str, np.ndarray], 
         dataset = dataset.add_column(name, values, feature=Value(str(values.dtype)))
     manifest = copy.deepcopy(subset.manifest)
     manifest["selection"] = {"size": len(rows), "of": len(subset), **made}
+    if hub := manifest.pop("hub", None):
+        manifest["selection"]["hub"] = hub  # Where the whole is; the part is not there.
     manifest["counts"]["union"] = len(rows)
     if columns:
         manifest["versions"] = {**manifest.get("versions", {}), **{name: version(name) for name in PACKAGES}}

@@ -58,7 +58,7 @@ def read_released(path: Path, repo_id: str, revision: str) -> tuple[Dataset, dic
     made = {"path": str(path), "source": repo_id, "shift": shift, "digest": digest}
     features = Features({name: Value(kind) for name, kind in COLUMNS.items()})
     dataset = Dataset.from_generator(_rows, features=features, gen_kwargs=made)
-    ranks = np.asarray(dataset["rank"][:])
+    ranks = dataset.with_format("numpy")["rank"][:]
     if (ranks[1:] < ranks[:-1]).any():
         dataset = dataset.select(np.argsort(ranks, kind="stable"))
     task = registered_task(repo_id)

@@ -11,6 +11,7 @@ from datasets import load_dataset
 import hf_tlm.retrieval.hub_subset as hub_subset
 from hf_tlm.hub import HubError
 from hf_tlm.hub.subset_configs import configs_card
+from hf_tlm.influence import select
 from hf_tlm.retrieval import RetrievalError, Subset, retrieval_report, retrieve
 from hf_tlm.tasks import load_task
 
@@ -143,16 +144,26 @@ class TestNamed:
         assert rows(Subset.from_hub("alice/passages", config="b")) == rows(subset)
         assert rows(Subset.from_hub("alice/passages", config="c")) == rows(other)
 
-    def test_passing_failures_are_tried_again(self, hub, subset, other, sleeps):
-        subset.push_to_hub("alice/passages", config="small")
+    @pytest.mark.parametrize("how", [500, "reset"])
+    def test_a_failure_at_any_request_is_tried_again(self, hub, subset, other, sleeps, how):
+        def push(name):
+            other.push_to_hub(name, config="large", tag="v1")
+
+        subset.push_to_hub("alice/whole", config="small")
         hub.log.clear()
-        other.push_to_hub("alice/passages", config="large", dry_run=True)
+        push("alice/whole")
         requests = len(hub.log)
+        assert requests > 10
         for number in range(1, requests + 1):
+            name = f"alice/try-{number}"
+            hub.put(name, files(hub, "alice/whole", revision=hub.history("alice/whole", "dataset")[1]), "dataset")
             hub.log.clear()
-            hub.fail(number, 500)
-            assert other.push_to_hub("alice/passages", config="large", dry_run=True).pushed
-        assert requests > 3 and len(sleeps) >= requests - 1
+            hub.fail(number, how)
+            push(name)
+            data = front(files(hub, name)["README.md"].decode())
+            assert [entry["config_name"] for entry in data["configs"]] == ["large", "small"]
+            assert files(hub, name).keys() == files(hub, "alice/whole").keys()
+        assert len(sleeps) >= requests - 2
 
 
 class TestRefusals:
@@ -262,6 +273,7 @@ class TestReleased:
         card = (tmp_path / "saved" / "README.md").read_text(encoding="utf-8")
         assert "The authors of TLM retrieved these passages" in card and "2 rows without a text" in card
         assert "`rank` is the released file's" in card and "`None`" not in card
+        assert front(card)["source_datasets"] == ["yxchar/chemprot-tlm"]
         again = Subset.load(tmp_path / "saved")
         assert rows(again) == rows(found) and again.manifest == found.manifest
         assert again.as_corpus().name.endswith("for chemprot") and again.examples(task, 3) == []
@@ -298,3 +310,9 @@ def test_licences_of_several_subsets():
     cards = {name: "---\n" + yaml.safe_dump({**info, "license": kind}) + "---\n" for name, kind in
              {"a": "mit", "b": "cc0-1.0", "c": "mit"}.items()}  # fmt: skip
     assert front(configs_card(cards, "alice/passages"))["license"] == ["mit", "cc0-1.0"]
+
+
+def test_a_selection_tells_where_the_whole_is(hub, task, subset):
+    subset.push_to_hub("alice/passages")
+    found = select(task, Subset.from_hub("alice/passages"), method="random", fraction=0.5)
+    assert "hub" not in found.manifest and found.manifest["selection"]["hub"]["repo_id"] == "alice/passages"
