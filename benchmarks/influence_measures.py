@@ -13,6 +13,8 @@ from training_measures import BODIES
 
 VOCABULARY, LENGTH, BATCH = 30_522, 128, 32
 CLASSES, CLS, SEP, FIRST_WORD = 8, 2, 3, 5
+# Of the passages, whose share two rankings have in common is looked at.
+BEST = 0.2
 # Passages that the naive sides take a repeat: they need a second for one of the large body.
 NAIVE = {"2x64": 2, "4x256": 8, "12x768": 3}
 # Only the one weight's gradient; padded to LENGTH.
@@ -196,6 +198,45 @@ def layers(*, body: str, tasks: int, repeats: int, threads: int, vocabulary: int
         }
         for layer, taken in times.items()
     ]
+
+
+def agreement(scores, ours) -> dict[str, float]:
+    """Of two float [N, T]: means over task gradients, and the largest difference."""
+    import numpy as np
+    from scipy.stats import spearmanr
+
+    most = round(BEST * len(ours))
+    best = [[set(np.argsort(-column)[:most]) for column in x.T] for x in (scores, ours)]
+    return {
+        "Spearman": float(np.mean([spearmanr(a, b).statistic for a, b in zip(scores.T, ours.T, strict=True)])),
+        "same best 20%": float(np.mean([len(a & b) / most for a, b in zip(*best, strict=True)])),
+        "difference": float(np.abs(scores - ours).max() / np.abs(ours).max()),
+    }
+
+
+def projection(*, body: str, tasks: int, dimensions: list[int], threads: int, vocabulary: int, passages: int) -> list[dict]:
+    """How near scores by projected gradients are to the exact ones."""
+    import torch
+
+    from hf_tlm.influence import InfluenceScorer
+
+    torch.set_num_threads(threads)
+    model, rows = tlm_model(body, vocabulary), random_rows("full", passages, vocabulary)
+    task_rows = random_rows("full", tasks, vocabulary, label=[i % CLASSES for i in range(tasks)])
+    scores = {}
+    for dimension in (None, *dimensions):
+        scorer = InfluenceScorer([model], tokenizer(vocabulary), batch_size=BATCH, projection_dim=dimension)
+        scorer.fit(task_rows, 1)
+        scores[dimension] = scorer.score(rows)
+    exact = scores.pop(None)
+    found = []
+    for dimension, projected in scores.items():
+        near = agreement(projected, exact)
+        error = float(((projected - exact) ** 2).mean() ** 0.5 / (exact**2).mean() ** 0.5)
+        counts = {"passages": passages, "task gradients": tasks}
+        found.append({"body": body, "projection_dim": dimension, "error": error, **near, **counts})
+        del found[-1]["difference"]
+    return found
 
 
 def memory(*, body: str, side: str, threads: int, vocabulary: int, layer: int, tasks: int) -> dict[str, float]:

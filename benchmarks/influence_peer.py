@@ -27,7 +27,6 @@ import influence_measures as measures
 SIDES = {"bergson": "bert.embeddings.word_embeddings.weight", "bergson, that weight's gradient alone": None}
 # Its default, 2,048 tokens: with more at a time it is slower.
 BATCH = 2048 // measures.LENGTH
-BEST = 0.2
 
 
 def installed() -> bool:
@@ -77,20 +76,6 @@ def _bergson(model, batch: dict, task_gradients, parameter: str | None):
     return score
 
 
-def _agreement(scores, ours) -> dict[str, float]:
-    """Of two float [N, T]: means over task gradients, and the largest difference."""
-    import numpy as np
-    from scipy.stats import spearmanr
-
-    most = round(BEST * len(ours))
-    best = [[set(np.argsort(-column)[:most]) for column in x.T] for x in (scores, ours)]
-    return {
-        "Spearman": float(np.mean([spearmanr(a, b).statistic for a, b in zip(scores.T, ours.T, strict=True)])),
-        "same best 20%": float(np.mean([len(a & b) / most for a, b in zip(*best, strict=True)])),
-        "difference": float(np.abs(scores - ours).max() / np.abs(ours).max()),
-    }
-
-
 def peer(*, body: str, tasks: int, repeats: int, threads: int, vocabulary: int, passages: int) -> list[dict]:
     """Passages a second of each side, by turns, and how well their scores agree with ours."""
     import torch
@@ -120,7 +105,7 @@ def peer(*, body: str, tasks: int, repeats: int, threads: int, vocabulary: int, 
             "side": side,
             "passages/s": 1 / median(times[side]),
             "time / ours": median(a / b for a, b in zip(times[side], times["ours"], strict=True)),
-            **_agreement(found[side], found["ours"]),
+            **measures.agreement(found[side], found["ours"]),
             "passages": passages,
             "repeats": repeats,
         }
