@@ -41,8 +41,8 @@ NOTES = {
     "or the task's gradients and their scores are made. `before` is what the process held once the model was made.",
     "layers": "The default parameter of each layer: of layer 0, the embeddings, the matrix of word embeddings, of others "
     "attention's output projection. `time / last layer's` is that of a passage, to be compared with Table 7 of the paper.",
-    "projection": "`--projection_dim`, on either side of the weight, against exact scores of the same passages, of a model at "
-    "random weights. `error` is the root mean square difference, relative to the exact scores' own; `Spearman` and "
+    "projection": "`--projection_dim`, on either side of the weight, against exact scores of the same passages; the model "
+    "has random weights. `error` is the root mean square difference, relative to the exact scores' own; `Spearman` and "
     "`same best 20%` are means over task gradients.",
     "peer": "bergson 2.5.1, in an environment made as benchmarks/influence_peer.py says: same weights, masked texts and "
     "task gradients, texts of 128 tokens, float32, no projection; batches of each side's default size, 32 texts and 16. "
