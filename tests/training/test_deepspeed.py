@@ -33,6 +33,7 @@ RUN = {
     **{"save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2},
     **{"load_best_model_at_end": True, "metric_for_best_model": "macro_f1"},
 }
+ELECTRA = {"model_type": "electra", "objective": "electra"}
 SETTINGS = {
     "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "none"}},
     "gradient_accumulation_steps": "auto",
@@ -46,8 +47,8 @@ def processes_with_deepspeed(folder, tokenizer_folder, corpus_rows):
     tokenizer, folder = AutoTokenizer.from_pretrained(tokenizer_folder), Path(folder)
     data, second = tokenized(tokenizer, corpus_rows), os.environ["RANK"] == "1"
 
-    def train(name, action=None):
-        options = {"use_cpu": False, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
+    def train(name, action=None, **changes):
+        options = {"use_cpu": False, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2} | changes
         run = trainer(folder / name, data, tokenizer, **RUN, **options, callbacks=[At(6, action)] if action else None)
         assert run.accelerator.distributed_type == DistributedType.DEEPSPEED and run.args.world_size == 2
         try:
@@ -72,31 +73,34 @@ def processes_with_deepspeed(folder, tokenizer_folder, corpus_rows):
     shutil.copy(folder / "sigterm.json", folder / "stopped.json")
     train("sigterm")
     train("nan", poison if second else None)
+    train("electra", **ELECTRA)
 
 
 @pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed: pip install deepspeed")
 @pytest.mark.timeout(600)
 def test_two_processes_with_zero2_equal_one_without(tmp_path, data, tokenizer, corpus_rows):
     tokenizer.save_pretrained(tmp_path / "tokenizer")
-    one = trainer(tmp_path / "one", data, tokenizer, **RUN, per_device_train_batch_size=8)
-    one.train()
     arguments = (str(tmp_path), str(tmp_path / "tokenizer"), corpus_rows)
     assert run_processes(processes_with_deepspeed, *arguments, processes=2, patience=500) == [0, 0]
-    names = ("whole", "cut", "sigterm", "stopped", "nan")
+    names = ("whole", "cut", "sigterm", "stopped", "nan", "electra")
     runs = {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in names}
+    ends = {name: torch.load(tmp_path / f"{name}-0.pt") for name in ("whole", "electra")}
     assert list((tmp_path / "whole").glob("checkpoint-*/global_step*/*_optim_states.pt")), "DeepSpeed was not used"
-    whole = runs["whole"]
-    assert whole["end"] == "finished" and len(whole["log"]) == RUN["max_steps"]
-    for ours, expected in zip(whole["log"], history(one, "loss", "grad_norm"), strict=True):
-        assert ours == pytest.approx(expected, rel=1e-4)
-    ours = torch.load(tmp_path / "whole-0.pt")
-    for name, weight in one.model.state_dict().items():
-        torch.testing.assert_close(ours[name], weight, rtol=0, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
+    for name, changes in (("whole", {}), ("electra", ELECTRA)):
+        one = trainer(tmp_path / "one" / name, data, tokenizer, **RUN, **changes, per_device_train_batch_size=8)
+        one.train()
+        assert runs[name]["end"] == "finished" and len(runs[name]["log"]) == RUN["max_steps"]
+        for ours, expected in zip(runs[name]["log"], history(one, "loss", "grad_norm"), strict=True):
+            assert ours == pytest.approx(expected, rel=1e-4)
+        for key, weight in one.model.state_dict().items():
+            torch.testing.assert_close(
+                ends[name][key], weight, rtol=0, atol=1e-5, msg=lambda text, key=key: f"{key}: {text}"
+            )
     for name in ("cut", "sigterm"):
-        assert runs[name] == whole
+        assert runs[name] == runs["whole"]
         for rank in range(2):
             again = torch.load(tmp_path / f"{name}-{rank}.pt")
-            assert all(torch.equal(again[key], value) for key, value in ours.items()), name
+            assert all(torch.equal(again[key], value) for key, value in ends["whole"].items()), name
     assert runs["stopped"]["end"].startswith("Terminated: Stopped by SIGTERM after step 6")
     assert runs["nan"]["end"].startswith("NonFiniteLossError: The loss of step 6 is not finite on process 1")
     assert (tmp_path / "nan/nonfinite-step-6/process-1.safetensors").is_file()
@@ -114,7 +118,7 @@ def batch(tokenizer, *names):
 
 @pytest.mark.parametrize("model_type", [*TINY_CONFIGS, "composite"])
 def test_what_is_in_a_group_is_used_together(model_type, tokenizer):
-    body = "bert" if model_type == "composite" else model_type
+    body = "electra" if model_type == "composite" else model_type
     config = AutoConfig.for_model(body, **TINY_CONFIGS[body] | {"vocab_size": len(tokenizer)})
     set_seed(0)
     if model_type == "composite":
