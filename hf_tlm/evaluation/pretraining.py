@@ -26,7 +26,7 @@ from hf_tlm.evaluation.records import command_line, cost_lines, environment, pub
 from hf_tlm.files import atomic_directory
 from hf_tlm.hub.cards import pretrained_card
 from hf_tlm.hub.commit import Push
-from hf_tlm.models import export_adapter, export_stock, trained_parameters, whole
+from hf_tlm.models import export_adapter, export_stock, trained_parameters
 from hf_tlm.training import (
     ArgumentsError,
     ModelArguments,
@@ -40,6 +40,7 @@ from hf_tlm.training import (
 from hf_tlm.training.checkpoint_pushes import CheckpointPushes, fetch_run
 from hf_tlm.training.claim import RESULTS_FILE, claim, publish_locally, settings
 from hf_tlm.training.publishing import check_hub, publish_run
+from hf_tlm.training.sharded import trained_model
 
 # What transformers names the classes of a model that has learned none: the heads that need them are not exported.
 ID2LABEL = {0: "LABEL_0", 1: "LABEL_1"}
@@ -194,7 +195,7 @@ def _train(
         )
         trainer.train(resume_from_checkpoint=True)
     validation = {} if held is None else _scores(final_scores(trainer), "eval_")
-    model = whole(trainer.accelerator.unwrap_model(trainer.model))
+    model = trained_model(trainer)
     trainer.save_state()
     logged = [entry for entry in trainer.state.log_history if "loss" in entry]
     record = {

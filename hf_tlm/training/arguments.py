@@ -12,6 +12,7 @@ from transformers import TrainingArguments
 
 from hf_tlm.hub.repo import find_repo
 from hf_tlm.training.applicable import check_applicable
+from hf_tlm.training.deepspeed import backend, check_deepspeed, check_settings, is_launched
 from hf_tlm.training.energy import check_energy
 from hf_tlm.training.optimizers import LAMB, check_lamb
 from hf_tlm.training.options import ArgumentsError, PretrainOptions, RunOptions, TlmOptions
@@ -30,13 +31,18 @@ class RunArguments(RunOptions, TrainingArguments):
     hub_id_name: ClassVar[str] = "hub_model_id"
 
     def __post_init__(self):
+        check_deepspeed(self)
         optim = self.optim
         if optim == LAMB:
             check_lamb(self)
             self.optim = "adamw_torch"  # The Trainer knows its own optimizers only; see `grouped_optimizer`.
+        if is_launched() and self.ddp_backend is None:
+            self.ddp_backend = backend()
         super().__post_init__()
         if optim == LAMB:
             self.optim = LAMB
+        if self.deepspeed_plugin is not None:
+            check_settings(self.deepspeed_plugin.deepspeed_config)
         check_applicable(self, self.objective)
         self._check_decay("layerwise_lr_decay")
         self._check_weight("rtd_weight")

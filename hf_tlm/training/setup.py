@@ -18,6 +18,7 @@ from hf_tlm.models.spectral import SpectralEmbeddings, spectral_embeddings
 from hf_tlm.tasks import Task
 from hf_tlm.training.applicable import check_applicable
 from hf_tlm.training.arguments import RunArguments, TlmArguments
+from hf_tlm.training.deepspeed import is_launched
 from hf_tlm.training.model_arguments import ModelArguments
 from hf_tlm.training.options import ArgumentsError
 from hf_tlm.training.stages import StageData
@@ -165,10 +166,15 @@ def check_model(args: RunArguments, model_args: ModelArguments) -> None:
 
     Raises:
         ArgumentsError: an objective that does not go with the body, with use_peft or with FSDP, or that has no use for an
-            option.
+            option; use_peft with DeepSpeed.
         ModelError: see `read_config` and `auxiliary_config`.
     """
     check_applicable(model_args, args.objective)
+    if model_args.use_peft and is_launched():
+        raise ArgumentsError(
+            "use_peft does not work with DeepSpeed: what it trains is too small to be worth sharding. Use DDP, for instance "
+            "recipes/configs/accelerate/ddp.yaml."
+        )
     composite, model_args = args.objective != "mlm", model_args.settled(args.objective)
     if composite and (model_args.use_peft or args.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true"):
         raise ArgumentsError(

@@ -11,9 +11,10 @@ from datasets import Dataset
 from peft import PeftModel
 from transformers import PreTrainedTokenizerBase, TrainerCallback, set_seed
 
-from hf_tlm.models import TrainedModel, export_model, load_adapter, load_exported, whole
+from hf_tlm.models import TrainedModel, export_model, load_adapter, load_exported
 from hf_tlm.training.arguments import TlmArguments
 from hf_tlm.training.cost import Cost
+from hf_tlm.training.sharded import trained_model
 from hf_tlm.training.trainer import TlmTrainer
 
 STAGE_FILE = "stage.json"
@@ -81,7 +82,7 @@ def run_stage(
         for name, value in final_scores(trainer).items()
         if name.removeprefix("eval_") in ("loss", "accuracy", args.metric_for_best_model)
     }
-    trained = whole(trainer.accelerator.unwrap_model(trainer.model))
+    trained = trained_model(trainer)
     trainer.save_state()
     if trainer.is_world_process_zero():
         record = {"stage": stage, "cost": cost.to_dict(), "validation": scores}

@@ -30,7 +30,7 @@ from hf_tlm.training.energy import Energy
 from hf_tlm.training.nonfinite import LossWatch
 from hf_tlm.training.objectives import corrective_lm, tlm_objectives
 from hf_tlm.training.optimizers import grouped_optimizer
-from hf_tlm.training.resumable import ResumableTrainer
+from hf_tlm.training.sharded import ShardedTrainer
 from hf_tlm.training.terms import Terms, in_pairs
 
 logger = logging.getLogger(__name__)
@@ -50,14 +50,14 @@ class _Epochs(TrainerCallback):
         sampler.set_epoch(state.global_step // sampler.steps_per_epoch)
 
 
-class TlmTrainer(ResumableTrainer):
+class TlmTrainer(ShardedTrainer):
     """`transformers.Trainer` on interleaved task and corpus batches.
 
     The only changes: the training dataloader draws from `InterleavedBatchSampler`; `compute_loss` applies the
     objective of the batch's stream, normalised over the whole optimizer step (`get_batch_samples` counts what each mean
     is over, on all processes); `log` adds the objectives' named terms and the cost. A loss that is not finite ends the run
-    (`LossWatch`), checkpoints are sealed and SIGTERM saves (`ResumableTrainer`); evaluation, schedules and distribution
-    are the Trainer's.
+    (`LossWatch`), checkpoints are sealed and SIGTERM saves (`ResumableTrainer`), DeepSpeed computes what DDP does
+    (`ShardedTrainer`); evaluation, schedules and distribution are the Trainer's.
 
     Args:
         model: a `TlmModel`, or for objectives with replaced tokens a `CorruptAndPredict`.
@@ -175,7 +175,8 @@ class TlmTrainer(ResumableTrainer):
         return sum(self.batch_sampler.count_tokens(stream, step) for stream in self.batch_sampler.streams)
 
     def get_optimizer_cls_and_kwargs(self, args, model=None):
-        return grouped_optimizer(args, model, self.get_decay_parameter_names(model), super().get_optimizer_cls_and_kwargs)
+        decaying, theirs = self.get_decay_parameter_names(model), super().get_optimizer_cls_and_kwargs
+        return grouped_optimizer(args, model, decaying, theirs, apart=self.is_deepspeed_enabled)
 
     def floating_point_ops(self, inputs):
         return self.model.floating_point_ops(inputs)
@@ -270,6 +271,8 @@ class TlmTrainer(ResumableTrainer):
         terms = self.objectives[stream](outputs, inputs, num_items_in_batch)
         loss = terms.pop("loss")
         self.watch.add(loss, {name: value for name, value in terms.items() if not value.dim()})
+        if self.is_deepspeed_enabled and self.accelerator.sync_gradients:
+            self.watch.look(self.args, self.state.global_step, self.optimizer)  # It steps at the end of backward.
         # Of a step's mean each micro-batch holds a share.
         shares = in_pairs(terms, lambda name, share: (share, 1 / self._micro_batches))
         self._terms.add(shares, prefix=f"{stream}/")

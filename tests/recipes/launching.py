@@ -26,9 +26,12 @@ def launch(*arguments, config=None, processes=1, status=0):
         command += ["--config_file", f"recipes/configs/accelerate/{config}.yaml"]
         command += ["--main_process_port", str(20000 + os.getpid() % 20000)]
         command += ["tests/recipes/fsdp_on_cpus.py"] if config == "fsdp" else []
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    if config == "zero2":
+        environment |= {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
-        [*command, *map(str, arguments)], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240
+        [*command, *map(str, arguments)], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=480
     )
     assert (done.returncode != 0) == (status != 0), done.stdout[-3000:] + done.stderr[-6000:]
     return done.stdout if status == 0 else done.stderr

@@ -1,11 +1,16 @@
 """recipes/train_tlm.py and recipes/quickstart.py as a user starts them; the former on two processes too."""
 
 import json
+from importlib.util import find_spec
 
 import pytest
 
 from launching import TINY, fails, launch
 from toys import TINY_CONFIGS
+
+NEEDS_DEEPSPEED = pytest.mark.skipif(
+    find_spec("deepspeed") is None, reason="DeepSpeed is not installed: pip install deepspeed"
+)
 
 
 def test_train_tlm_with_replaced_token_detection(work, subset):
@@ -29,39 +34,57 @@ def test_train_tlm_with_replaced_token_detection(work, subset):
         assert not info["missing_keys"] and not info["unexpected_keys"]
 
 
+def trained(work, subset, config, processes):
+    """What `recipes/train_tlm.py` came to with equal total batches: results, losses, and predictions by split."""
+    out, tiny = work / f"run-{config}", list(TINY)
+    if config == "zero2":
+        # accelerate would take DDP instead.
+        place = tiny.index("--use_cpu")
+        del tiny[place : place + 2]
+    text = launch(
+        "recipes/train_tlm.py", "--task", work / "task", "--subset", subset, "--model_config", work / "model.json", *tiny,
+        "--max_steps", "4", "--total_batch_size", "8", "--per_device_train_batch_size", 8 // processes,
+        "--stage2_total_batch_size", "8", "--logging_steps", "1", "--output_dir", out, config=config, processes=processes,
+    )  # fmt: skip
+    assert text.count("cost a seed") == 1
+    history = json.loads((out / "seed-0/stage1/trainer_state.json").read_text())["log_history"]
+    return {
+        "results": json.loads((out / "results.json").read_text()),
+        "losses": [entry["loss"] for entry in history if "loss" in entry],
+        **{
+            split: [json.loads(line) for line in (out / f"seed-0/predictions/{split}.jsonl").read_text().splitlines()]
+            for split in ("validation", "test")
+        },
+    }
+
+
+@pytest.fixture(scope="module")
+def on_one_process(work, subset):
+    return trained(work, subset, None, 1)
+
+
 @pytest.mark.timeout(600)
-def test_train_tlm_on_one_and_two_processes(work, subset):
-    """Equal total batches, with DDP and with FSDP: the same losses, scores, predictions and cost, to rounding."""
-    results = {}
-    for config, processes in ((None, 1), ("cpu_2", 2), ("fsdp", 2)):
-        out = work / f"run-{config}"
-        text = launch(
-            "recipes/train_tlm.py", "--task", work / "task", "--subset", subset, "--model_config", work / "model.json",
-            *TINY, "--max_steps", "4", "--total_batch_size", "8", "--per_device_train_batch_size", 8 // processes,
-            "--stage2_total_batch_size", "8", "--logging_steps", "1", "--output_dir", out, config=config,
-            processes=processes,
-        )  # fmt: skip
-        assert text.count("cost a seed") == 1
-        history = json.loads((out / "seed-0/stage1/trainer_state.json").read_text())["log_history"]
-        results[config] = {
-            "results": json.loads((out / "results.json").read_text()),
-            "losses": [entry["loss"] for entry in history if "loss" in entry],
-            **{
-                split: [json.loads(line) for line in (out / f"seed-0/predictions/{split}.jsonl").read_text().splitlines()]
-                for split in ("validation", "test")
-            },
-        }
-    assert list((work / "run-fsdp/seed-0/stage2").glob("checkpoint-*/pytorch_model_fsdp.bin")), "FSDP was not used"
-    one = results.pop(None)
-    for two in results.values():
-        assert two["results"]["environment"]["processes"] == 2
-        assert two["losses"] == pytest.approx(one["losses"], rel=1e-4)
-        for split in ("validation", "test"):
-            for ours, expected in zip(two[split], one[split], strict=True):
-                assert ours["id"] == expected["id"]
-                assert ours["probabilities"] == pytest.approx(expected["probabilities"], abs=1e-4)
-        for key in ("steps", "tokens", "real_tokens", "flops"):
-            assert one["results"]["seeds"][0]["cost"][key] == two["results"]["seeds"][0]["cost"][key], key
+@pytest.mark.parametrize(
+    "config,file",
+    [
+        ("cpu_2", "optimizer.pt"),
+        ("fsdp", "pytorch_model_fsdp.bin"),
+        pytest.param("zero2", "global_step*/*_optim_states.pt", marks=NEEDS_DEEPSPEED),
+    ],
+    ids=["ddp", "fsdp", "zero2"],
+)
+def test_train_tlm_on_two_processes(work, subset, on_one_process, config, file):
+    """Equal total batches, with DDP, FSDP and DeepSpeed: the same losses, scores, predictions and cost, to rounding."""
+    one, two = on_one_process, trained(work, subset, config, 2)
+    assert list((work / f"run-{config}/seed-0/stage2").glob(f"checkpoint-*/{file}")), f"{config} was not used"
+    assert two["results"]["environment"]["processes"] == 2
+    assert two["losses"] == pytest.approx(one["losses"], rel=1e-4)
+    for split in ("validation", "test"):
+        for ours, expected in zip(two[split], one[split], strict=True):
+            assert ours["id"] == expected["id"]
+            assert ours["probabilities"] == pytest.approx(expected["probabilities"], abs=1e-4)
+    for key in ("steps", "tokens", "real_tokens", "flops"):
+        assert one["results"]["seeds"][0]["cost"][key] == two["results"]["seeds"][0]["cost"][key], key
 
 
 def test_train_tlm_from_yaml(work, subset):
