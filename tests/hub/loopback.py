@@ -513,12 +513,15 @@ class Handler(BaseHTTPRequestHandler):
 
     @route("POST", f"/api/{REPO}/preupload/(?P<revision>[^/]+)")
     def choose_upload_modes(self, kind, name, revision):
-        files, chosen = self.find(kind, name, write=True).find(revision).files, []
-        for file in self.json()["files"]:
+        files, chosen, given = self.find(kind, name, write=True).find(revision).files, [], self.json()
+        ignored = files[".gitignore"].data.decode() if ".gitignore" in files else ""
+        ignored = (given.get("gitIgnore") or ignored).split()
+        for file in given["files"]:
             path, there = file["path"], files.get(file["path"])
             oid = there and (there.sha256 if there.large else there.oid)
             mode = "lfs" if is_large(path) else "regular"
-            chosen.append({"path": path, "uploadMode": mode, "shouldIgnore": False, "oid": oid})
+            ignore = any(fnmatch(path, pattern) for pattern in ignored)
+            chosen.append({"path": path, "uploadMode": mode, "shouldIgnore": ignore, "oid": oid})
         return {"files": chosen}
 
     @route("POST", rf"{FILE}\.git/info/lfs/objects/batch")

@@ -67,6 +67,12 @@ def test_only_what_changed_is_sent_and_what_is_gone_is_deleted(hub, folder):
     assert push(folder, "alice/model", message="Third", replace=("mlm/*",)).deleted == ["mlm/config.json"]
 
 
+def test_what_the_repository_ignores_is_published_all_the_same(hub, folder):
+    hub.put("alice/model", {".gitignore": "*.safetensors\nmlm/*\n"})
+    push(folder, "alice/model", message="m")
+    assert hub.files("alice/model") == {**CONTENT, ".gitignore": b"*.safetensors\nmlm/*\n"}
+
+
 def test_visibility_is_that_of_a_new_repository(hub, folder):
     push(folder, "alice/open", message="m", private=False)
     assert not hub.repository("alice/open").private
