@@ -92,8 +92,8 @@ def _check_subset(folder: Path) -> None:
         ) from None
     if damaged := [name for name, digest in data if not (folder / name).is_file() or sha256(folder / name) != digest]:
         raise HubError(
-            f"{folder} is damaged or was edited: {', '.join(damaged)} is not what its {MANIFEST} describes. Copy it again, or "
-            "retrieve the subset again."
+            f"{folder} is damaged or was edited: {', '.join(damaged)} is not what its {MANIFEST} describes. Copy it again, "
+            "or retrieve the subset again."
         )
 
 
