@@ -91,6 +91,10 @@ def explain(error: BaseException, repo: Repo, reading: bool = False) -> str:
             f"{constants.ENDPOINT} cannot be reached for the {name}{', which is not in the cache either' * reading} "
             f"({type(cause).__name__}). Check the network (and HF_ENDPOINT, if set){', or give a local path' * reading}."
         )
+    if isinstance(cause, json.JSONDecodeError):
+        return (
+            f"{constants.ENDPOINT} does not answer as a Hub does when asked for the {name}. Check HF_ENDPOINT, or a proxy."
+        )
     return f"The {name} could not be used: {redacted(cause)}"
 
 

@@ -117,6 +117,8 @@ def test_arguments_of_recipes_that_make_a_subset(hub, subset, tmp_path, monkeypa
         SubsetHubArguments(push_to_hub=True)
     with pytest.raises(HubError, match="--hub_dataset_id and --hub_revision have no effect"):
         SubsetHubArguments(hub_dataset_id="alice/passages", hub_revision="next")
+    with pytest.raises(HubError, match="--hub_private_repo and --hub_token have no effect"):
+        SubsetHubArguments(hub_private_repo=True, hub_token="hf_x")
     place = {"hub_private_repo": False, "hub_revision": "next"}
     args = SubsetHubArguments(True, "alice/passages", **place)
     args.check()

@@ -317,6 +317,12 @@ def test_without_rights_nothing_is_published(hub, folder, monkeypatch, tmp_path)
         push(tmp_path / "nothing", "alice/model", message="m", token="x")
 
 
+def test_what_is_no_hub(hub, folder, sleeps):
+    hub.fail(lambda method, path: True, "html", times=1000)
+    with pytest.raises(HubError, match=f"{hub.url} does not answer as a Hub does.*Check HF_ENDPOINT.*Nothing was published"):
+        push(folder, "alice/model", message="m")
+
+
 def test_without_a_network(hub, folder, sleeps, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(HubError, match="HF_HUB_OFFLINE is set.*Unset it. Nothing was published"):
