@@ -112,8 +112,8 @@ def main() -> None:
     elif args.config_name is None:
         push = hub.publish_subset(args.subset, args.repo_id, **options)
     else:
-        report = (Path(args.subset) / "report.md").read_text(encoding="utf-8")  # With its examples.
         subset = retrieval.Subset.load(args.subset)
+        report = (Path(args.subset) / "report.md").read_text(encoding="utf-8")  # With its examples.
         push = subset.push_to_hub(args.repo_id, config=args.config_name, report=report, **options)
     print(push.to_text())
 

@@ -26,7 +26,8 @@ class SubsetHubArguments:
     )
 
     def __post_init__(self):
-        given = [f"--{name}" for name in ("hub_dataset_id", "hub_revision") if getattr(self, name) is not None]
+        names = ("hub_dataset_id", "hub_private_repo", "hub_revision", "hub_token")
+        given = [f"--{name}" for name in names if getattr(self, name) is not None]
         if given and not self.push_to_hub:
             has = "has" if len(given) == 1 else "have"
             raise HubError(f"{' and '.join(given)} {has} no effect without --push_to_hub. Add it, or leave them out.")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hf_tlm.hub.rendering import dataset_sentence, displayed_name, hub_name, license_sentence, render
+from hf_tlm.hub.rendering import dataset_sentence, displayed_name, hub_dataset, hub_name, license_sentence, render
 from hf_tlm.version import __version__
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def pretrained_card(run: Mapping[str, Any]) -> str:
     objective = arguments["objective"]
     fills_masks = objective == "mlm" or (objective == "cocolm" and arguments["clm"] != "rtd")
     pipeline_tag = "fill-mask" if fills_masks else "feature-extraction"
-    dataset = corpus if "/" in (hub_name(corpus) or "") else None
+    dataset = hub_dataset(corpus)
     results = _held_out_results(run, pipeline_tag)
     data = ModelCardData(
         language="en",

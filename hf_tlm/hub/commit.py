@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoFile
 
 CONFLICTS = 20  # so often may others be faster
+NOTHING = "# nothing is ignored\n"  # An empty text could be taken for none.
 
 
 @dataclass(frozen=True)
@@ -117,10 +118,14 @@ class Publication:
                 *(CommitOperationAdd(path, str(self.local[path].path)) for path in plan.pushed),
                 *(CommitOperationDelete(path) for path in plan.deleted),
             ]
+            options = {"repo_type": self.repo.type, "revision": self.repo.revision}
+            # Else the server would leave out, silently, what a .gitignore in the repository matches.
+            additions = operations[: len(plan.pushed)]
+            self.api.preupload_lfs_files(self.repo.id, additions, gitignore_content=NOTHING, free_memory=False, **options)
             self.sent, self.commit = plan, None
             # With its parent named the commit is refused if somebody else's came first.
-            options = {"repo_type": self.repo.type, "revision": self.repo.revision, "parent_commit": head}
-            self.commit = self.api.create_commit(self.repo.id, operations, commit_message=self.message, **options).oid
+            options |= {"commit_message": self.message, "parent_commit": head}
+            self.commit = self.api.create_commit(self.repo.id, operations, **options).oid
         elif self.sent is not None and self.commit is None:
             self.commit = head  # The commit was made, and the answer to it was lost.
         if self.tag is not None:

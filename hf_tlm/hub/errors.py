@@ -54,8 +54,12 @@ def asked_wait(error: BaseException) -> float | None:
     return float(limit.reset_in_seconds) if limit is not None and limit.remaining == 0 else None
 
 
-def explain(error: BaseException, repo: Repo) -> str:
-    """One sentence or two for the user: what went wrong with a repository, and what to do."""
+def explain(error: BaseException, repo: Repo, reading: bool = False) -> str:
+    """One sentence or two for the user: what went wrong with a repository, and what to do.
+
+    Args:
+        reading: what was wanted could have come from the cache, or from a local path.
+    """
     import httpx2
     from huggingface_hub import constants
     from huggingface_hub.errors import (
@@ -81,18 +85,22 @@ def explain(error: BaseException, repo: Repo) -> str:
     if status == 403:
         return f"Your token may not write to the {name}. Use a token with write access, or a repository of your own."
     if isinstance(cause, OfflineModeIsEnabled):
-        return f"HF_HUB_OFFLINE is set, so the {name} cannot be asked for. Unset it, or give a local path."
+        return f"HF_HUB_OFFLINE is set, so the {name} cannot be asked for. Unset it{', or give a local path' * reading}."
     if isinstance(cause, (httpx2.TransportError, ConnectionError, LocalEntryNotFoundError, RevisionResolutionError)):
         return (
-            f"{constants.ENDPOINT} cannot be reached for the {name}, which is not in the cache either "
-            f"({type(cause).__name__}). Check the network (and HF_ENDPOINT, if set), or give a local path."
+            f"{constants.ENDPOINT} cannot be reached for the {name}{', which is not in the cache either' * reading} "
+            f"({type(cause).__name__}). Check the network (and HF_ENDPOINT, if set){', or give a local path' * reading}."
+        )
+    if isinstance(cause, json.JSONDecodeError):
+        return (
+            f"{constants.ENDPOINT} does not answer as a Hub does when asked for the {name}. Check HF_ENDPOINT, or a proxy."
         )
     return f"The {name} could not be used: {redacted(cause)}"
 
 
 def redacted(error: BaseException) -> str:
     """An error's message without what may be a token."""
-    return re.sub(r"\bhf_[A-Za-z0-9]{8,}|(?<=Bearer )\S+", "<token>", " ".join(str(error).split()))
+    return re.sub(r"\bhf_(oauth_|jwt_)?[A-Za-z0-9]{8,}\S*|(?<=Bearer )\S+", "<token>", " ".join(str(error).split()))
 
 
 @contextmanager
@@ -107,7 +115,7 @@ def explaining(repo: Repo) -> Iterator[None]:
         yield
     except (httpx2.HTTPError, OSError, RevisionResolutionError, json.JSONDecodeError) as error:
         # Not chained: a token might be in the request that the client's error refers to.
-        raise HubError(explain(error, repo)) from None
+        raise HubError(explain(error, repo, reading=True)) from None
 
 
 def _cause(error: BaseException) -> BaseException:

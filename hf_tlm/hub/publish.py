@@ -9,12 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hf_tlm.files import atomic_write
+from hf_tlm.files import atomic_write, sha256
 from hf_tlm.hub.commit import Push
 from hf_tlm.hub.errors import HubError
-from hf_tlm.hub.push import published, push
+from hf_tlm.hub.push import published, push, repo_to_push
 from hf_tlm.hub.rendering import hub_name, published_card
-from hf_tlm.hub.repo import Repo
 from hf_tlm.hub.subset_configs import check_alone
 from hf_tlm.version import __version__
 
@@ -44,9 +43,10 @@ def publish_model(
             see `hf_tlm.hub.push`.
     """
     folder = Path(folder)
-    if (folder / SETTINGS).is_file() and not (folder / RESULTS).is_file():
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    if SETTINGS in names and RESULTS not in names:
         raise HubError(f"{folder} holds a run that is not finished. Run its command again, which continues it.")
-    if not (any((folder / name).is_file() for name in (CONFIG, ADAPTER_CONFIG)) and any(folder.glob("*.safetensors"))):
+    if not ({CONFIG, ADAPTER_CONFIG}.intersection(names) and any(name.endswith(".safetensors") for name in names)):
         raise HubError(
             f"{folder} holds no model: expected config.json (or adapter_config.json) and safetensors, as "
             "recipes/train_tlm.py and recipes/pretrain.py leave them."
@@ -73,14 +73,28 @@ def publish_subset(
     """Publish a saved subset, alone in its repository: parquet, manifest, report and card. Arguments as `publish_model`'s.
 
     Raises:
-        HubError: the folder holds no saved subset, or the repository has some with names; for others see `hf_tlm.hub.push`.
+        HubError: the folder holds no saved subset, or a damaged one, or the repository has some with names; for others see
+            `hf_tlm.hub.push`.
     """
     folder = Path(folder)
-    if not ((folder / MANIFEST).is_file() and any(folder.glob("data/*.parquet"))):
-        raise HubError(f"{folder} holds no subset: expected a folder that recipes/retrieve.py or Subset.save wrote.")
-    check_alone(Repo(repo_id, options.get("revision"), "dataset"), options.get("token"))
+    _check_subset(folder)
+    check_alone(repo_to_push(repo_id, "dataset", options.get("revision")), options.get("token"))
     card = {"license": license, "language": language}
     return _publish(folder, repo_id, "dataset", f"Subset of hf_tlm {__version__}", card, options)
+
+
+def _check_subset(folder: Path) -> None:
+    try:
+        data = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"].items()
+    except (OSError, ValueError, KeyError):
+        raise HubError(
+            f"{folder} holds no subset: expected a folder that recipes/retrieve.py or Subset.save wrote."
+        ) from None
+    if damaged := [name for name, digest in data if not (folder / name).is_file() or sha256(folder / name) != digest]:
+        raise HubError(
+            f"{folder} is damaged or was edited: {', '.join(damaged)} is not what its {MANIFEST} describes. Copy it again, "
+            "or retrieve the subset again."
+        )
 
 
 def _publish(

@@ -41,7 +41,7 @@ def check_push(repo_id: str, token: str | None = None) -> None:
         HubError: `repo_id` is not owner/name; there is no token, the Hub does not accept it, or it may only read; the
             owner is neither its user nor one of their organisations; the Hub cannot be reached.
     """
-    repo = _repo_to_push(repo_id, "model", None)
+    repo = repo_to_push(repo_id, "model", None)
     account = patiently(_api(token, repo).whoami, repo)
     names = [account["name"], *(organisation["name"] for organisation in account.get("orgs", []))]
     owner = repo_id.split("/")[0]
@@ -96,7 +96,7 @@ def push(
             it is public; `tag` is another commit's; the Hub kept failing. The message says whether anything was
             published. The folder is never touched.
     """
-    repo = _repo_to_push(repo_id, type, revision)
+    repo = repo_to_push(repo_id, type, revision)
     local = {path: LocalFile(Path(file)) for path, file in (published(folder) if files is None else files).items()}
     if not local:
         raise HubError(f"There is nothing to publish in {folder}. Expected the folder of a finished run or a saved subset.")
@@ -116,10 +116,20 @@ def push(
 
 
 def published(folder: str | os.PathLike) -> dict[str, Path]:
-    """What of a folder is published: path within it -> file, sorted."""
+    """What of a folder is published: path within it -> file, sorted. Links to files stand for them.
+
+    Raises:
+        HubError: there are links to folders or to nothing.
+    """
     folder = Path(folder)
-    files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
-    return {name: files[name] for name in sorted(files) if not _stays(PurePosixPath(name).parts)}
+    paths = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*")}
+    paths = {name: paths[name] for name in sorted(paths) if not _stays(PurePosixPath(name).parts)}
+    if broken := [name for name, path in paths.items() if path.is_symlink() and not path.is_file()]:
+        raise HubError(
+            f"{folder} has links to folders or to nothing, which cannot be published: {', '.join(broken)}. Put copies of "
+            "what they stand for in their places, or remove them."
+        )
+    return {name: path for name, path in paths.items() if path.is_file()}
 
 
 def _stays(parts: Sequence[str]) -> bool:
@@ -140,7 +150,12 @@ def _api(token: str | None, repo: Repo, anonymous: bool = False) -> HfApi:
     return HfApi(token=token)
 
 
-def _repo_to_push(repo_id: str, type: str, revision: str | None) -> Repo:
+def repo_to_push(repo_id: str, type: str, revision: str | None) -> Repo:
+    """The branch of a repository to publish to.
+
+    Raises:
+        HubError: `repo_id` is not owner/name.
+    """
     repo = parse_repo(repo_id, type)
     if repo is None or repo.revision is not None:
         raise HubError(

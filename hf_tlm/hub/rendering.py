@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 # In the code blocks of a card, until it is published.
 PLACEHOLDER = "path/or/repo-id"
 _HUB_NAME = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
+_HUB_CORPUS = re.compile(r"[\w][\w.-]*/[\w][\w.-]*@[0-9a-f]{40}\b")
 
 
 def render(template: str, data: CardData, **values: Any) -> str:
@@ -94,6 +95,15 @@ def hub_name(name_or_path: str | None) -> str | None:
         return None
     name = name_or_path.partition("@")[0]
     return name if _HUB_NAME.fullmatch(name) else None
+
+
+def hub_dataset(corpus: str) -> str | None:
+    """The `owner/name@<commit>` that the name of a corpus of the Hub begins with; None for others.
+
+    Without the commit, `folder/file.parquet` of some machine would be taken for a repository.
+    """
+    found = _HUB_CORPUS.match(corpus)
+    return None if found is None else found[0]
 
 
 def displayed_name(name_or_path: str | None) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -49,7 +50,7 @@ def parse_repo(name: str, type: str) -> Repo | None:
 
 def find_repo(name: str, type: str) -> Repo | None:
     """The repository that a name means; None for an existing local path, or for what cannot be a repository's name."""
-    return None if Path(name).exists() else parse_repo(str(name), type)
+    return None if os.path.exists(name) else parse_repo(str(name), type)
 
 
 def fetch(
@@ -114,7 +115,7 @@ def local_folder(name: str, type: str, **options) -> Path:
     Raises:
         HubError: it is neither. For others see `fetch`.
     """
-    if Path(name).exists():
+    if os.path.exists(name):
         return Path(name)
     repo = find_repo(name, type)
     if repo is None:

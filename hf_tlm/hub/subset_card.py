@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from hf_tlm.hub.rendering import hub_name, license_sentence, render
+from hf_tlm.hub.rendering import hub_dataset, license_sentence, render
 
 SIZES = (("1K", 1e3), ("10K", 1e4), ("100K", 1e5), ("1M", 1e6), ("10M", 1e7), ("100M", 1e8), ("1B", 1e9))
 
@@ -40,7 +40,7 @@ def subset_card(
     task, corpus, counts = manifest["task"], manifest["corpus"], manifest["counts"]
     random, released = (manifest["retriever"] == kind for kind in ("random", "released"))
     method = (manifest.get("selection") or {}).get("method")
-    name, source = config or "default", hub_name(corpus["name"]) or ""
+    name, source = config or "default", hub_dataset(corpus["name"])
     title = f"{corpus['name']}: {'random passages' if random else 'passages retrieved'} for {task['name']}"
     data = DatasetCardData(
         pretty_name=title,
@@ -49,8 +49,7 @@ def subset_card(
         tags=["hf_tlm", "tlm", "retrieval", "random" if random else "bm25", *([method] if method else [])],
         task_categories=["fill-mask"],
         size_categories=[size_category(counts["union"])],
-        # Corpora of the Hub are called by their ids and commits.
-        source_datasets=[source if "/" in source else "extended|other"],
+        source_datasets=[source.partition("@")[0] if source else "extended|other"],
         configs=[{"config_name": name, "data_files": [{"split": "train", "path": data_files}]}],
         dataset_info={"config_name": name, **info} if info else None,
     )

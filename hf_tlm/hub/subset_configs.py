@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hf_tlm.hub.errors import HubError
 from hf_tlm.hub.rendering import PLACEHOLDER, published_card, render
 from hf_tlm.hub.repo import Repo
 from hf_tlm.hub.retry import patiently
 
+Result = TypeVar("Result")
 CARD, MANIFEST = "README.md", "manifest.json"
 _MANIFEST_OF = re.compile(rf"([^/]+)/{re.escape(MANIFEST)}")
 # Metadata that the card of the whole has from those of the subsets, one after another without repetition.
@@ -19,7 +21,7 @@ _MERGED = ("license", "language", "tags", "task_categories", "size_categories", 
 
 
 def repo_files(repo: Repo, token: str | None = None) -> list[str]:
-    """The files of a repository; none of one that is not there yet, or that lacks the branch.
+    """The files of a branch of a repository; none of a repository that is not there yet.
 
     Raises:
         HubError: the Hub cannot be asked.
@@ -29,11 +31,21 @@ def repo_files(repo: Repo, token: str | None = None) -> list[str]:
 
     def files() -> list[str]:
         try:
-            return HfApi(token=token).list_repo_files(repo.id, repo_type=repo.type, revision=repo.revision)
+            return _at_branch(repo, partial(HfApi(token=token).list_repo_files, repo.id, repo_type=repo.type))
         except (RepositoryNotFoundError, RevisionNotFoundError):
             return []
 
     return sorted(patiently(files, repo))
+
+
+def _at_branch(repo: Repo, call: Callable[..., Result]) -> Result:
+    """The result of a call for a branch; one that is not there would be made from the default branch, and is as that."""
+    from huggingface_hub.errors import RevisionNotFoundError
+
+    try:
+        return call(revision=repo.revision)
+    except RevisionNotFoundError:
+        return call(revision=None)
 
 
 def config_names(files: Sequence[str]) -> list[str]:
@@ -62,10 +74,9 @@ def config_cards(repo: Repo, names: Sequence[str], token: str | None = None) -> 
     """
     from huggingface_hub import hf_hub_download
 
-    options = {"repo_type": repo.type, "revision": repo.revision, "token": token}
-
     def read(name: str) -> str:
-        return Path(hf_hub_download(repo.id, f"{name}/{CARD}", **options)).read_text(encoding="utf-8")
+        download = partial(hf_hub_download, repo.id, f"{name}/{CARD}", repo_type=repo.type, token=token)
+        return Path(_at_branch(repo, download)).read_text(encoding="utf-8")
 
     return {name: patiently(lambda name=name: read(name), repo) for name in names}
 

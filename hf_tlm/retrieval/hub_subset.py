@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tempfile
 from collections.abc import Mapping
@@ -21,14 +22,14 @@ from hf_tlm.retrieval.subset import CARD_FILE, CONFIG_DATA_FILE, DATA_FILE, MANI
 from hf_tlm.version import __version__
 
 _NAME = re.compile(r"(?P<id>[^:@]+)(?::(?P<config>[^:@]+))?(?:@(?P<revision>.+))?")
-_CONFIG = re.compile(r"\w[\w.-]*")
+_CONFIG = re.compile(r"\w[\w.-]{0,95}")
 DATA_FOLDER = Path(DATA_FILE).parent.name
 ROUNDS = 20  # times that a card is brought up to date with what others push meanwhile
 
 
 def open_subset(name: str) -> Subset:
     """See `Subset.open`."""
-    if Path(name).exists():
+    if os.path.exists(name):
         return Subset.load(name)
     parts = _NAME.fullmatch(name)
     if parts is None or parse_repo(parts["id"], "dataset") is None:

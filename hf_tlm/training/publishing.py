@@ -35,7 +35,7 @@ def check_hub_arguments(args: RunArguments, id_name: str) -> None:
     (other,) = (name for name in ids if name != id_name)
     if getattr(args, other, None) is not None:
         raise ArgumentsError(f"{other} {getattr(args, other)} has no effect here: the repository is --{id_name}.")
-    given = [name for name in (id_name, "hub_revision") if getattr(args, name) is not None]
+    given = [name for name in (id_name, "hub_private_repo", "hub_revision") if getattr(args, name) is not None]
     given += ["hub_strategy"] if args.hub_strategy != "end" else []
     if given and not args.push_to_hub:
         has = "has" if len(given) == 1 else "have"

@@ -176,7 +176,7 @@ class LoopbackHub:
                 method and path.
             how: a status (429 with Retry-After); "reset": the connection breaks and nothing has happened; "lost": it has
                 happened and the answer is lost; "truncate": the connection breaks within the body; "page": a
-                gateway's error page with status 502.
+                gateway's error page with status 502; "html": a page with status 200.
             times: so many requests that match, or the n-th and the ones after it.
         """
         self.faults.append(Fault(when, how, times))
@@ -274,6 +274,8 @@ class Handler(BaseHTTPRequestHandler):
         try:
             if fault == "page":
                 raise Refusal(502, "<html>Bad gateway</html>")
+            if fault == "html":
+                raise Refusal(200, "<html>Welcome</html>")
             if isinstance(fault, int):
                 wait = {"Retry-After": str(hub.retry_after)} if fault == 429 else {}
                 raise Refusal(fault, f"injected {fault}", **wait)
@@ -282,7 +284,7 @@ class Handler(BaseHTTPRequestHandler):
         except Refusal as refusal:
             status, data = refusal.status, json.dumps({"error": refusal.message}).encode()
             headers = {"X-Error-Message": refusal.message, **refusal.headers}
-            if fault == "page":
+            if fault in ("page", "html"):
                 data, headers = refusal.message.encode(), {"Content-Type": "text/html"}
             if refusal.code:
                 headers["X-Error-Code"] = refusal.code
@@ -513,12 +515,15 @@ class Handler(BaseHTTPRequestHandler):
 
     @route("POST", f"/api/{REPO}/preupload/(?P<revision>[^/]+)")
     def choose_upload_modes(self, kind, name, revision):
-        files, chosen = self.find(kind, name, write=True).find(revision).files, []
-        for file in self.json()["files"]:
+        files, chosen, given = self.find(kind, name, write=True).find(revision).files, [], self.json()
+        ignored = files[".gitignore"].data.decode() if ".gitignore" in files else ""
+        ignored = (given.get("gitIgnore") or ignored).split()
+        for file in given["files"]:
             path, there = file["path"], files.get(file["path"])
             oid = there and (there.sha256 if there.large else there.oid)
             mode = "lfs" if is_large(path) else "regular"
-            chosen.append({"path": path, "uploadMode": mode, "shouldIgnore": False, "oid": oid})
+            ignore = any(fnmatch(path, pattern) for pattern in ignored)
+            chosen.append({"path": path, "uploadMode": mode, "shouldIgnore": ignore, "oid": oid})
         return {"files": chosen}
 
     @route("POST", rf"{FILE}\.git/info/lfs/objects/batch")

@@ -206,18 +206,30 @@ def test_influence_used_labels_and_its_card_says_so():
     assert "The labels of the validation" not in CARDS["subset_bm25"]()
 
 
+SHA = "0123456789" * 4
+
+
 def test_a_subset_from_the_hub_is_linked():
     run = with_objective("mlm", subset={**RUN["subset"], "hub": {"repo_id": "me/passages", "revision": "abc"}})
     card = tlm_card(run, 1)
     assert "[me/passages](https://huggingface.co/datasets/me/passages/tree/abc) at revision `abc`." in card
     assert ModelCard(card).data.datasets == ["me/passages"]
     run = copy.deepcopy(PRETRAINED)
-    run["corpus"]["name"] = "them/web@123"
+    run["corpus"]["name"] = f"them/web@{SHA}"
     card = pretrained_card(run)
-    assert "[them/web](https://huggingface.co/datasets/them/web/tree/123)" in card
+    assert f"[them/web](https://huggingface.co/datasets/them/web/tree/{SHA})" in card
     assert ModelCard(card).data.datasets == ["them/web"]
-    card = subset_card({**SUBSET, "corpus": {"name": "them/web@123", "fingerprint": "0"}}, REPORT, INFO)
+    card = subset_card({**SUBSET, "corpus": {"name": f"them/web@{SHA}", "fingerprint": "0"}}, REPORT, INFO)
     assert DatasetCard(card).data.source_datasets == ["them/web"]
+
+
+def test_a_file_of_this_machine_is_no_dataset_of_the_hub():
+    run = copy.deepcopy(PRETRAINED)
+    run["corpus"]["name"] = "folder/corpus.parquet"
+    card = pretrained_card(run)
+    assert ModelCard(card).data.datasets is None and "huggingface.co/datasets" not in card
+    card = subset_card({**SUBSET, "corpus": {"name": "folder/corpus.parquet", "fingerprint": "0"}}, REPORT, INFO)
+    assert DatasetCard(card).data.source_datasets == ["extended|other"]
 
 
 def test_a_base_model_is_named_without_the_folders_of_a_machine(tmp_path):

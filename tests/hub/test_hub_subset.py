@@ -9,7 +9,7 @@ import yaml
 from datasets import load_dataset
 
 import hf_tlm.retrieval.hub_subset as hub_subset
-from hf_tlm.hub import HubError
+from hf_tlm.hub import HubError, publish_subset
 from hf_tlm.hub.subset_configs import configs_card
 from hf_tlm.influence import select
 from hf_tlm.retrieval import RetrievalError, Subset, retrieval_report, retrieve
@@ -177,7 +177,27 @@ class TestRefusals:
             other.push_to_hub("alice/alone", config="small")
         assert (files(hub, "alice/named"), files(hub, "alice/alone")) == before
 
-    @pytest.mark.parametrize("config", ["data", "a/b", "..", ""])
+    def test_a_new_branch_is_made_from_the_default_one(self, hub, subset, other):
+        subset.push_to_hub("alice/named", config="small")
+        with pytest.raises(HubError, match="has subsets with names .small."):
+            other.push_to_hub("alice/named", revision="next")
+        commits = len(hub.history("alice/named", "dataset"))
+        other.push_to_hub("alice/named", config="large", revision="next")
+        assert len(hub.history("alice/named", "dataset", "next")) == commits + 1
+        data = front(files(hub, "alice/named", revision="next")["README.md"].decode())
+        assert [entry["config_name"] for entry in data["configs"]] == ["large", "small"]
+        subset.push_to_hub("alice/alone")
+        with pytest.raises(RetrievalError, match="a subset without a name"):
+            other.push_to_hub("alice/alone", config="small", revision="next")
+
+    @pytest.mark.parametrize("name", ["passages", "alice/passages@v1", "alice/a b", "alice/" + "a" * 96])
+    def test_repositories(self, hub, subset, tmp_path, name):
+        subset.save(tmp_path / "subset")
+        with pytest.raises(HubError, match="as owner/name"):
+            publish_subset(tmp_path / "subset", name)
+        assert not hub.log
+
+    @pytest.mark.parametrize("config", ["data", "a/b", "..", "", "a" * 97])
     def test_names(self, hub, subset, config):
         with pytest.raises(RetrievalError, match="The name of a subset"):
             subset.push_to_hub("alice/passages", config=config)
@@ -187,6 +207,7 @@ class TestRefusals:
         "name,message",
         [
             ("nowhere", "Expected the folder of a subset, or a dataset of the Hub as owner/name"),
+            ("x" * 5000, "Expected the folder of a subset"),
             ("./runs/nowhere", "received './runs/nowhere'"),
             ("alice/nothing", "no dataset repository alice/nothing that you may see"),
             ("alice/passages@v9", "no branch, tag or commit 'v9'"),

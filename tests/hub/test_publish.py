@@ -81,10 +81,23 @@ def test_what_cannot_be_published(hub, model, tmp_path):
         publish_model(tmp_path, "alice/toy")
     with pytest.raises(HubError, match="holds no subset"):
         publish_subset(model, "alice/toy")
+    for publish, kind in ((publish_model, "model"), (publish_subset, "subset")):
+        with pytest.raises(HubError, match=f"holds no {kind}"):
+            publish("x" * 5000, "alice/toy")
     (model / "results.json").unlink()
     with pytest.raises(HubError, match="a run that is not finished"):
         publish_model(model, "alice/toy")
     assert not [path for method, path in hub.log if method == "POST"]
+
+
+def test_a_damaged_subset(hub, subset, tmp_path):
+    data = tmp_path / "subset" / "data" / "train-00000-of-00001.parquet"
+    data.write_bytes(data.read_bytes()[:-1])
+    for damage in (lambda: None, data.unlink):
+        damage()
+        with pytest.raises(HubError, match="damaged or was edited: data/train-00000-of-00001.parquet"):
+            publish_subset(tmp_path / "subset", "alice/passages")
+    assert not hub.log
 
 
 def test_an_adapter_needs_a_base_that_others_have(hub, model, tmp_path):
@@ -104,6 +117,8 @@ def test_arguments_of_recipes_that_make_a_subset(hub, subset, tmp_path, monkeypa
         SubsetHubArguments(push_to_hub=True)
     with pytest.raises(HubError, match="--hub_dataset_id and --hub_revision have no effect"):
         SubsetHubArguments(hub_dataset_id="alice/passages", hub_revision="next")
+    with pytest.raises(HubError, match="--hub_private_repo and --hub_token have no effect"):
+        SubsetHubArguments(hub_private_repo=True, hub_token="hf_x")
     place = {"hub_private_repo": False, "hub_revision": "next"}
     args = SubsetHubArguments(True, "alice/passages", **place)
     args.check()

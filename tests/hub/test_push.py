@@ -9,6 +9,7 @@ import threading
 import pytest
 
 from hf_tlm.hub import HubError, check_push, push
+from hf_tlm.hub.errors import redacted
 from hf_tlm.hub.push import published
 
 CONTENT = {
@@ -38,6 +39,18 @@ def test_what_is_published(folder):
     assert list(published(folder)) == sorted(CONTENT)
 
 
+def test_links(folder, tmp_path):
+    """A link to a file is the file; one that would leave something out is refused."""
+    (folder / "link.txt").symlink_to(tmp_path / "run" / "config.json")
+    assert published(folder)["link.txt"].read_bytes() == b"{}"
+    (folder / "checkpoint-9").symlink_to(tmp_path / "run" / "mlm")
+    for name, target in {"data": "mlm", "gone": "nowhere", "loop": "loop"}.items():
+        (folder / name).symlink_to(folder / target)
+        with pytest.raises(HubError, match=f"links to folders or to nothing, which cannot be published: {name}. Put"):
+            published(folder)
+        (folder / name).unlink()
+
+
 def test_a_new_repository(hub, folder):
     done = push(folder, "alice/model", message="First")
     assert hub.files("alice/model") == CONTENT and hub.repository("alice/model").private
@@ -65,6 +78,12 @@ def test_only_what_changed_is_sent_and_what_is_gone_is_deleted(hub, folder):
     (folder / "mlm" / "config.json").unlink()
     assert push(folder, "alice/model", message="Third", replace=()).commit is None
     assert push(folder, "alice/model", message="Third", replace=("mlm/*",)).deleted == ["mlm/config.json"]
+
+
+def test_what_the_repository_ignores_is_published_all_the_same(hub, folder):
+    hub.put("alice/model", {".gitignore": "*.safetensors\nmlm/*\n"})
+    push(folder, "alice/model", message="m")
+    assert hub.files("alice/model") == {**CONTENT, ".gitignore": b"*.safetensors\nmlm/*\n"}
 
 
 def test_visibility_is_that_of_a_new_repository(hub, folder):
@@ -298,11 +317,22 @@ def test_without_rights_nothing_is_published(hub, folder, monkeypatch, tmp_path)
         push(tmp_path / "nothing", "alice/model", message="m", token="x")
 
 
+def test_what_is_no_hub(hub, folder, sleeps):
+    hub.fail(lambda method, path: True, "html", times=1000)
+    with pytest.raises(HubError, match=f"{hub.url} does not answer as a Hub does.*Check HF_ENDPOINT.*Nothing was published"):
+        push(folder, "alice/model", message="m")
+
+
 def test_without_a_network(hub, folder, sleeps, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(HubError, match="HF_HUB_OFFLINE is set.*Nothing was published"):
+    with pytest.raises(HubError, match="HF_HUB_OFFLINE is set.*Unset it. Nothing was published"):
         push(folder, "alice/model", message="m")
     assert not sleeps
+
+
+@pytest.mark.parametrize("token", ["hf_abcdefgh12", "hf_oauth_abcdefgh12", "hf_jwt_abcdefgh.ij-k_l.m", "Bearer secret"])
+def test_what_may_be_a_token_is_left_out(token):
+    assert redacted(ValueError(f"no\n{token} here, in hf_tlm")).endswith("<token> here, in hf_tlm")
 
 
 def test_the_token_is_nowhere(hub, folder, sleeps, caplog, capfd, monkeypatch):

@@ -19,7 +19,7 @@ SAFE = {"config.json": "{}", "model.safetensors": "weights", "tokenizer.json": "
             (name, None)
             for name in ("bert", "a/b/c", "/tmp/x", "./a/b", "../b", "a/b@", "a/b@c@d", "a--b/c", "a/b.git", "a/b c")
         ),
-        *((name, None) for name in ("data/*.parquet", "a/" + "b" * 96, "")),
+        *((name, None) for name in ("data/*.parquet", "a/" + "b" * 96, "b" * 5000, "")),
     ],
 )
 def test_names(name, repo):

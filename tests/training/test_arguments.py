@@ -24,6 +24,7 @@ BASE = {"output_dir": "unused", "use_cpu": True, "report_to": "none"}
         ({"hub_model_id": "me/model"}, "hub_model_id has no effect without push_to_hub"),
         ({"hub_model_id": "me/a", "hub_revision": "b"}, "hub_model_id and hub_revision have no effect"),
         ({"hub_strategy": "every_save"}, "hub_strategy can be end or checkpoint.*; received every_save and False"),
+        ({"hub_private_repo": True}, "hub_private_repo has no effect without push_to_hub"),
         ({"hub_strategy": "checkpoint"}, "hub_strategy has no effect without push_to_hub"),
         ({"hub_always_push": True}, "received end and True"),
         ({"resume_from_checkpoint": "somewhere"}, "resumes by itself"),
