@@ -73,18 +73,20 @@ def test_hours_go_on_after_a_resume(tmp_path, data, tokenizer, monkeypatch):
 
 
 def test_measured_flops_are_those_of_the_equations(tmp_path, data, tokenizer):
-    """Of one packed corpus batch, product by product."""
+    """Of one corpus batch, product by product."""
     run = trainer(tmp_path, data, tokenizer, rho1=float("inf"), max_steps=1)
     batch = next(iter(run.get_train_dataloader()))
     run.train()
     rows, width = batch["input_ids"].shape
     masked, config = int((batch["mlm_labels"] != -100).sum()), run.model.config
     hidden, layers = config.hidden_size, config.num_hidden_layers
-    matrices = layers * (4 * hidden**2 + 2 * hidden * config.intermediate_size)
+    # Queries, keys and values; then what follows attention, in the last layer for the masked tokens only.
+    before, after = 3 * hidden**2, hidden**2 + 2 * hidden * config.intermediate_size
+    matrices = 6 * rows * width * (layers * before + (layers - 1) * after) + 6 * masked * after
     # Forward scores and values; backward the scores again and the gradients of values, weights, queries and keys.
     attention = layers * (2 + 5) * 2 * rows * width**2 * hidden
-    heads = 6 * masked * (hidden**2 + hidden * config.vocab_size) + 2 * rows * hidden**2  # BERT's pooler, forward only
-    expected = 6 * rows * width * matrices + attention + heads
+    heads = 6 * masked * (hidden**2 + hidden * config.vocab_size) + 2 * hidden**2  # BERT's pooler, forward only
+    expected = matrices + attention + heads
     assert run.cost().measured_flops == pytest.approx(expected, rel=1e-9)
 
 
