@@ -20,9 +20,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hf_tlm import hub, models, retrieval
+from hf_tlm import evaluation, hub, models, retrieval
 from hf_tlm.files import HfTlmError
 from hf_tlm.parser import parse, run
+from hf_tlm.tasks import load_task
 
 
 @dataclass(repr=False)  # A repr would show the token.
@@ -51,6 +52,9 @@ class PublishArguments:
     tokenizer_name: str | None = field(
         default=None, metadata={"help": "TLM: tokenizer by Hub id or folder, if the checkpoint has none."}
     )
+    evaluate_on: str | None = field(
+        default=None, metadata={"help": "TLM: labelled task (name, Hub id or folder) to score the converted model on."}
+    )
     repo_id: str | None = field(default=None, metadata={"help": "Repository to publish to, owner/name."})
     config_name: str | None = field(
         default=None, metadata={"help": "subset: its configuration (small, large) in a repository of several."}
@@ -76,7 +80,7 @@ class PublishArguments:
         if missing := [name for name in needed if getattr(self, name) is None]:
             raise HfTlmError(f"--{given[0]} needs --{missing[0]}: see --help.")
         useless = {
-            "legacy_checkpoint": ("output_dir", "task", "label_names", "tokenizer_name"),
+            "legacy_checkpoint": ("output_dir", "task", "label_names", "tokenizer_name", "evaluate_on"),
             "subset": ("config_name",),
             "repo_id": ("private", "revision", "tag", "license", "language", "dataset", "dry_run", "verify", "hub_token"),
         }
@@ -101,6 +105,9 @@ def main() -> None:
         print(f"{type(released.model).__name__}, {released.model.num_parameters():,} parameters: {args.output_dir}")
         if released.left_out:
             print(f"Left out, as this package's model has no place for them: {', '.join(released.left_out)}")
+        if args.evaluate_on is not None:
+            for split, scores in evaluation.evaluate_checkpoint(args.output_dir, load_task(args.evaluate_on)).items():
+                print(f"{split:<12}" + ", ".join(f"{name} {100 * score:.2f}" for name, score in scores.items()))
         if args.repo_id is None:
             return
 

@@ -13,8 +13,11 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, BertConfig, BertForMaskedLM
 
+from hf_tlm.evaluation import evaluate_checkpoint
+from hf_tlm.files import atomic_write
 from hf_tlm.models import ModelError, convert_legacy, load_released_tlm
-from toys import code_blocks
+from hf_tlm.tasks import load_task
+from toys import code_blocks, sentences
 
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "publish.py"
 SIZES = {
@@ -252,6 +255,20 @@ class TestErrors:
         with pytest.raises(ModelError, match="Choose another output folder"):
             convert_legacy(str(path), path)
         assert (path / "pytorch_model.bin").is_file()
+
+
+def test_the_recipe_scores_what_it_converted(folder, tmp_path, monkeypatch, capsys):
+    rows = [{"text": row["text"], "label": SCIERC[at % len(SCIERC)]} for at, row in enumerate(sentences(30))]
+    for split in ("train", "validation", "test"):
+        atomic_write(tmp_path / "task" / f"{split}.jsonl", "\n".join(map(json.dumps, rows)))
+    arguments = ["--legacy_checkpoint", folder(published()), "--evaluate_on", tmp_path / "task"]
+    monkeypatch.setattr(sys, "argv", ["publish.py", *map(str, arguments), "--output_dir", str(tmp_path / "out")])
+    runpy.run_path(str(RECIPE), run_name="__main__")
+    scores = evaluate_checkpoint(str(tmp_path / "out"), load_task(str(tmp_path / "task")))
+    printed = capsys.readouterr().out
+    assert set(scores) == {"validation", "test"} and 0 < scores["test"]["accuracy"] < 1
+    line = f"macro_f1 {100 * scores['test']['macro_f1']:.2f}, accuracy {100 * scores['test']['accuracy']:.2f}"
+    assert f"test        {line}" in printed and f"validation  {line}" in printed
 
 
 def test_the_recipe_writes_a_folder_that_loads_without_hf_tlm(folder, batch, tmp_path, monkeypatch, capsys, tokenizer):
