@@ -20,10 +20,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hf_tlm import evaluation, hub, models, retrieval
+from hf_tlm import evaluation, hub, models, retrieval, tasks
 from hf_tlm.files import HfTlmError
 from hf_tlm.parser import parse, run
-from hf_tlm.tasks import load_task
 
 
 @dataclass(repr=False)  # A repr would show the token.
@@ -106,7 +105,7 @@ def main() -> None:
         if released.left_out:
             print(f"Left out, as this package's model has no place for them: {', '.join(released.left_out)}")
         if args.evaluate_on is not None:
-            for split, scores in evaluation.evaluate_checkpoint(args.output_dir, load_task(args.evaluate_on)).items():
+            for split, scores in evaluation.evaluate_checkpoint(args.output_dir, tasks.load_task(args.evaluate_on)).items():
                 print(f"{split:<12}" + ", ".join(f"{name} {100 * score:.2f}" for name, score in scores.items()))
         if args.repo_id is None:
             return

@@ -60,7 +60,7 @@ def test_pretrain_from_yaml_and_on(work):
         (["--corpus", "{corpus}", "--max_length", "4000"], "max_length 4000 needs 4000 positions"),
         (["--corpus", "{corpus}", "--objective", "ale"], "objective ale is ELECTRA on an ALBERT body"),
         (["--corpus", "{corpus}", "--subset", "somewhere"], "Give --corpus or --subset, not both"),
-        (["--subset", "somewhere"], "somewhere is not a saved subset"),
+        (["--subset", "somewhere"], "received 'somewhere', which is neither"),
         (["--corpus", "{corpus}", "--replacements", "random"], "replacements random has no effect with objective mlm"),
     ],
 )

@@ -112,7 +112,7 @@ def test_quickstart_on_own_data(work):
 @pytest.mark.parametrize(
     "arguments,message",
     [
-        (["--task", "{task}", "--subset", "nowhere"], "nowhere is not a saved subset"),
+        (["--task", "{task}", "--subset", "nowhere"], "received 'nowhere', which is neither"),
         (["--task", "nowhere", "--subset", "{subset}"], "No task 'nowhere'"),
         (["--task", "{task}", "--subset", "{subset}", "--label_column", "y"], "no column 'y'"),
         (["--task", "{task}"], "give --subset"),
