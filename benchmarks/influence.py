@@ -59,12 +59,15 @@ def fresh(function, **arguments):
         return pool.submit(function, **arguments).result()
 
 
+def settings_of(options: argparse.Namespace, body: str) -> dict:
+    settings = {"body": body, "threads": options.threads, "vocabulary": options.vocab_size}
+    return {**settings, "passages": options.passages or PASSAGES[body]}
+
+
 def speed(options: argparse.Namespace) -> list[dict]:
     rows = []
     for body, texts, tasks in itertools.product(options.bodies, options.texts, options.tasks):
-        settings = {"repeats": options.repeats, "threads": options.threads, "vocabulary": options.vocab_size}
-        settings["passages"] = options.passages or PASSAGES[body]
-        rows += fresh(measures.speed, body=body, texts=texts, tasks=tasks, **settings)
+        rows += fresh(measures.speed, texts=texts, tasks=tasks, repeats=options.repeats, **settings_of(options, body))
         print(*rows[-5:], sep="\n")
     return rows
 
@@ -85,19 +88,16 @@ def memory(options: argparse.Namespace) -> list[dict]:
 def layers(options: argparse.Namespace) -> list[dict]:
     rows = []
     for body, tasks in itertools.product(options.bodies, options.tasks):
-        settings = {"repeats": options.repeats, "threads": options.threads, "vocabulary": options.vocab_size}
-        settings["passages"] = options.passages or PASSAGES[body]
-        rows += fresh(measures.layers, body=body, tasks=tasks, **settings)
-        print(*rows, sep="\n")
+        rows += fresh(measures.layers, tasks=tasks, repeats=options.repeats, **settings_of(options, body))
+    print(*rows, sep="\n")
     return rows
 
 
 def projection(options: argparse.Namespace) -> list[dict]:
     rows = []
     for body in options.bodies:
-        settings = {"body": body, "tasks": max(options.tasks), "threads": options.threads, "vocabulary": options.vocab_size}
-        settings["passages"] = options.passages or PASSAGES[body]
-        rows += fresh(measures.projection, dimensions=options.dimensions, **settings)
+        settings = settings_of(options, body)
+        rows += fresh(measures.projection, tasks=max(options.tasks), dimensions=options.dimensions, **settings)
     print(*rows, sep="\n")
     return rows
 
@@ -105,9 +105,7 @@ def projection(options: argparse.Namespace) -> list[dict]:
 def peer(options: argparse.Namespace) -> list[dict]:
     rows = []
     for body, tasks in itertools.product(options.bodies, options.tasks):
-        settings = {"repeats": options.repeats, "threads": options.threads, "vocabulary": options.vocab_size}
-        settings["passages"] = options.passages or PASSAGES[body]
-        rows += fresh(influence_peer.peer, body=body, tasks=tasks, **settings)
+        rows += fresh(influence_peer.peer, tasks=tasks, repeats=options.repeats, **settings_of(options, body))
         print(*rows[-1 - len(influence_peer.SIDES) :], sep="\n")
     return rows
 

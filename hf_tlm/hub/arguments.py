@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from hf_tlm.hub.commit import Push
 from hf_tlm.hub.errors import HubError
-from hf_tlm.hub.publish import publish_subset
+from hf_tlm.hub.publish import publish_result
 from hf_tlm.hub.push import check_push
 
 
@@ -52,17 +52,4 @@ class SubsetHubArguments:
         if not self.push_to_hub:
             return None
         place = {"private": self.hub_private_repo, "revision": self.hub_revision}
-        try:
-            return publish_subset(folder, self.hub_dataset_id, token=self.hub_token, **place)
-        except HubError as error:
-            raise HubError(f"{error} {publish_later('subset', folder, self.hub_dataset_id, **place)}") from None
-
-
-def publish_later(
-    kind: str, folder: str | os.PathLike, repo_id: str, *, private: bool | None = None, revision: str | None = None
-) -> str:
-    """How to publish a folder after its own command could not."""
-    command = f"python recipes/publish.py --{kind} {folder} --repo_id {repo_id}"
-    command += "" if private is None else f" --private {str(private).lower()}"
-    command += "" if revision is None else f" --revision {revision}"
-    return f"The result is whole in {folder}. To publish it later:\n  {command}"
+        return publish_result("subset", folder, self.hub_dataset_id, token=self.hub_token, **place)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -81,6 +82,25 @@ def publish_subset(
     check_alone(repo_to_push(repo_id, "dataset", options.get("revision")), options.get("token"))
     card = {"license": license, "language": language}
     return _publish(folder, repo_id, "dataset", f"Subset of hf_tlm {__version__}", card, options)
+
+
+def publish_result(
+    kind: str, folder: str | os.PathLike, repo_id: str, *, token: str | None, private: bool | None, revision: str | None
+) -> Push:
+    """What a recipe does at its end: `publish_model` or `publish_subset`, as `kind` says.
+
+    Raises:
+        HubError: it could not be published; the message says how to do it later.
+    """
+    publish = {"model": publish_model, "subset": publish_subset}[kind]
+    try:
+        return publish(folder, repo_id, token=token, private=private, revision=revision)
+    except HubError as error:
+        command = ["python", "recipes/publish.py", f"--{kind}", str(folder), "--repo_id", repo_id]
+        command += [] if private is None else ["--private", str(private).lower()]
+        command += [] if revision is None else ["--revision", revision]
+        later = f"The result is whole in {folder}. To publish it later:\n  {shlex.join(command)}"
+        raise HubError(f"{error} {later}") from None
 
 
 def _check_subset(folder: Path) -> None:

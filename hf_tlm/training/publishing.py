@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hf_tlm.hub.arguments import publish_later
 from hf_tlm.hub.commit import Push
-from hf_tlm.hub.errors import HubError
-from hf_tlm.hub.publish import publish_model
+from hf_tlm.hub.publish import publish_result
 from hf_tlm.hub.push import check_push
 from hf_tlm.hub.rendering import hub_name
 from hf_tlm.training.options import ArgumentsError
@@ -74,7 +72,4 @@ def publish_run(folder: Path, args: RunArguments) -> Push | None:
     if not args.push_to_hub or args.process_index != 0:
         return None
     place = {"private": args.hub_private_repo, "revision": args.hub_revision}
-    try:
-        return publish_model(folder, args.hub_model_id, token=args.hub_token, **place)
-    except HubError as error:
-        raise HubError(f"{error} {publish_later('model', folder, args.hub_model_id, **place)}") from None
+    return publish_result("model", folder, args.hub_model_id, token=args.hub_token, **place)
