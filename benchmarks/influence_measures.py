@@ -252,7 +252,6 @@ def memory(*, body: str, side: str, threads: int, vocabulary: int, layer: int, t
     # Making the model takes more than a pass does: the peak begins anew.
     Path("/proc/self/clear_refs").write_text("5")
     with Memory() as watched:
-        before = watched.now("VmRSS")
         if side == "ours":
             scorer.fit(random_rows("full", tasks, vocabulary, label=[i % CLASSES for i in range(tasks)]), 1)
             scorer.score(rows)
@@ -261,4 +260,4 @@ def memory(*, body: str, side: str, threads: int, vocabulary: int, layer: int, t
                 batch = scorer.masked(rows.select(range(start, start + BATCH)).to_list())
                 with torch.no_grad():
                     encode(model.base_model, batch["input_ids"], batch["attention_mask"])
-    return {"peak": watched.peak, "before": before}
+    return {"peak": watched.peak, "before": watched.before}

@@ -17,9 +17,10 @@ WARM = ["some words to compile with", "other words"]
 
 
 class Memory:
-    """Megabytes: the peak of the resident set, and of its anonymous part as seen every 10 ms. Linux."""
+    """Megabytes: resident `before` and at the `peak`, and the peak of the `anonymous` part as seen every 10 ms. Linux."""
 
     def __enter__(self):
+        self.before = self.now("VmRSS")
         self.anonymous, self._stop = self.now("RssAnon"), threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
@@ -29,7 +30,8 @@ class Memory:
         self._stop.set()
         self._thread.join()
         self.anonymous = max(self.anonymous, self.now("RssAnon"))
-        self.peak = self.now("VmHWM")
+        # The kernel counts in batches: right after the peak began anew it can be a little below what was resident.
+        self.peak = max(self.before, self.now("VmHWM"))
 
     def _watch(self):
         while not self._stop.wait(0.01):
