@@ -1,0 +1,100 @@
+r"""A pretrained encoder fine-tuned on the real tasks: the scores that training from scratch is compared with.
+
+    python benchmarks/finetune.py --model_name_or_path path/to/encoder --seeds 0 1 2
+
+Runs recipes/finetune.py on the data in HF_TLM_DATA (default ../shared/data) and writes benchmarks/results/finetune.json and
+.md, a row for each task as soon as it is finished; what is finished in --work_dir is not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from corpus_sample import ROOT, data_dir
+from results_file import ResultsFile
+
+# The same for all, so that nothing is tuned; what differs is the length of texts, and the share of a large task.
+COMMON = "--learning_rate 5e-5 --total_batch_size 16 --num_train_epochs 3"
+TASKS = {
+    "glue_mrpc": "",
+    "glue_rte": "",
+    "glue_cola": "--max_length 64",
+    "glue_stsb": "",
+    "glue_sst2": "--max_length 64 --train_fraction 0.1",
+    "glue_qnli": "",
+    "acl_arc": "",
+    "scierc": "",
+    "chemprot": "",
+    "squad_small": "--max_length 256",
+    "pos_ewt": "--train_fraction 0.2",
+    "pos_ewt, CRF": "--train_fraction 0.2 --crf true",
+    "race_middle": "--train_fraction 0.05 --max_length 256",
+}
+TITLES = {"finetune": "A pretrained encoder, fine-tuned"}
+NOTES = {
+    "finetune": f"`recipes/finetune.py` with `{COMMON}` for all tasks, nothing tuned, and what the table names; the other "
+    "options are the recipe's defaults. Mean ± standard deviation over the seeds, percent; validation is the best of the "
+    "evaluations after each pass, whose checkpoint is scored on test. Where test labels are not public there is no test "
+    "score. `tokens` are those of one seed's training, padding not counted. The commands are in finetune.json."
+}
+
+
+def percent(summary: dict, metrics: list[str]) -> str:
+    from hf_tlm.evaluation.seeds import format_score
+
+    return " / ".join(format_score(summary[metric]) for metric in metrics if metric in summary)
+
+
+def row_of(task: str, encoder: str, seeds: list[str], work_dir: str, threads: int | None) -> dict:
+    output = Path(work_dir) / task.replace(", ", "-").lower()
+    command = ["recipes/finetune.py", "--task", f"{data_dir()}/tasks/{task.split(',')[0]}", "--model_name_or_path", encoder]
+    command += [*shlex.split(COMMON), *shlex.split(TASKS[task]), "--seeds", *seeds]
+    command += ["--report_to", "none", "--disable_tqdm", "true", "--output_dir", str(output)]
+    if not (ROOT / output / "results.json").is_file():
+        environment = os.environ if threads is None else {**os.environ, "OMP_NUM_THREADS": str(threads)}
+        subprocess.run([sys.executable, *command], cwd=ROOT, env=environment, check=True)
+    run = json.loads((ROOT / output / "results.json").read_text(encoding="utf-8"))
+    metrics, cost = [run["metric"], *run["further_metrics"]], run["seeds"][0]["cost"]
+    return {
+        "task": task,
+        "metrics": " / ".join(metrics),
+        "validation": percent(run["summary"]["validation"], metrics),
+        "test": percent(run["summary"].get("test", {}), metrics),
+        "of its own": TASKS[task].replace("--", ""),
+        "examples": run["seeds"][0]["train_examples"],
+        "tokens": cost["real_tokens"],
+        "seeds": len(run["seeds"]),
+        "command": shlex.join(["python", *command]),
+        "summary": run["summary"],
+        "environment": run["environment"],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--model_name_or_path", required=True)
+    add("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
+    add("--seeds", nargs="+", default=["0", "1", "2"])
+    add("--threads", type=int)
+    add("--work_dir", default="runs/finetune")
+    add("--results_dir", default=str(ROOT / "benchmarks" / "results"))
+    add("--name", default="finetune", help="Name of the result files.")
+    options = parser.parse_args()
+    file = ResultsFile(options.results_dir, options.name, TITLES, NOTES, hidden=("command", "summary", "environment"))
+    rows = []
+    for task in options.tasks:
+        rows.append(row_of(task, options.model_name_or_path, options.seeds, options.work_dir, options.threads))
+        file.add("finetune", rows)
+    print("\n" + file.to_text())
+
+
+if __name__ == "__main__":
+    main()
