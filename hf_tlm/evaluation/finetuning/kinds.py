@@ -14,8 +14,16 @@
     score(task, predictions, rows) -> dict[str, float]
         The task's metric and its further ones.
 
-    wrap(model, args) -> Module                       optional: what is trained instead of the stock model
-    tables(task, predictions, rows) -> dict[str, list[dict]]  optional: tables for `results.json`
+And where a kind needs it:
+
+    wrap(model, args) -> Module
+        What is trained instead of the stock model, with its `config` and a `save_pretrained(folder)` of its own.
+    restore(model, folder, args) -> Module
+        The same from a folder that its `save_pretrained` wrote, for the stock model of that folder.
+    settle(task, outputs, features, rows, model, args) -> dict[str, Any]
+        Options that the labels of validation decide, such as `null_threshold`; args -> their values from then on.
+    tables(task, predictions, rows) -> dict[str, list[dict]]
+        Tables for `results.json`.
 """
 
 from __future__ import annotations
