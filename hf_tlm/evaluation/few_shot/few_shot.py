@@ -11,12 +11,12 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from hf_tlm.data import load_tokenizer
 from hf_tlm.evaluation.few_shot.arguments import FewShotArguments
 from hf_tlm.evaluation.few_shot.episodes import Episode, draw_episode, scored_split
 from hf_tlm.evaluation.few_shot.points import Point, Prompted, WithHead
 from hf_tlm.evaluation.few_shot.templates import prompt_for
 from hf_tlm.evaluation.finetuning import CheckpointArguments
+from hf_tlm.evaluation.finetuning.loading import load_pretrained
 from hf_tlm.evaluation.grids.sharing import work_through
 from hf_tlm.evaluation.records import command_line, environment, predictions_jsonl
 from hf_tlm.evaluation.seeds import aggregate, format_table
@@ -81,12 +81,13 @@ def run_few_shot(task: Task, checkpoint: CheckpointArguments, args: FewShotArgum
     output_dir, scored = Path(args.output_dir), scored_split(task)
     for batch_size in args.batch_sizes:
         args.for_point(args.learning_rates[0], batch_size, output_dir, 0, task.metric)
-    method, prompt = _method(task, checkpoint, args)
-    seeds = args.run_split_seeds
     if args.method == "zero_shot" and not args.demonstrations:
-        seeds = seeds[:1]  # Nothing is drawn, and all would be the same.
-    needed = args.method != "zero_shot" or args.demonstrations
-    episodes = {seed: draw_episode(task, args.k, seed) if needed else None for seed in seeds}
+        # Nothing is drawn, and all splits would be the same.
+        episodes = {args.run_split_seeds[0]: None}
+    else:
+        episodes = {seed: draw_episode(task, args.k, seed) for seed in args.run_split_seeds}
+    seeds = list(episodes)
+    method, prompt = _method(task, checkpoint, args, episodes[seeds[0]])
     details = {
         "task": task.name,
         "task_fingerprint": task.fingerprint,
@@ -142,16 +143,19 @@ def run_few_shot(task: Task, checkpoint: CheckpointArguments, args: FewShotArgum
     return run
 
 
-def _method(task: Task, checkpoint: CheckpointArguments, args: FewShotArguments):
-    """The method, and its prompt as JSON values; None without one."""
+def _method(
+    task: Task, checkpoint: CheckpointArguments, args: FewShotArguments, episode: Episode | None
+) -> tuple[Prompted | WithHead, dict[str, Any] | None]:
+    """The method, and its prompt as JSON values (None without one). What every point would find wrong is found here."""
+    _, tokenizer = load_pretrained(task, checkpoint, args)
     if args.method == "finetune":
         return WithHead(task, checkpoint, args), None
     if checkpoint.use_peft:
         raise ArgumentsError("use_peft is for --method finetune: a prompt is answered by a whole masked LM. Leave it out.")
     pairs = "text_pair" in task.train.column_names
     prompt = prompt_for(task.name, task.label_names, args.template, args.label_words, pairs=pairs)
-    tokenizer = load_tokenizer(**checkpoint.tokenizer_source)
     method = Prompted(task, checkpoint, args, tokenizer, prompt)
+    method.classifier(episode)
     return method, {"template": prompt.template, "label_words": dict(prompt.label_words)}
 
 

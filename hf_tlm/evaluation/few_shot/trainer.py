@@ -31,7 +31,7 @@ class PromptTrainer(ResumableTrainer):
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         places = (inputs[name] for name in ("input_ids", "attention_mask", "mask_positions"))
         logits = label_word_logits(model, self.word_ids, *places, stock=self.accelerator.unwrap_model(model))
-        loss = cross_entropy(logits.float(), inputs["labels"])
+        loss = cross_entropy(logits.float(), inputs["labels"], label_smoothing=self.args.label_smoothing_factor)
         return (loss, {"logits": logits}) if return_outputs else loss
 
     def create_model_card(self, *args, **kwargs) -> None:

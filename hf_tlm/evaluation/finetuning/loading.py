@@ -39,7 +39,7 @@ def load_pretrained(
     with reading(f"a config from {checkpoint.model_name_or_path!r}"):
         config = AutoConfig.from_pretrained(folder, **_labels(task), **options)
     tokenizer = load_tokenizer(**checkpoint.tokenizer_source, masking=False)
-    positions = positions_of(config)
+    positions = _positions(config)
     if positions is not None and args.max_length > positions:
         raise ModelError(
             f"max_length {args.max_length} is more than the {positions} positions of {checkpoint.model_name_or_path}. Give "
@@ -111,7 +111,7 @@ def _labels(task: Task) -> dict[str, Any]:
     return {}
 
 
-def positions_of(config: PreTrainedConfig) -> int | None:
+def _positions(config: PreTrainedConfig) -> int | None:
     """Longest input in tokens; None where there is no limit."""
     positions = getattr(config, "max_position_embeddings", None)
     if positions is None or positions < 1:
