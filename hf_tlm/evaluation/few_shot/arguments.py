@@ -41,6 +41,12 @@ class FewShotArguments(FewShotOptions, BaseArguments):
 
     def __post_init__(self):
         self._refuse(SETTLED, lambda name: f"it follows from {SETTLED[name]}")
+        if self.method == "finetune":
+            self._refuse(_PROMPT, lambda name: "method finetune has no prompt")
+        if self.method == "zero_shot":
+            self._refuse(_TRAINING, lambda name: "method zero_shot does not train")
+        if not self.demonstrations:
+            self._refuse(_DEMONSTRATIONS, lambda name: "it is for demonstrations, and there are none")
         if self.push_to_hub:
             raise ArgumentsError(
                 "A few-shot run ends with one model for every split, in split-<seed>/model. Leave push_to_hub out, and "
@@ -68,12 +74,6 @@ class FewShotArguments(FewShotOptions, BaseArguments):
                 f"eval_steps must be positive and at most max_steps {self.max_steps}, so that there is a checkpoint to "
                 f"keep; received {self.eval_steps}."
             )
-        if not self.demonstrations:
-            self._refuse(_DEMONSTRATIONS, lambda name: "it is for demonstrations, and there are none")
-        if self.method == "finetune":
-            self._refuse(_PROMPT, lambda name: "method finetune has no prompt")
-        if self.method == "zero_shot":
-            self._refuse(_TRAINING, lambda name: "method zero_shot does not train")
         if self.optim == LAMB:
             raise ArgumentsError("optim lamb is for large batches, of which a few-shot run has none. Use adamw_torch_fused.")
         sharded = self.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true" or self.deepspeed_plugin is not None

@@ -9,9 +9,6 @@ from datasets import Dataset
 
 from hf_tlm.tasks import Task, TaskError
 
-# LM-BFF's five splits.
-SPLIT_SEEDS = (13, 21, 42, 87, 100)
-
 
 @dataclass(frozen=True)
 class Episode:

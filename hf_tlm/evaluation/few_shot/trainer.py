@@ -27,6 +27,8 @@ class PromptTrainer(ResumableTrainer):
     def __init__(self, model: PreTrainedModel, args: TrainingArguments, *, word_ids: Sequence[int], **kwargs):
         super().__init__(model, args, **kwargs)
         self.word_ids = list(word_ids)
+        # One tensor under several names: checkpoints hold it once, and loading does not miss the others.
+        model._keys_to_ignore_on_save = set(model.all_tied_weights_keys)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         places = (inputs[name] for name in ("input_ids", "attention_mask", "mask_positions"))
