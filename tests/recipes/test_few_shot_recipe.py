@@ -71,7 +71,7 @@ def parsed(tmp_path, *files):
 
 
 def test_the_papers_settings(tmp_path):
-    """LM-BFF, section 3.3 and appendix A.1; COCO-LM, section 5.3: 'everything else kept same'."""
+    """LM-BFF; COCO-LM, section 5.3: 'everything else kept same'."""
     args = parsed(tmp_path, "lm_bff")
     assert (args.k, args.run_split_seeds) == (16, [13, 21, 42, 87, 100])
     assert (args.learning_rates, args.batch_sizes) == ([1e-5, 2e-5, 5e-5], [2, 4, 8])

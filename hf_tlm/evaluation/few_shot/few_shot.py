@@ -59,7 +59,7 @@ class FewShotRun:
 
 
 def run_few_shot(task: Task, checkpoint: CheckpointArguments, args: FewShotArguments) -> FewShotRun:
-    """Learn a task from `args.k` examples a class, and test, once for every split (LM-BFF, section 3.3 and appendix A).
+    """Learn a task from `args.k` examples a class, and test, once for every split (LM-BFF, section 3).
 
     For each split the grid is trained on its examples; the point and the step best on its validation examples (the first of
     equals) are tested, on the task's test split, or on its validation split where that has no labels. The folder holds
