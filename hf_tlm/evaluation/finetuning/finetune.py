@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
@@ -19,10 +20,10 @@ from hf_tlm.evaluation.finetuning.arguments import FinetuneArguments
 from hf_tlm.evaluation.finetuning.evaluation_set import EvaluationSet
 from hf_tlm.evaluation.finetuning.fraction import draw_fraction
 from hf_tlm.evaluation.finetuning.kinds import PEFT_TASK_TYPES, check_kind, kind_module, label_names
-from hf_tlm.evaluation.finetuning.loading import load_model, load_pretrained
+from hf_tlm.evaluation.finetuning.loading import load_finetuned, load_model, load_pretrained
 from hf_tlm.evaluation.finetuning.options import CheckpointArguments
 from hf_tlm.evaluation.finetuning.predictions import predictions_jsonl
-from hf_tlm.evaluation.finetuning.saved import SAVED_FILE, saved_settings
+from hf_tlm.evaluation.finetuning.saved import SAVED_FILE, read_saved, saved_settings
 from hf_tlm.evaluation.finetuning.trainer import FinetuneTrainer
 from hf_tlm.evaluation.records import command_line, environment
 from hf_tlm.evaluation.summary import SeededRun, summarise
@@ -41,7 +42,9 @@ class FinetuneRun(SeededRun):
     """What `finetune` returns and writes as `results.json`."""
 
 
-def finetune(task: Task, checkpoint: CheckpointArguments, args: FinetuneArguments) -> FinetuneRun:
+def finetune(
+    task: Task, checkpoint: CheckpointArguments, args: FinetuneArguments, *, test: bool = True
+) -> FinetuneRun:
     """Fine-tune a pretrained encoder on a task, once per seed, in `args.output_dir`.
 
     The folder then holds the stock model of the seed best on validation (an adapter with `use_peft`), its tokenizer and
@@ -49,6 +52,9 @@ def finetune(task: Task, checkpoint: CheckpointArguments, args: FinetuneArgument
     and an interrupted one continues, when the same settings are run in the same folder again.
 
     The test split is scored once a seed, with the checkpoint that validation has chosen.
+
+    Args:
+        test: False leaves the test split alone, for runs that are yet to be chosen from. The same call with True scores it.
 
     Raises:
         ArgumentsError: options that the kind of task has no use for, or that do not go together.
@@ -72,7 +78,7 @@ def finetune(task: Task, checkpoint: CheckpointArguments, args: FinetuneArgument
         claim(output_dir, details, ("task_fingerprint", "kind", "metric", "further_metrics"), args.process_index)
     details |= {"command": command_line(), "environment": environment()}
     with CheckpointPushes(output_dir, args) as pushes:
-        run = _Run(task, checkpoint, args, details, pushes)
+        run = _Run(task, checkpoint, args, details, pushes, test)
         records = [run.seed(seed, output_dir / f"seed-{seed}") for seed in args.run_seeds]
     result = FinetuneRun(records, summarise(records), details, output_dir)
     if args.process_index == 0:
@@ -101,6 +107,7 @@ class _Run:
     args: FinetuneArguments
     details: Mapping[str, Any]
     pushes: CheckpointPushes
+    test: bool
 
     @cached_property
     def pretrained(self) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
@@ -108,8 +115,9 @@ class _Run:
 
     @cached_property
     def held_out(self) -> dict[str, EvaluationSet]:
-        """Validation, and test where there is one."""
-        return {split: self._encoded(split) for split in ("validation", "test") if split in self.task.splits}
+        """Validation, and test where there is one and it is asked for."""
+        splits = ("validation", "test") if self.test else ("validation",)
+        return {split: self._encoded(split) for split in splits if split in self.task.splits}
 
     def _encoded(self, split: str) -> EvaluationSet:
         with self.args.main_process_first(desc=f"tokenising {split}"):
@@ -121,7 +129,9 @@ class _Run:
     def seed(self, seed: int, folder: Path) -> dict[str, Any]:
         """Training, evaluation, predictions and export of one seed; loaded where it is finished."""
         if (folder / RESULTS_FILE).is_file():
-            return json.loads((folder / RESULTS_FILE).read_text(encoding="utf-8"))
+            record = json.loads((folder / RESULTS_FILE).read_text(encoding="utf-8"))
+            untested = self.test and self.task.test is not None and "test" not in record
+            return self._tested(record, folder) if untested else record
         task, args = self.task, self.args
         kind, (config, tokenizer) = kind_module(task.spec.kind), self.pretrained
         chosen = draw_fraction(task.train, args.train_fraction, seed, task.spec.kind)
@@ -157,11 +167,7 @@ class _Run:
             outputs = held_out.outputs(trainer)
             if split == "validation":
                 args = held_out.settled(task, outputs, model, args)
-            predictions = held_out.decode(outputs, model, args)
-            record[split] = kind.score(task, predictions, held_out.rows)
-            if (tables := getattr(kind, "tables", None)) is not None:
-                record["tables"][split] = tables(task, predictions, held_out.rows)
-            written[split] = predictions_jsonl(task.spec.kind, task.label_names, held_out.rows, predictions)
+            written[split] = self._score(split, held_out.decode(outputs, model, args), record)
         trained = trained_model(trainer)
         if trainer.is_world_process_zero():
             for split, text in written.items():
@@ -177,6 +183,40 @@ class _Run:
             atomic_write(folder / RESULTS_FILE, json.dumps(record, indent=2) + "\n")
             for left in folder.glob("checkpoint-*"):
                 shutil.rmtree(left, ignore_errors=True)
+        trainer.accelerator.wait_for_everyone()
+        return record
+
+    def _score(self, split: str, predictions: list[dict[str, Any]], record: dict[str, Any]) -> str:
+        """Add a split's scores and tables to the record of a seed; returns the predictions as JSON lines."""
+        task, rows = self.task, self.held_out[split].rows
+        kind = kind_module(task.spec.kind)
+        record[split] = kind.score(task, predictions, rows)
+        if (tables := getattr(kind, "tables", None)) is not None:
+            record["tables"][split] = tables(task, predictions, rows)
+        return predictions_jsonl(task.spec.kind, task.label_names, rows, predictions)
+
+    def _tested(self, record: dict[str, Any], folder: Path) -> dict[str, Any]:
+        """The record of a finished seed that was not to see the test split, with its scores."""
+        model_folder, kind, tokenizer = folder / "model", self.task.spec.kind, self.pretrained[1]
+        args = copy.copy(self.args)
+        for name, value in read_saved(model_folder)[2].items():
+            setattr(args, name, value)  # Some was settled on validation.
+        model = load_finetuned(model_folder, kind, args, self.checkpoint.trust_remote_code)
+        trainer = FinetuneTrainer(
+            model,
+            args.for_seed(folder, record["seed"], self.task.metric, label_names(kind)),
+            data_collator=kind_module(kind).collator(tokenizer, args),
+            processing_class=tokenizer,
+            eval_dataset=self.held_out["test"].by_length,
+        )
+        outputs = self.held_out["test"].outputs(trainer)
+        text = self._score("test", self.held_out["test"].decode(outputs, model, args), record)
+        if trainer.is_world_process_zero():
+            atomic_write(folder / "predictions" / "test.jsonl", text)
+            atomic_write(
+                model_folder / "README.md", finetuned_card({**self.details, "summary": {}, "seeds": [record]}, record["seed"])
+            )
+            atomic_write(folder / RESULTS_FILE, json.dumps(record, indent=2) + "\n")
         trainer.accelerator.wait_for_everyone()
         return record
 

@@ -98,6 +98,14 @@ def work_through(
         raise PointsError(failures, len(points))
 
 
+def once(folder: Path, done: Callable[[], bool], run: Callable[[], None]) -> None:
+    """One point, see `work_through`: a process runs it, and the others wait for it. What fails is raised as it is."""
+    try:
+        work_through([folder], lambda folder: folder, lambda _: done(), lambda _: run())
+    except PointsError as error:
+        raise error.failures[folder] from None
+
+
 def _take_one(
     left: list[int], folder: Callable[[int], Path], done: Callable[[int], bool]
 ) -> tuple[int | None, AbstractContextManager | None]:
