@@ -9,7 +9,7 @@ Run the same command again to continue an interrupted run.
 from __future__ import annotations
 
 from hf_tlm import evaluation
-from hf_tlm.evaluation.finetuning.options import CheckpointArguments, FinetuneOptions
+from hf_tlm.evaluation import CheckpointArguments, FinetuneOptions
 from hf_tlm.parser import parse, run
 from hf_tlm.tasks import TaskArguments
 
