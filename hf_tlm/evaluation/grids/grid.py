@@ -11,7 +11,7 @@ from typing import Any
 from hf_tlm.evaluation.finetuning import CheckpointArguments, FinetuneArguments, FinetuneRun, finetune
 from hf_tlm.evaluation.grids.points import Grid, GridError, point_name
 from hf_tlm.evaluation.grids.report import choose, figures, to_markdown
-from hf_tlm.evaluation.grids.search import search
+from hf_tlm.evaluation.grids.search import check_search, search
 from hf_tlm.evaluation.grids.sharing import PointsError, locked, once, work_through
 from hf_tlm.evaluation.records import published_lines
 from hf_tlm.files import HfTlmError, atomic_write
@@ -70,15 +70,19 @@ def run_grid(
     seeds = list(grid.seeds or args.run_seeds)
     output_dir = Path(args.output_dir)
     _check_values(grid, args)
-    _claim(task, checkpoint, args, grid)
-
-    record: dict[str, Any] = {"task": task.name, "metric": task.metric, "select_by": grid.select_by, "seeds": seeds}
     if trials is None:
         points = grid.points()
     else:
+        check_search(grid)
+        points = []
+    arguments = {point_name(point): _point_arguments(args, point, seeds) for point in points}
+    _claim(task, checkpoint, args, grid)
+
+    record: dict[str, Any] = {"task": task.name, "metric": task.metric, "select_by": grid.select_by, "seeds": seeds}
+    if trials is not None:
         found = search(task, checkpoint, args, grid, trials, seeds[0])
         points, record["trials"] = [found.values], found.trials
-    arguments = {point_name(point): _point_arguments(args, point, seeds) for point in points}
+        arguments = {point_name(found.values): _point_arguments(args, found.values, seeds)}
 
     def folder(name: str) -> Path:
         return output_dir / POINTS / name

@@ -103,7 +103,7 @@ class Grid:
         Raises:
             GridError: no such file, not YAML, or not of this form; see `Grid` for others.
         """
-        content = source if isinstance(source, Mapping) else _read_yaml(source)
+        content = _read_yaml(source) if isinstance(source, (str, os.PathLike)) else source
         if not isinstance(content, Mapping):
             raise GridError(f"A grid is a mapping of arguments to lists of values; received {content!r:.80}.")
         if "grid" not in content:

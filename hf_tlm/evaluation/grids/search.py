@@ -45,6 +45,19 @@ class Search:
     trials: list[dict[str, Any]]
 
 
+def check_search(grid: Grid) -> None:
+    """Raises:
+    GridError: Optuna is not installed, or there is a value that cannot be searched.
+    """
+    if find_spec("optuna") is None:
+        raise GridError("optuna_trials needs the package optuna: pip install 'hf-tlm[search]'.")
+    if other := [name for name in grid.values if name not in SEARCHABLE]:
+        raise GridError(
+            f"{', '.join(other)} cannot be searched, only {', '.join(SEARCHABLE)}. Leave out --optuna_trials, which runs every "
+            "combination, or those arguments."
+        )
+
+
 def search(
     task: Task, checkpoint: CheckpointArguments, args: FinetuneArguments, grid: Grid, trials: int, seed: int
 ) -> Search:
@@ -58,13 +71,9 @@ def search(
         grid: lists are choices, ranges are drawn from.
 
     Raises:
-        GridError: Optuna is not installed, a value that cannot be searched, a study of another grid in this folder, or
-            training failed in all trials.
+        GridError: see `check_search`; a study of another grid in this folder; or training failed in all trials.
     """
-    if find_spec("optuna") is None:
-        raise GridError("optuna_trials needs the package optuna: pip install 'hf-tlm[search]'.")
-    if other := [name for name in grid.values if name not in SEARCHABLE]:
-        raise GridError(f"{', '.join(other)} cannot be searched, only {', '.join(SEARCHABLE)}. Put it into a grid.")
+    check_search(grid)
     folder = Path(args.output_dir) / "trials"
 
     def finished() -> bool:
