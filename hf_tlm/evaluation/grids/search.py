@@ -148,9 +148,7 @@ def _open_study(folder: Path, grid: Grid, seed: int) -> optuna.Study:
     import optuna
 
     folder.mkdir(parents=True, exist_ok=True)
-    study = optuna.create_study(
-        study_name=STUDY, storage=_storage(folder), direction="maximize", load_if_exists=True
-    )
+    study = optuna.create_study(study_name=STUDY, storage=_storage(folder), direction="maximize", load_if_exists=True)
     space = {name: asdict(value) if isinstance(value, Range) else value for name, value in grid.values.items()}
     asked = json.loads(json.dumps({"grid": space, "seed": seed}))
     if study.user_attrs.get("asked", asked) != asked:

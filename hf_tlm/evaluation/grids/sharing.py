@@ -149,7 +149,7 @@ def try_lock(folder: Path) -> AbstractContextManager | None:
         return FileLock(path).acquire(timeout=0)
     except Timeout:
         return None
-    except (OSError, NotImplementedError) as error:
+    except (OSError, RuntimeError) as error:  # The latter where the system has no locks.
         raise HfTlmError(
             f"Cannot lock {path}: {error}. Choose an output folder that can be written, on a file system with locks."
         ) from error
