@@ -42,9 +42,7 @@ class FinetuneRun(SeededRun):
     """What `finetune` returns and writes as `results.json`."""
 
 
-def finetune(
-    task: Task, checkpoint: CheckpointArguments, args: FinetuneArguments, *, test: bool = True
-) -> FinetuneRun:
+def finetune(task: Task, checkpoint: CheckpointArguments, args: FinetuneArguments, *, test: bool = True) -> FinetuneRun:
     """Fine-tune a pretrained encoder on a task, once per seed, in `args.output_dir`.
 
     The folder then holds the stock model of the seed best on validation (an adapter with `use_peft`), its tokenizer and
@@ -73,12 +71,13 @@ def finetune(
         "model": asdict(checkpoint),
     }
     with args.main_process_first(desc="checking the output folder"):
+        pretrained = load_pretrained(task, checkpoint, args)
         check_hub(args, checkpoint if checkpoint.use_peft else None)
         fetch_run(args)
         claim(output_dir, details, ("task_fingerprint", "kind", "metric", "further_metrics"), args.process_index)
     details |= {"command": command_line(), "environment": environment()}
     with CheckpointPushes(output_dir, args) as pushes:
-        run = _Run(task, checkpoint, args, details, pushes, test)
+        run = _Run(task, checkpoint, args, details, *pretrained, pushes, test)
         records = [run.seed(seed, output_dir / f"seed-{seed}") for seed in args.run_seeds]
     result = FinetuneRun(records, summarise(records), details, output_dir)
     if args.process_index == 0:
@@ -100,31 +99,28 @@ def _check(task: Task, checkpoint: CheckpointArguments, args: FinetuneArguments)
 
 @dataclass
 class _Run:
-    """What the seeds of a run have in common; made when it is first needed, which for finished seeds is never."""
+    """What the seeds of a run have in common."""
 
     task: Task
     checkpoint: CheckpointArguments
     args: FinetuneArguments
     details: Mapping[str, Any]
+    config: PreTrainedConfig
+    tokenizer: PreTrainedTokenizerBase
     pushes: CheckpointPushes
     test: bool
 
     @cached_property
-    def pretrained(self) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
-        return load_pretrained(self.task, self.checkpoint, self.args)
-
-    @cached_property
     def held_out(self) -> dict[str, EvaluationSet]:
-        """Validation, and test where there is one and it is asked for."""
+        """Validation, and test where there is one and it is asked for. Finished seeds need neither."""
         splits = ("validation", "test") if self.test else ("validation",)
-        return {split: self._encoded(split) for split in splits if split in self.task.splits}
-
-    def _encoded(self, split: str) -> EvaluationSet:
-        with self.args.main_process_first(desc=f"tokenising {split}"):
-            names = self.task.label_names
-            return EvaluationSet(
-                kind_module(self.task.spec.kind), self.task.splits[split], self.pretrained[1], self.args, names
-            )
+        kind, names = kind_module(self.task.spec.kind), self.task.label_names
+        with self.args.main_process_first(desc="tokenising"):
+            return {
+                split: EvaluationSet(kind, self.task.splits[split], self.tokenizer, self.args, names)
+                for split in splits
+                if split in self.task.splits
+            }
 
     def seed(self, seed: int, folder: Path) -> dict[str, Any]:
         """Training, evaluation, predictions and export of one seed; loaded where it is finished."""
@@ -133,7 +129,7 @@ class _Run:
             untested = self.test and self.task.test is not None and "test" not in record
             return self._tested(record, folder) if untested else record
         task, args = self.task, self.args
-        kind, (config, tokenizer) = kind_module(task.spec.kind), self.pretrained
+        kind, config, tokenizer = kind_module(task.spec.kind), self.config, self.tokenizer
         chosen = draw_fraction(task.train, args.train_fraction, seed, task.spec.kind)
         with args.main_process_first(desc="tokenising train"):
             rows = task.train if len(chosen) == len(task.train) else task.train.select(chosen)
@@ -152,6 +148,7 @@ class _Run:
             callbacks=[self.pushes],
         )
         trainer.train(resume_from_checkpoint=True)
+        trainer.compute_metrics = None  # It is of validation, and `predict` would apply it to test.
         record: dict[str, Any] = {
             "seed": seed,
             "model_type": config.model_type,
@@ -197,7 +194,7 @@ class _Run:
 
     def _tested(self, record: dict[str, Any], folder: Path) -> dict[str, Any]:
         """The record of a finished seed that was not to see the test split, with its scores."""
-        model_folder, kind, tokenizer = folder / "model", self.task.spec.kind, self.pretrained[1]
+        model_folder, kind, test = folder / "model", self.task.spec.kind, self.held_out["test"]
         args = copy.copy(self.args)
         for name, value in read_saved(model_folder)[2].items():
             setattr(args, name, value)  # Some was settled on validation.
@@ -205,17 +202,15 @@ class _Run:
         trainer = FinetuneTrainer(
             model,
             args.for_seed(folder, record["seed"], self.task.metric, label_names(kind)),
-            data_collator=kind_module(kind).collator(tokenizer, args),
-            processing_class=tokenizer,
-            eval_dataset=self.held_out["test"].by_length,
+            data_collator=kind_module(kind).collator(self.tokenizer, args),
+            processing_class=self.tokenizer,
+            eval_dataset=test.by_length,
         )
-        outputs = self.held_out["test"].outputs(trainer)
-        text = self._score("test", self.held_out["test"].decode(outputs, model, args), record)
+        text = self._score("test", test.decode(test.outputs(trainer), model, args), record)
         if trainer.is_world_process_zero():
             atomic_write(folder / "predictions" / "test.jsonl", text)
-            atomic_write(
-                model_folder / "README.md", finetuned_card({**self.details, "summary": {}, "seeds": [record]}, record["seed"])
-            )
+            card = finetuned_card({**self.details, "summary": {}, "seeds": [record]}, record["seed"])
+            atomic_write(model_folder / "README.md", card)
             atomic_write(folder / RESULTS_FILE, json.dumps(record, indent=2) + "\n")
         trainer.accelerator.wait_for_everyone()
         return record

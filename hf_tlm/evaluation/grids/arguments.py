@@ -26,8 +26,8 @@ class GridArguments:
     grid_select_by: str | None = field(
         default=None,
         metadata={
-            "help": "Which figure of a point's validation scores over the seeds has to be highest: median (default), mean or "
-            "best.",
+            "help": "Which figure of a point's validation scores over the seeds has to be highest: median (default), mean "
+            "or best.",
             "choices": list(SELECTIONS),
         },
     )

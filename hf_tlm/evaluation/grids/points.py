@@ -123,7 +123,7 @@ class Grid:
         """
         if ranges := [name for name, value in self.values.items() if isinstance(value, Range)]:
             raise GridError(
-                f"{', '.join(ranges)}: a range has no list of values to combine. Give a list, or search with --optuna_trials."
+                f"{', '.join(ranges)}: a range has no list of values to combine. Give a list, or --optuna_trials to search."
             )
         return [dict(zip(self.values, values, strict=True)) for values in itertools.product(*self.values.values())]
 

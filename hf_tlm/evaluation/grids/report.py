@@ -50,8 +50,8 @@ def to_markdown(record: Mapping[str, Any]) -> str:
     lines = [
         f"# {record['task']}: {len(record['points'])} points x {len(seeds)} seed{'s' if len(seeds) > 1 else ''}",
         "",
-        f"Validation {metric} over the seeds {', '.join(map(str, seeds))}, in percent; the point with the highest {select_by} "
-        "is chosen. std is the sample standard deviation.",
+        f"Validation {metric} over the seeds {', '.join(map(str, seeds))}, in percent; chosen is the point with the highest "
+        f"{select_by}. std is the sample standard deviation.",
         "",
         format_table(rows, [*record["points"][0]["values"], *FIGURES, ""]),
     ]

@@ -53,8 +53,8 @@ def check_search(grid: Grid) -> None:
         raise GridError("optuna_trials needs the package optuna: pip install 'hf-tlm[search]'.")
     if other := [name for name in grid.values if name not in SEARCHABLE]:
         raise GridError(
-            f"{', '.join(other)} cannot be searched, only {', '.join(SEARCHABLE)}. Leave out --optuna_trials, which runs every "
-            "combination, or those arguments."
+            f"{', '.join(other)} cannot be searched, only {', '.join(SEARCHABLE)}. Leave them out, or leave out "
+            "--optuna_trials to run every combination."
         )
 
 
@@ -116,7 +116,7 @@ def _run_trials(
     for number in range(len(_read(folder)), trials):
         trainer = make_trainer()
         trainer.hyperparameter_search(
-            hp_space=lambda trial: _draw(trial, grid, trainer.unbatched),
+            hp_space=lambda trial: _draw(trial, grid, args),
             compute_objective=trainer.score_of,
             n_trials=1,
             direction="maximize",
@@ -153,8 +153,8 @@ def _open_study(folder: Path, grid: Grid, seed: int) -> optuna.Study:
     asked = json.loads(json.dumps({"grid": space, "seed": seed}))
     if study.user_attrs.get("asked", asked) != asked:
         raise GridError(
-            f"{folder} holds a search of {study.user_attrs['asked']}, and asked for is {asked}. Choose another --output_dir, "
-            "or delete that folder."
+            f"{folder} holds a search of {study.user_attrs['asked']}, and asked for is {asked}. Choose another "
+            "--output_dir, or delete that folder."
         )
     study.set_user_attr("asked", asked)
     for trial in study.get_trials(states=[optuna.trial.TrialState.RUNNING]):
@@ -188,15 +188,11 @@ def _draw(trial: optuna.Trial, grid: Grid, args: FinetuneArguments) -> dict[str,
 
 class TrialTrainer(FinetuneTrainer):
     """`FinetuneTrainer` of one trial. The only changes: a training run that fails has the lowest score, instead of ending
-    the search, and the score is that of the best evaluation where the best checkpoint is to be kept.
+    the search, and of several evaluations the best one counts."""
 
-    Args:
-        unbatched: the arguments before their micro-batches were settled.
-    """
-
-    def __init__(self, *args, unbatched: FinetuneArguments, metric: str, **kwargs):
+    def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.unbatched, self.metric, self.scores = unbatched, metric, []
+        self.scores: list[float] = []
 
     def train(self, *args, **kwargs):
         try:
@@ -207,7 +203,7 @@ class TrialTrainer(FinetuneTrainer):
 
     def score_of(self, metrics: dict[str, float]) -> float:
         """Of the evaluations so far."""
-        self.scores.append(metrics[f"eval_{self.metric}"])
+        self.scores.append(metrics[f"eval_{self.args.metric_for_best_model}"])
         return max(self.scores)
 
 
@@ -230,8 +226,6 @@ def _trainer_factory(task: Task, checkpoint: CheckpointArguments, args: Finetune
             None,
             copy.copy(base),
             model_init=lambda: load_model(task, checkpoint, config, args),
-            unbatched=args,
-            metric=task.metric,
             train_dataset=features,
             eval_dataset=validation.by_length,
             data_collator=kind.collator(tokenizer, args),

@@ -179,7 +179,6 @@ def test_two_processes_one_of_them_killed_come_to_the_same_table(tmp_path, fake)
 def test_a_real_grid(tmp_path, tokenizer):
     """On real runs: the chosen point's test scores are those of the same run without a grid."""
     from evaluation.finetuning.tiny_checkpoints import FAST, pretrained
-
     from hf_tlm.evaluation import finetune
 
     base = pretrained(tmp_path / "base", tokenizer)

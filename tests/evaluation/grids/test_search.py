@@ -1,4 +1,4 @@
-"""Searches on tiny models: trials are drawn from the grid, kept, continued as if nothing had happened, and the best is run."""
+"""Searches on tiny models: trials are drawn from the grid, kept and continued, and the best is run with every seed."""
 
 import pytest
 
