@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         finetune,
         predict,
     )
+    from hf_tlm.evaluation.grids import Grid, GridArguments, GridRun, run_grid, work_through
     from hf_tlm.evaluation.metrics import KIND_METRICS, METRICS, best_threshold, compute_metrics_for, load_metric
     from hf_tlm.evaluation.pretraining import PretrainingRun, run_pretraining
     from hf_tlm.evaluation.protocol import ProtocolError, Run, run_tlm
@@ -31,6 +32,7 @@ __getattr__, __dir__, __all__ = export_lazily(
             *("CheckpointArguments", "FinetuneArguments", "FinetuneOptions", "FinetuneRun", "PredictArguments"),
             *("finetune", "predict"),
         ],
+        "grids": ["Grid", "GridArguments", "GridRun", "run_grid", "work_through"],
         "metrics": ["KIND_METRICS", "METRICS", "best_threshold", "compute_metrics_for", "load_metric"],
         "pretraining": ["PretrainingRun", "run_pretraining"],
         "protocol": ["ProtocolError", "Run", "run_tlm"],
