@@ -11,7 +11,7 @@ from prompts import FAST, LABEL_WORDS, NO_DROPOUT, TEMPLATE, byte_level, go, mas
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
 
 from hf_tlm.evaluation import CheckpointArguments, FewShotArguments, PromptClassifier, run_few_shot
-from hf_tlm.evaluation.few_shot import PromptError, prompt_for
+from hf_tlm.evaluation.few_shot import PromptError, draw_episode, prompt_for
 from hf_tlm.evaluation.few_shot.model import load_masked_lm
 from hf_tlm.evaluation.few_shot.points import Prompted
 from hf_tlm.evaluation.few_shot.trainer import PromptTrainer
@@ -84,12 +84,12 @@ def test_a_finished_run_trains_nothing_and_more_splits_extend_it(whole, task, ch
 def test_an_interrupted_run_ends_the_same(whole, task, checkpoint, tmp_path, monkeypatch):
     """Stopped in the second training, after a checkpoint, and again before the first test."""
     run, _ = whole
-    options = {"max_length": 64, "demonstrations": True, "demonstration_sets": 2}
+    options = {"max_length": 64, "demonstrations": True, "demonstration_sets": 2, "splits": 1}
     step, steps = PromptTrainer.training_step, []
 
     def stopping(self, *args, **kwargs):
         steps.append(self.args.output_dir)
-        if len(steps) == 8:
+        if len(steps) == 7:
             raise KeyboardInterrupt
         return step(self, *args, **kwargs)
 
@@ -100,10 +100,10 @@ def test_an_interrupted_run_ends_the_same(whole, task, checkpoint, tmp_path, mon
     monkeypatch.setattr(Prompted, "score", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         go(tmp_path / "out", task, checkpoint, **options)
-    # The stopped training went on from step 2: 4 + 4 of the first two, one of them begun twice, and 4 + 4.
-    assert len(steps) == 16 + 2
+    # 4 steps, 2 and one that was stopped, and from the checkpoint of step 2 the other 2.
+    assert len(steps) == 4 + 3 + 2
     monkeypatch.undo()
-    assert go(tmp_path / "out", task, checkpoint, **options).splits == run.splits
+    assert go(tmp_path / "out", task, checkpoint, **options).splits == run.splits[:1]
 
 
 def test_accumulation_changes_nothing(task, checkpoint, tmp_path):
@@ -149,12 +149,17 @@ def test_the_baseline_learns_from_the_same_examples(task, checkpoint, tmp_path):
 
 
 def test_a_similarity_model_chooses_demonstrations(task, checkpoint, tmp_path):
-    options = {"demonstrations": True, "demonstration_sets": 2, "max_length": 64, "splits": 1, "learning_rates": [1e-3]}
-    run = go(tmp_path / "out", task, checkpoint, similarity_model=checkpoint, **options)
-    model = PromptClassifier.from_pretrained(str(tmp_path / "out/split-13/model"))
-    assert model.similarity_model == checkpoint and run.splits[0]["test"]["accuracy"] >= 0
-    inputs = model.inputs(task.test)
+    rows = draw_episode(task, 4, 13).train
+    prompt = prompt_for("toy", task.label_names, TEMPLATE, LABEL_WORDS)
+    settings = {"max_length": 64, "seed": 13, "examples": rows, "sets": 2}
+    model = PromptClassifier(load_masked_lm(checkpoint), wordpiece(), prompt, **settings, similarity_model=checkpoint)
+    assert set(task.test["id"][:]).isdisjoint(rows["id"])
+    model.save(tmp_path / "model")
+    again = PromptClassifier.from_pretrained(str(tmp_path / "model"))
+    assert again.to_dict() == model.to_dict() and again.predict(task.test) == model.predict(task.test)
+    inputs, training = model.inputs(task.test), model.training_inputs(rows, 8)
     assert inputs.similarities.shape == (24, 12) and np.abs(inputs.similarities).max() <= 1 + 1e-5
+    assert np.diag(training.similarities) == pytest.approx(np.ones(12), abs=1e-5)
     model.similarity_model = None
     assert [inputs[i]["input_ids"] for i in range(48)] != [model.inputs(task.test)[i]["input_ids"] for i in range(48)]
 
