@@ -18,29 +18,39 @@ from hf_tlm.hub.checkpoint import TOKENIZER_FILES, checkpoint_folder
 
 
 class TokenizerError(HfTlmError):
-    """A tokenizer that cannot be loaded, trained or used for masked language modelling."""
+    """A tokenizer that cannot be loaded, trained or used for what it is to be used for."""
 
 
-def check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raises:
-    TokenizerError: no mask token or no padding token.
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase, masking: bool = True) -> None:
+    """Args:
+        masking: whether it is for masked language modelling.
+
+    Raises:
+        TokenizerError: no padding token, or no mask token where one is needed.
     """
-    for name in ("mask_token", "pad_token"):
-        if getattr(tokenizer, name) is None:
-            raise TokenizerError(
-                f"Masked language modelling needs a tokenizer with a {name}; {tokenizer.name_or_path or 'this one'} has "
-                "none. Use an encoder's tokenizer (BERT, RoBERTa, ...), or leave --tokenizer_name out to train one."
-            )
+    name = tokenizer.name_or_path or "this one"
+    if masking and tokenizer.mask_token is None:
+        raise TokenizerError(
+            f"Masked language modelling needs a tokenizer with a mask_token; {name} has none. Use an encoder's tokenizer "
+            "(BERT, RoBERTa, ...), or leave --tokenizer_name out to train one."
+        )
+    if tokenizer.pad_token is None:
+        raise TokenizerError(
+            f"Batches need a tokenizer with a pad_token; {name} has none. Use an encoder's tokenizer (BERT, RoBERTa, ...)."
+        )
 
 
 def load_tokenizer(
-    name_or_path: str, *, revision: str | None = None, trust_remote_code: bool = False
+    name_or_path: str, *, revision: str | None = None, trust_remote_code: bool = False, masking: bool = True
 ) -> PreTrainedTokenizerBase:
     """A tokenizer by folder, or Hub id with `@revision` if wanted.
 
+    Args:
+        masking: whether it is for masked language modelling.
+
     Raises:
         HubError: see `checkpoint_folder`.
-        TokenizerError: it cannot be loaded, or lacks a mask or padding token.
+        TokenizerError: it cannot be loaded, or lacks a padding token, or a mask token where one is needed.
     """
     options = {"trust_remote_code": trust_remote_code}
     folder = checkpoint_folder(name_or_path, revision, files=TOKENIZER_FILES, **options)
@@ -48,7 +58,7 @@ def load_tokenizer(
         tokenizer = AutoTokenizer.from_pretrained(folder, revision=revision, **options)
     except (OSError, ValueError) as error:
         raise TokenizerError(f"Cannot load a tokenizer from {name_or_path!r}: {error}") from error
-    check_tokenizer(tokenizer)
+    check_tokenizer(tokenizer, masking)
     return tokenizer
 
 
@@ -124,12 +134,18 @@ def cached_wordpiece(
 
 
 def tokenize(
-    dataset: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int, *, description: str = "Tokenising"
+    dataset: Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    *,
+    description: str = "Tokenising",
+    all_types: bool = False,
 ) -> Dataset:
     """Token ids of every row, truncated to `max_length` tokens, special tokens included.
 
     Args:
         dataset: columns `text`, optionally `text_pair` and `label`; others are dropped.
+        all_types: keep the token types of single texts too: XLNet's mark its [CLS].
 
     Returns:
         The same rows in the same order, columns `input_ids`, `token_type_ids` for pairs (where the tokenizer makes
@@ -137,7 +153,7 @@ def tokenize(
         `datasets`, memory-mapped, and found again by every run with equal rows, tokenizer and length.
     """
     pairs = "text_pair" in dataset.column_names
-    type_ids = pairs and "token_type_ids" in tokenizer.model_input_names
+    type_ids = (pairs or all_types) and "token_type_ids" in tokenizer.model_input_names
 
     def encode(batch: dict) -> dict:
         encoded = tokenizer(
@@ -156,17 +172,18 @@ def tokenize(
         batched=True,
         remove_columns=drop,
         desc=description,
-        new_fingerprint=_fingerprint(dataset, tokenizer, max_length),
+        new_fingerprint=_fingerprint(dataset, tokenizer, max_length, all_types),
     )
 
 
-def _fingerprint(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> str | None:
+def _fingerprint(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int, all_types: bool) -> str | None:
     """What the tokenised rows depend on. `datasets` would hash the whole tokenizer, whose truncation each call sets, so
     that a second run may not find what the first one made. None, and so that hash, for a tokenizer in pure Python."""
     settings = backend_settings(tokenizer)
     if settings is None:
         return None
     parts = [dataset._fingerprint, settings, max_length, tokenizer.model_input_names, tokenizer.truncation_side]
+    parts += ["all types"] if all_types else []
     return xxhash.xxh3_64_hexdigest(json.dumps(parts, sort_keys=True).encode())
 
 

@@ -1,0 +1,37 @@
+r"""Learn a task from k labelled examples a class, by filling a prompt (LM-BFF), and test it: mean and deviation over splits.
+
+    accelerate launch recipes/few_shot.py --config recipes/configs/few_shot/lm_bff.yaml --task sst2 \
+        --model_name_or_path path/to/masked_lm --k 16 --splits 5 --output_dir runs/sst2-prompt
+    accelerate launch recipes/few_shot.py --task path/to/reviews --template '{text} All in all, it was {mask}.' \
+        --label_words neg=bad pos=good --model_name_or_path path/to/masked_lm --output_dir runs/reviews-prompt
+
+The model is any masked LM, or the folder of a run whose `mlm/` holds one (TLM, masked LM pretraining, COCO-LM). --method
+finetune is the baseline with a classification head, --method zero_shot the prompt without training. Run the same command
+again to continue an interrupted run, or several times at once to share its trainings.
+"""
+
+from __future__ import annotations
+
+from hf_tlm import evaluation
+from hf_tlm.evaluation.few_shot import FewShotOptions
+from hf_tlm.evaluation.finetuning import CheckpointArguments
+from hf_tlm.parser import parse, run
+from hf_tlm.tasks import TaskArguments
+
+
+def main() -> None:
+    # 1. Arguments: YAML files, then the command line.
+    task_args, checkpoint, args = parse(
+        TaskArguments, CheckpointArguments, FewShotOptions, recipe="few_shot", description=__doc__
+    )
+
+    # 2. For every split: its examples, the grid, and a test of what is best on its validation examples.
+    result = evaluation.run_few_shot(task_args.load(), checkpoint, args)
+
+    # 3. The table.
+    if args.process_index == 0:
+        print(f"\n{result.to_text()}\n\nresults      {args.output_dir}")
+
+
+if __name__ == "__main__":
+    run(main)
