@@ -1,0 +1,119 @@
+"""What the arguments of every run have in common, whatever it trains."""
+
+from __future__ import annotations
+
+import copy
+import os
+from typing import ClassVar, TypeVar
+
+from transformers import TrainingArguments
+
+from hf_tlm.hub.repo import find_repo
+from hf_tlm.training.deepspeed import backend, check_deepspeed, check_settings, is_launched
+from hf_tlm.training.optimizers import LAMB, check_lamb
+from hf_tlm.training.options import ArgumentsError
+from hf_tlm.training.publishing import check_hub_arguments
+
+Arguments = TypeVar("Arguments", bound="BaseArguments")
+
+
+class BaseArguments(TrainingArguments):
+    """`TrainingArguments` of a run that resumes by itself, ends at a loss that is not finite, and publishes a finished
+    folder. Subclasses have the fields of `HubOptions`, `layerwise_lr_decay`, `max_length` and `total_batch_size`."""
+
+    hub_id_name: ClassVar[str] = "hub_model_id"
+
+    def __post_init__(self):
+        check_deepspeed(self)
+        optim = self.optim
+        if optim == LAMB:
+            check_lamb(self)
+            self.optim = "adamw_torch"  # The Trainer knows its own optimizers only; see `grouped_optimizer`.
+        if is_launched() and self.ddp_backend is None:
+            self.ddp_backend = backend()
+        super().__post_init__()
+        if optim == LAMB:
+            self.optim = LAMB
+        if self.deepspeed_plugin is not None:
+            check_settings(self.deepspeed_plugin.deepspeed_config)
+        self._check_decay("layerwise_lr_decay")
+        self._check_length("max_length")
+        check_hub_arguments(self, self.hub_id_name)
+        if str(self.resume_from_checkpoint).lower() == "true":
+            self.resume_from_checkpoint = None  # It is what a run does.
+        if self.resume_from_checkpoint is not None and find_repo(self.resume_from_checkpoint, "model") is None:
+            raise ArgumentsError(
+                "A run resumes by itself: run the same command with the same --output_dir. resume_from_checkpoint can be "
+                "true, or the repository of a run on the Hub (owner/name@main-checkpoints); received "
+                f"{self.resume_from_checkpoint!r}."
+            )
+        if self.enable_jit_checkpoint:
+            raise ArgumentsError("A run saves a checkpoint at SIGTERM by itself. Leave out enable_jit_checkpoint.")
+        if self.logging_nan_inf_filter:
+            raise ArgumentsError(
+                "logging_nan_inf_filter would hide a loss that is not finite, which ends a run. Leave it out."
+            )
+        # The Trainer would take every argument of the model with "label" in its name for one it must find in a batch.
+        self.label_names = ["labels"]
+        # The collator takes what it needs, of columns that the model has no use for too.
+        self.remove_unused_columns = False
+
+    def _check_decay(self, name: str) -> None:
+        if not 0 < getattr(self, name) <= 1:
+            raise ArgumentsError(f"{name} must lie in (0, 1]; received {getattr(self, name)}.")
+
+    def _check_length(self, name: str) -> None:
+        value = getattr(self, name)
+        if value is not None and value < 3:
+            raise ArgumentsError(f"{name} must be at least 3 (two special tokens and one more); received {value}.")
+
+    def _check_seeds(self) -> None:
+        if self.seeds and len(set(self.seeds)) < len(self.seeds):
+            raise ArgumentsError(f"seeds holds a seed twice: {self.seeds}. Each is one run.")
+
+    @property
+    def run_seeds(self) -> list[int]:
+        """The seeds to run: `seeds`, or the single `seed`."""
+        return list(self.seeds) if self.seeds else [self.seed]
+
+    def _accumulation(self, total_batch_size: int, per_device: int) -> tuple[int, int]:
+        """(per-device batch size, gradient accumulation steps) for a total batch size."""
+        world = max(1, self.world_size) * max(1, self.n_gpu)
+        if total_batch_size % world:
+            raise ArgumentsError(
+                f"A total batch of {total_batch_size} texts cannot be split evenly over {world} processes. "
+                "Choose a multiple."
+            )
+        per_device = min(per_device, total_batch_size // world)
+        accumulation, rest = divmod(total_batch_size, per_device * world)
+        if rest:
+            raise ArgumentsError(
+                f"A total batch of {total_batch_size} texts is not a multiple of per_device_train_batch_size "
+                f"{per_device} x {world} processes. Change one of them."
+            )
+        return per_device, accumulation
+
+    def ready(self: Arguments, output_dir: str | os.PathLike, seed: int) -> Arguments:
+        """A copy for the Trainer, with micro-batches that make up the total batch.
+
+        Args:
+            output_dir: folder of the checkpoints.
+
+        Raises:
+            ArgumentsError: the total batch size does not fit the processes and the per-device batch size.
+        """
+        args = self._copy(output_dir, seed)
+        if self.total_batch_size is not None:
+            args.per_device_train_batch_size, args.gradient_accumulation_steps = self._accumulation(
+                self.total_batch_size, self.per_device_train_batch_size
+            )
+        return args
+
+    def _copy(self: Arguments, output_dir: str | os.PathLike, seed: int) -> Arguments:
+        args = copy.copy(self)
+        args.output_dir = str(output_dir)
+        args.push_to_hub = False  # The Trainer would push what lies in a folder of checkpoints.
+        args.resume_from_checkpoint = None
+        args.hub_token = None  # The Trainer pickles its arguments beside every checkpoint.
+        args.seed = args.data_seed = seed
+        return args
