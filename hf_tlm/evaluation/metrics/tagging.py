@@ -8,6 +8,7 @@ import datasets
 
 from hf_tlm.evaluation.metrics.base import TaskMetric, undefined
 from hf_tlm.files import HfTlmError
+from hf_tlm.tasks.tagging import is_iob2
 
 Tags = Sequence[str | None]  # Of one sentence.
 UNKNOWN = "I-\0"  # In a reference: a span of a type that nothing predicts.
@@ -102,8 +103,3 @@ def spans(tags: Sequence[str]) -> Iterator[tuple[int, int, str]]:
             of = None
         if kind is not None and of is None:
             start, of = word, kind
-
-
-def is_iob2(tag: str) -> bool:
-    """Whether a tag is O, B-type or I-type."""
-    return tag == "O" or tag[:2] in ("B-", "I-") and len(tag) > 2
