@@ -25,7 +25,7 @@ from hf_tlm.files import HfTlmError
 from hf_tlm.signals import Terminated, on_sigterm
 
 HELP, HELP_ALL = {"-h", "--help"}, "--help_all"
-RECIPES = ("quickstart", "retrieve", "select_influence", "train_tlm", "pretrain", "publish")
+RECIPES = ("quickstart", "retrieve", "select_influence", "train_tlm", "pretrain", "finetune", "publish")
 
 
 class ConfigError(HfTlmError):

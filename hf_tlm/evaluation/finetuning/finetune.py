@@ -114,7 +114,9 @@ class _Run:
     def _encoded(self, split: str) -> EvaluationSet:
         with self.args.main_process_first(desc=f"tokenising {split}"):
             names = self.task.label_names
-            return EvaluationSet(kind_module(self.task.spec.kind), self.task.splits[split], self.pretrained[1], self.args, names)
+            return EvaluationSet(
+                kind_module(self.task.spec.kind), self.task.splits[split], self.pretrained[1], self.args, names
+            )
 
     def seed(self, seed: int, folder: Path) -> dict[str, Any]:
         """Training, evaluation, predictions and export of one seed; loaded where it is finished."""
@@ -195,7 +197,9 @@ def _history(log: list[dict[str, Any]]) -> list[dict[str, float]]:
     ]
 
 
-def _export(model, tokenizer: PreTrainedTokenizerBase, output_dir: Path, files: dict[str, str], task_type: str | None) -> None:
+def _export(
+    model, tokenizer: PreTrainedTokenizerBase, output_dir: Path, files: dict[str, str], task_type: str | None
+) -> None:
     """A folder for stock classes, which appears at once."""
     if isinstance(model, PeftModel):
         export_adapter(model, tokenizer, output_dir, files, task_type=task_type)

@@ -29,7 +29,11 @@ And where a kind needs it:
 from __future__ import annotations
 
 import importlib
+from dataclasses import fields
 from types import ModuleType
+from typing import Any
+
+from hf_tlm.training.options import ArgumentsError
 
 KINDS = {
     "classification": "classification",
@@ -47,6 +51,14 @@ PEFT_TASK_TYPES = {
     "question_answering": "QUESTION_ANS",
     "tagging": "TOKEN_CLS",
 }
+# Which kinds have a use for an option.
+OPTIONS = {
+    **dict.fromkeys(
+        ("doc_stride", "max_query_length", "max_answer_length", "n_best", "null_threshold"), ("question_answering",)
+    ),
+    "crf": ("tagging",),
+    "label_smoothing_factor": ("classification", "multiple_choice", "tagging"),
+}
 
 
 def kind_module(kind: str) -> ModuleType:
@@ -57,3 +69,16 @@ def kind_module(kind: str) -> ModuleType:
 def label_names(kind: str) -> list[str]:
     """The columns of a batch that are labels."""
     return LABEL_NAMES.get(kind, ["labels"])
+
+
+def check_kind(args: Any, kind: str) -> None:
+    """Raises:
+    ArgumentsError: an option of `args`, a `FinetuneArguments`, is not at its default, and the kind has no use for it.
+    """
+    for entry in fields(args):
+        takers, value = OPTIONS.get(entry.name), getattr(args, entry.name)
+        if takers and kind not in takers and value != entry.default:
+            raise ArgumentsError(
+                f"{entry.name} {value} has no effect on a {kind.replace('_', ' ')} task: it is for "
+                f"{', '.join(takers).replace('_', ' ')}. Leave it out."
+            )
