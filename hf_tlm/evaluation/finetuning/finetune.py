@@ -67,12 +67,13 @@ def finetune(task: Task, checkpoint: CheckpointArguments, args: FinetuneArgument
         "model": asdict(checkpoint),
     }
     with args.main_process_first(desc="checking the output folder"):
+        pretrained = load_pretrained(task, checkpoint, args)
         check_hub(args, checkpoint if checkpoint.use_peft else None)
         fetch_run(args)
         claim(output_dir, details, ("task_fingerprint", "kind", "metric", "further_metrics"), args.process_index)
     details |= {"command": command_line(), "environment": environment()}
     with CheckpointPushes(output_dir, args) as pushes:
-        run = _Run(task, checkpoint, args, details, pushes)
+        run = _Run(task, checkpoint, args, details, *pretrained, pushes)
         records = [run.seed(seed, output_dir / f"seed-{seed}") for seed in args.run_seeds]
     result = FinetuneRun(records, summarise(records), details, output_dir)
     if args.process_index == 0:
@@ -94,36 +95,33 @@ def _check(task: Task, checkpoint: CheckpointArguments, args: FinetuneArguments)
 
 @dataclass
 class _Run:
-    """What the seeds of a run have in common; made when it is first needed, which for finished seeds is never."""
+    """What the seeds of a run have in common."""
 
     task: Task
     checkpoint: CheckpointArguments
     args: FinetuneArguments
     details: Mapping[str, Any]
+    config: PreTrainedConfig
+    tokenizer: PreTrainedTokenizerBase
     pushes: CheckpointPushes
 
     @cached_property
-    def pretrained(self) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
-        return load_pretrained(self.task, self.checkpoint, self.args)
-
-    @cached_property
     def held_out(self) -> dict[str, EvaluationSet]:
-        """Validation, and test where there is one."""
-        return {split: self._encoded(split) for split in ("validation", "test") if split in self.task.splits}
-
-    def _encoded(self, split: str) -> EvaluationSet:
-        with self.args.main_process_first(desc=f"tokenising {split}"):
-            names = self.task.label_names
-            return EvaluationSet(
-                kind_module(self.task.spec.kind), self.task.splits[split], self.pretrained[1], self.args, names
-            )
+        """Validation, and test where there is one. Finished seeds need neither."""
+        kind, names = kind_module(self.task.spec.kind), self.task.label_names
+        with self.args.main_process_first(desc="tokenising"):
+            return {
+                split: EvaluationSet(kind, self.task.splits[split], self.tokenizer, self.args, names)
+                for split in ("validation", "test")
+                if split in self.task.splits
+            }
 
     def seed(self, seed: int, folder: Path) -> dict[str, Any]:
         """Training, evaluation, predictions and export of one seed; loaded where it is finished."""
         if (folder / RESULTS_FILE).is_file():
             return json.loads((folder / RESULTS_FILE).read_text(encoding="utf-8"))
         task, args = self.task, self.args
-        kind, (config, tokenizer) = kind_module(task.spec.kind), self.pretrained
+        kind, config, tokenizer = kind_module(task.spec.kind), self.config, self.tokenizer
         chosen = draw_fraction(task.train, args.train_fraction, seed, task.spec.kind)
         with args.main_process_first(desc="tokenising train"):
             rows = task.train if len(chosen) == len(task.train) else task.train.select(chosen)

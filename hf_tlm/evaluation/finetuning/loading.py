@@ -51,6 +51,9 @@ def load_pretrained(
             f"The tokenizer {checkpoint.tokenizer_source['name_or_path']} has {len(tokenizer):,} tokens, and "
             f"{checkpoint.model_name_or_path} knows {config.vocab_size:,}. Give the checkpoint's own, or none."
         )
+    if config.model_type in FAMILIES and getattr(config, "type_vocab_size", 0) < 2:
+        # A trained WordPiece tokenizer types tokens whatever the body is.
+        tokenizer.model_input_names = [name for name in tokenizer.model_input_names if name != "token_type_ids"]
     tokenizer.model_max_length = args.max_length
     return config, tokenizer
 
