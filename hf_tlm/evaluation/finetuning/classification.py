@@ -22,7 +22,7 @@ PIPELINE = "text-classification"
 def encode(
     rows: Dataset, tokenizer: PreTrainedTokenizerBase, args: FinetuneArguments, label_names: Sequence[str]
 ) -> Dataset:
-    """One feature a row: `input_ids`, `token_type_ids` where there are any, `label` (a class's index, or a number), `example`."""
+    """One feature a row: `input_ids`, `token_type_ids` where there are any, `label` (an index or a number), `example`."""
     features = tokenize(rows, tokenizer, args.max_length, description="Tokenising", all_types=True)
     return features.add_column("example", np.arange(len(rows)))
 

@@ -140,6 +140,7 @@ class _Run:
             callbacks=[self.pushes],
         )
         trainer.train(resume_from_checkpoint=True)
+        trainer.compute_metrics = None  # It is of validation, and `predict` would apply it to test.
         record: dict[str, Any] = {
             "seed": seed,
             "model_type": config.model_type,

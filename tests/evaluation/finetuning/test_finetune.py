@@ -9,6 +9,7 @@ import torch
 from datasets import Dataset
 from safetensors.torch import load_file, save_file
 from sklearn.metrics import f1_score
+from tiny_checkpoints import FAST, files, go, pretrained
 from transformers import AutoModelForPreTraining, pipeline, set_seed
 
 from hf_tlm.evaluation import CheckpointArguments, FinetuneArguments
@@ -17,7 +18,6 @@ from hf_tlm.evaluation.finetuning.evaluation_set import feature_lengths
 from hf_tlm.evaluation.finetuning.loading import load_model, load_pretrained
 from hf_tlm.evaluation.finetuning.trainer import FinetuneTrainer
 from hf_tlm.tasks import TaskSpec, task_from_datasets
-from tiny_checkpoints import FAST, files, go, pretrained
 from toys import make_task, sentences
 
 
@@ -224,7 +224,9 @@ def test_a_loss_that_is_not_finite_ends_the_run(base, tmp_path):
 def test_a_body_with_weights_missing_is_refused(base, tmp_path):
     shutil.copytree(base, tmp_path / "base")
     weights = load_file(base / "model.safetensors")
-    save_file({k: v for k, v in weights.items() if "layer.1" not in k}, tmp_path / "base/model.safetensors", {"format": "pt"})
+    save_file(
+        {k: v for k, v in weights.items() if "layer.1" not in k}, tmp_path / "base/model.safetensors", {"format": "pt"}
+    )
     with pytest.raises(ValueError, match=r"lacks weights of its body \(bert.encoder.layer.1"):
         go(tmp_path / "out", tmp_path / "base")
 

@@ -22,10 +22,10 @@ FAST = {
 
 
 def pretrained(folder, tokenizer, model_type="bert", auto_class=AutoModel, **changes):
-    """A body with random weights, its tokenizer beside it."""
+    """A body with random weights, so large that [CLS] hears of the other tokens, and its tokenizer beside it."""
     set_seed(0)
     values = {name: value for name, value in CONFIGS[model_type].items() if name != "num_labels"}
-    model = auto_class.from_config(AutoConfig.for_model(model_type, **{**values, **changes}))
+    model = auto_class.from_config(AutoConfig.for_model(model_type, **{"initializer_range": 0.2, **values, **changes}))
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
@@ -38,5 +38,3 @@ def go(folder, base, task=None, model=None, **changes):
 
 def files(folder):
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
