@@ -57,7 +57,8 @@ def xlnet():
     import json
 
     vocab = [tuple(piece) for piece in json.loads(tokenizer.to_str())["model"]["vocab"]]
-    return XLNetTokenizer(vocab=vocab, unk_id=0, model_max_length=512)
+    names = ["input_ids", "token_type_ids", "attention_mask"]
+    return XLNetTokenizer(vocab=vocab, unk_id=0, model_max_length=512, model_input_names=names)
 
 
 TOKENIZERS = {"bert": wordpiece, "modernbert": byte_level, "xlnet": xlnet, "cocolm": wordpiece}
