@@ -28,7 +28,7 @@ class _TaggingMetric(TaskMetric):
     feature = datasets.List(datasets.Value("string"))
 
     def add_batch(self, *, predictions=None, references=None, **kwargs):
-        # The base class takes no null where a string may be.
+        """As the base class's, which takes no None where a string may be."""
         sides = ([[tag or "" for tag in tags] for tags in side or []] for side in (predictions, references))
         super().add_batch(**dict(zip(("predictions", "references"), sides, strict=True)), **kwargs)
 
