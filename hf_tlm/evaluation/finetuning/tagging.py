@@ -188,9 +188,7 @@ def _choose(model, emissions: np.ndarray, words: np.ndarray) -> tuple[np.ndarray
 
 def score(task: Task, predictions: list[dict[str, Any]], rows: Dataset) -> dict[str, float]:
     """Over all words of all sentences; a word without a tag is an error, and so is one whose tag training lacks."""
-    predicted, truth = [prediction["prediction"] for prediction in predictions], _references(task, rows)
-    # `evaluate` looks at the first tag, which must be a string.
-    return compute_scores(task, *([[tag or "" for tag in tags] for tags in each] for each in (predicted, truth)))
+    return compute_scores(task, [prediction["prediction"] for prediction in predictions], _references(task, rows))
 
 
 def _references(task: Task, rows: Dataset) -> list[list[str | None]]:
