@@ -1,4 +1,4 @@
-"""Question answering, multiple choice and tagging from end to end: everything learns, and the folder does what was scored."""
+"""Question answering, multiple choice and tagging from end to end: all of it learns, and the folder does what was scored."""
 
 import json
 
@@ -7,6 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 from datasets import Dataset
 from safetensors.torch import load_file
+from tiny_checkpoints import go, pretrained
 from transformers import AutoModelForMultipleChoice, AutoModelForQuestionAnswering, AutoTokenizer, pipeline
 
 from hf_tlm.data import train_wordpiece
@@ -14,7 +15,6 @@ from hf_tlm.evaluation.finetuning import multiple_choice, question_answering, ta
 from hf_tlm.evaluation.finetuning.crf import CRF_FILE
 from hf_tlm.tasks import load_task
 from kind_toys import TOKENIZERS, arguments, predict, task_of, tiny_model
-from tiny_checkpoints import go, pretrained
 
 MODULES = {"question_answering": question_answering, "multiple_choice": multiple_choice, "tagging": tagging}
 SUBJECTS = ["enzyme", "protein", "drug", "gene", "cell", "tumor", "receptor", "acid"]
@@ -176,13 +176,14 @@ def test_real_tasks(name, train, metric, floor, changes, data_dir, tmp_path):
 
 
 def test_real_answers_are_found_in_their_windows(data_dir, tmp_path):
-    """Windows and labels lose nothing but what the borders of tokens cost."""
-    task = real(data_dir, "squad_small", tmp_path / "squad_small", 40, 100)
-    tokenizer, args = train_wordpiece(texts_of(task), 1500, max_length=128), arguments(max_length=96, max_answer_length=40)
+    """Windows and labels lose nothing: no window cuts an answer without another that has it whole."""
+    task = real(data_dir, "squad_small", tmp_path / "squad_small", 40, 60)
+    tokenizer = train_wordpiece(texts_of(task), 1500, max_length=128)
+    args = arguments(max_length=96, max_answer_length=60, doc_stride=40)
     features = question_answering.encode(task.validation, tokenizer, args)
     assert len(features) > 200
     outputs = []
     for name in ("start_positions", "end_positions"):
         outputs.append(np.eye(96, dtype=np.float32)[features[name][:]])
     predictions = question_answering.decode(tuple(outputs), features, task.validation, None, args)
-    assert question_answering.score(task, predictions, task.validation)["exact_match"] > 0.97
+    assert question_answering.score(task, predictions, task.validation) == {"squad_f1": 1, "exact_match": 1}
