@@ -6,6 +6,7 @@ import math
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 
+from hf_tlm.parser import parse
 from hf_tlm.tasks import TASKS, TaskArguments, TaskError, TaskSpec, load_task, reading, task_from_datasets
 
 REGRESSION = TaskSpec(name="t", path="memory", kind="regression")
@@ -172,6 +173,15 @@ def test_named_columns_tell_the_kind_and_are_read(tmp_path):
     task = TaskArguments(task=write(tmp_path / "folder", records), columns=pairs).load()
     assert task.kind == "multiple_choice"
     assert task.train[0] == {"id": "train-0", "context": "p", "question": "q", "options": ["x", "y"], "label": 1}
+
+
+def test_the_command_line_takes_kinds_and_pairs(capsys):
+    command = ["--task", "t", "--task_kind", "tagging", "--columns", "tokens=0", "tags=-1"]
+    (args,) = parse(TaskArguments, recipe="finetune", description="", args=command)
+    assert (args.task_kind, args.columns) == ("tagging", ["tokens=0", "tags=-1"])
+    with pytest.raises(SystemExit):
+        parse(TaskArguments, recipe="finetune", description="", args=["--task", "t", "--task_kind", "parsing"])
+    assert "invalid choice: 'parsing'" in capsys.readouterr().err
 
 
 def test_pairs_of_roles_and_columns():
