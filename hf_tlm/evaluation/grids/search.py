@@ -187,12 +187,17 @@ def _draw(trial: optuna.Trial, grid: Grid, args: FinetuneArguments) -> dict[str,
 
 
 class TrialTrainer(FinetuneTrainer):
-    """`FinetuneTrainer` of one trial. The only changes: a training run that fails has the lowest score, instead of ending
-    the search, and of several evaluations the best one counts."""
+    """`FinetuneTrainer` of one trial, which computes what `finetune` does with its values. The only changes: training
+    that fails has the lowest score, instead of ending the search, and of several evaluations the best one counts."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.scores: list[float] = []
+
+    def call_model_init(self, trial=None):
+        model = super().call_model_init(trial)
+        set_seed(self.args.seed)  # Dropout is drawn from here on, as after the making of any Trainer.
+        return model
 
     def train(self, *args, **kwargs):
         try:
@@ -221,7 +226,6 @@ def _trainer_factory(task: Task, checkpoint: CheckpointArguments, args: Finetune
         base.eval_strategy = "no"  # The search evaluates at the end.
 
     def make() -> TrialTrainer:
-        set_seed(seed)
         trainer = TrialTrainer(
             None,
             copy.copy(base),
