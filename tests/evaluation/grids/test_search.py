@@ -84,7 +84,7 @@ def test_a_killed_search_goes_on_as_it_would_have(tmp_path, base, fake):
     assert search.search(*parts(tmp_path / "cut", base), Grid(SPACE), 3, SEED) == whole
     assert seen == [0, 1, 2, 3]
     with pytest.raises(GridError, match="holds a search of .* Choose another --output_dir"):
-        search.search(*parts(tmp_path / "cut", base), Grid({**SPACE, "total_batch_size": [8]}), 5, SEED)
+        search.search(*parts(tmp_path / "cut", base), Grid({**SPACE, "total_batch_size": [8]}), 3, SEED)
 
 
 def test_trials_whose_training_fails_are_the_worst(tmp_path, base, fake):
