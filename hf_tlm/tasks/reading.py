@@ -32,7 +32,7 @@ def read_splits(spec: TaskSpec, columns: Mapping[str, str] | None = None) -> dic
     Raises:
         TaskError: they cannot be read, or a split has several files.
     """
-    if not Path(spec.path).is_dir():
+    if not spec.path or not Path(spec.path).is_dir():
         found = _load_hub(spec)
         there = {split: [name for name in _names(spec, split) if name in found] for split in SPLITS}
         return {split: found[names[0]] for split, names in there.items() if names}
@@ -95,6 +95,8 @@ def stream_file(path: Path, spec: TaskSpec, rows: int) -> Iterator[dict[str, lis
     Raises:
         TaskError: it cannot be read, or is of no known type.
     """
+    if path.stat().st_size == 0:  # The readers would find no columns in it.
+        return
     try:
         if path.suffix == ".txt" and spec.kind != "tagging":
             yield from _chunks(({spec.text_columns[0]: line.rstrip("\n")} for line in path.open(encoding="utf-8")), rows)

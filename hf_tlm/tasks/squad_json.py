@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
-from datasets import Dataset
+from datasets import Dataset, Features, List, Value
 
 from hf_tlm.tasks.spec import TaskError
 
+FEATURES = Features(
+    {name: Value("string") for name in ("id", "title", "context", "question")}
+    | {"answers": List(Value("string")), "answer_start": List(Value("int64"))}
+)
 _HEAD = re.compile(r'\s*\{\s*("version"\s*:\s*"[^"]*"\s*,\s*)?"data"\s*:\s*\[\s*\{')
 
 
@@ -23,9 +28,9 @@ def read_squad_json(path: Path) -> Dataset:
     """A row a question: id, title, context, question, answers, answer_start (lists; empty for an unanswerable question).
 
     Raises:
-        TaskError: something that a question needs is not there.
+        TaskError: it is not built like SQuAD's.
     """
-    columns: dict[str, list] = {name: [] for name in ("id", "title", "context", "question", "answers", "answer_start")}
+    rows: list[dict[str, Any]] = []
     content = json.loads(path.read_text(encoding="utf-8"))
     try:
         for article in content["data"]:
@@ -33,13 +38,19 @@ def read_squad_json(path: Path) -> Dataset:
                 for question in paragraph["qas"]:
                     # A file without answers, as one to predict on, is one too.
                     answers = [] if question.get("is_impossible") else question.get("answers", [])
-                    columns["id"].append(question["id"])
-                    columns["title"].append(article.get("title"))
-                    columns["context"].append(paragraph["context"])
-                    columns["question"].append(question["question"])
-                    columns["answers"].append([answer["text"] for answer in answers])
-                    columns["answer_start"].append([answer["answer_start"] for answer in answers])
-    except KeyError as error:
-        where = f"after {len(columns['id'])} questions there is one"
-        raise TaskError(f"{path} is not whole as a SQuAD file: {where} without {error}.") from error
-    return Dataset.from_dict(columns)
+                    rows.append(
+                        {
+                            "id": question["id"],
+                            "title": article.get("title"),
+                            "context": paragraph["context"],
+                            "question": question["question"],
+                            "answers": [answer["text"] for answer in answers],
+                            "answer_start": [answer["answer_start"] for answer in answers],
+                        }
+                    )
+    except (KeyError, TypeError, AttributeError) as error:  # A key that is missing, or something else in its place.
+        raise TaskError(
+            f"{path} begins as a SQuAD file and goes on otherwise after {len(rows)} questions: {error}. Articles have "
+            "paragraphs, these a context and qas, and these an id, a question and answers with text and answer_start."
+        ) from error
+    return Dataset.from_list(rows, features=FEATURES)

@@ -32,7 +32,13 @@ def label_names(spec: TaskSpec, train: Dataset) -> tuple[str, ...]:
         return ()
     feature = train.features[spec.label_column]
     named = feature.names if isinstance(feature, ClassLabel) else None
-    values = set(named or _labels(spec, train)) - {None}
+    labels = named or _labels(spec, train)
+    if lists := [label for label in labels if isinstance(label, (list, dict))]:
+        raise TaskError(
+            f"Task {spec.name}: a label in {spec.label_column!r} is {type(lists[0]).__name__}, not a class. A tag a word is "
+            "--task_kind tagging; for classes choose with --label_column."
+        )
+    values = set(labels) - {None}
     if any(isinstance(value, float) for value in values):
         raise TaskError(
             f"Task {spec.name}: the labels in {spec.label_column!r} are numbers such as {min(values)}; TLM classifies. "

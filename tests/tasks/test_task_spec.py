@@ -119,3 +119,9 @@ def test_released_data_sets_by_their_names():
     assert {spec.path for spec in RELEASED.values()} == {
         f"yxchar/{name}-tlm" for name in ("ag", "hyp", "amazon", "imdb", "citation_intent", "sciie", "chemprot", "rct-20k")
     }
+
+
+def test_a_step_refuses_kinds_it_cannot_use(task):
+    task.check_kind("TLM", "classification")
+    with pytest.raises(TaskError, match="TLM takes regression and tagging tasks; toy is a classification task.*finetune.py"):
+        task.check_kind("TLM", "regression", "tagging")

@@ -51,9 +51,7 @@ def load_pretrained(
             f"The tokenizer {checkpoint.tokenizer_source['name_or_path']} has {len(tokenizer):,} tokens, and "
             f"{checkpoint.model_name_or_path} knows {config.vocab_size:,}. Give the checkpoint's own, or none."
         )
-    if config.model_type in FAMILIES and getattr(config, "type_vocab_size", 0) < 2:
-        # A trained WordPiece tokenizer types tokens whatever the body is.
-        tokenizer.model_input_names = [name for name in tokenizer.model_input_names if name != "token_type_ids"]
+    _set_token_types(tokenizer, config)
     tokenizer.model_max_length = args.max_length
     return config, tokenizer
 
@@ -115,6 +113,18 @@ def load_finetuned(folder: Path, kind: str, args: FinetuneArguments, trust_remot
             model = auto_class.from_pretrained(folder, **options)
     restore = getattr(module, "restore", None)
     return model if restore is None else restore(model, folder, args)
+
+
+def _set_token_types(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig) -> None:
+    """Token types where the body has embeddings of two or more, and none where it has not, for good: tokenizers do not know
+    bodies. Those of ALBERT and XLNet leave the types out (in transformers 5), and a trained WordPiece has them for all."""
+    names = [name for name in tokenizer.model_input_names if name != "token_type_ids"]
+    if config.model_type == "xlnet" or getattr(config, "type_vocab_size", 0) > 1:
+        names.append("token_type_ids")
+    elif config.model_type not in FAMILIES:
+        return
+    # The second is what `save_pretrained` writes.
+    tokenizer.model_input_names = tokenizer.init_kwargs["model_input_names"] = names
 
 
 def _folder(checkpoint: CheckpointArguments) -> str:

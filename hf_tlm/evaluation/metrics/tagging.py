@@ -27,6 +27,11 @@ class _TaggingMetric(TaskMetric):
     inputs = "predictions: lists of tags [N], a tag a word. references: the same."
     feature = datasets.List(datasets.Value("string"))
 
+    def add_batch(self, *, predictions=None, references=None, **kwargs):
+        """As the base class's, which takes no None where a string may be."""
+        sides = ([[tag or "" for tag in tags] for tags in side or []] for side in (predictions, references))
+        super().add_batch(**dict(zip(("predictions", "references"), sides, strict=True)), **kwargs)
+
     def _compute(self, predictions, references):
         for sentence, (predicted, truth) in enumerate(zip(predictions, references, strict=True)):
             if len(predicted) != len(truth):
