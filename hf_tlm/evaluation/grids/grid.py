@@ -100,7 +100,9 @@ def run_grid(
     except PointsError as error:
         failures = error.failures
         if len(failures) == len(points):
-            raise
+            # What they have in common is told once.
+            first = next(iter(failures.values()))
+            raise (first if len(set(map(str, failures.values()))) == 1 else error) from None
 
     record["points"] = [
         {"values": point, "folder": f"{POINTS}/{name}"}

@@ -123,6 +123,8 @@ def test_failing_points_are_in_the_table_and_the_others_are_chosen_from(tmp_path
     fake.fail = list(SCORES)
     with pytest.raises(HfTlmError, match="6 of 6 runs failed"):
         go(tmp_path / "other")
+    with pytest.raises(HfTlmError, match="^diverged at 4e-05$"):
+        go(tmp_path / "third", {"learning_rate": [4e-5], "num_train_epochs": [2, 3]})
 
 
 @pytest.mark.parametrize(
