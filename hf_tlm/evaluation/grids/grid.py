@@ -100,7 +100,9 @@ def run_grid(
     except PointsError as error:
         failures = error.failures
         if len(failures) == len(points):
-            raise
+            # What they have in common is told once.
+            first = next(iter(failures.values()))
+            raise (first if len(set(map(str, failures.values()))) == 1 else error) from None
 
     record["points"] = [
         {"values": point, "folder": f"{POINTS}/{name}"}
@@ -133,11 +135,16 @@ def run_grid(
 
 def _check_values(grid: Grid, args: FinetuneArguments) -> None:
     """Raises:
-    GridError: points would differ in name only.
+    GridError: points would differ in name only, or there are options that a grid does not honour.
     """
     if seeds := {"seed", "seeds"}.intersection(grid.values):
         raise GridError(
             f"{', '.join(seeds)}: every point is run with each of the seeds. Give --seeds, or seeds beside grid."
+        )
+    if args.resume_from_checkpoint is not None or args.hub_strategy != "end":
+        raise GridError(
+            "The checkpoints of a grid's points stay on this machine, where the same command finds them. Leave out "
+            "resume_from_checkpoint and hub_strategy."
         )
     decisive = settings(args)
     if idle := [name for name in grid.values if name not in decisive]:
@@ -169,7 +176,7 @@ def _point_arguments(args: FinetuneArguments, point: Mapping[str, Any], seeds: l
     folder = str(Path(args.output_dir) / POINTS / point_name(point))
     # Only what the whole grid comes to is published.
     hub = {"push_to_hub": False, "hub_model_id": None, "hub_private_repo": None, "hub_revision": None, "hub_strategy": "end"}
-    return replace(args, **point, **hub, output_dir=folder, seeds=list(seeds), resume_from_checkpoint=None)
+    return replace(args, **point, **hub, output_dir=folder, seeds=list(seeds))
 
 
 def _publish_chosen(record: Mapping[str, Any], chosen: FinetuneRun, output_dir: Path) -> None:

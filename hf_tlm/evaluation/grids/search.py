@@ -74,26 +74,45 @@ def search(
         GridError: see `check_search`; a study of another grid in this folder; or training failed in all trials.
     """
     check_search(grid)
-    folder = Path(args.output_dir) / "trials"
+    folder, asked = Path(args.output_dir) / "trials", _asked(grid, seed)
 
     def finished() -> bool:
-        return len(_read(folder)) >= trials
+        return len(_read(folder, asked)) >= trials
 
     def run() -> None:
         _run_trials(task, checkpoint, args, grid, trials, seed, folder)
 
     # Each trial waits for those before it: processes cannot share them, and one works while the others wait.
     once(folder, finished, run)
-    done = _read(folder)[:trials]
+    done = _read(folder, asked)[:trials]
     scored = [trial for trial in done if trial["score"] is not None]
     if not scored:
         raise GridError(f"Training failed in all {trials} trials. Lower the learning rates of the grid, or warm up longer.")
     return Search(max(scored, key=lambda trial: trial["score"])["values"], done)
 
 
-def _read(folder: Path) -> list[dict[str, Any]]:
+def _asked(grid: Grid, seed: int) -> dict[str, Any]:
+    """What a study is of, as JSON values."""
+    space = {name: asdict(value) if isinstance(value, Range) else value for name, value in grid.values.items()}
+    return json.loads(json.dumps({"grid": space, "seed": seed}))
+
+
+def _read(folder: Path, asked: dict[str, Any]) -> list[dict[str, Any]]:
+    """The completed trials.
+
+    Raises:
+        GridError: they are of another grid or seed.
+    """
     path = folder / TRIALS_FILE
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+    if not path.is_file():
+        return []
+    found = json.loads(path.read_text(encoding="utf-8"))
+    if found["asked"] != asked:
+        raise GridError(
+            f"{folder} holds a search of {found['asked']}, and asked for is {asked}. Choose another --output_dir, or delete "
+            "that folder."
+        )
+    return found["trials"]
 
 
 def _run_trials(
@@ -107,13 +126,13 @@ def _run_trials(
 ) -> None:
     import optuna
 
-    study = None
+    study, asked = None, _asked(grid, seed)
     with args.main_process_first(desc="opening the study"):
         if args.process_index == 0:
-            study = _open_study(folder, grid, seed)
-            _write_trials(study, folder)
+            study = _open_study(folder)
+            _write_trials(study, folder, asked)
     make_trainer = _trainer_factory(task, checkpoint, args, seed, folder)
-    for number in range(len(_read(folder)), trials):
+    for number in range(len(_read(folder, asked)), trials):
         trainer = make_trainer()
         trainer.hyperparameter_search(
             hp_space=lambda trial: _draw(trial, grid, args),
@@ -129,7 +148,7 @@ def _run_trials(
             pruner=optuna.pruners.NopPruner(),
         )
         if study is not None:
-            _write_trials(study, folder)
+            _write_trials(study, folder, asked)
             for left in folder.glob("run-*"):
                 shutil.rmtree(left, ignore_errors=True)
         trainer.accelerator.wait_for_everyone()
@@ -139,35 +158,23 @@ def _storage(folder: Path) -> str:
     return f"sqlite:///{(folder / STUDY_FILE).absolute()}"
 
 
-def _open_study(folder: Path, grid: Grid, seed: int) -> optuna.Study:
-    """The study of this folder, without what a killed process left running.
-
-    Raises:
-        GridError: it is of another grid or seed.
-    """
+def _open_study(folder: Path) -> optuna.Study:
+    """The study of this folder, without what a killed process left running."""
     import optuna
 
     folder.mkdir(parents=True, exist_ok=True)
     study = optuna.create_study(study_name=STUDY, storage=_storage(folder), direction="maximize", load_if_exists=True)
-    space = {name: asdict(value) if isinstance(value, Range) else value for name, value in grid.values.items()}
-    asked = json.loads(json.dumps({"grid": space, "seed": seed}))
-    if study.user_attrs.get("asked", asked) != asked:
-        raise GridError(
-            f"{folder} holds a search of {study.user_attrs['asked']}, and asked for is {asked}. Choose another "
-            "--output_dir, or delete that folder."
-        )
-    study.set_user_attr("asked", asked)
     for trial in study.get_trials(states=[optuna.trial.TrialState.RUNNING]):
         study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
     return study
 
 
-def _write_trials(study: optuna.Study, folder: Path) -> None:
+def _write_trials(study: optuna.Study, folder: Path, asked: dict[str, Any]) -> None:
     import optuna
 
     found = study.get_trials(states=[optuna.trial.TrialState.COMPLETE])
     trials = [{"values": trial.params, "score": None if trial.value <= LOWEST else trial.value} for trial in found]
-    atomic_write(folder / TRIALS_FILE, json.dumps(trials, indent=2) + "\n")
+    atomic_write(folder / TRIALS_FILE, json.dumps({"asked": asked, "trials": trials}, indent=2) + "\n")
 
 
 def _draw(trial: optuna.Trial, grid: Grid, args: FinetuneArguments) -> dict[str, Any]:
@@ -187,12 +194,17 @@ def _draw(trial: optuna.Trial, grid: Grid, args: FinetuneArguments) -> dict[str,
 
 
 class TrialTrainer(FinetuneTrainer):
-    """`FinetuneTrainer` of one trial. The only changes: a training run that fails has the lowest score, instead of ending
-    the search, and of several evaluations the best one counts."""
+    """`FinetuneTrainer` of one trial, which computes what `finetune` does with its values. The only changes: training
+    that fails has the lowest score, instead of ending the search, and of several evaluations the best one counts."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.scores: list[float] = []
+
+    def call_model_init(self, trial=None):
+        model = super().call_model_init(trial)
+        set_seed(self.args.seed)  # Dropout is drawn from here on, as after the making of any Trainer.
+        return model
 
     def train(self, *args, **kwargs):
         try:
@@ -221,7 +233,6 @@ def _trainer_factory(task: Task, checkpoint: CheckpointArguments, args: Finetune
         base.eval_strategy = "no"  # The search evaluates at the end.
 
     def make() -> TrialTrainer:
-        set_seed(seed)
         trainer = TrialTrainer(
             None,
             copy.copy(base),

@@ -123,6 +123,8 @@ def test_failing_points_are_in_the_table_and_the_others_are_chosen_from(tmp_path
     fake.fail = list(SCORES)
     with pytest.raises(HfTlmError, match="6 of 6 runs failed"):
         go(tmp_path / "other")
+    with pytest.raises(HfTlmError, match="^diverged at 4e-05$"):
+        go(tmp_path / "third", {"learning_rate": [4e-5], "num_train_epochs": [2, 3]})
 
 
 @pytest.mark.parametrize(
@@ -137,7 +139,9 @@ def test_failing_points_are_in_the_table_and_the_others_are_chosen_from(tmp_path
 def test_values_that_cannot_be_points(tmp_path, fake, values, message):
     with pytest.raises(HfTlmError, match=message):
         go(tmp_path / "out", values)
-    assert not (tmp_path / "log").exists()
+    with pytest.raises(HfTlmError, match="Leave out resume_from_checkpoint and hub_strategy"):
+        go(tmp_path / "out", resume_from_checkpoint="alice/run@main-checkpoints")
+    assert not (tmp_path / "out").exists() and not (tmp_path / "log").exists()
 
 
 def start(folder, log, pause):
