@@ -1,21 +1,21 @@
 """The kinds of tasks that are fine-tuned, one module each, with the same names in every module.
 
-    AUTO_CLASS: str     the Auto class of transformers, such as "AutoModelForQuestionAnswering"
-    PIPELINE: str       the pipeline of transformers, such as "question-answering"; "" where there is none
+AUTO_CLASS: str     the Auto class of transformers, such as "AutoModelForQuestionAnswering"
+PIPELINE: str       the pipeline of transformers, such as "question-answering"; "" where there is none
 
-    encode(rows, tokenizer, args, label_names) -> Dataset
-        Features in the order of the rows, several a row where it is long: `input_ids` (not padded), `token_type_ids` where
-        the tokenizer makes them, `example` (int64, the row), labels where the rows have them, and what `decode` needs.
-    collator(tokenizer, args) -> Callable[[list[dict]], dict[str, Tensor]]
-        Pads features to a batch, and drops the columns that the model does not take.
-    decode(outputs, features, rows, model, args) -> list[dict]
-        What the Trainer predicted for the features, as one JSON-ready dict a row, in the order of the rows: `prediction`,
-        and `probability` or `probabilities`. Rows need no labels.
-    score(task, predictions, rows) -> dict[str, float]
-        The task's metric and its further ones.
+encode(rows, tokenizer, args, label_names) -> Dataset
+    Features in the order of the rows, several a row where it is long: `input_ids` (not padded), `token_type_ids` where
+    the tokenizer makes them, `example` (int64, the row), labels where the rows have them, and what `decode` needs.
+collator(tokenizer, args) -> Callable[[list[dict]], dict[str, Tensor]]
+    Pads features to a batch, and drops the columns that the model does not take.
+decode(outputs, features, rows, model, args) -> list[dict]
+    What the Trainer predicted for the features, as one JSON-ready dict a row, in the order of the rows: `prediction`,
+    and `probability` or `probabilities`. Rows need no labels.
+score(task, predictions, rows) -> dict[str, float]
+    The task's metric and its further ones.
 
-    wrap(model, args) -> Module                       optional: what is trained instead of the stock model
-    tables(task, predictions, rows) -> dict[str, list[dict]]  optional: tables for `results.json`
+wrap(model, args) -> Module                       optional: what is trained instead of the stock model
+tables(task, predictions, rows) -> dict[str, list[dict]]  optional: tables for `results.json`
 """
 
 from __future__ import annotations

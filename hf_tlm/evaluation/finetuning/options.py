@@ -124,9 +124,7 @@ class FinetuneOptions(HubOptions):
         default=128,
         metadata={"help": "Question answering: tokens that neighbouring windows of a long context have in common."},
     )
-    max_query_length: int = field(
-        default=64, metadata={"help": "Question answering: tokens after which a question is cut."}
-    )
+    max_query_length: int = field(default=64, metadata={"help": "Question answering: tokens after which a question is cut."})
     max_answer_length: int = field(default=30, metadata={"help": "Question answering: longest answer in tokens."})
     n_best: int = field(default=20, metadata={"help": "Question answering: starts and ends to combine, per window."})
     null_threshold: float | None = field(
