@@ -18,29 +18,39 @@ from hf_tlm.hub.checkpoint import TOKENIZER_FILES, checkpoint_folder
 
 
 class TokenizerError(HfTlmError):
-    """A tokenizer that cannot be loaded, trained or used for masked language modelling."""
+    """A tokenizer that cannot be loaded, trained or used for what it is to be used for."""
 
 
-def check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raises:
-    TokenizerError: no mask token or no padding token.
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase, masking: bool = True) -> None:
+    """Args:
+        masking: whether it is for masked language modelling.
+
+    Raises:
+        TokenizerError: no padding token, or no mask token where one is needed.
     """
-    for name in ("mask_token", "pad_token"):
-        if getattr(tokenizer, name) is None:
-            raise TokenizerError(
-                f"Masked language modelling needs a tokenizer with a {name}; {tokenizer.name_or_path or 'this one'} has "
-                "none. Use an encoder's tokenizer (BERT, RoBERTa, ...), or leave --tokenizer_name out to train one."
-            )
+    name = tokenizer.name_or_path or "this one"
+    if masking and tokenizer.mask_token is None:
+        raise TokenizerError(
+            f"Masked language modelling needs a tokenizer with a mask_token; {name} has none. Use an encoder's tokenizer "
+            "(BERT, RoBERTa, ...), or leave --tokenizer_name out to train one."
+        )
+    if tokenizer.pad_token is None:
+        raise TokenizerError(
+            f"Batches need a tokenizer with a pad_token; {name} has none. Use an encoder's tokenizer (BERT, RoBERTa, ...)."
+        )
 
 
 def load_tokenizer(
-    name_or_path: str, *, revision: str | None = None, trust_remote_code: bool = False
+    name_or_path: str, *, revision: str | None = None, trust_remote_code: bool = False, masking: bool = True
 ) -> PreTrainedTokenizerBase:
     """A tokenizer by folder, or Hub id with `@revision` if wanted.
 
+    Args:
+        masking: whether it is for masked language modelling.
+
     Raises:
         HubError: see `checkpoint_folder`.
-        TokenizerError: it cannot be loaded, or lacks a mask or padding token.
+        TokenizerError: it cannot be loaded, or lacks a padding token, or a mask token where one is needed.
     """
     options = {"trust_remote_code": trust_remote_code}
     folder = checkpoint_folder(name_or_path, revision, files=TOKENIZER_FILES, **options)
@@ -48,7 +58,7 @@ def load_tokenizer(
         tokenizer = AutoTokenizer.from_pretrained(folder, revision=revision, **options)
     except (OSError, ValueError) as error:
         raise TokenizerError(f"Cannot load a tokenizer from {name_or_path!r}: {error}") from error
-    check_tokenizer(tokenizer)
+    check_tokenizer(tokenizer, masking)
     return tokenizer
 
 

@@ -6,7 +6,8 @@ from hf_tlm.lazy import export_lazily
 
 if TYPE_CHECKING:
     from hf_tlm.evaluation.checkpoint import evaluate_checkpoint
-    from hf_tlm.evaluation.metrics import METRICS, compute_metrics_for, load_metric
+    from hf_tlm.evaluation.finetuning import CheckpointArguments, FinetuneArguments, FinetuneOptions, FinetuneRun, finetune
+    from hf_tlm.evaluation.metrics import KIND_METRICS, METRICS, best_threshold, compute_metrics_for, load_metric
     from hf_tlm.evaluation.pretraining import PretrainingRun, run_pretraining
     from hf_tlm.evaluation.protocol import ProtocolError, Run, run_tlm
     from hf_tlm.evaluation.score_model import score_models, train_score_model
@@ -16,7 +17,8 @@ __getattr__, __dir__, __all__ = export_lazily(
     __name__,
     {
         "checkpoint": ["evaluate_checkpoint"],
-        "metrics": ["METRICS", "compute_metrics_for", "load_metric"],
+        "finetuning": ["CheckpointArguments", "FinetuneArguments", "FinetuneOptions", "FinetuneRun", "finetune"],
+        "metrics": ["KIND_METRICS", "METRICS", "best_threshold", "compute_metrics_for", "load_metric"],
         "pretraining": ["PretrainingRun", "run_pretraining"],
         "protocol": ["ProtocolError", "Run", "run_tlm"],
         "score_model": ["score_models", "train_score_model"],

@@ -4,61 +4,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from transformers import set_seed
 
 from hf_tlm.evaluation.metrics import compute_metrics_for
-from hf_tlm.evaluation.records import command_line, cost_lines, environment, predictions_jsonl, published_lines
-from hf_tlm.evaluation.seeds import aggregate
+from hf_tlm.evaluation.records import command_line, environment, predictions_jsonl
+from hf_tlm.evaluation.summary import SeededRun, summarise
 from hf_tlm.files import atomic_write
 from hf_tlm.hub.cards import tlm_card
-from hf_tlm.hub.commit import Push
 from hf_tlm.models import TrainedModel, add_lora, export_model, trained_parameters
 from hf_tlm.retrieval import Subset
 from hf_tlm.tasks import Task
 from hf_tlm.training import Cost, ModelArguments, Setup, TlmArguments, TlmTrainer, prepare, run_stage
 from hf_tlm.training.checkpoint_pushes import CheckpointPushes, fetch_run
-from hf_tlm.training.claim import RESULTS_FILE, claim, publish_locally, settings
+from hf_tlm.training.claim import RESULTS_FILE, claim, settings
 from hf_tlm.training.claim import ProtocolError as ProtocolError
 from hf_tlm.training.publishing import check_hub, publish_run
 
 
-@dataclass
-class Run:
-    """What `run_tlm` returns and writes as `results.json`.
-
-    seeds: one record per seed: scores on validation and test, cost per stage and in total.
-    summary: metric -> {"mean", "std", "n", "values"} for validation and test.
-    push: with `push_to_hub`, on the first process: what was published.
-    """
-
-    seeds: list[dict[str, Any]]
-    summary: dict[str, dict[str, Any]]
-    details: dict[str, Any]
-    output_dir: Path
-    push: Push | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**self.details, "summary": self.summary, "seeds": self.seeds}
-
-    def to_text(self) -> str:
-        """The end of a run, for a person."""
-        metric, lines = self.details["metric"], []
-        for split in ("validation", "test"):
-            if split in self.summary:
-                score = self.summary[split][metric]
-                spread = "" if score["std"] is None else f" ± {100 * score['std']:.2f} over {score['n']} seeds"
-                lines.append(f"{split:<12}{metric} {100 * score['mean']:.2f}{spread}")
-        cost, trained, parameters = (self.seeds[-1][name] for name in ("cost", "trained_parameters", "parameters"))
-        if trained < parameters:
-            lines.append(f"parameters   {trained:,} of {parameters:,} trained ({100 * trained / parameters:.2g}%)")
-        lines += cost_lines(cost, " a seed")
-        lines.append(f"model        {self.output_dir}")
-        lines += published_lines(self.push)
-        return "\n".join(lines)
+class Run(SeededRun):
+    """What `run_tlm` returns and writes as `results.json`; the cost of a seed is per stage and in total."""
 
 
 def run_tlm(
@@ -103,15 +71,9 @@ def run_tlm(
             _run_seed(seed, task, setup, args, model_args, details, output_dir / f"seed-{seed}", pushes)
             for seed in args.run_seeds
         ]
-    summary = {
-        split: aggregate([record[split] for record in records]) for split in ("validation", "test") if split in records[0]
-    }
-    run = Run(records, summary, details, output_dir)
+    run = Run(records, summarise(records), details, output_dir)
     if args.process_index == 0:
-        best = max(records, key=lambda record: record["validation"][task.metric])
-        publish_locally(output_dir / f"seed-{best['seed']}" / "model", output_dir)
-        atomic_write(output_dir / RESULTS_FILE, json.dumps(run.to_dict(), indent=2) + "\n")
-        atomic_write(output_dir / "README.md", tlm_card(run.to_dict(), best["seed"]))
+        run.write(tlm_card)
     run = replace(run, push=publish_run(output_dir, args))
     pushes.check()
     return run

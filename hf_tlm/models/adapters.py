@@ -10,7 +10,7 @@ from pathlib import Path
 
 from peft import LoraConfig, PeftModel, get_peft_model, load_peft_weights, set_peft_model_state_dict
 from torch import nn
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_tlm.files import atomic_directory
 from hf_tlm.models.base import TrainedModel
@@ -26,19 +26,20 @@ POOLER = "pooler"
 
 
 def add_lora(
-    model: TlmModel,
+    model: TlmModel | PreTrainedModel,
     lora: LoraArguments,
     base: str | os.PathLike,
     revision: str | None = None,
     *,
     classifier: bool = True,
 ) -> PeftModel:
-    """`model` with a LoRA adapter in its body, in place: the adapter and the classification head are all that is trained.
+    """`model` with a LoRA adapter in its body, in place: the adapter and the head of the task are all that is trained.
 
     The head includes the pooler of BERT and ALBERT: it feeds the classifier alone, and many checkpoints do not have it.
     Seed it with `transformers.set_seed`.
 
     Args:
+        model: a `TlmModel`, or a stock model with a head for a task of any kind.
         base: Hub id or folder of the checkpoint that `model` was loaded from, to which the adapter belongs.
         revision: of that checkpoint.
         classifier: False for pretraining, in which the head learns nothing: it is no part of the adapter.
@@ -71,10 +72,12 @@ def add_lora(
     )
     # peft takes modules by the ends of their names, and ModernBERT's `head` would be `mlm_head` as well. That head stays
     # as it is: the adapter is for the stock classifier, which has no place for another one.
-    mlm_head = model.mlm_head.requires_grad_(False)
-    del model.mlm_head
+    mlm_head = model.mlm_head.requires_grad_(False) if isinstance(model, TlmModel) else None
+    if mlm_head is not None:
+        del model.mlm_head
     adapted = get_peft_model(model, config, adapter_name=ADAPTER)
-    model.mlm_head = mlm_head
+    if mlm_head is not None:
+        model.mlm_head = mlm_head
     base = Path(base).resolve() if Path(base).is_dir() else base
     adapted.peft_config[ADAPTER].base_model_name_or_path = str(base)
     trained, total = trained_parameters(adapted), model.num_parameters()
@@ -92,15 +95,18 @@ def export_adapter(
     tokenizer: PreTrainedTokenizerBase,
     output_dir: str | os.PathLike,
     files: dict[str, str] | None = None,
+    *,
+    task_type: str | None = "SEQ_CLS",
 ) -> Path:
-    """Write the adapter, and the classification head it has, as a folder for stock classes; the folder appears at once.
+    """Write the adapter, and the head of the task it has, as a folder for stock classes; the folder appears at once.
 
     It holds `adapter_config.json`, `adapter_model.safetensors`, `config.json` (the classes) and the tokenizer, and
     `PeftModel.from_pretrained(AutoModelForSequenceClassification.from_pretrained(base, config=config), output_dir)`
-    gives the logits of `model`. One without a head goes on the base as a masked LM instead.
+    gives the logits of `model` (of other tasks with their own Auto class). One without a head goes on the base as a masked LM instead.
 
     Args:
         files: further text files to put in the folder, name -> content (the card, the results).
+        task_type: what peft calls the head's task; None where it has no name for it.
 
     Raises:
         HfTlmError: the disk cannot be written; an earlier folder there is intact.
@@ -112,7 +118,7 @@ def export_adapter(
         (folder / "README.md").unlink(missing_ok=True)
         config = deepcopy(model.peft_config[ADAPTER])
         # While it is trained, `TlmModel.forward` must get its own arguments; the stock classifier has the usual ones.
-        config.task_type, config.inference_mode = "SEQ_CLS" if config.modules_to_save else None, True
+        config.task_type, config.inference_mode = task_type if config.modules_to_save else None, True
         config.save_pretrained(folder)
         model.config.save_pretrained(folder)
         tokenizer.save_pretrained(folder)

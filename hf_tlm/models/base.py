@@ -59,14 +59,14 @@ class TrainedModel(PreTrainedModel):
         return 6 * inputs["input_ids"].numel() * self._parameter_count
 
 
-def applied_parameters(model: PreTrainedModel) -> int:
+def applied_parameters(model: nn.Module) -> int:
     """The parameters, those that ALBERT shares between layers, and those of COCO-LM's further passes, as often as they are
     applied.
 
     6 x tokens x parameters is the cost of a step because every weight takes part in one product a token; a layer that is
     applied twelve times takes part in twelve.
     """
-    count = model.num_parameters()
+    count = sum(parameter.numel() for parameter in model.parameters())
     for module in model.modules():
         if isinstance(module, TrainedModel):
             count += round(module.further_parameters)

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from hf_tlm.tasks.demo import demo_task
     from hf_tlm.tasks.loading import load_task, task_from_datasets
     from hf_tlm.tasks.registry import TASKS, registered_task
-    from hf_tlm.tasks.spec import METRICS, Task, TaskError, TaskSpec
+    from hf_tlm.tasks.spec import KIND_METRICS, KINDS, METRICS, Task, TaskError, TaskSpec
 
 __getattr__, __dir__, __all__ = export_lazily(
     __name__,
@@ -18,6 +18,6 @@ __getattr__, __dir__, __all__ = export_lazily(
         "demo": ["demo_task"],
         "loading": ["load_task", "task_from_datasets"],
         "registry": ["TASKS", "registered_task"],
-        "spec": ["METRICS", "Task", "TaskError", "TaskSpec"],
+        "spec": ["KIND_METRICS", "KINDS", "METRICS", "Task", "TaskError", "TaskSpec"],
     },
 )

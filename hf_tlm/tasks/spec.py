@@ -14,7 +14,34 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 SPLITS = ("train", "validation", "test")
-METRICS = ("micro_f1", "macro_f1", "accuracy", "matthews")
+# Kind of task -> the metrics that can score it, the usual one first.
+KIND_METRICS = {
+    "classification": ("macro_f1", "micro_f1", "accuracy", "f1", "matthews"),
+    "regression": ("pearson", "spearman"),
+    "question_answering": ("squad_f1",),
+    "multiple_choice": ("accuracy",),
+    "tagging": ("tag_accuracy", "span_f1"),
+}
+KINDS = tuple(KIND_METRICS)
+METRICS = tuple(dict.fromkeys(metric for metrics in KIND_METRICS.values() for metric in metrics))
+# Kind of task -> role -> the columns that may have it, the first that a source has. Texts have columns of their own.
+ROLES: dict[str, dict[str, tuple[str, ...]]] = {
+    "classification": {},
+    "regression": {},
+    "question_answering": {
+        "context": ("context",),
+        "question": ("question",),
+        "answers": ("answers", "answer_text"),
+        "starts": ("answer_start",),
+    },
+    "multiple_choice": {
+        "context": ("context", "article"),
+        "question": ("question",),
+        "options": ("options",),
+        "label": ("label", "answer"),
+    },
+    "tagging": {"tokens": ("tokens",), "tags": ("tags",)},
+}
 
 
 class TaskError(HfTlmError):
@@ -27,10 +54,16 @@ class TaskSpec:
 
     path: Hub dataset id, or local folder.
     data_files: split -> file, for Hub repositories without a loading configuration.
-    text_columns: one, or two for pairs of texts.
+    split_names: split -> its name at the source, where it has another than ours.
+    text_columns: of classification and regression: one, or two for pairs of texts.
+    other_text_columns: what these columns are called in other copies of the data; the first that are all there are taken.
     id_column: None takes the column `id` where there is one, and `<split>-<row>` otherwise.
-    classes: class names in alphabetical order, empty where unknown.
+    metric: chooses checkpoints; left empty it is the kind's usual one.
+    further_metrics: reported beside it. Larger is better for all.
+    classes: class names in the order of their indices, empty where unknown.
     split_sizes: examples in train, validation and test as the papers report them.
+    kind: one of `KINDS`.
+    columns: of the other kinds: role -> column of the source, for roles of `ROLES` whose columns have other names.
     """
 
     name: str
@@ -38,27 +71,56 @@ class TaskSpec:
     config_name: str | None = None
     revision: str | None = None
     data_files: Mapping[str, str] | None = None
+    split_names: Mapping[str, str] = field(default_factory=dict)
     text_columns: tuple[str, ...] = ("text",)
+    other_text_columns: tuple[tuple[str, ...], ...] = ()
     label_column: str = "label"
     id_column: str | None = None
-    metric: str = "macro_f1"
+    metric: str = ""
+    further_metrics: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
     split_sizes: tuple[int, int, int] | None = None
+    kind: str = "classification"
+    columns: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self):
-        if self.metric not in METRICS:
-            raise TaskError(f"Task {self.name}: metric must be one of {', '.join(METRICS)}; received {self.metric!r}.")
+        if self.kind not in KINDS:
+            raise TaskError(f"Task {self.name}: the kinds of tasks are {', '.join(KINDS)}; received {self.kind!r}.")
+        if not self.metric:
+            object.__setattr__(self, "metric", KIND_METRICS[self.kind][0])
+            if self.kind == "regression" and not self.further_metrics:
+                object.__setattr__(self, "further_metrics", ("spearman",))
+        for metric in (self.metric, *self.further_metrics):
+            if metric not in KIND_METRICS[self.kind]:
+                raise TaskError(
+                    f"Task {self.name}: the metric of a {self.kind} task must be one of "
+                    f"{', '.join(KIND_METRICS[self.kind])}; received {metric!r}."
+                )
         if not 1 <= len(self.text_columns) <= 2:
             raise TaskError(f"Task {self.name}: one or two text columns are possible; received {self.text_columns}.")
+        roles = ROLES[self.kind]
+        if unknown := sorted(set(self.columns) - set(roles)):
+            known = f"are {', '.join(roles)}" if roles else "have options of their own (--text_column, --label_column)"
+            raise TaskError(f"Task {self.name}: the columns of a {self.kind} task {known}; received {', '.join(unknown)}.")
 
 
 @dataclass
 class Task:
     """A task with its data.
 
-    splits: `train`, `validation` and, where there is one, `test`, each with the columns `id` (string), `text`
-        (string), `text_pair` (string, for pairs) and `label` (int64).
-    label_names: class names; a label is an index into them.
+    splits: `train`, `validation` and, where there is one, `test`, with the columns, by kind,
+
+        - classification: `id`, `text`, `text_pair` (of pairs; all three strings), `label` (int64, of `label_names`)
+        - regression: `id`, `text`, `text_pair`, `label` (float64)
+        - question_answering: `id`, `context`, `question`, `answers` (list of strings), `starts` (list of int64, the
+          answers' offsets in the context in characters); both are empty for an unanswerable question, and longer than
+          one where several annotators answered
+        - multiple_choice: `id`, `context`, `question`, `options` (list of strings, the same number in every row),
+          `label` (int64, index of the right one; `label_names` are A, B, ...)
+        - tagging: `id`, `tokens` (list of strings), `tags` (list of int64, of `label_names`; -1 is a tag that train
+          lacks, which no prediction can get right)
+
+    label_names: names of classes, options or tags; a label is an index into them. Empty for the other kinds.
     report: per split, what was found in the data: examples, dropped rows by reason, repeated texts.
     """
 
@@ -70,6 +132,10 @@ class Task:
     @property
     def name(self) -> str:
         return self.spec.name
+
+    @property
+    def kind(self) -> str:
+        return self.spec.kind
 
     @property
     def metric(self) -> str:
@@ -99,9 +165,20 @@ class Task:
     def label2id(self) -> dict[str, int]:
         return {name: index for index, name in enumerate(self.label_names)}
 
+    def check_kind(self, user: str, *kinds: str) -> None:
+        """Raises:
+        TaskError: `user` (say, "TLM") has no use for a task of this kind.
+        """
+        if self.kind not in kinds:
+            raise TaskError(
+                f"{user} takes {' and '.join(kinds)} tasks; {self.name} is a {self.kind} task. recipes/finetune.py trains "
+                "and evaluates a model on it; another kind is chosen with --task_kind."
+            )
+
     @cached_property
     def fingerprint(self) -> str:
-        """16 hex digits of a digest over all ids, texts and label names: equal data, equal fingerprint, anywhere."""
+        """16 hex digits of a digest over all columns of all rows and the label names: equal data, equal fingerprint,
+        anywhere."""
         digest = hashlib.sha256()
         for split in SPLITS:
             if split in self.splits:

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import os
 from dataclasses import dataclass
 from typing import ClassVar
 
-from transformers import TrainingArguments
-
-from hf_tlm.hub.repo import find_repo
 from hf_tlm.training.applicable import check_applicable
-from hf_tlm.training.deepspeed import backend, check_deepspeed, check_settings, is_launched
+from hf_tlm.training.base_arguments import BaseArguments
 from hf_tlm.training.energy import check_energy
-from hf_tlm.training.optimizers import LAMB, check_lamb
 from hf_tlm.training.options import ArgumentsError, PretrainOptions, RunOptions, TlmOptions
-from hf_tlm.training.publishing import check_hub_arguments
 from hf_tlm.training.score_model_options import ScoreModelOptions
 
 DEFAULT_MAX_STEPS = 10_000
@@ -24,27 +18,14 @@ DEFAULT_MAX_STEPS = 10_000
 
 # The Trainer's repr leaves tokens out; a generated one would show them.
 @dataclass(repr=False)
-class RunArguments(RunOptions, TrainingArguments):
-    """What the arguments of every run have in common. Made as `TlmArguments` or `PretrainArguments`."""
+class RunArguments(RunOptions, BaseArguments):
+    """What the arguments of TLM and of pretraining have in common. Made as `TlmArguments` or `PretrainArguments`."""
 
     corpus_max_length: ClassVar[int | None] = None
-    hub_id_name: ClassVar[str] = "hub_model_id"
 
     def __post_init__(self):
-        check_deepspeed(self)
-        optim = self.optim
-        if optim == LAMB:
-            check_lamb(self)
-            self.optim = "adamw_torch"  # The Trainer knows its own optimizers only; see `grouped_optimizer`.
-        if is_launched() and self.ddp_backend is None:
-            self.ddp_backend = backend()
         super().__post_init__()
-        if optim == LAMB:
-            self.optim = LAMB
-        if self.deepspeed_plugin is not None:
-            check_settings(self.deepspeed_plugin.deepspeed_config)
         check_applicable(self, self.objective)
-        self._check_decay("layerwise_lr_decay")
         self._check_weight("rtd_weight")
         if not 0 < self.crop_fraction <= 1:
             raise ArgumentsError(f"crop_fraction must lie in (0, 1]; received {self.crop_fraction}.")
@@ -60,28 +41,11 @@ class RunArguments(RunOptions, TrainingArguments):
             )
         if not 0 < self.mlm_probability < 1:
             raise ArgumentsError(f"mlm_probability must lie between 0 and 1; received {self.mlm_probability}.")
-        for name, value in (("max_length", self.max_length), ("corpus_max_length", self.corpus_max_length)):
-            if value is not None and value < 3:
-                raise ArgumentsError(f"{name} must be at least 3 (two special tokens and one more); received {value}.")
+        self._check_length("corpus_max_length")
         if self.train_sampling_strategy != "random":
             raise ArgumentsError(
                 f"Runs draw their own batches; train_sampling_strategy {self.train_sampling_strategy!r} has no effect. "
                 "Leave it at random."
-            )
-        check_hub_arguments(self, self.hub_id_name)
-        if str(self.resume_from_checkpoint).lower() == "true":
-            self.resume_from_checkpoint = None  # It is what a run does.
-        if self.resume_from_checkpoint is not None and find_repo(self.resume_from_checkpoint, "model") is None:
-            raise ArgumentsError(
-                "A run resumes by itself: run the same command with the same --output_dir. resume_from_checkpoint can be "
-                "true, or the repository of a run on the Hub (owner/name@main-checkpoints); received "
-                f"{self.resume_from_checkpoint!r}."
-            )
-        if self.enable_jit_checkpoint:
-            raise ArgumentsError("A run saves a checkpoint at SIGTERM by itself. Leave out enable_jit_checkpoint.")
-        if self.logging_nan_inf_filter:
-            raise ArgumentsError(
-                "logging_nan_inf_filter would hide a loss that is not finite, which ends a run. Leave it out."
             )
         self._check_budget()
         if self.max_logits < 1:
@@ -95,10 +59,6 @@ class RunArguments(RunOptions, TrainingArguments):
                 f"Give total_batch_size (texts) or total_batch_tokens, not both; received {self.total_batch_size} and "
                 f"{self.total_batch_tokens}."
             )
-        # The Trainer would take every argument of the model with "label" in its name for one it must find in a batch.
-        self.label_names = ["labels"]
-        # It would remove the draws by which held-out passages are masked; the collator takes what it needs.
-        self.remove_unused_columns = False
         # Corpus batches leave the classifier without a gradient, stage 2 the masked-LM head.
         if self.ddp_find_unused_parameters is None:
             self.ddp_find_unused_parameters = True
@@ -107,10 +67,6 @@ class RunArguments(RunOptions, TrainingArguments):
         value = getattr(self, name)
         if not (math.isfinite(value) and value >= 0):
             raise ArgumentsError(f"{name} must be a finite number >= 0; received {value}.")
-
-    def _check_decay(self, name: str) -> None:
-        if not 0 < getattr(self, name) <= 1:
-            raise ArgumentsError(f"{name} must lie in (0, 1]; received {getattr(self, name)}.")
 
     def _check_budget(self) -> None:
         budgets = {name: getattr(self, name) for name in ("max_flops", "max_tokens", "max_hours")}
@@ -169,48 +125,10 @@ class RunArguments(RunOptions, TrainingArguments):
         most = self.per_device_train_batch_size * max(self.max_length, self.corpus_max_length or 0)
         return next(n for n in range(1, share + 1) if share % n == 0 and share // n <= most)
 
-    def _accumulation(self, total_batch_size: int, per_device: int) -> tuple[int, int]:
-        """(per-device batch size, gradient accumulation steps) for a total batch size."""
-        world = max(1, self.world_size) * max(1, self.n_gpu)
-        if total_batch_size % world:
-            raise ArgumentsError(
-                f"A total batch of {total_batch_size} texts cannot be split evenly over {world} processes. "
-                "Choose a multiple."
-            )
-        per_device = min(per_device, total_batch_size // world)
-        accumulation, rest = divmod(total_batch_size, per_device * world)
-        if rest:
-            raise ArgumentsError(
-                f"A total batch of {total_batch_size} texts is not a multiple of per_device_train_batch_size "
-                f"{per_device} x {world} processes. Change one of them."
-            )
-        return per_device, accumulation
-
     def ready(self, output_dir: str | os.PathLike, seed: int) -> RunArguments:
-        """A copy for `TlmTrainer`, with micro-batches that make up the total batch.
-
-        Args:
-            output_dir: folder of the checkpoints.
-
-        Raises:
-            ArgumentsError: the total batch size does not fit the processes and the per-device batch size.
-        """
-        args = self._copy(output_dir, seed)
-        if self.total_batch_size is not None:
-            args.per_device_train_batch_size, args.gradient_accumulation_steps = self._accumulation(
-                self.total_batch_size, self.per_device_train_batch_size
-            )
+        args = super().ready(output_dir, seed)
         if self.total_batch_tokens is not None:
             args.gradient_accumulation_steps = self._token_accumulation()
-        return args
-
-    def _copy(self, output_dir: str | os.PathLike, seed: int) -> RunArguments:
-        args = copy.copy(self)
-        args.output_dir = str(output_dir)
-        args.push_to_hub = False  # The Trainer would push what lies in a folder of checkpoints.
-        args.resume_from_checkpoint = None
-        args.hub_token = None  # The Trainer pickles its arguments beside every checkpoint.
-        args.seed = args.data_seed = seed
         return args
 
 
@@ -224,13 +142,7 @@ class TlmArguments(TlmOptions, RunArguments):
             raise ArgumentsError(f"rho1 must be 0, 1, 2, ... or inf; received {self.rho1}.")
         self._check_weight("rho2")
         self._check_decay("stage2_layerwise_lr_decay")
-        if self.seeds and len(set(self.seeds)) < len(self.seeds):
-            raise ArgumentsError(f"seeds holds a seed twice: {self.seeds}. Each is one run.")
-
-    @property
-    def run_seeds(self) -> list[int]:
-        """The seeds to run: `seeds`, or the single `seed`."""
-        return list(self.seeds) if self.seeds else [self.seed]
+        self._check_seeds()
 
     def for_stage(self, stage: int, output_dir: str | os.PathLike, seed: int, metric: str) -> TlmArguments:
         """A copy with the values of one stage (1 or 2), for `TlmTrainer`.

@@ -15,7 +15,7 @@ from hf_tlm.hub.background import Uploads
 from hf_tlm.hub.errors import HubError
 from hf_tlm.hub.push import push
 from hf_tlm.hub.repo import fetch, find_repo
-from hf_tlm.training.arguments import RunArguments
+from hf_tlm.training.base_arguments import BaseArguments
 from hf_tlm.training.checkpoints import SEAL, best_of, checkpoints_in
 from hf_tlm.training.claim import RESULTS_FILE, SETTINGS_FILE, ProtocolError
 from hf_tlm.training.stages import STAGE_FILE
@@ -36,7 +36,7 @@ class CheckpointPushes(TrainerCallback):
         output_dir: the run's.
     """
 
-    def __init__(self, output_dir: Path, args: RunArguments):
+    def __init__(self, output_dir: Path, args: BaseArguments):
         self.output_dir, self.args = output_dir, args
         self.uploads = Uploads(self._push)
         self.active = args.push_to_hub and args.hub_strategy == "checkpoint" and args.process_index == 0
@@ -85,7 +85,7 @@ class CheckpointPushes(TrainerCallback):
             raise HubError(str(error).replace(str(folder), str(self.output_dir))) from None
 
 
-def checkpoint_branch(args: RunArguments) -> str:
+def checkpoint_branch(args: BaseArguments) -> str:
     return f"{args.hub_revision or 'main'}-checkpoints"
 
 
@@ -111,7 +111,7 @@ def _kept_checkpoints(folder: Path) -> list[Path]:
     return [sealed[-1], best_of(sealed[-1])]
 
 
-def fetch_run(args: RunArguments) -> None:
+def fetch_run(args: BaseArguments) -> None:
     """With `--resume_from_checkpoint owner/name@branch`: an empty output folder becomes the run that is there.
 
     A folder that has something in it is left alone, so that the same command continues what it began. Checkpoints hold

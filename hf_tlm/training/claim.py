@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_tlm.files import HfTlmError, atomic_write
-from hf_tlm.training.arguments import RunArguments
+from hf_tlm.training.base_arguments import BaseArguments
 
 SETTINGS_FILE = "settings.json"
 RESULTS_FILE = "results.json"
@@ -29,7 +29,7 @@ class ProtocolError(HfTlmError):
     """A run that cannot be started or continued in this folder."""
 
 
-def settings(args: RunArguments) -> dict[str, Any]:
+def settings(args: BaseArguments) -> dict[str, Any]:
     """The arguments that decide what is computed, as JSON values."""
     values = {name: value for name, value in args.to_dict().items() if name not in _FREE and not name.endswith("token")}
     # The number of processes may change, the texts of a step may not.

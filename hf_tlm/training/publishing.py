@@ -12,11 +12,11 @@ from hf_tlm.hub.rendering import hub_name
 from hf_tlm.training.options import ArgumentsError
 
 if TYPE_CHECKING:
-    from hf_tlm.training.arguments import RunArguments
+    from hf_tlm.training.base_arguments import BaseArguments
     from hf_tlm.training.model_arguments import ModelArguments
 
 
-def check_hub_arguments(args: RunArguments, id_name: str) -> None:
+def check_hub_arguments(args: BaseArguments, id_name: str) -> None:
     """Raises:
     ArgumentsError: arguments of the Trainer's own pushes, which take whatever the folder holds at the time; or `id_name`,
         the argument that names the repository, is missing or to no effect.
@@ -42,7 +42,7 @@ def check_hub_arguments(args: RunArguments, id_name: str) -> None:
         raise ArgumentsError(f"push_to_hub needs --{id_name} owner/name: the repository to publish to.")
 
 
-def check_hub(args: RunArguments, adapter: ModelArguments | None = None) -> None:
+def check_hub(args: BaseArguments, adapter: ModelArguments | None = None) -> None:
     """Before anything is trained; the first process asks the Hub.
 
     Args:
@@ -63,7 +63,7 @@ def check_hub(args: RunArguments, adapter: ModelArguments | None = None) -> None
         check_push(args.hub_model_id, args.hub_token)
 
 
-def publish_run(folder: Path, args: RunArguments) -> Push | None:
+def publish_run(folder: Path, args: BaseArguments) -> Push | None:
     """Publish the finished folder, if that was asked for, on the first process.
 
     Raises:

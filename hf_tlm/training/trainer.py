@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 ENDLESS = 10**9
 
 
-class _Epochs(TrainerCallback):
+class Epochs(TrainerCallback):
     """Tells the batch sampler which epoch begins: a resumed epoch hides it from the Trainer's own call."""
 
     def __init__(self, trainer: TlmTrainer):
@@ -110,7 +110,7 @@ class TlmTrainer(ShardedTrainer):
             if isinstance(module, CorruptAndPredict):
                 self._settle(module)
         self.clock = Clock(args.max_hours)
-        self.add_callback(_Epochs(self))
+        self.add_callback(Epochs(self))
         self.add_callback(self.clock)
         self.energy = Energy(self.accelerator, args.energy_country) if args.track_energy else None
         if self.energy is not None:

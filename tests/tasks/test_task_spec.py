@@ -2,7 +2,7 @@ import pytest
 from datasets import Dataset
 
 from hf_tlm.files import HfTlmError
-from hf_tlm.tasks import METRICS, TASKS, TaskError, TaskSpec, task_from_datasets
+from hf_tlm.tasks import KINDS, METRICS, TASKS, TaskError, TaskSpec, task_from_datasets
 
 
 def build(train, validation, **spec):
@@ -14,8 +14,30 @@ ROWS = [{"text": "a b", "label": "x"}, {"text": "c d", "label": "y"}]
 
 
 def test_unknown_metric_is_refused_and_the_known_are_named():
-    with pytest.raises(TaskError, match="micro_f1, macro_f1, accuracy, matthews; received 'f1'"):
-        TaskSpec(name="t", path="memory", metric="f1")
+    with pytest.raises(TaskError, match="macro_f1, micro_f1, accuracy, f1, matthews; received 'pearson'"):
+        TaskSpec(name="t", path="memory", metric="pearson")
+    with pytest.raises(TaskError, match="of a tagging task must be one of tag_accuracy, span_f1; received 'accuracy'"):
+        TaskSpec(name="t", path="memory", kind="tagging", further_metrics=("accuracy",))
+
+
+def test_every_kind_has_a_usual_metric():
+    usual = {kind: TaskSpec(name="t", path="memory", kind=kind) for kind in KINDS}
+    assert {kind: (spec.metric, spec.further_metrics) for kind, spec in usual.items()} == {
+        "classification": ("macro_f1", ()),
+        "regression": ("pearson", ("spearman",)),
+        "question_answering": ("squad_f1", ()),
+        "multiple_choice": ("accuracy", ()),
+        "tagging": ("tag_accuracy", ()),
+    }
+
+
+def test_unknown_kind_and_unknown_role():
+    with pytest.raises(TaskError, match="classification, regression, .*received 'parsing'"):
+        TaskSpec(name="t", path="memory", kind="parsing")
+    with pytest.raises(TaskError, match="are context, question, answers, starts; received title"):
+        TaskSpec(name="t", path="memory", kind="question_answering", columns={"title": "t"})
+    with pytest.raises(TaskError, match="options of their own"):
+        TaskSpec(name="t", path="memory", columns={"text": "t"})
 
 
 @pytest.mark.parametrize("columns", [(), ("a", "b", "c")])

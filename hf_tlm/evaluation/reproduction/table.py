@@ -157,7 +157,7 @@ class Table:
         made = f"Made by `{first['started_by']}`" + (f" at commit {first['commit'][:12]}" if first["commit"] else "")
         lines = [
             f"{made} on {machine}. Scores are in percent, mean ± standard deviation over seeds (n - 1), of the checkpoint "
-            "best on validation. Tokens (padding not counted), FLOPs (6 x tokens x parameters) and hours are those of one run."
+            "best on validation. Tokens (padding not counted), FLOPs (6 x tokens x parameters) and hours are of one run."
         ]
         scratch = [run for run in runs if run["kind"] == "train_tlm"]
         for task in dict.fromkeys(run["task"] for run in scratch):

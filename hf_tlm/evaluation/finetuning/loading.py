@@ -1,0 +1,122 @@
+"""A pretrained checkpoint with a head for a task, and a fine-tuned folder again."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import replace
+from typing import Any
+
+import transformers
+from torch import nn
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_tlm.data import load_tokenizer
+from hf_tlm.evaluation.finetuning.arguments import FinetuneArguments
+from hf_tlm.evaluation.finetuning.kinds import kind_module
+from hf_tlm.evaluation.finetuning.options import CheckpointArguments
+from hf_tlm.hub.checkpoint import checkpoint_folder
+from hf_tlm.models import FAMILIES, ModelError, add_lora
+from hf_tlm.models.adapters import POOLER
+from hf_tlm.models.dropout import use_fast_dropout
+from hf_tlm.models.loading import hub_options, reading
+from hf_tlm.tasks import Task
+
+logger = logging.getLogger(__name__)
+
+
+def load_pretrained(
+    task: Task, checkpoint: CheckpointArguments, args: FinetuneArguments
+) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
+    """The config of a checkpoint, with the classes of a task, and its tokenizer.
+
+    Raises:
+        ModelError: it cannot be loaded, or has fewer positions than `max_length`, or fewer tokens than the tokenizer.
+        HubError, TokenizerError: see `checkpoint_folder`, `load_tokenizer`.
+    """
+    options = _options(checkpoint)
+    folder = _folder(checkpoint)
+    with reading(f"a config from {checkpoint.model_name_or_path!r}"):
+        config = AutoConfig.from_pretrained(folder, **_labels(task), **options)
+    tokenizer = load_tokenizer(**checkpoint.tokenizer_source, masking=False)
+    positions = _positions(config)
+    if positions is not None and args.max_length > positions:
+        raise ModelError(
+            f"max_length {args.max_length} is more than the {positions} positions of {checkpoint.model_name_or_path}. Give "
+            f"--max_length {positions} or less, or another checkpoint."
+        )
+    if len(tokenizer) > config.vocab_size:
+        raise ModelError(
+            f"The tokenizer {checkpoint.tokenizer_source['name_or_path']} has {len(tokenizer):,} tokens, and "
+            f"{checkpoint.model_name_or_path} knows {config.vocab_size:,}. Give the checkpoint's own, or none."
+        )
+    tokenizer.model_max_length = args.max_length
+    return config, tokenizer
+
+
+def load_model(
+    task: Task, checkpoint: CheckpointArguments, config: PreTrainedConfig, args: FinetuneArguments
+) -> PreTrainedModel | nn.Module:
+    """The stock model of the task's kind with the weights of a checkpoint; what its head lacks begins at random, under the
+    current seed (`transformers.set_seed`). A head of other sizes is replaced. With `use_peft` it has an adapter.
+
+    Raises:
+        ModelError: it cannot be loaded, or lacks weights of its body.
+    """
+    kind = kind_module(task.spec.kind)
+    name = checkpoint.model_name_or_path
+    with reading(f"a model from {name!r}"):
+        model, info = getattr(transformers, kind.AUTO_CLASS).from_pretrained(
+            _folder(checkpoint),
+            config=config,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            **_options(checkpoint),
+        )
+    new = {*info["missing_keys"], *(key[0] for key in info["mismatched_keys"])}
+    body = f"{model.base_model_prefix}."
+    if lacking := sorted(key for key in new if key.startswith(body) and POOLER not in key.split(".")):
+        raise ModelError(
+            f"{name} lacks weights of its body ({', '.join(lacking[:3])}{', ...' if len(lacking) > 3 else ''}): they would "
+            f"be random. Give a checkpoint of a {config.model_type} encoder."
+        )
+    logger.info("%s: these weights begin at random: %s.", name, ", ".join(sorted(new)) or "none")
+    if config.model_type in FAMILIES:
+        use_fast_dropout(model)
+    wrap = getattr(kind, "wrap", None)
+    if wrap is not None:
+        model = wrap(model, args)
+    if checkpoint.use_peft:
+        model = add_lora(model, checkpoint, name, checkpoint.model_revision)
+    return model
+
+
+def _folder(checkpoint: CheckpointArguments) -> str:
+    trust = checkpoint.trust_remote_code
+    return checkpoint_folder(checkpoint.model_name_or_path, checkpoint.model_revision, trust_remote_code=trust)
+
+
+def _options(checkpoint: CheckpointArguments) -> dict[str, Any]:
+    return hub_options(checkpoint.model_revision, checkpoint.trust_remote_code, checkpoint.attn_implementation)
+
+
+def _labels(task: Task) -> dict[str, Any]:
+    """What the config of a model for the task says of its classes."""
+    if task.spec.kind == "regression":
+        return {"num_labels": 1, "problem_type": "regression"}
+    if task.spec.kind == "classification":
+        return {"id2label": task.id2label, "label2id": task.label2id, "problem_type": "single_label_classification"}
+    if task.spec.kind == "tagging":
+        return {"id2label": task.id2label, "label2id": task.label2id}
+    return {}
+
+
+def _positions(config: PreTrainedConfig) -> int | None:
+    """Longest input in tokens; None where there is no limit."""
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions is None or positions < 1:
+        return None
+    if config.model_type in FAMILIES:
+        return positions - FAMILIES[config.model_type].first_position(config)
+    # Like RoBERTa these count positions from pad_token_id + 1.
+    return positions - config.pad_token_id - 1 if config.model_type in ("camembert", "xlm-roberta", "mpnet") else positions
