@@ -138,8 +138,9 @@ def _run(plan: Plan, step: Step, keep_checkpoints: bool) -> None:
             discard_checkpoints(plan.folder(step))
         atomic_write(plan.record_file(step), json.dumps(record, indent=2, default=str) + "\n")
         write_table(plan)
-    gc.collect()
     if torch.cuda.is_available():
+        # The next run's model finds its memory free.
+        gc.collect()
         torch.cuda.empty_cache()
     if error is not None:
         raise error if isinstance(error, HfTlmError) else ReproductionError(record["error"]) from error

@@ -144,7 +144,7 @@ class Table:
         rest = self.total - finished - len(self.failures)
         text = f"{finished} of {self.total} runs are finished"
         text += f", {len(self.failures)} failed" if self.failures else ""
-        return text + (f", {rest} are still to be done." if rest else ".")
+        return text + (f", {rest} to be done." if rest else ".")
 
     def _note(self) -> str:
         runs = [run for row in self.rows for run in row.runs]
