@@ -30,7 +30,7 @@ class ReproduceArguments:
         default=False, metadata={"help": "Stop when tokenizers and subsets are made: what needs no GPU, beforehand."}
     )
     keep_checkpoints: bool = field(
-        default=False, metadata={"help": "Keep the checkpoints of finished runs; their models are kept anyway."}
+        default=False, metadata={"help": "Keep checkpoints and the model of stage 1 of finished runs too."}
     )
 
 

@@ -35,14 +35,6 @@ def test_a_table_and_what_it_is_made_of(work, options):
     assert (out / "results.md").read_text().strip() in text
 
 
-@pytest.mark.parametrize(
-    "arguments,message",
-    [
-        (["--tasks", "nowhere"], "No task 'nowhere'"),
-        (["--tasks", "task", "--arms", "BM26"], "A subset is none, random, BM25"),
-        (["--tasks", "task", "--arms", '{"name": "x", "subset": "none", "train_tlm": {"rho3": 1}}'], "Unknown key 'rho3'"),
-        (["--tasks", "task", "--objectives", "cocolm", "--arms", "task only"], "objective cocolm is COCO-LM's"),
-    ],
-)
-def test_errors_are_messages_without_a_traceback(work, options, tmp_path, arguments, message):
-    fails(*options, *arguments, "--output_dir", tmp_path / "out", message=message)
+def test_an_error_is_a_message_without_a_traceback(options, tmp_path):
+    arguments = ["--tasks", "task", "--arms", "BM26", "--output_dir", tmp_path / "out"]
+    fails(*options, *arguments, message="A subset is none, random, BM25")

@@ -45,6 +45,9 @@ class TableArguments:
     pretrained: str | None = field(
         default=None, metadata={"help": "Encoder of the arm 'pretrained': folder or Hub id. Default: the arm is left out."}
     )
+    cocolm_config: str | None = field(
+        default=None, metadata={"help": "Body of objective cocolm, instead of train_tlm.py's model_config."}
+    )
     tokenizer_name: str | None = field(
         default=None,
         metadata={"help": "Tokenizer of all models from scratch. Default: one is trained for each task, for all its arms."},
@@ -86,6 +89,7 @@ class TableArguments:
             tasks_dir=self.tasks_dir,
             corpus=_changed(corpus_args),
             pretrained=self.pretrained,
+            cocolm_config=self.cocolm_config,
             tokenizer_name=self.tokenizer_name,
             tokenizer_passages=self.tokenizer_passages,
             budget=self.budget,

@@ -107,6 +107,7 @@ def make_plan(
     tasks_dir: str | None = None,
     corpus: Mapping[str, Any] | None = None,
     pretrained: str | None = None,
+    cocolm_config: str | None = None,
     tokenizer_name: str | None = None,
     tokenizer_passages: int = 20_000,
     budget: Mapping[str, Any] | None = None,
@@ -119,6 +120,7 @@ def make_plan(
     Args:
         tasks_dir: a task whose name is a folder there is taken from there.
         corpus: options of `CorpusArguments`.
+        cocolm_config: `model_config` of the arms with objective cocolm, which has a body of its own.
         pretrained: checkpoint of the arms that fine-tune one and do not name it; None leaves those out.
         tokenizer_name: of every model that is trained from scratch; None: one is trained for each task, on its training
             texts and `tokenizer_passages` random passages of the corpus, and shared by all arms: with a vocabulary of its
@@ -144,7 +146,10 @@ def make_plan(
         _check_distinct("seed", entry.seeds or seeds)
         for position, seed in enumerate(entry.seeds or seeds):
             for arm in arms:
-                step = shared.training(name, path, entry, arm, seed, pretrained, dict(budget or {}))
+                options = dict(budget or {})
+                if arm.objective == "cocolm" and cocolm_config is not None:
+                    options["model_config"] = cocolm_config
+                step = shared.training(name, path, entry, arm, seed, pretrained, options)
                 trainings.append((position, step))
     trainings.sort(key=lambda item: item[0])
     phases = [*shared.phases, [step for _, step in trainings]]
@@ -177,15 +182,16 @@ class _Shared:
         arm: Arm,
         seed: int,
         pretrained: str | None,
-        budget: dict[str, Any],
+        common: dict[str, Any],
     ) -> Step:
+        """common: options of train_tlm that tasks and arms may override."""
         folder = f"{name}/{slug(arm.name)}/seed-{seed}"
         if arm.subset is None:
             options = {**entry.settings.get("finetune", {}), **arm.settings.get("finetune", {})}
             options |= {"model_name_or_path": arm.pretrained or pretrained, "seed": seed}
             return Step("finetune", folder, path, options, {}, arm, seed)
         tokenizer = self._tokenizer(name, path, entry)
-        options = {**tokenizer[0], **budget, **entry.settings.get("train_tlm", {})}
+        options = {**tokenizer[0], **common, **entry.settings.get("train_tlm", {})}
         if arm.subset.retriever is None:
             options["rho1"] = 0
         if arm.objective is not None:

@@ -39,7 +39,7 @@ def reproduce(plan: Plan, *, prepare_only: bool = False, keep_checkpoints: bool 
 
     Args:
         prepare_only: stop after tokenizers and subsets, for instance to train elsewhere.
-        keep_checkpoints: of finished runs; by default only their models and results are kept.
+        keep_checkpoints: of finished runs, and models between stages; by default only their models and results are kept.
 
     Raises:
         HfTlmError: an option that a recipe lacks or refuses, before anything is begun; or the folder holds steps that were

@@ -178,10 +178,11 @@ def describe_subset(subset: Subset) -> dict[str, Any]:
 
 
 def discard_checkpoints(folder: Path) -> None:
-    """Remove the checkpoints of a finished run, which nothing continues."""
-    for checkpoint in sorted(folder.glob("**/checkpoint-*")):
-        if checkpoint.is_dir():
-            shutil.rmtree(checkpoint)
+    """Remove what only an unfinished run is continued from: checkpoints, and the models at the ends of stages."""
+    for pattern in ("seed-*/**/checkpoint-*", "seed-*/stage*/model"):
+        for intermediate in sorted(folder.glob(pattern)):
+            if intermediate.is_dir():
+                shutil.rmtree(intermediate)
 
 
 def read_record(file: Path) -> dict[str, Any] | None:

@@ -165,6 +165,8 @@ class Table:
             steps = _range([run["cost"]["steps"] for run in own])
             parameters = _range([run["parameters"] for run in own])
             lines.append(f"{task}, trained from scratch: {steps} steps, {parameters} parameters.")
+        if len(scratch) < len(runs):
+            lines.append("What fine-tuned encoders cost is without their pretraining.")
         return " ".join(lines)
 
     def _published_note(self) -> str:

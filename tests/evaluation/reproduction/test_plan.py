@@ -128,6 +128,9 @@ def test_objectives_multiply_arms():
     assert [step.options.get("objective") for step in plan.trainings] == ["mlm", "cocolm", None]
     assert [step.options.get("model_config") for step in plan.trainings] == [None, "cocolm.json", None]
     assert plan.trainings[2].kind == "finetune" and plan.values(plan.trainings[2])["model_name_or_path"] == "encoder"
+    read.objectives, read.cocolm_config = ["mlm", "electra", "cocolm"], "body.json"
+    plan = read.plan(CorpusArguments(corpus="corpus.parquet"), "out", ())
+    assert [step.options.get("model_config") for step in plan.trainings] == [None, None, "body.json", None]
     read.objectives = ["xlm"]
     with pytest.raises(ReproductionError, match="An objective is one of mlm, electra"):
         read.plan(CorpusArguments(corpus="corpus.parquet"), "out", ())

@@ -3,9 +3,11 @@
 import json
 import multiprocessing
 import re
+import runpy
 import shutil
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import yaml
@@ -18,6 +20,7 @@ from hf_tlm.files import HfTlmError
 from hf_tlm.parser import ConfigError
 from toys import FAST, TINY_CONFIGS, sentences
 
+ROOT = Path(__file__).resolve().parents[3]
 MODEL = {name: value for name, value in TINY_CONFIGS["bert"].items() if name not in ("vocab_size", "num_labels")}
 ARMS = ["task only", {"name": "BM25", "published": ["TLM Table 4: Top-50", "TLM Table 2: TLM (small-scale)"]}]
 # Of a run: what depends on the clock.
@@ -221,6 +224,16 @@ def test_failures_are_named_and_the_rest_goes_on(work, tmp_path, faked):
         reproduce(plan, prepare_only=True)
 
 
+def test_the_recipe_fails_when_a_run_did(work, tmp_path, faked, monkeypatch, capsys):
+    files = [work / "options.yaml", "--tasks_dir", work / "tasks", "--tasks", "scierc", "--output_dir", tmp_path / "out"]
+    arms = ["--arms", "task only", '{"name": "broken", "subset": "none"}', "--seeds", "0"]
+    monkeypatch.setattr(sys, "argv", list(map(str, ["recipes/reproduce.py", "--config", *files, *arms])))
+    main = runpy.run_path(str(ROOT / "recipes" / "reproduce.py"), run_name="recipe")["main"]
+    with pytest.raises(ReproductionError, match="1 of 2 runs failed"):
+        main()
+    assert "1 of 2 runs are finished, 1 failed." in capsys.readouterr().out
+
+
 def test_an_error_that_is_a_bug_fails_its_run_alone(work, tmp_path, faked, monkeypatch):
     fake = MODULE.make_step
 
@@ -248,9 +261,11 @@ def test_subsets_beforehand_and_checkpoints(work, tmp_path, faked):
     assert faked == [f"scierc/{name}" for name in ("tokenizer", "subsets/bm25", "subsets/random", "subsets/bm25-rank-20")]
     for keep in (True, False):
         for step in plan.trainings:
-            (plan.folder(step) / "stage1" / "checkpoint-2").mkdir(parents=True)
+            for name in ("stage1/checkpoint-2", "stage1/model", "model"):
+                (plan.folder(step) / "seed-0" / name).mkdir(parents=True)
         reproduce(plan, keep_checkpoints=keep)
         assert len(list((tmp_path / "out").rglob("checkpoint-2"))) == (3 if keep else 0)
+        assert len(list((tmp_path / "out").rglob("model"))) == (6 if keep else 3)
         shutil.rmtree(tmp_path / "out" / "scierc")
         shutil.rmtree(tmp_path / "out" / "runs")
 
