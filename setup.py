@@ -41,9 +41,11 @@ ELASTIC = ["elasticsearch>=8.19,<10"]  # of the cluster's own major version, or 
 ENERGY = ["codecarbon>=3.3.2,<3.4"]  # what it estimates is read from its internals
 SENTENCEPIECE = ["sentencepiece>=0.2,<0.3"]
 OPTIM = ["pytorch_optimizer>=4.1,<4.2"]  # its LAMB is subclassed and set through its internals
+CRF = ["pytorch-crf>=0.7.2,<0.8"]
+SEARCH = ["optuna>=4,<6"]
 ANALYSIS = ["matplotlib>=3.8,<4"]
 TEST = [
-    *(*STEM, *DEDUP, *RAY, *ELASTIC, *ENERGY, *SENTENCEPIECE, *OPTIM, *ANALYSIS),
+    *(*STEM, *DEDUP, *RAY, *ELASTIC, *ENERGY, *SENTENCEPIECE, *OPTIM, *CRF, *SEARCH, *ANALYSIS),
     *("pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "hypothesis>=6.100", "psutil>=5.9", "tensorboard>=2.17"),
 ]
 EXTRAS = {
@@ -55,6 +57,8 @@ EXTRAS = {
     "energy": ENERGY,
     "sentencepiece": SENTENCEPIECE,
     "optim": OPTIM,
+    "crf": CRF,
+    "search": SEARCH,
     "analysis": ANALYSIS,
     "test": TEST,
     "dev": [*TEST, "ruff>=0.12", "pre-commit>=4"],

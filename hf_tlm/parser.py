@@ -112,11 +112,8 @@ def parse(
         paths = config_files(args)
         actions = {action.dest: action for action in parser._actions if action.dest not in ("help", "config")}
         for key, value in (read_configs(paths, recipe) | dict(values or {})).items():
-            if key not in actions:
-                close = difflib.get_close_matches(key, actions, n=3)
-                hint = f" Did you mean {' or '.join(close)}?" if close else ""
-                place = "the values given" if values and key in values else ", ".join(map(str, paths))
-                raise ConfigError(f"Unknown key {key!r} in {place} for {recipe}.{hint}")
+            place = "the values given" if values and key in values else ", ".join(map(str, paths))
+            _check_known(key, actions, f"{place} for {recipe}")
             actions[key].default = _typed(key, value, actions[key])
             actions[key].required = False
     try:
@@ -159,8 +156,32 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefa
         return action.help if silent else super()._get_help_string(action)
 
 
+def typed_values(cls: type, values: Mapping[str, Sequence[Any]], where: str) -> dict[str, list[Any]]:
+    """Lists of values for fields of a dataclass, each value as the command line would make it ("1e-4" is a string to YAML).
+
+    Args:
+        where: what the values are of, for errors.
+
+    Raises:
+        ConfigError: a field that the dataclass lacks, or a value of the wrong type.
+    """
+    actions = {action.dest: action for action in _hf_argument_parser()(_full(cls))._actions if action.dest != "help"}
+    for key in values:
+        _check_known(key, actions, where)
+    return {key: [_typed(key, value, actions[key]) for value in listed] for key, listed in values.items()}
+
+
+def _check_known(key: str, actions: Mapping[str, argparse.Action], where: str) -> None:
+    if key not in actions:
+        close = difflib.get_close_matches(key, actions, n=3)
+        hint = f" Did you mean {' or '.join(close)}?" if close else ""
+        raise ConfigError(f"Unknown key {key!r} in {where}.{hint}")
+
+
 def _typed(key: str, value: Any, action) -> Any:
     """A YAML value as argparse would have made it from the command line ("1e-4" is a string to YAML)."""
+    if isinstance(value, dict):
+        value = json.dumps(value)
     if value is None or action.type is None:
         return value
     values = value if isinstance(value, list) else [value]

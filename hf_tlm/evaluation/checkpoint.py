@@ -36,7 +36,9 @@ def evaluate_checkpoint(
     Raises:
         ModelError: it cannot be loaded, or its classes are not the task's.
         HubError, TokenizerError: see `checkpoint_folder`, `load_tokenizer`.
+        TaskError: the task is of another kind than classification.
     """
+    task.check_kind("evaluate_checkpoint", "classification")
     folder = checkpoint_folder(model_name_or_path)
     tokenizer = load_tokenizer(model_name_or_path)
     with reading(f"a classifier from {model_name_or_path!r}"):

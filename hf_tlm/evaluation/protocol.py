@@ -47,8 +47,10 @@ def run_tlm(
 
     Raises:
         ProtocolError: the folder holds a run with other settings, or other files.
+        TaskError: the task is of another kind than classification.
         ArgumentsError, ModelError, TokenizerError: see `prepare`.
     """
+    task.check_kind("TLM", "classification")
     output_dir = Path(args.output_dir)
     details = {
         "task": task.name,

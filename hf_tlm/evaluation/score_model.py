@@ -38,7 +38,9 @@ def score_models(
     Raises:
         ArgumentsError: "scratch" among checkpoints, or arguments that a score model cannot honour.
         HubError, ModelError, TokenizerError, ProtocolError: see `TlmModel.from_checkpoint`, `load_tokenizer`, `run_tlm`.
+        TaskError: the task is of another kind than classification.
     """
+    task.check_kind("Selection by influence", "classification")
     if list(names) == [SCRATCH]:
         folder = train_score_model(task, subset, args, model_args)
         names, described = [str(folder)], _described(folder, args, model_args)

@@ -82,7 +82,9 @@ def select(
     Raises:
         InfluenceError: no size or several, or more than there are passages; an empty subset, or a selection; iss without a
             scorer, a validation split, or enough passages that can be scored; or see `hf_tlm.influence.score`.
+        TaskError: the task is of another kind than classification.
     """
+    task.check_kind("Selection by influence", "classification")
     check_selection(
         method,
         fraction=fraction,

@@ -102,7 +102,8 @@ def export_adapter(
 
     It holds `adapter_config.json`, `adapter_model.safetensors`, `config.json` (the classes) and the tokenizer, and
     `PeftModel.from_pretrained(AutoModelForSequenceClassification.from_pretrained(base, config=config), output_dir)`
-    gives the logits of `model` (of other tasks with their own Auto class). One without a head goes on the base as a masked LM instead.
+    gives the logits of `model`, of other tasks with their own Auto class. One without a head goes on the base as a masked
+    LM instead.
 
     Args:
         files: further text files to put in the folder, name -> content (the card, the results).

@@ -105,7 +105,9 @@ def retrieve(
             query shares a word with any passage; num_passages missing, or larger than the corpus, or given to BM25; the
             index in index_dir is of another corpus or damaged; no passage is left.
         CorpusError: the corpus is empty or cannot be read.
+        TaskError: the task is of a kind without texts of its own: neither classification nor regression.
     """
+    task.check_kind("Retrieval", "classification", "regression")
     settings = settings or Bm25Settings()
     top_k = default_top_k(len(task.train)) if top_k is None else top_k
     check_positive(top_k=top_k, max_query_terms=max_query_terms, num_threads=num_threads, query_batch_size=query_batch_size)

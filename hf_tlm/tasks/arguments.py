@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from hf_tlm.tasks.registry import TASKS
-from hf_tlm.tasks.spec import METRICS, Task
+from hf_tlm.tasks.spec import KINDS, METRICS, Task, TaskError
 
 
 @dataclass
@@ -15,38 +15,59 @@ class TaskArguments:
     task: str = field(
         metadata={
             "help": f"A registered task ({', '.join(TASKS)}), a Hub dataset id (@revision if wanted), or a folder "
-            "with train, validation and test files (parquet, jsonl or csv)."
+            "with train, validation and test files (parquet, jsonl, csv; SQuAD's json; CoNLL, CoNLL-U)."
         }
+    )
+    task_kind: str | None = field(
+        default=None,
+        metadata={
+            "help": f"One of {', '.join(KINDS)} (default: the registered task's, else what the columns tell).",
+            "choices": KINDS,
+        },
     )
     text_column: str | None = field(default=None, metadata={"help": "Column of the texts (default: text)."})
     text_pair_column: str | None = field(default=None, metadata={"help": "Column of the second texts of pairs."})
     label_column: str | None = field(default=None, metadata={"help": "Column of the labels (default: label)."})
+    columns: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "Columns of question answering (context question answers starts), multiple choice (context question "
+            "options label) and tagging (tokens tags), as role=column pairs: context=article options=choices. In CoNLL "
+            "files a column is a number: tokens=0 tags=-1."
+        },
+    )
     id_column: str | None = field(default=None, metadata={"help": "Column of ids (default: id, if there is one)."})
     metric: str | None = field(
         default=None,
-        metadata={"help": f"One of {', '.join(METRICS)} (default: the registered task's, else macro_f1)."},
+        metadata={"help": f"One of {', '.join(METRICS)} (default: the registered task's, else the usual one of its kind)."},
     )
     task_config: str | None = field(default=None, metadata={"help": "Configuration of a Hub dataset."})
     task_revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit of a Hub dataset."})
     drop_bad_rows: bool = field(
-        default=False, metadata={"help": "Leave out rows with null or blank texts, unknown labels or repeated ids."}
+        default=False,
+        metadata={"help": "Leave out rows with null or blank texts, unknown labels, misplaced answers or repeated ids."},
     )
 
     def load(self) -> Task:
         """Read the task.
 
         Raises:
-            TaskError: see `load_task`.
+            TaskError: `columns` are no pairs, or see `load_task`.
         """
         from hf_tlm.tasks.loading import load_task
 
-        columns = None
+        pairs = [pair.partition("=") for pair in self.columns or []]
+        if wrong := ["".join(pair) for pair in pairs if not all(pair)]:
+            raise TaskError(f"--columns takes role=column pairs, as in context=article; received {', '.join(wrong)}.")
+        texts = None
         if self.text_column is not None or self.text_pair_column is not None:
-            columns = tuple(c for c in (self.text_column or "text", self.text_pair_column) if c is not None)
+            texts = tuple(c for c in (self.text_column or "text", self.text_pair_column) if c is not None)
         return load_task(
             self.task,
-            text_columns=columns,
+            kind=self.task_kind,
+            text_columns=texts,
             label_column=self.label_column,
+            columns={role: column for role, _, column in pairs} or None,
             id_column=self.id_column,
             metric=self.metric,
             config_name=self.task_config,

@@ -52,7 +52,7 @@ class TaskError(HfTlmError):
 class TaskSpec:
     """Facts about a task; everything that is known of it before its data are read.
 
-    path: Hub dataset id, or local folder.
+    path: Hub dataset id, or local folder; empty for a registered task that is nowhere on the Hub.
     data_files: split -> file, for Hub repositories without a loading configuration.
     split_names: split -> its name at the source, where it has another than ours.
     text_columns: of classification and regression: one, or two for pairs of texts.
@@ -101,7 +101,10 @@ class TaskSpec:
         roles = ROLES[self.kind]
         if unknown := sorted(set(self.columns) - set(roles)):
             known = f"are {', '.join(roles)}" if roles else "have options of their own (--text_column, --label_column)"
-            raise TaskError(f"Task {self.name}: the columns of a {self.kind} task {known}; received {', '.join(unknown)}.")
+            raise TaskError(
+                f"Task {self.name}: the columns of a {self.kind} task {known}; received "
+                f"{', '.join(unknown)}. Another kind is chosen with --task_kind."
+            )
 
 
 @dataclass

@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 
-from hf_tlm.tasks import TaskArguments, TaskError, TaskSpec, load_task, loading, task_from_datasets
+from hf_tlm.tasks import TaskArguments, TaskError, TaskSpec, load_task, reading, task_from_datasets
 
 SPEC = TaskSpec(name="t", path="memory")
 
@@ -120,7 +120,7 @@ def test_registered_task_asks_the_hub_for_the_released_files(monkeypatch):
         asked.update(options, path=path, name=name)
         return DatasetDict({split: rows([0, 1], id=["3", "4"]) for split in ("train", "validation", "test")})
 
-    monkeypatch.setattr(loading, "load_dataset", hub)
+    monkeypatch.setattr(reading, "load_dataset", hub)
     task = load_task("acl_arc", revision="v1")
     assert asked["path"] == "yxchar/citation_intent-tlm"
     assert asked["revision"] == "v1"
@@ -136,7 +136,7 @@ def test_hub_id_with_revision_and_config(monkeypatch):
         asked.update(options, path=path, name=name)
         return DatasetDict({"train": rows([0, 1]), "dev": rows([1, 0])})
 
-    monkeypatch.setattr(loading, "load_dataset", hub)
+    monkeypatch.setattr(reading, "load_dataset", hub)
     task = load_task("someone/films@abc", config_name="small")
     assert (asked["path"], asked["name"], asked["revision"]) == ("someone/films", "small", "abc")
     assert (task.name, len(task.validation)) == ("films", 2)

@@ -9,7 +9,8 @@ if TYPE_CHECKING:
     from hf_tlm.evaluation.finetuning.finetune import FinetuneRun, finetune
     from hf_tlm.evaluation.finetuning.fraction import draw_fraction
     from hf_tlm.evaluation.finetuning.kinds import kind_module
-    from hf_tlm.evaluation.finetuning.options import CheckpointArguments, FinetuneOptions
+    from hf_tlm.evaluation.finetuning.options import CheckpointArguments, FinetuneOptions, PredictArguments
+    from hf_tlm.evaluation.finetuning.predict import predict
 
 __getattr__, __dir__, __all__ = export_lazily(
     __name__,
@@ -18,6 +19,7 @@ __getattr__, __dir__, __all__ = export_lazily(
         "finetune": ["FinetuneRun", "finetune"],
         "fraction": ["draw_fraction"],
         "kinds": ["kind_module"],
-        "options": ["CheckpointArguments", "FinetuneOptions"],
+        "options": ["CheckpointArguments", "FinetuneOptions", "PredictArguments"],
+        "predict": ["predict"],
     },
 )

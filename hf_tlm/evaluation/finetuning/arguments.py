@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import Any
 
 from hf_tlm.evaluation.finetuning.options import FinetuneOptions
 from hf_tlm.training.base_arguments import BaseArguments
 from hf_tlm.training.options import ArgumentsError
 
+# What predictions do not depend on, but for rounding: the machine's.
+MACHINE = ("per_device_eval_batch_size", "use_cpu", "bf16_full_eval", "fp16_full_eval", "dataloader_num_workers")
 POSITIVE = ("total_batch_size", "max_query_length", "max_answer_length", "n_best")
 
 
@@ -53,6 +56,10 @@ class FinetuneArguments(FinetuneOptions, BaseArguments):
         share = total_batch_size // (max(1, self.world_size) * max(1, self.n_gpu)) or 1
         fitting = max(size for size in range(1, min(per_device, share) + 1) if share % size == 0)
         return super()._accumulation(total_batch_size, fitting)
+
+    def for_predicting(self) -> dict[str, Any]:
+        """Further arguments of `predict` on the machine of this run."""
+        return {name: getattr(self, name) for name in MACHINE}
 
     def for_seed(self, output_dir: str | os.PathLike, seed: int, metric: str, label_names: list[str]) -> FinetuneArguments:
         """A copy for the Trainer of one seed.

@@ -22,15 +22,15 @@ PIPELINE = "text-classification"
 def encode(
     rows: Dataset, tokenizer: PreTrainedTokenizerBase, args: FinetuneArguments, label_names: Sequence[str]
 ) -> Dataset:
-    """One feature a row: `input_ids`, `token_type_ids` of pairs, `label` (a class's index, or a number), `example`."""
-    features = tokenize(rows, tokenizer, args.max_length, description="Tokenising")
+    """One feature a row: `input_ids`, `token_type_ids` where there are any, `label` (an index or a number), `example`."""
+    features = tokenize(rows, tokenizer, args.max_length, description="Tokenising", all_types=True)
     return features.add_column("example", np.arange(len(rows)))
 
 
 def collator(
     tokenizer: PreTrainedTokenizerBase, args: FinetuneArguments
 ) -> Callable[[list[dict[str, Any]]], dict[str, torch.Tensor]]:
-    """{"input_ids", "attention_mask": int64 [B, S], "token_type_ids" of pairs, "labels": int64 or float32 [B]}"""
+    """{"input_ids", "attention_mask": int64 [B, S], "token_type_ids", "labels": int64 or float32 [B]}"""
     pad = DataCollatorWithPadding(tokenizer)
     names = ("input_ids", "token_type_ids", "label")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
@@ -19,10 +20,10 @@ from hf_tlm.evaluation.finetuning.arguments import FinetuneArguments
 from hf_tlm.evaluation.finetuning.evaluation_set import EvaluationSet
 from hf_tlm.evaluation.finetuning.fraction import draw_fraction
 from hf_tlm.evaluation.finetuning.kinds import PEFT_TASK_TYPES, check_kind, kind_module, label_names
-from hf_tlm.evaluation.finetuning.loading import load_model, load_pretrained
+from hf_tlm.evaluation.finetuning.loading import load_finetuned, load_model, load_pretrained
 from hf_tlm.evaluation.finetuning.options import CheckpointArguments
 from hf_tlm.evaluation.finetuning.predictions import predictions_jsonl
-from hf_tlm.evaluation.finetuning.saved import SAVED_FILE, saved_settings
+from hf_tlm.evaluation.finetuning.saved import SAVED_FILE, read_saved, saved_settings
 from hf_tlm.evaluation.finetuning.trainer import FinetuneTrainer
 from hf_tlm.evaluation.records import command_line, environment
 from hf_tlm.evaluation.summary import SeededRun, summarise
@@ -41,7 +42,7 @@ class FinetuneRun(SeededRun):
     """What `finetune` returns and writes as `results.json`."""
 
 
-def finetune(task: Task, checkpoint: CheckpointArguments, args: FinetuneArguments) -> FinetuneRun:
+def finetune(task: Task, checkpoint: CheckpointArguments, args: FinetuneArguments, *, test: bool = True) -> FinetuneRun:
     """Fine-tune a pretrained encoder on a task, once per seed, in `args.output_dir`.
 
     The folder then holds the stock model of the seed best on validation (an adapter with `use_peft`), its tokenizer and
@@ -49,6 +50,9 @@ def finetune(task: Task, checkpoint: CheckpointArguments, args: FinetuneArgument
     and an interrupted one continues, when the same settings are run in the same folder again.
 
     The test split is scored once a seed, with the checkpoint that validation has chosen.
+
+    Args:
+        test: False leaves the test split alone, for runs that are yet to be chosen from. The same call with True scores it.
 
     Raises:
         ArgumentsError: options that the kind of task has no use for, or that do not go together.
@@ -67,12 +71,13 @@ def finetune(task: Task, checkpoint: CheckpointArguments, args: FinetuneArgument
         "model": asdict(checkpoint),
     }
     with args.main_process_first(desc="checking the output folder"):
+        pretrained = load_pretrained(task, checkpoint, args)
         check_hub(args, checkpoint if checkpoint.use_peft else None)
         fetch_run(args)
         claim(output_dir, details, ("task_fingerprint", "kind", "metric", "further_metrics"), args.process_index)
     details |= {"command": command_line(), "environment": environment()}
     with CheckpointPushes(output_dir, args) as pushes:
-        run = _Run(task, checkpoint, args, details, pushes)
+        run = _Run(task, checkpoint, args, details, *pretrained, pushes, test)
         records = [run.seed(seed, output_dir / f"seed-{seed}") for seed in args.run_seeds]
     result = FinetuneRun(records, summarise(records), details, output_dir)
     if args.process_index == 0:
@@ -94,36 +99,37 @@ def _check(task: Task, checkpoint: CheckpointArguments, args: FinetuneArguments)
 
 @dataclass
 class _Run:
-    """What the seeds of a run have in common; made when it is first needed, which for finished seeds is never."""
+    """What the seeds of a run have in common."""
 
     task: Task
     checkpoint: CheckpointArguments
     args: FinetuneArguments
     details: Mapping[str, Any]
+    config: PreTrainedConfig
+    tokenizer: PreTrainedTokenizerBase
     pushes: CheckpointPushes
-
-    @cached_property
-    def pretrained(self) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
-        return load_pretrained(self.task, self.checkpoint, self.args)
+    test: bool
 
     @cached_property
     def held_out(self) -> dict[str, EvaluationSet]:
-        """Validation, and test where there is one."""
-        return {split: self._encoded(split) for split in ("validation", "test") if split in self.task.splits}
-
-    def _encoded(self, split: str) -> EvaluationSet:
-        with self.args.main_process_first(desc=f"tokenising {split}"):
-            names = self.task.label_names
-            return EvaluationSet(
-                kind_module(self.task.spec.kind), self.task.splits[split], self.pretrained[1], self.args, names
-            )
+        """Validation, and test where there is one and it is asked for. Finished seeds need neither."""
+        splits = ("validation", "test") if self.test else ("validation",)
+        kind, names = kind_module(self.task.spec.kind), self.task.label_names
+        with self.args.main_process_first(desc="tokenising"):
+            return {
+                split: EvaluationSet(kind, self.task.splits[split], self.tokenizer, self.args, names)
+                for split in splits
+                if split in self.task.splits
+            }
 
     def seed(self, seed: int, folder: Path) -> dict[str, Any]:
         """Training, evaluation, predictions and export of one seed; loaded where it is finished."""
         if (folder / RESULTS_FILE).is_file():
-            return json.loads((folder / RESULTS_FILE).read_text(encoding="utf-8"))
+            record = json.loads((folder / RESULTS_FILE).read_text(encoding="utf-8"))
+            untested = self.test and self.task.test is not None and "test" not in record
+            return self._tested(record, folder) if untested else record
         task, args = self.task, self.args
-        kind, (config, tokenizer) = kind_module(task.spec.kind), self.pretrained
+        kind, config, tokenizer = kind_module(task.spec.kind), self.config, self.tokenizer
         chosen = draw_fraction(task.train, args.train_fraction, seed, task.spec.kind)
         with args.main_process_first(desc="tokenising train"):
             rows = task.train if len(chosen) == len(task.train) else task.train.select(chosen)
@@ -142,6 +148,7 @@ class _Run:
             callbacks=[self.pushes],
         )
         trainer.train(resume_from_checkpoint=True)
+        trainer.compute_metrics = None  # It is of validation, and `predict` would apply it to test.
         record: dict[str, Any] = {
             "seed": seed,
             "model_type": config.model_type,
@@ -157,11 +164,7 @@ class _Run:
             outputs = held_out.outputs(trainer)
             if split == "validation":
                 args = held_out.settled(task, outputs, model, args)
-            predictions = held_out.decode(outputs, model, args)
-            record[split] = kind.score(task, predictions, held_out.rows)
-            if (tables := getattr(kind, "tables", None)) is not None:
-                record["tables"][split] = tables(task, predictions, held_out.rows)
-            written[split] = predictions_jsonl(task.spec.kind, task.label_names, held_out.rows, predictions)
+            written[split] = self._score(split, held_out.decode(outputs, model, args), record)
         trained = trained_model(trainer)
         if trainer.is_world_process_zero():
             for split, text in written.items():
@@ -177,6 +180,38 @@ class _Run:
             atomic_write(folder / RESULTS_FILE, json.dumps(record, indent=2) + "\n")
             for left in folder.glob("checkpoint-*"):
                 shutil.rmtree(left, ignore_errors=True)
+        trainer.accelerator.wait_for_everyone()
+        return record
+
+    def _score(self, split: str, predictions: list[dict[str, Any]], record: dict[str, Any]) -> str:
+        """Add a split's scores and tables to the record of a seed; returns the predictions as JSON lines."""
+        task, rows = self.task, self.held_out[split].rows
+        kind = kind_module(task.spec.kind)
+        record[split] = kind.score(task, predictions, rows)
+        if (tables := getattr(kind, "tables", None)) is not None:
+            record["tables"][split] = tables(task, predictions, rows)
+        return predictions_jsonl(task.spec.kind, task.label_names, rows, predictions)
+
+    def _tested(self, record: dict[str, Any], folder: Path) -> dict[str, Any]:
+        """The record of a finished seed that was not to see the test split, with its scores."""
+        model_folder, kind, test = folder / "model", self.task.spec.kind, self.held_out["test"]
+        args = copy.copy(self.args)
+        for name, value in read_saved(model_folder)[2].items():
+            setattr(args, name, value)  # Some was settled on validation.
+        model = load_finetuned(model_folder, kind, args, self.checkpoint.trust_remote_code)
+        trainer = FinetuneTrainer(
+            model,
+            args.for_seed(folder, record["seed"], self.task.metric, label_names(kind)),
+            data_collator=kind_module(kind).collator(self.tokenizer, args),
+            processing_class=self.tokenizer,
+            eval_dataset=test.by_length,
+        )
+        text = self._score("test", test.decode(test.outputs(trainer), model, args), record)
+        if trainer.is_world_process_zero():
+            atomic_write(folder / "predictions" / "test.jsonl", text)
+            card = finetuned_card({**self.details, "summary": {}, "seeds": [record]}, record["seed"])
+            atomic_write(model_folder / "README.md", card)
+            atomic_write(folder / RESULTS_FILE, json.dumps(record, indent=2) + "\n")
         trainer.accelerator.wait_for_everyone()
         return record
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
-from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import transformers
+from peft import PeftConfig, PeftModel
 from torch import nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -21,6 +21,7 @@ from hf_tlm.models.adapters import POOLER
 from hf_tlm.models.dropout import use_fast_dropout
 from hf_tlm.models.loading import hub_options, reading
 from hf_tlm.tasks import Task
+from hf_tlm.training.stages import ADAPTER_FILE
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +51,7 @@ def load_pretrained(
             f"The tokenizer {checkpoint.tokenizer_source['name_or_path']} has {len(tokenizer):,} tokens, and "
             f"{checkpoint.model_name_or_path} knows {config.vocab_size:,}. Give the checkpoint's own, or none."
         )
+    _set_token_types(tokenizer, config)
     tokenizer.model_max_length = args.max_length
     return config, tokenizer
 
@@ -89,6 +91,40 @@ def load_model(
     if checkpoint.use_peft:
         model = add_lora(model, checkpoint, name, checkpoint.model_revision)
     return model
+
+
+def load_finetuned(folder: Path, kind: str, args: FinetuneArguments, trust_remote_code: bool = False) -> nn.Module:
+    """The model that fine-tuning wrote to a folder; an adapter is merged into its base.
+
+    Raises:
+        ModelError: it, or the base of an adapter, cannot be loaded.
+    """
+    module, options = kind_module(kind), {"trust_remote_code": trust_remote_code}
+    auto_class = getattr(transformers, module.AUTO_CLASS)
+    with reading(f"the model in {folder}"):
+        if (folder / ADAPTER_FILE).is_file():
+            config = AutoConfig.from_pretrained(folder, **options)
+            name = PeftConfig.from_pretrained(folder).base_model_name_or_path
+            base = auto_class.from_pretrained(
+                checkpoint_folder(name, **options), config=config, ignore_mismatched_sizes=True, **options
+            )
+            model = PeftModel.from_pretrained(base, folder).merge_and_unload()
+        else:
+            model = auto_class.from_pretrained(folder, **options)
+    restore = getattr(module, "restore", None)
+    return model if restore is None else restore(model, folder, args)
+
+
+def _set_token_types(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig) -> None:
+    """Token types where the body has embeddings of two or more, and none where it has not, for good: tokenizers do not know
+    bodies. Those of ALBERT and XLNet leave the types out (in transformers 5), and a trained WordPiece has them for all."""
+    names = [name for name in tokenizer.model_input_names if name != "token_type_ids"]
+    if config.model_type == "xlnet" or getattr(config, "type_vocab_size", 0) > 1:
+        names.append("token_type_ids")
+    elif config.model_type not in FAMILIES:
+        return
+    # The second is what `save_pretrained` writes.
+    tokenizer.model_input_names = tokenizer.init_kwargs["model_input_names"] = names
 
 
 def _folder(checkpoint: CheckpointArguments) -> str:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from hf_tlm.hub.checkpoint import split_revision
 from hf_tlm.models.lora_arguments import LoraArguments
 from hf_tlm.training.hub_options import HubOptions
+from hf_tlm.training.options import ArgumentsError
 
 
 @dataclass
@@ -139,3 +140,32 @@ class FinetuneOptions(HubOptions):
     crf: bool = field(
         default=False, metadata={"help": "Tagging: a linear-chain CRF over the tags of a sentence (extra [crf])."}
     )
+
+
+@dataclass
+class PredictArguments:
+    """Predictions for unlabelled data."""
+
+    predict: str | None = field(
+        default=None,
+        metadata={
+            "help": "File, or Hub dataset, to predict on with the finished model; it has the columns of the task, and "
+            "needs no labels."
+        },
+    )
+    predict_output: str | None = field(
+        default=None, metadata={"help": "Where predictions go. Default: a file in output_dir."}
+    )
+    predict_format: str = field(
+        default="jsonl",
+        metadata={
+            "help": "jsonl: a line a row, with probabilities. glue: a file for GLUE's leaderboard; predict_output is its "
+            "folder. squad: a JSON object, id -> answer.",
+            "choices": ["jsonl", "glue", "squad"],
+        },
+    )
+
+    def __post_init__(self):
+        for name in ("predict_output", "predict_format"):
+            if self.predict is None and getattr(self, name) != getattr(PredictArguments, name):
+                raise ArgumentsError(f"{name} {getattr(self, name)} has no effect without predict. Give --predict a file.")

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import csv
-import io
+import contextlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
 
 from datasets import Dataset
 
+from hf_tlm.files import atomic_file
+from hf_tlm.tasks import TASKS, TaskSpec
 from hf_tlm.training import ArgumentsError
 
 FORMATS = ("jsonl", "glue", "squad")
-# What the leaderboard calls a registered task's file, and, where it has classes of its own, theirs.
+# What the leaderboard calls a registered task's file.
 GLUE_FILES = {
     "cola": "CoLA.tsv",
     "sst2": "SST-2.tsv",
@@ -24,12 +26,6 @@ GLUE_FILES = {
     "mnli_mm": "MNLI-mm.tsv",
     "qnli": "QNLI.tsv",
     "rte": "RTE.tsv",
-}
-GLUE_NAMED = {
-    "mnli": ("entailment", "neutral", "contradiction"),
-    "mnli_mm": ("entailment", "neutral", "contradiction"),
-    "qnli": ("entailment", "not_entailment"),
-    "rte": ("entailment", "not_entailment"),
 }
 
 
@@ -66,33 +62,82 @@ def glue_task(name: str) -> str:
     return short
 
 
-def glue_rows(task: str, predictions: Iterable[Mapping[str, Any]], first: int = 0) -> str:
-    """Lines `index<TAB>prediction` as the leaderboard takes them: class names for MNLI, QNLI, RTE, numbers for the others,
-    for STS-B within 0 to 5.
+def glue_value(task: str, prediction: Any) -> Any:
+    """A prediction as the leaderboard takes it: class names for MNLI, QNLI and RTE, numbers for the others, for STS-B within
+    0 to 5.
 
     Args:
         task: from `glue_task`.
-        first: the index of the first prediction.
+        prediction: the name of a class; where the data only number them, its number in GLUE's order.
     """
-    out = io.StringIO()
-    writer = csv.writer(out, delimiter="\t", lineterminator="\n")
-    for index, found in enumerate(predictions, first):
-        value = found["prediction"]
-        if task == "stsb":
-            value = f"{min(max(float(value), 0.0), 5.0):.3f}"
-        elif task in GLUE_NAMED and str(value).isdecimal():
-            # Without names at its source a class is its number, in GLUE's order.
-            value = GLUE_NAMED[task][int(value)]
-        elif task not in GLUE_NAMED and not str(value).isdecimal():
-            value = _GLUE_NUMBERS[task][value]
-        writer.writerow([index, value])
-    return out.getvalue()
+    if task == "stsb":
+        return f"{min(max(float(prediction), 0.0), 5.0):.3f}"
+    names = TASKS[task].classes
+    if task in ("mnli", "mnli_mm", "qnli", "rte"):
+        return names[int(prediction)] if str(prediction).isdecimal() else prediction
+    return prediction if str(prediction).isdecimal() else names.index(prediction)
 
 
-# GLUE's own names of the classes whose numbers the leaderboard takes.
-_GLUE_NUMBERS = {
-    "cola": {"unacceptable": 0, "acceptable": 1},
-    "sst2": {"negative": 0, "positive": 1},
-    "mrpc": {"not_equivalent": 0, "equivalent": 1},
-    "qqp": {"not_duplicate": 0, "duplicate": 1},
-}
+class PredictionFile(contextlib.ExitStack):
+    """Predictions, written a chunk at a time to a file that appears whole, at the end of the context, or not at all.
+
+    Args:
+        path: the file; a folder for `glue`.
+        predict_format: see `hf_tlm.evaluation.finetuning.predict`.
+
+    Raises:
+        ArgumentsError: the format is unknown or does not go with the task.
+    """
+
+    def __init__(self, path: Path, predict_format: str, spec: TaskSpec):
+        super().__init__()
+        if predict_format not in FORMATS:
+            raise ArgumentsError(f"predict_format must be one of {', '.join(FORMATS)}; received {predict_format!r}.")
+        if predict_format == "squad" and spec.kind != "question_answering":
+            raise ArgumentsError(f"predict_format squad is for question answering; {spec.name} is a {spec.kind} task.")
+        self.task = glue_task(spec.name) if predict_format == "glue" else None
+        self.path = path / GLUE_FILES[self.task] if self.task else path
+        self.spec, self.format, self.written = spec, predict_format, 0
+
+    def __enter__(self) -> PredictionFile:
+        super().__enter__()
+        self._stream = self.enter_context(atomic_file(self.path))
+        if self.task:
+            self._write("index\tprediction\n")
+        if self.format == "squad":
+            odds = self.path.with_name(f"{self.path.stem}_null_odds.json")
+            self._objects = [
+                self.enter_context(_json_object(stream)) for stream in (self._stream, self.enter_context(atomic_file(odds)))
+            ]
+        return self
+
+    def add(self, rows: Dataset, predictions: Sequence[Mapping[str, Any]]) -> None:
+        """The next rows."""
+        if self.task:
+            lines = (f"{self.written + i}\t{glue_value(self.task, p['prediction'])}\n" for i, p in enumerate(predictions))
+            self._write("".join(lines))
+        elif self.format == "squad":
+            answers, odds = self._objects
+            for identifier, found in zip(rows["id"], predictions, strict=True):
+                answers(identifier, found["prediction"])
+                odds(identifier, found.get("null_odds", 0.0))
+        else:
+            self._write(predictions_jsonl(self.spec.kind, (), rows, predictions))
+        self.written += len(predictions)
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text.encode("utf-8"))
+
+
+@contextlib.contextmanager
+def _json_object(stream: BinaryIO) -> Iterator[Callable[[str, Any], None]]:
+    """What writes the next entry of a JSON object."""
+    before = "{"
+
+    def add(name: str, value: Any) -> None:
+        nonlocal before
+        stream.write(f"{before}{json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}".encode())
+        before = ",\n"
+
+    yield add
+    stream.write(b"}\n" if before != "{" else b"{}\n")

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import cached_property
 
 import numpy as np
-import torch
 from datasets import Dataset
 from torch import nn
 from torch.utils.data import DataLoader, SequentialSampler

@@ -10,11 +10,12 @@ import contextlib
 import logging
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from filelock import BaseFileLock, FileLock, Timeout
+from filelock import FileLock, Timeout
 
 from hf_tlm.files import HfTlmError
 
@@ -97,9 +98,17 @@ def work_through(
         raise PointsError(failures, len(points))
 
 
+def once(folder: Path, done: Callable[[], bool], run: Callable[[], None]) -> None:
+    """One point, see `work_through`: a process runs it, and the others wait for it. What fails is raised as it is."""
+    try:
+        work_through([folder], lambda folder: folder, lambda _: done(), lambda _: run())
+    except PointsError as error:
+        raise error.failures[folder] from None
+
+
 def _take_one(
     left: list[int], folder: Callable[[int], Path], done: Callable[[int], bool]
-) -> tuple[int | None, BaseFileLock | None]:
+) -> tuple[int | None, AbstractContextManager | None]:
     """The first point that nobody works on, with its lock held. One that was finished just now leaves `left`."""
     for index in list(left):
         lock = try_lock(folder(index))
@@ -107,15 +116,29 @@ def _take_one(
             continue
         if not done(index):
             return index, lock
-        # Whoever locks this file after its removal looks first whether the point is done.
-        _lock_file(folder(index)).unlink(missing_ok=True)
-        lock.release()
+        with lock:
+            # Whoever locks this file after its removal looks first whether the point is done.
+            _lock_file(folder(index)).unlink(missing_ok=True)
         left.remove(index)
     return None, None
 
 
-def try_lock(folder: Path) -> BaseFileLock | None:
-    """The lock of a folder, held; None if another process holds it.
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder, after those who had it before.
+
+    Raises:
+        HfTlmError: see `try_lock`.
+    """
+    while (lock := try_lock(folder)) is None:
+        time.sleep(POLL_SECONDS / 10)
+    with lock:
+        yield
+        _lock_file(folder).unlink(missing_ok=True)
+
+
+def try_lock(folder: Path) -> AbstractContextManager | None:
+    """The lock of a folder, held until the end of a `with` block; None if another process holds it.
 
     Raises:
         HfTlmError: the lock cannot be made there.
@@ -123,12 +146,10 @@ def try_lock(folder: Path) -> BaseFileLock | None:
     path = _lock_file(folder)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(path)
-        lock.acquire(timeout=0)
-        return lock
+        return FileLock(path).acquire(timeout=0)
     except Timeout:
         return None
-    except (OSError, NotImplementedError) as error:
+    except (OSError, RuntimeError) as error:  # The latter where the system has no locks.
         raise HfTlmError(
             f"Cannot lock {path}: {error}. Choose an output folder that can be written, on a file system with locks."
         ) from error

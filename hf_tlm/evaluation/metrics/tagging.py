@@ -8,6 +8,7 @@ import datasets
 
 from hf_tlm.evaluation.metrics.base import TaskMetric, undefined
 from hf_tlm.files import HfTlmError
+from hf_tlm.tasks.tagging import is_iob2
 
 Tags = Sequence[str | None]  # Of one sentence.
 UNKNOWN = "I-\0"  # In a reference: a span of a type that nothing predicts.
@@ -25,6 +26,11 @@ class _TaggingMetric(TaskMetric):
 
     inputs = "predictions: lists of tags [N], a tag a word. references: the same."
     feature = datasets.List(datasets.Value("string"))
+
+    def add_batch(self, *, predictions=None, references=None, **kwargs):
+        """As the base class's, which takes no None where a string may be."""
+        sides = ([[tag or "" for tag in tags] for tags in side or []] for side in (predictions, references))
+        super().add_batch(**dict(zip(("predictions", "references"), sides, strict=True)), **kwargs)
 
     def _compute(self, predictions, references):
         for sentence, (predicted, truth) in enumerate(zip(predictions, references, strict=True)):
@@ -102,8 +108,3 @@ def spans(tags: Sequence[str]) -> Iterator[tuple[int, int, str]]:
             of = None
         if kind is not None and of is None:
             start, of = word, kind
-
-
-def is_iob2(tag: str) -> bool:
-    """Whether a tag is O, B-type or I-type."""
-    return tag == "O" or tag[:2] in ("B-", "I-") and len(tag) > 2

@@ -1,0 +1,97 @@
+"""Predictions of a fine-tuned model for unlabelled data, chunk by chunk."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import datasets
+from tqdm.auto import tqdm
+
+from hf_tlm.data import load_tokenizer
+from hf_tlm.evaluation.finetuning.arguments import FinetuneArguments
+from hf_tlm.evaluation.finetuning.evaluation_set import EvaluationSet
+from hf_tlm.evaluation.finetuning.kinds import kind_module
+from hf_tlm.evaluation.finetuning.loading import load_finetuned
+from hf_tlm.evaluation.finetuning.predictions import PredictionFile
+from hf_tlm.evaluation.finetuning.saved import read_saved
+from hf_tlm.evaluation.finetuning.trainer import FinetuneTrainer
+from hf_tlm.hub.checkpoint import checkpoint_folder, split_revision
+from hf_tlm.tasks import unlabelled
+
+DEFAULT_FILES = {"jsonl": "predictions.jsonl", "glue": "glue", "squad": "predictions.json"}
+
+
+def predict(
+    model_name_or_path: str,
+    data: str,
+    output: str | Path | None = None,
+    *,
+    predict_format: str = "jsonl",
+    drop_bad_rows: bool = False,
+    trust_remote_code: bool = False,
+    **options: Any,
+) -> Path:
+    """Write what a fine-tuned model says of every row of a file.
+
+    Rows are read, tokenised, predicted and written 10,000 at a time, so that the file may be of any size; what is written
+    appears whole or not at all. With several processes each predicts a share of a chunk, and all must call this.
+
+    Args:
+        model_name_or_path: folder of a `finetune` run, or one on the Hub, with `@revision` if wanted.
+        data: file, or Hub dataset, in the columns of the task, whose labels are not read; see `hf_tlm.tasks.unlabelled`,
+            also for `drop_bad_rows`.
+        output: a file, for `glue` a folder. Default: one beside the model (`DEFAULT_FILES`).
+        predict_format: jsonl: a line a row, with `id`, `prediction` and probabilities. glue: a file for GLUE's leaderboard,
+            under the name that it has there. squad: a JSON object, id -> answer, and another in `<name>_null_odds.json`,
+            id -> how much the score of no answer is above that of the best one.
+        options: further `FinetuneArguments`, such as `per_device_eval_batch_size`, `use_cpu`, `bf16`.
+
+    Returns:
+        The file.
+
+    Raises:
+        ModelError: it holds no fine-tuned model.
+        ArgumentsError: the format is unknown or does not go with the task.
+        TaskError: see `unlabelled`.
+    """
+    name, revision = split_revision(model_name_or_path)
+    folder = Path(checkpoint_folder(name, revision, trust_remote_code=trust_remote_code))
+    spec, label_names, saved = read_saved(folder)
+    path = Path(output) if output is not None else Path(name) / DEFAULT_FILES.get(predict_format, "")
+    file = PredictionFile(path, predict_format, spec)
+    kind = kind_module(spec.kind)
+    with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as stack:
+        quiet = {"report_to": "none", "disable_tqdm": True, "select_by": "last", "eval_strategy": "no"}
+        args = FinetuneArguments(output_dir=scratch, **quiet, **saved, **options)
+        tokenizer = load_tokenizer(str(folder), trust_remote_code=trust_remote_code, masking=False)
+        model = load_finetuned(folder, spec.kind, args, trust_remote_code)
+        trainer = FinetuneTrainer(model, args, data_collator=kind.collator(tokenizer, args), processing_class=tokenizer)
+        main = args.process_index == 0
+        stack.enter_context(_without_bars_of_chunks())
+        if main:
+            stack.enter_context(file)
+        bar = stack.enter_context(tqdm(desc="Predicting", unit=" rows", disable=not main))
+        for rows in unlabelled(data, spec, drop_bad_rows=drop_bad_rows):
+            chunk = EvaluationSet(kind, rows, tokenizer, args, label_names)
+            predictions = chunk.decode(chunk.outputs(trainer), model, args)
+            if main:
+                file.add(rows, predictions)
+            bar.update(len(rows))
+    trainer.accelerator.wait_for_everyone()
+    return file.path
+
+
+@contextlib.contextmanager
+def _without_bars_of_chunks() -> Iterator[None]:
+    """One bar is enough."""
+    shown = datasets.is_progress_bar_enabled()
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if shown:
+            datasets.enable_progress_bars()

@@ -1,0 +1,94 @@
+"""Multiple choice: a passage, a question, and options one of which is right (RACE)."""
+
+from __future__ import annotations
+
+import string
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from datasets import ClassLabel, Dataset, Features, List, Value
+
+from hf_tlm.tasks.rows import Bad, check_text, column_of, columns_of
+from hf_tlm.tasks.spec import TaskError, TaskSpec
+
+
+def label_names(spec: TaskSpec, train: Dataset) -> tuple[str, ...]:
+    """A, B, ...: as many letters as most training rows have options."""
+    (options,) = columns_of(spec, "train", train, "options")
+    counts = Counter(len(row) for row in options if isinstance(row, list))
+    number = counts.most_common(1)[0][0] if counts else 0
+    if not 2 <= number <= len(string.ascii_uppercase):
+        raise TaskError(
+            f"Task {spec.name}: a multiple-choice task needs 2 to 26 options a question, as a list of strings; most "
+            f"training rows have {number}."
+        )
+    return tuple(string.ascii_uppercase[:number])
+
+
+def features(spec: TaskSpec, labelled: bool) -> Features:
+    texts = {name: Value("string") for name in ("id", "context", "question")}
+    return Features(texts | {"options": List(Value("string"))} | ({"label": Value("int64")} if labelled else {}))
+
+
+def unlabelled(spec: TaskSpec, rows: Dataset) -> bool:
+    """Whether no row has a label."""
+    column = column_of(spec, "label", rows)
+    return column in rows.column_names and all(label in (None, -1, "") for label in rows[column][:])
+
+
+def read(spec: TaskSpec, split: str, rows: Dataset, names: tuple[str, ...], labelled: bool) -> Iterator[tuple | Bad]:
+    """Passage, question and options of each row, and the right one's index if `labelled`; or what is wrong with it.
+
+    A label is a letter or an index from 0. With `names` every row must have as many options.
+    """
+    contexts, questions, options = columns_of(spec, split, rows, "context", "question", "options")
+    labels = [0] * len(rows)
+    if labelled:
+        (labels,) = columns_of(spec, split, rows, "label")
+        feature = rows.features[column_of(spec, "label", rows)]
+        if isinstance(feature, ClassLabel):
+            labels = [None if label is None or label < 0 else feature.names[label] for label in labels]
+    for context, question, row_options, label in zip(contexts, questions, options, labels, strict=True):
+        problem = check_text("context", context) or check_text("question", question)
+        problem = problem or check_text("option", *(row_options or [None] if isinstance(row_options, list) else [None]))
+        if not problem and names and len(row_options) != len(names):
+            problem = Bad(f"another number of options than {len(names)}", f"{len(row_options)} options")
+        if problem or not labelled:
+            yield problem or _row(context, question, row_options)
+        elif label in (None, -1, ""):
+            yield Bad("no label")
+        else:
+            right = names.index(label) if label in names else label
+            if isinstance(right, int) and 0 <= right < len(names):
+                yield (*_row(context, question, row_options), right)
+            else:
+                yield Bad("a label that is no option", f"label {label!r}, options {', '.join(names)}")
+
+
+def _row(context: Any, question: Any, options: list[Any]) -> tuple[str, str, list[str]]:
+    return str(context), str(question), list(map(str, options))  # Numbers are options too.
+
+
+def numbered(spec: TaskSpec, rows: Dataset, ids: list[str | None]) -> list[str | None]:
+    """Ids of questions: RACE gives the questions of a passage the passage's id, to which their number from 0 is added."""
+    (contexts,) = columns_of(spec, "ids", rows, "context")
+    passages: dict[str | None, set[str]] = {}
+    for identifier, context in zip(ids, contexts, strict=True):
+        passages.setdefault(identifier, set()).add(context)
+    times, number, found = Counter(ids), Counter(), []
+    for identifier in ids:
+        of_passage = identifier is not None and times[identifier] > 1 and len(passages[identifier]) == 1
+        found.append(f"{identifier}:{number[identifier]}" if of_passage else identifier)
+        number[identifier] += 1
+    return found
+
+
+def report(spec: TaskSpec, rows: Dataset, names: tuple[str, ...]) -> dict[str, Any]:
+    return {"labels": dict(sorted(Counter(names[label] for label in rows["label"][:]).items()))}
+
+
+def content(rows: Dataset) -> list[tuple]:
+    """What makes two rows the same question."""
+    options = (tuple(row) for row in rows["options"][:])
+    return list(zip(rows["context"][:], rows["question"][:], options, strict=True))

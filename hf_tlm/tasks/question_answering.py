@@ -1,0 +1,97 @@
+"""Extractive question answering: an answer is a piece of the context, or there is none (SQuAD 1.1 and 2.0)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from datasets import Dataset, Features, List, Value
+
+from hf_tlm.tasks.rows import Bad, check_text, column_of, columns_of
+from hf_tlm.tasks.spec import TaskSpec
+
+
+def label_names(spec: TaskSpec, train: Dataset) -> tuple[str, ...]:
+    return ()
+
+
+def features(spec: TaskSpec, labelled: bool) -> Features:
+    texts = {name: Value("string") for name in ("id", "context", "question")}
+    return Features(texts | ({"answers": List(Value("string")), "starts": List(Value("int64"))} if labelled else {}))
+
+
+def unlabelled(spec: TaskSpec, rows: Dataset) -> bool:
+    """Whether no row has an answer: a split of which all questions are unanswerable is one without answers."""
+    column = column_of(spec, "answers", rows)
+    return column in rows.column_names and not any(_answers(given, 0)[0] for given in rows[column][:])
+
+
+def read(spec: TaskSpec, split: str, rows: Dataset, names: tuple[str, ...], labelled: bool) -> Iterator[tuple | Bad]:
+    """Context and question of each row, its answers and their offsets if `labelled`; or what is wrong with it.
+
+    Answers are `{"text": [...], "answer_start": [...]}` or `[{"text": ..., "answer_start": ...}, ...]` in one column, or
+    texts and offsets in two, where a null or blank text means that the question is unanswerable.
+    """
+    contexts, questions = columns_of(spec, split, rows, "context", "question")
+    answers, starts = [None] * len(rows), [None] * len(rows)
+    if labelled:
+        (answers,) = columns_of(spec, split, rows, "answers")
+        nested = any(_is_nested(given) for given in answers)
+        if not nested:
+            (starts,) = columns_of(spec, split, rows, "starts")
+    for context, question, given, start in zip(contexts, questions, answers, starts, strict=True):
+        if problem := check_text("context", context) or check_text("question", question):
+            yield problem
+        elif not labelled:
+            yield (str(context), str(question))
+        elif given is None and nested:
+            yield Bad("no answers")
+        else:
+            texts, offsets = _answers(given, start)
+            problem = _check(str(context), texts, offsets)
+            yield problem or (str(context), str(question), texts, [int(offset) for offset in offsets])
+
+
+def _is_nested(given: Any) -> bool:
+    return isinstance(given, dict) or isinstance(given, list) and bool(given) and isinstance(given[0], dict)
+
+
+def _answers(given: Any, start: Any) -> tuple[list[Any], list[Any]]:
+    """Texts and offsets; both empty for an unanswerable question."""
+    if isinstance(given, dict):
+        return _listed(given.get("text")), _listed(given.get("answer_start"))
+    if _is_nested(given):
+        return [answer.get("text") for answer in given], [answer.get("answer_start") for answer in given]
+    if isinstance(given, list):
+        return list(map(str, given)), _listed(start)
+    return ([], []) if given is None or not str(given).strip() else ([str(given)], [start])
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
+def _check(context: str, texts: list[Any], starts: list[Any]) -> Bad | None:
+    if len(texts) != len(starts):
+        return Bad("different numbers of answers and offsets", f"{len(texts)} answers, {len(starts)} offsets")
+    for text, start in zip(texts, starts, strict=True):
+        if problem := check_text("answer", text):
+            return problem
+        if not isinstance(start, (int, float)):
+            return Bad("an answer without an offset", f"answer {text!r}, offset {start!r}")
+        found = context[int(start) : int(start) + len(text)] if start >= 0 else ""
+        if found != text:
+            return Bad(
+                "an answer that is not at its offset",
+                f"answer {text!r}, but from character {start:.0f} on the context has {found!r}",
+            )
+    return None
+
+
+def report(spec: TaskSpec, rows: Dataset, names: tuple[str, ...]) -> dict[str, Any]:
+    return {"unanswerable": sum(not texts for texts in rows["answers"][:])}
+
+
+def content(rows: Dataset) -> list[tuple[str, str]]:
+    """What makes two rows the same question."""
+    return list(zip(rows["context"][:], rows["question"][:], strict=True))

@@ -1,0 +1,116 @@
+"""Rows of a source into the columns of a task; rows that cannot be used are found, named, and counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from datasets import Dataset, Features
+
+from hf_tlm.tasks.spec import ROLES, TaskError, TaskSpec
+
+
+class Bad(NamedTuple):
+    """Why a row cannot be used, and what is particular about this one."""
+
+    kind: str
+    detail: str = ""
+
+
+def check_text(what: str, *values: Any) -> Bad | None:
+    """What is wrong with texts of a row; None if nothing is."""
+    if any(value is None for value in values):
+        return Bad(f"null {what}")
+    return Bad(f"blank {what}") if any(not str(value).strip() for value in values) else None
+
+
+def column_of(spec: TaskSpec, role: str, rows: Dataset) -> str | None:
+    """The column that has this role: the one given, or the first of its usual names that is there; None without one."""
+    if role in spec.columns:
+        return spec.columns[role]
+    return next((name for name in ROLES[spec.kind][role] if name in rows.column_names), None)
+
+
+def columns_of(spec: TaskSpec, split: str, rows: Dataset, *roles: str) -> list[list[Any]]:
+    """The values of the columns with these roles, one list a role.
+
+    Raises:
+        TaskError: a column is missing.
+    """
+    names = [column_of(spec, role, rows) or ROLES[spec.kind][role][0] for role in roles]
+    if absent := [name for name in names if name not in rows.column_names]:
+        advice = f"Say which column is which with --columns, for instance --columns {roles[0]}=name; the roles are "
+        advice += f"{', '.join(ROLES[spec.kind])}. If this is no {spec.kind} task, choose with --task_kind."
+        raise missing(spec, split, absent, rows, advice)
+    return [rows[name][:] for name in names]
+
+
+def missing(spec: TaskSpec, split: str, absent: list[str], rows: Dataset, advice: str) -> TaskError:
+    """The error for columns that a source lacks."""
+    return TaskError(
+        f"Task {spec.name}, {split}: no column {', '.join(map(repr, absent))}; the columns are "
+        f"{', '.join(rows.column_names)}. {advice}"
+    )
+
+
+def ids_of(spec: TaskSpec, split: str, rows: Dataset, default: Iterable[str]) -> list[str | None]:
+    """The ids of the id column, or the default where there is none.
+
+    Raises:
+        TaskError: the spec names a column that is not there.
+    """
+    column = spec.id_column or ("id" if "id" in rows.column_names else None)
+    if column is None:
+        return list(default)
+    if column not in rows.column_names:
+        raise missing(spec, split, [column], rows, "Choose with --id_column.")
+    return [None if value is None else str(value) for value in rows[column][:]]
+
+
+class Canonical(NamedTuple):
+    """rows: those that can be used. bad: reason -> how many rows it left out, of which one is named in `problems`."""
+
+    rows: Dataset
+    bad: dict[str, int]
+    problems: list[str]
+
+
+def canonical(
+    split: str,
+    ids: list[str | None],
+    values: Iterable[tuple | Bad],
+    features: Features,
+    *,
+    unique: bool = True,
+    first_row: int = 0,
+) -> Canonical:
+    """Rows with the columns `features`, `id` first.
+
+    Args:
+        values: for each id the other columns of its row, or what is wrong with it.
+        unique: a repeated id makes a row unusable.
+        first_row: the number of the first of these rows in the source.
+    """
+    seen: set[str] = set()
+    first: dict[str, tuple[int, str]] = {}
+    bad: dict[str, int] = {}
+    data: dict[str, list[Any]] = {name: [] for name in features}
+    for row, (identifier, value) in enumerate(zip(ids, values, strict=True)):
+        if not isinstance(value, Bad):
+            if identifier is None:
+                value = Bad("no id")
+            elif unique and identifier in seen:
+                value = Bad("a repeated id")
+        if isinstance(value, Bad):
+            first.setdefault(value.kind, (row, value.detail))
+            bad[value.kind] = bad.get(value.kind, 0) + 1
+            continue
+        seen.add(identifier)
+        for name, cell in zip(features, (identifier, *value), strict=True):
+            data[name].append(cell)
+    problems = [
+        f"{split}: {count} of {len(ids)} rows with {kind}; the first is row {first_row + first[kind][0]} "
+        f"(id {ids[first[kind][0]]!r}{first[kind][1] and ', ' + first[kind][1]})"
+        for kind, count in bad.items()
+    ]
+    return Canonical(Dataset.from_dict(data, features=features), bad, problems)

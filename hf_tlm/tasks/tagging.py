@@ -1,0 +1,114 @@
+"""Tagging: the words of a sentence, and a tag for each (parts of speech, entities, chunks)."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from datasets import ClassLabel, Dataset, Features, List, Value
+
+from hf_tlm.tasks.rows import Bad, column_of, columns_of
+from hf_tlm.tasks.spec import TaskError, TaskSpec
+
+logger = logging.getLogger(__name__)
+
+
+def is_iob2(tag: str) -> bool:
+    """Whether a tag is O, B-type or I-type."""
+    return tag == "O" or tag[:2] in ("B-", "I-") and len(tag) > 2
+
+
+def label_names(spec: TaskSpec, train: Dataset) -> tuple[str, ...]:
+    """Tags in the order of their indices, from the training split."""
+    named = _class_names(spec, train)
+    found = {tag for tags in columns_of(spec, "train", train, "tags")[0] for tag in tags or []} - {None}
+    if len(named or found) < 2:
+        raise TaskError(
+            f"Task {spec.name}: a tagging task needs two tags or more; the training split has {sorted(map(str, found))}. "
+            "Choose another column with --columns tags=name; in a CoNLL file columns have numbers, in a CoNLL-U file also "
+            "names such as upos."
+        )
+    if named:
+        names = tuple(named)
+    elif all(isinstance(tag, int) for tag in found):
+        if sorted(found) != list(range(len(found))):
+            raise TaskError(
+                f"Task {spec.name}: integer tags must be 0 .. n-1 without gaps in train; found {sorted(found)[:20]}."
+            )
+        names = tuple(str(tag) for tag in range(len(found)))
+    else:
+        names = spec.classes if found == set(spec.classes) else tuple(sorted(map(str, found)))
+    others = [name for name in names if not is_iob2(name)]
+    if others and "span_f1" in (spec.metric, *spec.further_metrics):
+        raise TaskError(
+            f"Task {spec.name}: the metric span_f1 needs IOB2 tags (O, B-type, I-type); there is {others[0]!r}. Use "
+            "tag_accuracy."
+        )
+    return names
+
+
+def _class_names(spec: TaskSpec, rows: Dataset) -> list[str] | None:
+    feature = rows.features.get(column_of(spec, "tags", rows))
+    inner = getattr(feature, "feature", None)
+    return inner.names if isinstance(inner, ClassLabel) else None
+
+
+def features(spec: TaskSpec, labelled: bool) -> Features:
+    words = {"id": Value("string"), "tokens": List(Value("string"))}
+    return Features(words | ({"tags": List(Value("int64"))} if labelled else {}))
+
+
+def unlabelled(spec: TaskSpec, rows: Dataset) -> bool:
+    """Whether no word has a tag."""
+    column = column_of(spec, "tags", rows)
+    return column in rows.column_names and not any(
+        tag not in (None, -1) for tags in rows[column][:] if tags is not None for tag in tags
+    )
+
+
+def read(spec: TaskSpec, split: str, rows: Dataset, names: tuple[str, ...], labelled: bool) -> Iterator[tuple | Bad]:
+    """The words of each sentence, and their tags if `labelled`; or what is wrong with it."""
+    (sentences,) = columns_of(spec, split, rows, "tokens")
+    tags: list[Any] = [()] * len(rows)
+    if labelled:
+        (tags,) = columns_of(spec, split, rows, "tags")
+        if class_names := _class_names(spec, rows):
+            tags = [_named(of, class_names) for of in tags]
+    index = {name: position for position, name in enumerate(names)}
+    for words, of in zip(sentences, tags, strict=True):
+        if not words:
+            yield Bad("an empty sentence")
+        elif not isinstance(words, list):
+            yield Bad("a sentence that is no list of words", f"tokens {words!r:.40}")
+        elif None in words:
+            yield Bad("a null word")
+        elif not labelled:
+            yield (list(map(str, words)),)
+        elif of is None or None in of:
+            yield Bad("a null tag")
+        elif len(of) != len(words):
+            yield Bad("different numbers of tokens and tags", f"{len(words)} tokens, {len(of)} tags")
+        else:
+            yield (list(map(str, words)), [index.get(str(tag), -1) for tag in of])
+
+
+def _named(tags: list[int | None] | None, names: list[str]) -> list[str | None] | None:
+    return None if tags is None else [None if tag is None or tag < 0 else names[tag] for tag in tags]
+
+
+def report(spec: TaskSpec, rows: Dataset, names: tuple[str, ...]) -> dict[str, Any]:
+    tags = [tag for of in rows["tags"][:] for tag in of]
+    counts = Counter(names[tag] for tag in tags if tag >= 0)
+    unknown = len(tags) - counts.total()
+    if unknown:
+        logger.warning(
+            "Task %s: %d of %d words have a tag that train lacks; they count as errors.", spec.name, unknown, len(tags)
+        )
+    return {"words": len(tags), "words_with_unknown_tags": unknown, "tags": dict(sorted(counts.items()))}
+
+
+def content(rows: Dataset) -> list[tuple[str, ...]]:
+    """What makes two rows the same sentence."""
+    return [tuple(words) for words in rows["tokens"][:]]

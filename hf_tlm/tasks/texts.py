@@ -1,0 +1,133 @@
+"""Classification and regression: a text, or a pair of texts, with a class or a number."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from datasets import ClassLabel, Dataset, Features, Value
+
+from hf_tlm.tasks.rows import Bad, check_text, missing
+from hf_tlm.tasks.spec import TaskError, TaskSpec
+
+ADVICE = "Choose with --text_column, --label_column or --id_column."
+
+
+def settled(spec: TaskSpec, rows: Dataset) -> TaskSpec:
+    """The spec with the text columns that these rows have, of those it allows."""
+    for columns in (spec.text_columns, *spec.other_text_columns):
+        if all(column in rows.column_names for column in columns):
+            return dataclasses.replace(spec, text_columns=columns)
+    return spec
+
+
+def label_names(spec: TaskSpec, train: Dataset) -> tuple[str, ...]:
+    """Class names in the order of their indices, from the training split; none for regression."""
+    if spec.label_column not in train.column_names:
+        raise missing(spec, "train", [spec.label_column], train, ADVICE)
+    if spec.kind == "regression":
+        return ()
+    feature = train.features[spec.label_column]
+    named = feature.names if isinstance(feature, ClassLabel) else None
+    labels = named or _labels(spec, train)
+    if lists := [label for label in labels if isinstance(label, (list, dict))]:
+        raise TaskError(
+            f"Task {spec.name}: a label in {spec.label_column!r} is {type(lists[0]).__name__}, not a class. A tag a word is "
+            "--task_kind tagging; for classes choose with --label_column."
+        )
+    values = set(labels) - {None}
+    if any(isinstance(value, float) for value in values):
+        raise TaskError(
+            f"Task {spec.name}: the labels in {spec.label_column!r} are numbers such as {min(values)}; TLM classifies. "
+            "Give a column of class names or class indices with --label_column, or learn the numbers with --task_kind "
+            "regression (recipes/finetune.py)."
+        )
+    if len(values) < 2:
+        raise TaskError(
+            f"Task {spec.name}: a classification task needs two classes or more; the training column "
+            f"{spec.label_column!r} holds {sorted(map(str, values))}."
+        )
+    if "f1" in (spec.metric, *spec.further_metrics) and len(values) > 2:
+        raise TaskError(
+            f"Task {spec.name}: the metric f1 is of two classes; there are {len(values)}. Use macro_f1 or micro_f1."
+        )
+    if named:
+        return tuple(named)
+    if values == set(spec.classes):
+        return spec.classes
+    if all(isinstance(value, int) and not isinstance(value, bool) for value in values):
+        if sorted(values) != list(range(len(values))):
+            raise TaskError(
+                f"Task {spec.name}: integer labels must be 0 .. n-1 without gaps in train; found {sorted(values)[:20]}."
+            )
+        return tuple(str(value) for value in range(len(values)))
+    return tuple(sorted(str(value) for value in values))
+
+
+def _labels(spec: TaskSpec, rows: Dataset) -> list[Any]:
+    """Class names or numbers; None for a null and for the -1 by which the Hub marks rows without a label."""
+    feature, values = rows.features[spec.label_column], rows[spec.label_column][:]
+    if isinstance(feature, ClassLabel):
+        return [None if value is None or value < 0 else feature.names[value] for value in values]
+    if None in values and all(value is None or isinstance(value, float) and value.is_integer() for value in values):
+        # Integers with a gap in a CSV file are read as floats.
+        values = [None if value is None else int(value) for value in values]
+    return [None if value == -1 else value for value in values]
+
+
+def unlabelled(spec: TaskSpec, rows: Dataset) -> bool:
+    """Whether no row has a label, as in GLUE's test splits."""
+    return spec.label_column in rows.column_names and not any(label is not None for label in _labels(spec, rows))
+
+
+def features(spec: TaskSpec, labelled: bool) -> Features:
+    texts = ("id", "text", "text_pair")[: 1 + len(spec.text_columns)]
+    label = {"label": Value("float64" if spec.kind == "regression" else "int64")} if labelled else {}
+    return Features({name: Value("string") for name in texts} | label)
+
+
+def read(spec: TaskSpec, split: str, rows: Dataset, names: tuple[str, ...], labelled: bool) -> Iterator[tuple | Bad]:
+    """The texts of each row, and its label if `labelled`; or what is wrong with it."""
+    needed = [*spec.text_columns, *([spec.label_column] if labelled else [])]
+    if absent := [column for column in needed if column not in rows.column_names]:
+        raise missing(spec, split, absent, rows, ADVICE)
+    index = {name: position for position, name in enumerate(names)}
+    labels = [()] * len(rows)
+    if labelled and spec.kind == "regression":
+        labels = map(_number, rows[spec.label_column][:])
+    elif labelled:
+        labels = (_class(label, index) for label in _labels(spec, rows))
+    for label, *texts in zip(labels, *(rows[column][:] for column in spec.text_columns), strict=True):
+        problem = check_text("text", *texts)
+        yield problem or (label if isinstance(label, Bad) else (*map(str, texts), *label))
+
+
+def _class(label: Any, index: dict[str, int]) -> tuple[int] | Bad:
+    if label is None:
+        return Bad("no label")
+    return (index[str(label)],) if str(label) in index else Bad("a label that train lacks", f"label {str(label)!r}")
+
+
+def _number(label: Any) -> tuple[float] | Bad:
+    if label is None:
+        return Bad("no label")
+    try:
+        number = float(label)
+    except ValueError:
+        number = math.nan
+    return (number,) if math.isfinite(number) else Bad("a label that is no number", f"label {label!r}")
+
+
+def report(spec: TaskSpec, rows: Dataset, names: tuple[str, ...]) -> dict[str, Any]:
+    labels = rows["label"][:]
+    if spec.kind == "regression":
+        return {"labels": {"least": min(labels), "mean": math.fsum(labels) / len(labels), "most": max(labels)}}
+    return {"classes": dict(sorted(Counter(names[label] for label in labels).items()))}
+
+
+def content(rows: Dataset) -> list[str]:
+    """What makes two rows the same text."""
+    return rows["text"][:]

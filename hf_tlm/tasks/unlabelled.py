@@ -1,0 +1,69 @@
+"""Rows to predict on: as a task's, without labels, a chunk at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+from datasets import Dataset
+
+from hf_tlm.tasks.loading import kind_module
+from hf_tlm.tasks.reading import stream_file, stream_hub
+from hf_tlm.tasks.rows import canonical, ids_of
+from hf_tlm.tasks.spec import ROLES, TaskError, TaskSpec
+
+logger = logging.getLogger(__name__)
+
+
+def unlabelled(path: str, spec: TaskSpec, *, drop_bad_rows: bool = False, chunk: int = 10_000) -> Iterator[Dataset]:
+    """The rows of a file in the columns of a `Task` of this spec, without labels: `chunk` at most at once, in order.
+
+    Whatever labels the file has are not read. `id` is the source's, or the number of the row, from 0.
+
+    Args:
+        path: a file as in a task's folder (of words alone in CoNLL's formats; .txt also for a text a line), or a Hub id,
+            with `@revision` if wanted, whose test split or only split is read.
+        spec: `Task.spec` of the task the model was trained on, which says what the columns are called.
+        drop_bad_rows: leave out rows that cannot be used, with a warning that counts them.
+
+    Raises:
+        TaskError: it cannot be read, a column is missing, there is no row, or (where they are not to be dropped) rows that
+            cannot be used, when their chunk is reached: all kinds with their counts in the chunk and the first row of each.
+    """
+    reader = kind_module(spec.kind)
+    done = 0
+    for columns in _stream(path, spec, chunk):
+        rows = Dataset.from_dict(columns)
+        if not ROLES[spec.kind]:
+            spec = reader.settled(spec, rows)
+        ids = ids_of(spec, path, rows, [None] * len(rows))
+        ids = [str(done + row) if identifier is None else identifier for row, identifier in enumerate(ids)]
+        values = reader.read(spec, path, rows, (), labelled=False)
+        found = canonical(path, ids, values, reader.features(spec, labelled=False), unique=False, first_row=done)
+        if found.bad and not drop_bad_rows:
+            raise TaskError(
+                f"There are rows that cannot be predicted on (counted among the {len(rows)} from row {done} on):\n- "
+                + "\n- ".join(found.problems)
+                + "\nMend them, or leave them out with --drop_bad_rows."
+            )
+        if found.bad:
+            logger.warning("%s, rows %d to %d: left out %s.", path, done, done + len(rows) - 1, found.bad)
+        done += len(rows)
+        if len(found.rows):
+            yield found.rows
+    if not done:
+        raise TaskError(f"{path} has no rows to predict on.")
+
+
+def _stream(path: str, spec: TaskSpec, chunk: int) -> Iterator[dict[str, list]]:
+    if Path(path).is_file():
+        return stream_file(Path(path), spec, chunk)
+    name, _, revision = path.partition("@")
+    if name.count("/") != 1 or name.startswith((".", "/", "~")) or Path(name).exists():
+        raise TaskError(f"No file {path!r} to predict on: give a file, or a Hub id (owner/name).")
+    hub = dataclasses.replace(spec, path=name, revision=revision or None)
+    if name != spec.path:
+        hub = dataclasses.replace(hub, config_name=None, data_files=None, split_names={})
+    return stream_hub(hub, chunk)

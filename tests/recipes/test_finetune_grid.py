@@ -1,0 +1,62 @@
+"""recipes/finetune.py with a grid: what it hands on, and errors of the command line."""
+
+import runpy
+import sys
+
+import pytest
+
+from hf_tlm import evaluation
+from launching import ROOT
+
+
+class Ran:
+    def to_text(self):
+        return "the table"
+
+
+@pytest.fixture
+def recipe(work, tmp_path, monkeypatch):
+    """Runs the recipe in this process; returns what `run_grid` got: seeds of the arguments, grid, trials."""
+
+    def run(*arguments):
+        got = []
+        monkeypatch.setattr(
+            evaluation, "run_grid", lambda t, c, args, grid, trials: got.append((args, grid, trials)) or Ran()
+        )
+        command = ["--task", str(work / "task"), "--model_name_or_path", "x", "--output_dir", str(tmp_path / "out")]
+        monkeypatch.setattr(sys, "argv", ["finetune.py", *command, "--use_cpu", "true", *arguments])
+        runpy.run_path(str(ROOT / "recipes" / "finetune.py"), run_name="__main__")
+        return got[0]
+
+    return run
+
+
+def test_a_grid_on_the_command_line(recipe, capsys):
+    args, grid, trials = recipe("--grid", "{learning_rate: [2e-5, 3e-5], crf: [true]}", "--max_length", "16")
+    assert grid.values == {"learning_rate": [2e-5, 3e-5], "crf": [True]} and trials is None and args.max_length == 16
+    assert "the table" in capsys.readouterr().out
+
+
+def test_a_grid_in_a_config_beside_the_command_line(recipe):
+    config = (
+        str(ROOT / "recipes/configs/finetune/cocolm.yaml"),
+        str(ROOT / "recipes/configs/finetune/cocolm_squad_base.yaml"),
+    )
+    more = ["--seeds", "7", "8", "--grid_select_by", "mean", "--max_length", "64", "--optuna_trials", "9"]
+    args, grid, trials = recipe("--config", *config, *more)
+    assert (grid.seeds, grid.select_by, trials, len(grid.points())) == ([7, 8], "mean", 9, 32)
+    assert (args.max_length, args.adam_beta2) == (64, 0.98)
+
+
+@pytest.mark.parametrize(
+    "arguments,message",
+    [
+        (["--grid", "nowhere.yaml"], "Cannot read the grid nowhere.yaml"),
+        (["--grid", "{learning_rat: [1]}"], "Unknown key 'learning_rat' in the grid. Did you mean learning_rate"),
+        (["--optuna_trials", "3"], "optuna_trials 3 has no effect without --grid"),
+    ],
+)
+def test_errors_are_messages(recipe, capsys, arguments, message):
+    with pytest.raises(SystemExit) as stop:
+        recipe(*arguments)
+    assert stop.value.code == 1 and message in capsys.readouterr().err

@@ -1,0 +1,151 @@
+import json
+
+import pytest
+from datasets import Dataset
+
+from hf_tlm.tasks import TaskError, TaskSpec, load_task, task_from_datasets
+
+SPEC = TaskSpec(name="t", path="memory", kind="question_answering")
+CONTEXT = "Zoë met 東京 in “Paris” 🎉 in May."
+
+
+def question(answer="Paris", start=None, **more):
+    start = CONTEXT.index(answer) if start is None and answer else start
+    return {"id": "q", "context": CONTEXT, "question": "Where?", "answer_text": answer, "answer_start": start, **more}
+
+
+GOOD = Dataset.from_list([question()])
+
+
+def validation(*rows, **options):
+    task = task_from_datasets(SPEC, {"train": GOOD, "validation": Dataset.from_list(list(rows))}, **options)
+    return task.validation
+
+
+def test_one_answer_in_two_columns():
+    assert validation(question("東京"), question("May", id="r"), question(None, id="s"))[:] == {
+        "id": ["q", "r", "s"],
+        "context": [CONTEXT] * 3,
+        "question": ["Where?"] * 3,
+        "answers": [["東京"], ["May"], []],
+        "starts": [[8], [CONTEXT.index("May")], []],
+    }
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        {"text": ["Paris", "“Paris”"], "answer_start": [15, 14]},
+        [{"text": "Paris", "answer_start": 15}, {"text": "“Paris”", "answer_start": 14}],
+    ],
+    ids=["lists", "dictionaries"],
+)
+def test_several_answers_in_one_column(answers):
+    row = {"id": "q", "context": CONTEXT, "question": "Where?", "answers": answers}
+    assert validation(row)[0] == {**row, "answers": ["Paris", "“Paris”"], "starts": [15, 14]}
+
+
+def test_a_single_answer_need_be_no_list():
+    row = {"context": CONTEXT, "question": "Where?", "answers": {"text": "Paris", "answer_start": 15}}
+    assert validation(row)["answers"][:] == [["Paris"]] and validation(row)["starts"][:] == [[15]]
+    with pytest.raises(TaskError, match="an answer without an offset; .*offset '15'"):
+        validation(question() | {"answer_start": "15"})
+
+
+def test_an_empty_list_is_no_answer_and_null_is_an_error():
+    rows = [
+        {"id": n, "context": CONTEXT, "question": "Where?", "answers": a}
+        for n, a in enumerate([{"text": [], "answer_start": []}, None])
+    ]
+    with pytest.raises(TaskError, match="1 of 2 rows with no answers; the first is row 1"):
+        validation(*rows)
+    assert validation(rows[0])["answers"][:] == [[]]
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"context": None}, "null context"),
+        ({"context": " \n"}, "blank context"),
+        ({"question": None}, "null question"),
+        ({"question": ""}, "blank question"),
+        ({"answer_start": None}, "an answer without an offset; .*answer 'Paris', offset None"),
+        (
+            {"answer_start": 14},
+            "an answer that is not at its offset; .*'Paris', but from character 14 on .* has '“Pari'",
+        ),
+        ({"answer_start": -19}, "an answer that is not at its offset.*from character -19 on the context has ''"),
+        ({"answer_start": 100}, "an answer that is not at its offset.*has ''"),
+        ({"id": "ok"}, "a repeated id"),
+        ({"id": None}, "no id"),
+    ],
+)
+def test_bad_rows_are_named_and_can_be_dropped(bad, message):
+    rows = [question("May", id="ok"), question() | bad]
+    with pytest.raises(TaskError, match=f"validation: 1 of 2 rows with {message}"):
+        validation(*rows)
+    assert validation(*rows, drop_bad_rows=True)["id"][:] == ["ok"]
+
+
+def test_different_numbers_of_answers_and_offsets():
+    with pytest.raises(TaskError, match="different numbers of answers and offsets.*2 answers, 1 offsets"):
+        validation({**question(), "answer_text": ["Paris", "May"], "answer_start": [15]})
+    blank = {"id": "q", "context": CONTEXT, "question": "?", "answers": {"text": [" "], "answer_start": [3]}}
+    with pytest.raises(TaskError, match="1 of 1 rows with blank answer"):
+        validation(blank)
+
+
+def test_answers_that_are_numbers():
+    row = {"context": "In 1976 and 0.", "question": "When?", "answer_text": 1976, "answer_start": 3}
+    assert validation(row, {**row, "answer_text": 0, "answer_start": 12})["answers"][:] == [["1976"], ["0"]]
+
+
+def test_a_test_split_without_answers_is_left_out(caplog):
+    splits = {"train": GOOD, "validation": GOOD, "test": Dataset.from_list([question(None), question(None, id="r")])}
+    task = task_from_datasets(SPEC, splits)
+    assert task.test is None and "test split has no labels" in caplog.text
+
+
+def squad_file(version, *questions):
+    paragraphs = [{"context": CONTEXT, "qas": list(questions)}]
+    return json.dumps({**version, "data": [{"title": "A", "paragraphs": paragraphs}]})
+
+
+PARIS = {"id": "1", "question": "Where?", "answers": [{"text": "Paris", "answer_start": 15}]}
+NOWHERE = {"id": "2", "question": "Why?", "answers": [], "is_impossible": True, "plausible_answers": PARIS["answers"]}
+
+
+def test_official_files_of_both_versions(tmp_path):
+    (tmp_path / "train-v2.0.json").write_text(squad_file({"version": "v2.0"}, PARIS | {"is_impossible": False}, NOWHERE))
+    (tmp_path / "dev-v1.1.json").write_text(squad_file({}, PARIS | {"answers": PARIS["answers"] * 3}))
+    task = load_task(str(tmp_path))
+    assert (task.kind, task.metric) == ("question_answering", "squad_f1")
+    assert task.train["answers"][:] == [["Paris"], []] and task.train["starts"][:] == [[15], []]
+    assert task.report["train"]["unanswerable"] == 1
+    assert task.validation[0] == {
+        "id": "1",
+        "context": CONTEXT,
+        "question": "Where?",
+        "answers": ["Paris"] * 3,
+        "starts": [15] * 3,
+    }
+
+
+def test_an_official_file_that_is_not_whole(tmp_path):
+    (tmp_path / "train.json").write_text(squad_file({}, PARIS, {"id": "2", "answers": []}))
+    with pytest.raises(TaskError, match="train.json begins as a SQuAD file and .* after 1 questions: 'question'"):
+        load_task(str(tmp_path))
+
+
+def test_hub_and_official_file_give_the_same_task(tmp_path):
+    (tmp_path / "train.json").write_text(squad_file({}, PARIS, NOWHERE))
+    (tmp_path / "dev.json").write_text(squad_file({}, PARIS))
+    answers = [{"text": ["Paris"], "answer_start": [15]}, {"text": [], "answer_start": []}]
+    hub = Dataset.from_list(
+        [
+            {"id": str(n + 1), "title": "A", "context": CONTEXT, "question": q, "answers": a}
+            for n, (q, a) in enumerate(zip(("Where?", "Why?"), answers, strict=True))
+        ]
+    )
+    task = task_from_datasets(SPEC, {"train": hub, "validation": hub.select([0])})
+    assert task.fingerprint == load_task(str(tmp_path)).fingerprint

@@ -1,0 +1,147 @@
+import pytest
+from datasets import ClassLabel, Dataset, Features, List, Value
+
+from hf_tlm.tasks import TaskError, TaskSpec, load_task, task_from_datasets
+
+SPEC = TaskSpec(name="t", path="memory", kind="tagging")
+GOOD = Dataset.from_list([{"tokens": ["The", "cat"], "tags": ["DT", "NN"]}, {"tokens": ["Run"], "tags": ["VB"]}])
+
+
+def validation(*rows, **options):
+    return task_from_datasets(SPEC, {"train": GOOD, "validation": Dataset.from_list(list(rows))}, **options)
+
+
+def test_tags_become_indices_into_their_sorted_names():
+    task = validation({"id": "s", "tokens": ["the"], "tags": ["DT"]})
+    assert task.label_names == ("DT", "NN", "VB")
+    assert task.train[:] == {"id": ["train-0", "train-1"], "tokens": [["The", "cat"], ["Run"]], "tags": [[0, 1], [2]]}
+    assert task.validation[0] == {"id": "s", "tokens": ["the"], "tags": [0]}
+
+
+def test_class_labels_keep_their_order():
+    features = Features({"tokens": List(Value("string")), "ner": List(ClassLabel(names=["O", "B-X"]))})
+    rows = Dataset.from_dict({"tokens": [["a", "b"]], "ner": [[1, 0]]}, features=features)
+    spec = TaskSpec(name="t", path="memory", kind="tagging", metric="span_f1", columns={"tags": "ner"})
+    task = task_from_datasets(spec, {"train": rows, "validation": rows})
+    assert task.label_names == ("O", "B-X") and task.train["tags"][:] == [[1, 0]]
+
+
+def test_integers_keep_their_numbers():
+    rows = Dataset.from_dict({"tokens": [["a", "b", "c"]], "tags": [[1, 0, 2]]})
+    task = task_from_datasets(SPEC, {"train": rows, "validation": rows})
+    assert task.label_names == ("0", "1", "2") and task.train["tags"][:] == [[1, 0, 2]]
+    gap = Dataset.from_dict({"tokens": [["a", "b"]], "tags": [[1, 3]]})
+    with pytest.raises(TaskError, match="without gaps in train; found \\[1, 3\\]"):
+        task_from_datasets(SPEC, {"train": gap, "validation": gap})
+
+
+def test_tags_that_train_lacks_count_as_errors_with_a_warning(caplog):
+    task = validation({"tokens": ["a", "b"], "tags": ["DT", "FW"]})
+    assert task.validation["tags"][:] == [[0, -1]]
+    assert task.report["validation"]["words_with_unknown_tags"] == 1
+    assert "1 of 2 words have a tag that train lacks" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"tokens": []}, "an empty sentence"),
+        ({"tokens": None}, "an empty sentence"),
+        ({"tokens": ["a", None]}, "a null word"),
+        ({"tags": None}, "a null tag"),
+        ({"tags": ["DT", None]}, "a null tag"),
+        ({"tags": ["DT"]}, "different numbers of tokens and tags; .*2 tokens, 1 tags"),
+        ({"id": "ok"}, "a repeated id"),
+    ],
+)
+def test_bad_rows_are_named_and_can_be_dropped(bad, message):
+    row = {"id": "s", "tokens": ["the", "cat"], "tags": ["DT", "NN"]}
+    rows = [row | {"id": "ok"}, row | bad]
+    with pytest.raises(TaskError, match=f"validation: 1 of 2 rows with {message}"):
+        validation(*rows)
+    assert validation(*rows, drop_bad_rows=True).validation["id"][:] == ["ok"]
+
+
+def test_a_sentence_must_be_a_list_of_words():
+    with pytest.raises(TaskError, match="1 of 1 rows with a sentence that is no list of words; .*tokens 'The cat'"):
+        validation({"tokens": "The cat", "tags": ["DT", "NN"]})
+
+
+def test_a_single_tag_and_tags_that_are_no_spans():
+    one = Dataset.from_dict({"tokens": [["a", "b"]], "tags": [["_", "_"]]})
+    with pytest.raises(TaskError, match="two tags or more; the training split has .*'_'.*--columns tags=name"):
+        task_from_datasets(SPEC, {"train": one, "validation": one})
+    spans = TaskSpec(name="t", path="memory", kind="tagging", further_metrics=("span_f1",))
+    with pytest.raises(TaskError, match="span_f1 needs IOB2 tags .*there is 'DT'"):
+        task_from_datasets(spans, {"train": GOOD, "validation": GOOD})
+
+
+# Files in columns.
+
+CONLL = """-DOCSTART- -X- -X- O
+
+EU NNP B-NP B-ORG
+rejects VBZ B-VP O
+
+# a comment of two words or so
+# # B-NP O
+9\u00a0kg CD I-NP B-QTY
+
+
+"""
+
+
+@pytest.mark.parametrize("suffix", [".conll", ".iob", ".txt"])
+@pytest.mark.parametrize("tab", [False, True])
+def test_columns_of_words_and_tags(tmp_path, suffix, tab):
+    for split in ("train", "dev"):
+        (tmp_path / f"{split}{suffix}").write_text(CONLL.replace(" ", "\t") if tab else CONLL, encoding="utf-8")
+    task = load_task(str(tmp_path), metric="span_f1")
+    assert task.train["tokens"][:] == [["EU", "rejects"], ["#", "9\u00a0kg"]]
+    assert task.label_names == ("B-ORG", "B-QTY", "O")
+    assert task.train["tags"][:] == [[0, 2], [2, 1]]
+    assert task.train["id"][:] == ["train-0", "train-1"]
+    chunks = load_task(str(tmp_path), columns={"tokens": "0", "tags": "2"})
+    assert chunks.label_names == ("B-NP", "B-VP", "I-NP")
+    assert load_task(str(tmp_path), columns={"tags": "-3"}).label_names == ("#", "CD", "NNP", "VBZ")
+
+
+CONLLU = """# sent_id = weblog-1
+# text = Don't go.
+1-2\tDon't\t_\t_\t_\t_\t_\t_\t_\t_
+1\tDo\tdo\tAUX\tVBP\t_\t3\taux\t_\t_
+2\tn't\tnot\tPART\tRB\t_\t3\tadvmod\t_\t_
+2.1\tyou\tyou\tPRON\tPRP\t_\t_\t_\t_\t_
+3\tvice versa\tvv\tADV\tRB\t_\t0\troot\t_\t_
+"""
+
+
+def test_universal_dependencies(tmp_path):
+    for split in ("train", "dev"):
+        (tmp_path / f"en_ewt-ud-{split}.conllu").write_text(CONLLU)
+    task = load_task(str(tmp_path))
+    assert task.train[:] == {"id": ["weblog-1"], "tokens": [["Do", "n't", "vice versa"]], "tags": [[1, 0, 0]]}
+    assert task.label_names == ("RB", "VBP")
+    assert load_task(str(tmp_path), columns={"tags": "upos"}).label_names == ("ADV", "AUX", "PART")
+
+
+@pytest.mark.parametrize(
+    ("text", "columns", "message"),
+    [
+        ("a B c\nd O\n", {}, "line 2 has 2 columns; the lines before it have 3"),
+        ("a B\n", {"tags": "2"}, "line 1 has 2 columns; there is no column 2 for the tags"),
+        ("a B\n", {"tags": "upos"}, "a column is a number from 0 .*received 'upos'"),
+        ("a B\n\udce9 O\n", {}, "train.conll is not UTF-8"),
+    ],
+)
+def test_files_that_cannot_be_read(tmp_path, text, columns, message):
+    (tmp_path / "train.conll").write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(TaskError, match=message):
+        load_task(str(tmp_path), columns=columns)
+
+
+def test_a_table_beside_a_text_file_is_what_is_read(tmp_path):
+    for split in ("train", "validation"):
+        GOOD.to_json(tmp_path / f"{split}.jsonl")
+        (tmp_path / f"{split}.txt").write_text("notes of mine\n")
+    assert load_task(str(tmp_path)).label_names == ("DT", "NN", "VB")

@@ -1,0 +1,224 @@
+"""Regression, GLUE's names and columns, and how the kind of a task is found."""
+
+import json
+import math
+
+import pytest
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
+
+from hf_tlm.parser import parse
+from hf_tlm.tasks import TASKS, TaskArguments, TaskError, TaskSpec, load_task, reading, task_from_datasets
+
+REGRESSION = TaskSpec(name="t", path="memory", kind="regression")
+SCORES = Dataset.from_dict({"text": ["a", "b", "c"], "label": [0.5, 5.0, -1.0]})
+
+
+def write(folder, records, splits=("train", "validation")):
+    folder.mkdir(exist_ok=True)
+    for split in splits:
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    return str(folder)
+
+
+def regression(rows, **options):
+    return task_from_datasets(REGRESSION, {"train": SCORES, "validation": rows}, **options)
+
+
+def test_numbers_are_labels_of_regression():
+    task = regression(SCORES)
+    assert (task.kind, task.metric, task.spec.further_metrics, task.label_names) == (
+        "regression",
+        "pearson",
+        ("spearman",),
+        (),
+    )
+    assert task.train[:] == {"id": ["train-0", "train-1", "train-2"], "text": ["a", "b", "c"], "label": [0.5, 5.0, -1.0]}
+    assert task.train.features["label"] == Value("float64")
+    assert task.report["train"]["labels"] == {"least": -1.0, "mean": 1.5, "most": 5.0}
+
+
+def test_a_number_may_be_written_out():
+    rows = Dataset.from_dict({"text": ["a", "b"], "label": ["2.5", "3"]})
+    assert regression(rows).validation["label"][:] == [2.5, 3.0]
+
+
+def test_labels_that_are_no_numbers():
+    rows = Dataset.from_dict({"text": list("abcd"), "label": ["1", "high", "nan", None]})
+    with pytest.raises(TaskError, match="2 of 4 rows with a label that is no number; the first is row 1 .*'high'"):
+        regression(rows)
+    task = regression(rows, drop_bad_rows=True)
+    assert task.report["validation"]["dropped"] == {"a label that is no number": 2, "no label": 1}
+    assert task.validation["text"][:] == ["a"]
+    with pytest.raises(TaskError, match="1 of 1 rows with a label that is no number"):
+        regression(Dataset.from_dict({"text": ["a"], "label": [math.inf]}))
+
+
+def test_numbers_without_a_kind_are_an_error_that_names_it(tmp_path):
+    folder = write(tmp_path / "scores", [{"text": "a", "label": 0.5}, {"text": "b", "label": 1.0}])
+    with pytest.raises(TaskError, match="numbers such as 0.5(?s:.*)--task_kind regression"):
+        load_task(folder)
+    assert load_task(folder, kind="regression").train["label"][:] == [0.5, 1.0]
+
+
+# GLUE.
+
+
+def glue(texts, labels, names):
+    features = Features(
+        {**{name: Value("string") for name in texts}, "label": ClassLabel(names=names), "idx": Value("int32")}
+    )
+    return Dataset.from_dict({**texts, "label": labels, "idx": list(range(len(labels)))}, features=features)
+
+
+def test_mnli_of_the_hub(monkeypatch):
+    asked = []
+
+    def hub(path, name=None, **options):
+        asked.append((path, name))
+        names = list(TASKS["mnli"].classes)
+        texts = {"premise": ["a", "b", "c"], "hypothesis": ["x", "y", "z"]}
+        parts = {"validation_matched": [0, 1, 2], "validation_mismatched": [2, 1, 0], "test_matched": [-1, -1, -1]}
+        return DatasetDict({name: glue(texts, labels, names) for name, labels in {"train": [0, 1, 2], **parts}.items()})
+
+    monkeypatch.setattr(reading, "load_dataset", hub)
+    matched, mismatched = load_task("mnli"), load_task("mnli_mm")
+    assert asked == [("nyu-mll/glue", "mnli")] * 2
+    assert matched.validation["label"][:] == [0, 1, 2] and mismatched.validation["label"][:] == [2, 1, 0]
+    assert matched.train[0] == {"id": "train-0", "text": "a", "text_pair": "x", "label": 0}
+    assert matched.label_names == ("entailment", "neutral", "contradiction")
+    assert matched.test is None
+    assert load_task("nyu-mll/glue@main", config_name="mnli").spec.split_names == matched.spec.split_names
+
+
+@pytest.mark.parametrize("name", [name for name, spec in TASKS.items() if spec.path == "nyu-mll/glue"])
+def test_a_local_copy_of_glue(tmp_path, name):
+    """Under GLUE's name, sentence1 and sentence2 are accepted for all: sentence2 is null for single sentences."""
+    spec = TASKS[name]
+    pair = len(spec.text_columns) == 2
+    labels = spec.classes or (0.0, 5.0)
+    records = [
+        {"sentence1": f"one {i}", "sentence2": f"two {i}" if pair else None, "label": x} for i, x in enumerate(labels)
+    ]
+    task = load_task(write(tmp_path / f"glue_{name}", records))
+    assert (task.name, task.kind, task.metric) == (f"glue_{name}", spec.kind, spec.metric)
+    assert task.label_names == spec.classes
+    assert task.train["label"][:] == list(range(len(labels))) if spec.classes else [0.0, 5.0]
+    assert task.train.column_names == ["id", "text", *(["text_pair"] if pair else []), "label"]
+    official = [dict.fromkeys(spec.text_columns, f"text {i}") | {"label": x} for i, x in enumerate(labels)]
+    assert load_task(write(tmp_path / name, official)).train["text"][:] == [f"text {i}" for i in range(len(labels))]
+
+
+def test_metrics_of_glue():
+    assert {name: (spec.metric, *spec.further_metrics) for name, spec in TASKS.items() if spec.path == "nyu-mll/glue"} == {
+        "cola": ("matthews",),
+        "sst2": ("accuracy",),
+        "mrpc": ("f1", "accuracy"),
+        "qqp": ("f1", "accuracy"),
+        "stsb": ("pearson", "spearman"),
+        "mnli": ("accuracy",),
+        "mnli_mm": ("accuracy",),
+        "qnli": ("accuracy",),
+        "rte": ("accuracy",),
+    }
+
+
+def test_another_metric_of_the_task_keeps_the_first_as_a_further_one(tmp_path):
+    records = [{"sentence1": "a", "sentence2": "b", "label": name} for name in TASKS["mrpc"].classes]
+    folder = write(tmp_path / "mrpc", records)
+    spec = load_task(folder, metric="accuracy").spec
+    assert (spec.metric, spec.further_metrics) == ("accuracy", ("f1",))
+    spec = load_task(folder, metric="macro_f1").spec
+    assert (spec.metric, spec.further_metrics) == ("macro_f1", ())
+
+
+def test_f1_is_of_two_classes():
+    spec = TaskSpec(name="t", path="memory", metric="f1")
+    rows = Dataset.from_dict({"text": list("abc"), "label": list("xyz")})
+    with pytest.raises(TaskError, match="f1 is of two classes; there are 3"):
+        task_from_datasets(spec, {"train": rows, "validation": rows})
+
+
+def test_a_kind_that_is_asked_for_wins_over_the_registered_one(tmp_path):
+    records = [{"sentence1": "a", "sentence2": "b", "label": label} for label in ("0.5", "1.5")]
+    assert load_task(write(tmp_path / "mrpc", records), kind="regression").metric == "pearson"
+
+
+def test_tasks_that_are_only_local_say_so(tmp_path, monkeypatch):
+    with pytest.raises(TaskError, match="pos_ptb are not on the Hub: give the path of a folder of that name"):
+        load_task("pos_ptb")
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "pos_ptb", [{"tokens": ["a", "b"], "tags": ["X", "Y"]}])
+    assert load_task("pos_ptb").label_names == ("X", "Y")
+
+
+# The kind of a task.
+
+KINDS = {
+    "classification": {"text": "t", "context": "c", "question": "q", "options": ["x", "y"]},
+    "multiple_choice": {"article": "c", "question": "q", "options": ["x", "y"], "answer": "A"},
+    "question_answering": {"context": "an x", "question": "q", "answer_text": "x", "answer_start": 3},
+    "tagging": {"tokens": ["a", "b"], "tags": ["X", "Y"]},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_columns_tell_the_kind(tmp_path, kind):
+    records = [{**KINDS[kind], **({"label": label} if kind == "classification" else {})} for label in ("no", "yes")]
+    assert load_task(write(tmp_path / "folder", records)).kind == kind
+
+
+def test_named_columns_tell_the_kind_and_are_read(tmp_path):
+    records = [{"passage": "p", "ask": "q", "choices": ["x", "y"], "right": 1}]
+    pairs = ["context=passage", "question=ask", "options=choices", "label=right"]
+    task = TaskArguments(task=write(tmp_path / "folder", records), columns=pairs).load()
+    assert task.kind == "multiple_choice"
+    assert task.train[0] == {"id": "train-0", "context": "p", "question": "q", "options": ["x", "y"], "label": 1}
+
+
+def test_the_command_line_takes_kinds_and_pairs(capsys):
+    command = ["--task", "t", "--task_kind", "tagging", "--columns", "tokens=0", "tags=-1"]
+    (args,) = parse(TaskArguments, recipe="finetune", description="", args=command)
+    assert (args.task_kind, args.columns) == ("tagging", ["tokens=0", "tags=-1"])
+    with pytest.raises(SystemExit):
+        parse(TaskArguments, recipe="finetune", description="", args=["--task", "t", "--task_kind", "parsing"])
+    assert "invalid choice: 'parsing'" in capsys.readouterr().err
+
+
+def test_pairs_of_roles_and_columns():
+    with pytest.raises(TaskError, match="role=column pairs.*received options, =x"):
+        TaskArguments(task="squad", columns=["context=c", "options", "=x"]).load()
+
+
+def test_columns_of_another_kind(tmp_path):
+    folder = write(tmp_path / "folder", [{"tokens": ["a", "b"], "tags": ["X", "Y"]}])
+    with pytest.raises(TaskError, match="--text_column and --label_column are of classification"):
+        load_task(folder, kind="tagging", label_column="tags")
+    with pytest.raises(TaskError, match="options of their own .*received parse. Another kind is chosen with --task_kind"):
+        load_task(folder, kind="classification", columns={"parse": "tokens"})
+    with pytest.raises(TaskError, match="a label in 'tags' is list, not a class"):
+        load_task(folder, label_column="tags")
+
+
+def test_missing_columns_of_a_kind_name_the_option(tmp_path):
+    folder = write(tmp_path / "folder", [{"tokens": ["a", "b"], "labels": ["X", "Y"]}])
+    with pytest.raises(TaskError, match="train: no column 'tags'; the columns are tokens, labels. .*--columns tags=name"):
+        load_task(folder, kind="tagging")
+
+
+@pytest.mark.parametrize("kind", ["regression", "tagging"])
+def test_fingerprints_of_other_kinds(kind):
+    spec = TaskSpec(name="t", path="memory", kind=kind)
+    columns = {
+        "regression": {"text": ["a", "b"], "label": [1.0, 2.0]},
+        "tagging": {"tokens": [["a", "b"]], "tags": [["X", "Y"]]},
+    }
+    rows = Dataset.from_dict(columns[kind])
+    other = {
+        "regression": {"text": ["a", "b"], "label": [1.0, 2.5]},
+        "tagging": {"tokens": [["a", "b"]], "tags": [["Y", "X"]]},
+    }
+    tasks = [
+        task_from_datasets(spec, {"train": train, "validation": rows})
+        for train in (rows, Dataset.from_dict(columns[kind]), Dataset.from_dict(other[kind]))
+    ]
+    assert tasks[0].fingerprint == tasks[1].fingerprint != tasks[2].fingerprint

@@ -1,0 +1,99 @@
+import json
+
+import pytest
+from datasets import Dataset, DatasetDict
+
+from hf_tlm.tasks import TaskError, TaskSpec, reading, unlabelled
+
+TEXTS = TaskSpec(name="t", path="memory")
+PAIRS = TaskSpec(name="t", path="memory", kind="regression", text_columns=("a", "b"))
+QUESTIONS = TaskSpec(name="t", path="memory", kind="question_answering")
+CHOICES = TaskSpec(name="t", path="memory", kind="multiple_choice", columns={"context": "passage"})
+TAGS = TaskSpec(name="t", path="memory", kind="tagging")
+
+
+def write(path, records):
+    rows = Dataset.from_list(records)
+    {".parquet": rows.to_parquet, ".csv": rows.to_csv, ".jsonl": rows.to_json}[path.suffix](str(path))
+    return str(path)
+
+
+def rows(path, spec, **options):
+    return [row for chunk in unlabelled(path, spec, **options) for row in chunk]
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".csv", ".jsonl"])
+def test_chunks_of_texts_in_order_with_row_numbers(tmp_path, suffix):
+    path = write(tmp_path / f"new{suffix}", [{"text": f"text {i}", "other": i} for i in range(5)])
+    chunks = list(unlabelled(path, TEXTS, chunk=2))
+    assert [len(chunk) for chunk in chunks] == [2, 2, 1]
+    assert [row for chunk in chunks for row in chunk] == [{"id": str(i), "text": f"text {i}"} for i in range(5)]
+
+
+def test_the_source_s_ids_are_kept_and_labels_are_not_read(tmp_path):
+    path = write(tmp_path / "new.jsonl", [{"id": "x", "a": "one", "b": "two", "label": "?"}])
+    assert rows(path, PAIRS) == [{"id": "x", "text": "one", "text_pair": "two"}]
+
+
+def test_a_text_a_line(tmp_path):
+    (tmp_path / "new.txt").write_text("first\nsecond\n")
+    assert [row["text"] for row in rows(str(tmp_path / "new.txt"), TEXTS)] == ["first", "second"]
+
+
+def test_questions(tmp_path):
+    flat = write(tmp_path / "new.jsonl", [{"id": 7, "context": "c", "question": "q"}])
+    official = tmp_path / "test-v2.0.json"
+    paragraph = {"context": "c", "qas": [{"id": "7", "question": "q"}]}
+    official.write_text(json.dumps({"version": "v2.0", "data": [{"title": "A", "paragraphs": [paragraph]}]}))
+    assert rows(flat, QUESTIONS) == rows(str(official), QUESTIONS) == [{"id": "7", "context": "c", "question": "q"}]
+
+
+def test_options_and_words(tmp_path):
+    path = write(tmp_path / "new.parquet", [{"passage": "p", "question": "q", "options": ["x", "y"]}])
+    assert rows(path, CHOICES) == [{"id": "0", "context": "p", "question": "q", "options": ["x", "y"]}]
+    (tmp_path / "new.conll").write_text("The\ncat\n\nRuns\n")
+    words = [{"id": "0", "tokens": ["The", "cat"]}, {"id": "1", "tokens": ["Runs"]}]
+    assert rows(str(tmp_path / "new.conll"), TAGS) == words
+    assert [len(chunk) for chunk in unlabelled(str(tmp_path / "new.conll"), TAGS, chunk=1)] == [1, 1]
+
+
+def test_bad_rows_are_named_by_their_number_in_the_file(tmp_path, caplog):
+    path = write(tmp_path / "new.jsonl", [{"text": text} for text in ("a", "b", " ", None)])
+    with pytest.raises(
+        TaskError, match="1 of 2 rows with blank text; the first is row 2 (?s:.*)null text; the first is row 3"
+    ):
+        rows(path, TEXTS, chunk=2)
+    assert [row["id"] for row in rows(path, TEXTS, drop_bad_rows=True)] == ["0", "1"]
+    assert "left out {'blank text': 1, 'null text': 1}" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("new.csv", "body\nx\n", "no column 'text'; the columns are body"),
+        ("new.jsonl", "", "no rows to predict on"),
+        ("new.xlsx", "x", "the types of files are .parquet, .*received '.xlsx'"),
+        ("new.parquet", "PAR1", "Cannot read .*new.parquet"),
+        ("absent.csv", None, "No file .*absent.csv"),
+    ],
+)
+def test_files_that_cannot_be_predicted_on(tmp_path, name, text, message):
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(TaskError, match=message):
+        rows(str(tmp_path / name), TEXTS)
+
+
+def test_the_test_split_of_a_hub_data_set(monkeypatch):
+    asked = []
+
+    def hub(path, name=None, **options):
+        asked.append((path, name, options["revision"], options["streaming"]))
+        splits = {"train": ["no"], "test": ["yes"]}
+        return DatasetDict({split: Dataset.from_dict({"text": texts}) for split, texts in splits.items()})
+
+    monkeypatch.setattr(reading, "load_dataset", hub)
+    spec = TaskSpec(name="t", path="someone/films", config_name="small")
+    assert [row["text"] for row in rows("someone/films@v1", spec)] == ["yes"]
+    assert [row["text"] for row in rows("someone/else", spec)] == ["yes"]
+    assert asked == [("someone/films", "small", "v1", True), ("someone/else", None, None, True)]
