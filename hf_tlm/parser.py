@@ -26,7 +26,10 @@ from hf_tlm.files import HfTlmError
 from hf_tlm.signals import Terminated, on_sigterm
 
 HELP, HELP_ALL = {"-h", "--help"}, "--help_all"
-RECIPES = ("quickstart", "retrieve", "select_influence", "train_tlm", "pretrain", "finetune", "few_shot", "publish")
+RECIPES = (
+    *("quickstart", "retrieve", "select_influence", "train_tlm", "pretrain"),
+    *("finetune", "few_shot", "reproduce", "publish"),
+)
 
 
 class ConfigError(HfTlmError):
@@ -59,12 +62,29 @@ def read_configs(paths: Sequence[str], recipe: str) -> dict[str, Any]:
     return values
 
 
-def parse(*dataclasses: type, recipe: str, description: str, args: Sequence[str] | None = None) -> tuple:
+def config_files(args: Sequence[str] | None = None) -> list[str]:
+    """The `--config` files of a command line (default `sys.argv`), of which `parse` takes defaults."""
+    # With a parser of their own: a required field may be in one of them.
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument("--config", nargs="+", default=[])
+    return finder.parse_known_args(sys.argv[1:] if args is None else list(args))[0].config
+
+
+def parse(
+    *dataclasses: type,
+    recipe: str,
+    description: str,
+    args: Sequence[str] | None = None,
+    values: Mapping[str, Any] | None = None,
+) -> tuple:
     """One instance of each dataclass from `--config` files and the command line (default `sys.argv`).
 
     A dataclass may stand for one that takes seconds to import: an attribute `stands_for`, "module.name", is the class
     that is parsed into; it inherits the fields of the stand-in, and of the class that the attribute `extends` names.
     `--help` shows the fields of the stand-in alone, `--help_all` those of the class.
+
+    Args:
+        values: as in one more file, after the others.
 
     Raises:
         ConfigError: an unknown key or a value of the wrong type in a file, or values the dataclasses refuse.
@@ -92,13 +112,11 @@ def parse(*dataclasses: type, recipe: str, description: str, args: Sequence[str]
     more = f"Show the options of {', '.join(extended)} too and exit." if extended else argparse.SUPPRESS
     parser.add_argument(HELP_ALL, action="help", help=more)
     if not helps:
-        # Read the files with a parser of their own: a required field may be in one of them.
-        finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-        finder.add_argument("--config", nargs="+", default=[])
-        paths = finder.parse_known_args(args)[0].config
+        paths = config_files(args)
         actions = {action.dest: action for action in parser._actions if action.dest not in ("help", "config")}
-        for key, value in read_configs(paths, recipe).items():
-            _check_known(key, actions, f"{', '.join(map(str, paths))} for {recipe}")
+        for key, value in (read_configs(paths, recipe) | dict(values or {})).items():
+            place = "the values given" if values and key in values else ", ".join(map(str, paths))
+            _check_known(key, actions, f"{place} for {recipe}")
             actions[key].default = _typed(key, value, actions[key])
             actions[key].required = False
     try:
@@ -171,12 +189,17 @@ def _typed(key: str, value: Any, action) -> Any:
         return value
     values = value if isinstance(value, list) else [value]
     try:
-        typed = [action.type(item if isinstance(item, bool) else str(item)) for item in values]
+        typed = [action.type(item if isinstance(item, bool) else _written(item)) for item in values]
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{key}: cannot use {value!r}: {error}.") from error
     if action.choices is not None and any(item not in action.choices for item in typed):
         raise ConfigError(f"{key}: expected one of {list(action.choices)}; received {value!r}.")
     return typed if isinstance(value, list) else typed[0]
+
+
+def _written(value: Any) -> str:
+    """A value on the command line, where a mapping is JSON."""
+    return json.dumps(value) if isinstance(value, Mapping) else str(value)
 
 
 def run(main: Callable[[], Any]) -> None:

@@ -3,7 +3,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from hf_tlm.files import HfTlmError
-from hf_tlm.parser import ConfigError, parse, run
+from hf_tlm.parser import ConfigError, config_files, parse, run
 
 
 @dataclass
@@ -36,6 +36,26 @@ def test_later_files_and_the_command_line_win(tmp_path):
     )
     assert (one.name, one.rate, one.flag, one.kind) == ("x", 1e-3, True, "a")
     assert (two.size, two.seeds) == (7, [1, 2])
+
+
+def test_values_win_over_files_and_are_checked_as_they_are(tmp_path):
+    (tmp_path / "0.yaml").write_text("name: x\nrate: 1\nsize: 5")
+    arguments = {"recipe": "train_tlm", "description": "", "args": ["--config", str(tmp_path / "0.yaml")]}
+    one, two = parse(One, Two, values={"rate": 2, "seeds": [1]}, **arguments)
+    assert (one.name, one.rate, two.size, two.seeds) == ("x", 2.0, 5, [1])
+    with pytest.raises(ConfigError, match="Unknown key 'rates' in the values given for train_tlm. Did you mean rate"):
+        parse(One, Two, values={"rates": 2}, **arguments)
+    assert config_files(["--size", "3", "--config", "a.yaml", "b.yaml", "--rate", "1"]) == ["a.yaml", "b.yaml"]
+
+
+def test_a_mapping_among_texts_is_json(tmp_path):
+    @dataclass
+    class Texts:
+        arms: list[str] = field(default_factory=list)
+
+    (tmp_path / "0.yaml").write_text("arms: [x, {name: y, rate: 1e-4, steps: .inf}]")
+    (texts,) = parse(Texts, recipe="reproduce", description="", args=["--config", str(tmp_path / "0.yaml")])
+    assert texts.arms == ["x", '{"name": "y", "rate": "1e-4", "steps": Infinity}']
 
 
 def test_types_are_those_of_the_command_line(tmp_path):

@@ -1,0 +1,105 @@
+"""How a recipe says what a table has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+from hf_tlm.evaluation.reproduction.arms import Arm, TaskEntry, read_objective
+
+if TYPE_CHECKING:
+    from hf_tlm.corpora import CorpusArguments
+    from hf_tlm.evaluation.reproduction.plan import Plan
+
+
+@dataclass
+class TableArguments:
+    """The tasks, arms and seeds of the table, and its budget."""
+
+    tasks: list[str] = field(
+        metadata={
+            "help": "Tasks, each by name or folder, or as JSON: "
+            '\'{"task": "imdb", "seeds": [0], "train_tlm": {"rho1": 19}}\'.'
+        }
+    )
+    arms: list[str] = field(
+        default_factory=lambda: ["task only", "random", "BM25", "BM25 + ISS 20%"],
+        metadata={
+            "help": "task only, random, BM25, 'BM25 + ISS 20%%', "
+            "'DSIR 20%%', 'BM25 20%%' (its best), 'random 20%%' (of it), "
+            'pretrained; or as JSON: \'{"name": "rho1 = 3", "subset": "BM25", "train_tlm": {"rho1": 3}}\'.'
+        },
+    )
+    objectives: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "Every arm that is trained from scratch with each of these: mlm, electra, cocolm; or as JSON with "
+            'options of train_tlm.py: \'{"objective": "cocolm", "model_config": "..."}\'. Default: train_tlm.py\'s.'
+        },
+    )
+    seeds: list[int] = field(default_factory=lambda: [0, 1, 2], metadata={"help": "One run each."})
+    tasks_dir: str | None = field(
+        default=None, metadata={"help": "Folder of tasks: one that is there under its name is taken from there."}
+    )
+    pretrained: str | None = field(
+        default=None, metadata={"help": "Encoder of the arm 'pretrained': folder or Hub id. Default: the arm is left out."}
+    )
+    cocolm_config: str | None = field(
+        default=None, metadata={"help": "Body of objective cocolm, instead of train_tlm.py's model_config."}
+    )
+    tokenizer_name: str | None = field(
+        default=None,
+        metadata={"help": "Tokenizer of all models from scratch. Default: one is trained for each task, for all its arms."},
+    )
+    tokenizer_passages: int = field(
+        default=20_000,
+        metadata={"help": "Random passages of the corpus it is trained on, beside the task's training texts."},
+    )
+    max_steps: int | None = field(default=None, metadata={"help": "train_tlm.py's, for every arm."})
+    max_tokens: float | None = field(default=None, metadata={"help": "train_tlm.py's; max_steps is then 0 by default."})
+    max_flops: float | None = field(default=None, metadata={"help": "train_tlm.py's; max_steps is then 0 by default."})
+
+    @property
+    def budget(self) -> dict[str, Any]:
+        """What the command line says of it, as options of train_tlm."""
+        given = {name: getattr(self, name) for name in ("max_steps", "max_tokens", "max_flops")}
+        given = {name: value for name, value in given.items() if value is not None}
+        return {"max_steps": 0, **given} if given else {}
+
+    def plan(self, corpus_args: CorpusArguments, output_dir: str, files: Sequence[str]) -> Plan:
+        """The plan of the table.
+
+        Args:
+            files: configuration files with the options of the recipes that make its steps.
+
+        Raises:
+            ReproductionError: see `Arm.read`, `TaskEntry.read`, `read_objective` and `make_plan`.
+        """
+        from hf_tlm.evaluation.reproduction.plan import make_plan
+
+        objectives = [read_objective(text) for text in self.objectives]
+        arms = [arm for text in self.arms for arm in Arm.read(text).with_objectives(objectives)]
+        return make_plan(
+            [TaskEntry.read(text) for text in self.tasks],
+            arms,
+            self.seeds,
+            output_dir,
+            files=files,
+            tasks_dir=self.tasks_dir,
+            corpus=_changed(corpus_args),
+            pretrained=self.pretrained,
+            cocolm_config=self.cocolm_config,
+            tokenizer_name=self.tokenizer_name,
+            tokenizer_passages=self.tokenizer_passages,
+            budget=self.budget,
+        )
+
+
+def _changed(options: Any) -> dict[str, Any]:
+    """The fields that are not at their defaults."""
+    return {
+        entry.name: getattr(options, entry.name)
+        for entry in fields(options)
+        if entry.default is MISSING or getattr(options, entry.name) != entry.default
+    }

@@ -1,0 +1,168 @@
+"""Work through a plan, with any number of processes, and keep its table up to date."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import hf_tlm
+from hf_tlm.evaluation.grids import PointsError, work_through
+from hf_tlm.evaluation.records import command_line, environment
+from hf_tlm.evaluation.reproduction.arms import ReproductionError
+from hf_tlm.evaluation.reproduction.plan import TOKENIZER, TRAININGS, Plan, Step
+from hf_tlm.evaluation.reproduction.steps import discard_checkpoints, make_step, parse_step, read_record
+from hf_tlm.evaluation.reproduction.table import Table
+from hf_tlm.files import HfTlmError, atomic_write
+
+logger = logging.getLogger(__name__)
+
+FINISHED, FAILED = "finished", "failed"
+# What only the first process of a job does; the others go on to the next step, where they wait for it.
+_ALONE = (TOKENIZER, "retrieve")
+
+
+def reproduce(plan: Plan, *, prepare_only: bool = False, keep_checkpoints: bool = False) -> Table:
+    """Make everything that is not finished, and the table of all of it.
+
+    Every step leaves a JSON record in `runs/` or `preparations/` of the table's folder, and `results.md` and `results.json`
+    are written anew after each. What is finished is not repeated, what was interrupted continues, and other processes that
+    are given the same plan take their share (see `work_through`). A step that fails is named in the table, as are those that
+    needed it, and the others go on; the next start tries it again.
+
+    Args:
+        prepare_only: stop after tokenizers and subsets, for instance to train elsewhere.
+        keep_checkpoints: of finished runs, and models between stages; by default only their models and results are kept.
+
+    Raises:
+        HfTlmError: an option that a recipe lacks or refuses, before anything is begun; or the folder holds steps that were
+            made with other settings; or with `prepare_only`, at the end, steps that failed.
+    """
+    check(plan)
+    failed = None
+    for phase in plan.phases:
+        if prepare_only and phase[0].kind in TRAININGS:
+            break
+        try:
+            work_through(
+                phase, plan.folder, lambda step: _finished(plan, step), lambda step: _run(plan, step, keep_checkpoints)
+            )
+        except PointsError as error:
+            failed = error
+            logger.warning("%s", error)
+    if prepare_only and failed:
+        raise failed
+    return write_table(plan)
+
+
+def check(plan: Plan) -> None:
+    """Everything that can be refused before the first step.
+
+    Raises:
+        HfTlmError: see `reproduce`.
+    """
+    seen: set[tuple[str, str]] = set()
+    for step in (*plan.preparations, *plan.trainings):
+        what = (step.kind, step.name.rpartition("/")[0] if step.kind in TRAININGS else step.name)
+        if what not in seen:
+            seen.add(what)
+            parse_step(plan, step)
+        record = read_record(plan.record_file(step))
+        if record is not None and record["status"] == FINISHED:
+            there, here = record["settings"], plan.settings(step)
+            changed = [name for name in sorted({*there, *here}) if there.get(name) != here.get(name)]
+            if changed:
+                name = changed[0]
+                raise ReproductionError(
+                    f"{plan.folder(step)} was made with other settings ({name}: {there.get(name)!r:.60} there, "
+                    f"{here.get(name)!r:.60} asked for). Choose another --output_dir, or delete "
+                    f"{plan.record_file(step)} and that folder to make it again."
+                )
+
+
+def write_table(plan: Plan) -> Table:
+    """`results.md` and `results.json` of what is finished now."""
+    records = {step.name: read_record(plan.record_file(step)) for step in (*plan.preparations, *plan.trainings)}
+    table = Table(plan, records)
+    if int(os.environ.get("RANK", "0")) == 0:
+        atomic_write(plan.output_dir / "results.json", json.dumps(table.to_dict(), indent=2) + "\n")
+        atomic_write(plan.output_dir / "results.md", table.to_text() + "\n")
+    return table
+
+
+def _finished(plan: Plan, step: Step) -> bool:
+    record = read_record(plan.record_file(step))
+    return record is not None and record["status"] == FINISHED
+
+
+def _run(plan: Plan, step: Step, keep_checkpoints: bool) -> None:
+    """Make a step, and its record, whether it succeeds or fails."""
+    first = int(os.environ.get("RANK", "0")) == 0
+    if step.kind in _ALONE and not first:
+        return
+    logger.warning("Making %s.", step.name)
+    begun = time.time()
+    record: dict[str, Any] = {
+        "status": FINISHED,
+        "name": step.name,
+        "kind": step.kind,
+        "task": step.task_name,
+        "arm": step.arm and step.arm.name,
+        "objective": None if step.arm is None or step.arm.subset is None else step.options.get("objective", "mlm"),
+        "seed": step.seed,
+        "command": plan.command(step),
+        "started_by": command_line(),
+        "commit": commit(),
+        "settings": plan.settings(step),
+    }
+    error = None
+    try:
+        _check_inputs(plan, step)
+        record |= make_step(plan, step)
+    except Exception as reason:  # Whatever ends one run, memory that does not suffice for instance, leaves the others.
+        error = reason
+        if not isinstance(reason, HfTlmError):
+            logger.exception("%s failed.", step.name)
+        record |= {"status": FAILED, "error": f"{type(reason).__name__}: {reason}"}
+    record.setdefault("environment", environment())
+    record["wall_seconds"] = round(time.time() - begun, 1)
+    if first:
+        if error is None and not keep_checkpoints:
+            discard_checkpoints(plan.folder(step))
+        atomic_write(plan.record_file(step), json.dumps(record, indent=2, default=str) + "\n")
+        write_table(plan)
+    if torch.cuda.is_available():
+        # The next run's model finds its memory free.
+        gc.collect()
+        torch.cuda.empty_cache()
+    if error is not None:
+        raise error if isinstance(error, HfTlmError) else ReproductionError(record["error"]) from error
+
+
+def _check_inputs(plan: Plan, step: Step) -> None:
+    made = {other.name: other for other in plan.preparations}
+    for name in step.inputs.values():
+        if not _finished(plan, made[name]):
+            reason = (read_record(plan.record_file(made[name])) or {}).get("error", "it was not made")
+            raise ReproductionError(f"It needs {name}, which failed: {reason}")
+
+
+def commit() -> str | None:
+    """The commit of the checkout that the package is imported from, with `+` for changes; None outside of one."""
+    folder = Path(hf_tlm.__file__).parent
+    try:
+        found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, timeout=10)
+        if found.returncode:
+            return None
+        changed = ["git", "status", "--porcelain", "--untracked-files=no", "--", str(folder)]
+        changes = subprocess.run(changed, cwd=folder, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout.strip() + ("+" if changes.stdout.strip() else "")

@@ -1,0 +1,61 @@
+r"""The papers' comparisons at a budget of your own: arms x tasks x seeds -> one table, published figures beside it.
+
+    python recipes/reproduce.py --config recipes/configs/reproduce/cpu.yaml recipes/configs/reproduce/main.yaml \
+        --tasks_dir path/to/tasks --corpus 'path/to/corpus/*.parquet' --output_dir runs/main
+    python recipes/reproduce.py --config recipes/configs/reproduce/cpu.yaml --tasks scierc chemprot \
+        --arms 'task only' random BM25 'BM25 + ISS 20%' --objectives mlm electra --seeds 0 1 2 --max_flops 1e14 \
+        --tasks_dir path/to/tasks --corpus 'path/to/corpus/*.parquet' --output_dir runs/objectives
+
+Sections retrieve, select_influence, train_tlm and finetune of the YAML files are the options of those recipes, equal for
+all arms. The table is results.md and results.json, the runs are runs/*.json. Start the same command again to continue, and
+several times at once, one for each GPU for instance, to share the work.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+from hf_tlm.corpora import CorpusArguments
+from hf_tlm.evaluation import reproduction
+from hf_tlm.parser import config_files, parse, run
+
+
+@dataclass
+class ReproduceArguments:
+    """Where it goes, and how far."""
+
+    output_dir: str = field(metadata={"help": "Folder of the table, its subsets and its runs."})
+    prepare_only: bool = field(
+        default=False, metadata={"help": "Stop when tokenizers and subsets are made: what needs no GPU, beforehand."}
+    )
+    keep_checkpoints: bool = field(
+        default=False, metadata={"help": "Keep checkpoints and the model of stage 1 of finished runs too."}
+    )
+
+
+def main() -> None:
+    # 1. Arguments.
+    classes = (reproduction.TableArguments, CorpusArguments, ReproduceArguments)
+    table_args, corpus_args, args = parse(*classes, recipe="reproduce", description=__doc__)
+
+    # 2. The plan: tokenizers and subsets that arms share, then one training per seed, task and arm.
+    plan = table_args.plan(corpus_args, args.output_dir, config_files())
+    first = os.environ.get("RANK", "0") == "0"
+    if first:
+        print(f"{len(plan.preparations)} tokenizers and subsets, {len(plan.trainings)} trainings.")
+
+    # 3. Whatever is not finished.
+    table = reproduction.reproduce(plan, prepare_only=args.prepare_only, keep_checkpoints=args.keep_checkpoints)
+
+    # 4. The table.
+    if first and not args.prepare_only:
+        print(f"\n{table.to_text()}\n\nSaved to {args.output_dir}: results.md, results.json, runs/.")
+    if table.failures:
+        raise reproduction.ReproductionError(
+            f"{len(table.failures)} of {table.total} runs failed; the table names them. The same command tries them again."
+        )
+
+
+if __name__ == "__main__":
+    run(main)

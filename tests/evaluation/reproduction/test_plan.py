@@ -1,0 +1,241 @@
+"""What is made for a table, and in which order, without making anything."""
+
+import json
+import shlex
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from hf_tlm.corpora import CorpusArguments
+from hf_tlm.evaluation.reproduction import PUBLISHED, Arm, ReproductionError, Selection, TableArguments, TaskEntry, make_plan
+from hf_tlm.evaluation.reproduction.steps import parse_step
+from hf_tlm.parser import ConfigError, parse
+from hf_tlm.tasks import TaskArguments
+from hf_tlm.training import ModelArguments, TlmOptions
+from hf_tlm.training.claim import settings
+
+ROOT = Path(__file__).resolve().parents[3]
+CONFIGS = ROOT / "recipes" / "configs" / "reproduce"
+CORPUS = {"corpus": "corpus.parquet"}
+
+
+def planned(arms, tasks=("one",), seeds=(0,), **options):
+    arms = [Arm.read(arm if isinstance(arm, str) else json.dumps(arm)) for arm in arms]
+    tasks = [TaskEntry.read(task if isinstance(task, str) else json.dumps(task)) for task in tasks]
+    return make_plan(tasks, arms, seeds, "out", **{"corpus": CORPUS, **options})
+
+
+def names(steps):
+    return [step.name for step in steps]
+
+
+@pytest.mark.parametrize(
+    "text,expected",
+    [
+        ("none", (None, None, None)),
+        ("task only", (None, None, None)),
+        ("random", ("random", None, None)),
+        ("bm25", ("bm25", None, None)),
+        ("BM25 + ISS 20%", ("bm25", "iss", 0.2)),
+        ("ISS 2.5%", ("bm25", "iss", 0.025)),
+        ("DSIR 40%", ("bm25", "dsir", 0.4)),
+        ("BM25 20%", ("bm25", "bm25-rank", 0.2)),
+        ("random 80%", ("bm25", "random", 0.8)),
+    ],
+)
+def test_subsets_by_the_names_of_tables(text, expected):
+    found = Selection.read(text)
+    assert (found.retriever, found.method) == expected[:2] and found.fraction == pytest.approx(expected[2])
+
+
+@pytest.mark.parametrize(
+    "text,message",
+    [
+        ("BM26", "A subset is none, random, BM25"),
+        ("ISS 0%", "received 'ISS 0%'"),
+        ("ISS 120%", "received 'ISS 120%'"),
+        ('{"name": "x", "subset": "BM25", "rho1": 3}', "An arm has no 'rho1': it has name, subset"),
+        ('{"name": "x", "subset": "BM25"', "a name or a JSON object"),
+        ('{"subset": "BM25", "published": ["TLM Table 9: x"]}', "no published row 'TLM Table 9: x'"),
+        ('{"name": "x", "pretrained": true, "subset": "BM25"}', "has no subset and no objective"),
+        ('{"name": "x", "subset": "BM25", "train_tlm": 3}', "a mapping of options of recipes/train_tlm.py"),
+        ("{}", "needs a name"),
+    ],
+)
+def test_arms_that_are_none(text, message):
+    with pytest.raises(ReproductionError, match=message):
+        Arm.read(text)
+
+
+def test_steps_are_shared_and_in_order():
+    arms = ["task only", "random", "BM25", "BM25 + ISS 20%", "BM25 20%"]
+    plan = planned(arms, tasks=["one", {"task": "data/two", "seeds": [7]}], seeds=[0, 1])
+    assert [sorted(names(phase)) for phase in plan.phases[:3]] == [
+        ["one/tokenizer", "two/tokenizer"],
+        ["one/subsets/bm25", "two/subsets/bm25"],
+        [f"{task}/subsets/{kind}" for task in ("one", "two") for kind in ("bm25-rank-20", "iss-20", "random")],
+    ]
+    folders = ["task-only", "random", "bm25", "bm25-iss-20", "bm25-20"]
+    expected = [f"{task}/{arm}/seed-{seed}" for task, seed in (("one", 0), ("two", 7), ("one", 1)) for arm in folders]
+    assert names(plan.trainings) == expected and len(plan.phases) == 4
+    everything = names((*plan.preparations, *plan.trainings))
+    assert len(everything) == len(set(everything))
+    made = set()
+    for phase in plan.phases:  # Nothing needs what is not made before.
+        assert all(set(step.inputs.values()) <= made for step in phase)
+        made |= set(names(phase))
+
+
+def test_every_arm_has_the_same_tokenizer_and_budget():
+    plan = planned(["task only", "random", "ISS 20%"], budget={"max_steps": 50})
+    assert [step.inputs.get("subset") for step in plan.trainings] == [None, "one/subsets/random", "one/subsets/iss-20"]
+    assert {step.inputs["tokenizer_name"] for step in plan.trainings} == {"one/tokenizer"}
+    assert [step.options for step in plan.trainings] == [
+        {"max_steps": 50, "rho1": 0, "seed": 0},
+        {"max_steps": 50, "seed": 0},
+        {"max_steps": 50, "seed": 0},
+    ]
+    (iss,) = [step for step in plan.preparations if step.kind == "select_influence"]
+    assert iss.inputs == {"subset": "one/subsets/bm25", "tokenizer_name": "one/tokenizer"}
+    given = planned(["task only", "ISS 20%"], tokenizer_name="some/tokenizer")
+    assert "one/tokenizer" not in names(given.preparations)
+    assert all(given.values(step)["tokenizer_name"] == "some/tokenizer" for step in given.trainings)
+
+
+def test_settings_of_tasks_and_arms():
+    task = {"task": "one", "train_tlm": {"rho1": 9, "vocab_size": 99}, "retrieve": {"top_k": 5}}
+    arms = ["BM25", {"name": "K = 7", "subset": "BM25", "retrieve": {"top_k": 7}}]
+    arms += [{"name": "rho1 = 1", "subset": "BM25", "train_tlm": {"rho1": 1}}]
+    arms += [{"name": "last layer", "subset": "ISS 20%", "select_influence": {"layer": -1}}]
+    arms += [{"name": "first layer", "subset": "ISS 20%", "select_influence": {"layer": 1}}]
+    arms += [{"name": "another draw", "subset": "random", "retrieve": {"seed": 4}}]
+    plan = planned(arms, tasks=[task])
+    options = {step.name: step.options for step in plan.preparations}
+    assert options["one/subsets/bm25"]["top_k"] == 5 and options["one/subsets/bm25-top_k=7"]["top_k"] == 7
+    assert options["one/subsets/random-seed=4"]["seed"] == 4 and "seed" not in options["one/subsets/bm25"]
+    assert options["one/subsets/iss-20-layer=-1"]["layer"] == -1 and options["one/subsets/iss-20-layer=1"]["layer"] == 1
+    assert options["one/tokenizer"]["vocab_size"] == 99
+    assert [step.options["rho1"] for step in plan.trainings] == [9, 9, 1, 9, 9, 9]
+    assert [step.inputs["subset"].split("/")[-1] for step in plan.trainings][:3] == ["bm25", "bm25-top_k=7", "bm25"]
+
+
+def test_objectives_multiply_arms():
+    read = TableArguments(tasks=["one"], arms=["BM25", "pretrained"], seeds=[0], pretrained="encoder")
+    read.objectives = ["mlm", '{"objective": "cocolm", "model_config": "cocolm.json"}']
+    plan = read.plan(CorpusArguments(corpus="corpus.parquet"), "out", ())
+    assert names(plan.trainings) == ["one/bm25-mlm/seed-0", "one/bm25-coco-lm/seed-0", "one/pretrained/seed-0"]
+    assert [step.options.get("objective") for step in plan.trainings] == ["mlm", "cocolm", None]
+    assert [step.options.get("model_config") for step in plan.trainings] == [None, "cocolm.json", None]
+    assert plan.trainings[2].kind == "finetune" and plan.values(plan.trainings[2])["model_name_or_path"] == "encoder"
+    read.objectives, read.cocolm_config = ["mlm", "electra", "cocolm"], "body.json"
+    plan = read.plan(CorpusArguments(corpus="corpus.parquet"), "out", ())
+    assert [step.options.get("model_config") for step in plan.trainings] == [None, None, "body.json", None]
+    read.objectives = ["xlm"]
+    with pytest.raises(ReproductionError, match="An objective is one of mlm, electra"):
+        read.plan(CorpusArguments(corpus="corpus.parquet"), "out", ())
+
+
+def test_budget_of_the_command_line():
+    assert TableArguments(tasks=["one"]).budget == {}
+    assert TableArguments(tasks=["one"], max_flops=1e14).budget == {"max_steps": 0, "max_flops": 1e14}
+    assert TableArguments(tasks=["one"], max_steps=5, max_tokens=10).budget == {"max_steps": 5, "max_tokens": 10}
+
+
+def test_an_encoder_that_is_not_at_hand_is_left_out_and_said():
+    plan = planned(["task only", "pretrained"])
+    assert names(plan.trainings) == ["one/task-only/seed-0"]
+    assert plan.left_out == ("pretrained: no pretrained encoder was given (--pretrained)",)
+
+
+def test_tasks_of_a_folder(tmp_path):
+    (tmp_path / "one").mkdir()
+    plan = planned(["task only"], tasks=["one", "owner/two@main"], tasks_dir=str(tmp_path))
+    assert [step.task for step in plan.trainings] == [str(tmp_path / "one"), "owner/two@main"]
+    assert names(plan.trainings) == ["one/task-only/seed-0", "two/task-only/seed-0"]
+
+
+@pytest.mark.parametrize(
+    "arms,options,message",
+    [
+        ([], {}, "needs tasks, arms and seeds"),
+        (["BM25", "bm25"], {}, "The arm bm25 is there twice"),
+        (["BM25"], {"tasks": ["one", "data/one"]}, "The task one is there twice"),
+        (["BM25"], {"seeds": [0, 0]}, "The seed 0 is there twice"),
+        (["BM25"], {"corpus": {}}, "needs a corpus: give --corpus"),
+    ],
+)
+def test_plans_that_are_none(arms, options, message):
+    with pytest.raises(ReproductionError, match=message):
+        planned(arms, **options)
+
+
+def from_files(*files, args=()):
+    files = [str(CONFIGS / file) for file in files]
+    arguments = ["--config", *files, "--corpus", "corpus.parquet", *args]
+    table_args, corpus_args = parse(TableArguments, CorpusArguments, recipe="reproduce", description="", args=arguments)
+    return table_args.plan(corpus_args, "out", files)
+
+
+@pytest.mark.parametrize("scale", ["cpu.yaml", "gpu.yaml"])
+@pytest.mark.parametrize("table", ["fractions", "layers", "main", "objectives", "rho1", "rho2", "stages", "tiny", "top_k"])
+def test_every_table_can_be_made(table, scale, monkeypatch):
+    """Every step is parsed as its recipe would."""
+    monkeypatch.chdir(ROOT)
+    plan = from_files(
+        scale, f"{table}.yaml", args=["--pretrained", "encoder", *(["--tasks", "x"] if table == "tiny" else [])]
+    )
+    arms = {step.arm.name: step for step in plan.trainings}
+    assert len(arms) >= 2 and all(name in PUBLISHED for step in arms.values() for name in step.arm.published)
+    for step in ({step.kind: step for step in plan.preparations} | arms).values():
+        if step.kind in ("select_influence", "train_tlm", "finetune"):
+            # bf16 is refused where there is no GPU.
+            step = replace(step, options={**step.options, "bf16": False})
+        assert parse_step(plan, step)
+
+
+def test_tables_of_the_papers():
+    shown = {
+        file.stem: {
+            name.partition(":")[0] for step in from_files("cpu.yaml", file.name).trainings for name in step.arm.published
+        }
+        for file in CONFIGS.glob("*.yaml")
+        if file.stem not in ("cpu", "gpu", "tiny")
+    }
+    assert shown == {
+        "main": {"TLM Table 2", "TLM Table 3", "TLM Table 4", "ISS Table 3", "ISS Table 5"},
+        "top_k": {"TLM Table 4"},
+        "rho1": {"TLM Table 5"},
+        "rho2": {"TLM Table 6"},
+        "stages": {"TLM Table 7"},
+        "fractions": {"ISS Table 5"},
+        "layers": {"ISS Table 7"},
+        "objectives": {"COCO-LM Table 1"},
+    }
+    rho1 = [step.options["rho1"] for step in from_files("cpu.yaml", "rho1.yaml").trainings if step.name.startswith("scierc")]
+    assert rho1[:5] == [1, 3, 99, 999, float("inf")]
+
+
+@dataclass
+class SubsetArguments:
+    subset: str
+
+
+def test_the_command_of_a_step_does_the_same(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    plan = from_files("cpu.yaml", "rho1.yaml")
+    step = next(step for step in plan.trainings if step.arm.name == "corpus only")
+    python, recipe, *arguments = shlex.split(plan.command(step))
+    assert (python, recipe) == ("python", "recipes/train_tlm.py")
+    classes = (TaskArguments, ModelArguments, TlmOptions, SubsetArguments)
+    *typed, subset = parse(*classes, recipe="train_tlm", description="", args=arguments)
+    task_args, model_args, args = parse_step(plan, step)
+    assert typed[:2] == [task_args, model_args] and settings(typed[2]) == settings(args)
+    assert args.rho1 == float("inf") and args.output_dir == "out/scierc/corpus-only/seed-0"
+    assert subset.subset == "out/scierc/subsets/bm25"
+
+
+def test_an_option_that_a_recipe_lacks_is_refused():
+    plan = planned([{"name": "x", "subset": "none", "train_tlm": {"rho": 3}}])
+    with pytest.raises(ConfigError, match="Unknown key 'rho' in the values given for train_tlm. Did you mean rho"):
+        parse_step(plan, plan.trainings[0])

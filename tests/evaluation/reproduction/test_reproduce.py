@@ -1,0 +1,295 @@
+"""Tables of tiny runs: what is written, what is not repeated, what fails, and two processes at one table."""
+
+import json
+import multiprocessing
+import re
+import runpy
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from datasets import Dataset
+
+from hf_tlm.evaluation.grids import PointsError, sharing
+from hf_tlm.evaluation.reproduction import Arm, ReproductionError, TaskEntry, make_plan, reproduce
+from hf_tlm.evaluation.reproduction.reproduce import write_table
+from hf_tlm.files import HfTlmError
+from hf_tlm.parser import ConfigError
+from toys import FAST, TINY_CONFIGS, sentences
+
+ROOT = Path(__file__).resolve().parents[3]
+MODEL = {name: value for name, value in TINY_CONFIGS["bert"].items() if name not in ("vocab_size", "num_labels")}
+ARMS = ["task only", {"name": "BM25", "published": ["TLM Table 4: Top-50", "TLM Table 2: TLM (small-scale)"]}]
+# Of a run: what depends on the clock.
+CLOCK = ("seconds", "wall_seconds", "subset_seconds", "started_by", "commit", "environment")
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    """A task, named as one of the papers', a corpus, and the options of all recipes."""
+    folder = tmp_path_factory.mktemp("work")
+    (folder / "tasks" / "scierc").mkdir(parents=True)
+    for split, count in (("train", 24), ("validation", 12), ("test", 12)):
+        Dataset.from_list(sentences(count, len(split))).to_json(folder / "tasks" / "scierc" / f"{split}.jsonl")
+    Dataset.from_list([{"text": row["text"]} for row in sentences(60, 9)]).to_parquet(folder / "corpus.parquet")
+    (folder / "model.json").write_text(json.dumps({"model_type": "bert", **MODEL}))
+    shared = {"model_config": str(folder / "model.json"), "report_to": "none", "disable_tqdm": True, "use_cpu": True}
+    train = {**FAST, **shared, "max_steps": 2, "stage2_max_steps": 2, "stage2_eval_steps": 1, "vocab_size": 120}
+    influence = {**shared, "max_length": 32, "num_train_epochs": 1, "save_strategy": "no"}
+    finetune = {"max_steps": 2, "max_length": 32, "report_to": "none", "disable_tqdm": True, "use_cpu": True}
+    files = {"retrieve": {"top_k": 4}, "train_tlm": train, "select_influence": influence, "finetune": finetune}
+    (folder / "options.yaml").write_text(yaml.safe_dump(files))
+    return folder
+
+
+def planned(work, output_dir, arms=ARMS, seeds=(0, 1), **options):
+    arms = [Arm.read(arm if isinstance(arm, str) else json.dumps(arm)) for arm in arms]
+    corpus = {"corpus": str(work / "corpus.parquet")}
+    places = {"files": [str(work / "options.yaml")], "tasks_dir": str(work / "tasks")}
+    return make_plan([TaskEntry("scierc")], arms, seeds, output_dir, corpus=corpus, **{**places, **options})
+
+
+def without_clock(value):
+    if isinstance(value, dict):
+        return {name: without_clock(entry) for name, entry in value.items() if name not in CLOCK}
+    return [without_clock(entry) for entry in value] if isinstance(value, list) else value
+
+
+@pytest.fixture(scope="module")
+def whole(work, tmp_path_factory):
+    """A finished table of two arms and two seeds, without its folder's name."""
+    out = tmp_path_factory.mktemp("whole") / "out"
+    return out, reproduce(planned(work, out))
+
+
+def comparable(*folders):
+    """The results of the first, without the clock and without the name of any of the folders."""
+    text = json.dumps(without_clock(json.loads((folders[0] / "results.json").read_text())), indent=1)
+    for folder in folders:
+        text = text.replace(str(folder), "OUT")
+    return text
+
+
+MODULE = sys.modules[reproduce.__module__]
+
+
+def fake_step(plan, step):
+    """A record without any work, its scores made of the step's name."""
+    plan.folder(step).mkdir(parents=True, exist_ok=True)
+    if "broken" in step.name or step.options.get("layer") == 9:
+        raise HfTlmError("it is broken")
+    if step.kind not in ("train_tlm", "finetune"):
+        return {}
+    scores = {split: {"macro_f1": len(step.name) / 100 + step.seed / 10} for split in ("validation", "test")}
+    cost = {"steps": 4, "tokens": 9, "real_tokens": 8, "flops": 7.0, "seconds": 6.0}
+    return {"metric": "macro_f1", "parameters": 5, "cost": cost, "subset": None, **scores}
+
+
+@pytest.fixture
+def faked(monkeypatch):
+    """Nothing is trained: the names of the steps that would be made."""
+    names = []
+    monkeypatch.setattr(MODULE, "make_step", lambda plan, step: (names.append(step.name), fake_step(plan, step))[1])
+    monkeypatch.setattr(sharing, "POLL_SECONDS", 0.05)
+    return names
+
+
+def test_what_is_written(work, whole):
+    out, table = whole
+    assert sorted(path.name for path in (out / "runs").glob("*.json")) == [
+        f"scierc.{arm}.seed-{seed}.json" for arm in ("bm25", "task-only") for seed in (0, 1)
+    ]
+    assert len(list((out / "preparations").glob("*.json"))) == 2 and not list(out.rglob("*.lock"))
+    record = json.loads((out / "runs/scierc.bm25.seed-1.json").read_text())
+    results = json.loads((out / "scierc/bm25/seed-1/results.json").read_text())
+    assert record["command"].startswith("python recipes/train_tlm.py --config ") and record["started_by"]
+    assert (record["task"], record["arm"], record["seed"], record["objective"]) == ("scierc", "BM25", 1, "mlm")
+    for name in ("validation", "test", "cost", "parameters", "stages"):
+        assert record[name] == results["seeds"][0][name]
+    assert record["cost"]["steps"] == 4 and record["subset"]["passages"] == results["subset"]["counts"]["union"]
+    assert record["environment"]["torch"] and record["metric"] == "macro_f1"
+    # None outside of a checkout.
+    assert record["commit"] is None or re.fullmatch("[0-9a-f]{40}[+]?", record["commit"])
+    assert not list(out.rglob("checkpoint-*")), "finished runs are not continued"
+
+    values = [json.loads((out / f"runs/scierc.bm25.seed-{seed}.json").read_text())["test"]["macro_f1"] for seed in (0, 1)]
+    row = table.rows[1].to_dict()
+    assert row["test"]["values"] == values and row["test"]["mean"] == pytest.approx(sum(values) / 2)
+    assert row["test"]["std"] == pytest.approx(abs(values[0] - values[1]) / 2**0.5)
+    assert json.loads((out / "results.json").read_text())["rows"] == json.loads(
+        json.dumps([r.to_dict() for r in table.rows])
+    )
+
+
+def test_the_same_tokenizer_and_as_many_parameters(whole):
+    out, table = whole
+    folders = ("tokenizer", "bm25/seed-0", "task-only/seed-1")
+    vocabularies = [json.loads((out / "scierc" / name / "tokenizer.json").read_text())["model"]["vocab"] for name in folders]
+    assert vocabularies[0] == vocabularies[1] == vocabularies[2]
+    assert len({row.to_dict()["parameters"] for row in table.rows}) == 1
+    prepared = json.loads((out / "preparations/scierc.tokenizer.json").read_text())
+    assert prepared["task_texts"] == 24 and prepared["corpus_passages"] == 60 and prepared["command"] is None
+
+
+def test_the_page(whole):
+    out, table = whole
+    text = (out / "results.md").read_text()
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
+    cells = [dict(zip(lines[0], line, strict=True)) for line in lines[2:]]
+    assert [(row["task"], row["arm"], row["seeds"]) for row in cells] == [
+        ("scierc", "task only", "2"),
+        ("scierc", "BM25", "2"),
+    ]
+    assert cells[1]["published validation"] == "77.61 ± 1.75 (TLM Table 4)"
+    assert cells[1]["published test"] == "80.51 ± 1.53 (TLM Table 2)" and cells[0]["published test"] == ""
+    score = table.rows[1].score("test")
+    assert cells[1]["test"] == f"{100 * score['mean']:.2f} ± {100 * score['std']:.2f}"
+    assert "4 of 4 runs are finished." in text and "Published** figures are the papers' own" in text
+    flops = sum(run["cost"]["flops"] for run in table.records) / 4
+    assert f"TLM Table 2, TLM (small-scale): 2.74e+18 FLOPs, {2.74e18 / flops:,.0f} times ours" in text
+    assert "scierc, trained from scratch: 4 steps, " in text and "60 passages (work" in text
+
+
+def test_a_table_that_was_interrupted_is_the_same(work, whole, tmp_path, monkeypatch):
+    """The last run was killed when its model was trained, and before its record was written."""
+    out = tmp_path / "out"
+    shutil.copytree(whole[0], out)
+    plan = planned(work, out)
+    for name in ("scierc/task-only/seed-1/seed-1", "scierc/task-only/seed-1/results.json"):
+        path = out / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    settings = out / "scierc/task-only/seed-1/settings.json"
+    settings.write_text(settings.read_text().replace(str(whole[0]), str(out)))
+    (out / "runs/scierc.task-only.seed-1.json").unlink()
+    assert "3 of 4 runs are finished, 1 to be done." in write_table(plan).to_text()
+    made, original = [], MODULE.make_step
+    monkeypatch.setattr(MODULE, "make_step", lambda plan, step: (made.append(step.name), original(plan, step))[1])
+    reproduce(plan)
+    assert made == ["scierc/task-only/seed-1"]
+    assert comparable(out, whole[0]) == comparable(whole[0])
+
+
+def test_a_pretrained_encoder(work, whole, tmp_path):
+    encoder = str(whole[0] / "scierc/bm25/seed-0")
+    table = reproduce(planned(work, tmp_path / "out", ["pretrained"], seeds=[0], pretrained=encoder))
+    assert table.failures == []
+    record = table.records[0]
+    assert record["kind"] == "finetune" and record["checkpoint"]["model_name_or_path"] == encoder
+    assert record["cost"]["steps"] == 2 and 0 <= record["test"]["macro_f1"] <= 1 and record["objective"] is None
+    assert "1 of 1 runs are finished." in (tmp_path / "out/results.md").read_text()
+
+
+def test_ctrl_c_and_the_rest_later(work, tmp_path, faked, monkeypatch):
+    plan = planned(work, tmp_path / "out")
+    fake = MODULE.make_step
+
+    def interrupted(plan, step):
+        if step.name == "scierc/task-only/seed-1":
+            raise KeyboardInterrupt
+        return fake(plan, step)
+
+    monkeypatch.setattr(MODULE, "make_step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        reproduce(plan)
+    assert "2 of 4 runs are finished, 2 to be done." in (tmp_path / "out/results.md").read_text()
+    assert [path.name for path in (tmp_path / "out/runs").glob("*seed-1*")] == []
+    monkeypatch.setattr(MODULE, "make_step", fake)
+    del faked[:]
+    reproduce(plan)
+    assert faked == ["scierc/task-only/seed-1", "scierc/bm25/seed-1"]
+    del faked[:]
+    assert reproduce(plan).total == 4 and faked == []
+
+
+def test_failures_are_named_and_the_rest_goes_on(work, tmp_path, faked):
+    arms = ["task only", {"name": "broken", "subset": "BM25"}]
+    arms += [{"name": "no layer", "subset": "ISS 20%", "select_influence": {"layer": 9}}]
+    plan = planned(work, tmp_path / "out", arms, seeds=[0])
+    table = reproduce(plan)
+    assert [len(row.runs) for row in table.rows] == [1, 0, 0]
+    assert table.failures == [
+        "scierc, broken, seed 0: HfTlmError: it is broken",
+        "scierc, no layer, seed 0: ReproductionError: It needs scierc/subsets/iss-20-layer=9, which failed: HfTlmError: "
+        "it is broken",
+    ]
+    text = (tmp_path / "out/results.md").read_text()
+    assert "1 of 3 runs are finished, 2 failed." in text and all(failure in text for failure in table.failures)
+    del faked[:]
+    assert len(reproduce(plan).failures) == 2
+    assert sorted(faked) == ["scierc/broken/seed-0", "scierc/subsets/iss-20-layer=9"], "what failed is tried again"
+    with pytest.raises(PointsError, match="iss-20-layer=9: "):
+        reproduce(plan, prepare_only=True)
+
+
+def test_the_recipe_fails_when_a_run_did(work, tmp_path, faked, monkeypatch, capsys):
+    files = [work / "options.yaml", "--tasks_dir", work / "tasks", "--tasks", "scierc", "--output_dir", tmp_path / "out"]
+    arms = ["--arms", "task only", '{"name": "broken", "subset": "none"}', "--seeds", "0"]
+    monkeypatch.setattr(sys, "argv", list(map(str, ["recipes/reproduce.py", "--config", *files, *arms])))
+    main = runpy.run_path(str(ROOT / "recipes" / "reproduce.py"), run_name="recipe")["main"]
+    with pytest.raises(ReproductionError, match="1 of 2 runs failed"):
+        main()
+    assert "1 of 2 runs are finished, 1 failed." in capsys.readouterr().out
+
+
+def test_an_error_that_is_a_bug_fails_its_run_alone(work, tmp_path, faked, monkeypatch):
+    fake = MODULE.make_step
+
+    def out_of_memory(plan, step):
+        return fake(plan, step) if step.seed != 0 else {}["memory"]
+
+    monkeypatch.setattr(MODULE, "make_step", out_of_memory)
+    table = reproduce(planned(work, tmp_path / "out", ["task only"]))
+    assert table.failures == ["scierc, task only, seed 0: KeyError: 'memory'"] and len(table.rows[0].runs) == 1
+
+
+def test_what_stops_a_table_before_it_begins(work, whole, tmp_path, faked):
+    plan = planned(work, tmp_path / "out", [{"name": "x", "subset": "none", "train_tlm": {"rho_1": 2}}])
+    with pytest.raises(ConfigError, match="Unknown key 'rho_1'"):
+        reproduce(plan)
+    changed = planned(work, whole[0], budget={"max_steps": 3})
+    with pytest.raises(ReproductionError, match="made with other settings .max_steps: 2 there, 3 asked for"):
+        reproduce(changed)
+    assert faked == [] and not (tmp_path / "out").exists()
+
+
+def test_subsets_beforehand_and_checkpoints(work, tmp_path, faked):
+    plan = planned(work, tmp_path / "out", ["random", "BM25", "BM25 20%"], seeds=[0])
+    reproduce(plan, prepare_only=True)
+    assert faked == [f"scierc/{name}" for name in ("tokenizer", "subsets/bm25", "subsets/random", "subsets/bm25-rank-20")]
+    for keep in (True, False):
+        for step in plan.trainings:
+            for name in ("stage1/checkpoint-2", "stage1/model", "model"):
+                (plan.folder(step) / "seed-0" / name).mkdir(parents=True)
+        reproduce(plan, keep_checkpoints=keep)
+        assert len(list((tmp_path / "out").rglob("checkpoint-2"))) == (3 if keep else 0)
+        assert len(list((tmp_path / "out").rglob("model"))) == (6 if keep else 3)
+        shutil.rmtree(tmp_path / "out" / "scierc")
+        shutil.rmtree(tmp_path / "out" / "runs")
+
+
+def test_two_processes_share_a_table(work, tmp_path, faked, monkeypatch):
+    """Forked, so that they need not import everything again."""
+
+    def work_in_child(name):
+        def slowly(plan, step):
+            (tmp_path / f"{name}.{step.name.replace('/', '.')}").touch()
+            time.sleep(0.1)
+            return fake_step(plan, step)
+
+        monkeypatch.setattr(MODULE, "make_step", slowly)
+        reproduce(planned(work, tmp_path / "shared", [*ARMS, "random"]))
+
+    fork = multiprocessing.get_context("fork")
+    pair = [fork.Process(target=work_in_child, args=(name,)) for name in "ab"]
+    for process in pair:
+        process.start()
+    for process in pair:
+        process.join(60)
+    assert [process.exitcode for process in pair] == [0, 0]
+    by = {name: {path.name[2:] for path in tmp_path.glob(f"{name}.*")} for name in "ab"}
+    assert len(by["a"] | by["b"]) == 9 and not by["a"] & by["b"] and by["a"] and by["b"]
+    reproduce(planned(work, tmp_path / "alone", [*ARMS, "random"]))
+    assert comparable(tmp_path / "shared") == comparable(tmp_path / "alone")

@@ -1,0 +1,40 @@
+"""recipes/reproduce.py as a user starts it: every kind of arm, two steps each."""
+
+import json
+
+import pytest
+
+from hf_tlm.retrieval import Subset
+from launching import fails, launch
+
+TABLE = ["recipes/reproduce.py", "--config", "recipes/configs/reproduce/tiny.yaml"]
+
+
+@pytest.fixture(scope="module")
+def options(work):
+    """The tiny table with a model that is smaller still, on CPUs."""
+    model = {"model_config": str(work / "model.json"), "use_cpu": True}
+    (work / "options.yaml").write_text(json.dumps({"train_tlm": {**model, "vocab_size": 120}, "select_influence": model}))
+    return [*TABLE, work / "options.yaml", "--corpus", work / "corpus.parquet", "--tasks_dir", work]
+
+
+@pytest.mark.timeout(600)
+def test_a_table_and_what_it_is_made_of(work, options):
+    out = work / "table"
+    command = [*options, "--tasks", "task", "--output_dir", out, "--max_steps", "2"]
+    text = launch(*command)
+    assert "4 tokenizers and subsets, 4 trainings." in text and "4 of 4 runs are finished." in text
+    results = json.loads((out / "results.json").read_text())
+    assert [row["arm"] for row in results["rows"]] == ["task only", "random", "BM25", "BM25 + ISS 20%"]
+    assert {row["cost"]["steps"] for row in results["rows"]} == {6} and results["failures"] == []
+    assert len({row["parameters"] for row in results["rows"]}) == 1
+    bm25, random, iss = (Subset.load(out / "task/subsets" / name) for name in ("bm25", "random", "iss-20"))
+    assert len(random) == len(bm25) and len(iss) == round(0.2 * len(bm25)) and iss.manifest["selection"]["method"] == "iss"
+    record = json.loads((out / "runs/task.bm25-iss-20.seed-0.json").read_text())
+    assert "--max_steps 2" in record["command"] and record["started_by"].startswith("reproduce.py --config")
+    assert (out / "results.md").read_text().strip() in text
+
+
+def test_an_error_is_a_message_without_a_traceback(options, tmp_path):
+    arguments = ["--tasks", "task", "--arms", "BM26", "--output_dir", tmp_path / "out"]
+    fails(*options, *arguments, message="A subset is none, random, BM25")
