@@ -51,8 +51,8 @@ def to_markdown(record: Mapping[str, Any]) -> str:
     lines = [
         f"# {record['task']}: a grid of {len(record['points'])}",
         "",
-        f"Validation {metric} over {listed}, in percent; chosen is the point with the highest {select_by}. std is the sample "
-        "standard deviation.",
+        f"Validation {metric} over {listed}, in percent; chosen is the point with the highest {select_by}. std is the "
+        "sample standard deviation.",
         "",
         format_table(rows, [*record["points"][0]["values"], *FIGURES, ""]),
     ]
