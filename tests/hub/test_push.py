@@ -35,7 +35,8 @@ def write(folder, files):
 
 
 def test_what_is_published(folder):
-    write(folder, dict.fromkeys(("training/log.json", "stage1/model/config.json", "runs/events", ".cache/x"), b"x"))
+    inside = ("training/log.json", "stage1/model/config.json", "points/a=1/config.json", "trials/study.db", "runs/events")
+    write(folder, dict.fromkeys((*inside, ".cache/x"), b"x"))
     assert list(published(folder)) == sorted(CONTENT)
 
 

@@ -47,11 +47,12 @@ def to_markdown(record: Mapping[str, Any]) -> str:
         {**_cells(point), **dict.fromkeys(FIGURES, ""), "": "failed"} for point in record["points"] if "failed" in point
     ]
     seeds = record["seeds"]
+    listed = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
     lines = [
-        f"# {record['task']}: {len(record['points'])} points x {len(seeds)} seed{'s' if len(seeds) > 1 else ''}",
+        f"# {record['task']}: a grid of {len(record['points'])}",
         "",
-        f"Validation {metric} over the seeds {', '.join(map(str, seeds))}, in percent; chosen is the point with the highest "
-        f"{select_by}. std is the sample standard deviation.",
+        f"Validation {metric} over {listed}, in percent; chosen is the point with the highest {select_by}. std is the "
+        "sample standard deviation.",
         "",
         format_table(rows, [*record["points"][0]["values"], *FIGURES, ""]),
     ]

@@ -93,6 +93,7 @@ def test_the_figure_asked_for_chooses_and_only_the_chosen_is_tested(tmp_path, fa
 def test_the_table(tmp_path, fake):
     go(tmp_path / "out")
     lines = (tmp_path / "out/results.md").read_text().splitlines()
+    assert lines[0] == "# toy: a grid of 6" and "over seeds 0, 1, 2, in percent" in lines[2]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
     assert rows[0] == ["learning_rate", "num_train_epochs", "median", "mean", "std", "best", ""]
     assert rows[2] == ["4e-05", "2", "65.00", "48.33", "33.29", "70.00", "chosen"]
