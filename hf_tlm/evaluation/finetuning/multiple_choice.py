@@ -124,9 +124,10 @@ def decode(outputs, features: Dataset, rows: Dataset, model, args: FinetuneArgum
         outputs: logits, float [rows, options].
     """
     logits = outputs[0] if isinstance(outputs, tuple) else outputs
+    shares = softmax(logits.astype(np.float64)).round(6).tolist()
     return [
-        {"prediction": LETTERS[row.argmax()], "probabilities": dict(zip(LETTERS, row.tolist(), strict=False))}
-        for row in softmax(logits.astype(np.float64))
+        {"prediction": LETTERS[best], "probabilities": dict(zip(LETTERS, row, strict=False))}
+        for best, row in zip(logits.argmax(axis=-1), shares, strict=True)
     ]
 
 

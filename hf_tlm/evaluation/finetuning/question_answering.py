@@ -183,7 +183,7 @@ def _prediction(found: Answers, example: int, context: str, threshold: float | N
     answers, odds = found.of(example), float(found.odds[example])
     scores = np.append(found.scores[answers], [] if threshold is None else found.null[example])
     powers = np.exp(scores - scores.max(initial=-np.inf))
-    probabilities = (powers / powers.sum()).tolist()
+    probabilities = (powers / powers.sum()).round(6).tolist()
     listed = [
         {"text": found.text(answer, context), "start": int(found.begins[answer]), "probability": probability}
         for answer, probability in zip(range(answers.start, answers.stop)[:SHOWN], probabilities, strict=False)
