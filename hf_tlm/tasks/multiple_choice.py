@@ -16,7 +16,7 @@ from hf_tlm.tasks.spec import TaskError, TaskSpec
 def label_names(spec: TaskSpec, train: Dataset) -> tuple[str, ...]:
     """A, B, ...: as many letters as most training rows have options."""
     (options,) = columns_of(spec, "train", train, "options")
-    counts = Counter(len(row) for row in options if row)
+    counts = Counter(len(row) for row in options if isinstance(row, list))
     number = counts.most_common(1)[0][0] if counts else 0
     if not 2 <= number <= len(string.ascii_uppercase):
         raise TaskError(
@@ -51,7 +51,7 @@ def read(spec: TaskSpec, split: str, rows: Dataset, names: tuple[str, ...], labe
             labels = [None if label is None or label < 0 else feature.names[label] for label in labels]
     for context, question, row_options, label in zip(contexts, questions, options, labels, strict=True):
         problem = check_text("context", context) or check_text("question", question)
-        problem = problem or check_text("option", *(row_options or [None]))
+        problem = problem or check_text("option", *(row_options or [None] if isinstance(row_options, list) else [None]))
         if not problem and names and len(row_options) != len(names):
             problem = Bad(f"another number of options than {len(names)}", f"{len(row_options)} options")
         if problem or not labelled:

@@ -59,12 +59,16 @@ def _is_nested(given: Any) -> bool:
 def _answers(given: Any, start: Any) -> tuple[list[Any], list[Any]]:
     """Texts and offsets; both empty for an unanswerable question."""
     if isinstance(given, dict):
-        return list(given.get("text") or []), list(given.get("answer_start") or [])
+        return _listed(given.get("text")), _listed(given.get("answer_start"))
     if _is_nested(given):
         return [answer.get("text") for answer in given], [answer.get("answer_start") for answer in given]
     if isinstance(given, list):
-        return list(map(str, given)), list(start or [])
+        return list(map(str, given)), _listed(start)
     return ([], []) if given is None or not str(given).strip() else ([str(given)], [start])
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [] if value is None else [value]
 
 
 def _check(context: str, texts: list[Any], starts: list[Any]) -> Bad | None:
@@ -73,8 +77,8 @@ def _check(context: str, texts: list[Any], starts: list[Any]) -> Bad | None:
     for text, start in zip(texts, starts, strict=True):
         if problem := check_text("answer", text):
             return problem
-        if start is None:
-            return Bad("an answer without an offset", f"answer {text!r}")
+        if not isinstance(start, (int, float)):
+            return Bad("an answer without an offset", f"answer {text!r}, offset {start!r}")
         found = context[int(start) : int(start) + len(text)] if start >= 0 else ""
         if found != text:
             return Bad(

@@ -40,7 +40,8 @@ def columns_of(spec: TaskSpec, split: str, rows: Dataset, *roles: str) -> list[l
     names = [column_of(spec, role, rows) or ROLES[spec.kind][role][0] for role in roles]
     if absent := [name for name in names if name not in rows.column_names]:
         advice = f"Say which column is which with --columns, for instance --columns {roles[0]}=name; the roles are "
-        raise missing(spec, split, absent, rows, f"{advice}{', '.join(ROLES[spec.kind])}.")
+        advice += f"{', '.join(ROLES[spec.kind])}. If this is no {spec.kind} task, choose with --task_kind."
+        raise missing(spec, split, absent, rows, advice)
     return [rows[name][:] for name in names]
 
 

@@ -80,16 +80,18 @@ def read(spec: TaskSpec, split: str, rows: Dataset, names: tuple[str, ...], labe
     for words, of in zip(sentences, tags, strict=True):
         if not words:
             yield Bad("an empty sentence")
+        elif not isinstance(words, list):
+            yield Bad("a sentence that is no list of words", f"tokens {words!r:.40}")
         elif None in words:
             yield Bad("a null word")
         elif not labelled:
-            yield (words,)
+            yield (list(map(str, words)),)
         elif of is None or None in of:
             yield Bad("a null tag")
         elif len(of) != len(words):
             yield Bad("different numbers of tokens and tags", f"{len(words)} tokens, {len(of)} tags")
         else:
-            yield (words, [index.get(str(tag), -1) for tag in of])
+            yield (list(map(str, words)), [index.get(str(tag), -1) for tag in of])
 
 
 def _named(tags: list[int | None] | None, names: list[str]) -> list[str | None] | None:

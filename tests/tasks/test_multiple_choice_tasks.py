@@ -73,6 +73,8 @@ def test_the_number_of_options_is_that_of_most_training_rows():
         task(row(), train=[row(options="ab"), row(), row()])
     with pytest.raises(TaskError, match="2 to 26 options"):
         task(row(), train=[row(options="a")])
+    with pytest.raises(TaskError, match="as a list of strings; most training rows have 0"):
+        task(row(), train=[row() | {"options": "red, blue"}])
 
 
 def test_questions_of_a_passage_share_its_id_and_get_numbers():

@@ -38,10 +38,18 @@ def test_one_answer_in_two_columns():
         {"text": ["Paris", "“Paris”"], "answer_start": [15, 14]},
         [{"text": "Paris", "answer_start": 15}, {"text": "“Paris”", "answer_start": 14}],
     ],
+    ids=["lists", "dictionaries"],
 )
 def test_several_answers_in_one_column(answers):
     row = {"id": "q", "context": CONTEXT, "question": "Where?", "answers": answers}
     assert validation(row)[0] == {**row, "answers": ["Paris", "“Paris”"], "starts": [15, 14]}
+
+
+def test_a_single_answer_need_be_no_list():
+    row = {"context": CONTEXT, "question": "Where?", "answers": {"text": "Paris", "answer_start": 15}}
+    assert validation(row)["answers"][:] == [["Paris"]] and validation(row)["starts"][:] == [[15]]
+    with pytest.raises(TaskError, match="an answer without an offset; .*offset '15'"):
+        validation(question() | {"answer_start": "15"})
 
 
 def test_an_empty_list_is_no_answer_and_null_is_an_error():
@@ -61,7 +69,7 @@ def test_an_empty_list_is_no_answer_and_null_is_an_error():
         ({"context": " \n"}, "blank context"),
         ({"question": None}, "null question"),
         ({"question": ""}, "blank question"),
-        ({"answer_start": None}, "an answer without an offset; the first is row 1 .*answer 'Paris'"),
+        ({"answer_start": None}, "an answer without an offset; .*answer 'Paris', offset None"),
         (
             {"answer_start": 14},
             "an answer that is not at its offset; .*'Paris', but from character 14 on .* has '“Pari'",

@@ -62,6 +62,11 @@ def test_bad_rows_are_named_and_can_be_dropped(bad, message):
     assert validation(*rows, drop_bad_rows=True).validation["id"][:] == ["ok"]
 
 
+def test_a_sentence_must_be_a_list_of_words():
+    with pytest.raises(TaskError, match="1 of 1 rows with a sentence that is no list of words; .*tokens 'The cat'"):
+        validation({"tokens": "The cat", "tags": ["DT", "NN"]})
+
+
 def test_a_single_tag_and_tags_that_are_no_spans():
     one = Dataset.from_dict({"tokens": [["a", "b"]], "tags": [["_", "_"]]})
     with pytest.raises(TaskError, match="two tags or more; the training split has .*'_'.*--columns tags=name"):
