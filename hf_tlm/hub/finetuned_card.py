@@ -29,7 +29,8 @@ METRIC_TYPES = {
     "exact_match": "exact_match",
     "tag_accuracy": "accuracy",
 }
-# Kind of task -> what the Hub calls it, the Auto class, what a model of it is, and how a pipeline is used.
+# Kind of task -> what the Hub calls it, the Auto class, what a model of it is, and how transformers' pipeline, where it has
+# one, is used.
 KINDS = {
     "classification": (
         "text-classification",
@@ -47,7 +48,7 @@ KINDS = {
         "question-answering",
         "AutoModelForQuestionAnswering",
         "A model that finds the answers to questions in a text",
-        ("answer", 'question="Where was the paper read?", context="The paper was read in Vienna."'),
+        None,
     ),
     "multiple_choice": (
         "multiple-choice",
@@ -108,6 +109,7 @@ def finetuned_card(run: Mapping[str, Any], seed: int) -> str:
         run=run,
         record=record,
         arguments=run["arguments"],
+        kind=run["kind"],
         peft=peft,
         what=what,
         pipeline=pipeline,

@@ -36,7 +36,6 @@ def lines(path):
 
 def test_predictions_are_those_of_the_run(run, unlabelled_file, tmp_path, monkeypatch):
     # In chunks of 10 rows.
-    import sys
 
     module = importlib.import_module("hf_tlm.evaluation.finetuning.predict")
     original = module.unlabelled
