@@ -243,19 +243,6 @@ def test_bad_input(tokenizers, tmp_path):
         qa.encode(rows, BertTokenizerLegacy(str(tmp_path / "vocab.txt")), arguments())
 
 
-def test_the_snippet_agrees_with_decode(tokenizers, tmp_path, capsys):
-    tokenizer, model = tokenizers["bert"], tiny_model("bert", qa.AUTO_CLASS)
-    tokenizer.save_pretrained(tmp_path)
-    model.save_pretrained(tmp_path)
-    exec(qa.SNIPPET.replace("path/or/repo-id", str(tmp_path)), {})
-    question, context = "Who wrote the notes?", "The notes were written by Ada Lovelace in 1843."
-    rows = Dataset.from_list([{"context": context, "question": question}])
-    args = arguments(max_length=128, max_query_length=64, max_answer_length=100)
-    features = qa.encode(rows, tokenizer, args)
-    outputs = predict(model, features, qa.collator(tokenizer, args))
-    assert capsys.readouterr().out.strip() == qa.decode(outputs, features, rows, model, args)[0]["prediction"]
-
-
 def test_ten_thousand_questions_decode_in_a_minute():
     """1,000 of two windows each within a tenth of it."""
     windows, width, tokens = 2000, 384, 360
