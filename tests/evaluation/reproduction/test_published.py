@@ -5,10 +5,10 @@ import re
 import pytest
 
 from hf_tlm.evaluation.reproduction import PUBLISHED
-from hf_tlm.evaluation.reproduction.published import EIGHT, GLUE, PAPERS
+from hf_tlm.evaluation.reproduction.published import EIGHT, PAPERS
 from hf_tlm.tasks import TASKS
 
-NAMES = {*EIGHT.split(), *GLUE.split()}
+NAMES = {*TASKS, "average"}
 # As the papers print them, columns in the papers' order.
 LINES = {
     (
@@ -46,7 +46,7 @@ def test_every_row_says_where_it_is_from(key):
     row = PUBLISHED[key]
     assert key == f"{row.source}: {row.row}" and row.paper in PAPERS
     assert row.measure in ("test", "validation", "hours", "GPU-hours")
-    assert row.cells and set(row.cells) <= NAMES and set(TASKS) < NAMES
+    assert row.cells and set(row.cells) <= NAMES
     for task, cell in row.cells.items():
         assert re.fullmatch(r"\d+(\.\d+)?(±\d+\.\d+)?", cell), cell
         mean, deviation = row.score(task)
