@@ -96,8 +96,8 @@ def _check(task: Task, checkpoint: CheckpointArguments, args: FinetuneArguments)
         )
     if args.crf and args.label_smoothing_factor:
         raise ArgumentsError(
-            f"label_smoothing_factor {args.label_smoothing_factor} smooths the loss of single tags, and with crf the loss is "
-            "of whole sentences. Leave one of them out."
+            f"label_smoothing_factor {args.label_smoothing_factor} smooths the loss of single tags, and with crf "
+            "the loss is of whole sentences. Leave one of them out."
         )
     if checkpoint.use_peft and args.crf:
         raise ArgumentsError("use_peft adapts a stock model, and with crf there is a CRF around it. Leave one of them out.")
