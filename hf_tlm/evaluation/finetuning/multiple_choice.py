@@ -27,15 +27,6 @@ if TYPE_CHECKING:
 
 AUTO_CLASS = "AutoModelForMultipleChoice"
 PIPELINE = ""  # transformers has none.
-SNIPPET = """from transformers import AutoModelForMultipleChoice, AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained("path/or/repo-id")
-model = AutoModelForMultipleChoice.from_pretrained("path/or/repo-id")
-context, question = "Ann missed the bus, so she walked to school.", "How did Ann get to school?"
-options = ["By bus.", "On foot.", "By car.", "By bicycle."]
-inputs = tokenizer([context] * 4, [f"{question} {option}" for option in options], padding=True, return_tensors="pt")
-print(options[model(**{name: values[None] for name, values in inputs.items()}).logits.argmax()])
-"""
 
 
 def fill_in(question: str, option: str) -> str:
@@ -124,9 +115,10 @@ def decode(outputs, features: Dataset, rows: Dataset, model, args: FinetuneArgum
         outputs: logits, float [rows, options].
     """
     logits = outputs[0] if isinstance(outputs, tuple) else outputs
+    shares = softmax(logits.astype(np.float64)).round(6).tolist()
     return [
-        {"prediction": LETTERS[row.argmax()], "probabilities": dict(zip(LETTERS, row.tolist(), strict=False))}
-        for row in softmax(logits.astype(np.float64))
+        {"prediction": LETTERS[best], "probabilities": dict(zip(LETTERS, row, strict=False))}
+        for best, row in zip(logits.argmax(axis=-1), shares, strict=True)
     ]
 
 

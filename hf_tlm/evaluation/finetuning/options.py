@@ -123,11 +123,16 @@ class FinetuneOptions(HubOptions):
     # Question answering.
     doc_stride: int = field(
         default=128,
-        metadata={"help": "Question answering: tokens that neighbouring windows of a long context have in common."},
+        metadata={
+            "help": "Question answering: tokens that neighbouring windows of a long context have in common; half a window at "
+            "most."
+        },
     )
     max_query_length: int = field(default=64, metadata={"help": "Question answering: tokens after which a question is cut."})
     max_answer_length: int = field(default=30, metadata={"help": "Question answering: longest answer in tokens."})
-    n_best: int = field(default=20, metadata={"help": "Question answering: starts and ends to combine, per window."})
+    n_best: int = field(
+        default=20, metadata={"help": "Question answering: the best answers to a question, which share its probability."}
+    )
     null_threshold: float | None = field(
         default=None,
         metadata={

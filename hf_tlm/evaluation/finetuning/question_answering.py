@@ -36,22 +36,6 @@ if TYPE_CHECKING:
 
 AUTO_CLASS = "AutoModelForQuestionAnswering"
 PIPELINE = ""  # transformers 5 has none any more.
-SNIPPET = """import torch
-from transformers import AutoModelForQuestionAnswering, AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained("path/or/repo-id")
-model = AutoModelForQuestionAnswering.from_pretrained("path/or/repo-id")
-question, context = "Who wrote the notes?", "The notes were written by Ada Lovelace in 1843."
-inputs = tokenizer(question, context, return_tensors="pt", return_offsets_mapping=True)
-offsets = inputs.pop("offset_mapping")[0]
-with torch.no_grad():
-    output = model(**inputs)
-in_context = torch.tensor([part == 1 for part in inputs.sequence_ids()])
-scores = output.start_logits[0, :, None] + output.end_logits[0]
-scores = scores.masked_fill(~(in_context[:, None] & in_context).triu(), float("-inf"))
-start, end = divmod(int(scores.argmax()), len(in_context))
-print(context[offsets[start][0] : offsets[end][1]])
-"""
 SHOWN = 5  # Answers a prediction lists.
 
 
@@ -183,7 +167,7 @@ def _prediction(found: Answers, example: int, context: str, threshold: float | N
     answers, odds = found.of(example), float(found.odds[example])
     scores = np.append(found.scores[answers], [] if threshold is None else found.null[example])
     powers = np.exp(scores - scores.max(initial=-np.inf))
-    probabilities = (powers / powers.sum()).tolist()
+    probabilities = (powers / powers.sum()).round(6).tolist()
     listed = [
         {"text": found.text(answer, context), "start": int(found.begins[answer]), "probability": probability}
         for answer, probability in zip(range(answers.start, answers.stop)[:SHOWN], probabilities, strict=False)

@@ -171,7 +171,7 @@ def decode(outputs, features: Dataset, rows: Dataset, model, args: FinetuneArgum
             prediction = np.full(len(each), None, dtype=object)
             probability = prediction.copy()
             prediction[each >= 0] = names[row_tags[:count]]
-            probability[each >= 0] = row_probabilities[:count].tolist()
+            probability[each >= 0] = row_probabilities[:count].astype(np.float64).round(6).tolist()
             cut = int((each == TRUNCATED).sum())
             record = {"prediction": prediction.tolist(), "probabilities": probability.tolist()}
             predictions.append(record | ({"truncated_words": cut} if cut else {}))
