@@ -124,8 +124,8 @@ class FinetuneOptions(HubOptions):
     doc_stride: int = field(
         default=128,
         metadata={
-            "help": "Question answering: tokens that neighbouring windows of a long context have in common; half a window at "
-            "most."
+            "help": "Question answering: tokens that neighbouring windows of a long context have in common; half a window "
+            "at most."
         },
     )
     max_query_length: int = field(default=64, metadata={"help": "Question answering: tokens after which a question is cut."})
