@@ -58,7 +58,7 @@ def predict(
 
     Raises:
         ModelError: it holds no fine-tuned model.
-        ArgumentsError: the format is unknown or does not go with the task.
+        ArgumentsError: the format is unknown or does not go with the task; the file is a folder.
         TaskError: see `unlabelled`.
     """
     name, revision = split_revision(model_name_or_path)

@@ -68,6 +68,8 @@ def test_what_cannot_predict(run, unlabelled_file, tmp_path):
         predict(str(run), str(unlabelled_file), predict_format="squad", **CPU)
     with pytest.raises(ValueError, match="predict_format must be one of"):
         predict(str(run), str(unlabelled_file), predict_format="xml", **CPU)
+    with pytest.raises(ValueError, match="Predictions are a file, and .* is a folder"):
+        predict(str(run), str(unlabelled_file), tmp_path, **CPU)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 from test_kinds import labels_of, rows_of
-from tiny_checkpoints import FAST, go, pretrained
+from tiny_checkpoints import FAST, files, go, pretrained
 from transformers import set_seed
 
 from hf_tlm.evaluation import CheckpointArguments, FinetuneArguments, predict
@@ -60,6 +60,25 @@ def test_the_card_s_code_runs_and_predictions_are_the_run_s(kind, peft, base, tm
     # The bias of a head with one output is the same number for every option or place.
     same = [name for name, value in weights.items() if value.equal(saved[name]) and not name.endswith("bias")]
     assert same == []
+
+
+def test_an_adapter_goes_on_the_revision_that_it_was_trained_on(hub, tokenizer, tmp_path, monkeypatch):
+    """With a learning rate of 0 the body is the one at the tag v1; the branch has gone on to another."""
+    for revision, spread in (("v1", 0.2), ("main", 0.5)):
+        hub.put("alice/base", files(pretrained(tmp_path / revision, tokenizer, initializer_range=spread)), revision=revision)
+    task, out = task_for("classification"), tmp_path / "out"
+    go(out, "alice/base@v1", task, {"use_peft": True, "lora_r": 2}, max_steps=1, learning_rate=0.0)
+    hub.put("alice/adapter", {name: content for name, content in files(out).items() if "/" not in name})
+    task.validation.to_parquet(tmp_path / "rows.parquet")
+    monkeypatch.chdir(tmp_path)
+    # Beside nothing: a folder alice/adapter here would be taken for the model the next time.
+    path = predict("alice/adapter", "rows.parquet", use_cpu=True)
+    assert path.resolve() == tmp_path / "predictions.jsonl" and not (tmp_path / "alice").exists()
+    runs = (out / "seed-0/predictions/validation.jsonl").read_text().splitlines()
+    for line, other in zip(map(json.loads, path.read_text().splitlines()), map(json.loads, runs), strict=True):
+        assert line["probabilities"] == pytest.approx(other["probabilities"], abs=1e-5)
+    card = (out / "README.md").read_text()
+    assert code_blocks(card, out) == 1 and '    revision="v1",\n' in card
 
 
 def test_the_card_of_a_regression(base, tmp_path):
