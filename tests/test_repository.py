@@ -49,6 +49,13 @@ def test_nothing_is_unfinished():
     assert not matches(r"\b(?:TODO|FIXME|XXX|NotImplementedError)\b|^\s*except:", code)
 
 
+def test_no_two_test_files_have_one_name():
+    """Test folders are no packages: pytest would import the second file under the name of the first, and stop."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert len(names) > 100
+    assert sorted(names) == sorted(set(names))
+
+
 @pytest.fixture(scope="module")
 def metadata():
     """The arguments setup.py hands to setuptools."""

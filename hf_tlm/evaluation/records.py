@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shlex
 import sys
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -59,7 +60,7 @@ def command_line() -> str:
         elif before in TOKENS:
             argument = "<hidden>"
         shown.append(argument)
-    return " ".join(shown)
+    return shlex.join(shown)
 
 
 def predictions_jsonl(split: Dataset, logits: np.ndarray, id2label: dict[int, str]) -> str:

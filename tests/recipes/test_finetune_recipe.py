@@ -7,7 +7,10 @@ import sys
 import pytest
 from transformers import AutoConfig, AutoModel, set_seed
 
-from launching import ROOT, launch
+from hf_tlm import HfTlmError
+from hf_tlm.evaluation import CheckpointArguments, FinetuneArguments, FinetuneOptions, PredictArguments
+from hf_tlm.parser import parse
+from launching import ROOT, fails, launch
 
 FAST = ["--max_length", "32", "--max_steps", "2", "--total_batch_size", "8", "--report_to", "none", "--use_cpu", "true"]
 FAST += ["--learning_rate", "1e-2"]
@@ -58,16 +61,31 @@ def test_two_processes_find_what_one_finds_and_a_finished_run_predicts(work, bas
         assert [json.loads(line)["prediction"] for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()] == expected
 
 
+def test_what_is_missing():
+    fails("recipes/finetune.py", "--task", "nothing", message="the following arguments are required: --model_name_or_path")
+    fails("recipes/finetune.py", "--task", "nothing", "--model_name_or_path", "x", message="No task 'nothing'")
+
+
 @pytest.mark.parametrize(
     "arguments,message",
     [
-        (["--task", "nothing"], "the following arguments are required"),
-        (["--task", "nothing", "--model_name_or_path", "x"], "No task 'nothing'"),
-        (["--task", "x", "--model_name_or_path", "x", "--train_fraction", "0"], "train_fraction must lie in (0, 1]"),
-        (["--task", "x", "--model_name_or_path", "x", "--predict_format", "glue"], "has no effect without predict"),
+        (["--train_fraction", "0"], "train_fraction must lie in"),
+        (["--predict_format", "glue"], "has no effect without predict"),
+        (["--predict_output", "x"], "has no effect without predict"),
+        (["--lora_r", "0"], "lora_r must be at least 1"),
     ],
 )
-def test_bad_input(arguments, message, monkeypatch, capsys):
-    with pytest.raises(SystemExit) as stop:
-        here(monkeypatch, capsys, "recipes/finetune.py", *arguments)
-    assert stop.value.code in (1, 2) and message in capsys.readouterr().err
+def test_bad_input(arguments, message, tmp_path):
+    classes = (CheckpointArguments, PredictArguments, FinetuneOptions)
+    command = ["--model_name_or_path", "x", "--output_dir", str(tmp_path), "--use_cpu", "true", *arguments]
+    with pytest.raises(HfTlmError, match=message):
+        parse(*classes, recipe="finetune", description="", args=command)
+
+
+def test_files_give_what_the_command_line_gives(tmp_path):
+    sections = "finetune:\n  seeds: [1, 2]\npretrain:\n  blocks: sentences\n"
+    (tmp_path / "a.yaml").write_text(f"model_name_or_path: x\nlearning_rate: 3e-5\n{sections}")
+    command = ["--config", str(tmp_path / "a.yaml"), "--output_dir", str(tmp_path), "--use_cpu", "true"]
+    checkpoint, args = parse(CheckpointArguments, FinetuneOptions, recipe="finetune", description="", args=command)
+    assert (checkpoint.model_name_or_path, args.learning_rate, args.run_seeds) == ("x", 3e-5, [1, 2])
+    assert type(args) is FinetuneArguments

@@ -48,14 +48,16 @@ class FewShotRun:
         return {**self.details, "summary": self.summary, "splits": self.splits}
 
     def to_text(self) -> str:
-        """The table of `results.md`: a row for each split, and the mean and standard deviation (n - 1)."""
+        """The table of `results.md`: a row for each split, and the mean and standard deviation (n - 1); where it is not the
+        task's test split that was scored, that is said."""
         rows = [{"split": record["seed"], **_chosen(record), **_scores(record)} for record in self.splits]
         if len(rows) > 1:
             last = dict.fromkeys(rows[0], "") | {"split": "mean ± std"}
             for split, scores in self.summary.items():
                 last |= {f"{split} {name}": score for name, score in scores.items()}
             rows.append(last)
-        return format_table(rows, list(rows[0]))
+        table, scored = format_table(rows, list(rows[0])), self.details["scored_split"]
+        return table if scored == "test" else f"{table}\n\nTest scores are on the task's {scored} split: test has no labels."
 
 
 def run_few_shot(task: Task, checkpoint: CheckpointArguments, args: FewShotArguments) -> FewShotRun:

@@ -20,7 +20,9 @@ def tokenize_words(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], spa
         space: whether a space comes before each: to tokenizers that keep spaces a word is another one after a space.
     """
     texts = [f" {text}" if space else text for text in texts]
-    return tokenizer(texts, add_special_tokens=False, split_special_tokens=True, return_attention_mask=False)["input_ids"]
+    # verbose: long texts are cut later, so that the tokenizer's warning would be wrong.
+    options = {"add_special_tokens": False, "split_special_tokens": True, "return_attention_mask": False, "verbose": False}
+    return tokenizer(texts, **options)["input_ids"]
 
 
 def label_word_ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hf_tlm.evaluation.reproduction.published import PUBLISHED
+from hf_tlm.evaluation.reproduction.published import BESIDE, PUBLISHED
 from hf_tlm.files import HfTlmError
 
 # What an arm can set: the options of these recipes, by their names, as in a YAML file.
@@ -84,16 +84,16 @@ class Arm:
     def read(cls, text: str) -> Arm:
         """An arm by the name of its subset, or as a JSON object.
 
-        `task only`, `pretrained`, and what `Selection.read` takes. An object has the keys name, subset (default: the name),
-        objective, pretrained (true, or a checkpoint), published, and options under the names of their recipes:
-        `{"name": "rho1 = 3", "subset": "BM25", "train_tlm": {"rho1": 3}}`.
+        `task only`, `pretrained`, and what `Selection.read` takes, with the papers' figures of `BESIDE`. An object has the
+        keys name, subset (default: the name), objective, pretrained (true, or a checkpoint), published, and options under
+        the names of their recipes: `{"name": "rho1 = 3", "subset": "BM25", "train_tlm": {"rho1": 3}}`.
 
         Raises:
             ReproductionError: an unknown key, subset or published row.
         """
         values = _read_object(text, "An arm", _ARM_KEYS)
         if values is None:
-            values = {"name": text, **({PRETRAINED: True} if text == PRETRAINED else {})}
+            values = {"name": text, PRETRAINED: text == PRETRAINED, "published": BESIDE.get(text.lower())}
         name = str(values.get("name") or values.get("subset") or "")
         if not slug(name):
             raise ReproductionError(f"An arm needs a name; received {text}.")
@@ -120,7 +120,8 @@ class Arm:
     def with_objectives(self, objectives: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Arm]:
         """This arm with each objective of the table, which is in its name if there are several.
 
-        An arm that has an objective of its own, or is not trained from scratch, stays alone.
+        An arm that has an objective of its own, or is not trained from scratch, stays alone. Published figures stay with
+        the masked LM, whose they are.
 
         Args:
             objectives: from `read_objective`.
@@ -132,6 +133,7 @@ class Arm:
                 self,
                 name=self.name if len(objectives) == 1 else f"{self.name}, {OBJECTIVE_NAMES.get(objective, objective)}",
                 objective=objective,
+                published=self.published if objective == "mlm" else (),
                 settings={**self.settings, "train_tlm": {**options, **self.settings.get("train_tlm", {})}},
             )
             for objective, options in objectives

@@ -128,12 +128,14 @@ def make_plan(
         budget: options of train_tlm for all arms.
 
     Raises:
-        ReproductionError: no task, arm or seed, or the same one twice.
+        ReproductionError: no task, arm or seed, or the same one twice; or no arm is left.
     """
     if not (tasks and arms and seeds):
         raise ReproductionError(f"A table needs tasks, arms and seeds; received {len(tasks)}, {len(arms)} and {len(seeds)}.")
     missing = [arm.name for arm in arms if arm.pretrained == "" and pretrained is None]
     arms = [arm for arm in arms if arm.name not in missing]
+    if not arms:
+        raise ReproductionError(f"{', '.join(missing)}: no pretrained encoder was given. Give --pretrained, or other arms.")
     left_out = tuple(f"{name}: no pretrained encoder was given (--pretrained)" for name in missing)
     _check_distinct("arm", [slug(arm.name) for arm in arms])
     _check_distinct("task", [_name(entry.task) for entry in tasks])

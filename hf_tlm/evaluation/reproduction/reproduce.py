@@ -42,8 +42,9 @@ def reproduce(plan: Plan, *, prepare_only: bool = False, keep_checkpoints: bool 
         keep_checkpoints: of finished runs, and models between stages; by default only their models and results are kept.
 
     Raises:
-        HfTlmError: an option that a recipe lacks or refuses, before anything is begun; or the folder holds steps that were
-            made with other settings; or with `prepare_only`, at the end, steps that failed.
+        HfTlmError: before anything is begun, an option that a recipe lacks or refuses, a task that there is not or that TLM
+            has no use for, or a folder of steps that were made with other settings; with `prepare_only`, at the end, steps
+            that failed.
     """
     check(plan)
     failed = None
@@ -85,6 +86,12 @@ def check(plan: Plan) -> None:
                     f"{here.get(name)!r:.60} asked for). Choose another --output_dir, or delete "
                     f"{plan.record_file(step)} and that folder to make it again."
                 )
+    left = {(step.kind, step.task): step for step in plan.trainings if not _finished(plan, step)}
+    for (kind, _), step in left.items():
+        task_args, *_ = parse_step(plan, step)
+        task = task_args.load()
+        if kind == "train_tlm":
+            task.check_kind("TLM", "classification")
 
 
 def write_table(plan: Plan) -> Table:
@@ -115,7 +122,7 @@ def _run(plan: Plan, step: Step, keep_checkpoints: bool) -> None:
         "kind": step.kind,
         "task": step.task_name,
         "arm": step.arm and step.arm.name,
-        "objective": None if step.arm is None or step.arm.subset is None else step.options.get("objective", "mlm"),
+        "objective": None if step.arm is None or step.arm.subset is None else plan.settings(step).get("objective", "mlm"),
         "seed": step.seed,
         "command": plan.command(step),
         "started_by": command_line(),

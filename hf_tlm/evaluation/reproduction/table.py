@@ -13,6 +13,7 @@ from hf_tlm.evaluation.reproduction.published import PAPERS, PUBLISHED, Publishe
 from hf_tlm.evaluation.seeds import aggregate, format_table
 
 SCORES = ("validation", "test")
+MEASURES = (*SCORES, "subset hours")  # of published figures
 
 
 @dataclass
@@ -117,7 +118,7 @@ class Table:
 
     @cached_property
     def _columns(self) -> list[str]:
-        beside = [f"published {m}" for m in (*SCORES, "hours") if any(row.beside(m) for row in self.rows)]
+        beside = [f"published {m}" for m in MEASURES if any(row.beside(m) for row in self.rows)]
         costs = ("passages", "subset hours", "real tokens", "FLOPs", "hours")
         return [*("task", "metric", "arm", "seeds", *SCORES), *beside, *costs]
 
@@ -131,7 +132,7 @@ class Table:
             "arm": row.arm,
             "seeds": f"{finished}" + (f" of {row.seeds}" if finished < row.seeds else ""),
             **{split: known[split] or ("failed" if row.failed and not row.runs else "") for split in SCORES},
-            **{f"published {measure}": "; ".join(row.beside(measure)) for measure in (*SCORES, "hours")},
+            **{f"published {measure}": "; ".join(row.beside(measure)) for measure in MEASURES},
             "passages": "" if known["passages"] is None else f"{known['passages']:,}",
             "subset hours": _hours(row.subset_seconds),
             "real tokens": "" if cost["real_tokens"] is None else f"{cost['real_tokens']:,.0f}",
@@ -150,15 +151,20 @@ class Table:
         runs = [run for row in self.rows for run in row.runs]
         if not runs:
             return ""
-        first = runs[0]
-        machine = first["environment"].get("accelerator") or (
-            f"{first['environment']['processor']}, {first['environment']['cpu_cores']} cores"
-        )
-        made = f"Made by `{first['started_by']}`" + (f" at commit {first['commit'][:12]}" if first["commit"] else "")
+        machines = " and ".join(dict.fromkeys(_machine(run["environment"]) for run in runs))
+        made = f"Made by `{runs[0]['started_by']}`"
+        if commits := dict.fromkeys(_short(run["commit"]) for run in runs if run["commit"]):
+            made += f" at commit {', '.join(commits)}"
         lines = [
-            f"{made} on {machine}. Scores are in percent, mean ± standard deviation over seeds (n - 1), of the checkpoint "
-            "best on validation. Tokens (padding not counted), FLOPs (6 x tokens x parameters) and hours are of one run."
+            f"{made} on {machines}. Scores are in percent, mean ± standard deviation over seeds (n - 1), of the checkpoint "
+            "best on validation. Tokens (without padding), FLOPs (6 x tokens with padding x parameters) and hours are of "
+            "one run."
         ]
+        if any(row.subset_seconds is not None for row in self.rows):
+            lines.append(
+                "All seeds have one subset. Subset hours of a part of BM25's are those of the choice alone; of several by "
+                "influence the first trains the score model for all."
+            )
         scratch = [run for run in runs if run["kind"] == "train_tlm"]
         for task in dict.fromkeys(run["task"] for run in scratch):
             own = [run for run in scratch if run["task"] == task]
@@ -184,14 +190,14 @@ class Table:
             for row in self.published:
                 if row.flops is not None:
                     lines.append(
-                        f"{row.source}, {row.row}: {row.flops:.3g} FLOPs, {row.flops / flops:,.0f} times ours, "
+                        f"{row.source}, {row.row}: {row.flops:.3g} FLOPs, {_times(row.flops / flops)} times ours, "
                         f"{row.parameters / 1e6:.0f} million parameters, {row.data / 1e9:g} GB of text."
                     )
             if untold := dict.fromkeys(row.source for row in self.published if row.flops is None):
                 smallest = PUBLISHED["TLM Table 2: TLM (small-scale)"].flops
                 lines.append(
                     f"{', '.join(untold)}: no FLOPs are printed there; TLM's smallest scale has {smallest:.3g}, "
-                    f"{smallest / flops:,.0f} times ours."
+                    f"{_times(smallest / flops)} times ours."
                 )
             corpora = dict.fromkeys(
                 f"{corpus['size']:,} passages ({corpus['name']})"
@@ -206,6 +212,20 @@ class Table:
 def _row(step: Step, records: Mapping[str, dict[str, Any] | None]) -> Row:
     subset = records[step.inputs["subset"]] if "subset" in step.inputs else None
     return Row(step.task_name, step.arm.name, step.arm.published, subset and subset["wall_seconds"])
+
+
+def _machine(environment: Mapping[str, Any]) -> str:
+    return environment.get("accelerator") or f"{environment['processor']}, {environment['cpu_cores']} cores"
+
+
+def _short(commit: str) -> str:
+    """12 digits, and `+` where there were changes."""
+    return commit[:12] + commit[40:]
+
+
+def _times(ratio: float) -> str:
+    """Two significant digits: 290,000, 21, 0.35."""
+    return f"{float(f'{ratio:.1e}'):,.15g}"
 
 
 def _hours(seconds: float | None) -> str:

@@ -125,7 +125,7 @@ def test_zero_shot_is_the_checkpoint_as_it_is(task, checkpoint, tmp_path):
         for row, label in zip(model.predict(task.test), task.test["label"], strict=True)
     ]
     assert len(run.splits) == 1 and run.splits[0]["test"]["accuracy"] == np.mean(right)
-    assert "mean" not in run.to_text() and "validation" not in run.summary
+    assert "mean" not in run.to_text() and "validation" not in run.summary and "split:" not in run.to_text()
     shown = go(tmp_path / "shown", task, checkpoint, method="zero_shot", demonstrations=True, max_length=64)
     assert [record["seed"] for record in shown.splits] == [13, 21]
 
@@ -179,6 +179,7 @@ def test_pairs_and_a_byte_level_tokenizer(tmp_path):
     args = FewShotArguments(output_dir=str(tmp_path / "out"), **{**FAST, **grid})
     run = run_few_shot(task, CheckpointArguments(model_name_or_path=str(folder)), args)
     assert run.details["prompt"]["label_words"] == {"0": "Yes", "1": "No"} and run.details["scored_split"] == "validation"
+    assert "Test scores are on the task's validation split" in run.to_text()
     assert run.summary["test"]["accuracy"]["mean"] == 1.0, "a word of the first text tells"
 
 

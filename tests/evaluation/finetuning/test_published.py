@@ -1,6 +1,7 @@
 """What a fine-tuned folder is to others, for every kind of task, with and without an adapter: card, predictions."""
 
 import json
+from pathlib import Path
 
 import pytest
 from huggingface_hub import ModelCard
@@ -88,3 +89,20 @@ def test_the_card_of_a_regression(base, tmp_path):
     go(tmp_path / "out", base, task_from_datasets(spec, numbers), max_steps=1)
     card = (tmp_path / "out/README.md").read_text()
     assert code_blocks(card, tmp_path / "out") == 1 and "| | Pearson correlation | Spearman correlation |" in card
+
+
+def test_a_published_model_predicts(hub, base, tmp_path, monkeypatch):
+    task, push = task_for("tagging"), {"push_to_hub": True, "hub_model_id": "alice/tagger"}
+    task.validation.to_parquet(tmp_path / "rows.parquet")
+    go(tmp_path / "out", base, task, max_steps=1, crf=True)
+    local = predict(str(tmp_path / "out"), str(tmp_path / "rows.parquet"), use_cpu=True)
+    run = go(tmp_path / "out", base, task, max_steps=1, crf=True, **push)
+    files = hub.files("alice/tagger")
+    assert {"model.safetensors", "crf.safetensors", "finetuned.json", "README.md"} <= set(files)
+    assert run.push.commit and not [name for name in files if "predictions" in name or "seed" in name]
+    monkeypatch.chdir(tmp_path)
+    found = predict("alice/tagger", str(tmp_path / "rows.parquet"), use_cpu=True)
+    assert found == Path("predictions/rows.jsonl") and found.read_bytes() == local.read_bytes()
+    # Nobody could load an adapter whose base is on this machine.
+    with pytest.raises(ValueError, match="would belong to a model of this machine"):
+        go(tmp_path / "adapter", base, task_for("classification"), {"use_peft": True}, max_steps=1, **push)

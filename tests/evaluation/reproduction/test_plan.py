@@ -127,6 +127,8 @@ def test_objectives_multiply_arms():
     assert names(plan.trainings) == ["one/bm25-mlm/seed-0", "one/bm25-coco-lm/seed-0", "one/pretrained/seed-0"]
     assert [step.options.get("objective") for step in plan.trainings] == ["mlm", "cocolm", None]
     assert [step.options.get("model_config") for step in plan.trainings] == [None, "cocolm.json", None]
+    # The papers' figures for BM25's subset are those of masked LMs.
+    assert [bool(step.arm.published) for step in plan.trainings] == [True, False, True]
     assert plan.trainings[2].kind == "finetune" and plan.values(plan.trainings[2])["model_name_or_path"] == "encoder"
     read.objectives, read.cocolm_config = ["mlm", "electra", "cocolm"], "body.json"
     plan = read.plan(CorpusArguments(corpus="corpus.parquet"), "out", ())
@@ -146,6 +148,8 @@ def test_an_encoder_that_is_not_at_hand_is_left_out_and_said():
     plan = planned(["task only", "pretrained"])
     assert names(plan.trainings) == ["one/task-only/seed-0"]
     assert plan.left_out == ("pretrained: no pretrained encoder was given (--pretrained)",)
+    with pytest.raises(ReproductionError, match="pretrained: no pretrained encoder was given. Give --pretrained"):
+        planned(["pretrained"])
 
 
 def test_tasks_of_a_folder(tmp_path):
@@ -208,7 +212,7 @@ def test_tables_of_the_papers():
         "rho1": {"TLM Table 5"},
         "rho2": {"TLM Table 6"},
         "stages": {"TLM Table 7"},
-        "fractions": {"ISS Table 5"},
+        "fractions": {"TLM Table 2", "TLM Table 3", "ISS Table 3", "ISS Table 5"},
         "layers": {"ISS Table 7"},
         "objectives": {"COCO-LM Table 1"},
     }

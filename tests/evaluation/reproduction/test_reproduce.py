@@ -7,6 +7,7 @@ import runpy
 import shutil
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,15 +15,17 @@ import yaml
 from datasets import Dataset
 
 from hf_tlm.evaluation.grids import PointsError, sharing
-from hf_tlm.evaluation.reproduction import Arm, ReproductionError, TaskEntry, make_plan, reproduce
+from hf_tlm.evaluation.reproduction import Arm, ReproductionError, Step, TaskEntry, make_plan, reproduce
 from hf_tlm.evaluation.reproduction.reproduce import write_table
+from hf_tlm.evaluation.reproduction.table import Table
 from hf_tlm.files import HfTlmError
 from hf_tlm.parser import ConfigError
+from hf_tlm.tasks import TaskError
 from toys import FAST, TINY_CONFIGS, sentences
 
 ROOT = Path(__file__).resolve().parents[3]
 MODEL = {name: value for name, value in TINY_CONFIGS["bert"].items() if name not in ("vocab_size", "num_labels")}
-ARMS = ["task only", {"name": "BM25", "published": ["TLM Table 4: Top-50", "TLM Table 2: TLM (small-scale)"]}]
+ARMS = [{"name": "task only"}, {"name": "BM25", "published": ["TLM Table 4: Top-50", "TLM Table 2: TLM (small-scale)"]}]
 # Of a run: what depends on the clock.
 CLOCK = ("seconds", "wall_seconds", "subset_seconds", "started_by", "commit", "environment")
 
@@ -143,14 +146,25 @@ def test_the_page(whole):
         ("scierc", "task only", "2"),
         ("scierc", "BM25", "2"),
     ]
-    assert cells[1]["published validation"] == "77.61 ± 1.75 (TLM Table 4)"
-    assert cells[1]["published test"] == "80.51 ± 1.53 (TLM Table 2)" and cells[0]["published test"] == ""
+    assert cells[1]["published validation"] == "77.61 ± 1.75 (TLM Table 4: Top-50)"
+    assert cells[1]["published test"] == "80.51 ± 1.53 (TLM Table 2: TLM (small-scale))" and cells[0]["published test"] == ""
     score = table.rows[1].score("test")
     assert cells[1]["test"] == f"{100 * score['mean']:.2f} ± {100 * score['std']:.2f}"
     assert "4 of 4 runs are finished." in text and "Published** figures are the papers' own" in text
     flops = sum(run["cost"]["flops"] for run in table.records) / 4
-    assert f"TLM Table 2, TLM (small-scale): 2.74e+18 FLOPs, {2.74e18 / flops:,.0f} times ours" in text
+    assert f"TLM Table 2, TLM (small-scale): 2.74e+18 FLOPs, {float(f'{2.74e18 / flops:.1e}'):,.0f} times ours" in text
     assert "scierc, trained from scratch: 4 steps, " in text and "60 passages (work" in text
+
+
+def test_the_page_says_by_what_it_was_made(work, whole):
+    out, table = whole
+    plan = planned(work, out)
+    records = {record["name"]: dict(record) for record in table.records}
+    first, second = list(records.values())[:2]
+    first["commit"], second["commit"] = "a" * 40, "b" * 40 + "+"
+    second["environment"] = {**second["environment"], "accelerator": "1 x GPU"}
+    text = Table(plan, {step.name: records.get(step.name) for step in (*plan.preparations, *plan.trainings)}).to_text()
+    assert f"{'a' * 12}" in text and f"{'b' * 12}+" in text and "1 x GPU" in text
 
 
 def test_a_table_that_was_interrupted_is_the_same(work, whole, tmp_path, monkeypatch):
@@ -252,6 +266,8 @@ def test_what_stops_a_table_before_it_begins(work, whole, tmp_path, faked):
     changed = planned(work, whole[0], budget={"max_steps": 3})
     with pytest.raises(ReproductionError, match="made with other settings .max_steps: 2 there, 3 asked for"):
         reproduce(changed)
+    with pytest.raises(TaskError, match="nosuch"):
+        reproduce(replace(plan, phases=((Step("train_tlm", "a/b/seed-0", "nosuch", arm=Arm("b")),),)))
     assert faked == [] and not (tmp_path / "out").exists()
 
 

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from hf_tlm.evaluation.reproduction import PUBLISHED
-from hf_tlm.evaluation.reproduction.published import EIGHT, PAPERS
+from hf_tlm.evaluation.reproduction import PUBLISHED, Arm
+from hf_tlm.evaluation.reproduction.published import BESIDE, EIGHT, PAPERS
 from hf_tlm.tasks import TASKS
 
 NAMES = {*TASKS, "average"}
@@ -45,7 +45,7 @@ FACTS = {
 def test_every_row_says_where_it_is_from(key):
     row = PUBLISHED[key]
     assert key == f"{row.source}: {row.row}" and row.paper in PAPERS
-    assert row.measure in ("test", "validation", "hours", "GPU-hours")
+    assert row.measure in ("test", "validation", "subset hours", "GPU-hours")
     assert row.cells and set(row.cells) <= NAMES
     for task, cell in row.cells.items():
         assert re.fullmatch(r"\d+(\.\d+)?(±\d+\.\d+)?", cell), cell
@@ -70,9 +70,15 @@ def test_facts_are_the_papers(key):
 
 def test_how_a_figure_is_shown():
     row = PUBLISHED["TLM Table 5: rho1 = 3"]
-    assert row.show("scierc") == "80.01 ± 0.72 (TLM Table 5)"
+    assert row.show("scierc") == "80.01 ± 0.72 (TLM Table 5: rho1 = 3)"
     assert row.show("imdb") is None and row.score("imdb") is None
-    assert PUBLISHED["COCO-LM Table 1: BERT (base)"].show("glue_cola") == "58.9 (COCO-LM Table 1)"
+    assert PUBLISHED["COCO-LM Table 1: BERT (base)"].show("glue_cola") == "58.9 (COCO-LM Table 1: BERT (base))"
+
+
+def test_figures_beside_arms_are_of_rows_that_there_are():
+    assert {row for rows in BESIDE.values() for row in rows} <= set(PUBLISHED)
+    for name in ("task only", "random", "BM25", "BM25 + ISS 20%", "BM25 20%", "pretrained"):
+        assert Arm.read(name).published == BESIDE[name.lower()]
 
 
 def numbers(text):
