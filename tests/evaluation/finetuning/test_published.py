@@ -73,7 +73,7 @@ def test_an_adapter_goes_on_the_revision_that_it_was_trained_on(hub, tokenizer, 
     monkeypatch.chdir(tmp_path)
     # Beside nothing: a folder alice/adapter here would be taken for the model the next time.
     path = predict("alice/adapter", "rows.parquet", use_cpu=True)
-    assert path.resolve() == tmp_path / "predictions.jsonl" and not (tmp_path / "alice").exists()
+    assert path.resolve() == tmp_path / "predictions" / "rows.jsonl" and not (tmp_path / "alice").exists()
     runs = (out / "seed-0/predictions/validation.jsonl").read_text().splitlines()
     for line, other in zip(map(json.loads, path.read_text().splitlines()), map(json.loads, runs), strict=True):
         assert line["probabilities"] == pytest.approx(other["probabilities"], abs=1e-5)
