@@ -12,10 +12,9 @@ def keep_freed_memory() -> None:
 
     A step on a CPU frees its activations and gradients, and the next one asks for as much. By default glibc gives all of
     it back to the system in between, which then hands out every page anew, filled with zeros: some 6 % of a step of a
-    BERT of 4 layers x 256. Blocks of 32 MiB and more still go back (glibc's own upper bound for what it keeps): kept too,
-    they would leave holes that the next ones do not fit into, at 12 layers x 768 of more than a gigabyte.
+    BERT of 4 layers x 256.
     """
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
-        libc.mallopt(_MMAP_THRESHOLD, 2**25)
+        libc.mallopt(_MMAP_THRESHOLD, 2**30)
         libc.mallopt(_TRIM_THRESHOLD, 2**31 - 1)
