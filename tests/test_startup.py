@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from transformers import HfArgumentParser, TrainingArguments
 
+from hf_tlm.evaluation import FinetuneArguments, FinetuneOptions
 from hf_tlm.parser import ConfigError, parse
 from hf_tlm.training import (
     PretrainArguments,
@@ -124,6 +125,7 @@ def test_pretraining_has_no_options_of_a_task(tmp_path, capsys, option):
         (TlmOptions, TlmArguments),
         (PretrainOptions, PretrainArguments),
         (ScoreModelOptions, ScoreModelArguments),
+        (FinetuneOptions, FinetuneArguments),
     ],
 )
 def test_defaults_of_the_options_win(options, full):

@@ -53,7 +53,9 @@ class SeededRun:
 
     def to_text(self) -> str:
         """The end of a run, for a person."""
-        metrics, lines = [self.details["metric"], *self.details.get("further_metrics", ())], []
+        asked, lines = [self.details["metric"], *self.details.get("further_metrics", ())], []
+        # What a metric brings along, too; every classifier has its accuracy.
+        metrics = dict.fromkeys([*asked, *(name for name in self.summary["validation"] if name != "accuracy")])
         for split in SPLITS:
             for metric in metrics:
                 if score := self.summary.get(split, {}).get(metric):

@@ -29,6 +29,7 @@ METRIC_TYPES = {
     "exact_match": "exact_match",
     "tag_accuracy": "accuracy",
 }
+TEXT, PAIR = '"A text of the task."', '{"text": "A text of the task.", "text_pair": "Its second text."}'
 # Kind of task -> what the Hub calls it, the Auto class, what a model of it is, and how transformers' pipeline, where it has
 # one, is used.
 KINDS = {
@@ -36,13 +37,13 @@ KINDS = {
         "text-classification",
         "AutoModelForSequenceClassification",
         "A text classifier",
-        ("classify", '"A text of the task."'),
+        ("classify", TEXT),
     ),
     "regression": (
         "text-classification",
         "AutoModelForSequenceClassification",
         "A model that gives texts a number",
-        ("rate", '"A text of the task."'),
+        ("rate", TEXT),
     ),
     "question_answering": (
         "question-answering",
@@ -77,6 +78,8 @@ def finetuned_card(run: Mapping[str, Any], seed: int) -> str:
     record = next(record for record in run["seeds"] if record["seed"] == seed)
     base, metric = run["model"]["model_name_or_path"], run["metric"]
     pipeline, auto_class, what, call = KINDS[run["kind"]]
+    if run["pairs"]:
+        call = (call[0], PAIR)
     splits = [split for split in ("validation", "test") if split in record]
     shown = [metric, *(name for name in record[splits[0]] if name != metric and name in METRIC_NAMES)]
     results = [

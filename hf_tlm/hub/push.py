@@ -17,10 +17,11 @@ if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 # What of a folder stays here, by the name of a file or of a folder on the way to it: hidden files, what is needed only
-# to continue training, the seeds, stages, points and trials that the published model was chosen from.
+# to continue training, the seeds, stages, points and trials that the published model was chosen from, what was predicted
+# with it.
 NOT_PUBLISHED = (
-    *(".*", "*.tmp", "checkpoint-*", "seed-*", "stage[12]", "points", "trials", "training", "runs", "logs", "__pycache__"),
-    *("optimizer*", "scheduler*", "scaler*", "rng_state*", "trainer_state.json", "training_args.bin"),
+    *(".*", "*.tmp", "checkpoint-*", "seed-*", "stage[12]", "points", "trials", "training", "runs", "logs", "predictions"),
+    *("__pycache__", "optimizer*", "scheduler*", "scaler*", "rng_state*", "trainer_state.json", "training_args.bin"),
 )
 # The files that make up one artefact: those that a new one lacks go with the old one. Others, such as what somebody
 # added by hand, are left alone.
@@ -28,7 +29,7 @@ REPLACED = {
     "model": (
         *("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.py", "*config.json"),
         *("*tokenizer*", "*vocab.*", "*merges.txt", "*.model", "*added_tokens.json", "*special_tokens_map.json"),
-        *("*corruption.json", "results.json", "settings.json"),
+        *("*corruption.json", "finetuned.json", "results.json", "settings.json"),
     ),
     "dataset": ("data/*", "manifest.json", "report.md"),
 }

@@ -40,9 +40,11 @@ def unlabelled(spec: TaskSpec, rows: Dataset) -> bool:
 def read(spec: TaskSpec, split: str, rows: Dataset, names: tuple[str, ...], labelled: bool) -> Iterator[tuple | Bad]:
     """Passage, question and options of each row, and the right one's index if `labelled`; or what is wrong with it.
 
-    A label is a letter or an index from 0. With `names` every row must have as many options.
+    A label is a letter or an index from 0. Every row must have as many options as there are `names`; without names as many
+    as the first row that has some.
     """
     contexts, questions, options = columns_of(spec, split, rows, "context", "question", "options")
+    number = len(names) or next((len(row) for row in options if isinstance(row, list) and row), 0)
     labels = [0] * len(rows)
     if labelled:
         (labels,) = columns_of(spec, split, rows, "label")
@@ -52,8 +54,8 @@ def read(spec: TaskSpec, split: str, rows: Dataset, names: tuple[str, ...], labe
     for context, question, row_options, label in zip(contexts, questions, options, labels, strict=True):
         problem = check_text("context", context) or check_text("question", question)
         problem = problem or check_text("option", *(row_options or [None] if isinstance(row_options, list) else [None]))
-        if not problem and names and len(row_options) != len(names):
-            problem = Bad(f"another number of options than {len(names)}", f"{len(row_options)} options")
+        if not problem and len(row_options) != number:
+            problem = Bad(f"another number of options than {number}", f"{len(row_options)} options")
         if problem or not labelled:
             yield problem or _row(context, question, row_options)
         elif label in (None, -1, ""):

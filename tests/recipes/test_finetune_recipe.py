@@ -1,11 +1,16 @@
 """recipes/finetune.py as a user starts it: two steps, on one process and on two, and predictions from the finished run."""
 
 import json
+import runpy
+import sys
 
 import pytest
 from transformers import AutoConfig, AutoModel, set_seed
 
-from launching import fails, launch
+from hf_tlm import HfTlmError
+from hf_tlm.evaluation import CheckpointArguments, FinetuneArguments, FinetuneOptions, PredictArguments
+from hf_tlm.parser import parse
+from launching import ROOT, fails, launch
 
 FAST = ["--max_length", "32", "--max_steps", "2", "--total_batch_size", "8", "--report_to", "none", "--use_cpu", "true"]
 FAST += ["--learning_rate", "1e-2"]
@@ -25,10 +30,19 @@ def command(work, base, out, *more):
     return ["recipes/finetune.py", *files, *FAST, *more]
 
 
-def test_two_processes_find_what_one_finds_and_a_finished_run_predicts(work, base, tmp_path):
-    one = launch(*command(work, base, tmp_path / "one", "--seeds", "0", "1"))
+def here(monkeypatch, capsys, *arguments):
+    """Run the recipe in this process; its standard output."""
+    monkeypatch.setattr(sys, "argv", [str(argument) for argument in arguments])
+    runpy.run_path(str(ROOT / arguments[0]), run_name="__main__")
+    return capsys.readouterr().out
+
+
+def test_two_processes_find_what_one_finds_and_a_finished_run_predicts(work, base, tmp_path, monkeypatch, capsys):
+    one = here(monkeypatch, capsys, *command(work, base, tmp_path / "one", "--seeds", "0", "1"))
     assert "validation  macro_f1" in one and "over 2 seeds" in one
-    launch(*command(work, base, tmp_path / "two"), processes=2)
+    predict = ["--predict", work / "task" / "test.jsonl", "--predict_output"]
+    out = launch(*command(work, base, tmp_path / "two", *predict, tmp_path / "two.jsonl"), processes=2)
+    assert f"predictions  {tmp_path / 'two.jsonl'}" in out
     results = [json.loads((tmp_path / name / "results.json").read_text())["seeds"][0] for name in ("one", "two")]
     for split in ("validation", "test"):
         lines = [(tmp_path / name / f"seed-0/predictions/{split}.jsonl").read_text().splitlines() for name in ("one", "two")]
@@ -38,25 +52,40 @@ def test_two_processes_find_what_one_finds_and_a_finished_run_predicts(work, bas
         assert results[0][split] == pytest.approx(results[1][split])
     assert results[0]["cost"]["real_tokens"] == results[1]["cost"]["real_tokens"]
 
-    predict = ["--predict", work / "task" / "test.jsonl", "--predict_output", tmp_path / "texts.jsonl"]
-    before = (tmp_path / "two" / "model.safetensors").stat().st_mtime_ns
-    out = launch(*command(work, base, tmp_path / "two", *predict), processes=2)
-    assert f"predictions  {tmp_path / 'texts.jsonl'}" in out
-    found = [json.loads(line) for line in (tmp_path / "texts.jsonl").read_text().splitlines()]
-    expected = [json.loads(line) for line in lines[1]]
-    assert [line["prediction"] for line in found] == [line["prediction"] for line in expected]
     seed = tmp_path / "two" / "seed-0" / "model" / "model.safetensors"
-    assert seed.stat().st_mtime_ns <= before
+    before = seed.stat().st_mtime_ns
+    here(monkeypatch, capsys, *command(work, base, tmp_path / "two", *predict, tmp_path / "again.jsonl"))
+    assert seed.stat().st_mtime_ns == before
+    expected = [json.loads(line)["prediction"] for line in lines[1]]
+    for name in ("two", "again"):
+        assert [json.loads(line)["prediction"] for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()] == expected
+
+
+def test_what_is_missing():
+    fails("recipes/finetune.py", "--task", "nothing", message="the following arguments are required: --model_name_or_path")
+    fails("recipes/finetune.py", "--task", "nothing", "--model_name_or_path", "x", message="No task 'nothing'")
 
 
 @pytest.mark.parametrize(
     "arguments,message",
     [
-        (["--task", "nothing"], "the following arguments are required"),
-        (["--task", "nothing", "--model_name_or_path", "x"], "No task 'nothing'"),
-        (["--task", "x", "--model_name_or_path", "x", "--train_fraction", "0"], "train_fraction must lie in (0, 1]"),
-        (["--task", "x", "--model_name_or_path", "x", "--predict_format", "glue"], "has no effect without predict"),
+        (["--train_fraction", "0"], "train_fraction must lie in"),
+        (["--predict_format", "glue"], "has no effect without predict"),
+        (["--predict_output", "x"], "has no effect without predict"),
+        (["--lora_r", "0"], "lora_r must be at least 1"),
     ],
 )
-def test_bad_input(arguments, message):
-    fails("recipes/finetune.py", *arguments, message=message)
+def test_bad_input(arguments, message, tmp_path):
+    classes = (CheckpointArguments, PredictArguments, FinetuneOptions)
+    command = ["--model_name_or_path", "x", "--output_dir", str(tmp_path), "--use_cpu", "true", *arguments]
+    with pytest.raises(HfTlmError, match=message):
+        parse(*classes, recipe="finetune", description="", args=command)
+
+
+def test_files_give_what_the_command_line_gives(tmp_path):
+    sections = "finetune:\n  seeds: [1, 2]\npretrain:\n  blocks: sentences\n"
+    (tmp_path / "a.yaml").write_text(f"model_name_or_path: x\nlearning_rate: 3e-5\n{sections}")
+    command = ["--config", str(tmp_path / "a.yaml"), "--output_dir", str(tmp_path), "--use_cpu", "true"]
+    checkpoint, args = parse(CheckpointArguments, FinetuneOptions, recipe="finetune", description="", args=command)
+    assert (checkpoint.model_name_or_path, args.learning_rate, args.run_seeds) == ("x", 3e-5, [1, 2])
+    assert type(args) is FinetuneArguments

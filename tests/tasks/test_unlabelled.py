@@ -57,6 +57,14 @@ def test_options_and_words(tmp_path):
     assert [len(chunk) for chunk in unlabelled(str(tmp_path / "new.conll"), TAGS, chunk=1)] == [1, 1]
 
 
+def test_questions_have_equally_many_options(tmp_path):
+    records = [{"passage": "p", "question": "q", "options": options} for options in (["x", "y", "z"], ["x", "y"])]
+    path = write(tmp_path / "new.jsonl", records)
+    with pytest.raises(TaskError, match="1 of 2 rows with another number of options than 3; the first is row 1 .*2 options"):
+        rows(path, CHOICES)
+    assert [row["options"] for row in rows(path, CHOICES, drop_bad_rows=True)] == [["x", "y", "z"]]
+
+
 def test_bad_rows_are_named_by_their_number_in_the_file(tmp_path, caplog):
     path = write(tmp_path / "new.jsonl", [{"text": text} for text in ("a", "b", " ", None)])
     with pytest.raises(

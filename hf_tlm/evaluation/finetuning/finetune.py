@@ -75,7 +75,8 @@ def finetune(task: Task, checkpoint: CheckpointArguments, args: FinetuneArgument
         check_hub(args, checkpoint if checkpoint.use_peft else None)
         fetch_run(args)
         claim(output_dir, details, ("task_fingerprint", "kind", "metric", "further_metrics"), args.process_index)
-    details |= {"command": command_line(), "environment": environment()}
+    pairs = "text_pair" in task.train.column_names
+    details |= {"pairs": pairs, "command": command_line(), "environment": environment()}
     with CheckpointPushes(output_dir, args) as pushes:
         run = _Run(task, checkpoint, args, details, *pretrained, pushes, test)
         records = [run.seed(seed, output_dir / f"seed-{seed}") for seed in args.run_seeds]
@@ -92,6 +93,11 @@ def _check(task: Task, checkpoint: CheckpointArguments, args: FinetuneArguments)
     if args.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true":
         raise ArgumentsError(
             "Fine-tuning does not work with FSDP. Use DDP or ZeRO, for instance recipes/configs/accelerate/ddp.yaml."
+        )
+    if args.crf and args.label_smoothing_factor:
+        raise ArgumentsError(
+            f"label_smoothing_factor {args.label_smoothing_factor} smooths the loss of single tags, and with crf "
+            "the loss is of whole sentences. Leave one of them out."
         )
     if checkpoint.use_peft and args.crf:
         raise ArgumentsError("use_peft adapts a stock model, and with crf there is a CRF around it. Leave one of them out.")

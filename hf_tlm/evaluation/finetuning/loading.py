@@ -104,9 +104,12 @@ def load_finetuned(folder: Path, kind: str, args: FinetuneArguments, trust_remot
     with reading(f"the model in {folder}"):
         if (folder / ADAPTER_FILE).is_file():
             config = AutoConfig.from_pretrained(folder, **options)
-            name = PeftConfig.from_pretrained(folder).base_model_name_or_path
+            peft = PeftConfig.from_pretrained(folder)
             base = auto_class.from_pretrained(
-                checkpoint_folder(name, **options), config=config, ignore_mismatched_sizes=True, **options
+                checkpoint_folder(peft.base_model_name_or_path, peft.revision, **options),
+                config=config,
+                ignore_mismatched_sizes=True,
+                **options,
             )
             model = PeftModel.from_pretrained(base, folder).merge_and_unload()
         else:
@@ -144,7 +147,8 @@ def _labels(task: Task) -> dict[str, Any]:
         return {"id2label": task.id2label, "label2id": task.label2id, "problem_type": "single_label_classification"}
     if task.spec.kind == "tagging":
         return {"id2label": task.id2label, "label2id": task.label2id}
-    return {}
+    # A start and an end, and nothing of the classes of a checkpoint that was a classifier. Multiple choice reads no number.
+    return {"id2label": {0: "LABEL_0", 1: "LABEL_1"}, "label2id": {"LABEL_0": 0, "LABEL_1": 1}, "problem_type": None}
 
 
 def _positions(config: PreTrainedConfig) -> int | None:

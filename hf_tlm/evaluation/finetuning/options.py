@@ -159,7 +159,7 @@ class PredictArguments:
         },
     )
     predict_output: str | None = field(
-        default=None, metadata={"help": "Where predictions go. Default: a file in output_dir."}
+        default=None, metadata={"help": "Where predictions go. Default: a file of that name in output_dir/predictions."}
     )
     predict_format: str = field(
         default="jsonl",

@@ -22,7 +22,9 @@ from hf_tlm.evaluation.finetuning.trainer import FinetuneTrainer
 from hf_tlm.hub.checkpoint import checkpoint_folder, split_revision
 from hf_tlm.tasks import unlabelled
 
-DEFAULT_FILES = {"jsonl": "predictions.jsonl", "glue": "glue", "squad": "predictions.json"}
+# Beside a model; it is not published.
+FOLDER = "predictions"
+SUFFIXES = {"jsonl": "jsonl", "squad": "json"}
 
 
 def predict(
@@ -44,7 +46,8 @@ def predict(
         model_name_or_path: folder of a `finetune` run, or one on the Hub, with `@revision` if wanted.
         data: file, or Hub dataset, in the columns of the task, whose labels are not read; see `hf_tlm.tasks.unlabelled`,
             also for `drop_bad_rows`.
-        output: a file, for `glue` a folder. Default: one beside the model (`DEFAULT_FILES`).
+        output: a file, for `glue` a folder. Default: one called like the data, in the folder `predictions` beside the model,
+            or here if that is on the Hub.
         predict_format: jsonl: a line a row, with `id`, `prediction` and probabilities. glue: a file for GLUE's leaderboard,
             under the name that it has there. squad: a JSON object, id -> answer, and another in `<name>_null_odds.json`,
             id -> how much the score of no answer is above that of the best one.
@@ -55,14 +58,16 @@ def predict(
 
     Raises:
         ModelError: it holds no fine-tuned model.
-        ArgumentsError: the format is unknown or does not go with the task.
+        ArgumentsError: the format is unknown or does not go with the task; the file is a folder.
         TaskError: see `unlabelled`.
     """
     name, revision = split_revision(model_name_or_path)
     folder = Path(checkpoint_folder(name, revision, trust_remote_code=trust_remote_code))
     spec, label_names, saved = read_saved(folder)
-    path = Path(output) if output is not None else Path(name) / DEFAULT_FILES.get(predict_format, "")
-    file = PredictionFile(path, predict_format, spec)
+    if output is None:
+        beside = folder / FOLDER if Path(name).is_dir() else Path(FOLDER)
+        output = beside if predict_format == "glue" else beside / f"{Path(data).stem}.{SUFFIXES.get(predict_format)}"
+    file = PredictionFile(Path(output), predict_format, spec)
     kind = kind_module(spec.kind)
     with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as stack:
         quiet = {"report_to": "none", "disable_tqdm": True, "select_by": "last", "eval_strategy": "no"}

@@ -86,7 +86,7 @@ class PredictionFile(contextlib.ExitStack):
         predict_format: see `hf_tlm.evaluation.finetuning.predict`.
 
     Raises:
-        ArgumentsError: the format is unknown or does not go with the task.
+        ArgumentsError: the format is unknown or does not go with the task; the file is a folder.
     """
 
     def __init__(self, path: Path, predict_format: str, spec: TaskSpec):
@@ -97,6 +97,8 @@ class PredictionFile(contextlib.ExitStack):
             raise ArgumentsError(f"predict_format squad is for question answering; {spec.name} is a {spec.kind} task.")
         self.task = glue_task(spec.name) if predict_format == "glue" else None
         self.path = path / GLUE_FILES[self.task] if self.task else path
+        if self.path.is_dir():
+            raise ArgumentsError(f"Predictions are a file, and {self.path} is a folder. Give another --predict_output.")
         self.spec, self.format, self.written = spec, predict_format, 0
 
     def __enter__(self) -> PredictionFile:

@@ -18,7 +18,7 @@ from hf_tlm.evaluation.finetuning.evaluation_set import feature_lengths
 from hf_tlm.evaluation.finetuning.loading import load_model, load_pretrained
 from hf_tlm.evaluation.finetuning.trainer import FinetuneTrainer
 from hf_tlm.tasks import TaskSpec, task_from_datasets
-from toys import make_task, sentences
+from toys import code_blocks, make_task, sentences
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +150,8 @@ def test_regression_of_pairs(base, tmp_path):
     found = pipeline("text-classification", model=str(tmp_path / "out"), device="cpu")(texts)
     assert [answer["score"] for answer in found] == pytest.approx([line["prediction"] for line in lines], abs=1e-4)
     assert "spearman" in run.to_text()
+    card = (tmp_path / "out/README.md").read_text()
+    assert code_blocks(card, tmp_path / "out") == 1 and '"text_pair": ' in card
     with pytest.raises(ValueError, match="label_smoothing_factor 0.1 has no effect on a regression task"):
         go(tmp_path / "other", base, regression_task(), label_smoothing_factor=0.1)
 

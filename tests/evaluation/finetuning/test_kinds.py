@@ -8,7 +8,13 @@ import pytest
 from datasets import Dataset
 from safetensors.torch import load_file
 from tiny_checkpoints import go, pretrained
-from transformers import AutoModelForMultipleChoice, AutoModelForQuestionAnswering, AutoTokenizer, pipeline
+from transformers import (
+    AutoModelForMultipleChoice,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    pipeline,
+)
 
 from hf_tlm.data import train_wordpiece
 from hf_tlm.evaluation.finetuning import multiple_choice, question_answering, tagging
@@ -75,6 +81,7 @@ def trained(kind, base, out, **changes):
     run = go(out, base, task, num_train_epochs=4, seeds=[1], learning_rate=5e-3, **changes)
     lines = (out / "seed-1/predictions/validation.jsonl").read_text().splitlines()
     assert len(lines) == 24
+    assert all(f" {name} " in run.to_text() for name in run.seeds[0]["validation"])
     return task, run.seeds[0], list(map(json.loads, lines))
 
 
@@ -132,6 +139,20 @@ def test_tagging(crf, base, tmp_path):
     outputs = predict(model, features, tagging.collator(tag.tokenizer, arguments()))
     again = tagging.decode(outputs, features, task.validation, model, arguments())
     assert [row["prediction"] for row in again] == [line["prediction"] for line in lines]
+
+
+def test_a_crf_has_no_label_smoothing(base, tmp_path):
+    with pytest.raises(ValueError, match="label_smoothing_factor 0.1 smooths the loss of single tags"):
+        trained("tagging", base, tmp_path / "out", crf=True, label_smoothing_factor=0.1)
+
+
+@pytest.mark.parametrize("kind", ["question_answering", "multiple_choice"])
+def test_a_checkpoint_of_a_classifier_has_another_head(kind, tokenizer, tmp_path):
+    head = {"auto_class": AutoModelForSequenceClassification, "id2label": {0: "low", 1: "middle", 2: "high"}}
+    folder = pretrained(tmp_path / "base", tokenizer, **head, problem_type="single_label_classification")
+    task = task_of(kind, rows_of(kind, 8), labels_of(kind))
+    go(tmp_path / "out", folder, task, max_steps=1, doc_stride=4 if kind == "question_answering" else 128)
+    assert "middle" not in (tmp_path / "out/config.json").read_text()
 
 
 @pytest.mark.parametrize(("family", "typed"), [("bert", True), ("xlnet", True), ("albert", True), ("modernbert", False)])

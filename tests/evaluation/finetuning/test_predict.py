@@ -46,7 +46,7 @@ def test_predictions_are_those_of_the_run(run, unlabelled_file, tmp_path, monkey
     for one, other in zip(found, expected, strict=True):
         assert "label" not in one and (one["id"], one["prediction"]) == (other["id"], other["prediction"])
         assert one["probabilities"] == pytest.approx(other["probabilities"], abs=1e-5)
-    assert predict(str(run), str(unlabelled_file), **CPU) == run / "predictions.jsonl"
+    assert predict(str(run), str(unlabelled_file), **CPU) == run / "predictions" / "texts.jsonl"
 
 
 def test_nothing_is_left_of_a_file_that_fails(run, tmp_path):
@@ -68,6 +68,8 @@ def test_what_cannot_predict(run, unlabelled_file, tmp_path):
         predict(str(run), str(unlabelled_file), predict_format="squad", **CPU)
     with pytest.raises(ValueError, match="predict_format must be one of"):
         predict(str(run), str(unlabelled_file), predict_format="xml", **CPU)
+    with pytest.raises(ValueError, match="Predictions are a file, and .* is a folder"):
+        predict(str(run), str(unlabelled_file), tmp_path, **CPU)
 
 
 @pytest.mark.parametrize(
