@@ -48,6 +48,10 @@ class TableArguments:
     cocolm_config: str | None = field(
         default=None, metadata={"help": "Body of objective cocolm, instead of train_tlm.py's model_config."}
     )
+    electra_config: str | None = field(
+        default=None,
+        metadata={"help": "Body of objectives electra and ale, whose generator is narrower than a BERT body allows."},
+    )
     tokenizer_name: str | None = field(
         default=None,
         metadata={"help": "Tokenizer of all models from scratch. Default: one is trained for each task, for all its arms."},
@@ -89,7 +93,7 @@ class TableArguments:
             tasks_dir=self.tasks_dir,
             corpus=_changed(corpus_args),
             pretrained=self.pretrained,
-            cocolm_config=self.cocolm_config,
+            bodies={"cocolm": self.cocolm_config, "electra": self.electra_config, "ale": self.electra_config},
             tokenizer_name=self.tokenizer_name,
             tokenizer_passages=self.tokenizer_passages,
             budget=self.budget,

@@ -107,7 +107,7 @@ def make_plan(
     tasks_dir: str | None = None,
     corpus: Mapping[str, Any] | None = None,
     pretrained: str | None = None,
-    cocolm_config: str | None = None,
+    bodies: Mapping[str, str | None] | None = None,
     tokenizer_name: str | None = None,
     tokenizer_passages: int = 20_000,
     budget: Mapping[str, Any] | None = None,
@@ -120,7 +120,7 @@ def make_plan(
     Args:
         tasks_dir: a task whose name is a folder there is taken from there.
         corpus: options of `CorpusArguments`.
-        cocolm_config: `model_config` of the arms with objective cocolm, which has a body of its own.
+        bodies: objective -> `model_config` of the arms with that objective, where it needs a body of its own.
         pretrained: checkpoint of the arms that fine-tune one and do not name it; None leaves those out.
         tokenizer_name: of every model that is trained from scratch; None: one is trained for each task, on its training
             texts and `tokenizer_passages` random passages of the corpus, and shared by all arms: with a vocabulary of its
@@ -149,8 +149,8 @@ def make_plan(
         for position, seed in enumerate(entry.seeds or seeds):
             for arm in arms:
                 options = dict(budget or {})
-                if arm.objective == "cocolm" and cocolm_config is not None:
-                    options["model_config"] = cocolm_config
+                if body := (bodies or {}).get(arm.objective):
+                    options["model_config"] = body
                 step = shared.training(name, path, entry, arm, seed, pretrained, options)
                 trainings.append((position, step))
     trainings.sort(key=lambda item: item[0])

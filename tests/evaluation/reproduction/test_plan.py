@@ -6,11 +6,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from transformers import AutoConfig
 
 from hf_tlm.corpora import CorpusArguments
 from hf_tlm.evaluation.reproduction import PUBLISHED, Arm, ReproductionError, Selection, TableArguments, TaskEntry, make_plan
 from hf_tlm.evaluation.reproduction.steps import parse_step
-from hf_tlm.parser import ConfigError, parse
+from hf_tlm.models.auxiliary import auxiliary_config
+from hf_tlm.parser import ConfigError, parse, read_configs
 from hf_tlm.tasks import TaskArguments
 from hf_tlm.training import ModelArguments, TlmOptions
 from hf_tlm.training.claim import settings
@@ -130,9 +132,9 @@ def test_objectives_multiply_arms():
     # The papers' figures for BM25's subset are those of masked LMs.
     assert [bool(step.arm.published) for step in plan.trainings] == [True, False, True]
     assert plan.trainings[2].kind == "finetune" and plan.values(plan.trainings[2])["model_name_or_path"] == "encoder"
-    read.objectives, read.cocolm_config = ["mlm", "electra", "cocolm"], "body.json"
+    read.objectives, read.cocolm_config, read.electra_config = ["mlm", "electra", "cocolm"], "body.json", "narrow.json"
     plan = read.plan(CorpusArguments(corpus="corpus.parquet"), "out", ())
-    assert [step.options.get("model_config") for step in plan.trainings] == [None, None, "body.json", None]
+    assert [step.options.get("model_config") for step in plan.trainings] == [None, "narrow.json", "body.json", None]
     read.objectives = ["xlm"]
     with pytest.raises(ReproductionError, match="An objective is one of mlm, electra"):
         read.plan(CorpusArguments(corpus="corpus.parquet"), "out", ())
@@ -243,3 +245,15 @@ def test_an_option_that_a_recipe_lacks_is_refused():
     plan = planned([{"name": "x", "subset": "none", "train_tlm": {"rho": 3}}])
     with pytest.raises(ConfigError, match="Unknown key 'rho' in the values given for train_tlm. Did you mean rho"):
         parse_step(plan, plan.trainings[0])
+
+
+@pytest.mark.parametrize("scale", ["cpu.yaml", "gpu.yaml"])
+def test_the_body_of_every_objective_has_an_auxiliary_model(scale):
+    """ELECTRA's is narrower than its main model, which a BERT body, that of the masked LM, does not allow."""
+    args = ["--objectives", "electra", "--arms", "task only", "--tasks", "x"]
+    (electra,) = {step.options["model_config"] for step in from_files(scale, args=args).trainings}
+    body = json.loads((ROOT / electra).read_text())
+    assert auxiliary_config(AutoConfig.for_model(**body)).hidden_size < body["hidden_size"]
+    mlm = json.loads((ROOT / read_configs([str(CONFIGS / scale)], "train_tlm")["model_config"]).read_text())
+    sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+    assert [body[name] for name in sizes] == [mlm[name] for name in sizes], "arms differ in their objective alone"
