@@ -12,25 +12,21 @@ import torch
 from datasets import Dataset
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
-from transformers import PreTrainedTokenizerBase, TrainerCallback
+from transformers import PreTrainedTokenizerBase
 
 from hf_tlm.data.collator import TlmCollator
-from hf_tlm.data.interleave import CORPUS, TASK, InterleavedBatchSampler, InterleavedDataset
+from hf_tlm.data.interleave import CORPUS, TASK, InterleavedBatchSampler
 from hf_tlm.data.streaming import ShardStream, StreamedBlocks
 from hf_tlm.data.tokenization import text_lengths
-from hf_tlm.memory import keep_freed_memory
 from hf_tlm.models.base import TrainedModel, applied_parameters
 from hf_tlm.models.corruption import CorruptAndPredict
 from hf_tlm.objectives import TaskLoss
-from hf_tlm.signals import ignore_sigterm
 from hf_tlm.training.arguments import ArgumentsError, TlmArguments
-from hf_tlm.training.budget import TICKS, Clock, first_step
+from hf_tlm.training.budget import TICKS, first_step
 from hf_tlm.training.cost import Cost, count_flops, model_flops_utilization, nominal_tokens, training_flops
 from hf_tlm.training.energy import Energy
-from hf_tlm.training.nonfinite import LossWatch
 from hf_tlm.training.objectives import corrective_lm, tlm_objectives
-from hf_tlm.training.optimizers import grouped_optimizer
-from hf_tlm.training.sharded import ShardedTrainer
+from hf_tlm.training.sampled import SampledTrainer
 from hf_tlm.training.terms import Terms, in_pairs
 
 logger = logging.getLogger(__name__)
@@ -39,24 +35,13 @@ logger = logging.getLogger(__name__)
 ENDLESS = 10**9
 
 
-class Epochs(TrainerCallback):
-    """Tells the batch sampler which epoch begins: a resumed epoch hides it from the Trainer's own call."""
-
-    def __init__(self, trainer: TlmTrainer):
-        self.trainer = trainer
-
-    def on_epoch_begin(self, args, state, control, **kwargs):
-        sampler = self.trainer.batch_sampler
-        sampler.set_epoch(state.global_step // sampler.steps_per_epoch)
-
-
-class TlmTrainer(ShardedTrainer):
+class TlmTrainer(SampledTrainer):
     """`transformers.Trainer` on interleaved task and corpus batches.
 
-    The only changes: the training dataloader draws from `InterleavedBatchSampler`; `compute_loss` applies the
+    The only changes: task and corpus batches take turns (`InterleavedBatchSampler`); `compute_loss` applies the
     objective of the batch's stream, normalised over the whole optimizer step (`get_batch_samples` counts what each mean
     is over, on all processes); `log` adds the objectives' named terms and the cost. A loss that is not finite ends the run
-    (`LossWatch`), checkpoints are sealed and SIGTERM saves (`ResumableTrainer`), DeepSpeed computes what DDP does
+    (`SampledTrainer`), checkpoints are sealed and SIGTERM saves (`ResumableTrainer`), DeepSpeed computes what DDP does
     (`ShardedTrainer`); evaluation, schedules and distribution are the Trainer's.
 
     Args:
@@ -87,6 +72,7 @@ class TlmTrainer(ShardedTrainer):
         super().__init__(
             model=model,
             args=args,
+            max_hours=args.max_hours,
             train_dataset=train_dataset,
             processing_class=processing_class,
             data_collator=TlmCollator(
@@ -109,14 +95,9 @@ class TlmTrainer(ShardedTrainer):
                 module.max_logits = args.max_logits
             if isinstance(module, CorruptAndPredict):
                 self._settle(module)
-        self.clock = Clock(args.max_hours)
-        self.add_callback(Epochs(self))
-        self.add_callback(self.clock)
         self.energy = Energy(self.accelerator, args.energy_country) if args.track_energy else None
         if self.energy is not None:
             self.add_callback(self.energy)
-        self.watch = LossWatch(self.accelerator, lambda: self.batch_sampler, self.interruption)
-        self.add_callback(self.watch)
 
     def _settle(self, model: CorruptAndPredict) -> None:
         """Tell a model which of its losses are asked for."""
@@ -131,8 +112,6 @@ class TlmTrainer(ShardedTrainer):
         model.second_view = self.data_collator.crop_fraction or 0.0 if self.args.mlm_probability > 0 else 0.0
 
     def train(self, *args, **kwargs):
-        if self.args.device.type == "cpu":
-            keep_freed_memory()
         try:
             return super().train(*args, **kwargs)
         finally:
@@ -174,10 +153,6 @@ class TlmTrainer(ShardedTrainer):
     def _real_tokens(self, step: int) -> int:
         return sum(self.batch_sampler.count_tokens(stream, step) for stream in self.batch_sampler.streams)
 
-    def get_optimizer_cls_and_kwargs(self, args, model=None):
-        decaying, theirs = self.get_decay_parameter_names(model), super().get_optimizer_cls_and_kwargs
-        return grouped_optimizer(args, model, decaying, theirs, apart=self.is_deepspeed_enabled)
-
     def floating_point_ops(self, inputs):
         return self.model.floating_point_ops(inputs)
 
@@ -197,7 +172,6 @@ class TlmTrainer(ShardedTrainer):
         if self.args.has_budget:
             # The Trainer reads max_steps after it has the loader.
             self.args.max_steps = self._budgeted_steps()
-        dataset = InterleavedDataset(self.train_dataset, self.corpus_dataset)
         if math.isfinite(self.args.rho1) and 0 < self.args.max_steps <= self.args.rho1:
             logger.warning(
                 "max_steps %d ends before the first task batch (one after rho1 = %d corpus batches): this stage trains on "
@@ -205,22 +179,7 @@ class TlmTrainer(ShardedTrainer):
                 self.args.max_steps,
                 self.args.rho1,
             )
-        loader = DataLoader(
-            dataset,
-            batch_sampler=self.batch_sampler,
-            collate_fn=self.data_collator,
-            num_workers=self.args.dataloader_num_workers,
-            pin_memory=self.args.dataloader_pin_memory,
-            persistent_workers=self.args.dataloader_persistent_workers,
-            prefetch_factor=self.args.dataloader_prefetch_factor,
-            worker_init_fn=ignore_sigterm,
-        )
-        # Every process gets as many batches as the others; accelerate cannot see that when their sizes differ.
-        even_batches, self.accelerator.even_batches = self.accelerator.even_batches, False
-        try:
-            return self.accelerator.prepare(loader)
-        finally:
-            self.accelerator.even_batches = even_batches
+        return super().get_train_dataloader()
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
         """The micro-batches of one optimizer step, and what their means are over: name -> count per process."""
@@ -270,9 +229,7 @@ class TlmTrainer(ShardedTrainer):
             return (loss, outputs) if return_outputs else loss
         terms = self.objectives[stream](outputs, inputs, num_items_in_batch)
         loss = terms.pop("loss")
-        self.watch.add(loss, {name: value for name, value in terms.items() if not value.dim()})
-        if self.is_deepspeed_enabled and self.accelerator.sync_gradients:
-            self.watch.look(self.args, self.state.global_step, self.optimizer)  # It steps at the end of backward.
+        self.watched(loss, {name: value for name, value in terms.items() if not value.dim()})
         # Of a step's mean each micro-batch holds a share.
         shares = in_pairs(terms, lambda name, share: (share, 1 / self._micro_batches))
         self._terms.add(shares, prefix=f"{stream}/")
@@ -317,9 +274,6 @@ class TlmTrainer(ShardedTrainer):
             seconds=round(self.clock.seconds, 3),
             **energy,
         )
-
-    def create_model_card(self, *args, **kwargs) -> None:
-        """Nothing: the card is written with the finished run's scores and cost, see `hf_tlm.hub.cards`."""
 
 
 def _stream_of(batch: Mapping[str, torch.Tensor]) -> str:
