@@ -16,7 +16,6 @@ from hf_tlm.evaluation.metrics import load_metric
 from hf_tlm.tasks import Task
 
 AUTO_CLASS = "AutoModelForSequenceClassification"
-PIPELINE = "text-classification"
 
 
 def encode(

@@ -1,7 +1,6 @@
 """The kinds of tasks that are fine-tuned, one module each, with the same names in every module.
 
     AUTO_CLASS: str     the Auto class of transformers, such as "AutoModelForQuestionAnswering"
-    PIPELINE: str       the pipeline of transformers, such as "token-classification"; "" where there is none
 
     encode(rows, tokenizer, args, label_names) -> Dataset
         Features in the order of the rows, several a row where it is long: `input_ids` (not padded), `token_type_ids` where

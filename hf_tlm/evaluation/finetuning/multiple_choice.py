@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from hf_tlm.evaluation.finetuning.arguments import FinetuneArguments
 
 AUTO_CLASS = "AutoModelForMultipleChoice"
-PIPELINE = ""  # transformers has none.
 
 
 def fill_in(question: str, option: str) -> str:

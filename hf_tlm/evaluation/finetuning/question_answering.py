@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from hf_tlm.evaluation.finetuning.arguments import FinetuneArguments
 
 AUTO_CLASS = "AutoModelForQuestionAnswering"
-PIPELINE = ""  # transformers 5 has none any more.
 SHOWN = 5  # Answers a prediction lists.
 
 

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 AUTO_CLASS = "AutoModelForTokenClassification"
-PIPELINE = "token-classification"
 DROPPED, TRUNCATED = -1, -2  # In place of a word's first piece.
 SENTENCES = 256  # Decoded together.
 

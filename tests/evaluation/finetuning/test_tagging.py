@@ -142,7 +142,7 @@ def test_predictions_do_not_depend_on_the_batch_and_agree_with_the_pipeline(fami
     assert [row["prediction"] for row in decoded[0]] == [row["prediction"] for row in decoded[1]]
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    tag = pipeline(tagging.PIPELINE, model=str(tmp_path), device="cpu", ignore_labels=[])
+    tag = pipeline("token-classification", model=str(tmp_path), device="cpu", ignore_labels=[])
     for row, prediction, feature in zip(rows, decoded[1], features, strict=True):
         # Special tokens are not in the pipeline's answer; one place before the first piece is for [CLS], or none.
         found = {entity["index"]: entity for entity in tag(" ".join(row["tokens"]))}
