@@ -71,8 +71,10 @@ def read_file(path: Path, columns: Mapping[str, str]) -> Dataset:
     """All rows of a file.
 
     Raises:
-        TaskError: it cannot be read.
+        TaskError: it is empty, or cannot be read.
     """
+    if path.stat().st_size == 0:  # The readers fail at it without a word.
+        raise TaskError(f"{path} is empty: it has no examples, and no columns.")
     try:
         if path.suffix in SUFFIXES:
             rows = list(read_conll(path, columns))

@@ -79,6 +79,13 @@ def test_corrupt_file_is_named(tmp_path):
         load_task(str(tmp_path))
 
 
+@pytest.mark.parametrize("suffix", [".parquet", ".jsonl", ".json", ".csv", ".conll"])
+def test_empty_file_is_named(tmp_path, suffix):
+    (tmp_path / f"train{suffix}").touch()
+    with pytest.raises(TaskError, match=f"train{suffix} is empty"):
+        load_task(str(tmp_path))
+
+
 def test_folder_with_glob_characters(tmp_path):
     for split in ("train", "validation"):
         write(tmp_path / "run[1]" / f"{split}.csv", RECORDS)

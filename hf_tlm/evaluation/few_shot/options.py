@@ -24,7 +24,7 @@ class FewShotOptions:
         default="prompt",
         metadata={
             "help": "prompt: fine-tune a masked LM to fill the prompt. finetune: with a classification head, the baseline, "
-            "on the same examples. zero_shot: fill the prompt without training.",
+            "on the same examples. zero_shot: fill the prompt without training; k, splits and the grid have no effect then.",
             "choices": ["prompt", "finetune", "zero_shot"],
         },
     )
