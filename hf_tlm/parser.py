@@ -215,6 +215,7 @@ def run(main: Callable[[], Any]) -> None:
     try:
         with on_sigterm(_terminate):
             main()
+            _leave_process_group()
     except HfTlmError as error:
         _stop(str(error), 1)
     except KeyboardInterrupt:
@@ -226,6 +227,13 @@ def run(main: Callable[[], Any]) -> None:
         if os.strerror(errno.ENOSPC) not in str(error):
             raise
         _stop(f"The disk is full: {error}. What was finished is on disk: free space and run the same command.", 1)
+
+
+def _leave_process_group() -> None:
+    # A process that ends with gloo's threads running is aborted now and then, after all its work was done.
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
 def _terminate() -> None:

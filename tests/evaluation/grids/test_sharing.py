@@ -45,6 +45,7 @@ def run(name):
 # Only the first process looks at what is done.
 done = lambda name: 1 / (1 - rank) and (root / name / "0").is_file()
 sharing.work_through(["a", "b", "c"], lambda name: root / name, done, run)
+distributed.destroy_process_group()
 """
 
 
