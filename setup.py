@@ -43,7 +43,7 @@ SENTENCEPIECE = ["sentencepiece>=0.2,<0.3"]
 OPTIM = ["pytorch_optimizer>=4.1,<4.2"]  # its LAMB is subclassed and set through its internals
 CRF = ["pytorch-crf>=0.7.2,<0.8"]
 SEARCH = ["optuna>=4,<6"]
-ANALYSIS = ["matplotlib>=3.8,<4"]
+ANALYSIS = ["matplotlib>=3.8,<4"]  # scikit-learn is needed anyway
 TEST = [
     *(*STEM, *DEDUP, *RAY, *ELASTIC, *ENERGY, *SENTENCEPIECE, *OPTIM, *CRF, *SEARCH, *ANALYSIS),
     *("pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "hypothesis>=6.100", "psutil>=5.9", "tensorboard>=2.17"),

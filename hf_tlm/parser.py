@@ -28,7 +28,7 @@ from hf_tlm.signals import Terminated, on_sigterm
 HELP, HELP_ALL = {"-h", "--help"}, "--help_all"
 RECIPES = (
     *("quickstart", "retrieve", "select_influence", "train_tlm", "pretrain"),
-    *("finetune", "few_shot", "reproduce", "publish"),
+    *("finetune", "few_shot", "reproduce", "analyze", "publish"),
 )
 
 

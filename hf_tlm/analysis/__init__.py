@@ -1,15 +1,25 @@
-"""Analysis: what a selection has chosen, in words a reader can judge."""
+"""Analysis: the papers' figures and tables of one's own runs, models and subsets, and a report that people open."""
 
 from typing import TYPE_CHECKING
 
 from hf_tlm.lazy import export_lazily
 
 if TYPE_CHECKING:
-    from hf_tlm.analysis.influential_words import AnalysisError, InfluentialWord, label_pmi, to_markdown, word_frequencies
+    from hf_tlm.analysis.analyze import OPTIONS, analyze
+    from hf_tlm.analysis.arguments import AnalyzeArguments, AnalyzedTask
+    from hf_tlm.analysis.errors import AnalysisError
+    from hf_tlm.analysis.figures import new_figure, save_figure, series_style
+    from hf_tlm.analysis.findings import Findings
+    from hf_tlm.analysis.words.influential_words import InfluentialWord, label_pmi, to_markdown, word_frequencies
 
 __getattr__, __dir__, __all__ = export_lazily(
     __name__,
     {
-        "influential_words": ["AnalysisError", "InfluentialWord", "label_pmi", "to_markdown", "word_frequencies"],
+        "analyze": ["OPTIONS", "analyze"],
+        "arguments": ["AnalyzeArguments", "AnalyzedTask"],
+        "errors": ["AnalysisError"],
+        "figures": ["new_figure", "save_figure", "series_style"],
+        "findings": ["Findings"],
+        "words.influential_words": ["InfluentialWord", "label_pmi", "to_markdown", "word_frequencies"],
     },
 )

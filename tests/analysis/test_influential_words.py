@@ -13,7 +13,7 @@ import pytest
 from datasets import ClassLabel, Dataset
 
 from hf_tlm.analysis import AnalysisError, InfluentialWord, label_pmi, to_markdown, word_frequencies
-from hf_tlm.analysis import influential_words as module
+from hf_tlm.analysis.words import influential_words as module
 from hf_tlm.retrieval import Subset, retrieve
 from toys import sentences
 

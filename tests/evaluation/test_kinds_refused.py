@@ -4,7 +4,7 @@ import pytest
 from datasets import Dataset
 
 from hf_tlm import run_tlm, select
-from hf_tlm.analysis.influential_words import label_pmi
+from hf_tlm.analysis import label_pmi
 from hf_tlm.evaluation import evaluate_checkpoint, score_models
 from hf_tlm.retrieval import retrieve
 from hf_tlm.tasks import TaskError, TaskSpec, task_from_datasets

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hf_tlm.files import HfTlmError
+from hf_tlm.analysis.errors import AnalysisError
 from hf_tlm.retrieval.analyzer import Analyzer
 from hf_tlm.retrieval.index.tokenize import tokenize_words
 from hf_tlm.retrieval.index.vocabulary import Vocabulary
@@ -32,10 +32,6 @@ if TYPE_CHECKING:
     from hf_tlm.tasks import Task
 
 READ_ROWS = 10_000
-
-
-class AnalysisError(HfTlmError):
-    """Words or texts that cannot be analysed."""
 
 
 @dataclass(frozen=True)

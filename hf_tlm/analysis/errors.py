@@ -1,0 +1,7 @@
+"""What can go wrong in an analysis."""
+
+from hf_tlm.files import HfTlmError
+
+
+class AnalysisError(HfTlmError):
+    """Runs, models, subsets, texts or options that cannot be analysed."""

@@ -1,0 +1,118 @@
+"""What all figures share: size, colours, and the three files each is written as.
+
+Half a page wide, so that two stand side by side in a paper or on a screen; letters of 8 points at that size.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_tlm.analysis.errors import AnalysisError
+from hf_tlm.files import atomic_write
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+WIDTH, HEIGHT = 3.3, 2.4  # inches
+DPI = 300
+# Okabe and Ito (2008): told apart with every kind of colour vision. Their yellow is too pale for lines on white.
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+# Not by colour alone: series differ in marker and dashes too.
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
+STYLE = {
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.labelsize": 8,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "legend.fontsize": 7,
+    "legend.frameon": False,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e0e0e0",
+    "grid.linewidth": 0.5,
+    "axes.axisbelow": True,
+    "lines.linewidth": 1.3,
+    "lines.markersize": 4,
+    "axes.linewidth": 0.6,
+    "svg.fonttype": "none",  # Letters stay letters: small files, searchable.
+    "svg.hashsalt": "hf_tlm",  # The same numbers make the same file.
+}
+
+
+def new_figure(rows: int = 1, columns: int = 1, *, width: float = WIDTH, height: float = HEIGHT, **subplots: Any):
+    """(figure, axes) as of `pyplot.subplots`, without pyplot's global state and without a display.
+
+    Args:
+        width, height: of the whole figure, inches.
+
+    Raises:
+        AnalysisError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise AnalysisError("Figures need matplotlib: pip install 'hf-tlm[analysis]'.") from error
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        return figure, figure.subplots(rows, columns, **subplots)
+
+
+def series_style(index: int) -> dict[str, Any]:
+    """Colour, marker and dashes of the index-th series of a plot."""
+    return {
+        "color": PALETTE[index % len(PALETTE)],
+        "marker": MARKERS[index % len(MARKERS)],
+        "linestyle": DASHES[index % len(DASHES)],
+    }
+
+
+def save_figure(figure: Figure, directory: str | os.PathLike, name: str, numbers: Sequence[Mapping[str, Any]]) -> list[Path]:
+    """Write name.png, name.svg and, with what is drawn, name.csv.
+
+    Args:
+        numbers: rows with the same keys.
+    """
+    folder = Path(directory)
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {folder / f"{name}.png": to_png(figure), folder / f"{name}.svg": to_svg(figure)}
+    files[folder / f"{name}.csv"] = to_csv(numbers)
+    for path, content in files.items():
+        atomic_write(path, content)
+    return list(files)
+
+
+def to_png(figure: Figure) -> bytes:
+    return _render(figure, "png", dpi=DPI)
+
+
+def to_svg(figure: Figure) -> bytes:
+    """Without a date, so that the same figure is the same file."""
+    return _render(figure, "svg", metadata={"Date": None})
+
+
+def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A line for each row under the keys of the first; floats in full precision."""
+    text = io.StringIO()
+    if rows:
+        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    return text.getvalue()
+
+
+def _render(figure: Figure, kind: str, **options: Any) -> bytes:
+    import matplotlib
+
+    content = io.BytesIO()
+    with matplotlib.rc_context(STYLE):
+        figure.savefig(content, format=kind, **options)
+    return content.getvalue()

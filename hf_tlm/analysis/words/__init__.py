@@ -1,0 +1,1 @@
+"""Task-influential words (ISS, Table 6)."""

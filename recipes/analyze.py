@@ -1,0 +1,30 @@
+r"""See what happened: figures and tables of runs, models and subsets, and a report of a run that opens in any browser.
+
+    python recipes/analyze.py --what report --run runs/scierc
+    python recipes/analyze.py --what heads --models tlm=runs/scierc bert=path/or/repo-id --texts texts.jsonl
+    python recipes/analyze.py --what words subsets --task path/to/scierc --subsets BM25=runs/bm25 ISS=runs/iss
+
+Every figure is written as PNG and SVG, with its numbers as csv beside it.
+"""
+
+from __future__ import annotations
+
+from hf_tlm import analysis
+from hf_tlm.analysis import AnalyzeArguments, AnalyzedTask
+from hf_tlm.parser import parse, run
+
+
+def main() -> None:
+    # 1. Arguments: what all analyses share, the task, and the options of each analysis.
+    args, task, *options = parse(
+        AnalyzeArguments, AnalyzedTask, *analysis.OPTIONS.values(), recipe="analyze", description=__doc__
+    )
+    options = dict(zip(analysis.OPTIONS, options, strict=True))
+
+    # 2. One analysis after another.
+    for what in args.what:
+        print(f"\n{analysis.analyze(what, args, task, options[what]).to_text()}")
+
+
+if __name__ == "__main__":
+    run(main)
