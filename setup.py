@@ -46,7 +46,8 @@ SEARCH = ["optuna>=4,<6"]
 ANALYSIS = ["matplotlib>=3.8,<4"]  # scikit-learn is needed anyway
 TEST = [
     *(*STEM, *DEDUP, *RAY, *ELASTIC, *ENERGY, *SENTENCEPIECE, *OPTIM, *CRF, *SEARCH, *ANALYSIS),
-    *("pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "hypothesis>=6.100", "psutil>=5.9", "tensorboard>=2.17"),
+    *("pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "pytest-rerunfailures>=15"),
+    *("hypothesis>=6.100", "psutil>=5.9", "tensorboard>=2.17"),
 ]
 EXTRAS = {
     "stem": STEM,
