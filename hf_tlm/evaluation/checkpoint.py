@@ -1,4 +1,4 @@
-"""The scores of a classifier as it is: a converted checkpoint, an export, any stock classifier on the Hub."""
+"""What a classifier says as it is, and its scores: a converted checkpoint, an export, any stock classifier on the Hub."""
 
 from __future__ import annotations
 
@@ -15,16 +15,29 @@ from hf_tlm.models.loading import reading
 from hf_tlm.tasks import Task
 
 
+def evaluate_checkpoint(model_name_or_path: str, task: Task, **options) -> dict[str, dict[str, float]]:
+    """The task's metric and the accuracy on validation and, where there is one, test: split -> name -> value of at most 1.
+
+    Args and errors are those of `checkpoint_logits`.
+    """
+    metrics = compute_metrics_for(task.metric)
+    found = checkpoint_logits(model_name_or_path, task, **options)
+    return {
+        split: metrics(EvalPrediction(logits, np.asarray(task.splits[split]["label"][:]))) for split, logits in found.items()
+    }
+
+
 @torch.inference_mode()
-def evaluate_checkpoint(
+def checkpoint_logits(
     model_name_or_path: str,
     task: Task,
     *,
     max_length: int = 128,
     batch_size: int = 32,
     device: str | torch.device | None = None,
-) -> dict[str, dict[str, float]]:
-    """The task's metric and the accuracy on validation and, where there is one, test: split -> name -> value of at most 1.
+) -> dict[str, np.ndarray]:
+    """What a classifier says of validation and, where there is one, test: split -> logits, float [N, C], in the order of the
+    rows and of the task's classes.
 
     Classes are matched by name; where model or data only number them, by number.
 
@@ -51,7 +64,7 @@ def evaluate_checkpoint(
     order = _order(model_name_or_path, list(model.config.id2label.values()), task)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     model.eval().to(device)
-    scores = {}
+    found = {}
     for split in ("validation", "test"):
         if split in task.splits:
             rows = tokenize(task.splits[split], tokenizer, max_length, description=f"Tokenising {split}")
@@ -59,9 +72,8 @@ def evaluate_checkpoint(
                 rows.remove_columns("label"), batch_size=batch_size, collate_fn=DataCollatorWithPadding(tokenizer)
             )
             logits = [model(**batch.to(device)).logits.float().cpu().numpy() for batch in batches]
-            found = EvalPrediction(np.concatenate(logits)[:, order], np.asarray(rows["label"][:]))
-            scores[split] = compute_metrics_for(task.metric)(found)
-    return scores
+            found[split] = np.concatenate(logits)[:, order]
+    return found
 
 
 def _order(name: str, classes: list[str], task: Task) -> list[int]:

@@ -183,9 +183,8 @@ def _test_split(
     scores, logits = method.score(episode, model, scored)
     record["test"] = scores
     if args.process_index == 0:
-        if logits is not None:
-            text = predictions_jsonl(task.splits[scored], logits, task.id2label)
-            atomic_write(folder / "predictions" / "test.jsonl", text)
+        text = predictions_jsonl(task.splits[scored], logits, task.id2label)
+        atomic_write(folder / "predictions" / "test.jsonl", text)
         if episode is not None:
             drawn = {"train": episode.train["id"][:], "validation": episode.validation["id"][:]}
             _write(folder / "examples.json", drawn)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from transformers import EvalPrediction, PreTrainedTokenizerBase, set_seed
 
-from hf_tlm.evaluation.checkpoint import evaluate_checkpoint
+from hf_tlm.evaluation.checkpoint import checkpoint_logits
 from hf_tlm.evaluation.few_shot.arguments import FewShotArguments, defaults_of
 from hf_tlm.evaluation.few_shot.classifier import PromptClassifier
 from hf_tlm.evaluation.few_shot.episodes import Episode
@@ -159,10 +159,12 @@ class WithHead:
         run = finetune(replace(self.task, splits=splits), self.checkpoint, args)
         return {"validation": run.seeds[0]["validation"]}
 
-    def score(self, episode: Episode, folder: Path, split: str) -> tuple[dict[str, float], None]:
-        """Scores on a whole split of the task of the model in `folder`."""
-        task = replace(self.task, splits={"test": self.task.splits[split]})
-        scores = evaluate_checkpoint(
-            str(folder), task, max_length=self.args.max_length, batch_size=self.args.per_device_eval_batch_size
-        )
-        return scores["test"], None
+    def score(self, episode: Episode, folder: Path, split: str) -> tuple[dict[str, float], np.ndarray]:
+        """As `Prompted.score`, of the model in `folder`."""
+        rows, args = self.task.splits[split], self.args
+        task = replace(self.task, splits={"test": rows})
+        logits = checkpoint_logits(
+            str(folder), task, max_length=args.max_length, batch_size=args.per_device_eval_batch_size, device=args.device
+        )["test"]
+        metrics = compute_metrics_for(self.task.metric, *self.task.spec.further_metrics)
+        return metrics(EvalPrediction(logits, np.asarray(rows["label"][:]))), logits

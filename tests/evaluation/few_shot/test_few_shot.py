@@ -142,6 +142,9 @@ def test_the_baseline_learns_from_the_same_examples(task, checkpoint, tmp_path):
         folder = tmp_path / "out" / f"split-{record['seed']}"
         assert read(folder / "examples.json") == read(tmp_path / f"prompt/split-{other['seed']}/examples.json")
         assert set(record["test"]) == {"macro_f1", "accuracy"}
+        lines = [json.loads(line) for line in (folder / "predictions/test.jsonl").read_text().splitlines()]
+        assert [line["id"] for line in lines] == task.test["id"][:]
+        assert record["test"]["accuracy"] == np.mean([line["prediction"] == line["label"] for line in lines])
         assert AutoModelForSequenceClassification.from_pretrained(folder / "model").config.num_labels == 3
         settings = read(folder / "model/settings.json")["arguments"]
         assert (settings["max_steps"], settings["eval_steps"], settings["weight_decay"]) == (4, 2, 0.02)
