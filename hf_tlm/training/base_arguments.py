@@ -116,4 +116,6 @@ class BaseArguments(TrainingArguments):
         args.resume_from_checkpoint = None
         args.hub_token = None  # The Trainer pickles its arguments beside every checkpoint.
         args.seed = args.data_seed = seed
+        if self.device.type == "cpu":
+            args.dataloader_pin_memory = False  # Of no use there, and torch says so for every loader.
         return args
