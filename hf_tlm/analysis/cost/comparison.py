@@ -232,8 +232,9 @@ def to_markdown(found: Comparison) -> str:
             f"| {name} | {point.flops:.3g} | {point.ratio:.2g} | {score} | {(point.source or '').partition(':')[0]} |"
         )
     text = (
-        f"Averages of {found.split} scores in percent over {tasks}: every point is the average over exactly these. FLOPs are "
-        "6 x tokens x parameters of training, of checkpoints too that a run started from, and without retrieval and selection."
+        f"Averages of {found.split} scores in percent over {tasks}: every point is the average over exactly these. "
+        "FLOPs are 6 x tokens x parameters of training, of checkpoints too that a run started from, without retrieval and "
+        "selection."
     )
     if found.published:
         text += " Rows with a source are published figures, from other corpora and models; they were not measured here."

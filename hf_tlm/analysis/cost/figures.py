@@ -29,7 +29,7 @@ def cost_figure(found: Comparison) -> Figure:
         if several:
             _own(axes[0, 1], found)
         elif found.own:
-            axes[0, 0].set_title(found.own[0].name, parse_math=False)
+            axes[0, 0].set_title(f"{found.own[0].name} (filled)", parse_math=False)
         if found.published:
             handles = [line for line in axes[0, 0].lines if not line.get_label().startswith("_")]
             title = "published, not measured here"

@@ -135,10 +135,10 @@ def sensitivity_table(
 
 def differing_settings(results: Sequence[Result]) -> list[str]:
     """Names of the settings with more than one value, what the papers vary first."""
-    # What a failed run says of itself may be less.
+    # A failed run tells its task and arm, and may tell less of the rest.
     told = [result for result in results if result.error is None] or results
     names = dict.fromkeys([*_FIRST, *sorted({name for result in results for name in result.settings}), "task"])
-    return [name for name in names if len({_value(result, name) for result in told}) > 1]
+    return [n for n in names if len({_value(result, n) for result in (results if n in ("arm", "task") else told)}) > 1]
 
 
 def _telling_apart(results: Sequence[Result], differing: Sequence[str], columns: Sequence[str]) -> list[str]:
