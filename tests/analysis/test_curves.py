@@ -123,6 +123,7 @@ def test_where_states_are(tmp_path):
     assert drawn(runs["cut"].seeds[0], "loss") == [(100, 1.0)]
     assert [seed.seed for seed in runs["nested"].seeds] == ["3"] and runs["pre"].quantities == ["loss"]
     assert drawn(runs["tuned"].seeds[0], "eval_accuracy", "tokens") == [(200, 0.5), (400, 0.75)]
+    assert runs["tuned"].quantities == ["eval_accuracy"]
     both = read_runs({"a": tmp_path / "pre/training/trainer_state.json", "b": tmp_path / "pre"})
     assert list(both) == ["a", "b"] and drawn(both["a"].seeds[0], "loss") == drawn(both["b"].seeds[0], "loss")
 

@@ -24,7 +24,7 @@ from hf_tlm.analysis.runs import RESULTS, read_json, subfolders
 STATE = "trainer_state.json"
 # Logged beside the quantities: where on the axes an entry is, and how fast it went there.
 _BOOKKEEPING = re.compile(
-    r"step|epoch|tokens|real_tokens|flops|measured_flops|flops_ratio|total_flos|seconds|energy_kwh|estimated_kwh|co2_kg"
+    r"steps?|epoch|tokens|real_tokens|flops|measured_flops|flops_ratio|total_flos|seconds|energy_kwh|estimated_kwh|co2_kg"
     r"|num_input_tokens_seen|.*runtime|.*_per_second|train_loss"
 )
 
