@@ -7,9 +7,18 @@ from hf_tlm.lazy import export_lazily
 if TYPE_CHECKING:
     from hf_tlm.analysis.analyze import OPTIONS, analyze
     from hf_tlm.analysis.arguments import AnalyzeArguments, AnalyzedTask
+    from hf_tlm.analysis.cost.comparison import Comparison, Scored, compare
+    from hf_tlm.analysis.cost.figures import cost_figure
+    from hf_tlm.analysis.cost.published import published_points
+    from hf_tlm.analysis.curves.figures import curves_figure
+    from hf_tlm.analysis.curves.series import average, choose_quantities
+    from hf_tlm.analysis.curves.states import RunLog, SeedLog, read_runs
     from hf_tlm.analysis.errors import AnalysisError
     from hf_tlm.analysis.figures import new_figure, save_figure, series_style
     from hf_tlm.analysis.findings import Findings
+    from hf_tlm.analysis.runs import Result, find_results
+    from hf_tlm.analysis.tables.rendering import table_to_latex, table_to_markdown, table_to_rows
+    from hf_tlm.analysis.tables.table import SensitivityTable, sensitivity_table
     from hf_tlm.analysis.words.influential_words import InfluentialWord, label_pmi, to_markdown, word_frequencies
 
 __getattr__, __dir__, __all__ = export_lazily(
@@ -17,9 +26,18 @@ __getattr__, __dir__, __all__ = export_lazily(
     {
         "analyze": ["OPTIONS", "analyze"],
         "arguments": ["AnalyzeArguments", "AnalyzedTask"],
+        "cost.comparison": ["Comparison", "Scored", "compare"],
+        "cost.figures": ["cost_figure"],
+        "cost.published": ["published_points"],
+        "curves.figures": ["curves_figure"],
+        "curves.series": ["average", "choose_quantities"],
+        "curves.states": ["RunLog", "SeedLog", "read_runs"],
         "errors": ["AnalysisError"],
         "figures": ["new_figure", "save_figure", "series_style"],
         "findings": ["Findings"],
+        "runs": ["Result", "find_results"],
+        "tables.rendering": ["table_to_latex", "table_to_markdown", "table_to_rows"],
+        "tables.table": ["SensitivityTable", "sensitivity_table"],
         "words.influential_words": ["InfluentialWord", "label_pmi", "to_markdown", "word_frequencies"],
     },
 )

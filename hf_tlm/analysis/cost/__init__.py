@@ -1,0 +1,1 @@
+"""Score against cost (TLM, Figure 1)."""

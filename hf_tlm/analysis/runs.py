@@ -1,0 +1,202 @@
+"""What runs have left behind, for analyses that compare them: one result for each seed.
+
+    for result in find_results({"rho1": "runs/rho1"}):
+        print(result.run, result.seed, result.settings["rho1"], result.score("test"))
+
+A place may be a run of `train_tlm.py`, `finetune.py` or `few_shot.py`, a grid, what `reproduce.py` has written, or a folder
+of such folders.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from hf_tlm.analysis.errors import AnalysisError
+
+RESULTS, SETTINGS = "results.json", "settings.json"
+SPLITS = ("validation", "test")
+NOT_FINISHED = "not finished"
+_DEEPEST = 4  # Folders of folders of runs.
+# Within a run, never runs of their own.
+_PARTS = re.compile(r"\.|(?:seed|split|checkpoint|nonfinite-step)-|stage\d|(?:predictions|model|mlm|training|analysis)$")
+_OF_SUBSETS = "retriever query_mode max_query_terms top_k variant k1 b delta stopwords stemmer".split()
+_OF_SELECTIONS = ("method", "fraction", "layer")
+_METHODS = {"bm25-rank": "by rank", "random": "at random", "iss": "by ISS", "dsir": "by DSIR"}
+
+
+@dataclass(frozen=True)
+class Result:
+    """One seed of a run.
+
+    run: its folder's name, below the place that was asked for.
+    arm: what it is compared as: of `reproduce.py` the arm, else the run's name without the task's.
+    scores: split -> metric -> score, a share of 1; empty where there are none.
+    cost: see `hf_tlm.training.cost.Cost`.
+    settings: by name, the arguments, those of the model, and those of the subset: `subset` says in words what it is.
+    error: why there are no scores; None where there are.
+    """
+
+    run: str
+    folder: Path
+    task: str
+    arm: str
+    seed: int | None
+    metric: str | None = None
+    scores: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    cost: Mapping[str, float] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    error: str | None = None
+
+    def score(self, split: str) -> float | None:
+        """On the task's metric, a share of 1; None where there is none, or it is not finite."""
+        value = self.scores.get(split, {}).get(self.metric)
+        return value if value is not None and math.isfinite(value) else None
+
+
+def find_results(places: Mapping[str, str | os.PathLike]) -> list[Result]:
+    """All seeds of all runs at some places, by name, in the order of places and of names in them.
+
+    Raises:
+        AnalysisError: no run with a task is there, or a file of one is not what recipes write.
+    """
+    found: list[Result] = []
+    for name, place in places.items():
+        if not Path(place).is_dir():
+            raise AnalysisError(f"Runs are folders that recipes have written; there is no {place}.")
+        found += _results(Path(place), name, "" if len(places) == 1 else f"{name}/", 0)
+    if not found:
+        listed = ", ".join(map(str, places.values())) or "no folder given"
+        raise AnalysisError(
+            f"No run with a task is in {listed}. Give --run folders that train_tlm.py, finetune.py, few_shot.py or "
+            "reproduce.py have written, or a folder of such folders."
+        )
+    return found
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object.
+
+    Raises:
+        AnalysisError: it cannot be read, is not JSON, or not an object; the file is named.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise AnalysisError(f"Cannot read {path}: {error.strerror}.") from error
+    except ValueError as error:
+        raise AnalysisError(
+            f"{path} is not JSON ({error}). It was cut short or changed: make it again, or leave it out."
+        ) from error
+    if not isinstance(content, dict):
+        raise AnalysisError(f"{path} must hold a JSON object; it holds {type(content).__name__}.")
+    return content
+
+
+def subfolders(folder: Path) -> list[Path]:
+    """Folders in which there may be runs: not hidden, and not a run's own parts."""
+    return sorted(path for path in folder.iterdir() if path.is_dir() and not _PARTS.match(path.name))
+
+
+def _results(folder: Path, name: str, prefix: str, depth: int) -> Iterator[Result]:
+    records = sorted((folder / "runs").glob("*.json"))
+    file = next((path for path in (folder / RESULTS, folder / SETTINGS) if path.is_file()), None)
+    if records:
+        yield from _of_records([_of_record(path, folder, prefix) for path in records])
+    elif (folder / "grid.json").is_file():
+        yield from _of_subfolders(folder / "points", prefix, depth)
+    elif file is not None:
+        yield from _of_run(folder, name, read_json(file))
+    elif depth < _DEEPEST:
+        yield from _of_subfolders(folder, prefix, depth)
+
+
+def _of_subfolders(folder: Path, prefix: str, depth: int) -> Iterator[Result]:
+    for path in subfolders(folder) if folder.is_dir() else ():
+        yield from _results(path, f"{prefix}{path.name}", f"{prefix}{path.name}/", depth + 1)
+
+
+def _of_run(folder: Path, name: str, content: Mapping[str, Any]) -> Iterator[Result]:
+    """Nothing for a pretraining, which has no task."""
+    task = content.get("task")
+    if not isinstance(task, str):
+        return
+    about = {"run": name, "folder": folder, "task": task, "arm": _without_task(name, task), "metric": content.get("metric")}
+    about["settings"] = _flat(content)
+    seeds = content.get("seeds") or content.get("splits")
+    if seeds is None:  # Interrupted: what is finished is in the folders of the seeds.
+        seeds = [read_json(path) for path in sorted(folder.glob("s[ep]*-*/results.json"))]
+        yield Result(**about, seed=None, error=NOT_FINISHED)
+    try:
+        for record in seeds:
+            yield Result(
+                **about,
+                seed=record["seed"],
+                scores={split: record[split] for split in SPLITS if split in record},
+                cost=record.get("cost", {}),
+            )
+    except (KeyError, TypeError) as error:
+        raise AnalysisError(f"{folder / RESULTS} is not what a run writes: a seed's record lacks {error}.") from error
+
+
+def _of_records(results: Sequence[Result]) -> list[Result]:
+    """A failed run's record knows less of its subset than those of the arm's other seeds."""
+    known = {(result.task, result.arm): result.settings for result in results if result.error is None}
+    return [replace(result, settings=known.get((result.task, result.arm), result.settings)) for result in results]
+
+
+def _of_record(path: Path, folder: Path, prefix: str) -> Result:
+    """One run of a table, finished or failed."""
+    record = read_json(path)
+    try:
+        settings, subset = dict(record["settings"]), record.get("subset")
+        settings |= _of_subset(subset, settings.get("subset")) if record["kind"] == "train_tlm" else {}
+        return Result(
+            run=prefix + record["name"],
+            folder=folder / record["name"],
+            task=record["task"],
+            arm=record["arm"],
+            seed=record["seed"],
+            metric=record.get("metric"),
+            scores={split: record[split] for split in SPLITS if split in record},
+            cost=record.get("cost", {}),
+            settings={name: v for name, v in settings.items() if name != "seed"}
+            | {"arm": record["arm"], "task": record["task"]},
+            error=record.get("error", "it failed") if record["status"] != "finished" else None,
+        )
+    except KeyError as error:
+        raise AnalysisError(f"{path} is not the record of a run: it lacks {error}.") from error
+
+
+def _flat(content: Mapping[str, Any]) -> dict[str, Any]:
+    settings = {**content.get("model", {}), **content.get("arguments", {})}
+    if "subset" in content:
+        settings |= _of_subset(content["subset"], None)
+    return {**settings, "task": content["task"]}
+
+
+def _of_subset(subset: Mapping[str, Any] | None, place: str | None) -> dict[str, Any]:
+    """Of a manifest, or of what `reproduce.py` says of one. place: of a run that failed, which knows no more."""
+    if subset is None:
+        return {"subset": place or "task only"}
+    selection = subset.get("selection") or {}
+    known = {name: subset[name] for name in _OF_SUBSETS if name in subset}
+    known |= {name: selection[name] for name in _OF_SELECTIONS if selection.get(name) is not None}
+    words = subset["retriever"].replace("bm25", "BM25")
+    if selection:
+        part = f"{100 * selection['fraction']:g}%" if selection.get("fraction") else f"{selection['size']} passages"
+        words += f", {part} {_METHODS.get(selection['method'], selection['method'])}"
+    return {**known, "subset": words}
+
+
+def _without_task(name: str, task: str) -> str:
+    """`iss-20` of a run `scierc-iss-20` on scierc."""
+    short = re.escape(task.removeprefix("glue_"))
+    left = re.sub(rf"(?<![A-Za-z0-9])(?:glue_)?{short}(?![A-Za-z0-9])", "", name, flags=re.IGNORECASE)
+    return re.sub(r"(?<=[-_./])[-_./]+|^[-_./]+|[-_./]+$", "", left) or name
