@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from hf_tlm.analysis.errors import AnalysisError
     from hf_tlm.analysis.figures import new_figure, save_figure, series_style
     from hf_tlm.analysis.findings import Findings
+    from hf_tlm.analysis.heads.attention import TextMaps, measure_heads, separator_ids, text_maps
+    from hf_tlm.analysis.heads.figures import draw_attention_maps, draw_head_shares
+    from hf_tlm.analysis.heads.head_types import AttentionHead, LayerShares, count_maxima, layer_shares
     from hf_tlm.analysis.words.influential_words import InfluentialWord, label_pmi, to_markdown, word_frequencies
 
 __getattr__, __dir__, __all__ = export_lazily(
@@ -20,6 +23,9 @@ __getattr__, __dir__, __all__ = export_lazily(
         "errors": ["AnalysisError"],
         "figures": ["new_figure", "save_figure", "series_style"],
         "findings": ["Findings"],
+        "heads.attention": ["TextMaps", "measure_heads", "separator_ids", "text_maps"],
+        "heads.figures": ["draw_attention_maps", "draw_head_shares"],
+        "heads.head_types": ["AttentionHead", "LayerShares", "count_maxima", "layer_shares"],
         "words.influential_words": ["InfluentialWord", "label_pmi", "to_markdown", "word_frequencies"],
     },
 )
