@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 
 from hf_tlm import analysis
-from hf_tlm.analysis import AnalysisError, AttentionHead, TextMaps, draw_attention_maps
+from hf_tlm.analysis import AnalysisError, AttentionHead, TextMaps, draw_attention_maps, draw_head_shares, layer_shares
 from hf_tlm.analysis.figures import to_svg
 from hf_tlm.analysis.heads import figures
 from hf_tlm.analysis.heads.loading import read_texts
@@ -121,6 +121,14 @@ def test_frames_and_grey():
     assert b"data:image/png;base64" in to_svg(figure)
 
 
+def test_lines_of_shares():
+    heads = [head(1, 1, "positional"), head(1, 2, "other"), head(2, 1, "vertical"), head(2, 2, "vertical")]
+    figure = draw_head_shares({"a": layer_shares(heads), "b": layer_shares(heads[:2])})
+    lines = [[line.get_xydata().tolist() for line in panel.lines] for panel in figure.axes]
+    assert lines == [[[[1, 50], [2, 0]], [[1, 50]]], [[[1, 0], [2, 100]], [[1, 0]]]]
+    assert [panel.get_ylabel() for panel in figure.axes] == ["positional heads (%)", "vertical heads (%)"]
+
+
 def test_models_stand_side_by_side_while_there_is_room():
     maps = {n: TextMaps(["a"], [np.ones((n, 1, 1), np.float32)] * 2) for n in (12, 2)}
     models = {"a": ([], maps[12]), "b": ([], maps[12]), "c": ([], maps[12]), "d": ([], maps[2])}
@@ -128,6 +136,11 @@ def test_models_stand_side_by_side_while_there_is_room():
     assert places["a"][1] == places["b"][1] < places["c"][1] == places["d"][1] and places["a"][0] == places["c"][0]
     assert places["b"][0] >= places["a"][0] + 12 * side and right <= 6 and places["c"][1] + 2 * side < bottom
     assert figures._places({"d": models["d"]}, 6)[1] == figures.LARGEST
+    # Names may take more room than maps.
+    narrow = {f"a-rather-long-name-{n}": ([], maps[2]) for n in range(6)}
+    places, side, right, _ = figures._places(narrow, 6)
+    assert right <= 6 and len({y for _, y in places.values()}) == 2 and 0.4 < side <= figures.LARGEST
+    assert figures._title("x" * 40 + "end") == "x" * 14 + "..." + "x" * 11 + "end"
 
 
 def test_errors(tmp_path, tokenizer):

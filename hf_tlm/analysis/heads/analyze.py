@@ -73,7 +73,7 @@ def shares_table(shares: Mapping[str, Sequence[LayerShares]]) -> str:
     for name, layers in shares.items():
         for own in layers:
             values = [f"{value:.1f}" for value in (own.positional, own.vertical, own.other)]
-            rows.append([name, "all" if own.layer is None else str(own.layer), str(own.heads), *values])
+            rows.append([name.replace("|", "\\|"), "all" if own.layer is None else str(own.layer), str(own.heads), *values])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
 
 

@@ -7,6 +7,7 @@ Shapes: B texts, S places, L layers, A heads of a layer.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -75,7 +76,8 @@ def measure_heads(
     rows = _encode(model, tokenizer, texts, max_length)
     separators = torch.tensor(separator_ids(tokenizer), device=model.device)
     collate, counts, total = DataCollatorWithPadding(tokenizer), None, sum(len(row["input_ids"]) for row in rows)
-    with _eager(model) as body, torch.inference_mode(), tqdm(total=len(rows), desc=f"Heads {name}", unit=" texts") as bar:
+    bar = tqdm(total=len(rows), desc=f"Heads {name}".strip(), unit=" texts", disable=os.environ.get("RANK", "0") != "0")
+    with _eager(model) as body, torch.inference_mode(), bar:
         for batch in _batches(rows, model, batch_size):
             padded = collate(batch).to(model.device)
             special = torch.isin(padded["input_ids"], separators)

@@ -21,23 +21,25 @@ MARGIN = 0.08  # Of a map's side, where frames are.
 ACROSS = 34  # Heads side by side, of one model or several.
 # Inches: the largest side of a map; left of a panel, above, and below it; a letter of titles and of the text.
 LARGEST, LEFT, ABOVE, BELOW, TITLE, LETTER = 0.8, 0.4, 0.2, 0.32, 0.065, 0.05
-LEGEND = {"loc": "outside lower center", "ncols": 2, "fontsize": 7, "frameon": False}
+LEGEND = {"loc": "outside lower center", "fontsize": 7, "frameon": False}
 
 
 def draw_head_shares(by_model: Mapping[str, Sequence[LayerShares]]) -> Figure:
     """Percent of positional and of vertical heads by layer, a line for each model."""
-    figure, axes = new_figure(2, 1, height=3.2 + 0.13 * ((len(by_model) + 1) // 2), sharex=True)
+    columns = 2 if max(map(len, by_model)) <= 20 else 1
+    figure, axes = new_figure(2, 1, height=3.2 + 0.13 * -(-len(by_model) // columns), sharex=True)
     values = [value for shares in by_model.values() for own in shares for value in (own.positional, own.vertical)]
     top = next(end for end in (10, 25, 50, 100) if max(values) <= end)
     for panel, kind in zip(axes, (POSITIONAL, VERTICAL), strict=True):
         for index, (name, shares) in enumerate(by_model.items()):
             layers = [own for own in shares if own.layer is not None]
-            style = series_style(index) | {"markerfacecolor": "none", "clip_on": False, "label": name}
+            style = series_style(index) | {"markerfacecolor": "none", "clip_on": False, "label": _title(name)}
             panel.plot([own.layer for own in layers], [getattr(own, kind) for own in layers], **style)
         panel.set(ylabel=f"{kind} heads (%)", ylim=(0, top))
-    axes[-1].set_xlabel("layer")
+    last = max(own.layer or 0 for shares in by_model.values() for own in shares)
+    axes[-1].set(xlabel="layer", xlim=(0.5, last + 0.5))
     axes[-1].xaxis.get_major_locator().set_params(integer=True)
-    legend = figure.legend(*axes[0].get_legend_handles_labels(), **LEGEND)
+    legend = figure.legend(*axes[0].get_legend_handles_labels(), ncols=columns, **LEGEND)
     for label in legend.get_texts():
         label.set_parse_math(False)
     return figure
@@ -50,7 +52,7 @@ def draw_attention_maps(models: Mapping[str, Drawn], text: str) -> Figure:
     from matplotlib.patches import Patch
 
     width = WIDTH if sum(_most(maps) for _, maps in models.values()) <= 6 else 2 * WIDTH
-    panels, side, right, bottom = _places(models, width - 0.7)
+    panels, side, right, bottom = _places(models, width - 0.75)
     lines = textwrap.wrap(text, round(width / LETTER), max_lines=3, placeholder=" ...")
     figure, canvas = new_figure(width=width, height=bottom + 0.4 + 0.13 * len(lines))
     canvas.set(xlim=(0, right), ylim=(bottom, 0), aspect="equal")
@@ -63,7 +65,7 @@ def draw_attention_maps(models: Mapping[str, Drawn], text: str) -> Figure:
     bar.set_label("attention weight", fontsize=7)
     bar.ax.tick_params(labelsize=6)
     framed = Patch(facecolor="none", edgecolor=FRAME, linewidth=1.4, label="positional head")
-    figure.legend(handles=[framed, Patch(facecolor=GREY, label="vertical head")], **LEGEND)
+    figure.legend(handles=[framed, Patch(facecolor=GREY, label="vertical head")], ncols=2, **LEGEND)
     return figure
 
 
@@ -87,6 +89,11 @@ def map_rows(models: Mapping[str, Drawn]) -> list[dict[str, Any]]:
     ]
 
 
+def _title(name: str) -> str:
+    """A name of at most 31 letters: long ones often differ at their end."""
+    return name if len(name) <= 31 else f"{name[:14]}...{name[-14:]}"
+
+
 def _most(maps: TextMaps) -> int:
     """Heads of the layer that has most."""
     return max(len(layer) for layer in maps.maps)
@@ -101,22 +108,36 @@ def _norm():
 
 def _places(models: Mapping[str, Drawn], width: float) -> tuple[dict[str, tuple[float, float]], float, float, float]:
     """(top left corner of each model's maps, side of a map, right and lower end of it all), inches: models side by side
-    while there is room, then below."""
+    while there is room for their heads and names, then below."""
+    heads = {name: _most(maps) for name, (_, maps) in models.items()}
+    titles = {name: TITLE * len(_title(name)) for name in models}
     rows: list[list[str]] = [[]]
-    for name, (_, maps) in models.items():
-        if rows[-1] and sum(_most(models[other][1]) for other in rows[-1]) + _most(maps) > ACROSS:
+    for name in models:
+        row = [*rows[-1], name]
+        if len(row) > 1 and (sum(heads[n] for n in row) > ACROSS or sum(LEFT + titles[n] for n in row) > width):
             rows.append([])
         rows[-1].append(name)
-    side = min((width - LEFT * len(row)) / sum(_most(models[name][1]) for name in row) for row in rows)
-    side, places, y, right = min(side, LARGEST), {}, 0.0, 0.0
+    side, places, y, right = min(LARGEST, *(_side(row, heads, titles, width) for row in rows)), {}, 0.0, 0.0
     for row in rows:
         x = 0.0
         for name in row:
             places[name] = (x + LEFT, y + ABOVE)
-            x += LEFT + max(side * _most(models[name][1]), TITLE * len(name))
+            x += LEFT + max(side * heads[name], titles[name])
         right = max(right, x)
         y += ABOVE + side * max(len(models[name][1].maps) for name in row) + BELOW
     return places, side, right, y
+
+
+def _side(row: Sequence[str], heads: Mapping[str, int], titles: Mapping[str, float], width: float) -> float:
+    """The largest side of maps with which models of a row have room, where their names do not take more."""
+    named: list[str] = []
+    while len(named) < len(row):
+        side = (width - LEFT * len(row) - sum(titles[n] for n in named)) / sum(heads[n] for n in row if n not in named)
+        narrow = [name for name in row if name not in named and side * heads[name] < titles[name]]
+        if not narrow:
+            return side
+        named += narrow
+    return min(titles[name] / heads[name] for name in row)
 
 
 def _draw_panel(canvas, name: str, heads: Sequence[AttentionHead], maps: TextMaps, x: float, y: float, side: float) -> None:
@@ -133,7 +154,7 @@ def _draw_panel(canvas, name: str, heads: Sequence[AttentionHead], maps: TextMap
             corner = (x + (own.head - 1) * side + edge, y + (own.layer - 1) * side + edge)
             square = (side - 2 * edge, side - 2 * edge)
             canvas.add_patch(Rectangle(corner, *square, fill=False, edgecolor=FRAME, linewidth=min(1.6, 5 * side)))
-    canvas.text(x, y - 0.04, name, fontsize=8, va="bottom", parse_math=False)
+    canvas.text(x, y - 0.04, _title(name), fontsize=8, va="bottom", parse_math=False)
     step = 1 if side > 0.14 else 2
     for number in range(1, layers + 1, step):
         canvas.text(x - 0.03, y + (number - 0.5) * side, str(number), fontsize=6, ha="right", va="center")
