@@ -35,7 +35,7 @@ def draw_head_shares(by_model: Mapping[str, Sequence[LayerShares]]) -> Figure:
             layers = [own for own in shares if own.layer is not None]
             style = series_style(index) | {"markerfacecolor": "none", "clip_on": False, "label": _title(name)}
             panel.plot([own.layer for own in layers], [getattr(own, kind) for own in layers], **style)
-        panel.set(ylabel=f"{kind} heads (%)", ylim=(0, top))
+        panel.set(ylabel=f"{kind} heads (%)", ylim=(0, 1.05 * top))
     last = max(own.layer or 0 for shares in by_model.values() for own in shares)
     axes[-1].set(xlabel="layer", xlim=(0.5, last + 0.5))
     axes[-1].xaxis.get_major_locator().set_params(integer=True)

@@ -81,20 +81,18 @@ def count_maxima(maps: torch.Tensor, attention_mask: torch.Tensor, separators: t
         AnalysisError: a weight is not a number.
     """
     real = attention_mask.bool()
-    maps = maps.masked_fill(~real[:, None, None, :], 0)
-    places = torch.arange(maps.shape[-1], device=maps.device)
-    beside = (places[:, None] - places).abs() == 1
-    previous = pad(maps.diagonal(-1, 2, 3), (1, 0))
-    following = pad(maps.diagonal(1, 2, 3), (0, 1))
-    adjacent = torch.maximum(previous, following)
-    largest = maps.amax(-1)
-    if (largest.isnan() & real[:, None]).any():
+    maps = maps.masked_fill(~real[:, None, None, :], -1)
+    largest = maps.amax(-1, keepdim=True)
+    if (largest[..., 0].isnan() & real[:, None]).any():
         raise AnalysisError("Attention weights are not numbers: the model has diverged, or its weights are damaged.")
-    is_adjacent = (adjacent > maps.masked_fill(beside, 0).amax(-1)) & real[:, None]
-    columns = separators[:, None, None, :]
-    is_separator = maps.masked_fill(~columns, 0).amax(-1) > maps.masked_fill(columns, 0).amax(-1)
-    found = (is_adjacent & (previous > following), is_adjacent & (following > previous), is_adjacent)
-    return torch.stack([rows.sum((0, 2)) for rows in (*found, is_separator & real[:, None])], dim=1)
+    on_top = maps == largest
+    maxima = on_top.sum(-1)
+    previous = pad(on_top.diagonal(-1, 2, 3), (1, 0))
+    following = pad(on_top.diagonal(1, 2, 3), (0, 1))
+    is_adjacent = (previous.int() + following.int() == maxima) & real[:, None]
+    is_separator = ((on_top & separators[:, None, None, :]).sum(-1) == maxima) & real[:, None]
+    found = (is_adjacent & ~following, is_adjacent & ~previous, is_adjacent, is_separator)
+    return torch.stack([rows.sum((0, 2)) for rows in found], dim=1)
 
 
 def layer_shares(heads: Iterable[AttentionHead]) -> list[LayerShares]:
