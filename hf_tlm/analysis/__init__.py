@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from hf_tlm.analysis.errors import AnalysisError
     from hf_tlm.analysis.figures import new_figure, save_figure, series_style
     from hf_tlm.analysis.findings import Findings
+    from hf_tlm.analysis.heads.attention import TextMaps, measure_heads, separator_ids, text_maps
+    from hf_tlm.analysis.heads.figures import draw_attention_maps, draw_head_shares
+    from hf_tlm.analysis.heads.head_types import AttentionHead, LayerShares, count_maxima, layer_shares
     from hf_tlm.analysis.runs import Result, find_results
     from hf_tlm.analysis.tables.rendering import table_to_latex, table_to_markdown, table_to_rows
     from hf_tlm.analysis.tables.table import SensitivityTable, sensitivity_table
@@ -38,6 +41,9 @@ __getattr__, __dir__, __all__ = export_lazily(
         "runs": ["Result", "find_results"],
         "tables.rendering": ["table_to_latex", "table_to_markdown", "table_to_rows"],
         "tables.table": ["SensitivityTable", "sensitivity_table"],
+        "heads.attention": ["TextMaps", "measure_heads", "separator_ids", "text_maps"],
+        "heads.figures": ["draw_attention_maps", "draw_head_shares"],
+        "heads.head_types": ["AttentionHead", "LayerShares", "count_maxima", "layer_shares"],
         "words.influential_words": ["InfluentialWord", "label_pmi", "to_markdown", "word_frequencies"],
     },
 )

@@ -1,0 +1,111 @@
+"""Figures 3, C.1 and C.2 of the TLM paper for any models and texts."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from hf_tlm.analysis.arguments import AnalyzeArguments, AnalyzedTask
+from hf_tlm.analysis.errors import AnalysisError
+from hf_tlm.analysis.figures import save_figure, to_csv
+from hf_tlm.analysis.findings import Findings
+from hf_tlm.analysis.heads.attention import Text, measure_heads, most_tokens, text_maps
+from hf_tlm.analysis.heads.figures import Drawn, draw_attention_maps, draw_head_shares, map_rows
+from hf_tlm.analysis.heads.head_types import AttentionHead, LayerShares, layer_shares
+from hf_tlm.analysis.heads.loading import load_body, read_texts
+from hf_tlm.analysis.heads.options import Options
+from hf_tlm.data import load_tokenizer
+from hf_tlm.files import atomic_write
+
+
+def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: Options) -> Findings:
+    """heads.md, heads_counts.csv, and the figures heads (shares by layer), heads_<model>_maps, and heads_maps of several
+    models."""
+    if not args.encoders:
+        raise AnalysisError("--what heads needs models: give --models, or --run.")
+    trust = args.trust_remote_code
+    files = _file_names(args.encoders)
+    source, texts = read_texts(args, task)
+    tokenizers = {
+        name: load_tokenizer(place, trust_remote_code=trust, masking=False) for name, place in args.encoders.items()
+    }
+    drawn, caption = _drawn(texts, list(tokenizers.values()), options)
+    found, limits = {}, {"batch_size": args.analysis_batch_size, "max_length": args.analysis_max_length}
+    for name, place in args.encoders.items():
+        model = load_body(place, trust_remote_code=trust)
+        heads = measure_heads(model, tokenizers[name], texts, name=name, **limits)
+        found[name] = (heads, text_maps(model, tokenizers[name], drawn, options.heads_tokens))
+    shares = {name: layer_shares(heads) for name, (heads, _) in found.items()}
+    table = shares_table(shares)
+    atomic_write(args.folder / "heads.md", table)
+    atomic_write(args.folder / "heads_counts.csv", to_csv(_count_rows({name: heads for name, (heads, _) in found.items()})))
+    saved = [args.folder / "heads.md", args.folder / "heads_counts.csv"]
+    with warnings.catch_warnings():
+        # Texts may be in any script; in the SVG they are letters, for which a browser has a font.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        saved += save_figure(draw_head_shares(shares), args.folder, "heads", _share_rows(shares))
+        for name, own in found.items():
+            saved += save_maps({name: own}, caption, args.folder, files[name])
+        if len(found) > 1:
+            saved += save_maps(found, caption, args.folder, "heads_maps")
+    words = (
+        f"{len(texts):,} texts ({source}). A head is positional if at least 90% of its rows have their largest weight on "
+        "the previous or next token, vertical if at least 90% have it on [CLS], [SEP] or a full stop."
+    )
+    return Findings("Attention heads", f"{words}\n\n{table}", saved)
+
+
+def save_maps(found: Mapping[str, Drawn], caption: str, folder: Path, name: str) -> list[Path]:
+    """The figure of `draw_attention_maps` and its numbers."""
+    return save_figure(draw_attention_maps(found, caption), folder, name, map_rows(found))
+
+
+def shares_table(shares: Mapping[str, Sequence[LayerShares]]) -> str:
+    """Markdown: of each model's layers, and of the whole model, the percent of heads of each kind."""
+    rows = [["model", "layer", "heads", "positional /%", "vertical /%", "other /%"], ["---", *["---:"] * 5]]
+    for name, layers in shares.items():
+        for own in layers:
+            values = [f"{value:.1f}" for value in (own.positional, own.vertical, own.other)]
+            rows.append([name.replace("|", "\\|"), "all" if own.layer is None else str(own.layer), str(own.heads), *values])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
+
+
+def _share_rows(shares: Mapping[str, Sequence[LayerShares]]) -> list[dict[str, Any]]:
+    return [{"model": name} | asdict(own) for name, layers in shares.items() for own in layers if own.layer is not None]
+
+
+def _count_rows(found: Mapping[str, Sequence[AttentionHead]]) -> list[dict[str, Any]]:
+    return [{"model": name, "kind": head.kind} | asdict(head) for name, heads in found.items() for head in heads]
+
+
+def _file_names(names: Sequence[str]) -> dict[str, str]:
+    """Names of models' figures without what file systems do not take.
+
+    Raises:
+        AnalysisError: two are the same.
+    """
+    files: dict[str, str] = {}
+    for name in names:
+        plain = re.sub(r"[^\w.-]+", "_", name)
+        file = f"heads_{plain}_maps"
+        if file in files.values():
+            raise AnalysisError(f"Models need names that differ in letters or digits; {name!r} is too much like another.")
+        files[name] = file
+    return files
+
+
+def _drawn(texts: Sequence[Text], tokenizers: Sequence[PreTrainedTokenizerBase], options: Options) -> tuple[Text, str]:
+    """The text whose maps are drawn, and how it is shown: the one that was given, or the first that no tokenizer truncates,
+    or the first."""
+    candidates = [options.heads_text] if options.heads_text is not None else texts
+    lengths = most_tokens(candidates, tokenizers, options.heads_tokens + 1)  # One more tells which are longer.
+    text = candidates[int(np.argmax(lengths <= options.heads_tokens))]
+    words = " / ".join(text) if isinstance(text, tuple) else text
+    return text, words if lengths.min() <= options.heads_tokens else f"First {options.heads_tokens} tokens of: {words}"

@@ -1,0 +1,185 @@
+"""Pictures of attention heads: shares by layer, and all maps of a text (TLM, Figures 3, C.1 and C.2)."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hf_tlm.analysis.figures import PALETTE, WIDTH, new_figure, series_style
+from hf_tlm.analysis.heads.attention import TextMaps
+from hf_tlm.analysis.heads.head_types import POSITIONAL, VERTICAL, AttentionHead, LayerShares
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Drawn = tuple[Sequence[AttentionHead], TextMaps]  # All heads of a model, and its maps of one text.
+FRAME, GREY = PALETTE[1], "#b8b8b8"
+MARGIN = 0.08  # Of a map's side, where frames are.
+ACROSS = 34  # Heads side by side, of one model or several.
+# Inches: the largest side of a map; left of a panel, above, and below it; a letter of titles and of the text.
+LARGEST, LEFT, ABOVE, BELOW, TITLE, LETTER = 0.8, 0.4, 0.2, 0.32, 0.065, 0.05
+LEGEND = {"loc": "outside lower center", "fontsize": 7, "frameon": False}
+
+
+def draw_head_shares(by_model: Mapping[str, Sequence[LayerShares]]) -> Figure:
+    """Percent of positional and of vertical heads by layer, a line for each model."""
+    columns = 2 if max(map(len, by_model)) <= 20 else 1
+    figure, axes = new_figure(2, 1, height=3.2 + 0.13 * -(-len(by_model) // columns), sharex=True)
+    values = [value for shares in by_model.values() for own in shares for value in (own.positional, own.vertical)]
+    top = next(end for end in (10, 25, 50, 100) if max(values) <= end)
+    for panel, kind in zip(axes, (POSITIONAL, VERTICAL), strict=True):
+        for index, (name, shares) in enumerate(by_model.items()):
+            layers = [own for own in shares if own.layer is not None]
+            style = series_style(index) | {"markerfacecolor": "none", "clip_on": False, "label": _title(name)}
+            panel.plot([own.layer for own in layers], [getattr(own, kind) for own in layers], **style)
+        panel.set(ylabel=f"{kind} heads (%)", ylim=(0, 1.05 * top))
+    last = max(own.layer or 0 for shares in by_model.values() for own in shares)
+    axes[-1].set(xlabel="layer", xlim=(0.5, last + 0.5))
+    axes[-1].xaxis.get_major_locator().set_params(integer=True)
+    legend = figure.legend(*axes[0].get_legend_handles_labels(), ncols=columns, **LEGEND)
+    for label in legend.get_texts():
+        label.set_parse_math(False)
+    return figure
+
+
+def draw_attention_maps(models: Mapping[str, Drawn], text: str) -> Figure:
+    """All attention maps of one text, layers by heads, for each of several models: positional heads framed, vertical ones on
+    grey."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.patches import Patch
+
+    width = WIDTH if sum(_most(maps) for _, maps in models.values()) <= 6 else 2 * WIDTH
+    panels, side, right, bottom = _places(models, width - 0.75)
+    lines = textwrap.wrap(text, round(width / LETTER), max_lines=3, placeholder=" ...")
+    figure, canvas = new_figure(width=width, height=bottom + 0.4 + 0.13 * len(lines))
+    canvas.set(xlim=(0, right), ylim=(bottom, 0), aspect="equal")
+    canvas.axis("off")
+    for name, (x, y) in panels.items():
+        _draw_panel(canvas, name, *models[name], x, y, side)
+    figure.suptitle("\n".join(lines), fontsize=7, parse_math=False)
+    colours = ScalarMappable(_norm(), "Blues")
+    bar = figure.colorbar(colours, ax=canvas, ticks=(0, 0.1, 0.5, 1), fraction=0.03, aspect=16, shrink=min(1, 1.4 / bottom))
+    bar.set_label("attention weight", fontsize=7)
+    bar.ax.tick_params(labelsize=6)
+    framed = Patch(facecolor="none", edgecolor=FRAME, linewidth=1.4, label="positional head")
+    figure.legend(handles=[framed, Patch(facecolor=GREY, label="vertical head")], ncols=2, **LEGEND)
+    return figure
+
+
+def map_rows(models: Mapping[str, Drawn]) -> list[dict[str, Any]]:
+    """What `draw_attention_maps` draws: a row for each weight."""
+    return [
+        {
+            "model": name,
+            "layer": own.layer,
+            "head": own.head,
+            "kind": own.kind,
+            "row": row,
+            "column": column,
+            "row_token": maps.tokens[row],
+            "column_token": maps.tokens[column],
+            "weight": round(float(weight), 4),
+        }
+        for name, (heads, maps) in models.items()
+        for own in heads
+        for (row, column), weight in np.ndenumerate(maps.maps[own.layer - 1][own.head - 1])
+    ]
+
+
+def _title(name: str) -> str:
+    """A name of at most 31 letters: long ones often differ at their end."""
+    return name if len(name) <= 31 else f"{name[:14]}...{name[-14:]}"
+
+
+def _most(maps: TextMaps) -> int:
+    """Heads of the layer that has most."""
+    return max(len(layer) for layer in maps.maps)
+
+
+def _norm():
+    """Square roots: most weights are small."""
+    from matplotlib.colors import PowerNorm
+
+    return PowerNorm(0.5, 0, 1)
+
+
+def _places(models: Mapping[str, Drawn], width: float) -> tuple[dict[str, tuple[float, float]], float, float, float]:
+    """(top left corner of each model's maps, side of a map, right and lower end of it all), inches: models side by side
+    while there is room for their heads and names, then below."""
+    heads = {name: _most(maps) for name, (_, maps) in models.items()}
+    titles = {name: TITLE * len(_title(name)) for name in models}
+    rows: list[list[str]] = [[]]
+    for name in models:
+        row = [*rows[-1], name]
+        if len(row) > 1 and (sum(heads[n] for n in row) > ACROSS or sum(LEFT + titles[n] for n in row) > width):
+            rows.append([])
+        rows[-1].append(name)
+    side, places, y, right = min(LARGEST, *(_side(row, heads, titles, width) for row in rows)), {}, 0.0, 0.0
+    for row in rows:
+        x = 0.0
+        for name in row:
+            places[name] = (x + LEFT, y + ABOVE)
+            x += LEFT + max(side * heads[name], titles[name])
+        right = max(right, x)
+        y += ABOVE + side * max(len(models[name][1].maps) for name in row) + BELOW
+    return places, side, right, y
+
+
+def _side(row: Sequence[str], heads: Mapping[str, int], titles: Mapping[str, float], width: float) -> float:
+    """The largest side of maps with which models of a row have room, where their names do not take more."""
+    named: list[str] = []
+    while len(named) < len(row):
+        side = (width - LEFT * len(row) - sum(titles[n] for n in named)) / sum(heads[n] for n in row if n not in named)
+        narrow = [name for name in row if name not in named and side * heads[name] < titles[name]]
+        if not narrow:
+            return side
+        named += narrow
+    return min(titles[name] / heads[name] for name in row)
+
+
+def _draw_panel(canvas, name: str, heads: Sequence[AttentionHead], maps: TextMaps, x: float, y: float, side: float) -> None:
+    """The maps of a model, from (x, y) on."""
+    from matplotlib.patches import Rectangle
+
+    layers, most = len(maps.maps), _most(maps)
+    # Resampling is the viewer's: an SVG then holds a pixel for each weight and stays small.
+    extent = (x, x + most * side, y + layers * side, y)
+    canvas.imshow(_mosaic(heads, maps), extent=extent, interpolation="none", aspect="equal", clip_on=False)
+    edge = 0.5 * MARGIN * side
+    for own in heads:
+        if own.kind == POSITIONAL:
+            corner = (x + (own.head - 1) * side + edge, y + (own.layer - 1) * side + edge)
+            square = (side - 2 * edge, side - 2 * edge)
+            canvas.add_patch(Rectangle(corner, *square, fill=False, edgecolor=FRAME, linewidth=min(1.6, 5 * side)))
+    canvas.text(x, y - 0.04, _title(name), fontsize=8, va="bottom", parse_math=False)
+    step = 1 if side > 0.14 else 2
+    for number in range(1, layers + 1, step):
+        canvas.text(x - 0.03, y + (number - 0.5) * side, str(number), fontsize=6, ha="right", va="center")
+    for number in range(1, most + 1, step):
+        canvas.text(x + (number - 0.5) * side, y + layers * side + 0.03, str(number), fontsize=6, ha="center", va="top")
+    canvas.text(x - 0.2, y + layers * side / 2, "layer", fontsize=7, rotation=90, ha="center", va="center")
+    canvas.text(x + most * side / 2, y + layers * side + 0.13, "head", fontsize=7, ha="center", va="top")
+
+
+def _mosaic(heads: Sequence[AttentionHead], maps: TextMaps) -> np.ndarray:
+    """float [layers x cell, heads x cell, 3]: a pixel for each weight; vertical heads are on grey."""
+    from matplotlib import colormaps
+    from matplotlib.colors import to_rgb
+
+    size = len(maps.tokens)
+    edge = max(1, round(MARGIN * size))
+    cell = size + 2 * edge
+    image, grey = np.ones((len(maps.maps) * cell, _most(maps) * cell, 3)), np.array(to_rgb(GREY))
+    for own in heads:
+        weights = _norm()(maps.maps[own.layer - 1][own.head - 1]).data
+        square = image[(own.layer - 1) * cell : own.layer * cell, (own.head - 1) * cell : own.head * cell]
+        inner = square[edge:-edge, edge:-edge]
+        if own.kind == VERTICAL:
+            square[edge // 2 : cell - edge // 2, edge // 2 : cell - edge // 2] = grey
+            inner[:] = 0.5 * colormaps["Greys"](weights)[..., :3] + 0.5 * grey
+        else:
+            inner[:] = colormaps["Blues"](weights)[..., :3]
+    return image
