@@ -111,3 +111,14 @@ def family_of(config: PreTrainedConfig) -> Family:
             "Choose another config or checkpoint."
         )
     return FAMILIES[config.model_type]
+
+
+def longest_input(config: PreTrainedConfig) -> int | None:
+    """Tokens that an encoder's positions suffice for; None where there is no limit."""
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions is None or positions < 1:
+        return None
+    if config.model_type in FAMILIES:
+        return positions - FAMILIES[config.model_type].first_position(config)
+    # Like RoBERTa these count positions from pad_token_id + 1.
+    return positions - config.pad_token_id - 1 if config.model_type in ("camembert", "xlm-roberta", "mpnet") else positions

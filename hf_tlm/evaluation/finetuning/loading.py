@@ -19,6 +19,7 @@ from hf_tlm.hub.checkpoint import checkpoint_folder
 from hf_tlm.models import FAMILIES, ModelError, add_lora
 from hf_tlm.models.adapters import POOLER
 from hf_tlm.models.dropout import use_fast_dropout
+from hf_tlm.models.families import longest_input
 from hf_tlm.models.loading import hub_options, reading
 from hf_tlm.tasks import Task
 from hf_tlm.training.stages import ADAPTER_FILE
@@ -40,7 +41,7 @@ def load_pretrained(
     with reading(f"a config from {checkpoint.model_name_or_path!r}"):
         config = AutoConfig.from_pretrained(folder, **_labels(task), **options)
     tokenizer = load_tokenizer(**checkpoint.tokenizer_source, masking=False)
-    positions = _positions(config)
+    positions = longest_input(config)
     if positions is not None and args.max_length > positions:
         raise ModelError(
             f"max_length {args.max_length} is more than the {positions} positions of {checkpoint.model_name_or_path}. Give "
@@ -149,14 +150,3 @@ def _labels(task: Task) -> dict[str, Any]:
         return {"id2label": task.id2label, "label2id": task.label2id}
     # A start and an end, and nothing of the classes of a checkpoint that was a classifier. Multiple choice reads no number.
     return {"id2label": {0: "LABEL_0", 1: "LABEL_1"}, "label2id": {"LABEL_0": 0, "LABEL_1": 1}, "problem_type": None}
-
-
-def _positions(config: PreTrainedConfig) -> int | None:
-    """Longest input in tokens; None where there is no limit."""
-    positions = getattr(config, "max_position_embeddings", None)
-    if positions is None or positions < 1:
-        return None
-    if config.model_type in FAMILIES:
-        return positions - FAMILIES[config.model_type].first_position(config)
-    # Like RoBERTa these count positions from pad_token_id + 1.
-    return positions - config.pad_token_id - 1 if config.model_type in ("camembert", "xlm-roberta", "mpnet") else positions
