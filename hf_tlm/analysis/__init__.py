@@ -7,6 +7,16 @@ from hf_tlm.lazy import export_lazily
 if TYPE_CHECKING:
     from hf_tlm.analysis.analyze import OPTIONS, analyze
     from hf_tlm.analysis.arguments import AnalyzeArguments, AnalyzedTask
+    from hf_tlm.analysis.embeddings.encoder import embed_texts, load_encoder
+    from hf_tlm.analysis.embeddings.measures import (
+        alignment,
+        cosine_similarities,
+        random_pairs,
+        same_class_pairs,
+        silhouette,
+        uniformity,
+    )
+    from hf_tlm.analysis.embeddings.projection import project
     from hf_tlm.analysis.errors import AnalysisError
     from hf_tlm.analysis.figures import new_figure, save_figure, series_style
     from hf_tlm.analysis.findings import Findings
@@ -17,6 +27,11 @@ __getattr__, __dir__, __all__ = export_lazily(
     {
         "analyze": ["OPTIONS", "analyze"],
         "arguments": ["AnalyzeArguments", "AnalyzedTask"],
+        "embeddings.encoder": ["embed_texts", "load_encoder"],
+        "embeddings.measures": [
+            *("alignment", "cosine_similarities", "random_pairs", "same_class_pairs", "silhouette", "uniformity"),
+        ],
+        "embeddings.projection": ["project"],
         "errors": ["AnalysisError"],
         "figures": ["new_figure", "save_figure", "series_style"],
         "findings": ["Findings"],
