@@ -76,6 +76,12 @@ def series_style(index: int) -> dict[str, Any]:
     }
 
 
+def shortened(text: str, width: int) -> str:
+    """On one line, of at most `width` characters."""
+    text = " ".join(text.split())
+    return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
 def save_figure(figure: Figure, directory: str | os.PathLike, name: str, numbers: Sequence[Mapping[str, Any]]) -> list[Path]:
     """Write name.png, name.svg and, with what is drawn, name.csv.
 

@@ -98,7 +98,7 @@ def test_random_pairs_of_a_corpus(tmp_path):
     Dataset.from_list([{"text": f"passage {i}" if i % 5 else None} for i in range(50)]).to_json(path)
     drawn = draw_texts(scored(), Options(max_pairs=30), max_texts=20, random_from=str(path))
     assert len(drawn.random_texts) == len(set(drawn.random_texts)) == 20 and len(drawn.random) == 30
-    assert 10 < drawn.random.max() < 20 and drawn.random_are == f"of {path}"
+    assert 10 < drawn.random.max() < 20 and drawn.random_are == "of corpus.jsonl"
     assert sorted(sample_corpus(str(path), 100)) == sorted(f"passage {i}" for i in range(50) if i % 5)
     assert sample_corpus(str(path), 5, seed=1) != sample_corpus(str(path), 5, seed=2)
     path.write_text('{"text": "alone"}\n')

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import math
 import os
-import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hf_tlm.analysis.figures import HEIGHT, MARKERS, PALETTE, WIDTH, new_figure, save_figure
+from hf_tlm.analysis.figures import HEIGHT, MARKERS, PALETTE, WIDTH, new_figure, save_figure, shortened
 
 # Panels -> columns, where it is not as many as there are or three.
 COLUMNS = {4: 2}
@@ -48,7 +47,7 @@ def draw_classes(
         # The largest class first: small ones would vanish under it.
         for at, label in enumerate(shown):
             style = {"s": _size(len(labels)), "c": PALETTE[at], "marker": MARKERS[at], "linewidths": 0, "alpha": 0.8}
-            axes.scatter(*points[labels == label].T, label=_short(names[label]), **style)
+            axes.scatter(*points[labels == label].T, label=shortened(names[label], NAME_WIDTH), **style)
     _legend(figure, panels[0], _legend_columns(projections))
     rows = [
         {"model": name, "text": row, "class": names[label], "x": float(x), "y": float(y)}
@@ -106,7 +105,7 @@ def draw_cosines(cosines: Mapping[str, Mapping[str, np.ndarray]], vector: str, d
     rows: list[dict[str, Any]] = []
     for axes, (name, kinds) in zip(panels, cosines.items(), strict=True):
         means = ", ".join(f"{kind} {found.mean():.2f}" for kind, found in kinds.items())
-        _title(axes, f"{_short(name)}\nmean: {means}")
+        _title(axes, f"{shortened(name, NAME_WIDTH)}\nmean: {means}")
         # A bin beyond 1, where squeezed spaces have all of their pairs at the very edge.
         axes.set_xlim(edges[0], 2 - edges[-2])
         for at, (kind, found) in enumerate(kinds.items()):
@@ -179,12 +178,7 @@ def _legend_columns(projections: Mapping[str, Any]) -> int:
 
 
 def _title(axes: Any, text: str) -> None:
-    axes.set_title(text if "\n" in text else _short(text), fontsize=8, parse_math=False)
-
-
-def _short(name: str) -> str:
-    """On one line."""
-    return textwrap.shorten(name, NAME_WIDTH, placeholder="…") if " " in name else name[:NAME_WIDTH]
+    axes.set_title(text if "\n" in text else shortened(text, NAME_WIDTH), fontsize=8, parse_math=False)
 
 
 def _size(count: int) -> float:

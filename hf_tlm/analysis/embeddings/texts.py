@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -94,7 +95,7 @@ def draw_texts(
             f"None of the texts drawn of {task.name}'s {split} split form a similar pair ({parts['similar_are']})."
         )
     others = None if random_from is None else sample_corpus(random_from, max_texts, seed=seed)
-    count, said = (len(texts), f"{task.name}'s {split} split") if others is None else (len(others), random_from)
+    count, said = (len(texts), f"{task.name}'s {split} split") if others is None else (len(others), Path(random_from).name)
     return DrawnTexts(
         texts,
         **parts,

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_tlm.analysis.figures import WIDTH, new_figure, save_figure, series_style
+from hf_tlm.analysis.figures import WIDTH, new_figure, save_figure, series_style, shortened
 
 if TYPE_CHECKING:
     from hf_tlm.analysis.words.influential_words import InfluentialWord
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 # More do not fit a page.
 MOST_WORDS = 28
 LINE = 0.145  # inches
-NAME_WIDTH = 18
+NAME_WIDTH = 22
 
 
 def to_rows(words: Sequence[InfluentialWord], frequencies: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
@@ -55,9 +54,8 @@ def draw_frequencies(
     none = min(filter(None, everything), default=1e-2) / 2
     if 0 in everything:
         axes.axvline(none, color="#808080", linewidth=0.8, linestyle=":")
-        axes.annotate(
-            "none", (none, 1), (0, 2), xycoords=("data", "axes fraction"), textcoords="offset points", fontsize=6.5
-        )
+        place = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
+        axes.annotate("none", (none, 1), (0, 2), ha="center", fontsize=6.5, **place)
     for index, (name, values) in enumerate(percents.items()):
         style = {**series_style(index), "linestyle": "none", "markersize": 4}
         hollow = {"markerfacecolor": "white"} if index % 2 else {}
@@ -67,7 +65,7 @@ def draw_frequencies(
         axes.plot([min(values), max(values)], [y, y], color="#b0b0b0", linewidth=0.8, zorder=2)
         if rows[at].get("ratio", "") != "":
             axes.text(1.02, y, f"×{rows[at]['ratio']:.2f}", transform=axes.get_yaxis_transform(), fontsize=6.5, va="center")
-    axes.set_yticks(range(len(lines)), [textwrap.shorten(text, NAME_WIDTH, placeholder="…") for text, _ in lines])
+    axes.set_yticks(range(len(lines)), [shortened(text, NAME_WIDTH) for text, _ in lines])
     for text, (_, at) in zip(axes.get_yticklabels(), lines, strict=True):
         text.set(parse_math=False, fontweight="bold" if at is None else "normal")
     axes.tick_params(axis="y", length=0)
