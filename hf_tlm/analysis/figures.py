@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,6 +76,12 @@ def series_style(index: int) -> dict[str, Any]:
     }
 
 
+def shortened(text: str, width: int) -> str:
+    """On one line, of at most `width` characters."""
+    text = " ".join(text.split())
+    return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
 def save_figure(figure: Figure, directory: str | os.PathLike, name: str, numbers: Sequence[Mapping[str, Any]]) -> list[Path]:
     """Write name.png, name.svg and, with what is drawn, name.csv.
 
@@ -113,6 +120,8 @@ def _render(figure: Figure, kind: str, **options: Any) -> bytes:
     import matplotlib
 
     content = io.BytesIO()
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
+        # Texts of data may be in any script; what the font lacks is a box.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
         figure.savefig(content, format=kind, **options)
     return content.getvalue()

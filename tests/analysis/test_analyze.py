@@ -76,6 +76,10 @@ def test_series_differ_without_colour():
     assert len(set(styles)) == len(set(figures.PALETTE)) == 7
 
 
+def test_long_names():
+    assert figures.shortened("a  name\nof two", 13) == "a name of two" and figures.shortened("abcdefgh", 5) == "abcd…"
+
+
 def test_no_matplotlib(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(AnalysisError, match=r"hf-tlm\[analysis\]"):

@@ -1,9 +1,11 @@
 """PMI and frequencies of words, against a transcription of the definitions that looks at one word at a time."""
 
+import csv
 import importlib.util
 import json
 import math
 import re
+import runpy
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -14,7 +16,9 @@ from datasets import ClassLabel, Dataset
 
 from hf_tlm.analysis import AnalysisError, InfluentialWord, label_pmi, to_markdown, word_frequencies
 from hf_tlm.analysis.words import influential_words as module
+from hf_tlm.analysis.words.figures import draw_frequencies
 from hf_tlm.retrieval import Subset, retrieve
+from hf_tlm.tasks import TaskSpec, task_from_datasets
 from toys import sentences
 
 WORD = re.compile(r"\w\w+")
@@ -73,6 +77,56 @@ def test_frequencies_are_the_definitions(task, corpus, tmp_path, monkeypatch):
         counts = Counter(WORD.findall(" ".join(texts).lower()))
         assert found[name] == pytest.approx([counts[word] / counts.total() for word in words])
     assert found["BM25"][0] != found["other"][0] > 0 and found["other"][2] == 0
+
+
+def test_hand_computed():
+    """13 word tokens, 8 of a and 5 of b: cat 3 times in a and once in b, sea 5 times in a, dog 4 times in b."""
+    rows = [("Cat cat sea sea", "a"), ("cat, x sea sea sea!", "a"), ("dog dog", "b"), ("dog cat dog", "b")]
+    rows = Dataset.from_list([{"text": text, "label": label} for text, label in rows])
+    task = task_from_datasets(TaskSpec(name="pets", path="memory"), {"train": rows, "validation": rows})
+    found = {(word.word, word.label): (word.pmi, word.count) for word in label_pmi(task, min_count=1)}
+    assert found == {
+        ("sea", "a"): (pytest.approx(math.log((5 / 13) / (5 / 13 * 8 / 13))), 5),
+        ("cat", "a"): (pytest.approx(math.log((3 / 13) / (4 / 13 * 8 / 13))), 4),
+        ("dog", "b"): (pytest.approx(math.log((4 / 13) / (4 / 13 * 5 / 13))), 4),
+        ("cat", "b"): (pytest.approx(math.log((1 / 13) / (4 / 13 * 5 / 13))), 4),
+    }
+    assert word_frequencies(["cat", "eel"], {"pets": rows}) == {"pets": [4 / 13, 0.0]}
+
+
+def test_the_figure(tmp_path):
+    """The first words of every label; a word that a subset lacks has a place of its own; ratios of two subsets."""
+    words = [InfluentialWord(f"w{label}{at}", f"label $_{{{label}", 2.0 - at, 20) for label in range(4) for at in range(9)]
+    two = {"ISS": [0.0, *[0.02] * 35], "BM25": [0.01] * 35 + [0.0]}
+    png, svg, table = draw_frequencies(words, two, tmp_path)
+    shown = svg.read_text(encoding="utf-8")
+    assert png.read_bytes().startswith(b"\x89PNG") and "×: ISS / BM25" in shown and ">none<" in shown
+    assert all((f">w{label}{at}<" in shown) == (at < 7) for label in range(4) for at in range(9))
+    assert shown.count("×2.00") == 27 and shown.count("×0.00") == 1 and "label $_{3" in shown
+    with open(table, newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["ratio"] for row in rows] == ["0.0", *["2.0"] * 34, ""]
+    assert rows[1] == {
+        "word": "w01", "label": "label $_{0", "pmi": "1.0", "count": "20", "ISS": "0.02", "BM25": "0.01", "ratio": "2.0",
+    }  # fmt: skip
+    _, svg, table = draw_frequencies(words[:3], {"ISS": [0.1, 0.2, 0.3]}, tmp_path)
+    assert "ratio" not in table.read_text() and "×:" not in svg.read_text() and ">none<" not in svg.read_text()
+
+
+def test_the_recipe(task, corpus, tmp_path, monkeypatch, capsys):
+    retrieve(task, corpus, top_k=3, cache_dir=str(tmp_path / "cache")).save(tmp_path / "bm25")
+    (tmp_path / "toy").mkdir()
+    for split, rows in task.splits.items():
+        rows.cast_column("label", ClassLabel(names=list(task.label_names))).to_parquet(tmp_path / "toy" / f"{split}.parquet")
+    monkeypatch.chdir(Path(__file__).resolve().parents[2])
+    command = ["analyze.py", "--what", "words", "--task", str(tmp_path / "toy"), "--top_words", "2", "--min_count", "1"]
+    for name, more in (("with", ["--subsets", f"BM25={tmp_path / 'bm25'}"]), ("without", [])):
+        monkeypatch.setattr(sys, "argv", [*command, *more, "--output_dir", str(tmp_path / name)])
+        runpy.run_path("recipes/analyze.py", run_name="__main__")
+        text, files = capsys.readouterr().out, sorted(path.name for path in (tmp_path / name).iterdir())
+        assert files == ["words.csv", "words.md", *(["words.png", "words.svg"] if more else [])]
+        assert all(f"  {tmp_path / name / file}\n" in text for file in files)
+        assert (tmp_path / name / "words.csv").read_text().count("\n") == 7
 
 
 def test_the_table():

@@ -5,24 +5,24 @@ from __future__ import annotations
 from hf_tlm.analysis.arguments import AnalyzeArguments, AnalyzedTask
 from hf_tlm.analysis.figures import to_csv
 from hf_tlm.analysis.findings import Findings
+from hf_tlm.analysis.words.figures import draw_frequencies, to_rows
 from hf_tlm.analysis.words.influential_words import label_pmi, to_markdown, word_frequencies
 from hf_tlm.analysis.words.options import Options
 from hf_tlm.files import atomic_write
 
 
 def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: Options) -> Findings:
-    """The words of each label with the largest PMI, and how often the subsets have them: words.md and words.csv."""
+    """The words of each label with the largest PMI, and how often the subsets have them: words.md, words.csv, and with
+    subsets words.png and words.svg."""
     loaded = task.load("--what words")
     found = label_pmi(loaded, options.top_words, min_count=options.min_count)
     frequencies = word_frequencies([word.word for word in found], args.opened_subsets)
-    args.folder.mkdir(parents=True, exist_ok=True)
-    files = [args.folder / "words.md", args.folder / "words.csv"]
     table = to_markdown(found, frequencies)
-    rows = [
-        {"word": word.word, "label": word.label, "pmi": word.pmi, "count": word.count}
-        | {name: shares[at] for name, shares in frequencies.items()}
-        for at, word in enumerate(found)
-    ]
-    for path, content in zip(files, (table, to_csv(rows)), strict=True):
-        atomic_write(path, content)
+    files = [args.folder / "words.md"]
+    atomic_write(files[0], table)
+    if frequencies:
+        files += draw_frequencies(found, frequencies, args.folder)
+    else:
+        files.append(args.folder / "words.csv")
+        atomic_write(files[-1], to_csv(to_rows(found, frequencies)))
     return Findings(f"Task-influential words of {loaded.name}", table, files)

@@ -52,7 +52,7 @@ def load_pretrained(
             f"The tokenizer {checkpoint.tokenizer_source['name_or_path']} has {len(tokenizer):,} tokens, and "
             f"{checkpoint.model_name_or_path} knows {config.vocab_size:,}. Give the checkpoint's own, or none."
         )
-    _set_token_types(tokenizer, config)
+    set_token_types(tokenizer, config)
     tokenizer.model_max_length = args.max_length
     return config, tokenizer
 
@@ -119,7 +119,7 @@ def load_finetuned(folder: Path, kind: str, args: FinetuneArguments, trust_remot
     return model if restore is None else restore(model, folder, args)
 
 
-def _set_token_types(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig) -> None:
+def set_token_types(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig) -> None:
     """Token types where the body has embeddings of two or more, and none where it has not, for good: tokenizers do not know
     bodies. Those of ALBERT and XLNet leave the types out (in transformers 5), and a trained WordPiece has them for all."""
     names = [name for name in tokenizer.model_input_names if name != "token_type_ids"]

@@ -1,0 +1,140 @@
+"""Which texts are embedded, and which pairs of them are similar or random.
+
+- A classification task: similar are texts of one class.
+- A task of pairs with scores (STS-B): its texts one by one; similar are pairs with high scores.
+- A classification task of pairs and a class that means similar (MRPC's): the same.
+
+Random are pairs of these texts, or of a corpus's, as COCO-LM draws them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hf_tlm.analysis.embeddings.measures import random_pairs, same_class_pairs
+from hf_tlm.analysis.embeddings.options import Options
+from hf_tlm.analysis.embeddings.projection import LEAST_TEXTS
+from hf_tlm.analysis.errors import AnalysisError
+from hf_tlm.corpora import load_corpus
+from hf_tlm.tasks import Task
+
+# The default of similar_from, as a share of the largest score there is.
+SIMILAR_SHARE = 0.8
+
+
+@dataclass(frozen=True)
+class DrawnTexts:
+    """texts: N different ones, or as many inputs of two with `text_pairs`.
+    similar: int64 [P, 2], rows of `texts`.
+    random: int64 [R, 2], rows of `texts`, or of `random_texts` where there are such.
+    similar_are, random_are: what they are, to be read.
+    labels: int64 [N], indices of `label_names`; None where texts have no class.
+    """
+
+    texts: list[str]
+    similar: np.ndarray
+    random: np.ndarray
+    similar_are: str
+    random_are: str
+    text_pairs: list[str] | None = None
+    random_texts: list[str] | None = None
+    labels: np.ndarray | None = None
+    label_names: tuple[str, ...] = ()
+
+
+def draw_texts(
+    task: Task, options: Options, *, max_texts: int = 2000, random_from: str | None = None, seed: int = 0
+) -> DrawnTexts:
+    """Args:
+        max_texts: of a split with more as many are drawn; of pairs all similar ones first, as far as they go.
+        random_from: a corpus by file, folder or Hub id, for the random pairs.
+
+    Raises:
+        AnalysisError: fewer than three texts, fewer than two classes, no similar pair, or options that the task has no
+            use for. TaskError: the task is of another kind than classification and regression. CorpusError: see
+            `load_corpus`.
+    """
+    task.check_kind("--what embeddings", "classification", "regression")
+    split = options.embedding_split or ("test" if "test" in task.splits else "validation")
+    if split not in task.splits:
+        raise AnalysisError(f"{task.name} has no {split} split with labels; choose from {', '.join(task.splits)}.")
+    rows = task.splits[split]
+    order = np.random.default_rng(seed).permutation(len(rows))
+    if task.kind == "regression" or options.similar_label is not None:
+        if "text_pair" not in rows.column_names:
+            raise AnalysisError(
+                f"{task.name} has one text a row: similar pairs are of tasks with pairs of texts. Classes need no "
+                "--similar_label; scores of single texts cannot be analysed."
+            )
+        is_similar, said = _similar(task, rows["label"][:], options)
+        order = order[np.argsort(~is_similar[order], kind="stable")][: max(max_texts // 2, 1)]
+        rows = rows.select(order)
+        place: dict[str, int] = {}
+        both = zip(rows["text"][:], rows["text_pair"][:], strict=True)
+        pairs = [[place.setdefault(text, len(place)) for text in row] for row in both]
+        texts, parts = list(place), {"similar": np.asarray(pairs, np.int64)[is_similar[order]], "similar_are": said}
+    else:
+        rows = rows.select(order[:max_texts])
+        labels = np.asarray(rows["label"][:], np.int64)
+        if len(present := np.unique(labels)) < 2:
+            named = ", ".join(task.label_names[label] for label in present)
+            raise AnalysisError(f"Two classes are needed; the {len(labels)} {split} texts of {task.name} are all {named}.")
+        texts, parts = rows["text"][:], {"labels": labels, "label_names": tuple(task.label_names)}
+        parts["text_pairs"] = rows["text_pair"][:] if "text_pair" in rows.column_names else None
+        parts |= {"similar": same_class_pairs(labels, options.max_pairs, seed=seed), "similar_are": "of one class"}
+    if len(texts) < LEAST_TEXTS:
+        raise AnalysisError(
+            f"{LEAST_TEXTS} texts or more are needed; {len(texts)} were drawn of {task.name}'s {split} split."
+        )
+    if not len(parts["similar"]):
+        raise AnalysisError(
+            f"None of the texts drawn of {task.name}'s {split} split form a similar pair ({parts['similar_are']})."
+        )
+    others = None if random_from is None else sample_corpus(random_from, max_texts, seed=seed)
+    count, said = (len(texts), f"{task.name}'s {split} split") if others is None else (len(others), Path(random_from).name)
+    return DrawnTexts(
+        texts,
+        **parts,
+        random=random_pairs(count, options.max_pairs, seed=seed),
+        random_are=f"of {said}",
+        random_texts=others,
+    )
+
+
+def sample_corpus(corpus: str, count: int, *, seed: int = 0) -> list[str]:
+    """As many texts of a corpus, or all if it has fewer, each with the same probability; it is read through once, and what
+    is drawn is all that is kept.
+
+    Raises:
+        AnalysisError: it has fewer than two. CorpusError: see `load_corpus`.
+    """
+    rng, kept = np.random.default_rng(seed), []
+    for _, batch in load_corpus(corpus).batches():
+        texts = [text for text in batch["text"].to_pylist() if text and text.strip()]
+        kept += zip(rng.random(len(texts)), texts, strict=True)
+        kept = sorted(kept)[:count]
+    if len(kept) < 2:
+        raise AnalysisError(f"Random pairs need two texts or more; {corpus} has {len(kept)}.")
+    return [text for _, text in kept]
+
+
+def _similar(task: Task, labels: Sequence[float], options: Options) -> tuple[np.ndarray, str]:
+    """(which rows are similar pairs, what that means)."""
+    labels = np.asarray(labels)
+    if task.kind == "regression":
+        if options.similar_label is not None:
+            raise AnalysisError(f"--similar_label is a class; the pairs of {task.name} have scores. Give --similar_from.")
+        least = options.similar_from
+        if least is None:
+            least = SIMILAR_SHARE * max(max(rows["label"]) for rows in task.splits.values())
+        return labels >= least, f"with a score of {least:g} or more"
+    if options.similar_label not in task.label_names:
+        raise AnalysisError(
+            f"--similar_label must be a class of {task.name}: {', '.join(task.label_names)}; received "
+            f"{options.similar_label!r}."
+        )
+    return labels == task.label2id[options.similar_label], f"of the class {options.similar_label}"

@@ -1,0 +1,180 @@
+"""Vectors of texts: any family, any batch, pooling and layer by their definitions, and what is refused."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    GPT2Config,
+    GPT2Model,
+    T5Config,
+    T5Model,
+    XLNetConfig,
+    XLNetModel,
+    set_seed,
+)
+
+from hf_tlm.analysis import AnalysisError, embed_texts, load_encoder
+from hf_tlm.evaluation import CheckpointArguments
+from hf_tlm.files import HfTlmError
+from hf_tlm.models import add_lora
+from hf_tlm.models.adapters import export_adapter
+from toys import TINY_CONFIGS, sentences
+
+TEXTS = [row["text"] for row in sentences(30, seed=4)]
+
+
+@pytest.fixture(scope="module")
+def saved(tokenizer, tmp_path_factory):
+    """family, head -> folder of a tiny checkpoint."""
+
+    def save(model, name):
+        folder = tmp_path_factory.mktemp("models") / name
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        return str(folder)
+
+    def make(family, head=AutoModelForMaskedLM):
+        set_seed(0)
+        config = {**TINY_CONFIGS[family], "vocab_size": len(tokenizer)}
+        return save(head.from_config(AutoConfig.for_model(family, **config)), family)
+
+    make.save = save
+    return make
+
+
+def embed(folder, texts=TEXTS, pairs=None, **options):
+    model, tokenizer = load_encoder(folder, max_length=32)
+    return embed_texts(model, tokenizer, texts, pairs, **{"max_length": 32, **options})
+
+
+def one_at_a_time(folder, texts, layer=-1):
+    """Of each text, without padding, the body's hidden states [S, H]."""
+    model, tokenizer = load_encoder(folder, max_length=32)
+    for text in texts:
+        inputs = tokenizer(text, return_tensors="pt", truncation=True, max_length=32)
+        with torch.inference_mode():
+            yield model(**inputs, output_hidden_states=True).hidden_states[layer][0].numpy()
+
+
+@pytest.mark.parametrize("family", TINY_CONFIGS)
+def test_batches_and_padding_change_nothing(family, saved):
+    folder = saved(family)
+    cls = np.stack([hidden[0] for hidden in one_at_a_time(folder, TEXTS)])
+    mean = np.stack([hidden.mean(axis=0) for hidden in one_at_a_time(folder, TEXTS)])
+    assert embed(folder, batch_size=1) == pytest.approx(cls, abs=1e-5)
+    assert embed(folder, batch_size=8) == pytest.approx(cls, abs=1e-5)
+    assert embed(folder, batch_size=8, pooling="mean") == pytest.approx(mean, abs=1e-5)
+    assert np.abs(cls - mean).max() > 1e-2 and embed(folder).dtype == np.float32
+
+
+def test_texts_come_back_in_their_order_over_chunks(saved, monkeypatch):
+    folder = saved("bert")
+    whole = embed(folder)
+    monkeypatch.setattr("hf_tlm.analysis.embeddings.encoder.CHUNK_BATCHES", 2)
+    assert embed(folder, batch_size=3) == pytest.approx(whole, abs=1e-5)
+
+
+def test_layers(saved):
+    folder = saved("electra")
+    for layer in (0, 1, 2, -2):
+        expected = np.stack([hidden.mean(axis=0) for hidden in one_at_a_time(folder, TEXTS[:5], layer)])
+        assert embed(folder, TEXTS[:5], layer=layer, pooling="mean") == pytest.approx(expected, abs=1e-5)
+    assert (embed(folder, layer=2) == embed(folder)).all()
+    with pytest.raises(AnalysisError, match="layer must be from 0 to 2, or -1 for the last; received 3"):
+        embed(folder, layer=3)
+
+
+def test_pairs_are_one_input(saved):
+    folder = saved("bert")
+    model, tokenizer = load_encoder(folder, max_length=32)
+    inputs = tokenizer("the gene", "the cell", return_tensors="pt")
+    assert inputs["token_type_ids"].max() == 1
+    with torch.inference_mode():
+        expected = model(**inputs).last_hidden_state[0, 0].numpy()
+    assert embed(folder, ["a drug", "the gene"], ["an acid", "the cell"])[1] == pytest.approx(expected, abs=1e-5)
+
+
+def test_the_body_of_a_classifier(saved):
+    """As of a TLM run, whatever the head."""
+    folder = saved("bert", AutoModelForSequenceClassification)
+    body = AutoModelForSequenceClassification.from_pretrained(folder).base_model.eval()
+    model, tokenizer = load_encoder(folder, max_length=32)
+    with torch.inference_mode():
+        expected = body(**tokenizer(TEXTS[0], return_tensors="pt")).last_hidden_state[0, 0].numpy()
+    assert embed(folder)[0] == pytest.approx(expected, abs=1e-5)
+    assert not model.training
+
+
+def test_an_adapter_is_on_its_base(saved, tokenizer, tmp_path):
+    base = saved("bert", AutoModelForSequenceClassification)
+    lora = CheckpointArguments(model_name_or_path=base, use_peft=True)
+    adapted = add_lora(AutoModelForSequenceClassification.from_pretrained(base), lora, base)
+    for name, parameter in adapted.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter)
+    folder = export_adapter(adapted, tokenizer, tmp_path / "adapter")
+    with torch.inference_mode():
+        inputs = tokenizer(TEXTS[0], return_tensors="pt")
+        expected = adapted.eval().base_model.model.bert(**inputs).last_hidden_state[0, 0].numpy()
+    found = embed(str(folder))[0]
+    assert found == pytest.approx(expected, abs=1e-4) and np.abs(found - embed(base)[0]).max() > 1e-2
+
+
+def test_the_encoder_of_both(saved, tokenizer):
+    size = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2, "decoder_start_token_id": 0}
+    set_seed(0)
+    model = T5Model(T5Config(vocab_size=len(tokenizer), **size)).eval()
+    folder = saved.save(model, "t5")
+    with torch.inference_mode():
+        ids = tokenizer(TEXTS[0], return_tensors="pt")["input_ids"]
+        expected = model.encoder(ids).last_hidden_state[0].mean(dim=0).numpy()
+    assert embed(folder, pooling="mean")[0] == pytest.approx(expected, abs=1e-5)
+
+
+def test_cls_is_where_the_tokenizer_puts_it(saved, tokenizer):
+    """XLNet's is the last token, after padding on the left."""
+    model = XLNetModel(XLNetConfig(vocab_size=len(tokenizer), d_model=16, n_layer=2, n_head=2, d_inner=32)).eval()
+    model, tokenizer = load_encoder(saved.save(model, "xlnet"), max_length=32)
+    tokenizer.padding_side, tokenizer.cls_token, tokenizer.sep_token = "left", tokenizer.sep_token, tokenizer.cls_token
+    with torch.inference_mode():
+        inputs = tokenizer(TEXTS[0], return_tensors="pt")
+        expected = model(**inputs).last_hidden_state[0, -1].numpy()
+    longer = f"{TEXTS[0]} and the {TEXTS[0]}"
+    assert embed_texts(model, tokenizer, [TEXTS[0], longer], max_length=32)[0] == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_decoders_first_token_sees_nothing(saved, tokenizer):
+    config = GPT2Config(vocab_size=len(tokenizer), n_positions=40, n_embd=16, n_layer=2, n_head=2)
+    folder = saved.save(GPT2Model(config), "gpt2")
+    with pytest.raises(AnalysisError, match=r"same \[CLS\] vector: the model is a decoder"):
+        embed(folder)
+    assert np.ptp(embed(folder, pooling="mean"), axis=0).max() > 1e-3
+    assert len(embed(folder, ["a gene", "a gene"])) == 2
+
+
+def test_what_cannot_be_embedded(saved, tmp_path):
+    folder = saved("bert")
+    for texts in (["a gene", None], ["a gene", " "]):
+        with pytest.raises(AnalysisError, match="Text 1 is null or blank"):
+            embed(folder, texts)
+    with pytest.raises(AnalysisError, match="pooling must be one of cls, mean; received 'max'"):
+        embed(folder, pooling="max")
+    with pytest.raises(AnalysisError, match="40 positions, fewer than 128. Give --analysis_max_length 40 or less"):
+        load_encoder(folder)
+    with pytest.raises(HfTlmError, match="nothing"):
+        load_encoder(str(tmp_path / "nothing"))
+
+
+def test_damaged_weights(saved):
+    broken = AutoModel.from_pretrained(saved("bert"))
+    broken.encoder.layer[1].output.dense.weight.data[0, 0] = torch.nan
+    with pytest.raises(AnalysisError, match="not finite"):
+        embed(saved.save(broken, "broken"))
+    shallow = AutoModel.from_pretrained(saved("bert"))
+    shallow.encoder.layer = shallow.encoder.layer[:1]
+    with pytest.raises(AnalysisError, match=r"lacks weights of its body \(encoder.layer.1"):
+        embed(saved.save(shallow, "shallow"))
