@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from hf_tlm.analysis.curves.figures import curves_figure
     from hf_tlm.analysis.curves.series import average, choose_quantities
     from hf_tlm.analysis.curves.states import RunLog, SeedLog, read_runs
-    from hf_tlm.analysis.embeddings.encoder import embed_texts, load_encoder
     from hf_tlm.analysis.embeddings.measures import (
         alignment,
         cosine_similarities,
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
         uniformity,
     )
     from hf_tlm.analysis.embeddings.projection import project
+    from hf_tlm.analysis.embeddings.vectors import embed_texts
+    from hf_tlm.analysis.encoders import load_encoder
     from hf_tlm.analysis.errors import AnalysisError
     from hf_tlm.analysis.figures import new_figure, save_figure, series_style
     from hf_tlm.analysis.findings import Findings
@@ -45,7 +46,8 @@ __getattr__, __dir__, __all__ = export_lazily(
         "curves.figures": ["curves_figure"],
         "curves.series": ["average", "choose_quantities"],
         "curves.states": ["RunLog", "SeedLog", "read_runs"],
-        "embeddings.encoder": ["embed_texts", "load_encoder"],
+        "embeddings.vectors": ["embed_texts"],
+        "encoders": ["load_encoder"],
         "embeddings.measures": [
             *("alignment", "cosine_similarities", "random_pairs", "same_class_pairs", "silhouette", "uniformity"),
         ],

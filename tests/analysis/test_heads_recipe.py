@@ -15,8 +15,8 @@ from hf_tlm import analysis
 from hf_tlm.analysis import AnalysisError, AttentionHead, TextMaps, draw_attention_maps, draw_head_shares, layer_shares
 from hf_tlm.analysis.figures import to_svg
 from hf_tlm.analysis.heads import figures
-from hf_tlm.analysis.heads.loading import read_texts
 from hf_tlm.analysis.heads.options import Options
+from hf_tlm.analysis.heads.texts import read_texts
 from recipes.launching import ROOT, fails
 from toys import TINY_CONFIGS
 

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from hf_tlm.analysis.arguments import AnalyzeArguments, AnalyzedTask
-from hf_tlm.analysis.embeddings.encoder import embed_texts, load_encoder
 from hf_tlm.analysis.embeddings.figures import draw_classes, draw_cosines, draw_pairs
 from hf_tlm.analysis.embeddings.measures import alignment, cosine_similarities, silhouette, uniformity
 from hf_tlm.analysis.embeddings.options import Options
 from hf_tlm.analysis.embeddings.projection import project
 from hf_tlm.analysis.embeddings.texts import DrawnTexts, draw_texts
+from hf_tlm.analysis.embeddings.vectors import embed_texts
+from hf_tlm.analysis.encoders import load_encoder
 from hf_tlm.analysis.errors import AnalysisError
 from hf_tlm.analysis.figures import to_csv
 from hf_tlm.analysis.findings import Findings

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,14 +12,15 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from hf_tlm.analysis.arguments import AnalyzeArguments, AnalyzedTask
+from hf_tlm.analysis.encoders import load_encoder
 from hf_tlm.analysis.errors import AnalysisError
 from hf_tlm.analysis.figures import save_figure, to_csv
 from hf_tlm.analysis.findings import Findings
 from hf_tlm.analysis.heads.attention import Text, measure_heads, most_tokens, text_maps
 from hf_tlm.analysis.heads.figures import Drawn, draw_attention_maps, draw_head_shares, map_rows
 from hf_tlm.analysis.heads.head_types import AttentionHead, LayerShares, layer_shares
-from hf_tlm.analysis.heads.loading import load_body, read_texts
 from hf_tlm.analysis.heads.options import Options
+from hf_tlm.analysis.heads.texts import read_texts
 from hf_tlm.data import load_tokenizer
 from hf_tlm.files import atomic_write
 
@@ -39,22 +39,21 @@ def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: Options) -> Fin
     drawn, caption = _drawn(texts, list(tokenizers.values()), options)
     found, limits = {}, {"batch_size": args.analysis_batch_size, "max_length": args.analysis_max_length}
     for name, place in args.encoders.items():
-        model = load_body(place, trust_remote_code=trust)
-        heads = measure_heads(model, tokenizers[name], texts, name=name, **limits)
-        found[name] = (heads, text_maps(model, tokenizers[name], drawn, options.heads_tokens))
+        model, tokenizer = load_encoder(
+            place, max_length=args.analysis_max_length, trust_remote_code=trust, attn_implementation="eager"
+        )
+        heads = measure_heads(model, tokenizer, texts, name=name, **limits)
+        found[name] = (heads, text_maps(model, tokenizer, drawn, options.heads_tokens))
     shares = {name: layer_shares(heads) for name, (heads, _) in found.items()}
     table = shares_table(shares)
     atomic_write(args.folder / "heads.md", table)
     atomic_write(args.folder / "heads_counts.csv", to_csv(_count_rows({name: heads for name, (heads, _) in found.items()})))
     saved = [args.folder / "heads.md", args.folder / "heads_counts.csv"]
-    with warnings.catch_warnings():
-        # Texts may be in any script; in the SVG they are letters, for which a browser has a font.
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        saved += save_figure(draw_head_shares(shares), args.folder, "heads", _share_rows(shares))
-        for name, own in found.items():
-            saved += save_maps({name: own}, caption, args.folder, files[name])
-        if len(found) > 1:
-            saved += save_maps(found, caption, args.folder, "heads_maps")
+    saved += save_figure(draw_head_shares(shares), args.folder, "heads", _share_rows(shares))
+    for name, own in found.items():
+        saved += save_maps({name: own}, caption, args.folder, files[name])
+    if len(found) > 1:
+        saved += save_maps(found, caption, args.folder, "heads_maps")
     words = (
         f"{len(texts):,} texts ({source}). A head is positional if at least 90% of its rows have their largest weight on "
         "the previous or next token, vertical if at least 90% have it on [CLS], [SEP] or a full stop."

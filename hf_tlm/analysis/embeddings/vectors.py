@@ -1,4 +1,4 @@
-"""Any encoder that transformers loads, and its vectors of texts.
+"""A model's vectors of texts.
 
     model, tokenizer = load_encoder("runs/scierc")
     vectors = embed_texts(model, tokenizer, ["a text", "another"])
@@ -10,78 +10,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
-import transformers
-from peft import PeftConfig, PeftModel
 from tqdm.auto import tqdm
-from transformers import AutoConfig, AutoModel, DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import logging
+from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_tlm.analysis.embeddings.options import POOLINGS
 from hf_tlm.analysis.errors import AnalysisError
-from hf_tlm.data import load_tokenizer
-from hf_tlm.evaluation.finetuning.loading import set_token_types
-from hf_tlm.hub.checkpoint import checkpoint_folder
-from hf_tlm.models.adapters import POOLER
-from hf_tlm.models.families import longest_input
-from hf_tlm.models.loading import reading
-from hf_tlm.training.stages import ADAPTER_FILE
 
 # Batches whose texts are tokenised, and sorted by length, together.
 CHUNK_BATCHES = 32
-# What peft calls the head of an adapter.
-ADAPTED = {
-    "SEQ_CLS": "AutoModelForSequenceClassification",
-    "TOKEN_CLS": "AutoModelForTokenClassification",
-    "QUESTION_ANS": "AutoModelForQuestionAnswering",
-}
-
-
-def load_encoder(
-    name_or_path: str, *, max_length: int = 128, trust_remote_code: bool = False
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """(body, tokenizer): of a checkpoint with whatever head, of an adapter with its base, the encoder alone of both
-    encoder and decoder. On a GPU if there is one, in evaluation mode.
-
-    Args:
-        name_or_path: folder, or Hub id with `@revision` if wanted.
-        max_length: tokens that it is to read.
-
-    Raises:
-        AnalysisError: it lacks weights of its body, or has fewer positions.
-        ModelError, HubError, TokenizerError: it cannot be loaded.
-    """
-    options = {"trust_remote_code": trust_remote_code}
-    folder = checkpoint_folder(name_or_path, **options)
-    tokenizer = load_tokenizer(name_or_path, masking=False, **options)
-    shown = logging.get_verbosity()
-    logging.set_verbosity_error()  # A head that is left out is no news here.
-    try:
-        with reading(f"an encoder from {name_or_path!r}"):
-            if (Path(folder) / ADAPTER_FILE).is_file():
-                model, missing = _adapted(folder, options), []
-            else:
-                model, info = AutoModel.from_pretrained(folder, output_loading_info=True, dtype=torch.float32, **options)
-                missing = [key for key in info["missing_keys"] if POOLER not in key.split(".")]
-    finally:
-        logging.set_verbosity(shown)
-    if missing:
-        raise AnalysisError(
-            f"{name_or_path} lacks weights of its body ({', '.join(sorted(missing)[:3])}): they would be random. Give a "
-            "checkpoint of a trained encoder."
-        )
-    positions = longest_input(model.config)
-    if positions is not None and max_length > positions:
-        raise AnalysisError(
-            f"{name_or_path} has {positions} positions, fewer than {max_length}. Give --analysis_max_length {positions} or "
-            "less."
-        )
-    set_token_types(tokenizer, model.config)
-    model = model.get_encoder() if model.config.is_encoder_decoder else model
-    return model.eval().to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer
 
 
 @torch.inference_mode()
@@ -164,16 +103,3 @@ def _check(vectors: np.ndarray, texts: Sequence[str], pooling: str) -> None:
             "All texts have the same [CLS] vector: the model is a decoder, where the first token sees no other, or has "
             "collapsed. Try --pooling mean."
         )
-
-
-def _adapted(folder: str, options: dict) -> PreTrainedModel:
-    """The body of a base model with an adapter merged into it."""
-    peft = PeftConfig.from_pretrained(folder)
-    bare = "AutoModelForMultipleChoice" if peft.modules_to_save else "AutoModelForMaskedLM"
-    base = getattr(transformers, ADAPTED.get(peft.task_type, bare)).from_pretrained(
-        checkpoint_folder(peft.base_model_name_or_path, peft.revision, **options),
-        config=AutoConfig.from_pretrained(folder, **options),
-        ignore_mismatched_sizes=True,
-        **options,
-    )
-    return PeftModel.from_pretrained(base, folder).merge_and_unload().base_model
