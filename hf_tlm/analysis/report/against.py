@@ -34,8 +34,8 @@ def against(
     found = pair(first, second, (runs[0].best_seed, runs[1].best_seed))
     names = tuple(run.name for run in runs)
     about = (
-        f"First: {names[0]}. Second: {names[1]}. Both on the {len(found.ids):,} rows of {first.split}; differences are second "
-        "minus first."
+        f"First: {names[0]}. Second: {names[1]}. Both on the {len(found.ids):,} rows of {first.split}; differences are "
+        "second minus first."
     )
     blocks: list[Any] = [Text(about)]
     if first.larger_is_better:

@@ -33,20 +33,16 @@ def curves(run: RunFolder) -> list[Chart]:
         charts += [_losses("Losses", log), _validation("Validation loss", "loss", {"validation": log}, "eval_loss")]
     started, score = run.started_seeds, f"{metric_name(run.metric)} /%"
     shown = run.best_seed if run.best_seed is not None else next(iter(started), None)
-    logs = {seed: {stage: read_log(run.seed_folder(seed) / f"stage{stage}") for stage in (1, 2)} for seed in started}
     for stage in (1, 2):
-        if any(logs[seed][stage] for seed in started):
-            charts.append(_losses(f"Stage {stage}, seed {shown}: losses", logs[shown][stage]))
-            named = {f"seed {seed}": log[stage] for seed, log in logs.items()}
-            charts.append(_validation(f"Stage {stage}: validation", score, named, f"eval_{run.metric}", 100))
-    histories = {f"seed {record['seed']}": record.get("history") or [] for record in run.seeds}
+        logs = {seed: read_log(run.seed_folder(seed) / f"stage{stage}") for seed in started}
+        charts.append(_losses(f"Stage {stage}, seed {shown}: losses", logs.get(shown, [])))
+        named = {f"seed {seed}": log for seed, log in logs.items()}
+        charts.append(_validation(f"Stage {stage}: validation", score, named, f"eval_{run.metric}", 100))
+    histories, prefix = {f"seed {record['seed']}": record.get("history") or [] for record in run.seeds}, ""
     if not any(histories.values()):
-        histories = {f"seed {seed}": read_log(run.seed_folder(seed)) for seed in started}
-        prefix = "eval_"
-        if shown is not None:
-            charts.append(_losses(f"Seed {shown}: losses", histories[f"seed {shown}"]))
-    else:
-        prefix = ""
+        # Fine-tuning that is not finished has its log in checkpoints.
+        histories, prefix = {f"seed {seed}": read_log(run.seed_folder(seed)) for seed in started}, "eval_"
+        charts.append(_losses(f"Seed {shown}: losses", histories.get(f"seed {shown}", [])))
     charts.append(_validation("Validation", score, histories, f"{prefix}{run.metric}", 100))
     charts.append(_validation("Validation loss", "loss (nats)", histories, f"{prefix}loss"))
     return [chart for chart in charts if chart is not None]
