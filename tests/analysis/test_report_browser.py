@@ -18,7 +18,8 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="THE REPORT IS NOT TEST
 DRIVER = """
 <script>
 const seen = {}, table = document.getElementById("errors-1"), search = document.getElementById("errors-1-search");
-const rows = () => [...table.tBodies[0].rows].filter(row => row.getClientRects().length).map(row => row.cells[0].textContent);
+const visible = () => [...table.tBodies[0].rows].filter(row => row.getClientRects().length);
+const rows = () => visible().map(row => row.cells[0].textContent);
 const type = text => { search.value = text; search.dispatchEvent(new Event("input")); return rows(); };
 const press = column => { table.tHead.rows[0].cells[column].querySelector("button").click(); return rows(); };
 const paper = () => getComputedStyle(document.body).backgroundColor;

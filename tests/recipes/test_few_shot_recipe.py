@@ -41,8 +41,8 @@ def test_two_processes_compute_what_one_does(work, checkpoint):
     config.write_text("few_shot:\n  k: 4\n  splits: 1\n  learning_rates: [1e-2]\n  batch_sizes: [4]\n  max_steps: 2\n")
     text = launch(
         "recipes/few_shot.py", "--config", config, "--task", work / "task", "--model_name_or_path", checkpoint, *PROMPT,
-        "--eval_steps", "1", "--max_length", "32", "--use_cpu", "true", "--report_to", "none", "--report", "--output_dir", work / "two",
-        config="cpu_2", processes=2,
+        "--eval_steps", "1", "--max_length", "32", "--use_cpu", "true", "--report_to", "none", "--output_dir", work / "two",
+        "--report", config="cpu_2", processes=2,
     )  # fmt: skip
     assert text.count("test macro_f1") == 1 and str(work / "two") in text
     assert text.count("report       ") == 1 and (work / "two/analysis/report.html").is_file()

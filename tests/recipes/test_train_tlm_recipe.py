@@ -18,7 +18,8 @@ def test_train_tlm_with_replaced_token_detection(work, subset):
     (work / "electra.json").write_text(json.dumps({"model_type": "electra", **values}))
     out = launch(
         "recipes/train_tlm.py", "--task", work / "task", "--subset", subset, "--model_config", work / "electra.json", *TINY,
-        "--objective", "electra", "--auxiliary_size", "0.5", "--logging_steps", "1", "--report", "--output_dir", work / "electra",
+        "--objective", "electra", "--auxiliary_size", "0.5", "--logging_steps", "1", "--output_dir", work / "electra",
+        "--report",
     )  # fmt: skip
     assert "cost a seed" in out
     page = (work / "electra/analysis/report.html").read_text(encoding="utf-8")
