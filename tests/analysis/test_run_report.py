@@ -161,7 +161,8 @@ def test_two_runs(run, task, tmp_path):
     agreement = page.tables["Rows that the two have right"]
     # Seed 3: rows 0, 2, 5 only the second has right, 7 only the first, 1 neither; seed 4: the same error.
     assert agreement[1:] == [["3", "19", "1", "3", "1", "0.62"], ["4", "23", "0", "0", "1", "1"]]
-    whole = page.tables["accuracy of both"]
+    assert page.tables["test scores of both, in percent"][1] == ["Macro-F1", "62.50", "17.68", "65.00", "7.07", "+2.50"]
+    whole = page.tables["accuracy of both, in percent"]
     assert whole[1] == ["all", "24", "89.58", "93.75", "+4.17", "5.89"]
     better = page.tables["Where the second is better: predictions of seed 3, scores over all"]
     assert {row[0]: row[5:] for row in better[1:]} == {
@@ -169,7 +170,7 @@ def test_two_runs(run, task, tmp_path):
     }
     worse = page.tables["Where the second is worse: predictions of seed 3, scores over all"]
     assert [row[0] for row in worse[1:]] == ["test-7"]
-    by_length = page.tables["accuracy of both by length of the text, in words"]
+    by_length = page.tables["accuracy of both by length of the text, in words, in percent"]
     assert sum(int(row[1]) for row in by_length[1:]) == 24
     other = tlm_run(tmp_path / "other", make_task(test=23), {3: {1}}, [0.6])
     with pytest.raises(AnalysisError, match="compared on the same task; run is of toy"):
@@ -188,7 +189,7 @@ def test_an_unfinished_run_says_so(run, task, tmp_path):
     source = (tmp_path / "report.html").read_text(encoding="utf-8")
     for sentence in ("is not finished: there is no results.json", "Not finished: seed 4.", "No test predictions of seed 3"):
         assert sentence in source
-    assert ["Macro-F1", "validation", "40.00", "", "40.00"] in page.tables["In percent"]
+    assert ["Macro-F1", "validation", "40.00", "40.00"] in page.tables["In percent"]
     # Only what was claimed: nothing but a start.
     shutil.rmtree(run / "seed-3")
     shutil.rmtree(run / "seed-4")

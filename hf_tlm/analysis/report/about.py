@@ -97,14 +97,15 @@ def scores(run: RunFolder) -> Section | None:
     metrics = list(dict.fromkeys(name for summary in splits.values() for name in summary))
     metrics.sort(key=lambda name: (name != run.metric, name == "loss"))
     of = "split" if run.kind == "few_shot" else "seed"
-    columns = [Column("metric"), Column("on"), Column("mean", "number", "{:.2f}"), Column("±", "number", "{:.2f}")]
+    columns = [Column("metric"), Column("on"), Column("mean", "number", "{:.2f}")]
+    columns += [Column("±", "number", "{:.2f}")] if len(run.seeds) > 1 else []
     columns += [Column(f"{of} {record['seed']}", "number", "{:.2f}") for record in run.seeds]
     rows = []
     for metric in metrics:
         for split, summary in splits.items():
             if (score := summary.get(metric)) is not None:
                 each = [(record.get(split) or {}).get(metric) for record in run.seeds]
-                values = [score["mean"], score["std"], *each]
+                values = [score["mean"], *([score["std"]] if len(run.seeds) > 1 else []), *each]
                 rows.append((metric_name(metric), split, *(None if value is None else 100 * value for value in values)))
     about = f"± is the sample standard deviation over the {of}s. Checkpoints were chosen by the validation score."
     if (scored := run.record.get("scored_split")) not in (None, "test"):

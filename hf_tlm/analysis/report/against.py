@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from hf_tlm.analysis.report.about import metric_name, summary_of
 from hf_tlm.analysis.report.blocks import LARGE_TABLE, Column, Row, Section, Table, Text, make_table
 from hf_tlm.analysis.report.comparison import Pairing, pair
-from hf_tlm.analysis.report.groups import Group, difference
+from hf_tlm.analysis.report.groups import Group, difference, heading
 from hf_tlm.analysis.report.options import Options
 from hf_tlm.analysis.report.predictions import SCORES, Predictions
 from hf_tlm.analysis.report.rows import Rows
@@ -37,7 +38,7 @@ def against(
         f"First: {names[0]}. Second: {names[1]}. Both on the {len(found.ids):,} rows of {first.split}; differences are "
         "second minus first."
     )
-    blocks: list[Any] = [Text(about)]
+    blocks: list[Any] = [Text(about), _score_table(runs, first.split)]
     if first.larger_is_better:
         blocks.append(_agreement_table(found))
         blocks.append(
@@ -53,6 +54,20 @@ def against(
     return Section(f"Against {names[1]}", "against", blocks)
 
 
+def _score_table(runs: tuple[RunFolder, RunFolder], split: str) -> Table:
+    """The metrics that both have, means over their seeds."""
+    summaries = [summary_of(run, split) for run in runs]
+    columns = [Column("metric"), *(Column(name, "number", "{:.2f}") for name in ("first", "±", "second", "±"))]
+    columns += [Column("difference", "number", "{:+.2f}")]
+    rows = []
+    for metric in summaries[0]:
+        if metric in summaries[1] and metric != "loss":
+            a, b = (summary[metric] for summary in summaries)
+            figures = [a["mean"], a["std"], b["mean"], b["std"], b["mean"] - a["mean"]]
+            rows.append((metric_name(metric), *(None if value is None else 100 * value for value in figures)))
+    return make_table(f"{split} scores of both, in percent", columns, rows)
+
+
 def _agreement_table(found: Pairing) -> Table:
     columns = [Column("seed"), *(Column(name, "number") for name in ("both right", "only the first", "only the second"))]
     columns += [Column("neither", "number"), Column("p", "number", "{:.2g}")]
@@ -65,17 +80,17 @@ def _agreement_table(found: Pairing) -> Table:
 
 def _group_table(found: Pairing, kind: str, by: str, groups: list[Group]) -> Table:
     times = 100 if kind != "regression" else 1
-    unit = " /%" if times == 100 else ""
     several = len(found.seeds) > 1
-    columns = [Column(by), Column("rows", "number")]
-    columns += [Column(f"{name}{unit}", "number", "{:.2f}") for name in ("first", "second")]
+    columns = [Column(heading(by)), Column("rows", "number")]
+    columns += [Column(name, "number", "{:.2f}") for name in ("first", "second")]
     columns += [Column("difference", "number", "{:+.2f}"), *([Column("±", "number", "{:.2f}")] if several else [])]
     rows = []
     for group in groups:
         apart = difference(found.first[:, group.rows], found.second[:, group.rows], found.seeds)
         figures = [apart.first, apart.second, apart.difference, *([apart.std] if several else [])]
         rows.append((group.name, len(group.rows), *(None if value is None else times * value for value in figures)))
-    about = f"{SCORES[kind]} of both by {by[0].lower()}{by[1:]}" if by != "All rows" else f"{SCORES[kind]} of both"
+    about = f"{SCORES[kind]} of both" + (f" by {by[0].lower()}{by[1:]}" if by != "All rows" else "")
+    about += ", in percent" if times == 100 else ""
     return make_table(about, columns, rows, characters=200)
 
 

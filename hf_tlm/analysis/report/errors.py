@@ -10,7 +10,7 @@ import numpy as np
 from hf_tlm.analysis.report.blocks import LARGE_TABLE, Column, Matrix, Table, Text, make_table, printable
 from hf_tlm.analysis.report.charts import Chart, scatter
 from hf_tlm.analysis.report.confusion import confusion, fewer_classes
-from hf_tlm.analysis.report.groups import Group, by_quantile, by_value, mean_and_std
+from hf_tlm.analysis.report.groups import Group, by_quantile, by_value, heading, mean_and_std
 from hf_tlm.analysis.report.options import Options
 from hf_tlm.analysis.report.predictions import SCORES, Predictions, tags_of
 from hf_tlm.analysis.report.rows import Rows
@@ -97,9 +97,11 @@ def group_tables(found: Predictions, groups: dict[str, list[Group]]) -> list[Tab
     as_share = found.larger_is_better
     tables = []
     for by, members in groups.items():
-        columns = [Column(by), Column("rows", "number"), Column(what, "share" if as_share else "number", "{:.3f}")]
+        columns = [Column(heading(by)), Column("rows", "number"), Column(what, "share" if as_share else "number", "{:.3f}")]
         several, times = len(found.seeds) > 1, 100 if as_share else 1
-        columns += [Column("± /%" if as_share else "±", "number", "{:.1f}" if as_share else "{:.3f}")] if several else []
+        columns += (
+            [Column("±\u00a0/%" if as_share else "±", "number", "{:.1f}" if as_share else "{:.3f}")] if several else []
+        )
         values: list[list[Any]] = []
         for group in members:
             mean, std = mean_and_std(found.scores[:, group.rows])

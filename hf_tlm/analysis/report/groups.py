@@ -87,6 +87,11 @@ def question_word(question: str) -> str:
     return next((word for word in words_of(question) if word in QUESTION_WORDS), "other")
 
 
+def heading(by: str) -> str:
+    """What groups are told apart by, in a few words: without what is in brackets or after a comma."""
+    return re.split(r" \(|,", by, maxsplit=1)[0]
+
+
 def mean_and_std(scores: np.ndarray) -> tuple[float, float | None]:
     """Over the seeds: mean of their means, and sample standard deviation (None for one seed).
 
