@@ -15,9 +15,9 @@ from hf_tlm.analysis.report.groups import (
     by_value,
     difference,
     document_frequency,
+    lengths_and_rare_shares,
     mean_and_std,
     question_word,
-    rare_shares,
 )
 from hf_tlm.analysis.report.options import Options
 from hf_tlm.analysis.report.predictions import Judged, Predictions
@@ -44,7 +44,8 @@ def test_rare_words_are_counted_by_texts():
     frequency = document_frequency(["The the cat", "the dog", "The Dog ran"])
     assert frequency == Counter(the=3, dog=2, cat=1, ran=1)
     # Of "The cat flew": cat and flew are in fewer than two training texts.
-    assert rare_shares(["The cat flew", "the DOG", "..."], frequency, 2).tolist() == pytest.approx([2 / 3, 0, 0])
+    lengths, rare = lengths_and_rare_shares(["The cat flew", "the DOG", "..."], frequency, 2)
+    assert lengths.tolist() == [3, 2, 0] and rare.tolist() == pytest.approx([2 / 3, 0, 0])
 
 
 def test_groups():

@@ -88,7 +88,7 @@ def groups_of(found: Predictions, rows: Rows | None) -> dict[str, list[Group]]:
         groups["Class"] = by_value(golds, found.names)
     elif found.kind == "regression":
         groups["True number"] = by_quantile(np.array([float(gold) for gold in golds]), "{:g}")
-    return groups | (rows.groups() if rows else {})
+    return groups | (rows.groups if rows else {})
 
 
 def group_tables(found: Predictions, groups: dict[str, list[Group]]) -> list[Table]:

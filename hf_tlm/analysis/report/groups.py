@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,13 +45,18 @@ def document_frequency(texts: Iterable[str]) -> Counter[str]:
     return counts
 
 
-def rare_shares(texts: Sequence[str], frequency: Counter[str], rare_below: int) -> np.ndarray:
-    """float [N]: the share of each text's words that fewer than `rare_below` training texts have; 0 without words."""
-    shares = []
-    for text in texts:
+def lengths_and_rare_shares(
+    texts: Sequence[str], frequency: Mapping[str, int], rare_below: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Of each text the number of words, int64 [N], and the share of them that fewer than `rare_below` training texts have,
+    float [N]; 0 without words."""
+    known = {word for word, count in frequency.items() if count >= rare_below}
+    lengths, rare = np.zeros(len(texts), np.int64), np.zeros(len(texts))
+    for at, text in enumerate(texts):
         words = words_of(text)
-        shares.append(sum(frequency[word] < rare_below for word in words) / max(1, len(words)))
-    return np.array(shares)
+        lengths[at] = len(words)
+        rare[at] = (len(words) - sum(map(known.__contains__, words))) / max(1, len(words))
+    return lengths, rare
 
 
 def by_value(values: Sequence[str], order: Sequence[str] = ()) -> list[Group]:

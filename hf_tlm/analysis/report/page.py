@@ -18,7 +18,7 @@ from hf_tlm.analysis.report.options import Options
 from hf_tlm.analysis.report.predictions import Predictions, read_predictions
 from hf_tlm.analysis.report.recorded import recorded_subset, recorded_task
 from hf_tlm.analysis.report.retrieved import MOST_BYTES, retrieved_table
-from hf_tlm.analysis.report.rows import Rows, rows_of
+from hf_tlm.analysis.report.rows import Rows, TrainingWords, rows_of
 from hf_tlm.analysis.report.run_folder import MANIFEST, TITLES, RunFolder, read_run
 from hf_tlm.files import atomic_write
 from hf_tlm.version import __version__
@@ -109,6 +109,7 @@ def _predictions(
     """By split, what was predicted, and the rows it is of; adds to `missing`."""
     judged: dict[str, Predictions] = {}
     rows: dict[str, Rows | None] = {}
+    training = None if task is None else TrainingWords(task)
     scored = [split for split in SPLITS if any(split in record for record in run.seeds)]
     if run.kind == "few_shot":
         scored = ["test"]  # Every split has validation examples of its own.
@@ -118,7 +119,7 @@ def _predictions(
         if found is not None:
             judged[split] = found
             of = run.record.get("scored_split", split)
-            rows[split] = None if task is None else rows_of(task, of, found.ids, options.rare_below)
+            rows[split] = None if training is None else rows_of(training, of, found.ids, options.rare_below)
     if judged and task is None:
         missing.append(
             "The task's texts: predictions are shown by their ids, and the error analysis knows neither lengths nor rare "

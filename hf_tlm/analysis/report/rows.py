@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from hf_tlm.analysis.errors import AnalysisError
 from hf_tlm.analysis.report.groups import (
@@ -15,14 +14,11 @@ from hf_tlm.analysis.report.groups import (
     by_quantile,
     by_value,
     document_frequency,
+    lengths_and_rare_shares,
     question_word,
-    rare_shares,
-    words_of,
 )
 
 if TYPE_CHECKING:
-    from datasets import Dataset
-
     from hf_tlm.tasks import Task
 
 # Kind of task -> columns that make up a row's text, in the order they are shown.
@@ -36,12 +32,26 @@ TEXTS = {
 
 
 @dataclass(frozen=True)
+class TrainingWords:
+    """In how many training texts of a task each word is: counted once, when it is asked for."""
+
+    task: Task
+
+    @cached_property
+    def frequency(self) -> Counter[str]:
+        train = self.task.train
+        columns = [name for name in TEXTS[self.task.kind] if name in train.column_names]
+        # A context is shared by many questions, and counts once.
+        return document_frequency(text for name in columns for text in dict.fromkeys(_as_text(name, train[name][:])))
+
+
+@dataclass(frozen=True)
 class Rows:
     """Rows of a split in the order of predictions. columns: name -> values."""
 
     kind: str
     columns: Mapping[str, Sequence[Any]]
-    train: Dataset
+    training: TrainingWords
     rare_below: int
 
     @cached_property
@@ -50,22 +60,12 @@ class Rows:
         return [" / ".join(parts) for parts in zip(*map(_as_text, self.columns, self.columns.values()), strict=True)]
 
     @cached_property
-    def lengths(self) -> np.ndarray:
-        """int64 [N]: words."""
-        return np.array([len(words_of(text)) for text in self.texts])
-
-    @cached_property
-    def rare(self) -> np.ndarray:
-        """float [N]: see `rare_shares`; the training texts are those of the same columns."""
-        # A context is shared by many questions.
-        parts = (text for name in self.columns for text in dict.fromkeys(_as_text(name, self.train[name][:])))
-        return rare_shares(self.texts, document_frequency(parts), self.rare_below)
-
     def groups(self) -> dict[str, list[Group]]:
         """By what rows are told apart -> the groups."""
+        lengths, rare = lengths_and_rare_shares(self.texts, self.training.frequency, self.rare_below)
         found = {
-            "Length of the text, in words": by_quantile(self.lengths),
-            f"Share of rare words (in fewer than {self.rare_below} training texts)": by_quantile(100 * self.rare, "{:.1f}%"),
+            "Length of the text, in words": by_quantile(lengths),
+            f"Share of rare words (in fewer than {self.rare_below} training texts)": by_quantile(100 * rare, "{:.1f}%"),
         }
         if self.kind == "question_answering":
             found["Question word"] = by_value([question_word(question) for question in self.columns["question"]])
@@ -75,12 +75,13 @@ class Rows:
         return self.texts[row]
 
 
-def rows_of(task: Task, split: str, ids: Sequence[str], rare_below: int) -> Rows:
+def rows_of(training: TrainingWords, split: str, ids: Sequence[str], rare_below: int) -> Rows:
     """The rows with these ids.
 
     Raises:
         AnalysisError: the split is not there, or lacks one of them.
     """
+    task = training.task
     if split not in task.splits:
         raise AnalysisError(
             f"{task.name} has no {split} split, and there are predictions of one. Give the run's own --task."
@@ -91,7 +92,7 @@ def rows_of(task: Task, split: str, ids: Sequence[str], rare_below: int) -> Rows
         raise AnalysisError(f"The {split} split of {task.name} has no row {missing[0]!r}. Give the run's own --task.")
     names = [name for name in TEXTS[task.kind] if name in data.column_names]
     chosen = data.select([place[identifier] for identifier in ids])
-    return Rows(task.kind, {name: chosen[name][:] for name in names}, task.train, rare_below)
+    return Rows(task.kind, {name: chosen[name][:] for name in names}, training, rare_below)
 
 
 def _as_text(column: str, values: Sequence[Any]) -> list[str]:
