@@ -13,7 +13,7 @@ from datasets import Dataset
 from hf_tlm import analysis
 from hf_tlm.analysis import AnalysisError, AnalyzeArguments, AnalyzedTask, read_run, write_report
 from hf_tlm.analysis.report.options import Options
-from hf_tlm.retrieval import Subset, retrieve
+from hf_tlm.retrieval import RetrievalError, Subset, retrieve
 from hf_tlm.tasks import TaskSpec, task_from_datasets
 from report_runs import EVIL, classified, kind_run, text_task, tlm_run, write_json, write_lines
 from toys import make_task, sentences
@@ -334,6 +334,10 @@ def test_subsets_and_pretraining(task, corpus, tmp_path):
     subset.save(tmp_path / "subset")
     assert not path.exists() and len(Subset.load(tmp_path / "subset")) == len(subset)
     assert analysis.ReportArguments().write(tmp_path / "subset") is None
+    (tmp_path / "mine" / "analysis").mkdir(parents=True)
+    (tmp_path / "mine" / "analysis" / "notes.txt").write_text("of years")
+    with pytest.raises(RetrievalError, match="holds something else than a saved subset"):
+        subset.save(tmp_path / "mine")
     # Beside a run that had it.
     run = tlm_run(tmp_path / "run", task, {0: {0}}, [0.5], subset=json.loads(json.dumps(subset.manifest)))
     page = page_of(run, tmp_path, task=task)

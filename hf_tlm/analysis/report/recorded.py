@@ -25,7 +25,7 @@ def recorded_task(run: RunFolder) -> Task | None:
     known = {name: values[name] for name in AnalyzedTask.__dataclass_fields__ if name in values}
     try:
         task = AnalyzedTask(**known).load()
-    except (HfTlmError, TypeError):
+    except (ValueError, TypeError, OSError):  # No data there, or no network.
         return None
     return task if task.fingerprint == run.record.get("task_fingerprint") else None
 
@@ -39,7 +39,7 @@ def recorded_subset(run: RunFolder) -> Subset | None:
         return None
     try:
         subset = Subset.open(str(place))
-    except HfTlmError:
+    except (ValueError, OSError):
         return None
     return subset if subset.manifest == manifest else None
 

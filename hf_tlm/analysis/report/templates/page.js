@@ -6,7 +6,6 @@
   const show = () => {
     theme.textContent = dark() ? "Light" : "Dark";
     theme.setAttribute("aria-label", dark() ? "Switch to light" : "Switch to dark");
-    theme.setAttribute("aria-pressed", String(dark()));
   };
   theme.hidden = false;
   theme.addEventListener("click", () => { root.dataset.theme = dark() ? "light" : "dark"; show(); });
