@@ -20,20 +20,8 @@ if TYPE_CHECKING:
 # to continue training, the seeds, stages, points and trials that the published model was chosen from, what was predicted
 # with it, and pages that show it.
 NOT_PUBLISHED = (
-    *(
-        ".*",
-        "*.tmp",
-        "checkpoint-*",
-        "seed-*",
-        "stage[12]",
-        "points",
-        "trials",
-        "training",
-        "runs",
-        "logs",
-        "predictions",
-        "analysis",
-    ),
+    *(".*", "*.tmp", "checkpoint-*", "seed-*", "stage[12]", "points", "trials", "training", "runs", "logs"),
+    *("predictions", "analysis"),
     *("__pycache__", "optimizer*", "scheduler*", "scaler*", "rng_state*", "trainer_state.json", "training_args.bin"),
 )
 # The files that make up one artefact: those that a new one lacks go with the old one. Others, such as what somebody

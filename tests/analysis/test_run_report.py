@@ -164,11 +164,11 @@ def test_two_runs(run, task, tmp_path):
     assert page.tables["test scores of both, in percent"][1] == ["Macro-F1", "62.50", "17.68", "65.00", "7.07", "+2.50"]
     whole = page.tables["accuracy of both, in percent"]
     assert whole[1] == ["all", "24", "89.58", "93.75", "+4.17", "5.89"]
-    better = page.tables["Where the second is better: predictions of seed 3, scores over all"]
+    better = page.tables["Where the second is better: predictions of seed 3, scores over all seeds"]
     assert {row[0]: row[5:] for row in better[1:]} == {
         **{"test-0": ["0.00", "0.50"], "test-2": ["0.50", "1.00"], "test-5": ["0.50", "1.00"]}
     }
-    worse = page.tables["Where the second is worse: predictions of seed 3, scores over all"]
+    worse = page.tables["Where the second is worse: predictions of seed 3, scores over all seeds"]
     assert [row[0] for row in worse[1:]] == ["test-7"]
     by_length = page.tables["accuracy of both by length of the text, in words, in percent"]
     assert sum(int(row[1]) for row in by_length[1:]) == 24

@@ -114,7 +114,8 @@ def _examples(
         )
         for at in chosen
     )
-    caption = f"Where the second is {'better' if better else 'worse'}: predictions of seed {found.names[0]}, scores over all"
+    caption = f"Where the second is {'better' if better else 'worse'}: predictions of seed {found.names[0]}, "
+    caption += "scores over all seeds"
     return make_table(
         caption,
         columns,
