@@ -74,7 +74,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.10",
     packages=find_packages(include=["hf_tlm", "hf_tlm.*"]),
-    package_data={"hf_tlm.hub": ["templates/*.md"]},
+    package_data={"hf_tlm.hub": ["templates/*.md"], "hf_tlm.analysis.report": ["templates/*"]},
     install_requires=INSTALL,
     extras_require=EXTRAS,
     classifiers=[

@@ -13,6 +13,7 @@ again to continue an interrupted run, or several times at once to share its trai
 from __future__ import annotations
 
 from hf_tlm import evaluation
+from hf_tlm.analysis import ReportArguments
 from hf_tlm.evaluation.few_shot import FewShotOptions
 from hf_tlm.evaluation.finetuning import CheckpointArguments
 from hf_tlm.parser import parse, run
@@ -21,16 +22,18 @@ from hf_tlm.tasks import TaskArguments
 
 def main() -> None:
     # 1. Arguments: YAML files, then the command line.
-    task_args, checkpoint, args = parse(
-        TaskArguments, CheckpointArguments, FewShotOptions, recipe="few_shot", description=__doc__
-    )
+    classes = (TaskArguments, CheckpointArguments, ReportArguments, FewShotOptions)
+    task_args, checkpoint, report_args, args = parse(*classes, recipe="few_shot", description=__doc__)
+    task = task_args.load()
 
     # 2. For every split: its examples, the grid, and a test of what is best on its validation examples.
-    result = evaluation.run_few_shot(task_args.load(), checkpoint, args)
+    result = evaluation.run_few_shot(task, checkpoint, args)
 
-    # 3. The table.
+    # 3. The table, and with --report the page.
     if args.process_index == 0:
         print(f"\n{result.to_text()}\n\nresults      {args.output_dir}")
+        if page := report_args.write(args.output_dir, task):
+            print(f"report       {page}")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ the papers'. Run the same command again to continue an interrupted run; a finish
 from __future__ import annotations
 
 from hf_tlm import evaluation
+from hf_tlm.analysis import ReportArguments
 from hf_tlm.evaluation import CheckpointArguments, FinetuneOptions, GridArguments, PredictArguments
 from hf_tlm.parser import parse, run
 from hf_tlm.tasks import TaskArguments
@@ -19,8 +20,8 @@ from hf_tlm.tasks import TaskArguments
 
 def main() -> None:
     # 1. Arguments: YAML files, then the command line.
-    classes = (TaskArguments, CheckpointArguments, GridArguments, PredictArguments, FinetuneOptions)
-    task_args, checkpoint, grid_args, predicting, args = parse(*classes, recipe="finetune", description=__doc__)
+    classes = (TaskArguments, CheckpointArguments, GridArguments, PredictArguments, ReportArguments, FinetuneOptions)
+    task_args, checkpoint, grid_args, predicting, report_args, args = parse(*classes, recipe="finetune", description=__doc__)
     grid = grid_args.read(args.seeds)
 
     # 2. The labelled task.
@@ -32,9 +33,11 @@ def main() -> None:
     else:
         result = evaluation.run_grid(task, checkpoint, args, grid, trials=grid_args.optuna_trials)
 
-    # 4. The summary.
+    # 4. The summary, and with --report the page.
     if args.process_index == 0:
         print("\n" + result.to_text())
+        if page := report_args.write(args.output_dir, task):
+            print(f"report       {page}")
 
     # 5. Predictions for unlabelled data.
     if predicting.predict is not None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from hf_tlm import evaluation, retrieval
+from hf_tlm.analysis import ReportArguments
 from hf_tlm.corpora import CorpusArguments
 from hf_tlm.data import BlockArguments
 from hf_tlm.parser import parse, run
@@ -38,8 +39,10 @@ class SubsetArguments:
 
 def main() -> None:
     # 1. Arguments: YAML files, then the command line.
-    classes = (CorpusArguments, SubsetArguments, BlockArguments, ModelArguments, PretrainOptions)
-    corpus_args, subset_args, block_args, model_args, args = parse(*classes, recipe="pretrain", description=__doc__)
+    classes = (CorpusArguments, SubsetArguments, BlockArguments, ModelArguments, ReportArguments, PretrainOptions)
+    corpus_args, subset_args, block_args, model_args, report_args, args = parse(
+        *classes, recipe="pretrain", description=__doc__
+    )
     if corpus_args.corpus and subset_args.subset:
         raise ArgumentsError(f"Give --corpus or --subset, not both; received {corpus_args.corpus} and {subset_args.subset}.")
 
@@ -49,9 +52,11 @@ def main() -> None:
     # 3. Vocabulary, blocks, training, loss on held-out blocks, export.
     result = evaluation.run_pretraining(corpus, args, model_args, block_args)
 
-    # 4. The summary.
+    # 4. The summary, and with --report the page.
     if args.process_index == 0:
         print("\n" + result.to_text())
+        if page := report_args.write(args.output_dir):
+            print(f"report       {page}")
 
 
 if __name__ == "__main__":

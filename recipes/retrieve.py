@@ -15,6 +15,7 @@ import os
 from dataclasses import dataclass, field
 
 from hf_tlm import retrieval
+from hf_tlm.analysis import ReportArguments
 from hf_tlm.corpora import CorpusArguments
 from hf_tlm.hub import SubsetHubArguments
 from hf_tlm.parser import parse, run
@@ -32,8 +33,10 @@ class RetrieveArguments:
 
 def main() -> None:
     # 1. Arguments.
-    classes = (TaskArguments, CorpusArguments, RetrievalArguments, RetrieveArguments, SubsetHubArguments)
-    task_args, corpus_args, retrieval_args, args, hub_args = parse(*classes, recipe="retrieve", description=__doc__)
+    classes = (TaskArguments, CorpusArguments, RetrievalArguments, RetrieveArguments, ReportArguments, SubsetHubArguments)
+    task_args, corpus_args, retrieval_args, args, report_args, hub_args = parse(
+        *classes, recipe="retrieve", description=__doc__
+    )
     if int(os.environ.get("RANK", "0")) > 0:
         return  # Retrieval uses all cores of one process; others that `accelerate launch` started have nothing to do.
     hub_args.check()
@@ -50,6 +53,8 @@ def main() -> None:
     for query, passage, score in subset.examples(task, args.num_examples):
         print(f"\n  task text: {query:.200}\n  retrieved: {passage:.200}  (BM25 {score:.1f})")
     print(f"\nSaved to {args.output_dir}; its report.md has counts, sources and examples.")
+    if page := report_args.write(args.output_dir, task, subset):
+        print(f"Report: {page}.")
 
     # 5. Publish it, with --push_to_hub.
     if push := hub_args.publish(args.output_dir):

@@ -16,6 +16,7 @@ interrupted run.
 from __future__ import annotations
 
 from hf_tlm import evaluation, retrieval
+from hf_tlm.analysis import ReportArguments
 from hf_tlm.hub import SubsetHubArguments
 from hf_tlm.influence import SelectionArguments
 from hf_tlm.parser import parse, run
@@ -25,8 +26,8 @@ from hf_tlm.training import ArgumentsError, ModelArguments, ScoreModelOptions
 
 def main() -> None:
     # 1. Arguments: YAML files, then the command line.
-    classes = (TaskArguments, SelectionArguments, ModelArguments, ScoreModelOptions)
-    task_args, selection, model_args, args = parse(*classes, recipe="select_influence", description=__doc__)
+    classes = (TaskArguments, SelectionArguments, ModelArguments, ReportArguments, ScoreModelOptions)
+    task_args, selection, model_args, report_args, args = parse(*classes, recipe="select_influence", description=__doc__)
     if not args.output_dir:
         raise ArgumentsError("--output_dir is missing: the folder of the smaller subset.")
 
@@ -51,6 +52,8 @@ def main() -> None:
     if args.process_index == 0:
         smaller.save(args.output_dir, report=retrieval.retrieval_report(smaller, task))
         print(f"\n{smaller.summary()}\nSaved to {args.output_dir}.")
+        if page := report_args.write(args.output_dir, task, smaller):
+            print(f"Report: {page}.")
         if push := hub_args.publish(args.output_dir):
             print(push.to_text())
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from hf_tlm import evaluation, retrieval
+from hf_tlm.analysis import ReportArguments
 from hf_tlm.parser import parse, run
 from hf_tlm.tasks import TaskArguments
 from hf_tlm.training import ModelArguments, TlmOptions
@@ -33,9 +34,8 @@ class SubsetArguments:
 
 def main() -> None:
     # 1. Arguments: YAML files, then the command line.
-    task_args, subset_args, model_args, args = parse(
-        TaskArguments, SubsetArguments, ModelArguments, TlmOptions, recipe="train_tlm", description=__doc__
-    )
+    classes = (TaskArguments, SubsetArguments, ModelArguments, ReportArguments, TlmOptions)
+    task_args, subset_args, model_args, report_args, args = parse(*classes, recipe="train_tlm", description=__doc__)
 
     # 2. Data: the labelled task, and the subset of the corpus that was retrieved for it.
     task = task_args.load()
@@ -44,9 +44,11 @@ def main() -> None:
     # 3. Stage 1 (joint), stage 2 (task only), evaluation; once per seed, and the best model exported.
     result = evaluation.run_tlm(task, subset, args, model_args)
 
-    # 4. The summary.
+    # 4. The summary, and with --report the page.
     if args.process_index == 0:
         print("\n" + result.to_text())
+        if page := report_args.write(args.output_dir, task, subset):
+            print(f"report       {page}")
 
 
 if __name__ == "__main__":

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from hf_tlm.analysis.heads.attention import TextMaps, measure_heads, separator_ids, text_maps
     from hf_tlm.analysis.heads.figures import draw_attention_maps, draw_head_shares
     from hf_tlm.analysis.heads.head_types import AttentionHead, LayerShares, count_maxima, layer_shares
+    from hf_tlm.analysis.report.arguments import ReportArguments
+    from hf_tlm.analysis.report.page import report_page, write_report
+    from hf_tlm.analysis.report.run_folder import RunFolder, read_run
     from hf_tlm.analysis.runs import Result, find_results
     from hf_tlm.analysis.tables.rendering import table_to_latex, table_to_markdown, table_to_rows
     from hf_tlm.analysis.tables.table import SensitivityTable, sensitivity_table
@@ -61,6 +64,9 @@ __getattr__, __dir__, __all__ = export_lazily(
         "heads.attention": ["TextMaps", "measure_heads", "separator_ids", "text_maps"],
         "heads.figures": ["draw_attention_maps", "draw_head_shares"],
         "heads.head_types": ["AttentionHead", "LayerShares", "count_maxima", "layer_shares"],
+        "report.arguments": ["ReportArguments"],
+        "report.page": ["report_page", "write_report"],
+        "report.run_folder": ["RunFolder", "read_run"],
         "words.influential_words": ["InfluentialWord", "label_pmi", "to_markdown", "word_frequencies"],
     },
 )

@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
 # What of a folder stays here, by the name of a file or of a folder on the way to it: hidden files, what is needed only
 # to continue training, the seeds, stages, points and trials that the published model was chosen from, what was predicted
-# with it.
+# with it, and pages that show it.
 NOT_PUBLISHED = (
-    *(".*", "*.tmp", "checkpoint-*", "seed-*", "stage[12]", "points", "trials", "training", "runs", "logs", "predictions"),
+    *(".*", "*.tmp", "checkpoint-*", "seed-*", "stage[12]", "points", "trials", "training", "runs", "logs"),
+    *("predictions", "analysis"),
     *("__pycache__", "optimizer*", "scheduler*", "scaler*", "rng_state*", "trainer_state.json", "training_args.bin"),
 )
 # The files that make up one artefact: those that a new one lacks go with the old one. Others, such as what somebody

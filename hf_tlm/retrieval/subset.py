@@ -40,6 +40,8 @@ CONFIG_DATA_FILE = "train-00000-of-00001.parquet"
 MANIFEST_FILE = "manifest.json"
 CARD_FILE = "README.md"
 REPORT_FILE = "report.md"
+# Of the subset that is there, and replaced with it: what recipes/analyze.py makes in its folder.
+ANALYSIS = "analysis/"
 ROW_GROUP = 1000
 # Retrievers whose manifest knows of no queries: passages drawn at random, and those that the paper's authors released.
 UNQUERIED = ("random", "released")
@@ -288,8 +290,10 @@ def _check_replaceable(directory: Path) -> None:
     if not directory.is_dir():
         raise RetrievalError(f"Cannot save a subset to {directory}: it is a file. Choose a folder.")
     files = {path.relative_to(directory).as_posix() for path in directory.rglob("*") if not path.is_dir()}
+    subset = _read_manifest(directory) is not None
     others = sorted(files - {DATA_FILE, MANIFEST_FILE, CARD_FILE, REPORT_FILE})
-    if others or (files and _read_manifest(directory) is None):
+    others = [file for file in others if not (subset and file.startswith(ANALYSIS))]
+    if others or (files and not subset):
         raise RetrievalError(
             f"{directory} is not empty and holds something else than a saved subset "
             f"({', '.join((others or sorted(files))[:3])}). Choose another folder, or empty this one."

@@ -42,9 +42,10 @@ def test_two_processes_compute_what_one_does(work, checkpoint):
     text = launch(
         "recipes/few_shot.py", "--config", config, "--task", work / "task", "--model_name_or_path", checkpoint, *PROMPT,
         "--eval_steps", "1", "--max_length", "32", "--use_cpu", "true", "--report_to", "none", "--output_dir", work / "two",
-        config="cpu_2", processes=2,
+        "--report", config="cpu_2", processes=2,
     )  # fmt: skip
     assert text.count("test macro_f1") == 1 and str(work / "two") in text
+    assert text.count("report       ") == 1 and (work / "two/analysis/report.html").is_file()
     args = FewShotArguments(
         output_dir=str(work / "one"), k=4, splits=1, learning_rates=[1e-2], batch_sizes=[4], max_steps=2, eval_steps=1,
         template=PROMPT[1], label_words=PROMPT[3:], max_length=32, use_cpu=True, report_to="none", disable_tqdm=True,

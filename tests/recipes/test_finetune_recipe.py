@@ -38,7 +38,9 @@ def here(monkeypatch, capsys, *arguments):
 
 
 def test_two_processes_find_what_one_finds_and_a_finished_run_predicts(work, base, tmp_path, monkeypatch, capsys):
-    one = here(monkeypatch, capsys, *command(work, base, tmp_path / "one", "--seeds", "0", "1"))
+    one = here(monkeypatch, capsys, *command(work, base, tmp_path / "one", "--seeds", "0", "1", "--report"))
+    page = (tmp_path / "one/analysis/report.html").read_text(encoding="utf-8")
+    assert "validation: errors, the surest first" in page and 'id="scores"' in page and "What is missing" not in page
     assert "validation  macro_f1" in one and "over 2 seeds" in one
     predict = ["--predict", work / "task" / "test.jsonl", "--predict_output"]
     out = launch(*command(work, base, tmp_path / "two", *predict, tmp_path / "two.jsonl"), processes=2)

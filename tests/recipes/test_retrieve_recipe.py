@@ -10,9 +10,10 @@ from launching import fails, launch
 def retrieved(work):
     out = launch(
         "recipes/retrieve.py", "--task", work / "task", "--corpus", work / "corpus.parquet", "--top_k", "4",
-        "--output_dir", work / "retrieved",
+        "--report", "--output_dir", work / "retrieved",
     )  # fmt: skip
     assert "of 60 passages" in out and "retrieved:" in out
+    assert 'id="retrieved"' in (work / "retrieved/analysis/report.html").read_text(encoding="utf-8")
     return work / "retrieved"
 
 

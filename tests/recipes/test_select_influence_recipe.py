@@ -16,7 +16,8 @@ SCORE += ["--save_strategy", "no"]
 @pytest.mark.timeout(600)
 def test_influence_on_one_and_two_processes_and_training_on_it(work, subset):
     common = ["recipes/select_influence.py", "--task", work / "task", "--subset", subset, *SCORE, "--fraction", "0.3"]
-    text = launch(*common, "--model_config", work / "model.json", "--output_dir", work / "iss")
+    text = launch(*common, "--model_config", work / "model.json", "--report", "--output_dir", work / "iss")
+    assert "influence" in (work / "iss/analysis/report.html").read_text(encoding="utf-8")
     whole, kept = Subset.load(subset), Subset.load(work / "iss")
     assert len(kept) == round(0.3 * len(whole)) and f"{len(kept)} of {len(whole)} passages by influence" in text
     table = {row["id"]: row for row in whole.dataset}
@@ -39,8 +40,9 @@ def test_influence_on_one_and_two_processes_and_training_on_it(work, subset):
     # Further pretraining on what was kept, by an adapter.
     text = launch(
         "recipes/pretrain.py", "--subset", work / "iss", *PRETRAIN, "--model_name_or_path", score_model / "mlm",
-        "--use_peft", "true", "--lora_r", "2", "--output_dir", work / "further",
+        "--use_peft", "true", "--lora_r", "2", "--report", "--output_dir", work / "further",
     )  # fmt: skip
+    assert 'id="curves"' in (work / "further/analysis/report.html").read_text(encoding="utf-8")
     assert "perplexity" in text and (work / "further/adapter/adapter_model.safetensors").is_file()
     record = json.loads((work / "further/results.json").read_text())
     assert record["corpus"]["name"].endswith(", for task") and record["trained_parameters"] < record["parameters"]

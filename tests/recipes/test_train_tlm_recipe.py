@@ -19,8 +19,12 @@ def test_train_tlm_with_replaced_token_detection(work, subset):
     out = launch(
         "recipes/train_tlm.py", "--task", work / "task", "--subset", subset, "--model_config", work / "electra.json", *TINY,
         "--objective", "electra", "--auxiliary_size", "0.5", "--logging_steps", "1", "--output_dir", work / "electra",
+        "--report",
     )  # fmt: skip
     assert "cost a seed" in out
+    page = (work / "electra/analysis/report.html").read_text(encoding="utf-8")
+    assert all(f'<section id="{part}"' in page for part in ("scores", "errors", "analysis", "curves", "retrieved"))
+    assert "What is missing" not in page and "corpus: replaced tokens" in page
     entry = json.loads((work / "electra/seed-0/stage1/trainer_state.json").read_text())["log_history"][0]
     assert 0 < entry["corpus/rtd_loss"] and 0 < entry["corpus/replaced_fraction"] < 1
     from transformers import ElectraForMaskedLM, ElectraForPreTraining, ElectraForSequenceClassification

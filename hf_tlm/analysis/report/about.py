@@ -1,0 +1,225 @@
+"""What was run, on what, at what cost, with which scores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hf_tlm.analysis.report.blocks import Code, Column, Facts, Folded, Section, Table, Text, make_table
+from hf_tlm.analysis.report.run_folder import TITLES, RunFolder
+from hf_tlm.analysis.report.settings import settings_of
+from hf_tlm.evaluation.seeds import aggregate, format_score
+from hf_tlm.hub.finetuned_card import METRIC_NAMES
+
+SPLITS = ("validation", "test")
+COST = {
+    "steps": Column("steps", "number"),
+    "tokens": Column("tokens", "number"),
+    "real_tokens": Column("of them not padding", "number"),
+    "flops": Column("FLOPs", "number", "{:.3g}"),
+    "flops_ratio": Column("of RoBERTa-Large's", "number", "{:.2g}"),
+    "measured_flops": Column("measured FLOPs", "number", "{:.3g}"),
+    "seconds": Column("hours", "number", "{:.3f}"),
+    "energy_kwh": Column("kWh", "number", "{:.3g}"),
+    "co2_kg": Column("kg of CO2", "number", "{:.3g}"),
+}
+
+
+def what_was_run(run: RunFolder) -> Section:
+    """Task, data, model, command, and all settings, folded."""
+    record, blocks = run.record, [Facts(_facts(run))]
+    if isinstance(command := record.get("command"), str):
+        blocks.append(Code(command))
+    settings = settings_of(run)
+    columns = (Column("setting"), Column("value"), Column("default"))
+    for title, differing in (("Settings that differ from the defaults", True), ("Settings at their defaults", False)):
+        rows = [(one.name, one.value, one.default) for one in settings if one.differs is differing]
+        if rows:
+            table = make_table("", columns[: 3 if differing else 2], [row[: 3 if differing else 2] for row in rows])
+            blocks.append(Folded(f"{title} ({len(rows)})", [table]))
+    manifest = record if run.kind == "subset" else record.get("subset")
+    if isinstance(manifest, Mapping):
+        columns = (Column("of the manifest"), Column("value"))
+        rows = [row for row in _flat(manifest) if not row[0].startswith("files.")]
+        blocks.append(Folded("How the subset was made", [make_table("", columns, rows, characters=500)]))
+    if isinstance(grid := record.get("grid"), Mapping):
+        blocks.append(Folded("The points of the grid", [_grid_table(grid, run.metric)]))
+    return Section("What was run", "run", blocks)
+
+
+def on_what(run: RunFolder) -> Section | None:
+    """Versions and hardware."""
+    environment = run.record.get("environment") or (run.record.get("versions") if run.kind == "subset" else None)
+    if not isinstance(environment, Mapping):
+        return None
+    facts = [(name.replace("_", " "), str(value)) for name, value in environment.items()]
+    return Section("On what", "environment", [Folded("Versions and hardware", [Facts(facts)])])
+
+
+def cost(run: RunFolder) -> Section | None:
+    """Steps, tokens, FLOPs and hours of each seed and stage."""
+    rows: list[tuple[str, Mapping[str, Any]]] = []
+    if isinstance(run.record.get("cost"), Mapping):
+        rows.append(("all", run.record["cost"]))
+    for record in run.seeds:
+        parts = [(f"seed {record['seed']}", record.get("cost"))]
+        parts += [
+            (f"seed {record['seed']}, stage {stage}", part.get("cost"))
+            for stage, part in (record.get("stages") or {}).items()
+            if len(record["stages"]) > 1
+        ]
+        rows += [(name, part) for name, part in parts if isinstance(part, Mapping)]
+    if not rows:
+        return None
+    names = [name for name in COST if any(part.get(name) for _, part in rows)]
+    values = [(of, *(_hours(name, part.get(name)) for name in names)) for of, part in rows]
+    table = make_table("Training, by seed and stage", (Column("of"), *(COST[name] for name in names)), values)
+    about = (
+        "FLOPs are 6 x tokens x parameters, with padding, as the TLM paper counts them; measured FLOPs are what forward and "
+        "backward passes really did. RoBERTa-Large's pretraining took 4.36e21."
+    )
+    return Section("Cost", "cost", [table, Text(about)])
+
+
+def scores(run: RunFolder) -> Section | None:
+    """Every metric on every split: mean, deviation, every seed; of pretraining the losses."""
+    if run.kind == "pretrain":
+        found = [
+            (part, name.replace("_", " "), value)
+            for part in ("training", "validation")
+            for name, value in (run.record.get(part) or {}).items()
+        ]
+        columns = (Column("on"), Column("what"), Column("value", "number", "{:.4f}"))
+        return Section("Scores", "scores", [make_table("Losses (nats) and shares", columns, found)]) if found else None
+    splits = {split: summary_of(run, split) for split in SPLITS}
+    if not any(splits.values()):
+        return None
+    metrics = list(dict.fromkeys(name for summary in splits.values() for name in summary))
+    metrics.sort(key=lambda name: (name != run.metric, name == "loss"))
+    of = "split" if run.kind == "few_shot" else "seed"
+    columns = [Column("metric"), Column("on"), Column("mean", "number", "{:.2f}")]
+    columns += [Column("±", "number", "{:.2f}")] if len(run.seeds) > 1 else []
+    columns += [Column(f"{of} {record['seed']}", "number", "{:.2f}") for record in run.seeds]
+    rows = []
+    for metric in metrics:
+        for split, summary in splits.items():
+            if (score := summary.get(metric)) is not None:
+                each = [(record.get(split) or {}).get(metric) for record in run.seeds]
+                values = [score["mean"], *([score["std"]] if len(run.seeds) > 1 else []), *each]
+                rows.append((metric_name(metric), split, *(None if value is None else 100 * value for value in values)))
+    about = f"± is the sample standard deviation over the {of}s. Checkpoints were chosen by the validation score."
+    if (scored := run.record.get("scored_split")) not in (None, "test"):
+        about += f" Test scores are on the task's {scored} split: test has no labels."
+    return Section("Scores", "scores", [make_table("In percent", columns, rows), Text(about)])
+
+
+def highlights(run: RunFolder) -> list[tuple[str, str, str]]:
+    """(name, figure, what it is of) of the few numbers that come first."""
+    found = []
+    n, of = len(run.seeds), "split" if run.kind == "few_shot" else "seed"
+    for split in reversed(SPLITS):
+        score = summary_of(run, split).get(run.metric or "")
+        if score is not None and run.kind != "pretrain":
+            found.append((f"{split} {metric_name(run.metric)}", f"{format_score(score)} %", f"{n} {of}{'s' * (n > 1)}"))
+    for name, value in (run.record.get("validation") or {}).items() if run.kind == "pretrain" else ():
+        if name.endswith("_loss"):
+            found.append((f"validation {name.replace('_', ' ')}", f"{value:.3f}", "nats"))
+    costs = [record["cost"] for record in run.seeds if isinstance(record.get("cost"), Mapping)]
+    costs = costs or [part for part in [run.record.get("cost")] if isinstance(part, Mapping)]
+    if costs:
+        each = " a seed" if run.seeds else ""
+        for name, title, format in (("real_tokens", "tokens", "{:,.0f}"), ("flops", "FLOPs", "{:.2e}")):
+            mean = sum(part.get(name, 0) for part in costs) / len(costs)
+            found.append((f"{title}{each}", format.format(mean), "not padding" if title == "tokens" else ""))
+        found.append((f"time{each}", duration(sum(part.get("seconds", 0) for part in costs) / len(costs)), "of training"))
+    if run.kind == "subset":
+        counts = run.record.get("counts") or {}
+        size = (run.record.get("selection") or {}).get("size", counts.get("union"))
+        found += [(name, f"{n:,}", of) for name, n, of in (("passages", size, f"of {counts.get('passages', 0):,}"),) if n]
+    return found
+
+
+def summary_of(run: RunFolder, split: str) -> dict[str, dict[str, Any]]:
+    """metric -> mean, std, n, values over the finished seeds; empty where none has been scored on the split."""
+    scored = [record[split] for record in run.seeds if isinstance(record.get(split), Mapping)]
+    return aggregate(scored) if scored else {}
+
+
+def metric_name(metric: str | None) -> str:
+    return METRIC_NAMES.get(metric or "", (metric or "score").replace("_", " "))
+
+
+def duration(seconds: float) -> str:
+    """Hours, minutes and seconds, the two largest."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours:,} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def _facts(run: RunFolder) -> list[tuple[str, str]]:
+    record, facts = run.record, [("Kind of run", TITLES[run.kind])]
+    manifest = record if run.kind == "subset" else record.get("subset")
+    if isinstance(task := record.get("task"), str):
+        facts.append(("Task", f"{task} ({run.task_kind.replace('_', ' ')})"))
+    if run.kind == "tlm" and manifest is None:
+        facts.append(("Subset", "none: task data only"))
+    if isinstance(manifest, Mapping):
+        facts += subset_facts(manifest)
+    if isinstance(corpus := record.get("corpus"), Mapping) and run.kind == "pretrain":
+        facts.append(("Corpus", f"{corpus.get('name')} ({corpus.get('tokens') or 0:,} tokens)"))
+    model = record.get("model") if isinstance(record.get("model"), Mapping) else {}
+    if (start := model.get("model_name_or_path")) is not None:
+        facts.append(("Model", f"from the checkpoint {start}"))
+    elif model.get("model_config"):
+        facts.append(("Model", f"from scratch, {model['model_config']}"))
+    if (one := next(iter(run.seeds), record)).get("parameters"):
+        trained = one.get("trained_parameters", one["parameters"])
+        some = f", {trained:,} of them trained" if trained < one["parameters"] else ""
+        facts.append(("Parameters", f"{one['parameters']:,}{some} ({one.get('model_type', 'model')})"))
+    if isinstance(prompt := record.get("prompt"), Mapping):
+        facts.append(("Prompt", str(prompt.get("template"))))
+    return facts
+
+
+def subset_facts(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
+    corpus, counts = manifest.get("corpus") or {}, manifest.get("counts") or {}
+    selection = manifest.get("selection") or {}
+    size = selection.get("size", counts.get("union"))
+    how = str(manifest.get("retriever"))
+    how += f", top {manifest['top_k']:,} of each training text" if manifest.get("top_k") else ""
+    how += f", then {selection['method']}" if selection.get("method") else ""
+    facts = [("Corpus", f"{corpus.get('name')} ({corpus.get('size') or 0:,} passages)")]
+    facts.append(("Subset", f"{size or 0:,} passages ({how})"))
+    made_for = manifest.get("task")
+    return facts + ([("Retrieved for", str(made_for.get("name")))] if isinstance(made_for, Mapping) else [])
+
+
+def _flat(values: Mapping[str, Any], before: str = "") -> list[tuple[str, str]]:
+    rows: list[tuple[str, str]] = []
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            rows += _flat(value, f"{before}{name}.")
+        else:
+            rows.append((f"{before}{name}", str(value)))
+    return rows
+
+
+def _grid_table(grid: Mapping[str, Any], metric: str | None) -> Table:
+    points = [point for point in grid.get("points", []) if isinstance(point, Mapping)]
+    names: Sequence[str] = list(dict.fromkeys(name for point in points for name in point.get("values", {})))
+    chosen = (grid.get("chosen") or {}).get("folder")
+    columns = [
+        *map(Column, names),
+        *(Column(f"validation {what} /%", "number", "{:.2f}") for what in ("median", "mean", "std")),
+    ]
+    rows = []
+    for point in points:
+        of = (point.get("validation") or {}).get(metric, {})
+        figures = (None if of.get(what) is None else 100 * of[what] for what in ("median", "mean", "std"))
+        note = "chosen" if point.get("folder") == chosen else "failed" if "failed" in point else ""
+        rows.append((*(str(point.get("values", {}).get(name, "")) for name in names), *figures, note))
+    return make_table("Points of the grid", [*columns, Column("")], rows)
+
+
+def _hours(name: str, value: float | None) -> float | None:
+    return value / 3600 if name == "seconds" and value is not None else value

@@ -1,0 +1,128 @@
+"""A run beside a second: where the second is better, and where it is worse."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from hf_tlm.analysis.report.about import metric_name, summary_of
+from hf_tlm.analysis.report.blocks import LARGE_TABLE, Column, Row, Section, Table, Text, make_table
+from hf_tlm.analysis.report.comparison import Pairing, pair
+from hf_tlm.analysis.report.groups import Group, difference, heading
+from hf_tlm.analysis.report.options import Options
+from hf_tlm.analysis.report.predictions import SCORES, Predictions
+from hf_tlm.analysis.report.rows import Rows
+from hf_tlm.analysis.report.run_folder import RunFolder
+
+
+def against(
+    runs: tuple[RunFolder, RunFolder],
+    predictions: tuple[Predictions, Predictions],
+    groups: dict[str, list[Group]],
+    rows: Rows | None,
+    options: Options,
+) -> Section:
+    """The section of the comparison on one split.
+
+    Args:
+        groups, rows: in the order of the first run's predictions.
+
+    Raises:
+        AnalysisError: the runs are of other rows.
+    """
+    first, second = predictions
+    found = pair(first, second, (runs[0].best_seed, runs[1].best_seed))
+    names = tuple(run.name for run in runs)
+    about = (
+        f"First: {names[0]}. Second: {names[1]}. Both on the {len(found.ids):,} rows of {first.split}; differences are "
+        "second minus first."
+    )
+    blocks: list[Any] = [Text(about), _score_table(runs, first.split)]
+    if first.larger_is_better:
+        blocks.append(_agreement_table(found))
+        blocks.append(
+            Text(
+                "p is McNemar's exact two-sided p of the rows that only one of two models has right: how likely so uneven a "
+                "split is if both are equally good. It is of one pair of models, and does not know how much seeds differ."
+            )
+        )
+    whole = {"All rows": [Group("all", np.arange(len(found.ids)))]}
+    blocks.append(Row([_group_table(found, first.kind, by, members) for by, members in (whole | groups).items()]))
+    for better in (True, False):
+        blocks.append(_examples(found, first, second, rows, options, better))
+    return Section(f"Against {names[1]}", "against", blocks)
+
+
+def _score_table(runs: tuple[RunFolder, RunFolder], split: str) -> Table:
+    """The metrics that both have, means over their seeds."""
+    summaries = [summary_of(run, split) for run in runs]
+    columns = [Column("metric"), *(Column(name, "number", "{:.2f}") for name in ("first", "±", "second", "±"))]
+    columns += [Column("difference", "number", "{:+.2f}")]
+    rows = []
+    for metric in summaries[0]:
+        if metric in summaries[1] and metric != "loss":
+            a, b = (summary[metric] for summary in summaries)
+            figures = [a["mean"], a["std"], b["mean"], b["std"], b["mean"] - a["mean"]]
+            rows.append((metric_name(metric), *(None if value is None else 100 * value for value in figures)))
+    return make_table(f"{split} scores of both, in percent", columns, rows)
+
+
+def _agreement_table(found: Pairing) -> Table:
+    columns = [Column("seed"), *(Column(name, "number") for name in ("both right", "only the first", "only the second"))]
+    columns += [Column("neither", "number"), Column("p", "number", "{:.2g}")]
+    rows = [
+        (name, one.both, one.first, one.second, one.neither, one.p)
+        for name, one in zip(found.names, found.agreements(), strict=True)
+    ]
+    return make_table("Rows that the two have right", columns, rows)
+
+
+def _group_table(found: Pairing, kind: str, by: str, groups: list[Group]) -> Table:
+    times = 100 if kind != "regression" else 1
+    several = len(found.seeds) > 1
+    columns = [Column(heading(by)), Column("rows", "number")]
+    columns += [Column(name, "number", "{:.2f}") for name in ("first", "second")]
+    columns += [Column("difference", "number", "{:+.2f}"), *([Column("±", "number", "{:.2f}")] if several else [])]
+    rows = []
+    for group in groups:
+        apart = difference(found.first[:, group.rows], found.second[:, group.rows], found.seeds)
+        figures = [apart.first, apart.second, apart.difference, *([apart.std] if several else [])]
+        rows.append((group.name, len(group.rows), *(None if value is None else times * value for value in figures)))
+    about = f"{SCORES[kind]} of both" + (f" by {by[0].lower()}{by[1:]}" if by != "All rows" else "")
+    about += ", in percent" if times == 100 else ""
+    return make_table(about, columns, rows, characters=200)
+
+
+def _examples(
+    found: Pairing, first: Predictions, second: Predictions, rows: Rows | None, options: Options, better: bool
+) -> Table:
+    """Rows on which the second run's mean score over its seeds is better than the first's (or worse), the farthest apart
+    first."""
+    sign = (1 if better else -1) * (1 if first.larger_is_better else -1)
+    apart = sign * (found.second.mean(axis=0) - found.first.mean(axis=0))
+    chosen = [int(at) for at in np.argsort(-apart, kind="stable") if apart[at] > 1e-12]
+    a, b = found.seeds[0]
+    ours, theirs = list(first.by_seed.values())[a], {row.id: row for row in list(second.by_seed.values())[b]}
+    columns = [Column("id"), *([Column("text", wide=True)] if rows else [])]
+    columns += [Column(name) for name in ("gold", "first", "second")]
+    columns += [Column(f"{SCORES[first.kind]}: {name}", "number", "{:.2f}") for name in ("first", "second")]
+    values = (
+        (
+            *(ours[at].id, *([rows.at(at)] if rows else []), ours[at].gold, ours[at].predicted),
+            *(theirs[ours[at].id].predicted, float(found.first[:, at].mean()), float(found.second[:, at].mean())),
+        )
+        for at in chosen
+    )
+    caption = f"Where the second is {'better' if better else 'worse'}: predictions of seed {found.names[0]}, "
+    caption += "scores over all seeds"
+    return make_table(
+        caption,
+        columns,
+        values,
+        total=len(chosen),
+        most=options.report_rows,
+        characters=options.report_characters,
+        most_bytes=LARGE_TABLE,
+        searchable=True,
+    )

@@ -1,0 +1,151 @@
+"""What a page is made of, as plain values: sections of tables, charts, matrices and paragraphs.
+
+Nothing here is markup. The template escapes every string when it draws them, whatever data it came from.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from markupsafe import escape
+
+# Control characters, and marks that change the direction of what follows.
+_BLANKS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+LONGEST = 4000  # characters of any string of the page
+SMALL_TABLE, LARGE_TABLE = 60_000, 500_000  # bytes of the cells of a table
+SMALL_ROWS = 200
+
+
+def printable(text: str, longest: int = LONGEST) -> str:
+    """At most so many characters of a text, and an ellipsis for others; without what a page cannot hold."""
+    text = text if len(text) <= longest else f"{text[:longest]}…"
+    return _BLANKS.sub(" ", text.encode("utf-8", "replace").decode("utf-8"))
+
+
+@dataclass(frozen=True)
+class Column:
+    """of: "text"; "number", which `format` shows; "share", a number from 0 to 1 as percent with a bar."""
+
+    title: str
+    of: str = "text"
+    format: str = "{:,}"
+    wide: bool = False
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What a person reads, what the column is sorted by, and the length of its bar from 0 to 1."""
+
+    text: str
+    sort: float | None = None
+    bar: float | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """left_out: how many rows there were beside these."""
+
+    caption: str
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Cell]]
+    left_out: int = 0
+    searchable: bool = False
+    block: str = "table"
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """counts: of each true class (row) by predicted class (column). shares: of the row's sum, 0 for an empty row."""
+
+    caption: str
+    names: Sequence[str]
+    counts: Sequence[Sequence[str]]
+    shares: Sequence[Sequence[float]]
+    block: str = "matrix"
+
+
+@dataclass(frozen=True)
+class Text:
+    text: str
+    block: str = "text"
+
+
+@dataclass(frozen=True)
+class Code:
+    text: str
+    block: str = "code"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Names and what they are."""
+
+    facts: Sequence[tuple[str, str]]
+    block: str = "facts"
+
+
+@dataclass(frozen=True)
+class Row:
+    """Blocks beside each other where there is room."""
+
+    blocks: Sequence[Any]
+    block: str = "row"
+
+
+@dataclass(frozen=True)
+class Folded:
+    title: str
+    blocks: Sequence[Any]
+    block: str = "folded"
+
+
+@dataclass(frozen=True)
+class Section:
+    title: str
+    anchor: str
+    blocks: Sequence[Any] = field(default_factory=tuple)
+
+
+def make_table(
+    caption: str,
+    columns: Sequence[Column],
+    rows: Iterable[Sequence[Any]],
+    *,
+    total: int | None = None,
+    most: int = SMALL_ROWS,
+    characters: int = LONGEST,
+    most_bytes: int = SMALL_TABLE,
+    searchable: bool = False,
+) -> Table:
+    """A table of the first rows, as many as fit: a page stays small however long the data are.
+
+    Args:
+        rows: a value for each column: a string, a number, or None for an empty cell.
+        total: how many rows there are; None: len(rows).
+        most, characters, most_bytes: rows; characters of a cell; bytes of all cells.
+    """
+    total = len(rows) if total is None else total  # type: ignore[arg-type]
+    kept: list[list[Cell]] = []
+    size = 0
+    for row in islice(rows, most):
+        cells = [_cell(value, column, characters) for value, column in zip(row, columns, strict=True)]
+        # A cell's tags and attributes are some 60 bytes.
+        size += sum(60 + len(str(escape(cell.text)).encode("utf-8")) for cell in cells)
+        if size > most_bytes and kept:
+            break
+        kept.append(cells)
+    return Table(caption, columns, kept, total - len(kept), searchable)
+
+
+def _cell(value: Any, column: Column, characters: int) -> Cell:
+    if value is None:
+        return Cell("")
+    if column.of == "text" or isinstance(value, str):
+        return Cell(printable(str(value), characters))
+    if column.of == "share":
+        return Cell(f"{100 * value:.1f}%", float(value), min(max(float(value), 0.0), 1.0))
+    return Cell(column.format.format(value), float(value))

@@ -1,0 +1,84 @@
+"""What a run logged while it trained, as charts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+from hf_tlm.analysis.report.about import metric_name
+from hf_tlm.analysis.report.charts import Chart, line_chart
+from hf_tlm.analysis.report.run_folder import RunFolder, read_json
+
+STATE = "trainer_state.json"
+NAMES = {
+    "corpus/mlm_loss": "corpus: masked LM",
+    "task/mlm_loss": "task: masked LM",
+    "task/task_loss": "task: task loss",
+    "corpus/rtd_loss": "corpus: replaced tokens",
+    "task/rtd_loss": "task: replaced tokens",
+}
+
+
+def curves(run: RunFolder) -> list[Chart]:
+    """Losses of the seed best on validation, and the validation score of all seeds, against steps.
+
+    Raises:
+        AnalysisError: a trainer_state.json is damaged; the message names it.
+    """
+    charts: list[Chart | None] = []
+    if run.kind == "pretrain":
+        log = read_log(run.path / "training")
+        charts += [_losses("Losses", log), _validation("Validation loss", "loss", {"validation": log}, "eval_loss")]
+    started, score = run.started_seeds, f"{metric_name(run.metric)} /%"
+    shown = run.best_seed if run.best_seed is not None else next(iter(started), None)
+    for stage in (1, 2):
+        logs = {seed: read_log(run.seed_folder(seed) / f"stage{stage}") for seed in started}
+        charts.append(_losses(f"Stage {stage}, seed {shown}: losses", logs.get(shown, [])))
+        named = {f"seed {seed}": log for seed, log in logs.items()}
+        charts.append(_validation(f"Stage {stage}: validation", score, named, f"eval_{run.metric}", 100))
+    histories, prefix = {f"seed {record['seed']}": record.get("history") or [] for record in run.seeds}, ""
+    if not any(histories.values()):
+        # Fine-tuning that is not finished has its log in checkpoints.
+        histories, prefix = {f"seed {seed}": read_log(run.seed_folder(seed)) for seed in started}, "eval_"
+        charts.append(_losses(f"Seed {shown}: losses", histories.get(f"seed {shown}", [])))
+    charts.append(_validation("Validation", score, histories, f"{prefix}{run.metric}", 100))
+    charts.append(_validation("Validation loss", "loss (nats)", histories, f"{prefix}loss"))
+    return [chart for chart in charts if chart is not None]
+
+
+def read_log(folder: Path) -> list[dict[str, Any]]:
+    """The log of a Trainer in a folder: of its end, or of the newest checkpoint; empty where there is neither.
+
+    Raises:
+        AnalysisError: the file is damaged.
+    """
+    checkpoints = [path for path in folder.glob(f"checkpoint-*/{STATE}") if path.parent.name[11:].isdigit()]
+    newest = sorted(checkpoints, key=lambda path: int(path.parent.name[11:]))[-1:]
+    for path in (folder / STATE, *newest):
+        if path.is_file():
+            return [entry for entry in read_json(path).get("log_history", []) if isinstance(entry, dict)]
+    return []
+
+
+def _losses(title: str, log: Sequence[Mapping[str, Any]]) -> Chart | None:
+    terms = list(dict.fromkeys(name for entry in log if "loss" in entry for name in entry if name.endswith("_loss")))
+    names = [name for name in terms if not name.startswith(("eval_", "train_"))] or ["loss"]
+    return line_chart(title, "step", "loss (nats)", {NAMES.get(name, name): _points(log, name) for name in names})
+
+
+def _validation(
+    title: str, label: str, logs: Mapping[str, Sequence[Mapping[str, Any]]], name: str, times: float = 1
+) -> Chart | None:
+    series = {of: [(step, times * value) for step, value in _points(log, name)] for of, log in logs.items()}
+    # A single evaluation is a number, and stands in the table of scores.
+    return line_chart(title, "step", label, series) if any(len(points) > 1 for points in series.values()) else None
+
+
+def _points(log: Sequence[Mapping[str, Any]], name: str) -> list[tuple[float, float]]:
+    return [
+        (entry["step"], entry[name])
+        for entry in log
+        if isinstance(entry.get("step"), Real) and isinstance(entry.get(name), Real)
+    ]

@@ -1,0 +1,148 @@
+"""Confusions and errors of a run, and how good it is on each kind of row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from hf_tlm.analysis.report.blocks import LARGE_TABLE, Column, Matrix, Table, Text, make_table, printable
+from hf_tlm.analysis.report.charts import Chart, scatter
+from hf_tlm.analysis.report.confusion import confusion, fewer_classes
+from hf_tlm.analysis.report.groups import Group, by_quantile, by_value, heading, mean_and_std
+from hf_tlm.analysis.report.options import Options
+from hf_tlm.analysis.report.predictions import SCORES, Predictions, tags_of
+from hf_tlm.analysis.report.rows import Rows
+
+LONGEST_NAME = 60
+
+
+def confusions(found: Predictions) -> list[Any]:
+    """Classes: the matrix of all seeds together. Numbers: predicted against true. Other kinds have none."""
+    if found.kind == "regression":
+        pairs = [(float(row.gold), float(row.predicted)) for rows in found.by_seed.values() for row in rows]
+        chart: Chart | None = scatter(f"{found.split}: predicted against true", "true", "predicted", pairs)
+        return [chart] if chart else []
+    if found.kind not in ("classification", "multiple_choice"):
+        return []
+    all_rows = [row for rows in found.by_seed.values() for row in rows]
+    shown = fewer_classes(confusion([(row.gold, row.predicted) for row in all_rows], found.names))
+    n = len(found.seeds)
+    caption = f"{found.split}: share of each true class (row) by predicted class (column), and counts"
+    caption += f" of {n} seeds together" if n > 1 else ""
+    names = [printable(name, LONGEST_NAME) for name in shown.names]
+    counts = [[f"{count:,}" for count in row] for row in shown.counts.tolist()]
+    return [Matrix(caption, names, counts, shown.shares.tolist())]
+
+
+def error_table(found: Predictions, rows: Rows | None, best: int | None, options: Options) -> Table:
+    """What the model best on validation got wrong, the surest errors first (of numbers the farthest), and in how many seeds
+    each is wrong."""
+    seed = best if best in found.by_seed else found.seeds[0]
+    judged = found.by_seed[seed]
+    regression = found.kind == "regression"
+    wrong = [at for at, row in enumerate(judged) if not row.right]
+    wrong.sort(key=lambda at: -(judged[at].score if regression else judged[at].probability or 0.0))
+    several = len(found.seeds) > 1 and not regression
+    columns = [Column("id"), *([Column("text", wide=True)] if rows else []), Column("gold"), Column("predicted")]
+    columns += {
+        "regression": [Column("absolute error", "number", "{:.3f}")],
+        "question_answering": [Column("probability", "number", "{:.3f}"), Column("F1", "number", "{:.2f}")],
+        "tagging": [Column("probability", "number", "{:.3f}"), Column("share of tags right", "number", "{:.2f}")],
+    }.get(found.kind, [Column("probability", "number", "{:.3f}"), Column("of gold", "number", "{:.3f}")])
+    columns += [Column(f"wrong in seeds (of {len(found.seeds)})", "number")] if several else []
+
+    def values(at: int) -> list[Any]:
+        row = judged[at]
+        gold, predicted = row.gold, row.predicted
+        if row.wrong and rows:
+            words = rows.columns["tokens"][at]
+            gold, predicted = tags_of(row.wrong, 1, words), tags_of(row.wrong, 2, words)
+        numbers = {
+            "regression": [row.score],
+            "question_answering": [row.probability, row.score],
+            "tagging": [row.probability, row.score],
+        }.get(found.kind, [row.probability, row.of_gold])
+        misses = [int((~found.right[:, at]).sum())] if several else []
+        return [row.id, *([rows.at(at)] if rows else []), gold, predicted, *numbers, *misses]
+
+    of = "Rows, the farthest off first" if regression else "Errors, the surest first"
+    return make_table(
+        f"{found.split}: {of.lower()}" + (f", of seed {seed}, the best on validation" if len(found.seeds) > 1 else ""),
+        columns,
+        (values(at) for at in wrong),
+        total=len(wrong),
+        most=options.report_rows,
+        characters=options.report_characters,
+        most_bytes=LARGE_TABLE,
+        searchable=True,
+    )
+
+
+def groups_of(found: Predictions, rows: Rows | None) -> dict[str, list[Group]]:
+    """By what rows are told apart -> the groups of rows."""
+    groups: dict[str, list[Group]] = {}
+    golds = [row.gold for row in next(iter(found.by_seed.values()))]
+    if found.kind in ("classification", "multiple_choice"):
+        groups["Class"] = by_value(golds, found.names)
+    elif found.kind == "regression":
+        groups["True number"] = by_quantile(np.array([float(gold) for gold in golds]), "{:g}")
+    return groups | (rows.groups if rows else {})
+
+
+def group_tables(found: Predictions, groups: dict[str, list[Group]]) -> list[Table]:
+    """For each kind of group: rows, the score with its deviation over the seeds; of classes precision and F1 too."""
+    what = SCORES[found.kind]
+    as_share = found.larger_is_better
+    tables = []
+    for by, members in groups.items():
+        columns = [Column(heading(by)), Column("rows", "number"), Column(what, "share" if as_share else "number", "{:.3f}")]
+        several, times = len(found.seeds) > 1, 100 if as_share else 1
+        columns += (
+            [Column("±\u00a0/%" if as_share else "±", "number", "{:.1f}" if as_share else "{:.3f}")] if several else []
+        )
+        values: list[list[Any]] = []
+        for group in members:
+            mean, std = mean_and_std(found.scores[:, group.rows])
+            values.append([group.name, len(group.rows), mean, *([] if std is None else [times * std])])
+        if by == "Class":
+            columns += [Column("precision", "share"), Column("F1", "share")]
+            for row, more in zip(values, _precision_and_f1(found, [group.name for group in members]), strict=True):
+                row += more
+        tables.append(make_table(f"{found.split}: {what} by {by[0].lower()}{by[1:]}", columns, values, characters=200))
+    return tables
+
+
+def tag_tables(found: Predictions, seeds: Sequence[dict[str, Any]]) -> list[Table]:
+    """Tagging: the per-tag table that the run recorded, means over its seeds."""
+    by_tag: dict[str, list[dict[str, Any]]] = {}
+    for record in seeds:
+        for row in ((record.get("tables") or {}).get(found.split) or {}).get("tags", []):
+            by_tag.setdefault(str(row["tag"]), []).append(row)
+    if not by_tag:
+        return []
+    columns = [Column("tag"), Column("words", "number"), *(Column(name, "share") for name in ("precision", "recall", "F1"))]
+    rows = [
+        (tag, own[0]["support"], *(float(np.mean([row[name] for row in own])) for name in ("precision", "recall", "f1")))
+        for tag, own in by_tag.items()
+    ]
+    return [make_table(f"{found.split}: tags", columns, rows)]
+
+
+def about_errors(found: Predictions) -> list[Text]:
+    said = {
+        "tagging": "Of a sentence the words with a wrong tag are listed; the probability is that of the surest of them.",
+        "question_answering": "An answer is an error unless it equals a right one, case, punctuation and articles aside.",
+    }.get(found.kind)
+    return [Text(said)] if said else []
+
+
+def _precision_and_f1(found: Predictions, names: Sequence[str]) -> list[list[float]]:
+    """[classes, 2], means over the seeds."""
+    each = []
+    for rows in found.by_seed.values():
+        table = confusion([(row.gold, row.predicted) for row in rows], found.names)
+        place = {name: at for at, name in enumerate(table.names)}
+        each.append([[table.precision[place[name]], table.f1[place[name]]] for name in names])
+    return np.mean(each, axis=0).tolist()

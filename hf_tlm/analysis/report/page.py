@@ -1,0 +1,221 @@
+"""From the folder of a run to one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_tlm.analysis.errors import AnalysisError
+from hf_tlm.analysis.report import about, errors
+from hf_tlm.analysis.report.against import against
+from hf_tlm.analysis.report.blocks import Facts, Row, Section, Text, printable
+from hf_tlm.analysis.report.curves import curves
+from hf_tlm.analysis.report.options import Options
+from hf_tlm.analysis.report.predictions import Predictions, read_predictions
+from hf_tlm.analysis.report.recorded import recorded_subset, recorded_task
+from hf_tlm.analysis.report.retrieved import MOST_BYTES, retrieved_table
+from hf_tlm.analysis.report.rows import Rows, TrainingWords, rows_of
+from hf_tlm.analysis.report.run_folder import MANIFEST, TITLES, RunFolder, read_run
+from hf_tlm.files import atomic_write
+from hf_tlm.version import __version__
+
+if TYPE_CHECKING:
+    from hf_tlm.retrieval import Subset
+    from hf_tlm.tasks import Task
+
+FILE = "report.html"
+SPLITS = ("validation", "test")
+NARROW_MATRIX = 4  # classes of which two matrices stand beside each other
+
+
+def write_report(
+    run: str | os.PathLike | RunFolder,
+    path: str | os.PathLike | None = None,
+    *,
+    second: str | os.PathLike | RunFolder | None = None,
+    task: Task | None = None,
+    subsets: Mapping[str, Subset] | None = None,
+    options: Options | None = None,
+) -> Path:
+    """Write the page of `report_page` as one file, whole or not at all.
+
+    Args:
+        run: its folder, as a recipe left it.
+        path: the file. None: `analysis/report.html` in the folder of the run.
+
+    Raises:
+        AnalysisError: see `read_run` and `report_page`.
+    """
+    run = run if isinstance(run, RunFolder) else read_run(run)
+    second = second if second is None or isinstance(second, RunFolder) else read_run(second)
+    path = Path(path) if path is not None else run.path / "analysis" / FILE
+    atomic_write(path, report_page(run, second=second, task=task, subsets=subsets, options=options))
+    return path
+
+
+def report_page(
+    run: RunFolder,
+    *,
+    second: RunFolder | None = None,
+    task: Task | None = None,
+    subsets: Mapping[str, Subset] | None = None,
+    options: Options | None = None,
+) -> str:
+    """The report of a run as HTML, under 5 MB however long the data are.
+
+    Args:
+        second: a run on the same task, which the first is compared with.
+        task: the run's; its texts are shown beside predictions. None: the one that the recorded command names, if it is
+            still what the run was given.
+        subsets: name -> subset whose passages are shown. None: the recorded command's, likewise.
+
+    Raises:
+        AnalysisError: the task is not that of the run, the two runs are of other rows, or a file is damaged.
+    """
+    options, missing = options or Options(), list(run.missing)
+    if task is None:
+        task = recorded_task(run)
+    elif (of_run := run.record.get("task_fingerprint")) not in (None, task.fingerprint):
+        raise AnalysisError(
+            f"--task {task.name} is not the task of {run.name}: its data have fingerprint {task.fingerprint}, those of the "
+            f"run {of_run}. Give the run's own, or leave it out for a report without texts."
+        )
+    sections = [about.what_was_run(run), about.on_what(run), about.cost(run), about.scores(run)]
+    judged, rows = _predictions(run, task, options, missing)
+    sections += _error_sections(run, judged, rows, options)
+    if second is not None:
+        sections.append(_against(run, second, judged, rows, options, missing))
+    if charts := curves(run):
+        sections.append(Section("Curves", "curves", [Row(charts)]))
+    sections.append(_retrieved(run, task, subsets, options, missing))
+    template = _environment().get_template("page.html.jinja")
+    return template.render(
+        title=f"{run.record['task'] if isinstance(run.record.get('task'), str) else run.name}: {TITLES[run.kind]}",
+        subtitle=run.name if second is None else f"{run.name} against {second.name}",
+        highlights=about.highlights(run),
+        missing=missing[:20],
+        sections=[section for section in sections if section is not None],
+        version=__version__,
+    )
+
+
+def _predictions(
+    run: RunFolder, task: Task | None, options: Options, missing: list[str]
+) -> tuple[dict[str, Predictions], dict[str, Rows | None]]:
+    """By split, what was predicted, and the rows it is of; adds to `missing`."""
+    judged: dict[str, Predictions] = {}
+    rows: dict[str, Rows | None] = {}
+    training = None if task is None else TrainingWords(task)
+    scored = [split for split in SPLITS if any(split in record for record in run.seeds)]
+    if run.kind == "few_shot":
+        scored = ["test"]  # Every split has validation examples of its own.
+    for split in scored if run.kind not in ("pretrain", "subset") else ():
+        found, absent = read_predictions(run, split)
+        missing += absent
+        if found is not None:
+            judged[split] = found
+            of = run.record.get("scored_split", split)
+            rows[split] = None if training is None else rows_of(training, of, found.ids, options.rare_below)
+    if judged and task is None:
+        missing.append(
+            "The task's texts: predictions are shown by their ids, and the error analysis knows neither lengths nor rare "
+            "words. Give --task, the run's own."
+        )
+    return judged, rows
+
+
+def _error_sections(
+    run: RunFolder, judged: Mapping[str, Predictions], rows: Mapping[str, Rows | None], options: Options
+) -> list[Section]:
+    """Confusions, errors and their analysis, on every split."""
+    parts: dict[str, list[Any]] = {"confusion": [], "errors": [], "analysis": []}
+    for split, found in judged.items():
+        parts["confusion"] += [*errors.confusions(found), *errors.tag_tables(found, run.seeds)]
+        parts["errors"].append(errors.error_table(found, rows[split], run.best_seed, options))
+        parts["analysis"] += errors.group_tables(found, errors.groups_of(found, rows[split]))
+    titles = {"confusion": "Confusions", "errors": "Errors", "analysis": "Error analysis"}
+    about_errors = [text for found in list(judged.values())[:1] for text in errors.about_errors(found)]
+    parts["errors"] = [*about_errors, *parts["errors"]] if parts["errors"] else []
+    if parts["confusion"] and not any(len(getattr(block, "names", ())) > NARROW_MATRIX for block in parts["confusion"]):
+        parts["confusion"] = [Row(parts["confusion"])]
+    if parts["analysis"]:
+        parts["analysis"] = [Row(parts["analysis"])]
+    return [Section(titles[name], name, blocks) for name, blocks in parts.items() if blocks]
+
+
+def _against(
+    run: RunFolder,
+    second: RunFolder,
+    judged: Mapping[str, Predictions],
+    rows: Mapping[str, Rows | None],
+    options: Options,
+    missing: list[str],
+) -> Section | None:
+    """On test where both have it, else on validation."""
+    of_run, other = run.record.get("task_fingerprint"), second.record.get("task_fingerprint")
+    if of_run != other:
+        raise AnalysisError(
+            f"Two runs are compared on the same task; {run.name} is of {run.record.get('task')} (fingerprint {of_run}), "
+            f"{second.name} of {second.record.get('task')} ({other})."
+        )
+    for split in ("test", "validation"):
+        found, absent = read_predictions(second, split) if split in judged else (None, [])
+        if found is not None:
+            missing += [f"{second.name}: {sentence}" for sentence in [*second.missing, *absent]]
+            groups = errors.groups_of(judged[split], rows[split])
+            return against((run, second), (judged[split], found), groups, rows[split], options)
+    missing.append(f"Nothing to compare: {run.name} and {second.name} have predictions of no split in common.")
+    return None
+
+
+def _retrieved(
+    run: RunFolder, task: Task | None, subsets: Mapping[str, Subset] | None, options: Options, missing: list[str]
+) -> Section | None:
+    if not subsets and run.kind == "subset":
+        from hf_tlm.retrieval import Subset
+
+        subsets = {run.name: Subset.load(run.path)}
+    if not subsets and run.kind == "tlm" and run.record.get("subset"):
+        found = recorded_subset(run)
+        subsets = {} if found is None else {"the run's subset": found}
+        if found is None:
+            missing.append(f"Retrieved passages: the run's subset is not at hand ({MANIFEST}). Give --subsets, its folder.")
+    if not subsets:
+        return None
+    blocks: list[Any] = []
+    for name, subset in subsets.items():
+        facts = about.subset_facts(subset.manifest)
+        blocks += [Text(f"From {name}:"), Facts(facts)]
+        blocks.append(retrieved_table(subset, task, options.report_characters, MOST_BYTES // len(subsets)))
+    return Section("Retrieved passages", "retrieved", blocks)
+
+
+@cache
+def _environment():
+    """The templates of this package; whatever they are filled with is escaped, and made printable before."""
+    import jinja2
+    from markupsafe import Markup
+
+    folder = files("hf_tlm.analysis.report").joinpath("templates")
+
+    def source(name: str) -> str:
+        return folder.joinpath(name).read_text(encoding="utf-8")
+
+    def finalize(value: Any) -> Any:
+        return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(source),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=finalize,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    # The page's own style and script, which no data reach.
+    environment.globals |= {name: Markup(source(f"page.{name}")) for name in ("css", "js")}
+    return environment

@@ -1,0 +1,184 @@
+"""What the models of a run said of each row of a split, and how right that is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hf_tlm.analysis.errors import AnalysisError
+from hf_tlm.analysis.report.run_folder import RunFolder
+from hf_tlm.evaluation.metrics.squad import answer_f1, exact_match
+
+SHOWN_TAGS = 8
+NO_ANSWER = "(no answer)"
+# Kind of task -> what `Judged.score` is.
+SCORES = {
+    "classification": "accuracy",
+    "multiple_choice": "accuracy",
+    "question_answering": "F1",
+    "tagging": "tag accuracy",
+    "regression": "absolute error",
+}
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A model's answer to a row.
+
+    score: see `SCORES`; larger is better, for regression smaller.
+    right: whether all of it is; None for regression.
+    probability: of what was predicted; of several words' tags that of the surest wrong one. of_gold: of the right answer.
+    wrong: tagging: position, gold and predicted tag of the words that are wrong, SHOWN_TAGS of them at most.
+    """
+
+    id: str
+    gold: str
+    predicted: str
+    score: float
+    right: bool | None
+    probability: float | None = None
+    of_gold: float | None = None
+    wrong: tuple[tuple[int, str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Of one split. by_seed: seed -> a `Judged` for each row, in one order. names: of the classes, in the model's order."""
+
+    kind: str
+    split: str
+    by_seed: Mapping[int, Sequence[Judged]]
+    names: Sequence[str] = ()
+
+    @property
+    def seeds(self) -> list[int]:
+        return list(self.by_seed)
+
+    @cached_property
+    def ids(self) -> list[str]:
+        return [row.id for row in next(iter(self.by_seed.values()))]
+
+    @cached_property
+    def scores(self) -> np.ndarray:
+        """float [seeds, rows]."""
+        return np.array([[row.score for row in rows] for rows in self.by_seed.values()])
+
+    @cached_property
+    def right(self) -> np.ndarray:
+        """bool [seeds, rows]; all False for regression."""
+        return np.array([[bool(row.right) for row in rows] for rows in self.by_seed.values()])
+
+    @property
+    def larger_is_better(self) -> bool:
+        return self.kind != "regression"
+
+
+def read_predictions(run: RunFolder, split: str) -> tuple[Predictions | None, list[str]]:
+    """The predictions of all finished seeds on a split, None where there are none; and sentences about what is missing.
+
+    Raises:
+        AnalysisError: a file is damaged; the message names it and the line.
+    """
+    missing, found, names = [], {}, ()
+    for seed in (record["seed"] for record in run.seeds):
+        path = run.seed_folder(seed) / "predictions" / f"{split}.jsonl"
+        lines = _read_lines(path) if path.is_file() else []
+        if not lines:
+            missing.append(f"No {split} predictions of seed {seed} ({path.relative_to(run.path)}).")
+            continue
+        judge = JUDGES.get(run.task_kind, _classified)
+        rows = [_judged(judge, line, path, at) for at, line in enumerate(lines, 1)]
+        if found and [row.id for row in rows] != [row.id for row in next(iter(found.values()))]:
+            missing.append(f"The {split} predictions of seed {seed} are of other rows than those before: left out.")
+            continue
+        found[seed] = rows
+        names = names or tuple(_class_names(lines[0]))
+    return (Predictions(run.task_kind, split, found, names) if found else None), missing
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    lines: list[dict[str, Any]] = []
+    try:
+        with open(path, encoding="utf-8") as file:
+            for text in file:
+                if not isinstance(line := json.loads(text), dict):
+                    raise ValueError(f"expected an object, found {line!r:.60}")
+                lines.append(line)
+    except (OSError, ValueError) as error:
+        raise AnalysisError(f"{path}, line {len(lines) + 1}, cannot be read as JSON: {error}. It is damaged.") from error
+    return lines
+
+
+def _judged(judge: Callable[[Mapping[str, Any]], Judged], line: Mapping[str, Any], path: Path, at: int) -> Judged:
+    try:
+        return judge(line)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise AnalysisError(
+            f"{path}, line {at}, is not a prediction that hf_tlm wrote ({type(error).__name__}: {error}): expected `id`, "
+            "`label` and `prediction`."
+        ) from error
+
+
+def _class_names(line: Mapping[str, Any]) -> list[str]:
+    probabilities = line.get("probabilities")
+    return list(probabilities) if isinstance(probabilities, Mapping) else []
+
+
+def _classified(line: Mapping[str, Any]) -> Judged:
+    probabilities = line.get("probabilities") or {}
+    gold, predicted = str(line["label"]), str(line["prediction"])
+    right = gold == predicted
+    return Judged(
+        str(line["id"]), gold, predicted, float(right), right, probabilities.get(predicted), probabilities.get(gold)
+    )
+
+
+def _rated(line: Mapping[str, Any]) -> Judged:
+    gold, predicted = float(line["label"]), float(line["prediction"])
+    return Judged(str(line["id"]), f"{gold:g}", f"{predicted:.4g}", abs(gold - predicted), None)
+
+
+def _answered(line: Mapping[str, Any]) -> Judged:
+    references, predicted = list(line["label"]), str(line["prediction"])
+    score, right = answer_f1(predicted, references), bool(exact_match(predicted, references))
+    gold = " | ".join(dict.fromkeys(map(str, references))) or NO_ANSWER
+    return Judged(str(line["id"]), gold, predicted or NO_ANSWER, score, right, line.get("probability"))
+
+
+def _tagged(line: Mapping[str, Any]) -> Judged:
+    gold, predicted = list(line["label"]), list(line["prediction"])
+    if len(gold) != len(predicted):
+        raise ValueError(f"{len(gold)} labels, {len(predicted)} predicted tags")
+    # A word without a tag is an error, as is one whose tag training lacks.
+    wrong = [at for at, (truth, tag) in enumerate(zip(gold, predicted, strict=True)) if tag is None or tag != truth]
+    probabilities = line.get("probabilities") or []
+    sure = [probabilities[at] for at in wrong if at < len(probabilities) and probabilities[at] is not None]
+    shown = tuple((at, str(gold[at]), str(predicted[at])) for at in wrong[:SHOWN_TAGS])
+    return Judged(
+        str(line["id"]),
+        tags_of(shown, 1),
+        tags_of(shown, 2),
+        1 - len(wrong) / max(1, len(gold)),
+        not wrong,
+        max(sure, default=None),
+        wrong=shown,
+    )
+
+
+def tags_of(wrong: Sequence[tuple[int, str, str]], which: int, words: Sequence[str] | None = None) -> str:
+    """`word: tag` of each wrong word, or its number from 1; which: 1 for gold tags, 2 for predicted ones."""
+    listed = ", ".join(f"{words[one[0]] if words else one[0] + 1}: {one[which]}" for one in wrong)
+    return listed + (", …" if len(wrong) == SHOWN_TAGS else "")
+
+
+JUDGES: dict[str, Callable[[Mapping[str, Any]], Judged]] = {
+    "regression": _rated,
+    "question_answering": _answered,
+    "tagging": _tagged,
+}

@@ -1,0 +1,133 @@
+"""The folder of a run, whatever recipe wrote it, finished or not."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hf_tlm.analysis.errors import AnalysisError
+
+RESULTS, SETTINGS, MANIFEST, GRID = "results.json", "settings.json", "manifest.json", "grid.json"
+TITLES = {
+    "tlm": "TLM",
+    "finetune": "Fine-tuning",
+    "grid": "Fine-tuning, chosen from a grid",
+    "few_shot": "Few-shot learning",
+    "pretrain": "Pretraining",
+    "subset": "Subset of a corpus",
+}
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """What a run left behind.
+
+    kind: one of `TITLES`.
+    record: `results.json`; of a run that is not finished `settings.json`, with the seeds that are; a subset's manifest.
+    seeds: records of the finished seeds; of few-shot learning of the splits.
+    home: where the folders of seeds are: of a grid that of the chosen point.
+    missing: sentences about what is not there.
+    """
+
+    name: str
+    path: Path
+    kind: str
+    record: Mapping[str, Any]
+    seeds: list[dict[str, Any]] = field(default_factory=list)
+    home: Path = field(default_factory=Path)
+    missing: list[str] = field(default_factory=list)
+
+    @property
+    def metric(self) -> str | None:
+        return self.record.get("metric")
+
+    @property
+    def task_kind(self) -> str:
+        return self.record.get("kind", "classification")
+
+    def seed_folder(self, seed: int) -> Path:
+        return self.home / f"{'split' if self.kind == 'few_shot' else 'seed'}-{seed}"
+
+    @property
+    def started_seeds(self) -> list[int]:
+        """Seeds that have a folder, finished or not."""
+        names = os.listdir(self.home) if self.home.is_dir() else []
+        found = (re.fullmatch(r"(?:seed|split)-(\d+)", name) for name in names)
+        return sorted(int(match[1]) for match in found if match)
+
+    @property
+    def best_seed(self) -> int | None:
+        """The one best on validation, whose model the run has published; None without finished seeds."""
+        if not self.seeds:
+            return None
+        scores = [(record.get("validation") or {}).get(self.metric, float("-inf")) for record in self.seeds]
+        return self.seeds[scores.index(max(scores))]["seed"]
+
+
+def read_run(path: str | os.PathLike, name: str | None = None) -> RunFolder:
+    """Read the folder of a run or of a subset.
+
+    Raises:
+        AnalysisError: it is neither, or a file of it is damaged; the message names the file.
+    """
+    path = Path(path)
+    name = name or path.resolve().name
+    files = {file: read_json(path / file) for file in (RESULTS, SETTINGS, MANIFEST, GRID) if (path / file).is_file()}
+    if MANIFEST in files and not {RESULTS, SETTINGS} & set(files):
+        return RunFolder(name, path, "subset", files[MANIFEST], home=path)
+    if not {RESULTS, SETTINGS} & set(files):
+        raise AnalysisError(
+            f"{path} holds no run: expected {RESULTS} or {SETTINGS}, as recipes/train_tlm.py, finetune.py, few_shot.py and "
+            f"pretrain.py leave them, or a subset's {MANIFEST}."
+        )
+    record = files.get(RESULTS) or files[SETTINGS]
+    missing = [] if RESULTS in files else [f"The run is not finished: there is no {RESULTS} yet."]
+    home = path
+    if GRID in files and isinstance(chosen := files[GRID].get("chosen"), dict):
+        home = path / str(chosen.get("folder", ""))
+        record = {**record, "grid": files[GRID]}
+    kind = "grid" if "grid" in record else _kind(record)
+    run = RunFolder(name, path, kind, record, home=home, missing=missing)
+    part = "splits" if kind == "few_shot" else "seeds"
+    records = record.get(part, []) if RESULTS in files else _finished(run)
+    if not isinstance(records, list) or not all(isinstance(seed, dict) and "seed" in seed for seed in records):
+        raise AnalysisError(f"{path / RESULTS}: `{part}` must be a list of records with their `seed`. The file is damaged.")
+    run.seeds.extend(records)
+    if kind != "pretrain" and (left := sorted(set(run.started_seeds) - {seed["seed"] for seed in records})):
+        missing.append(f"Not finished: seed {', '.join(map(str, left))}.")
+    return run
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Raises:
+    AnalysisError: the file is no JSON object, or cannot be read.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise AnalysisError(
+            f"{path} cannot be read as JSON: {error}. It is damaged or was cut short: run the recipe again, or copy the "
+            "folder again."
+        ) from error
+    if not isinstance(content, dict):
+        raise AnalysisError(f"{path} must hold a JSON object; found {content!r:.60}.")
+    return content
+
+
+def _kind(record: Mapping[str, Any]) -> str:
+    if "corpus_fingerprint" in record:
+        return "pretrain"
+    if "method" in record and "k" in record:
+        return "few_shot"
+    return "tlm" if "subset" in record else "finetune"
+
+
+def _finished(run: RunFolder) -> list[dict[str, Any]]:
+    """The records of a run's seeds that are finished while the run is not."""
+    files = [(seed, run.seed_folder(seed) / RESULTS) for seed in run.started_seeds]
+    return [{"seed": seed, **read_json(path)} for seed, path in files if path.is_file()]

@@ -1,0 +1,396 @@
+"""The page of a run: what it says of finished, unfinished and damaged runs of every kind, escaped and small."""
+
+import html
+import json
+import re
+import shutil
+import sys
+from html.parser import HTMLParser
+
+import pytest
+from datasets import Dataset
+
+from hf_tlm import analysis
+from hf_tlm.analysis import AnalysisError, AnalyzeArguments, AnalyzedTask, read_run, write_report
+from hf_tlm.analysis.report.options import Options
+from hf_tlm.retrieval import RetrievalError, Subset, retrieve
+from hf_tlm.tasks import TaskSpec, task_from_datasets
+from report_runs import EVIL, classified, kind_run, text_task, tlm_run, write_json, write_lines
+from toys import make_task, sentences
+
+VOID = {"meta", "link", "input", "img", "br"}
+
+
+class Page(HTMLParser):
+    """Sections by anchor as text, tables by caption as rows of texts; every tag is closed in order."""
+
+    def __init__(self, source):
+        super().__init__()
+        self.open, self.sections, self.tables, self.tags, self.links = [], {}, {}, [], []
+        self.section, self.rows, self.caption = None, None, None
+        self.feed(source)
+        assert not self.open, self.open
+
+    def handle_starttag(self, tag, attributes):
+        values = dict(attributes)
+        self.tags.append((tag, values))
+        self.links += [value for name, value in attributes if name in ("href", "src", "action", "data", "srcset")]
+        if tag in VOID:
+            return
+        self.open.append(tag)
+        if tag == "section":
+            self.section = values["id"]
+            self.sections[self.section] = ""
+        elif tag == "table":
+            self.rows, self.caption = [], ""
+        elif tag == "tr" and self.rows is not None:
+            self.rows.append([])
+        elif tag in ("td", "th") and self.rows is not None:
+            self.rows[-1].append("")
+
+    def handle_startendtag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag, tag
+        if tag == "table":
+            self.tables[" ".join(self.caption.split())] = [[" ".join(cell.split()) for cell in row] for row in self.rows]
+            self.rows = None
+
+    def handle_data(self, data):
+        if self.section:
+            self.sections[self.section] += data
+        if self.rows is not None and "caption" in self.open:
+            self.caption += data
+        elif self.rows and self.rows[-1] and {"td", "th"} & set(self.open):
+            self.rows[-1][-1] += data
+
+
+def page_of(run, tmp_path, **values):
+    return Page(write_report(run, tmp_path / "report.html", **values).read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def run(tmp_path, task):
+    return tlm_run(tmp_path / "run", task, {3: {0, 1, 2, 5}, 4: {0}}, [0.5, 0.75])
+
+
+def test_a_finished_run(run, task, tmp_path):
+    page = page_of(run, tmp_path, task=task)
+    assert list(page.sections) == ["run", "environment", "cost", "scores", "confusion", "errors", "analysis", "curves"]
+    scores = page.tables["In percent"]
+    assert scores[0] == ["metric", "on", "mean", "±", "seed 3", "seed 4"]
+    assert ["Macro-F1", "test", "62.50", "17.68", "50.00", "75.00"] in scores
+    cost = page.tables["Training, by seed and stage"]
+    assert cost[1][:5] == ["seed 3", "10", "4,000", "3,000", "2.5e+09"] and cost[1][-1] == "2.000"
+    # Both seeds: 24 rows each; five errors in all.
+    matrix = page.tables["test: share of each true class (row) by predicted class (column), and counts of 2 seeds together"]
+    names = matrix[0][1:]
+    counts = {(row[0], name): int(cell.split()[-1]) for row in matrix[1:] for name, cell in zip(names, row[1:], strict=True)}
+    assert sum(counts.values()) == 48 and sum(counts[name, name] for name in names) == 43
+    # The best on validation is seed 4, which has row 0 wrong, and so has the other.
+    errors = page.tables["test: errors, the surest first, of seed 4, the best on validation"]
+    row = task.test[0]
+    assert errors[0] == ["id", "text", "gold", "predicted", "probability", "of gold", "wrong in seeds (of 2)"]
+    assert len(errors) == 2 and errors[1][:3] == ["test-0", row["text"], task.label_names[row["label"]]]
+    assert errors[1][4:] == ["0.900", "0.050", "2"]
+    by_class = page.tables["test: accuracy by class"]
+    assert by_class[0] == ["Class", "rows", "accuracy", "± /%", "precision", "F1"]
+    assert sum(int(row[1]) for row in by_class[1:]) == 24
+    wrong_here = next(row for row in by_class if row[0] == task.label_names[row_label(task, 0)])
+    # Rows 0 and, in seed 3, those of the class among 1, 2, 5; three classes take turns.
+    assert wrong_here[1] == "8"
+    lengths = page.tables["test: accuracy by length of the text, in words"]
+    assert sum(int(row[1]) for row in lengths[1:]) == 24
+    assert "test: accuracy by share of rare words (in fewer than 5 training texts)" in page.tables
+    assert "corpus: masked LM" in page.sections["curves"] and "Stage 2: validation" in page.sections["curves"]
+    settings = page.sections["run"]
+    assert "Settings that differ from the defaults (2)" in settings and "learning_rate" in settings
+
+
+def row_label(task, at):
+    return task.test["label"][at]
+
+
+def test_the_surest_errors_come_first_and_the_rest_is_counted(run, task, tmp_path):
+    shutil.rmtree(run / "seed-4")
+    page = page_of(run, tmp_path, task=task, options=Options(report_rows=2, report_characters=12))
+    errors = page.tables["test: errors, the surest first"]
+    assert [row[0] for row in errors[1:]] == ["test-5", "test-2"] and all(len(row[1]) <= 13 for row in errors[1:])
+    assert "2 more rows are left out." in page.sections["errors"]
+
+
+def test_without_the_task(run, tmp_path):
+    source = write_report(run).read_text(encoding="utf-8")
+    assert (run / "analysis" / "report.html").is_file()
+    page = Page(source)
+    assert "Give --task, the run" in source
+    assert page.tables["test: errors, the surest first, of seed 4, the best on validation"][1][0] == "test-0"
+    assert not any("length" in caption for caption in page.tables)
+
+
+def test_the_recorded_task_is_found_again(run, tmp_path, monkeypatch):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for split in ("train", "validation", "test"):
+        Dataset.from_list(sentences(24, len(split))).to_json(folder / f"{split}.jsonl")
+    task = AnalyzedTask(task=str(folder)).load()
+    tlm_run(run, task, {0: {0}}, [0.5])
+    (tmp_path / "task.yaml").write_text("train_tlm: {task: data}\n")
+    results = json.loads((run / "results.json").read_text())
+    monkeypatch.chdir(tmp_path)
+    for command in ("train_tlm.py --task data --seeds 0 1", "train_tlm.py --config task.yaml --rho1 3"):
+        write_json(run / "results.json", results | {"command": command})
+        assert "text" in page_of(run, tmp_path).tables["test: errors, the surest first"][0]
+    # Other data than the run's have other texts, and a command can be anything.
+    for command in ("train_tlm.py --task data --text_column label", "train_tlm.py --task nowhere", "'", 7, ""):
+        write_json(run / "results.json", results | {"command": command})
+        assert "text" not in page_of(run, tmp_path).tables["test: errors, the surest first"][0]
+
+
+def test_another_task_is_refused(run, tmp_path):
+    with pytest.raises(AnalysisError, match="--task toy is not the task of run: its data have fingerprint"):
+        page_of(run, tmp_path, task=make_task(test=23))
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_two_runs(run, task, tmp_path):
+    second = tlm_run(tmp_path / "second", task, {3: {1, 7}, 4: {0}}, [0.6, 0.7])
+    page = page_of(run, tmp_path, task=task, second=second)
+    assert "Against second" in page.sections["against"]
+    agreement = page.tables["Rows that the two have right"]
+    # Seed 3: rows 0, 2, 5 only the second has right, 7 only the first, 1 neither; seed 4: the same error.
+    assert agreement[1:] == [["3", "19", "1", "3", "1", "0.62"], ["4", "23", "0", "0", "1", "1"]]
+    assert page.tables["test scores of both, in percent"][1] == ["Macro-F1", "62.50", "17.68", "65.00", "7.07", "+2.50"]
+    whole = page.tables["accuracy of both, in percent"]
+    assert whole[1] == ["all", "24", "89.58", "93.75", "+4.17", "5.89"]
+    better = page.tables["Where the second is better: predictions of seed 3, scores over all seeds"]
+    assert {row[0]: row[5:] for row in better[1:]} == {
+        **{"test-0": ["0.00", "0.50"], "test-2": ["0.50", "1.00"], "test-5": ["0.50", "1.00"]}
+    }
+    worse = page.tables["Where the second is worse: predictions of seed 3, scores over all seeds"]
+    assert [row[0] for row in worse[1:]] == ["test-7"]
+    by_length = page.tables["accuracy of both by length of the text, in words, in percent"]
+    assert sum(int(row[1]) for row in by_length[1:]) == 24
+    other = tlm_run(tmp_path / "other", make_task(test=23), {3: {1}}, [0.6])
+    with pytest.raises(AnalysisError, match="compared on the same task; run is of toy"):
+        page_of(run, tmp_path, task=task, second=other)
+
+
+def test_an_unfinished_run_says_so(run, task, tmp_path):
+    (run / "results.json").unlink()
+    write_json(run / "seed-3" / "results.json", {"test": {"macro_f1": 0.5}, "validation": {"macro_f1": 0.4}})
+    (run / "seed-3" / "predictions" / "test.jsonl").unlink()
+    (run / "seed-4" / "stage2" / "trainer_state.json").rename(run / "seed-4" / "left.json")
+    write_json(
+        run / "seed-4" / "stage2" / "checkpoint-9" / "trainer_state.json", {"log_history": [{"step": 1, "loss": 4.5}]}
+    )
+    page = page_of(run, tmp_path, task=None)
+    source = (tmp_path / "report.html").read_text(encoding="utf-8")
+    for sentence in ("is not finished: there is no results.json", "Not finished: seed 4.", "No test predictions of seed 3"):
+        assert sentence in source
+    assert ["Macro-F1", "validation", "40.00", "40.00"] in page.tables["In percent"]
+    # Only what was claimed: nothing but a start.
+    shutil.rmtree(run / "seed-3")
+    shutil.rmtree(run / "seed-4")
+    assert list(page_of(run, tmp_path).sections) == ["run"]
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("results.json", '{"task": ', "results.json cannot be read as JSON"),
+        ("results.json", "[1]", "results.json must hold a JSON object"),
+        ("results.json", '{"seeds": {"a": 1}}', "results.json: `seeds` must be a list"),
+        ("settings.json", "", "settings.json cannot be read as JSON"),
+        (
+            "seed-3/predictions/test.jsonl",
+            '{"id": "a", "label": "x", "prediction": "x"}\n{"id',
+            "test.jsonl, line 2, cannot",
+        ),
+        ("seed-3/predictions/test.jsonl", "[]", "test.jsonl, line 1, cannot be read as JSON: expected an object"),
+        ("seed-3/predictions/test.jsonl", '{"id": "a"}', "test.jsonl, line 1, is not a prediction .*label"),
+        ("seed-4/stage2/trainer_state.json", "\xff", "trainer_state.json cannot be read as JSON"),
+    ],
+)
+def test_damaged_files_are_named(run, tmp_path, file, text, message):
+    (run / file).write_bytes(text.encode("latin-1"))
+    with pytest.raises(AnalysisError, match=message):
+        page_of(run, tmp_path)
+
+
+def test_no_run_at_all(tmp_path):
+    with pytest.raises(AnalysisError, match="holds no run: expected results.json"):
+        write_report(tmp_path)
+
+
+def test_text_is_escaped_everywhere_and_nothing_is_loaded(tmp_path):
+    name = EVIL.replace("\ud800", "").replace("\x00", "")
+    rows = [(f"{name} number {at}", (f"<b>{name}", "x")[at % 2]) for at in range(6)]
+    task = text_task(dict.fromkeys(("train", "validation", "test"), rows), name=name)
+    run = tlm_run(tmp_path / "run", task, {0: {0, 1}, 1: {2}}, [0.5, 0.6])
+    record = json.loads((run / "results.json").read_text())
+    record |= {"command": EVIL, "environment": {EVIL: EVIL}, "subset": {"corpus": {"name": EVIL}, EVIL: [EVIL]}}
+    record["arguments"][EVIL], record["model"]["model_config"] = EVIL, EVIL
+    write_json(run / "results.json", record)
+    state = json.loads((run / "seed-1/stage1/trainer_state.json").read_text())
+    state["log_history"][0][f"{EVIL}_loss"] = 1.0
+    write_json(run / "seed-1/stage1/trainer_state.json", state)
+    second = tlm_run(tmp_path / "second", task, {0: {3}}, [0.5])
+    source = write_report(
+        analysis.read_run(run, EVIL), tmp_path / "r.html", task=task, second=analysis.read_run(second, EVIL)
+    ).read_text(encoding="utf-8")
+    page = Page(source)
+    assert not [tag for tag, _ in page.tags if tag in ("img", "b", "iframe", "object")]
+    assert [tag for tag, _ in page.tags].count("script") == [tag for tag, _ in page.tags].count("style") == 1
+    assert "49" not in page.sections["run"] and "\u202e" not in source and "\x00" not in source
+    assert html.escape("</script>") in source and source.count("</script>") == 1
+    # Nothing but the page's own anchors, and no address in what a browser would follow.
+    assert all(link.startswith("#") or link == "data:," for link in page.links)
+    assert not [values for _, values in page.tags for name in values if name.startswith("on")]
+    style, script = (re.search(f"<{tag}>(.*?)</{tag}>", source, re.S)[1] for tag in ("style", "script"))
+    assert not re.search(
+        r"https?:|//\w|url\(|@import|fetch|XMLHttp|import\(", style + re.sub(r"^\s*//.*$", "", script, flags=re.M)
+    )
+    (policy,) = [v["content"] for t, v in page.tags if t == "meta" and v.get("http-equiv") == "Content-Security-Policy"]
+    assert policy.startswith("default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:")
+
+
+def test_it_stays_small(tmp_path):
+    long = [(f"{at} " + "\"'<&>\U0001f600 " * 400, f"class {at % 40} " + "&" * 300) for at in range(500)]
+    task = text_task(dict.fromkeys(("train", "validation", "test"), long))
+    run = tlm_run(tmp_path / "run", task, {0: set(range(500))}, [0.1])
+    second = tlm_run(tmp_path / "second", task, {0: set()}, [0.1])
+    options = Options(report_rows=10**6, report_characters=10**6)
+    path = write_report(run, tmp_path / "report.html", task=task, second=second, options=options)
+    assert 1e6 < path.stat().st_size < 5e6
+    assert "rows are left out" in Page(path.read_text(encoding="utf-8")).sections["errors"]
+
+
+def test_regression(tmp_path):
+    rows = [{"text": f"a text of {at} words", "label": at / 2} for at in range(9)]
+    splits = {split: Dataset.from_list(rows) for split in ("train", "validation", "test")}
+    task = task_from_datasets(TaskSpec(name="stsb", path="m", kind="regression"), splits)
+    lines = [{"id": f"test-{at}", "label": at / 2, "prediction": at / 2 + at / 10} for at in range(9)]
+    run = kind_run(tmp_path / "run", task, {"test": lines})
+    page = page_of(run, tmp_path, task=task, second=run)
+    assert sum(tag == "circle" for tag, _ in page.tags) == 9
+    errors = page.tables["test: rows, the farthest off first"]
+    assert errors[1] == ["test-8", "a text of 8 words", "4", "4.8", "0.800"] and len(errors) == 10
+    assert page.tables["test: absolute error by true number"][-1] == ["3.5 to 4", "2", "0.750"]
+    assert "Rows that the two have right" not in page.tables
+    assert page.tables["absolute error of both"][1] == ["all", "9", "0.40", "0.40", "+0.00"]
+
+
+def test_question_answering(tmp_path):
+    rows = [
+        {"context": "Vienna is old.", "question": "What is old?", "answers": ["Vienna"], "answer_start": [0]},
+        {"context": "Vienna is old.", "question": "Who is new?", "answers": [], "answer_start": []},
+    ]
+    splits = {split: Dataset.from_list(rows) for split in ("train", "validation")}
+    task = task_from_datasets(TaskSpec(name="squad", path="m", kind="question_answering"), splits)
+    lines = [
+        {"id": "validation-0", "label": ["Vienna"], "prediction": "the Vienna is", "probability": 0.4},
+        {"id": "validation-1", "label": [], "prediction": "old", "probability": 0.7},
+    ]
+    page = page_of(kind_run(tmp_path / "run", task, {"validation": lines}), tmp_path, task=task)
+    errors = page.tables["validation: errors, the surest first"]
+    assert errors[1][1:] == ["Who is new? / Vienna is old.", "(no answer)", "old", "0.700", "0.00"]
+    assert errors[2][2:] == ["Vienna", "the Vienna is", "0.400", "0.67"]
+    assert page.tables["validation: F1 by question word"][1:] == [["what", "1", "66.7%"], ["who", "1", "0.0%"]]
+
+
+def test_tagging_and_multiple_choice(tmp_path):
+    rows = [{"tokens": ["the", "cat", "ran"], "tags": ["DT", "NN", "VB"]}]
+    splits = {split: Dataset.from_list(rows) for split in ("train", "validation", "test")}
+    task = task_from_datasets(TaskSpec(name="pos", path="m", kind="tagging"), splits)
+    gold = ["DT", "NN", None]
+    lines = [{"id": "test-0", "label": gold, "prediction": ["DT", "VB", "VB"], "probabilities": [0.9, 0.8, 0.6]}]
+    table = [{"tag": "NN", "support": 1, "precision": 0.5, "recall": 0.25, "f1": 1 / 3}]
+    run = kind_run(tmp_path / "run", task, {"test": lines}, tables={"test": {"tags": table}})
+    page = page_of(run, tmp_path, task=task)
+    assert page.tables["test: tags"][1] == ["NN", "1", "50.0%", "25.0%", "33.3%"]
+    errors = page.tables["test: errors, the surest first"][1]
+    assert errors == ["test-0", "the cat ran", "cat: NN, ran: None", "cat: VB, ran: VB", "0.800", "0.33"]
+    assert page_of(run, tmp_path).tables["test: errors, the surest first"][1][1] == "2: NN, 3: None"
+
+    rows = [{"context": "c", "question": "q?", "options": ["one", "two"], "label": 1}] * 2
+    splits = {split: Dataset.from_list(rows) for split in ("train", "validation", "test")}
+    task = task_from_datasets(TaskSpec(name="race", path="m", kind="multiple_choice"), splits)
+    run = kind_run(tmp_path / "choice", task, {"test": classified(task, "test", {1})})
+    page = page_of(run, tmp_path, task=task)
+    assert page.tables["test: errors, the surest first"][1][1:4] == ["q? / one | two / c", "B", "A"]
+
+
+def test_subsets_and_pretraining(task, corpus, tmp_path):
+    subset = retrieve(task, corpus, top_k=3)
+    subset.save(tmp_path / "subset")
+    path = analysis.ReportArguments(report=True).write(tmp_path / "subset", task, subset)
+    page = Page(path.read_text(encoding="utf-8"))
+    assert list(page.sections) == ["run", "environment", "retrieved"]
+    (passages,) = [rows for name, rows in page.tables.items() if "Passages" in name]
+    assert passages[1][1] in task.train["text"][:] and passages[1][2] in subset.dataset["text"][:]
+    # The report is of that subset: it goes with it, and does not keep another from its place.
+    subset.save(tmp_path / "subset")
+    assert not path.exists() and len(Subset.load(tmp_path / "subset")) == len(subset)
+    assert analysis.ReportArguments().write(tmp_path / "subset") is None
+    (tmp_path / "mine" / "analysis").mkdir(parents=True)
+    (tmp_path / "mine" / "analysis" / "notes.txt").write_text("of years")
+    with pytest.raises(RetrievalError, match="holds something else than a saved subset"):
+        subset.save(tmp_path / "mine")
+    # Beside a run that had it.
+    run = tlm_run(tmp_path / "run", task, {0: {0}}, [0.5], subset=json.loads(json.dumps(subset.manifest)))
+    page = page_of(run, tmp_path, task=task)
+    assert "retrieved" not in page.sections and "Give --subsets" in (tmp_path / "report.html").read_text()
+    assert "retrieved" in page_of(run, tmp_path, task=task, subsets={"BM25": subset}).sections
+    record = json.loads((run / "results.json").read_text()) | {"command": f"train_tlm.py --subset {tmp_path / 'subset'}"}
+    write_json(run / "results.json", record)
+    assert "retrieved" in page_of(run, tmp_path, task=task).sections
+
+    pretrained = {"corpus_fingerprint": "x", "corpus": {"name": "c", "tokens": 5}, "arguments": {"objective": "mlm"}}
+    pretrained |= {"cost": {"steps": 1, "tokens": 2, "flops": 3.0, "seconds": 4}, "validation": {"mlm_loss": 6.5}}
+    write_json(tmp_path / "pretrained" / "results.json", pretrained)
+    lines = [{"step": 1, "loss": 3.0, "corpus/mlm_loss": 3.0}, {"step": 2, "loss": 2.0, "corpus/mlm_loss": 2.0}]
+    write_json(tmp_path / "pretrained" / "training" / "trainer_state.json", {"log_history": lines})
+    page = page_of(tmp_path / "pretrained", tmp_path)
+    assert list(page.sections) == ["run", "cost", "scores", "curves"]
+    assert ["validation", "mlm loss", "6.5000"] in page.tables["Losses (nats) and shares"]
+
+
+def test_grids_and_few_shot_splits(task, tmp_path):
+    point = tlm_run(tmp_path / "grid" / "points" / "lr-1", task, {0: {0}}, [0.5])
+    shutil.copy(point / "results.json", tmp_path / "grid" / "results.json")
+    points = [{"values": {"lr": lr}, "folder": f"points/lr-{lr}", "validation": {}} for lr in (1, 2)]
+    write_json(tmp_path / "grid" / "grid.json", {"points": points, "chosen": {"folder": "points/lr-1"}})
+    page = page_of(tmp_path / "grid", tmp_path, task=task)
+    assert [row[0] + row[-1] for row in page.tables["Points of the grid"][1:]] == ["1chosen", "2"]
+    assert "test: errors, the surest first" in page.tables
+
+    record = json.loads((point / "results.json").read_text())
+    record |= {"method": "prompt", "k": 2, "splits": record.pop("seeds"), "scored_split": "validation"}
+    write_json(tmp_path / "few" / "results.json", record)
+    write_lines(tmp_path / "few" / "split-0" / "predictions" / "test.jsonl", classified(task, "validation", {1}))
+    page = page_of(tmp_path / "few", tmp_path, task=task)
+    assert page.tables["test: errors, the surest first"][1][1] == task.validation["text"][1]
+    assert "are on the task's validation split" in page.sections["scores"]
+
+
+def test_the_recipe(run, tmp_path, monkeypatch, capsys):
+    import runpy
+
+    from recipes.launching import ROOT, fails
+
+    monkeypatch.setattr(sys, "argv", ["analyze.py", "--what", "report", "--run", f"mine={run}"])
+    runpy.run_path(str(ROOT / "recipes/analyze.py"), run_name="__main__")
+    assert f"Saved:\n  {run / 'analysis' / 'report.html'}" in capsys.readouterr().out
+    assert "mine" in (run / "analysis" / "report.html").read_text(encoding="utf-8")
+    recipe = ("recipes/analyze.py", "--what", "report")
+    fails(*recipe, message="--what report takes one --run, or two to compare; received 0")
+    (run / "results.json").write_text("{")
+    fails(*recipe, "--run", run, message=f"{run / 'results.json'} cannot be read as JSON")
+
+
+def test_what_is_read_back(run):
+    found = read_run(run)
+    assert (found.kind, found.best_seed, found.started_seeds, found.name) == ("tlm", 4, [3, 4], "run")
+    assert AnalyzeArguments(what=["report"], run=[str(run)]).folder == run / "analysis"

@@ -1,0 +1,138 @@
+"""What the report computes: confusions, groups, comparisons, tables that fit, and where a chart's parts are."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from hf_tlm.analysis import AnalysisError
+from hf_tlm.analysis.report.blocks import Column, make_table, printable
+from hf_tlm.analysis.report.charts import MOST_DOTS, MOST_POINTS, line_chart, scatter
+from hf_tlm.analysis.report.comparison import Agreement, agreement, pair
+from hf_tlm.analysis.report.confusion import confusion, fewer_classes
+from hf_tlm.analysis.report.groups import (
+    by_quantile,
+    by_value,
+    difference,
+    document_frequency,
+    lengths_and_rare_shares,
+    mean_and_std,
+    question_word,
+)
+from hf_tlm.analysis.report.options import Options
+from hf_tlm.analysis.report.predictions import Judged, Predictions
+
+
+def test_confusion_by_hand():
+    found = confusion([("a", "a"), ("a", "b"), ("b", "b"), ("b", "b"), ("c", "a")], ["b", "a", "never"])
+    assert list(found.names) == ["b", "a", "never", "c"]
+    assert found.counts.tolist() == [[2, 0, 0, 0], [1, 1, 0, 0], [0, 0, 0, 0], [0, 1, 0, 0]]
+    assert found.recall.tolist() == [1, 0.5, 0, 0] and found.support.tolist() == [2, 2, 0, 1]
+    assert found.precision.tolist() == pytest.approx([2 / 3, 0.5, 0, 0])
+    assert found.f1.tolist() == pytest.approx([0.8, 0.5, 0, 0])
+
+
+def test_rare_classes_become_one():
+    pairs = [("a", "a")] * 5 + [("b", "c")] + [("c", "b")] * 3 + [("d", "a")]
+    found = fewer_classes(confusion(pairs, ["d", "c", "b", "a"]), most=3)
+    assert list(found.names) == ["c", "a", "(others)"]
+    assert found.counts.tolist() == [[0, 0, 3], [0, 5, 0], [1, 1, 0]]
+    assert fewer_classes(found, 3) is found
+
+
+def test_rare_words_are_counted_by_texts():
+    frequency = document_frequency(["The the cat", "the dog", "The Dog ran"])
+    assert frequency == Counter(the=3, dog=2, cat=1, ran=1)
+    # Of "The cat flew": cat and flew are in fewer than two training texts.
+    lengths, rare = lengths_and_rare_shares(["The cat flew", "the DOG", "..."], frequency, 2)
+    assert lengths.tolist() == [3, 2, 0] and rare.tolist() == pytest.approx([2 / 3, 0, 0])
+
+
+def test_groups():
+    found = by_value(["x", "y", "x", "z"], ["z", "w"])
+    assert [(group.name, group.rows.tolist()) for group in found] == [("z", [3]), ("x", [0, 2]), ("y", [1])]
+    quarters = by_quantile(np.array([8, 1, 2, 3, 4, 5, 6, 7]))
+    assert [group.name for group in quarters] == ["1 to 2", "3 to 4", "5 to 6", "7 to 8"]
+    assert [group.rows.tolist() for group in quarters] == [[1, 2], [3, 4], [5, 6], [0, 7]]
+    # Equal values are never in two groups.
+    assert [group.name for group in by_quantile(np.array([2, 2, 2, 2, 9]))] == ["2", "9"]
+    assert [len(group.rows) for group in by_quantile(np.zeros(3))] == [3] and by_quantile(np.zeros(0)) == []
+    assert question_word("In which year, and how?") == "which" and question_word("Name it.") == "other"
+
+
+def test_means_and_differences_over_seeds():
+    first, second = np.array([[1, 0.0], [1, 1]]), np.array([[1, 1.0], [0, 1]])
+    assert mean_and_std(first) == (0.75, pytest.approx(0.5**1.5)) and mean_and_std(first[:1]) == (0.5, None)
+    found = difference(first, second, [(0, 0), (1, 1)])
+    # Seed 0 gains 0.5, seed 1 loses 0.5.
+    assert (found.first, found.second, found.difference) == (0.75, 0.75, 0) and found.std == pytest.approx(0.5**0.5)
+
+
+def test_mcnemars_exact_p():
+    assert Agreement(0, 0, 0, 5).p == 1.0 and Agreement(7, 4, 4, 0).p == 1.0
+    # 2 x (C(6,0) + C(6,1)) / 2^6.
+    assert Agreement(9, 1, 5, 3).p == pytest.approx(2 * 7 / 64)
+    assert agreement(np.array([1, 1, 0, 0, 0], bool), np.array([1, 0, 1, 1, 0], bool)) == Agreement(1, 1, 2, 1)
+
+
+def judged(rights, start=0):
+    return [Judged(f"row-{start + at}", "a", "b", float(right), right) for at, right in enumerate(rights)]
+
+
+def test_pairs_of_runs_are_brought_into_one_order():
+    first = Predictions("classification", "test", {0: judged([True, False, True]), 1: judged([False] * 3)})
+    second = Predictions("classification", "test", {1: judged([True, False, False])[::-1], 7: judged([True] * 3)[::-1]})
+    found = pair(first, second, (0, 7))
+    assert found.names == ["1"] and found.agreements() == [Agreement(0, 0, 1, 2)]
+    assert found.second.tolist() == [[1, 0, 0], [1, 1, 1]]
+    alone = Predictions("classification", "test", {7: judged([True] * 3)})
+    assert pair(first, alone, (0, 7)).names == ["0 and 7"] and pair(first, alone, (0, 7)).agreements()[0].both == 2
+    other = Predictions("classification", "test", {0: judged([True] * 3, start=1)})
+    with pytest.raises(AnalysisError, match="are of others"):
+        pair(first, other, (0, 0))
+
+
+def test_tables_say_what_they_leave_out():
+    columns = (Column("text"), Column("n", "number"), Column("s", "share"))
+    rows = [["x" * 50, 1234, 0.5]] * 10
+    found = make_table("t", columns, rows, most=4, characters=10)
+    assert len(found.rows) == 4 and found.left_out == 6
+    assert [cell.text for cell in found.rows[0]] == ["x" * 10 + "…", "1,234", "50.0%"]
+    assert (found.rows[0][1].sort, found.rows[0][2].bar) == (1234, 0.5)
+    # Six times as many bytes once they are escaped: "&#34;".
+    quotes = make_table("t", columns[:1], [['"' * 100]] * 10, most_bytes=1200)
+    assert (len(quotes.rows), quotes.left_out) == (2, 8)
+    assert make_table("t", columns[:1], [["x" * 9000]], most_bytes=10).rows  # One always fits: it is cut.
+    assert make_table("t", columns[:2], [[None, None]]).rows[0][1].text == ""
+
+
+def test_what_no_page_can_hold():
+    assert printable("a\x00b\u202ec\ud800d\ne") == "a b c?d\ne" and printable("abc", 2) == "ab…"
+
+
+def test_axes_have_round_numbers():
+    chart = line_chart("t", "step", "loss", {"a": [(0, 0.11), (100, 0.47)], "b": [(50, float("nan"))]})
+    assert [label for _, label in chart.y_ticks] == ["0.1", "0.2", "0.3", "0.4", "0.5"]
+    assert [label for _, label in chart.x_ticks] == ["0", "20", "40", "60", "80", "100"]
+    assert [name for name, _ in chart.lines] == ["a"]
+    # Larger values are higher: y grows downwards.
+    (x0, y0), (x1, y1) = (map(float, point.split(",")) for point in chart.lines[0][1].split())
+    assert x0 < x1 and y0 > y1 and chart.y_ticks[0][0] > chart.y_ticks[-1][0]
+    assert line_chart("t", "x", "y", {"a": [(1, float("inf"))]}) is None
+    for flat in ([(3, 5.0)], [(3, 0.0), (4, 0.0)], [(1, 1e-9), (2, 2e-9)], [(1, 1e12), (1e9, 3e12)]):
+        chart = line_chart("t", "x", "y", {"a": flat})
+        assert 2 <= len(chart.y_ticks) <= 12 and all(0 <= place <= 250 for place, _ in chart.y_ticks)
+
+
+def test_charts_thin_out_what_is_long():
+    chart = line_chart("t", "x", "y", {f"s{n}": [(at, at) for at in range(10_000)] for n in range(9)})
+    assert len(chart.lines) == 7 and chart.note == "Not drawn: s7, s8."
+    assert chart.lines[0][1].count(" ") == MOST_POINTS - 1 and len(chart.numbers.rows) <= 63
+    dots = scatter("t", "x", "y", [(at, at) for at in range(9000)])
+    assert len(dots.dots) == MOST_DOTS and dots.note == "1,500 of 9,000 rows are drawn." and not scatter("t", "x", "y", [])
+
+
+@pytest.mark.parametrize("name", ["report_rows", "report_characters", "rare_below"])
+def test_bad_options(name):
+    with pytest.raises(AnalysisError, match=f"--{name} must be at least 1; received 0"):
+        Options(**{name: 0})
