@@ -16,7 +16,7 @@ import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hf_tlm import corpora, evaluation, retrieval, tasks, training
+from hf_tlm import analysis, corpora, evaluation, retrieval, tasks, training
 from hf_tlm.files import HfTlmError, atomic_write
 from hf_tlm.parser import parse, run
 
@@ -74,11 +74,15 @@ def main() -> None:
         for embedding_init in ("random", "spectral"):
             rows.append(_train_arm(quick, output, task, arm, subset, embedding_init))
 
-    # 4. The table, and the best model in a folder of its own.
+    # 4. The table, the best model in a folder of its own, and a page about it beside the first other arm.
     print("\n" + evaluation.format_table(rows, columns=[column for column in rows[0] if column != "folder"]) + "\n")
     atomic_write(output / "table.json", json.dumps(rows, indent=2) + "\n")
     best = max(rows, key=lambda row: row[f"validation {task.metric}"]["mean"])
     shutil.copytree(best["folder"], output / "model", dirs_exist_ok=True, ignore=shutil.ignore_patterns("seed-*"))
+    other = next(row["folder"] for row in rows if row is not best)
+    found = {"BM25": bm25, "random": chance}
+    page = analysis.write_report(best["folder"], output / "report.html", second=other, task=task, subsets=found)
+    print(f"What happened, for any browser: {page}")
     print(f"Best on validation: {best['arm']}, {best['embeddings']} embeddings. Try it:\n")
     print(f"  from transformers import pipeline\n  pipeline('text-classification', '{output / 'model'}')('oil prices rose')")
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
+from hf_tlm.analysis import ReportArguments
 from hf_tlm.corpora import CorpusArguments
 from hf_tlm.evaluation import reproduction
 from hf_tlm.parser import config_files, parse, run
@@ -36,8 +37,8 @@ class ReproduceArguments:
 
 def main() -> None:
     # 1. Arguments.
-    classes = (reproduction.TableArguments, CorpusArguments, ReproduceArguments)
-    table_args, corpus_args, args = parse(*classes, recipe="reproduce", description=__doc__)
+    classes = (reproduction.TableArguments, CorpusArguments, ReportArguments, ReproduceArguments)
+    table_args, corpus_args, report_args, args = parse(*classes, recipe="reproduce", description=__doc__)
 
     # 2. The plan: tokenizers and subsets that arms share, then one training per seed, task and arm.
     plan = table_args.plan(corpus_args, args.output_dir, config_files())
@@ -48,8 +49,11 @@ def main() -> None:
     # 3. Whatever is not finished.
     table = reproduction.reproduce(plan, prepare_only=args.prepare_only, keep_checkpoints=args.keep_checkpoints)
 
-    # 4. The table.
+    # 4. The table, and with --report a page for each finished run.
     if first and not args.prepare_only:
+        for step in plan.trainings:
+            if (plan.folder(step) / "results.json").is_file():
+                report_args.write(plan.folder(step))
         print(f"\n{table.to_text()}\n\nSaved to {args.output_dir}: results.md, results.json, runs/.")
     if table.failures:
         raise reproduction.ReproductionError(

@@ -21,7 +21,7 @@ def options(work):
 @pytest.mark.timeout(600)
 def test_a_table_and_what_it_is_made_of(work, options):
     out = work / "table"
-    command = [*options, "--tasks", "task", "--output_dir", out, "--max_steps", "2"]
+    command = [*options, "--tasks", "task", "--output_dir", out, "--max_steps", "2", "--report"]
     text = launch(*command)
     assert "4 tokenizers and subsets, 4 trainings." in text and "4 of 4 runs are finished." in text
     results = json.loads((out / "results.json").read_text())
@@ -33,6 +33,8 @@ def test_a_table_and_what_it_is_made_of(work, options):
     record = json.loads((out / "runs/task.bm25-iss-20.seed-0.json").read_text())
     assert "--max_steps 2" in record["command"] and record["started_by"].startswith("reproduce.py --config")
     assert (out / "results.md").read_text().strip() in text
+    pages = [path.read_text() for path in out.glob("task/*/seed-0/analysis/report.html")]
+    assert len(pages) == 4 and all("</html>" in page for page in pages)
 
 
 def test_an_error_is_a_message_without_a_traceback(options, tmp_path):

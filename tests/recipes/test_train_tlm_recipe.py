@@ -111,6 +111,7 @@ def test_quickstart_on_own_data(work):
     assert len(table) == 8 and "BM25 subset" in table[-1]
     assert (work / "quick/model/model.safetensors").is_file() and not list((work / "quick/model").glob("seed-*"))
     assert len(json.loads((work / "quick/table.json").read_text())) == 6
+    assert "task-only-random" in (work / "quick/report.html").read_text() and str(work / "quick/report.html") in out
 
 
 @pytest.mark.parametrize(
