@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hf_tlm.retrieval import Subset
     from hf_tlm.tasks import Task
 
-WHAT = ("words",)
+WHAT = ("words", "subsets")
 NAMED = "`name=place` pairs, or places that are their own names"
 
 

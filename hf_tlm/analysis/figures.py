@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -113,6 +114,8 @@ def _render(figure: Figure, kind: str, **options: Any) -> bytes:
     import matplotlib
 
     content = io.BytesIO()
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
+        # Texts of data may be in any script; what the font lacks is a box.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
         figure.savefig(content, format=kind, **options)
     return content.getvalue()
