@@ -34,6 +34,11 @@ if TYPE_CHECKING:
     from hf_tlm.analysis.report.page import report_page, write_report
     from hf_tlm.analysis.report.run_folder import RunFolder, read_run
     from hf_tlm.analysis.runs import Result, find_results
+    from hf_tlm.analysis.subsets.case_study import CaseStudy, RetrievedPassage, case_studies, case_studies_to_markdown
+    from hf_tlm.analysis.subsets.influence import RankBin, RankInfluence, rank_against_influence
+    from hf_tlm.analysis.subsets.overlap import Overlap, subset_overlap
+    from hf_tlm.analysis.subsets.ranks import SizeAgainstK, size_against_k
+    from hf_tlm.analysis.subsets.sources import SourceShare, source_shares
     from hf_tlm.analysis.tables.rendering import table_to_latex, table_to_markdown, table_to_rows
     from hf_tlm.analysis.tables.table import SensitivityTable, sensitivity_table
     from hf_tlm.analysis.words.influential_words import InfluentialWord, label_pmi, to_markdown, word_frequencies
@@ -67,6 +72,11 @@ __getattr__, __dir__, __all__ = export_lazily(
         "report.arguments": ["ReportArguments"],
         "report.page": ["report_page", "write_report"],
         "report.run_folder": ["RunFolder", "read_run"],
+        "subsets.case_study": ["CaseStudy", "RetrievedPassage", "case_studies", "case_studies_to_markdown"],
+        "subsets.influence": ["RankBin", "RankInfluence", "rank_against_influence"],
+        "subsets.overlap": ["Overlap", "subset_overlap"],
+        "subsets.ranks": ["SizeAgainstK", "size_against_k"],
+        "subsets.sources": ["SourceShare", "source_shares"],
         "words.influential_words": ["InfluentialWord", "label_pmi", "to_markdown", "word_frequencies"],
     },
 )

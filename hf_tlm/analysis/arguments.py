@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hf_tlm.retrieval import Subset
     from hf_tlm.tasks import Task
 
-WHAT = ("heads", "words", "embeddings", "curves", "cost", "tables", "report")
+WHAT = ("heads", "words", "embeddings", "curves", "cost", "subsets", "tables", "report")
 NAMED = "`name=place` pairs, or places that are their own names"
 
 

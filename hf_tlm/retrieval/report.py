@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hf_tlm.retrieval.analyzer import Analyzer, RetrievalError
+from hf_tlm.retrieval.analyzer import RetrievalError
+from hf_tlm.retrieval.marking import (
+    escape,
+    mark_shared,
+    marked_spans,
+    marked_terms,
+    spans_to_markdown,
+    stemmer_of,
+)
 
 if TYPE_CHECKING:
     from hf_tlm.retrieval.subset import Subset
@@ -33,13 +40,6 @@ NAMED_SOURCES = 20
 NAMED_PARAMETERS = 3
 BARS = ("passages", "share", " ")
 BAR_WIDTH = 24
-WINDOWS, WINDOW_WORDS, CONTEXT_WORDS = 2, 30, 4  # of a text shown in an example
-LONGEST_PIECE = 60  # characters of a word, or of what is between two
-
-_WORD = re.compile(r"\w+")
-# White space, control characters, and marks that change the direction of what follows.
-_BLANKS = re.compile(r"[\s\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]+")
-_MARKDOWN = re.compile(r"([\\`*_\[\]<>|~#&$])")
 
 
 def retrieval_report(subset: Subset, task: Task | None = None, num_examples: int = 10) -> str:
@@ -95,9 +95,10 @@ def describe_selection(selection: dict[str, Any]) -> str:
     )
 
 
-def escape(text: str, longest: int = 120) -> str:
-    """Text that markdown shows as it is, on one line, cut after so many characters."""
-    return _piece(_BLANKS.sub(" ", text).strip(), longest)
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], *, left: Sequence[int] = ()) -> list[str]:
+    """Lines of a table; all columns but those of the numbers in `left` are aligned right."""
+    lines = [head, [":---" if column in left else "---:" for column in range(len(head))], *rows]
+    return [f"| {' | '.join(line)} |" for line in lines]
 
 
 def _counts(made: dict[str, Any], rows: int) -> str:
@@ -124,7 +125,7 @@ def _counts(made: dict[str, Any], rows: int) -> str:
     if settings.get("top_k_requested") == settings.get("top_k"):
         settings.pop("top_k_requested", None)
     used = [f"{name.replace('_', ' ')} {_value(settings[name])}" for name in SETTINGS if settings.get(name) is not None]
-    lines = ["## Counts", "", *_table((" ", " "), table, left=[0, 1]), "", f"Settings: {', '.join(used)}."]
+    lines = ["## Counts", "", *markdown_table((" ", " "), table, left=[0, 1]), "", f"Settings: {', '.join(used)}."]
     if selection:
         lines += ["", f"Selection: {escape(describe_selection(selection), 1000)}."]
     return "\n".join(lines)
@@ -138,7 +139,13 @@ def _union(subset: Subset) -> str:
     sizes = zip(steps, np.searchsorted(ranks, steps, side="right").tolist(), strict=True)
     rows = [(f"{k:,}", f"{size:,}", _percent(size, len(ranks)), _bar(size, len(ranks))) for k, size in sizes]
     return "\n".join(
-        ["## Size against K", "", "How many of these passages a smaller K gives.", "", *_table(("K", *BARS), rows, left=[3])]
+        [
+            "## Size against K",
+            "",
+            "How many of these passages a smaller K gives.",
+            "",
+            *markdown_table(("K", *BARS), rows, left=[3]),
+        ]
     )
 
 
@@ -151,7 +158,7 @@ def _hits(subset: Subset) -> str:
         label = f"{low:,}" if low == high else f"{low:,} to {high:,}"
         rows.append((label, f"{number:,}", _percent(number, len(hits)), _bar(number, max(numbers))))
     facts = f"Mean {hits.mean():,.1f}, median {np.median(hits):,.1f}, most {hits.max():,}; {hits.sum():,} hits in all."
-    return "\n".join(["## Queries that hit a passage", "", facts, "", *_table(("queries", *BARS), rows, left=[3])])
+    return "\n".join(["## Queries that hit a passage", "", facts, "", *markdown_table(("queries", *BARS), rows, left=[3])])
 
 
 def _influence(subset: Subset) -> str:
@@ -160,7 +167,7 @@ def _influence(subset: Subset) -> str:
     numbers = [*np.quantile(values, (0, 0.25, 0.5, 0.75, 1)), values.mean()]
     head = ["lowest", "25%", "median", "75%", "highest", "mean"]
     about = "What a training step on the passage takes off the validation loss, to first order, by the learning rate."
-    return "\n".join(["## Influence", "", about, "", *_table(head, [[f"{number:,.3g}" for number in numbers]])])
+    return "\n".join(["## Influence", "", about, "", *markdown_table(head, [[f"{number:,.3g}" for number in numbers]])])
 
 
 def _sources(subset: Subset) -> str:
@@ -180,7 +187,7 @@ def _sources(subset: Subset) -> str:
             row += [f"{there:,}", f"{share:.1%}", f"{here / len(subset) / share:,.2f}" if there else ""]
         rows.append(row)
     head = ["source", "passages", "share", *(["in the corpus", "share", "ratio of shares"] if corpus else [])]
-    return "\n".join(["## Sources", "", *_table(head, rows, left=[0])])
+    return "\n".join(["## Sources", "", *markdown_table(head, rows, left=[0])])
 
 
 def _lengths(subset: Subset) -> str:
@@ -188,12 +195,12 @@ def _lengths(subset: Subset) -> str:
     words = np.array([len(text.split()) for text in texts])
     numbers = [*np.quantile(words, (0, 0.25, 0.5, 0.75, 1)), words.mean(), words.sum()]
     head = ["shortest", "25%", "median", "75%", "longest", "mean", "in all"]
-    return "\n".join(["## Words of a passage", "", *_table(head, [[f"{number:,.0f}" for number in numbers]])])
+    return "\n".join(["## Words of a passage", "", *markdown_table(head, [[f"{number:,.0f}" for number in numbers]])])
 
 
 def _passages(subset: Subset, number: int) -> str:
     rows = subset.dataset.select(range(min(number, len(subset))))
-    shown = [f"> {_shorten(row['text'], set(), set)}\n>\n> {_origin(row)}" for row in rows]
+    shown = [f"> {spans_to_markdown(marked_spans(row['text'], set(), set))}\n>\n> {_origin(row)}" for row in rows]
     return "\n\n".join(["## Examples", *_numbered(shown)])
 
 
@@ -202,17 +209,16 @@ def _examples(subset: Subset, task: Task | None, number: int) -> str:
     if task is None:
         return "## Examples\n\nNot shown: they need the task's texts, `retrieval_report(subset, task)`."
     rows = subset.dataset.select(_spread(_column(subset, "rank"), subset.dataset["best_query"][:], number))
-    made = subset.manifest
-    terms_of = _marked_terms({**made, **(made.get("analyzer") or {})}.get("stemmer"))
+    terms_of = marked_terms(stemmer_of(subset.manifest))
     shown = []
     examples = dataclasses.replace(subset, dataset=rows).examples(task, len(rows))
     for row, (query, passage, score) in zip(rows, examples, strict=True):
-        shared = terms_of(query) & terms_of(passage)
+        query, (passage,) = mark_shared(query, [passage], terms_of)
+        query, passage = spans_to_markdown(query), spans_to_markdown(passage)
         queries = f"{row['n_queries']:,} {'query' if row['n_queries'] == 1 else 'queries'}"
         found = f"rank {row['rank']:,}, score {score:,.1f}, hit by {queries}"
         shown.append(
-            f"> **Query** {escape(row['best_query'])}: {_shorten(query, shared, terms_of)}\n>\n"
-            f"> **Passage**, {found}: {_shorten(passage, shared, terms_of)}\n>\n> {_origin(row)}"
+            f"> **Query** {escape(row['best_query'])}: {query}\n>\n> **Passage**, {found}: {passage}\n>\n> {_origin(row)}"
         )
     intro = "Words that both have are bold, stop words aside. The examples are spread over the ranks, and over the queries."
     return "\n\n".join(["## Examples", intro, *_numbered(shown)])
@@ -235,52 +241,6 @@ def _spread(ranks: np.ndarray, queries: Sequence[str | None], number: int) -> li
         chosen.append(next(itertools.chain(fresh, again)))
         seen.add(queries[order[chosen[-1]]])
     return [int(order[place]) for place in sorted(chosen)]
-
-
-def _marked_terms(stemmer: str | None) -> Callable[[str], set[str]]:
-    """The terms of a text that are worth a mark. More stop words are left out here than in a search."""
-    from bm25s.stopwords import STOPWORDS_EN_PLUS
-
-    analyzer, plain, stopwords = Analyzer(stemmer=stemmer), Analyzer(), frozenset(STOPWORDS_EN_PLUS)
-    return lambda text: {term for word in set(plain(text)) - stopwords for term in analyzer(word)}
-
-
-def _shorten(text: str, terms: set[str], terms_of: Callable[[str], set[str]]) -> str:
-    """The parts of a text with the most different ones of the terms, these in bold; escaped, on one line."""
-    text = _BLANKS.sub(" ", text).strip()
-    words = list(_WORD.finditer(text))
-    if not words:
-        return _piece(text) or "(empty)"
-    of_word = [terms & terms_of(word.group()) if terms else terms for word in words]
-    last = max(0, len(words) - WINDOW_WORDS)
-    shown, missing = np.zeros(len(words), bool), set(terms)
-    for window in range(WINDOWS):
-        starts = [min(max(0, place - CONTEXT_WORDS), last) for place, found in enumerate(of_word) if found & missing]
-        if not starts and window:
-            break
-        within = {
-            start: missing.intersection(set().union(*of_word[start : start + WINDOW_WORDS])) for start in starts or [0]
-        }
-        best = max(within, key=lambda start: len(within[start]))
-        shown[best : best + WINDOW_WORDS] = True
-        missing -= within[best]
-
-    pieces = ["" if shown[0] else "… "]
-    for place, word in enumerate(words):
-        if shown[place]:
-            before = text[words[place - 1].end() if place else 0 : word.start()]
-            pieces += [
-                _piece(before if not place or shown[place - 1] else ""),
-                f"**{_piece(word.group())}**" if of_word[place] else _piece(word.group()),
-            ]
-        elif place and shown[place - 1]:
-            pieces.append(" … ")
-    pieces.append(_piece(text[words[-1].end() :]) if shown[-1] else "")
-    return "".join(pieces).replace("** **", " ").strip()
-
-
-def _piece(text: str, longest: int = LONGEST_PIECE) -> str:
-    return _MARKDOWN.sub(r"\\\1", text if len(text) <= longest else f"{text[:longest]}…")
 
 
 def _origin(row: dict[str, Any]) -> str:
@@ -319,9 +279,3 @@ def _bar(value: int, most: int) -> str:
     """A bar of at most BAR_WIDTH characters, in steps of an eighth; something for anything above 0."""
     eighths = max(round(8 * BAR_WIDTH * value / most), min(1, value))
     return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], *, left: Sequence[int] = ()) -> list[str]:
-    """Lines of a table; all columns but those of the numbers in `left` are aligned right."""
-    lines = [head, [":---" if column in left else "---:" for column in range(len(head))], *rows]
-    return [f"| {' | '.join(line)} |" for line in lines]

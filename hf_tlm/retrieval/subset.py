@@ -13,8 +13,9 @@ import numpy as np
 from hf_tlm.files import atomic_directory, sha256
 from hf_tlm.hub.subset_card import describe_data, subset_card
 from hf_tlm.retrieval.analyzer import RetrievalError
+from hf_tlm.retrieval.marking import escape
 from hf_tlm.retrieval.queries import build_queries, example_texts
-from hf_tlm.retrieval.report import describe_selection, escape, retrieval_report
+from hf_tlm.retrieval.report import describe_selection, retrieval_report
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -10,7 +10,8 @@ import pytest
 from datasets import Dataset, Features, Value
 
 from hf_tlm.retrieval import RetrievalError, Subset
-from hf_tlm.retrieval.report import _bar, _marked_terms, _shorten, _spread, escape, retrieval_report
+from hf_tlm.retrieval.marking import escape, mark_shared, marked_spans, marked_terms, spans_to_markdown
+from hf_tlm.retrieval.report import _bar, _spread, retrieval_report
 from hf_tlm.retrieval.subset import COLUMNS
 from hf_tlm.tasks import TaskSpec, task_from_datasets
 
@@ -59,6 +60,10 @@ def random_subset(passages):
     none = dict.fromkeys(("query_mode", "top_k", "top_k_requested", "variant", "k1", "b", "stopwords"))
     counts = {"queries": 0, "empty_queries": 0, "first_empty_queries": [], "queries_without_hits": 0}
     return make_subset(rows, retriever="random", seed=3, **none, counts=counts)
+
+
+def shorten(*text_and_terms):
+    return spans_to_markdown(marked_spans(*text_and_terms))
 
 
 def section(report, title):
@@ -148,21 +153,21 @@ def test_stop_words_are_never_marked():
 
 def test_stems_are_marked():
     pytest.importorskip("Stemmer")
-    rows = [row(0, "Kinases were inhibited", "q1")]
-    terms = _marked_terms("english")
-    assert (
-        _shorten(rows[0]["text"], terms("kinase inhibition") & terms(rows[0]["text"]), terms)
-        == "**Kinases** were **inhibited**"
+    query, (first, second) = mark_shared(
+        "kinase inhibition by acids", ["Kinases were inhibited", "acid"], marked_terms("english")
     )
+    assert query == [("kinase inhibition", True), (" by ", False), ("acids", True)]
+    assert first == [("Kinases", True), (" were ", False), ("inhibited", True)] and second == [("acid", True)]
+    assert [spans_to_markdown(first), spans_to_markdown([])] == ["**Kinases** were **inhibited**", "(empty)"]
 
 
 def test_the_parts_with_the_matches_are_shown():
     text = " ".join(["filler"] * 100 + ["red", "apple"] + ["filler"] * 100 + ["pear"] + ["filler"] * 100)
-    short = _shorten(text, {"red", "apple", "pear"}, lambda word: {word})
+    short = shorten(text, {"red", "apple", "pear"}, lambda word: {word})
     assert short.startswith("… filler filler filler filler **red apple** filler") and short.endswith("filler …")
     assert "filler … filler filler filler filler **pear**" in short and len(short.split()) < 75
-    assert _shorten(text, set(), set).count("filler") == 30
-    assert _shorten("", {"a"}, set) == "(empty)" and _shorten("?!", {"a"}, set) == "?!"
+    assert shorten(text, set(), set).count("filler") == 30
+    assert shorten("", {"a"}, set) == "(empty)" and shorten("?!", {"a"}, set) == "?!"
 
 
 @pytest.mark.parametrize("text", HOSTILE)
@@ -198,7 +203,7 @@ def test_hostile_texts_are_shown_as_they_are(text):
     inline = [token for token in tokens if token.type == "inline"]
     assert [token.type for token in tokens if token.type.endswith("open")] == ["blockquote_open", "paragraph_open"]
     assert "".join(child.content for child in inline[0].children).strip() == f"Query: {plain}".strip()
-    marked = markdown.parse(f"> **Query**: {_shorten(text, {'kinase', 'inhibitor'}, lambda word: {word.lower()})}")
+    marked = markdown.parse(f"> **Query**: {shorten(text, {'kinase', 'inhibitor'}, lambda word: {word.lower()})}")
     kinds = {child.type for token in marked if token.type == "inline" for child in token.children}
     assert kinds <= {"text", "text_special", "strong_open", "strong_close"}
     bold = re.findall(r"<strong>(.*?)</strong>", markdown.renderer.render(marked, markdown.options, {}))

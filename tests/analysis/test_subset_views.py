@@ -1,0 +1,326 @@
+"""Views of subsets: each number against sets, loops or a retrieval of every K; pictures and the recipe on hostile names."""
+
+import runpy
+import sys
+import warnings
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+import pytest
+from datasets import Dataset, Features, Value
+
+from hf_tlm.analysis import (
+    AnalysisError,
+    AnalyzeArguments,
+    AnalyzedTask,
+    analyze,
+    case_studies,
+    case_studies_to_markdown,
+    rank_against_influence,
+    size_against_k,
+    source_shares,
+    subset_overlap,
+)
+from hf_tlm.analysis.subsets import figures, views
+from hf_tlm.analysis.subsets.options import Options
+from hf_tlm.corpora import load_corpus
+from hf_tlm.retrieval import Subset, retrieve
+from hf_tlm.retrieval.subset import COLUMNS
+from hf_tlm.tasks import load_task
+from recipes.launching import ROOT, fails
+from toys import make_task, sentences
+
+MANIFEST = {
+    "format": "hf_tlm.subset", "format_version": 1, "retriever": "bm25", "query_mode": "text", "top_k": 5, "stemmer": None,
+    "variant": "lucene", "k1": 1.2, "b": 0.75, "delta": None, "stopwords": "en",
+    "corpus": {"name": "toy", "fingerprint": "c", "size": 100},
+    "task": {"name": "toy", "fingerprint": "t", "split": "train"},
+}  # fmt: skip
+
+
+def make(rows, *, sources=None, influence=None, **manifest):
+    """rows: (id, source, rank, score, best query)."""
+    columns = {"id": [], "source": [], "rank": [], "score": [], "best_query": []}
+    for row in rows:
+        for values, value in zip(columns.values(), row, strict=True):
+            values.append(value)
+    columns |= {"text": [f"text of {name}" for name in columns["id"]], "n_queries": [1] * len(rows)}
+    features = Features({name: Value(kind) for name, kind in COLUMNS.items()})
+    dataset = Dataset.from_dict({name: columns[name] for name in COLUMNS}, features=features)
+    if influence is not None:
+        dataset = dataset.add_column("influence", influence, feature=Value("float32"))
+    counts = {"passages": 100, "union": len(rows), "queries": 9, "sources": sources}
+    return Subset(dataset, {**MANIFEST, "counts": counts, **manifest})
+
+
+def draw(seed, size, **manifest):
+    """Passages of 0 .. 99, each with one of 9 queries."""
+    rng = np.random.default_rng(seed)
+    return make([(f"p{at}", "s", 1 + at % 5, 1.0, f"q{rng.integers(9)}") for at in rng.permutation(100)[:size]], **manifest)
+
+
+@pytest.fixture(scope="module")
+def retrieved(corpus_rows, tmp_path_factory):
+    corpus, cache = load_corpus(Dataset.from_list(corpus_rows)), str(tmp_path_factory.mktemp("cache"))
+    return {k: retrieve(make_task(), corpus, top_k=k, cache_dir=cache) for k in (1, 2, 3, 6)}
+
+
+def test_size_against_k_is_that_of_every_k(retrieved):
+    found = size_against_k(retrieved[6])
+    assert found.k.tolist() == [1, 2, 3, 4, 5, 6]
+    for k, subset in retrieved.items():
+        assert found.passages[k - 1] == len(subset)
+    assert len(retrieved[1]) < len(retrieved[2]) < len(retrieved[6])
+    ranks, scores = np.array(retrieved[6].dataset["rank"][:]), np.array(retrieved[6].dataset["score"][:])
+    for k in found.k:
+        own = scores[ranks == k]
+        assert (found.score[k - 1], found.deviation[k - 1]) == (
+            pytest.approx((own.mean(), own.std())) if len(own) else (pytest.approx(np.nan, nan_ok=True),) * 2
+        )
+
+
+def test_ranks_without_passages_or_scores():
+    subset = make([("a", "s", 1, 4.0, "q"), ("b", "s", 1, 2.0, "q"), ("c", "s", 3, 1.0, "r")])
+    found = size_against_k(subset)
+    assert found.passages.tolist() == [2, 2, 3, 3, 3]
+    np.testing.assert_allclose(found.score, [3, np.nan, 1, np.nan, np.nan])
+    np.testing.assert_allclose(found.deviation, [1, np.nan, 0, np.nan, np.nan])
+    released = make([("a", "s", 1, None, None), ("b", "s", 2, None, None)], retriever="released", top_k=None)
+    found = size_against_k(released)
+    assert found.passages.tolist() == [1, 2] and np.isnan(found.score).all()
+
+
+def test_subsets_without_ranks_of_their_own():
+    part = {"size": 1, "of": 3, "method": "iss"}
+    rows = [("a", "s", 1, 1.0, "q")]
+    for subset, message in (
+        (make(rows, selection=part), r"is a part \(1 of 3 passages by iss\)"),
+        (make(rows, retriever="random"), "drawn at random"),
+        (make([]), "is empty"),
+    ):
+        with pytest.raises(AnalysisError, match=message):
+            size_against_k(subset)
+
+
+def test_overlap_is_that_of_sets():
+    subsets = {name: draw(seed, size) for name, seed, size in (("a", 0, 40), ("b", 1, 60), ("c", 2, 25))}
+    found = subset_overlap(subsets)
+    sets = [set(subset.dataset["id"]) for subset in subsets.values()]
+    for a, first in enumerate(sets):
+        for b, second in enumerate(sets):
+            assert found.passages[a, b] == len(first & second)
+            assert found.jaccard[a, b] == len(first & second) / len(first | second)
+            assert found.containment[a, b] == len(first & second) / len(first)
+    hits = [{query: set() for query in (f"q{i}" for i in range(9))} for _ in subsets]
+    for own, subset in zip(hits, subsets.values(), strict=True):
+        for row in subset.dataset:
+            own[row["best_query"]].add(row["id"])
+    for a, b in combinations(range(3), 2):
+        of_query = [len(hits[a][q] & hits[b][q]) / len(both) for q in hits[a] if (both := hits[a][q] | hits[b][q])]
+        assert found.per_query[a, b] == found.per_query[b, a] == pytest.approx(np.mean(of_query))
+    assert found.names == ["a", "b", "c"] and found.per_query.diagonal().tolist() == [1, 1, 1]
+
+
+def test_queries_that_cannot_be_compared():
+    other = draw(1, 30, task={"name": "other", "fingerprint": "u", "split": "train"})
+    random = make([(f"p{at}", "s", at + 1, None, None) for at in range(20)], retriever="random")
+    found = subset_overlap({"a": draw(0, 30), "other": other, "random": random})
+    assert np.isnan(found.per_query[~np.eye(3, dtype=bool)]).all() and np.isnan(found.per_query[2, 2])
+    assert 0 < found.jaccard[0, 2] < 1
+
+
+def test_ids_of_different_corpora_are_not_compared():
+    here, there = draw(0, 10), draw(0, 10, corpus={"name": "else", "fingerprint": "d", "size": 9})
+    with pytest.raises(AnalysisError, match=r"a of toy \(fingerprint c\); b of else \(fingerprint d\)"):
+        subset_overlap({"a": here, "b": there})
+    unknown = draw(0, 10, corpus={"name": "index", "fingerprint": None, "size": 9})
+    with pytest.raises(AnalysisError, match="fingerprint unknown"):
+        subset_overlap({"a": unknown, "b": unknown})
+    with pytest.raises(AnalysisError, match="two or more subsets; received 1"):
+        subset_overlap({"a": here})
+    with pytest.raises(AnalysisError, match="'b' is empty"):
+        subset_overlap({"a": here, "b": make([])})
+
+
+def test_source_shares():
+    rows = [("a", "x", 1, 1.0, "q"), ("b", "x", 1, 1.0, "q"), ("c", "y", 2, 1.0, "q"), ("d", None, 2, 1.0, "q")]
+    first = make(rows, sources={"x": 10, "y": 60, "z": 20, "": 10})
+    second = make(rows[2:3])
+    found = source_shares({"one": first, "two": second}, top=2)
+    assert [(row.source, row.subset, row.passages, row.share) for row in found] == [
+        ("y", "one", 1, 0.25), ("y", "two", 1, 1.0), ("x", "one", 2, 0.5), ("x", "two", 0, 0.0),
+        (None, "one", 1, 0.25), (None, "two", 0, 0.0),
+    ]  # fmt: skip
+    assert [row.corpus_share for row in found] == [0.6, None, 0.1, None, 0.3, None]
+    assert [row.ratio for row in found if row.subset == "one"] == pytest.approx([0.25 / 0.6, 5.0, 0.25 / 0.3])
+    assert [row.others for row in found] == [0, 0, 0, 0, 2, 2]
+    assert [row.source for row in source_shares({"one": first}, top=9)] == ["x", "", "y", "z"]
+    absent = source_shares({"one": make(rows[:1], sources={"y": 3})}, top=1)
+    assert (absent[0].source, absent[0].corpus_share, absent[0].ratio) == ("x", 0, None)
+    for subsets, message in (({}, "no subset"), ({"e": make([])}, "'e' is empty")):
+        with pytest.raises(AnalysisError, match=message):
+            source_shares(subsets)
+    with pytest.raises(AnalysisError, match="top must be at least 1; received 0"):
+        source_shares({"one": first}, top=0)
+
+
+def ranked(ranks, influence, **manifest):
+    part = {"size": len(ranks), "of": 50, "method": "iss"}
+    rows = [(f"p{at}", "s", rank, 1.0, "q") for at, rank in enumerate(ranks)]
+    return make(rows, influence=influence, selection=part, **manifest)
+
+
+def test_rank_against_influence():
+    found = rank_against_influence(ranked([1, 1, 2, 3, 4, 5, 6, 7], [8.0, 6.0, 5, 4, 3, 2, 1, 0]), bins=4)
+    assert [(own.first, own.last, own.passages, own.mean, own.deviation) for own in found.bins] == [
+        (1, 1, 2, 7, 1), (2, 3, 2, 4.5, 0.5), (4, 5, 2, 2.5, 0.5), (6, 7, 2, 0.5, 0.5),
+    ]  # fmt: skip
+    assert found.bins[0].quantiles == pytest.approx([6.1, 6.5, 7, 7.5, 7.9])
+    assert (found.passages, found.of) == (8, 50) and -1 < found.spearman < -0.98  # One tie.
+    assert rank_against_influence(ranked([1, 2, 3], [0.1, 0.2, 0.9])).spearman == pytest.approx(1)
+
+
+def test_equal_ranks_are_in_one_bin():
+    found = rank_against_influence(ranked([1] * 6 + [2] * 3 + [9], list(range(10))), bins=10)
+    assert [(own.first, own.last, own.passages) for own in found.bins] == [(1, 1, 6), (2, 2, 3), (9, 9, 1)]
+    assert [own.passages for own in rank_against_influence(ranked([1, 2, 3, 4], [1] * 4), bins=2).bins] == [2, 2]
+
+
+def test_influence_that_says_nothing():
+    assert np.isnan(rank_against_influence(ranked([1, 2], [3.0, 3.0])).spearman)
+    assert np.isnan(rank_against_influence(ranked([2, 2], [3.0, 4.0])).spearman)
+    with pytest.raises(AnalysisError, match="have no influence"):
+        rank_against_influence(draw(0, 3))
+    with pytest.raises(AnalysisError, match="drawn at random"):
+        rank_against_influence(ranked([1, 2], [3.0, 4.0], retriever="random"))
+    with pytest.raises(AnalysisError, match="bins must be at least 1"):
+        rank_against_influence(ranked([1, 2], [3.0, 4.0]), bins=0)
+
+
+def test_case_studies_are_the_tasks_texts_and_theirs(retrieved):
+    task, subset = make_task(), retrieved[6]
+    texts = dict(zip(task.train["id"], task.train["text"], strict=True))
+    best = {}
+    for row in subset.dataset:
+        best.setdefault(row["best_query"], []).append(row)
+    found = case_studies(subset, task, 8, passages=2, seed=3)
+    assert len(found) == 8 and found[:5] == case_studies(subset, task, 5, passages=2, seed=3)
+    assert [study.query_id for study in found] != [s.query_id for s in case_studies(subset, task, 8, passages=2, seed=4)]
+    for study in found:
+        assert "".join(piece for piece, _ in study.query) == texts[study.query_id]
+        expected = best[study.query_id][:2]
+        assert [passage.id for passage in study.passages] == [row["id"] for row in expected]
+        for passage, row in zip(study.passages, expected, strict=True):
+            assert "".join(piece for piece, _ in passage.text) == row["text"]
+            marked = {word for piece, mark in passage.text if mark for word in piece.lower().split()}
+            words = set(row["text"].lower().rstrip(".").split()) & set(texts[study.query_id].lower().split())
+            assert marked == words - {"the", "and"}
+            assert (passage.rank, passage.score, passage.source) == (row["rank"], row["score"], row["source"])
+    every = case_studies(subset, task, 1000, passages=1)
+    assert {study.query_id for study in every} == set(best) and len(every) == len(best)
+    enough = sum(len(rows) >= 3 for rows in best.values())
+    assert all(len(study.passages) == 3 for study in case_studies(subset, task, enough, passages=3))
+
+
+def test_case_studies_as_markdown(task):
+    text = "The <b>gene</b> $x$ *blocks* the_gene"
+    rows = [{**row, "text": "Gene & blocks", "id": f"q{at}"} for at, row in enumerate(task.train)]
+    task = replace(task, splits={**task.splits, "train": Dataset.from_list(rows, features=task.train.features)})
+    subset = make([("p|1", "s*", 2, 1.25, "q1")], task={"name": "toy", "fingerprint": task.fingerprint, "split": "train"})
+    subset = replace(subset, dataset=subset.dataset.map(lambda row: {"text": text}))
+    (study,) = case_studies(subset, task)
+    assert study.query == [("Gene", True), (" & ", False), ("blocks", True)]
+    assert study.passages[0].text[:3] == [("The <b>", False), ("gene", True), ("</b> $x$ *", False)]
+    assert case_studies_to_markdown([study]) == (
+        "### 1\n\n> **Task text** q1: **Gene** \\& **blocks**\n>\n"
+        "> **Passage**, rank 2, score 1.2, hit by 1 query (p\\|1, from s\\*): "
+        "The \\<b\\>**gene**\\</b\\> \\$x\\$ \\***blocks**\\* the\\_gene\n"
+    )
+
+
+def test_subsets_without_case_studies(task, retrieved):
+    with pytest.raises(AnalysisError, match=r"retrieved for toy \(fingerprint t\), not for toy"):
+        case_studies(draw(0, 5), task)
+    unqueried = {"task": {"name": "toy", "fingerprint": None, "split": "train"}}
+    with pytest.raises(AnalysisError, match="drawn at random"):
+        case_studies(draw(0, 5, retriever="random", **unqueried), task)
+    with pytest.raises(AnalysisError, match="not known which task texts"):
+        case_studies(make([("a", "s", 1, None, None)], retriever="released", **unqueried), task)
+    for options in ({"number": 0}, {"passages": 0}):
+        with pytest.raises(AnalysisError, match="must be at least 1; received 0"):
+            case_studies(retrieved[6], make_task(), **options)
+
+
+@pytest.fixture
+def coarse(monkeypatch):
+    """Pictures of few pixels, which are drawn in less time."""
+    monkeypatch.setattr("hf_tlm.analysis.figures.DPI", 40)
+
+
+def test_many_subsets_with_hostile_names_are_drawn(tmp_path, coarse):
+    names = ["$x_{", "日本語", "a" * 60, "<i>", "b\nc", "../../up", "up"]
+    subsets = {name: draw(at, 30, sources={"s": 5, "$y^": 7}) for at, name in enumerate(names)}
+    subsets["$x_{"].dataset = subsets["$x_{"].dataset.map(lambda row: {"source": "$y^"})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sizes = views.sizes(subsets, tmp_path)
+        sources = views.sources(subsets, tmp_path, 5)
+        overlap = views.overlaps({name: subsets[name] for name in names[:4]}, tmp_path)
+        scored = {name: ranked([1, 2, 3], [0.1, 0.3, 0.2]) for name in names[-2:]}
+        influence = views.influence(scored, tmp_path, 3)
+    assert [path.name for path in sizes.files][::3] == ["subsets_size.png", "subsets_size_2.png"]
+    assert len(sources.files) == 6 and [path.name for path in overlap.files][::3] == ["subsets_overlap.png"]
+    assert [path.name for path in influence.files][::3] == ["subsets_influence_up.png", "subsets_influence_up-2.png"]
+    assert all(path.parent == tmp_path and path.stat().st_size for path in [*sizes.files, *influence.files])
+    assert "\\$x\\_{" in sizes.text and "\\<i\\>" in overlap.text
+
+
+def test_labels():
+    assert figures.label("a\n b") == "a b" and figures.label("x" * 26) == "x" * 26
+    assert figures.label("a" * 20 + "b" * 20) == "a" * 17 + "…" + "b" * 8
+
+
+def test_the_recipe(retrieved, tmp_path, monkeypatch, capsys, coarse):
+    folder = tmp_path / "task"
+    folder.mkdir()
+    for split, rows in make_task().splits.items():
+        rows.remove_columns("id").to_json(folder / f"{split}.jsonl")
+    rows = [{"text": row["text"]} for row in sentences(60, 9)]
+    corpus = load_corpus(Dataset.from_list(rows))
+    whole = retrieve(load_task(str(folder)), corpus, top_k=3, cache_dir=str(tmp_path / "cache"))
+    influence = np.linspace(1, 0, 10).astype("float32")
+    part = whole.dataset.select(np.linspace(0, len(whole) - 1, 10).astype(int)).add_column(
+        "influence", influence, feature=Value("float32")
+    )
+    manifest = {**whole.manifest, "selection": {"size": 10, "of": len(whole), "method": "iss"}}
+    for name, subset in {"whole": whole, "part": Subset(part, manifest), "else": retrieved[2]}.items():
+        subset.save(tmp_path / name)
+    given = [f"BM25={tmp_path / 'whole'}", f"ISS={tmp_path / 'part'}", str(tmp_path / "else")]
+    monkeypatch.chdir(ROOT)
+    command = ["recipes/analyze.py", "--what", "subsets", "--task", str(folder), "--subsets", *given]
+    monkeypatch.setattr(sys, "argv", [*command, "--output_dir", str(tmp_path / "out"), "--case_studies", "2"])
+    runpy.run_path("recipes/analyze.py")["main"]()
+    out = capsys.readouterr().out
+    assert "ISS is not shown. The subset is a part (10 of" in out
+    assert "Spearman's correlation of rank (1 is the best) and influence: -" in out
+    assert f"| BM25 | ISS | 10 | {10 / len(whole):.3f} | {10 / len(whole):.3f} | 1.000 |" in out
+    assert "Compared within a corpus only" in out and "else is not shown. The subset was retrieved for toy" in out
+    written = {path.name for path in (tmp_path / "out").iterdir()}
+    pictures = {f"subsets_{what}.{kind}" for what in ("size", "sources", "influence_ISS") for kind in ("png", "svg", "csv")}
+    others = {"subsets.md", "subsets_overlap.csv", "subsets_case_study_BM25.md", "subsets_case_study_ISS.md"}
+    assert written == pictures | others
+    assert (tmp_path / "out" / "subsets_case_study_BM25.md").read_text().count("**Task text**") == 2
+    lines = (tmp_path / "out" / "subsets_size.csv").read_text().splitlines()
+    assert lines[0] == "subset,k,passages,score,deviation" and lines[3].startswith(f"BM25,3,{len(whole)},")
+
+
+def test_the_recipe_refuses(retrieved, tmp_path):
+    fails("recipes/analyze.py", "--what", "subsets", message="--what subsets needs --subsets")
+    with pytest.raises(AnalysisError, match="--rank_bins must be at least 1; received 0"):
+        Options(rank_bins=0)
+    assert Options(case_studies=0).case_studies == 0
+    args = AnalyzeArguments(what=["subsets"], output_dir=str(tmp_path))
+    args.opened_subsets = {"filled": retrieved[1], "empty": make([])}
+    with pytest.raises(AnalysisError, match="'empty' is empty: there is nothing to show"):
+        analyze("subsets", args, AnalyzedTask(), Options())
