@@ -16,7 +16,7 @@ from hf_tlm.analysis.embeddings.texts import DrawnTexts, draw_texts
 from hf_tlm.analysis.embeddings.vectors import embed_texts
 from hf_tlm.analysis.encoders import load_encoder
 from hf_tlm.analysis.errors import AnalysisError
-from hf_tlm.analysis.figures import to_csv
+from hf_tlm.analysis.figures import check_installed, to_csv
 from hf_tlm.analysis.findings import Findings
 from hf_tlm.files import atomic_write
 
@@ -38,6 +38,7 @@ def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: Options) -> Fin
     """
     if not args.encoders:
         raise AnalysisError("--what embeddings needs --models, or --run with trained models.")
+    check_installed("matplotlib", "sklearn")
     loaded = task.load("--what embeddings")
     drawn = draw_texts(loaded, options, max_texts=args.max_texts, random_from=args.texts, seed=args.analysis_seed)
     rows, projections, cosines = [], {}, {}

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from hf_tlm.analysis.arguments import AnalyzeArguments, AnalyzedTask
 from hf_tlm.analysis.encoders import load_encoder
 from hf_tlm.analysis.errors import AnalysisError
-from hf_tlm.analysis.figures import save_figure, to_csv
+from hf_tlm.analysis.figures import check_installed, save_figure, to_csv
 from hf_tlm.analysis.findings import Findings
 from hf_tlm.analysis.heads.attention import Text, measure_heads, most_tokens, text_maps
 from hf_tlm.analysis.heads.figures import Drawn, draw_attention_maps, draw_head_shares, map_rows
@@ -30,6 +30,7 @@ def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: Options) -> Fin
     models."""
     if not args.encoders:
         raise AnalysisError("--what heads needs models: give --models, or --run.")
+    check_installed("matplotlib")  # Before the work of minutes.
     trust = args.trust_remote_code
     files = _file_names(args.encoders)
     source, texts = read_texts(args, task)
