@@ -17,7 +17,7 @@ from hf_tlm.analysis.embeddings.vectors import embed_texts
 from hf_tlm.analysis.encoders import load_encoder
 from hf_tlm.analysis.errors import AnalysisError
 from hf_tlm.analysis.figures import check_installed, to_csv
-from hf_tlm.analysis.findings import Findings
+from hf_tlm.analysis.findings import Findings, markdown_table
 from hf_tlm.files import atomic_write
 
 HEADINGS = {
@@ -83,9 +83,8 @@ def measure(
 def to_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     """A row for each model."""
     keys = list(rows[0])
-    lines = [[HEADINGS[key] for key in keys], ["---", *["---:"] * (len(keys) - 1)]]
-    lines += [[row["model"].replace("|", "\\|"), *(f"{row[key]:.3f}" for key in keys[1:])] for row in rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+    cells = [[row["model"], *(f"{row[key]:.3f}" for key in keys[1:])] for row in rows]
+    return markdown_table([HEADINGS[key] for key in keys], cells)
 
 
 def _embed(

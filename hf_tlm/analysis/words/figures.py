@@ -59,7 +59,7 @@ def draw_frequencies(
         axes.annotate("none", (none, 1), (0, 2), ha="center", fontsize=6.5, **place)
     for index, (name, values) in enumerate(percents.items()):
         look = series_style(index) | {"linestyle": "none"}
-        hollow = {"markerfacecolor": "white"} if index % 2 else {}
+        hollow = {"markerfacecolor": "none"} if index % 2 else {}
         axes.plot([value or none for value in values], [y for y, _ in shown], label=name, zorder=3, **look, **hollow)
     for (y, at), *values in zip(shown, *percents.values(), strict=True):
         values = [value or none for value in values]
