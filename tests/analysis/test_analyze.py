@@ -20,8 +20,8 @@ RECIPE = str(ROOT / "recipes" / "analyze.py")
 
 def test_names_of_places(tmp_path, monkeypatch):
     assert named(["a=x/y", "runs/b"], "run") == {"a": "x/y", "b": "runs/b"} and named(None, "run") == {}
-    monkeypatch.setenv("HOME", "/home/me")
-    assert named(["a=~/x"], "run") == {"a": "/home/me/x"}
+    monkeypatch.setenv("HOME", "/someone")
+    assert named(["a=~/x"], "run") == {"a": "/someone/x"}
     (tmp_path / "lr=0.1").mkdir()
     assert named([f"{tmp_path}/lr=0.1", "b=c=d"], "run") == {"lr=0.1": f"{tmp_path}/lr=0.1", "b": "c=d"}
 

@@ -102,6 +102,7 @@ def test_the_figure(tmp_path):
     png, svg, table = draw_frequencies(words, two, tmp_path)
     shown = svg.read_text(encoding="utf-8")
     assert png.read_bytes().startswith(b"\x89PNG") and "×: ISS / BM25" in shown and ">none<" in shown
+    assert ">1<" in shown and ">0.5<" not in shown
     assert all((f">w{label}{at}<" in shown) == (at < 7) for label in range(4) for at in range(9))
     assert shown.count("×2.00") == 27 and shown.count("×0.00") == 1 and "label $_{3" in shown
     with open(table, newline="", encoding="utf-8") as file:

@@ -72,6 +72,10 @@ def draw_frequencies(
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel("share of the subset's words (%)")
     label_decades(axes.xaxis)
+    if 0 in everything:
+        for minor in (False, True):  # The place of 0 has no number.
+            ticks = axes.get_xticks(minor=minor)
+            axes.set_xticks(ticks[(ticks > 1.05 * none) & (ticks <= axes.get_xlim()[1])], minor=minor)
     ratio = f"×: {' / '.join(frequencies)}" if len(frequencies) == 2 else None
     add_legend(figure, ncols=4, handletextpad=0.2, title=ratio)
     return save_figure(figure, directory, "words", rows)
