@@ -194,7 +194,7 @@ def _typed(key: str, value: Any, action) -> Any:
         raise ConfigError(f"{key}: cannot use {value!r}: {error}.") from error
     if action.choices is not None and any(item not in action.choices for item in typed):
         raise ConfigError(f"{key}: expected one of {list(action.choices)}; received {value!r}.")
-    return typed if isinstance(value, list) else typed[0]
+    return typed if isinstance(value, list) or action.nargs == "+" else typed[0]
 
 
 def _written(value: Any) -> str:
@@ -219,7 +219,7 @@ def run(main: Callable[[], Any]) -> None:
     except HfTlmError as error:
         _stop(str(error), 1)
     except KeyboardInterrupt:
-        _stop("Interrupted. What was finished is on disk: the same command continues from there.", 130)
+        _stop("Interrupted. What was finished is on disk. To go on, run the same command.", 130)
     except Terminated as end:
         _stop(end.message, end.code)
     except Exception as error:

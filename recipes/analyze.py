@@ -10,7 +10,8 @@ Every figure is written as PNG and SVG, with its numbers as csv beside it.
 from __future__ import annotations
 
 from hf_tlm import analysis
-from hf_tlm.analysis import AnalyzeArguments, AnalyzedTask
+from hf_tlm.analysis import AnalysisError, AnalyzeArguments, AnalyzedTask
+from hf_tlm.files import HfTlmError
 from hf_tlm.parser import parse, run
 
 
@@ -21,9 +22,15 @@ def main() -> None:
     )
     options = dict(zip(analysis.OPTIONS, options, strict=True))
 
-    # 2. One analysis after another.
-    for what in args.what:
-        print(f"\n{analysis.analyze(what, args, task, options[what]).to_text()}")
+    # 2. One analysis after another; one that fails does not stop the others.
+    failed = []
+    for what in dict.fromkeys(args.what):
+        try:
+            print(f"\n{analysis.analyze(what, args, task, options[what]).to_text()}", flush=True)
+        except HfTlmError as error:
+            failed.append(f"{what}: {error}")
+    if failed:
+        raise AnalysisError("\n".join(failed))
 
 
 if __name__ == "__main__":

@@ -48,6 +48,10 @@ def test_values_win_over_files_and_are_checked_as_they_are(tmp_path):
     assert config_files(["--size", "3", "--config", "a.yaml", "b.yaml", "--rate", "1"]) == ["a.yaml", "b.yaml"]
 
 
+def test_one_value_of_a_list_may_stand_alone(tmp_path):
+    assert read(tmp_path, "name: x\nseeds: 3")[1].seeds == [3]
+
+
 def test_a_mapping_among_texts_is_json(tmp_path):
     @dataclass
     class Texts:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hf_tlm.analysis.embeddings.vectors import embed_texts
     from hf_tlm.analysis.encoders import load_encoder
     from hf_tlm.analysis.errors import AnalysisError
-    from hf_tlm.analysis.figures import new_figure, save_figure, series_style
+    from hf_tlm.analysis.figures import new_figure, save_figure, series_style, style
     from hf_tlm.analysis.findings import Findings
     from hf_tlm.analysis.heads.attention import TextMaps, measure_heads, separator_ids, text_maps
     from hf_tlm.analysis.heads.figures import draw_attention_maps, draw_head_shares
@@ -61,7 +61,7 @@ __getattr__, __dir__, __all__ = export_lazily(
         ],
         "embeddings.projection": ["project"],
         "errors": ["AnalysisError"],
-        "figures": ["new_figure", "save_figure", "series_style"],
+        "figures": ["new_figure", "save_figure", "series_style", "style"],
         "findings": ["Findings"],
         "runs": ["Result", "find_results"],
         "tables.rendering": ["table_to_latex", "table_to_markdown", "table_to_rows"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -112,11 +113,11 @@ def named(values: Sequence[str] | None, option: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for value in values or ():
         name, equals, place = value.partition("=")
-        if not equals:
+        if not equals or Path(value).exists():  # Folders of runs are called lr=1e-4 now and then.
             name, place = Path(value).name, value
         if not name or not place:
             raise AnalysisError(f"--{option} takes {NAMED}; received {value!r}.")
         if name in found:
             raise AnalysisError(f"--{option}: {name!r} comes twice. Give each its own name, as in first={place}.")
-        found[name] = place
+        found[name] = os.path.expanduser(place)  # Which shells do at the start of words alone.
     return found

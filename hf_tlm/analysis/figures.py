@@ -6,10 +6,13 @@ Half a page wide, so that two stand side by side in a paper or on a screen; lett
 from __future__ import annotations
 
 import csv
+import importlib
 import io
+import math
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +20,9 @@ from hf_tlm.analysis.errors import AnalysisError
 from hf_tlm.files import atomic_write
 
 if TYPE_CHECKING:
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
+    from matplotlib.legend import Legend
 
 WIDTH, HEIGHT = 3.3, 2.4  # inches
 DPI = 300
@@ -28,11 +33,13 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 STYLE = {
     "font.size": 8,
+    "text.parse_math": False,  # Names and texts of data may have dollar signs.
     "axes.titlesize": 8,
     "axes.labelsize": 8,
     "xtick.labelsize": 7,
     "ytick.labelsize": 7,
     "legend.fontsize": 7,
+    "legend.title_fontsize": 7,
     "legend.frameon": False,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -48,8 +55,35 @@ STYLE = {
 }
 
 
+def check_installed(*modules: str) -> None:
+    """
+    Raises:
+        AnalysisError: a module of the extra `analysis` is not installed.
+    """
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise AnalysisError(f"This needs {module}: pip install 'hf-tlm[analysis]'.") from error
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """Within it, or within a function that `@style()` decorates, everything is drawn in the style of all figures.
+
+    Raises:
+        AnalysisError: matplotlib is not installed.
+    """
+    check_installed("matplotlib")
+    import matplotlib
+
+    with matplotlib.rc_context(STYLE):
+        yield
+
+
 def new_figure(rows: int = 1, columns: int = 1, *, width: float = WIDTH, height: float = HEIGHT, **subplots: Any):
-    """(figure, axes) as of `pyplot.subplots`, without pyplot's global state and without a display.
+    """(figure, axes) as of `pyplot.subplots`, without pyplot's global state and without a display. What is drawn on them
+    has the style of all figures within `style()` only.
 
     Args:
         width, height: of the whole figure, inches.
@@ -57,12 +91,9 @@ def new_figure(rows: int = 1, columns: int = 1, *, width: float = WIDTH, height:
     Raises:
         AnalysisError: matplotlib is not installed.
     """
-    try:
-        import matplotlib
+    with style():
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise AnalysisError("Figures need matplotlib: pip install 'hf-tlm[analysis]'.") from error
-    with matplotlib.rc_context(STYLE):
+
         figure = Figure(figsize=(width, height), layout="constrained")
         return figure, figure.subplots(rows, columns, **subplots)
 
@@ -74,6 +105,28 @@ def series_style(index: int) -> dict[str, Any]:
         "marker": MARKERS[index % len(MARKERS)],
         "linestyle": DASHES[index % len(DASHES)],
     }
+
+
+def add_legend(figure: Figure, *entries: Any, **options: Any) -> Legend:
+    """Outside of the axes, below them if not said otherwise; `entries` and `options` as of `Figure.legend`."""
+    return figure.legend(*entries, **{"loc": "outside lower center"} | options)
+
+
+def label_decades(axis: Axis) -> None:
+    """Numbers at the powers of ten of a logarithmic axis whose limits are known; of less than two also at 2 and 5 times."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    low, high = sorted(axis.get_view_interval())
+    if high < 100 * low:
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    plain = high < 100 * low or (low >= 1e-5 and high <= 1e5)
+    axis.set_major_formatter("{x:g}" if plain else lambda value, _: power_of_ten(round(math.log10(value))))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def power_of_ten(exponent: int) -> str:
+    """10⁻³ for -3."""
+    return "10" + str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
 def shortened(text: str, width: int) -> str:
@@ -117,10 +170,8 @@ def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _render(figure: Figure, kind: str, **options: Any) -> bytes:
-    import matplotlib
-
     content = io.BytesIO()
-    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
+    with style(), warnings.catch_warnings():
         # Texts of data may be in any script; what the font lacks is a box.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         figure.savefig(content, format=kind, **options)

@@ -16,6 +16,9 @@ from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
 from hf_tlm.files import HfTlmError, atomic_directory, atomic_file
 from hf_tlm.hub.checkpoint import TOKENIZER_FILES, checkpoint_folder
 
+# What a folder with a tokenizer has some of.
+OF_TOKENIZERS = ("*token*", "vocab*", "*.model")
+
 
 class TokenizerError(HfTlmError):
     """A tokenizer that cannot be loaded, trained or used for what it is to be used for."""
@@ -57,6 +60,10 @@ def load_tokenizer(
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, revision=revision, **options)
     except (OSError, ValueError) as error:
+        place = Path(folder)
+        if place.is_dir() and not any(file for glob in OF_TOKENIZERS for file in place.glob(glob)):
+            # transformers would ask for sentencepiece.
+            raise TokenizerError(f"{name_or_path} holds neither a model nor a tokenizer. Give a folder with one.") from error
         raise TokenizerError(f"Cannot load a tokenizer from {name_or_path!r}: {error}") from error
     check_tokenizer(tokenizer, masking)
     return tokenizer

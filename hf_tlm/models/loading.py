@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
 
 from hf_tlm.models.errors import ModelError
 from hf_tlm.models.families import family_of
 
 # What transformers, huggingface_hub and safetensors raise for a model that cannot be loaded.
-UNREADABLE = (OSError, RuntimeError, KeyError, ImportError, ValueError)
+UNREADABLE = (OSError, RuntimeError, KeyError, ImportError, ValueError, SafetensorError)
 
 
 @contextmanager

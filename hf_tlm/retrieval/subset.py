@@ -117,8 +117,9 @@ class Subset:
         """Read what `save` wrote, memory-mapped through the cache of `datasets`.
 
         Raises:
-            RetrievalError: not a saved subset, written in another format version, or its data are damaged.
+            RetrievalError: not a saved subset, an empty one, written in another format version, or its data are damaged.
         """
+        import pyarrow.parquet as pq
         from datasets import Dataset
 
         directory = Path(directory)
@@ -143,6 +144,8 @@ class Subset:
                 f"{data} is not what the manifest describes (sha256 {found}; expected {expected}). The folder is "
                 "damaged or was edited: copy it again, or retrieve the subset again."
             )
+        if not pq.read_metadata(data).num_rows:
+            raise RetrievalError(f"{directory} is an empty subset: it holds no passage. Retrieve it again.")
         # The cache of `datasets` knows a file by its path and time; the digest makes it know the content.
         return cls(Dataset.from_parquet(str(data), config_name=found), manifest)
 

@@ -3,16 +3,27 @@
 import csv
 import sys
 
+import matplotlib
+import numpy as np
 import pytest
+from datasets import ClassLabel
 
 from hf_tlm import analysis
 from hf_tlm.analysis import AnalysisError, AnalyzeArguments, AnalyzedTask, figures
 from hf_tlm.analysis.arguments import WHAT, named
+from hf_tlm.analysis.findings import markdown_table
 from hf_tlm.parser import parse
+from recipes.launching import ROOT, fails
+
+RECIPE = str(ROOT / "recipes" / "analyze.py")
 
 
-def test_names_of_places():
+def test_names_of_places(tmp_path, monkeypatch):
     assert named(["a=x/y", "runs/b"], "run") == {"a": "x/y", "b": "runs/b"} and named(None, "run") == {}
+    monkeypatch.setenv("HOME", "/someone")
+    assert named(["a=~/x"], "run") == {"a": "/someone/x"}
+    (tmp_path / "lr=0.1").mkdir()
+    assert named([f"{tmp_path}/lr=0.1", "b=c=d"], "run") == {"lr=0.1": f"{tmp_path}/lr=0.1", "b": "c=d"}
 
 
 @pytest.mark.parametrize(
@@ -80,7 +91,72 @@ def test_long_names():
     assert figures.shortened("a  name\nof two", 13) == "a name of two" and figures.shortened("abcdefgh", 5) == "abcd…"
 
 
-def test_no_matplotlib(monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(AnalysisError, match=r"hf-tlm\[analysis\]"):
-        analysis.new_figure()
+@pytest.mark.parametrize("module", ["matplotlib", "sklearn"])
+def test_what_is_not_installed(monkeypatch, module):
+    monkeypatch.setitem(sys.modules, module, None)
+    needing = {
+        "matplotlib": analysis.new_figure,
+        "sklearn": lambda: analysis.silhouette(np.eye(4), np.array([0, 0, 1, 1])),
+    }
+    with pytest.raises(AnalysisError, match=rf"needs {module}: pip install 'hf-tlm\[analysis\]'"):
+        needing[module]()
+
+
+def test_one_style_while_drawing():
+    """Lines, letters and legends made after the axes have it too, and nothing outside; names are no formulas."""
+
+    @analysis.style()
+    def draw():
+        figure, axes = analysis.new_figure()
+        (line,) = axes.plot([1, 2], [3, 4], label="a $_{")
+        axes.set_yticks([3, 4], ["$a", "b$"])
+        return line, figures.add_legend(figure, title="$x$"), axes
+
+    line, legend, axes = draw()
+    assert (line.get_linewidth(), line.get_markersize()) == (1.3, 4) and not legend.get_frame_on()
+    texts = [*legend.get_texts(), legend.get_title(), axes.title, axes.xaxis.label, *axes.get_yticklabels()]
+    assert not any(text.get_parse_math() for text in texts)
+    assert [text.get_fontsize() for text in (legend.get_texts()[0], legend.get_title())] == [7, 7]
+    assert matplotlib.rcParams["text.parse_math"] and matplotlib.rcParams["lines.linewidth"] == 1.5
+
+
+@pytest.mark.parametrize(
+    ("limits", "labels"),
+    [
+        ((2e-3, 0.5), ["0.01", "0.1"]),
+        ((0.015, 0.09), ["0.02", "0.05"]),
+        ((1e-7, 1), ["10⁻⁷", "10⁻⁶", "10⁻⁵", "10⁻⁴", "10⁻³", "10⁻²", "10⁻¹", "10⁰"]),
+    ],
+)
+def test_decades(limits, labels):
+    figure, axes = analysis.new_figure(width=6)
+    axes.set(xscale="log", xlim=limits)
+    figures.label_decades(axes.xaxis)
+    figure.canvas.draw()
+    shown = zip(axes.get_xticks(), axes.get_xticklabels(), strict=True)
+    assert [text.get_text() for at, text in shown if limits[0] <= at <= limits[1]] == labels
+    assert not any(text.get_text() for text in axes.get_xticklabels(minor=True))
+
+
+def test_tables_keep_their_columns():
+    expected = "| a | b |\n| --- | ---: |\n| x\\|y z | 1 |\n"
+    assert markdown_table(["a", "b"], [["x|y\nz", "1"]]) == expected
+
+
+def test_one_failure_does_not_stop_the_others(tmp_path, task, monkeypatch, capsys):
+    for split, rows in task.splits.items():
+        rows.cast_column("label", ClassLabel(names=list(task.label_names))).to_parquet(tmp_path / f"{split}.parquet")
+    (tmp_path / "a.yaml").write_text("what: [subsets, words, subsets, cost]\nmin_count: 1\n")
+    given = ["--config", tmp_path / "a.yaml", "--task", tmp_path, "--output_dir", tmp_path / "out"]
+    fails(RECIPE, *given, message="subsets: --what subsets needs --subsets")
+    assert (tmp_path / "out/words.md").is_file() and capsys.readouterr().out.count("## ") == 1
+    (tmp_path / "a.yaml").write_text("what: words\nmin_count: 100000\n")  # Not a list.
+    fails(RECIPE, *given, message="words: No word occurs 100000 times")
+
+
+def test_what_is_no_model(tmp_path):
+    (tmp_path / "texts.txt").write_text("the gene binds.\n")
+    (tmp_path / "subset").mkdir()
+    (tmp_path / "subset/manifest.json").write_text("{}")
+    given = ["--what", "heads", "--texts", tmp_path / "texts.txt", "--output_dir", tmp_path / "out"]
+    fails(RECIPE, *given, "--models", tmp_path / "subset", message="subset holds neither a model nor a tokenizer")

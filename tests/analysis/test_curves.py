@@ -200,7 +200,7 @@ def test_the_picture(two_stages, tmp_path):
     figure = curves_figure(runs, ["task/task_loss", "eval_macro_f1"], x="tokens", smoothing=3)
     loss, score = figure.axes
     assert (loss.get_title(), loss.get_ylabel(), score.get_ylabel()) == ("task/task_loss", "nats", "%")
-    assert figure.get_supxlabel() == "tokens, padding included ($10^{6}$), running means of 3 points"
+    assert figure.get_supxlabel() == "tokens, padding included (10⁶), running means of 3 points"
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["$a_1", "b"]
     lines = [line for line in score.lines if len(line.get_xdata())]
     assert lines[0].get_xdata() == pytest.approx([0.002, 0.00225]) and lines[0].get_ydata() == pytest.approx([25, 55])

@@ -15,7 +15,8 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, set_see
 from hf_tlm.analysis import AnalysisError, cosine_similarities, embed_texts, load_encoder, uniformity
 from hf_tlm.analysis.embeddings.figures import draw_classes, draw_cosines, draw_pairs
 from hf_tlm.analysis.embeddings.options import Options
-from hf_tlm.analysis.embeddings.texts import draw_texts, sample_corpus
+from hf_tlm.analysis.embeddings.texts import draw_texts
+from hf_tlm.analysis.sampling import sample_corpus
 from hf_tlm.tasks import TaskError, TaskSpec, task_from_datasets
 from recipes.launching import fails
 from toys import TINY_CONFIGS, make_task, sentences
@@ -99,11 +100,13 @@ def test_random_pairs_of_a_corpus(tmp_path):
     drawn = draw_texts(scored(), Options(max_pairs=30), max_texts=20, random_from=str(path))
     assert len(drawn.random_texts) == len(set(drawn.random_texts)) == 20 and len(drawn.random) == 30
     assert 10 < drawn.random.max() < 20 and drawn.random_are == "of corpus.jsonl"
-    assert sorted(sample_corpus(str(path), 100)) == sorted(f"passage {i}" for i in range(50) if i % 5)
+    everything = [f"passage {i}" for i in range(50) if i % 5]
+    assert sample_corpus(str(path), 100) == everything
+    assert (some := sample_corpus(str(path), 5)) == sorted(some, key=everything.index)
     assert sample_corpus(str(path), 5, seed=1) != sample_corpus(str(path), 5, seed=2)
     path.write_text('{"text": "alone"}\n')
-    with pytest.raises(AnalysisError, match="two texts or more; .* has 1"):
-        sample_corpus(str(path), 5)
+    with pytest.raises(AnalysisError, match="has 1 texts that are not blank; 2 or more are needed"):
+        draw_texts(scored(), Options(), random_from=str(path))
 
 
 @pytest.mark.parametrize(

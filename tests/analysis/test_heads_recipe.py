@@ -159,6 +159,8 @@ def test_errors(tmp_path, tokenizer):
     fails(
         RECIPE, *given, "--models", place, message="lacks weights of its body (encoder.layer.0.attention.self.query.weight)"
     )
+    (place / "model.safetensors").write_bytes(b"cut")
+    fails(RECIPE, *given, "--models", place, message="Cannot load an encoder from")
     assert not (tmp_path / "out").exists()
     with pytest.raises(AnalysisError, match="--heads_text is blank"):
         Options(heads_text=" ")

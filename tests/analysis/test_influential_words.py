@@ -16,6 +16,7 @@ from datasets import ClassLabel, Dataset
 
 from hf_tlm.analysis import AnalysisError, InfluentialWord, label_pmi, to_markdown, word_frequencies
 from hf_tlm.analysis.words import influential_words as module
+from hf_tlm.analysis.words.analyze import _together
 from hf_tlm.analysis.words.figures import draw_frequencies
 from hf_tlm.retrieval import Subset, retrieve
 from hf_tlm.tasks import TaskSpec, task_from_datasets
@@ -101,6 +102,7 @@ def test_the_figure(tmp_path):
     png, svg, table = draw_frequencies(words, two, tmp_path)
     shown = svg.read_text(encoding="utf-8")
     assert png.read_bytes().startswith(b"\x89PNG") and "×: ISS / BM25" in shown and ">none<" in shown
+    assert ">1<" in shown and ">0.5<" not in shown
     assert all((f">w{label}{at}<" in shown) == (at < 7) for label in range(4) for at in range(9))
     assert shown.count("×2.00") == 27 and shown.count("×0.00") == 1 and "label $_{3" in shown
     with open(table, newline="", encoding="utf-8") as file:
@@ -127,6 +129,14 @@ def test_the_recipe(task, corpus, tmp_path, monkeypatch, capsys):
         assert files == ["words.csv", "words.md", *(["words.png", "words.svg"] if more else [])]
         assert all(f"  {tmp_path / name / file}\n" in text for file in files)
         assert (tmp_path / name / "words.csv").read_text().count("\n") == 7
+        assert ("these 6 together make up" in text) == bool(more)
+
+
+def test_words_of_two_labels_count_once():
+    words = [InfluentialWord(word, label, 1.0, 20) for word, label in (("a1", "x"), ("b1", "x"), ("a1", "y"))]
+    assert "these 2 together make up 30.000% (ISS), 10.000% (BM25)" in _together(
+        words, {"ISS": [0.1, 0.2, 0.1], "BM25": [0.1, 0.0, 0.1]}
+    )
 
 
 def test_the_table():

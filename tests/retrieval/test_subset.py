@@ -1,5 +1,6 @@
 import json
 import os
+from dataclasses import replace
 
 import datasets
 import pytest
@@ -139,6 +140,12 @@ def test_load_notices_damaged_data(subset, tmp_path, damage):
         data.write_bytes(content if damage == "flip" else content[:-20])
     with pytest.raises(RetrievalError, match="not what the manifest describes"):
         Subset.load(tmp_path / "saved")
+
+
+def test_load_refuses_an_empty_one(subset, tmp_path):
+    replace(subset, dataset=subset.dataset.select([])).save(tmp_path / "none")
+    with pytest.raises(RetrievalError, match="none is an empty subset: it holds no passage"):
+        Subset.load(tmp_path / "none")
 
 
 def test_load_refuses_another_format_version(subset, tmp_path):

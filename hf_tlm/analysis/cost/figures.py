@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hf_tlm.analysis.cost.comparison import Comparison
-from hf_tlm.analysis.figures import MARKERS, PALETTE, STYLE, WIDTH, new_figure
+from hf_tlm.analysis.figures import MARKERS, PALETTE, WIDTH, add_legend, label_decades, new_figure, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -15,28 +15,23 @@ GREY = "#606060"
 WIDE = 6.8  # inches: the width of a page
 
 
+@style()
 def cost_figure(found: Comparison) -> Figure:
     """All points by FLOPs, one's own filled and coloured, published ones hollow and grey; and beside them, where there are
     several, one's own scores alone, which are close together in the first panel, with the seeds' deviation."""
-    new_figure()  # Says so where matplotlib is not installed.
-    import matplotlib
-
-    with matplotlib.rc_context(STYLE):
-        several = len(found.own) > 1
-        height = max(2.6, 1.0 + 0.2 * len(found.own)) + (0.5 if found.published else 0.0)
-        figure, axes = new_figure(1, 1 + several, width=WIDE if several else WIDTH, height=height, squeeze=False)
-        _by_flops(axes[0, 0], found)
-        if several:
-            _own(axes[0, 1], found)
-        elif found.own:
-            axes[0, 0].set_title(f"{found.own[0].name} (filled)", parse_math=False)
-        if found.published:
-            handles = [line for line in axes[0, 0].lines if not line.get_label().startswith("_")]
-            title = "published, not measured here"
-            figure.legend(
-                handles=handles, title=title, loc="outside lower center", ncols=3 if several else 2, title_fontsize=7
-            )
-        return figure
+    several = len(found.own) > 1
+    height = max(2.6, 1.0 + 0.2 * len(found.own)) + (0.5 if found.published else 0.0)
+    figure, axes = new_figure(1, 1 + several, width=WIDE if several else WIDTH, height=height, squeeze=False)
+    _by_flops(axes[0, 0], found)
+    if several:
+        _own(axes[0, 1], found)
+    elif found.own:
+        axes[0, 0].set_title(f"{found.own[0].name} (filled)")
+    if found.published:
+        handles = [line for line in axes[0, 0].lines if not line.get_label().startswith("_")]
+        title = "published, not measured here"
+        add_legend(figure, handles=handles, title=title, ncols=3 if several else 2)
+    return figure
 
 
 def _style(number: int) -> dict[str, str]:
@@ -62,7 +57,8 @@ def _by_flops(axes: Axes, found: Comparison) -> None:
     axes.set_xscale("log")
     axes.margins(x=0.06, y=0.1)
     axes.set_xlabel("training FLOPs relative to RoBERTa-Large")
-    axes.set_ylabel(_score(found), parse_math=False)
+    label_decades(axes.xaxis)
+    axes.set_ylabel(_score(found))
 
 
 def _own(axes: Axes, found: Comparison) -> None:
@@ -73,10 +69,8 @@ def _own(axes: Axes, found: Comparison) -> None:
         axes.errorbar(point.score, place, xerr=point.deviation, linestyle="", elinewidth=0.8, **_style(number))
     names = [f"{found.own[number].name}\n{found.own[number].flops:.2g} FLOPs" for number in order]
     axes.set_yticks(range(len(order)), names)
-    for text in axes.get_yticklabels():
-        text.set_parse_math(False)
     axes.margins(x=0.08, y=0.12)
-    axes.set_xlabel(_score(found), parse_math=False)
+    axes.set_xlabel(_score(found))
     axes.set_title("own runs" + (", mean ± standard deviation" if any(point.deviation for point in found.own) else ""))
 
 

@@ -12,7 +12,7 @@ from hf_tlm.analysis.curves.options import AXES
 from hf_tlm.analysis.curves.series import average, smooth, unit
 from hf_tlm.analysis.curves.states import RunLog
 from hf_tlm.analysis.errors import AnalysisError
-from hf_tlm.analysis.figures import PALETTE, STYLE, WIDTH, new_figure, series_style
+from hf_tlm.analysis.figures import PALETTE, STYLE, WIDTH, add_legend, new_figure, power_of_ten, series_style, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,6 +21,7 @@ WIDE = 6.8  # inches: the width of a page
 _MARKS = 8  # on a line
 
 
+@style()
 def curves_figure(
     runs: Mapping[str, RunLog], quantities: Sequence[str], *, x: str = "steps", smoothing: int = 1, spread: str = "band"
 ) -> Figure:
@@ -38,14 +39,6 @@ def curves_figure(
             f"One picture shows up to {len(PALETTE)} runs; there are {len(runs)}: {', '.join(runs)}. Choose some, as in "
             "--run first=DIR second=DIR."
         )
-    new_figure()  # Says so where matplotlib is not installed.
-    import matplotlib
-
-    with matplotlib.rc_context(STYLE):
-        return _figure(runs, quantities, x, smoothing, spread)
-
-
-def _figure(runs: Mapping[str, RunLog], quantities: Sequence[str], x: str, smoothing: int, spread: str) -> Figure:
     columns = min(len(quantities), 3 if len(quantities) != 4 else 2)
     rows = math.ceil(len(quantities) / columns)
     figure, axes = new_figure(
@@ -57,11 +50,11 @@ def _figure(runs: Mapping[str, RunLog], quantities: Sequence[str], x: str, smoot
             panel.remove()
             continue
         word, scale = unit(quantities[at])
-        panel.set_title(quantities[at], parse_math=False)
-        panel.set_ylabel(word, parse_math=False)
+        panel.set_title(quantities[at])
+        panel.set_ylabel(word)
         for number, run in enumerate(runs.values()):
-            style = {**series_style(number), "markersize": 3, "markevery": number / len(runs)}
-            _draw(panel, run, quantities[at], x, 10.0**-exponent, scale, smoothing, spread, style)
+            look = {**series_style(number), "markersize": 3, "markevery": number / len(runs)}
+            _draw(panel, run, quantities[at], x, 10.0**-exponent, scale, smoothing, spread, look)
         for end in _ends(runs, x):
             panel.axvline(end * 10.0**-exponent, color="#808080", linestyle=":", linewidth=0.8, zorder=0)
         panel.margins(x=0.03)
@@ -70,35 +63,33 @@ def _figure(runs: Mapping[str, RunLog], quantities: Sequence[str], x: str, smoot
             panel.set_ylim(bottom, 100 + 0.03 * (100 - bottom))
         panel.tick_params(labelbottom=at + columns >= len(quantities))
     figure.supxlabel(_x_label(x, exponent, smoothing), fontsize=STYLE["axes.labelsize"])
-    styles = [{**series_style(number), "markersize": 3} for number in range(len(runs))]
-    handles = [figure.axes[0].plot([], [], label=name, **style)[0] for name, style in zip(runs, styles, strict=True)]
-    legend = figure.legend(handles=handles, loc="outside upper center", ncols=min(len(runs), 2 if columns == 1 else 4))
-    for text in legend.get_texts():
-        text.set_parse_math(False)
+    looks = [{**series_style(number), "markersize": 3} for number in range(len(runs))]
+    handles = [figure.axes[0].plot([], [], label=name, **look)[0] for name, look in zip(runs, looks, strict=True)]
+    add_legend(figure, handles=handles, loc="outside upper center", ncols=min(len(runs), 2 if columns == 1 else 4))
     return figure
 
 
-def _draw(panel, run: RunLog, quantity: str, x: str, shrink: float, scale: float, window: int, spread: str, style) -> None:
+def _draw(panel, run: RunLog, quantity: str, x: str, shrink: float, scale: float, window: int, spread: str, look) -> None:
     if spread == "lines":
         for seed in run.seeds:
             if curve := seed.curve(quantity):
                 values = scale * smooth(curve.values, curve.stages, window)
-                panel.plot(shrink * curve.x[x], values, **_marked(style, len(values)) | {"linewidth": 0.7})
+                panel.plot(shrink * curve.x[x], values, **_marked(look, len(values)) | {"linewidth": 0.7})
         return
     of = average(run, quantity)
     if of is None:
         return
     mean, along = scale * smooth(of.mean, of.stages, window), shrink * of.x[x]
-    panel.plot(along, mean, **_marked(style, len(mean)))
+    panel.plot(along, mean, **_marked(look, len(mean)))
     if np.isfinite(of.deviation).any():
         deviation = scale * smooth(of.deviation, of.stages, window)
-        panel.fill_between(along, mean - deviation, mean + deviation, color=style["color"], alpha=0.18, linewidth=0)
+        panel.fill_between(along, mean - deviation, mean + deviation, color=look["color"], alpha=0.18, linewidth=0)
 
 
-def _marked(style, points: int):
+def _marked(look, points: int):
     """Marks on some points of a line, so that it is told apart without colour; of a long one on others than other lines'."""
     every = max(1, math.ceil(points / _MARKS))
-    return {**style, "markevery": (int(style["markevery"] * every), every)}
+    return {**look, "markevery": (int(look["markevery"] * every), every)}
 
 
 def _ends(runs: Mapping[str, RunLog], x: str) -> list[float]:
@@ -123,5 +114,5 @@ def _exponent(runs: Mapping[str, RunLog], quantities: Sequence[str], x: str) -> 
 
 
 def _x_label(x: str, exponent: int, smoothing: int) -> str:
-    label = AXES[x] + (f" ($10^{{{exponent}}}$)" if exponent else "")
+    label = AXES[x] + (f" ({power_of_ten(exponent)})" if exponent else "")
     return label + (f", running means of {smoothing} points" if smoothing > 1 else "")

@@ -16,8 +16,8 @@ from hf_tlm.analysis.embeddings.texts import DrawnTexts, draw_texts
 from hf_tlm.analysis.embeddings.vectors import embed_texts
 from hf_tlm.analysis.encoders import load_encoder
 from hf_tlm.analysis.errors import AnalysisError
-from hf_tlm.analysis.figures import to_csv
-from hf_tlm.analysis.findings import Findings
+from hf_tlm.analysis.figures import check_installed, to_csv
+from hf_tlm.analysis.findings import Findings, markdown_table
 from hf_tlm.files import atomic_write
 
 HEADINGS = {
@@ -38,6 +38,7 @@ def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: Options) -> Fin
     """
     if not args.encoders:
         raise AnalysisError("--what embeddings needs --models, or --run with trained models.")
+    check_installed("matplotlib", "sklearn")
     loaded = task.load("--what embeddings")
     drawn = draw_texts(loaded, options, max_texts=args.max_texts, random_from=args.texts, seed=args.analysis_seed)
     rows, projections, cosines = [], {}, {}
@@ -82,9 +83,8 @@ def measure(
 def to_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     """A row for each model."""
     keys = list(rows[0])
-    lines = [[HEADINGS[key] for key in keys], ["---", *["---:"] * (len(keys) - 1)]]
-    lines += [[row["model"].replace("|", "\\|"), *(f"{row[key]:.3f}" for key in keys[1:])] for row in rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+    cells = [[row["model"], *(f"{row[key]:.3f}" for key in keys[1:])] for row in rows]
+    return markdown_table([HEADINGS[key] for key in keys], cells)
 
 
 def _embed(

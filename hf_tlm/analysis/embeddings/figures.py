@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hf_tlm.analysis.figures import HEIGHT, MARKERS, PALETTE, WIDTH, new_figure, save_figure, shortened
+from hf_tlm.analysis.figures import HEIGHT, MARKERS, PALETTE, WIDTH, add_legend, new_figure, save_figure, shortened, style
 
 # Panels -> columns, where it is not as many as there are or three.
 COLUMNS = {4: 2}
@@ -24,6 +24,7 @@ MARKED = 6
 NAME_WIDTH = 26
 
 
+@style()
 def draw_classes(
     projections: Mapping[str, np.ndarray], labels: np.ndarray, names: Sequence[str], directory: str | os.PathLike
 ) -> list[Path]:
@@ -46,8 +47,8 @@ def draw_classes(
             axes.scatter(*points[rest].T, s=5, c=GREY, marker=".", linewidths=0, label=f"{len(present) - len(shown)} others")
         # The largest class first: small ones would vanish under it.
         for at, label in enumerate(shown):
-            style = {"s": _size(len(labels)), "c": PALETTE[at], "marker": MARKERS[at], "linewidths": 0, "alpha": 0.8}
-            axes.scatter(*points[labels == label].T, label=shortened(names[label], NAME_WIDTH), **style)
+            look = {"s": _size(len(labels)), "c": PALETTE[at], "marker": MARKERS[at], "linewidths": 0, "alpha": 0.8}
+            axes.scatter(*points[labels == label].T, label=shortened(names[label], NAME_WIDTH), **look)
     _legend(figure, panels[0], _legend_columns(projections))
     rows = [
         {"model": name, "text": row, "class": names[label], "x": float(x), "y": float(y)}
@@ -57,6 +58,7 @@ def draw_classes(
     return save_figure(figure, directory, "embeddings_tsne", rows)
 
 
+@style()
 def draw_pairs(
     projections: Mapping[str, np.ndarray], pairs: np.ndarray, directory: str | os.PathLike, *, seed: int = 0
 ) -> list[Path]:
@@ -73,8 +75,8 @@ def draw_pairs(
         _title(axes, name)
         axes.scatter(*points.T, s=_size(len(points)), c=GREY, marker="o", linewidths=0)
         for at, pair in enumerate(drawn):
-            style = {"color": PALETTE[at], "marker": MARKERS[at], "markeredgecolor": EDGE, "markeredgewidth": 0.4}
-            axes.plot(*points[pairs[pair]].T, linewidth=0.8, markersize=5, **style)
+            look = {"color": PALETTE[at], "marker": MARKERS[at], "markeredgecolor": EDGE, "markeredgewidth": 0.4}
+            axes.plot(*points[pairs[pair]].T, linewidth=0.8, markersize=5, **look)
     rows = [
         {
             "model": name,
@@ -91,6 +93,7 @@ def draw_pairs(
     return save_figure(figure, directory, "embeddings_tsne", rows)
 
 
+@style()
 def draw_cosines(cosines: Mapping[str, Mapping[str, np.ndarray]], vector: str, directory: str | os.PathLike) -> list[Path]:
     """Figures 1 and 5 of the COCO-LM paper: embeddings_cosine.png, .svg and .csv, a panel for each model, histograms of the
     cosine similarities of some kinds of pairs, with kernel density estimates and means.
@@ -158,19 +161,15 @@ def _legend(figure: Any, axes: Any, columns: int) -> None:
     handles, names = axes.get_legend_handles_labels()
     last = [at for at, name in enumerate(names) if name.endswith(" others")]
     order = [at for at in range(len(names)) if at not in last] + last
-    legend = figure.legend(
+    add_legend(
+        figure,
         [handles[at] for at in order],
         [names[at] for at in order],
-        loc="outside lower center",
         ncols=min(columns, len(names)),
-        fontsize=7,
-        frameon=False,
         markerscale=1.8,
         handletextpad=0.4,
         columnspacing=1.2,
     )
-    for text in legend.get_texts():
-        text.set_parse_math(False)
 
 
 def _legend_columns(projections: Mapping[str, Any]) -> int:
@@ -178,7 +177,7 @@ def _legend_columns(projections: Mapping[str, Any]) -> int:
 
 
 def _title(axes: Any, text: str) -> None:
-    axes.set_title(text if "\n" in text else shortened(text, NAME_WIDTH), fontsize=8, parse_math=False)
+    axes.set_title(text if "\n" in text else shortened(text, NAME_WIDTH))
 
 
 def _size(count: int) -> float:

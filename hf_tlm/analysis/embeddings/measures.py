@@ -19,6 +19,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from hf_tlm.analysis.figures import check_installed
+
 # Pairs whose vectors are gathered together: 100 MB at H = 768.
 CHUNK = 1 << 14
 SILHOUETTE_TEXTS = 5000
@@ -91,6 +93,7 @@ def silhouette(vectors: np.ndarray, labels: np.ndarray, *, seed: int = 0) -> flo
     Args:
         vectors: [N, H]; labels: int64 [N], of two classes or more, and of fewer than N. Of many texts 5000 are drawn.
     """
+    check_installed("sklearn")
     from sklearn.metrics import silhouette_score
 
     drawn = np.random.default_rng(seed).permutation(len(labels))[:SILHOUETTE_TEXTS]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hf_tlm.analysis.errors import AnalysisError
+from hf_tlm.analysis.figures import check_installed
 
 # Components that t-SNE sees, as its authors do before it: they hold the neighbours, and distances cost less.
 COMPONENTS = 50
@@ -21,8 +22,9 @@ def project(vectors: np.ndarray, *, perplexity: float = 30.0, seed: int = 0) -> 
         perplexity: about how many neighbours a text has. At most (N - 1) / 3: t-SNE looks at three times as many.
 
     Raises:
-        AnalysisError: fewer than three vectors, or all are the same.
+        AnalysisError: fewer than three vectors, or all are the same; scikit-learn is not installed.
     """
+    check_installed("sklearn")
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
 

@@ -19,7 +19,7 @@ from hf_tlm.analysis.embeddings.measures import random_pairs, same_class_pairs
 from hf_tlm.analysis.embeddings.options import Options
 from hf_tlm.analysis.embeddings.projection import LEAST_TEXTS
 from hf_tlm.analysis.errors import AnalysisError
-from hf_tlm.corpora import load_corpus
+from hf_tlm.analysis.sampling import sample_corpus
 from hf_tlm.tasks import Task
 
 # The default of similar_from, as a share of the largest score there is.
@@ -94,7 +94,7 @@ def draw_texts(
         raise AnalysisError(
             f"None of the texts drawn of {task.name}'s {split} split form a similar pair ({parts['similar_are']})."
         )
-    others = None if random_from is None else sample_corpus(random_from, max_texts, seed=seed)
+    others = None if random_from is None else sample_corpus(random_from, max_texts, seed=seed, least=2)
     count, said = (len(texts), f"{task.name}'s {split} split") if others is None else (len(others), Path(random_from).name)
     return DrawnTexts(
         texts,
@@ -103,23 +103,6 @@ def draw_texts(
         random_are=f"of {said}",
         random_texts=others,
     )
-
-
-def sample_corpus(corpus: str, count: int, *, seed: int = 0) -> list[str]:
-    """As many texts of a corpus, or all if it has fewer, each with the same probability; it is read through once, and what
-    is drawn is all that is kept.
-
-    Raises:
-        AnalysisError: it has fewer than two. CorpusError: see `load_corpus`.
-    """
-    rng, kept = np.random.default_rng(seed), []
-    for _, batch in load_corpus(corpus).batches():
-        texts = [text for text in batch["text"].to_pylist() if text and text.strip()]
-        kept += zip(rng.random(len(texts)), texts, strict=True)
-        kept = sorted(kept)[:count]
-    if len(kept) < 2:
-        raise AnalysisError(f"Random pairs need two texts or more; {corpus} has {len(kept)}.")
-    return [text for _, text in kept]
 
 
 def _similar(task: Task, labels: Sequence[float], options: Options) -> tuple[np.ndarray, str]:

@@ -14,8 +14,8 @@ from transformers import PreTrainedTokenizerBase
 from hf_tlm.analysis.arguments import AnalyzeArguments, AnalyzedTask
 from hf_tlm.analysis.encoders import load_encoder
 from hf_tlm.analysis.errors import AnalysisError
-from hf_tlm.analysis.figures import save_figure, to_csv
-from hf_tlm.analysis.findings import Findings
+from hf_tlm.analysis.figures import check_installed, save_figure, to_csv
+from hf_tlm.analysis.findings import Findings, markdown_table
 from hf_tlm.analysis.heads.attention import Text, measure_heads, most_tokens, text_maps
 from hf_tlm.analysis.heads.figures import Drawn, draw_attention_maps, draw_head_shares, map_rows
 from hf_tlm.analysis.heads.head_types import AttentionHead, LayerShares, layer_shares
@@ -30,6 +30,7 @@ def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: Options) -> Fin
     models."""
     if not args.encoders:
         raise AnalysisError("--what heads needs models: give --models, or --run.")
+    check_installed("matplotlib")  # Before the work of minutes.
     trust = args.trust_remote_code
     files = _file_names(args.encoders)
     source, texts = read_texts(args, task)
@@ -68,12 +69,12 @@ def save_maps(found: Mapping[str, Drawn], caption: str, folder: Path, name: str)
 
 def shares_table(shares: Mapping[str, Sequence[LayerShares]]) -> str:
     """Markdown: of each model's layers, and of the whole model, the percent of heads of each kind."""
-    rows = [["model", "layer", "heads", "positional /%", "vertical /%", "other /%"], ["---", *["---:"] * 5]]
+    rows = []
     for name, layers in shares.items():
         for own in layers:
             values = [f"{value:.1f}" for value in (own.positional, own.vertical, own.other)]
-            rows.append([name.replace("|", "\\|"), "all" if own.layer is None else str(own.layer), str(own.heads), *values])
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
+            rows.append([name, "all" if own.layer is None else str(own.layer), str(own.heads), *values])
+    return markdown_table(["model", "layer", "heads", "positional /%", "vertical /%", "other /%"], rows)
 
 
 def _share_rows(shares: Mapping[str, Sequence[LayerShares]]) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hf_tlm.analysis.figures import PALETTE, WIDTH, new_figure, series_style
+from hf_tlm.analysis.figures import PALETTE, WIDTH, add_legend, new_figure, series_style, style
 from hf_tlm.analysis.heads.attention import TextMaps
 from hf_tlm.analysis.heads.head_types import POSITIONAL, VERTICAL, AttentionHead, LayerShares
 
@@ -21,9 +21,9 @@ MARGIN = 0.08  # Of a map's side, where frames are.
 ACROSS = 34  # Heads side by side, of one model or several.
 # Inches: the largest side of a map; left of a panel, above, and below it; a letter of titles and of the text.
 LARGEST, LEFT, ABOVE, BELOW, TITLE, LETTER = 0.8, 0.4, 0.2, 0.32, 0.065, 0.05
-LEGEND = {"loc": "outside lower center", "fontsize": 7, "frameon": False}
 
 
+@style()
 def draw_head_shares(by_model: Mapping[str, Sequence[LayerShares]]) -> Figure:
     """Percent of positional and of vertical heads by layer, a line for each model."""
     columns = 2 if max(map(len, by_model)) <= 20 else 1
@@ -33,18 +33,17 @@ def draw_head_shares(by_model: Mapping[str, Sequence[LayerShares]]) -> Figure:
     for panel, kind in zip(axes, (POSITIONAL, VERTICAL), strict=True):
         for index, (name, shares) in enumerate(by_model.items()):
             layers = [own for own in shares if own.layer is not None]
-            style = series_style(index) | {"markerfacecolor": "none", "clip_on": False, "label": _title(name)}
-            panel.plot([own.layer for own in layers], [getattr(own, kind) for own in layers], **style)
+            look = series_style(index) | {"markerfacecolor": "none", "clip_on": False, "label": _title(name)}
+            panel.plot([own.layer for own in layers], [getattr(own, kind) for own in layers], **look)
         panel.set(ylabel=f"{kind} heads (%)", ylim=(0, 1.05 * top))
     last = max(own.layer or 0 for shares in by_model.values() for own in shares)
     axes[-1].set(xlabel="layer", xlim=(0.5, last + 0.5))
     axes[-1].xaxis.get_major_locator().set_params(integer=True)
-    legend = figure.legend(*axes[0].get_legend_handles_labels(), ncols=columns, **LEGEND)
-    for label in legend.get_texts():
-        label.set_parse_math(False)
+    add_legend(figure, *axes[0].get_legend_handles_labels(), ncols=columns)
     return figure
 
 
+@style()
 def draw_attention_maps(models: Mapping[str, Drawn], text: str) -> Figure:
     """All attention maps of one text, layers by heads, for each of several models: positional heads framed, vertical ones on
     grey."""
@@ -59,13 +58,13 @@ def draw_attention_maps(models: Mapping[str, Drawn], text: str) -> Figure:
     canvas.axis("off")
     for name, (x, y) in panels.items():
         _draw_panel(canvas, name, *models[name], x, y, side)
-    figure.suptitle("\n".join(lines), fontsize=7, parse_math=False)
+    figure.suptitle("\n".join(lines), fontsize=7)
     colours = ScalarMappable(_norm(), "Blues")
     bar = figure.colorbar(colours, ax=canvas, ticks=(0, 0.1, 0.5, 1), fraction=0.03, aspect=16, shrink=min(1, 1.4 / bottom))
     bar.set_label("attention weight", fontsize=7)
     bar.ax.tick_params(labelsize=6)
     framed = Patch(facecolor="none", edgecolor=FRAME, linewidth=1.4, label="positional head")
-    figure.legend(handles=[framed, Patch(facecolor=GREY, label="vertical head")], ncols=2, **LEGEND)
+    add_legend(figure, handles=[framed, Patch(facecolor=GREY, label="vertical head")], ncols=2)
     return figure
 
 
@@ -154,7 +153,7 @@ def _draw_panel(canvas, name: str, heads: Sequence[AttentionHead], maps: TextMap
             corner = (x + (own.head - 1) * side + edge, y + (own.layer - 1) * side + edge)
             square = (side - 2 * edge, side - 2 * edge)
             canvas.add_patch(Rectangle(corner, *square, fill=False, edgecolor=FRAME, linewidth=min(1.6, 5 * side)))
-    canvas.text(x, y - 0.04, _title(name), fontsize=8, va="bottom", parse_math=False)
+    canvas.text(x, y - 0.04, _title(name), va="bottom")
     step = 1 if side > 0.14 else 2
     for number in range(1, layers + 1, step):
         canvas.text(x - 0.03, y + (number - 0.5) * side, str(number), fontsize=6, ha="right", va="center")

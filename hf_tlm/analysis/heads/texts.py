@@ -7,7 +7,7 @@ import numpy as np
 from hf_tlm.analysis.arguments import AnalyzeArguments, AnalyzedTask
 from hf_tlm.analysis.errors import AnalysisError
 from hf_tlm.analysis.heads.attention import Text
-from hf_tlm.corpora import load_corpus
+from hf_tlm.analysis.sampling import sample_corpus
 
 # Texts that a model has neither learned from nor been chosen by come first.
 SPLITS = ("test", "validation", "train")
@@ -19,16 +19,16 @@ def read_texts(args: AnalyzeArguments, task: AnalyzedTask) -> tuple[str, list[Te
     `max_texts`, drawn with the seed and in their order.
 
     Raises:
-        AnalysisError: neither was given. CorpusError, TaskError: they cannot be read.
+        AnalysisError: neither was given, or the file has no text. CorpusError, TaskError: they cannot be read.
     """
     if args.texts is not None:
-        rows, source = load_corpus(args.texts, text_column=task.text_column or "text").to_dataset(), args.texts
-    elif task.task is None:
+        settings = {"seed": args.analysis_seed, "text_column": task.text_column or "text"}
+        return args.texts, sample_corpus(args.texts, args.max_texts, **settings)
+    if task.task is None:
         raise AnalysisError("--what heads needs texts: give --texts, a file, or --task, whose texts are read.")
-    else:
-        loaded = task.load()
-        split = next(name for name in SPLITS if name in loaded.splits)
-        rows, source = loaded.splits[split], f"{loaded.name}, {split}"
+    loaded = task.load()
+    split = next(name for name in SPLITS if name in loaded.splits)
+    rows, source = loaded.splits[split], f"{loaded.name}, {split}"
     if len(rows) > args.max_texts:
         drawn = np.random.default_rng(args.analysis_seed).choice(len(rows), args.max_texts, replace=False)
         rows = rows.select(np.sort(drawn))

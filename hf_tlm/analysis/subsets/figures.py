@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hf_tlm.analysis.figures import PALETTE, WIDTH, new_figure, series_style
+from hf_tlm.analysis.figures import PALETTE, WIDTH, add_legend, new_figure, series_style, style
 from hf_tlm.analysis.subsets.influence import RankInfluence
 from hf_tlm.analysis.subsets.overlap import Overlap
 from hf_tlm.analysis.subsets.ranks import SizeAgainstK, steps
@@ -21,24 +21,24 @@ if TYPE_CHECKING:
 HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx", "----")
 CORPUS_COLORS = ("#b0b0b0", "#d8d8d8")
 BAR = 0.06  # inches that a bar is high
-LINE = {"linewidth": 1.3, "markersize": 4}
 LONGEST_LABEL = 26
 LETTER = 0.055  # inches that a letter of a label is wide
 IN_A_FIGURE = 6  # subsets that are told apart
 SIDE_BY_SIDE = 8  # subsets whose matrices are legible beside each other
 
 
+@style()
 def draw_size(curves: Mapping[str, SizeAgainstK]) -> Figure:
     """Above, the size of the union against K; below, the score at each rank with its standard deviation."""
     figure, (above, below) = new_figure(2, 1, height=3.6, sharex=True)
     for index, (name, curve) in enumerate(curves.items()):
-        style, known = series_style(index) | LINE, ~np.isnan(curve.score)
+        look, known = series_style(index), ~np.isnan(curve.score)
         at = np.array(steps(len(curve.k)))
-        above.plot(curve.k, curve.passages, label=label(name), markevery=at - 1, **style)
+        above.plot(curve.k, curve.passages, label=label(name), markevery=at - 1, **look)
         if known.any():
             k, score, deviation = (values[known] for values in (curve.k, curve.score, curve.deviation))
-            below.plot(k, score, markevery=np.flatnonzero(np.isin(k, at)).tolist(), **style)
-            below.fill_between(k, score - deviation, score + deviation, color=style["color"], alpha=0.15, linewidth=0)
+            below.plot(k, score, markevery=np.flatnonzero(np.isin(k, at)).tolist(), **look)
+            below.fill_between(k, score - deviation, score + deviation, color=look["color"], alpha=0.15, linewidth=0)
     above.set(xscale="log", ylabel="passages in the union", ylim=(0, None))
     below.set(xscale="log", xlabel="K, or rank k (log scale)", ylabel="BM25 score at rank k", ylim=(0, None))
     ticks = steps(max(len(curve.k) for curve in curves.values()))
@@ -51,6 +51,7 @@ def draw_size(curves: Mapping[str, SizeAgainstK]) -> Figure:
     return figure
 
 
+@style()
 def draw_sources(shares: Sequence[SourceShare], corpora: Mapping[str, Sequence[str]]) -> Figure:
     """Bars of the sources' shares, the corpora's first.
 
@@ -66,16 +67,14 @@ def draw_sources(shares: Sequence[SourceShare], corpora: Mapping[str, Sequence[s
     places = np.arange(len(groups)) * (len(bars) + 1.0)
     for index, (name, values) in enumerate(bars):
         own = index - len(corpora)
-        style = (
+        look = (
             {"color": CORPUS_COLORS[index % len(CORPUS_COLORS)]}
             if own < 0
             else {"facecolor": PALETTE[own % len(PALETTE)], "hatch": HATCHES[own % len(HATCHES)], "edgecolor": "white"}
         )
-        axes.barh(places + index, 100 * np.array(values), height=1, linewidth=0.3, label=label(name), **style)
+        axes.barh(places + index, 100 * np.array(values), height=1, linewidth=0.3, label=label(name), **look)
     names = [f"{own[0].others:,} others" if own[0].source is None else label(own[0].source or "(none)") for own in groups]
     axes.set_yticks(places + (len(bars) - 1) / 2, names)
-    for text in axes.get_yticklabels():
-        text.set_parse_math(False)
     axes.set(xlabel="share of passages (%)", ylim=(places[-1] + len(bars), -1))
     axes.tick_params(axis="y", length=0)
     axes.grid(False, axis="y")
@@ -83,6 +82,7 @@ def draw_sources(shares: Sequence[SourceShare], corpora: Mapping[str, Sequence[s
     return figure
 
 
+@style()
 def draw_influence(found: RankInfluence) -> Figure:
     """By group of ranks, where the middle half and nine tenths of influence are, and its mean with standard deviation."""
     figure, axes = new_figure()
@@ -92,8 +92,8 @@ def draw_influence(found: RankInfluence) -> Figure:
         axes.bar(at, quantiles[:, high] - quantiles[:, low], 0.7, quantiles[:, low], color=color, label=what)
     axes.hlines(quantiles[:, 2], at - 0.35, at + 0.35, color="black", linewidth=0.8, label="median")
     mean, deviation = (np.array([getattr(group, name) for group in found.bins]) for name in ("mean", "deviation"))
-    style = series_style(1) | {"linestyle": "", "markersize": 4}
-    axes.errorbar(at, mean, deviation, elinewidth=0.9, capsize=2, label="mean, standard deviation", **style)
+    look = series_style(1) | {"linestyle": ""}
+    axes.errorbar(at, mean, deviation, elinewidth=0.9, capsize=2, label="mean, standard deviation", **look)
     axes.use_sticky_edges = False  # Bars would have no margin below.
     names = [f"{g.first:,}" if g.first == g.last else f"{g.first:,}–{g.last:,}" for g in found.bins]
     axes.set_xticks(at, names, rotation=45, ha="right", rotation_mode="anchor")
@@ -104,6 +104,7 @@ def draw_influence(found: RankInfluence) -> Figure:
     return figure
 
 
+@style()
 def draw_overlap(found: Overlap) -> Figure:
     """Annotated matrices of the measures that apply."""
     measures = {"Jaccard index": found.jaccard, "share of the row in the column": found.containment}
@@ -129,8 +130,6 @@ def draw_overlap(found: Overlap) -> Figure:
         axes.set_title(title, fontsize=7)
         axes.set_xticks(range(len(names)), names, rotation=90)
         axes.set_yticks(range(len(names)), names)
-        for text in (*axes.get_xticklabels(), *axes.get_yticklabels()):
-            text.set_parse_math(False)
         axes.grid(False)
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
@@ -152,9 +151,4 @@ def _of(shares: Sequence[SourceShare], subset: str) -> Any:
 
 def _legend(figure: Figure, axes: Axes, entries: int) -> None:
     """Above the plot, where no data are."""
-    handles, labels = axes.get_legend_handles_labels()
-    legend = figure.legend(
-        handles, labels, loc="outside upper center", ncols=2 if entries > 1 else 1, fontsize=7, frameon=False
-    )
-    for text in legend.get_texts():
-        text.set_parse_math(False)
+    add_legend(figure, *axes.get_legend_handles_labels(), loc="outside upper center", ncols=2 if entries > 1 else 1)

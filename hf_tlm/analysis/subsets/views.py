@@ -155,7 +155,7 @@ def case_study(subsets: Subsets, folder: Path, task: Task | None, number: int, p
         intro = "Words that a task text and its passage both have are bold, stop words aside."
         text = f"# {escape(name)}: task texts and what was retrieved for them\n\n{intro}\n\n"
         atomic_write(files[-1], text + case_studies_to_markdown(studies))
-        lines.append(f"{escape(name)}: {len(studies):,} task texts with their passages in {escape(files[-1].name)}.")
+        lines.append(f"{escape(name)}: {len(studies):,} task texts with their passages in `{files[-1].name}`.")
     return Findings(title, "\n".join(["\n\n".join(lines), *reasons]).strip(), files)
 
 

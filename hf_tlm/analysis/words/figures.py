@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_tlm.analysis.figures import WIDTH, new_figure, save_figure, series_style, shortened
+from hf_tlm.analysis.figures import WIDTH, add_legend, label_decades, new_figure, save_figure, series_style, shortened, style
 
 if TYPE_CHECKING:
     from hf_tlm.analysis.words.influential_words import InfluentialWord
@@ -32,6 +32,7 @@ def to_rows(words: Sequence[InfluentialWord], frequencies: Mapping[str, Sequence
     return rows
 
 
+@style()
 def draw_frequencies(
     words: Sequence[InfluentialWord], frequencies: Mapping[str, Sequence[float]], directory: str | os.PathLike
 ) -> list[Path]:
@@ -57,9 +58,9 @@ def draw_frequencies(
         place = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
         axes.annotate("none", (none, 1), (0, 2), ha="center", fontsize=6.5, **place)
     for index, (name, values) in enumerate(percents.items()):
-        style = {**series_style(index), "linestyle": "none", "markersize": 4}
-        hollow = {"markerfacecolor": "white"} if index % 2 else {}
-        axes.plot([value or none for value in values], [y for y, _ in shown], label=name, zorder=3, **style, **hollow)
+        look = series_style(index) | {"linestyle": "none"}
+        hollow = {"markerfacecolor": "none"} if index % 2 else {}
+        axes.plot([value or none for value in values], [y for y, _ in shown], label=name, zorder=3, **look, **hollow)
     for (y, at), *values in zip(shown, *percents.values(), strict=True):
         values = [value or none for value in values]
         axes.plot([min(values), max(values)], [y, y], color="#b0b0b0", linewidth=0.8, zorder=2)
@@ -67,15 +68,16 @@ def draw_frequencies(
             axes.text(1.02, y, f"×{rows[at]['ratio']:.2f}", transform=axes.get_yaxis_transform(), fontsize=6.5, va="center")
     axes.set_yticks(range(len(lines)), [shortened(text, NAME_WIDTH) for text, _ in lines])
     for text, (_, at) in zip(axes.get_yticklabels(), lines, strict=True):
-        text.set(parse_math=False, fontweight="bold" if at is None else "normal")
+        text.set_fontweight("bold" if at is None else "normal")
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel("share of the subset's words (%)")
-    legend = figure.legend(loc="outside lower center", ncols=4, fontsize=7, frameon=False, handletextpad=0.2)
-    for text in legend.get_texts():
-        text.set_parse_math(False)
-    if len(frequencies) == 2:
-        legend.set_title(f"×: {' / '.join(frequencies)}", {"size": 7})
-        legend.get_title().set_parse_math(False)
+    label_decades(axes.xaxis)
+    if 0 in everything:
+        for minor in (False, True):  # The place of 0 has no number.
+            ticks = axes.get_xticks(minor=minor)
+            axes.set_xticks(ticks[(ticks > 1.05 * none) & (ticks <= axes.get_xlim()[1])], minor=minor)
+    ratio = f"×: {' / '.join(frequencies)}" if len(frequencies) == 2 else None
+    add_legend(figure, ncols=4, handletextpad=0.2, title=ratio)
     return save_figure(figure, directory, "words", rows)
 
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hf_tlm.analysis.errors import AnalysisError
+from hf_tlm.analysis.findings import markdown_table
 from hf_tlm.retrieval.analyzer import Analyzer
 from hf_tlm.retrieval.index.tokenize import tokenize_words
 from hf_tlm.retrieval.index.vocabulary import Vocabulary
@@ -101,14 +102,11 @@ def word_frequencies(words: Sequence[str], subsets: Mapping[str, Subset | Datase
 
 def to_markdown(words: Sequence[InfluentialWord], frequencies: Mapping[str, Sequence[float]]) -> str:
     """Table 6: a row for each word, its label and PMI, and its frequency in each subset in percent."""
-    rows = [
-        ["word", "label", "PMI", *(f"{name} /%" for name in frequencies)],
-        ["---", "---", *["---:"] * (len(frequencies) + 1)],
-    ]
+    rows = []
     for at, word in enumerate(words):
         shares = [f"{100 * shares[at]:.4f}" for shares in frequencies.values()]
         rows.append([word.word, word.label, f"{word.pmi:.3f}", *shares])
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
+    return markdown_table(["word", "label", "PMI", *(f"{name} /%" for name in frequencies)], rows, texts=2)
 
 
 def _count_words(rows: Dataset, classes: int = 1) -> tuple[np.ndarray, list[str]]:
