@@ -17,7 +17,7 @@ from hf_tlm.analysis.report.curves import curves
 from hf_tlm.analysis.report.options import Options
 from hf_tlm.analysis.report.predictions import Predictions, read_predictions
 from hf_tlm.analysis.report.recorded import recorded_subset, recorded_task
-from hf_tlm.analysis.report.retrieved import MOST_BYTES, retrieved_table
+from hf_tlm.analysis.report.retrieved import MOST_BYTES, made_for, retrieved_table
 from hf_tlm.analysis.report.rows import Rows, TrainingWords, rows_of
 from hf_tlm.analysis.report.run_folder import MANIFEST, TITLES, RunFolder, read_run
 from hf_tlm.files import atomic_write
@@ -188,6 +188,12 @@ def _retrieved(
         return None
     blocks: list[Any] = []
     for name, subset in subsets.items():
+        queries = any(query is not None for query in subset.dataset[:1]["best_query"])
+        if queries and (task is None or not made_for(subset, task)):
+            missing.append(
+                f"The task texts that found the passages of {name}: shown by their ids. Give --task, the one that they were "
+                "retrieved for."
+            )
         facts = about.subset_facts(subset.manifest)
         blocks += [Text(f"From {name}:"), Facts(facts)]
         blocks.append(retrieved_table(subset, task, options.report_characters, MOST_BYTES // len(subsets)))
