@@ -202,6 +202,11 @@ def test_an_unfinished_run_says_so(run, task, tmp_path):
         ("results.json", '{"task": ', "results.json cannot be read as JSON"),
         ("results.json", "[1]", "results.json must hold a JSON object"),
         ("results.json", '{"seeds": {"a": 1}}', "results.json: `seeds` must be a list"),
+        ("results.json", '{"seeds": [], "kind": "weird"}', "results.json: `kind` must be one of .*found 'weird'"),
+        ("results.json", '{"seeds": [], "metric": 5}', "results.json: `metric` is not what recipes write: 5"),
+        ("results.json", '{"seeds": [], "subset": {"selection": 3}}', "results.json: the subset's `selection` is not"),
+        ("results.json", '{"seeds": [{"seed": 3, "history": 5}]}', "results.json: seed 3's `history` is not"),
+        ("results.json", '{"seeds": [{"seed": 3, "test": {"f1": "x"}}]}', "seed 3's test, `f1`, is not a number: 'x'"),
         ("settings.json", "", "settings.json cannot be read as JSON"),
         (
             "seed-3/predictions/test.jsonl",
@@ -217,6 +222,19 @@ def test_damaged_files_are_named(run, tmp_path, file, text, message):
     (run / file).write_bytes(text.encode("latin-1"))
     with pytest.raises(AnalysisError, match=message):
         page_of(run, tmp_path)
+
+
+def test_scores_that_are_not_finite_or_not_there(run, task, tmp_path):
+    record = json.loads((run / "results.json").read_text())
+    record["seeds"][0]["validation"] = {task.metric: float("nan"), "loss": None}
+    record["seeds"][0]["cost"] = {"flops": None}
+    write_json(run / "results.json", record)
+    page = page_of(run, tmp_path, task=task)
+    assert ["Macro-F1", "validation", "nan", "nan", "nan", "65.00"] in page.tables["In percent"]
+    assert analysis.read_run(run).best_seed == 4
+    record["seeds"] = record["seeds"][1:]
+    write_json(run / "results.json", record)
+    assert "standard deviation" not in page_of(run, tmp_path, task=task).sections["scores"]
 
 
 def test_no_run_at_all(tmp_path):
@@ -345,6 +363,9 @@ def test_subsets_and_pretraining(task, corpus, tmp_path):
     assert "retrieved" in page_of(run, tmp_path, task=task, subsets={"BM25": subset}).sections
     record = json.loads((run / "results.json").read_text()) | {"command": f"train_tlm.py --subset {tmp_path / 'subset'}"}
     write_json(run / "results.json", record)
+    assert "retrieved" in page_of(run, tmp_path, task=task).sections
+    # As it was called in the folder that the run is in; its settings' file is elsewhere.
+    write_json(run / "results.json", record | {"command": "train_tlm.py --config gone.yaml --subset subset"})
     assert "retrieved" in page_of(run, tmp_path, task=task).sections
 
     pretrained = {"corpus_fingerprint": "x", "corpus": {"name": "c", "tokens": 5}, "arguments": {"objective": "mlm"}}
