@@ -162,6 +162,14 @@ def test_two_runs(run, task, tmp_path):
     # Seed 3: rows 0, 2, 5 only the second has right, 7 only the first, 1 neither; seed 4: the same error.
     assert agreement[1:] == [["3", "19", "1", "3", "1", "0.62"], ["4", "23", "0", "0", "1", "1"]]
     assert page.tables["test scores of both, in percent"][1] == ["Macro-F1", "62.50", "17.68", "65.00", "7.07", "+2.50"]
+    assert list(page.tables["What differs"][1:]) == []
+    cost = page.tables["Cost of both, means over seeds"]
+    assert cost[1] == ["first: run", "10", "4,000", "2.5e+09", "", "2.000"] and cost[2][0] == "second: second"
+    record = json.loads((second / "results.json").read_text())
+    record["arguments"]["learning_rate"] = 0.25
+    write_json(second / "results.json", record)
+    differing = page_of(run, tmp_path, task=task, second=second).tables["What differs"]
+    assert differing[1:] == [["learning_rate", "0.5", "0.25"]]
     whole = page.tables["accuracy of both, in percent"]
     assert whole[1] == ["all", "24", "89.58", "93.75", "+4.17", "5.89"]
     better = page.tables["Where the second is better: predictions of seed 3, scores over all seeds"]
@@ -371,11 +379,14 @@ def test_subsets_and_pretraining(task, corpus, tmp_path):
     pretrained = {"corpus_fingerprint": "x", "corpus": {"name": "c", "tokens": 5}, "arguments": {"objective": "mlm"}}
     pretrained |= {"cost": {"steps": 1, "tokens": 2, "flops": 3.0, "seconds": 4}, "validation": {"mlm_loss": 6.5}}
     write_json(tmp_path / "pretrained" / "results.json", pretrained)
-    lines = [{"step": 1, "loss": 3.0, "corpus/mlm_loss": 3.0}, {"step": 2, "loss": 2.0, "corpus/mlm_loss": 2.0}]
+    more = {"corpus/copy_accuracy_original": 0.25, "corpus/cosine_positive": 0.5}
+    lines = [{"step": step, "loss": 4.0 - step, "corpus/mlm_loss": 4.0 - step, **more} for step in (1, 2)]
     write_json(tmp_path / "pretrained" / "training" / "trainer_state.json", {"log_history": lines})
     page = page_of(tmp_path / "pretrained", tmp_path)
     assert list(page.sections) == ["run", "cost", "scores", "curves"]
     assert ["validation", "mlm loss", "6.5000"] in page.tables["Losses (nats) and shares"]
+    charts = page.sections["curves"]
+    assert "Accuracies and shares" in charts and "copy accuracy original" in charts and "Cosines of pairs" in charts
 
 
 def test_grids_and_few_shot_splits(task, tmp_path):

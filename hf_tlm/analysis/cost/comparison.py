@@ -237,6 +237,7 @@ def to_markdown(found: Comparison) -> str:
         "selection."
     )
     if found.published:
-        text += " Rows with a source are published figures, from other corpora and models; they were not measured here."
+        text += " Rows with a source are published figures, from other corpora and models; they were not measured here. "
+        text += "FLOPs that the papers print for TLM and ISS are means over their eight tasks, not over these."
     notes = "\n".join(f"- {note}" for note in dict.fromkeys(found.notes))
     return "\n".join(lines) + f"\n\n{text}\n" + (f"\n{notes}\n" if notes else "")

@@ -72,7 +72,7 @@ def cost(run: RunFolder) -> Section | None:
     if not rows:
         return None
     names = [name for name in COST if any(part.get(name) for _, part in rows)]
-    values = [(of, *(_hours(name, part.get(name)) for name in names)) for of, part in rows]
+    values = [(of, *(hours(name, part.get(name)) for name in names)) for of, part in rows]
     table = make_table("Training, by seed and stage", (Column("of"), *(COST[name] for name in names)), values)
     about = (
         "FLOPs are 6 x tokens x parameters, with padding, as the TLM paper counts them; measured FLOPs are what forward and "
@@ -226,5 +226,6 @@ def _grid_table(grid: Mapping[str, Any], metric: str | None) -> Table:
     return make_table("Points of the grid", [*columns, Column("")], rows)
 
 
-def _hours(name: str, value: float | None) -> float | None:
+def hours(name: str, value: float | None) -> float | None:
+    """A figure of `COST` as its column has it."""
     return value / 3600 if name == "seconds" and value is not None else value
