@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hf_tlm.analysis.checked import check_record, check_seed
 from hf_tlm.analysis.errors import AnalysisError
-from hf_tlm.analysis.report.checked import check_record, check_seed
 
 RESULTS, SETTINGS, MANIFEST, GRID = "results.json", "settings.json", "manifest.json", "grid.json"
 TITLES = {

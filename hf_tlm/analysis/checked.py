@@ -1,4 +1,4 @@
-"""Whether a run's record is what recipes write, before a page is made of it."""
+"""Whether a run's record is what recipes write, before it is shown or compared."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hf_tlm.analysis.errors import AnalysisError
 
 KINDS = ("classification", "regression", "question_answering", "tagging", "multiple_choice")
 _NUMBER = (int, float)
-# Of a run, and of each of its seeds: what is not there, or empty, is missing, and the page does without.
+# Of a run, and of each of its seeds: what is not there, or empty, is missing, and analyses do without.
 _OF_RUN = {"metric": str, "task": (str, Mapping), "arguments": Mapping, "model": Mapping, "subset": Mapping, "cost": Mapping}
 _OF_SEED = {"parameters": int, "cost": Mapping, "validation": Mapping, "test": Mapping, "stages": Mapping, "history": list}
 _OF_MANIFEST = {"corpus": Mapping, "counts": Mapping, "selection": Mapping}
@@ -32,6 +32,8 @@ def check_record(record: Mapping[str, Any], path: Path) -> None:
 
 def check_seed(record: Mapping[str, Any], path: Path) -> None:
     """The same of the record of a seed, or of a split."""
+    if not isinstance(record, Mapping) or not isinstance(record.get("seed"), int):
+        raise AnalysisError(f"{path} is not what a run writes: a seed's record lacks its `seed`; found {record!r:.60}.")
     where = f"seed {record.get('seed')}'s "
     _check(record, _OF_SEED, path, where)
     _numbers(record, path, where)
