@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from hf_tlm.analysis.checked import check_record, check_seed
 from hf_tlm.analysis.errors import AnalysisError
 
 RESULTS, SETTINGS = "results.json", "settings.json"
@@ -127,6 +128,7 @@ def _of_run(folder: Path, name: str, content: Mapping[str, Any]) -> Iterator[Res
     task = content.get("task")
     if not isinstance(task, str):
         return
+    check_record(content, folder / RESULTS)
     about = {"run": name, "folder": folder, "task": task, "arm": _without_task(name, task), "metric": content.get("metric")}
     about["settings"] = _flat(content)
     seeds = content.get("seeds") or content.get("splits")
@@ -135,13 +137,14 @@ def _of_run(folder: Path, name: str, content: Mapping[str, Any]) -> Iterator[Res
         yield Result(**about, seed=None, error=NOT_FINISHED)
     try:
         for record in seeds:
+            check_seed(record, folder / RESULTS)
             yield Result(
                 **about,
                 seed=record["seed"],
-                scores={split: record[split] for split in SPLITS if split in record},
-                cost=record.get("cost", {}),
+                scores={split: record[split] for split in SPLITS if record.get(split)},
+                cost=record.get("cost") or {},
             )
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise AnalysisError(f"{folder / RESULTS} is not what a run writes: a seed's record lacks {error}.") from error
 
 
@@ -175,7 +178,7 @@ def _of_record(path: Path, folder: Path, prefix: str) -> Result:
 
 
 def _flat(content: Mapping[str, Any]) -> dict[str, Any]:
-    settings = {**content.get("model", {}), **content.get("arguments", {})}
+    settings = {**(content.get("model") or {}), **(content.get("arguments") or {})}
     if "subset" in content:
         settings |= _of_subset(content["subset"], None)
     return {**settings, "task": content["task"]}
@@ -188,10 +191,13 @@ def _of_subset(subset: Mapping[str, Any] | None, place: str | None) -> dict[str,
     selection = subset.get("selection") or {}
     known = {name: subset[name] for name in _OF_SUBSETS if name in subset}
     known |= {name: selection[name] for name in _OF_SELECTIONS if selection.get(name) is not None}
-    words = subset["retriever"].replace("bm25", "BM25")
+    words = str(subset.get("retriever") or "unknown").replace("bm25", "BM25")
     if selection:
-        part = f"{100 * selection['fraction']:g}%" if selection.get("fraction") else f"{selection['size']} passages"
-        words += f", {part} {_METHODS.get(selection['method'], selection['method'])}"
+        part = (
+            f"{100 * selection['fraction']:g}%" if selection.get("fraction") else f"{selection.get('size', 'some')} passages"
+        )
+        method = selection.get("method")
+        words += f", {part} {_METHODS.get(method, method or 'chosen')}"
     return {**known, "subset": words}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,11 +20,18 @@ def aggregate(scores: Sequence[Mapping[str, float]]) -> dict[str, dict[str, Any]
             values = [float(score[name]) for score in scores]
             summary[name] = {
                 "mean": statistics.fmean(values),
-                "std": statistics.stdev(values) if len(values) > 1 else None,
+                "std": _deviation(values),
                 "n": len(values),
                 "values": values,
             }
     return summary
+
+
+def _deviation(values: Sequence[float]) -> float | None:
+    """NaN where a value is not finite, as the loss of a model that diverged: `statistics.stdev` has no answer then."""
+    if len(values) < 2:
+        return None
+    return statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
 
 
 def format_score(score: Mapping[str, Any]) -> str:

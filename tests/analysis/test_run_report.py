@@ -162,6 +162,14 @@ def test_two_runs(run, task, tmp_path):
     # Seed 3: rows 0, 2, 5 only the second has right, 7 only the first, 1 neither; seed 4: the same error.
     assert agreement[1:] == [["3", "19", "1", "3", "1", "0.62"], ["4", "23", "0", "0", "1", "1"]]
     assert page.tables["test scores of both, in percent"][1] == ["Macro-F1", "62.50", "17.68", "65.00", "7.07", "+2.50"]
+    assert list(page.tables["What differs"][1:]) == []
+    cost = page.tables["Cost of both, means over seeds"]
+    assert cost[1] == ["first: run", "10", "4,000", "2.5e+09", "", "2.000"] and cost[2][0] == "second: second"
+    record = json.loads((second / "results.json").read_text())
+    record["arguments"]["learning_rate"] = 0.25
+    write_json(second / "results.json", record)
+    differing = page_of(run, tmp_path, task=task, second=second).tables["What differs"]
+    assert differing[1:] == [["learning_rate", "0.5", "0.25"]]
     whole = page.tables["accuracy of both, in percent"]
     assert whole[1] == ["all", "24", "89.58", "93.75", "+4.17", "5.89"]
     better = page.tables["Where the second is better: predictions of seed 3, scores over all seeds"]
@@ -202,6 +210,11 @@ def test_an_unfinished_run_says_so(run, task, tmp_path):
         ("results.json", '{"task": ', "results.json cannot be read as JSON"),
         ("results.json", "[1]", "results.json must hold a JSON object"),
         ("results.json", '{"seeds": {"a": 1}}', "results.json: `seeds` must be a list"),
+        ("results.json", '{"seeds": [], "kind": "weird"}', "results.json: `kind` must be one of .*found 'weird'"),
+        ("results.json", '{"seeds": [], "metric": 5}', "results.json: `metric` is not what recipes write: 5"),
+        ("results.json", '{"seeds": [], "subset": {"selection": 3}}', "results.json: the subset's `selection` is not"),
+        ("results.json", '{"seeds": [{"seed": 3, "history": 5}]}', "results.json: seed 3's `history` is not"),
+        ("results.json", '{"seeds": [{"seed": 3, "test": {"f1": "x"}}]}', "seed 3's test, `f1`, is not a number: 'x'"),
         ("settings.json", "", "settings.json cannot be read as JSON"),
         (
             "seed-3/predictions/test.jsonl",
@@ -217,6 +230,19 @@ def test_damaged_files_are_named(run, tmp_path, file, text, message):
     (run / file).write_bytes(text.encode("latin-1"))
     with pytest.raises(AnalysisError, match=message):
         page_of(run, tmp_path)
+
+
+def test_scores_that_are_not_finite_or_not_there(run, task, tmp_path):
+    record = json.loads((run / "results.json").read_text())
+    record["seeds"][0]["validation"] = {task.metric: float("nan"), "loss": None}
+    record["seeds"][0]["cost"] = {"flops": None}
+    write_json(run / "results.json", record)
+    page = page_of(run, tmp_path, task=task)
+    assert ["Macro-F1", "validation", "nan", "nan", "nan", "65.00"] in page.tables["In percent"]
+    assert analysis.read_run(run).best_seed == 4
+    record["seeds"] = record["seeds"][1:]
+    write_json(run / "results.json", record)
+    assert "standard deviation" not in page_of(run, tmp_path, task=task).sections["scores"]
 
 
 def test_no_run_at_all(tmp_path):
@@ -346,15 +372,21 @@ def test_subsets_and_pretraining(task, corpus, tmp_path):
     record = json.loads((run / "results.json").read_text()) | {"command": f"train_tlm.py --subset {tmp_path / 'subset'}"}
     write_json(run / "results.json", record)
     assert "retrieved" in page_of(run, tmp_path, task=task).sections
+    # As it was called in the folder that the run is in; its settings' file is elsewhere.
+    write_json(run / "results.json", record | {"command": "train_tlm.py --config gone.yaml --subset subset"})
+    assert "retrieved" in page_of(run, tmp_path, task=task).sections
 
     pretrained = {"corpus_fingerprint": "x", "corpus": {"name": "c", "tokens": 5}, "arguments": {"objective": "mlm"}}
     pretrained |= {"cost": {"steps": 1, "tokens": 2, "flops": 3.0, "seconds": 4}, "validation": {"mlm_loss": 6.5}}
     write_json(tmp_path / "pretrained" / "results.json", pretrained)
-    lines = [{"step": 1, "loss": 3.0, "corpus/mlm_loss": 3.0}, {"step": 2, "loss": 2.0, "corpus/mlm_loss": 2.0}]
+    more = {"corpus/copy_accuracy_original": 0.25, "corpus/cosine_positive": 0.5}
+    lines = [{"step": step, "loss": 4.0 - step, "corpus/mlm_loss": 4.0 - step, **more} for step in (1, 2)]
     write_json(tmp_path / "pretrained" / "training" / "trainer_state.json", {"log_history": lines})
     page = page_of(tmp_path / "pretrained", tmp_path)
     assert list(page.sections) == ["run", "cost", "scores", "curves"]
     assert ["validation", "mlm loss", "6.5000"] in page.tables["Losses (nats) and shares"]
+    charts = page.sections["curves"]
+    assert "Accuracies and shares" in charts and "copy accuracy original" in charts and "Cosines of pairs" in charts
 
 
 def test_grids_and_few_shot_splits(task, tmp_path):

@@ -185,7 +185,13 @@ def test_places(tmp_path):
     [
         ('{"task": "t", "see', "is not JSON"),
         ("[1]", "must hold a JSON object; it holds list"),
-        (json.dumps({"task": "t", "seeds": [{}]}), "lacks 'seed'"),
+        (json.dumps({"task": "t", "seeds": [{}]}), "lacks its `seed`"),
+        (json.dumps({"task": "t", "seeds": [1]}), "lacks its `seed`; found 1"),
+        (json.dumps({"task": "t", "arguments": [1], "seeds": []}), "`arguments` is not what recipes write"),
+        (
+            json.dumps({"task": "t", "seeds": [{"seed": 0, "cost": {"flops": "x"}}]}),
+            "seed 0's cost, `flops`, is not a number",
+        ),
     ],
 )
 def test_bad_files_are_named(tmp_path, content, message):
@@ -193,6 +199,15 @@ def test_bad_files_are_named(tmp_path, content, message):
     with pytest.raises(AnalysisError, match=message) as error:
         find_results({"x": tmp_path})
     assert str(path) in str(error.value)
+
+
+def test_runs_of_older_versions_say_less(tmp_path):
+    seeds = [{"seed": 0, "validation": {"f1": 0.5}, "test": None, "cost": None}]
+    content = {"task": "t", "metric": "f1", "model": None, "subset": {"selection": {"fraction": 0.2}}, "seeds": seeds}
+    write(tmp_path / "run/results.json", content)
+    (result,) = find_results({"x": tmp_path})
+    assert result.score("validation") == 0.5 and result.score("test") is None and result.cost == {}
+    assert result.settings["subset"] == "unknown, 20% chosen"
 
 
 def test_a_bad_record_is_named(tmp_path):

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 
 from hf_tlm.evaluation import aggregate, format_score, format_table
@@ -13,6 +15,11 @@ def test_mean_and_sample_deviation():
 def test_one_seed_has_no_deviation():
     summary = aggregate([{"f1": 0.5}])
     assert summary["f1"]["std"] is None and format_score(summary["f1"]) == "50.00"
+
+
+def test_a_seed_that_diverged():
+    summary = aggregate([{"loss": math.nan}, {"loss": 1.0}])["loss"]
+    assert math.isnan(summary["mean"]) and math.isnan(summary["std"]) and summary["n"] == 2
 
 
 def test_table():

@@ -6,6 +6,7 @@ print(to_markdown(found))
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -120,7 +121,7 @@ def _arms(results: Sequence[Result], split: str, given: Mapping[str, float], not
             unknown[result.arm] = str(result.settings["model_name_or_path"])
         elif result.error is not None:
             notes.append(f"{result.run} has no score: {result.error}")
-        elif result.score(split) is None or "flops" not in result.cost:
+        elif result.score(split) is None or not math.isfinite(result.cost.get("flops") or math.nan):
             lacking = "cost" if result.score(split) is not None else f"{split} score"
             notes.append(f"{result.run}, seed {result.seed}, has no {lacking}")
         else:
@@ -237,6 +238,7 @@ def to_markdown(found: Comparison) -> str:
         "selection."
     )
     if found.published:
-        text += " Rows with a source are published figures, from other corpora and models; they were not measured here."
+        text += " Rows with a source are published figures, from other corpora and models; they were not measured here. "
+        text += "FLOPs that the papers print for TLM and ISS are means over their eight tasks, not over these."
     notes = "\n".join(f"- {note}" for note in dict.fromkeys(found.notes))
     return "\n".join(lines) + f"\n\n{text}\n" + (f"\n{notes}\n" if notes else "")

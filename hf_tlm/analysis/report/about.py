@@ -72,7 +72,7 @@ def cost(run: RunFolder) -> Section | None:
     if not rows:
         return None
     names = [name for name in COST if any(part.get(name) for _, part in rows)]
-    values = [(of, *(_hours(name, part.get(name)) for name in names)) for of, part in rows]
+    values = [(of, *(hours(name, part.get(name)) for name in names)) for of, part in rows]
     table = make_table("Training, by seed and stage", (Column("of"), *(COST[name] for name in names)), values)
     about = (
         "FLOPs are 6 x tokens x parameters, with padding, as the TLM paper counts them; measured FLOPs are what forward and "
@@ -107,7 +107,8 @@ def scores(run: RunFolder) -> Section | None:
                 each = [(record.get(split) or {}).get(metric) for record in run.seeds]
                 values = [score["mean"], *([score["std"]] if len(run.seeds) > 1 else []), *each]
                 rows.append((metric_name(metric), split, *(None if value is None else 100 * value for value in values)))
-    about = f"± is the sample standard deviation over the {of}s. Checkpoints were chosen by the validation score."
+    about = f"± is the sample standard deviation over the {of}s. " if len(run.seeds) > 1 else ""
+    about += "Checkpoints were chosen by the validation score."
     if (scored := run.record.get("scored_split")) not in (None, "test"):
         about += f" Test scores are on the task's {scored} split: test has no labels."
     return Section("Scores", "scores", [make_table("In percent", columns, rows), Text(about)])
@@ -122,16 +123,16 @@ def highlights(run: RunFolder) -> list[tuple[str, str, str]]:
         if score is not None and run.kind != "pretrain":
             found.append((f"{split} {metric_name(run.metric)}", f"{format_score(score)} %", f"{n} {of}{'s' * (n > 1)}"))
     for name, value in (run.record.get("validation") or {}).items() if run.kind == "pretrain" else ():
-        if name.endswith("_loss"):
+        if name.endswith("_loss") and value is not None:
             found.append((f"validation {name.replace('_', ' ')}", f"{value:.3f}", "nats"))
     costs = [record["cost"] for record in run.seeds if isinstance(record.get("cost"), Mapping)]
     costs = costs or [part for part in [run.record.get("cost")] if isinstance(part, Mapping)]
     if costs:
         each = " a seed" if run.seeds else ""
         for name, title, format in (("real_tokens", "tokens", "{:,.0f}"), ("flops", "FLOPs", "{:.2e}")):
-            mean = sum(part.get(name, 0) for part in costs) / len(costs)
+            mean = sum(part.get(name) or 0 for part in costs) / len(costs)
             found.append((f"{title}{each}", format.format(mean), "not padding" if title == "tokens" else ""))
-        found.append((f"time{each}", duration(sum(part.get("seconds", 0) for part in costs) / len(costs)), "of training"))
+        found.append((f"time{each}", duration(sum(part.get("seconds") or 0 for part in costs) / len(costs)), "of training"))
     if run.kind == "subset":
         counts = run.record.get("counts") or {}
         size = (run.record.get("selection") or {}).get("size", counts.get("union"))
@@ -141,7 +142,11 @@ def highlights(run: RunFolder) -> list[tuple[str, str, str]]:
 
 def summary_of(run: RunFolder, split: str) -> dict[str, dict[str, Any]]:
     """metric -> mean, std, n, values over the finished seeds; empty where none has been scored on the split."""
-    scored = [record[split] for record in run.seeds if isinstance(record.get(split), Mapping)]
+    scored = [
+        {name: value for name, value in record[split].items() if value is not None}
+        for record in run.seeds
+        if record.get(split)
+    ]
     return aggregate(scored) if scored else {}
 
 
@@ -221,5 +226,6 @@ def _grid_table(grid: Mapping[str, Any], metric: str | None) -> Table:
     return make_table("Points of the grid", [*columns, Column("")], rows)
 
 
-def _hours(name: str, value: float | None) -> float | None:
+def hours(name: str, value: float | None) -> float | None:
+    """A figure of `COST` as its column has it."""
     return value / 3600 if name == "seconds" and value is not None else value

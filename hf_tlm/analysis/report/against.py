@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
 
-from hf_tlm.analysis.report.about import metric_name, summary_of
+from hf_tlm.analysis.report.about import COST, hours, metric_name, subset_facts, summary_of
 from hf_tlm.analysis.report.blocks import LARGE_TABLE, Column, Row, Section, Table, Text, make_table
 from hf_tlm.analysis.report.comparison import Pairing, pair
 from hf_tlm.analysis.report.groups import Group, difference, heading
 from hf_tlm.analysis.report.options import Options
 from hf_tlm.analysis.report.predictions import SCORES, Predictions
 from hf_tlm.analysis.report.rows import Rows
-from hf_tlm.analysis.report.run_folder import RunFolder
+from hf_tlm.analysis.report.run_folder import TITLES, RunFolder
+from hf_tlm.analysis.report.settings import settings_of
+
+_COSTS = {"steps": "{:,.0f}", "tokens": "{:,.0f}", "flops": "{:.3g}", "flops_ratio": "{:.2g}", "seconds": "{:.3f}"}
 
 
 def against(
@@ -38,7 +42,7 @@ def against(
         f"First: {names[0]}. Second: {names[1]}. Both on the {len(found.ids):,} rows of {first.split}; differences are "
         "second minus first."
     )
-    blocks: list[Any] = [Text(about), _score_table(runs, first.split)]
+    blocks: list[Any] = [Text(about), _differing(runs), _score_table(runs, first.split), *_cost_tables(runs)]
     if first.larger_is_better:
         blocks.append(_agreement_table(found))
         blocks.append(
@@ -66,6 +70,33 @@ def _score_table(runs: tuple[RunFolder, RunFolder], split: str) -> Table:
             figures = [a["mean"], a["std"], b["mean"], b["std"], b["mean"] - a["mean"]]
             rows.append((metric_name(metric), *(None if value is None else 100 * value for value in figures)))
     return make_table(f"{split} scores of both, in percent", columns, rows)
+
+
+def _differing(runs: tuple[RunFolder, RunFolder]) -> Table:
+    """What was asked for differently."""
+    first, second = ({**_asked(run), **{one.name: one.value for one in settings_of(run)}} for run in runs)
+    rows = [(name, first.get(name), second.get(name)) for name in {**first, **second} if first.get(name) != second.get(name)]
+    return make_table("What differs", [Column("setting"), Column("first"), Column("second")], rows, characters=300)
+
+
+def _asked(run: RunFolder) -> dict[str, str]:
+    manifest = run.record.get("subset")
+    facts = subset_facts(manifest) if manifest else [("Subset", "none")] if run.kind == "tlm" else []
+    return {"kind of run": TITLES[run.kind], **{name: value for name, value in facts if name in ("Corpus", "Subset")}}
+
+
+def _cost_tables(runs: tuple[RunFolder, RunFolder]) -> list[Table]:
+    """Means over the seeds; nothing where neither tells."""
+    costs = [[record["cost"] for record in run.seeds if record.get("cost")] for run in runs]
+    if not all(costs):
+        return []
+    rows = []
+    for name, run, of in zip(("first", "second"), runs, costs, strict=True):
+        known = [[part[key] for part in of if part.get(key) is not None] for key in _COSTS]
+        means = [sum(values) / len(values) if values else None for values in known]
+        rows.append((f"{name}: {run.name}", *(hours(key, mean) for key, mean in zip(_COSTS, means, strict=True))))
+    columns = [Column("run"), *(dataclasses.replace(COST[key], format=_COSTS[key]) for key in _COSTS)]
+    return [make_table("Cost of both, means over seeds", columns, rows)]
 
 
 def _agreement_table(found: Pairing) -> Table:

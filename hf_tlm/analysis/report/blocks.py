@@ -37,12 +37,23 @@ class Column:
 
 
 @dataclass(frozen=True)
+class Marked:
+    """A text in pieces: (piece, whether it is marked)."""
+
+    pieces: Sequence[tuple[str, bool]]
+
+
+@dataclass(frozen=True)
 class Cell:
-    """What a person reads, what the column is sorted by, and the length of its bar from 0 to 1."""
+    """What a person reads, what the column is sorted by, and the length of its bar from 0 to 1.
+
+    pieces: of the text, where some are marked: (piece, whether it is).
+    """
 
     text: str
     sort: float | None = None
     bar: float | None = None
+    pieces: Sequence[tuple[str, bool]] = ()
 
 
 @dataclass(frozen=True)
@@ -124,7 +135,7 @@ def make_table(
     """A table of the first rows, as many as fit: a page stays small however long the data are.
 
     Args:
-        rows: a value for each column: a string, a number, or None for an empty cell.
+        rows: a value for each column: a string, a number, a `Marked`, or None for an empty cell.
         total: how many rows there are; None: len(rows).
         most, characters, most_bytes: rows; characters of a cell; bytes of all cells.
     """
@@ -133,8 +144,8 @@ def make_table(
     size = 0
     for row in islice(rows, most):
         cells = [_cell(value, column, characters) for value, column in zip(row, columns, strict=True)]
-        # A cell's tags and attributes are some 60 bytes.
-        size += sum(60 + len(str(escape(cell.text)).encode("utf-8")) for cell in cells)
+        # A cell's tags and attributes are some 60 bytes, those of a mark 13.
+        size += sum(60 + 13 * len(cell.pieces) + len(str(escape(cell.text)).encode("utf-8")) for cell in cells)
         if size > most_bytes and kept:
             break
         kept.append(cells)
@@ -144,8 +155,22 @@ def make_table(
 def _cell(value: Any, column: Column, characters: int) -> Cell:
     if value is None:
         return Cell("")
+    if isinstance(value, Marked):
+        pieces = _first(value.pieces, characters)
+        return Cell("".join(piece for piece, _ in pieces), pieces=pieces)
     if column.of == "text" or isinstance(value, str):
         return Cell(printable(str(value), characters))
     if column.of == "share":
         return Cell(f"{100 * value:.1f}%", float(value), min(max(float(value), 0.0), 1.0))
     return Cell(column.format.format(value), float(value))
+
+
+def _first(pieces: Sequence[tuple[str, bool]], characters: int) -> list[tuple[str, bool]]:
+    """The first characters of a marked text, and an ellipsis for others."""
+    kept: list[tuple[str, bool]] = []
+    for piece, marked in pieces:
+        kept.append((printable(piece, characters), marked))
+        characters -= len(piece)
+        if characters < 0:
+            break
+    return kept

@@ -10,7 +10,7 @@ from typing import Any
 from hf_tlm.analysis.report.blocks import Column, Table, make_table
 
 WIDTH, HEIGHT = 400, 250
-LEFT, RIGHT, TOP, BOTTOM = 52, 12, 12, 42
+LEFT, RIGHT, TOP, BOTTOM = 52, 24, 12, 42
 MOST_POINTS, MOST_DOTS, MOST_SERIES = 200, 1500, 7
 TABLE_ROWS = 60
 

@@ -18,6 +18,9 @@ NAMES = {
     "task/task_loss": "task: task loss",
     "corpus/rtd_loss": "corpus: replaced tokens",
     "task/rtd_loss": "task: replaced tokens",
+    "corpus/copy_loss": "corpus: copying",
+    "corpus/lm_loss": "corpus: corrected tokens",
+    "corpus/scl_loss": "corpus: contrast of sequences",
 }
 
 
@@ -30,7 +33,11 @@ def curves(run: RunFolder) -> list[Chart]:
     charts: list[Chart | None] = []
     if run.kind == "pretrain":
         log = read_log(run.path / "training")
-        charts += [_losses("Losses", log), _validation("Validation loss", "loss", {"validation": log}, "eval_loss")]
+        charts += [
+            _losses("Losses", log),
+            *_shares(log),
+            _validation("Validation loss", "loss", {"validation": log}, "eval_loss"),
+        ]
     started, score = run.started_seeds, f"{metric_name(run.metric)} /%"
     shown = run.best_seed if run.best_seed is not None else next(iter(started), None)
     for stage in (1, 2):
@@ -66,6 +73,26 @@ def _losses(title: str, log: Sequence[Mapping[str, Any]]) -> Chart | None:
     terms = list(dict.fromkeys(name for entry in log if "loss" in entry for name in entry if name.endswith("_loss")))
     names = [name for name in terms if not name.startswith(("eval_", "train_"))] or ["loss"]
     return line_chart(title, "step", "loss (nats)", {NAMES.get(name, name): _points(log, name) for name in names})
+
+
+def _shares(log: Sequence[Mapping[str, Any]]) -> list[Chart | None]:
+    """What objectives log beside their losses: accuracies and the like, and cosines (COCO-LM, Figures 7 and 8)."""
+    names = list(dict.fromkeys(name for entry in log if "loss" in entry for name in entry if name.startswith("corpus/")))
+    shares = [name for name in names if "accuracy" in name or name.endswith("fraction")]
+    cosines = [name for name in names if "cosine" in name]
+
+    def series(chosen: Sequence[str], times: float) -> dict[str, list[tuple[float, float]]]:
+        return {
+            name.removeprefix("corpus/").replace("_", " "): [(step, times * value) for step, value in _points(log, name)]
+            for name in chosen
+        }
+
+    return [
+        line_chart("Accuracies and shares", "step", "%", series(shares, 100)),
+        line_chart(
+            "Cosines of pairs: of one text (positive), of two texts (negative)", "step", "cosine", series(cosines, 1)
+        ),
+    ]
 
 
 def _validation(

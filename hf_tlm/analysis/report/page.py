@@ -17,9 +17,9 @@ from hf_tlm.analysis.report.curves import curves
 from hf_tlm.analysis.report.options import Options
 from hf_tlm.analysis.report.predictions import Predictions, read_predictions
 from hf_tlm.analysis.report.recorded import recorded_subset, recorded_task
-from hf_tlm.analysis.report.retrieved import MOST_BYTES, retrieved_table
+from hf_tlm.analysis.report.retrieved import MOST_BYTES, made_for, retrieved_table
 from hf_tlm.analysis.report.rows import Rows, TrainingWords, rows_of
-from hf_tlm.analysis.report.run_folder import MANIFEST, TITLES, RunFolder, read_run
+from hf_tlm.analysis.report.run_folder import TITLES, RunFolder, read_run
 from hf_tlm.files import atomic_write
 from hf_tlm.version import __version__
 
@@ -183,13 +183,21 @@ def _retrieved(
         found = recorded_subset(run)
         subsets = {} if found is None else {"the run's subset": found}
         if found is None:
-            missing.append(f"Retrieved passages: the run's subset is not at hand ({MANIFEST}). Give --subsets, its folder.")
+            missing.append(
+                "Retrieved passages: the run's subset is not at hand, or has changed. Give --subsets, its folder."
+            )
     if not subsets:
         return None
     blocks: list[Any] = []
     for name, subset in subsets.items():
-        facts = about.subset_facts(subset.manifest)
-        blocks += [Text(f"From {name}:"), Facts(facts)]
+        queries = any(query is not None for query in subset.dataset[:1]["best_query"])
+        if queries and (task is None or not made_for(subset, task)):
+            missing.append(
+                f"The task texts that found the passages of {name}: shown by their ids. Give --task, the one that they were "
+                "retrieved for."
+            )
+        if run.kind != "subset":  # Its facts are above.
+            blocks += [Text(f"From {name}:"), Facts(about.subset_facts(subset.manifest))]
         blocks.append(retrieved_table(subset, task, options.report_characters, MOST_BYTES // len(subsets)))
     return Section("Retrieved passages", "retrieved", blocks)
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_tlm.analysis.arguments import AnalyzedTask
-from hf_tlm.analysis.report.run_folder import RunFolder
+from hf_tlm.analysis.report.run_folder import MANIFEST, RunFolder
 from hf_tlm.files import HfTlmError
 from hf_tlm.parser import config_files, read_configs
 
@@ -37,11 +38,16 @@ def recorded_subset(run: RunFolder) -> Subset | None:
     place, manifest = _options(run).get("subset"), run.record.get("subset")
     if not place or not manifest:
         return None
-    try:
-        subset = Subset.open(str(place))
-    except (ValueError, OSError):
-        return None
-    return subset if subset.manifest == manifest else None
+    # As it was called where the run was started, which may be a folder above the run's.
+    folders = [base / str(place) for base in (Path(), *run.path.resolve().parents)]
+    for name in [str(folder) for folder in folders if (folder / MANIFEST).is_file()] or [str(place)]:
+        try:
+            subset = Subset.open(name)
+        except (ValueError, OSError):
+            continue
+        if subset.manifest == manifest:
+            return subset
+    return None
 
 
 def _options(run: RunFolder) -> dict[str, Any]:
@@ -49,9 +55,13 @@ def _options(run: RunFolder) -> dict[str, Any]:
     command = run.record.get("command")
     try:
         recipe, *arguments = shlex.split(command) if isinstance(command, str) else [""]
-        values: dict[str, Any] = {**read_configs(config_files(arguments), recipe.removesuffix(".py"))}
-    except (ValueError, HfTlmError, argparse.ArgumentError, SystemExit):
+    except ValueError:
         return {}
+    values: dict[str, Any] = {}
+    try:
+        values |= read_configs(config_files(arguments), recipe.removesuffix(".py"))
+    except (ValueError, OSError, HfTlmError, argparse.ArgumentError, SystemExit):
+        pass  # The files are elsewhere; what stands in the command itself still holds.
     name = None
     for argument in arguments:
         if argument.startswith("--"):

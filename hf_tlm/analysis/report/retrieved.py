@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hf_tlm.analysis.report.blocks import Column, Table, make_table
+from hf_tlm.analysis.report.blocks import Column, Marked, Table, make_table
 from hf_tlm.files import HfTlmError
+from hf_tlm.retrieval.marking import mark_shared, marked_terms, stemmer_of
 
 if TYPE_CHECKING:
     from hf_tlm.retrieval import Subset
@@ -26,30 +27,29 @@ COLUMNS = (
 )
 
 
+def made_for(subset: Subset, task: Task) -> bool:
+    """Whether the passages were retrieved for this task, as far as is known: rows of others may have the same ids."""
+    return (subset.manifest.get("task") or {}).get("fingerprint") in (None, task.fingerprint)
+
+
 def retrieved_table(subset: Subset, task: Task | None, characters: int, most_bytes: int = MOST_BYTES) -> Table:
-    """Passages spread evenly over a subset's order, from the best rank to the last, with their queries where there are any
-    and `task` has them."""
+    """Passages spread evenly over a subset's order, from the best rank to the last, with the task texts that found them, the
+    words that both have marked; with the texts' ids alone where `task` is not the subset's."""
     total = len(subset)
     chosen = np.unique(np.linspace(0, total - 1, min(total, EXAMPLES)).round().astype(int)) if total else []
     rows = subset.dataset.select(chosen)
-    queries = dict.fromkeys(rows["id"][:], None)
-    if task is not None:
-        asked = rows.select([at for at, query in enumerate(rows["best_query"][:]) if query is not None])
-        try:
-            found = dataclasses.replace(subset, dataset=asked).examples(task, len(asked))
-        except HfTlmError:
-            found = []  # Retrieved for another task, whose texts are not at hand.
-        queries |= {row["id"]: query for row, (query, _, _) in zip(asked, found, strict=False)}
+    shown = _with_queries(subset, rows, task) if task is not None and made_for(subset, task) else {}
     influence = "influence" in rows.column_names
     columns = [*COLUMNS, *([Column("influence", "number", "{:.3g}")] if influence else [])]
     values = (
         (
-            *(row["rank"], queries[row["id"]] or row["best_query"], row["text"], row["score"], row["n_queries"]),
+            *(row["rank"], *shown.get(row["id"], (row["best_query"], row["text"])), row["score"], row["n_queries"]),
             *(row["source"], *([row["influence"]] if influence else [])),
         )
         for row in rows
     )
-    caption = "Passages, spread evenly over the subset from the best rank to the last, and the task texts that found them"
+    caption = "Passages, spread evenly over the subset from its first to its last, and the task texts that found them"
+    caption += "; words that both have are marked" if shown else ""
     return make_table(
         caption,
         columns,
@@ -60,3 +60,18 @@ def retrieved_table(subset: Subset, task: Task | None, characters: int, most_byt
         most_bytes=most_bytes,
         searchable=True,
     )
+
+
+def _with_queries(subset: Subset, rows: Any, task: Task) -> dict[str, tuple[Marked, Marked]]:
+    """Passage -> its query and its text, marked; nothing for a passage without a query."""
+    asked = rows.select([at for at, query in enumerate(rows["best_query"][:]) if query is not None])
+    try:
+        found = dataclasses.replace(subset, dataset=asked).examples(task, len(asked))
+        terms_of = marked_terms(stemmer_of(subset.manifest))
+    except HfTlmError:
+        return {}  # Without such a row, or without the stemmer that the retrieval had.
+    shown = {}
+    for identifier, (query, passage, _) in zip(asked["id"][:], found, strict=True):
+        of_query, (of_passage,) = mark_shared(query, [passage], terms_of)
+        shown[identifier] = Marked(of_query), Marked(of_passage)
+    return shown

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hf_tlm.analysis.checked import check_record, check_seed
 from hf_tlm.analysis.errors import AnalysisError
 
 RESULTS, SETTINGS, MANIFEST, GRID = "results.json", "settings.json", "manifest.json", "grid.json"
@@ -65,7 +67,8 @@ class RunFolder:
         """The one best on validation, whose model the run has published; None without finished seeds."""
         if not self.seeds:
             return None
-        scores = [(record.get("validation") or {}).get(self.metric, float("-inf")) for record in self.seeds]
+        scores = [(record.get("validation") or {}).get(self.metric) for record in self.seeds]
+        scores = [float("-inf") if score is None or math.isnan(score) else score for score in scores]
         return self.seeds[scores.index(max(scores))]["seed"]
 
 
@@ -78,6 +81,8 @@ def read_run(path: str | os.PathLike, name: str | None = None) -> RunFolder:
     path = Path(path)
     name = name or path.resolve().name
     files = {file: read_json(path / file) for file in (RESULTS, SETTINGS, MANIFEST, GRID) if (path / file).is_file()}
+    for file in (RESULTS, SETTINGS, MANIFEST):
+        check_record(files.get(file, {}), path / file)
     if MANIFEST in files and not {RESULTS, SETTINGS} & set(files):
         return RunFolder(name, path, "subset", files[MANIFEST], home=path)
     if not {RESULTS, SETTINGS} & set(files):
@@ -97,6 +102,8 @@ def read_run(path: str | os.PathLike, name: str | None = None) -> RunFolder:
     records = record.get(part, []) if RESULTS in files else _finished(run)
     if not isinstance(records, list) or not all(isinstance(seed, dict) and "seed" in seed for seed in records):
         raise AnalysisError(f"{path / RESULTS}: `{part}` must be a list of records with their `seed`. The file is damaged.")
+    for seed in records:
+        check_seed(seed, path / RESULTS if RESULTS in files else run.seed_folder(seed["seed"]) / RESULTS)
     run.seeds.extend(records)
     if kind != "pretrain" and (left := sorted(set(run.started_seeds) - {seed["seed"] for seed in records})):
         missing.append(f"Not finished: seed {', '.join(map(str, left))}.")
