@@ -20,8 +20,8 @@ def evaluate_checkpoint(model_name_or_path: str, task: Task, **options) -> dict[
 
     Args and errors are those of `checkpoint_logits`.
     """
-    metrics = compute_metrics_for(task.metric)
     found = checkpoint_logits(model_name_or_path, task, **options)
+    metrics = compute_metrics_for(task.metric)
     return {
         split: metrics(EvalPrediction(logits, np.asarray(task.splits[split]["label"][:]))) for split, logits in found.items()
     }
