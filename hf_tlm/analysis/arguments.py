@@ -39,13 +39,13 @@ class AnalyzeArguments:
         metadata={"help": "Folder of figures, tables, reports. Default: analysis in the first run, or here."},
     )
     max_texts: int = field(default=2000, metadata={"help": "Texts that a model reads, drawn at random with the seed."})
-    analysis_batch_size: int = field(default=32, metadata={"help": "Texts in a batch."})
-    analysis_max_length: int = field(default=128, metadata={"help": "Longest text in tokens: longer ones are truncated."})
-    analysis_seed: int = field(default=0, metadata={"help": "Of whatever is drawn."})
+    batch_size: int = field(default=32, metadata={"help": "Texts in a batch."})
+    max_length: int = field(default=128, metadata={"help": "Longest text in tokens: longer ones are truncated."})
+    seed: int = field(default=0, metadata={"help": "Of whatever is drawn."})
     trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with a model."})
 
     def __post_init__(self):
-        for name in ("max_texts", "analysis_batch_size", "analysis_max_length"):
+        for name in ("max_texts", "batch_size", "max_length"):
             if getattr(self, name) < 1:
                 raise AnalysisError(f"--{name} must be at least 1; received {getattr(self, name)}.")
 
@@ -89,9 +89,7 @@ class AnalyzeArguments:
 class AnalyzedTask(TaskArguments):
     """The labelled task, where one is needed."""
 
-    task: str | None = field(
-        default=None, metadata={"help": f"{TaskArguments.__dataclass_fields__['task'].metadata['help']}"}
-    )
+    task: str | None = field(default=None, metadata=dict(TaskArguments.__dataclass_fields__["task"].metadata))
 
     def load(self, what: str = "This analysis") -> Task:
         """Read the task.

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from hf_tlm.analysis.errors import AnalysisError
+from hf_tlm.tasks.spec import KINDS
 
-KINDS = ("classification", "regression", "question_answering", "tagging", "multiple_choice")
 _NUMBER = (int, float)
 # Of a run, and of each of its seeds: what is not there, or empty, is missing, and analyses do without.
 _OF_RUN = {"metric": str, "task": (str, Mapping), "arguments": Mapping, "model": Mapping, "subset": Mapping, "cost": Mapping}

@@ -70,8 +70,7 @@ def load_encoder(
     positions = longest_input(model.config)
     if positions is not None and max_length > positions:
         raise AnalysisError(
-            f"{name_or_path} has {positions} positions, fewer than {max_length}. Give --analysis_max_length {positions} or "
-            "less."
+            f"{name_or_path} has {positions} positions, fewer than {max_length}. Give --max_length {positions} or less."
         )
     set_token_types(tokenizer, model.config)
     model = model.get_encoder() if model.config.is_encoder_decoder else model

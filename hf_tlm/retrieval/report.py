@@ -95,7 +95,7 @@ def describe_selection(selection: dict[str, Any]) -> str:
     )
 
 
-def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], *, left: Sequence[int] = ()) -> list[str]:
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]], *, left: Sequence[int] = ()) -> list[str]:
     """Lines of a table; all columns but those of the numbers in `left` are aligned right."""
     lines = [head, [":---" if column in left else "---:" for column in range(len(head))], *rows]
     return [f"| {' | '.join(line)} |" for line in lines]
@@ -125,7 +125,7 @@ def _counts(made: dict[str, Any], rows: int) -> str:
     if settings.get("top_k_requested") == settings.get("top_k"):
         settings.pop("top_k_requested", None)
     used = [f"{name.replace('_', ' ')} {_value(settings[name])}" for name in SETTINGS if settings.get(name) is not None]
-    lines = ["## Counts", "", *markdown_table((" ", " "), table, left=[0, 1]), "", f"Settings: {', '.join(used)}."]
+    lines = ["## Counts", "", *_table((" ", " "), table, left=[0, 1]), "", f"Settings: {', '.join(used)}."]
     if selection:
         lines += ["", f"Selection: {escape(describe_selection(selection), 1000)}."]
     return "\n".join(lines)
@@ -144,7 +144,7 @@ def _union(subset: Subset) -> str:
             "",
             "How many of these passages a smaller K gives.",
             "",
-            *markdown_table(("K", *BARS), rows, left=[3]),
+            *_table(("K", *BARS), rows, left=[3]),
         ]
     )
 
@@ -158,7 +158,7 @@ def _hits(subset: Subset) -> str:
         label = f"{low:,}" if low == high else f"{low:,} to {high:,}"
         rows.append((label, f"{number:,}", _percent(number, len(hits)), _bar(number, max(numbers))))
     facts = f"Mean {hits.mean():,.1f}, median {np.median(hits):,.1f}, most {hits.max():,}; {hits.sum():,} hits in all."
-    return "\n".join(["## Queries that hit a passage", "", facts, "", *markdown_table(("queries", *BARS), rows, left=[3])])
+    return "\n".join(["## Queries that hit a passage", "", facts, "", *_table(("queries", *BARS), rows, left=[3])])
 
 
 def _influence(subset: Subset) -> str:
@@ -167,7 +167,7 @@ def _influence(subset: Subset) -> str:
     numbers = [*np.quantile(values, (0, 0.25, 0.5, 0.75, 1)), values.mean()]
     head = ["lowest", "25%", "median", "75%", "highest", "mean"]
     about = "What a training step on the passage takes off the validation loss, to first order, by the learning rate."
-    return "\n".join(["## Influence", "", about, "", *markdown_table(head, [[f"{number:,.3g}" for number in numbers]])])
+    return "\n".join(["## Influence", "", about, "", *_table(head, [[f"{number:,.3g}" for number in numbers]])])
 
 
 def _sources(subset: Subset) -> str:
@@ -187,7 +187,7 @@ def _sources(subset: Subset) -> str:
             row += [f"{there:,}", f"{share:.1%}", f"{here / len(subset) / share:,.2f}" if there else ""]
         rows.append(row)
     head = ["source", "passages", "share", *(["in the corpus", "share", "ratio of shares"] if corpus else [])]
-    return "\n".join(["## Sources", "", *markdown_table(head, rows, left=[0])])
+    return "\n".join(["## Sources", "", *_table(head, rows, left=[0])])
 
 
 def _lengths(subset: Subset) -> str:
@@ -195,7 +195,7 @@ def _lengths(subset: Subset) -> str:
     words = np.array([len(text.split()) for text in texts])
     numbers = [*np.quantile(words, (0, 0.25, 0.5, 0.75, 1)), words.mean(), words.sum()]
     head = ["shortest", "25%", "median", "75%", "longest", "mean", "in all"]
-    return "\n".join(["## Words of a passage", "", *markdown_table(head, [[f"{number:,.0f}" for number in numbers]])])
+    return "\n".join(["## Words of a passage", "", *_table(head, [[f"{number:,.0f}" for number in numbers]])])
 
 
 def _passages(subset: Subset, number: int) -> str:

@@ -163,7 +163,7 @@ def test_what_cannot_be_embedded(saved, tmp_path):
             embed(folder, texts)
     with pytest.raises(AnalysisError, match="pooling must be one of cls, mean; received 'max'"):
         embed(folder, pooling="max")
-    with pytest.raises(AnalysisError, match="40 positions, fewer than 128. Give --analysis_max_length 40 or less"):
+    with pytest.raises(AnalysisError, match="40 positions, fewer than 128. Give --max_length 40 or less"):
         load_encoder(folder)
     with pytest.raises(HfTlmError, match="nothing"):
         load_encoder(str(tmp_path / "nothing"))

@@ -211,9 +211,7 @@ def folder(task, tmp_path):
 
 def test_the_recipe(models, folder, task, monkeypatch, capsys, tmp_path):
     out = tmp_path / "out"
-    text = run_recipe(
-        monkeypatch, capsys, "--task", folder, "--models", *models, "--analysis_max_length", 32, "--output_dir", out
-    )
+    text = run_recipe(monkeypatch, capsys, "--task", folder, "--models", *models, "--max_length", 32, "--output_dir", out)
     names = [f"embeddings_{kind}.{suffix}" for kind in ("tsne", "cosine") for suffix in ("png", "svg", "csv")]
     assert sorted(path.name for path in out.iterdir()) == sorted([*names, "embeddings.md", "embeddings.csv"])
     assert all(f"  {path}\n" in text for path in out.iterdir()) and "Random pairs: 276 of toy's test split." in text
@@ -233,7 +231,7 @@ def test_the_recipe_on_pairs_of_a_run(models, monkeypatch, capsys, tmp_path):
         rows.to_parquet(tmp_path / f"{split}.parquet")
     (tmp_path / "corpus.txt").write_text("".join(f"{row['text']}\n" for row in sentences(12, seed=8)))
     options = ["--task", tmp_path, "--task_kind", "regression", "--text_column", "text", "--text_pair_column", "text_pair"]
-    options += ["--run", models[0], "--texts", tmp_path / "corpus.txt", "--analysis_max_length", 32]
+    options += ["--run", models[0], "--texts", tmp_path / "corpus.txt", "--max_length", 32]
     out = tmp_path / "out"
     text = run_recipe(monkeypatch, capsys, *options, "--pooling", "mean", "--layer", 1, "--output_dir", out)
     assert "The mean over tokens, layer 1. Random pairs: 66 of" in text and "Similar pairs: 3 with a score of 4" in text

@@ -63,7 +63,7 @@ def test_recipe(tmp_path, tokenizer, monkeypatch, capfd):
         "b": save(tmp_path / "b", "cocolm", tokenizer),
     }
     named = [f"{name}={place}" for name, place in places.items()]
-    common = ["--texts", texts, "--analysis_max_length", 32, "--heads_tokens", 30, "--output_dir", tmp_path / "out"]
+    common = ["--texts", texts, "--max_length", 32, "--heads_tokens", 30, "--output_dir", tmp_path / "out"]
     run(monkeypatch, "--models", *named, *common)
     out, err = capfd.readouterr()
     assert "3 texts" in out and "| tlm $a$ | all | 4 |" in out and "UNEXPECTED" not in out + err
@@ -93,7 +93,7 @@ def test_texts_of_a_task(tmp_path, task, tokenizer, monkeypatch):
     for split, rows in task.splits.items():
         rows.to_json(tmp_path / "toy" / f"{split}.jsonl")
     place = save(tmp_path / "run", "bert", tokenizer)
-    args = analysis.AnalyzeArguments(what=["heads"], run=[str(place)], max_texts=5, analysis_max_length=40)
+    args = analysis.AnalyzeArguments(what=["heads"], run=[str(place)], max_texts=5, max_length=40)
     chosen = analysis.AnalyzedTask(task=str(tmp_path / "toy"))
     found = analysis.analyze("heads", args, chosen, Options(heads_text="the gene binds " * 9, heads_tokens=6))
     assert "5 texts (toy, test)" in found.text and {path.parent for path in found.files} == {place / "analysis"}
@@ -101,7 +101,7 @@ def test_texts_of_a_task(tmp_path, task, tokenizer, monkeypatch):
     assert "First 6 tokens of: the gene binds" in svg and not (place / "analysis" / "heads_maps.svg").exists()
     _, drawn = read_texts(args, chosen)
     assert len(drawn) == 5 and set(drawn) <= set(task.test["text"][:]) and drawn == read_texts(args, chosen)[1]
-    args.analysis_seed = 1
+    args.seed = 1
     assert read_texts(args, chosen)[1] != drawn
 
 

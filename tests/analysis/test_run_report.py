@@ -207,7 +207,7 @@ def test_an_unfinished_run_says_so(run, task, tmp_path):
 @pytest.mark.parametrize(
     ("file", "text", "message"),
     [
-        ("results.json", '{"task": ', "results.json cannot be read as JSON"),
+        ("results.json", '{"task": ', "results.json is not JSON"),
         ("results.json", "[1]", "results.json must hold a JSON object"),
         ("results.json", '{"seeds": {"a": 1}}', "results.json: `seeds` must be a list"),
         ("results.json", '{"seeds": [], "kind": "weird"}', "results.json: `kind` must be one of .*found 'weird'"),
@@ -215,7 +215,7 @@ def test_an_unfinished_run_says_so(run, task, tmp_path):
         ("results.json", '{"seeds": [], "subset": {"selection": 3}}', "results.json: the subset's `selection` is not"),
         ("results.json", '{"seeds": [{"seed": 3, "history": 5}]}', "results.json: seed 3's `history` is not"),
         ("results.json", '{"seeds": [{"seed": 3, "test": {"f1": "x"}}]}', "seed 3's test, `f1`, is not a number: 'x'"),
-        ("settings.json", "", "settings.json cannot be read as JSON"),
+        ("settings.json", "", "settings.json is not JSON"),
         (
             "seed-3/predictions/test.jsonl",
             '{"id": "a", "label": "x", "prediction": "x"}\n{"id',
@@ -223,7 +223,7 @@ def test_an_unfinished_run_says_so(run, task, tmp_path):
         ),
         ("seed-3/predictions/test.jsonl", "[]", "test.jsonl, line 1, cannot be read as JSON: expected an object"),
         ("seed-3/predictions/test.jsonl", '{"id": "a"}', "test.jsonl, line 1, is not a prediction .*label"),
-        ("seed-4/stage2/trainer_state.json", "\xff", "trainer_state.json cannot be read as JSON"),
+        ("seed-4/stage2/trainer_state.json", "\xff", "trainer_state.json is not JSON"),
     ],
 )
 def test_damaged_files_are_named(run, tmp_path, file, text, message):
@@ -419,7 +419,7 @@ def test_the_recipe(run, tmp_path, monkeypatch, capsys):
     recipe = ("recipes/analyze.py", "--what", "report")
     fails(*recipe, message="--what report takes one --run, or two to compare; received 0")
     (run / "results.json").write_text("{")
-    fails(*recipe, "--run", run, message=f"{run / 'results.json'} cannot be read as JSON")
+    fails(*recipe, "--run", run, message=f"{run / 'results.json'} is not JSON")
 
 
 def test_what_is_read_back(run):

@@ -103,6 +103,17 @@ def read_runs(places: Mapping[str, str | os.PathLike]) -> dict[str, RunLog]:
     return found
 
 
+def read_log(folder: Path) -> list[dict[str, float]]:
+    """What a Trainer logged in a folder: the numbers of each step, `step` among them, without what a resume went back over;
+    of an unfinished training up to its newest checkpoint. Empty where there is neither.
+
+    Raises:
+        AnalysisError: a file is not what the Trainer writes.
+    """
+    state = _state(folder)
+    return [values | {"step": step} for step, values in _entries(state)] if state else []
+
+
 def _runs_below(folder: Path, prefix: str, depth: int = 4) -> dict[str, RunLog]:
     """Folders of folders of runs, by the folders' names."""
     found: dict[str, RunLog] = {}

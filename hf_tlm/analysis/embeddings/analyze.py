@@ -40,20 +40,20 @@ def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: Options) -> Fin
         raise AnalysisError("--what embeddings needs --models, or --run with trained models.")
     check_installed("matplotlib", "sklearn")
     loaded = task.load("--what embeddings")
-    drawn = draw_texts(loaded, options, max_texts=args.max_texts, random_from=args.texts, seed=args.analysis_seed)
+    drawn = draw_texts(loaded, options, max_texts=args.max_texts, random_from=args.texts, seed=args.seed)
     rows, projections, cosines = [], {}, {}
     for name, place in args.encoders.items():
         vectors, random_vectors = _embed(name, place, drawn, args, options)
         similar, random = cosine_similarities(vectors, drawn.similar), cosine_similarities(random_vectors, drawn.random)
         cosines[name] = {"random": random, "similar": similar}
-        rows.append({"model": name} | measure(random, similar, vectors, drawn.labels, args.analysis_seed))
+        rows.append({"model": name} | measure(random, similar, vectors, drawn.labels, args.seed))
         seen = vectors if drawn.labels is not None else vectors[np.unique(drawn.similar)]
-        projections[name] = project(seen, perplexity=options.perplexity, seed=args.analysis_seed)
+        projections[name] = project(seen, perplexity=options.perplexity, seed=args.seed)
     if drawn.labels is not None:
         files = draw_classes(projections, drawn.labels, drawn.label_names, args.folder)
     else:
         own = np.searchsorted(np.unique(drawn.similar), drawn.similar)
-        files = draw_pairs(projections, own, args.folder, seed=args.analysis_seed)
+        files = draw_pairs(projections, own, args.folder, seed=args.seed)
     files += draw_cosines(cosines, "[CLS]" if options.pooling == "cls" else "mean vectors", args.folder)
     text = f"{to_markdown(rows)}\n{_explained(drawn, options)}\n"
     for name, content in (("embeddings.md", text), ("embeddings.csv", to_csv(rows))):
@@ -91,9 +91,9 @@ def _embed(
     name: str, place: str, drawn: DrawnTexts, args: AnalyzeArguments, options: Options
 ) -> tuple[np.ndarray, np.ndarray]:
     """A model's vectors of the texts, and of those that random pairs are of."""
-    length = args.analysis_max_length
+    length = args.max_length
     model, tokenizer = load_encoder(place, max_length=length, trust_remote_code=args.trust_remote_code)
-    settings = {"max_length": length, "batch_size": args.analysis_batch_size, "description": f"Embedding with {name}"}
+    settings = {"max_length": length, "batch_size": args.batch_size, "description": f"Embedding with {name}"}
     settings |= {"pooling": options.pooling, "layer": options.layer}
     vectors = embed_texts(model, tokenizer, drawn.texts, drawn.text_pairs, **settings)
     if drawn.random_texts is None:

@@ -38,10 +38,10 @@ def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: Options) -> Fin
         name: load_tokenizer(place, trust_remote_code=trust, masking=False) for name, place in args.encoders.items()
     }
     drawn, caption = _drawn(texts, list(tokenizers.values()), options)
-    found, limits = {}, {"batch_size": args.analysis_batch_size, "max_length": args.analysis_max_length}
+    found, limits = {}, {"batch_size": args.batch_size, "max_length": args.max_length}
     for name, place in args.encoders.items():
         model, tokenizer = load_encoder(
-            place, max_length=args.analysis_max_length, trust_remote_code=trust, attn_implementation="eager"
+            place, max_length=args.max_length, trust_remote_code=trust, attn_implementation="eager"
         )
         heads = measure_heads(model, tokenizer, texts, name=name, **limits)
         found[name] = (heads, text_maps(model, tokenizer, drawn, options.heads_tokens))

@@ -144,7 +144,7 @@ def _encode(
     if limit is not None and longest > limit:
         raise AnalysisError(
             f"A text has {longest} tokens and the model {limit} positions. Truncate texts to {limit} tokens or fewer "
-            "(max_length, --analysis_max_length)."
+            "(max_length, --max_length)."
         )
     known, largest = model.get_input_embeddings().num_embeddings, max(max(row["input_ids"]) for row in rows)
     if largest >= known:

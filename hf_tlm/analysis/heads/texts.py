@@ -22,7 +22,7 @@ def read_texts(args: AnalyzeArguments, task: AnalyzedTask) -> tuple[str, list[Te
         AnalysisError: neither was given, or the file has no text. CorpusError, TaskError: they cannot be read.
     """
     if args.texts is not None:
-        settings = {"seed": args.analysis_seed, "text_column": task.text_column or "text"}
+        settings = {"seed": args.seed, "text_column": task.text_column or "text"}
         return args.texts, sample_corpus(args.texts, args.max_texts, **settings)
     if task.task is None:
         raise AnalysisError("--what heads needs texts: give --texts, a file, or --task, whose texts are read.")
@@ -30,7 +30,7 @@ def read_texts(args: AnalyzeArguments, task: AnalyzedTask) -> tuple[str, list[Te
     split = next(name for name in SPLITS if name in loaded.splits)
     rows, source = loaded.splits[split], f"{loaded.name}, {split}"
     if len(rows) > args.max_texts:
-        drawn = np.random.default_rng(args.analysis_seed).choice(len(rows), args.max_texts, replace=False)
+        drawn = np.random.default_rng(args.seed).choice(len(rows), args.max_texts, replace=False)
         rows = rows.select(np.sort(drawn))
     if "tokens" in rows.column_names:
         return source, [" ".join(words) for words in rows["tokens"][:]]

@@ -29,9 +29,9 @@ class Chart:
     y_label: str
     x_ticks: Sequence[tuple[float, str]]
     y_ticks: Sequence[tuple[float, str]]
-    lines: Sequence[tuple[str, str]]
-    dots: Sequence[tuple[float, float]]
-    numbers: Table | None
+    lines: Sequence[tuple[str, str]] = ()
+    dots: Sequence[tuple[float, float]] = ()
+    numbers: Table | None = None
     diagonal: str | None = None
     note: str = ""
     box: tuple[int, ...] = (WIDTH, HEIGHT, LEFT, WIDTH - RIGHT, TOP, HEIGHT - BOTTOM)
@@ -55,9 +55,8 @@ def line_chart(title: str, x_label: str, y_label: str, series: Mapping[str, Poin
         y_label,
         x.ticks,
         y.ticks,
-        [(name, " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in points)) for name, points in finite.items()],
-        [],
-        make_table("", columns, rows),
+        lines=[(name, " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in points)) for name, points in finite.items()],
+        numbers=make_table("", columns, rows),
         note=f"Not drawn: {', '.join(left_out)}." if left_out else "",
     )
 
@@ -77,9 +76,7 @@ def scatter(title: str, x_label: str, y_label: str, points: Points) -> Chart | N
         y_label,
         x.ticks,
         y.ticks,
-        [],
-        [(round(x(a), 1), round(y(b), 1)) for a, b in drawn],
-        None,
+        dots=[(round(x(a), 1), round(y(b), 1)) for a, b in drawn],
         diagonal=f"{x(low):.1f},{y(low):.1f} {x(high):.1f},{y(high):.1f}",
         note=f"{len(drawn):,} of {len(finite):,} rows are drawn." if len(drawn) < len(finite) else "",
     )

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from numbers import Real
-from pathlib import Path
 from typing import Any
 
+from hf_tlm.analysis.curves.states import read_log
 from hf_tlm.analysis.report.about import metric_name
 from hf_tlm.analysis.report.charts import Chart, line_chart
-from hf_tlm.analysis.report.run_folder import RunFolder, read_json
+from hf_tlm.analysis.report.run_folder import RunFolder
 
-STATE = "trainer_state.json"
 NAMES = {
     "corpus/mlm_loss": "corpus: masked LM",
     "task/mlm_loss": "task: masked LM",
@@ -53,20 +52,6 @@ def curves(run: RunFolder) -> list[Chart]:
     charts.append(_validation("Validation", score, histories, f"{prefix}{run.metric}", 100))
     charts.append(_validation("Validation loss", "loss (nats)", histories, f"{prefix}loss"))
     return [chart for chart in charts if chart is not None]
-
-
-def read_log(folder: Path) -> list[dict[str, Any]]:
-    """The log of a Trainer in a folder: of its end, or of the newest checkpoint; empty where there is neither.
-
-    Raises:
-        AnalysisError: the file is damaged.
-    """
-    checkpoints = [path for path in folder.glob(f"checkpoint-*/{STATE}") if path.parent.name[11:].isdigit()]
-    newest = sorted(checkpoints, key=lambda path: int(path.parent.name[11:]))[-1:]
-    for path in (folder / STATE, *newest):
-        if path.is_file():
-            return [entry for entry in read_json(path).get("log_history", []) if isinstance(entry, dict)]
-    return []
 
 
 def _losses(title: str, log: Sequence[Mapping[str, Any]]) -> Chart | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -13,8 +12,9 @@ from typing import Any
 
 from hf_tlm.analysis.checked import check_record, check_seed
 from hf_tlm.analysis.errors import AnalysisError
+from hf_tlm.analysis.runs import RESULTS, SETTINGS, read_json
 
-RESULTS, SETTINGS, MANIFEST, GRID = "results.json", "settings.json", "manifest.json", "grid.json"
+MANIFEST, GRID = "manifest.json", "grid.json"
 TITLES = {
     "tlm": "TLM",
     "finetune": "Fine-tuning",
@@ -108,22 +108,6 @@ def read_run(path: str | os.PathLike, name: str | None = None) -> RunFolder:
     if kind != "pretrain" and (left := sorted(set(run.started_seeds) - {seed["seed"] for seed in records})):
         missing.append(f"Not finished: seed {', '.join(map(str, left))}.")
     return run
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Raises:
-    AnalysisError: the file is no JSON object, or cannot be read.
-    """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise AnalysisError(
-            f"{path} cannot be read as JSON: {error}. It is damaged or was cut short: run the recipe again, or copy the "
-            "folder again."
-        ) from error
-    if not isinstance(content, dict):
-        raise AnalysisError(f"{path} must hold a JSON object; found {content!r:.60}.")
-    return content
 
 
 def _kind(record: Mapping[str, Any]) -> str:

@@ -28,7 +28,7 @@ def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: Options) -> Fin
         views.overlaps(subsets, args.folder),
     ]
     if options.case_studies:
-        number, passages, seed = options.case_studies, options.case_passages, args.analysis_seed
+        number, passages, seed = options.case_studies, options.case_passages, args.seed
         made.append(views.case_study(subsets, args.folder, labelled, number, passages, seed))
     text = "\n\n".join(f"### {view.title}\n\n{view.text}" for view in made if view is not None) + "\n"
     atomic_write(args.folder / "subsets.md", f"# Subsets\n\n{text}")

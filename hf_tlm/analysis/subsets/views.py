@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hf_tlm.analysis.figures import save_figure, to_csv
-from hf_tlm.analysis.findings import Findings
+from hf_tlm.analysis.findings import Findings, markdown_table
 from hf_tlm.analysis.subsets import figures
 from hf_tlm.analysis.subsets.case_study import case_studies, case_studies_to_markdown
 from hf_tlm.analysis.subsets.influence import QUANTILES, rank_against_influence
@@ -21,7 +21,6 @@ from hf_tlm.analysis.subsets.ranks import size_against_k, steps
 from hf_tlm.analysis.subsets.sources import source_shares
 from hf_tlm.files import HfTlmError, atomic_write
 from hf_tlm.retrieval.marking import escape
-from hf_tlm.retrieval.report import markdown_table
 
 if TYPE_CHECKING:
     from hf_tlm.retrieval import Subset
@@ -59,7 +58,7 @@ def sizes(subsets: Subsets, folder: Path) -> Findings:
             table.append(row)
         head = ["K", *(f"{escape(name)}: {what}" for name in curves for what in ("passages", "score at rank K"))]
         lines = ["Passages in the union of the queries' K best, and the mean BM25 score of those whose best rank is K.", ""]
-        lines += markdown_table(head, table)
+        lines.append(markdown_table(head, table, texts=0))
     return Findings("Size against K", "\n".join([*lines, *reasons]), files)
 
 
@@ -85,7 +84,7 @@ def sources(subsets: Subsets, folder: Path, top: int) -> Findings:
         table.append(line)
     head = ["source", *(f"{escape(name)}{what}" for name in subsets for what in ("", ": ratio"))]
     text = "Share of the passages, and its ratio to the source's share of the corpus."
-    return Findings("Sources", "\n".join([text, "", *markdown_table(head, table, left=[0])]), files)
+    return Findings("Sources", f"{text}\n\n{markdown_table(head, table)}", files)
 
 
 def influence(subsets: Subsets, folder: Path, bins: int) -> Findings | None:
@@ -112,7 +111,7 @@ def influence(subsets: Subsets, folder: Path, bins: int) -> Findings | None:
             f"of rank (1 is the best) and influence: {spearman}."
         )
         head = ["rank", "passages", "mean influence", "deviation"]
-        blocks.append("\n".join([said, "", *markdown_table(head, table, left=[0])]))
+        blocks.append(f"{said}\n\n{markdown_table(head, table)}")
     return Findings("BM25 rank against influence", "\n\n".join([*blocks, "\n".join(reasons)]).strip(), files)
 
 
@@ -139,7 +138,7 @@ def overlaps(subsets: Subsets, folder: Path) -> Findings | None:
             for row in rows
         ]
         head = ["A", "B", "in both", "Jaccard", "A's in B", "B's in A", "Jaccard per query"]
-        blocks.append("\n".join(markdown_table(head, table, left=[0, 1])))
+        blocks.append(markdown_table(head, table, texts=2))
     return Findings("Overlap", "\n\n".join(blocks), files)
 
 
