@@ -8,7 +8,8 @@ r"""The papers' comparisons at a budget of your own: arms x tasks x seeds -> one
 
 Sections retrieve, select_influence, train_tlm and finetune of the YAML files are the options of those recipes, equal for
 all arms. The table is results.md and results.json, the runs are runs/*.json. Start the same command again to continue, and
-several times at once, one for each GPU for instance, to share the work.
+several times at once, one for each GPU for instance, to share the work. Several tables, each with a --table_name, may share
+an --output_dir (and a --records_dir): what is equal in them is made once.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def main() -> None:
         for step in plan.trainings:
             if (plan.folder(step) / "results.json").is_file():
                 report_args.write(plan.folder(step))
-        print(f"\n{table.to_text()}\n\nSaved to {args.output_dir}: results.md, results.json, runs/.")
+        print(f"\n{table.to_text()}\n\nSaved to {plan.records}: {plan.table_name}.md, {plan.table_name}.json, runs/.")
     if table.failures:
         raise reproduction.ReproductionError(
             f"{len(table.failures)} of {table.total} runs failed; the table names them. The same command tries them again."

@@ -60,6 +60,17 @@ class TableArguments:
         default=20_000,
         metadata={"help": "Random passages of the corpus it is trained on, beside the task's training texts."},
     )
+    records_dir: str | None = field(
+        default=None,
+        metadata={
+            "help": "Folder of the table and of the JSON records of runs, to be kept or shared without their models: a run "
+            "that has a record there is not repeated. Default: the output_dir."
+        },
+    )
+    table_name: str = field(
+        default="results",
+        metadata={"help": "Of the table's files. Tables that share their folders share subsets and equal runs."},
+    )
     max_steps: int | None = field(default=None, metadata={"help": "train_tlm.py's, for every arm."})
     max_tokens: float | None = field(default=None, metadata={"help": "train_tlm.py's; max_steps is then 0 by default."})
     max_flops: float | None = field(default=None, metadata={"help": "train_tlm.py's; max_steps is then 0 by default."})
@@ -97,6 +108,8 @@ class TableArguments:
             tokenizer_name=self.tokenizer_name,
             tokenizer_passages=self.tokenizer_passages,
             budget=self.budget,
+            records_dir=self.records_dir,
+            table_name=self.table_name,
         )
 
 

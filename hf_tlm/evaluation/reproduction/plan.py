@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shlex
@@ -52,14 +53,19 @@ class Plan:
     """What is to be made, where.
 
     phases: steps of one phase need those of earlier ones only.
+    output_dir: folder of the steps' folders.
     files: configuration files, whose sections are the options of the recipes.
     left_out: what is not run, and why.
+    records_dir: folder of the steps' JSON records and of the table; None for `output_dir`.
+    table_name: of the table's files there; several tables may share both folders.
     """
 
     phases: tuple[tuple[Step, ...], ...]
     output_dir: Path
     files: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    records_dir: Path | None = None
+    table_name: str = "results"
 
     @property
     def preparations(self) -> tuple[Step, ...]:
@@ -69,13 +75,17 @@ class Plan:
     def trainings(self) -> tuple[Step, ...]:
         return tuple(step for phase in self.phases for step in phase if step.kind in TRAININGS)
 
+    @property
+    def records(self) -> Path:
+        return self.records_dir or self.output_dir
+
     def folder(self, step: Step) -> Path:
         return self.output_dir / step.name
 
     def record_file(self, step: Step) -> Path:
         """Where the step's JSON record is; it is written last."""
         kind = "runs" if step.kind in TRAININGS else "preparations"
-        return self.output_dir / kind / f"{step.name.replace('/', '.')}.json"
+        return self.records / kind / f"{step.name.replace('/', '.')}.json"
 
     def values(self, step: Step) -> dict[str, Any]:
         """All options of the step's recipe that the configuration files leave to the plan."""
@@ -96,6 +106,16 @@ class Plan:
         merged = {**read_configs(self.files, step.kind), **step.options, **step.inputs}
         return json.loads(json.dumps({name: v for name, v in merged.items() if name not in _FREE}, default=str))
 
+    def fingerprint(self, step: Step) -> str:
+        """Of all that a step's result depends on: its recipe, task, settings, and the same of its inputs.
+
+        Runs of two tables with one fingerprint are the same run, whatever their arms are called.
+        """
+        steps = {other.name: other for other in self.preparations}
+        inputs = {option: self.fingerprint(steps[name]) for option, name in step.inputs.items()}
+        made_of = {"kind": step.kind, "task": step.task_name, "settings": {**self.settings(step), **inputs}}
+        return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:16]
+
 
 def make_plan(
     tasks: Sequence[TaskEntry],
@@ -111,6 +131,8 @@ def make_plan(
     tokenizer_name: str | None = None,
     tokenizer_passages: int = 20_000,
     budget: Mapping[str, Any] | None = None,
+    records_dir: str | Path | None = None,
+    table_name: str = "results",
 ) -> Plan:
     """The plan of a table; of data only the names in the folder `tasks_dir` are read.
 
@@ -126,10 +148,13 @@ def make_plan(
             texts and `tokenizer_passages` random passages of the corpus, and shared by all arms: with a vocabulary of its
             own an arm would have other texts and another model.
         budget: options of train_tlm for all arms.
+        records_dir, table_name: see `Plan`.
 
     Raises:
-        ReproductionError: no task, arm or seed, or the same one twice; or no arm is left.
+        ReproductionError: no task, arm or seed, or the same one twice; or no arm is left; or no name for the table's files.
     """
+    if slug(table_name).replace("-", "_") != table_name:
+        raise ReproductionError(f"A table's name has lower-case letters, digits and `_`; received {table_name!r}.")
     if not (tasks and arms and seeds):
         raise ReproductionError(f"A table needs tasks, arms and seeds; received {len(tasks)}, {len(arms)} and {len(seeds)}.")
     missing = [arm.name for arm in arms if arm.pretrained == "" and pretrained is None]
@@ -155,7 +180,10 @@ def make_plan(
                 trainings.append((position, step))
     trainings.sort(key=lambda item: item[0])
     phases = [*shared.phases, [step for _, step in trainings]]
-    return Plan(tuple(tuple(phase) for phase in phases if phase), Path(output_dir), tuple(files), left_out)
+    records = None if records_dir is None else Path(records_dir)
+    return Plan(
+        tuple(tuple(phase) for phase in phases if phase), Path(output_dir), tuple(files), left_out, records, table_name
+    )
 
 
 class _Shared:

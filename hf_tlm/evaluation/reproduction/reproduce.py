@@ -32,10 +32,12 @@ _ALONE = (TOKENIZER, "retrieve")
 def reproduce(plan: Plan, *, prepare_only: bool = False, keep_checkpoints: bool = False) -> Table:
     """Make everything that is not finished, and the table of all of it.
 
-    Every step leaves a JSON record in `runs/` or `preparations/` of the table's folder, and `results.md` and `results.json`
-    are written anew after each. What is finished is not repeated, what was interrupted continues, and other processes that
-    are given the same plan take their share (see `work_through`). A step that fails is named in the table, as are those that
-    needed it, and the others go on; the next start tries it again.
+    Every step leaves a JSON record in `runs/` or `preparations/` of the plan's records, and the table, `results.md` and
+    `results.json`, is written anew after each. A run that has a record is not repeated, wherever its folder is now, nor is
+    one that another table has already made of the same settings; what was interrupted continues, and other processes that
+    are given the same plan take their share (see `work_through`). Of tokenizers and subsets those are made that a run still
+    needs. A step that fails is named in the table, as are those that needed it, and the others go on; the next start tries
+    it again.
 
     Args:
         prepare_only: stop after tokenizers and subsets, for instance to train elsewhere.
@@ -48,12 +50,14 @@ def reproduce(plan: Plan, *, prepare_only: bool = False, keep_checkpoints: bool 
     """
     check(plan)
     failed = None
+    needed = _needed(plan)
     for phase in plan.phases:
         if prepare_only and phase[0].kind in TRAININGS:
             break
+        steps = [step for step in phase if step.name in needed]
         try:
             work_through(
-                phase, plan.folder, lambda step: _finished(plan, step), lambda step: _run(plan, step, keep_checkpoints)
+                steps, plan.folder, lambda step: _finished(plan, step), lambda step: _run(plan, step, keep_checkpoints)
             )
         except PointsError as error:
             failed = error
@@ -95,18 +99,43 @@ def check(plan: Plan) -> None:
 
 
 def write_table(plan: Plan) -> Table:
-    """`results.md` and `results.json` of what is finished now."""
-    records = {step.name: read_record(plan.record_file(step)) for step in (*plan.preparations, *plan.trainings)}
-    table = Table(plan, records)
+    """`results.md` and `results.json`, by the table's name, of what is finished now."""
+    table = Table(plan, {step.name: find_record(plan, step) for step in (*plan.preparations, *plan.trainings)})
     if int(os.environ.get("RANK", "0")) == 0:
-        atomic_write(plan.output_dir / "results.json", json.dumps(table.to_dict(), indent=2) + "\n")
-        atomic_write(plan.output_dir / "results.md", table.to_text() + "\n")
+        atomic_write(plan.records / f"{plan.table_name}.json", json.dumps(table.to_dict(), indent=2) + "\n")
+        atomic_write(plan.records / f"{plan.table_name}.md", table.to_text() + "\n")
     return table
 
 
+def find_record(plan: Plan, step: Step) -> dict[str, Any] | None:
+    """The step's record, or that of the same run under another arm's name; None where there is none yet."""
+    own = read_record(plan.record_file(step))
+    if step.kind not in TRAININGS or (own is not None and own["status"] == FINISHED):
+        return own
+    fingerprint = plan.fingerprint(step)
+    for file in sorted((plan.records / "runs").glob(f"{step.task_name}.*.seed-{step.seed}.json")):
+        record = read_record(file)
+        if record["status"] == FINISHED and record.get("fingerprint") == fingerprint:
+            return record
+    return own
+
+
 def _finished(plan: Plan, step: Step) -> bool:
-    record = read_record(plan.record_file(step))
-    return record is not None and record["status"] == FINISHED
+    """A run once it has a record; what other steps read, while it is there too."""
+    record = find_record(plan, step)
+    return record is not None and record["status"] == FINISHED and (step.kind in TRAININGS or plan.folder(step).is_dir())
+
+
+def _needed(plan: Plan) -> set[str]:
+    """Names of all trainings, and of what those that are not finished are made from."""
+    preparations = {step.name: step for step in plan.preparations}
+    needed = {step.name for step in plan.trainings}
+    left = [step for step in plan.trainings if not _finished(plan, step)]
+    while left:
+        inputs = set(left.pop().inputs.values()) - needed
+        needed |= inputs
+        left += [preparations[name] for name in inputs]
+    return needed
 
 
 def _run(plan: Plan, step: Step, keep_checkpoints: bool) -> None:
@@ -128,6 +157,7 @@ def _run(plan: Plan, step: Step, keep_checkpoints: bool) -> None:
         "started_by": command_line(),
         "commit": commit(),
         "settings": plan.settings(step),
+        "fingerprint": plan.fingerprint(step),
     }
     error = None
     try:

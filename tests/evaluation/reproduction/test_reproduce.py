@@ -240,7 +240,7 @@ def test_failures_are_named_and_the_rest_goes_on(work, tmp_path, faked):
 
 def test_the_recipe_fails_when_a_run_did(work, tmp_path, faked, monkeypatch, capsys):
     files = [work / "options.yaml", "--tasks_dir", work / "tasks", "--tasks", "scierc", "--output_dir", tmp_path / "out"]
-    arms = ["--arms", "task only", '{"name": "broken", "subset": "none"}', "--seeds", "0"]
+    arms = ["--arms", "task only", '{"name": "broken", "subset": "none", "train_tlm": {"rho2": 1}}', "--seeds", "0"]
     monkeypatch.setattr(sys, "argv", list(map(str, ["recipes/reproduce.py", "--config", *files, *arms])))
     main = runpy.run_path(str(ROOT / "recipes" / "reproduce.py"), run_name="recipe")["main"]
     with pytest.raises(ReproductionError, match="1 of 2 runs failed"):
@@ -284,6 +284,41 @@ def test_subsets_beforehand_and_checkpoints(work, tmp_path, faked):
         assert len(list((tmp_path / "out").rglob("model"))) == (6 if keep else 3)
         shutil.rmtree(tmp_path / "out" / "scierc")
         shutil.rmtree(tmp_path / "out" / "runs")
+
+
+def test_records_outlive_the_folders(work, tmp_path, faked):
+    """On another machine only the records are there: no run is repeated, and only subsets that are still needed are."""
+    places = {"records_dir": tmp_path / "records", "table_name": "main"}
+    arms = ["random", "BM25", "BM25 20%"]
+    table = reproduce(planned(work, tmp_path / "out", arms, seeds=[0], **places))
+    assert sorted(path.name for path in (tmp_path / "records").iterdir()) == ["main.json", "main.md", "preparations", "runs"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["scierc"]
+    del faked[:]
+    shutil.rmtree(tmp_path / "out")
+    again = reproduce(planned(work, tmp_path / "out", arms, seeds=[0], **places))
+    assert faked == [] and again.to_text() == table.to_text() and not (tmp_path / "out").exists()
+    (tmp_path / "records/runs/scierc.bm25-20.seed-0.json").unlink()
+    again = reproduce(planned(work, tmp_path / "out", arms, seeds=[0], **places))
+    made = ["tokenizer", "subsets/bm25", "subsets/bm25-rank-20", "bm25-20/seed-0"]
+    assert faked == [f"scierc/{name}" for name in made]
+    assert again.to_dict()["rows"] == table.to_dict()["rows"]
+
+
+def test_tables_that_share_runs(work, tmp_path, faked):
+    """An arm of one table is an arm of another under its own name, if it is made of the same."""
+    reproduce(planned(work, tmp_path / "out", ["task only", "BM25"], seeds=[0]))
+    del faked[:]
+    same = {"name": "K = 4", "subset": "BM25", "retrieve": {"top_k": 4}}  # as in the options of the scale
+    more = {"name": "K = 6", "subset": "BM25", "retrieve": {"top_k": 6}}
+    longer = {"name": "longer", "subset": "BM25", "train_tlm": {"max_steps": 3}}
+    plan = planned(work, tmp_path / "out", [same, more, longer, {"name": "none"}], seeds=[0], table_name="top_k")
+    table = reproduce(plan)
+    assert faked == ["scierc/subsets/bm25-top_k=6", "scierc/k-6/seed-0", "scierc/longer/seed-0"]
+    assert [(row.arm, len(row.runs)) for row in table.rows] == [("K = 4", 1), ("K = 6", 1), ("longer", 1), ("none", 1)]
+    assert table.rows[0].runs[0]["name"] == "scierc/bm25/seed-0" and "4 of 4 runs are finished." in table.to_text()
+    assert "| K = 4 " in (tmp_path / "out/top_k.md").read_text() and (tmp_path / "out/results.md").is_file()
+    with pytest.raises(ReproductionError, match="A table's name has lower-case letters, digits and `_`; received 'a/b'"):
+        planned(work, tmp_path / "out", table_name="a/b")
 
 
 def test_two_processes_share_a_table(work, tmp_path, faked, monkeypatch):
