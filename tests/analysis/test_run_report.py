@@ -422,6 +422,48 @@ def test_the_recipe(run, tmp_path, monkeypatch, capsys):
     fails(*recipe, "--run", run, message=f"{run / 'results.json'} is not JSON")
 
 
+def test_runs_of_an_arm_are_one_run(run, task, tmp_path, monkeypatch, capsys):
+    """`reproduce.py` leaves a folder of a run for each seed."""
+    import runpy
+
+    from recipes.launching import ROOT
+
+    arms = {}
+    for name, wrong in (("first", {3: {0, 1, 2, 5}, 4: {0}}), ("second", {3: {1}, 4: {0}})):
+        for seed, rows in wrong.items():
+            tlm_run(tmp_path / name / f"seed-{seed}", task, {seed: rows}, [1 - len(rows) / 8])
+        arms[name] = tlm_run(tmp_path / f"{name}_whole", task, wrong, [1 - len(rows) / 8 for rows in wrong.values()])
+    found = read_run(tmp_path / "first")
+    assert found.apart and found.best_seed == 4 and found.started_seeds == [3, 4] and found.missing == []
+    page, whole = (page_of(place, tmp_path, task=task) for place in (tmp_path / "first", arms["first"]))
+    assert list(page.tables) == list(whole.tables)
+    for caption in page.tables:
+        assert page.tables[caption] == whole.tables[caption]
+    assert page.sections["curves"] == whole.sections["curves"]
+
+    for split, rows in task.splits.items():
+        rows.to_json(tmp_path / "toy" / f"{split}.jsonl")
+    monkeypatch.setattr(sys, "argv", ["analyze.py", "--what", "report", "--task", str(tmp_path / "toy"), "--run"])
+    sys.argv += [str(tmp_path / "first"), str(tmp_path / "second")]
+    for name in ("first", "second"):  # The task's fingerprint is that of the files.
+        fingerprint = analysis.AnalyzedTask(task=str(tmp_path / "toy")).load().fingerprint
+        for file in (tmp_path / name).glob("seed-*/results.json"):
+            write_json(file, json.loads(file.read_text()) | {"task_fingerprint": fingerprint})
+    runpy.run_path(str(ROOT / "recipes/analyze.py"), run_name="__main__")
+    text = (tmp_path / "first" / "analysis" / "report.md").read_text(encoding="utf-8")
+    assert text.partition("\n\n")[2].strip() in capsys.readouterr().out and "| all | 24 |" in text
+    assert "of both by class, in percent**" in text and "**Rows that the two have right**" in text
+    assert not any(line in text for line in task.test["text"]), "no texts of the task"
+
+    other = tmp_path / "first" / "seed-4" / "results.json"
+    write_json(other, json.loads(other.read_text()) | {"arguments": {"learning_rate": 0.25}})
+    with pytest.raises(AnalysisError, match="not runs of one arm: their arguments differ in learning_rate"):
+        read_run(tmp_path / "first")
+    shutil.move(tmp_path / "first" / "seed-4", tmp_path / "first" / "seed-5")
+    with pytest.raises(AnalysisError, match="seed-5 has runs of other seeds than its name says"):
+        read_run(tmp_path / "first")
+
+
 def test_what_is_read_back(run):
     found = read_run(run)
     assert (found.kind, found.best_seed, found.started_seeds, found.name) == ("tlm", 4, [3, 4], "run")

@@ -13,6 +13,8 @@ from typing import Any
 
 from markupsafe import escape
 
+from hf_tlm.analysis.findings import markdown_table
+
 # Control characters, and marks that change the direction of what follows.
 _BLANKS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 LONGEST = 4000  # characters of any string of the page
@@ -150,6 +152,22 @@ def make_table(
             break
         kept.append(cells)
     return Table(caption, columns, kept, total - len(kept), searchable)
+
+
+def to_markdown(blocks: Iterable[Any]) -> str:
+    """The texts and tables among blocks, without the tables that one searches, which are of the data's texts."""
+    parts = []
+    for block in blocks:
+        if isinstance(block, Row):
+            parts.append(to_markdown(block.blocks).strip())
+        elif isinstance(block, Text):
+            parts.append(block.text)
+        elif isinstance(block, Table) and block.rows and not block.searchable:
+            texts = sum(column.of == "text" for column in block.columns)
+            rows = [[cell.text for cell in row] for row in block.rows]
+            table = markdown_table([column.title for column in block.columns], rows, texts)
+            parts.append(f"**{block.caption}**\n\n{table}".strip())
+    return "\n\n".join(parts) + "\n"
 
 
 def _cell(value: Any, column: Column, characters: int) -> Cell:

@@ -77,13 +77,7 @@ def report_page(
         AnalysisError: the task is not that of the run, the two runs are of other rows, or a file is damaged.
     """
     options, missing = options or Options(), list(run.missing)
-    if task is None:
-        task = recorded_task(run)
-    elif (of_run := run.record.get("task_fingerprint")) not in (None, task.fingerprint):
-        raise AnalysisError(
-            f"--task {task.name} is not the task of {run.name}: its data have fingerprint {task.fingerprint}, those of the "
-            f"run {of_run}. Give the run's own, or leave it out for a report without texts."
-        )
+    task = _task_of(run, task)
     sections = [about.what_was_run(run), about.on_what(run), about.cost(run), about.scores(run)]
     judged, rows = _predictions(run, task, options, missing)
     sections += _error_sections(run, judged, rows, options)
@@ -101,6 +95,35 @@ def report_page(
         sections=[section for section in sections if section is not None],
         version=__version__,
     )
+
+
+def compare_runs(
+    run: RunFolder, second: RunFolder, *, task: Task | None = None, options: Options | None = None
+) -> Section | None:
+    """The section of `report_page` with two runs in which they are compared; None where no split of both has predictions.
+
+    Raises:
+        AnalysisError: see `report_page`.
+    """
+    options = options or Options()
+    judged, rows = _predictions(run, _task_of(run, task), options, [])
+    return _against(run, second, judged, rows, options, [])
+
+
+def _task_of(run: RunFolder, task: Task | None) -> Task | None:
+    """The task that is given, or that the run recorded.
+
+    Raises:
+        AnalysisError: the one that is given is another.
+    """
+    if task is None:
+        return recorded_task(run)
+    if (of_run := run.record.get("task_fingerprint")) not in (None, task.fingerprint):
+        raise AnalysisError(
+            f"--task {task.name} is not the task of {run.name}: its data have fingerprint {task.fingerprint}, those of the "
+            f"run {of_run}. Give the run's own, or leave it out for a report without texts."
+        )
+    return task
 
 
 def _predictions(

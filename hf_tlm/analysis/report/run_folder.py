@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ class RunFolder:
     seeds: records of the finished seeds; of few-shot learning of the splits.
     home: where the folders of seeds are: of a grid that of the chosen point.
     missing: sentences about what is not there.
+    apart: every seed is a run of its own in the folder of that seed, as `reproduce.py` leaves the runs of an arm.
     """
 
     name: str
@@ -43,6 +44,7 @@ class RunFolder:
     seeds: list[dict[str, Any]] = field(default_factory=list)
     home: Path = field(default_factory=Path)
     missing: list[str] = field(default_factory=list)
+    apart: bool = False
 
     @property
     def metric(self) -> str | None:
@@ -53,7 +55,8 @@ class RunFolder:
         return self.record.get("kind", "classification")
 
     def seed_folder(self, seed: int) -> Path:
-        return self.home / f"{'split' if self.kind == 'few_shot' else 'seed'}-{seed}"
+        folder = self.home / f"{'split' if self.kind == 'few_shot' else 'seed'}-{seed}"
+        return folder / folder.name if self.apart else folder
 
     @property
     def started_seeds(self) -> list[int]:
@@ -73,7 +76,7 @@ class RunFolder:
 
 
 def read_run(path: str | os.PathLike, name: str | None = None) -> RunFolder:
-    """Read the folder of a run or of a subset.
+    """Read the folder of a run, of an arm's runs as `reproduce.py` leaves them, or of a subset.
 
     Raises:
         AnalysisError: it is neither, or a file of it is damaged; the message names the file.
@@ -86,6 +89,8 @@ def read_run(path: str | os.PathLike, name: str | None = None) -> RunFolder:
     if MANIFEST in files and not {RESULTS, SETTINGS} & set(files):
         return RunFolder(name, path, "subset", files[MANIFEST], home=path)
     if not {RESULTS, SETTINGS} & set(files):
+        if folders := sorted(path.glob(f"seed-*/{RESULTS}")):
+            return _of_arm(name, path, [read_run(file.parent) for file in folders])
         raise AnalysisError(
             f"{path} holds no run: expected {RESULTS} or {SETTINGS}, as recipes/train_tlm.py, finetune.py, few_shot.py and "
             f"pretrain.py leave them, or a subset's {MANIFEST}."
@@ -108,6 +113,31 @@ def read_run(path: str | os.PathLike, name: str | None = None) -> RunFolder:
     if kind != "pretrain" and (left := sorted(set(run.started_seeds) - {seed["seed"] for seed in records})):
         missing.append(f"Not finished: seed {', '.join(map(str, left))}.")
     return run
+
+
+def _of_arm(name: str, path: Path, runs: Sequence[RunFolder]) -> RunFolder:
+    """Runs of one seed each as one run, with what is recorded of the first.
+
+    Raises:
+        AnalysisError: they are not of one task, or differ in more than the seed.
+    """
+    for run in runs:
+        if any(seed["seed"] != int(run.path.name.removeprefix("seed-")) for seed in run.seeds):
+            raise AnalysisError(f"{run.path} has runs of other seeds than its name says. Give --run the folder of one run.")
+        for part in ("task_fingerprint", "model", "arguments"):
+            first, other = ({**_mapping(one.record.get(part)), "seeds": None} for one in (runs[0], run))
+            if changed := [key for key in {**first, **other} if first.get(key) != other.get(key)]:
+                raise AnalysisError(
+                    f"{runs[0].path} and {run.path} are not runs of one arm: their {part} differ in {changed[0]}. Give "
+                    "--run the folder of one run."
+                )
+    seeds = sorted((seed for run in runs for seed in run.seeds), key=lambda seed: seed["seed"])
+    missing = [sentence for run in runs for sentence in run.missing]
+    return RunFolder(name, path, runs[0].kind, runs[0].record, seeds, path, missing, apart=True)
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {"": value}
 
 
 def _kind(record: Mapping[str, Any]) -> str:
