@@ -1,0 +1,233 @@
+r"""RESULTS.md: what the tables of recipes/reproduce.py say, in one page.
+
+    for table in main stages rho1 rho2 top_k objectives fractions layers; do
+        python recipes/reproduce.py --config recipes/configs/reproduce/cpu.yaml recipes/configs/reproduce/$table.yaml \
+            --tasks_dir ../shared/data/tasks --corpus '../shared/data/corpus/*.parquet' --pretrained path/to/encoder \
+            --output_dir runs/cpu --records_dir benchmarks/results/cpu
+    done
+    python benchmarks/evidence.py
+
+Reads the records in benchmarks/results/cpu (and gpu, where they are there) and writes benchmarks/results/RESULTS.md and the
+picture of score against cost. Whatever is finished is shown; nothing is trained here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from hf_tlm.analysis.cost.comparison import compare, to_markdown, to_rows
+from hf_tlm.analysis.cost.figures import cost_figure
+from hf_tlm.analysis.figures import save_figure
+from hf_tlm.analysis.findings import markdown_table
+from hf_tlm.analysis.runs import find_results
+from hf_tlm.evaluation.reproduction import PUBLISHED
+from hf_tlm.evaluation.seeds import format_score
+
+RESULTS = Path(__file__).resolve().parent / "results"
+SCALES = {
+    "cpu": "Two CPU cores, 3 layers x 128 (recipes/configs/reproduce/cpu.yaml)",
+    "gpu": "One GPU, BERT-Base (recipes/configs/reproduce/gpu.yaml)",
+}
+TUNING = "tuning"  # What is chosen there is chosen by validation: the page has no test scores of it.
+TABLES = {
+    "main": "What retrieval, selection and pretraining buy (TLM, Table 2; ISS, Table 3)",
+    "stages": "One stage or two (TLM, Table 7)",
+    "rho1": "rho1, corpus batches per task batch (TLM, Table 5)",
+    "rho2": "rho2, weight of the masked LM on task data (TLM, Table 6)",
+    "top_k": "K, passages per training text (TLM, Table 4)",
+    "objectives": "Language-modelling losses at equal FLOPs (COCO-LM, Table 1)",
+    "fractions": "How much of the subset is kept, by influence and by rank (ISS, Table 5)",
+    "layers": "The layer whose gradients choose (ISS, Figure 3, Table 7)",
+    TUNING: "Learning rates and batch sizes that were tried; the setting of all tables was chosen by validation here",
+}
+# (this arm, minus that one)
+PAIRS = (("BM25", "task only"), ("BM25", "random"), ("BM25 + ISS 20%", "BM25"), ("pretrained", "BM25"))
+TLM_SMALL = PUBLISHED["TLM Table 2: TLM (small-scale)"]
+BUDGETS = (  # name, hours, cores (None: a GPU)
+    ("one core, one hour", 1, 1),
+    ("laptop night: 8 hours, 4 cores", 8, 4),
+    ("workstation day: 24 hours, 16 cores", 24, 16),
+    ("GPU-hour: H200, bf16", 1, None),
+)
+GPU_PEAK, GPU_SHARE = 790e12, 0.4  # FLOP/s of dense bf16 products, and the share of it that is assumed
+GPU_RUN = 1e17  # FLOPs of stage 1 in gpu.yaml
+Row = Mapping[str, Any]
+
+
+def read_tables(folder: Path) -> dict[str, dict[str, Any]]:
+    files = {name: folder / f"{name}.json" for name in TABLES}
+    return {name: json.loads(file.read_text(encoding="utf-8")) for name, file in files.items() if file.is_file()}
+
+
+def score(row: Row | None, split: str = "test") -> str:
+    """Mean and deviation in percent, with how many runs there are where some are left."""
+    if row is None or row[split] is None:
+        return ""
+    left = "" if len(row["finished"]) == row["seeds"] else f" ({len(row['finished'])} of {row['seeds']})"
+    return format_score(row[split]) + left
+
+
+def published(row: Row | None, measure: str = "test") -> str:
+    """The papers' numbers for this arm and task, without their sources, which the full table names."""
+    names = [name for name in (row or {"published": {}})["published"] if PUBLISHED[name].measure == measure]
+    shown = [row["published"][name] for name in names if row["published"][name]]
+    return "; ".join(text.partition(" (")[0] for text in shown)
+
+
+def by_task(rows: Sequence[Row], split: str) -> str:
+    """A line for each task, ours and the published, a column for each arm."""
+    arms, tasks = (list(dict.fromkeys(row[key] for row in rows)) for key in ("arm", "task"))
+    cells = {(row["task"], row["arm"]): row for row in rows}
+    metrics = {row["task"]: row["metric"] for row in rows if row["metric"]}
+    lines = []
+    for task in tasks:
+        of = [cells.get((task, arm)) for arm in arms]
+        lines.append([task, metrics.get(task, ""), "here", *(score(row, split) for row in of)])
+        if any(beside := [published(row, split) for row in of]):
+            lines.append([task, "", "published", *beside])
+    return markdown_table(["task", "metric", "", *arms], lines, texts=3)
+
+
+def by_arm(rows: Sequence[Row], splits: Sequence[str]) -> str:
+    """A line for each arm, columns of scores on the splits and of published ones for each task."""
+    arms, tasks = (list(dict.fromkeys(row[key] for row in rows)) for key in ("arm", "task"))
+    cells = {(row["task"], row["arm"]): row for row in rows}
+    columns = {
+        f"{task}, {what.format(split)}": [show(cells.get((task, arm)), split) for arm in arms]
+        for task in tasks
+        for show, what in ((score, "{}"), (published, "published {}"))
+        for split in splits
+    }
+    columns = {name: values for name, values in columns.items() if any(values)}
+    return markdown_table(["arm", *columns], zip(arms, *columns.values(), strict=True))
+
+
+def differences(rows: Sequence[Row]) -> str:
+    """Whether one arm beats another by more than runs differ: by sqrt(s1^2 + s2^2) of the deviations over seeds."""
+    cells = {(row["task"], row["arm"]): row for row in rows}
+    lines = []
+    for task in dict.fromkeys(row["task"] for row in rows):
+        line = [task]
+        for pair in PAIRS:
+            first, second = ((cells.get((task, arm)) or {"test": None})["test"] for arm in pair)
+            if first is None or second is None:
+                line.append("")
+            elif first["std"] is None or second["std"] is None:
+                line.append(f"{100 * (first['mean'] - second['mean']):+.2f}")
+            else:
+                apart, deviation = first["mean"] - second["mean"], math.hypot(first["std"], second["std"])
+                text = f"{100 * apart:+.2f} ± {100 * deviation:.2f}"
+                line.append(f"**{text}**" if abs(apart) > deviation else text)
+        lines.append(line)
+    return markdown_table(["task", *(f"{first} − {second}" for first, second in PAIRS)], lines)
+
+
+def costs(rows: Sequence[Row]) -> str:
+    """What a run of each arm costs, means over tasks and seeds."""
+    lines = []
+    for arm in dict.fromkeys(row["arm"] for row in rows):
+        known = [row["cost"] for row in rows if row["arm"] == arm and row["cost"]["flops"] is not None]
+        if known:
+            tokens, flops, seconds = (fmean(cost[name] for cost in known) for name in ("real_tokens", "flops", "seconds"))
+            lines.append([arm, f"{tokens:,.0f}", f"{flops:.3g}", f"{seconds / 60:.1f}"])
+    return markdown_table(["arm", "real tokens", "FLOPs", "minutes"], lines)
+
+
+def budgets(runs: Sequence[Row]) -> str:
+    """What times on machines buy, by FLOPs (6 x tokens with padding x parameters), from the rate of the runs on this CPU."""
+    scratch = [run for run in runs if run["kind"] == "train_tlm" and not run["environment"].get("accelerator")]
+    if not scratch:
+        return ""
+    rate = median(run["cost"]["flops"] / run["cost"]["seconds"] / run["environment"]["torch_threads"] for run in scratch)
+    own = median(run["cost"]["flops"] for run in scratch)
+    lines = []
+    for name, hours, cores in BUDGETS:
+        flops = 3600 * hours * (GPU_SHARE * GPU_PEAK if cores is None else rate * cores)
+        how = "measured rate" if cores == 1 else "extrapolated"
+        lines.append(
+            [name, how, f"{flops:.2g}", f"{flops / own:,.3g}", f"{flops / 1e17:.3g}", f"{flops / TLM_SMALL.flops:.2g}"]
+        )
+    head = [
+        "time and machine",
+        "",
+        "FLOPs",
+        "runs of the table above",
+        "runs of gpu.yaml (10^17)",
+        "runs of TLM's small scale",
+    ]
+    return (
+        f"{len(scratch)} runs from scratch had {rate:.3g} FLOP/s a core (median), by the papers' formula, which counts "
+        "embeddings and padding: of small models it says more than is computed. More cores are taken to help in proportion, "
+        "as independent runs do. No GPU was measured: the line assumes "
+        f"{GPU_SHARE:.0%} of {GPU_PEAK / 1e12:.0f} TFLOP/s, this project's goal there.\n\n"
+        + markdown_table(head, lines, texts=2)
+    )
+
+
+def picture(folder: Path, rows: Sequence[Row]) -> str:
+    """cost.png, .svg and .csv of the main table's arms, over the tasks that all of them have."""
+    arms = {row["arm"] for row in rows}
+    results = [result for result in find_results({folder.name: folder}) if result.arm in arms]
+    found = compare(results)
+    save_figure(cost_figure(found), folder, "cost", to_rows(found))
+    return f"![Average test score against training FLOPs]({folder.name}/cost.png)\n\n{to_markdown(found)}"
+
+
+def scale(folder: Path) -> list[str]:
+    """The sections of one scale."""
+    tables = read_tables(folder)
+    parts = [f"# {SCALES[folder.name]}"]
+    for name, table in tables.items():
+        rows = table["rows"]
+        finished, total = sum(len(row["finished"]) for row in rows), sum(row["seeds"] for row in rows)
+        parts.append(f"## {TABLES[name]}")
+        parts.append(
+            f"{finished} of {total} runs; costs, commits and what is published in [{name}.md]({folder.name}/{name}.md)."
+        )
+        if table["failures"]:
+            parts.append("Failed:\n\n" + "\n".join(f"- {text}" for text in table["failures"]))
+        if not finished:
+            continue
+        if name == "main":
+            parts += ["Test:", by_task(rows, "test"), "Validation:", by_task(rows, "validation")]
+            parts += [
+                "Differences of test scores; ± is sqrt(s1² + s2²) of the two deviations over seeds, and what is larger than "
+                "it is bold:",
+                differences(rows),
+                "A run costs, on average over tasks (of the pretrained encoder without its pretraining):",
+                costs(rows),
+                "## Score against cost",
+                picture(folder, rows),
+            ]
+        else:
+            parts.append(by_arm(rows, ("validation",) if name == TUNING else ("validation", "test")))
+    if runs := [run for table in tables.values() for run in table["runs"] if run["status"] == "finished"]:
+        parts += ["## What time buys", budgets(list({run["name"]: run for run in runs}.values()))]
+    return parts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results_dir", default=str(RESULTS))
+    results = Path(parser.parse_args().results_dir)
+    about = (
+        "Made by `python benchmarks/evidence.py` from the records in the folders beside this page, one JSON file a run, "
+        "which recipes/reproduce.py writes. Scores are in percent, mean ± standard deviation over seeds (n - 1), of the "
+        "checkpoint best on validation, whose test score is looked at once. All models of a task that are trained from "
+        "scratch have one architecture, tokenizer, batch size, learning rate and number of steps. *Published* are the "
+        "papers' own figures, of models, corpora and budgets that are orders of magnitude larger: the full tables say by "
+        "how much."
+    )
+    parts = [about, *(part for name in SCALES if (results / name).is_dir() for part in scale(results / name))]
+    (results / "RESULTS.md").write_text("\n\n".join(part.strip() for part in parts if part) + "\n", encoding="utf-8")
+    print(f"Saved {results / 'RESULTS.md'}.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""benchmarks/evidence.py: the page of all tables says what the records say."""
+
+import importlib.util
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from datasets import Dataset
+
+from hf_tlm.evaluation.reproduction import Arm, TaskEntry, make_plan, reproduce
+from toys import sentences
+
+ROOT = Path(__file__).resolve().parents[3]
+MODULE = sys.modules[reproduce.__module__]
+SCORES = {"task only": (0.2, 0.3), "BM25": (0.5, 0.7), "random": (0.45, 0.6), "rho1 = 9": (0.1, 0.2)}
+
+
+@pytest.fixture(scope="module")
+def evidence():
+    spec = importlib.util.spec_from_file_location("evidence", ROOT / "benchmarks" / "evidence.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def fake_step(plan, step):
+    plan.folder(step).mkdir(parents=True, exist_ok=True)
+    if step.kind != "train_tlm":
+        return {}
+    if step.arm.name == "BM25" and step.task_name == "toy" and step.seed == 1:
+        raise ValueError("too much")
+    score = SCORES[step.arm.name][step.seed]
+    cost = {"steps": 4, "tokens": 90, "real_tokens": 80, "flops": 1.2e13, "seconds": 60.0}
+    environment = {"processor": "a CPU", "cpu_cores": 2, "torch_threads": 2}
+    found = {"metric": "macro_f1", "parameters": 5, "cost": cost, "subset": None, "environment": environment}
+    return found | {split: {"macro_f1": score - (split == "validation") / 10} for split in ("validation", "test")}
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    """Two tables of two scales' folders, one run failed."""
+    monkeypatch.setattr(MODULE, "make_step", fake_step)
+    for name in ("scierc", "toy"):
+        (tmp_path / "tasks" / name).mkdir(parents=True)
+        for split in ("train", "validation", "test"):
+            Dataset.from_list(sentences(6, len(split))).to_json(tmp_path / "tasks" / name / f"{split}.jsonl")
+    Dataset.from_list([{"text": row["text"]} for row in sentences(9, 9)]).to_parquet(tmp_path / "corpus.parquet")
+    arms = {"main": ["task only", "random", "BM25"]}
+    arms["rho1"] = ["BM25", json.dumps({"name": "rho1 = 9", "subset": "BM25", "train_tlm": {"rho1": 9}})]
+    for table, names in arms.items():
+        plan = make_plan(
+            [TaskEntry("scierc"), TaskEntry("toy", seeds=(0, 1))] if table == "main" else [TaskEntry("scierc")],
+            [Arm.read(name) for name in names],
+            (0, 1),
+            tmp_path / "out",
+            tasks_dir=str(tmp_path / "tasks"),
+            corpus={"corpus": str(tmp_path / "corpus.parquet")},
+            records_dir=tmp_path / "results" / "cpu",
+            table_name=table,
+        )
+        reproduce(plan)
+    return tmp_path / "results"
+
+
+def table_after(text, heading):
+    """The first table below a line, as lists of cells."""
+    lines = text.partition(heading)[2].strip().splitlines()
+    start = next(at for at, line in enumerate(lines) if line.startswith("|"))
+    rows = []
+    for line in lines[start:]:
+        if not line.startswith("|"):
+            break
+        rows.append([cell.strip() for cell in line.strip("|").split("|")])
+    return [rows[0], *rows[2:]]
+
+
+def test_the_page(evidence, results, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["evidence.py", "--results_dir", str(results)])
+    evidence.main()
+    text = (results / "RESULTS.md").read_text(encoding="utf-8")
+    test = table_after(text, "\nTest:\n")
+    assert test[0] == ["task", "metric", "", "task only", "random", "BM25"]
+    assert test[1] == ["scierc", "macro_f1", "here", "25.00 ± 7.07", "52.50 ± 10.61", "60.00 ± 14.14"]
+    assert test[2] == ["scierc", "", "published", "", "", "80.51 ± 1.53"]
+    assert test[3][3:] == ["25.00 ± 7.07", "52.50 ± 10.61", "50.00 (1 of 2)"] and len(test) == 4
+    assert table_after(text, "\nValidation:\n")[1][3] == "15.00 ± 7.07"
+    apart = table_after(text, "Differences of test scores")
+    assert apart[1][1:3] == ["**+35.00 ± 15.81**", "+7.50 ± 17.68"], "sqrt(14.14^2 + 7.07^2), sqrt(14.14^2 + 10.61^2)"
+    assert apart[2][1:3] == ["+25.00", "-2.50"], "one seed has no deviation"
+    assert "Failed:\n\n- toy, BM25, seed 1: ValueError: too much" in text and "11 of 12 runs" in text
+    rho1 = table_after(text, "## rho1")
+    assert rho1[0][:3] == ["arm", "scierc, validation", "scierc, test"]
+    assert rho1[2][:3] == ["rho1 = 9", "5.00 ± 7.07", "15.00 ± 7.07"] and len(rho1) == 3
+    # 1.2e13 FLOPs in 60 s on 2 threads are 1e11 a second and core.
+    time = table_after(text, "## What time buys")
+    assert time[1][:4] == ["one core, one hour", "measured rate", "3.6e+14", "30"]
+    assert (results / "cpu" / "cost.png").is_file() and "(cpu/cost.png)" in text and "(cpu/rho1.md)" in text
+
+
+def test_validation_alone_where_something_is_chosen(evidence, results, monkeypatch):
+    shutil.copy(results / "cpu" / "rho1.json", results / "cpu" / "tuning.json")
+    monkeypatch.setattr(sys, "argv", ["evidence.py", "--results_dir", str(results)])
+    evidence.main()
+    text = (results / "RESULTS.md").read_text(encoding="utf-8")
+    assert table_after(text, "## Learning rates")[0] == ["arm", "scierc, validation", "scierc, published validation"]
