@@ -5,10 +5,11 @@ r"""RESULTS.md: what the tables of recipes/reproduce.py say, in one page.
             --tasks_dir ../shared/data/tasks --corpus '../shared/data/corpus/*.parquet' --pretrained path/to/encoder \
             --output_dir runs/cpu --records_dir benchmarks/results/cpu
     done
-    python benchmarks/evidence.py
+    python benchmarks/evidence.py --runs runs/cpu
 
 Reads the records in benchmarks/results/cpu (and gpu, where they are there) and writes benchmarks/results/RESULTS.md and the
-picture of score against cost. Whatever is finished is shown; nothing is trained here.
+picture of score against cost. Whatever is finished is shown; nothing is trained here. With --runs, where the models and
+subsets are, the cards of the best model of each task and of the subsets of the main table go to model_cards/.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import shutil
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median
@@ -28,6 +31,7 @@ from hf_tlm.analysis.findings import markdown_table
 from hf_tlm.analysis.runs import find_results
 from hf_tlm.evaluation.reproduction import PUBLISHED
 from hf_tlm.evaluation.seeds import format_score
+from hf_tlm.retrieval import Subset
 
 RESULTS = Path(__file__).resolve().parent / "results"
 SCALES = {
@@ -57,6 +61,7 @@ BUDGETS = (  # name, hours, cores (None: a GPU)
 )
 GPU_PEAK, GPU_SHARE = 790e12, 0.4  # FLOP/s of dense bf16 products, and the share of it that is assumed
 GPU_RUN = 1e17  # FLOPs of stage 1 in gpu.yaml
+SUBSETS = ("bm25", "iss-20")  # folders of those of the main table that have cards
 Row = Mapping[str, Any]
 
 
@@ -212,10 +217,41 @@ def scale(folder: Path) -> list[str]:
     return parts
 
 
+def write_cards(records: Path, runs: Path, cards: Path) -> None:
+    """The card of the model best on validation of those trained from scratch, of each task, and those of the subsets.
+
+    A model or subset that is on another machine keeps the card that it has. Cards of subsets show no passages.
+    """
+    table = read_tables(records)["main"]
+    best: dict[str, Row] = {}
+    for run in table["runs"]:
+        if run["status"] == "finished" and run["kind"] == "train_tlm":
+            before = best.get(run["task"])
+            if before is None or run["validation"][run["metric"]] > before["validation"][run["metric"]]:
+                best[run["task"]] = run
+    for task, run in best.items():
+        if (card := runs / run["name"] / "README.md").is_file():
+            for other in cards.glob(f"tlm-{task}-*.md"):
+                other.unlink()
+            shutil.copy(card, cards / f"tlm-{task}-{run['name'].split('/')[1]}.md")
+        else:
+            print(f"No card of the best model of {task}, {run['name']}: it is not in {runs}.")
+    for folder in sorted(runs.glob("*/subsets/*/manifest.json")):
+        task, name = folder.parts[-4], folder.parts[-2]
+        if task in best and name in SUBSETS:
+            with tempfile.TemporaryDirectory() as work:
+                Subset.load(folder.parent).save(Path(work) / name)
+                shutil.copy(Path(work) / name / "README.md", cards / f"subset-{task}-{name}.md")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results_dir", default=str(RESULTS))
-    results = Path(parser.parse_args().results_dir)
+    parser.add_argument("--runs", help="Folder of the runs, for the cards: the --output_dir of the tables.")
+    parser.add_argument("--scale", default="cpu", choices=list(SCALES), help="That of --runs.")
+    parser.add_argument("--cards_dir", default=str(RESULTS.parents[1] / "model_cards"))
+    options = parser.parse_args()
+    results = Path(options.results_dir)
     about = (
         "Made by `python benchmarks/evidence.py` from the records in the folders beside this page, one JSON file a run, "
         "which recipes/reproduce.py writes. Scores are in percent, mean ± standard deviation over seeds (n - 1), of the "
@@ -227,6 +263,8 @@ def main() -> None:
     parts = [about, *(part for name in SCALES if (results / name).is_dir() for part in scale(results / name))]
     (results / "RESULTS.md").write_text("\n\n".join(part.strip() for part in parts if part) + "\n", encoding="utf-8")
     print(f"Saved {results / 'RESULTS.md'}.")
+    if options.runs is not None:
+        write_cards(results / options.scale, Path(options.runs), Path(options.cards_dir))
 
 
 if __name__ == "__main__":

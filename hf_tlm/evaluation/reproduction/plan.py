@@ -19,7 +19,7 @@ TRAININGS = ("train_tlm", "finetune")
 # Options that may differ between two starts: they change what is printed or stored, or how fast, not what is computed.
 _FREE = (
     "report_to disable_tqdm log_level logging_steps save_strategy save_steps save_total_limit dataloader_num_workers "
-    "per_device_eval_batch_size index_dir num_threads query_batch_size work_dir score_batch_size num_examples"
+    "per_device_eval_batch_size index_dir num_threads query_batch_size work_dir score_batch_size"
 ).split()
 
 

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from datasets import Dataset
 
+from hf_tlm.corpora import load_corpus
 from hf_tlm.evaluation.reproduction import Arm, TaskEntry, make_plan, reproduce
-from toys import sentences
+from hf_tlm.retrieval import retrieve
+from toys import make_task, sentences
 
 ROOT = Path(__file__).resolve().parents[3]
 MODULE = sys.modules[reproduce.__module__]
@@ -97,6 +99,24 @@ def test_the_page(evidence, results, monkeypatch):
     time = table_after(text, "## What time buys")
     assert time[1][:4] == ["one core, one hour", "measured rate", "3.6e+14", "30"]
     assert (results / "cpu" / "cost.png").is_file() and "(cpu/cost.png)" in text and "(cpu/rho1.md)" in text
+
+
+def test_cards(evidence, results, tmp_path, monkeypatch):
+    """Of the run best on validation, and of subsets, without their passages."""
+    runs, cards = tmp_path / "out", tmp_path / "cards"
+    cards.mkdir()
+    (cards / "tlm-scierc-old.md").touch()
+    (runs / "scierc/bm25/seed-1/README.md").write_text("# The best")
+    corpus = load_corpus(Dataset.from_list([{"text": f"passage {number} of them"} for number in range(9)]))
+    drawn = retrieve(make_task(6, 3), corpus, retriever="random", num_passages=3, cache_dir=str(tmp_path / "cache"))
+    drawn.save(runs / "scierc/subsets/iss-20")
+    command = ["--results_dir", results, "--runs", runs, "--cards_dir", cards]
+    monkeypatch.setattr(sys, "argv", ["evidence.py", *map(str, command)])
+    evidence.main()
+    assert sorted(path.name for path in cards.iterdir()) == ["subset-scierc-iss-20.md", "tlm-scierc-bm25.md"]
+    assert (cards / "tlm-scierc-bm25.md").read_text() == "# The best"
+    text = (cards / "subset-scierc-iss-20.md").read_text()
+    assert "3 of the 9 passages" in text and "passage 1" not in text
 
 
 def test_validation_alone_where_something_is_chosen(evidence, results, monkeypatch):
