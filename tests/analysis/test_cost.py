@@ -210,5 +210,8 @@ def test_the_recipe(runs, tmp_path, capsys):
     assert rows["ISS (small-scale)"]["published"] == "ISS Table 3: ISS (small-scale)" and rows["a"]["seeds"] == "2"
     run_analyze(*arguments, "--no_published", "--output_dir", tmp_path / "own")
     assert len((tmp_path / "own/cost.csv").read_text().splitlines()) == 4
+    run_analyze(*arguments, "--cost_split", "validation", "--output_dir", tmp_path / "validation")
+    with open(tmp_path / "validation/cost.csv", newline="") as file:
+        assert {row["split"] for row in csv.DictReader(file)} == {"validation"}
     fails("recipes/analyze.py", "--what", "cost", message="--what cost needs --run")
     fails("recipes/analyze.py", *arguments, "--pretraining_flops", "x=many", message="such as x=1.54e21; received x=many")

@@ -311,6 +311,11 @@ def test_the_recipe(retrieved, tmp_path, monkeypatch, capsys, coarse):
     others = {"subsets.md", "subsets_overlap.csv", "subsets_case_study_BM25.md", "subsets_case_study_ISS.md"}
     assert written == pictures | others
     assert (tmp_path / "out" / "subsets_case_study_BM25.md").read_text().count("**Task text**") == 2
+    monkeypatch.setattr(sys, "argv", [*command, "--output_dir", str(tmp_path / "less"), "--case_studies", "2"])
+    sys.argv += ["--case_passages", "1", "--top_sources", "1"]
+    runpy.run_path("recipes/analyze.py")["main"]()
+    cases = [tmp_path / name / "subsets_case_study_BM25.md" for name in ("out", "less")]
+    assert [path.read_text().count("**Passage") for path in cases] == [4, 2]
     lines = (tmp_path / "out" / "subsets_size.csv").read_text().splitlines()
     assert lines[0] == "subset,k,passages,score,deviation" and lines[3].startswith(f"BM25,3,{len(whole)},")
 

@@ -224,5 +224,7 @@ def test_the_recipe(runs, tmp_path, capsys):
     assert "\\bottomrule" in (tmp_path / "out/table.tex").read_text()
     with open(tmp_path / "out/table.csv", newline="") as file:
         assert [row["rho1"] for row in csv.DictReader(file)] == ["3", "3", "99", "99", "inf"]
+    run_analyze(*arguments[:4], "--table_rows", "task", "--table_columns", "rho1", "--output_dir", tmp_path / "turned")
+    assert "| task | 3 | 99 | inf |" in (tmp_path / "turned/table.md").read_text()
     fails("recipes/analyze.py", *arguments[:4], "--table_rows", "nothing", message="No run has a setting 'nothing'")
     fails("recipes/analyze.py", "--what", "tables", message="--what tables needs --run")
