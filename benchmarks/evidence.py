@@ -1,15 +1,16 @@
 r"""RESULTS.md: what the tables of recipes/reproduce.py say, in one page.
 
-    for table in main stages rho1 rho2 top_k objectives fractions layers; do
-        python recipes/reproduce.py --config recipes/configs/reproduce/cpu.yaml recipes/configs/reproduce/$table.yaml \
-            --tasks_dir ../shared/data/tasks --corpus '../shared/data/corpus/*.parquet' --pretrained path/to/encoder \
-            --output_dir runs/cpu --records_dir benchmarks/results/cpu
+    for table in tuning main stages rho1 rho2 top_k objectives fractions layers; do
+        python recipes/reproduce.py --config recipes/configs/reproduce/{cpu,cpu_bf16,$table}.yaml --pretrained runs/minilm \
+            --tasks_dir ../shared/data/tasks --corpus '../shared/data/corpus/*.parquet' --output_dir runs/cpu \
+            --records_dir benchmarks/results/cpu
     done
     python benchmarks/evidence.py --runs runs/cpu
 
 Reads the records in benchmarks/results/cpu (and gpu, where they are there) and writes benchmarks/results/RESULTS.md and the
-picture of score against cost. Whatever is finished is shown; nothing is trained here. With --runs, where the models and
-subsets are, the cards of the best model of each task and of the subsets of the main table go to model_cards/.
+picture of score against cost. Whatever is finished is shown; nothing is trained here. Paths should be relative: records and
+pages name them. With --runs, where the models and subsets are, the cards of the best model of each task and of the subsets
+of the main table go to model_cards/.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from typing import Any
 
 from hf_tlm.analysis.cost.comparison import compare, to_markdown, to_rows
 from hf_tlm.analysis.cost.figures import cost_figure
+from hf_tlm.analysis.errors import AnalysisError
 from hf_tlm.analysis.figures import save_figure
 from hf_tlm.analysis.findings import markdown_table
 from hf_tlm.analysis.runs import find_results
@@ -38,7 +40,7 @@ SCALES = {
     "cpu": "Two CPU cores, 3 layers x 128 (recipes/configs/reproduce/cpu.yaml)",
     "gpu": "One GPU, BERT-Base (recipes/configs/reproduce/gpu.yaml)",
 }
-TUNING = "tuning"  # What is chosen there is chosen by validation: the page has no test scores of it.
+TUNING = "tuning"  # Chosen there is by validation: the page has no test scores of it.
 TABLES = {
     "main": "What retrieval, selection and pretraining buy (TLM, Table 2; ISS, Table 3)",
     "stages": "One stage or two (TLM, Table 7)",
@@ -166,20 +168,23 @@ def budgets(runs: Sequence[Row]) -> str:
         "runs of gpu.yaml (10^17)",
         "runs of TLM's small scale",
     ]
-    return (
-        f"{len(scratch)} runs from scratch had {rate:.3g} FLOP/s a core (median), by the papers' formula, which counts "
-        "embeddings and padding: of small models it says more than is computed. More cores are taken to help in proportion, "
-        "as independent runs do. No GPU was measured: the line assumes "
-        f"{GPU_SHARE:.0%} of {GPU_PEAK / 1e12:.0f} TFLOP/s, this project's goal there.\n\n"
-        + markdown_table(head, lines, texts=2)
+    about = (
+        f"{len(scratch)} runs from scratch of the first table had {rate:.3g} FLOP/s a core (median), by the papers' "
+        "formula, which counts embeddings and padding: of small models it says more than is computed. More cores are taken "
+        f"to help in proportion, as independent runs do. No GPU was measured: the line assumes {GPU_SHARE:.0%} of "
+        f"{GPU_PEAK / 1e12:.0f} TFLOP/s, this project's goal there."
     )
+    return f"{about}\n\n{markdown_table(head, lines, texts=2)}"
 
 
 def picture(folder: Path, rows: Sequence[Row]) -> str:
     """cost.png, .svg and .csv of the main table's arms, over the tasks that all of them have."""
     arms = {row["arm"] for row in rows}
     results = [result for result in find_results({folder.name: folder}) if result.arm in arms]
-    found = compare(results)
+    try:
+        found = compare(results)
+    except AnalysisError as error:  # Too little is finished.
+        return str(error)
     save_figure(cost_figure(found), folder, "cost", to_rows(found))
     return f"![Average test score against training FLOPs]({folder.name}/cost.png)\n\n{to_markdown(found)}"
 
@@ -212,8 +217,8 @@ def scale(folder: Path) -> list[str]:
             ]
         else:
             parts.append(by_arm(rows, ("validation",) if name == TUNING else ("validation", "test")))
-    if runs := [run for table in tables.values() for run in table["runs"] if run["status"] == "finished"]:
-        parts += ["## What time buys", budgets(list({run["name"]: run for run in runs}.values()))]
+    if bought := budgets([run for run in tables.get("main", {"runs": []})["runs"] if run["status"] == "finished"]):
+        parts += ["## What time buys", bought]
     return parts
 
 
@@ -222,7 +227,10 @@ def write_cards(records: Path, runs: Path, cards: Path) -> None:
 
     A model or subset that is on another machine keeps the card that it has. Cards of subsets show no passages.
     """
-    table = read_tables(records)["main"]
+    table = read_tables(records).get("main")
+    if table is None:
+        print(f"No cards: there is no main.json in {records}.")
+        return
     best: dict[str, Row] = {}
     for run in table["runs"]:
         if run["status"] == "finished" and run["kind"] == "train_tlm":
@@ -230,12 +238,13 @@ def write_cards(records: Path, runs: Path, cards: Path) -> None:
             if before is None or run["validation"][run["metric"]] > before["validation"][run["metric"]]:
                 best[run["task"]] = run
     for task, run in best.items():
-        if (card := runs / run["name"] / "README.md").is_file():
+        folder = runs / run.get("same_run_as", run["name"])
+        if (folder / "README.md").is_file():
             for other in cards.glob(f"tlm-{task}-*.md"):
                 other.unlink()
-            shutil.copy(card, cards / f"tlm-{task}-{run['name'].split('/')[1]}.md")
+            shutil.copy(folder / "README.md", cards / f"tlm-{task}-{run['name'].split('/')[1]}.md")
         else:
-            print(f"No card of the best model of {task}, {run['name']}: it is not in {runs}.")
+            print(f"No card of the best model of {task}: {folder} is not here.")
     for folder in sorted(runs.glob("*/subsets/*/manifest.json")):
         task, name = folder.parts[-4], folder.parts[-2]
         if task in best and name in SUBSETS:
@@ -255,10 +264,10 @@ def main() -> None:
     about = (
         "Made by `python benchmarks/evidence.py` from the records in the folders beside this page, one JSON file a run, "
         "which recipes/reproduce.py writes. Scores are in percent, mean ± standard deviation over seeds (n - 1), of the "
-        "checkpoint best on validation, whose test score is looked at once. All models of a task that are trained from "
-        "scratch have one architecture, tokenizer, batch size, learning rate and number of steps. *Published* are the "
-        "papers' own figures, of models, corpora and budgets that are orders of magnitude larger: the full tables say by "
-        "how much."
+        "checkpoint best on validation, whose test score is looked at once. Whatever an arm's name does not say is the same "
+        "for all of a table that are trained from scratch: architecture, tokenizer, batch size, learning rate, number of "
+        "steps (ELECTRA and COCO-LM have bodies of their own). *Published* are the papers' own figures, of models, corpora "
+        "and budgets that are orders of magnitude larger: the full tables say by how much."
     )
     parts = [about, *(part for name in SCALES if (results / name).is_dir() for part in scale(results / name))]
     (results / "RESULTS.md").write_text("\n\n".join(part.strip() for part in parts if part) + "\n", encoding="utf-8")

@@ -7,9 +7,10 @@ r"""The papers' comparisons at a budget of your own: arms x tasks x seeds -> one
         --tasks_dir path/to/tasks --corpus 'path/to/corpus/*.parquet' --output_dir runs/objectives
 
 Sections retrieve, select_influence, train_tlm and finetune of the YAML files are the options of those recipes, equal for
-all arms. The table is results.md and results.json, the runs are runs/*.json. Start the same command again to continue, and
-several times at once, one for each GPU for instance, to share the work. Several tables, each with a --table_name, may share
-an --output_dir (and a --records_dir): what is equal in them is made once.
+all arms. The table is results.md and results.json, or has the name that its file says (main.md); the runs are runs/*.json.
+Start the same command again to continue, and several times at once, one for each GPU for instance, to share the work.
+Several tables, each with a --table_name, may share an --output_dir (and a --records_dir): what one of them has finished is
+not repeated for another.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def test_the_cost_of_checkpoints(tmp_path):
     results = find_results({"x": tmp_path / "runs"})
     found = compare(results, published=False)
     assert named(found)["further"].flops == 5e15 + 1e12 and named(found)["further"].pretraining == 5e15
-    assert "hub" not in named(found) and "starts from some/roberta-base" in found.notes[0]
+    assert "hub" not in named(found) and "starts from roberta-base" in found.notes[0]
     assert "--pretraining_flops roberta-base=..." in found.notes[0]
     found = compare(results, pretraining_flops={"roberta-base": 1.54e21, "pretrained": 7e15})
     assert named(found)["hub"].flops == 1.54e21 + 1e12 and named(found)["further"].pretraining == 7e15

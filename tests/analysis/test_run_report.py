@@ -455,9 +455,15 @@ def test_runs_of_an_arm_are_one_run(run, task, tmp_path, monkeypatch, capsys):
     assert "of both by class, in percent**" in text and "**Rows that the two have right**" in text
     assert not any(line in text for line in task.test["text"]), "no texts of the task"
 
+    write_json(tmp_path / "first" / "seed-5" / "settings.json", {"task": task.name, "subset": None})
+    shutil.copytree(tmp_path / "first" / "seed-4", tmp_path / "first" / "seed-old")
+    found = read_run(tmp_path / "first")
+    assert [seed["seed"] for seed in found.seeds] == [3, 4] and "seed-5: The run is not finished" in found.missing[0]
+    shutil.rmtree(tmp_path / "first" / "seed-5")
+
     other = tmp_path / "first" / "seed-4" / "results.json"
     write_json(other, json.loads(other.read_text()) | {"arguments": {"learning_rate": 0.25}})
-    with pytest.raises(AnalysisError, match="not runs of one arm: their arguments differ in learning_rate"):
+    with pytest.raises(AnalysisError, match="not runs of one arm: their arguments learning_rate differs"):
         read_run(tmp_path / "first")
     shutil.move(tmp_path / "first" / "seed-4", tmp_path / "first" / "seed-5")
     with pytest.raises(AnalysisError, match="seed-5 has runs of other seeds than its name says"):

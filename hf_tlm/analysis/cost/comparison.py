@@ -135,8 +135,8 @@ def _arms(results: Sequence[Result], split: str, given: Mapping[str, float], not
     for arm, checkpoint in unknown.items():
         arms.pop(arm, None)
         notes.append(
-            f"{arm} is left out: it starts from {checkpoint}, whose own FLOPs are not known here (--pretraining_flops "
-            f"{Path(checkpoint).name}=...)"
+            f"{arm} is left out: it starts from {Path(checkpoint).name}, whose own FLOPs are not known here "
+            f"(--pretraining_flops {Path(checkpoint).name}=...)"
         )
     return arms
 

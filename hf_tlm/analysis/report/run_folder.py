@@ -89,8 +89,8 @@ def read_run(path: str | os.PathLike, name: str | None = None) -> RunFolder:
     if MANIFEST in files and not {RESULTS, SETTINGS} & set(files):
         return RunFolder(name, path, "subset", files[MANIFEST], home=path)
     if not {RESULTS, SETTINGS} & set(files):
-        if folders := sorted(path.glob(f"seed-*/{RESULTS}")):
-            return _of_arm(name, path, [read_run(file.parent) for file in folders])
+        if folders := sorted(folder for folder in path.glob("seed-*") if _is_of_a_seed(folder)):
+            return _of_arm(name, path, [read_run(folder) for folder in folders])
         raise AnalysisError(
             f"{path} holds no run: expected {RESULTS} or {SETTINGS}, as recipes/train_tlm.py, finetune.py, few_shot.py and "
             f"pretrain.py leave them, or a subset's {MANIFEST}."
@@ -115,25 +115,32 @@ def read_run(path: str | os.PathLike, name: str | None = None) -> RunFolder:
     return run
 
 
+def _is_of_a_seed(folder: Path) -> bool:
+    """Whether it is a run of its own, finished or not, rather than the part of one."""
+    named = re.fullmatch(r"seed-\d+", folder.name)
+    return named is not None and ((folder / SETTINGS).is_file() or (folder / folder.name).is_dir())
+
+
 def _of_arm(name: str, path: Path, runs: Sequence[RunFolder]) -> RunFolder:
-    """Runs of one seed each as one run, with what is recorded of the first.
+    """Runs of one seed each as one run, with what is recorded of the first that is finished.
 
     Raises:
         AnalysisError: they are not of one task, or differ in more than the seed.
     """
-    for run in runs:
+    finished = [run for run in runs if run.seeds] or runs
+    missing = [f"{run.path.name}: {sentence}" for run in runs for sentence in run.missing]
+    for run in finished:
         if any(seed["seed"] != int(run.path.name.removeprefix("seed-")) for seed in run.seeds):
             raise AnalysisError(f"{run.path} has runs of other seeds than its name says. Give --run the folder of one run.")
-        for part in ("task_fingerprint", "model", "arguments"):
-            first, other = ({**_mapping(one.record.get(part)), "seeds": None} for one in (runs[0], run))
-            if changed := [key for key in {**first, **other} if first.get(key) != other.get(key)]:
+        for part in ("task_fingerprint", "metric", "subset", "model", "arguments"):
+            first, other = ({**_mapping(one.record.get(part)), "seeds": None} for one in (finished[0], run))
+            if changed := [f"{part} {key}".strip() for key in {**first, **other} if first.get(key) != other.get(key)]:
                 raise AnalysisError(
-                    f"{runs[0].path} and {run.path} are not runs of one arm: their {part} differ in {changed[0]}. Give "
-                    "--run the folder of one run."
+                    f"{finished[0].path} and {run.path} are not runs of one arm: their {changed[0]} differs. Give --run the "
+                    "folder of one run."
                 )
     seeds = sorted((seed for run in runs for seed in run.seeds), key=lambda seed: seed["seed"])
-    missing = [sentence for run in runs for sentence in run.missing]
-    return RunFolder(name, path, runs[0].kind, runs[0].record, seeds, path, missing, apart=True)
+    return RunFolder(name, path, finished[0].kind, finished[0].record, seeds, path, missing, apart=True)
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

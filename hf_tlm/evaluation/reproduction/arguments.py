@@ -63,13 +63,14 @@ class TableArguments:
     records_dir: str | None = field(
         default=None,
         metadata={
-            "help": "Folder of the table and of the JSON records of runs, to be kept or shared without their models: a run "
-            "that has a record there is not repeated. Default: the output_dir."
+            "help": "Folder of the table and of the JSON records of runs, to be kept or shared without their models; tables "
+            "and cost of analyze.py read it. A run that has a record there is not repeated, on another machine neither if "
+            "corpus and encoder have the same paths there. Default: the output_dir."
         },
     )
     table_name: str = field(
         default="results",
-        metadata={"help": "Of the table's files. Tables that share their folders share subsets and equal runs."},
+        metadata={"help": "Of the table's files. Tables that share their folders share subsets and finished equal runs."},
     )
     max_steps: int | None = field(default=None, metadata={"help": "train_tlm.py's, for every arm."})
     max_tokens: float | None = field(default=None, metadata={"help": "train_tlm.py's; max_steps is then 0 by default."})

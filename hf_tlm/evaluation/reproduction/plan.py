@@ -107,13 +107,14 @@ class Plan:
         return json.loads(json.dumps({name: v for name, v in merged.items() if name not in _FREE}, default=str))
 
     def fingerprint(self, step: Step) -> str:
-        """Of all that a step's result depends on: its recipe, task, settings, and the same of its inputs.
+        """Of what a step is made of: its recipe, its task's name, settings, model configuration, and the same of its inputs.
 
-        Runs of two tables with one fingerprint are the same run, whatever their arms are called.
+        Runs of two tables with one fingerprint are the same run, whatever their arms are called. Files that settings name
+        are known by their paths alone; the data of tasks are compared by `check`.
         """
-        steps = {other.name: other for other in self.preparations}
-        inputs = {option: self.fingerprint(steps[name]) for option, name in step.inputs.items()}
-        made_of = {"kind": step.kind, "task": step.task_name, "settings": {**self.settings(step), **inputs}}
+        steps, settings = {other.name: other for other in self.preparations}, self.settings(step)
+        settings |= {option: self.fingerprint(steps[name]) for option, name in step.inputs.items()}
+        made_of = {"kind": step.kind, "task": step.task_name, "settings": settings}
         return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -153,7 +154,7 @@ def make_plan(
     Raises:
         ReproductionError: no task, arm or seed, or the same one twice; or no arm is left; or no name for the table's files.
     """
-    if slug(table_name).replace("-", "_") != table_name:
+    if not table_name or slug(table_name).replace("-", "_") != table_name:
         raise ReproductionError(f"A table's name has lower-case letters, digits and `_`; received {table_name!r}.")
     if not (tasks and arms and seeds):
         raise ReproductionError(f"A table needs tasks, arms and seeds; received {len(tasks)}, {len(arms)} and {len(seeds)}.")

@@ -8,6 +8,7 @@ import logging
 import os
 import subprocess
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,10 @@ _ALONE = (TOKENIZER, "retrieve")
 def reproduce(plan: Plan, *, prepare_only: bool = False, keep_checkpoints: bool = False) -> Table:
     """Make everything that is not finished, and the table of all of it.
 
-    Every step leaves a JSON record in `runs/` or `preparations/` of the plan's records, and the table, `results.md` and
-    `results.json`, is written anew after each. A run that has a record is not repeated, wherever its folder is now, nor is
-    one that another table has already made of the same settings; what was interrupted continues, and other processes that
-    are given the same plan take their share (see `work_through`). Of tokenizers and subsets those are made that a run still
+    Every step leaves a JSON record in `runs/` or `preparations/` of the plan's records, and the table, `<table_name>.md` and
+    `.json`, is written anew after each. A run that has a record is not repeated, wherever its folder is now, and that of an
+    equal run, of another table for instance, is taken over; what was interrupted continues, and other processes that are
+    given the same plan take their share (see `work_through`). Of tokenizers and subsets those are made that a run still
     needs. A step that fails is named in the table, as are those that needed it, and the others go on; the next start tries
     it again.
 
@@ -51,14 +52,15 @@ def reproduce(plan: Plan, *, prepare_only: bool = False, keep_checkpoints: bool 
     check(plan)
     failed = None
     needed = _needed(plan)
+
+    def done(step: Step) -> bool:
+        return step.name not in needed or _finished(plan, step) or _taken_over(plan, step)
+
     for phase in plan.phases:
         if prepare_only and phase[0].kind in TRAININGS:
             break
-        steps = [step for step in phase if step.name in needed]
         try:
-            work_through(
-                steps, plan.folder, lambda step: _finished(plan, step), lambda step: _run(plan, step, keep_checkpoints)
-            )
+            work_through(phase, plan.folder, done, lambda step: _run(plan, step, keep_checkpoints))
         except PointsError as error:
             failed = error
             logger.warning("%s", error)
@@ -81,56 +83,79 @@ def check(plan: Plan) -> None:
             parse_step(plan, step)
         record = read_record(plan.record_file(step))
         if record is not None and record["status"] == FINISHED:
-            there, here = record["settings"], plan.settings(step)
-            changed = [name for name in sorted({*there, *here}) if there.get(name) != here.get(name)]
-            if changed:
-                name = changed[0]
-                raise ReproductionError(
-                    f"{plan.folder(step)} was made with other settings ({name}: {there.get(name)!r:.60} there, "
-                    f"{here.get(name)!r:.60} asked for). Choose another --output_dir, or delete "
-                    f"{plan.record_file(step)} and that folder to make it again."
-                )
+            _check_settings(plan, step, record)
     left = {(step.kind, step.task): step for step in plan.trainings if not _finished(plan, step)}
     for (kind, _), step in left.items():
         task_args, *_ = parse_step(plan, step)
         task = task_args.load()
         if kind == "train_tlm":
             task.check_kind("TLM", "classification")
+        for file in sorted((plan.records / "runs").glob(f"{step.task_name}.*.json")):
+            of_run = read_record(file).get("task_fingerprint", task.fingerprint)
+            if of_run != task.fingerprint:
+                raise ReproductionError(
+                    f"{file} is a run on other data: its task {step.task_name} has fingerprint {of_run}, this one "
+                    f"{task.fingerprint}. Choose another folder of records, or delete that file."
+                )
+
+
+def _check_settings(plan: Plan, step: Step, record: Mapping[str, Any]) -> None:
+    """Whether a finished step is what the plan asks for."""
+    there, here = record["settings"], plan.settings(step)
+    changed = [name for name in sorted({*there, *here}) if there.get(name) != here.get(name)]
+    if changed:
+        name = changed[0]
+        reason = f"with other settings ({name}: {there.get(name)!r:.60} there, {here.get(name)!r:.60} asked for)"
+    elif record.get("fingerprint", plan.fingerprint(step)) != plan.fingerprint(step):
+        reason = f"from what had other settings ({', '.join(step.inputs.values())})"
+    else:
+        return
+    option = "--output_dir" if plan.records_dir is None else "--records_dir"
+    raise ReproductionError(
+        f"{plan.folder(step)} was made {reason}. Choose another {option}, or delete {plan.record_file(step)} and that "
+        "folder to make it again."
+    )
 
 
 def write_table(plan: Plan) -> Table:
-    """`results.md` and `results.json`, by the table's name, of what is finished now."""
-    table = Table(plan, {step.name: find_record(plan, step) for step in (*plan.preparations, *plan.trainings)})
+    """The page and the JSON file of what is finished now."""
+    records = {step.name: read_record(plan.record_file(step)) for step in (*plan.preparations, *plan.trainings)}
+    table = Table(plan, records)
     if int(os.environ.get("RANK", "0")) == 0:
         atomic_write(plan.records / f"{plan.table_name}.json", json.dumps(table.to_dict(), indent=2) + "\n")
         atomic_write(plan.records / f"{plan.table_name}.md", table.to_text() + "\n")
     return table
 
 
-def find_record(plan: Plan, step: Step) -> dict[str, Any] | None:
-    """The step's record, or that of the same run under another arm's name; None where there is none yet."""
-    own = read_record(plan.record_file(step))
-    if step.kind not in TRAININGS or (own is not None and own["status"] == FINISHED):
-        return own
-    fingerprint = plan.fingerprint(step)
-    for file in sorted((plan.records / "runs").glob(f"{step.task_name}.*.seed-{step.seed}.json")):
-        record = read_record(file)
-        if record["status"] == FINISHED and record.get("fingerprint") == fingerprint:
-            return record
-    return own
-
-
 def _finished(plan: Plan, step: Step) -> bool:
     """A run once it has a record; what other steps read, while it is there too."""
-    record = find_record(plan, step)
+    record = read_record(plan.record_file(step))
     return record is not None and record["status"] == FINISHED and (step.kind in TRAININGS or plan.folder(step).is_dir())
+
+
+def _find_equal(plan: Plan, step: Step) -> dict[str, Any] | None:
+    """The record of a finished run that is made of the same as this one, whatever its arm is called."""
+    if step.kind not in TRAININGS:
+        return None
+    fingerprint = plan.fingerprint(step)
+    records = map(read_record, sorted((plan.records / "runs").glob(f"{step.task_name}.*.seed-{step.seed}.json")))
+    return next((one for one in records if one["status"] == FINISHED and one.get("fingerprint") == fingerprint), None)
+
+
+def _taken_over(plan: Plan, step: Step) -> bool:
+    """Whether an equal run is finished; its record is then this run's too, which says whose it is."""
+    record = _find_equal(plan, step)
+    if record is not None:
+        own = {"name": step.name, "arm": step.arm.name, "same_run_as": record.get("same_run_as", record["name"])}
+        atomic_write(plan.record_file(step), json.dumps({**record, **own}, indent=2) + "\n")
+    return record is not None
 
 
 def _needed(plan: Plan) -> set[str]:
     """Names of all trainings, and of what those that are not finished are made from."""
     preparations = {step.name: step for step in plan.preparations}
     needed = {step.name for step in plan.trainings}
-    left = [step for step in plan.trainings if not _finished(plan, step)]
+    left = [step for step in plan.trainings if not _finished(plan, step) and _find_equal(plan, step) is None]
     while left:
         inputs = set(left.pop().inputs.values()) - needed
         needed |= inputs

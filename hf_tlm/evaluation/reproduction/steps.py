@@ -122,7 +122,7 @@ def _make_selection(
     scorer = described = None
     processes = {"process_index": args.process_index, "num_processes": args.world_size}
     # Selections of one task share a score model and its scores in the cache, which one of them makes and the others find.
-    together = FileLock(plan.record_file(step).with_name(f"{step.task_name}.influence.lock"))
+    together = FileLock(plan.folder(step).with_name("influence.lock"))
     together = together if selection.method == "iss" and args.process_index == 0 else nullcontext()
     with together:
         if selection.method == "iss":

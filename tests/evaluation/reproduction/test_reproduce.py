@@ -315,10 +315,32 @@ def test_tables_that_share_runs(work, tmp_path, faked):
     table = reproduce(plan)
     assert faked == ["scierc/subsets/bm25-top_k=6", "scierc/k-6/seed-0", "scierc/longer/seed-0"]
     assert [(row.arm, len(row.runs)) for row in table.rows] == [("K = 4", 1), ("K = 6", 1), ("longer", 1), ("none", 1)]
-    assert table.rows[0].runs[0]["name"] == "scierc/bm25/seed-0" and "4 of 4 runs are finished." in table.to_text()
+    record = json.loads((tmp_path / "out/runs/scierc.k-4.seed-0.json").read_text())
+    first = json.loads((tmp_path / "out/runs/scierc.bm25.seed-0.json").read_text())
+    assert record == {**first, "name": "scierc/k-4/seed-0", "arm": "K = 4", "same_run_as": "scierc/bm25/seed-0"}
+    assert "4 of 4 runs are finished." in table.to_text()
     assert "| K = 4 " in (tmp_path / "out/top_k.md").read_text() and (tmp_path / "out/results.md").is_file()
-    with pytest.raises(ReproductionError, match="A table's name has lower-case letters, digits and `_`; received 'a/b'"):
-        planned(work, tmp_path / "out", table_name="a/b")
+    for name in ("a/b", ""):
+        with pytest.raises(ReproductionError, match=f"A table's name has lower-case letters.*; received '{name}'"):
+            planned(work, tmp_path / "out", table_name=name)
+
+
+def test_runs_of_other_subsets_and_data_are_refused(work, tmp_path, faked):
+    """Nothing in a table is of what the plan no longer asks for."""
+    plan = planned(work, tmp_path / "out", ["BM25"], seeds=[0])
+    reproduce(plan)
+    more = tmp_path / "more.yaml"
+    more.write_text("retrieve: {top_k: 5}")
+    changed = planned(work, tmp_path / "out", ["BM25"], seeds=[0, 1], files=[str(work / "options.yaml"), str(more)])
+    with pytest.raises(ReproductionError, match="subsets/bm25 was made with other settings .top_k: 4 there, 5 asked for"):
+        reproduce(changed)
+    (tmp_path / "out/preparations/scierc.subsets.bm25.json").unlink()
+    with pytest.raises(ReproductionError, match="made from what had other settings .scierc/tokenizer, scierc/subsets/bm25"):
+        reproduce(changed)
+    record = tmp_path / "out/runs/scierc.bm25.seed-0.json"
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"task_fingerprint": "another"}))
+    with pytest.raises(ReproductionError, match="seed-0.json is a run on other data: its task scierc has fingerprint anot"):
+        reproduce(planned(work, tmp_path / "out", ["task only"], seeds=[1]))
 
 
 def test_two_processes_share_a_table(work, tmp_path, faked, monkeypatch):
