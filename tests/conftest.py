@@ -32,7 +32,7 @@ torch.set_num_threads(1)
 ROOT = Path(__file__).resolve().parent.parent
 
 
-STARTS_PROCESSES = {"subprocess", "multiprocessing", "launch", "mp"}
+STARTS_PROCESSES = {"subprocess", "multiprocessing", "launch", "mp", "Sharding"}
 
 
 def pytest_collection_modifyitems(items):
