@@ -40,7 +40,7 @@ SCALES = {
     "cpu": "Two CPU cores, 3 layers x 128 (recipes/configs/reproduce/cpu.yaml)",
     "gpu": "One GPU, BERT-Base (recipes/configs/reproduce/gpu.yaml)",
 }
-TUNING = "tuning"  # Chosen there is by validation: the page has no test scores of it.
+TUNING = "tuning"  # Its arms are compared by validation alone.
 TABLES = {
     "main": "What retrieval, selection and pretraining buy (TLM, Table 2; ISS, Table 3)",
     "stages": "One stage or two (TLM, Table 7)",
@@ -50,7 +50,7 @@ TABLES = {
     "objectives": "Language-modelling losses at equal FLOPs (COCO-LM, Table 1)",
     "fractions": "How much of the subset is kept, by influence and by rank (ISS, Table 5)",
     "layers": "The layer whose gradients choose (ISS, Figure 3, Table 7)",
-    TUNING: "Learning rates and batch sizes that were tried; the setting of all tables was chosen by validation here",
+    TUNING: "Learning rates and batch sizes that were tried, by validation",
 }
 # (this arm, minus that one)
 PAIRS = (("BM25", "task only"), ("BM25", "random"), ("BM25 + ISS 20%", "BM25"), ("pretrained", "BM25"))
@@ -62,7 +62,7 @@ BUDGETS = (  # name, hours, cores (None: a GPU)
     ("GPU-hour: H200, bf16", 1, None),
 )
 GPU_PEAK, GPU_SHARE = 790e12, 0.4  # FLOP/s of dense bf16 products, and the share of it that is assumed
-GPU_RUN = 1e17  # FLOPs of stage 1 in gpu.yaml
+GPU_RUN = 1e17  # FLOPs of stage 1 of a run of gpu.yaml
 SUBSETS = ("bm25", "iss-20")  # folders of those of the main table that have cards
 Row = Mapping[str, Any]
 
@@ -72,7 +72,7 @@ def read_tables(folder: Path) -> dict[str, dict[str, Any]]:
     return {name: json.loads(file.read_text(encoding="utf-8")) for name, file in files.items() if file.is_file()}
 
 
-def score(row: Row | None, split: str = "test") -> str:
+def score(row: Row | None, split: str) -> str:
     """Mean and deviation in percent, with how many runs there are where some are left."""
     if row is None or row[split] is None:
         return ""
@@ -80,7 +80,7 @@ def score(row: Row | None, split: str = "test") -> str:
     return format_score(row[split]) + left
 
 
-def published(row: Row | None, measure: str = "test") -> str:
+def published(row: Row | None, measure: str) -> str:
     """The papers' numbers for this arm and task, without their sources, which the full table names."""
     names = [name for name in (row or {"published": {}})["published"] if PUBLISHED[name].measure == measure]
     shown = [row["published"][name] for name in names if row["published"][name]]
@@ -157,17 +157,9 @@ def budgets(runs: Sequence[Row]) -> str:
     for name, hours, cores in BUDGETS:
         flops = 3600 * hours * (GPU_SHARE * GPU_PEAK if cores is None else rate * cores)
         how = "measured rate" if cores == 1 else "extrapolated"
-        lines.append(
-            [name, how, f"{flops:.2g}", f"{flops / own:,.3g}", f"{flops / 1e17:.3g}", f"{flops / TLM_SMALL.flops:.2g}"]
-        )
-    head = [
-        "time and machine",
-        "",
-        "FLOPs",
-        "runs of the table above",
-        "runs of gpu.yaml (10^17)",
-        "runs of TLM's small scale",
-    ]
+        bought = (flops / own, flops / GPU_RUN, flops / TLM_SMALL.flops)
+        lines.append([name, how, f"{flops:.2g}", *(f"{number:,.3g}" for number in bought)])
+    head = ["time and machine", "", "FLOPs", "runs of the first table", "runs of gpu.yaml", "runs of TLM's small scale"]
     about = (
         f"{len(scratch)} runs from scratch of the first table had {rate:.3g} FLOP/s a core (median), by the papers' "
         "formula, which counts embeddings and padding: of small models it says more than is computed. More cores are taken "
@@ -196,10 +188,9 @@ def scale(folder: Path) -> list[str]:
     for name, table in tables.items():
         rows = table["rows"]
         finished, total = sum(len(row["finished"]) for row in rows), sum(row["seeds"] for row in rows)
+        link = f"[{name}.md]({folder.name}/{name}.md)"
         parts.append(f"## {TABLES[name]}")
-        parts.append(
-            f"{finished} of {total} runs; costs, commits and what is published in [{name}.md]({folder.name}/{name}.md)."
-        )
+        parts.append(f"{finished} of {total} runs; costs, commits and sources of what is published are in {link}.")
         if table["failures"]:
             parts.append("Failed:\n\n" + "\n".join(f"- {text}" for text in table["failures"]))
         if not finished:

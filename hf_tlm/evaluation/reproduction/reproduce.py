@@ -46,8 +46,8 @@ def reproduce(plan: Plan, *, prepare_only: bool = False, keep_checkpoints: bool 
 
     Raises:
         HfTlmError: before anything is begun, an option that a recipe lacks or refuses, a task that there is not or that TLM
-            has no use for, or a folder of steps that were made with other settings; with `prepare_only`, at the end, steps
-            that failed.
+            has no use for, or records of steps that were made with other settings, of other inputs or on other data; with
+            `prepare_only`, at the end, steps that failed.
     """
     check(plan)
     failed = None
