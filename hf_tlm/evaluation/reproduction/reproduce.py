@@ -145,7 +145,7 @@ def _find_equal(plan: Plan, step: Step) -> dict[str, Any] | None:
 def _taken_over(plan: Plan, step: Step) -> bool:
     """Whether an equal run is finished; its record is then this run's too, which says whose it is."""
     record = _find_equal(plan, step)
-    if record is not None:
+    if record is not None and record["name"] != step.name:  # Its own, if another process finished it in this moment.
         own = {"name": step.name, "arm": step.arm.name, "same_run_as": record.get("same_run_as", record["name"])}
         atomic_write(plan.record_file(step), json.dumps({**record, **own}, indent=2) + "\n")
     return record is not None

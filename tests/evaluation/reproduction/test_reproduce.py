@@ -320,6 +320,9 @@ def test_tables_that_share_runs(work, tmp_path, faked):
     assert record == {**first, "name": "scierc/k-4/seed-0", "arm": "K = 4", "same_run_as": "scierc/bm25/seed-0"}
     assert "4 of 4 runs are finished." in table.to_text()
     assert "| K = 4 " in (tmp_path / "out/top_k.md").read_text() and (tmp_path / "out/results.md").is_file()
+    file, before = tmp_path / "out/runs/scierc.k-6.seed-0.json", (tmp_path / "out/runs/scierc.k-6.seed-0.json").read_text()
+    step = next(step for step in plan.trainings if step.name == "scierc/k-6/seed-0")
+    assert MODULE._taken_over(plan, step) and file.read_text() == before, "finished by another process: no copy of itself"
     for name in ("a/b", ""):
         with pytest.raises(ReproductionError, match=f"A table's name has lower-case letters.*; received '{name}'"):
             planned(work, tmp_path / "out", table_name=name)
