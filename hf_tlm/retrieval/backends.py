@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import rank_bm25
@@ -50,6 +52,18 @@ def search(
     return BACKENDS[backend](known, corpus, min(top_k, len(corpus)), settings, tie_key)
 
 
+@contextmanager
+def torch_threads_kept():
+    """numba's parallel loops set OpenMP's number of threads, which is torch's too, and leave it so."""
+    torch = sys.modules.get("torch")
+    threads = torch and torch.get_num_threads()
+    try:
+        yield
+    finally:
+        if torch:
+            torch.set_num_threads(threads)
+
+
 def _search_bm25s(
     queries: list[list[int]], corpus: TokenizedTexts, top_k: int, settings: Bm25Settings, tie_key: np.ndarray
 ) -> Iterator[Hits]:
@@ -77,7 +91,8 @@ def _search_bm25s(
         known = [query for query in batch if query]
         if known and top_k < len(corpus):
             # One more than K shows whether the cut falls inside a tie, where bm25s keeps arbitrary documents.
-            found = engine.retrieve(known, k=top_k + 1, show_progress=False, n_threads=numba.config.NUMBA_NUM_THREADS)
+            with torch_threads_kept():
+                found = engine.retrieve(known, k=top_k + 1, show_progress=False, n_threads=numba.config.NUMBA_NUM_THREADS)
             rows = zip(found.documents, found.scores.astype(np.float32), strict=True)
         else:
             rows = ((None, None) for _ in known)

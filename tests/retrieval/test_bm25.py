@@ -5,6 +5,7 @@ import bm25s
 import numpy as np
 import pytest
 import rank_bm25
+import torch
 from datasets import Dataset
 
 from hf_tlm.retrieval import Analyzer, Bm25Settings, Index, RetrievalError, backends, tokenize_texts
@@ -118,6 +119,18 @@ def test_bm25s_and_rank_bm25_agree(variant, seed, search):
         for (first, first_scores), (second, second_scores) in zip(*both, strict=True):
             np.testing.assert_array_equal(first, second)
             np.testing.assert_allclose(first_scores, second_scores, rtol=1e-6)
+
+
+def test_torch_keeps_its_threads(search):
+    """numba's parallel loops set the number of OpenMP, which is torch's: results of what is computed later would differ."""
+    documents, queries = random_texts(0)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(before + 2)
+        list(search(queries, documents, 3, backend="bm25s"))
+        assert torch.get_num_threads() == before + 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_okapi_differs_where_a_word_is_in_most_documents(search):
