@@ -32,6 +32,12 @@ torch.set_num_threads(1)
 ROOT = Path(__file__).resolve().parent.parent
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Bits depend on the number of threads, which another package's use of OpenMP may set."""
+    torch.set_num_threads(1)
+
+
 STARTS_PROCESSES = {"subprocess", "multiprocessing", "launch", "mp", "Sharding"}
 
 
