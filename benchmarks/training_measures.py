@@ -159,34 +159,44 @@ def train(*, side: str, body: str, steps: int, seed: int, threads: int, rows: st
 
 
 def overhead(*, body: str, steps: int, seed: int, threads: int, rows: str, tokenizer: str) -> dict[str, float]:
-    """Seconds a step of our Trainer and of a bare loop on the very batches."""
+    """Seconds a step of our Trainer, and of a bare loop that takes its steps on the same batches between the Trainer's."""
     import torch
-    from transformers import get_scheduler
+    from transformers import TrainerCallback, get_scheduler
 
     rows, tokenizer = _load(rows, tokenizer, threads)
-    trainer = _ours(rows, tokenizer, body, steps + WARM, seed, "auto", logging_steps=50)
-    times = _watch(trainer)[0]
-    batches, model = [], _ours(rows, tokenizer, body, steps + WARM, seed, "auto").model
+    trainer, other = (_ours(rows, tokenizer, body, steps + WARM, seed, "auto", logging_steps=50) for _ in range(2))
+    batches, model = [], other.model
     for step in range(steps + WARM):
         draws = next(iter(trainer.batch_sampler.batches_of(step)))
         texts = [
             {"draw": d, "input_ids": rows[(d - 1) % (len(rows) + 1)]["input_ids"]} for d in draws
         ]  # One task text comes first.
         batches.append(trainer.data_collator(texts))
-    trainer.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4, fused=True)
     schedule = get_scheduler("linear", optimizer, num_warmup_steps=1, num_training_steps=steps + WARM)
     model.train()
-    ends = []
-    for batch in batches:
-        loss = model(**batch).mlm_loss / (batch["mlm_labels"] != -100).sum()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
-        ends.append(time.perf_counter())
-    return {"trainer": (times[-1] - times[WARM - 1]) / steps, "loop": (ends[-1] - ends[WARM - 1]) / steps}
+    times = {"trainer": [], "loop": []}
+
+    class Between(TrainerCallback):
+        begin = None
+
+        def on_step_end(self, args, state, control, **kwargs):
+            now = time.perf_counter()
+            if self.begin is not None:
+                times["trainer"].append(now - self.begin)
+            batch = batches[state.global_step - 1]
+            loss = model(**batch).mlm_loss / (batch["mlm_labels"] != -100).sum()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+            self.begin = time.perf_counter()
+            times["loop"].append(self.begin - now)
+
+    trainer.add_callback(Between())
+    trainer.train()
+    return {side: sum(found[-steps:]) / steps for side, found in times.items()}
 
 
 # Operators of torch by what they are for; random numbers are drawn by `hf_tlm.models.dropout` or by `bernoulli_`.
