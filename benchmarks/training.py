@@ -35,8 +35,8 @@ TITLES = {
 NOTES = {
     "throughput": "`fill` is the share of computed places that are not padding; `loss` the mean over the steps named, whose "
     "texts and masks are another random draw on each side. Time runs from the end of the second step.",
-    "overhead": "The loop has its batches ready: forward, backward, clipping, optimizer, schedule and nothing else. Both take "
-    "steps by turns in one process.",
+    "overhead": "The loop has its batches ready: forward, backward, clipping, optimizer, schedule and nothing else. Both "
+    "take steps by turns in one process.",
     "step": "A bare loop, short texts; dropout as torch draws it and as `hf_tlm.models.dropout` does, on the same batches "
     "by turns: the mean over batches of each one's fastest pass. Shares of the time that torch's profiler counts, in a "
     "pass of its own; `the rest` is everything from layer norms to the embedding's gradient.",
