@@ -163,6 +163,8 @@ def overhead(*, body: str, steps: int, seed: int, threads: int, rows: str, token
     import torch
     from transformers import TrainerCallback, get_scheduler
 
+    from hf_tlm.memory import keep_freed_memory
+
     rows, tokenizer = _load(rows, tokenizer, threads)
     trainer, other = (_ours(rows, tokenizer, body, steps + WARM, seed, "auto", logging_steps=50) for _ in range(2))
     batches, model = [], other.model
@@ -176,6 +178,7 @@ def overhead(*, body: str, steps: int, seed: int, threads: int, rows: str, token
     schedule = get_scheduler("linear", optimizer, num_warmup_steps=1, num_training_steps=steps + WARM)
     model.train()
     # Whoever first has a longer batch waits for the memory, which the process then keeps for both.
+    keep_freed_memory()
     longest = max(batches, key=lambda batch: batch["input_ids"].numel())
     model(**longest).mlm_loss.backward()
     optimizer.zero_grad()
