@@ -219,7 +219,9 @@ def test_tables_of_the_papers():
         "fractions": {"TLM Table 2", "TLM Table 3", "ISS Table 3", "ISS Table 5"},
         "layers": {"ISS Table 7"},
         "objectives": {"COCO-LM Table 1"},
+        "budget": {"TLM Table 2", "TLM Table 3", "TLM Table 4"},
         "tuning": set(),
+        "tuning_seeds": set(),
     }
     rho1 = [step.options["rho1"] for step in from_files("cpu.yaml", "rho1.yaml").trainings if step.name.startswith("scierc")]
     assert rho1[:5] == [1, 3, 99, 999, float("inf")]
