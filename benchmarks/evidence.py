@@ -52,7 +52,7 @@ TABLES = {
     "layers": "The layer whose gradients choose (ISS, Figure 3, Table 7)",
     "budget": "The arms' order by the FLOPs of stage 1",
     "tuning": "Learning rates and batch sizes that were tried, by validation",
-    "tuning_seeds": "The two best learning rates over three seeds, by validation",
+    "tuning_seeds": "Two of these learning rates over three seeds, by validation",
 }
 # (this arm, minus that one)
 PAIRS = (("BM25", "task only"), ("BM25", "random"), ("BM25 + ISS 20%", "BM25"), ("pretrained", "BM25"))

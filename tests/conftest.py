@@ -38,7 +38,7 @@ def one_thread():
     torch.set_num_threads(1)
 
 
-STARTS_PROCESSES = {"subprocess", "multiprocessing", "launch", "mp", "Sharding"}
+STARTS_PROCESSES = {"subprocess", "multiprocessing", "launch", "mp"}
 
 
 def pytest_collection_modifyitems(items):

@@ -53,7 +53,7 @@ def search(
 
 
 @contextmanager
-def torch_threads_kept():
+def _torch_threads_kept():
     """numba's parallel loops set OpenMP's number of threads, which is torch's too, and leave it so."""
     torch = sys.modules.get("torch")
     threads = torch and torch.get_num_threads()
@@ -91,7 +91,7 @@ def _search_bm25s(
         known = [query for query in batch if query]
         if known and top_k < len(corpus):
             # One more than K shows whether the cut falls inside a tie, where bm25s keeps arbitrary documents.
-            with torch_threads_kept():
+            with _torch_threads_kept():
                 found = engine.retrieve(known, k=top_k + 1, show_progress=False, n_threads=numba.config.NUMBA_NUM_THREADS)
             rows = zip(found.documents, found.scores.astype(np.float32), strict=True)
         else:
