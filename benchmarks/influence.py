@@ -36,7 +36,7 @@ NOTES = {
     "speed": "`naive` is one backward pass per passage through the whole model, as the released code does it, padded to 128 "
     "or not, or with the gradient of that one weight only. The forward pass is the body's alone, without heads, on the "
     "batches that are scored. `time / ours` is that of a passage; `difference` is the largest of a score from the padded "
-    "naive ones, relative to the largest of those.",
+    "naive ones, relative to the largest of those. `lowest` and `highest` are passages/s of single turns.",
     "memory": "Largest resident set of a fresh process, MB, while two batches of 32 texts of 128 tokens pass the body, "
     "or the task's gradients and their scores are made. `before` is what the process held once the model was made.",
     "layers": "The default parameter of each layer: of layer 0, the embeddings, the matrix of word embeddings, of others "

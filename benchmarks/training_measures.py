@@ -177,11 +177,8 @@ def overhead(*, body: str, steps: int, seed: int, threads: int, rows: str, token
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4, fused=True)
     schedule = get_scheduler("linear", optimizer, num_warmup_steps=1, num_training_steps=steps + WARM)
     model.train()
-    # Whoever first has a longer batch waits for the memory, which the process then keeps for both.
     keep_freed_memory()
     longest = max(batches, key=lambda batch: batch["input_ids"].numel())
-    model(**longest).mlm_loss.backward()
-    optimizer.zero_grad()
     times = {"trainer": [], "loop": []}
 
     class Between(TrainerCallback):
@@ -198,8 +195,13 @@ def overhead(*, body: str, steps: int, seed: int, threads: int, rows: str, token
             optimizer.step()
             schedule.step()
             optimizer.zero_grad()
+            times["loop"].append(time.perf_counter() - now)
+            if state.global_step == WARM:
+                # Whoever first has a longer batch waits for its memory, which the process keeps for both from then on. Not
+                # before: the optimizers' moments would be put there.
+                model(**longest).mlm_loss.backward()
+                optimizer.zero_grad()
             self.begin = time.perf_counter()
-            times["loop"].append(self.begin - now)
 
     trainer.add_callback(Between())
     trainer.train()
