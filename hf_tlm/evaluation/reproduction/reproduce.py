@@ -50,6 +50,7 @@ def reproduce(plan: Plan, *, prepare_only: bool = False, keep_checkpoints: bool 
             `prepare_only`, at the end, steps that failed.
     """
     check(plan)
+    write_table(plan)  # A folder of records that cannot be written is refused before there is work to lose.
     failed = None
     needed = _needed(plan)
 

@@ -269,6 +269,10 @@ def test_what_stops_a_table_before_it_begins(work, whole, tmp_path, faked):
     with pytest.raises(TaskError, match="nosuch"):
         reproduce(replace(plan, phases=((Step("train_tlm", "a/b/seed-0", "nosuch", arm=Arm("b")),),)))
     assert faked == [] and not (tmp_path / "out").exists()
+    (tmp_path / "records").write_text("A file.")
+    with pytest.raises(HfTlmError, match="Cannot write .*records"):
+        reproduce(planned(work, tmp_path / "out", ["random"], records_dir=str(tmp_path / "records")))
+    assert faked == []
 
 
 def test_subsets_beforehand_and_checkpoints(work, tmp_path, faked):
