@@ -5,18 +5,20 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import config
-from transformers import PreTrainedTokenizerBase
+from transformers import AutoConfig, PreTrainedTokenizerBase
 
 from hf_tlm.data import load_tokenizer
 from hf_tlm.evaluation.protocol import run_tlm
-from hf_tlm.models import TlmModel
+from hf_tlm.files import sha256
+from hf_tlm.hub.checkpoint import checkpoint_folder
+from hf_tlm.models import MLM_SUBFOLDER, TlmModel
 from hf_tlm.retrieval import Subset
 from hf_tlm.tasks import Task
 from hf_tlm.training import ArgumentsError, ModelArguments, ScoreModelArguments
@@ -36,7 +38,8 @@ def score_models(
             checkpoints of one model.
 
     Raises:
-        ArgumentsError: "scratch" among checkpoints, or arguments that a score model cannot honour.
+        ArgumentsError: "scratch" among checkpoints, arguments that a score model cannot honour, or a checkpoint without one
+            of the two heads, or with a classifier for other labels.
         HubError, ModelError, TokenizerError, ProtocolError: see `TlmModel.from_checkpoint`, `load_tokenizer`, `run_tlm`.
         TaskError: the task is of another kind than classification.
     """
@@ -55,10 +58,7 @@ def score_models(
         "attn_implementation": model_args.attn_implementation,
     }
     dtype = torch.bfloat16 if args.bf16 else torch.float32
-    models = [
-        TlmModel.from_checkpoint(name, id2label=task.id2label, **options).to(device=args.device, dtype=dtype)
-        for name in names
-    ]
+    models = [_whole(name, task, options).to(device=args.device, dtype=dtype) for name in names]
     # The revision is the checkpoints': another repository has its own.
     revision = None if model_args.tokenizer_name else model_args.model_revision
     tokenizer = load_tokenizer(
@@ -67,10 +67,28 @@ def score_models(
     return models, tokenizer, described
 
 
+def _whole(name: str, task: Task, options: Mapping[str, Any]) -> TlmModel:
+    """A checkpoint with both heads: from random ones the gradients would be noise."""
+    model = TlmModel.from_checkpoint(name, id2label=task.id2label, **options)
+    folder = checkpoint_folder(name, options["revision"], trust_remote_code=options["trust_remote_code"])
+    labels = AutoConfig.from_pretrained(folder, trust_remote_code=options["trust_remote_code"]).id2label
+    unnamed = all(label == f"LABEL_{index}" for index, label in labels.items())
+    other = model.classifier_is_new or (labels != task.id2label and not unnamed)
+    heads = ((f"a classifier for {', '.join(task.id2label.values())}", other), ("a masked-LM head", model.mlm_head_is_new))
+    if lacking := [head for head, is_lacking in heads if is_lacking]:
+        raise ArgumentsError(
+            f"The score model {name} lacks {' and '.join(lacking)}. Influence is of the gradients of both losses: give a "
+            f"model that train_tlm.py made of this task, or --score_model scratch --model_name_or_path {name}, which trains "
+            "the heads."
+        )
+    return model
+
+
 def train_score_model(task: Task, subset: Subset, args: ScoreModelArguments, model_args: ModelArguments) -> Path:
     """The folder of a model trained on the task alone with L_mlm and L_task (ISS, section 3.2), in the cache of `datasets`.
 
-    One that was trained with the same task, subset and settings is found again; an interrupted training continues.
+    One that was trained with the same task, subset, settings and local files is found again; an interrupted training
+    continues.
 
     Raises:
         ArgumentsError: an objective other than mlm, adapters, or several seeds.
@@ -88,6 +106,7 @@ def train_score_model(task: Task, subset: Subset, args: ScoreModelArguments, mod
         "seed": args.run_seeds,
         "model": model_args.settled("mlm").__dict__,
     }
+    details["files"] = {name: files for name, value in details["model"].items() if (files := _digests(value))}
     digest = hashlib.sha256(json.dumps(details, sort_keys=True, default=str).encode()).hexdigest()[:16]
     args = copy.copy(args)
     args.output_dir = str(Path(config.HF_DATASETS_CACHE) / "hf_tlm" / f"score_model-{digest}")
@@ -95,6 +114,15 @@ def train_score_model(task: Task, subset: Subset, args: ScoreModelArguments, mod
     splits = {name: rows for name, rows in task.splits.items() if name != "test"}
     run_tlm(replace(task, splits=splits), subset, args, model_args)
     return Path(args.output_dir)
+
+
+def _digests(value: Any) -> list[tuple[str, str]]:
+    """Of a local model, tokenizer or config its files and their digests: after a change there it is another one."""
+    path = Path(value) if isinstance(value, str) else None
+    if path is None or not path.exists():
+        return []
+    files = [path] if path.is_file() else [p for p in path.glob("*") if p.is_file()] + [*path.glob(f"{MLM_SUBFOLDER}/*")]
+    return sorted((str(file.relative_to(path)), sha256(file)) for file in files)
 
 
 def _described(folder: Path, args: ScoreModelArguments, model_args: ModelArguments) -> dict[str, Any]:

@@ -182,7 +182,7 @@ class CorruptAndPredict(TrainedModel):
         hub = hub_options(revision, trust_remote_code, attn_implementation)
         corrects = options.get("heads") == "clm"
         with reading(f"a model from {model_name_or_path!r}"):
-            main = load_classifier(folder, id2label=id2label, **hub)
+            main, _ = load_classifier(folder, id2label=id2label, **hub)
             state = (clm_heads_state if corrects else rtd_head_state)(folder, hub)
         auxiliary = load_auxiliary(auxiliary_name_or_path, model_name_or_path, **hub)
         model = cls(main, auxiliary, temperature, **options)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from safetensors import SafetensorError
@@ -34,11 +34,14 @@ def hub_options(revision: str | None, trust_remote_code: bool, attn_implementati
     return options if attn_implementation is None else options | {"attn_implementation": attn_implementation}
 
 
-def load_classifier(name_or_path: str, *, id2label: dict[int, str], **options) -> PreTrainedModel:
+def load_classifier(name_or_path: str, *, id2label: dict[int, str], **options) -> tuple[PreTrainedModel, bool]:
     """A checkpoint as a stock classifier; a head that it lacks, or one of other classes, begins at random.
 
     Args:
         options: see `hub_options`.
+
+    Returns:
+        The model, and whether some of its head begins at random.
 
     Raises:
         ModelError: its `model_type` is not a supported encoder. For others see `reading`.
@@ -46,6 +49,13 @@ def load_classifier(name_or_path: str, *, id2label: dict[int, str], **options) -
     label2id = {label: index for index, label in id2label.items()}
     config = AutoConfig.from_pretrained(name_or_path, id2label=id2label, label2id=label2id, **options)
     family_of(config)
-    return AutoModelForSequenceClassification.from_pretrained(
-        name_or_path, config=config, ignore_mismatched_sizes=True, **options
+    model, info = AutoModelForSequenceClassification.from_pretrained(
+        name_or_path, config=config, ignore_mismatched_sizes=True, output_loading_info=True, **options
     )
+    new = [*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])]
+    return model, head_is_new(model, new)
+
+
+def head_is_new(model: PreTrainedModel, new: Iterable[str]) -> bool:
+    """Whether some of the parameters `new` are not of the model's body."""
+    return any(not name.startswith(f"{model.base_model_prefix}.") for name in new)

@@ -25,7 +25,7 @@ from hf_tlm.models.dropout import use_fast_dropout
 from hf_tlm.models.errors import ModelError
 from hf_tlm.models.families import Family, family_of
 from hf_tlm.models.linear_cross_entropy import linear_cross_entropy
-from hf_tlm.models.loading import hub_options, load_classifier, reading
+from hf_tlm.models.loading import head_is_new, hub_options, load_classifier, reading
 from hf_tlm.models.tail import encode_chosen
 from hf_tlm.models.texts import Texts
 
@@ -87,10 +87,11 @@ class TlmModel(TrainedModel):
 
     Build one with `from_config` (from scratch) or `from_checkpoint`.
 
-    mlm_head_is_new: whether `from_checkpoint` found no masked-LM head there, so that it begins at random.
+    classifier_is_new, mlm_head_is_new: whether `from_checkpoint` found no such head there, or a classifier of other
+        classes, so that it begins at random.
     """
 
-    mlm_head_is_new = False
+    classifier_is_new = mlm_head_is_new = False
 
     def __init__(self, classifier: PreTrainedModel, lm: PreTrainedModel):
         super().__init__(classifier.config)
@@ -149,12 +150,12 @@ class TlmModel(TrainedModel):
         # Our own exports keep the masked-LM head beside the classifier.
         beside = (folder / MLM_SUBFOLDER / "config.json").is_file()
         with reading(f"a model from {model_name_or_path!r}"):
-            classifier = load_classifier(str(folder), id2label=id2label, **options)
+            classifier, classifier_is_new = load_classifier(str(folder), id2label=id2label, **options)
             lm, info = AutoModelForMaskedLM.from_pretrained(
                 str(folder), subfolder=MLM_SUBFOLDER if beside else "", output_loading_info=True, **options
             )
         model = cls(classifier, lm)
-        model.mlm_head_is_new = any(not name.startswith(f"{lm.base_model_prefix}.") for name in info["missing_keys"])
+        model.classifier_is_new, model.mlm_head_is_new = classifier_is_new, head_is_new(lm, info["missing_keys"])
         return model
 
     @classmethod

@@ -1,8 +1,10 @@
 """Score models: trained on the task, found again, or given as checkpoints."""
 
+import json
+
 import pytest
 import torch
-from transformers import AutoConfig, set_seed
+from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSequenceClassification, set_seed
 
 from hf_tlm.data import tokenize
 from hf_tlm.evaluation import score_models, train_score_model
@@ -58,6 +60,46 @@ def test_one_is_trained_on_the_task_and_found_again(task, subset, monkeypatch, t
     assert train_score_model(task, subset, args, model_args) == folder
     with pytest.raises(TypeError):
         train_score_model(task, subset, arguments(learning_rate=1e-3), model_args)
+
+
+def test_a_local_file_counts_by_its_content(task, subset, monkeypatch, tmp_path):
+    """Trained again once the config at the same path is another."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
+    file, args = tmp_path / "model.json", arguments()
+    widths = []
+    for hidden_size in (32, 16):
+        file.write_text(json.dumps(CONFIG | {"hidden_size": hidden_size}))
+        models, *_ = score_models(task, subset, ["scratch"], args, ModelArguments(model_config=str(file), vocab_size=120))
+        widths.append(models[0].config.hidden_size)
+    assert widths == [32, 16]
+
+
+def test_a_checkpoint_needs_both_heads_and_the_labels(tmp_path, task, subset, tokenizer):
+    config = AutoConfig.for_model(**CONFIG, vocab_size=len(tokenizer), num_labels=3)
+    whole = AutoModelForSequenceClassification.from_config(config)
+    lm = AutoModelForMaskedLM.from_config(config)
+
+    def refused(classifier, lm, missing):
+        folder = tmp_path / f"score-{len(list(tmp_path.iterdir()))}"
+        (classifier or lm).save_pretrained(folder)
+        if classifier and lm:
+            lm.save_pretrained(folder / "mlm")
+        tokenizer.save_pretrained(folder)
+        if missing is None:
+            return score_models(task, subset, [str(folder)], arguments(), ModelArguments())
+        with pytest.raises(ArgumentsError, match=f"lacks {missing}.*--score_model scratch --model_name_or_path"):
+            score_models(task, subset, [str(folder)], arguments(), ModelArguments())
+
+    classes = f"a classifier for {', '.join(task.id2label.values())}"
+    refused(None, lm, classes)
+    refused(whole, None, "a masked-LM head")
+    refused(whole, lm, None)  # Labels without names are taken as they are.
+    whole.config.id2label = dict(enumerate(reversed(task.id2label.values())))
+    refused(whole, lm, classes)
+    whole.config.id2label = dict(task.id2label)
+    refused(whole, lm, None)
+    fewer = AutoConfig.for_model(**CONFIG, vocab_size=len(tokenizer), num_labels=2)
+    refused(AutoModelForSequenceClassification.from_config(fewer), lm, classes)
 
 
 def test_checkpoints_of_a_run(tmp_path, task, subset, tokenizer):

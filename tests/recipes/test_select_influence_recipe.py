@@ -16,7 +16,9 @@ SCORE += ["--save_strategy", "no"]
 @pytest.mark.timeout(600)
 def test_influence_on_one_and_two_processes_and_training_on_it(work, subset):
     common = ["recipes/select_influence.py", "--task", work / "task", "--subset", subset, *SCORE, "--fraction", "0.3"]
-    text = launch(*common, "--model_config", work / "model.json", "--report", "--output_dir", work / "iss")
+    # On two, a score model that is trained first, of which both read what one has written.
+    scratch = ["--model_config", work / "model.json", "--report", "--output_dir", work / "iss"]
+    text = launch(*common, *scratch, config="cpu_2", processes=2)
     assert "influence" in (work / "iss/analysis/report.html").read_text(encoding="utf-8")
     whole, kept = Subset.load(subset), Subset.load(work / "iss")
     assert len(kept) == round(0.3 * len(whole)) and f"{len(kept)} of {len(whole)} passages by influence" in text
