@@ -103,7 +103,7 @@ def run_pretraining(
         "blocks": {name: value for name, value in asdict(block_args).items() if name != "shards_ahead"},
     }
     with args.main_process_first(desc="checking the output folder"):
-        check_hub(args)
+        check_hub(args, model_args if model_args.use_peft else None)
         fetch_run(args)
         claim(output_dir, details, ("corpus_fingerprint",), args.process_index)
     # In this order, as the first process may be turning the one into the other.

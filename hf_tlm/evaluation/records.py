@@ -89,9 +89,10 @@ def predictions_jsonl(split: Dataset, logits: np.ndarray, id2label: dict[int, st
 
 def cost_lines(cost: Mapping[str, float], each: str = "") -> list[str]:
     """What a run cost, for a person, from `Cost.to_dict`. each: what it is the cost of, such as " a seed"."""
+    measured = f", {cost['measured_flops']:.3g} measured" if cost.get("measured_flops") else ""
     lines = [
         f"{'cost' + each:<13}{cost['steps']:,} steps, {cost['tokens']:,} tokens ({cost['real_tokens']:,} not padding), "
-        f"{cost['flops']:.3g} FLOPs ({cost['flops_ratio']:.2g} of RoBERTa-Large), {cost['seconds']:.0f} s"
+        f"{cost['flops']:.3g} FLOPs ({cost['flops_ratio']:.2g} of RoBERTa-Large){measured}, {cost['seconds']:.0f} s"
     ]
     if "energy_kwh" in cost:
         co2 = f", {cost['co2_kg']:.3g} kg of CO2" if "co2_kg" in cost else ""

@@ -7,7 +7,7 @@ import os
 import shlex
 import tempfile
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hf_tlm.files import atomic_write, sha256
@@ -52,14 +52,14 @@ def publish_model(
             f"{folder} holds no model: expected config.json (or adapter_config.json) and safetensors, as "
             "recipes/train_tlm.py and recipes/pretrain.py leave them."
         )
-    _check_adapter(folder / ADAPTER_CONFIG)
+    for name, path in published(folder).items():
+        if PurePosixPath(name).name == ADAPTER_CONFIG:
+            _check_adapter(path)
     card = {"license": license, "language": language, "dataset": dataset}
     return _publish(folder, repo_id, "model", f"Model of hf_tlm {__version__}", card, options)
 
 
 def _check_adapter(path: Path) -> None:
-    if not path.is_file():
-        return
     base = json.loads(path.read_text(encoding="utf-8"))["base_model_name_or_path"]
     if hub_name(base) is None:
         raise HubError(

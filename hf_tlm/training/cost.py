@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -25,7 +26,8 @@ class Cost:
     real_tokens: tokens that are not padding.
     flops: 6 x tokens x applied parameters (TLM Table 2, after Brown et al. 2020; `hf_tlm.models.base.applied_parameters`).
     measured_flops: what torch.utils.flop_counter counts in forward and backward passes, padding computed included: one
-        micro-batch of each stream is counted and scaled by real tokens. 0 where it cannot be (a compiled model).
+        micro-batch of each stream is counted, without compilation, and scaled by real tokens. 0 where it is not counted
+        (fine-tuning).
     seconds: wall-clock time of training, evaluation during training included.
     energy_kwh: electricity of the machines meanwhile, the part of it that codecarbon could only estimate
         (`estimated_kwh`), and kilograms of CO2 (`co2_kg`), see `hf_tlm.training.energy`; None where they were not read.
@@ -139,6 +141,8 @@ class FlopCount:
 def count_flops() -> Iterator[FlopCount]:
     """Count the floating-point operations of matrix products and attention in the block, backward passes included."""
     count = FlopCount()
-    with flop_counter.FlopCounterMode(display=False, custom_mapping=_MORE_OPERATORS) as counter:
+    with warnings.catch_warnings(), flop_counter.FlopCounterMode(display=False, custom_mapping=_MORE_OPERATORS) as counter:
+        # The counter's own hooks are what a model that will be compiled warns of.
+        warnings.filterwarnings("ignore", message="Using `torch.compile")
         yield count
     count.flops = counter.get_total_flops()

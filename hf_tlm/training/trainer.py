@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
+from contextlib import nullcontext
 from functools import cached_property, partial
 from typing import Any
 
@@ -172,6 +173,7 @@ class TlmTrainer(SampledTrainer):
         if self.args.has_budget:
             # The Trainer reads max_steps after it has the loader.
             self.args.max_steps = self._budgeted_steps()
+        self._check_warmup()
         if math.isfinite(self.args.rho1) and 0 < self.args.max_steps <= self.args.rho1:
             logger.warning(
                 "max_steps %d ends before the first task batch (one after rho1 = %d corpus batches): this stage trains on "
@@ -180,6 +182,21 @@ class TlmTrainer(SampledTrainer):
                 self.args.rho1,
             )
         return super().get_train_dataloader()
+
+    def _check_warmup(self) -> None:
+        """Raises:
+        ArgumentsError: a budget ends the run before the learning rate has reached its peak.
+        """
+        args = self.args
+        if not 1 <= args.max_steps <= args.warmup_steps:
+            return
+        message = (
+            f"warmup_steps {args.warmup_steps:,.0f} is not less than the {args.max_steps:,} steps of this run: its learning "
+            "rate would never reach its peak. Give a share of them below 1, for instance --warmup_steps 0.06."
+        )
+        if args.has_budget:
+            raise ArgumentsError(message)
+        logger.warning(message)
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
         """The micro-batches of one optimizer step, and what their means are over: name -> count per process."""
@@ -203,9 +220,11 @@ class TlmTrainer(SampledTrainer):
 
     def training_step(self, model, inputs, num_items_in_batch=None):
         stream, measured = _stream_of(inputs), self._flops_per_token
-        if stream in measured or self.args.torch_compile:
+        if stream in measured:
             return super().training_step(model, inputs, num_items_in_batch)
-        with count_flops() as count:
+        # Into compiled code the counter does not see: once a stream, the step runs without it.
+        eager = torch.compiler.set_stance("force_eager") if self.args.torch_compile else nullcontext()
+        with eager, count_flops() as count:
             loss = super().training_step(model, inputs, num_items_in_batch)
         measured[stream] = count.flops / int(inputs["attention_mask"].sum())
         return loss

@@ -77,6 +77,26 @@ def test_an_adapter_to_a_model_of_this_machine_is_refused(hub, tmp_path, task):
     assert not (tmp_path / "out").exists() and not hub.log
 
 
+def test_the_adapter_of_further_pretraining(hub, tmp_path):
+    """Published beside the merged model, it names its base by the repo id; to one of this machine it is refused."""
+    corpus = load_corpus(Dataset.from_list([{"text": row["text"] + "."} for row in sentences(60, seed=9)]))
+    args = {name: value for name, value in SHORT.items() if not name.startswith(("rho", "stage2", "hub"))}
+
+    def pretrain(name, **model):
+        arguments = PretrainArguments(output_dir=str(tmp_path / name), hub_model_id=f"alice/{name}", **args)
+        return run_pretraining(corpus, arguments, ModelArguments(**model), BlockArguments(validation_share=0.2))
+
+    pretrain("base", model_config=CONFIG, vocab_size=120)
+    with pytest.raises(ArgumentsError, match="belong to a model of this machine"):
+        pretrain("refused", model_name_or_path=str(tmp_path / "base"), use_peft=True)
+    assert not (tmp_path / "refused").exists()
+    pretrain("further", model_name_or_path="alice/base", use_peft=True, lora_r=2)
+    files = hub.files("alice/further")
+    assert json.loads(files["adapter/adapter_config.json"])["base_model_name_or_path"] == "alice/base"
+    assert "adapter/adapter_model.safetensors" in files and "model.safetensors" in files
+    assert not [name for name, content in files.items() if str(tmp_path).encode() in content]
+
+
 def test_a_push_that_fails_leaves_the_run_and_says_how_to_publish_it(
     hub, sleeps, tmp_path, task, caplog, capfd, monkeypatch
 ):

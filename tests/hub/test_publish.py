@@ -100,13 +100,15 @@ def test_a_damaged_subset(hub, subset, tmp_path):
     assert not hub.log
 
 
-def test_an_adapter_needs_a_base_that_others_have(hub, model, tmp_path):
-    config = model / "adapter_config.json"
+@pytest.mark.parametrize("place", [".", "adapter"])
+def test_an_adapter_needs_a_base_that_others_have(hub, model, tmp_path, place):
+    config = model / place / "adapter_config.json"
+    config.parent.mkdir(exist_ok=True)
     config.write_text(json.dumps({"base_model_name_or_path": str(tmp_path)}))
     with pytest.raises(HubError, match="a model of this machine"):
         publish_model(model, "alice/toy")
     config.write_text(json.dumps({"base_model_name_or_path": "alice/base"}))
-    assert "adapter_config.json" in publish_model(model, "alice/toy").pushed
+    assert config.relative_to(model).as_posix() in publish_model(model, "alice/toy").pushed
 
 
 def test_arguments_of_recipes_that_make_a_subset(hub, subset, tmp_path, monkeypatch):

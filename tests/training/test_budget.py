@@ -35,6 +35,24 @@ def test_the_step_that_reaches_the_budget_is_the_last(tmp_path, data, tokenizer,
     assert sooner.args.max_steps == 5
 
 
+@pytest.mark.parametrize("name,cost", [("max_flops", "flops"), ("max_tokens", "real_tokens")])
+def test_warm_up_fits_a_budget(tmp_path, data, tokenizer, name, cost, caplog):
+    """A share of the budgeted steps; a number of them that reaches the end is refused, and without a budget warned of."""
+    run = trainer(tmp_path / "eight", data, tokenizer, max_steps=8, rho1=2)
+    run.train()
+    budget = {name: getattr(run.cost(), cost), "max_steps": 0, "rho1": 2}
+    warm = trainer(tmp_path / "warm", data, tokenizer, warmup_steps=0.25, **budget)
+    warm.train()
+    rates = [rate for (rate,) in history(warm, "learning_rate")]
+    assert rates == pytest.approx([1e-2 * min(step / 2, (8 - step) / 6) for step in range(8)])
+    with pytest.raises(ArgumentsError, match="warmup_steps 8 is not less than the 8 steps"):
+        trainer(tmp_path / "cold", data, tokenizer, warmup_steps=8, **budget).train()
+    trainer(tmp_path / "seven", data, tokenizer, warmup_steps=7, **budget).get_train_dataloader()
+    assert not caplog.records
+    trainer(tmp_path / "unbounded", data, tokenizer, max_steps=8, warmup_steps=9, rho1=2).get_train_dataloader()
+    assert "its learning rate would never reach its peak" in caplog.text
+
+
 class _Seconds(TrainerCallback):
     """A clock that moves by one second a step, so that the test does not depend on the machine."""
 
