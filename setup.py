@@ -43,6 +43,7 @@ SENTENCEPIECE = ["sentencepiece>=0.2,<0.3"]
 OPTIM = ["pytorch_optimizer>=4.1,<4.2"]  # its LAMB is subclassed and set through its internals
 CRF = ["pytorch-crf>=0.7.2,<0.8"]
 SEARCH = ["optuna>=4,<6"]
+DEEPSPEED = ["deepspeed>=0.19.8,<0.20"]  # its engine is called step by step; built where it is installed
 ANALYSIS = ["matplotlib>=3.8,<4"]  # scikit-learn is needed anyway
 TEST = [
     *(*STEM, *DEDUP, *RAY, *ELASTIC, *ENERGY, *SENTENCEPIECE, *OPTIM, *CRF, *SEARCH, *ANALYSIS),
@@ -61,6 +62,7 @@ EXTRAS = {
     "crf": CRF,
     "search": SEARCH,
     "analysis": ANALYSIS,
+    "deepspeed": DEEPSPEED,
     "test": TEST,
     "dev": [*TEST, "ruff>=0.12", "pre-commit>=4"],
 }

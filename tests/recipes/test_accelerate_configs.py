@@ -1,4 +1,4 @@
-"""The files for `accelerate launch --config_file`, read by accelerate itself. test_recipes.py runs two of them."""
+"""The files for `accelerate launch --config_file`, read by accelerate itself. test_train_tlm_recipe.py runs some of them."""
 
 from pathlib import Path
 

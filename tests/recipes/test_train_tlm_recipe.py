@@ -9,7 +9,7 @@ from launching import TINY, fails, launch
 from toys import TINY_CONFIGS
 
 NEEDS_DEEPSPEED = pytest.mark.skipif(
-    find_spec("deepspeed") is None, reason="DeepSpeed is not installed: pip install deepspeed"
+    find_spec("deepspeed") is None, reason="DeepSpeed is not installed: pip install -e '.[deepspeed]'"
 )
 
 

@@ -76,7 +76,7 @@ def processes_with_deepspeed(folder, tokenizer_folder, corpus_rows):
     train("electra", **ELECTRA)
 
 
-@pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed: pip install deepspeed")
+@pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed: pip install -e '.[deepspeed]'")
 @pytest.mark.timeout(600)
 def test_two_processes_with_zero2_equal_one_without(tmp_path, data, tokenizer, corpus_rows):
     tokenizer.save_pretrained(tmp_path / "tokenizer")
