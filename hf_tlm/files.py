@@ -8,6 +8,7 @@ import hashlib
 import os
 import shutil
 import tempfile
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -78,7 +79,8 @@ def atomic_file(path: str | os.PathLike) -> Iterator[BinaryIO]:
         HfTlmError: the disk cannot be written; the previous file, if any, is intact.
     """
     path = Path(path)
-    work = path.with_name(f".{path.name}.{os.getpid()}")
+    # Containers that share a folder often share process ids too.
+    work = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(work, "wb") as stream:

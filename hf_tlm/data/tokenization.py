@@ -156,8 +156,9 @@ def tokenize(
 
     Returns:
         The same rows in the same order, columns `input_ids`, `token_type_ids` for pairs (where the tokenizer makes
-        them), and `label` where there is one. Rows on disk stay there: they are stored as Arrow in the cache of
-        `datasets`, memory-mapped, and found again by every run with equal rows, tokenizer and length.
+        them), and `label` where there is one. Of rows on disk, as those of `load_task` are, it is an Arrow file beside
+        them in the cache of `datasets`, memory-mapped, and found again by every run with equal rows, tokenizer and
+        length; it appears whole or not at all, whoever else is writing it. Of rows in memory it stays there.
     """
     pairs = "text_pair" in dataset.column_names
     type_ids = (pairs or all_types) and "token_type_ids" in tokenizer.model_input_names
@@ -199,7 +200,8 @@ def backend_settings(tokenizer: PreTrainedTokenizerBase) -> dict | None:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return None
-    return json.loads(backend.to_str()) | {"truncation": None, "padding": None}
+    kept = {"truncation": None, "padding": None, "split_special_tokens": tokenizer.split_special_tokens}
+    return json.loads(backend.to_str()) | kept
 
 
 def text_lengths(dataset: Dataset | None) -> np.ndarray:

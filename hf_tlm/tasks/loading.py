@@ -14,7 +14,7 @@ from datasets import Dataset
 
 from hf_tlm.tasks.reading import read_splits
 from hf_tlm.tasks.registry import TASKS, registered_task
-from hf_tlm.tasks.rows import Canonical, canonical, ids_of
+from hf_tlm.tasks.rows import Canonical, canonical, ids_of, stored
 from hf_tlm.tasks.spec import ROLES, SPLITS, Task, TaskError, TaskSpec
 
 logger = logging.getLogger(__name__)
@@ -54,6 +54,7 @@ def load_task(
     Raises:
         TaskError: the task is not found, a column or split is missing, or there are bad rows: all kinds are listed,
             with their counts and the first row of each.
+        HfTlmError: the cache of `datasets`, in which the splits are kept, cannot be written.
     """
     spec, registered = _find(task, config_name)
     spec = _replace(spec, config_name=config_name, revision=revision)
@@ -127,7 +128,7 @@ def task_from_datasets(spec: TaskSpec, splits: Mapping[str, Dataset], *, drop_ba
     train's by name. A test split without any label (as of GLUE on the Hub) is left out, with a warning.
 
     Raises:
-        TaskError: see `load_task`.
+        TaskError, HfTlmError: see `load_task`.
     """
     for name in ("train", "validation"):
         if name not in splits or len(splits[name]) == 0:
@@ -169,7 +170,7 @@ def task_from_datasets(spec: TaskSpec, splits: Mapping[str, Dataset], *, drop_ba
         report[split]["repeated_texts"] = len(contents) - len(set(contents))
         if split != "train":
             report[split]["texts_also_in_train"] = sum(content in seen_in_training for content in contents)
-    task = Task(spec, checked, names, report)
+    task = Task(spec, {split: stored(rows) for split, rows in checked.items()}, names, report)
     if spec.classes and len(spec.classes) != task.num_labels:
         logger.warning("Task %s has %d classes here; the papers report %d.", spec.name, task.num_labels, len(spec.classes))
     return task

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from datasets import Dataset, Features
+import pyarrow as pa
+from datasets import Dataset, Features, config
+from datasets.table import MemoryMappedTable
 
+from hf_tlm.files import atomic_file
 from hf_tlm.tasks.spec import ROLES, TaskError, TaskSpec
 
 
@@ -114,3 +118,29 @@ def canonical(
         for kind, count in bad.items()
     ]
     return Canonical(Dataset.from_dict(data, features=features), bad, problems)
+
+
+def stored(rows: Dataset) -> Dataset:
+    """Rows in memory, from now on memory-mapped from a file in the cache of `datasets` that is named by their content.
+
+    What `map` makes of them then lies beside it, where every process and run with equal rows finds it again.
+
+    Raises:
+        HfTlmError: the cache cannot be written.
+    """
+    file = Path(config.HF_DATASETS_CACHE) / "hf_tlm" / f"rows-{rows._fingerprint}.arrow"
+    table = _mapped(file)
+    if table is None:
+        with atomic_file(file) as stream, pa.ipc.new_stream(stream, rows.data.table.schema) as writer:
+            writer.write_table(rows.data.table)
+        table = MemoryMappedTable.from_file(str(file))
+    # `Dataset.from_file` would make a fingerprint of the file's path and time.
+    return Dataset(table, info=rows.info, fingerprint=rows._fingerprint)
+
+
+def _mapped(file: Path) -> MemoryMappedTable | None:
+    """The table in a file; None where there is none, or a damaged one, which is made again."""
+    try:
+        return MemoryMappedTable.from_file(str(file))
+    except (OSError, pa.ArrowException):
+        return None

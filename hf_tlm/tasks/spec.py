@@ -111,7 +111,8 @@ class TaskSpec:
 class Task:
     """A task with its data.
 
-    splits: `train`, `validation` and, where there is one, `test`, with the columns, by kind,
+    splits: `train`, `validation` and, where there is one, `test`, memory-mapped from the cache of `datasets`, with the
+        columns, by kind,
 
         - classification: `id`, `text`, `text_pair` (of pairs; all three strings), `label` (int64, of `label_names`)
         - regression: `id`, `text`, `text_pair`, `label` (float64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,6 @@ def publish_locally(source: Path, target: Path) -> None:
     for file in files:
         destination = target / file.relative_to(source)
         destination.parent.mkdir(parents=True, exist_ok=True)
-        work = destination.with_name(f".{destination.name}.{os.getpid()}")
+        work = destination.with_name(f".{destination.name}.{uuid.uuid4().hex}")
         shutil.copyfile(file, work)
         os.replace(work, destination)

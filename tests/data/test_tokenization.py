@@ -1,13 +1,23 @@
+import copy
+import json
+import multiprocessing
 import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from datasets import Dataset
+from transformers import PreTrainedTokenizerBase
 
 from hf_tlm.data import TokenizerError, load_tokenizer, text_lengths, tokenization, tokenize, train_wordpiece
+from hf_tlm.evaluation.finetuning import kind_module
+from hf_tlm.files import HfTlmError
 from hf_tlm.hub import HubError
+from hf_tlm.tasks import load_task
+from kind_toys import arguments
 
 PROGRAM = """
 import hashlib, random
@@ -57,6 +67,7 @@ def test_tokenize(tokenizer):
     assert [len(ids) for ids in out["input_ids"]] == [16, 4]
     assert out[0]["input_ids"][-1] == tokenizer.sep_token_id
     assert out["label"][:] == [1, 0]
+    assert not out.cache_files  # Chunks to predict on, for instance, leave nothing on disk.
 
 
 def test_tokenize_pairs(tokenizer):
@@ -78,6 +89,166 @@ def test_a_second_run_finds_what_the_first_one_tokenised(tokenizer, tmp_path):
     tokenizer("another text", truncation=True, max_length=3)  # Leaves its truncation in the tokenizer.
     assert run(8) == first and [os.stat(file).st_mtime_ns for file in first] == stamps
     assert set(run(4)).isdisjoint(first)
+
+
+# Tasks.
+
+TEXTS = ["the gene binds", "the cell", "the [MASK] acid"] * 4
+
+
+def write_task(folder, texts=TEXTS, **columns):
+    """A task's folder; every split has the same rows."""
+    columns = columns or {"text": texts, "label": ["a", "b"] * (len(texts) // 2)}
+    folder.mkdir(exist_ok=True)
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    for split in ("train", "validation"):
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(folder)
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """The folder hf_tlm in an empty cache."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    return tmp_path / "cache" / "hf_tlm"
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """One entry for each call of a tokenizer."""
+    made, call = [], PreTrainedTokenizerBase.__call__
+    monkeypatch.setattr(PreTrainedTokenizerBase, "__call__", lambda *a, **k: made.append(0) or call(*a, **k))
+    return made
+
+
+def test_a_tasks_texts_are_tokenised_once(tokenizer, cache, calls, tmp_path):
+    folder = write_task(tmp_path / "films")
+
+    def run(folder=folder, tokenizer=tokenizer, max_length=4, **options):
+        """Whether the texts were tokenised, and the result."""
+        calls.clear()
+        rows = tokenize(load_task(folder).train, tokenizer, max_length, **options)
+        assert {Path(file["filename"]).parent for file in rows.cache_files} == {cache}  # Memory-mapped.
+        return len(calls), rows[:]
+
+    expected = {"input_ids": tokenizer(TEXTS, truncation=True, max_length=4)["input_ids"], "label": [0, 1] * 6}
+    assert run() == (1, expected) and run() == (0, expected)
+    assert run(write_task(tmp_path / "copy")) == (0, expected)
+    for file in cache.glob("rows-*"):
+        file.unlink()  # The tokens are known by the rows' content, not by their file's time.
+    assert run() == (0, expected)
+
+    cut_left, split_special = copy.deepcopy(tokenizer), copy.deepcopy(tokenizer)
+    cut_left.truncation_side, split_special.split_special_tokens = "left", True
+    others = {
+        "length": {"max_length": 5},
+        "vocabulary": {"tokenizer": train_wordpiece(TEXTS, 60)},
+        "side": {"tokenizer": cut_left},
+        "special tokens": {"tokenizer": split_special},
+        "types": {"all_types": True},
+        "text": {"folder": write_task(tmp_path / "texts", ["a gene binds", *TEXTS[1:]])},
+        "labels": {"folder": write_task(tmp_path / "labels", text=TEXTS, label=["b", "a"] * 6)},
+        "order": {"folder": write_task(tmp_path / "order", TEXTS[::-1])},
+    }
+    for name, other in others.items():
+        (first, found), (again, same) = run(**other), run(**other)
+        assert (name, first, again, found == same, found == expected) == (name, 1, 0, True, False)
+
+
+KINDS = {
+    "classification": {"text": ["the gene", "a cell"], "label": ["a", "b"]},
+    "question_answering": {
+        "context": ["the gene binds", "the cell"],
+        "question": ["which gene ?", "where ?"],
+        "answers": [{"text": ["gene"], "answer_start": [4]}, {"text": ["cell"], "answer_start": [4]}],
+    },
+    "multiple_choice": {
+        "context": ["the gene binds", "the cell"],
+        "question": ["what binds ?", "where is _ ?"],
+        "options": [["the gene", "a cell"]] * 2,
+        "label": [0, 1],
+    },
+    "tagging": {"tokens": [["the", "gene"], ["cell"]], "tags": [["d", "n"], ["n"]]},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_fine_tuning_tokenises_a_tasks_texts_once(kind, tokenizer, cache, calls, tmp_path):
+    folder = write_task(tmp_path / "task", **KINDS[kind])
+
+    def run(max_length):
+        calls.clear()
+        task = load_task(folder)
+        assert task.kind == kind
+        features = kind_module(kind).encode(task.train, tokenizer, arguments(max_length=max_length), task.label_names)
+        assert {Path(file["filename"]).parent for file in features.cache_files} == {cache}
+        return bool(calls), features[:]
+
+    first, again = run(16), run(16)
+    assert (first[0], again[0]) == (True, False) and first[1] == again[1]
+    assert run(12)[0]
+
+
+def test_windows_are_made_again_for_another_cls_token(tokenizer, cache, tmp_path):
+    task = load_task(write_task(tmp_path / "task", **KINDS["question_answering"]))
+    other = copy.deepcopy(tokenizer)
+    other.cls_token = "[UNK]"
+    first, second = (kind_module(task.kind).encode(task.train, each, arguments(), ()) for each in (tokenizer, other))
+    assert first._fingerprint != second._fingerprint
+
+
+def test_processes_tokenise_at_once_or_are_killed(tokenizer, cache, tmp_path):
+    """A kill in the middle leaves nothing that is read, and two that write the same file both have all of it."""
+    folder, fork = write_task(tmp_path / "films", TEXTS * 200), multiprocessing.get_context("fork")
+    both, results = fork.Barrier(2), fork.SimpleQueue()
+    call, expected = PreTrainedTokenizerBase.__call__, tokenizer(TEXTS * 200, truncation=True, max_length=4)["input_ids"]
+
+    def run(in_between):
+        def counted(*args, **kwargs):
+            made.append(0)
+            in_between(len(made))
+            return call(*args, **kwargs)
+
+        made, PreTrainedTokenizerBase.__call__ = [], counted
+        rows = tokenize(load_task(folder).train, tokenizer, 4)
+        results.put((rows["input_ids"][:] == expected, len(made)))
+
+    def killed(batch):
+        if batch == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def finish(*jobs):
+        processes = [fork.Process(target=run, args=(job,)) for job in jobs]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(60)
+        return [process.exitcode for process in processes]
+
+    assert finish(killed) == [-signal.SIGKILL]
+    assert finish(*[lambda batch: both.wait(60)] * 2) == [0, 0]
+    assert finish(lambda batch: None) == [0]
+    assert [results.get() for _ in range(3)] == [(True, 3), (True, 3), (True, 0)]
+    names = sorted(file.name.split("-")[0] for file in cache.glob("*.arrow"))
+    assert names == ["cache", "rows", "rows"]
+
+
+def test_a_damaged_file_of_the_cache_is_made_again(cache, tmp_path):
+    folder = write_task(tmp_path / "films")
+    expected = load_task(folder).train[:]
+    for file in cache.glob("rows-*"):
+        file.write_bytes(file.read_bytes()[:-100])
+    assert load_task(folder).train[:] == expected
+
+
+def test_a_cache_that_cannot_be_written_is_named(cache, tmp_path):
+    cache.parent.mkdir()
+    cache.write_text("A file in its place.")
+    with pytest.raises(HfTlmError, match=f"Cannot write {cache}/rows-"):
+        load_task(write_task(tmp_path / "films"))
+
+
+# Lengths, and vocabularies.
 
 
 def test_lengths(tokenizer):

@@ -16,6 +16,8 @@ from hf_tlm.data.tokenization import TokenizerError, backend_settings
 from hf_tlm.evaluation.metrics import load_metric
 from hf_tlm.tasks import Task
 
+# Changes when equal settings would give other features.
+_FORMAT = 1
 BATCH = 200  # Rows that are tokenised together: one may have thousands of tokens.
 SPACES = np.array([chr(code).isspace() for code in range(0x3001)] + [False])  # No space has a larger code.
 
@@ -38,7 +40,8 @@ def make_features(
     settings: Sequence[Any],
     description: str,
 ) -> Dataset:
-    """What `encode` makes of the rows, in their order, stored in the cache of `datasets` where the rows are on disk.
+    """What `encode` makes of the rows, in their order; stored in the cache of `datasets` where the rows are on disk, as a
+    task's are, and found again by every run with equal rows, tokenizer and settings.
 
     Args:
         encode: columns of a batch of rows and their indices -> columns of its features.
@@ -47,7 +50,7 @@ def make_features(
     backend, fingerprint = backend_settings(tokenizer), None
     if backend is not None:
         # `datasets` would hash the whole tokenizer, which changes with use, and find nothing again.
-        parts = [rows._fingerprint, backend, tokenizer.model_input_names, description, list(settings)]
+        parts = [_FORMAT, rows._fingerprint, backend, tokenizer.model_input_names, description, list(settings)]
         fingerprint = xxhash.xxh3_64_hexdigest(json.dumps(parts, sort_keys=True).encode())
     return rows.map(
         encode,
