@@ -31,9 +31,14 @@ class LossWatch(TrainerCallback):
     It gathers two integers a process, whether a loss is not finite and whether SIGTERM came, and waits once for the
     device: that is the cost of a step. Only losses count: gradients that overflow in float16 are the gradient scaler's to
     skip.
+
+    Args:
+        sampler: gives what the batches come from, if it is one that knows their texts.
     """
 
-    def __init__(self, accelerator: Accelerator, sampler: Callable[[], InterleavedBatchSampler], interruption: Interruption):
+    def __init__(
+        self, accelerator: Accelerator, sampler: Callable[[], InterleavedBatchSampler | None], interruption: Interruption
+    ):
         self.accelerator, self.sampler, self.interruption = accelerator, sampler, interruption
         self.stream, self.batches = "", []
         self.losses: list[torch.Tensor] = []
@@ -45,7 +50,7 @@ class LossWatch(TrainerCallback):
         self.stream, self.batches, self.losses, self.terms = stream, batches, [], []
 
     def add(self, loss: torch.Tensor, terms: Mapping[str, torch.Tensor]) -> None:
-        """The loss of the next micro-batch, a share of the step's mean, and its named terms."""
+        """The loss of the next micro-batch, and its named terms."""
         self.losses.append(loss.detach())
         self.terms.append(dict(terms))
 
@@ -81,25 +86,18 @@ class LossWatch(TrainerCallback):
             except HfTlmError as error:
                 where = f"The micro-batches could not be written: {error}"
         processes = f" on process {', '.join(map(str, bad))}" if args.world_size > 1 else ""
-        terms = {name: sum(float(part[name]) for part in self.terms) for name in self.terms[0]}
+        sums = {"loss": sum(map(float, self.losses))}
+        sums |= {name: sum(float(part[name]) for part in self.terms) for name in self.terms[0]}
+        values = "; ".join(f"{name} {value:g}" for name, value in sums.items())
         raise NonFiniteLossError(
-            f"The loss of step {step + 1} is not finite{processes}. Stream: {self.stream}; loss "
-            f"{sum(map(float, self.losses)):g}; {', '.join(f'{name} {value:g}' for name, value in terms.items())}; learning "
-            f"rate {learning_rate:g}. The optimizer step was not taken. {where}. The same command would come to the same "
-            "step: start in another output folder with a lower learning rate, more warm-up, or bf16 in place of fp16."
+            f"The loss of step {step + 1} is not finite{processes}. Stream: {self.stream}; {values}; learning rate "
+            f"{learning_rate:g}. The optimizer step was not taken. {where}. The same command would come to the same step: "
+            "start in another output folder with a lower learning rate, more warm-up, or bf16 in place of fp16."
         )
 
     def _dump(self, folder: Path, args, step: int, learning_rate: float) -> None:
-        """`process-<n>.safetensors`: `<micro-batch>.<tensor>` and `rng.<device>`; `process-<n>.json`: all the rest.
-
-        A text's row is its place in the tokenised task or corpus data; its draw is what its mask was derived from.
-        """
+        """`process-<n>.safetensors`: `<micro-batch>.<tensor>` and `rng.<device>`; `process-<n>.json`: all the rest."""
         process = args.process_index
-        # accelerate deals a step's micro-batches out to the processes in turn.
-        sampler = self.sampler()
-        draws = list(sampler.batches_of(step))[process :: args.world_size]
-        sizes = {name: stream.size for name, stream in sampler.streams.items()}
-        first = 0 if self.stream == TASK else sizes[TASK]
         tensors = {f"{i}.{name}": t for i, batch in enumerate(self.batches) for name, t in batch.items()}
         tensors |= {f"rng.{device}": state for device, state in self.rng.items()}
         record = {
@@ -113,10 +111,9 @@ class LossWatch(TrainerCallback):
                 {
                     "loss": _number(loss),
                     "terms": {name: _number(value) for name, value in terms.items()},
-                    "draws": texts,
-                    "rows": [draw % (sizes[TASK] + sizes[CORPUS]) - first for draw in texts],
+                    **texts,
                 }
-                for loss, terms, texts in zip(self.losses, self.terms, draws, strict=True)
+                for loss, terms, texts in zip(self.losses, self.terms, self._texts(args, step), strict=True)
             ],
             "versions": {
                 "python": platform.python_version(),
@@ -127,6 +124,18 @@ class LossWatch(TrainerCallback):
         content = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
         atomic_write(folder / f"process-{process}.safetensors", content)
         atomic_write(folder / f"process-{process}.json", json.dumps(record, indent=2) + "\n")
+
+    def _texts(self, args, step: int) -> list[dict[str, list[int]]]:
+        """Of every micro-batch of this process, where a sampler knows it: the texts' `rows` in the tokenised task or corpus
+        data, and their `draws`, which their masks were derived from."""
+        sampler = self.sampler()
+        if sampler is None:
+            return [{} for _ in self.losses]
+        sizes = {name: stream.size for name, stream in sampler.streams.items()}
+        first, size = 0 if self.stream == TASK else sizes[TASK], sizes[TASK] + sizes[CORPUS]
+        # accelerate deals a step's micro-batches out to the processes in turn.
+        dealt = list(sampler.batches_of(step))[args.process_index :: args.world_size]
+        return [{"draws": draws, "rows": [draw % size - first for draw in draws]} for draws in dealt]
 
 
 def _number(value: Any) -> float | str:

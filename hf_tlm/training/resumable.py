@@ -1,4 +1,4 @@
-"""A Trainer whose runs are never lost: sealed checkpoints, and SIGTERM."""
+"""A Trainer whose runs are never lost: sealed checkpoints, SIGTERM, and an end before a loss that is not finite."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import logging
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -14,7 +14,9 @@ from accelerate.utils import broadcast_object_list
 from safetensors import SafetensorError
 from transformers import Trainer
 
+from hf_tlm.data.interleave import InterleavedBatchSampler
 from hf_tlm.files import HfTlmError
+from hf_tlm.signals import ignore_sigterm
 from hf_tlm.training.checkpoints import (
     SEAL,
     CheckpointError,
@@ -26,6 +28,7 @@ from hf_tlm.training.checkpoints import (
     warn_of_other_processes,
 )
 from hf_tlm.training.interruptions import Interruption
+from hf_tlm.training.nonfinite import LossWatch
 
 logger = logging.getLogger(__name__)
 
@@ -38,14 +41,23 @@ class ResumableTrainer(Trainer):
 
     A checkpoint is sealed (`hf_tlm.training.checkpoints`) once every process has written its part, and older ones are
     removed only then, so that at every moment there is a complete one. `train(resume_from_checkpoint=True)` takes the
-    newest complete one, and starts from the beginning where there is none. SIGTERM stops a run as
-    `hf_tlm.training.interruptions` says.
+    newest complete one, and starts from the beginning where there is none. Before every optimizer step the processes
+    agree on two things in one exchange: SIGTERM stops a run as `hf_tlm.training.interruptions` says, and a loss that is not
+    finite ends it (`hf_tlm.training.nonfinite`).
+
+    A subclass has `watch` begin with the micro-batches of each step in `get_batch_samples`, and `compute_loss` hands every
+    training loss to `watched`.
     """
+
+    # Of a subclass whose batches depend on nothing but the seed and the step.
+    batch_sampler: InterleavedBatchSampler | None = None
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.interruption = Interruption()
+        self.watch = LossWatch(self.accelerator, lambda: self.batch_sampler, self.interruption)
         self.add_callback(self.interruption)
+        self.add_callback(self.watch)
         self._failure: Exception | None = None
 
     def train(self, resume_from_checkpoint: str | bool | None = None, trial=None, ignore_keys_for_eval=None):
@@ -57,11 +69,18 @@ class ResumableTrainer(Trainer):
 
         Raises:
             CheckpointError: the path is no complete checkpoint, or a checkpoint cannot be written.
+            NonFiniteLossError: the loss of a step is not finite on one of the processes.
             Terminated: stopped by SIGTERM, with a checkpoint of the last step.
         """
         checkpoint = self._checkpoint_to_resume(resume_from_checkpoint)
         with self.interruption.listening():
             return super().train(checkpoint, trial, ignore_keys_for_eval)
+
+    def watched(self, loss: torch.Tensor, terms: Mapping[str, torch.Tensor]) -> None:
+        """Have a micro-batch's training loss looked at, with its named terms, scalars."""
+        self.watch.add(loss, terms)
+        if self.is_deepspeed_enabled and self.accelerator.sync_gradients:
+            self.watch.look(self.args, self.state.global_step, self.optimizer)  # It steps at the end of backward.
 
     def _checkpoint_to_resume(self, wanted: str | bool | None) -> str | None:
         """One process reads and checks, so that all take the same."""
@@ -79,6 +98,12 @@ class ResumableTrainer(Trainer):
         if problem is not None:
             raise CheckpointError(problem)
         return path
+
+    def _get_dataloader(self, *args, **kwargs):
+        loader = super()._get_dataloader(*args, **kwargs)
+        # In place of the Trainer's seeding: what our workers draw follows from the seed and a text's place alone.
+        loader.base_dataloader.worker_init_fn = ignore_sigterm
+        return loader
 
     def _run_epoch(self, *args, **kwargs):
         # A run killed between its last checkpoint and its end would otherwise train one step more when it resumes.

@@ -11,7 +11,6 @@ from hf_tlm.data.streaming import StreamedBlocks
 from hf_tlm.memory import keep_freed_memory
 from hf_tlm.signals import ignore_sigterm
 from hf_tlm.training.budget import Clock
-from hf_tlm.training.nonfinite import LossWatch
 from hf_tlm.training.optimizers import grouped_optimizer
 from hf_tlm.training.sharded import ShardedTrainer
 
@@ -32,7 +31,7 @@ class SampledTrainer(ShardedTrainer):
 
     The only changes: training batches are those of `batch_sampler`, a pure function of seed and step, whatever the number
     of processes and interruptions; learning rates can fall from the model's top to its bottom; the clock runs on over
-    interruptions; a loss that is not finite ends the run, if `compute_loss` hands it to `watched`.
+    interruptions.
 
     Args:
         max_hours: after which training ends; None for no limit.
@@ -45,8 +44,7 @@ class SampledTrainer(ShardedTrainer):
     def __init__(self, *args, max_hours: float | None = None, **kwargs):
         super().__init__(*args, **kwargs)
         self.clock = Clock(max_hours)
-        self.watch = LossWatch(self.accelerator, lambda: self.batch_sampler, self.interruption)
-        for callback in (_Epochs(self), self.clock, self.watch):
+        for callback in (_Epochs(self), self.clock):
             self.add_callback(callback)
 
     def train(self, *args, **kwargs):
@@ -76,12 +74,6 @@ class SampledTrainer(ShardedTrainer):
             return self.accelerator.prepare(loader)
         finally:
             self.accelerator.even_batches = even_batches
-
-    def watched(self, loss, terms) -> None:
-        """Have a micro-batch's training loss looked at, with its named terms, scalars."""
-        self.watch.add(loss, terms)
-        if self.is_deepspeed_enabled and self.accelerator.sync_gradients:
-            self.watch.look(self.args, self.state.global_step, self.optimizer)  # It steps at the end of backward.
 
     def create_model_card(self, *args, **kwargs) -> None:
         """Nothing: the card is written with the finished run's scores and cost, see `hf_tlm.hub.cards`."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel, TrainingArguments
 
+from hf_tlm.data.interleave import TASK
 from hf_tlm.evaluation.few_shot.model import label_word_logits
 from hf_tlm.training.resumable import ResumableTrainer
 
@@ -30,10 +31,17 @@ class PromptTrainer(ResumableTrainer):
         # One tensor under several names: checkpoints hold it once, and loading does not miss the others.
         model._keys_to_ignore_on_save = set(model.all_tied_weights_keys)
 
+    def get_batch_samples(self, epoch_iterator, num_batches, device):
+        batches, count = super().get_batch_samples(epoch_iterator, num_batches, device)
+        self.watch.begin(TASK, batches)
+        return batches, count
+
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         places = (inputs[name] for name in ("input_ids", "attention_mask", "mask_positions"))
         logits = label_word_logits(model, self.word_ids, *places, stock=self.accelerator.unwrap_model(model))
         loss = cross_entropy(logits.float(), inputs["labels"], label_smoothing=self.args.label_smoothing_factor)
+        if model.training:
+            self.watched(loss, {})
         return (loss, {"logits": logits}) if return_outputs else loss
 
     def create_model_card(self, *args, **kwargs) -> None:
