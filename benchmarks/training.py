@@ -1,12 +1,15 @@
-"""The training engine against the plain Trainer: real tokens per second, overhead over a bare loop, memory.
+"""The training engine against the plain Trainer: real tokens per second, loss curves, overhead over a bare loop, memory.
 
-    python benchmarks/training.py --sections throughput overhead step memory corpus --work_dir runs/training_benchmark
+    python benchmarks/training.py --sections throughput curves ceiling overhead precision step memory corpus
+    python benchmarks/training.py --sections gpu kernels --device cuda --bf16
 
 Masked language modelling from scratch on the passages retrieved for ChemProt (HF_TLM_DATA, default ../shared/data): whole
 (most are cut at 128 tokens), and as short texts, pairs of their sentences. BERT 4 x 256 and 12 x 768 with a vocabulary of
-30,522, 32 texts of at most 128 tokens a step, float32, fused AdamW, clipping. The plain side is `Trainer` with
+30,522, 32 texts of at most 128 tokens a step, float32 by default, fused AdamW, clipping. The plain side is `Trainer` with
 `BertForMaskedLM` and `DataCollatorForLanguageModeling`, padded to 128. The sides take turns, each run in a fresh process;
 figures are medians of `--repeats`. Writes benchmarks/results/training.json and .md.
+
+What is tokenised once in `--work_dir` serves every later command, on a machine without the corpus too.
 """
 
 from __future__ import annotations
@@ -15,52 +18,85 @@ import argparse
 import itertools
 import os
 import sys
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
+import training_curves  # noqa: E402
+import training_loops as loops  # noqa: E402
 import training_measures as measures  # noqa: E402
 from results_file import run_sections  # noqa: E402
+from training_gpu import FLASH, GpuSections  # noqa: E402
 
 TITLES = {
     "throughput": "Real tokens per second",
+    "curves": "Loss curves on the same texts and masks",
+    "ceiling": "What there is to win",
     "overhead": "The Trainer over a bare loop on the same batches",
+    "precision": "Half precision and compilation",
     "step": "Where a step goes",
     "memory": "Peak memory of training",
     "corpus": "Peak memory against the size of the corpus",
+    "gpu": "On a GPU",
+    "kernels": "Where a step goes on a GPU",
 }
 NOTES = {
     "throughput": "`fill` is the share of computed places that are not padding; `loss` the mean over the steps named, whose "
-    "texts and masks are another random draw on each side. Time runs from the end of the second step.",
-    "overhead": "The loop has its batches ready: forward, backward, clipping, optimizer, schedule and nothing else. Both "
-    "take steps by turns in one process.",
-    "step": "A bare loop, short texts; dropout as torch draws it and as `hf_tlm.models.dropout` does, on the same batches "
-    "by turns: the mean over batches of each one's fastest pass. Shares of the time that torch's profiler counts, in a "
-    "pass of its own; `the rest` is everything from layer norms to the embedding's gradient.",
-    "memory": "Largest resident set of a fresh process after three steps, and what the process held before the model was "
-    "made; MB.",
-    "corpus": "Random token ids in an Arrow file of that size, 4 x 256; three steps. `anonymous` is memory that no file "
-    "backs, which is what a corpus must not grow.",
+    "texts and masks are another random draw on each side. Time runs from the end of the second step "
+    "(compiled, the fifth).",
+    "curves": "Both sides on the same texts with the same masks, no dropout, from the same weights, by the same optimizer. "
+    "Plain: `Trainer` and `BertForMaskedLM` on rows padded to 128. `largest difference` is that of two losses of a step.",
+    "ceiling": "A bare loop of our model on short texts one after the other in rows without padding (`fill` 1), against the "
+    "plain Trainer on as many texts: the ratio that no layout of them can exceed. Rows of 128 tokens attend to more than "
+    "texts do; the other rows are as long as a text is on average.",
+    "overhead": "The loop has its batches ready: forward, loss, backward, clipping, optimizer, schedule and nothing else. "
+    "rho1 = 3: every fourth batch is of ChemProt's labelled texts, with the task's loss beside the masked-LM loss, on both "
+    "sides; the Trainer logs every fourth step. Both take steps by turns in one process. `lowest` and `highest` of the "
+    "repeats' ratios.",
+    "precision": "A bare loop on short texts, groups of similar length; all arms take steps on the same batches by turns. "
+    "Medians of the steps after the fifth. `recompilations` are the graphs that were compiled in those.",
+    "step": "On the CPU in float32: a bare loop, short texts; dropout as torch draws it and as `hf_tlm.models.dropout` "
+    "does, on the same batches by turns: the mean over batches of each one's fastest pass. Shares of the time that torch's "
+    "profiler counts, in a pass of its own; `the rest` is everything from layer norms to the embedding's gradient.",
+    "memory": "MB of a fresh process after five steps, and what it held before the model was made: its largest resident set "
+    "on a CPU, what torch has allocated on a GPU.",
+    "corpus": "On the CPU: random token ids in an Arrow file of that size, 4 x 256; three steps. `anonymous` is memory that "
+    "no file backs, which is what a corpus must not grow.",
+    "gpu": "Short texts; `ratio` is over the plain Trainer that is not compiled, in the same precision. `MFU` is (6 P T + "
+    "12 L H x the sum of n^2) / seconds / 790e12: P the parameters of the body's L layers of width H (no embeddings, no "
+    "heads), T the real tokens of the timed steps, n the length of each of their texts. That leaves out the masked-LM "
+    "head's products, some 4% at 12 x 768, and counts the last layer as a whole, whose end ours, where it is not compiled, "
+    "computes for masked tokens only, some 5%. Time runs from the end of the tenth step to that of the last, both "
+    "synchronised; one run an arm. Memory is what torch allocated at the most (on a CPU the largest resident set), "
+    "`recompilations` the graphs compiled in the timed steps, `failed` the error that ended an arm.",
+    "kernels": "Ten steps of the fastest of our arms of `gpu`, by torch's profiler. What a step takes in `gpu` beyond the "
+    "sum of these milliseconds is time in which no kernel ran.",
 }
 # Steps that are timed, by body: the plain side needs minutes for a few of the large one.
-STEPS = {"4x256": 20, "12x768": 3}
+STEPS = {"2x64": 4, "4x256": 20, "12x768": 3}
+# Whole rounds of three corpus batches and a task batch.
+OVERHEAD_STEPS = {"2x64": 8, "4x256": 40, "12x768": 8}
+CURVE_STEPS = {"2x64": 20, "4x256": 20, "12x768": 5}
 
 
-def fresh(function, **arguments):
-    """Run a function in a process of its own."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(function, **arguments).result()
-
-
-class Benchmark:
+class Benchmark(GpuSections):
     """One method per section: its rows."""
 
     def __init__(self, options: argparse.Namespace):
         self.options = options
-        self.data = fresh(
+        self.cpu = measures.Setting(threads=options.threads)
+        self.device = replace(self.cpu, device=options.device)
+        self.setting = replace(
+            self.device,
+            bf16=options.bf16,
+            compile=bool(options.compile),
+            backend=options.compile_backend,
+            attention=options.attn or "sdpa",
+        )
+        self._check()
+        self.data = measures.fresh(
             measures.prepare,
             data=os.environ.get("HF_TLM_DATA", "../shared/data"),
             work_dir=options.work_dir,
@@ -68,30 +104,38 @@ class Benchmark:
             vocab_size=options.vocab_size,
         )
 
+    def _check(self) -> None:
+        options = self.options
+        if options.device == "cuda":
+            import torch
+
+            if not torch.cuda.is_available():
+                sys.exit("--device cuda needs a GPU, and torch sees none. Leave it out to measure on the CPU.")
+        elif options.bodies is None and {"gpu", "kernels"} & set(options.sections):
+            sys.exit(
+                "The sections gpu and kernels are for --device cuda. Name the others with --sections, or rehearse these two "
+                "with --bodies 2x64."
+            )
+
+    def _bodies(self, *default: str) -> list[str]:
+        return self.options.bodies or list(default)
+
+    def _packing(self) -> list[str]:
+        return self.options.packing or ["none", "group", "pack"]
+
+    def _repeats(self, default: int = 3) -> range:
+        return range(self.options.repeats or default)
+
     def throughput(self) -> list[dict]:
         rows = []
-        for texts, body in itertools.product(self.options.texts, self.options.bodies):
+        for texts, body in itertools.product(self.options.texts, self._bodies("4x256", "12x768")):
             steps = self.options.steps or STEPS[body]
-            sides = ("plain", *(f"ours, {packing}" for packing in self.options.packing))
+            sides = ("plain", *(f"ours, {packing}" for packing in self._packing()))
             runs: dict[str, list[dict]] = {side: [] for side in sides}
-            for repeat in range(self.options.repeats):
-                for side in sides:
-                    runs[side].append(
-                        fresh(
-                            measures.train,
-                            side=side,
-                            body=body,
-                            steps=steps,
-                            seed=repeat,
-                            threads=self.options.threads,
-                            **self.data[texts],
-                        )
-                    )
+            for repeat, side in itertools.product(self._repeats(), sides):
+                runs[side].append(self._train(side, body, steps, repeat, texts))
             for side in sides:
-                ratios = [
-                    run["tokens per second"] / plain["tokens per second"]
-                    for run, plain in zip(runs[side], runs["plain"], strict=True)
-                ]
+                ratios = _ratios(runs[side], runs["plain"])
                 rows.append(
                     {
                         "texts": texts,
@@ -102,8 +146,77 @@ class Benchmark:
                         "fill": median(run["fill"] for run in runs[side]),
                         f"loss, last {measures.LAST} steps": median(run["loss"] for run in runs[side]),
                         "steps": steps,
-                        "repeats": self.options.repeats,
+                        "repeats": len(ratios),
                         "all": {"ratios": ratios, "losses": [run["losses"] for run in runs[side]]},
+                    }
+                )
+                print(rows[-1])
+        return rows
+
+    def _train(self, side: str, body: str, steps: int, seed: int, texts: str) -> dict:
+        return measures.fresh(
+            measures.train, side=side, body=body, steps=steps, seed=seed, setting=self.setting, **self.data[texts]
+        )
+
+    def curves(self) -> list[dict]:
+        rows = []
+        for body, packing in itertools.product(self._bodies("4x256", "12x768"), self._packing()):
+            steps = self.options.steps or CURVE_STEPS[body]
+            run = measures.fresh(
+                training_curves.curves,
+                body=body,
+                packing=packing,
+                steps=steps,
+                seed=0,
+                setting=self.device,
+                **self.data["short"],
+            )
+            differences = [abs(a - b) for a, b in zip(run["ours"], run["plain"], strict=True)]
+            rows.append(
+                {
+                    "body": body,
+                    "layout": packing,
+                    "largest difference": max(differences),
+                    "first loss": run["plain"][0],
+                    "last loss, plain": run["plain"][-1],
+                    "last loss, ours": run["ours"][-1],
+                    "steps": steps,
+                    "all": run,
+                }
+            )
+            print(rows[-1])
+        return rows
+
+    def ceiling(self) -> list[dict]:
+        rows = []
+        for body in self._bodies("4x256", "12x768"):
+            steps = self.options.steps or STEPS[body]
+            runs: dict[int | None, list[dict]] = {measures.MAX_LENGTH: [], None: []}
+            plain = []
+            for repeat in self._repeats():
+                plain.append(self._train("plain", body, steps, repeat, "short"))
+                for length, found in runs.items():
+                    found.append(
+                        measures.fresh(
+                            loops.full_rows,
+                            body=body,
+                            steps=steps,
+                            seed=repeat,
+                            length=length,
+                            setting=self.setting,
+                            **self.data["short"],
+                        )
+                    )
+            for found in runs.values():
+                rows.append(
+                    {
+                        "body": body,
+                        "tokens a row": round(median(run["length"] for run in found)),
+                        "plain Trainer, real tokens/s": median(run["tokens per second"] for run in plain),
+                        "full rows": median(run["tokens per second"] for run in found),
+                        **_spread(_ratios(found, plain)),
+                        "steps": steps,
+                        "repeats": len(plain),
                     }
                 )
                 print(rows[-1])
@@ -111,37 +224,57 @@ class Benchmark:
 
     def overhead(self) -> list[dict]:
         rows = []
-        for body in self.options.bodies:
-            steps = self.options.steps or 2 * STEPS[body]
+        for body in self._bodies("4x256", "12x768"):
+            steps = self.options.steps or OVERHEAD_STEPS[body]
+            data = self.data["short"] | self.data["labelled"]
             runs = [
-                fresh(measures.overhead, body=body, steps=steps, seed=r, threads=self.options.threads, **self.data["short"])
-                for r in range(self.options.repeats)
+                measures.fresh(loops.overhead, body=body, steps=steps, seed=repeat, setting=self.setting, **data)
+                for repeat in self._repeats(5)
             ]
             rows.append(
                 {
                     "body": body,
                     "Trainer, ms a step": 1000 * median(run["trainer"] for run in runs),
                     "bare loop": 1000 * median(run["loop"] for run in runs),
-                    "ratio": median(run["trainer"] / run["loop"] for run in runs),
+                    **_spread([run["trainer"] / run["loop"] for run in runs]),
                     "steps": steps,
-                    "repeats": self.options.repeats,
+                    "repeats": len(runs),
                 }
             )
             print(rows[-1])
         return rows
 
+    def precision(self) -> list[dict]:
+        rows = []
+        for body in self._bodies("4x256"):
+            steps = self.options.steps or STEPS[body]
+            setting = replace(self.device, backend=self.options.compile_backend)
+            arms = measures.fresh(
+                loops.precision, body=body, steps=steps, seed=0, packing="group", setting=setting, **self.data["short"]
+            )
+            exact = median(arms["float32"]["seconds"])
+            for name, arm in arms.items():
+                taken = median(arm["seconds"])
+                rows.append(
+                    {
+                        "body": body,
+                        "precision": name,
+                        "ms a step": 1000 * taken,
+                        "ratio to float32": taken / exact,
+                        "recompilations": arm["recompilations"],
+                        "steps": steps,
+                        "all": arm["seconds"],
+                    }
+                )
+                print(rows[-1])
+        return rows
+
     def step(self) -> list[dict]:
         rows = []
-        for body, packing in itertools.product(self.options.bodies, self.options.packing):
-            steps, repeats = self.options.steps or STEPS[body], self.options.repeats
-            run = fresh(
-                measures.step,
-                body=body,
-                packing=packing,
-                steps=steps,
-                repeats=repeats,
-                threads=self.options.threads,
-                **self.data["short"],
+        for body, packing in itertools.product(self._bodies("4x256", "12x768"), self._packing()):
+            steps, repeats = self.options.steps or STEPS[body], len(self._repeats())
+            run = measures.fresh(
+                loops.step, body=body, packing=packing, steps=steps, repeats=repeats, setting=self.cpu, **self.data["short"]
             )
             rows += [{"body": body, "layout": packing, **part, "steps": steps, "repeats": repeats} for part in run]
             print(rows[-2:])
@@ -149,19 +282,16 @@ class Benchmark:
 
     def memory(self) -> list[dict]:
         rows = []
-        for body in self.options.bodies:
-            for side in ("plain", "ours, auto"):
-                run = fresh(
-                    measures.train, side=side, body=body, steps=3, seed=0, threads=self.options.threads, **self.data["short"]
-                )
-                rows.append({"body": body, "side": side, "peak": run["peak"], "before": run["before"]})
-                print(rows[-1])
+        for body, side in itertools.product(self._bodies("4x256", "12x768"), ("plain", "ours, auto")):
+            run = self._train(side, body, 3, 0, "short")
+            rows.append({"body": body, "side": side, "peak": run["peak"], "before": run["before"]})
+            print(rows[-1])
         return rows
 
     def corpus(self) -> list[dict]:
         rows = []
         for megabytes in self.options.corpus_sizes:
-            run = fresh(
+            run = measures.fresh(
                 measures.train_on_size, megabytes=megabytes, threads=self.options.threads, work_dir=self.options.work_dir
             )
             rows.append({"corpus, MB": megabytes, **run})
@@ -169,15 +299,33 @@ class Benchmark:
         return rows
 
 
+def _ratios(runs: list[dict], plain: list[dict]) -> list[float]:
+    return [run["tokens per second"] / other["tokens per second"] for run, other in zip(runs, plain, strict=True)]
+
+
+def _spread(ratios: list[float]) -> dict:
+    return {"ratio": median(ratios), "lowest": min(ratios), "highest": max(ratios), "all": ratios}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--bodies", nargs="+", choices=list(measures.BODIES), default=["4x256", "12x768"])
+    add("--bodies", nargs="+", choices=list(measures.BODIES), help="Default: 4x256 12x768; precision 4x256; gpu 12x768.")
     add("--texts", nargs="+", choices=("short", "whole"), default=["short", "whole"], help="Of `throughput`.")
-    add("--packing", nargs="+", choices=("none", "group", "pack"), default=["none", "group", "pack"])
-    add("--steps", type=int, help="Steps of a run; default by body.")
-    add("--repeats", type=int, default=3)
+    add("--packing", nargs="+", choices=("none", "group", "pack"), help="Default: all; of gpu group and pack.")
+    add("--steps", type=int, help="Timed steps of a run; default by body, of gpu 50.")
+    add("--repeats", type=int, help="Default: 3; overhead 5.")
     add("--threads", type=int, default=os.cpu_count())
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="Of all sections but step and corpus.")
+    add("--bf16", action="store_true", help="Autocast: throughput, ceiling, overhead, memory, gpu.")
+    add(
+        "--compile",
+        action=argparse.BooleanOptionalAction,
+        help="torch.compile: throughput, ceiling, overhead, memory; gpu has both ways unless one is given.",
+    )
+    add("--compile_backend", default="inductor", help="Of torch.compile; `eager` only traces, for a rehearsal.")
+    add("--attn", choices=("sdpa", FLASH), help="Attention of both sides; gpu: of ours, by default all that is installed.")
+    add("--batch_size", type=int, default=256, help="Texts a step in gpu; elsewhere 32.")
     add("--passages", type=int, default=150_000, help="Passages of the corpus that ChemProt's are retrieved from.")
     add("--vocab_size", type=int, default=30_522)
     add("--corpus_sizes", nargs="+", type=int, default=[10, 1000, 10_000], help="MB of token ids.")

@@ -1,9 +1,15 @@
-"""What benchmarks/training.py measures. Each function runs in a process of its own."""
+"""What benchmarks/training.py measures: its data, its two sides and their runs, each in a process of its own."""
 
 from __future__ import annotations
 
 import sys
+import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -15,15 +21,109 @@ BODIES = {
     "4x256": {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024},
     "12x768": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072},
 }
-# The first steps that are not timed: kernels are chosen, buffers allocated.
-WARM = 2
+# The first steps that are not timed: kernels are chosen, buffers allocated; compiled, at the second length of rows a graph
+# for all lengths is made.
+WARM, COMPILED_WARM = 2, 5
 # Steps whose mean loss is shown.
 LAST = 5
+LEARNING_RATE, WEIGHT_DECAY = 5e-4, 0.01
+# FLOP/s of half-precision matrix products that an H200 was seen to reach, of which MFU is a share.
+PEAK_FLOPS = 790e12
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How both sides of a measurement compute.
+
+    device: cpu or cuda. bf16: under autocast; weights stay float32. compile: by `torch.compile` with `backend`.
+    attention: of the bodies. batch: texts a step. threads: of the CPU.
+    """
+
+    threads: int
+    device: str = "cpu"
+    bf16: bool = False
+    compile: bool = False
+    backend: str = "inductor"
+    attention: str = "sdpa"
+    batch: int = BATCH
+
+    def arguments(self) -> dict:
+        """Of the Trainers."""
+        compiled = {"torch_compile": True, "torch_compile_backend": self.backend} if self.compile else {}
+        batch = {"per_device_train_batch_size": self.batch}
+        return {"use_cpu": self.device == "cpu", "bf16": self.bf16, **batch, **compiled}
+
+    @property
+    def warm(self) -> int:
+        """Steps that are not timed."""
+        return COMPILED_WARM if self.compile else WARM
+
+    def prepared(self, model):
+        """A model for a bare loop, as the Trainers prepare theirs."""
+        import torch
+
+        model = model.to(self.device).train()
+        return torch.compile(model, backend=self.backend) if self.compile else model
+
+    def device_name(self) -> str:
+        import torch
+
+        return torch.cuda.get_device_name() if self.device == "cuda" else "CPU"
+
+    def autocast(self) -> AbstractContextManager:
+        import torch
+
+        return torch.autocast(self.device, torch.bfloat16, enabled=self.bf16)
+
+    def now(self) -> float:
+        """Seconds, when the device has done what it was given."""
+        if self.device == "cuda":
+            import torch
+
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def graphs(self) -> int:
+        """How many graphs this process has compiled so far."""
+        if not self.compile:
+            return 0
+        from torch._dynamo.utils import counters
+
+        return counters["stats"]["unique_graphs"]
+
+    def memory(self) -> Memory | GpuMemory:
+        return GpuMemory() if self.device == "cuda" else Memory()
+
+
+class GpuMemory:
+    """Megabytes that torch has allocated on the GPU: `before`, and at the `peak`."""
+
+    def __enter__(self):
+        import torch
+
+        torch.cuda.reset_peak_memory_stats()
+        self.before = torch.cuda.memory_allocated() / 2**20
+        return self
+
+    def __exit__(self, *error):
+        import torch
+
+        self.peak = torch.cuda.max_memory_allocated() / 2**20
+
+
+def fresh(function, **arguments):
+    """Run a function in a process of its own."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(function, **arguments).result()
 
 
 def prepare(*, data: str, work_dir: str, passages: int, vocab_size: int) -> dict[str, dict[str, str]]:
-    """Retrieve, train the vocabulary and tokenise, once: for `whole` passages, most of them longer than 128 tokens, and
-    `short` texts, pairs of their sentences, the folders of the tokenised texts and of the tokenizer."""
+    """Retrieve, train the vocabulary and tokenise, once.
+
+    Returns:
+        for `whole` passages, most of them longer than 128 tokens, and `short` texts, pairs of their sentences, the folders
+        of the tokenised texts (`rows`) and of the `tokenizer`; under `labelled` that of ChemProt's training texts (`task`).
+    """
     import re
 
     from datasets import Dataset
@@ -34,11 +134,12 @@ def prepare(*, data: str, work_dir: str, passages: int, vocab_size: int) -> dict
     from hf_tlm.tasks import load_task
 
     folder = Path(work_dir)
-    tokenizer_dir, kinds = folder / "tokenizer", {kind: folder / kind for kind in ("short", "whole")}
-    if not all(rows.is_dir() for rows in kinds.values()):
+    tokenizer_dir, task_dir, kinds = folder / "tokenizer", folder / "task", {k: folder / k for k in ("short", "whole")}
+    if not all(rows.is_dir() for rows in (task_dir, *kinds.values())):
         corpus = load_corpus(f"{data}/corpus/*.parquet").to_dataset().shuffle(seed=0)
         corpus = load_corpus(corpus.select(range(min(passages, len(corpus)))))
-        found = retrieve(load_task(f"{data}/tasks/chemprot"), corpus, top_k=50).dataset["text"]
+        task = load_task(f"{data}/tasks/chemprot")
+        found = retrieve(task, corpus, top_k=50).dataset["text"]
         tokenizer = train_wordpiece(found, vocab_size, max_length=MAX_LENGTH)
         tokenizer.save_pretrained(tokenizer_dir)
         sentences = [re.split(r"(?<=[.!?])\s+", text) for text in found]
@@ -46,67 +147,12 @@ def prepare(*, data: str, work_dir: str, passages: int, vocab_size: int) -> dict
         for kind, texts in (("short", pairs), ("whole", found)):
             rows = Dataset.from_dict({"text": texts}).shuffle(seed=0).select(range(min(TEXTS, len(texts))))
             tokenize(rows, tokenizer, MAX_LENGTH).save_to_disk(kinds[kind])
-    return {kind: {"rows": str(rows), "tokenizer": str(tokenizer_dir)} for kind, rows in kinds.items()}
+        tokenize(task.splits["train"], tokenizer, MAX_LENGTH).save_to_disk(task_dir)
+    found = {kind: {"rows": str(rows), "tokenizer": str(tokenizer_dir)} for kind, rows in kinds.items()}
+    return {**found, "labelled": {"task": str(task_dir)}}
 
 
-def _config(body: str, vocab_size: int):
-    from transformers import BertConfig
-
-    return BertConfig(vocab_size=vocab_size, max_position_embeddings=MAX_LENGTH, num_labels=2, **BODIES[body])
-
-
-def _arguments(folder: str, steps: int, seed: int, **options) -> dict:
-    return {
-        "output_dir": folder,
-        "max_steps": steps,
-        "per_device_train_batch_size": BATCH,
-        "learning_rate": 5e-4,
-        "warmup_steps": 0.1,
-        "seed": seed,
-        "use_cpu": True,
-        "report_to": "none",
-        "disable_tqdm": True,
-        "save_strategy": "no",
-        "logging_steps": 1,
-        **options,
-    }
-
-
-def _ours(rows, tokenizer, body: str, steps: int, seed: int, packing: str, **options):
-    from datasets import Dataset
-    from transformers import set_seed
-
-    from hf_tlm.models import TlmModel
-    from hf_tlm.training import TlmArguments, TlmTrainer
-
-    set_seed(seed)
-    args = TlmArguments(
-        **_arguments("unused", steps, seed, **options),
-        rho1=float("inf"),
-        max_length=MAX_LENGTH,
-        packing=packing,
-        data_seed=seed,
-    )
-    nothing = Dataset.from_dict({"input_ids": [[2, 3]], "label": [0]})
-    model = TlmModel.from_config(_config(body, len(tokenizer)))
-    return TlmTrainer(model, args, train_dataset=nothing, corpus_dataset=rows, processing_class=tokenizer)
-
-
-def _plain(rows, tokenizer, body: str, steps: int, seed: int):
-    from transformers import BertForMaskedLM, DataCollatorForLanguageModeling, Trainer, TrainingArguments, set_seed
-
-    set_seed(seed)
-    args = TrainingArguments(**_arguments("unused", steps, seed))
-    return Trainer(
-        BertForMaskedLM(_config(body, len(tokenizer))),
-        args,
-        train_dataset=rows,
-        data_collator=DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15, pad_to_multiple_of=MAX_LENGTH),
-        processing_class=tokenizer,
-    )
-
-
-def _load(rows: str, tokenizer: str, threads: int):
+def load(rows: str, tokenizer: str, threads: int):
     import torch
     from datasets import load_from_disk
     from transformers import AutoTokenizer
@@ -115,159 +161,155 @@ def _load(rows: str, tokenizer: str, threads: int):
     return load_from_disk(rows), AutoTokenizer.from_pretrained(tokenizer)
 
 
-def _watch(trainer):
-    """Time and places of every step that was really computed; the Trainer fetches one batch ahead."""
-    from transformers import TrainerCallback
+def _config(body: str, vocab_size: int, setting: Setting, dropout: float, num_labels: int = 2):
+    from transformers import BertConfig
 
-    times, places, tokens = [], [], []
-    step = trainer.training_step
-
-    def counted(model, inputs, *args, **kwargs):
-        places.append(inputs["input_ids"].numel())
-        tokens.append(int(inputs["attention_mask"].sum()))
-        return step(model, inputs, *args, **kwargs)
-
-    class Times(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            times.append(time.perf_counter())
-
-    trainer.training_step = counted
-    trainer.add_callback(Times())
-    return times, places, tokens
+    return BertConfig(
+        vocab_size=vocab_size,
+        max_position_embeddings=MAX_LENGTH,
+        num_labels=num_labels,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
+        attn_implementation=setting.attention,
+        **BODIES[body],
+    )
 
 
-def train(*, side: str, body: str, steps: int, seed: int, threads: int, rows: str, tokenizer: str) -> dict:
-    """One run of one side: its speed, fill, losses and memory (MB)."""
-    rows, tokenizer = _load(rows, tokenizer, threads)
-    with Memory() as memory:
-        before = memory.now("VmRSS")
-        if side == "plain":
-            trainer = _plain(rows, tokenizer, body, steps + WARM, seed)
-        else:
-            trainer = _ours(rows, tokenizer, body, steps + WARM, seed, side.removeprefix("ours, "))
-        times, places, tokens = _watch(trainer)
-        trainer.train()
-    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+def _arguments(setting: Setting, steps: int, seed: int, options: dict) -> dict:
     return {
-        "tokens per second": sum(tokens[WARM:]) / (times[-1] - times[WARM - 1]),
-        "fill": sum(tokens) / sum(places),
-        "losses": losses,
-        "loss": sum(losses[-LAST:]) / len(losses[-LAST:]),
-        "peak": memory.peak,
-        "before": before,
+        # Nothing is saved, but the Trainers make the folder.
+        "output_dir": str(Path(tempfile.gettempdir()) / "hf_tlm_training_benchmark"),
+        "max_steps": steps,
+        "learning_rate": LEARNING_RATE,
+        "weight_decay": WEIGHT_DECAY,
+        "warmup_steps": 0.1,
+        "seed": seed,
+        "report_to": "none",
+        "disable_tqdm": True,
+        "save_strategy": "no",
+        "logging_steps": 10,
+        **setting.arguments(),
+        **options,
     }
 
 
-def overhead(*, body: str, steps: int, seed: int, threads: int, rows: str, tokenizer: str) -> dict[str, float]:
-    """Seconds a step of our Trainer, and of a bare loop that takes its steps on the same batches between the Trainer's."""
-    import torch
-    from transformers import TrainerCallback, get_scheduler
+def ours(
+    rows, tokenizer, body: str, steps: int, seed: int, packing: str, setting: Setting, *, task=None, dropout=0.1, **options
+):
+    """Our Trainer on the texts of `rows` alone, or by turns with labelled ones (`rho1` of the options)."""
+    from transformers import set_seed
 
-    from hf_tlm.memory import keep_freed_memory
+    from hf_tlm.models import TlmModel
+    from hf_tlm.training import TlmArguments, TlmTrainer
 
-    rows, tokenizer = _load(rows, tokenizer, threads)
-    trainer, other = (_ours(rows, tokenizer, body, steps + WARM, seed, "auto", logging_steps=50) for _ in range(2))
-    batches, model = [], other.model
-    for step in range(steps + WARM):
-        draws = next(iter(trainer.batch_sampler.batches_of(step)))
-        texts = [
-            {"draw": d, "input_ids": rows[(d - 1) % (len(rows) + 1)]["input_ids"]} for d in draws
-        ]  # One task text comes first.
-        batches.append(trainer.data_collator(texts))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4, fused=True)
-    schedule = get_scheduler("linear", optimizer, num_warmup_steps=1, num_training_steps=steps + WARM)
-    model.train()
-    keep_freed_memory()
-    longest = max(batches, key=lambda batch: batch["input_ids"].numel())
-    times = {"trainer": [], "loop": []}
-
-    class Between(TrainerCallback):
-        begin = None
-
-        def on_step_end(self, args, state, control, **kwargs):
-            now = time.perf_counter()
-            if self.begin is not None:
-                times["trainer"].append(now - self.begin)
-            batch = batches[state.global_step - 1]
-            loss = model(**batch).mlm_loss / (batch["mlm_labels"] != -100).sum()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            schedule.step()
-            optimizer.zero_grad()
-            times["loop"].append(time.perf_counter() - now)
-            if state.global_step == WARM:
-                # Whoever first has a longer batch waits for its memory, which the process keeps for both from then on. Not
-                # before: the optimizers' moments would be put there.
-                model(**longest).mlm_loss.backward()
-                optimizer.zero_grad()
-            self.begin = time.perf_counter()
-
-    trainer.add_callback(Between())
-    trainer.train()
-    return {side: sum(found[-steps:]) / steps for side, found in times.items()}
+    set_seed(seed)
+    streams = {"rho1": float("inf")} if task is None else {}
+    args = TlmArguments(
+        **_arguments(setting, steps, seed, streams | options), max_length=MAX_LENGTH, packing=packing, data_seed=seed
+    )
+    num_labels = 2 if task is None else max(task["label"]) + 1
+    model = TlmModel.from_config(_config(body, len(tokenizer), setting, dropout, num_labels))
+    return TlmTrainer(model, args, train_dataset=task, corpus_dataset=rows, processing_class=tokenizer)
 
 
-# Operators of torch by what they are for; random numbers are drawn by `hf_tlm.models.dropout` or by `bernoulli_`.
-PARTS = {
-    "matrix products": {"aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm", "aten::baddbmm"},
-    "dropout's random numbers": {"dropout_noise", "aten::bernoulli_"},
-    "optimizer and clipping": {"aten::_fused_adamw_", "aten::linalg_vector_norm", "aten::_foreach_mul_"},
-}
+def plain(rows, tokenizer, body: str, steps: int, seed: int, setting: Setting, *, collator=None, dropout=0.1, **options):
+    """The stock Trainer with `BertForMaskedLM`; rows padded to `MAX_LENGTH` and masked in the stock way by default."""
+    from transformers import BertForMaskedLM, DataCollatorForLanguageModeling, Trainer, TrainingArguments, set_seed
+
+    set_seed(seed)
+    padded = DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15, pad_to_multiple_of=MAX_LENGTH)
+    return Trainer(
+        BertForMaskedLM(_config(body, len(tokenizer), setting, dropout)),
+        TrainingArguments(**_arguments(setting, steps, seed, options)),
+        train_dataset=rows,
+        data_collator=collator or padded,
+        processing_class=tokenizer,
+    )
 
 
-def step(*, body: str, packing: str, steps: int, repeats: int, threads: int, rows: str, tokenizer: str) -> list[dict]:
-    """Milliseconds of a step with torch's dropout and with ours, on the same batches by turns, and where they go."""
-    import torch
-    from torch.profiler import profile, record_function
+def side_of(side: str):
+    """What makes the Trainer of `plain` or `ours, <packing>`."""
+    return plain if side == "plain" else partial(ours, packing=side.removeprefix("ours, "))
 
-    from hf_tlm.models import dropout
 
-    rows, tokenizer = _load(rows, tokenizer, threads)
-    trainer = _ours(rows, tokenizer, body, steps + WARM, 0, packing)
-    loader = iter(trainer.get_train_dataloader())
-    batches = [next(loader) for _ in range(steps + WARM)]
-    model = trainer.model.train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4, fused=True)
-    modules = [module for module in model.modules() if isinstance(module, dropout.Dropout)]
-    kinds = {"torch's": (torch.nn.Dropout, "sdpa"), "ours": (dropout.Dropout, dropout.ATTENTION)}
-    draw = dropout.dropout_noise
+class Watch:
+    """What every step of a Trainer's run really computed (it fetches one batch ahead), and when it ended.
 
-    def recorded(*args):
-        with record_function("dropout_noise"):
-            return draw(*args)
+    Losses and counts stay on the device until they are read, and it is waited for only where timing begins and ends.
 
-    dropout.dropout_noise = recorded
+    times: seconds, at each step's end; exact at those of steps `warm` and the last. graphs: how many had been compiled.
+    """
 
-    def run(kind: str, batch: dict) -> float:
-        for module in modules:
-            module.__class__ = kinds[kind][0]
-        model.config._attn_implementation = kinds[kind][1]
-        begin = time.perf_counter()
-        loss = model(**batch).mlm_loss / (batch["mlm_labels"] != -100).sum()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        return time.perf_counter() - begin
+    def __init__(self, trainer, setting: Setting, warm: int):
+        import torch
+        from transformers import TrainerCallback
 
-    best = {kind: [float("inf")] * len(batches) for kind in kinds}
-    for _ in range(repeats):
-        for number, batch in enumerate(batches):
-            for kind in kinds:
-                best[kind][number] = min(best[kind][number], run(kind, batch))
-    found = []
-    for kind in kinds:
-        with profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
-            for batch in batches[WARM:]:
-                run(kind, batch)
-        times: dict[str, float] = {}
-        for entry in profiler.key_averages():
-            part = next((part for part, names in PARTS.items() if entry.key in names), "the rest")
-            times[part] = times.get(part, 0.0) + entry.self_cpu_time_total
-        shares = {part: times.get(part, 0.0) / sum(times.values()) for part in (*PARTS, "the rest")}
-        found.append({"dropout": kind, "ms a step": 1000 * sum(best[kind][WARM:]) / steps, **shares})
-    return found
+        self.times: list[float] = []
+        self.graphs: list[int] = []
+        self._losses, self._counts = [], []
+        step = trainer.training_step
+
+        def counted(model, inputs, *args, **kwargs):
+            mask = inputs["attention_mask"]
+            # A text of n tokens has places 0 to n - 1, over which 2 place + 1 sums to n^2.
+            places = inputs.get("position_ids", torch.arange(mask.shape[1], device=mask.device))
+            self._counts.append((mask.numel(), mask.sum(), ((2 * places + 1) * mask).sum()))
+            loss = step(model, inputs, *args, **kwargs)
+            self._losses.append(loss.detach())
+            return loss
+
+        class Times(TrainerCallback):
+            def on_step_end(_, args, state, control, **kwargs):
+                exact = state.global_step in (warm, state.max_steps)
+                self.times.append(setting.now() if exact else time.perf_counter())
+                self.graphs.append(setting.graphs())
+
+        trainer.training_step = counted
+        trainer.add_callback(Times())
+
+    @property
+    def losses(self) -> list[float]:
+        return [float(loss) for loss in self._losses]
+
+    def counts(self, first: int) -> tuple[int, int, int]:
+        """From step `first` on: places computed, real tokens, and the sum of the squares of the texts' lengths."""
+        return tuple(sum(int(count[i]) for count in self._counts[first:]) for i in range(3))
+
+
+def needed_flops(body, tokens: int, squares: int) -> float:
+    """FLOPs of training a body on real tokens: 6 x parameters of its layers x tokens, and attention's products of queries
+    with keys and of weights with values, 12 x layers x hidden size x the sum of squared lengths. No embeddings, no heads."""
+    from hf_tlm.models.base import applied_parameters
+
+    attention = 12 * body.config.num_hidden_layers * body.config.hidden_size * squares
+    return 6.0 * applied_parameters(body.encoder) * tokens + attention
+
+
+def train(
+    *, side: str, body: str, steps: int, seed: int, setting: Setting, rows: str, tokenizer: str, warm: int | None = None
+) -> dict:
+    """One run of one side of `warm` steps (None: the setting's) and `steps` timed ones: its speed, fill, MFU, losses, memory
+    (MB), and how many graphs were compiled in the timed steps."""
+    warm = warm or setting.warm
+    rows, tokenizer = load(rows, tokenizer, setting.threads)
+    with setting.memory() as memory:
+        trainer = side_of(side)(rows, tokenizer, body, steps + warm, seed, setting=setting)
+        base, watch = trainer.model.base_model, Watch(trainer, setting, warm)
+        trainer.train()
+    seconds = watch.times[-1] - watch.times[warm - 1]
+    places, tokens, squares = watch.counts(warm)
+    return {
+        "tokens per second": tokens / seconds,
+        "ms a step": 1000 * seconds / steps,
+        "fill": tokens / places,
+        "mfu": needed_flops(base, tokens, squares) / seconds / PEAK_FLOPS,
+        "losses": watch.losses,
+        "loss": sum(watch.losses[-LAST:]) / len(watch.losses[-LAST:]),
+        "recompilations": watch.graphs[-1] - watch.graphs[warm - 1],
+        "peak": memory.peak,
+        "before": memory.before,
+        "device": setting.device_name(),
+    }
 
 
 def train_on_size(*, megabytes: int, threads: int, work_dir: str) -> dict[str, float]:
@@ -293,12 +335,13 @@ def train_on_size(*, megabytes: int, threads: int, work_dir: str) -> dict[str, f
     rows = Dataset.from_file(str(file))
     begin = time.perf_counter()
     with Memory() as memory:
-        trainer = _ours(rows, tokenizer, "4x256", 3, 0, "auto")
-        times = _watch(trainer)[0]
+        setting = Setting(threads=threads)
+        trainer = ours(rows, tokenizer, "4x256", 3, 0, "auto", setting)
+        watch = Watch(trainer, setting, setting.warm)
         trainer.train()
     return {
         "texts": len(rows),
         "peak": memory.peak,
         "anonymous": memory.anonymous,
-        "seconds to the first step's end": times[0] - begin,
+        "seconds to the first step's end": watch.times[0] - begin,
     }

@@ -1,0 +1,143 @@
+"""The sections of benchmarks/training.py for a GPU: every arm's speed, MFU and memory, and the kernels of the best one."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import traceback
+from dataclasses import replace
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import training_measures as measures
+from training_measures import Setting
+
+FLASH = "flash_attention_2"
+# Steps that are not timed, in which compiled arms see enough lengths; that are timed; that the profiler sees.
+WARM, STEPS, PROFILED_STEPS = 10, 50, 10
+# Rows of the table of kernels, and characters of a name: templates of C++ have hundreds.
+MOST, WIDTH = 10, 70
+
+
+class GpuSections:
+    """Methods of `Benchmark`."""
+
+    def gpu(self) -> list[dict]:
+        return self._arms
+
+    def kernels(self) -> list[dict]:
+        rows = []
+        for body in self._bodies("12x768"):
+            arms = [arm for arm in self._arms if arm["body"] == body and arm["side"] != "plain" and not arm["failed"]]
+            if not arms:
+                sys.exit(f"No arm of ours of {body} ran: there is none whose kernels could be timed. The errors are above.")
+            best = max(arms, key=lambda arm: arm["real tokens/s"])
+            found = measures.fresh(
+                longest_kernels,
+                side=best["side"],
+                body=body,
+                steps=PROFILED_STEPS,
+                warm=WARM,
+                setting=self._arm(best["attention"], best["compiled"] == "yes"),
+                **self.data["short"],
+            )
+            arm = {name: best[name] for name in ("body", "side", "attention", "compiled")}
+            rows += [{**arm, **row} for row in found]
+            print(rows)
+        return rows
+
+    def _arm(self, attention: str, compiled: bool) -> Setting:
+        return replace(self.setting, attention=attention, compile=compiled, batch=self.options.batch_size)
+
+    @cached_property
+    def _arms(self) -> list[dict]:
+        """The rows of section gpu, each printed when it is there: the time on a GPU may be limited."""
+        options, rows = self.options, []
+        attentions = [options.attn] if options.attn else ["sdpa", *([FLASH] if find_spec("flash_attn") else [])]
+        ways = (False, True) if options.compile is None else (options.compile,)
+        ours = [f"ours, {packing}" for packing in options.packing or ("group", "pack")]
+        for body in self._bodies("12x768"):
+            base = None
+            arms = [("plain", "sdpa", compiled) for compiled in dict.fromkeys((False, *ways))]
+            arms += itertools.product(ours, attentions, ways)
+            # What compiles takes longest, and comes last.
+            for side, attention, compiled in sorted(arms, key=lambda arm: arm[2]):
+                row = self._measured(body, side, attention, compiled)
+                if side == "plain" and not compiled:
+                    base = row["real tokens/s"]
+                if base and not row["failed"]:
+                    row["ratio"] = row["real tokens/s"] / base
+                rows.append(row)
+                print(row, flush=True)
+        return rows
+
+    def _measured(self, body: str, side: str, attention: str, compiled: bool) -> dict:
+        steps, run, failed = self.options.steps or STEPS, {}, None
+        try:
+            run = measures.fresh(
+                measures.train,
+                side=side,
+                body=body,
+                steps=steps,
+                seed=0,
+                setting=self._arm(attention, compiled),
+                warm=WARM,
+                **self.data["short"],
+            )
+        except Exception as error:
+            # One arm that this GPU or this torch cannot run must not cost the figures of the others.
+            failed = type(error).__name__
+            traceback.print_exc()
+        return {
+            "body": body,
+            "side": side,
+            "attention": attention,
+            "compiled": "yes" if compiled else "no",
+            "precision": "bf16" if self.options.bf16 else "float32",
+            "real tokens/s": run.get("tokens per second"),
+            "ratio": None,
+            "MFU": run.get("mfu"),
+            "ms a step": run.get("ms a step"),
+            "peak, MB": run.get("peak"),
+            "fill": run.get("fill"),
+            "recompilations": run.get("recompilations"),
+            "device": run.get("device"),
+            "texts a step": self.options.batch_size,
+            "steps": steps,
+            "failed": failed,
+            "all": run.get("losses"),
+        }
+
+
+def longest_kernels(
+    *, side: str, body: str, steps: int, warm: int, setting: Setting, rows: str, tokenizer: str
+) -> list[dict]:
+    """The kernels (on a CPU: the operators) that take most of the time of `steps` steps after `warm` ones, and the others
+    together: how often each runs in a step, its milliseconds a step, and its share of all kernels' time."""
+    from torch.autograd import DeviceType
+    from torch.profiler import ProfilerActivity, profile
+    from transformers import TrainerCallback
+
+    rows, tokenizer = measures.load(rows, tokenizer, setting.threads)
+    trainer = measures.side_of(side)(rows, tokenizer, body, warm + steps, 0, setting=setting)
+    on_gpu = setting.device == "cuda"
+    profiler = profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU])
+
+    class Window(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step in (warm, warm + steps):
+                setting.now()
+                (profiler.start if state.global_step == warm else profiler.stop)()
+
+    trainer.add_callback(Window())
+    trainer.train()
+    device = DeviceType.CUDA if on_gpu else DeviceType.CPU
+    entries = [e for e in profiler.key_averages() if e.device_type == device and not e.is_user_annotation]
+    times = [(e.self_device_time_total if on_gpu else e.self_cpu_time_total) / 1000 / steps for e in entries]
+    found = sorted(zip(times, entries, strict=True), key=lambda pair: -pair[0])
+    rows = [(entry.key[:WIDTH].replace("|", " "), entry.count, taken) for taken, entry in found[:MOST]]
+    others = found[MOST:]
+    rows.append((f"{len(others)} others", sum(entry.count for _, entry in others), sum(taken for taken, _ in others)))
+    return [{"kernel": k, "times a step": n / steps, "ms a step": ms, "share": ms / sum(times)} for k, n, ms in rows]

@@ -1,0 +1,218 @@
+"""Bare training loops for benchmarks/training.py: what the Trainer adds to one, where a step goes, what padding costs at
+least, and what half precision and compilation bring. Each function runs in a process of its own."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from training_measures import COMPILED_WARM, LEARNING_RATE, WARM, WEIGHT_DECAY, Setting, load, ours
+
+
+class Loop:
+    """A training loop with its batches ready: forward, loss, backward, clipping, optimizer, schedule and nothing else."""
+
+    def __init__(self, model, objectives, setting: Setting, steps: int):
+        import torch
+        from transformers import get_scheduler
+
+        self.objectives, self.setting = objectives, setting
+        self.model = setting.prepared(model)
+        self.parameters = list(model.parameters())
+        self.optimizer = torch.optim.AdamW(self.parameters, lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY, fused=True)
+        self.schedule = get_scheduler("linear", self.optimizer, num_warmup_steps=1, num_training_steps=steps)
+
+    def loss(self, batch: dict):
+        """The objective of the batch's stream, as `TlmTrainer` computes it."""
+        with self.setting.autocast():
+            outputs = self.model(**batch)
+        return self.objectives[_stream_of(batch)](outputs, batch)["loss"]
+
+    def step(self, batch: dict) -> float:
+        """Seconds."""
+        import torch
+
+        begin = self.setting.now()
+        self.loss(batch).backward()
+        torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
+        self.optimizer.step()
+        self.schedule.step()
+        self.optimizer.zero_grad()
+        return self.setting.now() - begin
+
+    def touch(self, batches: list[dict]) -> None:
+        """Ask for the memory of each stream's longest batch, which the process keeps: whoever first has a longer one waits
+        for it. Not before the optimizers have their moments, which would be put there."""
+        longest = {_stream_of(batch): batch for batch in sorted(batches, key=lambda batch: batch["input_ids"].numel())}
+        for batch in longest.values():
+            self.loss(batch).backward()
+        self.optimizer.zero_grad()
+
+
+def _stream_of(batch: dict) -> str:
+    return "task" if "labels" in batch else "corpus"
+
+
+def texts_of(trainer, steps: int) -> list[list[dict]]:
+    """The tokenised texts of each of the first steps of a run of ours."""
+    from hf_tlm.data.interleave import InterleavedDataset
+
+    texts = InterleavedDataset(trainer.train_dataset, trainer.corpus_dataset)
+    return [texts.__getitems__(next(trainer.batch_sampler.batches_of(step))) for step in range(steps)]
+
+
+def batches_of(trainer, steps: int, setting: Setting) -> list[dict]:
+    """The batches of those steps."""
+    batches = map(trainer.data_collator, texts_of(trainer, steps))
+    return [{name: values.to(setting.device) for name, values in batch.items()} for batch in batches]
+
+
+def overhead(
+    *, body: str, steps: int, seed: int, setting: Setting, rows: str, task: str, tokenizer: str
+) -> dict[str, float]:
+    """Seconds a step of our Trainer with task batches between corpus batches, and of a bare loop that takes its steps on the
+    same batches, with the same losses, between the Trainer's. The Trainer logs once in a round of both streams."""
+    from datasets import load_from_disk
+    from transformers import TrainerCallback
+
+    from hf_tlm.memory import keep_freed_memory
+
+    rows, tokenizer = load(rows, tokenizer, setting.threads)
+    streams = {"task": load_from_disk(task), "rho1": 3, "logging_steps": 4}
+    trainer, other = (ours(rows, tokenizer, body, steps + setting.warm, seed, "auto", setting, **streams) for _ in range(2))
+    batches = batches_of(other, steps + setting.warm, setting)
+    loop = Loop(other.model, other.objectives, setting, steps + setting.warm)
+    if setting.device == "cpu":
+        keep_freed_memory()
+    times = {"trainer": [], "loop": []}
+
+    class Between(TrainerCallback):
+        begin = None
+
+        def on_step_end(self, args, state, control, **kwargs):
+            now = setting.now()
+            if self.begin is not None:
+                times["trainer"].append(now - self.begin)
+            times["loop"].append(loop.step(batches[state.global_step - 1]))
+            if state.global_step == setting.warm:
+                loop.touch(batches)
+            self.begin = setting.now()
+
+    trainer.add_callback(Between())
+    trainer.train()
+    return {side: sum(found[-steps:]) / steps for side, found in times.items()}
+
+
+def full_rows(
+    *, body: str, steps: int, seed: int, length: int | None, setting: Setting, rows: str, tokenizer: str
+) -> dict[str, float]:
+    """Tokens per second of a bare loop on the texts of a run one after the other in rows of `length` tokens (None: as many
+    as a text has on average), of which none is padding."""
+    import torch
+
+    from hf_tlm.memory import keep_freed_memory
+
+    rows, tokenizer = load(rows, tokenizer, setting.threads)
+    trainer = ours(rows, tokenizer, body, steps + setting.warm, seed, "none", setting)
+    padded = batches_of(trainer, steps + setting.warm, setting)
+    real = {name: torch.cat([b[name][b["attention_mask"] == 1] for b in padded]) for name in ("input_ids", "mlm_labels")}
+    tokens = len(real["input_ids"])
+    length = length or round(tokens / sum(len(batch["input_ids"]) for batch in padded))
+    shape = (len(padded), tokens // (len(padded) * length), length)
+    steps_of = {name: values[: shape[0] * shape[1] * shape[2]].view(shape) for name, values in real.items()}
+    mask = torch.ones(shape[1:], dtype=torch.int64, device=setting.device)
+    loop = Loop(trainer.model, trainer.objectives, setting, len(padded))
+    if setting.device == "cpu":
+        keep_freed_memory()
+    times = [
+        loop.step({"attention_mask": mask, **{name: values[step] for name, values in steps_of.items()}})
+        for step in range(len(padded))
+    ]
+    return {"tokens per second": shape[1] * length * steps / sum(times[setting.warm :]), "length": length}
+
+
+def precision(
+    *, body: str, steps: int, seed: int, packing: str, setting: Setting, rows: str, tokenizer: str
+) -> dict[str, dict]:
+    """Arm -> seconds of each timed step, and how many graphs were compiled in them. All arms begin with the same weights and
+    take their steps on the same batches by turns."""
+    from hf_tlm.memory import keep_freed_memory
+
+    rows, tokenizer = load(rows, tokenizer, setting.threads)
+    count = steps + COMPILED_WARM
+    trainer = ours(rows, tokenizer, body, count, seed, packing, setting)
+    batches = batches_of(trainer, count, setting)
+    loops = {}
+    for compiled in (False, True):
+        for name, bf16 in (("float32", False), ("bf16", True)):
+            arm = replace(setting, bf16=bf16, compile=compiled)
+            loops[name + ", compiled" * compiled] = Loop(copy.deepcopy(trainer.model), trainer.objectives, arm, count)
+    if setting.device == "cpu":
+        keep_freed_memory()
+    found = {name: {"seconds": [], "recompilations": 0} for name in loops}
+    for number, batch in enumerate(batches):
+        for name, loop in loops.items():
+            before = loop.setting.graphs()
+            seconds = loop.step(batch)
+            if number >= COMPILED_WARM:
+                found[name]["seconds"].append(seconds)
+                found[name]["recompilations"] += loop.setting.graphs() - before
+    return found
+
+
+# Operators of torch by what they are for; random numbers are drawn by `hf_tlm.models.dropout` or by `bernoulli_`.
+PARTS = {
+    "matrix products": {"aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm", "aten::baddbmm"},
+    "dropout's random numbers": {"dropout_noise", "aten::bernoulli_"},
+    "optimizer and clipping": {"aten::_fused_adamw_", "aten::linalg_vector_norm", "aten::_foreach_mul_"},
+}
+
+
+def step(*, body: str, packing: str, steps: int, repeats: int, setting: Setting, rows: str, tokenizer: str) -> list[dict]:
+    """Milliseconds of a step with torch's dropout and with ours, on the same batches by turns, and where they go."""
+    import torch
+    from torch.profiler import profile, record_function
+
+    from hf_tlm.models import dropout
+
+    rows, tokenizer = load(rows, tokenizer, setting.threads)
+    trainer = ours(rows, tokenizer, body, steps + WARM, 0, packing, setting)
+    batches = batches_of(trainer, steps + WARM, setting)
+    model = trainer.model
+    loop = Loop(model, trainer.objectives, setting, 10**9)
+    modules = [module for module in model.modules() if isinstance(module, dropout.Dropout)]
+    kinds = {"torch's": (torch.nn.Dropout, "sdpa"), "ours": (dropout.Dropout, dropout.ATTENTION)}
+    draw = dropout.dropout_noise
+
+    def recorded(*args):
+        with record_function("dropout_noise"):
+            return draw(*args)
+
+    dropout.dropout_noise = recorded
+
+    def run(kind: str, batch: dict) -> float:
+        for module in modules:
+            module.__class__ = kinds[kind][0]
+        model.config._attn_implementation = kinds[kind][1]
+        return loop.step(batch)
+
+    best = {kind: [float("inf")] * len(batches) for kind in kinds}
+    for _ in range(repeats):
+        for number, batch in enumerate(batches):
+            for kind in kinds:
+                best[kind][number] = min(best[kind][number], run(kind, batch))
+    found = []
+    for kind in kinds:
+        with profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+            for batch in batches[WARM:]:
+                run(kind, batch)
+        times: dict[str, float] = {}
+        for entry in profiler.key_averages():
+            part = next((part for part, names in PARTS.items() if entry.key in names), "the rest")
+            times[part] = times.get(part, 0.0) + entry.self_cpu_time_total
+        shares = {part: times.get(part, 0.0) / sum(times.values()) for part in (*PARTS, "the rest")}
+        found.append({"dropout": kind, "ms a step": 1000 * sum(best[kind][WARM:]) / steps, **shares})
+    return found

@@ -1,0 +1,218 @@
+"""benchmarks/training.py runs in all its sections, at a size at which its speeds mean nothing."""
+
+import importlib.util
+import json
+import random
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from datasets import Dataset
+
+from hf_tlm.data.collator import TlmCollator
+from hf_tlm.models import dropout
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+COMPILED = ["--compile_backend", "eager"]  # Tracing is what is tested, not a code generator.
+
+
+@pytest.fixture
+def benchmark(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    spec = importlib.util.spec_from_file_location("training_benchmark", BENCHMARKS / "training.py")
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    spec.loader.exec_module(module)
+    # A process for each run would import torch dozens of times.
+    monkeypatch.setattr(module.measures, "fresh", lambda function, **arguments: function(**arguments))
+    return module
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    """(tasks/chemprot and corpus/ as in the real data, made of random words; folder of what is tokenised)."""
+    folder, rng = tmp_path_factory.mktemp("benchmark"), random.Random(0)
+    words = [f"word{i}" for i in range(200)]
+    text = lambda: ". ".join(" ".join(rng.sample(words, rng.randrange(2, 9))) for _ in range(6)) + "."  # noqa: E731
+    columns = {"corpus/a": 150, "tasks/chemprot/train": 40, "tasks/chemprot/validation": 6}
+    for name, number in columns.items():
+        table = {"text": [text() for _ in range(number)], "source": ["s"] * number}
+        if "tasks" in name:
+            table = {"text": table["text"], "label": [("up", "down", "none")[i % 3] for i in range(number)]}
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table(table), folder / f"{name}.parquet")
+    return folder, folder / "work"
+
+
+@pytest.fixture
+def run(benchmark, work, tmp_path, monkeypatch):
+    data, folder = work
+    monkeypatch.setenv("HF_TLM_DATA", str(data))
+
+    def run(*sections, options=()):
+        options = [
+            "--bodies",
+            "2x64",
+            "--threads",
+            "1",
+            "--vocab_size",
+            "300",
+            "--batch_size",
+            "16",
+            "--repeats",
+            "2",
+            *options,
+        ]
+        options += ["--work_dir", str(folder), "--results_dir", str(tmp_path), "--sections", *sections]
+        monkeypatch.setattr(sys, "argv", ["training.py", *options])
+        torch._dynamo.reset()
+        benchmark.main()
+        results = json.loads((tmp_path / "training.json").read_text())
+        return [results[section]["rows"] for section in sections]
+
+    return run
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
+def test_speed_and_memory(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(dropout, "dropout_noise", dropout.dropout_noise)  # The section replaces it.
+    options = ["--texts", "short", "--packing", "group", "--corpus_sizes", "1", "--repeats", "1"]
+    throughput, ceiling, step, memory, corpus = run("throughput", "ceiling", "step", "memory", "corpus", options=options)
+    assert [row["side"] for row in throughput] == ["plain", "ours, group"] and throughput[0]["ratio"] == 1
+    assert throughput[1]["fill"] > throughput[0]["fill"] > 0.1
+    short, mean = sorted(ceiling, key=lambda row: -row["tokens a row"])
+    assert short["tokens a row"] == 128 > mean["tokens a row"] > 5
+    assert all(row["ratio"] == row["lowest"] == row["highest"] == row["all"][0] > 0 for row in ceiling)
+    assert [row["dropout"] for row in step] == ["torch's", "ours"] and step[1]["dropout's random numbers"] > 0
+    assert all(row["peak"] >= row["before"] > 100 for row in memory)
+    assert corpus[0]["texts"] == 2500 and corpus[0]["peak"] > 100
+    assert "| ratio" in (tmp_path / "training.md").read_text() and "| all" not in (tmp_path / "training.md").read_text()
+
+
+def test_loss_curves_are_equal(run):
+    (rows,) = run("curves", options=["--steps", "12"])
+    assert [row["layout"] for row in rows] == ["none", "group", "pack"]
+    for row in rows:
+        assert len(row["all"]["ours"]) == len(row["all"]["plain"]) == 12
+        assert row["largest difference"] < 1e-4
+        # The curves go somewhere, and every step has other texts.
+        assert row["last loss, plain"] < row["first loss"] - 0.05 and len(set(row["all"]["ours"])) == 12
+
+
+def test_the_loop_takes_the_trainer_s_steps(run, benchmark, monkeypatch):
+    """Our interleave, without dropout: the bare loop's losses are the Trainer's, those of task batches too."""
+    loops, losses = sys.modules["training_loops"], {"loop": [], "trainer": []}
+    ours, loss, logged, labelled = loops.ours, loops.Loop.loss, [], []
+
+    def without_dropout(*args, **kwargs):
+        trainer = ours(*args, dropout=0.0, **kwargs)
+        compute, log = trainer.compute_loss, trainer.log
+        monkeypatch.setattr(trainer, "compute_loss", lambda *a, **k: keep("trainer", compute(*a, **k), a[1]))
+        monkeypatch.setattr(trainer, "log", lambda logs, *a: (logged.append(trainer.state.global_step), log(logs, *a)))
+        return trainer
+
+    def keep(side, value, batch=()):
+        losses[side].append(float(value.detach()))
+        labelled.append("labels" in batch)
+        return value
+
+    monkeypatch.setattr(loops, "ours", without_dropout)
+    monkeypatch.setattr(loops.Loop, "loss", lambda self, batch: keep("loop", loss(self, batch), batch))
+    monkeypatch.setattr(loops.Loop, "touch", lambda self, batches: None)
+    (rows,) = run("overhead", options=["--repeats", "1"])
+    assert rows[0]["ratio"] == rows[0]["all"][0] > 0 and rows[0]["steps"] == 8
+    assert rows[0]["lowest"] == rows[0]["highest"] == rows[0]["ratio"]
+    # The first two steps warm up; their learning rates differ, so later losses are near and not equal.
+    assert losses["loop"] == pytest.approx(losses["trainer"], abs=0.05) and len(losses["loop"]) == 10
+    assert losses["loop"][0] == pytest.approx(losses["trainer"][0], abs=1e-6)
+    # By turns: the Trainer's first step, the loop's, the Trainer's second, ...
+    assert labelled == [step in (3, 7) for step in range(10) for _ in range(2)] and logged[:2] == [4, 8]
+
+
+def test_precision_and_compilation(run):
+    (rows,) = run("precision", options=COMPILED)
+    assert [row["precision"] for row in rows] == ["float32", "bf16", "float32, compiled", "bf16, compiled"]
+    assert rows[0]["ratio to float32"] == 1 and all(row["ms a step"] > 0 and len(row["all"]) == 4 for row in rows)
+    assert [row["recompilations"] for row in rows] == [0, 0, 0, 0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
+def test_the_sections_for_a_gpu_on_a_cpu(run, benchmark):
+    arms, kernels = run("gpu", "kernels", options=[*COMPILED, "--bf16", "--steps", "3", "--packing", "pack"])
+    sides = ["plain", "ours, pack"]
+    assert [(row["side"], row["compiled"]) for row in arms] == [(side, way) for way in ("no", "yes") for side in sides]
+    assert arms[0]["ratio"] == 1 and all(row["real tokens/s"] > 0 and row["failed"] is None for row in arms)
+    assert {(row["precision"], row["texts a step"], row["steps"], row["recompilations"]) for row in arms} == {
+        ("bf16", 16, 3, 0)
+    }
+    best = max((arms[1], arms[3]), key=lambda row: row["real tokens/s"])
+    assert len(kernels) == 11 and {(row["side"], row["compiled"]) for row in kernels} == {(best["side"], best["compiled"])}
+    assert sum(row["share"] for row in kernels) == pytest.approx(1) and kernels[0]["share"] >= kernels[9]["share"] > 0
+
+
+def test_an_arm_that_fails_costs_no_other(run, benchmark, monkeypatch, capsys):
+    train = benchmark.measures.train
+
+    def refused(**arguments):
+        if arguments["side"] == "ours, group":
+            raise RuntimeError("not on this machine")
+        return train(**arguments)
+
+    monkeypatch.setattr(benchmark.measures, "train", refused)
+    (arms,) = run("gpu", options=["--no-compile", "--steps", "1"])
+    assert [(row["side"], row["failed"]) for row in arms] == [
+        ("plain", None),
+        ("ours, group", "RuntimeError"),
+        ("ours, pack", None),
+    ]
+    assert arms[1]["ratio"] is None and arms[2]["ratio"] == arms[2]["real tokens/s"] / arms[0]["real tokens/s"]
+    assert "not on this machine" in capsys.readouterr().err
+
+
+def test_the_repeats_spread(benchmark):
+    assert benchmark._spread([1.5, 1.0, 4.0]) == {"ratio": 1.5, "lowest": 1.0, "highest": 4.0, "all": [1.5, 1.0, 4.0]}
+
+
+def test_both_sides_have_the_same_optimizer(benchmark, tokenizer):
+    measures, rows = benchmark.measures, Dataset.from_dict({"input_ids": [[2, 7, 3]] * 4})
+    setting = measures.Setting(threads=1)
+    trainers = [measures.side_of(side)(rows, tokenizer, "2x64", 2, 0, setting=setting) for side in ("plain", "ours, pack")]
+    names = "optim learning_rate weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm lr_scheduler_type".split()
+    plain, ours = ({name: getattr(trainer.args, name) for name in names} for trainer in trainers)
+    assert plain == ours and plain["weight_decay"] == 0.01
+    assert trainers[1].args.layout == "pack" and trainers[0].args.per_device_train_batch_size == 32
+
+
+@pytest.mark.parametrize("row_length, places", [(None, 8), (10, 7)])
+def test_what_a_step_computes(benchmark, tokenizer, row_length, places):
+    """Texts of 3 and 4 tokens, padded and packed."""
+    measures, texts = benchmark.measures, [{"input_ids": [2, 7, 3], "draw": 0}, {"input_ids": [2, 7, 8, 3], "draw": 1}]
+    trainer = SimpleNamespace(training_step=lambda model, inputs: torch.tensor(0.5), add_callback=lambda callback: None)
+    watch = measures.Watch(trainer, measures.Setting(threads=1), 0)
+    for _ in range(2):
+        trainer.training_step(None, TlmCollator(tokenizer, row_length=row_length)(texts))
+    assert watch.counts(0) == (2 * places, 14, 50) and watch.counts(1) == (places, 7, 25) and watch.losses == [0.5, 0.5]
+
+
+def test_needed_flops(benchmark):
+    """A body of one layer and hidden size 2 has one product a weight and token, and attention."""
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig(hidden_size=2, num_hidden_layers=1, num_attention_heads=1, intermediate_size=4, vocab_size=9)
+    body = BertModel(config)
+    parameters = sum(parameter.numel() for parameter in body.encoder.parameters())
+    # Texts of 3 and 4 tokens.
+    assert benchmark.measures.needed_flops(body, 7, 25) == 6 * parameters * 7 + 12 * 1 * 2 * 25
+
+
+def test_a_gpu_s_sections_are_not_run_at_full_size_on_a_cpu(benchmark, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["training.py", "--sections", "gpu"])
+    with pytest.raises(SystemExit, match="--device cuda"):
+        benchmark.main()
+    monkeypatch.setattr(sys, "argv", ["training.py", "--device", "cuda"])
+    with pytest.raises(SystemExit, match="torch sees none"):
+        benchmark.main()
