@@ -111,6 +111,7 @@ class TlmTrainer(SampledTrainer):
                 )
             model.lm_loss = corrective.lm_loss
         model.second_view = self.data_collator.crop_fraction or 0.0 if self.args.mlm_probability > 0 else 0.0
+        vars(model).pop("_parameter_count", None)  # How many parameters are applied depends on the second view.
 
     def train(self, *args, **kwargs):
         try:

@@ -18,6 +18,8 @@ from hf_tlm.objectives import (
     WeightedMean,
     WeightedSum,
 )
+from hf_tlm.training import PretrainArguments
+from hf_tlm.training.objectives import corrective_lm, language_objective
 from test_corruption import main_input
 from test_packed import loss_and_gradients, texts
 from toys import TINY_CONFIGS
@@ -110,13 +112,17 @@ def test_loss_and_every_gradient_equal_the_equations(tokenizer):
         torch.testing.assert_close(gradient, stock[name], rtol=1e-8, atol=1e-12, msg=lambda m, n=name: f"{n}: {m}")
 
 
-def test_packed_equals_padded(tokenizer):
-    objective = WeightedMean((20.0, COCO_LM), (1.0, TaskLoss()))
+@pytest.mark.parametrize("clm", ["full", "no_copy", "all_token", "rtd"])
+def test_packed_equals_padded(tokenizer, clm):
+    language = language_objective(PretrainArguments(output_dir="unused", use_cpu=True, objective="cocolm", clm=clm))
+    objective = WeightedMean((20.0, language), (1.0, TaskLoss()))
+    options = {"clm": corrective_lm({"corpus": language}), "heads": "rtd" if clm == "rtd" else "clm"}
     packed, padded = (batch(tokenizer, length) for length in (36, None))
     assert len(packed["input_ids"]) < len(padded["input_ids"])
     assert len(packed["crop_input_ids"]) < len(padded["crop_input_ids"])
-    ours, expected = (loss_and_gradients(composite().eval().double(), objective, b) for b in (packed, padded))
+    ours, expected = (loss_and_gradients(composite(**options).eval().double(), objective, b) for b in (packed, padded))
     torch.testing.assert_close(ours[0], expected[0], rtol=1e-8, atol=1e-11)
+    assert set(ours[1]) == set(expected[1])
     for name, gradient in expected[1].items():
         torch.testing.assert_close(ours[1][name], gradient, rtol=1e-8, atol=1e-11, msg=lambda m, n=name: f"{n}: {m}")
 

@@ -13,18 +13,21 @@ from transformers import (
     AutoModelForMaskedLM,
     AutoModelForPreTraining,
     AutoModelForSequenceClassification,
+    ElectraConfig,
     ElectraForMaskedLM,
     ElectraForPreTraining,
     set_seed,
 )
+from transformers.models.electra.modeling_electra import ElectraDiscriminatorPredictions
 
 from hf_tlm.data import TlmCollator
-from hf_tlm.models import CorruptAndPredict, ModelError, auxiliary_config, export_stock, load_exported
+from hf_tlm.models import FAMILIES, CorruptAndPredict, ModelError, auxiliary_config, export_stock, load_exported
 from hf_tlm.objectives import Mlm, ReplacedTokenDetection, TaskLoss, WeightedMean, WeightedSum
 from test_packed import loss_and_gradients, texts
 from test_tlm_model import families
 from toys import TINY_CONFIGS
 
+STOCK = [name for name in TINY_CONFIGS if name != "cocolm"]
 LABELS = {0: "a", 1: "b", 2: "c"}
 ELECTRA = WeightedSum((1.0, Mlm()), (50.0, ReplacedTokenDetection()))
 
@@ -52,32 +55,35 @@ def main_input(model, inputs):
     return caught["input_ids"], output
 
 
-def test_loss_and_every_gradient_equal_stock_electra(tokenizer):
-    model, inputs = composite().eval().double(), batch(tokenizer)
+@pytest.mark.parametrize("model_type", STOCK)
+@pytest.mark.usefixtures("modernbert_in_float64")
+def test_loss_and_every_gradient_equal_stock_models(model_type, tokenizer):
+    """A stock masked LM, and the head of stock `ElectraForPreTraining` on a stock body."""
+    model, inputs = composite(model_type).eval().double(), batch(tokenizer)
+    generator = AutoModelForMaskedLM.from_config(model.auxiliary.config).eval().double()
+    body = AutoModel.from_config(model.main.config).eval().double()
+    activation = getattr(body.config, "hidden_act", "gelu")
+    head = ElectraDiscriminatorPredictions(ElectraConfig(hidden_size=16, hidden_act=activation)).double()
     with torch.no_grad():  # Some draws hit the original.
-        model.auxiliary.mlm_head["generator_lm_head"].bias[inputs["mlm_labels"].max()] = 5.0
-    generator = ElectraForMaskedLM(model.auxiliary.config).eval().double()
-    discriminator = ElectraForPreTraining(model.main.config).eval().double()
-    state = {n.removeprefix("auxiliary.").removeprefix("mlm_head."): t for n, t in model.auxiliary.state_dict().items()}
-    generator.load_state_dict(state)
-    body = {n: t for n, t in model.main.state_dict().items() if n.startswith("electra.")}
-    head = {f"discriminator_predictions.{n}": t for n, t in model.rtd_head.state_dict().items()}
-    discriminator.load_state_dict(body | head)
-    shared = ("word_embeddings", "position_embeddings", "token_type_embeddings")
-    for name in shared:
-        table = getattr(discriminator.electra.embeddings, name)
-        setattr(generator.electra.embeddings, name, table)
-    generator.generator_lm_head.weight = discriminator.electra.embeddings.word_embeddings.weight
+        FAMILIES[model_type].decoder(model.auxiliary.mlm_head).bias[inputs["mlm_labels"].max()] = 5.0
+    generator.load_state_dict({n.removeprefix("mlm_head."): t for n, t in model.auxiliary.state_dict().items()})
+    body.load_state_dict(model.main.base_model.state_dict(), strict=model_type != "roberta")  # Its classifier has no pooler.
+    head.load_state_dict(model.rtd_head.state_dict())
+    for name, table in [*body.named_modules()]:
+        if isinstance(table, torch.nn.Embedding):
+            generator.base_model.set_submodule(name, table)
+    generator.get_output_embeddings().weight = body.get_input_embeddings().weight
 
     ids, output = main_input(model, inputs)
     masked = inputs["mlm_labels"] != -100
     original = torch.where(masked, inputs["mlm_labels"], inputs["input_ids"])
-    plain = {name: inputs[name] for name in ("attention_mask", "token_type_ids")}
+    typed = getattr(body.config, "type_vocab_size", 0) > 1
+    plain = {name: inputs[name] for name in ("attention_mask", *(["token_type_ids"] if typed else []))}
     scores = generator(input_ids=inputs["input_ids"], **plain).logits
     mlm = F.cross_entropy(scores[masked], original[masked])
     replaced = (ids != original).double()
     real = inputs["attention_mask"].bool()
-    logits = discriminator(input_ids=ids, **plain).logits
+    logits = head(body(input_ids=ids, **plain).last_hidden_state)
     rtd = F.binary_cross_entropy_with_logits(logits[real], replaced[real])
     (mlm + 50 * rtd).backward()
 
@@ -91,13 +97,13 @@ def test_loss_and_every_gradient_equal_stock_electra(tokenizer):
         assert terms[f"rtd_accuracy_{name}"].tolist() == [right[where].sum(), where.sum()]
     assert terms["replaced_fraction"].tolist() == [replaced.sum(), real.sum()]
     ours = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-    stock = {f"main.{n}": p.grad for n, p in discriminator.electra.named_parameters(prefix="electra")}
-    stock |= {f"rtd_head.{n}": p.grad for n, p in discriminator.discriminator_predictions.named_parameters()}
+    prefix, shared = generator.base_model_prefix, set(body.parameters())
+    stock = {f"main.{n}": p.grad for n, p in body.named_parameters(prefix=prefix)}
+    stock |= {f"rtd_head.{n}": p.grad for n, p in head.named_parameters()}
     for name, parameter in generator.named_parameters():
-        inner = name if name.startswith("electra.") else f"mlm_head.{name}"
-        if not any(f"embeddings.{s}" in name for s in shared):
-            stock[f"auxiliary.{inner}"] = parameter.grad
-    assert set(ours) == set(stock)
+        if parameter not in shared:
+            stock[f"auxiliary.{'' if name.startswith(f'{prefix}.') else 'mlm_head.'}{name}"] = parameter.grad
+    assert set(ours) == {name for name, gradient in stock.items() if gradient is not None}
     for name, gradient in ours.items():
         torch.testing.assert_close(gradient, stock[name], rtol=1e-8, atol=1e-12, msg=lambda m, n=name: f"{n}: {m}")
 
@@ -122,15 +128,15 @@ def test_every_parameter_gets_a_gradient(model_type, tokenizer):
 
 
 @families
+@pytest.mark.usefixtures("modernbert_in_float64")
 def test_packed_equals_padded(model_type, tokenizer):
     objective = WeightedMean((20.0, ELECTRA), (1.0, TaskLoss()))
     packed, padded = (batch(tokenizer, length) for length in (36, None))
     assert len(packed["input_ids"]) < len(padded["input_ids"])
     ours, expected = (loss_and_gradients(composite(model_type).eval().double(), objective, b) for b in (packed, padded))
-    tolerance = {"rtol": 1e-5, "atol": 1e-6} if model_type == "modernbert" else {"rtol": 1e-8, "atol": 1e-11}
-    torch.testing.assert_close(ours[0], expected[0], **tolerance)
+    torch.testing.assert_close(ours[0], expected[0], rtol=1e-8, atol=1e-11)
     for name, gradient in expected[1].items():
-        torch.testing.assert_close(ours[1][name], gradient, **tolerance, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(ours[1][name], gradient, rtol=1e-8, atol=1e-11, msg=lambda m, n=name: f"{n}: {m}")
 
 
 def test_only_masked_positions_are_replaced(tokenizer):

@@ -11,6 +11,7 @@ from hf_tlm.objectives import Mlm, TaskLoss, WeightedMean
 from test_tlm_model import families, tiny
 from toys import TINY_CONFIGS
 
+EXACT = {"rtol": 1e-9, "atol": 1e-12}
 OBJECTIVES = {
     "mlm": (Mlm(), 0.3, False),
     "task": (TaskLoss(), 0.0, True),
@@ -45,6 +46,7 @@ def loss_and_gradients(model, objective, batch):
 @families
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.usefixtures("modernbert_in_float64")
 def test_packed_equals_padded(model_type, objective, attention, tokenizer):
     objective, mlm_probability, labelled = OBJECTIVES[objective]
     model = tiny(model_type, attn_implementation=attention).eval().double()
@@ -54,12 +56,10 @@ def test_packed_equals_padded(model_type, objective, attention, tokenizer):
     ours = loss_and_gradients(model, objective, packed)
     # The reference is always sdpa: stock ModernBERT's eager attention has NaN gradients where a window is all padding.
     expected = loss_and_gradients(tiny(model_type).eval().double(), objective, padded)
-    # ModernBERT's rotary angles are float32 whatever the model is.
-    tolerance = {"rtol": 1e-5, "atol": 1e-7} if model_type == "modernbert" else {"rtol": 1e-9, "atol": 1e-12}
-    torch.testing.assert_close(ours[0], expected[0], **tolerance)
+    torch.testing.assert_close(ours[0], expected[0], **EXACT)
     assert set(ours[1]) == set(expected[1])
     for name, gradient in ours[1].items():
-        torch.testing.assert_close(gradient, expected[1][name], **tolerance, msg=lambda m, name=name: f"{name}: {m}")
+        torch.testing.assert_close(gradient, expected[1][name], **EXACT, msg=lambda m, name=name: f"{name}: {m}")
 
 
 def varlen_attention(q, k, v, cu_seqlens, max_seqlen, causal, scale, window):
@@ -75,6 +75,7 @@ def varlen_attention(q, k, v, cu_seqlens, max_seqlen, causal, scale, window):
 
 
 @pytest.mark.parametrize("model_type", [name for name in TINY_CONFIGS if name != "cocolm"])
+@pytest.mark.usefixtures("modernbert_in_float64")
 def test_flash_attention_gets_the_texts_in_one_row(model_type, tokenizer, monkeypatch):
     """Through transformers' own code, with a plain function in the place of the kernel, which needs a GPU."""
     calls = []
@@ -96,10 +97,9 @@ def test_flash_attention_gets_the_texts_in_one_row(model_type, tokenizer, monkey
     ours = loss_and_gradients(model, objective, batch)
     assert calls == [int(batch["attention_mask"].sum())] * 2  # Two layers, and no padding.
     expected = loss_and_gradients(tiny(model_type).eval().double(), objective, collate(tokenizer, rows, None, 0.3))
-    tolerance = {"rtol": 1e-5, "atol": 1e-7} if model_type == "modernbert" else {"rtol": 1e-9, "atol": 1e-12}
-    torch.testing.assert_close(ours[0], expected[0], **tolerance)
+    torch.testing.assert_close(ours[0], expected[0], **EXACT)
     for name, gradient in ours[1].items():
-        torch.testing.assert_close(gradient, expected[1][name], **tolerance, msg=lambda m, name=name: f"{name}: {m}")
+        torch.testing.assert_close(gradient, expected[1][name], **EXACT, msg=lambda m, name=name: f"{name}: {m}")
 
 
 def test_flash_attention_has_no_place_for_relative_positions():
@@ -108,11 +108,12 @@ def test_flash_attention_has_no_place_for_relative_positions():
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
+@pytest.mark.usefixtures("modernbert_in_float64")
 def test_modernbert_pools_each_text(pooling, tokenizer):
     model = tiny("modernbert", classifier_pooling=pooling).eval().double()
     rows = texts(labelled=True)
     packed, padded = (model(**collate(tokenizer, rows, length, 0.0)).logits for length in (36, None))
-    torch.testing.assert_close(packed, padded, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(packed, padded, **EXACT)
 
 
 @families

@@ -6,7 +6,7 @@ import torch
 from hf_tlm.data import TlmCollator
 from hf_tlm.models.base import encode
 from hf_tlm.models.tail import Tail, encode_chosen
-from test_packed import texts
+from test_packed import EXACT, texts
 from test_tlm_model import families, tiny
 
 PLACES = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "text_ids", "first_tokens")
@@ -35,16 +35,16 @@ def seen_by_the_tail(model):
 
 @families
 @pytest.mark.parametrize("row_length", [None, 36])
+@pytest.mark.usefixtures("modernbert_in_float64")
 def test_equal_outputs_and_gradients(model_type, row_length, tokenizer):
     model = tiny(model_type).eval().double()
     shapes = seen_by_the_tail(model)
     (hidden, gradients), (expected, expected_gradients) = both_ways(model, tokenizer, row_length)
     assert bool(shapes) == (model_type in SHORTER)
     assert not shapes or shapes[0] == (1, len(hidden)) and shapes[-1] != shapes[0]
-    tolerance = {"rtol": 1e-5, "atol": 1e-7} if model_type == "modernbert" else {"rtol": 1e-9, "atol": 1e-12}
-    torch.testing.assert_close(hidden, expected, **tolerance)
+    torch.testing.assert_close(hidden, expected, **EXACT)
     for name, gradient in expected_gradients.items():
-        torch.testing.assert_close(gradients[name], gradient, **tolerance, msg=lambda m, name=name: f"{name}: {m}")
+        torch.testing.assert_close(gradients[name], gradient, **EXACT, msg=lambda m, name=name: f"{name}: {m}")
 
 
 def test_nothing_chosen(tokenizer):

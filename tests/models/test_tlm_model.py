@@ -67,6 +67,7 @@ def test_export_loads_as_stock_classes_with_equal_outputs(model_type, tokenizer,
 
 
 @families
+@pytest.mark.usefixtures("modernbert_in_float64")
 def test_loss_and_every_gradient_equal_the_stock_classes(model_type, tokenizer, tmp_path):
     """Also the proof that projecting the masked positions only equals projecting all of them."""
     model, inputs = tiny(model_type).eval().double(), batch()
@@ -96,9 +97,7 @@ def test_loss_and_every_gradient_equal_the_stock_classes(model_type, tokenizer, 
     ours = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     assert set(ours) == set(expected)
     for name, gradient in ours.items():
-        # ModernBERT's rotary angles are float32 whatever the model is.
-        tolerance = {"rtol": 1e-5, "atol": 1e-7} if model_type == "modernbert" else {"rtol": 1e-9, "atol": 1e-12}
-        torch.testing.assert_close(gradient, expected[name], **tolerance)
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-9, atol=1e-12)
 
 
 @families

@@ -1,5 +1,6 @@
 """Tiny trainings that the tests of this folder share."""
 
+import gc
 import json
 import math
 import multiprocessing
@@ -18,16 +19,44 @@ import torch
 from datasets import Dataset
 from transformers import AutoConfig, AutoTokenizer, TrainerCallback, TrainerState, modeling_utils, set_seed
 
-from hf_tlm.data import tokenize
-from hf_tlm.evaluation import compute_metrics_for
+from hf_tlm.corpora import load_corpus
+from hf_tlm.data import BlockArguments, tokenize
+from hf_tlm.evaluation import compute_metrics_for, run_pretraining
 from hf_tlm.files import HfTlmError
 from hf_tlm.models import CorruptAndPredict, TlmModel, auxiliary_config
 from hf_tlm.signals import Terminated
-from hf_tlm.training import StageData, TlmArguments, TlmTrainer, checkpoints, resumable, run_stage
+from hf_tlm.training import (
+    ModelArguments,
+    PretrainArguments,
+    StageData,
+    TlmArguments,
+    TlmTrainer,
+    checkpoints,
+    resumable,
+    run_stage,
+)
 from toys import TINY_CONFIGS, make_task
 
 QUIET = {"report_to": "none", "disable_tqdm": True, "use_cpu": True, "save_strategy": "no", "logging_steps": 1}
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+# What `trainer` takes for each.
+OBJECTIVES = {
+    "mlm": {"model_type": "bert", "objective": "mlm"},
+    "electra": {"model_type": "electra", "objective": "electra"},
+    "ale": {"model_type": "albert", "objective": "ale"},
+    "cocolm": {"model_type": "cocolm", "objective": "cocolm"},
+}
+
+
+def network(args, tokenizer, model_type, config):
+    """The model that an objective trains, as large as the tokenizer needs it."""
+    config = AutoConfig.for_model(model_type, **{**TINY_CONFIGS[model_type], "vocab_size": len(tokenizer), **config})
+    if args.objective == "mlm":
+        return TlmModel.from_config(config)
+    if args.objective == "cocolm":
+        options = {"heads": "rtd" if args.clm == "rtd" else "clm", "apart": True, "scl_projection": args.scl_projection}
+        return CorruptAndPredict.from_config(config, auxiliary_config(config, 1, 1), 1.0, **options)
+    return CorruptAndPredict.from_config(config, auxiliary_config(config, 0.5))
 
 
 def trainer(
@@ -35,16 +64,8 @@ def trainer(
 ):
     args = TlmArguments(output_dir=str(tmp_path), **{**QUIET, "max_steps": 4, "learning_rate": 1e-2, **changes})
     set_seed(7)
-    config = AutoConfig.for_model(model_type, **{**TINY_CONFIGS[model_type], "vocab_size": len(tokenizer), **config})
-    if args.objective == "mlm":
-        model = TlmModel.from_config(config)
-    elif args.objective == "cocolm":
-        options = {"heads": "rtd" if args.clm == "rtd" else "clm", "apart": True, "scl_projection": args.scl_projection}
-        model = CorruptAndPredict.from_config(config, auxiliary_config(config, 1, 1), 1.0, **options)
-    else:
-        model = CorruptAndPredict.from_config(config, auxiliary_config(config, 0.5))
     return TlmTrainer(
-        model,
+        network(args, tokenizer, model_type, config),
         args,
         train_dataset=data["train"],
         corpus_dataset=data["corpus"] if args.rho1 > 0 else None,
@@ -120,6 +141,7 @@ def run_processes(target, *arguments, processes=1, patience=120, kill_after=None
 
 
 def _child(rank, processes, port, target, arguments):
+    gc.freeze()  # Every Trainer collects garbage, for which a child would copy all that the server has imported.
     torch.set_num_threads(1)
     if processes > 1:
         names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
@@ -191,24 +213,32 @@ def die_in_rotation():
     resumable.rotate = rotate
 
 
-def both_stages(folder, tokenizer_folder, corpus_rows, fault=None, number=None):
-    """Stage 1 and stage 2 with dropout, as `run_tlm` does one seed."""
+def both_stages(
+    folder, tokenizer_folder, corpus_rows, fault=None, number=None, objective="mlm", max_steps=(7, 9), stop=None
+):
+    """Stage 1 and stage 2 with dropout, as `run_tlm` does one seed.
+
+    stop: the stage in which the last process is told to end after three steps.
+    """
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
     data = StageData(**tokenized(tokenizer, corpus_rows))
     args = TlmArguments(
         output_dir=str(folder),
-        **{**QUIET, "save_strategy": "steps", "save_steps": 2, "max_steps": 7, "rho1": 1, "learning_rate": 1e-2},
+        **{**QUIET, "save_strategy": "steps", "save_steps": 2, "rho1": 1, "learning_rate": 1e-2},
+        max_steps=max_steps[0],
         per_device_train_batch_size=6,
         gradient_accumulation_steps=2,
-        stage2_max_steps=9,
+        stage2_max_steps=max_steps[1],
         stage2_eval_steps=2,
         stage2_total_batch_size=12,
         stage2_learning_rate=1e-2,
+        objective=objective,
     )
+    last = args.process_index == args.world_size - 1
 
     def model():
         set_seed(7)
-        return TlmModel.from_config(AutoConfig.for_model("bert", **{**TINY_CONFIGS["bert"], "vocab_size": len(tokenizer)}))
+        return network(args, tokenizer, OBJECTIVES[objective]["model_type"], {})
 
     if fault is not None:
         fault(*([] if number is None else [number]))
@@ -221,6 +251,7 @@ def both_stages(folder, tokenizer_folder, corpus_rows, fault=None, number=None):
             tokenizer,
             compute_metrics=compute_metrics_for("macro_f1"),
             id2label={0: "down", 1: "none", 2: "up"},
+            callbacks=[At(3, sigterm)] if stage == stop and last else [],
         )
         model = partial(_same, trained)
 
@@ -229,15 +260,59 @@ def _same(model):
     return model
 
 
-def outcome(stage_folder, weights_file="model/model.safetensors"):
-    """What a run computed: its log without times, and the bytes of its weights."""
+def stopped_in_each_stage(folder, tokenizer_folder, corpus_rows):
+    """One process of two, for every objective: both stages, and both again with an end by SIGTERM in each."""
+    for objective in OBJECTIVES:
+        train = partial(
+            both_stages,
+            tokenizer_folder=tokenizer_folder,
+            corpus_rows=corpus_rows,
+            objective=objective,
+            max_steps=(4, 4),
+        )
+        train(f"{folder}/{objective}/whole")
+        for stage in (1, 2):
+            with pytest.raises(Terminated, match="after step 3"):
+                train(f"{folder}/{objective}/cut", stop=stage)
+        train(f"{folder}/{objective}/cut")
+
+
+def streamed(folder, tokenizer_folder, corpus_rows, *runs):
+    """Pretraining, with dropout and over the corpus's end, on blocks that a thread of the first process makes meanwhile.
+
+    runs: (name, number of the file in whose middle the first process is killed, or None) of each, one after the other.
+    """
+    from datasets import config
+
+    for name, number in runs:
+        if number is not None and os.environ.get("RANK", "0") == "0":
+            die_in_write(number)
+        config.HF_DATASETS_CACHE = Path(folder) / f"{name}-cache"
+        args = PretrainArguments(
+            output_dir=f"{folder}/{name}",
+            **{**QUIET, "save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2},
+            **{"max_steps": 10, "max_length": 16, "total_batch_size": 8, "learning_rate": 1e-2},
+        )
+        model_config = {"model_type": "bert", **TINY_CONFIGS["bert"]}
+        run_pretraining(
+            load_corpus(Dataset.from_list(corpus_rows)),
+            args,
+            ModelArguments(model_config=model_config, tokenizer_name=tokenizer_folder),
+            BlockArguments(validation_share=0.1, shard_size=8, streaming_blocks=True, shards_ahead=1),
+        )
+
+
+def outcome(stage_folder, weights_files="model/**/*.safetensors"):
+    """What a run computed: its log without times, its best score and where, and the bytes of its weights."""
     state = json.loads((stage_folder / "trainer_state.json").read_text())
     timed = ("runtime", "per_second", "flops", "mfu", "seconds", "train_loss", "epoch")
     log = [
         {name: value for name, value in entry.items() if not any(word in name for word in timed)}
         for entry in state["log_history"]
     ]
-    return [entry for entry in log if len(entry) > 1], state["best_metric"], (stage_folder / weights_file).read_bytes()
+    files = [file.read_bytes() for file in sorted(stage_folder.glob(weights_files))]
+    assert files and log
+    return [entry for entry in log if len(entry) > 1], state["best_metric"], state["best_global_step"], files
 
 
 # Of two processes: with dropout, and a best checkpoint.

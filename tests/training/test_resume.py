@@ -3,15 +3,18 @@
 import json
 import random
 import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import TrainerCallback
 
+from hf_tlm.signals import Terminated
 from hf_tlm.training import TlmArguments
 from hf_tlm.training.checkpoints import CheckpointError, damage, last_complete_checkpoint
 from runs import (
+    OBJECTIVES,
     At,
     both_stages,
     die_in_rotation,
@@ -21,6 +24,8 @@ from runs import (
     pair,
     run_processes,
     sigterm,
+    stopped_in_each_stage,
+    streamed,
     trainer,
     weights,
 )
@@ -29,6 +34,8 @@ NAMES = ("step", "loss", "grad_norm", "learning_rate", "corpus/mlm_loss", "task/
 # With dropout, over an epoch's end (5 steps), and with an end within an epoch.
 COMMON = {"rho1": 1, "max_steps": 8, "per_device_train_batch_size": 12, "config": {}, "gradient_accumulation_steps": 2}
 SAVING = {**COMMON, "save_strategy": "steps", "save_steps": 3}
+# The masked LM with batches that are measured in tokens: four steps an epoch.
+CASES = {**OBJECTIVES, "mlm": {"total_batch_tokens": 480}, "cocolm": {**OBJECTIVES["cocolm"], "scl_projection": "mlp"}}
 
 
 class StopAfter(TrainerCallback):
@@ -69,6 +76,29 @@ def test_resume_is_exact(tmp_path, data, tokenizer, whole, last):
     part.train()
     assert last_complete_checkpoint(tmp_path).endswith(f"checkpoint-{last}")
     same(again(tmp_path, data, tokenizer, save_steps=last), whole)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_objective_resumes_exactly(tmp_path, data, tokenizer, case):
+    """Stopped between two evaluations: every term and weight, which checkpoint is the best, and what is tied."""
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "macro_f1", "eval_strategy": "steps", "eval_steps": 2}
+    settings = {**COMMON, **CASES[case], **best, "max_steps": 6, "save_strategy": "steps", "save_steps": 2}
+    whole = trainer(tmp_path / "whole", data, tokenizer, **settings)
+    whole.train()
+    with pytest.raises(Terminated, match="after step 3"):
+        trainer(tmp_path / "cut", data, tokenizer, **settings, callbacks=[At(3, sigterm)]).train()
+    run = trainer(tmp_path / "cut", data, tokenizer, **settings)
+    run.train(resume_from_checkpoint=True)
+    ends = [outcome(tmp_path / name / "checkpoint-6", "model.safetensors") for name in ("cut", "whole")]
+    assert ends[0] == ends[1]
+    expected = weights(whole)  # Those of the best checkpoint.
+    for name, value in weights(run).items():
+        assert torch.equal(value, expected[name]), name
+    ties = []
+    for model in (run.model, whole.model):
+        table = model.get_input_embeddings().weight
+        ties.append({name for name, p in model.named_parameters(remove_duplicate=False) if p is table})
+    assert ties[0] == ties[1] and len(ties[0]) > 1
 
 
 def test_true_starts_where_there_is_nothing(tmp_path, data, tokenizer, whole):
@@ -132,8 +162,6 @@ def _break(file, monkeypatch):
 @pytest.mark.parametrize("step", [4, 5, 8])
 def test_sigterm_saves_and_the_run_continues(tmp_path, data, tokenizer, whole, step):
     """Within an epoch, at its end, at the end of the run."""
-    from hf_tlm.signals import Terminated
-
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(Terminated, match=f"Stopped by SIGTERM after step {step}; saved. The same command") as caught:
         trainer(tmp_path, data, tokenizer, **COMMON, callbacks=[At(step, sigterm)]).train()
@@ -143,8 +171,6 @@ def test_sigterm_saves_and_the_run_continues(tmp_path, data, tokenizer, whole, s
 
 
 def test_sigterm_at_an_epochs_end_comes_after_its_evaluation(tmp_path, data, tokenizer):
-    from hf_tlm.signals import Terminated
-
     every = {**COMMON, "eval_strategy": "epoch", "save_strategy": "epoch"}
     with pytest.raises(Terminated):
         run = trainer(tmp_path, data, tokenizer, **every, callbacks=[At(5, sigterm)])
@@ -201,6 +227,29 @@ def test_two_processes(tmp_path, toy):
     assert -signal.SIGKILL in run_processes(pair, str(tmp_path), *toy, "cut", 11, processes=2)
     assert run_processes(pair, str(tmp_path), *toy, "cut", processes=2) == [0, 0]
     assert outcome(tmp_path / "cut", "model.safetensors") == expected
+
+
+def test_two_processes_with_every_objective(tmp_path, toy):
+    """Stopped in stage 1 and in stage 2."""
+    assert run_processes(stopped_in_each_stage, str(tmp_path), *toy, processes=2, patience=240) == [0, 0]
+    for objective in OBJECTIVES:
+        for stage in ("stage1", "stage2"):
+            ends = [outcome(tmp_path / objective / name / stage) for name in ("cut", "whole")]
+            assert ends[0] == ends[1], (objective, stage)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_streamed_corpus_killed(tmp_path, toy, processes):
+    """In the middle of the second checkpoint, while the corpus is being prepared."""
+    ends = run_processes(streamed, str(tmp_path), *toy, ("cut", 11), processes=processes)
+    assert -signal.SIGKILL in ends and (tmp_path / "cut" / "training" / "checkpoint-2").is_dir()
+    prepared = partial(tmp_path.glob, "cut-cache/hf_tlm/*/totals.json")
+    assert not [*prepared()]
+    runs = (("cut", None), ("whole", None))
+    assert run_processes(streamed, str(tmp_path), *toy, *runs, processes=processes) == [0] * processes
+    assert [*prepared()]
+    ends = [outcome(tmp_path / name / "training", "../*.safetensors") for name in ("cut", "whole")]
+    assert ends[0] == ends[1]
 
 
 def test_resume_from_checkpoint_true_is_what_a_run_does():
