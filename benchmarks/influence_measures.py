@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+import tempfile
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from retrieval_measures import Memory, seconds
@@ -15,14 +17,65 @@ VOCABULARY, LENGTH, BATCH = 30_522, 128, 32
 CLASSES, CLS, SEP, FIRST_WORD = 8, 2, 3, 5
 # Of the passages, whose share two rankings have in common is looked at.
 BEST = 0.2
-# Passages that the naive sides take a repeat. They need a second for one of the large body; with few their speed wanders.
-NAIVE = {"2x64": 2, "4x256": 32, "12x768": 3}
+# Passages that a turn scores, and those of them that the naive sides take. On a CPU they need a second for one of the large
+# body; with few their speed wanders.
+PASSAGES, NAIVE = {"2x64": 40, "4x256": 128, "12x768": 32}, {"2x64": 2, "4x256": 32, "12x768": 3}
+PASSAGES_ON_GPU, NAIVE_ON_GPU = 4096, 64
 # Only the one weight's gradient; padded to LENGTH.
 NAIVE_SIDES = {
     "naive, padded": (False, True),
     "naive, unpadded": (False, False),
     "naive, unpadded, one weight's gradient": (True, False),
 }
+# Of projections and masks, over which figures are averaged.
+SEEDS = 5
+# After which gradients are not those of random weights: at 4 x 256 the masked-LM loss is 6.5 of 10.4, all classes are told.
+TRAINING_STEPS, LEARNING_RATE = 30, 1e-3
+# Of a random number in [0, 1), for the place of a token in its part of the vocabulary: of half of all tokens the first 0.4%.
+SKEW = 8
+
+
+@dataclass(frozen=True)
+class Setting:
+    """passages: that a turn scores; None leaves it to the body and the device. batch_size: texts at a time."""
+
+    body: str
+    threads: int
+    vocabulary: int
+    passages: int | None = None
+    device: str = "cpu"
+    dtype: str = "float32"
+    batch_size: int = BATCH
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device == "cuda"
+
+    @property
+    def count(self) -> int:
+        return self.passages or (PASSAGES_ON_GPU if self.on_gpu else PASSAGES[self.body])
+
+    @property
+    def naive_count(self) -> int:
+        return min(self.count, NAIVE_ON_GPU if self.on_gpu else NAIVE[self.body])
+
+    def model(self):
+        """Where and as the setting says; torch gets its threads."""
+        import torch
+
+        torch.set_num_threads(self.threads)
+        return tlm_model(self.body, self.vocabulary).to(self.device, getattr(torch, self.dtype))
+
+    def rows(self, kind: str, count: int, **columns):
+        return random_rows(kind, count, self.vocabulary, **columns)
+
+    def task_rows(self, kind: str, count: int):
+        return self.rows(kind, count, label=[i % CLASSES for i in range(count)])
+
+    def scorer(self, model, **options):
+        from hf_tlm.influence import InfluenceScorer
+
+        return InfluenceScorer([model], tokenizer(self.vocabulary), **{"batch_size": self.batch_size, **options})
 
 
 def tokenizer(vocabulary: int):
@@ -44,6 +97,18 @@ def random_rows(kind: str, count: int, vocabulary: int, **columns):
     return Dataset.from_dict({"input_ids": ids, "id": [str(i) for i in range(count)], **columns})
 
 
+def telling_rows(count: int, vocabulary: int, seed: int):
+    """Full texts of random tokens from their label's part of the vocabulary, few of them, as in real texts, frequent."""
+    import numpy as np
+    from datasets import Dataset
+
+    rng = np.random.default_rng(seed)
+    labels, part = np.arange(count) % CLASSES, (vocabulary - FIRST_WORD) // CLASSES
+    words = FIRST_WORD + labels[:, None] * part + (part * rng.random((count, LENGTH - 2)) ** SKEW).astype(int)
+    ids = [[CLS, *text, SEP] for text in words.tolist()]
+    return Dataset.from_dict({"input_ids": ids, "id": [str(i) for i in range(count)], "label": labels})
+
+
 def tlm_model(body: str, vocabulary: int):
     from transformers import BertConfig, set_seed
 
@@ -55,13 +120,26 @@ def tlm_model(body: str, vocabulary: int):
 
 
 def stock_model(model):
-    """`BertForMaskedLM` with the model's weights."""
+    """`BertForMaskedLM` with the model's weights, where they are."""
     from transformers import BertForMaskedLM
 
-    stock = BertForMaskedLM(model.config).eval()
+    stock = BertForMaskedLM(model.config).eval().to(model.device, model.dtype)
     stock.bert.load_state_dict(model.bert.state_dict(), strict=False)
     stock.cls.load_state_dict(model.mlm_head["cls"].state_dict())
     return stock
+
+
+def finished(function) -> None:
+    """Call it, and wait for what it has begun on a GPU."""
+    import torch
+
+    function()
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+def on_device(batch: dict, device) -> dict:
+    return {name: values.to(device) for name, values in batch.items()}
 
 
 def by_turns(sides: dict, repeats: int) -> dict[str, list[float]]:
@@ -69,7 +147,7 @@ def by_turns(sides: dict, repeats: int) -> dict[str, list[float]]:
     times: dict[str, list[float]] = {side: [] for side in sides}
     for _ in range(repeats + 1):
         for side, (function, count) in sides.items():
-            times[side].append(seconds(function) / count)
+            times[side].append(seconds(partial(finished, function)) / count)
     return {side: taken[1:] for side, taken in times.items()}
 
 
@@ -90,7 +168,7 @@ def _naive(model, masked, tasks, weight_only: bool, pad: bool):
     weight = stock.bert.encoder.layer[-1].attention.output.dense.weight.requires_grad_(True)
 
     def score(row) -> torch.Tensor:
-        batch = masked([row])
+        batch = on_device(masked([row]), stock.device)
         missing = LENGTH - len(row["input_ids"]) if pad else 0
         ids, mask = (F.pad(batch[name], (0, missing)) for name in ("input_ids", "attention_mask"))
         loss = stock(ids, attention_mask=mask, labels=F.pad(batch["mlm_labels"], (0, missing), value=-100)).loss
@@ -111,6 +189,7 @@ def task_gradients(model, batches):
     weight = model.bert.encoder.layer[-1].attention.output.dense.weight
     found = []
     for batch in batches:
+        batch = on_device(batch, model.device)
         labels = batch.pop("labels")
         weight.requires_grad_(True)
         found.append(torch.autograd.grad(F.cross_entropy(model(**batch).logits, labels), weight)[0].flatten())
@@ -118,21 +197,19 @@ def task_gradients(model, batches):
     return torch.stack(found)
 
 
-def speed(*, body: str, texts: str, tasks: int, repeats: int, threads: int, vocabulary: int, passages: int) -> list[dict]:
+def speed(setting: Setting, *, texts: str, tasks: int, repeats: int) -> list[dict]:
     """Passages a second of each side, by turns, and how far the scores of ours are from the naive ones."""
     import numpy as np
     import torch
 
-    from hf_tlm.influence import InfluenceScorer
     from hf_tlm.models.base import encode
 
-    torch.set_num_threads(threads)
-    model, rows = tlm_model(body, vocabulary), random_rows(texts, passages, vocabulary)
-    task_rows = random_rows(texts, tasks, vocabulary, label=[i % CLASSES for i in range(tasks)])
-    scorer = InfluenceScorer([model], tokenizer(vocabulary), batch_size=BATCH)
+    model, rows, task_rows = setting.model(), setting.rows(texts, setting.count), setting.task_rows(texts, tasks)
+    scorer = setting.scorer(model)
     scorer.fit(task_rows, 1)
     order = np.argsort([len(ids) for ids in rows["input_ids"]], kind="stable")
-    batches = [scorer.masked(rows.select(order[start : start + BATCH]).to_list()) for start in range(0, passages, BATCH)]
+    parts = (order[start : start + setting.batch_size] for start in range(0, len(rows), setting.batch_size))
+    batches = [on_device(scorer.masked(rows.select(part).to_list()), setting.device) for part in parts]
 
     def forward():
         with torch.no_grad():
@@ -140,26 +217,26 @@ def speed(*, body: str, texts: str, tasks: int, repeats: int, threads: int, voca
                 encode(model.base_model, batch["input_ids"], batch["attention_mask"])
 
     found: dict[str, np.ndarray] = {}
-    few = rows.select(range(min(NAIVE[body], passages)))
+    few = rows.select(range(setting.naive_count))
     gradients = task_gradients(model, [scorer.masked.collator([row]) for row in task_rows])
     sides = {}
     for side, options in NAIVE_SIDES.items():
         score = _naive(model, scorer.masked, gradients, *options)
 
         def run(side=side, score=score):
-            found[side] = np.stack([score(row).numpy() for row in few])
+            found[side] = torch.stack([score(row) for row in few]).float().cpu().numpy()
 
         sides[side] = (run, len(few))
 
     def ours():
         found["ours"] = scorer.score(rows)[: len(few)]
 
-    sides |= {"ours": (ours, passages), "forward pass of the body": (forward, passages)}
+    sides |= {"ours": (ours, len(rows)), "forward pass of the body": (forward, len(rows))}
     times = by_turns(sides, repeats)
     naive = found["naive, padded"]
     return [
         {
-            "body": body,
+            "body": setting.body,
             "texts": texts,
             "task gradients": tasks,
             "side": side,
@@ -174,24 +251,18 @@ def speed(*, body: str, texts: str, tasks: int, repeats: int, threads: int, voca
     ]
 
 
-def layers(*, body: str, tasks: int, repeats: int, threads: int, vocabulary: int, passages: int) -> list[dict]:
+def layers(setting: Setting, *, tasks: int, repeats: int) -> list[dict]:
     """Passages a second for the embeddings and every quarter of the layers, by turns."""
-    import torch
-
-    from hf_tlm.influence import InfluenceScorer
-
-    torch.set_num_threads(threads)
-    model, rows = tlm_model(body, vocabulary), random_rows("full", passages, vocabulary)
-    task_rows = random_rows("full", tasks, vocabulary, label=[i % CLASSES for i in range(tasks)])
+    model, rows, task_rows = setting.model(), setting.rows("full", setting.count), setting.task_rows("full", tasks)
     last = model.config.num_hidden_layers
     scorers = {}
     for layer in sorted({last * quarter // 4 for quarter in range(5)}):
-        scorers[layer] = InfluenceScorer([model], tokenizer(vocabulary), batch_size=BATCH, layer=layer)
+        scorers[layer] = setting.scorer(model, layer=layer)
         scorers[layer].fit(task_rows, 1)
-    times = by_turns({layer: (partial(scorer.score, rows), passages) for layer, scorer in scorers.items()}, repeats)
+    times = by_turns({layer: (partial(scorer.score, rows), len(rows)) for layer, scorer in scorers.items()}, repeats)
     return [
         {
-            "body": body,
+            "body": setting.body,
             "task gradients": tasks,
             "layer": layer,
             "passages/s": 1 / median(taken),
@@ -216,50 +287,107 @@ def agreement(scores, ours) -> dict[str, float]:
     }
 
 
-def projection(*, body: str, tasks: int, dimensions: list[int], threads: int, vocabulary: int, passages: int) -> list[dict]:
-    """How near scores by projected gradients are to the exact ones."""
+def train_a_little(model, setting: Setting) -> None:
+    """With both losses."""
     import torch
+    import torch.nn.functional as F
 
-    from hf_tlm.influence import InfluenceScorer
+    rows = telling_rows(TRAINING_STEPS * BATCH, setting.vocabulary, 1)
+    masked = setting.scorer(model).masked
+    optimizer = torch.optim.AdamW(model.train().requires_grad_(True).parameters(), lr=LEARNING_RATE)
+    for start in range(0, len(rows), BATCH):
+        texts = rows.select(range(start, start + BATCH)).to_list()
+        labels = torch.tensor([text["label"] for text in texts])
+        batch = on_device({**masked(texts), "labels": labels}, model.device)
+        output = model(**batch)
+        loss = output.mlm_loss / (batch["mlm_labels"] != -100).sum() + F.cross_entropy(output.logits, batch["labels"])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
 
-    torch.set_num_threads(threads)
-    model, rows = tlm_model(body, vocabulary), random_rows("full", passages, vocabulary)
-    task_rows = random_rows("full", tasks, vocabulary, label=[i % CLASSES for i in range(tasks)])
-    scores = {}
-    for dimension in (None, *dimensions):
-        scorer = InfluenceScorer([model], tokenizer(vocabulary), batch_size=BATCH, projection_dim=dimension)
-        scorer.fit(task_rows, 1)
-        scores[dimension] = scorer.score(rows)
-    exact = scores.pop(None)
+
+def projection(setting: Setting, *, tasks: int, dimensions: list[int]) -> list[dict]:
+    """How near scores by projected gradients are to the exact ones, and what they save, in the last layer and the first."""
+    model = setting.model()
+    train_a_little(model, setting)
+    rows, task_rows = telling_rows(setting.count, setting.vocabulary, 2), telling_rows(tasks, setting.vocabulary, 3)
+
+    def scored(**options):
+        """Scores float [N, T], seconds and the bytes of the task gradients."""
+        scorer, found = setting.scorer(model, **options), []
+        with tempfile.TemporaryDirectory() as folder:
+
+            def run():
+                scorer.fit(task_rows, 1, Path(folder) / "tasks")
+                found.append(scorer.score(rows))
+
+            taken = seconds(partial(finished, run))
+            return found[0], taken, sum(file.stat().st_size for file in Path(folder).rglob("*.safetensors"))
+
     found = []
-    for dimension, projected in scores.items():
-        near = agreement(projected, exact)
-        error = float(((projected - exact) ** 2).mean() ** 0.5 / (exact**2).mean() ** 0.5)
-        counts = {"passages": passages, "task gradients": tasks}
-        found.append({"body": body, "projection_dim": dimension, "error": error, **near, **counts})
-        del found[-1]["difference"]
+    for layer in (-1, 1):
+        runs: dict = {dimension: [] for dimension in (None, *dimensions)}
+        for seed in range(SEEDS):
+            for dimension, made in runs.items():
+                made.append(scored(layer=layer, seed=seed, projection_dim=dimension))
+        exact, times, sizes = zip(*runs[None], strict=True)
+        for dimension, made in runs.items():
+            pairs = [(scores, true) for (scores, *_), true in zip(made, exact, strict=True)]
+            near = [agreement(*pair) for pair in pairs]
+            errors = [float(((a - b) ** 2).mean() ** 0.5 / (b**2).mean() ** 0.5) for a, b in pairs]
+            found.append(
+                {
+                    "body": setting.body,
+                    "layer": layer,
+                    "projection_dim": dimension,
+                    "error": mean(errors),
+                    **{name: mean(each[name] for each in near) for name in ("Spearman", "same best 20%")},
+                    "seconds": median(taken for _, taken, _ in made),
+                    "time / exact": median(taken / other for (_, taken, _), other in zip(made, times, strict=True)),
+                    "MB kept": mean(size for *_, size in made) / 2**20,
+                    "bytes / exact": mean(size for *_, size in made) / mean(sizes),
+                    "passages": len(rows),
+                    "task gradients": tasks,
+                    "seeds": SEEDS,
+                }
+            )
     return found
 
 
-def memory(*, body: str, side: str, threads: int, vocabulary: int, layer: int, tasks: int) -> dict[str, float]:
-    """Peak of the resident set while two batches pass through the body, or are scored, MB."""
+class GpuMemory:
+    """Megabytes that tensors had on the GPU: `before` and at the `peak`."""
+
+    def __enter__(self):
+        import torch
+
+        self._gpu = torch.cuda
+        self._gpu.reset_peak_memory_stats()
+        self.before = self._gpu.memory_allocated() / 2**20
+        return self
+
+    def __exit__(self, *error):
+        self.peak = self._gpu.max_memory_allocated() / 2**20
+
+
+def memory(setting: Setting, *, side: str, layer: int, tasks: int) -> dict[str, float]:
+    """Peak while two batches pass through the body, or are scored, MB."""
     import torch
 
-    from hf_tlm.influence import InfluenceScorer
     from hf_tlm.models.base import encode
 
-    torch.set_num_threads(threads)
-    model, rows = tlm_model(body, vocabulary), random_rows("full", 2 * BATCH, vocabulary)
-    scorer = InfluenceScorer([model], tokenizer(vocabulary), batch_size=BATCH, layer=layer)
-    # Making the model takes more than a pass does: the peak begins anew.
-    Path("/proc/self/clear_refs").write_text("5")
-    with Memory() as watched:
+    model, size = setting.model(), setting.batch_size
+    rows, task_rows = setting.rows("full", 2 * size), setting.task_rows("full", tasks)
+    scorer = setting.scorer(model, layer=layer)
+    if not setting.on_gpu:
+        # Making the model takes more than a pass does: the peak begins anew.
+        Path("/proc/self/clear_refs").write_text("5")
+    with GpuMemory() if setting.on_gpu else Memory() as watched:
         if side == "ours":
-            scorer.fit(random_rows("full", tasks, vocabulary, label=[i % CLASSES for i in range(tasks)]), 1)
+            scorer.fit(task_rows, 1)
             scorer.score(rows)
         else:
-            for start in (0, BATCH):
-                batch = scorer.masked(rows.select(range(start, start + BATCH)).to_list())
+            for start in (0, size):
+                batch = on_device(scorer.masked(rows.select(range(start, start + size)).to_list()), setting.device)
                 with torch.no_grad():
                     encode(model.base_model, batch["input_ids"], batch["attention_mask"])
-    return {"peak": watched.peak, "before": watched.before}
+    return {"texts at a time": scorer._texts_at_once, "peak": watched.peak, "before": watched.before}

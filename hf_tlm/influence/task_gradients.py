@@ -1,4 +1,4 @@
-"""The gradients of the task batches in a folder, in blocks of which one is in memory at a time."""
+"""The gradients of the task batches in a folder, in blocks: some stay in memory, of the others there is one at a time."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from safetensors.torch import load_file, save_file
 from hf_tlm.files import atomic_write
 from hf_tlm.influence.errors import InfluenceError
 
+# Blocks stay on the device until they have so many bytes. The others are brought there again for every batch of passages,
+# of which a low layer makes small ones. On a CPU that costs little: the files are mapped, and the system keeps their pages.
+KEPT_BYTES = 1 << 30
 # Changes when the files would mean something else.
 _FORMAT = 1
 _META = "task_gradients.json"
@@ -29,7 +32,8 @@ class TaskGradients:
     def __init__(self, folder: Path, device: torch.device):
         self.folder, self.device = folder, device
         self._meta = json.loads((folder / _META).read_text(encoding="utf-8"))
-        self._only: Block | None = None
+        self._kept: dict[int, Block] = {}
+        self._free = KEPT_BYTES
 
     @classmethod
     def open(cls, folder: Path, device: torch.device, fingerprint: str) -> TaskGradients:
@@ -65,13 +69,10 @@ class TaskGradients:
         return self._meta["stops"][-1]
 
     def blocks(self) -> Iterator[tuple[slice, Block]]:
-        """The task batches of each block, and their gradients. A single block stays in memory."""
+        """The task batches of each block, and their gradients."""
         start = 0
         for number, stop in enumerate(self._meta["stops"]):
-            block = self._only or self._read(number)
-            if len(self._meta["stops"]) == 1:
-                self._only = block
-            yield slice(start, stop), block
+            yield slice(start, stop), self._kept.get(number) or self._read(number)
             start = stop
 
     def _read(self, number: int) -> Block:
@@ -79,4 +80,8 @@ class TaskGradients:
         for name, tensor in load_file(self.folder / f"block-{number:05d}.safetensors", device=str(self.device)).items():
             key, _, part = name.rpartition("/")
             block.setdefault(key, {})[part] = tensor
+        size = sum(tensor.nbytes for parts in block.values() for tensor in parts.values())
+        # Blocks are read in the same order every time, so those that came first are as good to keep as any.
+        if size <= self._free:
+            self._kept[number], self._free = block, self._free - size
         return block

@@ -1,9 +1,11 @@
 """Importance weights against a formula written out, and draws in their proportion."""
 
 import math
+import re
 from collections import Counter
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import xxhash
 
@@ -33,6 +35,32 @@ def test_weights_are_the_formula():
     expected = [sum(math.log(task(b) / subset(b)) for b in ngram_buckets(text).tolist()) for text in PASSAGES]
     np.testing.assert_allclose(log_importance_weights(TASK, PASSAGES), expected, atol=1e-12)
     assert expected[2] == 0 and expected[0] > expected[1]
+
+
+def test_the_authors_package_has_the_same_weights(data_dir, tmp_path, monkeypatch):
+    """With this smoothing and hash put into it, on real texts. Its pattern of words is matched by `re`, as nltk used to."""
+    package = pytest.importorskip("data_selection.hashed_ngram_dsir")
+    task, passages = (
+        next(pq.ParquetFile(data_dir / path).iter_batches(300, columns=["text"]))["text"].to_pylist()
+        for path in ("tasks/scierc/validation.parquet", "corpus/cs_nlp.parquet")
+    )
+    passages += PASSAGES
+    monkeypatch.setattr(package, "hash_buckets", lambda text, num_buckets: bucket(text))
+
+    class AddOne(package.HashedNgramDSIR):
+        def _fit_bow(self, *args, **options):
+            return super()._fit_bow(*args, **options) + 1
+
+    options = {"raw_parse_example_fn": None, "target_parse_example_fn": None, "num_proc": 1}
+    options |= {"raw_load_dataset_fn": lambda _: passages, "target_load_dataset_fn": lambda _: task}
+    theirs = AddOne(["passages"], ["task"], str(tmp_path), **options)
+    theirs.tokenizer = re.compile(package.wpt._pattern).findall
+    theirs.fit_importance_estimator()
+    theirs.log_diff = np.log(theirs.target_probs) - np.log(theirs.raw_probs)
+    theirs.compute_importance_weights()
+    found = np.load(theirs.log_importance_weights_dir / "0.npy")
+    assert len(found) == 304 and found.std() > 10
+    np.testing.assert_allclose(log_importance_weights(task, passages), found, rtol=1e-10, atol=1e-8)
 
 
 def test_draws_are_in_proportion_to_the_weights():

@@ -1,6 +1,5 @@
 """Influence equals the naive way, for every family, layer and kind of parameter, and depends on nothing else."""
 
-import itertools
 from copy import deepcopy
 from fnmatch import fnmatchcase
 
@@ -8,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
+from safetensors.torch import load_file
 
 import hf_tlm.influence.gradients as kinds
 from hf_tlm.influence import InfluenceError, InfluenceScorer, draws
@@ -93,11 +93,14 @@ def test_equals_the_naive_way(family, layer, kind, tokenizer):
     assert_close(scores, expected, 1e-10)
 
 
-@pytest.mark.parametrize(("family", "layer"), itertools.product(FAMILIES, (0, 1, -1)))
-def test_in_float32(family, layer, tokenizer):
-    scores = scorer_of(tiny(family, torch.float32), tokenizer, layer=layer, parameters="*").score(passages())
+@pytest.mark.parametrize(("family", "layer", "kind"), CASES)
+def test_in_float32(family, layer, kind, tokenizer):
+    """Kind by kind: in the sum over all of them the small ones would not be seen."""
+    patterns = (LAYER_KINDS if layer else EMBEDDING_KINDS)[kind]
+    scores = scorer_of(tiny(family, torch.float32), tokenizer, layer=layer, parameters=patterns).score(passages())
     assert scores.dtype == np.float32
-    assert_close(scores, products(*references(family, torch.float32, 2, tokenizer), in_layer(family, layer, "*")), 1e-5)
+    expected = products(*references(family, torch.float32, 2, tokenizer), in_layer(family, layer, patterns))
+    assert_close(scores, expected, 1e-5)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -140,6 +143,27 @@ def test_small_blocks_and_products_change_nothing(layer, tokenizer, monkeypatch)
     cut = scorer_of(tiny("bert"), tokenizer, task_batch_size=1, layer=layer, parameters="*")
     assert len(list(whole._tasks.blocks())) == 1 and len(list(cut._tasks.blocks())) == 5
     assert_close(cut.score(passages()), whole.score(passages()), 1e-12)
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+@pytest.mark.parametrize("stay", [0, 2, 5])
+def test_blocks_that_do_not_fit_are_read_again(layer, stay, tokenizer, monkeypatch, tmp_path):
+    """The budget is that of as many of the five blocks as are to stay in memory."""
+    monkeypatch.setattr("hf_tlm.influence.scorer.MAX_NUMBERS", 64)
+    scorer = scorer_of(tiny("bert"), tokenizer, task_batch_size=1, layer=layer, parameters="*")
+    expected = scorer.score(passages())
+    sizes = [sum(x.nbytes for parts in block.values() for x in parts.values()) for _, block in scorer._tasks.blocks()]
+    scorer.save(tmp_path / "saved")
+    read = []
+    monkeypatch.setattr(
+        "hf_tlm.influence.task_gradients.load_file", lambda path, device: read.append(path) or load_file(path, device)
+    )
+    monkeypatch.setattr("hf_tlm.influence.task_gradients.KEPT_BYTES", sum(sizes[:stay]))
+    scorer.load(tmp_path / "saved")
+    assert (np.nan_to_num(scorer.score(passages())) == np.nan_to_num(expected)).all()
+    # One passage at a time, or of seven two at a time; one has nothing to mask.
+    later = 6 - 1 if layer else 4 - 1
+    assert len(sizes) == 5 and len(read) == 5 + (5 - stay) * later
 
 
 @pytest.mark.parametrize("layer", [0, 1, -1])
