@@ -74,10 +74,7 @@ def run_tlm(
             for seed in args.run_seeds
         ]
     run = Run(records, summarise(records), details, output_dir)
-    # The others may be about to read what is written.
-    with args.main_process_first(local=False, desc="publishing the model"):
-        if args.process_index == 0:
-            run.write(tlm_card)
+    run.write(args, tlm_card)
     run = replace(run, push=publish_run(output_dir, args))
     pushes.check()
     return run

@@ -6,13 +6,16 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hf_tlm.evaluation.records import cost_lines, published_lines
 from hf_tlm.evaluation.seeds import aggregate
 from hf_tlm.files import atomic_write
 from hf_tlm.hub.commit import Push
 from hf_tlm.training.claim import RESULTS_FILE, publish_locally
+
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
 
 SPLITS = ("validation", "test")
 
@@ -41,15 +44,20 @@ class SeededRun:
     def to_dict(self) -> dict[str, Any]:
         return {**self.details, "summary": self.summary, "seeds": self.seeds}
 
-    def write(self, card: Callable[[Mapping[str, Any], int], str]) -> None:
+    def write(self, args: TrainingArguments, card: Callable[[Mapping[str, Any], int], str]) -> None:
         """Make the model of the best seed that of the folder, with `results.json` and its card.
+
+        The first process writes, and the others wait: they may be about to read it.
 
         card: (the record of the run, seed) -> README.md.
         """
-        record, seed = self.to_dict(), self.best["seed"]
-        publish_locally(self.output_dir / f"seed-{seed}" / "model", self.output_dir)
-        atomic_write(self.output_dir / RESULTS_FILE, json.dumps(record, indent=2) + "\n")
-        atomic_write(self.output_dir / "README.md", card(record, seed))
+        with args.main_process_first(local=False, desc="publishing the model"):
+            if args.process_index > 0:
+                return
+            record, seed = self.to_dict(), self.best["seed"]
+            publish_locally(self.output_dir / f"seed-{seed}" / "model", self.output_dir)
+            atomic_write(self.output_dir / RESULTS_FILE, json.dumps(record, indent=2) + "\n")
+            atomic_write(self.output_dir / "README.md", card(record, seed))
 
     def to_text(self) -> str:
         """The end of a run, for a person."""

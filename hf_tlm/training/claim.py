@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hf_tlm.files import HfTlmError, atomic_write
+from hf_tlm.files import HfTlmError, atomic_file, atomic_write
 from hf_tlm.training.base_arguments import BaseArguments
 
 SETTINGS_FILE = "settings.json"
@@ -80,8 +78,5 @@ def publish_locally(source: Path, target: Path) -> None:
     last = ("config.json", "adapter_config.json", RESULTS_FILE)
     files = sorted((p for p in source.rglob("*") if p.is_file()), key=lambda p: (p.name in last, p.name == RESULTS_FILE, p))
     for file in files:
-        destination = target / file.relative_to(source)
-        destination.parent.mkdir(parents=True, exist_ok=True)
-        work = destination.with_name(f".{destination.name}.{uuid.uuid4().hex}")
-        shutil.copyfile(file, work)
-        os.replace(work, destination)
+        with open(file, "rb") as content, atomic_file(target / file.relative_to(source)) as stream:
+            shutil.copyfileobj(content, stream)

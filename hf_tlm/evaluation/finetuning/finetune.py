@@ -81,10 +81,7 @@ def finetune(task: Task, checkpoint: CheckpointArguments, args: FinetuneArgument
         run = _Run(task, checkpoint, args, details, *pretrained, pushes, test)
         records = [run.seed(seed, output_dir / f"seed-{seed}") for seed in args.run_seeds]
     result = FinetuneRun(records, summarise(records), details, output_dir)
-    # The others may be about to read what is written.
-    with args.main_process_first(local=False, desc="publishing the model"):
-        if args.process_index == 0:
-            result.write(finetuned_card)
+    result.write(args, finetuned_card)
     result = replace(result, push=publish_run(output_dir, args))
     pushes.check()
     return result
