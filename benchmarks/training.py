@@ -1,6 +1,6 @@
 """The training engine against the plain Trainer: real tokens per second, loss curves, overhead over a bare loop, memory.
 
-    python benchmarks/training.py --sections throughput curves ceiling overhead precision step memory corpus
+    python benchmarks/training.py --sections throughput curves ceiling overhead precision pipeline step memory corpus
     python benchmarks/training.py --sections gpu kernels --device cuda --bf16
 
 Masked language modelling from scratch on the passages retrieved for ChemProt (HF_TLM_DATA, default ../shared/data): whole
@@ -20,7 +20,7 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -36,6 +36,7 @@ TITLES = {
     "ceiling": "What there is to win",
     "overhead": "The Trainer over a bare loop on the same batches",
     "precision": "Half precision and compilation",
+    "pipeline": "Making batches",
     "step": "Where a step goes",
     "memory": "Peak memory of training",
     "corpus": "Peak memory against the size of the corpus",
@@ -53,10 +54,13 @@ NOTES = {
     "texts do; the other rows are as long as a text is on average.",
     "overhead": "The loop has its batches ready: forward, loss, backward, clipping, optimizer, schedule and nothing else. "
     "rho1 = 3: every fourth batch is of ChemProt's labelled texts, with the task's loss beside the masked-LM loss, on both "
-    "sides; the Trainer logs every fourth step. Both take steps by turns in one process. `lowest` and `highest` of the "
-    "repeats' ratios.",
+    "sides; the Trainer logs every fourth step. Both take steps by turns in one process, each first in every other one. "
+    "`ratio` is the median of the repeats' ratios, of whole times, `lowest` and `highest` are their range; `of single steps` "
+    "and `ms more` are medians over the pairs of steps of all repeats.",
     "precision": "A bare loop on short texts, groups of similar length; all arms take steps on the same batches by turns. "
     "Medians of the steps after the fifth. `recompilations` are the graphs that were compiled in those.",
+    "pipeline": "Batches of short texts from the Arrow file to padded and masked tensors, and no training beside it. 0 workers "
+    "are the process that trains, the default.",
     "step": "On the CPU in float32: a bare loop, short texts; dropout as torch draws it and as `hf_tlm.models.dropout` "
     "does, on the same batches by turns: the mean over batches of each one's fastest pass. Shares of the time that torch's "
     "profiler counts, in a pass of its own; `the rest` is everything from layer norms to the embedding's gradient.",
@@ -231,12 +235,16 @@ class Benchmark(GpuSections):
                 measures.fresh(loops.overhead, body=body, steps=steps, seed=repeat, setting=self.setting, **data)
                 for repeat in self._repeats(5)
             ]
+            pairs = [pair for run in runs for pair in zip(run["trainer"], run["loop"], strict=True)]
             rows.append(
                 {
                     "body": body,
-                    "Trainer, ms a step": 1000 * median(run["trainer"] for run in runs),
-                    "bare loop": 1000 * median(run["loop"] for run in runs),
-                    **_spread([run["trainer"] / run["loop"] for run in runs]),
+                    "Trainer, ms a step": 1000 * median(mean(run["trainer"]) for run in runs),
+                    "bare loop": 1000 * median(mean(run["loop"]) for run in runs),
+                    **_spread([sum(run["trainer"]) / sum(run["loop"]) for run in runs]),
+                    "of single steps": median(trainer / loop for trainer, loop in pairs),
+                    "ms more, single steps": 1000 * median(trainer - loop for trainer, loop in pairs),
+                    "all": runs,
                     "steps": steps,
                     "repeats": len(runs),
                 }
@@ -267,6 +275,17 @@ class Benchmark(GpuSections):
                     }
                 )
                 print(rows[-1])
+        return rows
+
+    def pipeline(self) -> list[dict]:
+        rows = []
+        for batch, packing, workers in itertools.product((32, 256), self._packing(), (0, 2)):
+            setting, batches = replace(self.cpu, batch=batch), self.options.steps or 100
+            arguments = {"packing": packing, "workers": workers, "batches": batches, "setting": setting}
+            runs = [measures.fresh(loops.pipeline, **arguments, **self.data["short"]) for _ in self._repeats()]
+            rows.append({"texts a batch": batch, "layout": packing, "workers": workers})
+            rows[-1] |= {"ms a batch": 1000 * median(runs), "batches": batches, "repeats": len(runs)}
+            print(rows[-1])
         return rows
 
     def step(self) -> list[dict]:
@@ -313,10 +332,10 @@ def main() -> None:
     add("--bodies", nargs="+", choices=list(measures.BODIES), help="Default: 4x256 12x768; precision 4x256; gpu 12x768.")
     add("--texts", nargs="+", choices=("short", "whole"), default=["short", "whole"], help="Of `throughput`.")
     add("--packing", nargs="+", choices=("none", "group", "pack"), help="Default: all; of gpu group and pack.")
-    add("--steps", type=int, help="Timed steps of a run; default by body, of gpu 50.")
+    add("--steps", type=int, help="Timed steps of a run; default by body, of gpu 50, of pipeline 100.")
     add("--repeats", type=int, help="Default: 3; overhead 5.")
     add("--threads", type=int, default=os.cpu_count())
-    add("--device", choices=("cpu", "cuda"), default="cpu", help="Of all sections but step and corpus.")
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="Of all sections but pipeline, step and corpus.")
     add("--bf16", action="store_true", help="Autocast: throughput, ceiling, overhead, memory, gpu.")
     add(
         "--compile",

@@ -72,9 +72,10 @@ def batches_of(trainer, steps: int, setting: Setting) -> list[dict]:
 
 def overhead(
     *, body: str, steps: int, seed: int, setting: Setting, rows: str, task: str, tokenizer: str
-) -> dict[str, float]:
-    """Seconds a step of our Trainer with task batches between corpus batches, and of a bare loop that takes its steps on the
-    same batches, with the same losses, between the Trainer's. The Trainer logs once in a round of both streams."""
+) -> dict[str, list[float]]:
+    """Seconds of each step of our Trainer with task batches between corpus batches, and of a bare loop that takes the same
+    steps, with the same losses: after the Trainer's step, and before the next one's, as who comes second may find memory
+    that the first had to ask for. The Trainer logs once in a round of both streams."""
     from datasets import load_from_disk
     from transformers import TrainerCallback
 
@@ -90,20 +91,33 @@ def overhead(
     times = {"trainer": [], "loop": []}
 
     class Between(TrainerCallback):
-        begin = None
+        end, loops = None, 0.0
+
+        def take(self, step: int) -> None:
+            times["loop"].append(loop.step(batches[step]))
+
+        def loop_first(self, step: int) -> bool:
+            """By turns, in rounds of four with a task batch too."""
+            return (step + step // 4) % 2 == 1
+
+        def on_step_begin(self, args, state, control, **kwargs):
+            self.loops = 0.0
+            if self.loop_first(state.global_step):
+                self.take(state.global_step)
+                self.loops = times["loop"][-1]
 
         def on_step_end(self, args, state, control, **kwargs):
-            now = setting.now()
-            if self.begin is not None:
-                times["trainer"].append(now - self.begin)
-            times["loop"].append(loop.step(batches[state.global_step - 1]))
+            if self.end is not None:
+                times["trainer"].append(setting.now() - self.end - self.loops)
+            if not self.loop_first(state.global_step - 1):
+                self.take(state.global_step - 1)
             if state.global_step == setting.warm:
                 loop.touch(batches)
-            self.begin = setting.now()
+            self.end = setting.now()
 
     trainer.add_callback(Between())
     trainer.train()
-    return {side: sum(found[-steps:]) / steps for side, found in times.items()}
+    return {side: found[-steps:] for side, found in times.items()}
 
 
 def full_rows(
@@ -161,6 +175,20 @@ def precision(
                 found[name]["seconds"].append(seconds)
                 found[name]["recompilations"] += loop.setting.graphs() - before
     return found
+
+
+def pipeline(*, packing: str, workers: int, batches: int, setting: Setting, rows: str, tokenizer: str) -> float:
+    """Seconds for a batch of our Trainer's loader (reading the Arrow file, grouping or packing, masking, padding), when
+    nobody else wants the processor."""
+    rows, tokenizer = load(rows, tokenizer, setting.threads)
+    options = {"dataloader_num_workers": workers}
+    loader = iter(ours(rows, tokenizer, "2x64", batches + WARM, 0, packing, setting, **options).get_train_dataloader())
+    for _ in range(WARM):
+        next(loader)
+    begin = setting.now()
+    for _ in range(batches):
+        next(loader)
+    return (setting.now() - begin) / batches
 
 
 # Operators of torch by what they are for; random numbers are drawn by `hf_tlm.models.dropout` or by `bernoulli_`.

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import random
+import statistics
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -81,12 +82,15 @@ def run(benchmark, work, tmp_path, monkeypatch):
 def test_speed_and_memory(run, tmp_path, monkeypatch):
     monkeypatch.setattr(dropout, "dropout_noise", dropout.dropout_noise)  # The section replaces it.
     options = ["--texts", "short", "--packing", "group", "--corpus_sizes", "1", "--repeats", "1"]
-    throughput, ceiling, step, memory, corpus = run("throughput", "ceiling", "step", "memory", "corpus", options=options)
+    sections = ["throughput", "ceiling", "pipeline", "step", "memory", "corpus"]
+    throughput, ceiling, pipeline, step, memory, corpus = run(*sections, options=options)
     assert [row["side"] for row in throughput] == ["plain", "ours, group"] and throughput[0]["ratio"] == 1
     assert throughput[1]["fill"] > throughput[0]["fill"] > 0.1
     short, mean = sorted(ceiling, key=lambda row: -row["tokens a row"])
     assert short["tokens a row"] == 128 > mean["tokens a row"] > 5
     assert all(row["ratio"] == row["lowest"] == row["highest"] == row["all"][0] > 0 for row in ceiling)
+    assert [(row["texts a batch"], row["workers"]) for row in pipeline] == [(32, 0), (32, 2), (256, 0), (256, 2)]
+    assert all(row["ms a batch"] > 0 for row in pipeline)
     assert [row["dropout"] for row in step] == ["torch's", "ours"] and step[1]["dropout's random numbers"] > 0
     assert all(row["peak"] >= row["before"] > 100 for row in memory)
     assert corpus[0]["texts"] == 2500 and corpus[0]["peak"] > 100
@@ -124,8 +128,12 @@ def test_the_loop_takes_the_trainer_s_steps(run, benchmark, monkeypatch):
     monkeypatch.setattr(loops.Loop, "loss", lambda self, batch: keep("loop", loss(self, batch), batch))
     monkeypatch.setattr(loops.Loop, "touch", lambda self, batches: None)
     (rows,) = run("overhead", options=["--repeats", "1"])
-    assert rows[0]["ratio"] == rows[0]["all"][0] > 0 and rows[0]["steps"] == 8
-    assert rows[0]["lowest"] == rows[0]["highest"] == rows[0]["ratio"]
+    (times,) = rows[0]["all"]
+    assert {side: len(steps) for side, steps in times.items()} == {"trainer": 8, "loop": 8} and rows[0]["steps"] == 8
+    assert rows[0]["lowest"] == rows[0]["highest"] == rows[0]["ratio"] == sum(times["trainer"]) / sum(times["loop"])
+    pairs = list(zip(times["trainer"], times["loop"], strict=True))
+    assert rows[0]["of single steps"] == pytest.approx(statistics.median(a / b for a, b in pairs))
+    assert min(times["trainer"] + times["loop"]) > 0
     # The first two steps warm up; their learning rates differ, so later losses are near and not equal.
     assert losses["loop"] == pytest.approx(losses["trainer"], abs=0.05) and len(losses["loop"]) == 10
     assert losses["loop"][0] == pytest.approx(losses["trainer"][0], abs=1e-6)
