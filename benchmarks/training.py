@@ -55,12 +55,12 @@ NOTES = {
     "overhead": "The loop has its batches ready: forward, loss, backward, clipping, optimizer, schedule and nothing else. "
     "rho1 = 3: every fourth batch is of ChemProt's labelled texts, with the task's loss beside the masked-LM loss, on both "
     "sides; the Trainer logs every fourth step. Both take steps by turns in one process, each first in every other one. "
-    "`ratio` is the median of the repeats' ratios, of whole times, `lowest` and `highest` are their range; `of single steps` "
-    "and `ms more` are medians over the pairs of steps of all repeats.",
+    "`ratio` is the median of the repeats' ratios of whole times, `lowest` and `highest` their range; `of single steps` and "
+    "`ms more` are medians over the pairs of steps of all repeats.",
     "precision": "A bare loop on short texts, groups of similar length; all arms take steps on the same batches by turns. "
     "Medians of the steps after the fifth. `recompilations` are the graphs that were compiled in those.",
-    "pipeline": "Batches of short texts from the Arrow file to padded and masked tensors, and no training beside it. 0 workers "
-    "are the process that trains, the default.",
+    "pipeline": "Batches of short texts from the Arrow file to padded and masked tensors, and no training beside it. The "
+    "default is 0 workers: the process that trains makes them.",
     "step": "On the CPU in float32: a bare loop, short texts; dropout as torch draws it and as `hf_tlm.models.dropout` "
     "does, on the same batches by turns: the mean over batches of each one's fastest pass. Shares of the time that torch's "
     "profiler counts, in a pass of its own; `the rest` is everything from layer norms to the embedding's gradient.",
