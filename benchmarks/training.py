@@ -54,7 +54,7 @@ NOTES = {
     "texts do; the other rows are as long as a text is on average.",
     "overhead": "The loop has its batches ready: forward, loss, backward, clipping, optimizer, schedule and nothing else. "
     "rho1 = 3: every fourth batch is of ChemProt's labelled texts, with the task's loss beside the masked-LM loss, on both "
-    "sides; the Trainer logs every fourth step. Both take steps by turns in one process, each first in every other one. "
+    "sides; the Trainer logs every fourth step. Both take steps of one model by turns, each first in every other one. "
     "`ratio` is the median of the repeats' ratios of whole times, `lowest` and `highest` their range; `of single steps` and "
     "`ms more` are medians over the pairs of steps of all repeats.",
     "precision": "A bare loop on short texts, groups of similar length; all arms take steps on the same batches by turns. "

@@ -74,9 +74,10 @@ def batches_of(trainer, steps: int, setting: Setting) -> list[dict]:
 def overhead(
     *, body: str, steps: int, seed: int, setting: Setting, rows: str, task: str, tokenizer: str
 ) -> dict[str, list[float]]:
-    """Seconds of each step of our Trainer with task batches between corpus batches, and of a bare loop that takes the same
-    steps, with the same losses: after the Trainer's step, and before the next one's, as who comes second may find memory
-    that the first had to ask for. The Trainer logs once in a round of both streams."""
+    """Seconds of each step of our Trainer with task batches between corpus batches, and of a bare loop's step with the same
+    batch and losses, of the same model: where in memory its weights lie makes more of a difference than what is measured.
+    The loop comes after the Trainer's step, and before the next one's, as who comes second may find memory that the first
+    had to ask for. The Trainer logs once in a round of both streams."""
     from datasets import load_from_disk
     from transformers import TrainerCallback
 
@@ -84,9 +85,9 @@ def overhead(
 
     rows, tokenizer = load(rows, tokenizer, setting.threads)
     streams = {"task": load_from_disk(task), "rho1": 3, "logging_steps": 4}
-    trainer, other = (ours(rows, tokenizer, body, steps + setting.warm, seed, "auto", setting, **streams) for _ in range(2))
-    batches = batches_of(other, steps + setting.warm, setting)
-    loop = Loop(other.model, other.objectives, setting, steps + setting.warm)
+    trainer = ours(rows, tokenizer, body, steps + setting.warm, seed, "auto", setting, **streams)
+    batches = batches_of(trainer, steps + setting.warm, setting)
+    loop = Loop(trainer.model, trainer.objectives, setting, steps + setting.warm)
     if setting.device == "cpu":
         keep_freed_memory()
     times = {"trainer": [], "loop": []}
