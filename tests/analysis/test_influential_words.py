@@ -1,8 +1,6 @@
 """PMI and frequencies of words, against a transcription of the definitions that looks at one word at a time."""
 
 import csv
-import importlib.util
-import json
 import math
 import re
 import runpy
@@ -161,21 +159,3 @@ def test_what_cannot_be_analysed(task):
             word_frequencies([word], {})
     with pytest.raises(AnalysisError, match="no word in the texts of 'empty'"):
         word_frequencies(["gene"], {"empty": Dataset.from_dict({"text": ["", "."]})})
-
-
-def test_benchmark(tmp_path, monkeypatch, task, corpus):
-    """benchmarks/influential_words.py writes the table of a task and its subsets."""
-    retrieve(task, corpus, top_k=3, cache_dir=str(tmp_path / "cache")).save(tmp_path / "bm25")
-    (tmp_path / "toy").mkdir()
-    for split, rows in task.splits.items():
-        rows.cast_column("label", ClassLabel(names=list(task.label_names))).to_parquet(tmp_path / "toy" / f"{split}.parquet")
-    path = Path(__file__).resolve().parents[2] / "benchmarks" / "influential_words.py"
-    spec = importlib.util.spec_from_file_location("influential_words_benchmark", path)
-    benchmark = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(benchmark)
-    options = ["--task", str(tmp_path / "toy"), "--subsets", f"BM25={tmp_path / 'bm25'}", "--top", "2", "--min_count", "1"]
-    monkeypatch.setattr(sys, "argv", ["x", *options, "--results_dir", str(tmp_path)])
-    benchmark.main()
-    record = json.loads((tmp_path / "influential_words.json").read_text())
-    assert len(record["words"]) == 2 * task.num_labels == len(record["frequencies"]["BM25"])
-    assert record["words"][0]["word"] in (tmp_path / "influential_words.md").read_text()
