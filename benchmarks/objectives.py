@@ -68,7 +68,8 @@ TITLES = {
 }
 NOTES = {
     "pretrain": "`FLOPs a step` are measured in a run of one step; `steps` are the budget over them. `parameters` are those "
-    "of the main model without heads. Losses are of held-out blocks; those of different objectives do not compare.",
+    "of the main model without heads. `seconds` are the clock's, whatever else the machine did or however long a run was "
+    "paused, and do not compare. Losses are of held-out blocks; those of different objectives do not compare.",
     "finetune": "Mean and standard deviation over the seeds of fine-tuning, percent, on the development sets, each the best "
     "of four evaluations, as GLUE's small models are compared (test labels are not public); CoLA is Matthews correlation, "
     "STS-B Spearman's, the rest accuracy; 800 steps of 32 are all that SST-2 and QNLI see of their training texts. One "

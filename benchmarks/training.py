@@ -241,10 +241,9 @@ class Benchmark(GpuSections):
                     "body": body,
                     "Trainer, ms a step": 1000 * median(mean(run["trainer"]) for run in runs),
                     "bare loop": 1000 * median(mean(run["loop"]) for run in runs),
-                    **_spread([sum(run["trainer"]) / sum(run["loop"]) for run in runs]),
+                    **_spread([sum(run["trainer"]) / sum(run["loop"]) for run in runs]) | {"all": runs},
                     "of single steps": median(trainer / loop for trainer, loop in pairs),
                     "ms more, single steps": 1000 * median(trainer - loop for trainer, loop in pairs),
-                    "all": runs,
                     "steps": steps,
                     "repeats": len(runs),
                 }
@@ -283,8 +282,8 @@ class Benchmark(GpuSections):
             setting, batches = replace(self.cpu, batch=batch), self.options.steps or 100
             arguments = {"packing": packing, "workers": workers, "batches": batches, "setting": setting}
             runs = [measures.fresh(loops.pipeline, **arguments, **self.data["short"]) for _ in self._repeats()]
-            rows.append({"texts a batch": batch, "layout": packing, "workers": workers})
-            rows[-1] |= {"ms a batch": 1000 * median(runs), "batches": batches, "repeats": len(runs)}
+            row = {"texts a batch": batch, "layout": packing, "workers": workers, "ms a batch": 1000 * median(runs)}
+            rows.append(row | {"batches": batches, "repeats": len(runs)})
             print(rows[-1])
         return rows
 

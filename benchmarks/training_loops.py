@@ -75,7 +75,7 @@ def overhead(
     *, body: str, steps: int, seed: int, setting: Setting, rows: str, task: str, tokenizer: str
 ) -> dict[str, list[float]]:
     """Seconds of each step of our Trainer with task batches between corpus batches, and of a bare loop's step with the same
-    batch and losses, of the same model: where in memory its weights lie makes more of a difference than what is measured.
+    batch and losses, of the same model: with a model for each side, equal operators took a percent or two longer on one.
     The loop comes after the Trainer's step, and before the next one's, as who comes second may find memory that the first
     had to ask for. The Trainer logs once in a round of both streams."""
     from datasets import load_from_disk
@@ -93,6 +93,7 @@ def overhead(
     times = {"trainer": [], "loop": []}
 
     class Between(TrainerCallback):
+        # When the Trainer's last step ended, and seconds of the loop's step within the next.
         end, loops = None, 0.0
 
         def take(self, step: int) -> None:
