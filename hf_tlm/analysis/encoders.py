@@ -15,9 +15,8 @@ from hf_tlm.analysis.errors import AnalysisError
 from hf_tlm.data import load_tokenizer
 from hf_tlm.evaluation.finetuning.loading import set_token_types
 from hf_tlm.hub.checkpoint import checkpoint_folder
-from hf_tlm.models.adapters import POOLER
 from hf_tlm.models.families import longest_input
-from hf_tlm.models.loading import hub_options, reading
+from hf_tlm.models.loading import POOLER, hub_options, reading
 from hf_tlm.training.stages import ADAPTER_FILE
 
 # What peft calls the head of an adapter.

@@ -9,9 +9,9 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from hf_tlm.data.cropping import Cropper
-from hf_tlm.data.masking import mask_tokens, uniforms
+from hf_tlm.data.masking import mask_tokens, single, uniforms
 from hf_tlm.data.packing import Layout
-from hf_tlm.data.tokenization import check_tokenizer
+from hf_tlm.data.tokenization import check_tokenizer, special_ids
 
 
 @dataclass
@@ -67,7 +67,7 @@ class TlmCollator:
     def __post_init__(self):
         check_tokenizer(self.tokenizer)
         self.special = np.zeros(len(self.tokenizer), dtype=bool)
-        self.special[self.tokenizer.all_special_ids] = True
+        self.special[special_ids(self.tokenizer)] = True
         self._crop = None if self.crop_fraction is None else Cropper(self.tokenizer, self.crop_fraction, self.seed)
 
     def __call__(self, texts: list[dict]) -> dict[str, torch.Tensor]:
@@ -97,7 +97,7 @@ class TlmCollator:
         if masking:
             batch["mlm_labels"] = layout.table(mlm_labels, -100)
             if self.replacing:
-                numbers = uniforms(self.seed, draws, layout.positions, stream=3)
+                numbers = single(uniforms(self.seed, draws, layout.positions, stream=3))
                 batch["uniforms"] = layout.table(numbers, 0, np.float32)
             if self._crop is not None:
                 cropped, input_ids, types = _flattened(self._crop(texts, self.special), row_length)

@@ -33,6 +33,11 @@ def uniforms(seed: int, draws: np.ndarray, positions: np.ndarray, stream: int) -
     return (bits >> np.uint64(11)) * 2.0**-53
 
 
+def single(numbers: np.ndarray) -> np.ndarray:
+    """Uniforms of `uniforms` as float32: in [0, 1) too, where rounding would make the largest 1."""
+    return np.minimum(numbers, 1 - 2.0**-24).astype(np.float32)
+
+
 def mask_tokens(
     input_ids: np.ndarray,
     maskable: np.ndarray,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 
 def pack(lengths: Sequence[int], capacity: int) -> tuple[np.ndarray, np.ndarray]:
@@ -76,3 +77,20 @@ class Layout:
             rows |= {"position_ids": self.table(self.positions, 0), "text_ids": self.table(self.text_of + 1, 0)}
             rows["first_tokens"] = self.first_tokens
         return rows
+
+
+def leading_texts(batch: Mapping[str, torch.Tensor], count: int) -> dict[str, torch.Tensor]:
+    """A batch of `TlmCollator` with its first `count` texts only: the rows of the others, or their places in packed rows,
+    are padding or gone."""
+    texts = {name: value[:count] for name, value in batch.items()}
+    for prefix in ("", "crop_"):
+        if f"{prefix}text_ids" not in batch:
+            continue
+        kept = batch[f"{prefix}text_ids"] <= count
+        # Packed rows hold texts of both kinds; `first_tokens` has one entry a text, as in `texts`.
+        for name in ("input_ids", "attention_mask", "token_type_ids", "position_ids", "text_ids", "uniforms"):
+            if (rows := batch.get(prefix + name)) is not None:
+                texts[prefix + name] = rows if name in ("input_ids", "uniforms") else rows * kept
+        if (labels := batch.get(f"{prefix}mlm_labels")) is not None:
+            texts[f"{prefix}mlm_labels"] = labels.where(kept, -100)
+    return texts

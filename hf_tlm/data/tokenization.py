@@ -43,6 +43,12 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, masking: bool = True) ->
         )
 
 
+def special_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Those of the tokenizer's own special tokens and of those added to it as special, ascending."""
+    added = [index for index, token in tokenizer.added_tokens_decoder.items() if token.special]
+    return sorted({*tokenizer.all_special_ids, *added})
+
+
 def load_tokenizer(
     name_or_path: str, *, revision: str | None = None, trust_remote_code: bool = False, masking: bool = True
 ) -> PreTrainedTokenizerBase:

@@ -168,6 +168,7 @@ def _train(
     """Everything up to the finished model in the folder `export`."""
     with args.main_process_first(desc="making the tokenizer"):
         tokenizer = _tokenizer(corpus, args, model_args, block_args, output_dir / TOKENIZER)
+    make_model = model_factory(args, model_args, tokenizer, id2label=ID2LABEL, max_length=args.max_length, classifier=False)
     shards = BlockShards(
         corpus,
         tokenizer,
@@ -178,7 +179,6 @@ def _train(
     )
     with args.main_process_first(desc="preparing held-out blocks"):
         held = shards.validation(block_args.max_validation_blocks) if block_args.validation_share else None
-    make_model = model_factory(args, model_args, tokenizer, id2label=ID2LABEL, max_length=args.max_length, classifier=False)
     spectral = None
     with _prepared(shards, args, block_args) as blocks:
         if model_args.embedding_init == "spectral":

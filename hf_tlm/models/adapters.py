@@ -16,13 +16,13 @@ from hf_tlm.files import atomic_directory
 from hf_tlm.models.base import TrainedModel
 from hf_tlm.models.errors import ModelError
 from hf_tlm.models.export import export_stock
+from hf_tlm.models.loading import POOLER
 from hf_tlm.models.lora_arguments import LoraArguments
 from hf_tlm.models.tlm import TlmModel
 
 logger = logging.getLogger(__name__)
 
 ADAPTER = "default"
-POOLER = "pooler"
 
 
 def add_lora(

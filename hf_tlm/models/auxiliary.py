@@ -111,17 +111,26 @@ class Auxiliary(nn.Module):
             self.train()
 
 
+def _token_embeddings(body: PreTrainedModel) -> str:
+    """The name of their module."""
+    return next(name for name, module in body.named_modules() if module is body.get_input_embeddings())
+
+
 def shared_parameters(main: PreTrainedModel, auxiliary: PreTrainedModel, frozen: bool) -> dict[str, str]:
     """The parameters that are one, target -> source, by their names in `CorruptAndPredict`; of a frozen auxiliary model
     none are the main one's."""
-    body = f"{auxiliary.base_model_prefix}."
-    embeddings = {
-        f"{body}{name}.weight": f"main.{main.base_model_prefix}.{name}.weight"
+    body, theirs = f"{auxiliary.base_model_prefix}.", dict(main.base_model.named_modules())
+    same = {
+        name: name
         for name, module in auxiliary.base_model.named_modules()
+        if isinstance(module, nn.Embedding) and name in theirs and module.weight.shape == theirs[name].weight.shape
+    }
+    # Families may name those of tokens differently.
+    same[_token_embeddings(auxiliary.base_model)] = _token_embeddings(main.base_model)
+    embeddings = {
+        f"{body}{name}.weight": f"main.{main.base_model_prefix}.{source}.weight"
+        for name, source in same.items()
         if not frozen
-        and isinstance(module, nn.Embedding)
-        and name in dict(main.base_model.named_modules())
-        and module.weight.shape == main.base_model.get_submodule(name).weight.shape
     }
 
     def inside(name: str) -> str:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForPreTraining, PreTrainedModel
 from transformers.utils import cached_file
 
 from hf_tlm.hub.checkpoint import checkpoint_folder
-from hf_tlm.models.loading import reading
+from hf_tlm.models.loading import DTYPE, head_is_new, new_weights, reading
 from hf_tlm.models.tlm import MLM_SUBFOLDER
+
+logger = logging.getLogger(__name__)
 
 # Folders inside an exported model (see `hf_tlm.models.export`), the file of a head that no stock class has, and that which
 # says how texts are corrupted.
@@ -18,25 +22,29 @@ CORRUPTION_FILE = "corruption.json"
 
 
 def load_auxiliary(name_or_path: str | None, main: str | None = None, **options) -> PreTrainedModel:
-    """A masked LM from a checkpoint; name_or_path None: the folder `generator` of the checkpoint `main`.
+    """A masked LM in float32 from a checkpoint; name_or_path None: the folder `generator` of the checkpoint `main`.
 
     Args:
         options: of `from_pretrained`; `revision` is that of `main`.
 
     Raises:
         HubError: see `checkpoint_folder`.
-        ModelError: it cannot be loaded.
+        ModelError: it cannot be loaded, or lacks weights of its body.
     """
-    trusted = options.get("trust_remote_code", False)
-    if name_or_path is None:
-        folder = checkpoint_folder(main, options.get("revision"), trust_remote_code=trusted)
+    trusted, revision = options.get("trust_remote_code", False), options.pop("revision", None)
+    name, place, advice = name_or_path, {}, ""
+    if name is None:
+        name, place = f"the folder {GENERATOR!r} of {main}", {"subfolder": GENERATOR, "revision": revision}
         advice = " Give auxiliary_name_or_path, the generator it was trained with."
-        with reading(f"an auxiliary model from the folder {GENERATOR!r} of {main}", advice):
-            return AutoModelForMaskedLM.from_pretrained(folder, subfolder=GENERATOR, **options)
-    folder = checkpoint_folder(name_or_path, trust_remote_code=trusted)
-    with reading(f"an auxiliary model from {name_or_path}"):
-        options = {name: value for name, value in options.items() if name != "revision"}
-        return AutoModelForMaskedLM.from_pretrained(folder, **options)
+        folder = checkpoint_folder(main, revision, trust_remote_code=trusted)
+    else:
+        folder = checkpoint_folder(name, trust_remote_code=trusted)
+    with reading(f"an auxiliary model from {name}", advice):
+        options |= {"output_loading_info": True, "dtype": DTYPE}
+        model, info = AutoModelForMaskedLM.from_pretrained(folder, **place, **options)
+    if head_is_new(model, new_weights(model, info, name)):
+        logger.warning("%s has no masked-LM head: a new one begins at random.", name)
+    return model
 
 
 def rtd_head_state(name_or_path: str, options: dict) -> dict[str, torch.Tensor] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from contextlib import nullcontext
 
 import torch
@@ -76,8 +77,8 @@ class CorruptAndPredict(TrainedModel):
         scl_projection: str = "none",
     ):
         super().__init__(main.config)
-        if not temperature >= 0:
-            raise ModelError(f"temperature must be 0 or more; received {temperature}.")
+        if not 0 <= temperature < math.inf:
+            raise ModelError(f"temperature must be a number, 0 or more; received {temperature}.")
         for name, value, known in (
             ("heads", heads, ("rtd", "clm")),
             ("replacements", replacements, ("sampled", "random")),
@@ -165,7 +166,7 @@ class CorruptAndPredict(TrainedModel):
         """Both transformers from checkpoints: Hub ids, or folders, also those that `export_stock` wrote.
 
         Heads that a checkpoint lacks, and a classifier for other classes, are initialised at random. Shared embeddings
-        are the main model's.
+        are the main model's. The weights are float32, whatever the checkpoints' are.
 
         Args:
             model_name_or_path: a discriminator such as google/electra-small-discriminator, or any encoder.
@@ -176,13 +177,13 @@ class CorruptAndPredict(TrainedModel):
 
         Raises:
             HubError: see `checkpoint_folder`.
-            ModelError: one cannot be loaded, or the two do not fit.
+            ModelError: one cannot be loaded or lacks weights of its body, or the two do not fit.
         """
         folder = checkpoint_folder(model_name_or_path, revision, trust_remote_code=trust_remote_code)
         hub = hub_options(revision, trust_remote_code, attn_implementation)
         corrects = options.get("heads") == "clm"
         with reading(f"a model from {model_name_or_path!r}"):
-            main, _ = load_classifier(folder, id2label=id2label, **hub)
+            main, _ = load_classifier(folder, model_name_or_path, id2label=id2label, **hub)
             state = (clm_heads_state if corrects else rtd_head_state)(folder, hub)
         auxiliary = load_auxiliary(auxiliary_name_or_path, model_name_or_path, **hub)
         model = cls(main, auxiliary, temperature, **options)

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
+import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from hf_tlm.models.errors import ModelError
-from hf_tlm.models.families import family_of
+from hf_tlm.models.families import family_of, longest_input
 
 # What transformers, huggingface_hub and safetensors raise for a model that cannot be loaded.
+POOLER = "pooler"  # It feeds the classifier alone, and many checkpoints do not have it.
+# Models that learn have weights of this type, whatever a checkpoint's are: updates are too small for half precision.
+DTYPE = torch.float32
 UNREADABLE = (OSError, RuntimeError, KeyError, ImportError, ValueError, SafetensorError)
 
 
@@ -34,26 +45,65 @@ def hub_options(revision: str | None, trust_remote_code: bool, attn_implementati
     return options if attn_implementation is None else options | {"attn_implementation": attn_implementation}
 
 
-def load_classifier(name_or_path: str, *, id2label: dict[int, str], **options) -> tuple[PreTrainedModel, bool]:
-    """A checkpoint as a stock classifier; a head that it lacks, or one of other classes, begins at random.
+def load_classifier(folder: str, name: str, *, id2label: dict[int, str], **options) -> tuple[PreTrainedModel, bool]:
+    """A checkpoint as a stock classifier in float32; a head that it lacks, or one of other classes, begins at random.
 
     Args:
+        name: what errors call it.
         options: see `hub_options`.
 
     Returns:
         The model, and whether some of its head begins at random.
 
     Raises:
-        ModelError: its `model_type` is not a supported encoder. For others see `reading`.
+        ModelError: its `model_type` is not a supported encoder, or see `new_weights`. For others see `reading`.
     """
     label2id = {label: index for index, label in id2label.items()}
-    config = AutoConfig.from_pretrained(name_or_path, id2label=id2label, label2id=label2id, **options)
+    config = AutoConfig.from_pretrained(folder, id2label=id2label, label2id=label2id, **options)
     family_of(config)
     model, info = AutoModelForSequenceClassification.from_pretrained(
-        name_or_path, config=config, ignore_mismatched_sizes=True, output_loading_info=True, **options
+        folder, config=config, ignore_mismatched_sizes=True, output_loading_info=True, dtype=DTYPE, **options
     )
-    new = [*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])]
-    return model, head_is_new(model, new)
+    return model, head_is_new(model, new_weights(model, info, name))
+
+
+def new_weights(model: PreTrainedModel, info: Mapping[str, Any], name: str) -> set[str]:
+    """The weights that the checkpoint `name` lacks or has in other shapes, so that they begin at random.
+
+    Args:
+        info: what `from_pretrained` gave with the model (`output_loading_info`).
+
+    Raises:
+        ModelError: some are of the model's body, its pooler apart.
+    """
+    new = {*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])}
+    body = f"{model.base_model_prefix}."
+    if lacking := sorted(key for key in new if key.startswith(body) and POOLER not in key.split(".")):
+        raise ModelError(
+            f"{name} lacks weights of its body ({', '.join(lacking[:3])}{', ...' if len(lacking) > 3 else ''}): they would "
+            f"be random. Give a checkpoint of a {model.config.model_type} encoder; of an unfinished run, what it exports at "
+            "its end."
+        )
+    return new
+
+
+def check_fit(
+    config: PreTrainedConfig, name: str, *, max_length: int, tokenizer: PreTrainedTokenizerBase, tokenizer_name: str
+) -> None:
+    """Raises:
+    ModelError: the checkpoint `name` has fewer positions than `max_length`, or fewer tokens than the tokenizer.
+    """
+    positions = longest_input(config)
+    if positions is not None and max_length > positions:
+        raise ModelError(
+            f"max_length {max_length} is more than the {positions} positions of {name}. Give --max_length {positions} or "
+            "less, or another checkpoint."
+        )
+    if len(tokenizer) > config.vocab_size:
+        raise ModelError(
+            f"The tokenizer {tokenizer_name} has {len(tokenizer):,} tokens, and {name} knows {config.vocab_size:,}. Give "
+            "the checkpoint's own, or none."
+        )
 
 
 def head_is_new(model: PreTrainedModel, new: Iterable[str]) -> bool:

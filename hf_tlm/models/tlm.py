@@ -25,7 +25,7 @@ from hf_tlm.models.dropout import use_fast_dropout
 from hf_tlm.models.errors import ModelError
 from hf_tlm.models.families import Family, family_of
 from hf_tlm.models.linear_cross_entropy import linear_cross_entropy
-from hf_tlm.models.loading import head_is_new, hub_options, load_classifier, reading
+from hf_tlm.models.loading import DTYPE, head_is_new, hub_options, load_classifier, reading
 from hf_tlm.models.tail import encode_chosen
 from hf_tlm.models.texts import Texts
 
@@ -134,14 +134,15 @@ class TlmModel(TrainedModel):
     ) -> TlmModel:
         """Body and heads of a checkpoint: any encoder on the Hub, or a folder that `export_stock` or the Trainer wrote.
 
-        Heads that the checkpoint lacks, and a classifier for other classes, are initialised at random.
+        Heads that the checkpoint lacks, and a classifier for other classes, are initialised at random. The weights are
+        float32, whatever the checkpoint's are.
 
         Args:
             model_name_or_path: folder, or Hub id with `@revision` if wanted.
 
         Raises:
             HubError: see `checkpoint_folder`.
-            ModelError: it cannot be loaded, or its `model_type` is not a supported encoder.
+            ModelError: it cannot be loaded, lacks weights of its body, or is not of a supported `model_type`.
         """
         options = hub_options(revision, trust_remote_code, attn_implementation)
         if (Path(model_name_or_path) / TRAINER_STATE).is_file():
@@ -150,9 +151,13 @@ class TlmModel(TrainedModel):
         # Our own exports keep the masked-LM head beside the classifier.
         beside = (folder / MLM_SUBFOLDER / "config.json").is_file()
         with reading(f"a model from {model_name_or_path!r}"):
-            classifier, classifier_is_new = load_classifier(str(folder), id2label=id2label, **options)
+            classifier, classifier_is_new = load_classifier(str(folder), model_name_or_path, id2label=id2label, **options)
             lm, info = AutoModelForMaskedLM.from_pretrained(
-                str(folder), subfolder=MLM_SUBFOLDER if beside else "", output_loading_info=True, **options
+                str(folder),
+                subfolder=MLM_SUBFOLDER if beside else "",
+                output_loading_info=True,
+                dtype=DTYPE,
+                **options,
             )
         model = cls(classifier, lm)
         model.classifier_is_new, model.mlm_head_is_new = classifier_is_new, head_is_new(lm, info["missing_keys"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -102,8 +103,8 @@ class ModelArguments(LoraArguments):
                 "embedding_init spectral replaces the embeddings of the checkpoint model_name_or_path "
                 f"{self.model_name_or_path!r} has learned. Use it from scratch only."
             )
-        if self.temperature is not None and not self.temperature >= 0:
-            raise ArgumentsError(f"temperature must be 0 or more; received {self.temperature}.")
+        if self.temperature is not None and not 0 <= self.temperature < math.inf:
+            raise ArgumentsError(f"temperature must be a number, 0 or more; received {self.temperature}.")
         if self.spectral_scale <= 0:
             raise ArgumentsError(f"spectral_scale must be positive; received {self.spectral_scale}.")
         if self.freeze_auxiliary and self.auxiliary_name_or_path is None and self.model_name_or_path is None:

@@ -10,10 +10,13 @@ from functools import partial
 
 from datasets import Dataset, concatenate_datasets
 from peft import PeftModel
-from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
 from hf_tlm.data import cached_wordpiece, load_tokenizer, tokenize
+from hf_tlm.data.tokenization import special_ids
+from hf_tlm.hub.checkpoint import checkpoint_folder
 from hf_tlm.models import CorruptAndPredict, TlmModel, TrainedModel, add_lora, auxiliary_config, build_config, read_config
+from hf_tlm.models.loading import check_fit, reading
 from hf_tlm.models.spectral import SpectralEmbeddings, spectral_embeddings
 from hf_tlm.tasks import Task
 from hf_tlm.training.applicable import check_applicable
@@ -67,7 +70,7 @@ def prepare(task: Task, corpus: Dataset | None, args: TlmArguments, model_args: 
     source = model_args.tokenizer_source
     corpus_length = args.corpus_max_length or args.max_length
     longest = max(args.max_length, corpus_length)
-    with args.main_process_first(desc="tokenising"):
+    with args.main_process_first(desc="making the tokenizer"):
         if source is not None:
             tokenizer = load_tokenizer(**source)
         else:
@@ -77,6 +80,8 @@ def prepare(task: Task, corpus: Dataset | None, args: TlmArguments, model_args: 
                 _Chain(columns), model_args.vocab_size, lowercase=model_args.lowercase, max_length=longest
             )
         tokenizer.model_max_length = args.max_length
+    make_model = model_factory(args, model_args, tokenizer, id2label=task.id2label, max_length=longest)
+    with args.main_process_first(desc="tokenising"):
         splits = {
             split: None if rows is None else tokenize(rows, tokenizer, args.max_length, description=f"Tokenising {split}")
             for split, rows in (("train", task.train), ("validation", task.validation), ("test", task.test))
@@ -86,7 +91,6 @@ def prepare(task: Task, corpus: Dataset | None, args: TlmArguments, model_args: 
             passages = tokenize(
                 corpus.select_columns(["text"]), tokenizer, corpus_length, description="Tokenising the subset"
             )
-    make_model = model_factory(args, model_args, tokenizer, id2label=task.id2label, max_length=longest)
     spectral = None
     if model_args.embedding_init == "spectral":
         rows = splits["train"].select_columns(["input_ids"])
@@ -112,7 +116,8 @@ def model_factory(
         classifier: False where there is no task: an adapter is of the body alone.
 
     Raises:
-        ModelError: see `build_config` and `auxiliary_config`.
+        HubError: see `checkpoint_folder`.
+        ModelError: see `build_config`, `auxiliary_config` and, of checkpoints, `check_fit`.
         ArgumentsError: objective ale without an ALBERT body, cocolm without its own, or (when a model is made) an adapter
             for a checkpoint without a masked-LM head.
     """
@@ -125,6 +130,7 @@ def model_factory(
         "frozen": model_args.freeze_auxiliary,
         "scl_projection": args.scl_projection,
     }
+    _check_checkpoints(model_args, tokenizer, max_length)
     if model_args.model_name_or_path is not None:
         options = {
             "id2label": id2label,
@@ -161,6 +167,18 @@ def model_factory(
     return partial(CorruptAndPredict.from_config, config, auxiliary, **settings)
 
 
+def _check_checkpoints(model_args: ModelArguments, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
+    trust = {"trust_remote_code": model_args.trust_remote_code}
+    named = ((model_args.model_name_or_path, model_args.model_revision), (model_args.auxiliary_name_or_path, None))
+    for name, revision in named:
+        if name is not None:
+            folder = checkpoint_folder(name, revision, **trust)
+            with reading(f"a config from {name!r}"):
+                config = AutoConfig.from_pretrained(folder, revision=revision, **trust)
+            given = model_args.tokenizer_source["name_or_path"]
+            check_fit(config, name, max_length=max_length, tokenizer=tokenizer, tokenizer_name=given)
+
+
 def check_model(args: RunArguments, model_args: ModelArguments) -> None:
     """What can be said against a model before there are a tokenizer and data.
 
@@ -170,6 +188,13 @@ def check_model(args: RunArguments, model_args: ModelArguments) -> None:
         ModelError: see `read_config` and `auxiliary_config`.
     """
     check_applicable(model_args, args.objective)
+    read_from = model_args.auxiliary_name_or_path or model_args.model_name_or_path
+    for name in ("auxiliary_size", "auxiliary_layers"):
+        if read_from is not None and getattr(model_args, name) is not None:
+            raise ArgumentsError(
+                f"{name} {getattr(model_args, name)} is of an auxiliary model from scratch; this run's is read from "
+                f"{read_from!r} as it is. Leave {name} out."
+            )
     if model_args.use_peft and is_launched():
         raise ArgumentsError(
             "use_peft does not work with DeepSpeed: what it trains is too small to be worth sharding. Use DDP, for instance "
@@ -224,7 +249,7 @@ def with_spectral(
         len(tokenizer),
         make_model().get_input_embeddings().weight.shape[1],
         scale=model_args.spectral_scale,
-        ignore=tokenizer.all_special_ids,
+        ignore=special_ids(tokenizer),
     )
     logger.info("Spectral embeddings: %s", spectral.report)
 

@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_tlm.data.collator import TlmCollator
 from hf_tlm.data.interleave import CORPUS, TASK, InterleavedBatchSampler
+from hf_tlm.data.packing import leading_texts
 from hf_tlm.data.streaming import ShardStream, StreamedBlocks
 from hf_tlm.data.tokenization import text_lengths
 from hf_tlm.models.base import TrainedModel, applied_parameters
@@ -236,14 +237,18 @@ class TlmTrainer(SampledTrainer):
         return self.state.stateful_callbacks.setdefault("flops_per_token", {})
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        outputs = model(**inputs)
         stream = _stream_of(inputs)
+        own = None
+        if not model.training and stream == CORPUS:
+            own = self._own_texts(inputs)
+            inputs = leading_texts(inputs, own) if own else inputs
+        outputs = model(**inputs)
         if not model.training:
             # Task texts are scored unmasked, whatever the training objective is; passages by that objective.
             objective = TaskLoss() if stream == TASK else self.objectives[CORPUS]
             terms = objective(outputs, inputs)
             loss = terms.pop("loss")
-            if stream == CORPUS:
+            if own:
                 counts = {f"{name}_loss": count for name, count in objective.count(inputs).items()}
                 self._eval_terms.add(in_pairs(terms, lambda name, mean: (mean * counts[name], counts[name])))
             return (loss, outputs) if return_outputs else loss
@@ -254,6 +259,15 @@ class TlmTrainer(SampledTrainer):
         shares = in_pairs(terms, lambda name, share: (share, 1 / self._micro_batches))
         self._terms.add(shares, prefix=f"{stream}/")
         return (loss, outputs) if return_outputs else loss
+
+    def _own_texts(self, inputs: Mapping[str, torch.Tensor]) -> int:
+        """How many texts of an evaluation batch are not repeated ones, which fill up the last batches of the processes."""
+        texts = len(inputs.get("first_tokens", inputs["input_ids"]))
+        state = self.accelerator.gradient_state
+        if not state.end_of_dataloader or state.remainder < 1:
+            return texts
+        # As `gather_for_metrics` counts them: the processes' batches one after another.
+        return min(texts, max(0, state.remainder - self.args.process_index * self.args.eval_batch_size))
 
     def evaluation_loop(self, *args, metric_key_prefix: str = "eval", **kwargs):
         """The Trainer's, and of passages the named terms of the corpus objective, each mean over all of them."""

@@ -1,8 +1,11 @@
+import copy
+
+import numpy as np
 import pytest
 import torch
-from transformers import BertTokenizer
+from transformers import AddedToken, BertTokenizer
 
-from hf_tlm.data import TlmCollator, TokenizerError
+from hf_tlm.data import TlmCollator, TokenizerError, collator
 
 
 def rows(tokenizer, *texts, **extra):
@@ -53,3 +56,18 @@ def test_tokenizer_without_mask_token():
     without.mask_token = None
     with pytest.raises(TokenizerError, match="mask_token"):
         TlmCollator(without)
+
+
+def test_every_token_that_is_called_special_stays(tokenizer):
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.add_tokens([AddedToken("[E1]", special=True), "plain"])
+    marked, plain = tokenizer.convert_tokens_to_ids(["[E1]", "plain"])
+    text = {"input_ids": [2, marked, plain, marked, 3], "draw": 0}
+    batch = TlmCollator(tokenizer, mlm_probability=0.999)([text])
+    assert (batch["mlm_labels"][0] != -100).tolist() == [False, False, True, False, False]
+
+
+def test_numbers_of_replacements_stay_below_1(tokenizer, monkeypatch):
+    monkeypatch.setattr(collator, "uniforms", lambda seed, draws, positions, stream: np.full(len(draws), 1 - 2.0**-53))
+    texts = rows(tokenizer, "the gene binds the cell", draw=0)
+    assert TlmCollator(tokenizer, replacing=True)(texts)["uniforms"].max() < 1

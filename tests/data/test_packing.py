@@ -1,10 +1,11 @@
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_tlm.data import TlmCollator
-from hf_tlm.data.packing import pack
+from hf_tlm.data.packing import leading_texts, pack
 from test_collator import rows
 
 
@@ -57,3 +58,33 @@ def test_packed_and_padded_batches_hold_the_same_texts(tokenizer, mlm_probabilit
 def test_a_longer_text_widens_the_row(tokenizer):
     batch = TlmCollator(tokenizer, row_length=4)(rows(tokenizer, "the cell binds the acid and the drug", "a", draw=0))
     assert batch["input_ids"].shape[0] == 2 and batch["input_ids"].shape[1] > 4
+
+
+@pytest.mark.parametrize("row_length", [None, 12])
+def test_leading_texts(tokenizer, row_length):
+    """A model reads of them what it reads of a batch of these texts alone, the crops too."""
+    texts = rows(tokenizer, "the gene", "the cell binds the acid and the drug", "the drug and the acid")
+    for draw, text in enumerate(texts):
+        text["draw"] = draw
+    collate = TlmCollator(
+        tokenizer, mlm_probability=0.5, row_length=row_length, replacing=True, mask_special=True, crop_fraction=0.9
+    )
+    leading, alone = leading_texts(collate(texts), 2), collate(texts[:2])
+    assert leading.keys() == alone.keys()
+    for prefix in ("", "crop_"):
+        names = [name for name in alone if name.startswith(prefix) and (prefix or not name.startswith("crop_"))]
+        for batch in (leading, alone):
+            if row_length is not None:
+                assert len(batch[f"{prefix}first_tokens"]) == 2
+        for text in range(2):
+            places = [
+                (batch[f"{prefix}text_ids"] == text + 1).nonzero(as_tuple=True)
+                if row_length is not None
+                else (torch.tensor(text), batch[f"{prefix}attention_mask"][text].nonzero()[:, 0])
+                for batch in (leading, alone)
+            ]
+            for name in names:
+                if not name.endswith("first_tokens"):
+                    assert leading[name][places[0]].equal(alone[name][places[1]]), name
+        assert leading[f"{prefix}attention_mask"].sum() == alone[f"{prefix}attention_mask"].sum()
+    assert (leading["mlm_labels"] != -100).sum() == (alone["mlm_labels"] != -100).sum()

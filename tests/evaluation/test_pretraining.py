@@ -12,12 +12,13 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import PeftModel
-from transformers import AutoModel, AutoModelForMaskedLM
+from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM
 
 from hf_tlm.corpora import Corpus, load_corpus
 from hf_tlm.data import BlockArguments, BlockShards, TlmCollator, load_tokenizer
 from hf_tlm.evaluation import ProtocolError, pretraining, run_pretraining
 from hf_tlm.evaluation.pretraining import _sample
+from hf_tlm.models import ModelError
 from hf_tlm.training import ArgumentsError, ModelArguments, PretrainArguments
 from toys import TINY_CONFIGS, sentences
 
@@ -210,6 +211,20 @@ def test_from_a_checkpoint(tmp_path, corpus, finished):
     run = go(tmp_path, corpus, model_args={"model_name_or_path": str(finished.output_dir)})
     assert run.record["training"]["mlm_loss"] < finished.record["training"]["mlm_loss"]
     assert "trained further from" in (tmp_path / "README.md").read_text() and not (tmp_path / "tokenizer").exists()
+
+
+def test_a_checkpoint_that_the_run_does_not_fit(tmp_path, corpus, finished, monkeypatch):
+    """Said before any text is prepared."""
+    monkeypatch.setattr(pretraining, "BlockShards", None)
+    base = {"model_name_or_path": str(finished.output_dir)}
+    with pytest.raises(ModelError, match="max_length 41 is more than the 40 positions of .*Give --max_length 40 or less"):
+        go(tmp_path / "long", corpus, model_args=base, max_length=41)
+    AutoModelForMaskedLM.from_config(
+        AutoConfig.for_model("bert", **{**TINY_CONFIGS["bert"], "vocab_size": 50})
+    ).save_pretrained(tmp_path / "few")
+    few = {"model_name_or_path": str(tmp_path / "few"), "tokenizer_name": str(finished.output_dir)}
+    with pytest.raises(ModelError, match=r"tokenizer .* has \d+ tokens, and .*few knows 50. Give the checkpoint's own"):
+        go(tmp_path / "other", corpus, model_args=few)
 
 
 def test_an_adapter(tmp_path, corpus, finished):

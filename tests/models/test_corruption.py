@@ -175,7 +175,7 @@ def test_temperature_0_takes_the_likeliest(tokenizer):
     ids, output = main_input(model, inputs)
     masked = inputs["mlm_labels"] != -100
     assert (ids[masked] == inputs["mlm_labels"][masked]).sum() == output.guesses
-    with pytest.raises(ModelError, match="temperature must be 0 or more; received -1"):
+    with pytest.raises(ModelError, match="temperature must be a number, 0 or more; received -1"):
         composite(temperature=-1)
 
 
@@ -279,6 +279,8 @@ def test_starts_from_stock_folders(tokenizer, tmp_path, caplog):
     assert "begins at random" not in caplog.text
     with pytest.raises(ModelError, match="auxiliary_name_or_path, the generator"):
         CorruptAndPredict.from_checkpoint(folders[0], id2label=LABELS)
+    CorruptAndPredict.from_checkpoint(folders[0], folders[0], id2label=LABELS)
+    assert "discriminator-folder has no masked-LM head" in caplog.text
     CorruptAndPredict.from_checkpoint(folders[1], folders[1], id2label=LABELS)
     assert "generator-folder has no head for replaced tokens" in caplog.text
 
@@ -301,3 +303,37 @@ def test_exports_load_where_hf_tlm_is_not(tokenizer, tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_checkpoint_in_half_precision_learns_in_float32(tokenizer, tmp_path, dtype):
+    config = AutoConfig.for_model("electra", **TINY_CONFIGS["electra"])
+    discriminator, generator = ElectraForPreTraining(config), ElectraForMaskedLM(auxiliary_config(config, 0.5))
+    folders = [str(tmp_path / name) for name in ("discriminator-folder", "generator-folder")]
+    for stock, folder in zip((discriminator, generator), folders, strict=True):
+        stock.to(dtype).save_pretrained(folder)
+    model = CorruptAndPredict.from_checkpoint(*folders, id2label=LABELS)
+    assert {value.dtype for value in model.parameters()} == {torch.float32}
+    assert model(**batch(tokenizer)).rtd_logits.isfinite().all()
+    assert model.main.electra.embeddings.word_embeddings.weight.equal(
+        discriminator.electra.embeddings.word_embeddings.weight.float()
+    )
+
+
+def test_what_lacks_its_body_is_refused(tokenizer, tmp_path):
+    """A checkpoint of a run of two models holds them under names of its own."""
+    model, folders = composite(), [str(tmp_path / name) for name in ("run", "generator")]
+    model.save_pretrained(folders[0])
+    AutoModelForMaskedLM.from_config(model.auxiliary.config).save_pretrained(folders[1])
+    with pytest.raises(ModelError, match="run lacks weights of its body .* what it exports at its end"):
+        CorruptAndPredict.from_checkpoint(*folders, id2label=LABELS)
+    with pytest.raises(ModelError, match="run lacks weights of its body"):
+        CorruptAndPredict.from_checkpoint(folders[1], folders[0], id2label=LABELS)
+
+
+@pytest.mark.parametrize("model_type,other", [("modernbert", "bert"), ("bert", "modernbert")])
+def test_token_embeddings_are_shared_whatever_they_are_called(model_type, other):
+    configs = [AutoConfig.for_model(name, **TINY_CONFIGS[name]) for name in (model_type, other)]
+    model = CorruptAndPredict.from_config(*configs)
+    tables = [body.get_input_embeddings().weight for body in (model.main.base_model, model.auxiliary.base_model)]
+    assert tables[0] is tables[1] is model.auxiliary.mlm_head.weight

@@ -174,6 +174,24 @@ def _four_steps(folder, tokenizer_folder, corpus_rows, settings, names):
         (Path(folder) / "log.json").write_text(json.dumps(history(run, "loss", *names)))
 
 
+def evaluated(folder, tokenizer_folder, corpus_rows, settings):
+    """The terms of the corpus objective on numbers of passages that do and do not divide by the batch, in two layouts."""
+    tokenizer, scores = AutoTokenizer.from_pretrained(tokenizer_folder), {}
+    data = tokenized(tokenizer, corpus_rows)
+    for packing in ("none", "group"):
+        for count in (7, 8, 13):
+            held_out = data["corpus"].select(range(count)).add_column("draw", list(range(count)))
+            parts = data | {"train": None, "validation": held_out}
+            options = {**settings, "packing": packing, "rho1": math.inf, "per_device_eval_batch_size": 4}
+            run = trainer(folder, parts, tokenizer, **options, metrics=False)
+            found = {name.removeprefix("eval_"): value for name, value in run.evaluate().items()}
+            scores |= {
+                f"{packing} {count} {name}": found[name] for name in found if name.endswith(("_loss", "y", "fraction"))
+            }
+    if run.is_world_process_zero():
+        (Path(folder) / "scores.json").write_text(json.dumps(scores))
+
+
 def die_in_write(number):
     """SIGKILL this process when it has half written its `number`-th file of checkpoints."""
     count = 0

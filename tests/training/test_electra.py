@@ -12,7 +12,7 @@ from hf_tlm.evaluation import run_tlm
 from hf_tlm.objectives import Mlm, ReplacedTokenDetection, TaskLoss, WeightedSum
 from hf_tlm.retrieval import retrieve
 from hf_tlm.training import ArgumentsError, ModelArguments, TlmArguments, prepare
-from runs import OBJECTIVES, QUIET, history, trainer, two_are_one, weights
+from runs import OBJECTIVES, QUIET, evaluated, history, run_processes, trainer, two_are_one, weights
 from test_trainer import Gradients
 from toys import TINY_CONFIGS
 
@@ -96,6 +96,18 @@ def test_two_processes_are_one(tmp_path, tokenizer, corpus_rows):
     two_are_one(tmp_path, tokenizer, corpus_rows, ELECTRA, "corpus/rtd_loss", "task/mlm_loss")
 
 
+def test_two_processes_evaluate_every_passage_once(tmp_path, tokenizer, corpus_rows):
+    """Repeated ones, which give both equally many batches, do not count."""
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    for processes in (1, 2):
+        arguments = (str(tmp_path / str(processes)), str(tmp_path / "tokenizer"), corpus_rows, ELECTRA)
+        assert run_processes(evaluated, *arguments, processes=processes) == [0] * processes
+    one, two = (json.loads((tmp_path / name / "scores.json").read_text()) for name in "12")
+    assert one.keys() == two.keys() and "none 7 rtd_loss" in one and "group 13 generator_accuracy" in one
+    for name, value in one.items():
+        assert two[name] == pytest.approx(value, rel=1e-5), name
+
+
 def test_passages_are_evaluated_by_the_corpus_objective(tmp_path, data, tokenizer):
     """Without a task: the same masks at every evaluation, and each term a mean over all of them."""
     held_out = data["corpus"].select(range(20)).add_column("draw", list(range(20)))
@@ -154,7 +166,11 @@ def test_what_cannot_be(tmp_path, task, tokenizer):
     refused("works neither with use_peft nor with FSDP", ModelArguments(use_peft=True, model_name_or_path="x"))
     bert = ModelArguments(model_config={"model_type": "bert", **TINY_CONFIGS["bert"]})
     refused("ale is ELECTRA on an ALBERT body .* received the type 'bert'", bert, objective="ale", max_length=32)
-    with pytest.raises(ArgumentsError, match="temperature must be 0 or more; received -1"):
+    with pytest.raises(ArgumentsError, match="temperature must be a number, 0 or more; received -1"):
         ModelArguments(temperature=-1)
+    with pytest.raises(ArgumentsError, match="temperature must be a number, 0 or more; received inf"):
+        ModelArguments(temperature=math.inf)
+    read = ModelArguments(model_name_or_path="x", auxiliary_layers=2)
+    refused("auxiliary_layers 2 is of an auxiliary model from scratch; this run's is read from 'x'", read)
     with pytest.raises(ArgumentsError, match="rtd_weight must be a finite number >= 0; received -1"):
         TlmArguments(output_dir="x", **QUIET, objective="electra", rtd_weight=-1)

@@ -77,3 +77,11 @@ def test_the_filter_that_hides_it_is_off_and_refused():
     assert TlmArguments(output_dir="unused", use_cpu=True).logging_nan_inf_filter is False
     with pytest.raises(ArgumentsError, match="would hide a loss that is not finite"):
         TlmArguments(output_dir="unused", use_cpu=True, logging_nan_inf_filter=True)
+
+
+@pytest.mark.parametrize("model_type", ["electra", "albert"])
+def test_an_auxiliary_model_without_finite_logits_ends_the_run_so_too(tmp_path, data, tokenizer, model_type):
+    objective = {"electra": "electra", "albert": "ale"}[model_type]
+    run = trainer(tmp_path, data, tokenizer, model_type, objective=objective, rho1=1, callbacks=[At(2, poison)])
+    with pytest.raises(NonFiniteLossError, match="loss of step 2 is not finite"):
+        run.train()

@@ -16,11 +16,9 @@ from hf_tlm.evaluation.finetuning.arguments import FinetuneArguments
 from hf_tlm.evaluation.finetuning.kinds import kind_module
 from hf_tlm.evaluation.finetuning.options import CheckpointArguments
 from hf_tlm.hub.checkpoint import checkpoint_folder
-from hf_tlm.models import FAMILIES, ModelError, add_lora
-from hf_tlm.models.adapters import POOLER
+from hf_tlm.models import FAMILIES, add_lora
 from hf_tlm.models.dropout import use_fast_dropout
-from hf_tlm.models.families import longest_input
-from hf_tlm.models.loading import hub_options, reading
+from hf_tlm.models.loading import DTYPE, check_fit, hub_options, new_weights, reading
 from hf_tlm.tasks import Task
 from hf_tlm.training.stages import ADAPTER_FILE
 
@@ -41,17 +39,13 @@ def load_pretrained(
     with reading(f"a config from {checkpoint.model_name_or_path!r}"):
         config = AutoConfig.from_pretrained(folder, **_labels(task), **options)
     tokenizer = load_tokenizer(**checkpoint.tokenizer_source, masking=False)
-    positions = longest_input(config)
-    if positions is not None and args.max_length > positions:
-        raise ModelError(
-            f"max_length {args.max_length} is more than the {positions} positions of {checkpoint.model_name_or_path}. Give "
-            f"--max_length {positions} or less, or another checkpoint."
-        )
-    if len(tokenizer) > config.vocab_size:
-        raise ModelError(
-            f"The tokenizer {checkpoint.tokenizer_source['name_or_path']} has {len(tokenizer):,} tokens, and "
-            f"{checkpoint.model_name_or_path} knows {config.vocab_size:,}. Give the checkpoint's own, or none."
-        )
+    check_fit(
+        config,
+        checkpoint.model_name_or_path,
+        max_length=args.max_length,
+        tokenizer=tokenizer,
+        tokenizer_name=checkpoint.tokenizer_source["name_or_path"],
+    )
     set_token_types(tokenizer, config)
     tokenizer.model_max_length = args.max_length
     return config, tokenizer
@@ -61,7 +55,8 @@ def load_model(
     task: Task, checkpoint: CheckpointArguments, config: PreTrainedConfig, args: FinetuneArguments
 ) -> PreTrainedModel | nn.Module:
     """The stock model of the task's kind with the weights of a checkpoint; what its head lacks begins at random, under the
-    current seed (`transformers.set_seed`). A head of other sizes is replaced. With `use_peft` it has an adapter.
+    current seed (`transformers.set_seed`). A head of other sizes is replaced. Its weights are float32. With `use_peft` it
+    has an adapter.
 
     Raises:
         ModelError: it cannot be loaded, or lacks weights of its body.
@@ -74,15 +69,10 @@ def load_model(
             config=config,
             ignore_mismatched_sizes=True,
             output_loading_info=True,
+            dtype=DTYPE,
             **_options(checkpoint),
         )
-    new = {*info["missing_keys"], *(key[0] for key in info["mismatched_keys"])}
-    body = f"{model.base_model_prefix}."
-    if lacking := sorted(key for key in new if key.startswith(body) and POOLER not in key.split(".")):
-        raise ModelError(
-            f"{name} lacks weights of its body ({', '.join(lacking[:3])}{', ...' if len(lacking) > 3 else ''}): they would "
-            f"be random. Give a checkpoint of a {config.model_type} encoder."
-        )
+    new = new_weights(model, info, name)
     logger.info("%s: these weights begin at random: %s.", name, ", ".join(sorted(new)) or "none")
     if config.model_type in FAMILIES:
         use_fast_dropout(model)

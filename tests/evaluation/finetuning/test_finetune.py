@@ -10,8 +10,9 @@ from datasets import Dataset
 from safetensors.torch import load_file, save_file
 from sklearn.metrics import f1_score
 from tiny_checkpoints import FAST, files, go, pretrained
-from transformers import AutoModelForPreTraining, pipeline, set_seed
+from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, pipeline, set_seed
 
+from hf_tlm.data import load_tokenizer
 from hf_tlm.evaluation import CheckpointArguments, FinetuneArguments
 from hf_tlm.evaluation.finetuning import draw_fraction
 from hf_tlm.evaluation.finetuning.evaluation_set import feature_lengths
@@ -252,6 +253,14 @@ def test_bad_checkpoints(base, tokenizer, tmp_path):
     small = pretrained(tmp_path / "small", tokenizer, vocab_size=60)
     with pytest.raises(ValueError, match=r"has 120 tokens, and .* knows 60"):
         go(tmp_path / "out", small)
+
+
+def test_a_checkpoint_in_half_precision_learns_in_float32(base, tmp_path):
+    AutoModelForMaskedLM.from_pretrained(base, dtype=torch.float16).save_pretrained(tmp_path)
+    load_tokenizer(str(base)).save_pretrained(tmp_path)
+    task, args, checkpoint = make_task(), FinetuneArguments(**FAST), CheckpointArguments(model_name_or_path=str(tmp_path))
+    model = load_model(task, checkpoint, load_pretrained(task, checkpoint, args)[0], args)
+    assert {value.dtype for value in model.parameters()} == {torch.float32}
 
 
 def test_layers_learn_at_their_own_rates(base, tmp_path):
