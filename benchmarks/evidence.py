@@ -8,8 +8,9 @@ r"""RESULTS.md: what the tables of recipes/reproduce.py say, in one page.
     python benchmarks/evidence.py --runs runs/cpu
 
 Reads the records in benchmarks/results/cpu (and gpu, where they are there) and writes benchmarks/results/RESULTS.md and the
-picture of score against cost. Whatever is finished is shown; nothing is trained here. Paths should be relative: records and
-pages name them. With --runs, where the models and subsets are, the cards of the best model of each task and of the subsets
+pictures of score against cost. Whatever is finished is shown; nothing is trained here. What people found in these numbers is
+benchmarks/results/findings.md, which stands first on the page. Paths should be relative: records and pages name them. With
+--runs, where the models and subsets are, the cards of the best model of each task and of the subsets
 of the main table go to model_cards/.
 """
 
@@ -28,7 +29,7 @@ from typing import Any
 from hf_tlm.analysis.cost.comparison import compare, to_markdown, to_rows
 from hf_tlm.analysis.cost.figures import cost_figure
 from hf_tlm.analysis.errors import AnalysisError
-from hf_tlm.analysis.figures import save_figure
+from hf_tlm.analysis.figures import new_figure, save_figure, series_style, style
 from hf_tlm.analysis.findings import markdown_table
 from hf_tlm.analysis.runs import find_results
 from hf_tlm.evaluation.reproduction import PUBLISHED
@@ -55,6 +56,20 @@ TABLES = {
     "tuning_seeds": "Two of these learning rates over three seeds, by validation",
 }
 # (this arm, minus that one)
+# What the picture of score against cost is an average over: those with three seeds, of which the papers have scores too.
+LOW_RESOURCE = ("chemprot", "acl_arc", "scierc", "hyperpartisan")
+DIFFERS = """What differs from the papers, beside a corpus of 0.47 GB for their 16 and 160 GB and the sizes of models and budgets:
+
+- K is 50 passages a training text, and 5,000 in TLM for tasks of this size; rho1 is 3, and up to 999 there.
+- Token embeddings start from spectral ones of an arm's own texts (`embedding_init: spectral`), not at random: so arms differ
+  in their start too, by what their texts are.
+- *pretrained* is the MiniLM encoder, 6 layers x 384; the papers' are BERT and RoBERTa. Its pretraining is not counted.
+- ISS chooses by gradients of the validation examples' losses, labels included (its Algorithm 1): validation scores of its
+  arms do not compare with others'. Test labels have no part in anything.
+- AG News here has 15,667 training texts of 115,000; Hyperpartisan is split anew; IMDB's test texts include 93 of training;
+  `rct_ei` stands in for RCT. See the data's own notes.
+- Learning rates were chosen on SciERC, with BM25's subset and with the task alone, by validation (the tables at the end), and
+  are all arms'; that of the pretrained encoder on ACL-ARC. rho1, rho2 and K are what the scale was given beforehand."""
 PAIRS = (("BM25", "task only"), ("BM25", "random"), ("BM25 + ISS 20%", "BM25"), ("pretrained", "BM25"))
 TLM_SMALL = PUBLISHED["TLM Table 2: TLM (small-scale)"]
 BUDGETS = (  # name, hours, cores (None: a GPU)
@@ -63,7 +78,7 @@ BUDGETS = (  # name, hours, cores (None: a GPU)
     ("workstation day: 24 hours, 16 cores", 24, 16),
     ("GPU-hour: H200, bf16", 1, None),
 )
-GPU_PEAK, GPU_SHARE = 790e12, 0.4  # FLOP/s of dense bf16 products, and the share of it that is assumed
+GPU_RATE, GPU_SHARE = 790e12, 0.4  # FLOP/s of dense bf16 products there, and the share of it that is assumed
 GPU_RUN = 1e17  # FLOPs of stage 1 of a run of gpu.yaml
 SUBSETS = ("bm25", "iss-20")  # folders of those of the main table that have cards
 Row = Mapping[str, Any]
@@ -137,46 +152,106 @@ def differences(rows: Sequence[Row]) -> str:
     return markdown_table(["task", *(f"{first} − {second}" for first, second in PAIRS)], lines)
 
 
+def hours(rows: Sequence[Row]) -> str:
+    """What the choice of each arm's subset took, ours and the published."""
+    lines = [
+        [row["arm"], f"{row['subset_seconds'] / 3600:.2g}", published(row, "subset hours")]
+        for row in rows
+        if row["subset_seconds"] is not None
+    ]
+    return "Hours of the choice:\n\n" + markdown_table(["arm", "here", "published"], lines)
+
+
+def averages(rows: Sequence[Row]) -> str:
+    """The papers' averages over their tasks, which are not ours."""
+    arms = {row["arm"]: row["published"] for row in rows}
+    lines = [
+        [arm, PUBLISHED[name].cells["average"], name]
+        for arm, names in arms.items()
+        for name in names
+        if "average" in PUBLISHED[name].cells
+    ]
+    return "Published for these losses, on GLUE:\n\n" + markdown_table(["arm", "average", "in"], lines)
+
+
 def costs(rows: Sequence[Row]) -> str:
-    """What a run of each arm costs, means over tasks and seeds."""
+    """What a run of each arm costs, and its subset once for all seeds, means over tasks."""
+    retrieval = {row["task"]: row["subset_seconds"] for row in rows if row["arm"] == "BM25"}
     lines = []
     for arm in dict.fromkeys(row["arm"] for row in rows):
-        known = [row["cost"] for row in rows if row["arm"] == arm and row["cost"]["flops"] is not None]
+        known = [row for row in rows if row["arm"] == arm and row["cost"]["flops"] is not None]
         if known:
-            tokens, flops, seconds = (fmean(cost[name] for cost in known) for name in ("real_tokens", "flops", "seconds"))
-            lines.append([arm, f"{tokens:,.0f}", f"{flops:.3g}", f"{seconds / 60:.1f}"])
-    return markdown_table(["arm", "real tokens", "FLOPs", "minutes"], lines)
+            tokens, flops, seconds = (fmean(row["cost"][name] for row in known) for name in ("real_tokens", "flops", "seconds"))
+            subsets = [
+                row["subset_seconds"] + (retrieval[row["task"]] if arm.startswith("BM25 +") else 0)
+                for row in known
+                if row["subset_seconds"] is not None
+            ]
+            subset = f"{fmean(subsets) / 60:.1f}" if subsets else ""
+            lines.append([arm, f"{tokens:,.0f}", f"{flops:.3g}", f"{seconds / 60:.1f}", subset])
+    return markdown_table(["arm", "real tokens", "FLOPs", "minutes", "minutes for its subset"], lines)
 
 
 def budgets(runs: Sequence[Row]) -> str:
-    """What times on machines buy, by FLOPs (6 x tokens with padding x parameters), from the rate of the runs on this CPU."""
+    """What times on machines buy. More cores take more runs at once, which is measured; other models are told by FLOPs."""
     scratch = [run for run in runs if run["kind"] == "train_tlm" and not run["environment"].get("accelerator")]
     if not scratch:
         return ""
-    rate = median(run["cost"]["flops"] / run["cost"]["seconds"] / run["environment"]["torch_threads"] for run in scratch)
-    own = median(run["cost"]["flops"] for run in scratch)
+    hours = sorted(run["cost"]["seconds"] * run["environment"]["torch_threads"] / 3600 for run in scratch)
+    counted = [run["cost"]["measured_flops"] / run["cost"]["seconds"] / run["environment"]["torch_threads"] for run in scratch]
+    rate = median(counted)
     lines = []
-    for name, hours, cores in BUDGETS:
-        flops = 3600 * hours * (GPU_SHARE * GPU_PEAK if cores is None else rate * cores)
-        how = "measured rate" if cores == 1 else "extrapolated"
-        bought = (flops / own, flops / GPU_RUN, flops / TLM_SMALL.flops)
-        lines.append([name, how, f"{flops:.2g}", *(f"{number:,.3g}" for number in bought)])
-    head = ["time and machine", "", "FLOPs", "runs of the first table", "runs of gpu.yaml", "runs of TLM's small scale"]
+    for name, time, cores in BUDGETS:
+        own = "" if cores is None else f"{time * cores / median(hours):,.3g}"
+        flops = 3600 * time * (GPU_SHARE * GPU_RATE if cores is None else rate * cores)
+        how = "measured" if cores == 1 else "extrapolated"
+        lines.append([name, how, own, f"{flops:.2g}", f"{flops / GPU_RUN:,.2g}", f"{flops / TLM_SMALL.flops:,.2g}"])
+    head = ["time and machine", "", "runs of the first table", "FLOPs", "runs of gpu.yaml", "runs of TLM's small scale"]
     about = (
-        f"{len(scratch)} runs from scratch of the first table had {rate:.3g} FLOP/s a core (median), by the papers' "
-        "formula, which counts embeddings and padding: of small models it says more than is computed. More cores are taken "
-        f"to help in proportion, as independent runs do. No GPU was measured: the line assumes {GPU_SHARE:.0%} of "
-        f"{GPU_PEAK / 1e12:.0f} TFLOP/s, this project's goal there."
+        f"{len(scratch)} runs from scratch of the first table took {60 * hours[0]:.0f} to {60 * hours[-1]:.0f} minutes of a "
+        f"core, {60 * median(hours):.0f} in the median, two at once on two cores, at {rate:.2g} counted FLOP/s. Cores help in "
+        "proportion to their number, as runs need nothing of each other. The last two columns are extrapolated by FLOPs in "
+        "all lines; larger products run faster than these, so those of a CPU are too low rather than too high. No GPU was "
+        f"measured: its line assumes {GPU_SHARE:.0%} of {GPU_RATE / 1e12:.0f} TFLOP/s, this project's goal there. What score "
+        "a budget reaches is the table of budgets above."
     )
     return f"{about}\n\n{markdown_table(head, lines, texts=2)}"
 
 
+@style()
+def budget_picture(folder: Path, rows: Sequence[Row]) -> str:
+    """budget.png, .svg and .csv: a curve for each subset, of the test score by FLOPs."""
+    points: dict[str, list[tuple[float, float, float | None]]] = {}
+    for row in rows:
+        if row["test"] is not None:
+            mean, deviation = row["test"]["mean"], row["test"]["std"]
+            point = (row["cost"]["flops"], 100 * mean, None if deviation is None else 100 * deviation)
+            points.setdefault(row["arm"].partition(",")[0], []).append(point)
+    figure, axes = new_figure()
+    for number, (arm, of_arm) in enumerate(points.items()):
+        flops, scores, deviations = zip(*sorted(of_arm), strict=True)
+        bars = None if None in deviations else deviations
+        axes.errorbar(flops, scores, yerr=bars, label=arm, elinewidth=0.8, **series_style(number))
+    axes.set_xscale("log")
+    axes.set_xlabel("training FLOPs")
+    axes.set_ylabel(f"{rows[0]['task']}, test score (%)")
+    axes.legend()
+    head = ("arm", "flops", "score", "deviation")
+    save_figure(figure, folder, "budget", [dict(zip(head, (arm, *p), strict=True)) for arm in points for p in points[arm]])
+    return f"![Test score by training FLOPs]({folder.name}/budget.png)"
+
+
 def picture(folder: Path, rows: Sequence[Row]) -> str:
-    """cost.png, .svg and .csv of the main table's arms, over the tasks that all of them have."""
+    """cost.png, .svg and .csv of the main table's arms, over those of the low-resource tasks that all of them have."""
     arms = {row["arm"] for row in rows}
+    known = {row["arm"]: set() for row in rows if row["test"] is not None}
+    for row in rows:
+        if row["test"] is not None:
+            known[row["arm"]].add(row["task"])
+    tasks = [task for task in LOW_RESOURCE if known and all(task in of_arm for of_arm in known.values())]
     results = [result for result in find_results({folder.name: folder}) if result.arm in arms]
     try:
-        found = compare(results)
+        found = compare(results, tasks=tasks or None)
     except AnalysisError as error:  # Too little is finished.
         return str(error)
     save_figure(cost_figure(found), folder, "cost", to_rows(found))
@@ -187,6 +262,8 @@ def scale(folder: Path) -> list[str]:
     """The sections of one scale."""
     tables = read_tables(folder)
     parts = [f"# {SCALES[folder.name]}"]
+    if missing := [name for name in TABLES if name not in tables]:
+        parts.append(f"Not begun: {', '.join(missing)}.")
     for name, table in tables.items():
         rows = table["rows"]
         finished, total = sum(len(row["finished"]) for row in rows), sum(row["seeds"] for row in rows)
@@ -195,21 +272,32 @@ def scale(folder: Path) -> list[str]:
         parts.append(f"{finished} of {total} runs; costs, commits and sources of what is published are in {link}.")
         if table["failures"]:
             parts.append("Failed:\n\n" + "\n".join(f"- {text}" for text in table["failures"]))
+        if table["left_out"]:
+            parts.append("Left out:\n\n" + "\n".join(f"- {text}" for text in table["left_out"]))
         if not finished:
             continue
         if name == "main":
             parts += ["Test:", by_task(rows, "test"), "Validation:", by_task(rows, "validation")]
             parts += [
                 "Differences of test scores; ± is sqrt(s1² + s2²) of the two deviations over seeds, and what is larger than "
-                "it is bold:",
+                "it is bold. That is no test: of two equal arms with three seeds about one in six differs by as much, each "
+                "subset was drawn once, and Hyperpartisan has 65 test texts, ACL-ARC 139.",
                 differences(rows),
-                "A run costs, on average over tasks (of the pretrained encoder without its pretraining):",
+                "A run costs, on average over tasks (of the pretrained encoder without its pretraining), and a subset, which "
+                "all seeds share, once more; minutes are the clock's, of machines with other work beside it:",
                 costs(rows),
                 "## Score against cost",
                 picture(folder, rows),
+                DIFFERS,
             ]
         else:
             parts.append(by_arm(rows, ("validation",) if name in TUNING else ("validation", "test")))
+        if name == "budget":
+            parts.append(budget_picture(folder, rows))
+        if name == "layers":
+            parts.append(hours(rows))
+        if name == "objectives":
+            parts.append(averages(rows))
     if bought := budgets([run for run in tables.get("main", {"runs": []})["runs"] if run["status"] == "finished"]):
         parts += ["## What time buys", bought]
     return parts
@@ -218,6 +306,7 @@ def scale(folder: Path) -> list[str]:
 def write_cards(records: Path, runs: Path, cards: Path) -> None:
     """The card of the model best on validation of those trained from scratch, of each task, and those of the subsets.
 
+    Arms with ISS do not stand for a choice: their subsets were chosen with the validation examples.
     A model or subset that is on another machine keeps the card that it has. Cards of subsets show no passages.
     """
     table = read_tables(records).get("main")
@@ -226,7 +315,7 @@ def write_cards(records: Path, runs: Path, cards: Path) -> None:
         return
     best: dict[str, Row] = {}
     for run in table["runs"]:
-        if run["status"] == "finished" and run["kind"] == "train_tlm":
+        if run["status"] == "finished" and run["kind"] == "train_tlm" and "ISS" not in run["arm"]:
             before = best.get(run["task"])
             if before is None or run["validation"][run["metric"]] > before["validation"][run["metric"]]:
                 best[run["task"]] = run
@@ -259,10 +348,12 @@ def main() -> None:
         "which recipes/reproduce.py writes. Scores are in percent, mean ± standard deviation over seeds (n - 1), of the "
         "checkpoint best on validation, whose test score is looked at once. Whatever an arm's name does not say is the same "
         "for all of a table that are trained from scratch: architecture, tokenizer, batch size, learning rate, number of "
-        "steps (ELECTRA and COCO-LM have bodies of their own). *Published* are the papers' own figures, of models, corpora "
+        "steps (ELECTRA and COCO-LM have bodies of their own; they, stages and budgets have steps of their own). *Published* are the papers' own figures, of models, corpora "
         "and budgets that are orders of magnitude larger: the full tables say by how much."
     )
-    parts = [about, *(part for name in SCALES if (results / name).is_dir() for part in scale(results / name))]
+    findings = results / "findings.md"
+    parts = [about, findings.read_text(encoding="utf-8")] if findings.is_file() else [about]
+    parts += [part for name in SCALES if (results / name).is_dir() for part in scale(results / name)]
     (results / "RESULTS.md").write_text("\n\n".join(part.strip() for part in parts if part) + "\n", encoding="utf-8")
     print(f"Saved {results / 'RESULTS.md'}.")
     if options.runs is not None:
