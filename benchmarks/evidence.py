@@ -58,7 +58,7 @@ TABLES = {
 # (this arm, minus that one)
 # What the picture of score against cost is an average over: those with three seeds, of which the papers have scores too.
 LOW_RESOURCE = ("chemprot", "acl_arc", "scierc", "hyperpartisan")
-DIFFERS = """What differs from the papers, beside a corpus of 0.47 GB for their 16 and 160 GB and the sizes of models and budgets:
+DIFFERS = """What differs from the papers, beside a corpus of 0.47 GB for their 16 and 160 GB, and models and budgets:
 
 - K is 50 passages a training text, and 5,000 in TLM for tasks of this size; rho1 is 3, and up to 999 there.
 - Token embeddings start from spectral ones of an arm's own texts (`embedding_init: spectral`), not at random: so arms differ
@@ -68,8 +68,8 @@ DIFFERS = """What differs from the papers, beside a corpus of 0.47 GB for their 
   arms do not compare with others'. Test labels have no part in anything.
 - AG News here has 15,667 training texts of 115,000; Hyperpartisan is split anew; IMDB's test texts include 93 of training;
   `rct_ei` stands in for RCT. See the data's own notes.
-- Learning rates were chosen on SciERC, with BM25's subset and with the task alone, by validation (the tables at the end), and
-  are all arms'; that of the pretrained encoder on ACL-ARC. rho1, rho2 and K are what the scale was given beforehand."""
+- Learning rates were chosen on SciERC, with BM25's subset and with the task alone, by validation (the tables at the end),
+  and are all arms'; that of the pretrained encoder on ACL-ARC. rho1, rho2 and K are what the scale was given beforehand."""
 PAIRS = (("BM25", "task only"), ("BM25", "random"), ("BM25 + ISS 20%", "BM25"), ("pretrained", "BM25"))
 TLM_SMALL = PUBLISHED["TLM Table 2: TLM (small-scale)"]
 BUDGETS = (  # name, hours, cores (None: a GPU)
@@ -181,7 +181,8 @@ def costs(rows: Sequence[Row]) -> str:
     for arm in dict.fromkeys(row["arm"] for row in rows):
         known = [row for row in rows if row["arm"] == arm and row["cost"]["flops"] is not None]
         if known:
-            tokens, flops, seconds = (fmean(row["cost"][name] for row in known) for name in ("real_tokens", "flops", "seconds"))
+            names = ("real_tokens", "flops", "seconds")
+            tokens, flops, seconds = (fmean(row["cost"][name] for row in known) for name in names)
             subsets = [
                 row["subset_seconds"] + (retrieval[row["task"]] if arm.startswith("BM25 +") else 0)
                 for row in known
@@ -197,9 +198,9 @@ def budgets(runs: Sequence[Row]) -> str:
     scratch = [run for run in runs if run["kind"] == "train_tlm" and not run["environment"].get("accelerator")]
     if not scratch:
         return ""
-    hours = sorted(run["cost"]["seconds"] * run["environment"]["torch_threads"] / 3600 for run in scratch)
-    counted = [run["cost"]["measured_flops"] / run["cost"]["seconds"] / run["environment"]["torch_threads"] for run in scratch]
-    rate = median(counted)
+    taken = [run["cost"]["seconds"] * run["environment"]["torch_threads"] for run in scratch]  # of one core
+    rate = median(run["cost"]["measured_flops"] / time for run, time in zip(scratch, taken, strict=True))
+    hours = [time / 3600 for time in taken]
     lines = []
     for name, time, cores in BUDGETS:
         own = "" if cores is None else f"{time * cores / median(hours):,.3g}"
@@ -208,12 +209,12 @@ def budgets(runs: Sequence[Row]) -> str:
         lines.append([name, how, own, f"{flops:.2g}", f"{flops / GPU_RUN:,.2g}", f"{flops / TLM_SMALL.flops:,.2g}"])
     head = ["time and machine", "", "runs of the first table", "FLOPs", "runs of gpu.yaml", "runs of TLM's small scale"]
     about = (
-        f"{len(scratch)} runs from scratch of the first table took {60 * hours[0]:.0f} to {60 * hours[-1]:.0f} minutes of a "
-        f"core, {60 * median(hours):.0f} in the median, two at once on two cores, at {rate:.2g} counted FLOP/s. Cores help in "
-        "proportion to their number, as runs need nothing of each other. The last two columns are extrapolated by FLOPs in "
-        "all lines; larger products run faster than these, so those of a CPU are too low rather than too high. No GPU was "
-        f"measured: its line assumes {GPU_SHARE:.0%} of {GPU_RATE / 1e12:.0f} TFLOP/s, this project's goal there. What score "
-        "a budget reaches is the table of budgets above."
+        f"{len(scratch)} runs from scratch of the first table took {60 * min(hours):.0f} to {60 * max(hours):.0f} minutes "
+        f"of a core, {60 * median(hours):.0f} in the median, two at once on two cores, at {rate:.2g} counted FLOP/s. Cores "
+        "help in proportion to their number, as runs need nothing of each other. The last two columns are extrapolated by "
+        "FLOPs in all lines; larger products run faster than these, so those of a CPU are too low rather than too high. No "
+        f"GPU was measured: its line assumes {GPU_SHARE:.0%} of {GPU_RATE / 1e12:.0f} TFLOP/s, this project's goal there. "
+        "What score a budget reaches is the table of budgets above."
     )
     return f"{about}\n\n{markdown_table(head, lines, texts=2)}"
 
@@ -283,8 +284,8 @@ def scale(folder: Path) -> list[str]:
                 "it is bold. That is no test: of two equal arms with three seeds about one in six differs by as much, each "
                 "subset was drawn once, and Hyperpartisan has 65 test texts, ACL-ARC 139.",
                 differences(rows),
-                "A run costs, on average over tasks (of the pretrained encoder without its pretraining), and a subset, which "
-                "all seeds share, once more; minutes are the clock's, of machines with other work beside it:",
+                "A run costs, on average over tasks (of the pretrained encoder without its pretraining), and a subset, "
+                "which all seeds share, once more; minutes are the clock's, of machines with other work beside it:",
                 costs(rows),
                 "## Score against cost",
                 picture(folder, rows),
@@ -346,10 +347,11 @@ def main() -> None:
     about = (
         "Made by `python benchmarks/evidence.py` from the records in the folders beside this page, one JSON file a run, "
         "which recipes/reproduce.py writes. Scores are in percent, mean ± standard deviation over seeds (n - 1), of the "
-        "checkpoint best on validation, whose test score is looked at once. Whatever an arm's name does not say is the same "
-        "for all of a table that are trained from scratch: architecture, tokenizer, batch size, learning rate, number of "
-        "steps (ELECTRA and COCO-LM have bodies of their own; they, stages and budgets have steps of their own). *Published* are the papers' own figures, of models, corpora "
-        "and budgets that are orders of magnitude larger: the full tables say by how much."
+        "checkpoint best on validation (of stage 1 alone, the last), whose test score is looked at once. Whatever an arm's "
+        "name does not say is the same for all of a table that are trained from scratch: architecture, tokenizer, batch "
+        "size, learning rate, number of steps (ELECTRA and COCO-LM have bodies of their own, and they, stages and budgets numbers "
+        "of steps). *Published* are the papers' own figures, of models, corpora and budgets that are orders of magnitude "
+        "larger: the full tables say by how much."
     )
     findings = results / "findings.md"
     parts = [about, findings.read_text(encoding="utf-8")] if findings.is_file() else [about]

@@ -54,8 +54,8 @@ NOTES = {
     "texts do; the other rows are as long as a text is on average.",
     "overhead": "The loop has its batches ready: forward, loss, backward, clipping, optimizer, schedule and nothing else. "
     "rho1 = 3: every fourth batch is of ChemProt's labelled texts, with the task's loss beside the masked-LM loss, on both "
-    "sides; the Trainer logs every fourth step. Both take steps of one model by turns, each first in every other one. Twelve "
-    "steps before are not timed: in the first ten the process still asks for memory, seconds of a step at times. "
+    "sides; the Trainer logs every fourth step. Both take steps of one model by turns, each first in every other one. "
+    "Twelve steps before are not timed: in the first ten the process still asks for memory, seconds of a step at times. "
     "`ratio` is the median of the repeats' ratios of whole times, `lowest` and `highest` their range; `of single steps` and "
     "`ms more` are medians over the pairs of steps of all repeats.",
     "precision": "A bare loop on short texts, groups of similar length; all arms take steps on the same batches by turns. "
