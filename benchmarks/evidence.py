@@ -349,9 +349,9 @@ def main() -> None:
         "which recipes/reproduce.py writes. Scores are in percent, mean ± standard deviation over seeds (n - 1), of the "
         "checkpoint best on validation (of stage 1 alone, the last), whose test score is looked at once. Whatever an arm's "
         "name does not say is the same for all of a table that are trained from scratch: architecture, tokenizer, batch "
-        "size, learning rate, number of steps (ELECTRA and COCO-LM have bodies of their own, and they, stages and budgets numbers "
-        "of steps). *Published* are the papers' own figures, of models, corpora and budgets that are orders of magnitude "
-        "larger: the full tables say by how much."
+        "size, learning rate, number of steps (ELECTRA and COCO-LM have bodies of their own, and they, stages and budgets "
+        "numbers of steps). *Published* are the papers' own figures, of models, corpora and budgets that are orders of "
+        "magnitude larger: the full tables say by how much."
     )
     findings = results / "findings.md"
     parts = [about, findings.read_text(encoding="utf-8")] if findings.is_file() else [about]
