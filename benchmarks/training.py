@@ -231,9 +231,9 @@ class Benchmark(GpuSections):
         rows = []
         for body in self._bodies("4x256", "12x768"):
             steps = self.options.steps or OVERHEAD_STEPS[body]
-            data, setting = self.data["short"] | self.data["labelled"], replace(self.setting, warm=OVERHEAD_WARM)
+            data = self.data["short"] | self.data["labelled"] | {"warm": OVERHEAD_WARM}
             runs = [
-                measures.fresh(loops.overhead, body=body, steps=steps, seed=repeat, setting=setting, **data)
+                measures.fresh(loops.overhead, body=body, steps=steps, seed=repeat, setting=self.setting, **data)
                 for repeat in self._repeats(5)
             ]
             pairs = [pair for run in runs for pair in zip(run["trainer"], run["loop"], strict=True)]

@@ -72,7 +72,7 @@ def batches_of(trainer, steps: int, setting: Setting) -> list[dict]:
 
 
 def overhead(
-    *, body: str, steps: int, seed: int, setting: Setting, rows: str, task: str, tokenizer: str
+    *, body: str, steps: int, warm: int, seed: int, setting: Setting, rows: str, task: str, tokenizer: str
 ) -> dict[str, list[float]]:
     """Seconds of each step of our Trainer with task batches between corpus batches, and of a bare loop's step with the same
     batch and losses, of the same model: with a model for each side, equal operators took a percent or two longer on one.
@@ -85,9 +85,9 @@ def overhead(
 
     rows, tokenizer = load(rows, tokenizer, setting.threads)
     streams = {"task": load_from_disk(task), "rho1": 3, "logging_steps": 4}
-    trainer = ours(rows, tokenizer, body, steps + setting.warm, seed, "auto", setting, **streams)
-    batches = batches_of(trainer, steps + setting.warm, setting)
-    loop = Loop(trainer.model, trainer.objectives, setting, steps + setting.warm)
+    trainer = ours(rows, tokenizer, body, steps + warm, seed, "auto", setting, **streams)
+    batches = batches_of(trainer, steps + warm, setting)
+    loop = Loop(trainer.model, trainer.objectives, setting, steps + warm)
     if setting.device == "cpu":
         keep_freed_memory()
     times = {"trainer": [], "loop": []}
@@ -114,7 +114,7 @@ def overhead(
                 times["trainer"].append(setting.now() - self.end - self.loops)
             if not self.loop_first(state.global_step - 1):
                 self.take(state.global_step - 1)
-            if state.global_step == setting.warm:
+            if state.global_step == warm:
                 loop.touch(batches)
             self.end = setting.now()
 
