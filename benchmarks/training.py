@@ -55,8 +55,9 @@ NOTES = {
     "overhead": "The loop has its batches ready: forward, loss, backward, clipping, optimizer, schedule and nothing else. "
     "rho1 = 3: every fourth batch is of ChemProt's labelled texts, with the task's loss beside the masked-LM loss, on both "
     "sides; the Trainer logs every fourth step. Both take steps of one model by turns, each first in every other one. "
-    "Twelve steps before are not timed: among the first ten of a process some take longer, with the Trainer by up to 2.6 s at "
-    "12x768 (`training_first_steps.json`: two steps before, ratios of 1.004 to 1.03 over the next twenty); why is not known. "
+    "Twelve steps before are not timed: among the first ten of a process some take longer, with the Trainer by up to 2.6 s "
+    "at 12x768 (`training_first_steps.json`: two steps before, ratios of 1.004 to 1.03 over the next twenty); why is not "
+    "known. "
     "`ratio` is the median of the repeats' ratios of whole times, `lowest` and `highest` their range; `of single steps` and "
     "`ms more` are medians over the pairs of steps of all repeats.",
     "precision": "A bare loop on short texts, groups of similar length; all arms take steps on the same batches by turns. "
