@@ -248,9 +248,11 @@ class TlmTrainer(SampledTrainer):
             objective = TaskLoss() if stream == TASK else self.objectives[CORPUS]
             terms = objective(outputs, inputs)
             loss = terms.pop("loss")
-            if own:
+            if stream == CORPUS:
                 counts = {f"{name}_loss": count for name, count in objective.count(inputs).items()}
-                self._eval_terms.add(in_pairs(terms, lambda name, mean: (mean * counts[name], counts[name])))
+                pairs = in_pairs(terms, lambda name, mean: (mean * counts[name], counts[name]))
+                # A process that has repeated texts alone takes its part in the sums over all, which wait for it.
+                self._eval_terms.add(pairs if own else {name: torch.zeros_like(pair) for name, pair in pairs.items()})
             return (loss, outputs) if return_outputs else loss
         terms = self.objectives[stream](outputs, inputs, num_items_in_batch)
         loss = terms.pop("loss")

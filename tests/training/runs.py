@@ -179,7 +179,7 @@ def evaluated(folder, tokenizer_folder, corpus_rows, settings):
     tokenizer, scores = AutoTokenizer.from_pretrained(tokenizer_folder), {}
     data = tokenized(tokenizer, corpus_rows)
     for packing in ("none", "group"):
-        for count in (7, 8, 13):
+        for count in (3, 7, 8, 13):
             held_out = data["corpus"].select(range(count)).add_column("draw", list(range(count)))
             parts = data | {"train": None, "validation": held_out}
             options = {**settings, "packing": packing, "rho1": math.inf, "per_device_eval_batch_size": 4}
