@@ -8,10 +8,10 @@ r"""RESULTS.md: what the tables of recipes/reproduce.py say, in one page.
     python benchmarks/evidence.py --runs runs/cpu
 
 Reads the records in benchmarks/results/cpu (and gpu, where they are there) and writes benchmarks/results/RESULTS.md and the
-pictures of score against cost. Whatever is finished is shown; nothing is trained here. What people found in these numbers is
-benchmarks/results/findings.md, which stands first on the page. Paths should be relative: records and pages name them. With
---runs, where the models and subsets are, the cards of the best model of each task and of the subsets
-of the main table go to model_cards/.
+pictures of score against cost. Whatever is finished is shown; nothing is trained here. What is found in these numbers can be
+written to benchmarks/results/findings.md, which then stands first on the page. Paths should be relative: records and pages
+name them. With --runs, where the models and subsets are, the cards of the best model of each task and of the subsets of the
+main table go to model_cards/.
 """
 
 from __future__ import annotations
@@ -55,7 +55,6 @@ TABLES = {
     "tuning": "Learning rates and batch sizes that were tried, by validation",
     "tuning_seeds": "Two of these learning rates over three seeds, by validation",
 }
-# (this arm, minus that one)
 # What the picture of score against cost is an average over: those with three seeds, of which the papers have scores too.
 LOW_RESOURCE = ("chemprot", "acl_arc", "scierc", "hyperpartisan")
 DIFFERS = """What differs from the papers, beside a corpus of 0.47 GB for their 16 and 160 GB, and models and budgets:
@@ -70,6 +69,7 @@ DIFFERS = """What differs from the papers, beside a corpus of 0.47 GB for their 
   `rct_ei` stands in for RCT. See the data's own notes.
 - Learning rates were chosen on SciERC, with BM25's subset and with the task alone, by validation (the tables at the end),
   and are all arms'; that of the pretrained encoder on ACL-ARC. rho1, rho2 and K are what the scale was given beforehand."""
+# (this arm, minus that one)
 PAIRS = (("BM25", "task only"), ("BM25", "random"), ("BM25 + ISS 20%", "BM25"), ("pretrained", "BM25"))
 TLM_SMALL = PUBLISHED["TLM Table 2: TLM (small-scale)"]
 BUDGETS = (  # name, hours, cores (None: a GPU)
@@ -245,11 +245,8 @@ def budget_picture(folder: Path, rows: Sequence[Row]) -> str:
 def picture(folder: Path, rows: Sequence[Row]) -> str:
     """cost.png, .svg and .csv of the main table's arms, over those of the low-resource tasks that all of them have."""
     arms = {row["arm"] for row in rows}
-    known = {row["arm"]: set() for row in rows if row["test"] is not None}
-    for row in rows:
-        if row["test"] is not None:
-            known[row["arm"]].add(row["task"])
-    tasks = [task for task in LOW_RESOURCE if known and all(task in of_arm for of_arm in known.values())]
+    scored = {(row["task"], row["arm"]) for row in rows if row["test"] is not None}
+    tasks = [task for task in LOW_RESOURCE if all((task, arm) in scored for _, arm in scored)] if scored else []
     results = [result for result in find_results({folder.name: folder}) if result.arm in arms]
     try:
         found = compare(results, tasks=tasks or None)

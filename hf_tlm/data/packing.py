@@ -80,17 +80,14 @@ class Layout:
 
 
 def leading_texts(batch: Mapping[str, torch.Tensor], count: int) -> dict[str, torch.Tensor]:
-    """A batch of `TlmCollator` with its first `count` texts only: the rows of the others, or their places in packed rows,
-    are padding or gone."""
-    texts = {name: value[:count] for name, value in batch.items()}
-    for prefix in ("", "crop_"):
-        if f"{prefix}text_ids" not in batch:
-            continue
-        kept = batch[f"{prefix}text_ids"] <= count
-        # Packed rows hold texts of both kinds; `first_tokens` has one entry a text, as in `texts`.
-        for name in ("input_ids", "attention_mask", "token_type_ids", "position_ids", "text_ids", "uniforms"):
-            if (rows := batch.get(prefix + name)) is not None:
-                texts[prefix + name] = rows if name in ("input_ids", "uniforms") else rows * kept
-        if (labels := batch.get(f"{prefix}mlm_labels")) is not None:
-            texts[f"{prefix}mlm_labels"] = labels.where(kept, -100)
+    """A batch of `TlmCollator` with its first `count` texts only: the rows of the others are gone, their places in packed
+    rows are padding."""
+    packed = {prefix: batch[f"{prefix}text_ids"] for prefix in ("", "crop_") if f"{prefix}text_ids" in batch}
+    texts = {}
+    for name, values in batch.items():
+        text_ids = packed.get("crop_" if name.startswith("crop_") else "")
+        if text_ids is None or values.dim() == 1:  # A row, or an entry, is a text.
+            texts[name] = values[:count]
+        else:
+            texts[name] = values.where(text_ids <= count, -100 if name == "mlm_labels" else 0)
     return texts

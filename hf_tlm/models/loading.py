@@ -19,10 +19,10 @@ from transformers import (
 from hf_tlm.models.errors import ModelError
 from hf_tlm.models.families import family_of, longest_input
 
-# What transformers, huggingface_hub and safetensors raise for a model that cannot be loaded.
 POOLER = "pooler"  # It feeds the classifier alone, and many checkpoints do not have it.
 # Models that learn have weights of this type, whatever a checkpoint's are: updates are too small for half precision.
 DTYPE = torch.float32
+# What transformers, huggingface_hub and safetensors raise for a model that cannot be loaded.
 UNREADABLE = (OSError, RuntimeError, KeyError, ImportError, ValueError, SafetensorError)
 
 

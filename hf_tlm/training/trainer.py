@@ -237,23 +237,11 @@ class TlmTrainer(SampledTrainer):
         return self.state.stateful_callbacks.setdefault("flops_per_token", {})
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        stream = _stream_of(inputs)
-        own = None
-        if not model.training and stream == CORPUS:
-            own = self._own_texts(inputs)
-            inputs = leading_texts(inputs, own) if own else inputs
-        outputs = model(**inputs)
         if not model.training:
-            # Task texts are scored unmasked, whatever the training objective is; passages by that objective.
-            objective = TaskLoss() if stream == TASK else self.objectives[CORPUS]
-            terms = objective(outputs, inputs)
-            loss = terms.pop("loss")
-            if stream == CORPUS:
-                counts = {f"{name}_loss": count for name, count in objective.count(inputs).items()}
-                pairs = in_pairs(terms, lambda name, mean: (mean * counts[name], counts[name]))
-                # A process that has repeated texts alone takes its part in the sums over all, which wait for it.
-                self._eval_terms.add(pairs if own else {name: torch.zeros_like(pair) for name, pair in pairs.items()})
+            loss, outputs = self._evaluated(model, inputs)
             return (loss, outputs) if return_outputs else loss
+        outputs = model(**inputs)
+        stream = _stream_of(inputs)
         terms = self.objectives[stream](outputs, inputs, num_items_in_batch)
         loss = terms.pop("loss")
         self.watched(loss, {name: value for name, value in terms.items() if not value.dim()})
@@ -261,6 +249,23 @@ class TlmTrainer(SampledTrainer):
         shares = in_pairs(terms, lambda name, share: (share, 1 / self._micro_batches))
         self._terms.add(shares, prefix=f"{stream}/")
         return (loss, outputs) if return_outputs else loss
+
+    def _evaluated(self, model: TrainedModel, inputs: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, Any]:
+        """Loss and outputs of an evaluation batch: task texts are scored unmasked, whatever the training objective is;
+        passages by that objective, whose terms are collected."""
+        if _stream_of(inputs) == TASK:
+            outputs = model(**inputs)
+            return TaskLoss()(outputs, inputs)["loss"], outputs
+        own = self._own_texts(inputs)
+        inputs = leading_texts(inputs, own) if own else inputs
+        outputs, objective = model(**inputs), self.objectives[CORPUS]
+        terms = objective(outputs, inputs)
+        loss = terms.pop("loss")
+        counts = {f"{name}_loss": count for name, count in objective.count(inputs).items()}
+        pairs = in_pairs(terms, lambda name, mean: (mean * counts[name], counts[name]))
+        # A process that has repeated texts alone takes its part in the sums over all, which wait for it.
+        self._eval_terms.add(pairs if own else {name: torch.zeros_like(pair) for name, pair in pairs.items()})
+        return loss, outputs
 
     def _own_texts(self, inputs: Mapping[str, torch.Tensor]) -> int:
         """How many texts of an evaluation batch are not repeated ones, which fill up the last batches of the processes."""
