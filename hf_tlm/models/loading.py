@@ -81,7 +81,7 @@ def new_weights(model: PreTrainedModel, info: Mapping[str, Any], name: str) -> s
     if lacking := sorted(key for key in new if key.startswith(body) and POOLER not in key.split(".")):
         raise ModelError(
             f"{name} lacks weights of its body ({', '.join(lacking[:3])}{', ...' if len(lacking) > 3 else ''}): they would "
-            f"be random. Give a checkpoint of a {model.config.model_type} encoder; of an unfinished run, what it exports at "
+            f"be random. Give a checkpoint of the type {model.config.model_type}; of an unfinished run, what it exports at "
             "its end."
         )
     return new
