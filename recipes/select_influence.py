@@ -43,7 +43,9 @@ def main() -> None:
     # 3. The score model, and every passage's influence. The controls need neither.
     scorer = described = None
     if selection.method == "iss":
-        models, tokenizer, described = evaluation.score_models(task, subset, selection.score_model, args, model_args)
+        models, tokenizer, described = evaluation.score_models(
+            task, subset, selection.score_model, args, model_args, max_length=selection.score_max_length
+        )
         scorer = selection.scorer(models, tokenizer)
     processes = {"process_index": args.process_index, "num_processes": args.world_size}
     smaller = selection.select(task, subset, scorer, score_model=described, **processes)

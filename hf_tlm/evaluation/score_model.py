@@ -6,6 +6,7 @@ import copy
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from datasets import config
 from transformers import AutoConfig, PreTrainedTokenizerBase
 
 from hf_tlm.data import load_tokenizer
+from hf_tlm.evaluation.grids.sharing import locked
 from hf_tlm.evaluation.protocol import run_tlm
 from hf_tlm.files import sha256
 from hf_tlm.hub.checkpoint import checkpoint_folder
@@ -28,7 +30,13 @@ SCRATCH = "scratch"
 
 
 def score_models(
-    task: Task, subset: Subset, names: Sequence[str], args: ScoreModelArguments, model_args: ModelArguments
+    task: Task,
+    subset: Subset,
+    names: Sequence[str],
+    args: ScoreModelArguments,
+    model_args: ModelArguments,
+    *,
+    max_length: int | None = None,
 ) -> tuple[list[TlmModel], PreTrainedTokenizerBase, Any]:
     """The score models on this process's device, their tokenizer, and what a manifest says of them.
 
@@ -36,15 +44,23 @@ def score_models(
         subset: with the task's training texts, what a tokenizer is trained on.
         names: "scratch", to train one (see `train_score_model`), or folders or Hub ids (with `@revision` if wanted) of
             checkpoints of one model.
+        max_length: tokens of the longest text that is to be scored; None is as many as a model is trained on.
 
     Raises:
-        ArgumentsError: "scratch" among checkpoints, arguments that a score model cannot honour, or a checkpoint without one
-            of the two heads, or with a classifier for other labels.
+        ArgumentsError: "scratch" among checkpoints, arguments that a score model cannot honour, texts to be scored that are
+            longer than those it is trained on, or a checkpoint without one of the two heads, with a classifier for other
+            labels, or with another tokenizer than the first.
         HubError, ModelError, TokenizerError, ProtocolError: see `TlmModel.from_checkpoint`, `load_tokenizer`, `run_tlm`.
         TaskError: the task is of another kind than classification.
     """
     task.check_kind("Selection by influence", "classification")
     if list(names) == [SCRATCH]:
+        longest = max(args.max_length, args.corpus_max_length or 0)
+        if max_length is not None and max_length > longest:
+            raise ArgumentsError(
+                f"A score model that is trained on texts of up to {longest} tokens has learned no later positions; received "
+                f"score_max_length {max_length}. Give --score_max_length {longest} or less, or another --max_length."
+            )
         folder = train_score_model(task, subset, args, model_args)
         names, described = [str(folder)], _described(folder, args, model_args)
     elif SCRATCH in names:
@@ -64,6 +80,14 @@ def score_models(
     tokenizer = load_tokenizer(
         model_args.tokenizer_name or names[0], revision=revision, trust_remote_code=model_args.trust_remote_code
     )
+    if not model_args.tokenizer_name:
+        for name in names[1:]:
+            own = load_tokenizer(name, revision=revision, trust_remote_code=model_args.trust_remote_code)
+            if own.get_vocab() != tokenizer.get_vocab():
+                raise ArgumentsError(
+                    f"The tokenizers of {names[0]} and {name} have other tokens. Scores are averaged over checkpoints of "
+                    "one run: give those, or --tokenizer_name if one tokenizer is all theirs."
+                )
     return models, tokenizer, described
 
 
@@ -112,8 +136,11 @@ def train_score_model(task: Task, subset: Subset, args: ScoreModelArguments, mod
     args.output_dir = str(Path(config.HF_DATASETS_CACHE) / "hf_tlm" / f"score_model-{digest}")
     args.push_to_hub = False  # The smaller subset is what is published.
     splits = {name: rows for name, rows in task.splits.items() if name != "test"}
-    run_tlm(replace(task, splits=splits), subset, args, model_args)
-    return Path(args.output_dir)
+    folder = Path(args.output_dir)
+    # Selections at the same time, of two fractions say, want the same model: one trains it, the others find it.
+    with locked(folder) if args.process_index == 0 else nullcontext():
+        run_tlm(replace(task, splits=splits), subset, args, model_args)
+    return folder
 
 
 def _digests(value: Any) -> list[tuple[str, str]]:

@@ -78,7 +78,12 @@ class SelectionArguments:
         default=None, metadata={"help": "Project inputs and gradients to so many numbers: approximate. Default: exact."}
     )
     score_mlm_probability: float = field(default=0.1, metadata={"help": "Share of a passage's tokens that is masked."})
-    score_max_length: int = field(default=128, metadata={"help": "Tokens after which a text is cut for scoring."})
+    score_max_length: int | None = field(
+        default=None,
+        metadata={
+            "help": "Tokens after which a text is cut for scoring. Default: 128, or fewer if the score model takes fewer."
+        },
+    )
     score_batch_size: int = field(default=32, metadata={"help": "Passages at a time; scores do not depend on it."})
     work_dir: str | None = field(
         default=None,

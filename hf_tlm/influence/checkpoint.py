@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
 from xxhash import xxh3_64
 
 from hf_tlm.influence.capture import Capture, Tokens
+from hf_tlm.influence.errors import InfluenceError
 from hf_tlm.influence.gradients import EmbeddingGradient, MatrixGradient, VectorGradient
-from hf_tlm.influence.losses import mlm_loss, task_loss
+from hf_tlm.influence.losses import Decoded, mlm_loss, task_loss
 from hf_tlm.influence.parameters import Parameter
 from hf_tlm.models import TlmModel
 from hf_tlm.models.tail import Tail
@@ -66,3 +68,25 @@ class Checkpoint:
 
     def _here(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return {name: values.to(self.model.device) for name, values in batch.items()}
+
+
+def check_alike(models: Sequence[TlmModel]) -> None:
+    """Raises:
+    InfluenceError: models have other parameters than the first.
+    """
+    first, *others = ({name: tuple(p.shape) for name, p in model.named_parameters()} for model in models)
+    for number, shapes in enumerate(others, start=2):
+        if differ := sorted(name for name in {*first, *shapes} if first.get(name) != shapes.get(name)):
+            raise InfluenceError(
+                f"Scores are averaged over checkpoints of one model: number {number} has another {differ[0]} than the first "
+                f"({shapes.get(differ[0])} for {first.get(differ[0])}). Give checkpoints of one run."
+            )
+
+
+def nbytes(values: Any) -> int:
+    """Of all tensors in what `Checkpoint.of_passages` returns."""
+    if isinstance(values, torch.Tensor):
+        return values.nbytes
+    if isinstance(values, Decoded):
+        values = list(vars(values).values())
+    return sum(map(nbytes, values)) if isinstance(values, (list, tuple)) else 0

@@ -13,6 +13,7 @@ A subset is scored in a workspace that the tasks share, see `hf_tlm.influence.sh
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,15 +21,24 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import torch
+import xxhash
 from datasets import Dataset
 from datatrove.data import Document
 from datatrove.pipeline.base import PipelineStep
 
-from hf_tlm.influence.document_scores import IDS_FILE, SCORES_FILE, SETTINGS_FILE, batch_name, end_name
+from hf_tlm.influence.document_scores import (
+    IDS_FILE,
+    SCORES_FILE,
+    SETTINGS_FILE,
+    DocumentScores,
+    batch_name,
+    end_name,
+)
 from hf_tlm.influence.errors import InfluenceError
 from hf_tlm.influence.score_files import GRADIENTS_FOLDER, SHARD_ROWS, ScoreFiles
 from hf_tlm.influence.scorer import InfluenceScorer
 from hf_tlm.influence.scorer_files import describe_scorer, load_scorer
+from hf_tlm.influence.selection import Selection
 from hf_tlm.retrieval.sharded.steps import Step
 from hf_tlm.retrieval.sharded.workspace import Workspace, read_table, shard_name, write_table
 
@@ -65,8 +75,16 @@ class FitTask(Step):
         return GRADIENTS_FOLDER
 
     def work(self, folder: Path, rank: int, world_size: int) -> None:
-        rows = read_rows(self.workspace.reading(TASK_FOLDER))
-        self.worker.scorer(self.workspace, rank).fit(rows, self.task_batch_size, folder)
+        rows, scorer = read_rows(self.workspace.reading(TASK_FOLDER)), self.worker.scorer(self.workspace, rank)
+        if not self.workspace.local:
+            scorer.fit(rows, self.task_batch_size, folder)
+            return
+        # A task that was killed continues there.
+        part = Path(self.workspace.path(f"{GRADIENTS_FOLDER}-in-work"))
+        scorer.fit(rows, self.task_batch_size, part)
+        for file in part.iterdir():
+            os.replace(file, folder / file.name)
+        part.rmdir()
 
 
 class ScoreShards(PipelineStep):
@@ -106,12 +124,13 @@ class ScoreDocuments(PipelineStep):
         LocalPipelineExecutor(pipeline, tasks=100).run()
 
         scores = DocumentScores("scores")                                # of all tasks, in the order of their ranks
-        rows = select_rows(scores, num_passages=10_000).rows             # as from a subset of the same passages
-        kept = [scores.ids[row] for row in rows]
+        chosen = select_rows(scores, num_passages=10_000)                # as from a subset of the same passages
+        pipeline = [ParquetReader("corpus"), KeepDocuments("scores", chosen), ParquetWriter("kept")]
+        LocalPipelineExecutor(pipeline, tasks=100).run()
 
     Ids have to be unique, as masks depend on them. A document without any token that can be masked has None. At most 1,024
     documents are held at a time; each such batch is written as a whole, and one that a killed task has left is not scored
-    again.
+    again, if its documents are still the same.
 
     Args:
         scorer: folder that `save_scorer` wrote with task gradients; a path that all machines see, or a URL of fsspec.
@@ -131,6 +150,9 @@ class ScoreDocuments(PipelineStep):
         InfluenceError: the scorer has no task gradients, or the output is of another scorer, length or number of tasks.
         """
         scorer, documents = load_scorer(self._claim(world_size), self.device or machine_device(rank)), iter(data)
+        scorer.max_length(self.max_length)
+        # An end that an earlier run has come to would be that of other documents, should this run be killed.
+        self.output.write(end_name(rank), {})
         count = batches = 0
         while batch := list(itertools.islice(documents, SHARD_ROWS)):
             with self.track_time(unit="batch"):
@@ -162,17 +184,60 @@ class ScoreDocuments(PipelineStep):
 
     def _scores(self, scorer: InfluenceScorer, batch: list[Document], name: str) -> np.ndarray:
         """float32 [n, T], from the output if they are there."""
-        ids = [document.id for document in batch]
+        ids, texts = [document.id for document in batch], [document.text for document in batch]
+        digests = [xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogatepass")) for text in texts]
+        table = pa.table({"id": pa.array(ids, pa.large_string()), "digest": pa.array(digests, pa.uint64())})
         if self.output.has(name):
             folder = self.output.reading(name)
-            if read_table(folder / IDS_FILE)["id"].to_pylist() == ids:
+            if read_table(folder / IDS_FILE).equals(table):
                 return np.load(folder / SCORES_FILE)
-        tokens = scorer.tokenizer([document.text for document in batch], truncation=True, max_length=self.max_length)
+        tokens = scorer.tokenizer(texts, truncation=True, max_length=self.max_length)
         scores = scorer.score(Dataset.from_dict({"id": ids, "input_ids": tokens["input_ids"]})).astype(np.float32)
         with self.output.writing(name) as folder:
-            write_table(folder / IDS_FILE, pa.table({"id": pa.array(ids, pa.large_string())}))
+            write_table(folder / IDS_FILE, table)
             np.save(folder / SCORES_FILE, np.asfortranarray(scores))
         return scores
+
+
+class KeepDocuments(PipelineStep):
+    """Passes on the documents that were chosen, in a second run of the pipeline whose documents `ScoreDocuments` has scored,
+    with `metadata["influence"]` and `metadata["influence_rank"]`.
+
+        chosen = select_rows(DocumentScores("scores"), num_passages=10_000)
+        pipeline = [ParquetReader("corpus"), KeepDocuments("scores", chosen), ParquetWriter("kept")]
+        LocalPipelineExecutor(pipeline, tasks=100).run()                 # as many tasks as there were
+
+    Args:
+        scores: `output` of `ScoreDocuments`.
+        selection: by `select_rows`, of these scores.
+    """
+
+    type, name = "hf_tlm", "most influential"
+
+    def __init__(self, scores: str, selection: Selection):
+        super().__init__()
+        self.scores, self.selection = scores, selection
+
+    def run(self, data: Iterable[Document], rank: int = 0, world_size: int = 1) -> Iterator[Document]:
+        """Raises:
+        InfluenceError: there are no such scores, or the documents or tasks are not those that were scored.
+        """
+        scores = DocumentScores(self.scores)
+        other = f"{self.scores} holds scores of other documents. Run the pipeline that was scored, with as many tasks."
+        if world_size != scores.num_tasks:
+            raise InfluenceError(f"{other} Those were {scores.num_tasks}; received {world_size}.")
+        rows, documents = scores.rows_of(rank), iter(data)
+        places = {int(row): place for place, row in enumerate(self.selection.rows) if rows.start <= row < rows.stop}
+        expected = zip(rows, scores.ids_of(rank), strict=True)
+        for document, (row, name) in itertools.zip_longest(documents, expected, fillvalue=(None, None)):
+            found = None if document == (None, None) else document.id
+            if found != name:
+                raise InfluenceError(f"{other} Task {rank} has come to {found!r} where it was {name!r}.")
+            if (place := places.get(row)) is not None:
+                document.metadata["influence"] = float(self.selection.influence[place])
+                document.metadata["influence_rank"] = int(self.selection.rank[place])
+                self.stat_update("kept")
+                yield document
 
 
 def machine_device(rank: int) -> torch.device:

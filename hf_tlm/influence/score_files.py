@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
-from hf_tlm.files import atomic_write
+from hf_tlm.files import HfTlmError, atomic_write
 from hf_tlm.influence.errors import InfluenceError
 
 if TYPE_CHECKING:
@@ -120,18 +120,15 @@ def score(
     # A fixed share, as processes that looked for what is missing at different times would see different things.
     missing = scores.missing()
     mine = [number for number in missing if number % num_processes == process_index]
-    _fit(scorer, task_rows, task_batch_size, scores.folder / GRADIENTS_FOLDER, main and bool(missing), bool(mine))
-
-    from tqdm.auto import tqdm
-
-    done = len(subset_rows) - sum(len(scores.rows(number)) for number in missing)
-    with tqdm(desc="Scoring", unit=" passages", total=len(subset_rows), initial=done, disable=not main) as bar:
-        for number in mine:
-            scores.write(number, scorer.score(subset_rows.select(scores.rows(number))))
-            missing = _advance(scores, missing, bar)
-        while missing:
-            time.sleep(POLL_SECONDS)
-            missing = _advance(scores, missing, bar)
+    try:
+        if mine:
+            processes = {"process_index": process_index, "num_processes": num_processes}
+            scorer.fit(task_rows, task_batch_size, scores.folder / GRADIENTS_FOLDER, **processes)
+        _score(scores, subset_rows, scorer, missing, mine, main)
+    except (FileNotFoundError, HfTlmError):
+        # Another selection at the same time, of another size say, has made the same scores, and removed the gradients.
+        if scores.missing():
+            raise
     if main:
         # They may be larger than the scores, and can be made again.
         for name in (GRADIENTS_FOLDER, WORK_FOLDER):
@@ -178,7 +175,7 @@ def rows_digest(rows: Dataset) -> str:
     for table in rows.with_format("arrow").iter(batch_size=READ_ROWS):
         for name in sorted(table.column_names):
             column = table[name].combine_chunks()
-            if not pa.types.is_string(column.type) and not pa.types.is_integer(column.type):
+            if pa.types.is_nested(column.type):
                 digest.update(pc.list_value_length(column).to_numpy(zero_copy_only=False).astype(np.int64).tobytes())
                 column = column.flatten()
             if pa.types.is_integer(column.type):
@@ -231,14 +228,19 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:60]}…"
 
 
-def _fit(scorer, task_rows, task_batch_size: int, folder: Path, make: bool, load: bool) -> None:
-    """Give the scorer the task gradients: the main process computes them for all."""
-    if make and not folder.is_dir():
-        scorer.fit(task_rows, task_batch_size, folder)
-    elif load:
-        while not folder.is_dir():
+def _score(scores: ScoreFiles, rows: Dataset, scorer, missing: list[int], mine: list[int], main: bool) -> None:
+    """Make those shards of the missing ones that are `mine`, and wait for the others."""
+    from tqdm.auto import tqdm
+
+    done = len(rows) - sum(len(scores.rows(number)) for number in missing)
+    with tqdm(desc="Scoring", unit=" passages", total=len(rows), initial=done, disable=not main) as bar:
+        for number in mine:
+            if scores.find(number) is None:
+                scores.write(number, scorer.score(rows.select(scores.rows(number))))
+            missing = _advance(scores, missing, bar)
+        while missing:
             time.sleep(POLL_SECONDS)
-        scorer.load(folder)
+            missing = _advance(scores, missing, bar)
 
 
 def _advance(scores: ScoreFiles, missing: Iterable[int], bar) -> list[int]:

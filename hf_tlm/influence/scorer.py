@@ -18,21 +18,28 @@ import numpy as np
 import torch
 import xxhash
 from datasets import Dataset
+from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from hf_tlm.data import text_lengths
 from hf_tlm.files import atomic_directory
 from hf_tlm.influence.capture import Tokens
-from hf_tlm.influence.checkpoint import Checkpoint, Gradient
+from hf_tlm.influence.checkpoint import Checkpoint, Gradient, check_alike, nbytes
 from hf_tlm.influence.errors import InfluenceError
 from hf_tlm.influence.gradients import MAX_NUMBERS, EmbeddingGradient, MatrixGradient
 from hf_tlm.influence.masks import MaskedTexts
 from hf_tlm.influence.parameters import choose_parameters
-from hf_tlm.influence.task_gradients import TaskGradients
+from hf_tlm.influence.rows import batches, cut_at, read, take
+from hf_tlm.influence.score_files import rows_digest
+from hf_tlm.influence.task_gradients import Block, TaskGradients
 from hf_tlm.models import TlmModel
+from hf_tlm.models.families import longest_input
 
 # Masks are drawn until they hide something, which for a text of one token takes 1 / mlm_probability of them.
 _LEAST_PROBABILITY = 0.01
+# Task gradients are written, and shared between processes, in blocks of at most so many texts.
+BLOCK_TEXTS = 1024
+# What passages leave at the parameters waits for task gradients that are read again until it has so many bytes.
+WAITING_BYTES = 1 << 28
 
 
 class InfluenceScorer:
@@ -53,7 +60,7 @@ class InfluenceScorer:
         scores = scorer.score(rows)                                # float [N, T]
 
     Args:
-        models: checkpoints of a model; the influence is the mean over them. They are put into evaluation mode, and their
+        models: checkpoints of one model; the influence is the mean over them. They are put into evaluation mode, and their
             parameters no longer need gradients.
         layer: as transformers counts `hidden_states`: 0 is the embeddings, 1 the first layer, -1 the last.
         parameters: patterns of names inside that layer, see `choose_parameters`.
@@ -69,7 +76,8 @@ class InfluenceScorer:
         fingerprint: hex digest of these and of the models.
 
     Raises:
-        InfluenceError: there is no model, parameters cannot be chosen, or a number makes no sense.
+        InfluenceError: there is no model, models are not of one kind, parameters cannot be chosen, a number makes no sense,
+            or a projection has nothing to project.
         TokenizerError: the tokenizer lacks a mask token or a padding token.
     """
 
@@ -96,12 +104,18 @@ class InfluenceScorer:
         for name, value in (("batch_size", batch_size), ("projection_dim", projection_dim)):
             if value is not None and value < 1:
                 raise InfluenceError(f"{name} must be at least 1; received {value}.")
+        check_alike(models)
         self.masked = MaskedTexts(tokenizer, mlm_probability, seed)
         self._checkpoints = []
         for number, model in enumerate(models):
             model.eval().requires_grad_(False)
             self.choice = choose_parameters(model, layer, parameters)
             self._checkpoints.append(Checkpoint(model, self.choice.parameters, number, projection_dim, seed))
+        if projection_dim is not None and not any(isinstance(each, MatrixGradient) for _, each in self._gradients()):
+            raise InfluenceError(
+                "projection_dim projects the gradients of linear layers' weights; among "
+                f"{', '.join(parameter.name for parameter in self.choice.parameters)} there is none. Leave it out."
+            )
         self.models, self.tokenizer = list(models), tokenizer
         self.batch_size, self.device = batch_size, models[0].device
         self._wide = torch.promote_types(models[0].dtype, torch.float32)
@@ -118,13 +132,31 @@ class InfluenceScorer:
         self.fingerprint = digest.hexdigest()
         self._tasks: TaskGradients | None = None
 
-    def fit(self, rows: Dataset, task_batch_size: int, folder: str | os.PathLike | None = None) -> None:
+    def max_length(self, asked: int | None = None) -> int:
+        """Tokens after which a text is cut, see `hf_tlm.influence.rows.cut_at`.
+
+        Raises:
+            InfluenceError: the models have no positions for so many, or nothing of a text is left.
+        """
+        return cut_at(asked, self.tokenizer, longest_input(self.models[0].config))
+
+    def fit(
+        self,
+        rows: Dataset,
+        task_batch_size: int,
+        folder: str | os.PathLike | None = None,
+        *,
+        process_index: int = 0,
+        num_processes: int = 1,
+    ) -> None:
         """Make the gradients of a task, its texts in batches of `task_batch_size` consecutive ones.
 
         Args:
             rows: tokenised labelled texts: columns `input_ids`, optionally `token_type_ids`, and `label`.
-            folder: where the gradients are written, as `save` does; default a temporary folder that is removed with this
-                object. They may be larger than memory.
+            folder: where the gradients are written, block by block, and where `load` finds them; blocks of these texts that
+                are there already are not made again, anything else there is removed. Default a temporary folder that is
+                removed with this object. They may be larger than memory.
+            process_index, num_processes: of processes that make them together, in one folder.
 
         Raises:
             InfluenceError: there is no text, a column is missing, or a label is not one of the model's classes.
@@ -132,7 +164,7 @@ class InfluenceScorer:
         """
         if task_batch_size < 1:
             raise InfluenceError(f"task_batch_size must be at least 1; received {task_batch_size}.")
-        rows = _read(rows, "label")
+        rows = read(rows, "label")
         if not len(rows):
             raise InfluenceError("Influence on a task needs labelled texts, those of its validation split; received none.")
         classes = self._checkpoints[0].model.config.num_labels
@@ -142,8 +174,16 @@ class InfluenceScorer:
         if folder is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="hf-tlm-task-gradients-")
             folder = Path(self._temporary.name) / "task-gradients"
-        with atomic_directory(folder) as work:
-            self._write(rows, task_batch_size, work)
+        tasks = self._begin(rows, task_batch_size, Path(folder))
+        # Each process begins elsewhere and makes what is not there when it comes to it. So none waits for another, and what
+        # two make at the same time, at the end, is the same.
+        first = len(tasks.stops) * process_index // num_processes
+        with tqdm(desc="Task gradients", unit=" examples", total=len(rows), disable=process_index > 0) as bar:
+            for number in (*range(first, len(tasks.stops)), *range(first)):
+                of_block = tasks.task_batches(number)
+                if not tasks.has(number):
+                    tasks.write(number, self._block(rows, task_batch_size, of_block))
+                bar.update(min(len(rows), of_block.stop * task_batch_size) - of_block.start * task_batch_size)
         self.load(folder)
 
     def save(self, folder: str | os.PathLike) -> None:
@@ -164,11 +204,13 @@ class InfluenceScorer:
         """
         self._tasks = TaskGradients.open(Path(folder), self.device, self.fingerprint)
         self.num_task_batches = self._tasks.num_task_batches
-        for _, gradient in self._gradients():
-            if isinstance(gradient, MatrixGradient):
-                gradient.whole = gradient.key in self._tasks.settings["whole"]
-        vocabularies = self._tasks.settings["vocabularies"]
-        self._vocabularies = [ids and torch.tensor(ids, device=self.device) for ids in vocabularies]
+        self._adopt(self._tasks)
+        self._vocabularies = []
+        for checkpoint in self._checkpoints:
+            tied = [g.key for _, g in checkpoint.gradients if isinstance(g, EmbeddingGradient) and g.tied]
+            ids = [ids for key in tied for ids in self._tasks.tensors(key, "id")]
+            found = torch.unique(torch.cat(ids)).to(self.device) if ids else ()
+            self._vocabularies.append(found if len(found) else None)
 
     def score(self, rows: Dataset) -> np.ndarray:
         """The influence of passages, float32 [N, T] (of float64 models float64); NaN for a passage without maskable tokens.
@@ -179,56 +221,79 @@ class InfluenceScorer:
         Raises:
             InfluenceError: there are no task gradients yet, or a column is missing.
         """
-        self._fitted()
-        rows = _read(rows, "id")
+        tasks, rows = self._fitted(), read(rows, "id")
         result = np.full((len(rows), self.num_task_batches), np.nan, str(self._wide).removeprefix("torch."))
         numbers = sum(gradient.numbers_of_a_passage for _, gradient in self._checkpoints[0].gradients)
-        for places in self._batches(text_lengths(rows), MAX_NUMBERS // max(1, numbers)):
-            texts = _texts(rows, places)
+        # Where task gradients have to be read again, more than one small batch meets them at a time.
+        most = 0 if tasks.stay else WAITING_BYTES
+        waiting: list[tuple[np.ndarray, list[list]]] = []
+        held = 0
+        for places in batches(rows, min(self._texts_at_once, MAX_NUMBERS // max(1, numbers))):
+            texts = take(rows, places)
             kept = [index for index, text in enumerate(texts) if self.masked.maskable(text["input_ids"])]
             if kept:
-                result[places[kept]] = self._score([texts[index] for index in kept]).cpu().numpy()
+                waiting.append((places[kept], self._of_passages([texts[index] for index in kept])))
+                held += nbytes(waiting[-1][1])
+            if held > most:
+                self._multiply(waiting, result)
+                held = 0
+        self._multiply(waiting, result)
         return result
 
-    def _score(self, texts: list[dict]) -> torch.Tensor:
+    def _of_passages(self, texts: list[dict]) -> list[list]:
+        """By checkpoint and parameter, see `Checkpoint.of_passages`."""
         batch = self.masked(texts)
-        result = torch.zeros(len(texts), self.num_task_batches, dtype=self._wide, device=self.device)
-        for checkpoint, vocabulary in zip(self._checkpoints, self._vocabularies, strict=True):
-            passages = checkpoint.of_passages(batch, vocabulary)
-            for tasks, block in self._tasks.blocks():
-                for (_, gradient), values in zip(checkpoint.gradients, passages, strict=True):
-                    result[:, tasks] += gradient.products(values, block[gradient.key], tasks.stop - tasks.start)
-        return result / len(self._checkpoints)
+        pairs = zip(self._checkpoints, self._vocabularies, strict=True)
+        return [checkpoint.of_passages(batch, vocabulary) for checkpoint, vocabulary in pairs]
 
-    def _write(self, rows: Dataset, task_batch_size: int, folder: Path) -> None:
-        lengths, batches = text_lengths(rows), math.ceil(len(rows) / task_batch_size)
-        sizes = np.bincount(np.arange(len(rows)) // task_batch_size)
-        block_size = max(1, MAX_NUMBERS // max(1, self._plan(rows, task_batch_size)))
-        vocabularies: list[set[int]] = [set() for _ in self._checkpoints]
-        stops = []
-        for first in range(0, batches, block_size):
-            stops.append(min(batches, first + block_size))
-            like = torch.zeros((), dtype=self._wide, device=self.device)
-            stores = {g.key: g.start(stops[-1] - first, like) for _, g in self._gradients()}
-            start = first * task_batch_size
-            for places in self._batches(lengths[start : stops[-1] * task_batch_size], self.batch_size):
-                task = (places + start) // task_batch_size
-                found = self._of_tasks(rows, places + start, 1 / sizes[task])
-                of_text = torch.from_numpy(task - first).to(self.device)
-                for checkpoint, tokens in zip(self._checkpoints, found, strict=True):
-                    by_task = [each.of_texts(of_text[each.text]) for each in tokens]
-                    for at, gradient in checkpoint.gradients:
-                        gradient.add(stores[gradient.key], by_task[at])
-            block = {g.key: g.finish(stores[g.key]) for _, g in self._gradients()}
-            TaskGradients.write_block(folder, len(stops) - 1, block)
-            for checkpoint, vocabulary in zip(self._checkpoints, vocabularies, strict=True):
-                for _, gradient in checkpoint.gradients:
-                    if isinstance(gradient, EmbeddingGradient) and gradient.tied:
-                        vocabulary.update(block[gradient.key]["id"].tolist())
-        settings: dict[str, Any] = {"fingerprint": self.fingerprint, "task_batch_size": task_batch_size}
-        settings["whole"] = [g.key for _, g in self._gradients() if isinstance(g, MatrixGradient) and g.whole]
-        settings["vocabularies"] = [sorted(vocabulary) or None for vocabulary in vocabularies]
-        TaskGradients.finish(folder, stops, settings)
+    def _multiply(self, waiting: list[tuple[np.ndarray, list[list]]], result: np.ndarray) -> None:
+        """Bring the scores of batches that wait, with their places in `result` [N, T], there; none waits any longer."""
+        options: dict[str, Any] = {"dtype": self._wide, "device": self.device}
+        sums = [torch.zeros(len(places), self.num_task_batches, **options) for places, _ in waiting]
+        for tasks, block in self._tasks.blocks() if waiting else ():
+            for total, (_, passages) in zip(sums, waiting, strict=True):
+                for checkpoint, values in zip(self._checkpoints, passages, strict=True):
+                    for (_, gradient), value in zip(checkpoint.gradients, values, strict=True):
+                        total[:, tasks] += gradient.products(value, block[gradient.key], tasks.stop - tasks.start)
+        for total, (places, _) in zip(sums, waiting, strict=True):
+            result[places] = (total / len(self._checkpoints)).cpu().numpy()
+        waiting.clear()
+
+    def _begin(self, rows: Dataset, task_batch_size: int, folder: Path) -> TaskGradients:
+        """The folder's plan: the blocks, and how gradients are kept; of two runs with the same texts that of the first."""
+        settings = {"fingerprint": self.fingerprint, "task_batch_size": task_batch_size, "texts": rows_digest(rows)}
+        tasks = TaskGradients.find(folder, self.device, **settings)
+        if tasks is None:
+            numbers = max(1, self._plan(rows, task_batch_size))
+            size = max(1, min(MAX_NUMBERS // numbers, BLOCK_TEXTS // task_batch_size))
+            count = math.ceil(len(rows) / task_batch_size)
+            stops = [min(count, first + size) for first in range(0, count, size)]
+            whole = [g.key for _, g in self._gradients() if isinstance(g, MatrixGradient) and g.whole]
+            tasks = TaskGradients.begin(folder, self.device, stops, settings | {"whole": whole})
+        self._adopt(tasks)
+        return tasks
+
+    def _adopt(self, tasks: TaskGradients) -> None:
+        for _, gradient in self._gradients():
+            if isinstance(gradient, MatrixGradient):
+                gradient.whole = gradient.key in tasks.settings["whole"]
+
+    def _block(self, rows: Dataset, task_batch_size: int, tasks: slice) -> Block:
+        """The gradients of consecutive task batches."""
+        start, stop = tasks.start * task_batch_size, min(len(rows), tasks.stop * task_batch_size)
+        like = torch.zeros((), dtype=self._wide, device=self.device)
+        stores = {g.key: g.start(tasks.stop - tasks.start, like) for _, g in self._gradients()}
+        part = rows.select(range(start, stop))
+        of_place = np.arange(stop - start) // task_batch_size
+        weights = 1 / np.bincount(of_place)[of_place]
+        for places in batches(part, self._texts_at_once):
+            found = self._of_tasks(part, places, weights[places])
+            of_text = torch.from_numpy(of_place[places]).to(self.device)
+            for checkpoint, tokens in zip(self._checkpoints, found, strict=True):
+                by_task = [each.of_texts(of_text[each.text]) for each in tokens]
+                for at, gradient in checkpoint.gradients:
+                    gradient.add(stores[gradient.key], by_task[at])
+        return {g.key: g.finish(stores[g.key]) for _, g in self._gradients()}
 
     def _plan(self, rows: Dataset, task_batch_size: int) -> int:
         """Numbers that are kept of a task batch, judged by the first texts."""
@@ -241,18 +306,13 @@ class InfluenceScorer:
         )
 
     def _of_tasks(self, rows: Dataset, places: np.ndarray, weights: np.ndarray) -> Iterator[list[Tokens]]:
-        batch = self.masked.collator(_texts(rows, places))
+        batch = self.masked.collator(take(rows, places))
         return (checkpoint.of_tasks(batch, torch.from_numpy(weights).to(self._wide)) for checkpoint in self._checkpoints)
 
     @property
     def _texts_at_once(self) -> int:
         # A graph over several layers keeps about as much of each as a forward pass needs for one.
         return max(1, self.batch_size // self.choice.depth)
-
-    def _batches(self, lengths: np.ndarray, most: int) -> Iterator[np.ndarray]:
-        """Places of texts of similar lengths, int64 each."""
-        order, step = np.argsort(lengths, kind="stable"), max(1, min(most, self._texts_at_once))
-        return (order[start : start + step] for start in range(0, len(order), step))
 
     def _gradients(self) -> list[tuple[int, Gradient]]:
         return [pair for checkpoint in self._checkpoints for pair in checkpoint.gradients]
@@ -261,17 +321,3 @@ class InfluenceScorer:
         if self._tasks is None:
             raise InfluenceError("There are no task gradients yet: call fit, or load what fit wrote.")
         return self._tasks
-
-
-def _read(rows: Dataset, needed: str) -> Dataset:
-    """The columns of tokenised rows that are read, as Python values."""
-    for name in ("input_ids", needed):
-        if name not in rows.column_names:
-            raise InfluenceError(f"Rows need the columns input_ids and {needed}; received {', '.join(rows.column_names)}.")
-    names = [name for name in ("input_ids", "token_type_ids", needed) if name in rows.column_names]
-    return rows.select_columns(names).with_format(None)
-
-
-def _texts(rows: Dataset, places: np.ndarray) -> list[dict]:
-    columns = rows[places.tolist()]
-    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]

@@ -45,7 +45,7 @@ def select(
     task_batch_size: int = 4,
     seed: int = 0,
     scorer: InfluenceScorer | None = None,
-    max_length: int = 128,
+    max_length: int | None = None,
     score_model: Any = None,
     work_dir: str | Path | None = None,
     sharding: Sharding | None = None,
@@ -69,7 +69,7 @@ def select(
         task_batch_size: B_t, validation examples that share a gradient.
         seed: of "dsir" and "random".
         scorer: of "iss", an `InfluenceScorer` of the score model or its checkpoints.
-        max_length: tokens after which a text is cut for scoring.
+        max_length: of iss, tokens after which a text is cut for scoring; default see `InfluenceScorer.max_length`.
         score_model: what the manifest calls the score model, a plain value.
         work_dir, process_index, num_processes: see `hf_tlm.influence.score`.
         sharding: score on an executor of datatrove instead, started by this process alone; see
@@ -81,7 +81,8 @@ def select(
 
     Raises:
         InfluenceError: no size or several, or more than there are passages; an empty subset, or a selection; iss without a
-            scorer, a validation split, or enough passages that can be scored; or see `hf_tlm.influence.score`.
+            scorer, a validation split, or enough passages that can be scored; a `max_length` that does not suit the scorer
+            (`InfluenceScorer.max_length`); or see `hf_tlm.influence.score`.
         TaskError: the task is of another kind than classification.
     """
     task.check_kind("Selection by influence", "classification")
@@ -101,6 +102,7 @@ def select(
     size = _size(len(subset), **sizes)
     columns: dict[str, np.ndarray] = {}
     if method == "iss":
+        max_length = scorer.max_length(max_length)
         rows, classes, left_out = _task_rows(task, scorer.tokenizer, max_length, task_batch_size, balance)
         passages = _passage_rows(subset, scorer.tokenizer, max_length)
         if sharding is None:
@@ -119,6 +121,7 @@ def select(
             "balance": balance,
             "validation_examples_left_out": left_out,
             "passages_without_score": found.unscored,
+            "passages_not_finite": found.not_finite,
             "max_length": max_length,
             "score_model": score_model,
             "scorer_fingerprint": scorer.fingerprint,
@@ -129,7 +132,7 @@ def select(
         chosen = resample(weights, subset.dataset["id"][:], size, seed)
         made |= {"num_buckets": NUM_BUCKETS, "seed": seed}
     elif method == "random":
-        chosen = np.sort(np.random.default_rng(seed).permutation(len(subset))[:size])
+        chosen = np.sort(np.random.default_rng(seed % 2**64).permutation(len(subset))[:size])
         made |= {"seed": seed}
     else:
         chosen = np.arange(size)

@@ -5,6 +5,7 @@ N passages, T task batches, G groups of B_p consecutive passages, C classes.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,13 +14,15 @@ import numpy as np
 
 from hf_tlm.influence.errors import InfluenceError
 
+logger = logging.getLogger(__name__)
+
 # Values of a block of columns, 8 bytes each; a few arrays of that size are in memory at a time.
 BLOCK_VALUES = 1 << 22
 UNRANKED = np.iinfo(np.int32).max
 
 
 class Scores(Protocol):
-    """Influence of N passages on T task batches, NaN for passages without a score: an array, or `ScoreFiles`."""
+    """Influence of N passages on T task batches: an array, or `ScoreFiles`. A passage without a score has NaN of all."""
 
     shape: tuple[int, int]
 
@@ -32,13 +35,15 @@ class Selection:
     """Passages that were chosen, in the subset's order.
 
     rows: int64 [n], ascending; rank: int32 [n], the best over task batches of the passage's group, from 1; influence:
-    float32 [n], mean over task batches of the passage's own score; unscored: passages of the subset without a score.
+    float32 [n], mean over task batches of the passage's own score; unscored: passages of the subset without a score;
+    not_finite: passages that have one, which is infinite or, of some task batches, NaN.
     """
 
     rows: np.ndarray
     rank: np.ndarray
     influence: np.ndarray
     unscored: int
+    not_finite: int
 
 
 @dataclass
@@ -46,12 +51,14 @@ class _Ranking:
     """What one pass over the scores leaves.
 
     best: int32 [C, G], the group's best rank over the task batches of a class, UNRANKED without a score; total: float64
-    [C, G], the sum of its scores over them; influence: float64 [N], NaN without a score.
+    [C, G], the sum of its scores over them; influence: float64 [N], NaN without a score of every task batch; empty: bool
+    [N], without a score of any.
     """
 
     best: np.ndarray
     total: np.ndarray
     influence: np.ndarray
+    empty: np.ndarray
 
 
 def select_rows(
@@ -62,7 +69,7 @@ def select_rows(
     num_passages: int | None = None,
     classes: Sequence[int] | None = None,
 ) -> Selection:
-    """The most influential passages. Passages without a score are never among them.
+    """The most influential passages. Passages without a score, or with one that is not finite, are never among them.
 
     Each task batch ranks all groups by the sum of their members' scores, from 1; of equal ones the earlier is first.
 
@@ -75,17 +82,25 @@ def select_rows(
             equal shares of `num_passages`.
 
     Raises:
-        InfluenceError: no passage has a score, or fewer than `num_passages` have.
+        InfluenceError: no passage has a finite score, or fewer than `num_passages` have.
     """
     passages, task_batches = scores.shape
     group_of = np.arange(passages) // corpus_batch_size
     of_batch = np.unique(np.zeros(task_batches, int) if classes is None else np.asarray(classes), return_inverse=True)[1]
     ranking = _rank(scores, corpus_batch_size, of_batch)
     scored = ~np.isnan(ranking.influence)
+    unscored, not_finite = int(ranking.empty.sum()), int((~scored & ~ranking.empty).sum())
     if not scored.any():
         raise InfluenceError(
             f"None of the {passages:,} passages has a score: either no passage has a token that can be masked, or the score "
             "model's gradients are not finite. Look at the texts and the score model."
+        )
+    if not_finite:
+        logger.warning(
+            "%s of %s passages have scores that are not finite, and are left out: the score model's gradients of them are "
+            "too large for its numbers. In float32, without --bf16, there may be fewer.",
+            f"{not_finite:,}",
+            f"{passages:,}",
         )
     best = ranking.best.min(axis=0)
     if top_k is not None:
@@ -93,12 +108,12 @@ def select_rows(
     else:
         if num_passages > scored.sum():
             raise InfluenceError(
-                f"{num_passages:,} passages were asked for, and {scored.sum():,} of {passages:,} have a score: the others "
-                "have no token that can be masked. Ask for fewer."
+                f"{num_passages:,} passages were asked for, and {scored.sum():,} of {passages:,} have a score: {unscored:,} "
+                f"have no token that can be masked, and the scores of {not_finite:,} are not finite. Ask for fewer."
             )
         chosen = _fill(ranking, scored, corpus_batch_size, num_passages)
     rows = np.flatnonzero(chosen)
-    return Selection(rows, best[group_of[rows]], ranking.influence[rows].astype(np.float32), int(passages - scored.sum()))
+    return Selection(rows, best[group_of[rows]], ranking.influence[rows].astype(np.float32), unscored, not_finite)
 
 
 def _rank(scores: Scores, group_size: int, of_batch: np.ndarray) -> _Ranking:
@@ -106,10 +121,12 @@ def _rank(scores: Scores, group_size: int, of_batch: np.ndarray) -> _Ranking:
     passages, task_batches = scores.shape
     starts = np.arange(0, passages, group_size)
     shape = (of_batch.max() + 1, len(starts))
-    found = _Ranking(np.full(shape, UNRANKED, np.int32), np.zeros(shape), np.zeros(passages))
+    found = _Ranking(np.full(shape, UNRANKED, np.int32), np.zeros(shape), np.zeros(passages), np.ones(passages, bool))
     width = max(1, BLOCK_VALUES // passages)
     for first in range(0, task_batches, width):
-        block = np.asarray(scores[:, first : first + width], np.float64)
+        block = np.array(scores[:, first : first + width], np.float64)
+        found.empty &= np.isnan(block).all(axis=1)
+        block[~np.isfinite(block)] = np.nan
         found.influence += block.sum(axis=1)
         groups = block
         if group_size > 1:

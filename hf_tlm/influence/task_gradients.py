@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+import xxhash
+from safetensors import safe_open
+from safetensors.torch import load_file, save
 
 from hf_tlm.files import atomic_write
 from hf_tlm.influence.errors import InfluenceError
 
-# Blocks stay on the device until they have so many bytes. The others are brought there again for every batch of passages,
-# of which a low layer makes small ones. On a CPU that costs little: the files are mapped, and the system keeps their pages.
+# Blocks stay on the device until they have so many bytes, or half of what a GPU has free. The others are brought there again
+# and again. On a CPU that costs little: the files are mapped, and the system keeps their pages.
 KEPT_BYTES = 1 << 30
 # Changes when the files would mean something else.
-_FORMAT = 1
+_FORMAT = 2
 _META = "task_gradients.json"
 
 # By key of a parameter, its named tensors.
@@ -25,15 +28,38 @@ Block = dict[str, dict[str, torch.Tensor]]
 
 
 class TaskGradients:
-    """`block-<n>.safetensors` has the gradients of consecutive task batches; `task_gradients.json`, which is written last,
-    which ones, and the `settings` that they were made with.
+    """`block-<digest>-<n>.safetensors` has the gradients of consecutive task batches; `task_gradients.json`, which is
+    written first and whose digest that is, says which ones, and with what `settings` they are made. A block appears as a
+    whole and is never changed.
+
+    Attributes:
+        stops: of each block, the task batch after its last one.
     """
 
     def __init__(self, folder: Path, device: torch.device):
-        self.folder, self.device = folder, device
-        self._meta = json.loads((folder / _META).read_text(encoding="utf-8"))
+        meta = _read_meta(folder)
+        self.folder, self.device, self.stops, self.settings = folder, device, meta["stops"], meta["settings"]
+        self._digest = xxhash.xxh3_64_hexdigest(json.dumps(meta).encode())
         self._kept: dict[int, Block] = {}
-        self._free = KEPT_BYTES
+        self._free = _room(device)
+
+    @classmethod
+    def begin(cls, folder: Path, device: torch.device, stops: list[int], settings: dict[str, Any]) -> TaskGradients:
+        """A folder for blocks of these task batches and settings, of which another process may have begun to make some;
+        what there is of other settings is removed."""
+        if (found := _read_meta(folder)) and found["settings"] != settings:
+            shutil.rmtree(folder)
+        meta = {"format": _FORMAT, "stops": stops, "settings": settings}
+        atomic_write(folder / _META, json.dumps(meta, indent=2) + "\n")
+        return cls(folder, device)
+
+    @classmethod
+    def find(cls, folder: Path, device: torch.device, **settings: Any) -> TaskGradients | None:
+        """Those in a folder, be they finished or not; None if there are none, or others than these settings say."""
+        meta = _read_meta(folder)
+        if meta is None or any(meta["settings"].get(name) != value for name, value in settings.items()):
+            return None
+        return cls(folder, device)
 
     @classmethod
     def open(cls, folder: Path, device: torch.device, fingerprint: str) -> TaskGradients:
@@ -42,42 +68,56 @@ class TaskGradients:
         """
         if not (folder / _META).is_file():
             raise InfluenceError(f"{folder} holds no task gradients. Make them with InfluenceScorer.fit and save.")
-        found = cls(folder, device)
-        if found._meta["format"] != _FORMAT or found.settings["fingerprint"] != fingerprint:
+        found = cls.find(folder, device, fingerprint=fingerprint)
+        if found is None:
             raise InfluenceError(
                 f"The task gradients in {folder} were made by other models or with other settings. Choose another folder, "
                 "or make them again with InfluenceScorer.fit."
             )
+        if missing := [number for number in range(len(found.stops)) if not found.has(number)]:
+            raise InfluenceError(
+                f"Of the task gradients in {folder} {len(missing)} of {len(found.stops)} blocks are missing. Make them with "
+                "InfluenceScorer.fit, which continues."
+            )
         return found
-
-    @staticmethod
-    def write_block(folder: Path, number: int, block: Block) -> None:
-        tensors = {f"{key}/{name}": x.contiguous().cpu() for key, parts in block.items() for name, x in parts.items()}
-        save_file(tensors, folder / f"block-{number:05d}.safetensors")
-
-    @staticmethod
-    def finish(folder: Path, stops: list[int], settings: dict[str, Any]) -> None:
-        """stops: of each block, the task batch after its last one."""
-        atomic_write(folder / _META, json.dumps({"format": _FORMAT, "stops": stops, "settings": settings}, indent=2) + "\n")
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return self._meta["settings"]
 
     @property
     def num_task_batches(self) -> int:
-        return self._meta["stops"][-1]
+        return self.stops[-1]
+
+    @property
+    def stay(self) -> bool:
+        """Whether all blocks stay on the device once they have been there."""
+        return sum(self._path(number).stat().st_size for number in range(len(self.stops))) <= _room(self.device)
+
+    def task_batches(self, number: int) -> slice:
+        """Those of a block."""
+        return slice(self.stops[number - 1] if number else 0, self.stops[number])
+
+    def has(self, number: int) -> bool:
+        return self._path(number).is_file()
+
+    def write(self, number: int, block: Block) -> None:
+        """Raises:
+        HfTlmError: the disk cannot be written.
+        """
+        tensors = {f"{key}/{name}": x.contiguous().cpu() for key, parts in block.items() for name, x in parts.items()}
+        atomic_write(self._path(number), save(tensors))
 
     def blocks(self) -> Iterator[tuple[slice, Block]]:
         """The task batches of each block, and their gradients."""
-        start = 0
-        for number, stop in enumerate(self._meta["stops"]):
-            yield slice(start, stop), self._kept.get(number) or self._read(number)
-            start = stop
+        for number in range(len(self.stops)):
+            yield self.task_batches(number), self._kept.get(number) or self._read(number)
+
+    def tensors(self, key: str, name: str) -> Iterator[torch.Tensor]:
+        """One tensor of a parameter, of each block."""
+        for number in range(len(self.stops)):
+            with safe_open(self._path(number), "pt") as file:
+                yield file.get_tensor(f"{key}/{name}")
 
     def _read(self, number: int) -> Block:
         block: Block = {}
-        for name, tensor in load_file(self.folder / f"block-{number:05d}.safetensors", device=str(self.device)).items():
+        for name, tensor in load_file(self._path(number), device=str(self.device)).items():
             key, _, part = name.rpartition("/")
             block.setdefault(key, {})[part] = tensor
         size = sum(tensor.nbytes for parts in block.values() for tensor in parts.values())
@@ -85,3 +125,18 @@ class TaskGradients:
         if size <= self._free:
             self._kept[number], self._free = block, self._free - size
         return block
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"block-{self._digest}-{number:05d}.safetensors"
+
+
+def _read_meta(folder: Path) -> dict[str, Any] | None:
+    try:
+        meta = json.loads((folder / _META).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return meta if meta.get("format") == _FORMAT else None
+
+
+def _room(device: torch.device) -> int:
+    return max(KEPT_BYTES, torch.cuda.mem_get_info(device)[0] // 2) if device.type == "cuda" else KEPT_BYTES

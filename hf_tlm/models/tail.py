@@ -22,7 +22,8 @@ _AFTER_ATTENTION = (BertSelfOutput, ElectraSelfOutput, RobertaSelfOutput)
 class Tail:
     """All that comes after attention in a body's last layer: two thirds of its products, in a forward pass and a backward.
 
-    Only layers that are built like BERT's have a place where tokens can be left out; of others the tail is empty.
+    Only layers that are built like BERT's have a place where tokens can be left out; of others the tail is empty. So it is
+    with flash attention, whose kernels for texts of varying lengths take them in one row, which has other places.
 
     modules: those that see only the tokens that are left.
     """
@@ -30,7 +31,7 @@ class Tail:
     def __init__(self, body: PreTrainedModel):
         layer = next(module for module in body.modules() if isinstance(module, nn.ModuleList))[-1]
         outputs = [module for module in layer.modules() if isinstance(module, _AFTER_ATTENTION)]
-        self._first = outputs[0] if len(outputs) == 1 else None
+        self._first = outputs[0] if len(outputs) == 1 and not is_flash_attention_requested(body.config) else None
         self.modules: set[nn.Module] = set()
         if self._first is not None:
             within = set(self._first.modules())
@@ -53,10 +54,8 @@ def encode_chosen(body: PreTrainedModel, chosen: torch.Tensor, *places: torch.Te
     They are those of `encode` with the same arguments. Where the body allows it, the tail is computed for them alone.
     """
     # What is compiled must not depend on M. A layer that is computed again in the backward pass, for its gradient, would be
-    # computed whole. The kernels for texts of varying lengths take them in one row, which has other places. BERT's pooler
-    # wants a first token, whatever it is.
-    whole = torch.compiler.is_compiling() or (body.training and body.is_activation_checkpointing)
-    whole = whole or is_flash_attention_requested(body.config) or not chosen.any()
+    # computed whole. BERT's pooler wants a first token, whatever it is.
+    whole = torch.compiler.is_compiling() or (body.training and body.is_activation_checkpointing) or not chosen.any()
     if not whole and (tail := Tail(body)).modules:
         with tail.only(chosen):
             return encode(body, *places).hidden[0]

@@ -88,10 +88,11 @@ def describe_selection(selection: dict[str, Any]) -> str:
             value = ", ".join(map(str, value[:NAMED_PARAMETERS])) + (", …" if len(value) > NAMED_PARAMETERS else "")
         if value is not None:
             said.append(f"{words} {_plain(value)}")
-    lost = selection.get("passages_without_score")
+    lost, wild = selection.get("passages_without_score"), selection.get("passages_not_finite")
     return (
         f"{selection['size']:,} of {selection['of']:,} passages by {SELECTIONS[selection['method']]} ({', '.join(said)})"
         + (f"; {lost:,} had no token to mask, and so no score" if lost else "")
+        + (f"; the scores of {wild:,} were not finite" if wild else "")
     )
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSequenceClassification, set_seed
 
-from hf_tlm.data import tokenize
+from hf_tlm.data import tokenize, train_wordpiece
 from hf_tlm.evaluation import score_models, train_score_model
 from hf_tlm.models import ModelError, TlmModel
 from hf_tlm.retrieval import retrieve
@@ -123,6 +123,12 @@ def test_checkpoints_of_a_run(tmp_path, task, subset, tokenizer):
     assert models[0].mlm_head.weight is table
     with pytest.raises(ModelError, match="checkpoint-1"):
         TlmModel.from_checkpoint(names[0], id2label={0: "a", 1: "b"})
+    shorter = train_wordpiece(task.train["text"], 60)
+    shorter.save_pretrained(names[1])
+    with pytest.raises(ArgumentsError, match="checkpoint-1 and .*checkpoint-2 have other tokens"):
+        score_models(task, subset, names, arguments(), ModelArguments())
+    given = ModelArguments(tokenizer_name=names[0])
+    assert len(score_models(task, subset, names, arguments(), given)[1]) == len(tokenizer)
 
 
 def test_what_cannot_be(task, subset):
@@ -133,3 +139,5 @@ def test_what_cannot_be(task, subset):
             train_score_model(task, subset, arguments(**changes), ModelArguments(**model))
     with pytest.raises(ModelError, match="nowhere"):
         score_models(task, subset, ["nowhere"], arguments(), ModelArguments())
+    with pytest.raises(ArgumentsError, match="texts of up to 32 tokens .* Give --score_max_length 32 or less"):
+        score_models(task, subset, ["scratch"], arguments(), ModelArguments(), max_length=33)

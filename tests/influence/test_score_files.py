@@ -77,7 +77,7 @@ def test_processes_share_the_work_and_see_the_same(task_rows, subset_rows, token
     for result in results:
         np.testing.assert_array_equal(result, expected)
     assert sorted(name for scorer in scorers for name in scorer.scored) == sorted(subset_rows["id"])
-    assert [scorer.fitted for scorer in scorers] == [1] + [0] * (num_processes - 1)
+    assert [scorer.fitted + scorer.loaded for scorer in scorers] == [1] * min(num_processes, 9) + [0] * (num_processes - 9)
     assert all(scorer.scored for scorer in scorers[:9])
     assert not (tmp_path / "work" / GRADIENTS_FOLDER).exists()
 
@@ -173,3 +173,43 @@ def test_the_digest_is_of_the_content(subset_rows, tmp_path):
         Dataset.from_dict({"id": ["a", "b"], "input_ids": [[1, 2], [3]]}),
     ]
     assert len({digest, *map(rows_digest, changes)}) == len(changes) + 1
+
+
+def test_two_selections_at_the_same_time_share_the_scores(task_rows, subset_rows, tokenizer, expected, tmp_path):
+    """One ends, and removes the gradients, while the other has a shard in work."""
+    started, ended = threading.Event(), threading.Event()
+
+    class Slow(FakeScorer):
+        def score(self, rows):
+            if len(self.scored) == 14:
+                started.set()
+                ended.wait(30)
+                np.load(tmp_path / "work" / GRADIENTS_FOLDER / "gradients.npy")
+            return super().score(rows)
+
+    slow, results = Slow(tokenizer), []
+    thread = threading.Thread(
+        target=lambda: results.append(scored(task_rows, subset_rows, slow, tmp_path / "work")), daemon=True
+    )
+    thread.start()
+    started.wait(30)
+    fast = FakeScorer(tokenizer)
+    np.testing.assert_array_equal(scored(task_rows, subset_rows, fast, tmp_path / "work"), expected)
+    ended.set()
+    thread.join(30)
+    np.testing.assert_array_equal(results[0], expected)
+    assert len(slow.scored) == 14 and fast.scored == subset_rows["id"][14:]
+    assert (slow.fitted, fast.fitted, fast.loaded) == (1, 0, 1)
+    # Gradients that are gone while scores are missing are told.
+    lost = FakeScorer(tokenizer)
+    lost.score = lambda rows: np.load(tmp_path / "gone.npy")
+    with pytest.raises(FileNotFoundError):
+        scored(task_rows, subset_rows, lost, tmp_path / "other")
+
+
+def test_ids_may_be_large_strings(subset_rows):
+    import pyarrow as pa
+    from datasets import Value
+
+    large = subset_rows.cast_column("id", Value("large_string"))
+    assert pa.types.is_large_string(large.data.schema.field("id").type) and rows_digest(large) == rows_digest(subset_rows)

@@ -1,5 +1,6 @@
 """Influence equals the naive way, for every family, layer and kind of parameter, and depends on nothing else."""
 
+from contextlib import nullcontext
 from copy import deepcopy
 from fnmatch import fnmatchcase
 
@@ -8,13 +9,18 @@ import pytest
 import torch
 from datasets import Dataset
 from safetensors.torch import load_file
+from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
 
 import hf_tlm.influence.gradients as kinds
 from hf_tlm.influence import InfluenceError, InfluenceScorer, draws
+from hf_tlm.influence.masks import MaskedTexts
+from hf_tlm.influence.task_gradients import KEPT_BYTES, _room
+from hf_tlm.models import export_stock
 from naive import (
     MASKED,
     SEED,
     assert_close,
+    gradients,
     passage_gradients,
     passages,
     products,
@@ -103,6 +109,31 @@ def test_in_float32(family, layer, kind, tokenizer):
     assert_close(scores, expected, 1e-5)
 
 
+@pytest.mark.parametrize("family", ["bert", "roberta", "electra", "albert", "modernbert", "distilbert"])
+@pytest.mark.parametrize("layer", [0, -1])
+def test_equals_the_stock_classes(family, layer, tokenizer, tmp_path):
+    """Their own losses, one passage and one task batch at a time: nothing here is of this package but the masks."""
+    export_stock(tiny(family), tokenizer, tmp_path)
+    lm = AutoModelForMaskedLM.from_pretrained(tmp_path / "mlm", dtype=torch.float64).eval()
+    classifier = AutoModelForSequenceClassification.from_pretrained(tmp_path, dtype=torch.float64).eval()
+    names = ["input_ids", "attention_mask", *["token_type_ids"] * (family not in ("modernbert", "distilbert"))]
+    of_passages, of_tasks = [], []
+    masked = MaskedTexts(tokenizer, MASKED, SEED)
+    for row in passages():
+        batch = masked([row]) if masked.maskable(row["input_ids"]) else None
+        inputs = batch and {name: batch[name] for name in names}
+        of_passages.append(batch and gradients(lm, lm(**inputs, labels=batch["mlm_labels"]).loss))
+    rows = list(task_texts())
+    for start in range(0, len(rows), 2):
+        batch = masked.collator(rows[start : start + 2])
+        inputs = {name: batch[name] for name in names}
+        of_tasks.append(gradients(classifier, classifier(**inputs, labels=batch["labels"]).loss))
+    expected = products(of_passages, of_tasks, in_layer(family, layer, "*"))
+    scorer = scorer_of(tiny(family), tokenizer, layer=layer, parameters="*")
+    # The stock class loads ModernBERT's rotary frequencies in float32, whatever the dtype of its weights.
+    assert_close(scorer.score(passages()), expected, 1e-6 if family == "modernbert" else 1e-10)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("layer", [0, -1])
 def test_defaults_are_word_embeddings_and_attention_output(family, layer, tokenizer):
@@ -154,6 +185,7 @@ def test_blocks_that_do_not_fit_are_read_again(layer, stay, tokenizer, monkeypat
     expected = scorer.score(passages())
     sizes = [sum(x.nbytes for parts in block.values() for x in parts.values()) for _, block in scorer._tasks.blocks()]
     scorer.save(tmp_path / "saved")
+    monkeypatch.setattr("hf_tlm.influence.scorer.WAITING_BYTES", 0)
     read = []
     monkeypatch.setattr(
         "hf_tlm.influence.task_gradients.load_file", lambda path, device: read.append(path) or load_file(path, device)
@@ -164,6 +196,12 @@ def test_blocks_that_do_not_fit_are_read_again(layer, stay, tokenizer, monkeypat
     # One passage at a time, or of seven two at a time; one has nothing to mask.
     later = 6 - 1 if layer else 4 - 1
     assert len(sizes) == 5 and len(read) == 5 + (5 - stay) * later
+    # All that passages leave at the parameters waits for one pass over the blocks.
+    monkeypatch.setattr("hf_tlm.influence.scorer.WAITING_BYTES", 1 << 28)
+    scorer.load(tmp_path / "saved")
+    passes, blocks = [], scorer._tasks.blocks
+    monkeypatch.setattr(scorer._tasks, "blocks", lambda: passes.append(0) or blocks())
+    assert (np.nan_to_num(scorer.score(passages())) == np.nan_to_num(expected)).all() and len(passes) == 1
 
 
 @pytest.mark.parametrize("layer", [0, 1, -1])
@@ -296,6 +334,97 @@ def test_fit_in_a_folder_of_the_callers(tokenizer, tmp_path):
     assert (np.nan_to_num(other.score(passages())) == np.nan_to_num(scorer.score(passages()))).all()
 
 
+def test_a_killed_fit_continues_and_several_processes_make_other_blocks(tokenizer, tmp_path, monkeypatch):
+    """Five texts in five blocks."""
+    monkeypatch.setattr("hf_tlm.influence.scorer.BLOCK_TEXTS", 1)
+    made, whole, block = [], scorer_of(tiny("bert"), tokenizer, task_batch_size=1, layer=1), InfluenceScorer._block
+
+    def counted(self, rows, size, tasks):
+        if len(made) == stop:
+            raise KeyboardInterrupt
+        made.append(tasks.start)
+        return block(self, rows, size, tasks)
+
+    monkeypatch.setattr(InfluenceScorer, "_block", counted)
+    options = {"mlm_probability": MASKED, "seed": SEED, "batch_size": 12, "layer": 1}
+
+    texts = task_texts()
+
+    def fit(rows=texts, **processes):
+        scorer = InfluenceScorer([tiny("bert")], tokenizer, **options)
+        scorer.fit(rows, 1, tmp_path / "tasks", **processes)
+        return scorer
+
+    stop = 2
+    with pytest.raises(KeyboardInterrupt):
+        fit()
+    with pytest.raises(InfluenceError, match="3 of 5 blocks are missing"):
+        InfluenceScorer([tiny("bert")], tokenizer, **options).load(tmp_path / "tasks")
+    stop = 3
+    with pytest.raises(KeyboardInterrupt):
+        fit(process_index=1, num_processes=2)
+    assert made == [0, 1, 2]
+    stop = None
+    second = fit(process_index=4, num_processes=5)
+    assert made == [0, 1, 2, 4, 3]
+    for scorer in (second, fit()):
+        assert (np.nan_to_num(scorer.score(passages())) == np.nan_to_num(whole.score(passages()))).all()
+    assert len(made) == 5
+    assert {path.name.count("-") for path in (tmp_path / "tasks").iterdir()} == {0, 2}
+    # Of other texts nothing is taken over, and nothing stays.
+    other = fit(task_texts(seed=5))
+    assert len(made) == 10 and len(list((tmp_path / "tasks").iterdir())) == 6
+    assert not np.allclose(np.nan_to_num(other.score(passages())), np.nan_to_num(whole.score(passages())))
+
+
+@pytest.mark.parametrize(
+    ("family", "length", "message"),
+    [
+        ("bert", 2, "leaves a text no token beside its 2 special ones. Give --score_max_length 3 or more"),
+        ("bert", -3, "score_max_length -3 leaves"),
+        ("bert", 3, None),
+        ("bert", 41, "score_max_length 41 is more than the 40 positions"),
+        ("bert", 40, None),
+        ("roberta", 40, "more than the 39 positions"),
+    ],
+)
+def test_lengths_that_the_model_cannot_have(family, length, message, tokenizer):
+    scorer = InfluenceScorer([tiny(family)], tokenizer)
+    with pytest.raises(InfluenceError, match=message) if message else nullcontext():
+        assert scorer.max_length(length) == length
+
+
+def test_texts_have_128_tokens_by_default_or_what_the_tokenizer_says(tokenizer):
+    tokenizer = deepcopy(tokenizer)
+    scorer = InfluenceScorer([tiny("bert", max_position_embeddings=300)], tokenizer)
+    found = []
+    for tokenizer.model_max_length in (int(1e30), 512, 32):
+        found.append(scorer.max_length())
+    assert found == [128, 128, 32] and scorer.max_length(200) == 200
+    tokenizer.model_max_length = 512
+    for family, positions in (("bert", 40), ("roberta", 39)):
+        assert InfluenceScorer([tiny(family)], tokenizer).max_length() == positions
+
+
+def test_gradients_may_fill_half_of_what_a_gpu_has_free(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10 << 30, 80 << 30))
+    assert _room(torch.device("cuda")) == 5 << 30 and _room(torch.device("cpu")) == KEPT_BYTES
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 20, 80 << 30))
+    assert _room(torch.device("cuda")) == KEPT_BYTES
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "electra"])
+@pytest.mark.parametrize("kind", ["all", None])
+def test_with_flash_attention_no_token_is_left_out(family, kind, tokenizer, monkeypatch):
+    """Its kernels are a GPU's: only the question for it is answered otherwise here."""
+    options = {"parameters": kind and LAYER_KINDS[kind]}
+    expected = scorer_of(tiny(family), tokenizer, **options).score(passages())
+    monkeypatch.setattr("hf_tlm.models.tail.is_flash_attention_requested", lambda config: True)
+    found = scorer_of(tiny(family), tokenizer, **options)
+    assert not found._checkpoints[0].tail.modules
+    assert_close(found.score(passages()), expected, 1e-10)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -304,6 +433,7 @@ def test_fit_in_a_folder_of_the_callers(tokenizer, tmp_path):
         ({"mlm_probability": 0.0}, "mlm_probability"),
         ({"batch_size": 0}, "batch_size"),
         ({"projection_dim": 0}, "projection_dim"),
+        ({"projection_dim": 8, "layer": 0}, "among word_embeddings.weight there is none"),
     ],
 )
 def test_settings_that_make_no_sense(options, message, tokenizer):
@@ -318,6 +448,12 @@ def test_unsupported_parameters_and_rows(tokenizer):
         InfluenceScorer([model], tokenizer)
     with pytest.raises(InfluenceError, match="at least one model"):
         InfluenceScorer([], tokenizer)
+    for changes, message in (
+        ({"vocab_size": 90}, "number 2 has another bert.embeddings.word_embeddings.weight"),
+        ({"num_hidden_layers": 3}, "number 2 has another bert.encoder.layer.2.attention.output.LayerNorm.bias"),
+    ):
+        with pytest.raises(InfluenceError, match=message):
+            InfluenceScorer([tiny("bert"), tiny("bert", **changes)], tokenizer)
     scorer = InfluenceScorer([tiny("bert")], tokenizer)
     with pytest.raises(InfluenceError, match="validation split"):
         scorer.fit(task_texts().select([]), 1)

@@ -74,6 +74,7 @@ def test_iss_keeps_the_most_influential(task, subset, scorer, by_influence, tmp_
         "balance": None,
         "validation_examples_left_out": 0,
         "passages_without_score": 2,
+        "passages_not_finite": 0,
         "max_length": 32,
         "score_model": None,
         "scorer_fingerprint": "fake-2-0",
@@ -215,7 +216,8 @@ def test_the_subset_that_was_given_is_unchanged(task, subset):
         ({"top_k": 3, "balance": "class"}, "goes with method iss and fraction or num_passages"),
         ({"fraction": 0.2, "method": "dsir", "balance": "class"}, "received method dsir"),
         ({"fraction": 0.2, "scorer": None}, "needs a scorer"),
-        ({"fraction": 1.0}, "have a score: the others have no token that can be masked"),
+        ({"fraction": 0.2, "max_length": 2}, "the length is the scorer's to refuse"),
+        ({"fraction": 1.0, "max_length": 32}, "55 of 57 have a score: 2 have no token that can be masked"),
     ],
 )
 def test_what_is_refused(task, subset, scorer, tmp_path, options, message):

@@ -142,7 +142,24 @@ def test_classes_share_alike():
 def test_errors():
     scores = np.ones((5, 2))
     scores[3] = np.nan
-    with pytest.raises(InfluenceError, match="5 passages were asked for, and 4 of 5 have a score"):
+    with pytest.raises(InfluenceError, match="5 passages were asked for, and 4 of 5 have a score: 1 have no token"):
         select_rows(scores, num_passages=5)
     with pytest.raises(InfluenceError, match="None of the 5 passages has a score"):
         select_rows(np.full((5, 2), np.nan), top_k=1)
+
+
+@pytest.mark.parametrize("wild", [np.nan, np.inf, -np.inf])
+def test_scores_that_are_not_finite_are_left_out_and_told_from_none(wild, caplog):
+    scores = np.random.default_rng(0).normal(size=(6, 3))
+    scores[2] = np.nan
+    scores[4, 1] = wild
+    finite = scores.copy()
+    finite[4] = np.nan
+    for options in ({"num_passages": 3}, {"num_passages": 4, "corpus_batch_size": 2}, {"top_k": 1}):
+        found = select_rows(scores, **options)
+        assert (found.unscored, found.not_finite) == (1, 1) and not {2, 4} & set(found.rows.tolist())
+        if "corpus_batch_size" not in options:
+            assert found.rows.tolist() == select_rows(finite, **options).rows.tolist()
+    assert "1 of 6 passages have scores that are not finite" in caplog.text
+    with pytest.raises(InfluenceError, match="1 have no token that can be masked, and the scores of 1 are not finite"):
+        select_rows(scores, num_passages=5)

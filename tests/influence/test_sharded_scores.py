@@ -104,9 +104,8 @@ def test_a_killed_run_continues(rows, scorer, expected, tmp_path, monkeypatch, t
     again = []
     monkeypatch.setattr(InfluenceScorer, "score", lambda self, rows: again.append(rows["id"][0]) or scored(self, rows))
     fits = []
-    monkeypatch.setattr(
-        InfluenceScorer, "_write", lambda self, *given, do=InfluenceScorer._write: fits.append(do(self, *given))
-    )
+    block = InfluenceScorer._block
+    monkeypatch.setattr(InfluenceScorer, "_block", lambda self, *given: fits.append(given) or block(self, *given))
     if then is None:
         score(*rows, scorer, work, task_batch_size=5)
         assert len(again) == 6
@@ -117,6 +116,31 @@ def test_a_killed_run_continues(rows, scorer, expected, tmp_path, monkeypatch, t
     again.clear()
     score_sharded(*rows, scorer, HERE, work, task_batch_size=5)
     assert not again
+
+
+def test_task_gradients_of_a_killed_run_are_not_made_again(rows, scorer, tmp_path, monkeypatch):
+    monkeypatch.setattr("hf_tlm.influence.scorer.BLOCK_TEXTS", 5)
+    made, block = [], InfluenceScorer._block
+
+    class Killed(BaseException):
+        pass
+
+    def counted(self, rows, size, tasks):
+        if len(made) == stop:
+            raise Killed
+        made.append(tasks.start)
+        return block(self, rows, size, tasks)
+
+    monkeypatch.setattr(InfluenceScorer, "_block", counted)
+    stop = 2
+    with pytest.raises(Killed):
+        score_sharded(*rows, scorer, HERE, tmp_path / "work", task_batch_size=5)
+    stop = None
+    found = score_sharded(*rows, scorer, HERE, tmp_path / "work", task_batch_size=5)
+    assert made == [*range(found.shape[1])]
+    alone = score(*rows, scorer, tmp_path / "alone", task_batch_size=5)
+    np.testing.assert_array_equal(found[:, 0:9], alone[:, 0:9])
+    assert not (tmp_path / "work" / "sharded").exists()
 
 
 def test_jobs_meet_in_a_remote_folder(rows, scorer, expected, tmp_path, monkeypatch):
@@ -240,6 +264,17 @@ def test_documents_are_scored_as_passages_are(rows, scorer, saved, texts, expect
     assert scored == ["p7"] and again == out[:21]
     assert [document.id for document in again] == found.ids[:21] and DocumentScores(folder).shape == (TEXTS, 5)
 
+    # Another text under the same name is scored, with its batch; a run that does not end leaves none that could be read.
+    other, scored[:] = documents(texts[:21]), []
+    other[9].text = texts[30]
+    run = ScoreDocuments(saved, folder, max_length=32).run(iter(other), rank=0, world_size=2)
+    changed = [next(run) for _ in range(10)][-1]
+    assert scored == ["p7"] and changed.metadata["influence"] != out[9].metadata["influence"]
+    with pytest.raises(InfluenceError, match="tasks 0 of 2 have not come to their end"):
+        DocumentScores(folder)
+    list(run)
+    assert DocumentScores(folder)[9:10, 0:5].mean() == pytest.approx(changed.metadata["influence"], rel=1e-5)
+
 
 def test_documents_of_other_settings_are_refused(scorer, saved, texts, tmp_path):
     from hf_tlm.influence.datatrove_steps import ScoreDocuments
@@ -256,17 +291,20 @@ def test_documents_of_other_settings_are_refused(scorer, saved, texts, tmp_path)
     save_scorer(bare, tmp_path / "bare", gradients=False)
     with pytest.raises(InfluenceError, match="has no task gradients"):
         next(ScoreDocuments(str(tmp_path / "bare"), folder).run(documents(texts)))
-    list(ScoreDocuments(saved, str(tmp_path / "none")).run([]))
+    with pytest.raises(InfluenceError, match="score_max_length 2 leaves a text no token"):
+        next(ScoreDocuments(saved, str(tmp_path / "short"), max_length=2).run(documents(texts)))
+    list(ScoreDocuments(saved, str(tmp_path / "none"), max_length=32).run([]))
     with pytest.raises(InfluenceError, match="the scores of no document"):
         DocumentScores(str(tmp_path / "none"))
 
 
 def test_documents_in_a_pipeline(saved, texts, tmp_path):
+    from datatrove.data import Document
     from datatrove.executor import LocalPipelineExecutor
     from datatrove.pipeline.readers import ParquetReader
     from datatrove.pipeline.writers import ParquetWriter
 
-    from hf_tlm.influence.datatrove_steps import ScoreDocuments
+    from hf_tlm.influence.datatrove_steps import KeepDocuments, ScoreDocuments
 
     (tmp_path / "in").mkdir()
     for part in range(2):
@@ -283,3 +321,25 @@ def test_documents_in_a_pipeline(saved, texts, tmp_path):
     means = scores[:, 0:5].astype(np.float64).mean(axis=1)
     np.testing.assert_allclose([row["metadata"]["influence"] for row in written], means, rtol=1e-6)
     assert [row["id"] for row in written] == scores.ids and len(written) == TEXTS
+
+    # A second run keeps what was chosen.
+    chosen = select_rows(scores, num_passages=9)
+    keep = KeepDocuments(str(tmp_path / "scores"), chosen)
+    pipeline = [ParquetReader(str(tmp_path / "in")), keep, ParquetWriter(str(tmp_path / "kept"))]
+    LocalPipelineExecutor(pipeline, tasks=2, workers=1, logging_dir=str(tmp_path / "logs-kept")).run()
+    kept = [row for path in sorted((tmp_path / "kept").iterdir()) for row in Dataset.from_parquet(str(path))]
+    assert [row["id"] for row in kept] == [scores.ids[row] for row in chosen.rows]
+    assert [row["metadata"]["influence_rank"] for row in kept] == chosen.rank.tolist()
+    np.testing.assert_allclose([row["metadata"]["influence"] for row in kept], chosen.influence, rtol=1e-6)
+
+    own = [row for row in written if row["id"] in set(scores.ids_of(0))]
+    for rows, message in (
+        (own[:-1], f"has come to None where it was '{own[-1]['id']}'"),
+        ([*own, own[0]], f"has come to '{own[0]['id']}' where it was None"),
+        ([own[1], *own[1:]], f"has come to '{own[1]['id']}' where it was '{own[0]['id']}'"),
+    ):
+        given = [Document(text=row["text"], id=row["id"]) for row in rows]
+        with pytest.raises(InfluenceError, match=message):
+            list(keep.run(given, rank=0, world_size=2))
+    with pytest.raises(InfluenceError, match="with as many tasks. Those were 2; received 3"):
+        list(keep.run([], rank=0, world_size=3))

@@ -126,7 +126,9 @@ def _make_selection(
     together = together if selection.method == "iss" and args.process_index == 0 else nullcontext()
     with together:
         if selection.method == "iss":
-            models, tokenizer, described = score_models(task, subset, selection.score_model, args, model_args)
+            models, tokenizer, described = score_models(
+                task, subset, selection.score_model, args, model_args, max_length=selection.score_max_length
+            )
             scorer = selection.scorer(models, tokenizer)
         smaller = selection.select(task, subset, scorer, score_model=described, **processes)
     if args.process_index == 0:

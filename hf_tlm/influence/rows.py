@@ -1,0 +1,61 @@
+"""Tokenised rows, as influence reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from datasets import Dataset
+from transformers import PreTrainedTokenizerBase
+
+from hf_tlm.data import text_lengths
+from hf_tlm.influence.errors import InfluenceError
+
+MAX_LENGTH = 128
+
+
+def cut_at(asked: int | None, tokenizer: PreTrainedTokenizerBase, positions: int | None) -> int:
+    """The tokens asked for, by default 128, or fewer where the tokenizer or a model's positions are for fewer.
+
+    Raises:
+        InfluenceError: there are fewer positions than asked for, or nothing of a text is left.
+    """
+    special = tokenizer.num_special_tokens_to_add()
+    if asked is None:
+        return min(MAX_LENGTH, tokenizer.model_max_length, positions or MAX_LENGTH)
+    if asked <= special:
+        raise InfluenceError(
+            f"score_max_length {asked} leaves a text no token beside its {special} special ones. Give --score_max_length "
+            f"{special + 1} or more."
+        )
+    if positions is not None and asked > positions:
+        raise InfluenceError(
+            f"score_max_length {asked} is more than the {positions} positions of the score model. Give --score_max_length "
+            f"{positions} or less."
+        )
+    return asked
+
+
+def read(rows: Dataset, needed: str) -> Dataset:
+    """The columns that are read, as Python values.
+
+    Raises:
+        InfluenceError: `input_ids`, or the column that is `needed` beside it, is missing.
+    """
+    for name in ("input_ids", needed):
+        if name not in rows.column_names:
+            raise InfluenceError(f"Rows need the columns input_ids and {needed}; received {', '.join(rows.column_names)}.")
+    names = [name for name in ("input_ids", "token_type_ids", needed) if name in rows.column_names]
+    return rows.select_columns(names).with_format(None)
+
+
+def take(rows: Dataset, places: np.ndarray) -> list[dict]:
+    """Some rows, by place, int64."""
+    columns = rows[places.tolist()]
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+def batches(rows: Dataset, size: int) -> Iterator[np.ndarray]:
+    """Places of rows of similar lengths, int64 [`size`] each, at least one."""
+    order, size = np.argsort(text_lengths(rows), kind="stable"), max(1, size)
+    return (order[start : start + size] for start in range(0, len(order), size))
