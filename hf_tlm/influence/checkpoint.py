@@ -16,6 +16,7 @@ from hf_tlm.influence.gradients import EmbeddingGradient, MatrixGradient, Vector
 from hf_tlm.influence.losses import Decoded, mlm_loss, task_loss
 from hf_tlm.influence.parameters import Parameter
 from hf_tlm.models import TlmModel
+from hf_tlm.models.onednn import OneDnnLinear
 from hf_tlm.models.tail import Tail
 
 Gradient = VectorGradient | MatrixGradient | EmbeddingGradient
@@ -46,14 +47,14 @@ class Checkpoint:
     def of_tasks(self, batch: dict[str, torch.Tensor], weights: torch.Tensor) -> list[Tokens]:
         """By module, of the loss of each text times its weight, float [B]."""
         batch, weights = self._here(batch), weights.to(self.model.device)
-        with torch.enable_grad(), Capture(self.modules, len(weights)) as capture:
+        with OneDnnLinear(), torch.enable_grad(), Capture(self.modules, len(weights)) as capture:
             return capture.tokens(task_loss(self.model, batch, weights))
 
     def of_passages(self, batch: dict[str, torch.Tensor], vocabulary: torch.Tensor | None) -> list:
         """By parameter, of the masked-LM loss of each passage, in the form that meets the task batches'."""
         batch = self._here(batch)
         count, text = len(batch["input_ids"]), (batch["mlm_labels"] != -100).nonzero()[:, 0]
-        with torch.enable_grad(), Capture(self.modules, count, self.tail.modules, text) as capture:
+        with OneDnnLinear(), torch.enable_grad(), Capture(self.modules, count, self.tail.modules, text) as capture:
             loss, decoded = mlm_loss(self.model, batch, vocabulary)
             tokens = capture.tokens(loss)
         return [gradient.of_passages(tokens[at], count, decoded) for at, gradient in self.gradients]

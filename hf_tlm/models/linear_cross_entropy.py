@@ -9,6 +9,8 @@ import torch.nn.functional as F
 
 # 128 MiB of float32.
 MAX_LOGITS = 1 << 25
+# 4 MiB of float32: they are still in a processor's cache when they are used again.
+CACHED_LOGITS, CACHED_ROWS = 1 << 20, 512
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -22,6 +24,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         gradients = [torch.zeros_like(hidden) if of_hidden else None, None, torch.zeros_like(bias) if of_bias else None]
         # Sums of half precision numbers are taken in float32.
         total = torch.zeros((), dtype=torch.promote_types(hidden.dtype, torch.float32), device=hidden.device)
+        if visit is None and not (of_weight or of_bias):
+            losses, ctx.gradients = _without_weights(*inputs, labels, max_logits, outer, total.dtype, of_hidden)
+            return total + losses
         one_precision = hidden.dtype == total.dtype and not torch.is_autocast_enabled(hidden.device.type)
         step = max(1, max_logits // weight.shape[0])
         for start in range(0, len(labels), step):
@@ -70,6 +75,46 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return *(None if g is None else g.mul_(of_total) for g in gradients), None, None, None, None
 
 
+def _without_weights(hidden, weight, bias, labels, max_logits, outer, dtype, of_hidden):
+    """The loss, and the gradients, of which only that of `hidden` can be asked for.
+
+    By blocks of rows and of classes, whose softmax is corrected as larger logits come, so that logits stay in the cache and
+    a block of the weight is read once for both products. The weight's own gradient would need the normalizer, which is
+    known at the end.
+    """
+    total, gradient = hidden.new_zeros((), dtype=dtype), torch.empty_like(hidden) if of_hidden else None
+    if hidden.device.type == "cpu":
+        max_logits = min(max_logits, CACHED_LOGITS)
+        row_step = min(max_logits, CACHED_ROWS)
+    else:
+        row_step = max(1, max_logits // len(weight))
+    class_step = max(1, max_logits // row_step)
+    for start in range(0, len(labels), row_step):
+        block = slice(start, start + row_step)
+        rows, targets = hidden[block], labels[block]
+        largest = rows.new_full((len(rows), 1), -torch.inf, dtype=dtype)
+        normalizer, of_all = torch.zeros_like(largest), torch.zeros_like(rows, dtype=dtype)
+        chosen = torch.empty_like(largest)
+        for first in range(0, len(weight), class_step):
+            classes = slice(first, first + class_step)
+            logits = F.linear(rows, weight[classes], None if bias is None else bias[classes]).to(dtype)
+            here = ((targets >= first) & (targets < first + class_step)).nonzero()[:, 0]
+            chosen[here] = logits[here].gather(1, targets[here, None] - first)
+            before, largest = largest, torch.maximum(largest, logits.amax(dim=1, keepdim=True))
+            shrink = (before - largest).exp_()
+            exponentials = logits.sub_(largest).exp_()
+            normalizer.mul_(shrink).add_(exponentials.sum(dim=1, keepdim=True))
+            if of_hidden:
+                of_all.mul_(shrink).add_(F.linear(exponentials.to(hidden.dtype), weight[classes].t()))
+        chosen = (chosen - largest - normalizer.log()).squeeze(1)
+        losses, slopes = (-chosen, None) if outer is None else outer(block, chosen)
+        total += losses.sum()
+        if of_hidden:
+            of_rows = (of_all / normalizer).sub_(weight[targets])
+            gradient[block] = (of_rows if slopes is None else of_rows * -slopes[:, None]).to(hidden.dtype)
+    return total, [gradient, None, None]
+
+
 def linear_cross_entropy(
     hidden: torch.Tensor,
     weight: torch.Tensor,
@@ -82,7 +127,8 @@ def linear_cross_entropy(
 ) -> torch.Tensor:
     """`F.cross_entropy(F.linear(hidden, weight, bias), labels, reduction="sum")`, a scalar in float32 or wider.
 
-    At most `max_logits` logits exist at any time (one row of them at least), in the forward and in the backward pass.
+    At most `max_logits` logits exist at any time (one row of them at least), in the forward and in the backward pass; fewer
+    on a CPU where neither weight nor bias needs a gradient.
     The result can be differentiated once. Under autocast the products are in its precision.
 
     Args:

@@ -81,3 +81,27 @@ def test_half_precision(autocast):
         assert all(gradient.dtype == dtype for gradient in found)
         errors.append(sum((a.double() - b).abs().mean().item() for a, b in zip(found, exact, strict=True)))
     assert errors[0] <= 2 * errors[1]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize(("max_logits", "rows"), [(1, 512), (20, 4), (3 * V, 5), (10**9, 512)])
+def test_a_frozen_layer_is_passed_in_blocks_of_classes(bias, weighted, max_logits, rows, monkeypatch):
+    """Logits far apart, so that the largest comes late: the softmax of the first blocks is corrected."""
+    monkeypatch.setattr("hf_tlm.models.linear_cross_entropy.CACHED_ROWS", rows)
+    ours, expected = case(bias=bias), case(bias=bias)
+    for _, weight, offset, _ in (ours, expected):
+        weight.requires_grad_(False).mul_(torch.linspace(0, 300, V, dtype=torch.float64)[:, None])
+        if offset is not None:
+            offset.requires_grad_(False)
+    weights = torch.linspace(0.1, 2, M, dtype=torch.float64) if weighted else torch.ones(M, dtype=torch.float64)
+    outer = (lambda block, log_p: (-weights[block] * log_p, -weights[block])) if weighted else None
+    loss = linear_cross_entropy(*ours, max_logits=max_logits, outer=outer)
+    hidden, weight, offset, labels = expected
+    reference = (F.cross_entropy(F.linear(hidden, weight, offset), labels, reduction="none") * weights).sum()
+    torch.testing.assert_close(loss, reference, rtol=1e-12, atol=0)
+    (a,), (b,) = gradients(loss, ours[:1]), gradients(reference, expected[:1])
+    torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-9)
+    with torch.no_grad():
+        again = linear_cross_entropy(*ours, max_logits=max_logits, outer=outer)
+    torch.testing.assert_close(again, reference.detach(), rtol=1e-12, atol=0)
