@@ -47,8 +47,7 @@ def mlm_loss(
     errors = None if vocabulary is None else torch.empty(len(labels), len(vocabulary), dtype=wide, device=hidden.device)
 
     def visit(rows: slice, logits: torch.Tensor) -> None:
-        if errors is not None:
-            errors[rows] = (logits[:, vocabulary] - logits.logsumexp(dim=1, keepdim=True)).exp_()
+        errors[rows] = (logits[:, vocabulary] - logits.logsumexp(dim=1, keepdim=True)).exp_()
 
     decoder = model.family.decoder(model.mlm_head)
     loss = linear_cross_entropy(
@@ -57,7 +56,7 @@ def mlm_loss(
         decoder.bias,
         labels,
         max_logits=model.max_logits,
-        visit=visit,
+        visit=None if errors is None else visit,
         outer=lambda rows, log_p: (-weights[rows] * log_p, -weights[rows]),
     )
     if errors is None:
