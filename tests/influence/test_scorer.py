@@ -29,6 +29,7 @@ from naive import (
     task_texts,
     tiny,
 )
+from task_blocks import Killed, count_blocks
 
 FAMILIES = ["bert", "roberta", "electra", "albert", "modernbert", "distilbert", "cocolm"]
 # What names in the body begin with in layers 0, 1 and 2, of two.
@@ -336,16 +337,9 @@ def test_fit_in_a_folder_of_the_callers(tokenizer, tmp_path):
 
 def test_a_killed_fit_continues_and_several_processes_make_other_blocks(tokenizer, tmp_path, monkeypatch):
     """Five texts in five blocks."""
-    monkeypatch.setattr("hf_tlm.influence.scorer.BLOCK_TEXTS", 1)
-    made, whole, block = [], scorer_of(tiny("bert"), tokenizer, task_batch_size=1, layer=1), InfluenceScorer._block
-
-    def counted(self, rows, size, tasks):
-        if len(made) == stop:
-            raise KeyboardInterrupt
-        made.append(tasks.start)
-        return block(self, rows, size, tasks)
-
-    monkeypatch.setattr(InfluenceScorer, "_block", counted)
+    blocks = count_blocks(monkeypatch, texts=1)
+    whole = scorer_of(tiny("bert"), tokenizer, task_batch_size=1, layer=1)
+    blocks.made.clear()
     options = {"mlm_probability": MASKED, "seed": SEED, "batch_size": 12, "layer": 1}
 
     texts = task_texts()
@@ -355,25 +349,25 @@ def test_a_killed_fit_continues_and_several_processes_make_other_blocks(tokenize
         scorer.fit(rows, 1, tmp_path / "tasks", **processes)
         return scorer
 
-    stop = 2
-    with pytest.raises(KeyboardInterrupt):
+    blocks.stop = 2
+    with pytest.raises(Killed):
         fit()
     with pytest.raises(InfluenceError, match="3 of 5 blocks are missing"):
         InfluenceScorer([tiny("bert")], tokenizer, **options).load(tmp_path / "tasks")
-    stop = 3
-    with pytest.raises(KeyboardInterrupt):
+    blocks.stop = 3
+    with pytest.raises(Killed):
         fit(process_index=1, num_processes=2)
-    assert made == [0, 1, 2]
-    stop = None
+    assert blocks.made == [0, 1, 2]
+    blocks.stop = None
     second = fit(process_index=4, num_processes=5)
-    assert made == [0, 1, 2, 4, 3]
+    assert blocks.made == [0, 1, 2, 4, 3]
     for scorer in (second, fit()):
         assert (np.nan_to_num(scorer.score(passages())) == np.nan_to_num(whole.score(passages()))).all()
-    assert len(made) == 5
+    assert len(blocks.made) == 5
     assert {path.name.count("-") for path in (tmp_path / "tasks").iterdir()} == {0, 2}
     # Of other texts nothing is taken over, and nothing stays.
     other = fit(task_texts(seed=5))
-    assert len(made) == 10 and len(list((tmp_path / "tasks").iterdir())) == 6
+    assert len(blocks.made) == 10 and len(list((tmp_path / "tasks").iterdir())) == 6
     assert not np.allclose(np.nan_to_num(other.score(passages())), np.nan_to_num(whole.score(passages())))
 
 

@@ -27,6 +27,7 @@ from hf_tlm.influence import (
 from hf_tlm.influence.scorer_files import SCORER_FILE
 from hf_tlm.retrieval import Sharding, retrieve
 from naive import tiny
+from task_blocks import Killed, count_blocks
 
 pytest.importorskip("datatrove", reason="NO SCORING ON EXECUTORS TESTED: pip install 'hf-tlm[sharded]'")
 
@@ -82,10 +83,6 @@ def test_two_processes_of_an_executor_give_the_same_files(rows, scorer, expected
     assert "PIPELINE" not in capfd.readouterr().err
 
 
-class Killed(BaseException):
-    """What no handler catches: as far as files go, a kill."""
-
-
 @pytest.mark.parametrize("then", [HERE, Sharding(9, "local", workers=1), None], ids=["same", "other shards", "in process"])
 def test_a_killed_run_continues(rows, scorer, expected, tmp_path, monkeypatch, then):
     asked, work = [], tmp_path / "work"
@@ -119,25 +116,13 @@ def test_a_killed_run_continues(rows, scorer, expected, tmp_path, monkeypatch, t
 
 
 def test_task_gradients_of_a_killed_run_are_not_made_again(rows, scorer, tmp_path, monkeypatch):
-    monkeypatch.setattr("hf_tlm.influence.scorer.BLOCK_TEXTS", 5)
-    made, block = [], InfluenceScorer._block
-
-    class Killed(BaseException):
-        pass
-
-    def counted(self, rows, size, tasks):
-        if len(made) == stop:
-            raise Killed
-        made.append(tasks.start)
-        return block(self, rows, size, tasks)
-
-    monkeypatch.setattr(InfluenceScorer, "_block", counted)
-    stop = 2
+    blocks = count_blocks(monkeypatch, texts=5)
+    blocks.stop = 2
     with pytest.raises(Killed):
         score_sharded(*rows, scorer, HERE, tmp_path / "work", task_batch_size=5)
-    stop = None
+    blocks.stop = None
     found = score_sharded(*rows, scorer, HERE, tmp_path / "work", task_batch_size=5)
-    assert made == [*range(found.shape[1])]
+    assert blocks.made == [*range(found.shape[1])]
     alone = score(*rows, scorer, tmp_path / "alone", task_batch_size=5)
     np.testing.assert_array_equal(found[:, 0:9], alone[:, 0:9])
     assert not (tmp_path / "work" / "sharded").exists()
