@@ -34,7 +34,11 @@ from hf_tlm.analysis.findings import markdown_table
 from hf_tlm.analysis.runs import find_results
 from hf_tlm.evaluation.reproduction import PUBLISHED
 from hf_tlm.evaluation.seeds import format_score
+from hf_tlm.evaluation.summary import summarise
+from hf_tlm.files import atomic_write
+from hf_tlm.hub.cards import tlm_card
 from hf_tlm.retrieval import Subset
+from hf_tlm.training.claim import RESULTS_FILE
 
 RESULTS = Path(__file__).resolve().parent / "results"
 SCALES = {
@@ -304,30 +308,34 @@ def scale(folder: Path) -> list[str]:
 def write_cards(records: Path, runs: Path, cards: Path) -> None:
     """The card of the model best on validation of those trained from scratch, of each task, and those of the subsets.
 
-    Arms with ISS do not stand for a choice: their subsets were chosen with the validation examples.
+    Arms with ISS do not stand for a choice: their subsets were chosen with the validation examples. A model's card has the
+    mean over its arm's seeds beside its own scores, which are the best of several.
     A model or subset that is on another machine keeps the card that it has. Cards of subsets show no passages.
     """
     table = read_tables(records).get("main")
     if table is None:
         print(f"No cards: there is no main.json in {records}.")
         return
-    best: dict[str, Row] = {}
+    arms: dict[str, dict[str, list[Row]]] = {}
     for run in table["runs"]:
         if run["status"] == "finished" and run["kind"] == "train_tlm" and "ISS" not in run["arm"]:
-            before = best.get(run["task"])
-            if before is None or run["validation"][run["metric"]] > before["validation"][run["metric"]]:
-                best[run["task"]] = run
-    for task, run in best.items():
-        folder = runs / run.get("same_run_as", run["name"])
-        if (folder / "README.md").is_file():
-            for other in cards.glob(f"tlm-{task}-*.md"):
-                other.unlink()
-            shutil.copy(folder / "README.md", cards / f"tlm-{task}-{run['name'].split('/')[1]}.md")
-        else:
-            print(f"No card of the best model of {task}: {folder} is not here.")
+            arms.setdefault(run["task"], {}).setdefault(run["arm"], []).append(run)
+    for task, candidates in arms.items():
+        best = max((run for arm in candidates.values() for run in arm), key=lambda run: run["validation"][run["metric"]])
+        seeds = candidates[best["arm"]]
+        files = {run["seed"]: runs / run.get("same_run_as", run["name"]) / RESULTS_FILE for run in seeds}
+        if missing := [str(file.parent) for file in files.values() if not file.is_file()]:
+            print(f"No card of the best model of {task}: not here are {', '.join(missing)}.")
+            continue
+        found = {seed: json.loads(file.read_text(encoding="utf-8")) for seed, file in files.items()}
+        of_seeds = [run["seeds"][0] for run in found.values()]
+        card = tlm_card({**found[best["seed"]], "seeds": of_seeds, "summary": summarise(of_seeds)}, best["seed"])
+        for other in cards.glob(f"tlm-{task}-*.md"):
+            other.unlink()
+        atomic_write(cards / f"tlm-{task}-{best['name'].split('/')[1]}.md", card)
     for folder in sorted(runs.glob("*/subsets/*/manifest.json")):
         task, name = folder.parts[-4], folder.parts[-2]
-        if task in best and name in SUBSETS:
+        if task in arms and name in SUBSETS:
             with tempfile.TemporaryDirectory() as work:
                 Subset.load(folder.parent).save(Path(work) / name)
                 shutil.copy(Path(work) / name / "README.md", cards / f"subset-{task}-{name}.md")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from datasets import Dataset
 
+from card_records import RUN
 from hf_tlm.corpora import load_corpus
 from hf_tlm.evaluation.reproduction import Arm, TaskEntry, make_plan, reproduce
 from hf_tlm.retrieval import retrieve
@@ -130,11 +131,15 @@ def test_what_people_found_stands_first_and_budgets_are_curves(evidence, results
 
 
 def test_cards(evidence, results, tmp_path, monkeypatch):
-    """Of the run best on validation, and of subsets, without their passages."""
+    """Of the run best on validation, with its arm's mean, and of subsets, without their passages."""
     runs, cards = tmp_path / "out", tmp_path / "cards"
     cards.mkdir()
     (cards / "tlm-scierc-old.md").touch()
-    (runs / "scierc/rho1-1/seed-1/README.md").write_text("# The best")  # whose record is that of BM25 too
+    # As in SCORES; BM25's records are this arm's.
+    for seed, score in enumerate((0.5, 0.7)):
+        scores = {"validation": {"micro_f1": score - 0.1, "accuracy": 0.5}, "test": {"micro_f1": score, "accuracy": 0.5}}
+        run = {**RUN, "task": "scierc", "seeds": [RUN["seeds"][0] | scores | {"seed": seed}], "summary": {}}
+        (runs / f"scierc/rho1-1/seed-{seed}/results.json").write_text(json.dumps(run))
     corpus = load_corpus(Dataset.from_list([{"text": f"passage {number} of them"} for number in range(9)]))
     drawn = retrieve(make_task(6, 3), corpus, retriever="random", num_passages=3, cache_dir=str(tmp_path / "cache"))
     drawn.save(runs / "scierc/subsets/iss-20")
@@ -147,7 +152,9 @@ def test_cards(evidence, results, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["evidence.py", *map(str, command)])
     evidence.main()
     assert sorted(path.name for path in cards.iterdir()) == ["subset-scierc-iss-20.md", "tlm-scierc-bm25.md"]
-    assert (cards / "tlm-scierc-bm25.md").read_text() == "# The best"
+    text = (cards / "tlm-scierc-bm25.md").read_text()
+    assert "those of seed 1, the best of 2 on validation (seeds 0, 1)" in text
+    assert "| test, this seed | 70.00 |" in text and "| test, mean ± std of 2 seeds | 60.00 ± 14.14 |" in text
     text = (cards / "subset-scierc-iss-20.md").read_text()
     assert "3 of the 9 passages" in text and "passage 1" not in text
 
