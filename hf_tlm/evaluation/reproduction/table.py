@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -152,18 +153,21 @@ class Table:
         if not runs:
             return ""
         machines = " and ".join(dict.fromkeys(_machine(run["environment"]) for run in runs))
-        made = f"Made by `{runs[0]['started_by']}`"
+        commands = Counter(run["started_by"] for run in runs)  # Another table's too, of runs that are in both.
+        shares = [f"`{text}`" + (f" ({n} of the runs)" if len(commands) > 1 else "") for text, n in commands.most_common()]
+        made = f"Made by {', '.join(shares)}"
         if commits := dict.fromkeys(_short(run["commit"]) for run in runs if run["commit"]):
             made += f" at commit {', '.join(commits)}"
+        last = " (of stage 1 alone, the last)" if any(list(run.get("stages", ())) == ["1"] for run in runs) else ""
         lines = [
             f"{made} on {machines}. Scores are in percent, mean ± standard deviation over seeds (n - 1), of the checkpoint "
-            "best on validation. Tokens (without padding), FLOPs (6 x tokens with padding x parameters) and hours are of "
-            "one run."
+            f"best on validation{last}. Tokens (without padding), FLOPs (6 x tokens with padding x parameters) and hours "
+            "are of one run."
         ]
         if any(row.subset_seconds is not None for row in self.rows):
             lines.append(
-                "All seeds have one subset. Subset hours of a part of BM25's are those of the choice alone; of several by "
-                "influence the first trains the score model for all."
+                "All seeds have one subset. Subset hours of a part of BM25's are without BM25's own; of several parts by "
+                "influence, the first one's include training the score model, which all of them use."
             )
         scratch = [run for run in runs if run["kind"] == "train_tlm"]
         for task in dict.fromkeys(run["task"] for run in scratch):

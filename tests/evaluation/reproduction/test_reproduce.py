@@ -163,8 +163,18 @@ def test_the_page_says_by_what_it_was_made(work, whole):
     first, second = list(records.values())[:2]
     first["commit"], second["commit"] = "a" * 40, "b" * 40 + "+"
     second["environment"] = {**second["environment"], "accelerator": "1 x GPU"}
-    text = Table(plan, {step.name: records.get(step.name) for step in (*plan.preparations, *plan.trainings)}).to_text()
+    steps = (*plan.preparations, *plan.trainings)
+    text = Table(plan, {step.name: records.get(step.name) for step in steps}).to_text()
     assert f"{'a' * 12}" in text and f"{'b' * 12}+" in text and "1 x GPU" in text
+    assert "of the runs)" not in text and "the last" not in text
+    # Another table's command made a run that both have; a run of one stage has no choice of checkpoints.
+    first["started_by"], second["started_by"] = "another table", second["started_by"] + " --this"
+    first["stages"] = {"1": first["stages"]["1"]}
+    third, fourth = list(records.values())[2:]
+    third["started_by"] = fourth["started_by"] = second["started_by"]
+    text = Table(plan, {step.name: records.get(step.name) for step in steps}).to_text()
+    assert f"Made by `{second['started_by']}` (3 of the runs), `another table` (1 of the runs) at commit" in text
+    assert "the checkpoint best on validation (of stage 1 alone, the last)." in text
 
 
 def test_a_table_that_was_interrupted_is_the_same(work, whole, tmp_path, monkeypatch):
