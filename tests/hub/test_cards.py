@@ -48,7 +48,7 @@ def test_sentences():
         ({"model": {"model_name_or_path": "bert", "embedding_init": "random"}}, "trained further from `bert`", "scratch by"),
         ({"model": {**RUN["model"], "embedding_init": "spectral"}}, "spectral warm start, norm 1.0", "Nothing"),
         ({"subset": {**RUN["subset"], "retriever": "random", "top_k": None}}, "random passages of a general", "resemble"),
-        ({"arguments": {**RUN["arguments"], "rho1": 0.0}}, "steps, task batches only; 20 x masked-LM loss", "corpus batches"),
+        ({"arguments": {**RUN["arguments"], "rho1": 0.0}}, "task batches only; 20 x masked-LM loss", "corpus batches"),
         ({"arguments": {**RUN["arguments"], "rho1": math.inf}}, "corpus batches only; masked-LM loss; 15%", "task batches"),
         ({"arguments": {**RUN["arguments"], "rho1": 3.0, "rho2": 0.5}}, "steps, 3 corpus batches", "3.0 corpus"),
         ({"model": {**RUN["model"], "use_peft": True}}, "20,000 of them trained: this is a LoRA", "subfolder"),
