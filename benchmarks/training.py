@@ -61,7 +61,8 @@ NOTES = {
     "`ratio` is the median of the repeats' ratios of whole times, `lowest` and `highest` their range; `of single steps` and "
     "`ms more` are medians over the pairs of steps of all repeats.",
     "precision": "A bare loop on short texts, groups of similar length; all arms take steps on the same batches by turns. "
-    "Medians of the steps after the fifth. `recompilations` are the graphs that were compiled in those.",
+    "Medians of the steps after the fifth. `recompilations` are the graphs that were compiled in those. `float32` is as the "
+    "Trainer computes: products of linear layers by oneDNN, where torch's own library does not use the processor's AVX-512.",
     "pipeline": "Batches of short texts from the Arrow file to padded and masked tensors, and no training beside it. The "
     "default is 0 workers: the process that trains makes them.",
     "step": "On the CPU in float32: a bare loop, short texts; dropout as torch draws it and as `hf_tlm.models.dropout` "

@@ -37,7 +37,8 @@ class Loop:
         import torch
 
         begin = self.setting.now()
-        self.loss(batch).backward()
+        with self.setting.products():
+            self.loss(batch).backward()
         torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
         self.optimizer.step()
         self.schedule.step()
@@ -49,7 +50,8 @@ class Loop:
         for it. Not before the optimizers have their moments, which would be put there."""
         longest = {_stream_of(batch): batch for batch in sorted(batches, key=lambda batch: batch["input_ids"].numel())}
         for batch in longest.values():
-            self.loss(batch).backward()
+            with self.setting.products():
+                self.loss(batch).backward()
         self.optimizer.zero_grad()
 
 
@@ -162,7 +164,8 @@ def precision(
     count = steps + COMPILED_WARM
     trainer = ours(rows, tokenizer, body, count, seed, packing, setting)
     batches = batches_of(trainer, count, setting)
-    loops = {}
+    by_torch = Loop(copy.deepcopy(trainer.model), trainer.objectives, replace(setting, onednn=False), count)
+    loops = {"float32, torch's products": by_torch}
     for compiled in (False, True):
         for name, bf16 in (("float32", False), ("bf16", True)):
             arm = replace(setting, bf16=bf16, compile=compiled)
@@ -197,7 +200,14 @@ def pipeline(*, packing: str, workers: int, batches: int, setting: Setting, rows
 
 # Operators of torch by what they are for; random numbers are drawn by `hf_tlm.models.dropout` or by `bernoulli_`.
 PARTS = {
-    "matrix products": {"aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm", "aten::baddbmm"},
+    "matrix products": {
+        "aten::mm",
+        "aten::addmm",
+        "aten::addmm_",
+        "aten::bmm",
+        "aten::baddbmm",
+        "mkldnn::_linear_pointwise",
+    },
     "dropout's random numbers": {"dropout_noise", "aten::bernoulli_"},
     "optimizer and clipping": {"aten::_fused_adamw_", "aten::linalg_vector_norm", "aten::_foreach_mul_"},
 }

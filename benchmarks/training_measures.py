@@ -6,7 +6,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
@@ -36,7 +36,8 @@ class Setting:
     """How both sides of a measurement compute.
 
     device: cpu or cuda. bf16: under autocast; weights stay float32. compile: by `torch.compile` with `backend`.
-    attention: of the bodies. batch: texts a step. threads: of the CPU.
+    attention: of the bodies. batch: texts a step. threads: of the CPU. onednn: our side's float32 products on a CPU are
+    oneDNN's where that is faster, as in our Trainer; bare loops only.
     """
 
     threads: int
@@ -46,6 +47,7 @@ class Setting:
     backend: str = "inductor"
     attention: str = "sdpa"
     batch: int = BATCH
+    onednn: bool = True
 
     def arguments(self) -> dict:
         """Of the Trainers."""
@@ -74,6 +76,11 @@ class Setting:
         import torch
 
         return torch.autocast(self.device, torch.bfloat16, enabled=self.bf16)
+
+    def products(self) -> AbstractContextManager:
+        from hf_tlm.models.onednn import OneDnnLinear
+
+        return OneDnnLinear() if self.onednn and not self.compile else nullcontext()
 
     def now(self) -> float:
         """Seconds, when the device has done what it was given."""

@@ -54,9 +54,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 gradients[2] += (change.t() @ scale).squeeze(1) if one_precision else change.sum(dim=0)
             change, scale = change.to(hidden.dtype), scale.to(hidden.dtype)
             if of_hidden:
-                gradients[0][block] = (change @ weight) * scale
+                gradients[0][block] = F.linear(change, weight.t()) * scale
             if of_weight and start == 0:
-                gradients[1] = (change.t() @ (rows * scale)).to(weight.dtype)
+                gradients[1] = F.linear(change.t(), (rows * scale).t()).to(weight.dtype)
             elif of_weight and one_precision:
                 gradients[1].addmm_(change.t(), rows * scale)
             elif of_weight:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -114,6 +115,10 @@ def _addmm(sum_shape, a_shape, b_shape, *args, **kwargs) -> int:
     return 2 * a_shape[0] * a_shape[1] * b_shape[1]
 
 
+def _linear(inputs_shape, weight_shape, *args, **kwargs) -> int:
+    return 2 * math.prod(inputs_shape) * weight_shape[0]
+
+
 def _attention(query_shape, key_shape, value_shape, *args, **kwargs) -> int:
     return flop_counter.sdpa_flop_count(query_shape, key_shape, value_shape)
 
@@ -122,13 +127,15 @@ def _attention_backward(grad_shape, query_shape, key_shape, value_shape, *args, 
     return flop_counter.sdpa_backward_flop_count(grad_shape, query_shape, key_shape, value_shape)
 
 
-# What the counter of torch does not know: products in place, and the attention kernel of CPUs.
+# What the counter of torch does not know: products in place, those of oneDNN, and the attention kernel of CPUs.
 _aten = torch.ops.aten
 _MORE_OPERATORS = {
     _aten.addmm_: _addmm,
     _aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     _aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
 }
+if hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+    _MORE_OPERATORS[torch.ops.mkldnn._linear_pointwise] = _linear
 
 
 class FlopCount:

@@ -16,6 +16,7 @@ from transformers import Trainer
 
 from hf_tlm.data.interleave import InterleavedBatchSampler
 from hf_tlm.files import HfTlmError
+from hf_tlm.models.onednn import OneDnnLinear
 from hf_tlm.signals import ignore_sigterm
 from hf_tlm.training.checkpoints import (
     SEAL,
@@ -37,13 +38,13 @@ _TORCH_WRITE_ERROR = re.compile(r"PytorchStreamWriter|inline_container|cannot be
 
 
 class ResumableTrainer(Trainer):
-    """`transformers.Trainer`; the only changes are in when checkpoints count and how a run stops.
+    """`transformers.Trainer`; the only changes are when checkpoints count, how a run stops, and who multiplies.
 
     A checkpoint is sealed (`hf_tlm.training.checkpoints`) once every process has written its part, and older ones are
     removed only then, so that at every moment there is a complete one. `train(resume_from_checkpoint=True)` takes the
     newest complete one, and starts from the beginning where there is none. Before every optimizer step the processes
     agree on two things in one exchange: SIGTERM stops a run as `hf_tlm.training.interruptions` says, and a loss that is not
-    finite ends it (`hf_tlm.training.nonfinite`).
+    finite ends it (`hf_tlm.training.nonfinite`). Steps on a CPU take the faster float32 products (`hf_tlm.models.onednn`).
 
     A subclass has `watch` begin with the micro-batches of each step in `get_batch_samples`, and `compute_loss` hands every
     training loss to `watched`.
@@ -75,6 +76,15 @@ class ResumableTrainer(Trainer):
         checkpoint = self._checkpoint_to_resume(resume_from_checkpoint)
         with self.interruption.listening():
             return super().train(checkpoint, trial, ignore_keys_for_eval)
+
+    def training_step(self, model, *args, **kwargs):
+        recomputing = any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
+        with contextlib.nullcontext() if recomputing or self.args.torch_compile else OneDnnLinear():
+            return super().training_step(model, *args, **kwargs)
+
+    def prediction_step(self, *args, **kwargs):
+        with contextlib.nullcontext() if self.args.torch_compile else OneDnnLinear():
+            return super().prediction_step(*args, **kwargs)
 
     def watched(self, loss: torch.Tensor, terms: Mapping[str, torch.Tensor]) -> None:
         """Have a micro-batch's training loss looked at, with its named terms, scalars."""

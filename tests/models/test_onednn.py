@@ -1,23 +1,22 @@
-"""oneDNN's products: those of torch but for rounding, and only where nothing is differentiated."""
+"""oneDNN's products and their gradients: those of torch but for rounding, and only where they suit."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from hf_tlm.models import onednn
-from hf_tlm.models.onednn import OneDnnLinear
+from hf_tlm.models.onednn import OneDnnLinear, is_faster
+from hf_tlm.training.cost import count_flops
+
+pytestmark = pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="this torch has no oneDNN")
 
 
 @pytest.fixture
 def used(monkeypatch):
-    """The products that were oneDNN's."""
+    """Whether each of the products that were met was oneDNN's, as if that were faster on every processor."""
     found, suits = [], onednn._suits
-
-    def counted(*tensors):
-        found.append(suits(*tensors))
-        return found[-1]
-
-    monkeypatch.setattr(onednn, "_suits", counted)
+    monkeypatch.setattr(onednn, "is_faster", lambda: True)
+    monkeypatch.setattr(onednn, "_suits", lambda *tensors: (found.append(suits(*tensors)), found[-1])[1])
     return found
 
 
@@ -37,20 +36,49 @@ def test_the_product_is_that_of_torch(bias, transposed, used):
         layer = torch.nn.Linear(24, 40, bias=bias).requires_grad_(False)
         assert layer(inputs).shape == (2, 9, 40)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-    assert used == [onednn._is_there()] * 2
+    assert used == [True] * 2
     F.linear(inputs, weight)
     assert len(used) == 2
 
 
-@pytest.mark.parametrize("place", [0, 1, 2])
-def test_what_is_differentiated_is_left_to_torch(place, used):
-    given = tensors()
-    given[place].requires_grad_()
+@pytest.mark.parametrize("places", [(0,), (1,), (2,), (0, 1), (0, 1, 2)])
+@pytest.mark.parametrize("rows", [(2, 9), (18,)])
+def test_gradients_are_those_of_torch(places, rows, used):
+    found = []
+    for context in (torch.enable_grad, OneDnnLinear):
+        inputs, weight, offset = tensors()
+        given = [inputs.view(*rows, 24), weight, offset]
+        for place in places:
+            given[place].requires_grad_()
+        with context():
+            product = F.linear(*given)
+        # Outside of the context, as in a Trainer's backward pass; the gradient is not contiguous.
+        (product.sin() * torch.arange(40.0)).mean(dim=0).sum().backward()
+        found.append([product, *(given[place].grad for place in places)])
+    for expected, ours in zip(*found, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
+    assert used == [True]
+
+
+def test_layers_without_bias_and_gradients_of_expanded_memory(used):
+    layers = [torch.nn.Linear(24, 40, bias=False) for _ in range(2)]
+    layers[1].load_state_dict(layers[0].state_dict())
+    inputs = tensors()[0]
+    layers[0](inputs).sum().backward()
     with OneDnnLinear():
-        F.linear(*given).sum().backward()
-        with torch.no_grad():
-            F.linear(*given)
-    assert given[place].grad is not None and used == [False, onednn._is_there()]
+        layers[1](inputs).sum().backward()
+    torch.testing.assert_close(layers[1].weight.grad, layers[0].weight.grad, rtol=1e-5, atol=1e-5)
+    assert used == [True]
+
+
+def test_flops_are_counted_alike(used):
+    counts = []
+    for context in (torch.enable_grad, OneDnnLinear):
+        inputs, weight, offset = (tensor.requires_grad_() for tensor in tensors())
+        with count_flops() as count, context():
+            F.linear(inputs, weight, offset).sum().backward()
+        counts.append(count.flops)
+    assert counts == [3 * 2 * 18 * 24 * 40] * 2 and used == [True]
 
 
 def test_other_types_and_builds_are_left_to_torch(used, monkeypatch):
@@ -60,6 +88,27 @@ def test_other_types_and_builds_are_left_to_torch(used, monkeypatch):
         with torch.autocast("cpu", torch.bfloat16):
             assert F.linear(*tensors()).dtype == torch.bfloat16
         assert F.linear(torch.empty(0, 24), tensors()[1]).shape == (0, 40)
-        monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+        assert F.linear(tensors()[0][0, 0], tensors()[1]).shape == (40,)
+        with torch.backends.mkldnn.flags(enabled=False):
+            F.linear(*tensors())
+        monkeypatch.setattr(onednn, "is_faster", lambda: False)
         F.linear(*tensors())
-    assert used == [False] * 5
+    assert used == [False] * 7
+
+
+@pytest.mark.parametrize(
+    "vendor,capability,faster",
+    [
+        ("AuthenticAMD", "AVX512", True),
+        ("AuthenticAMD", "AVX2", False),
+        ("GenuineIntel", "AVX512", False),
+        (None, "AVX512", False),
+    ],
+)
+def test_it_is_faster_where_mkl_leaves_avx512_unused(vendor, capability, faster, monkeypatch, tmp_path):
+    if vendor is not None:
+        (tmp_path / "cpuinfo").write_text(f"processor : 0\nvendor_id : {vendor}\n")
+    monkeypatch.setattr(onednn, "Path", lambda path: tmp_path / "cpuinfo")
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
+    assert is_faster.__wrapped__() is faster

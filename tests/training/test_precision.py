@@ -1,4 +1,4 @@
-"""bf16 and torch.compile with interleaved batches, grouped by length and packed."""
+"""bf16, torch.compile and oneDNN's float32 products with interleaved batches, grouped by length and packed."""
 
 import math
 import shutil
@@ -8,6 +8,7 @@ import torch
 from torch._dynamo.utils import counters
 from transformers import TrainerCallback
 
+from hf_tlm.models import onednn
 from runs import NO_DROPOUT, OBJECTIVES, history, trainer
 
 
@@ -48,6 +49,26 @@ def test_compiled_equals_eager_and_does_not_recompile(tmp_path, data, tokenizer,
     bodies = 1 if objective == "mlm" else 2
     assert bodies <= graphs.counts[5] <= 6 * bodies and graphs.counts[5:] == [graphs.counts[5]] * 7, graphs.counts
     assert compiled.cost().measured_flops == eager.cost().measured_flops > 0
+
+
+@pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="this torch has no oneDNN")
+@pytest.mark.parametrize("objective,recompute", [*((objective, False) for objective in OBJECTIVES), ("mlm", True)])
+def test_products_by_onednn(tmp_path, data, tokenizer, monkeypatch, objective, recompute):
+    """In training, unless gradient checkpointing makes activations again, and in evaluation; FLOPs are counted alike."""
+    options = {**OBJECTIVES[objective], "rho1": 1, "gradient_checkpointing": recompute}
+    runs, product, made = [], onednn._product, []
+    monkeypatch.setattr(onednn, "_product", lambda *tensors: (made.append(tensors), product(*tensors))[1])
+    for used in (False, True):
+        monkeypatch.setattr(onednn, "is_faster", lambda used=used: used)
+        run = trainer(tmp_path / f"{used}", data, tokenizer, **options)
+        run.train()
+        trained = len(made)
+        scores = run.evaluate()
+        assert (trained > 0) is (used and not recompute) and (len(made) > trained) is used
+        runs.append((run.cost().measured_flops, scores["eval_loss"], [loss for [loss] in history(run, "loss")]))
+    (flops, score, losses), (own_flops, own_score, own_losses) = runs
+    assert own_flops == flops > 0 and own_score == pytest.approx(score, rel=1e-4)
+    assert own_losses == pytest.approx(losses, rel=1e-4)
 
 
 def test_inductor(tmp_path, data, tokenizer):
