@@ -32,13 +32,16 @@ class Loop:
             outputs = self.model(**batch)
         return self.objectives[_stream_of(batch)](outputs, batch)["loss"]
 
+    def backward(self, batch: dict) -> None:
+        with self.setting.products():
+            self.loss(batch).backward()
+
     def step(self, batch: dict) -> float:
         """Seconds."""
         import torch
 
         begin = self.setting.now()
-        with self.setting.products():
-            self.loss(batch).backward()
+        self.backward(batch)
         torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
         self.optimizer.step()
         self.schedule.step()
@@ -50,8 +53,7 @@ class Loop:
         for it. Not before the optimizers have their moments, which would be put there."""
         longest = {_stream_of(batch): batch for batch in sorted(batches, key=lambda batch: batch["input_ids"].numel())}
         for batch in longest.values():
-            with self.setting.products():
-                self.loss(batch).backward()
+            self.backward(batch)
         self.optimizer.zero_grad()
 
 

@@ -67,8 +67,8 @@ def _suits(*tensors: torch.Tensor | None) -> bool:
 @cache
 def is_faster() -> bool:
     """Whether this build of torch has oneDNN, and takes MKL for float32 on a processor whose AVX-512 that does not use."""
-    has_both = hasattr(torch.ops.mkldnn, "_linear_pointwise") and torch.backends.mkl.is_available()
-    if not has_both or torch.backends.cpu.get_cpu_capability() != "AVX512":
+    has_onednn = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    if not has_onednn or not torch.backends.mkl.is_available() or torch.backends.cpu.get_cpu_capability() != "AVX512":
         return False
     try:
         return "GenuineIntel" not in Path("/proc/cpuinfo").read_text(encoding="utf-8")

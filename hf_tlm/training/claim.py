@@ -52,7 +52,6 @@ def claim(output_dir: Path, details: Mapping[str, Any], data: Sequence[str], pro
     """
     path = output_dir / SETTINGS_FILE
     wanted = json.loads(json.dumps(details, default=str))
-    others = [entry for entry in output_dir.iterdir() if entry != path] if output_dir.is_dir() else []
     if path.is_file():
         found = json.loads(path.read_text(encoding="utf-8"))
         changed = [
@@ -62,16 +61,14 @@ def claim(output_dir: Path, details: Mapping[str, Any], data: Sequence[str], pro
             if (there := found.get(section, {}).get(name)) != here
         ]
         changed += [f"another {name.replace('_', ' ')}" for name in data if found.get(name) != wanted[name]]
-        if not changed:
-            return
-        # With settings alone nothing was done: that start ended at once, at a mistyped model for instance.
-        if others:
+        if changed:
             raise ProtocolError(
                 f"{output_dir} holds a run with other settings ({'; '.join(changed[:5])}). Choose another "
                 "--output_dir, or delete that folder to start over."
             )
+        return
     if process_index == 0:
-        if others:
+        if output_dir.is_dir() and any(output_dir.iterdir()):
             raise ProtocolError(f"{output_dir} is not empty and holds no run. Choose an empty --output_dir.")
         atomic_write(path, json.dumps(wanted, indent=2) + "\n")
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 from sklearn.metrics import f1_score
 
-from hf_tlm.data.tokenization import TokenizerError
 from hf_tlm.evaluation import ProtocolError, run_tlm
 from hf_tlm.retrieval import retrieve
 from hf_tlm.training import ArgumentsError, ModelArguments, TlmArguments, prepare
@@ -146,15 +145,6 @@ def test_other_settings_in_the_same_folder_are_refused(tmp_path, task, subset):
     (tmp_path / "other" / "thesis.tex").write_text("")
     with pytest.raises(ProtocolError, match="is not empty and holds no run"):
         go(tmp_path / "other", task, subset)
-
-
-def test_a_start_that_failed_at_once_does_not_hold_the_folder(tmp_path, task, subset):
-    """A mistyped model, corrected."""
-    with pytest.raises(TokenizerError, match="no-such-model"):
-        go(tmp_path, task, subset, model={"model_config": None, "model_name_or_path": "no-such-model"})
-    assert files(tmp_path) <= {"settings.json"}
-    go(tmp_path, task, subset)
-    assert json.loads((tmp_path / "settings.json").read_text())["model"]["model_name_or_path"] is None
 
 
 def test_corpus_batches_need_a_subset(tmp_path, task):

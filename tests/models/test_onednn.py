@@ -112,3 +112,7 @@ def test_it_is_faster_where_mkl_leaves_avx512_unused(vendor, capability, faster,
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
     assert is_faster.__wrapped__() is faster
+    for library in (torch.backends.mkldnn, torch.backends.mkl):
+        with monkeypatch.context() as without:
+            without.setattr(library, "is_available", lambda: False)
+            assert is_faster.__wrapped__() is False
