@@ -30,7 +30,8 @@ class ReproduceArguments:
 
     output_dir: str = field(metadata={"help": "Folder of the table, its subsets and its runs."})
     prepare_only: bool = field(
-        default=False, metadata={"help": "Stop when tokenizers and subsets are made: what needs no GPU, beforehand."}
+        default=False,
+        metadata={"help": "Stop when tokenizers and subsets are made and texts tokenised: what needs no GPU, beforehand."},
     )
     keep_checkpoints: bool = field(
         default=False, metadata={"help": "Keep checkpoints and the model of stage 1 of finished runs too."}
@@ -52,7 +53,9 @@ def main() -> None:
     table = reproduction.reproduce(plan, prepare_only=args.prepare_only, keep_checkpoints=args.keep_checkpoints)
 
     # 4. The table, and with --report a page for each finished run.
-    if first and not args.prepare_only:
+    if first and args.prepare_only:
+        print(f"Prepared in {plan.output_dir}. The same command without --prepare_only trains.")
+    elif first:
         for step in plan.trainings:
             if (plan.folder(step) / "results.json").is_file():
                 report_args.write(plan.folder(step))

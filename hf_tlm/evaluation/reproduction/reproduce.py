@@ -8,7 +8,7 @@ import logging
 import os
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from hf_tlm.evaluation.grids import PointsError, work_through
 from hf_tlm.evaluation.records import command_line, environment
 from hf_tlm.evaluation.reproduction.arms import ReproductionError
 from hf_tlm.evaluation.reproduction.plan import TOKENIZER, TRAININGS, Plan, Step
-from hf_tlm.evaluation.reproduction.steps import discard_checkpoints, make_step, parse_step, read_record
+from hf_tlm.evaluation.reproduction.steps import discard_checkpoints, make_step, parse_step, read_record, tokenise
 from hf_tlm.evaluation.reproduction.table import Table
 from hf_tlm.files import HfTlmError, atomic_write
 
@@ -41,7 +41,8 @@ def reproduce(plan: Plan, *, prepare_only: bool = False, keep_checkpoints: bool 
     it again.
 
     Args:
-        prepare_only: stop after tokenizers and subsets, for instance to train elsewhere.
+        prepare_only: stop after tokenizers and subsets, and when the data of every model from scratch are tokenised in the
+            cache of `datasets`: a machine whose time is dear, and that sees the same folders and cache, only trains.
         keep_checkpoints: of finished runs, and models between stages; by default only their models and results are kept.
 
     Raises:
@@ -58,16 +59,33 @@ def reproduce(plan: Plan, *, prepare_only: bool = False, keep_checkpoints: bool 
         return step.name not in needed or _finished(plan, step) or _taken_over(plan, step)
 
     for phase in plan.phases:
-        if prepare_only and phase[0].kind in TRAININGS:
-            break
         try:
-            work_through(phase, plan.folder, done, lambda step: _run(plan, step, keep_checkpoints))
+            if prepare_only and phase[0].kind in TRAININGS:
+                _tokenise(plan, [step for step in phase if step.kind == "train_tlm" and not done(step)])
+            else:
+                work_through(phase, plan.folder, done, lambda step: _run(plan, step, keep_checkpoints))
         except PointsError as error:
-            failed = error
+            failed = failed or error
             logger.warning("%s", error)
     if prepare_only and failed:
         raise failed
     return write_table(plan)
+
+
+def _tokenise(plan: Plan, trainings: Sequence[Step]) -> None:
+    """What these trainings would tokenise first; the seeds of an arm read the same."""
+    first_seeds: dict[tuple[str, str], Step] = {}
+    for step in trainings:
+        first_seeds.setdefault((step.task_name, step.arm.name), step)
+    tokenised: set[str] = set()
+
+    def tokenise_step(step: Step) -> None:
+        logger.warning("Tokenising for %s.", step.name.rpartition("/")[0])
+        _check_inputs(plan, step)
+        tokenise(plan, step)
+        tokenised.add(step.name)
+
+    work_through(list(first_seeds.values()), plan.folder, lambda step: step.name in tokenised, tokenise_step)
 
 
 def check(plan: Plan) -> None:

@@ -23,7 +23,7 @@ from hf_tlm.influence import SelectionArguments
 from hf_tlm.parser import parse
 from hf_tlm.retrieval import RetrievalArguments, Subset, retrieval_report
 from hf_tlm.tasks import TaskArguments
-from hf_tlm.training import ModelArguments, ScoreModelOptions, TlmOptions
+from hf_tlm.training import ModelArguments, ScoreModelOptions, TlmOptions, prepare
 
 SAMPLE_SEED = 0
 
@@ -139,10 +139,26 @@ def _make_selection(
 def _make_training(
     plan: Plan, step: Step, task_args: TaskArguments, model_args: ModelArguments, args: Any
 ) -> dict[str, Any]:
-    folder = step.inputs.get("subset")
-    subset = None if folder is None else Subset.open(str(plan.output_dir / folder))
+    subset = _subset_of(plan, step)
     run = run_tlm(task_args.load(), subset, args, model_args)
     return _of_run(run) | {"subset": None if subset is None else describe_subset(subset)}
+
+
+def _subset_of(plan: Plan, step: Step) -> Subset | None:
+    folder = step.inputs.get("subset")
+    return None if folder is None else Subset.open(str(plan.output_dir / folder))
+
+
+def tokenise(plan: Plan, step: Step) -> None:
+    """What the training of a model from scratch tokenises before its first step, into the cache of `datasets`, where the
+    training finds it: its task's rows and its subset.
+
+    Raises:
+        HfTlmError: see `prepare`.
+    """
+    task_args, model_args, args = parse_step(plan, step)
+    subset = _subset_of(plan, step)
+    prepare(task_args.load(), None if subset is None else subset.dataset, args, model_args)
 
 
 def _make_finetuning(plan: Plan, step: Step, task_args: TaskArguments, checkpoint: Any, args: Any) -> dict[str, Any]:

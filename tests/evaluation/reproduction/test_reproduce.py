@@ -10,6 +10,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import datasets
 import pytest
 import yaml
 from datasets import Dataset
@@ -50,9 +51,9 @@ def work(tmp_path_factory):
 
 def planned(work, output_dir, arms=ARMS, seeds=(0, 1), **options):
     arms = [Arm.read(arm if isinstance(arm, str) else json.dumps(arm)) for arm in arms]
-    corpus = {"corpus": str(work / "corpus.parquet")}
-    places = {"files": [str(work / "options.yaml")], "tasks_dir": str(work / "tasks")}
-    return make_plan([TaskEntry("scierc")], arms, seeds, output_dir, corpus=corpus, **{**places, **options})
+    corpus = {"corpus": {"corpus": str(work / "corpus.parquet")}}
+    places = corpus | {"files": [str(work / "options.yaml")], "tasks_dir": str(work / "tasks")}
+    return make_plan([TaskEntry("scierc")], arms, seeds, output_dir, **{**places, **options})
 
 
 def without_clock(value):
@@ -96,6 +97,7 @@ def faked(monkeypatch):
     """Nothing is trained: the names of the steps that would be made."""
     names = []
     monkeypatch.setattr(MODULE, "make_step", lambda plan, step: (names.append(step.name), fake_step(plan, step))[1])
+    monkeypatch.setattr(MODULE, "tokenise", lambda plan, step: names.append(f"tokenised {step.name}"))
     monkeypatch.setattr(sharing, "POLL_SECONDS", 0.05)
     return names
 
@@ -244,8 +246,10 @@ def test_failures_are_named_and_the_rest_goes_on(work, tmp_path, faked):
     del faked[:]
     assert len(reproduce(plan).failures) == 2
     assert sorted(faked) == ["scierc/broken/seed-0", "scierc/subsets/iss-20-layer=9"], "what failed is tried again"
+    del faked[:]
     with pytest.raises(PointsError, match="iss-20-layer=9: "):
         reproduce(plan, prepare_only=True)
+    assert [name for name in faked if name.startswith("tokenised")] == ["tokenised scierc/broken/seed-0"]
 
 
 def test_the_recipe_fails_when_a_run_did(work, tmp_path, faked, monkeypatch, capsys):
@@ -286,9 +290,12 @@ def test_what_stops_a_table_before_it_begins(work, whole, tmp_path, faked):
 
 
 def test_subsets_beforehand_and_checkpoints(work, tmp_path, faked):
-    plan = planned(work, tmp_path / "out", ["random", "BM25", "BM25 20%"], seeds=[0])
+    plan = planned(work, tmp_path / "out", ["random", "BM25", "BM25 20%"])
     reproduce(plan, prepare_only=True)
-    assert faked == [f"scierc/{name}" for name in ("tokenizer", "subsets/bm25", "subsets/random", "subsets/bm25-rank-20")]
+    made = [f"scierc/{name}" for name in ("tokenizer", "subsets/bm25", "subsets/random", "subsets/bm25-rank-20")]
+    arms = [f"tokenised scierc/{arm}/seed-0" for arm in ("random", "bm25", "bm25-20")]
+    assert faked == made + arms and not list((tmp_path / "out").rglob("*.lock"))
+    plan = planned(work, tmp_path / "out", ["random", "BM25", "BM25 20%"], seeds=[0])
     for keep in (True, False):
         for step in plan.trainings:
             for name in ("stage1/checkpoint-2", "stage1/model", "model"):
@@ -298,6 +305,21 @@ def test_subsets_beforehand_and_checkpoints(work, tmp_path, faked):
         assert len(list((tmp_path / "out").rglob("model"))) == (6 if keep else 3)
         shutil.rmtree(tmp_path / "out" / "scierc")
         shutil.rmtree(tmp_path / "out" / "runs")
+
+
+def test_tokenised_beforehand(work, tmp_path):
+    """A training after `prepare_only` finds all it reads in the cache of `datasets`."""
+
+    def tokenised():
+        return set(Path(datasets.config.HF_DATASETS_CACHE).rglob("cache-*.arrow"))
+
+    corpus = {"corpus": str(tmp_path / "corpus.parquet")}
+    Dataset.from_list([{"text": row["text"]} for row in sentences(40, 77)]).to_parquet(corpus["corpus"])
+    before, plan = tokenised(), planned(work, tmp_path / "out", ["BM25"], seeds=[0], corpus=corpus)
+    table = reproduce(plan, prepare_only=True)
+    beforehand = tokenised()
+    assert beforehand > before and table.total == 1 and not table.rows[0].runs
+    assert len(reproduce(plan).rows[0].runs) == 1 and tokenised() == beforehand
 
 
 def test_records_outlive_the_folders(work, tmp_path, faked):
