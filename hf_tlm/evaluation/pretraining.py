@@ -33,6 +33,7 @@ from hf_tlm.training import (
     PretrainArguments,
     TlmTrainer,
     check_model,
+    check_sources,
     final_scores,
     model_factory,
     with_spectral,
@@ -102,12 +103,14 @@ def run_pretraining(
         "model": asdict(model_args.settled(args.objective)),
         "blocks": {name: value for name, value in asdict(block_args).items() if name != "shards_ahead"},
     }
+    # In this order, as the first process may be turning the one into the other.
+    exported, published = output_dir / EXPORT / RESULTS_FILE, output_dir / RESULTS_FILE
     with args.main_process_first(desc="checking the output folder"):
+        if not (exported.is_file() or published.is_file()):
+            check_sources(model_args, args.max_length)
         check_hub(args, model_args if model_args.use_peft else None)
         fetch_run(args)
         claim(output_dir, details, ("corpus_fingerprint",), args.process_index)
-    # In this order, as the first process may be turning the one into the other.
-    exported, published = output_dir / EXPORT / RESULTS_FILE, output_dir / RESULTS_FILE
     with CheckpointPushes(output_dir, args) as pushes:
         if not (exported.is_file() or published.is_file()):
             _train(corpus, args, model_args, block_args, details, output_dir, pushes)

@@ -18,7 +18,17 @@ from hf_tlm.hub.cards import tlm_card
 from hf_tlm.models import TrainedModel, add_lora, export_model, trained_parameters
 from hf_tlm.retrieval import Subset
 from hf_tlm.tasks import Task
-from hf_tlm.training import Cost, ModelArguments, Setup, TlmArguments, TlmTrainer, prepare, run_stage
+from hf_tlm.training import (
+    Cost,
+    ModelArguments,
+    Setup,
+    TlmArguments,
+    TlmTrainer,
+    check_sources,
+    check_tlm,
+    prepare,
+    run_stage,
+)
 from hf_tlm.training.checkpoint_pushes import CheckpointPushes, fetch_run
 from hf_tlm.training.claim import RESULTS_FILE, claim, settings
 from hf_tlm.training.claim import ProtocolError as ProtocolError
@@ -51,6 +61,7 @@ def run_tlm(
         ArgumentsError, ModelError, TokenizerError: see `prepare`.
     """
     task.check_kind("TLM", "classification")
+    check_tlm(subset is not None, args, model_args)
     output_dir = Path(args.output_dir)
     details = {
         "task": task.name,
@@ -61,6 +72,7 @@ def run_tlm(
         "model": {**model_args.settled(args.objective).__dict__},
     }
     with args.main_process_first(desc="checking the output folder"):
+        check_sources(model_args, max(args.max_length, args.corpus_max_length or 0))
         check_hub(args, model_args if model_args.use_peft else None)
         fetch_run(args)
         claim(output_dir, details, ("task_fingerprint", "metric", "subset"), args.process_index)

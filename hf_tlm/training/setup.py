@@ -47,25 +47,10 @@ def prepare(task: Task, corpus: Dataset | None, args: TlmArguments, model_args: 
         corpus: passages, column `text`; None for task data only.
 
     Raises:
-        ArgumentsError: rho1 asks for corpus batches and there is no corpus; use_peft and there is nothing to adapt.
+        ArgumentsError: see `check_tlm`.
         TokenizerError, ModelError: see `load_tokenizer`, `cached_wordpiece`, `build_config`.
     """
-    if args.stage != "2" and args.rho1 > 0 and corpus is None:
-        raise ArgumentsError(
-            f"rho1 is {args.rho1:g}, so stage 1 needs corpus passages: give --subset (recipes/retrieve.py makes one), "
-            "or set --rho1 0 for task data only."
-        )
-    if model_args.use_peft and model_args.model_name_or_path is None and args.stage != "both":
-        raise ArgumentsError(
-            f"use_peft leaves the body's weights as they are, and stage {args.stage} from scratch would leave them random. "
-            "Give --model_name_or_path a checkpoint to adapt, or run --stage both: stage 1 in full, an adapter in stage 2."
-        )
-    if model_args.use_peft and (args.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true"):
-        raise ArgumentsError(
-            "use_peft does not work with FSDP: what it trains is too small to be worth sharding. Use DDP, for instance "
-            "recipes/configs/accelerate/ddp.yaml."
-        )
-    check_model(args, model_args)
+    check_tlm(corpus is not None, args, model_args)
     texts = task.train.select_columns([c for c in ("text", "text_pair") if c in task.train.column_names])
     source = model_args.tokenizer_source
     corpus_length = args.corpus_max_length or args.max_length
@@ -98,6 +83,49 @@ def prepare(task: Task, corpus: Dataset | None, args: TlmArguments, model_args: 
         make_model, spectral = with_spectral(make_model, rows["input_ids"], tokenizer, model_args)
     data = StageData(train=splits["train"], validation=splits["validation"], corpus=passages)
     return Setup(tokenizer, data, splits["test"], make_model, spectral)
+
+
+def check_tlm(has_corpus: bool, args: TlmArguments, model_args: ModelArguments) -> None:
+    """What can be said against the arguments of a run before there are a tokenizer and data.
+
+    Args:
+        has_corpus: whether there are passages.
+
+    Raises:
+        ArgumentsError: rho1 asks for corpus batches and there is no corpus; use_peft and there is nothing to adapt; or see
+            `check_model`.
+        ModelError: see `check_model`.
+    """
+    if args.stage != "2" and args.rho1 > 0 and not has_corpus:
+        raise ArgumentsError(
+            f"rho1 is {args.rho1:g}, so stage 1 needs corpus passages: give --subset (recipes/retrieve.py makes one), "
+            "or set --rho1 0 for task data only."
+        )
+    if model_args.use_peft and model_args.model_name_or_path is None and args.stage != "both":
+        raise ArgumentsError(
+            f"use_peft leaves the body's weights as they are, and stage {args.stage} from scratch would leave them random. "
+            "Give --model_name_or_path a checkpoint to adapt, or run --stage both: stage 1 in full, an adapter in stage 2."
+        )
+    if model_args.use_peft and (args.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true"):
+        raise ArgumentsError(
+            "use_peft does not work with FSDP: what it trains is too small to be worth sharding. Use DDP, for instance "
+            "recipes/configs/accelerate/ddp.yaml."
+        )
+    check_model(args, model_args)
+
+
+def check_sources(model_args: ModelArguments, max_length: int) -> None:
+    """Whether the checkpoints and the tokenizer that are named are there and fit: before a folder is this run's.
+
+    Args:
+        max_length: longest sequence in tokens.
+
+    Raises:
+        HubError: see `checkpoint_folder`.
+        ModelError, TokenizerError: one cannot be read, or has no room for these sequences or tokens.
+    """
+    if model_args.tokenizer_source is not None:
+        _check_checkpoints(model_args, load_tokenizer(**model_args.tokenizer_source), max_length)
 
 
 def model_factory(

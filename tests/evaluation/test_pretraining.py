@@ -225,6 +225,7 @@ def test_a_checkpoint_that_the_run_does_not_fit(tmp_path, corpus, finished, monk
     few = {"model_name_or_path": str(tmp_path / "few"), "tokenizer_name": str(finished.output_dir)}
     with pytest.raises(ModelError, match=r"tokenizer .* has \d+ tokens, and .*few knows 50. Give the checkpoint's own"):
         go(tmp_path / "other", corpus, model_args=few)
+    assert not (tmp_path / "long").exists() and not (tmp_path / "other").exists(), "to be corrected in the same folder"
 
 
 def test_an_adapter(tmp_path, corpus, finished):

@@ -10,7 +10,9 @@ import pytest
 import torch
 from sklearn.metrics import f1_score
 
+from hf_tlm.data import TokenizerError
 from hf_tlm.evaluation import ProtocolError, run_tlm
+from hf_tlm.models import ModelError
 from hf_tlm.retrieval import retrieve
 from hf_tlm.training import ArgumentsError, ModelArguments, TlmArguments, prepare
 from toys import FAST, TINY_CONFIGS, make_task
@@ -150,6 +152,21 @@ def test_other_settings_in_the_same_folder_are_refused(tmp_path, task, subset):
 def test_corpus_batches_need_a_subset(tmp_path, task):
     with pytest.raises(ArgumentsError, match="give --subset"):
         go(tmp_path / "out", task, None)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_start_that_is_refused_does_not_claim_the_folder(tmp_path, task, subset):
+    """What is mistyped or does not fit is corrected in the same folder."""
+    one = go(tmp_path / "one", task, subset, stage="1")
+    with pytest.raises(TokenizerError, match="onne"):
+        go(tmp_path / "two", task, None, stage="2", model={"model_name_or_path": str(tmp_path / "onne")})
+    base = {"model_name_or_path": str(one.output_dir)}
+    with pytest.raises(ModelError, match="max_length 900 is more than"):
+        go(tmp_path / "two", task, None, stage="2", model=base, max_length=900)
+    with pytest.raises(ModelError, match="no.json"):
+        go(tmp_path / "two", task, None, rho1=0, model={"model_config": str(tmp_path / "no.json")})
+    assert not (tmp_path / "two").exists()
+    go(tmp_path / "two", task, None, stage="2", model=base)
 
 
 def test_task_data_only_and_one_stage(tmp_path, task):
