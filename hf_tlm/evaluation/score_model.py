@@ -24,7 +24,7 @@ from hf_tlm.models import MLM_SUBFOLDER, TlmModel
 from hf_tlm.retrieval import Subset
 from hf_tlm.tasks import Task
 from hf_tlm.training import ArgumentsError, ModelArguments, ScoreModelArguments
-from hf_tlm.training.claim import settings
+from hf_tlm.training.claim import RESULTS_FILE, settings
 
 SCRATCH = "scratch"
 
@@ -153,8 +153,10 @@ def _digests(value: Any) -> list[tuple[str, str]]:
 
 
 def _described(folder: Path, args: ScoreModelArguments, model_args: ModelArguments) -> dict[str, Any]:
-    """What a reader of a manifest asks for first, and a digest of all settings."""
+    """What a reader of a manifest asks for first, how well it classifies, and a digest of all settings."""
     names = ("rho2", "mlm_probability", "learning_rate", "num_train_epochs", "max_steps", "max_length", "seed")
     start = model_args.model_name_or_path or model_args.model_config
     start = {"model": start if isinstance(start, dict) else Path(start).name}
-    return start | {name: getattr(args, name) for name in names} | {"digest": folder.name.rpartition("-")[2]}
+    run = json.loads((folder / RESULTS_FILE).read_text(encoding="utf-8"))
+    found = {"validation": run["seeds"][0]["validation"], "digest": folder.name.rpartition("-")[2]}
+    return start | {name: getattr(args, name) for name in names} | found

@@ -86,6 +86,8 @@ def describe_selection(selection: dict[str, Any]) -> str:
         value = selection.get(name)
         if isinstance(value, list):
             value = ", ".join(map(str, value[:NAMED_PARAMETERS])) + (", …" if len(value) > NAMED_PARAMETERS else "")
+        if isinstance(value, dict):
+            value = _score_model(value)
         if value is not None:
             said.append(f"{words} {_plain(value)}")
     lost, wild = selection.get("passages_without_score"), selection.get("passages_not_finite")
@@ -94,6 +96,16 @@ def describe_selection(selection: dict[str, Any]) -> str:
         + (f"; {lost:,} had no token to mask, and so no score" if lost else "")
         + (f"; the scores of {wild:,} were not finite" if wild else "")
     )
+
+
+def _score_model(made: dict[str, Any]) -> str:
+    """One that was trained for the selection (`hf_tlm.evaluation.score_models`), in plain words."""
+    scores = made.get("validation", {})
+    left_out = {"model", "validation", "digest", "num_train_epochs" if made.get("max_steps", -1) > 0 else "max_steps"}
+    said = [f"{name.replace('_', ' ')} {_plain(value)}" for name, value in made.items() if name not in left_out]
+    said += [f"{name.replace('_', ' ')} on validation {100 * score:.1f}" for name, score in scores.items()]
+    model = made["model"] if isinstance(made["model"], str) else made["model"]["model_type"]
+    return f"{model} trained on the task ({', '.join(said)})"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]], *, left: Sequence[int] = ()) -> list[str]:

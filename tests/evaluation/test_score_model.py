@@ -7,7 +7,7 @@ import torch
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSequenceClassification, set_seed
 
 from hf_tlm.data import tokenize, train_wordpiece
-from hf_tlm.evaluation import score_models, train_score_model
+from hf_tlm.evaluation import run_tlm, score_models, train_score_model
 from hf_tlm.models import ModelError, TlmModel
 from hf_tlm.retrieval import retrieve
 from hf_tlm.training import ArgumentsError, ModelArguments, ScoreModelArguments, TlmArguments, TlmTrainer
@@ -48,6 +48,8 @@ def test_one_is_trained_on_the_task_and_found_again(task, subset, monkeypatch, t
     folder = train_score_model(task, subset, args, model_args)
     assert folder.parent.parent == tmp_path and described["digest"] in folder.name and described["rho2"] == 5
     assert str(tmp_path) not in str(described) and args.output_dir == "unused"
+    alone = run_tlm(task, subset, arguments(learning_rate=1e-2, output_dir=str(tmp_path / "alone")), model_args)
+    assert described["validation"] == alone.seeds[0]["validation"] and "accuracy" in described["validation"]
     again = TlmModel.from_checkpoint(str(folder), id2label=task.id2label).state_dict()
     assert all(torch.equal(value, again[name]) for name, value in models[0].state_dict().items())
     set_seed(0)

@@ -182,6 +182,18 @@ def test_saved_it_is_the_same_and_says_what_it_is(task, subset, by_influence, tm
     assert found.manifest["versions"].keys() >= {"torch", "transformers", "hf_tlm"}
 
 
+def test_a_score_model_in_words(task, subset, by_influence):
+    made = {"model": "bert_3x128.json", "rho2": 5, "learning_rate": 1e-3, "num_train_epochs": 3.0, "max_steps": -1}
+    scores = {"validation": {"macro_f1": 0.3416, "accuracy": 0.525}, "digest": "a87f"}
+    found = by_influence(fraction=0.2, score_model=made | scores)
+    words = (
+        "bert_3x128.json trained on the task (rho2 5, learning rate 0.001, num train epochs 3, macro f1 on validation 34.2"
+    )
+    assert f"score model {words}, accuracy on validation 52.5), mlm probability" in found.summary()
+    found = by_influence(fraction=0.2, score_model=made | {"model": {"model_type": "albert"}, "max_steps": 40})
+    assert "score model albert trained on the task (rho2 5, learning rate 0.001, max steps 40), mlm" in found.summary()
+
+
 def test_what_controls_say(task, subset):
     found = select(task, subset, method="dsir", num_passages=10, seed=3)
     settings = "passages asked for 10, num buckets 10,000, seed 3"

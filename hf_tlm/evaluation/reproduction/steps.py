@@ -185,7 +185,7 @@ def _of_run(run: Any) -> dict[str, Any]:
 def describe_subset(subset: Subset) -> dict[str, Any]:
     """What a table says of a subset: how it was made, of how much, and its size."""
     made = subset.manifest
-    names = ("method", "fraction", "layer", "parameters", "size", "of")
+    names = ("method", "fraction", "layer", "parameters", "score_model", "size", "of")
     selection = made.get("selection")
     return {
         "passages": len(subset),
