@@ -1,6 +1,6 @@
 r"""RESULTS.md: what the tables of recipes/reproduce.py say, in one page.
 
-    for table in tuning tuning_seeds main stages rho1 rho2 top_k objectives fractions layers budget; do
+    for table in tuning tuning_seeds tuning_objectives main stages rho1 rho2 top_k objectives fractions layers budget; do
         python recipes/reproduce.py --config recipes/configs/reproduce/{cpu,cpu_bf16,$table}.yaml --pretrained runs/minilm \
             --tasks_dir ../shared/data/tasks --corpus '../shared/data/corpus/*.parquet' --output_dir runs/cpu \
             --records_dir benchmarks/results/cpu
@@ -45,7 +45,7 @@ SCALES = {
     "cpu": "Two CPU cores, 3 layers x 128 (recipes/configs/reproduce/cpu.yaml)",
     "gpu": "One GPU, BERT-Base (recipes/configs/reproduce/gpu.yaml)",
 }
-TUNING = ("tuning", "tuning_seeds")  # Arms are compared by validation alone.
+TUNING = ("tuning", "tuning_seeds", "tuning_objectives")  # Arms are compared by validation alone.
 TABLES = {
     "main": "What retrieval, selection and pretraining buy (TLM, Table 2; ISS, Table 3)",
     "stages": "One stage or two (TLM, Table 7)",
@@ -58,6 +58,7 @@ TABLES = {
     "budget": "The arms' order by the FLOPs of stage 1",
     "tuning": "Learning rates and batch sizes that were tried, by validation",
     "tuning_seeds": "Two of these learning rates over three seeds, by validation",
+    "tuning_objectives": "Learning rates of the other language-modelling losses, by validation",
 }
 # What the picture of score against cost is an average over: those with three seeds, of which the papers have scores too.
 LOW_RESOURCE = ("chemprot", "acl_arc", "scierc", "hyperpartisan")
@@ -370,9 +371,9 @@ def main() -> None:
         "which recipes/reproduce.py writes. Scores are in percent, mean ± standard deviation over seeds (n - 1), of the "
         "checkpoint best on validation (of stage 1 alone, the last); each run scores its test split once, at its end. All "
         "models of a table that are trained from scratch have one architecture, tokenizer, batch size, learning rate and "
-        "number of steps, unless an arm's name says otherwise (ELECTRA and COCO-LM have bodies of their own; arms with "
-        "other bodies, stages or FLOPs have other numbers of steps). *Published* are the papers' own figures, of models, "
-        "corpora and budgets that are orders of magnitude larger: the full tables say by how much."
+        "number of steps, unless an arm's name says otherwise (ELECTRA and COCO-LM have bodies and learning rates of "
+        "their own; arms with other bodies, stages or FLOPs have other numbers of steps). *Published* are the papers' own "
+        "figures, of models, corpora and budgets that are orders of magnitude larger: the full tables say by how much."
     )
     findings = results / "findings.md"
     parts = [about, findings.read_text(encoding="utf-8")] if findings.is_file() else [about]

@@ -45,12 +45,12 @@ class TableArguments:
     pretrained: str | None = field(
         default=None, metadata={"help": "Encoder of the arm 'pretrained': folder or Hub id. Default: the arm is left out."}
     )
-    cocolm_config: str | None = field(
-        default=None, metadata={"help": "Body of objective cocolm, instead of train_tlm.py's model_config."}
-    )
-    electra_config: str | None = field(
-        default=None,
-        metadata={"help": "Body of objectives electra and ale, whose generator is narrower than a BERT body allows."},
+    objective_options: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "What every arm with an objective has instead of the scale's train_tlm.py options, each as JSON: "
+            '\'{"objective": "cocolm", "model_config": "...", "learning_rate": 5e-4}\'.'
+        },
     )
     tokenizer_name: str | None = field(
         default=None,
@@ -105,7 +105,7 @@ class TableArguments:
             tasks_dir=self.tasks_dir,
             corpus=_changed(corpus_args),
             pretrained=self.pretrained,
-            bodies={"cocolm": self.cocolm_config, "electra": self.electra_config, "ale": self.electra_config},
+            objective_options=dict(map(read_objective, self.objective_options)),
             tokenizer_name=self.tokenizer_name,
             tokenizer_passages=self.tokenizer_passages,
             budget=self.budget,

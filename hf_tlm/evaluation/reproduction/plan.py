@@ -128,7 +128,7 @@ def make_plan(
     tasks_dir: str | None = None,
     corpus: Mapping[str, Any] | None = None,
     pretrained: str | None = None,
-    bodies: Mapping[str, str | None] | None = None,
+    objective_options: Mapping[str, Mapping[str, Any]] | None = None,
     tokenizer_name: str | None = None,
     tokenizer_passages: int = 20_000,
     budget: Mapping[str, Any] | None = None,
@@ -143,7 +143,7 @@ def make_plan(
     Args:
         tasks_dir: a task whose name is a folder there is taken from there.
         corpus: options of `CorpusArguments`.
-        bodies: objective -> `model_config` of the arms with that objective, where it needs a body of its own.
+        objective_options: objective -> options of train_tlm for the arms that name it: a body, a learning rate.
         pretrained: checkpoint of the arms that fine-tune one and do not name it; None leaves those out.
         tokenizer_name: of every model that is trained from scratch; None: one is trained for each task, on its training
             texts and `tokenizer_passages` random passages of the corpus, and shared by all arms: with a vocabulary of its
@@ -174,9 +174,7 @@ def make_plan(
         _check_distinct("seed", entry.seeds or seeds)
         for position, seed in enumerate(entry.seeds or seeds):
             for arm in arms:
-                options = dict(budget or {})
-                if body := (bodies or {}).get(arm.objective):
-                    options["model_config"] = body
+                options = {**(budget or {}), **(objective_options or {}).get(arm.objective, {})}
                 step = shared.training(name, path, entry, arm, seed, pretrained, options)
                 trainings.append((position, step))
     trainings.sort(key=lambda item: item[0])

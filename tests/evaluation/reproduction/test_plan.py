@@ -132,9 +132,12 @@ def test_objectives_multiply_arms():
     # The papers' figures for BM25's subset are those of masked LMs.
     assert [bool(step.arm.published) for step in plan.trainings] == [True, False, True]
     assert plan.trainings[2].kind == "finetune" and plan.values(plan.trainings[2])["model_name_or_path"] == "encoder"
-    read.objectives, read.cocolm_config, read.electra_config = ["mlm", "electra", "cocolm"], "body.json", "narrow.json"
+    read.objectives = ["mlm", "electra", '{"objective": "cocolm", "learning_rate": "5e-4"}']
+    read.objective_options = ['{"objective": "electra", "model_config": "narrow.json"}']
+    read.objective_options += ['{"objective": "cocolm", "model_config": "body.json", "learning_rate": "1e-3"}']
     plan = read.plan(CorpusArguments(corpus="corpus.parquet"), "out", ())
     assert [step.options.get("model_config") for step in plan.trainings] == [None, "narrow.json", "body.json", None]
+    assert [step.options.get("learning_rate") for step in plan.trainings] == [None, None, "5e-4", None]  # The arm's own.
     read.objectives = ["xlm"]
     with pytest.raises(ReproductionError, match="An objective is one of mlm, electra"):
         read.plan(CorpusArguments(corpus="corpus.parquet"), "out", ())
@@ -222,6 +225,7 @@ def test_tables_of_the_papers():
         "budget": {"TLM Table 2", "TLM Table 3", "TLM Table 4"},
         "tuning": set(),
         "tuning_seeds": set(),
+        "tuning_objectives": set(),
     }
     rho1 = [step.options["rho1"] for step in from_files("cpu.yaml", "rho1.yaml").trainings if step.name.startswith("scierc")]
     assert rho1[:5] == [1, 3, 99, 999, float("inf")]
