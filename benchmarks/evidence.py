@@ -1,6 +1,7 @@
 r"""RESULTS.md: what the tables of recipes/reproduce.py say, in one page.
 
-    for table in tuning tuning_seeds tuning_objectives main stages rho1 rho2 top_k objectives fractions layers budget; do
+    for table in tuning tuning_seeds tuning_objectives main stages rho1 rho2 top_k objectives score_model fractions layers \
+            budget; do
         python recipes/reproduce.py --config recipes/configs/reproduce/{cpu,cpu_bf16,$table}.yaml --pretrained runs/minilm \
             --tasks_dir ../shared/data/tasks --corpus '../shared/data/corpus/*.parquet' --output_dir runs/cpu \
             --records_dir benchmarks/results/cpu
@@ -55,6 +56,7 @@ TABLES = {
     "objectives": "Language-modelling losses at equal FLOPs (COCO-LM, Table 1)",
     "fractions": "How much of the subset is kept, by influence and by rank (ISS, Table 5)",
     "layers": "The layer whose gradients choose (ISS, Figure 3, Table 7)",
+    "score_model": "How long ISS's score model is trained",
     "budget": "The arms' order by the FLOPs of stage 1",
     "tuning": "Learning rates and batch sizes that were tried, by validation",
     "tuning_seeds": "Two of these learning rates over three seeds, by validation",

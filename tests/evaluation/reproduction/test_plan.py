@@ -226,6 +226,7 @@ def test_tables_of_the_papers():
         "tuning": set(),
         "tuning_seeds": set(),
         "tuning_objectives": set(),
+        "score_model": {"TLM Table 2", "TLM Table 3"},
     }
     rho1 = [step.options["rho1"] for step in from_files("cpu.yaml", "rho1.yaml").trainings if step.name.startswith("scierc")]
     assert rho1[:5] == [1, 3, 99, 999, float("inf")]
