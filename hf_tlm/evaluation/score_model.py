@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -27,6 +29,10 @@ from hf_tlm.training import ArgumentsError, ModelArguments, ScoreModelArguments
 from hf_tlm.training.claim import RESULTS_FILE, settings
 
 SCRATCH = "scratch"
+# Of the validation examples that are not of the largest class, so large a share should be told right in addition.
+_LEAST_GAIN = 0.1
+
+logger = logging.getLogger(__name__)
 
 
 def score_models(
@@ -63,6 +69,8 @@ def score_models(
             )
         folder = train_score_model(task, subset, args, model_args)
         names, described = [str(folder)], _described(folder, args, model_args)
+        if args.process_index == 0:
+            _warn_if_useless(described["validation"]["accuracy"], task)
     elif SCRATCH in names:
         raise ArgumentsError(f"score_model is scratch, or checkpoints; received both: {', '.join(names)}.")
     else:
@@ -89,6 +97,19 @@ def score_models(
                     "one run: give those, or --tokenizer_name if one tokenizer is all theirs."
                 )
     return models, tokenizer, described
+
+
+def _warn_if_useless(accuracy: float, task: Task) -> None:
+    """Influence on the loss of a model that says one class for all is nearly that of its bias."""
+    largest = max(Counter(task.validation["label"][:]).values()) / len(task.validation)
+    if accuracy - largest < _LEAST_GAIN * (1 - largest):
+        logger.warning(
+            "The score model tells %.1f%% of the validation examples right, hardly more than the %.1f%% that are of their "
+            "largest class: what it chooses has little to do with the task. Train it longer (--max_steps or "
+            "--num_train_epochs) or at another --learning_rate, or give --score_model a model that is trained.",
+            100 * accuracy,
+            100 * largest,
+        )
 
 
 def _whole(name: str, task: Task, options: Mapping[str, Any]) -> TlmModel:

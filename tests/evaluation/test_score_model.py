@@ -143,3 +143,23 @@ def test_what_cannot_be(task, subset):
         score_models(task, subset, ["nowhere"], arguments(), ModelArguments())
     with pytest.raises(ArgumentsError, match="texts of up to 32 tokens .* Give --score_max_length 32 or less"):
         score_models(task, subset, ["scratch"], arguments(), ModelArguments(), max_length=33)
+
+
+def test_one_that_cannot_classify_is_said(task, subset, monkeypatch, tmp_path, caplog):
+    """A model is trained here whatever it learns; the scores are put in its place."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
+    labels = task.validation["label"][:]
+    largest = max(map(labels.count, labels)) / len(labels)
+    folder = train_score_model(task, subset, arguments(), ModelArguments(**MODEL))
+    results = json.loads((folder / "results.json").read_text())
+
+    def warned(accuracy):
+        results["seeds"][0]["validation"]["accuracy"] = accuracy
+        (folder / "results.json").write_text(json.dumps(results))
+        caplog.clear()
+        score_models(task, subset, ["scratch"], arguments(), ModelArguments(**MODEL))
+        return "hardly more than the" in caplog.text and "--num_train_epochs" in caplog.text
+
+    monkeypatch.setattr("hf_tlm.evaluation.score_model.train_score_model", lambda *_: folder)
+    assert warned(largest) and warned(largest + 0.09 * (1 - largest)) and warned(0.0)
+    assert not warned(largest + 0.11 * (1 - largest)) and not warned(1.0)
