@@ -103,16 +103,20 @@ def run_pretraining(
         "model": asdict(model_args.settled(args.objective)),
         "blocks": {name: value for name, value in asdict(block_args).items() if name != "shards_ahead"},
     }
-    # In this order, as the first process may be turning the one into the other.
     exported, published = output_dir / EXPORT / RESULTS_FILE, output_dir / RESULTS_FILE
+
+    def trained() -> bool:
+        # In this order, as the first process may be turning the one into the other.
+        return exported.is_file() or published.is_file()
+
     with args.main_process_first(desc="checking the output folder"):
-        if not (exported.is_file() or published.is_file()):
+        if not trained():
             check_sources(model_args, args.max_length)
         check_hub(args, model_args if model_args.use_peft else None)
         fetch_run(args)
         claim(output_dir, details, ("corpus_fingerprint",), args.process_index)
     with CheckpointPushes(output_dir, args) as pushes:
-        if not (exported.is_file() or published.is_file()):
+        if not trained():
             _train(corpus, args, model_args, block_args, details, output_dir, pushes)
     with args.main_process_first(local=False, desc="publishing the model"):
         if args.process_index == 0 and exported.is_file():

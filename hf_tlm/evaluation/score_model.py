@@ -100,12 +100,12 @@ def score_models(
 
 
 def _warn_if_useless(accuracy: float, task: Task) -> None:
-    """Influence on the loss of a model that says one class for all is nearly that of its bias."""
+    """Gradients of a model that has not learned the task say little of its labels."""
     largest = max(Counter(task.validation["label"][:]).values()) / len(task.validation)
     if accuracy - largest < _LEAST_GAIN * (1 - largest):
         logger.warning(
-            "The score model tells %.1f%% of the validation examples right, hardly more than the %.1f%% that are of their "
-            "largest class: what it chooses has little to do with the task. Train it longer (--max_steps or "
+            "The score model tells %.1f%% of the validation examples right, no or hardly more than the %.1f%% of their "
+            "largest class: its gradients say little of the labels. Train it longer (--max_steps or "
             "--num_train_epochs) or at another --learning_rate, or give --score_model a model that is trained.",
             100 * accuracy,
             100 * largest,

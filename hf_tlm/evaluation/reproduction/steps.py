@@ -6,7 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +158,8 @@ def tokenise(plan: Plan, step: Step) -> None:
     """
     task_args, model_args, args = parse_step(plan, step)
     subset = _subset_of(plan, step)
+    # Spectral embeddings are not kept, and would be counted in vain.
+    model_args = replace(model_args, embedding_init="random")
     prepare(task_args.load(), None if subset is None else subset.dataset, args, model_args)
 
 
