@@ -104,7 +104,7 @@ def _warn_if_useless(accuracy: float, task: Task) -> None:
     largest = max(Counter(task.validation["label"][:]).values()) / len(task.validation)
     if accuracy - largest < _LEAST_GAIN * (1 - largest):
         logger.warning(
-            "The score model tells %.1f%% of the validation examples right, no or hardly more than the %.1f%% of their "
+            "The score model tells %.1f%% of the validation examples right, not or hardly more than the %.1f%% of their "
             "largest class: its gradients say little of the labels. Train it longer (--max_steps or "
             "--num_train_epochs) or at another --learning_rate, or give --score_model a model that is trained.",
             100 * accuracy,
