@@ -72,9 +72,15 @@ class TableArguments:
         default="results",
         metadata={"help": "Of the table's files. Tables that share their folders share subsets and finished equal runs."},
     )
-    max_steps: int | None = field(default=None, metadata={"help": "train_tlm.py's, for every arm."})
-    max_tokens: float | None = field(default=None, metadata={"help": "train_tlm.py's; max_steps is then 0 by default."})
-    max_flops: float | None = field(default=None, metadata={"help": "train_tlm.py's; max_steps is then 0 by default."})
+    max_steps: int | None = field(
+        default=None,
+        metadata={
+            "help": "train_tlm.py's, instead of the --config files', for all arms without one of their own. A budget of "
+            "another kind that the files have, max_flops say, ends stage 1 too if it is reached first."
+        },
+    )
+    max_tokens: float | None = field(default=None, metadata={"help": "Likewise; max_steps is then 0 by default."})
+    max_flops: float | None = field(default=None, metadata={"help": "Likewise; max_steps is then 0 by default."})
 
     @property
     def budget(self) -> dict[str, Any]:

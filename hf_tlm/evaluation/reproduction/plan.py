@@ -7,12 +7,14 @@ import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from hf_tlm.evaluation.reproduction.arms import Arm, ReproductionError, Selection, TaskEntry, slug
+from hf_tlm.evaluation.reproduction.own_options import OF_TOKENIZER, check_options
 from hf_tlm.parser import read_configs
+from hf_tlm.tasks import TaskArguments
 
 TOKENIZER = "tokenizer"
 TRAININGS = ("train_tlm", "finetune")
@@ -152,7 +154,8 @@ def make_plan(
         records_dir, table_name: see `Plan`.
 
     Raises:
-        ReproductionError: no task, arm or seed, or the same one twice; or no arm is left; or no name for the table's files.
+        ReproductionError: no task, arm or seed, or the same one twice; or no arm is left; or no name for the table's files;
+            or see `check_options`.
     """
     if not table_name or slug(table_name).replace("-", "_") != table_name:
         raise ReproductionError(f"A table's name has lower-case letters, digits and `_`; received {table_name!r}.")
@@ -165,6 +168,7 @@ def make_plan(
     left_out = tuple(f"{name}: no pretrained encoder was given (--pretrained)" for name in missing)
     _check_distinct("arm", [slug(arm.name) for arm in arms])
     _check_distinct("task", [_name(entry.task) for entry in tasks])
+    check_options(tasks, arms, files, objective_options or {})
     shared = _Shared(dict(corpus or {}), tokenizer_name, tokenizer_passages, read_configs(files, "train_tlm"))
     trainings = []
     for entry in tasks:
@@ -236,7 +240,8 @@ class _Shared:
             return {"tokenizer_name": self.tokenizer_name}, {}
         passages = self.tokenizer_passages if self.corpus.get("corpus") else 0
         merged = {**self.train_tlm, **entry.settings.get("train_tlm", {})}
-        options = {name: merged[name] for name in ("vocab_size", "lowercase", "max_length") if name in merged}
+        of_task = [entry.name for entry in fields(TaskArguments) if entry.name not in ("task", "metric")]
+        options = {name: merged[name] for name in (*OF_TOKENIZER, "max_length", *of_task) if name in merged}
         step = Step(TOKENIZER, f"{name}/tokenizer", path, {"passages": passages, **options, **self.corpus})
         return {}, {"tokenizer_name": self._add(step)}
 

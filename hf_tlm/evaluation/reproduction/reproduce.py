@@ -213,7 +213,7 @@ def _run(plan: Plan, step: Step, keep_checkpoints: bool) -> None:
             logger.exception("%s failed.", step.name)
         record |= {"status": FAILED, "error": f"{type(reason).__name__}: {reason}"}
     record.setdefault("environment", environment())
-    record["wall_seconds"] = round(time.time() - begun, 1)
+    record.setdefault("wall_seconds", round(time.time() - begun, 1))
     if first:
         if error is None and not keep_checkpoints:
             discard_checkpoints(plan.folder(step))

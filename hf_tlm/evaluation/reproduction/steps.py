@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
@@ -125,6 +126,7 @@ def _make_selection(
     together = FileLock(plan.folder(step).with_name("influence.lock"))
     together = together if selection.method == "iss" and args.process_index == 0 else nullcontext()
     with together:
+        begun = time.time()  # What is waited for is another selection's time.
         if selection.method == "iss":
             models, tokenizer, described = score_models(
                 task, subset, selection.score_model, args, model_args, max_length=selection.score_max_length
@@ -133,7 +135,7 @@ def _make_selection(
         smaller = selection.select(task, subset, scorer, score_model=described, **processes)
     if args.process_index == 0:
         smaller.save(plan.folder(step), report=retrieval_report(smaller, task))
-    return {"subset": describe_subset(smaller)}
+    return {"subset": describe_subset(smaller), "wall_seconds": round(time.time() - begun, 1)}
 
 
 def _make_training(
@@ -159,7 +161,7 @@ def tokenise(plan: Plan, step: Step) -> None:
     task_args, model_args, args = parse_step(plan, step)
     subset = _subset_of(plan, step)
     # Spectral embeddings are not kept, and would be counted in vain.
-    model_args = replace(model_args, embedding_init="random")
+    model_args = replace(model_args, embedding_init="random", spectral_scale=ModelArguments.spectral_scale)
     prepare(task_args.load(), None if subset is None else subset.dataset, args, model_args)
 
 
@@ -199,8 +201,12 @@ def describe_subset(subset: Subset) -> dict[str, Any]:
 
 
 def discard_checkpoints(folder: Path) -> None:
-    """Remove what only an unfinished run is continued from: checkpoints, and the models at the ends of stages."""
-    for pattern in ("seed-*/**/checkpoint-*", "seed-*/stage*/model"):
+    """Remove what only an unfinished run is continued from: checkpoints, and the models at the ends of stages.
+
+    That of stage 1 stays where the run's result is an adapter, whose base it is.
+    """
+    adapter = (folder / "adapter_config.json").is_file()
+    for pattern in ("seed-*/**/checkpoint-*", "seed-*/stage2/model" if adapter else "seed-*/stage*/model"):
         for intermediate in sorted(folder.glob(pattern)):
             if intermediate.is_dir():
                 shutil.rmtree(intermediate)

@@ -257,6 +257,45 @@ def test_an_option_that_a_recipe_lacks_is_refused():
         parse_step(plan, plan.trainings[0])
 
 
+@pytest.mark.parametrize(
+    "arm,message",
+    [
+        (
+            {"train_tlm": {"tokenizer_name": "x"}},
+            "Arm y: train_tlm's tokenizer_name is given by the table .--tokenizer_name",
+        ),
+        ({"train_tlm": {"subset": "x"}}, "subset is given by the table .an arm's own key `subset`"),
+        ({"train_tlm": {"seed": 3}}, "seed is given by the table .--seeds"),
+        ({"train_tlm": {"vocab_size": 9}}, "Arm y: vocab_size is the tokenizer's, which all arms of a task share"),
+        ({"select_influence": {"fraction": 0.3}}, "select_influence's fraction is given by the table"),
+        ({"finetune": {"model_name_or_path": "x"}}, "finetune's model_name_or_path is given by the table .--pretrained"),
+    ],
+)
+def test_options_that_would_be_lost_are_refused(arm, message):
+    with pytest.raises(ReproductionError, match=message):
+        planned([{"name": "y", "subset": "BM25 + ISS 20%", **arm}])
+
+
+def test_options_that_would_be_lost_in_files_and_tasks(tmp_path):
+    (tmp_path / "scale.yaml").write_text("train_tlm: {tokenizer_name: x}")
+    with pytest.raises(ReproductionError, match="Section train_tlm of .*scale.yaml: train_tlm's tokenizer_name is given"):
+        planned(["BM25"], files=[str(tmp_path / "scale.yaml")])
+    with pytest.raises(ReproductionError, match="Task one: retrieve's output_dir is given by the table"):
+        planned(["BM25"], tasks=[{"task": "one", "retrieve": {"output_dir": "x"}}])
+    with pytest.raises(ReproductionError, match="Objective cocolm: lowercase is the tokenizer's"):
+        planned(["BM25"], objective_options={"cocolm": {"lowercase": False}})
+
+
+def test_the_tokenizer_reads_the_task_as_its_models_do(tmp_path):
+    (tmp_path / "scale.yaml").write_text("train_tlm: {text_column: sentence, metric: accuracy}")
+    plan = planned(
+        ["BM25"], tasks=[{"task": "one", "train_tlm": {"task_config": "small"}}], files=[str(tmp_path / "scale.yaml")]
+    )
+    task_args = parse_step(plan, plan.preparations[0])[0]
+    assert plan.preparations[0].kind == "tokenizer"
+    assert (task_args.text_column, task_args.task_config) == ("sentence", "small")
+
+
 @pytest.mark.parametrize("scale", ["cpu.yaml", "gpu.yaml"])
 def test_the_body_of_every_objective_has_an_auxiliary_model(scale):
     """ELECTRA's is narrower than its main model, which a BERT body, that of the masked LM, does not allow."""

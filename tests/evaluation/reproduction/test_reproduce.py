@@ -260,6 +260,16 @@ def test_the_recipe_fails_when_a_run_did(work, tmp_path, faked, monkeypatch, cap
     with pytest.raises(ReproductionError, match="1 of 2 runs failed"):
         main()
     assert "1 of 2 runs are finished, 1 failed." in capsys.readouterr().out
+    # Beforehand nothing of it is tried, and nothing failed.
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--prepare_only"])
+    main()
+    assert "Prepared in " in capsys.readouterr().out
+
+
+def test_what_a_step_waited_for_is_not_its_time(work, tmp_path, faked, monkeypatch):
+    monkeypatch.setattr(MODULE, "make_step", lambda plan, step: {**fake_step(plan, step), "wall_seconds": 7.5})
+    plan = planned(work, tmp_path / "out", ["task only"], seeds=[0])
+    assert reproduce(plan).records[0]["wall_seconds"] == 7.5
 
 
 def test_an_error_that_is_a_bug_fails_its_run_alone(work, tmp_path, faked, monkeypatch):
@@ -305,6 +315,14 @@ def test_subsets_beforehand_and_checkpoints(work, tmp_path, faked):
         assert len(list((tmp_path / "out").rglob("model"))) == (6 if keep else 3)
         shutil.rmtree(tmp_path / "out" / "scierc")
         shutil.rmtree(tmp_path / "out" / "runs")
+    # An adapter's base is the model of stage 1.
+    folder = plan.folder(plan.trainings[0])
+    for name in ("stage1/model", "stage2/model", "stage2/checkpoint-2"):
+        (folder / "seed-0" / name).mkdir(parents=True)
+    (folder / "adapter_config.json").touch()
+    reproduce(plan)
+    assert [path.parent.name for path in (tmp_path / "out").rglob("model")] == ["stage1"]
+    assert not list((tmp_path / "out").rglob("checkpoint-2"))
 
 
 def test_tokenised_beforehand(work, tmp_path):
