@@ -77,7 +77,7 @@ def run_tlm(
         fetch_run(args)
         claim(output_dir, details, ("task_fingerprint", "metric", "subset"), args.process_index)
     setup = prepare(task, None if subset is None else subset.dataset, args, model_args)
-    details |= {"command": command_line(), "environment": environment()}
+    details |= {"command": command_line(), "environment": environment(), "texts_also_in_train": task.texts_also_in_train}
     if setup.spectral is not None:
         details["spectral"] = setup.spectral.report
     with CheckpointPushes(output_dir, args) as pushes:

@@ -86,10 +86,19 @@ def configs_card(cards: Mapping[str, str], repo_id: str) -> str:
 
     Args:
         cards: name of a subset -> its card.
+
+    Raises:
+        HubError: a card lacks metadata that this one is made of.
     """
     from huggingface_hub import DatasetCardData, RepoCard
 
     found = {name: RepoCard(text).data.to_dict() for name, text in cards.items()}
+    for name, data in found.items():
+        if missing := [field for field in ("configs", "dataset_info") if not data.get(field)]:
+            raise HubError(
+                f"The metadata of {name}/{CARD} in {repo_id} lack {' and '.join(missing)}, of which the repository's own "
+                "card is made. Put them back, or publish that subset again."
+            )
     merged: dict[str, Any] = {}
     for field in _MERGED:
         values = [value for data in found.values() for value in _listed(data.get(field))]

@@ -169,6 +169,12 @@ class Task:
     def label2id(self) -> dict[str, int]:
         return {name: index for index, name in enumerate(self.label_names)}
 
+    @property
+    def texts_also_in_train(self) -> dict[str, int]:
+        """Split -> how many of its texts the training split has too; empty where the data were not looked at."""
+        key = "texts_also_in_train"
+        return {split: counts[key] for split, counts in self.report.items() if key in counts}
+
     def check_kind(self, user: str, *kinds: str) -> None:
         """Raises:
         TaskError: `user` (say, "TLM") has no use for a task of this kind.

@@ -128,6 +128,7 @@ def report(spec: TaskSpec, rows: Dataset, names: tuple[str, ...]) -> dict[str, A
     return {"classes": dict(sorted(Counter(names[label] for label in labels).items()))}
 
 
-def content(rows: Dataset) -> list[str]:
-    """What makes two rows the same text."""
-    return rows["text"][:]
+def content(rows: Dataset) -> list[str] | list[tuple[str, str]]:
+    """What makes two rows the same text, or pair of texts."""
+    texts = rows["text"][:]
+    return list(zip(texts, rows["text_pair"][:], strict=True)) if "text_pair" in rows.column_names else texts

@@ -79,6 +79,16 @@ def test_single_stages(stage, absent):
     assert absent not in tlm_card(run, 1)
 
 
+def test_texts_that_the_training_split_has_too_and_the_precision():
+    run = copy.deepcopy(RUN)
+    assert "training split too" not in tlm_card(run, 1) and "precision" not in tlm_card(run, 1)
+    run["texts_also_in_train"] = {"validation": 0, "test": 1052}
+    run["arguments"]["bf16"] = True
+    card = tlm_card(run, 1)
+    assert "may do worse. 1,052 texts of the test split are in the training split too.\n" in card
+    assert "83 seconds on a CPU, in mixed precision (bf16)." in card
+
+
 def test_energy():
     run = copy.deepcopy(RUN)
     run["arguments"]["energy_country"] = "FRA"
@@ -93,6 +103,7 @@ def test_energy():
     [
         ({}, "A masked language model, pretrained from scratch on the corpus `wiki`", "generator"),
         ({}, "On 1,000 blocks of documents that were kept from training (0.5% of the corpus", "| loss |"),
+        ({"arguments": {"total_batch_tokens": 4096}}, "460 steps of blocks of 4,096 tokens together; the texts", "1024"),
         ({}, "460 steps of 1024 blocks; the texts one after the other, cut every 128 tokens. 15% of the tokens", "None"),
         ({"arguments": {"objective": "electra"}}, "at temperature 0.8; its loss plus 50 times", "ALE"),
         (

@@ -326,6 +326,12 @@ class TestReleased:
         assert [len(rows) for rows in task.splits.values()] == [13, 13, 13]
 
 
+def test_a_card_without_the_metadata_that_the_repository_s_needs():
+    cards = {"a": "---\nconfigs: [{config_name: x}]\n---\n"}
+    with pytest.raises(HubError, match="The metadata of a/README.md in alice/passages lack dataset_info"):
+        configs_card(cards, "alice/passages")
+
+
 def test_licences_of_several_subsets():
     info = {"configs": [{"config_name": "x"}], "dataset_info": {"splits": [{"num_examples": 3}]}}
     cards = {name: "---\n" + yaml.safe_dump({**info, "license": kind}) + "---\n" for name, kind in

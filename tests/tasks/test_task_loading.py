@@ -296,6 +296,15 @@ def test_repeated_texts_are_counted_not_dropped():
     assert report["test"]["texts_also_in_train"] == 1
 
 
+def test_a_repeated_pair_has_both_texts_again():
+    """Many pairs of a task have one first text: a premise and its hypotheses."""
+    train = Dataset.from_dict({"a": ["x", "x", "x"], "b": ["1", "2", "2"], "label": ["0", "1", "0"]})
+    test = Dataset.from_dict({"a": ["x", "x"], "b": ["1", "3"], "label": ["0", "1"]})
+    task = from_splits(train, train, test, spec=TaskSpec(name="t", path="memory", text_columns=("a", "b")))
+    assert task.report["train"]["repeated_texts"] == 1
+    assert task.texts_also_in_train == {"validation": 3, "test": 1}
+
+
 # Columns and splits.
 
 

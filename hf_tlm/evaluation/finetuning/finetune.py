@@ -77,6 +77,7 @@ def finetune(task: Task, checkpoint: CheckpointArguments, args: FinetuneArgument
         claim(output_dir, details, ("task_fingerprint", "kind", "metric", "further_metrics"), args.process_index)
     pairs = "text_pair" in task.train.column_names
     details |= {"pairs": pairs, "command": command_line(), "environment": environment()}
+    details["texts_also_in_train"] = task.texts_also_in_train
     with CheckpointPushes(output_dir, args) as pushes:
         run = _Run(task, checkpoint, args, details, *pretrained, pushes, test)
         records = [run.seed(seed, output_dir / f"seed-{seed}") for seed in args.run_seeds]
