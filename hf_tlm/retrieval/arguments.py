@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from hf_tlm.corpora import Corpus
     from hf_tlm.retrieval import ElasticSettings, Sharding, Subset
     from hf_tlm.tasks import Task
+
+_SHARDED = ("num_shards", "executor", "workers", "work_dir", "executor_options")
 
 
 @dataclass
@@ -91,8 +93,7 @@ class RetrievalArguments:
         """
         from hf_tlm.retrieval import Bm25Settings, Subset, retrieve
 
-        if self.like is not None and self.retriever != "random":
-            raise RetrievalError("--like gives the size of a random subset: add --retriever random.")
+        self._check()
         return retrieve(
             task,
             corpus,
@@ -118,6 +119,22 @@ class RetrievalArguments:
             sharding=self._sharding() if self.retriever == "sharded" else None,
             elastic=self._elastic() if self.retriever == "elasticsearch" else None,
         )
+
+    def _check(self) -> None:
+        if self.like is not None and self.retriever != "random":
+            raise RetrievalError("--like gives the size of a random subset: add --retriever random.")
+        if self.like is not None and self.num_passages is not None:
+            raise RetrievalError("--like and --num_passages are both the size of a random subset. Give one of them.")
+        for entry in fields(self):
+            # Options of a search do not harm a random subset: files of a table have them for all of its subsets.
+            needed = {"sharded": entry.name in _SHARDED, "elasticsearch": entry.name.startswith("elastic_")}
+            for retriever in (name for name, belongs in needed.items() if belongs):
+                value = getattr(self, entry.name)
+                if value != entry.default and self.retriever not in (retriever, "random"):
+                    raise RetrievalError(
+                        f"--{entry.name} {value} has no effect with --retriever {self.retriever}: it is for {retriever}. "
+                        "Leave it out, or change --retriever."
+                    )
 
     def _sharding(self) -> Sharding:
         from hf_tlm.retrieval.engines import Sharding

@@ -204,7 +204,14 @@ def search_elastic(search: Search, corpus: Corpus | None, elastic: ElasticSettin
     )
     rows = found.union.order(order_of_ids(pa.array(found.ids)))
     passages = Dataset.from_list(fetch([found.ids[row] for row in rows], elastic))
-    counts |= {"fingerprint": found.fingerprint, **{k: v for k, v in found.counts.items() if k != "queries"}}
+    # Those of stop words alone are counted as empty by whoever asked.
+    without_hits = [number for number in found.without_hits if search.settings.analyzer(search.queries[number])]
+    counts |= {
+        "fingerprint": found.fingerprint,
+        "passages": found.counts["passages"],
+        "queries_without_hits": len(without_hits),
+        "first_queries_without_hits": search.named(without_hits),
+    }
     return Found(passages, _columns(found.union, rows), counts)
 
 

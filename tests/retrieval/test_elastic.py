@@ -412,7 +412,9 @@ def test_union(indexed, passages, queries):
         union = found.union
         assert (union.best_rank[place], union.best_query[place], union.n_queries[place]) == (rank, query, len(seen[key]))
         assert union.best_score[place] == max(-score for _, score, _ in seen[key])
-    assert found.counts == {"queries": 5, "queries_without_hits": 2, "passages": len(passages)}
+    assert found.counts == {"queries": 5, "passages": len(passages)} and len(found.without_hits) == 2
+    nothing = [not hits[0] for hits in exhaustive(queries.values(), passages, 2)]
+    assert found.without_hits == [number for number, none in enumerate(nothing) if none]
     assert found.fingerprint == "f1"
 
 

@@ -6,7 +6,7 @@ from datasets import Dataset
 
 from elastic_server import ElasticServer
 from hf_tlm.corpora import load_corpus
-from hf_tlm.retrieval import Bm25Settings, ElasticSettings, Index, RetrievalError, Sharding, retrieve
+from hf_tlm.retrieval import Bm25Settings, ElasticSettings, Index, RetrievalArguments, RetrievalError, Sharding, retrieve
 
 WORDS = [f"word{number}" for number in range(40)]
 LONG = " ".join(f"held{number} out{number}" for number in range(12))
@@ -142,6 +142,33 @@ def test_near_duplicates_of_better_passages_are_left_out(run, make_task, make_co
     assert sorted(subset.dataset["id"]) == ["b", "c"]
     assert subset.manifest["deduplication"] == {"threshold": 0.8, "passages": 1, "ids": ["a"]}
     assert len(run(task, make_corpus(passages), top_k=3)) == 3
+
+
+@pytest.mark.parametrize("retriever", ["bm25", "bm25s", "rank_bm25", "elasticsearch", "sharded"])
+def test_queries_that_find_nothing_are_counted_once(run, make_task, folder, retriever):
+    """One has words that no passage has, one has stop words alone and is empty."""
+    task, corpus = make_task({"a": WORDS[3], "b": "the of", "c": "zygote"}), load_corpus(str(folder))
+    with ElasticServer() as server:
+        options = {"elasticsearch": {"elastic": ElasticSettings(server.url, "corpus")}, "sharded": {"sharding": Sharding(2)}}
+        counts = run(task, corpus, top_k=3, retriever=retriever, **options.get(retriever, {})).manifest["counts"]
+    assert (counts["empty_queries"], counts["first_empty_queries"]) == (1, ["b"])
+    assert (counts["queries_without_hits"], counts["first_queries_without_hits"]) == (1, ["c"])
+
+
+@pytest.mark.parametrize(
+    "options,message",
+    [
+        ({"executor": "slurm"}, "--executor slurm has no effect with --retriever bm25: it is for sharded"),
+        ({"num_shards": 64, "retriever": "bm25s"}, "--num_shards 64 has no effect with --retriever bm25s"),
+        ({"elastic_url": "http://x"}, "--elastic_url http://x has no effect .*: it is for elasticsearch"),
+        ({"work_dir": "x", "retriever": "elasticsearch"}, "--work_dir x has no effect"),
+        ({"like": "x"}, "--like gives the size of a random subset"),
+        ({"like": "x", "num_passages": 3, "retriever": "random"}, "--like and --num_passages are both the size"),
+    ],
+)
+def test_options_of_another_retriever_are_refused(task, options, message):
+    with pytest.raises(RetrievalError, match=message):
+        RetrievalArguments(**options).retrieve(task, None)
 
 
 def test_elasticsearch_with_a_corpus_and_with_what_the_cluster_has(run, task, folder):

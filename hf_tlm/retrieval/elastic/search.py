@@ -236,13 +236,14 @@ def _value(document: dict[str, Any], path: str) -> Any:
 class ElasticHits:
     """The union of all queries' hits. ids: passages in the order they were first seen, to which positions in `union` refer.
 
-    counts: queries, queries_without_hits, passages (in the index). fingerprint: of the corpus that `index_corpus` put
-    there; None for an index of other making.
+    counts: queries, passages (in the index). without_hits: positions of the queries that found nothing. fingerprint: of the
+    corpus that `index_corpus` put there; None for an index of other making.
     """
 
     ids: list[str]
     union: Union
     counts: dict[str, int]
+    without_hits: list[int]
     fingerprint: str | None
 
 
@@ -268,12 +269,13 @@ def retrieve_elastic(
 
     check_settings(bm25, max_query_terms)
     positions: dict[str, int] = {}
-    union, without_hits = Union(), 0
+    union, without_hits = Union(), []
     hits = search(queries, top_k, settings, bm25, query_ids=query_ids)
     for query, (ids, scores) in enumerate(tqdm(hits, total=len(queries), desc="Retrieving", unit=" queries")):
         documents = np.array([positions.setdefault(identifier, len(positions)) for identifier in ids], np.int64)
         union.add(query, documents, scores)
-        without_hits += len(ids) == 0
+        if not len(ids):
+            without_hits.append(query)
     if not positions:
         raise RetrievalError(
             f"None of the {len(queries)} queries finds a passage in index {settings.index!r}. Check that task and corpus "
@@ -282,5 +284,5 @@ def retrieve_elastic(
     with connect(settings) as client:
         stamp = read_layout(client, settings).stamp
         passages = patiently(lambda: client.count(index=settings.index), settings)["count"]
-    counts = {"queries": len(queries), "queries_without_hits": without_hits, "passages": passages}
-    return ElasticHits(list(positions), union, counts, stamp and stamp["fingerprint"])
+    counts = {"queries": len(queries), "passages": passages}
+    return ElasticHits(list(positions), union, counts, without_hits, stamp and stamp["fingerprint"])
