@@ -115,6 +115,14 @@ class ResumableTrainer(Trainer):
         loader.base_dataloader.worker_init_fn = ignore_sigterm
         return loader
 
+    def _init_training_state(self, *args, **kwargs):
+        begun = super()._init_training_state(*args, **kwargs)
+        # The Trainer forgets the best checkpoint of a run whose folder has moved.
+        best = Path(self.args.output_dir) / f"checkpoint-{self.state.best_global_step}"
+        if self.state.best_model_checkpoint is None and self.state.best_global_step and best.is_dir():
+            self.state.best_model_checkpoint = str(best)
+        return begun
+
     def _run_epoch(self, *args, **kwargs):
         # A run killed between its last checkpoint and its end would otherwise train one step more when it resumes.
         if self.control.should_training_stop or self.state.global_step >= self.state.max_steps:

@@ -101,6 +101,28 @@ def test_every_objective_resumes_exactly(tmp_path, data, tokenizer, case):
     assert ties[0] == ties[1] and len(ties[0]) > 1
 
 
+def test_the_best_checkpoint_is_found_where_the_folder_is_now(tmp_path, data, tokenizer):
+    """A run that was lost after its last checkpoint, and goes on elsewhere, where no step and no save is left."""
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "macro_f1", "eval_strategy": "steps", "eval_steps": 1}
+    settings = {**COMMON, **best, "max_steps": 4, "save_strategy": "steps", "save_steps": 1}
+
+    def made(folder):
+        """A run whose second evaluation is the best."""
+        run, given = trainer(tmp_path / folder, data, tokenizer, **settings), iter([0.1, 0.9, 0.2, 0.3])
+        run.compute_metrics = lambda prediction: {"macro_f1": next(given)}
+        return run
+
+    run = made("there")
+    run.train()
+    assert run.state.best_global_step == 2
+    (tmp_path / "there").rename(tmp_path / "here")
+    moved = made("here")
+    moved.train(resume_from_checkpoint=True)
+    assert moved.state.best_model_checkpoint == str(tmp_path / "here" / "checkpoint-2")
+    for name, value in weights(run).items():
+        assert torch.equal(value, weights(moved)[name]), name
+
+
 def test_true_starts_where_there_is_nothing(tmp_path, data, tokenizer, whole):
     same(again(tmp_path, data, tokenizer), whole)
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["checkpoint-6", "checkpoint-8"]
