@@ -61,7 +61,7 @@ def checkpoint_logits(
             f"{model_name_or_path} lacks weights of a classifier ({', '.join(missing[:3])}): there is nothing to evaluate. "
             "Give a model that has learned the task."
         )
-    order = _order(model_name_or_path, list(model.config.id2label.values()), task)
+    order = _order(model_name_or_path, [name for _, name in sorted(model.config.id2label.items())], task)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     model.eval().to(device)
     found = {}

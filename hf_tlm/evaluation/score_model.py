@@ -175,9 +175,9 @@ def _digests(value: Any) -> list[tuple[str, str]]:
 
 def _described(folder: Path, args: ScoreModelArguments, model_args: ModelArguments) -> dict[str, Any]:
     """What a reader of a manifest asks for first, how well it classifies, and a digest of all settings."""
-    names = ("rho2", "mlm_probability", "learning_rate", "num_train_epochs", "max_steps", "max_length", "seed")
+    names = ("rho2", "mlm_probability", "learning_rate", "num_train_epochs", "max_steps", "max_length")
     start = model_args.model_name_or_path or model_args.model_config
     start = {"model": start if isinstance(start, dict) else Path(start).name}
     run = json.loads((folder / RESULTS_FILE).read_text(encoding="utf-8"))
     found = {"validation": run["seeds"][0]["validation"], "digest": folder.name.rpartition("-")[2]}
-    return start | {name: getattr(args, name) for name in names} | found
+    return start | {name: getattr(args, name) for name in names} | {"seed": args.run_seeds[0]} | found

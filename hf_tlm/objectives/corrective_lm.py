@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from hf_tlm.files import HfTlmError
 from hf_tlm.models.linear_cross_entropy import MAX_LOGITS, linear_cross_entropy
-from hf_tlm.objectives.shares import corruption_shares, share
+from hf_tlm.objectives.shares import corruption_shares, mean, share
 
 
 def copy_loss(copy_logits: torch.Tensor, original: torch.Tensor) -> torch.Tensor:
@@ -186,8 +186,8 @@ class CorrectiveLm:
         `counts` replaces the batch's own numbers of tokens as the divisors of the losses.
         """
         counts = counts or self.count(batch)
-        copy = copy_loss(outputs.copy_logits, ~outputs.replaced) / counts["copy"].clamp(min=1)
-        lm = outputs.lm_loss / counts["lm"].clamp(min=1)
+        copy = mean(copy_loss(outputs.copy_logits, ~outputs.replaced), counts["copy"])
+        lm = mean(outputs.lm_loss, counts["lm"])
         replaced, lm_right = outputs.replaced, outputs.lm_right
         masked = (batch["mlm_labels"] != -100)[batch["attention_mask"].bool()]
         kept = masked & ~replaced

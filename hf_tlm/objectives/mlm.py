@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 import torch
 
+from hf_tlm.objectives.shares import mean
+
 
 class Mlm:
     r"""BERT's masked-LM loss (TLM, section 3.1, L_mlm).
@@ -29,5 +31,5 @@ class Mlm:
     ) -> dict[str, torch.Tensor]:
         """`{"loss", "mlm_loss"}`; `counts` replaces the batch's own number of masked positions as the divisor."""
         count = (counts or self.count(batch))[self.name]
-        loss = outputs.mlm_loss / count.clamp(min=1)
+        loss = mean(outputs.mlm_loss, count)
         return {"loss": loss, "mlm_loss": loss.detach()}

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 import torch.nn.functional as F
 
-from hf_tlm.objectives.shares import corruption_shares, share
+from hf_tlm.objectives.shares import corruption_shares, mean, share
 
 
 class ReplacedTokenDetection:
@@ -39,7 +39,7 @@ class ReplacedTokenDetection:
         replaced = outputs.replaced
         logits = outputs.rtd_logits.to(torch.promote_types(outputs.rtd_logits.dtype, torch.float32))
         total = F.binary_cross_entropy_with_logits(logits, replaced.to(logits.dtype), reduction="sum")
-        loss = total / count.clamp(min=1)
+        loss = mean(total, count)
         right = (logits > 0) == replaced
         return {
             "loss": loss,

@@ -7,10 +7,20 @@ from collections.abc import Mapping
 import torch
 
 
+def wide(device: torch.device) -> torch.dtype:
+    """What sums over many tokens are kept in: float64, and float32 on Apple's GPUs (mps), which have no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 def share(total: torch.Tensor, count: torch.Tensor | int) -> torch.Tensor:
-    """A pair (sum, count), float64 [2] without gradient: what was so, of how many."""
-    total = total.detach().double()
-    return torch.stack([total, torch.as_tensor(count, dtype=torch.float64, device=total.device)])
+    """A pair (sum, count), `wide` [2] without gradient: what was so, of how many."""
+    total = total.detach().to(wide(total.device))
+    return torch.stack([total, torch.as_tensor(count, dtype=total.dtype, device=total.device)])
+
+
+def mean(total: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+    """total / count, and 0 of nothing. A count that is itself a mean over processes may lie between 0 and 1."""
+    return total / (count + (count == 0))
 
 
 def corruption_shares(outputs, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

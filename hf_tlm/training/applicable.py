@@ -1,4 +1,4 @@
-"""Which objectives have a use for an option: one that is given to another is refused, as it would change nothing."""
+"""Which objectives and other options have a use for an option: one that would change nothing is refused."""
 
 from __future__ import annotations
 
@@ -36,3 +36,21 @@ def check_applicable(options: Any, objective: str) -> None:
                 f"{entry.name} {value} has no effect with objective {objective}: it is for {', '.join(takers)}. Leave it "
                 "out, or change --objective."
             )
+
+
+def check_together(args: Any, model_args: Any) -> None:
+    """Args: of a run (`RunArguments`) and its model (`ModelArguments`).
+
+    Raises:
+        ArgumentsError: an option is not at its default, and another one leaves it without effect.
+    """
+    without = {
+        "rtd_weight": (args, args.clm == "all_token", "clm all_token"),
+        "temperature": (model_args, model_args.replacements == "random", "replacements random"),
+        "spectral_scale": (model_args, model_args.embedding_init == "random", "embedding_init random"),
+    }
+    lora = ("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules")
+    without |= dict.fromkeys(lora, (model_args, not model_args.use_peft, "use_peft false"))
+    for name, (options, useless, because) in without.items():
+        if useless and getattr(options, name) != getattr(type(options), name):
+            raise ArgumentsError(f"{name} {getattr(options, name)} has no effect with {because}. Leave it out.")

@@ -73,6 +73,12 @@ class RunArguments(RunOptions, BaseArguments):
         for name, value in budgets.items():
             if value is not None and not value > 0:
                 raise ArgumentsError(f"{name} must be positive; received {value}.")
+        if self.num_train_epochs != type(self).num_train_epochs and (self.max_steps == 0 or self.has_budget):
+            ends = "the budget ends the run" if self.has_budget else "max_steps ends the run"
+            raise ArgumentsError(
+                f"num_train_epochs {self.num_train_epochs} has no effect: {ends}. Leave it out, or give --max_steps -1 and "
+                "no budget (max_flops, max_tokens, max_hours)."
+            )
         if self.max_steps == 0:
             # As many as a budget allows is settled by the trainer, which knows the texts and the model.
             self.max_steps = -1 if self.has_budget else DEFAULT_MAX_STEPS
@@ -142,6 +148,10 @@ class TlmArguments(TlmOptions, RunArguments):
             raise ArgumentsError(f"rho1 must be 0, 1, 2, ... or inf; received {self.rho1}.")
         self._check_weight("rho2")
         self._check_decay("stage2_layerwise_lr_decay")
+        if not self.stage2_eval_steps > 0:
+            raise ArgumentsError(
+                f"stage2_eval_steps must be positive, steps or a share of them below 1; received {self.stage2_eval_steps}."
+            )
         self._check_seeds()
 
     def for_stage(self, stage: int, output_dir: str | os.PathLike, seed: int, metric: str) -> TlmArguments:
@@ -168,7 +178,7 @@ class TlmArguments(TlmOptions, RunArguments):
         args.layerwise_lr_decay = self.stage2_layerwise_lr_decay
         args.warmup_steps = self.stage2_warmup_steps
         args.per_device_train_batch_size, args.gradient_accumulation_steps = self._accumulation(
-            self.stage2_total_batch_size, self.per_device_train_batch_size
+            self.stage2_total_batch_size, self.per_device_train_batch_size, fitting=True
         )
         args.rho1, args.rho2, args.mlm_probability = 0, 0, 0.0
         args.eval_strategy = args.save_strategy = "steps"

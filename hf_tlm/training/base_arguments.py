@@ -14,6 +14,12 @@ from hf_tlm.training.optimizers import LAMB, check_lamb
 from hf_tlm.training.options import ArgumentsError
 from hf_tlm.training.publishing import check_hub_arguments
 
+# Of the Trainer's options those that would break a run.
+_UNSUPPORTED = {
+    "auto_find_batch_size": "batches are drawn before the first step. Choose per_device_train_batch_size, which leaves "
+    "results as they are beside a total batch size",
+    "restore_callback_states_from_checkpoint": "what is here restores what a run needs by itself",
+}
 Arguments = TypeVar("Arguments", bound="BaseArguments")
 
 
@@ -47,6 +53,15 @@ class BaseArguments(TrainingArguments):
                 "true, or the repository of a run on the Hub (owner/name@main-checkpoints); received "
                 f"{self.resume_from_checkpoint!r}."
             )
+        if self.n_gpu > 1:
+            raise ArgumentsError(
+                f"This process sees {self.n_gpu} GPUs, which it would drive by torch's DataParallel: that is not supported. "
+                "Start one process for each (accelerate launch --config_file recipes/configs/accelerate/ddp.yaml), or let "
+                "it see one (CUDA_VISIBLE_DEVICES=0)."
+            )
+        for name, reason in _UNSUPPORTED.items():
+            if getattr(self, name):
+                raise ArgumentsError(f"{name} is not supported: {reason}. Leave it out.")
         if self.enable_jit_checkpoint:
             raise ArgumentsError("A run saves a checkpoint at SIGTERM by itself. Leave out enable_jit_checkpoint.")
         if self.logging_nan_inf_filter:
@@ -76,15 +91,24 @@ class BaseArguments(TrainingArguments):
         """The seeds to run: `seeds`, or the single `seed`."""
         return list(self.seeds) if self.seeds else [self.seed]
 
-    def _accumulation(self, total_batch_size: int, per_device: int) -> tuple[int, int]:
-        """(per-device batch size, gradient accumulation steps) for a total batch size."""
-        world = max(1, self.world_size) * max(1, self.n_gpu)
+    def _accumulation(self, total_batch_size: int, per_device: int, *, fitting: bool = False) -> tuple[int, int]:
+        """(per-device batch size, gradient accumulation steps) for a total batch size.
+
+        Args:
+            fitting: take the largest micro-batch of at most `per_device` texts that divides the total batch.
+        """
+        world = max(1, self.world_size)
+        if total_batch_size < 1:
+            raise ArgumentsError(f"A total batch size must be at least 1; received {total_batch_size}.")
         if total_batch_size % world:
             raise ArgumentsError(
                 f"A total batch of {total_batch_size} texts cannot be split evenly over {world} processes. "
                 "Choose a multiple."
             )
-        per_device = min(per_device, total_batch_size // world)
+        share = total_batch_size // world
+        per_device = min(per_device, share)
+        if fitting:
+            per_device = max(size for size in range(1, per_device + 1) if share % size == 0)
         accumulation, rest = divmod(total_batch_size, per_device * world)
         if rest:
             raise ArgumentsError(
@@ -115,7 +139,9 @@ class BaseArguments(TrainingArguments):
         args.push_to_hub = False  # The Trainer would push what lies in a folder of checkpoints.
         args.resume_from_checkpoint = None
         args.hub_token = None  # The Trainer pickles its arguments beside every checkpoint.
-        args.seed = args.data_seed = seed
+        args.seed = seed
+        if self.data_seed is None:
+            args.data_seed = seed
         if self.device.type == "cpu":
             args.dataloader_pin_memory = False  # Of no use there, and torch says so for every loader.
         return args

@@ -33,7 +33,8 @@ def settings(args: BaseArguments) -> dict[str, Any]:
     values = {name: value for name, value in args.to_dict().items() if name not in _FREE and not name.endswith("token")}
     # The number of processes may change, the texts of a step may not.
     one = args.ready(args.output_dir, args.seed)
-    values["texts_per_step"] = one.train_batch_size * one.gradient_accumulation_steps * one.world_size
+    if values.get("total_batch_tokens") is None:
+        values["texts_per_step"] = one.train_batch_size * one.gradient_accumulation_steps * one.world_size
     for name in ("per_device_train_batch_size", "gradient_accumulation_steps"):
         del values[name]
     return json.loads(json.dumps(values, default=str))

@@ -19,7 +19,7 @@ from hf_tlm.models import CorruptAndPredict, TlmModel, TrainedModel, add_lora, a
 from hf_tlm.models.loading import check_fit, reading
 from hf_tlm.models.spectral import SpectralEmbeddings, spectral_embeddings
 from hf_tlm.tasks import Task
-from hf_tlm.training.applicable import check_applicable
+from hf_tlm.training.applicable import check_applicable, check_together
 from hf_tlm.training.arguments import RunArguments, TlmArguments
 from hf_tlm.training.deepspeed import is_launched
 from hf_tlm.training.model_arguments import ModelArguments
@@ -92,8 +92,8 @@ def check_tlm(has_corpus: bool, args: TlmArguments, model_args: ModelArguments) 
         has_corpus: whether there are passages.
 
     Raises:
-        ArgumentsError: rho1 asks for corpus batches and there is no corpus; use_peft and there is nothing to adapt; or see
-            `check_model`.
+        ArgumentsError: rho1 asks for corpus batches and there is no corpus; use_peft and there is nothing to adapt; a batch
+            of stage 2 that cannot be split over the processes; a metric that is not the task's; or see `check_model`.
         ModelError: see `check_model`.
     """
     if args.stage != "2" and args.rho1 > 0 and not has_corpus:
@@ -110,6 +110,13 @@ def check_tlm(has_corpus: bool, args: TlmArguments, model_args: ModelArguments) 
         raise ArgumentsError(
             "use_peft does not work with FSDP: what it trains is too small to be worth sharding. Use DDP, for instance "
             "recipes/configs/accelerate/ddp.yaml."
+        )
+    if args.stage != "1":
+        args.for_stage(2, args.output_dir, args.seed, "")  # Its batch too, before stage 1 has taken its time.
+    if args.metric_for_best_model not in (None, "loss"):
+        raise ArgumentsError(
+            f"The best checkpoint is chosen by the task's metric: leave metric_for_best_model {args.metric_for_best_model} "
+            "out, and give the task another --metric if wanted."
         )
     check_model(args, model_args)
 
@@ -216,6 +223,7 @@ def check_model(args: RunArguments, model_args: ModelArguments) -> None:
         ModelError: see `read_config` and `auxiliary_config`.
     """
     check_applicable(model_args, args.objective)
+    check_together(args, model_args)
     read_from = model_args.auxiliary_name_or_path or model_args.model_name_or_path
     for name in ("auxiliary_size", "auxiliary_layers"):
         if read_from is not None and getattr(model_args, name) is not None:

@@ -23,6 +23,7 @@ from hf_tlm.data.tokenization import text_lengths
 from hf_tlm.models.base import TrainedModel, applied_parameters
 from hf_tlm.models.corruption import CorruptAndPredict
 from hf_tlm.objectives import TaskLoss
+from hf_tlm.objectives.shares import wide
 from hf_tlm.training.arguments import ArgumentsError, TlmArguments
 from hf_tlm.training.budget import TICKS, first_step
 from hf_tlm.training.cost import Cost, count_flops, model_flops_utilization, nominal_tokens, training_flops
@@ -212,7 +213,7 @@ class TlmTrainer(SampledTrainer):
                 counts[name] = counts.get(name, 0) + count
         # DDP averages gradients over processes, so each divides its sum by the mean count.
         values = [*counts.values(), torch.tensor(self.clock.share)]
-        values = torch.stack([value.to(device, torch.float64) for value in values])
+        values = torch.stack([value.to(device, wide(device)) for value in values])
         *totals, progress = self.accelerator.reduce(values, reduction="mean").unbind()
         if self.clock.limit is not None:
             self.clock.progress = progress.item()

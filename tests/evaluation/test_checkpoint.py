@@ -1,5 +1,8 @@
 """The scores of classifiers as they are: against predictions one text at a time, by name and by number of the classes."""
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 from sklearn.metrics import accuracy_score, f1_score
@@ -56,6 +59,15 @@ def test_classes_that_are_only_numbered(save, task, names):
     by_number = evaluate_checkpoint(save(names), task, device="cpu")
     assert by_number == evaluate_checkpoint(save(["down", "none", "up"]), task, device="cpu")
     assert by_number != evaluate_checkpoint(save(NAMES), task, device="cpu")
+
+
+def test_classes_go_by_their_numbers_in_whatever_order_a_config_lists_them(save, task):
+    expected = evaluate_checkpoint(save(NAMES), task, device="cpu")
+    file = Path(save(NAMES)) / "config.json"
+    config = json.loads(file.read_text())
+    config["id2label"] = {str(number): NAMES[number] for number in (2, 0, 1)}
+    file.write_text(json.dumps(config))
+    assert evaluate_checkpoint(str(file.parent), task, device="cpu") == expected
 
 
 def test_the_same_from_the_hub(hub, save, task, tmp_path):

@@ -49,6 +49,8 @@ def test_one_is_trained_on_the_task_and_found_again(task, subset, monkeypatch, t
     assert folder.parent.parent == tmp_path and described["digest"] in folder.name and described["rho2"] == 5
     assert str(tmp_path) not in str(described) and args.output_dir == "unused"
     alone = run_tlm(task, subset, arguments(learning_rate=1e-2, output_dir=str(tmp_path / "alone")), model_args)
+    seeded = score_models(task, subset, ["scratch"], arguments(learning_rate=1e-2, seeds=[3]), model_args)[2]
+    assert (described["seed"], seeded["seed"]) == (args.seed, 3) and seeded["digest"] != described["digest"]
     assert described["validation"] == alone.seeds[0]["validation"] and "accuracy" in described["validation"]
     again = TlmModel.from_checkpoint(str(folder), id2label=task.id2label).state_dict()
     assert all(torch.equal(value, again[name]) for name, value in models[0].state_dict().items())

@@ -8,8 +8,23 @@ import torch
 
 from hf_tlm.files import HfTlmError
 from hf_tlm.objectives import Mlm, TaskLoss, WeightedMean, WeightedSum
+from hf_tlm.objectives.shares import mean, wide
 
 RHO2 = 20.0
+
+
+def test_a_mean_over_processes_may_be_of_less_than_one_token():
+    """One masked token on one of four processes: DDP's mean over them gives it its whole gradient."""
+    outputs, batch = case()
+    quarter = Mlm()(outputs, batch, {"mlm": torch.tensor(0.25, dtype=torch.float64)})["loss"]
+    assert quarter.item() == pytest.approx(4 * outputs.mlm_loss.item())
+    nothing = mean(torch.tensor(0.0), torch.tensor(0))
+    assert nothing.item() == 0.0
+
+
+def test_sums_are_as_wide_as_the_device_allows():
+    assert wide(torch.device("cpu")) == wide(torch.device("cuda")) == torch.float64
+    assert wide(torch.device("mps")) == torch.float32
 
 
 def case():

@@ -1,8 +1,10 @@
 import math
+from functools import partial
 
 import pytest
 
-from hf_tlm.training import ArgumentsError, ModelArguments, ScoreModelArguments, TlmArguments
+from hf_tlm.training import ArgumentsError, ModelArguments, ScoreModelArguments, TlmArguments, check_model, check_tlm
+from hf_tlm.training.claim import settings
 
 BASE = {"output_dir": "unused", "use_cpu": True, "report_to": "none"}
 
@@ -29,6 +31,11 @@ BASE = {"output_dir": "unused", "use_cpu": True, "report_to": "none"}
         ({"hub_always_push": True}, "received end and True"),
         ({"resume_from_checkpoint": "somewhere"}, "resumes by itself"),
         ({"enable_jit_checkpoint": True}, "saves a checkpoint at SIGTERM by itself"),
+        ({"auto_find_batch_size": True}, "auto_find_batch_size is not supported: batches are drawn before the first step"),
+        ({"restore_callback_states_from_checkpoint": True}, "restore_callback_states_from_checkpoint is not supported"),
+        ({"num_train_epochs": 7}, "num_train_epochs 7 has no effect: max_steps ends the run"),
+        ({"num_train_epochs": 7, "max_steps": -1, "max_flops": 1e9}, "num_train_epochs 7 .*: the budget ends the run"),
+        ({"stage2_eval_steps": 0}, "stage2_eval_steps must be positive"),
         ({"train_sampling_strategy": "group_by_length"}, "train_sampling_strategy"),
         ({"rtd_weight": 7.0}, "rtd_weight 7.0 has no effect with objective mlm: it is for electra, ale, cocolm"),
         ({"crop_fraction": 0.5, "objective": "electra"}, "crop_fraction 0.5 has no effect .*: it is for cocolm"),
@@ -47,6 +54,70 @@ def test_total_batch_size():
     assert (two.per_device_train_batch_size, two.gradient_accumulation_steps) == (8, 1)
     with pytest.raises(ArgumentsError, match="not a multiple of per_device_train_batch_size 32"):
         TlmArguments(**BASE, total_batch_size=40, per_device_train_batch_size=32).for_stage(1, "out", 0, "accuracy")
+    with pytest.raises(ArgumentsError, match="A total batch size must be at least 1; received 0"):
+        TlmArguments(**BASE, total_batch_size=0).for_stage(1, "out", 0, "accuracy")
+
+
+def test_stage_two_takes_the_largest_micro_batch_that_fits():
+    """The default batch of stage 2, 32, with a micro-batch that was chosen for stage 1."""
+    for per_device, expected in ((24, (16, 2)), (5, (4, 8)), (64, (32, 1))):
+        two = TlmArguments(**BASE, per_device_train_batch_size=per_device).for_stage(2, "out", 0, "accuracy")
+        assert (two.per_device_train_batch_size, two.gradient_accumulation_steps) == expected
+
+
+def test_what_stage_two_refuses_is_refused_before_stage_one():
+    check = partial(check_tlm, False, model_args=ModelArguments())
+    check(TlmArguments(**BASE, rho1=0))
+    for changes, message in (
+        ({"stage2_total_batch_size": 0}, "A total batch size must be at least 1"),
+        ({"metric_for_best_model": "f1"}, "leave metric_for_best_model f1 out"),
+    ):
+        with pytest.raises(ArgumentsError, match=message):
+            check(TlmArguments(**BASE, rho1=0, **changes))
+    check(TlmArguments(**BASE, rho1=0, stage="1", stage2_total_batch_size=0))
+    args = TlmArguments(**BASE, rho1=0)
+    args.__class__ = type("Three", (TlmArguments,), {"world_size": 3})
+    with pytest.raises(ArgumentsError, match="A total batch of 32 texts cannot be split evenly over 3 processes"):
+        check(args)
+
+
+def test_several_gpus_need_a_process_each(monkeypatch):
+    monkeypatch.setattr(TlmArguments, "n_gpu", 2)
+    with pytest.raises(
+        ArgumentsError, match="sees 2 GPUs, .*DataParallel: that is not supported. Start one process for each"
+    ):
+        TlmArguments(**BASE)
+
+
+def test_the_order_of_texts_has_a_seed_of_its_own_if_it_is_given():
+    assert TlmArguments(**BASE).for_stage(2, "out", 5, "accuracy").data_seed == 5
+    two = TlmArguments(**BASE, data_seed=7).for_stage(2, "out", 5, "accuracy")
+    assert (two.seed, two.data_seed) == (5, 7)
+
+
+@pytest.mark.parametrize(
+    "run,model,message",
+    [
+        ({}, {"spectral_scale": 2.0}, "spectral_scale 2.0 has no effect with embedding_init random"),
+        ({}, {"lora_r": 4}, "lora_r 4 has no effect with use_peft false"),
+        ({"objective": "electra"}, {"replacements": "random", "temperature": 0.5}, "temperature 0.5 .* replacements random"),
+        (
+            {"objective": "cocolm", "clm": "all_token", "rtd_weight": 7.0},
+            {},
+            "rtd_weight 7.0 has no effect with clm all_tok",
+        ),
+    ],
+)
+def test_options_that_others_leave_without_effect(run, model, message):
+    with pytest.raises(ArgumentsError, match=message):
+        check_model(TlmArguments(**BASE, **run), ModelArguments(**model))
+
+
+def test_a_batch_of_tokens_is_the_same_step_on_any_number_of_processes():
+    """Of texts a step has no fixed number then, and how many it would have depends on the processes."""
+    made = settings(TlmArguments(**BASE, total_batch_tokens=4096))
+    assert made["total_batch_tokens"] == 4096 and "texts_per_step" not in made
+    assert settings(TlmArguments(**BASE, total_batch_size=64))["texts_per_step"] == 64
 
 
 def test_stage_two_takes_its_own_values_and_leaves_the_original_alone():

@@ -77,10 +77,10 @@ class FewShotArguments(FewShotOptions, BaseArguments):
         if self.optim == LAMB:
             raise ArgumentsError("optim lamb is for large batches, of which a few-shot run has none. Use adamw_torch_fused.")
         sharded = self.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true" or self.deepspeed_plugin is not None
-        if sharded or self.n_gpu > 1:
+        if sharded:
             raise ArgumentsError(
                 "A few-shot run is for one device, or for several by DDP: accelerate launch --config_file "
-                "recipes/configs/accelerate/ddp.yaml. Neither FSDP, DeepSpeed nor torch's DataParallel is supported."
+                "recipes/configs/accelerate/ddp.yaml. Neither FSDP nor DeepSpeed is supported."
             )
         if self.ddp_find_unused_parameters is None:
             self.ddp_find_unused_parameters = True  # The copy head of COCO-LM, for one.
@@ -101,11 +101,8 @@ class FewShotArguments(FewShotOptions, BaseArguments):
         """Of a point of the grid, see `for_point`."""
         return self.batch_sizes[0]
 
-    def _accumulation(self, total_batch_size: int, per_device: int) -> tuple[int, int]:
-        """The largest micro-batch of at most `per_device` texts that divides the total batch."""
-        share = total_batch_size // max(1, self.world_size) or 1
-        fitting = max(size for size in range(1, min(per_device, share) + 1) if share % size == 0)
-        return super()._accumulation(total_batch_size, fitting)
+    def _accumulation(self, total_batch_size: int, per_device: int, *, fitting: bool = True) -> tuple[int, int]:
+        return super()._accumulation(total_batch_size, per_device, fitting=fitting)
 
     def for_point(self, learning_rate: float, batch_size: int, output_dir: str | os.PathLike, seed: int, metric: str):
         """A copy for the Trainer of one point of the grid.

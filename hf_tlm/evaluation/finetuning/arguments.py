@@ -51,11 +51,8 @@ class FinetuneArguments(FinetuneOptions, BaseArguments):
             )
         self._check_seeds()
 
-    def _accumulation(self, total_batch_size: int, per_device: int) -> tuple[int, int]:
-        """The largest micro-batch of at most `per_device` examples that divides the total batch."""
-        share = total_batch_size // (max(1, self.world_size) * max(1, self.n_gpu)) or 1
-        fitting = max(size for size in range(1, min(per_device, share) + 1) if share % size == 0)
-        return super()._accumulation(total_batch_size, fitting)
+    def _accumulation(self, total_batch_size: int, per_device: int, *, fitting: bool = True) -> tuple[int, int]:
+        return super()._accumulation(total_batch_size, per_device, fitting=fitting)
 
     def for_predicting(self) -> dict[str, Any]:
         """Further arguments of `predict` on the machine of this run."""
