@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import torch
 
 
-def wide(device: torch.device) -> torch.dtype:
+def wide(device: torch.device | str) -> torch.dtype:
     """What sums over many tokens are kept in: float64, and float32 on Apple's GPUs (mps), which have no float64."""
-    return torch.float32 if device.type == "mps" else torch.float64
+    return torch.float32 if torch.device(device).type == "mps" else torch.float64
 
 
 def share(total: torch.Tensor, count: torch.Tensor | int) -> torch.Tensor:

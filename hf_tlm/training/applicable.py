@@ -49,8 +49,6 @@ def check_together(args: Any, model_args: Any) -> None:
         "temperature": (model_args, model_args.replacements == "random", "replacements random"),
         "spectral_scale": (model_args, model_args.embedding_init == "random", "embedding_init random"),
     }
-    lora = ("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules")
-    without |= dict.fromkeys(lora, (model_args, not model_args.use_peft, "use_peft false"))
     for name, (options, useless, because) in without.items():
         if useless and getattr(options, name) != getattr(type(options), name):
             raise ArgumentsError(f"{name} {getattr(options, name)} has no effect with {because}. Leave it out.")

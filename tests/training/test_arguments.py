@@ -99,7 +99,6 @@ def test_the_order_of_texts_has_a_seed_of_its_own_if_it_is_given():
     "run,model,message",
     [
         ({}, {"spectral_scale": 2.0}, "spectral_scale 2.0 has no effect with embedding_init random"),
-        ({}, {"lora_r": 4}, "lora_r 4 has no effect with use_peft false"),
         ({"objective": "electra"}, {"replacements": "random", "temperature": 0.5}, "temperature 0.5 .* replacements random"),
         (
             {"objective": "cocolm", "clm": "all_token", "rtd_weight": 7.0},
