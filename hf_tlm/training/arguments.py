@@ -39,6 +39,11 @@ class RunArguments(RunOptions, BaseArguments):
                 f"stop_gradient false is for clm full, whose LM loss has a copy probability; received clm {self.clm}. Leave "
                 "it out."
             )
+        if self.objective == "cocolm" and self.clm == "full" and self.stop_gradient and self.rtd_weight == 0:
+            raise ArgumentsError(
+                "rtd_weight 0 leaves the copy head of clm full untrained. Give another --rtd_weight, --stop_gradient false, "
+                "or another --clm."
+            )
         if not 0 < self.mlm_probability < 1:
             raise ArgumentsError(f"mlm_probability must lie between 0 and 1; received {self.mlm_probability}.")
         self._check_length("corpus_max_length")

@@ -40,6 +40,7 @@ BASE = {"output_dir": "unused", "use_cpu": True, "report_to": "none"}
         ({"rtd_weight": 7.0}, "rtd_weight 7.0 has no effect with objective mlm: it is for electra, ale, cocolm"),
         ({"crop_fraction": 0.5, "objective": "electra"}, "crop_fraction 0.5 has no effect .*: it is for cocolm"),
         ({"scl": False, "objective": "ale"}, "scl False has no effect"),
+        ({"objective": "cocolm", "rtd_weight": 0.0}, "rtd_weight 0 leaves the copy head of clm full untrained"),
     ],
 )
 def test_refused(changes, message):
