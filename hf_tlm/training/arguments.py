@@ -183,7 +183,7 @@ class TlmArguments(TlmOptions, RunArguments):
         args.layerwise_lr_decay = self.stage2_layerwise_lr_decay
         args.warmup_steps = self.stage2_warmup_steps
         args.per_device_train_batch_size, args.gradient_accumulation_steps = self._accumulation(
-            self.stage2_total_batch_size, self.per_device_train_batch_size, fitting=True
+            self.stage2_total_batch_size, self.per_device_train_batch_size, fitting=True, name="stage2_total_batch_size"
         )
         args.rho1, args.rho2, args.mlm_probability = 0, 0, 0.0
         args.eval_strategy = args.save_strategy = "steps"

@@ -91,19 +91,22 @@ class BaseArguments(TrainingArguments):
         """The seeds to run: `seeds`, or the single `seed`."""
         return list(self.seeds) if self.seeds else [self.seed]
 
-    def _accumulation(self, total_batch_size: int, per_device: int, *, fitting: bool = False) -> tuple[int, int]:
+    def _accumulation(
+        self, total_batch_size: int, per_device: int, *, fitting: bool = False, name: str = "total_batch_size"
+    ) -> tuple[int, int]:
         """(per-device batch size, gradient accumulation steps) for a total batch size.
 
         Args:
             fitting: take the largest micro-batch of at most `per_device` texts that divides the total batch.
+            name: of the option, in errors.
         """
         world = max(1, self.world_size)
         if total_batch_size < 1:
-            raise ArgumentsError(f"A total batch size must be at least 1; received {total_batch_size}.")
+            raise ArgumentsError(f"{name} must be at least 1; received {total_batch_size}.")
         if total_batch_size % world:
             raise ArgumentsError(
-                f"A total batch of {total_batch_size} texts cannot be split evenly over {world} processes. "
-                "Choose a multiple."
+                f"{name}: a batch of {total_batch_size} texts cannot be split evenly over {world} processes. Choose a "
+                "multiple."
             )
         share = total_batch_size // world
         per_device = min(per_device, share)
@@ -112,7 +115,7 @@ class BaseArguments(TrainingArguments):
         accumulation, rest = divmod(total_batch_size, per_device * world)
         if rest:
             raise ArgumentsError(
-                f"A total batch of {total_batch_size} texts is not a multiple of per_device_train_batch_size "
+                f"{name}: a batch of {total_batch_size} texts is not a multiple of per_device_train_batch_size "
                 f"{per_device} x {world} processes. Change one of them."
             )
         return per_device, accumulation

@@ -55,7 +55,7 @@ def test_total_batch_size():
     assert (two.per_device_train_batch_size, two.gradient_accumulation_steps) == (8, 1)
     with pytest.raises(ArgumentsError, match="not a multiple of per_device_train_batch_size 32"):
         TlmArguments(**BASE, total_batch_size=40, per_device_train_batch_size=32).for_stage(1, "out", 0, "accuracy")
-    with pytest.raises(ArgumentsError, match="A total batch size must be at least 1; received 0"):
+    with pytest.raises(ArgumentsError, match="^total_batch_size must be at least 1; received 0"):
         TlmArguments(**BASE, total_batch_size=0).for_stage(1, "out", 0, "accuracy")
 
 
@@ -70,7 +70,7 @@ def test_what_stage_two_refuses_is_refused_before_stage_one():
     check = partial(check_tlm, False, model_args=ModelArguments())
     check(TlmArguments(**BASE, rho1=0))
     for changes, message in (
-        ({"stage2_total_batch_size": 0}, "A total batch size must be at least 1"),
+        ({"stage2_total_batch_size": 0}, "stage2_total_batch_size must be at least 1"),
         ({"metric_for_best_model": "f1"}, "leave metric_for_best_model f1 out"),
     ):
         with pytest.raises(ArgumentsError, match=message):
@@ -78,7 +78,7 @@ def test_what_stage_two_refuses_is_refused_before_stage_one():
     check(TlmArguments(**BASE, rho1=0, stage="1", stage2_total_batch_size=0))
     args = TlmArguments(**BASE, rho1=0)
     args.__class__ = type("Three", (TlmArguments,), {"world_size": 3})
-    with pytest.raises(ArgumentsError, match="A total batch of 32 texts cannot be split evenly over 3 processes"):
+    with pytest.raises(ArgumentsError, match="stage2_total_batch_size: a batch of 32 texts cannot be split .* 3 processes"):
         check(args)
 
 

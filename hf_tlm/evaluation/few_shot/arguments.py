@@ -101,8 +101,8 @@ class FewShotArguments(FewShotOptions, BaseArguments):
         """Of a point of the grid, see `for_point`."""
         return self.batch_sizes[0]
 
-    def _accumulation(self, total_batch_size: int, per_device: int, *, fitting: bool = True) -> tuple[int, int]:
-        return super()._accumulation(total_batch_size, per_device, fitting=fitting)
+    def _accumulation(self, total_batch_size: int, per_device: int, **options) -> tuple[int, int]:
+        return super()._accumulation(total_batch_size, per_device, **{"fitting": True, **options})
 
     def for_point(self, learning_rate: float, batch_size: int, output_dir: str | os.PathLike, seed: int, metric: str):
         """A copy for the Trainer of one point of the grid.

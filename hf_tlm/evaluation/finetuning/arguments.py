@@ -51,8 +51,8 @@ class FinetuneArguments(FinetuneOptions, BaseArguments):
             )
         self._check_seeds()
 
-    def _accumulation(self, total_batch_size: int, per_device: int, *, fitting: bool = True) -> tuple[int, int]:
-        return super()._accumulation(total_batch_size, per_device, fitting=fitting)
+    def _accumulation(self, total_batch_size: int, per_device: int, **options) -> tuple[int, int]:
+        return super()._accumulation(total_batch_size, per_device, **{"fitting": True, **options})
 
     def for_predicting(self) -> dict[str, Any]:
         """Further arguments of `predict` on the machine of this run."""
