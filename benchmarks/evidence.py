@@ -30,7 +30,7 @@ from typing import Any
 from hf_tlm.analysis.cost.comparison import compare, to_markdown, to_rows
 from hf_tlm.analysis.cost.figures import cost_figure
 from hf_tlm.analysis.errors import AnalysisError
-from hf_tlm.analysis.figures import new_figure, save_figure, series_style, style
+from hf_tlm.analysis.figures import label_decades, new_figure, save_figure, series_style, style
 from hf_tlm.analysis.findings import markdown_table
 from hf_tlm.analysis.runs import find_results
 from hf_tlm.evaluation.reproduction import PUBLISHED
@@ -258,6 +258,7 @@ def budget_picture(folder: Path, rows: Sequence[Row]) -> str:
         axes.errorbar(flops, scores, yerr=bars, label=arm, elinewidth=0.8, **series_style(number))
     axes.set_xscale("log")
     axes.set_xlabel("training FLOPs")
+    label_decades(axes.xaxis)
     axes.set_ylabel(f"{rows[0]['task']}, test score (%)")
     axes.legend()
     head = ("arm", "flops", "score", "deviation")

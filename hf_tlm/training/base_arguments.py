@@ -28,6 +28,8 @@ class BaseArguments(TrainingArguments):
     folder. Subclasses have the fields of `HubOptions`, `layerwise_lr_decay`, `max_length` and `total_batch_size`."""
 
     hub_id_name: ClassVar[str] = "hub_model_id"
+    # Whether a micro-batch is made smaller, if need be, until it divides the total batch.
+    fits_micro_batch: ClassVar[bool] = False
 
     def __post_init__(self):
         check_deepspeed(self)
@@ -92,12 +94,13 @@ class BaseArguments(TrainingArguments):
         return list(self.seeds) if self.seeds else [self.seed]
 
     def _accumulation(
-        self, total_batch_size: int, per_device: int, *, fitting: bool = False, name: str = "total_batch_size"
+        self, total_batch_size: int, per_device: int, *, fitting: bool | None = None, name: str = "total_batch_size"
     ) -> tuple[int, int]:
         """(per-device batch size, gradient accumulation steps) for a total batch size.
 
         Args:
-            fitting: take the largest micro-batch of at most `per_device` texts that divides the total batch.
+            fitting: take the largest micro-batch of at most `per_device` texts that divides the total batch; default
+                `fits_micro_batch`.
             name: of the option, in errors.
         """
         world = max(1, self.world_size)
@@ -110,7 +113,7 @@ class BaseArguments(TrainingArguments):
             )
         share = total_batch_size // world
         per_device = min(per_device, share)
-        if fitting:
+        if self.fits_micro_batch if fitting is None else fitting:
             per_device = max(size for size in range(1, per_device + 1) if share % size == 0)
         accumulation, rest = divmod(total_batch_size, per_device * world)
         if rest:

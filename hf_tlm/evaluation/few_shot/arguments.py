@@ -35,6 +35,7 @@ _TRAINING = ("learning_rates", "batch_sizes", "max_steps", "eval_steps")
 class FewShotArguments(FewShotOptions, BaseArguments):
     """`TrainingArguments` plus those of a few-shot run."""
 
+    fits_micro_batch: ClassVar[bool] = True
     layerwise_lr_decay: ClassVar[float] = 1.0
 
     hub_strategy: str = "end"
@@ -100,9 +101,6 @@ class FewShotArguments(FewShotOptions, BaseArguments):
     def total_batch_size(self) -> int:
         """Of a point of the grid, see `for_point`."""
         return self.batch_sizes[0]
-
-    def _accumulation(self, total_batch_size: int, per_device: int, **options) -> tuple[int, int]:
-        return super()._accumulation(total_batch_size, per_device, **{"fitting": True, **options})
 
     def for_point(self, learning_rate: float, batch_size: int, output_dir: str | os.PathLike, seed: int, metric: str):
         """A copy for the Trainer of one point of the grid.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from hf_tlm.evaluation.finetuning.options import FinetuneOptions
 from hf_tlm.training.base_arguments import BaseArguments
@@ -18,6 +18,8 @@ POSITIVE = ("total_batch_size", "max_query_length", "max_answer_length", "n_best
 @dataclass(repr=False)
 class FinetuneArguments(FinetuneOptions, BaseArguments):
     """`TrainingArguments` plus those of fine-tuning."""
+
+    fits_micro_batch: ClassVar[bool] = True
 
     def __post_init__(self):
         if self.load_best_model_at_end or self.metric_for_best_model is not None:
@@ -50,9 +52,6 @@ class FinetuneArguments(FinetuneOptions, BaseArguments):
                 f"{self.total_batch_size} and per_device_train_batch_size {self.per_device_train_batch_size}. Leave it out."
             )
         self._check_seeds()
-
-    def _accumulation(self, total_batch_size: int, per_device: int, **options) -> tuple[int, int]:
-        return super()._accumulation(total_batch_size, per_device, **{"fitting": True, **options})
 
     def for_predicting(self) -> dict[str, Any]:
         """Further arguments of `predict` on the machine of this run."""

@@ -125,6 +125,7 @@ def test_what_people_found_stands_first_and_budgets_are_curves(evidence, results
     text = (results / "RESULTS.md").read_text(encoding="utf-8")
     assert text.index("benchmarks/evidence.py") < text.index("That BM25 helps.") < text.index("# Two CPU cores")
     assert "![Test score by training FLOPs](cpu/budget.png)" in text and "Left out:\n\n- toy: why" in text
+    assert "mathdefault" not in (results / "cpu" / "budget.svg").read_text(), "numbers a reader can read"
     with open(results / "cpu" / "budget.csv", newline="") as file:
         points = [(row["arm"], float(row["flops"]), round(float(row["score"]), 1)) for row in csv.DictReader(file)]
     assert points == [("BM25", 1e13, 25.0), ("BM25", 2e13, 52.5), ("random", 4e13, 60.0)]
