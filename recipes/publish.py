@@ -39,7 +39,7 @@ class PublishArguments:
         },
     )
     output_dir: str | None = field(
-        default=None, metadata={"help": "legacy_checkpoint: folder to write; what was there before is replaced."}
+        default=None, metadata={"help": "legacy_checkpoint: folder to write; an earlier model there is replaced."}
     )
     task: str | None = field(
         default=None,

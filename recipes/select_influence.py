@@ -39,13 +39,15 @@ def main() -> None:
 
     # 2. The labelled task, whose validation split decides, and the subset to choose from.
     task, subset = task_args.load(), retrieval.Subset.open(selection.subset)
+    selection.check(task, subset, args.output_dir)
 
     # 3. The score model, and every passage's influence. The controls need neither.
     scorer = described = None
     if selection.method == "iss":
         models, tokenizer, described = evaluation.score_models(
-            task, subset, selection.score_model, args, model_args, max_length=selection.score_max_length
-        )
+            task, subset, selection.score_model, args, model_args,
+            max_length=selection.score_max_length, layer=selection.layer,
+        )  # fmt: skip
         scorer = selection.scorer(models, tokenizer)
     processes = {"process_index": args.process_index, "num_processes": args.world_size}
     smaller = selection.select(task, subset, scorer, score_model=described, **processes)

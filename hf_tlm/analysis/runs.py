@@ -26,7 +26,7 @@ SPLITS = ("validation", "test")
 NOT_FINISHED = "not finished"
 _DEEPEST = 4  # Folders of folders of runs.
 # Within a run, never runs of their own.
-_PARTS = re.compile(r"\.|(?:seed|split|checkpoint|nonfinite-step)-|stage\d|(?:predictions|model|mlm|training|analysis)$")
+_PARTS = re.compile(r"\..*|(?:seed|split|checkpoint|nonfinite-step)-\d+|stage\d|predictions|model|mlm|training|analysis")
 _OF_SUBSETS = "retriever query_mode max_query_terms top_k variant k1 b delta stopwords stemmer".split()
 _OF_SELECTIONS = ("method", "fraction", "layer")
 _METHODS = {"bm25-rank": "by rank", "random": "at random", "iss": "by ISS", "dsir": "by DSIR"}
@@ -102,7 +102,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def subfolders(folder: Path) -> list[Path]:
     """Folders in which there may be runs: not hidden, and not a run's own parts."""
-    return sorted(path for path in folder.iterdir() if path.is_dir() and not _PARTS.match(path.name))
+    return sorted(path for path in folder.iterdir() if path.is_dir() and not _PARTS.fullmatch(path.name))
 
 
 def _results(folder: Path, name: str, prefix: str, depth: int) -> Iterator[Result]:

@@ -107,6 +107,7 @@ def _run_seed(
         return json.loads((folder / RESULTS_FILE).read_text(encoding="utf-8"))
     compute_metrics = compute_metrics_for(task.metric)
     shared = {"compute_metrics": compute_metrics, "id2label": task.id2label, "callbacks": [pushes]}
+    shared["attn_implementation"] = model_args.attn_implementation
     stages: dict[str, Any] = {}
     total = Cost()
     make_model = setup.make_model

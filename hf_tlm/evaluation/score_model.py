@@ -20,13 +20,13 @@ from transformers import AutoConfig, PreTrainedTokenizerBase
 from hf_tlm.data import load_tokenizer
 from hf_tlm.evaluation.grids.sharing import locked
 from hf_tlm.evaluation.protocol import run_tlm
-from hf_tlm.files import sha256
 from hf_tlm.hub.checkpoint import checkpoint_folder
-from hf_tlm.models import MLM_SUBFOLDER, TlmModel
+from hf_tlm.models import TlmModel, read_config
 from hf_tlm.retrieval import Subset
 from hf_tlm.tasks import Task
 from hf_tlm.training import ArgumentsError, ModelArguments, ScoreModelArguments
-from hf_tlm.training.claim import RESULTS_FILE, settings
+from hf_tlm.training.applicable import of_training
+from hf_tlm.training.claim import RESULTS_FILE, local_files, settings
 
 SCRATCH = "scratch"
 # Of the validation examples that are not of the largest class, so large a share should be told right in addition.
@@ -43,6 +43,7 @@ def score_models(
     model_args: ModelArguments,
     *,
     max_length: int | None = None,
+    layer: int = -1,
 ) -> tuple[list[TlmModel], PreTrainedTokenizerBase, Any]:
     """The score models on this process's device, their tokenizer, and what a manifest says of them.
 
@@ -51,11 +52,12 @@ def score_models(
         names: "scratch", to train one (see `train_score_model`), or folders or Hub ids (with `@revision` if wanted) of
             checkpoints of one model.
         max_length: tokens of the longest text that is to be scored; None is as many as a model is trained on.
+        layer: whose gradients are wanted of it.
 
     Raises:
-        ArgumentsError: "scratch" among checkpoints, arguments that a score model cannot honour, texts to be scored that are
-            longer than those it is trained on, or a checkpoint without one of the two heads, with a classifier for other
-            labels, or with another tokenizer than the first.
+        ArgumentsError: "scratch" among checkpoints, arguments that a score model cannot honour, a layer that it will not
+            have, texts to be scored that are longer than those it is trained on, or a checkpoint without one of the two
+            heads, with a classifier for other labels, or with another tokenizer than the first.
         HubError, ModelError, TokenizerError, ProtocolError: see `TlmModel.from_checkpoint`, `load_tokenizer`, `run_tlm`.
         TaskError: the task is of another kind than classification.
     """
@@ -67,6 +69,7 @@ def score_models(
                 f"A score model that is trained on texts of up to {longest} tokens has learned no later positions; received "
                 f"score_max_length {max_length}. Give --score_max_length {longest} or less, or another --max_length."
             )
+        _check_layer(layer, model_args)
         folder = train_score_model(task, subset, args, model_args)
         names, described = [str(folder)], _described(folder, args, model_args)
         if args.process_index == 0:
@@ -74,6 +77,8 @@ def score_models(
     elif SCRATCH in names:
         raise ArgumentsError(f"score_model is scratch, or checkpoints; received both: {', '.join(names)}.")
     else:
+        if args.process_index == 0 and (idle := of_training(args)):
+            logger.warning("No score model is trained: %s have no effect.", ", ".join(idle))
         # Enough to recognise them by, and nothing of the machine.
         described = ["/".join(Path(name).absolute().parts[-2:]) if Path(name).is_dir() else name for name in names]
     options = {
@@ -97,6 +102,22 @@ def score_models(
                     "one run: give those, or --tokenizer_name if one tokenizer is all theirs."
                 )
     return models, tokenizer, described
+
+
+def _check_layer(layer: int, model_args: ModelArguments) -> None:
+    """Raise ArgumentsError before a model is trained that has no such layer."""
+    if model_args.model_config is not None:
+        config = read_config(model_args.model_config)
+    else:
+        trust = {"trust_remote_code": model_args.trust_remote_code}
+        folder = checkpoint_folder(model_args.model_name_or_path, model_args.model_revision, **trust)
+        config = AutoConfig.from_pretrained(folder, **trust)
+    count = config.num_hidden_layers
+    if not -count - 1 <= layer <= count:
+        raise ArgumentsError(
+            f"layer must be between {-count - 1} and {count} for a score model of {count} layers (0 is the embeddings, "
+            f"{count} or -1 the last layer); received {layer}."
+        )
 
 
 def _warn_if_useless(accuracy: float, task: Task) -> None:
@@ -151,7 +172,7 @@ def train_score_model(task: Task, subset: Subset, args: ScoreModelArguments, mod
         "seed": args.run_seeds,
         "model": model_args.settled("mlm").__dict__,
     }
-    details["files"] = {name: files for name, value in details["model"].items() if (files := _digests(value))}
+    details["files"] = local_files(details["model"])
     digest = hashlib.sha256(json.dumps(details, sort_keys=True, default=str).encode()).hexdigest()[:16]
     args = copy.copy(args)
     args.output_dir = str(Path(config.HF_DATASETS_CACHE) / "hf_tlm" / f"score_model-{digest}")
@@ -162,15 +183,6 @@ def train_score_model(task: Task, subset: Subset, args: ScoreModelArguments, mod
     with locked(folder) if args.process_index == 0 else nullcontext():
         run_tlm(replace(task, splits=splits), subset, args, model_args)
     return folder
-
-
-def _digests(value: Any) -> list[tuple[str, str]]:
-    """Of a local model, tokenizer or config its files and their digests: after a change there it is another one."""
-    path = Path(value) if isinstance(value, str) else None
-    if path is None or not path.exists():
-        return []
-    files = [path] if path.is_file() else [p for p in path.glob("*") if p.is_file()] + [*path.glob(f"{MLM_SUBFOLDER}/*")]
-    return sorted((str(file.relative_to(path)), sha256(file)) for file in files)
 
 
 def _described(folder: Path, args: ScoreModelArguments, model_args: ModelArguments) -> dict[str, Any]:

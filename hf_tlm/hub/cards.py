@@ -6,14 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from hf_tlm.hub.finetuned_card import METRIC_NAMES, METRIC_TYPES
 from hf_tlm.hub.rendering import dataset_sentence, displayed_name, hub_dataset, hub_name, license_sentence, render
 from hf_tlm.version import __version__
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult
 
-METRIC_NAMES = {"micro_f1": "Micro-F1", "macro_f1": "Macro-F1", "accuracy": "Accuracy", "matthews": "Matthews correlation"}
-METRIC_TYPES = {"accuracy": "accuracy", "matthews": "matthews_correlation"}
 KINDS = {"mlm": "Masked language model", "electra": "ELECTRA", "ale": "ALE", "cocolm": "COCO-LM"}
 # Of the language-modelling losses; `mlm` has none of its own beside a task's.
 CITATIONS = {"mlm": [], "electra": ["electra"], "ale": ["electra", "ale"], "cocolm": ["coco_lm"]}

@@ -28,9 +28,11 @@ NOT_PUBLISHED = (
 # added by hand, are left alone.
 REPLACED = {
     "model": (
-        *("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.py", "*config.json"),
+        *("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*config.json"),
         *("*tokenizer*", "*vocab.*", "*merges.txt", "*.model", "*added_tokens.json", "*special_tokens_map.json"),
-        *("*corruption.json", "finetuned.json", "results.json", "settings.json"),
+        *("*configuration_*.py", "*modeling_*.py", "*tokenization_*.py"),
+        *("*bert.py", "*embeddings.py", "*relative_positions.py", "*dict.txt"),  # COCO-LM's code, and its vocabulary.
+        *("*corruption.json", "finetuned.json", "prompt.json", "grid.json", "results.*", "settings.json"),
     ),
     "dataset": ("data/*", "manifest.json", "report.md"),
 }

@@ -14,6 +14,12 @@ from importlib.abc import MetaPathFinder
 from pathlib import Path, PurePosixPath
 
 TEXT = "A fixed text of some words, by which two models are compared."
+# What peft calls the task of an adapter -> the class that it is put on.
+ADAPTED = {
+    "SEQ_CLS": "AutoModelForSequenceClassification",
+    "TOKEN_CLS": "AutoModelForTokenClassification",
+    "QUESTION_ANS": "AutoModelForQuestionAnswering",
+}
 
 
 class Absent(MetaPathFinder):
@@ -41,9 +47,12 @@ def load_model(name: str, folder: str, adapted: bool, hub: dict, trust: bool):
     if adapted:
         from peft import PeftConfig, PeftModel
 
-        base = PeftConfig.from_pretrained(name, **place).base_model_name_or_path
+        peft = PeftConfig.from_pretrained(name, **place)
+        # Peft has no name for multiple choice, whose head is in the adapter; that of masked LM is the base model's.
+        other = "AutoModelForMultipleChoice" if peft.modules_to_save else "AutoModelForMaskedLM"
         options = {"config": config, "ignore_mismatched_sizes": True, **code}
-        base = transformers.AutoModelForSequenceClassification.from_pretrained(base, **options)
+        base = getattr(transformers, ADAPTED.get(peft.task_type, other))
+        base = base.from_pretrained(peft.base_model_name_or_path, revision=peft.revision, **options)
         return PeftModel.from_pretrained(base, name, **place).eval()
     (architecture,) = config.architectures
     classes = [key for key, value in getattr(config, "auto_map", {}).items() if value.endswith(f".{architecture}")]
@@ -59,6 +68,7 @@ def run_model(name: str, folder: str, files: list[str], hub: dict, trust: bool):
     def has(part):
         return str(PurePosixPath(folder, part)) in files
 
+    torch.manual_seed(0)  # What is in neither the repository nor a base model begins the same both times.
     model = load_model(name, folder, has("adapter_config.json"), hub, trust)
     if any(PurePosixPath(file).name == "tokenizer_config.json" for file in files):
         own = folder if has("tokenizer_config.json") else ""
@@ -66,6 +76,9 @@ def run_model(name: str, folder: str, files: list[str], hub: dict, trust: bool):
         inputs = dict(tokenizer(TEXT, truncation=True, max_length=16, return_tensors="pt"))
     else:
         inputs = {"input_ids": torch.arange(16)[None] % model.config.vocab_size}
+    bare = model.get_base_model() if has("adapter_config.json") else model
+    if type(bare).__name__.endswith("ForMultipleChoice"):
+        inputs = {key: values[:, None] for key, values in inputs.items()}  # [texts, choices, tokens]
     with torch.inference_mode():
         return type(model).__name__, inputs["input_ids"], model(**inputs)[0]
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_tlm.influence.checks import BALANCES, METHODS, check_executor, check_selection
+from hf_tlm.influence.checks import BALANCES, METHODS, check_executor, check_scoring, check_selection, check_use
+from hf_tlm.influence.errors import InfluenceError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -108,11 +110,36 @@ class SelectionArguments:
 
     def __post_init__(self):
         check_selection(**self._choice())
+        check_scoring(self.score_mlm_probability, self.score_batch_size, self.projection_dim, "score_")
         check_executor(self.method, self.executor, self.num_shards, self.workers, self.executor_options)
         if self.executor is not None:
             from hf_tlm.influence.sharded import check_sharding
 
             check_sharding(self._sharding(), self.work_dir)
+
+    def check(self, task: Task, subset: Subset, output_dir: str) -> None:
+        """All that can be refused before a score model is trained and passages are scored.
+
+        Raises:
+            InfluenceError: options that the method has no use for; `output_dir` is the subset's folder; or see
+                `hf_tlm.influence.select`.
+            RetrievalError: `output_dir` holds something else than a subset.
+        """
+        from hf_tlm.influence.select import check_inputs
+        from hf_tlm.retrieval.subset import check_replaceable
+
+        default = {
+            entry.name: entry.default_factory() if callable(entry.default_factory) else entry.default
+            for entry in fields(self)
+        }
+        check_use(self.method, {name: value for name, value in vars(self).items() if value != default[name]})
+        if Path(self.subset).is_dir() and Path(self.subset).resolve() == Path(output_dir).resolve():
+            raise InfluenceError(
+                f"The smaller subset would replace the one that it is chosen from, {self.subset}. Choose another output_dir."
+            )
+        check_replaceable(Path(output_dir))
+        sizes = {name: getattr(self, name) for name in ("fraction", "top_k", "num_passages")}
+        check_inputs(task, subset, self.method, **sizes)
 
     def scorer(self, models: Sequence[TlmModel], tokenizer: PreTrainedTokenizerBase) -> InfluenceScorer:
         """The scorer of a score model or its checkpoints.

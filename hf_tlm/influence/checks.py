@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from hf_tlm.influence.errors import InfluenceError
 
 METHODS = ("iss", "dsir", "bm25-rank", "random")
 BALANCES = ("class",)
+# Masks are drawn until they hide something, which for a text of one token takes 1 / mlm_probability of them.
+LEAST_PROBABILITY = 0.01
+# What a recipe may be given that only iss has a use for, beside what is refused below.
+OF_ISS = (
+    *("corpus_batch_size", "task_batch_size", "score_model", "layer", "parameters", "projection_dim", "work_dir"),
+    *("score_mlm_probability", "score_max_length", "score_batch_size"),
+)
 
 
 def check_selection(
@@ -70,3 +80,34 @@ def check_executor(
     for name in ("num_shards", "workers"):
         if given.get(name, 1) < 1:
             raise InfluenceError(f"{name} must be at least 1; received {given[name]}.")
+
+
+def check_scoring(mlm_probability: float, batch_size: int, projection_dim: int | None, prefix: str = "") -> None:
+    """Args:
+        prefix: of the options' names, in errors.
+
+    Raises:
+        InfluenceError: a number that makes no sense.
+    """
+    if not LEAST_PROBABILITY <= mlm_probability <= 1:
+        raise InfluenceError(
+            f"{prefix}mlm_probability must be at least {LEAST_PROBABILITY} and at most 1; received {mlm_probability}."
+        )
+    for name, value in ((f"{prefix}batch_size", batch_size), ("projection_dim", projection_dim)):
+        if value is not None and value < 1:
+            raise InfluenceError(f"{name} must be at least 1; received {value}.")
+
+
+def check_use(method: str, given: Mapping[str, Any]) -> None:
+    """Args:
+        given: options that are not at their default.
+
+    Raises:
+        InfluenceError: one that the method has no use for.
+    """
+    idle = {name: value for name, value in given.items() if name in OF_ISS and method != "iss"}
+    if method == "bm25-rank" and "selection_seed" in given:
+        idle["selection_seed"] = given["selection_seed"]
+    if idle:
+        received = ", ".join(f"{name} {value}" for name, value in idle.items())
+        raise InfluenceError(f"{received}: of no effect with method {method}. Leave it out.")

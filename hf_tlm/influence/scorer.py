@@ -24,6 +24,7 @@ from transformers import PreTrainedTokenizerBase
 from hf_tlm.files import atomic_directory
 from hf_tlm.influence.capture import Tokens
 from hf_tlm.influence.checkpoint import Checkpoint, Gradient, check_alike, nbytes
+from hf_tlm.influence.checks import check_scoring
 from hf_tlm.influence.errors import InfluenceError
 from hf_tlm.influence.gradients import MAX_NUMBERS, EmbeddingGradient, MatrixGradient
 from hf_tlm.influence.masks import MaskedTexts
@@ -34,8 +35,6 @@ from hf_tlm.influence.task_gradients import Block, TaskGradients
 from hf_tlm.models import TlmModel
 from hf_tlm.models.families import longest_input
 
-# Masks are drawn until they hide something, which for a text of one token takes 1 / mlm_probability of them.
-_LEAST_PROBABILITY = 0.01
 # Task gradients are written, and shared between processes, in blocks of at most so many texts.
 BLOCK_TEXTS = 1024
 # What passages leave at the parameters waits for task gradients that are read again until it has so many bytes.
@@ -97,13 +96,7 @@ class InfluenceScorer:
     ):
         if not models:
             raise InfluenceError("Influence needs at least one model; received none.")
-        if not _LEAST_PROBABILITY <= mlm_probability <= 1:
-            raise InfluenceError(
-                f"mlm_probability must be at least {_LEAST_PROBABILITY} and at most 1; received {mlm_probability}."
-            )
-        for name, value in (("batch_size", batch_size), ("projection_dim", projection_dim)):
-            if value is not None and value < 1:
-                raise InfluenceError(f"{name} must be at least 1; received {value}.")
+        check_scoring(mlm_probability, batch_size, projection_dim)
         check_alike(models)
         self.masked = MaskedTexts(tokenizer, mlm_probability, seed)
         self._checkpoints = []

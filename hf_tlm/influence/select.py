@@ -95,11 +95,12 @@ def select(
         corpus_batch_size=corpus_batch_size,
         task_batch_size=task_batch_size,
     )
-    _check(task, subset, method, scorer)
-    _check_sharding(method, sharding, num_processes)
     sizes = {"fraction": fraction, "top_k": top_k, "num_passages": num_passages}
+    size = check_inputs(task, subset, method, **sizes)
+    if method == "iss" and scorer is None:
+        raise InfluenceError("Selection by influence needs a scorer: an InfluenceScorer of the score model.")
+    _check_sharding(method, sharding, num_processes)
     made: dict[str, Any] = {"method": method, **{name: value for name, value in sizes.items() if value is not None}}
-    size = _size(len(subset), **sizes)
     columns: dict[str, np.ndarray] = {}
     if method == "iss":
         max_length = scorer.max_length(max_length)
@@ -139,7 +140,20 @@ def select(
     return _selected(subset, chosen, columns, made)
 
 
-def _check(task: Task, subset: Subset, method: str, scorer: InfluenceScorer | None) -> None:
+def check_inputs(
+    task: Task,
+    subset: Subset,
+    method: str,
+    *,
+    fraction: float | None = None,
+    top_k: int | None = None,
+    num_passages: int | None = None,
+) -> int | None:
+    """How many passages to keep, None where `top_k` decides, after what task and subset have against a selection.
+
+    Raises:
+        InfluenceError: see `select`.
+    """
     if len(subset) == 0:
         raise InfluenceError("There is nothing to select from: the subset is empty.")
     if earlier := subset.manifest.get("selection"):
@@ -156,14 +170,14 @@ def _check(task: Task, subset: Subset, method: str, scorer: InfluenceScorer | No
             task.name,
             task.fingerprint,
         )
-    if method != "iss":
-        return
-    if scorer is None:
-        raise InfluenceError("Selection by influence needs a scorer: an InfluenceScorer of the score model.")
-    if not len(task.splits.get("validation") or ()):
+    if method == "iss" and not len(task.splits.get("validation") or ()):
         raise InfluenceError(
             f"Task {task.name} has no validation examples, whose loss influence is measured on. Split off some of training."
         )
+    for name, value in (("num_passages", num_passages), ("top_k", top_k)):
+        if value is not None and value > len(subset):
+            raise InfluenceError(f"{name} {value:,} is more than the {len(subset):,} passages of the subset. Lower it.")
+    return num_passages if fraction is None else max(1, round(fraction * len(subset)))
 
 
 def _check_sharding(method: str, sharding: Sharding | None, num_processes: int) -> None:
@@ -175,14 +189,6 @@ def _check_sharding(method: str, sharding: Sharding | None, num_processes: int) 
             f"An executor is started by one process; received {sharding.executor} in {num_processes} processes. Start it "
             "without accelerate launch, or leave the executor out."
         )
-
-
-def _size(passages: int, fraction: float | None, top_k: int | None, num_passages: int | None) -> int | None:
-    """How many passages to keep; None where `top_k` decides."""
-    for name, value in (("num_passages", num_passages), ("top_k", top_k)):
-        if value is not None and value > passages:
-            raise InfluenceError(f"{name} {value:,} is more than the {passages:,} passages of the subset. Lower it.")
-    return num_passages if fraction is None else max(1, round(fraction * passages))
 
 
 def _task_rows(

@@ -91,7 +91,12 @@ class CorruptAndPredict(TrainedModel):
                 f"Corrective language modelling needs a body of the type cocolm; received {main.config.model_type!r}."
             )
         shapes = [tuple(model.get_input_embeddings().weight.shape) for model in (main, auxiliary)]
-        if shapes[0] != shapes[1]:
+        if frozen and shapes[0][0] != shapes[1][0]:
+            raise ModelError(
+                f"The frozen auxiliary model predicts {shapes[1][0]:,} tokens, and the main model has {shapes[0][0]:,}. "
+                "Give both the same vocabulary."
+            )
+        if not frozen and shapes[0] != shapes[1]:
             raise ModelError(
                 f"The auxiliary model shares the main model's token embeddings, and theirs differ: {shapes[1]} and "
                 f"{shapes[0]} (vocabulary, width). Give both the same vocabulary and embedding_size."

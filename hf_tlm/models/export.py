@@ -66,7 +66,29 @@ def export_stock(
     return output_dir
 
 
-def load_exported(folder: str | os.PathLike, *, id2label: dict[int, str]) -> TrainedModel:
+def check_replaceable(output_dir: str | os.PathLike) -> None:
+    """
+    Raises:
+        ModelError: the folder holds something else than a model (with its masked LM in `mlm`), which writing another there
+            would remove.
+    """
+    output_dir = Path(output_dir)
+    if not output_dir.exists():
+        return
+    if not output_dir.is_dir():
+        raise ModelError(f"Cannot write a model to {output_dir}: it is a file. Choose a folder.")
+    files = {path.name: path for path in output_dir.iterdir()}
+    others = sorted(name for name, path in files.items() if path.is_dir() and name != MLM_SUBFOLDER)
+    if others or (files and "config.json" not in files):
+        raise ModelError(
+            f"{output_dir} is not empty and holds something else than a converted model "
+            f"({', '.join((others or sorted(files))[:3])}). Choose another folder, or empty this one."
+        )
+
+
+def load_exported(
+    folder: str | os.PathLike, *, id2label: dict[int, str], attn_implementation: str | None = None
+) -> TrainedModel:
     """The model that `export_stock` wrote to a local folder, ready to be trained further: it corrupts texts as it did.
 
     Only the head of `scl_projection`, which is not exported, begins anew.
@@ -77,7 +99,7 @@ def load_exported(folder: str | os.PathLike, *, id2label: dict[int, str]) -> Tra
     """
     folder = Path(folder)
     if not (folder / GENERATOR / "config.json").is_file():
-        return TlmModel.from_checkpoint(str(folder), id2label=id2label)
+        return TlmModel.from_checkpoint(str(folder), id2label=id2label, attn_implementation=attn_implementation)
     try:
         corruption = json.loads((folder / CORRUPTION_FILE).read_text(encoding="utf-8"))
     except OSError as error:
@@ -85,7 +107,8 @@ def load_exported(folder: str | os.PathLike, *, id2label: dict[int, str]) -> Tra
             f"Cannot read {folder / CORRUPTION_FILE}, which says how texts are corrupted: {error.strerror}. Load a folder "
             "without it by CorruptAndPredict.from_checkpoint, which can be told."
         ) from error
-    return CorruptAndPredict.from_checkpoint(str(folder), id2label=id2label, **corruption)
+    options = {"id2label": id2label, "attn_implementation": attn_implementation}
+    return CorruptAndPredict.from_checkpoint(str(folder), **options, **corruption)
 
 
 def _corruption(model: CorruptAndPredict) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from transformers import BertConfig, ElectraConfig, PreTrainedTokenizerBase
 
 from hf_tlm.data import load_tokenizer
 from hf_tlm.models.errors import ModelError
-from hf_tlm.models.export import export_stock
+from hf_tlm.models.export import check_replaceable, export_stock
 from hf_tlm.models.legacy_weights import read_weights, weights_file
 from hf_tlm.models.tlm import TlmModel
 
@@ -118,11 +118,12 @@ def convert_released_tlm(
     `output_dir` holds a stock `ElectraForSequenceClassification`, `output_dir/mlm` the `ElectraForMaskedLM` of its body.
 
     Raises:
-        HfTlmError: see `load_released_tlm`; `output_dir` is `folder`; or the disk cannot be written, and an earlier folder
-            there is intact.
+        HfTlmError: see `load_released_tlm`; `output_dir` is `folder`, or holds something else than a model; or the disk
+            cannot be written, and an earlier folder there is intact.
     """
     if Path(folder).resolve() == Path(output_dir).resolve():
         raise ModelError(f"The converted model would replace the released one in {folder}. Choose another output folder.")
+    check_replaceable(output_dir)
     released = load_released_tlm(folder, label_names=label_names, tokenizer_name=tokenizer_name)
     export_stock(released.model, released.tokenizer, output_dir)
     return released

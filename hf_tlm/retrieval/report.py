@@ -66,7 +66,7 @@ def retrieval_report(subset: Subset, task: Task | None = None, num_examples: int
         parts.append("The passages were drawn at random: there are no queries, hits and scores to report.")
     elif released:
         parts.append("TLM's authors retrieved and released the passages, without the queries, hits and scores.")
-        parts.append(_union(subset))
+        parts += [] if made.get("rank_column") is False else [_union(subset)]
     else:
         parts += [_union(subset), _hits(subset)]
     if "influence" in subset.dataset.column_names:

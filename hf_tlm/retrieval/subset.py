@@ -92,7 +92,7 @@ class Subset:
             HfTlmError: the disk cannot be written.
         """
         directory = Path(directory).resolve()
-        _check_replaceable(directory)
+        check_replaceable(directory)
         report = report or retrieval_report(self)
         with atomic_directory(directory) as work:
             self.write(work, report)
@@ -287,7 +287,7 @@ def _read_manifest(directory: Path) -> dict[str, Any] | None:
     return manifest if isinstance(manifest, dict) and manifest.get("format") == FORMAT else None
 
 
-def _check_replaceable(directory: Path) -> None:
+def check_replaceable(directory: Path) -> None:
     """Raise RetrievalError unless the folder is missing, empty, or a saved subset and nothing else."""
     if not directory.exists():
         return

@@ -25,6 +25,38 @@ OBJECTIVES = {
 }
 
 
+DEFAULT_MAX_STEPS = 10_000
+OF_STAGE_1 = (
+    *(
+        "rho1",
+        "rho2",
+        "loss_normalization",
+        "mlm_probability",
+        "corpus_max_length",
+        "total_batch_size",
+        "total_batch_tokens",
+    ),
+    *("max_steps", "num_train_epochs", "max_flops", "max_tokens", "max_hours"),
+    *("learning_rate", "weight_decay", "layerwise_lr_decay", "warmup_steps"),
+)
+
+
+def of_other_stage(args: Any) -> list[str]:
+    """Of a run of one stage of TLM alone, "name value" of the options that are not at their default and are the other's.
+
+    They are no error: one config serves runs of both stages and of either."""
+    return [said for said in of_training(args) if args.stage == ("1" if said.startswith("stage2_") else "2")]
+
+
+def of_training(args: Any) -> list[str]:
+    """ "name value" of the options of either stage that are not at their default."""
+    own = [entry for entry in fields(args) if entry.name in OF_STAGE_1 or entry.name.startswith("stage2_")]
+    # What stands for the default of 0 steps.
+    settled = {"max_steps": (DEFAULT_MAX_STEPS, -1)}
+    values = ((entry, getattr(args, entry.name)) for entry in own)
+    return [f"{entry.name} {it}" for entry, it in values if it not in (entry.default, *settled.get(entry.name, ()))]
+
+
 def check_applicable(options: Any, objective: str) -> None:
     """Raises:
     ArgumentsError: a field of the dataclass `options` is not at its default, and `objective` has no use for it.

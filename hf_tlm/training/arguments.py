@@ -7,13 +7,11 @@ import os
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hf_tlm.training.applicable import check_applicable
+from hf_tlm.training.applicable import DEFAULT_MAX_STEPS, check_applicable
 from hf_tlm.training.base_arguments import BaseArguments
 from hf_tlm.training.energy import check_energy
 from hf_tlm.training.options import ArgumentsError, PretrainOptions, RunOptions, TlmOptions
 from hf_tlm.training.score_model_options import ScoreModelOptions
-
-DEFAULT_MAX_STEPS = 10_000
 
 
 # The Trainer's repr leaves tokens out; a generated one would show them.

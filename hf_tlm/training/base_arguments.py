@@ -18,6 +18,9 @@ from hf_tlm.training.publishing import check_hub_arguments
 _UNSUPPORTED = {
     "auto_find_batch_size": "batches are drawn before the first step. Choose per_device_train_batch_size, which leaves "
     "results as they are beside a total batch size",
+    "batch_eval_metrics": "metrics are of a whole split",
+    "dataloader_drop_last": "all batches of a run have as many texts",
+    "prediction_loss_only": "checkpoints are chosen by the task's metric",
     "restore_callback_states_from_checkpoint": "what is here restores what a run needs by itself",
 }
 Arguments = TypeVar("Arguments", bound="BaseArguments")
@@ -42,6 +45,8 @@ class BaseArguments(TrainingArguments):
         super().__post_init__()
         if optim == LAMB:
             self.optim = LAMB
+        # What accelerate's config asks for counts as asked for here: settings and cards say what a run was computed in.
+        self.bf16, self.fp16 = (self.mixed_precision == name for name in ("bf16", "fp16"))
         if self.deepspeed_plugin is not None:
             check_settings(self.deepspeed_plugin.deepspeed_config)
         self._check_decay("layerwise_lr_decay")

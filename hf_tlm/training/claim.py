@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hf_tlm.files import HfTlmError, atomic_file, atomic_write
+from hf_tlm.files import HfTlmError, atomic_file, atomic_write, sha256
+from hf_tlm.models import MLM_SUBFOLDER
+from hf_tlm.models.composite_files import GENERATOR
 from hf_tlm.training.base_arguments import BaseArguments
 
 SETTINGS_FILE = "settings.json"
@@ -23,6 +25,9 @@ _FREE = (
     "hub_always_push hub_revision resume_from_checkpoint"
 ).split()
 
+# What of a model may be a folder or a file.
+LOCAL = ("model_config", "model_name_or_path", "auxiliary_name_or_path", "tokenizer_name")
+
 
 class ProtocolError(HfTlmError):
     """A run that cannot be started or continued in this folder."""
@@ -35,16 +40,36 @@ def settings(args: BaseArguments) -> dict[str, Any]:
     one = args.ready(args.output_dir, args.seed)
     if values.get("total_batch_tokens") is None:
         values["texts_per_step"] = one.train_batch_size * one.gradient_accumulation_steps * one.world_size
+    if values.get("objective") == "cocolm" and values["scl"]:
+        # The only loss that depends on them: a text is told from the others of its micro-batch.
+        values["texts_per_micro_batch"] = one.train_batch_size * one.world_size
     for name in ("per_device_train_batch_size", "gradient_accumulation_steps"):
         del values[name]
     return json.loads(json.dumps(values, default=str))
+
+
+def local_files(model: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
+    """Of the options whose values are local models, tokenizers or configs: their files and digests, cards apart. After a
+    change there a run is another one."""
+    found = {}
+    for name in LOCAL:
+        value = model.get(name)
+        path = Path(value) if isinstance(value, str) else None
+        if path is None or not path.exists():
+            continue
+        folders = (path, path / MLM_SUBFOLDER, path / GENERATOR)
+        files = [path] if path.is_file() else [file for folder in folders for file in folder.glob("*")]
+        files = [file for file in files if file.is_file() and file.suffix != ".md"]
+        found[name] = sorted((str(file.relative_to(path)), sha256(file)) for file in files)
+    return found
 
 
 def claim(output_dir: Path, details: Mapping[str, Any], data: Sequence[str], process_index: int) -> None:
     """Make the folder this run's, or check that it is.
 
     Args:
-        details: sections `arguments`, `model` and `blocks`, of which every value counts, and more.
+        details: sections `arguments`, `model` and `blocks`, of which every value counts, and more. Of local files that
+            `model` names the content counts.
         data: sections that count as wholes.
         process_index: the first process, 0, writes.
 
@@ -52,7 +77,7 @@ def claim(output_dir: Path, details: Mapping[str, Any], data: Sequence[str], pro
         ProtocolError: it holds another run, or files of something else.
     """
     path = output_dir / SETTINGS_FILE
-    wanted = json.loads(json.dumps(details, default=str))
+    wanted = json.loads(json.dumps({**details, "files": local_files(details["model"])}, default=str))
     if path.is_file():
         found = json.loads(path.read_text(encoding="utf-8"))
         changed = [
@@ -60,6 +85,12 @@ def claim(output_dir: Path, details: Mapping[str, Any], data: Sequence[str], pro
             for section in ("arguments", "model", "blocks")
             for name, here in wanted.get(section, {}).items()
             if (there := found.get(section, {}).get(name)) != here
+        ]
+        # Folders from before files counted do not have them.
+        changed += [
+            f"the files of {name} {wanted['model'][name]} have changed"
+            for name, files in wanted["files"].items()
+            if "files" in found and files != found["files"].get(name)
         ]
         changed += [f"another {name.replace('_', ' ')}" for name in data if found.get(name) != wanted[name]]
         if changed:

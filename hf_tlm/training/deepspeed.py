@@ -89,5 +89,3 @@ def renew_deepspeed(args: TrainingArguments) -> None:
     args.deepspeed_plugin = DeepSpeedPlugin()
     args.deepspeed_plugin.set_mixed_precision(args.mixed_precision)
     args.deepspeed_plugin.set_deepspeed_weakref()
-    # Where the precision is in accelerate's config alone, the Trainer would say that the two differ.
-    args.bf16, args.fp16 = (args.mixed_precision == name for name in ("bf16", "fp16"))

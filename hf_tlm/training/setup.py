@@ -19,7 +19,7 @@ from hf_tlm.models import CorruptAndPredict, TlmModel, TrainedModel, add_lora, a
 from hf_tlm.models.loading import check_fit, reading
 from hf_tlm.models.spectral import SpectralEmbeddings, spectral_embeddings
 from hf_tlm.tasks import Task
-from hf_tlm.training.applicable import check_applicable, check_together
+from hf_tlm.training.applicable import check_applicable, check_together, of_other_stage
 from hf_tlm.training.arguments import RunArguments, TlmArguments
 from hf_tlm.training.deepspeed import is_launched
 from hf_tlm.training.model_arguments import ModelArguments
@@ -111,6 +111,8 @@ def check_tlm(has_corpus: bool, args: TlmArguments, model_args: ModelArguments) 
             "use_peft does not work with FSDP: what it trains is too small to be worth sharding. Use DDP, for instance "
             "recipes/configs/accelerate/ddp.yaml."
         )
+    if args.process_index == 0 and (idle := of_other_stage(args)):
+        logger.warning("Stage %s alone is run: %s are of the other stage, and have no effect.", args.stage, ", ".join(idle))
     if args.stage != "1":
         args.for_stage(2, args.output_dir, args.seed, "")  # Its batch too, before stage 1 has taken its time.
     if args.metric_for_best_model not in (None, "loss"):

@@ -43,6 +43,7 @@ def run_stage(
     compute_metrics: Callable,
     id2label: dict[int, str],
     callbacks: Sequence[TrainerCallback] = (),
+    attn_implementation: str | None = None,
 ) -> tuple[TrainedModel | PeftModel, Cost, dict[str, float]]:
     """Train one stage in `args.output_dir`, or load it if it is finished there.
 
@@ -50,6 +51,7 @@ def run_stage(
         model: makes the model to start from; for a finished stage called only where an adapter needs its base.
         args: from `TlmArguments.for_stage(stage, ...)`.
         compute_metrics: `EvalPrediction -> {name: value}`, with `args.metric_for_best_model` among the names.
+        attn_implementation: of the model of a finished stage; `model` sees to its own.
 
     Returns:
         (the model at the end of the stage, its cost, its scores on validation). In stage 2, and in stage 1 with
@@ -62,7 +64,7 @@ def run_stage(
         if (finished / ADAPTER_FILE).is_file():
             loaded = load_adapter(model(), finished)
         else:
-            loaded = load_exported(finished, id2label=id2label)
+            loaded = load_exported(finished, id2label=id2label, attn_implementation=attn_implementation)
         return loaded, Cost.from_dict(record["cost"]), record["validation"]
     set_seed(args.seed)
     trainer = TlmTrainer(

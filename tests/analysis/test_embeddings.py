@@ -121,6 +121,7 @@ def test_random_pairs_of_a_corpus(tmp_path):
         ),
         (lambda: scored(labels=["a", "b"], kind="classification"), {}, "3 texts or more are needed; 2 were drawn"),
         (lambda: scored(labels=["a", "b", "c"], kind="classification"), {}, r"form a similar pair \(of one class\)"),
+        (make_task, {"similar_from": 4.0}, "the texts of toy have classes. Give --similar_label"),
         (scored, {"similar_label": "5"}, "pairs of toy have scores. Give --similar_from"),
         (scored, {"similar_from": 6.0}, r"form a similar pair \(with a score of 6 or more\)"),
     ],

@@ -97,6 +97,7 @@ def test_subsets_without_ranks_of_their_own():
     for subset, message in (
         (make(rows, selection=part), r"is a part \(1 of 3 passages by iss\)"),
         (make(rows, retriever="random"), "drawn at random"),
+        (make(rows, retriever="released", rank_column=False), "has no ranks"),
         (make([]), "is empty"),
     ):
         with pytest.raises(AnalysisError, match=message):

@@ -42,6 +42,15 @@ def test_a_table(runs):
     assert "micro F1 of chemprot; macro F1 of scierc" in text and "on validation in percent" in text
 
 
+def test_a_name_like_that_of_a_part_of_a_run(runs):
+    for name in ("stage1-only", "stage2_lr3", "seed-study", "split-half"):
+        make_run(runs / name, "scierc", {0: 0.5})
+    for part in ("stage1", "seed-0", "checkpoint-10", "model", ".hidden"):
+        make_run(runs / part, "scierc", {0: 0.5})
+    found = {result.run for result in find_results({"runs": runs})} - {"scierc-3", "scierc-99", "scierc-inf"}
+    assert found == {"chemprot-3", "chemprot-99", "stage1-only", "stage2_lr3", "seed-study", "split-half"}
+
+
 def test_how_many_seeds_is_said_once_where_all_have_as_many(runs):
     some = [result for result in find_results({"runs": runs}) if result.run in ("scierc-3", "scierc-99")]
     text = table_to_markdown(sensitivity_table(some))

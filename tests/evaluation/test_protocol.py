@@ -149,6 +149,24 @@ def test_other_settings_in_the_same_folder_are_refused(tmp_path, task, subset):
         go(tmp_path / "other", task, subset)
 
 
+def test_a_local_file_that_has_changed_is_another_run(tmp_path, task, subset):
+    """Of the seeds of one table one would have another architecture."""
+    file = tmp_path / "model.json"
+    file.write_text(json.dumps(CONFIG))
+    go(tmp_path / "out", task, subset, {"model_config": str(file)})
+    file.write_text(json.dumps(CONFIG | {"hidden_dropout_prob": 0.3}))
+    with pytest.raises(ProtocolError, match="the files of model_config .*model.json have changed"):
+        go(tmp_path / "out", task, subset, {"model_config": str(file)}, seeds=[0, 1])
+    file.write_text(json.dumps(CONFIG))
+    start = tmp_path / "out"
+    go(tmp_path / "further", task, subset, {"model_config": None, "vocab_size": 30522, "model_name_or_path": str(start)})
+    (start / "README.md").write_text("A card of one's own.")
+    go(tmp_path / "further", task, subset, {"model_config": None, "vocab_size": 30522, "model_name_or_path": str(start)})
+    shutil.copy(start / "config.json", start / "mlm" / "more.json")
+    with pytest.raises(ProtocolError, match="the files of model_name_or_path .*out have changed"):
+        go(tmp_path / "further", task, subset, {"model_config": None, "vocab_size": 30522, "model_name_or_path": str(start)})
+
+
 def test_corpus_batches_need_a_subset(tmp_path, task):
     with pytest.raises(ArgumentsError, match="give --subset"):
         go(tmp_path / "out", task, None)
@@ -238,3 +256,20 @@ def test_the_attention_asked_for_is_the_model_s(task, subset):
         model_args = ModelArguments(model_config=CONFIG, vocab_size=120, **model_args)
         model = prepare(task, subset.dataset, args, model_args).make_model()
         assert model.base_model.config._attn_implementation == expected
+
+
+@pytest.mark.parametrize("objective", ["mlm", "electra"])
+def test_a_stage_that_continues_has_the_attention_asked_for(tmp_path, task, subset, monkeypatch, objective):
+    """What stage 1 has left is loaded with it for stage 2."""
+    model = {"attn_implementation": "eager", "model_config": config("bert" if objective == "mlm" else "electra")}
+    go(tmp_path / "out", task, subset, model, objective=objective)
+    shutil.rmtree(tmp_path / "out/seed-0/stage2")
+    (tmp_path / "out/seed-0/results.json").unlink()
+    from hf_tlm.training import stages
+
+    found, original = [], stages.TlmTrainer.train
+    monkeypatch.setattr(stages.TlmTrainer, "train", lambda self, **kw: (found.append(self.model), original(self, **kw))[1])
+    go(tmp_path / "out", task, subset, model, objective=objective)
+    (trained,) = found
+    configs = {module.config._attn_implementation for module in trained.modules() if hasattr(module, "config")}
+    assert configs == {"eager"}

@@ -66,6 +66,17 @@ def test_one_is_trained_on_the_task_and_found_again(task, subset, monkeypatch, t
         train_score_model(task, subset, arguments(learning_rate=1e-3), model_args)
 
 
+def test_a_layer_that_there_will_not_be_is_refused_before_training(task, subset, monkeypatch, tmp_path, tokenizer):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(TlmTrainer, "train", None)
+    TlmModel.from_config(AutoConfig.for_model(**CONFIG, vocab_size=len(tokenizer))).save_pretrained(tmp_path / "base")
+    layers = CONFIG["num_hidden_layers"]
+    for model in (MODEL, {"model_name_or_path": str(tmp_path / "base")}):
+        for layer in (layers + 1, -layers - 2):
+            with pytest.raises(ArgumentsError, match=f"layer must be between -{layers + 1} and {layers} .*received {layer}"):
+                score_models(task, subset, ["scratch"], arguments(), ModelArguments(**model), layer=layer)
+
+
 def test_a_local_file_counts_by_its_content(task, subset, monkeypatch, tmp_path):
     """Trained again once the config at the same path is another."""
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)

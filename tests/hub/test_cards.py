@@ -11,8 +11,10 @@ from huggingface_hub import DatasetCard, ModelCard
 
 from card_records import COCO_LM, COST, INFO, PRETRAINED, REPORT, RUN, SELECTION, SUBSET, record
 from hf_tlm.hub.cards import converted_card, pretrained_card, tlm_card
+from hf_tlm.hub.finetuned_card import METRIC_NAMES
 from hf_tlm.hub.rendering import displayed_name, hub_name, published_card
 from hf_tlm.hub.subset_card import size_category, subset_card
+from hf_tlm.tasks.spec import KIND_METRICS
 
 
 def test_metadata():
@@ -21,6 +23,18 @@ def test_metadata():
     assert "trained-from-scratch" in data.tags and data.base_model is None
     scores = {(r.dataset_split, r.metric_name): r.metric_value for r in data.eval_results}
     assert scores[("test", "Micro-F1")] == 0.52 and len(scores) == 4
+
+
+@pytest.mark.parametrize("metric", KIND_METRICS["classification"])
+def test_every_metric_that_a_task_may_have(metric):
+    run = copy.deepcopy(RUN) | {"metric": metric}
+    for scores in [seed[split] for seed in run["seeds"] for split in ("validation", "test")]:
+        scores[metric] = scores["micro_f1"]
+    for summary in run["summary"].values():
+        summary[metric] = summary["micro_f1"]
+    card = tlm_card(run, 1)
+    assert f"| | {METRIC_NAMES[metric]} | accuracy |" in card
+    assert METRIC_NAMES[metric] in {result.metric_name for result in ModelCard(card).data.eval_results}
 
 
 def test_sentences():
@@ -45,7 +59,11 @@ def test_sentences():
     "change,present,absent",
     [
         ({"subset": None}, "training split of `chemprot` only", "passages"),
-        ({"model": {"model_name_or_path": "bert", "embedding_init": "random"}}, "trained further from `bert`", "scratch by"),
+        (
+            {"model": {"model_name_or_path": "bert", "embedding_init": "random"}},
+            "trained further from `bert`",
+            "no large pretrained",
+        ),
         ({"model": {**RUN["model"], "embedding_init": "spectral"}}, "spectral warm start, norm 1.0", "Nothing"),
         ({"subset": {**RUN["subset"], "retriever": "random", "top_k": None}}, "random passages of a general", "resemble"),
         ({"arguments": {**RUN["arguments"], "rho1": 0.0}}, "task batches only; 20 x masked-LM loss", "corpus batches"),

@@ -282,6 +282,8 @@ class TestReleased:
         found = Subset.from_hub("yxchar/chemprot-tlm", config="large")
         assert found.dataset["rank"][:] == expected and found.dataset["text"][:] == ["a", "b"]
         assert found.manifest["rank_column"] == (expected != [1, 2])
+        # The order of a file without ranks says nothing of what a smaller K would give.
+        assert ("Size against K" in retrieval_report(found, None, num_examples=0)) == (expected != [1, 2])
 
     def test_what_is_said_of_it(self, hub, tmp_path, task):
         self.put(hub, small_external=RELEASED)

@@ -82,6 +82,14 @@ def test_only_what_changed_is_sent_and_what_is_gone_is_deleted(hub, folder):
     assert push(folder, "alice/model", message="Third", replace=("mlm/*",)).deleted == ["mlm/config.json"]
 
 
+def test_what_other_kinds_of_run_leave_goes_and_scripts_of_others_stay(hub, folder):
+    gone = {"prompt.json": "answered examples", "grid.json": "{}", "results.md": "old", "mlm/modeling_coco_lm.py": "old"}
+    kept = {"notes/helper.py": "by hand", "train.py": "by hand"}
+    hub.put("alice/model", {**gone, **kept})
+    assert set(push(folder, "alice/model", message="m").deleted) == set(gone)
+    assert set(hub.files("alice/model")) == {*CONTENT, *kept}
+
+
 def test_what_the_repository_ignores_is_published_all_the_same(hub, folder):
     hub.put("alice/model", {".gitignore": "*.safetensors\nmlm/*\n"})
     push(folder, "alice/model", message="m")

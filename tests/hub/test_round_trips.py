@@ -2,10 +2,12 @@
 
 import datasets
 import pytest
+import transformers
 from peft import LoraConfig, get_peft_model
-from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForMultipleChoice, AutoTokenizer
 
-from hf_tlm.hub import push, verify
+from hf_tlm.hub import HubError, push, verify
 from hf_tlm.models import CorruptAndPredict, TlmModel, auxiliary_config, export_stock
 from hf_tlm.retrieval import retrieve
 from toys import TINY_CONFIGS
@@ -37,22 +39,44 @@ def test_stock_models(hub, here, tmp_path, tokenizer, make, parts):
     assert {"README.md", "results.json"} <= set(hub.files("alice/model"))
 
 
-def test_an_adapter(hub, here, tmp_path, tokenizer):
-    base, folder = tmp_path / "base", tmp_path / "run"
-    model = AutoModelForSequenceClassification.from_config(AutoConfig.for_model("bert", **TINY_CONFIGS["bert"]))
-    model.save_pretrained(base)
-    adapted = get_peft_model(
-        AutoModelForSequenceClassification.from_pretrained(base),
-        LoraConfig(
-            r=2, task_type="SEQ_CLS", target_modules=["query"], modules_to_save=["classifier"], init_lora_weights=False
-        ),
-    )
+@pytest.mark.parametrize(
+    "task_type,kind,head",
+    [
+        ("SEQ_CLS", "SequenceClassification", "classifier"),
+        ("TOKEN_CLS", "TokenClassification", "classifier"),
+        ("QUESTION_ANS", "QuestionAnswering", "qa_outputs"),
+        (None, "MultipleChoice", "classifier"),
+        (None, "MaskedLM", None),
+    ],
+)
+def test_an_adapter(hub, here, tmp_path, tokenizer, task_type, kind, head):
+    """On the class of its task, so that its own head is what is compared: one of other numbers is seen."""
+    base, folder, auto = tmp_path / "base", tmp_path / "run", getattr(transformers, f"AutoModelFor{kind}")
+    # The base has a head of its own where the task's is in the adapter.
+    made = AutoModelForMaskedLM.from_config(AutoConfig.for_model("bert", **TINY_CONFIGS["bert"] | {"num_labels": 2}))
+    made.save_pretrained(base)
+    options = {"target_modules": ["query"], "modules_to_save": [head] if head else None, "init_lora_weights": False}
+    adapted = get_peft_model(auto.from_pretrained(base), LoraConfig(r=2, task_type=task_type, **options))
     adapted.save_pretrained(folder)
-    model.config.save_pretrained(folder)
+    adapted.config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     push(folder, "alice/adapter", message="m")
     done = verify("alice/adapter", local=folder)
     assert done.loaded[""].startswith("PeftModel") and done.differences == {"": 0.0}
+    weights = load_file(folder / "adapter_model.safetensors")
+    name = next(name for name in weights if (head or "lora_B") in name)
+    save_file({**weights, name: weights[name] + 1}, folder / "adapter_model.safetensors", {"format": "pt"})
+    with pytest.raises(HubError, match="differs from"):
+        verify("alice/adapter", local=folder)
+
+
+def test_multiple_choice(hub, here, tmp_path, tokenizer):
+    model = AutoModelForMultipleChoice.from_config(AutoConfig.for_model("bert", **TINY_CONFIGS["bert"]))
+    model.save_pretrained(tmp_path / "run")
+    tokenizer.save_pretrained(tmp_path / "run")
+    push(tmp_path / "run", "alice/choices", message="m")
+    done = verify("alice/choices", local=tmp_path / "run")
+    assert done.loaded[""] == "BertForMultipleChoice, output (1, 1)" and done.differences == {"": 0.0}
 
 
 def test_a_subset(hub, here, tmp_path, task, corpus):

@@ -10,7 +10,7 @@ from fake_scorer import FakeScorer
 from hf_tlm.files import HfTlmError
 from hf_tlm.influence import InfluenceError, SelectionArguments, select
 from hf_tlm.parser import parse
-from hf_tlm.retrieval import Sharding
+from hf_tlm.retrieval import RetrievalError, Sharding, Subset, retrieve
 
 RENAMED = {"seed": "selection_seed", "max_length": "score_max_length"}
 
@@ -94,3 +94,67 @@ def test_a_run_by_arguments(task, tokenizer, tmp_path, corpus):
     args = parsed("--fraction", "0.5", "--work_dir", str(tmp_path / "work"), "--score_max_length", "32")
     found = args.select(task, subset, FakeScorer(tokenizer))
     assert len(found) == round(0.5 * len(subset)) and found.manifest["selection"]["score_model"] == ["scratch"]
+
+
+@pytest.mark.parametrize(
+    "args,message",
+    [
+        ("--score_mlm_probability 7", "score_mlm_probability must be at least 0.01 and at most 1; received 7"),
+        ("--score_batch_size 0", "score_batch_size must be at least 1"),
+        ("--projection_dim 0", "projection_dim must be at least 1"),
+    ],
+)
+def test_numbers_are_refused_before_a_model_is_trained(args, message):
+    with pytest.raises(InfluenceError, match=message):
+        parsed("--fraction", "0.2", *args.split())
+
+
+class TestCheck:
+    """What is refused when task and subset are there, and the score model is not."""
+
+    @pytest.fixture
+    def made(self, tmp_path, task, corpus):
+        subset = retrieve(task, corpus, retriever="random", num_passages=10)
+        subset.save(tmp_path / "subset")
+        return task, subset, tmp_path
+
+    def go(self, made, *args, out="out"):
+        task, subset, folder = made
+        args = parse(
+            SelectionArguments, recipe="select_influence", description="", args=["--subset", str(folder / "subset"), *args]
+        )[0]
+        args.check(task, subset, str(folder / out))
+
+    def test_what_can_be(self, made):
+        self.go(made, "--fraction", "0.2", "--layer", "1")
+        self.go(made, "--fraction", "0.2", "--method", "random", "--selection_seed", "3")
+
+    def test_its_own_subset(self, made):
+        with pytest.raises(InfluenceError, match="would replace the one that it is chosen from"):
+            self.go(made, "--fraction", "0.2", out="subset")
+        assert len(Subset.load(made[2] / "subset")) == 10
+
+    def test_a_folder_of_something_else(self, made):
+        (made[2] / "out").mkdir()
+        (made[2] / "out/thesis.tex").touch()
+        with pytest.raises(RetrievalError, match="holds something else than a saved subset .thesis.tex"):
+            self.go(made, "--fraction", "0.2")
+
+    @pytest.mark.parametrize(
+        "args,message",
+        [
+            ("--num_passages 11", "num_passages 11 is more than the 10 passages"),
+            ("--fraction 0.2 --method random --layer 1", "layer 1: of no effect with method random"),
+            ("--fraction 0.2 --method dsir --score_model a b", "score_model .*: of no effect with method dsir"),
+            ("--fraction 0.2 --method bm25-rank --selection_seed 1", "selection_seed 1: of no effect with method bm25-rank"),
+        ],
+    )
+    def test_options(self, made, args, message):
+        with pytest.raises(InfluenceError, match=message):
+            self.go(made, *args.split())
+
+    def test_a_selection(self, made):
+        task, subset, folder = made
+        smaller = select(task, subset, method="random", fraction=0.5)
+        with pytest.raises(InfluenceError, match="is a selection already"):
+            self.go((task, smaller, folder), "--fraction", "0.2")

@@ -365,6 +365,23 @@ def test_it_is_loaded_as_what_it_was(tokenizer, tmp_path, options):
         load_exported(tmp_path / "out", id2label=LABELS)
 
 
+def test_a_frozen_auxiliary_model_may_have_another_width(tokenizer, tmp_path):
+    """It shares nothing but the vocabulary."""
+    for size, message in ((120, None), (90, "predicts 90 tokens, and the main model has 120")):
+        own = AutoConfig.for_model("bert", **TINY_CONFIGS["bert"] | {"hidden_size": 12, "vocab_size": size})
+        AutoModelForMaskedLM.from_config(own).save_pretrained(tmp_path / str(size))
+        config = AutoConfig.for_model("electra", **TINY_CONFIGS["electra"])
+        assert config.embedding_size != 12 and config.vocab_size == 120
+        if message is None:
+            model = CorruptAndPredict.from_config(config, str(tmp_path / str(size)), frozen=True)
+            assert torch.isfinite(model(**batch(tokenizer)).mlm_loss)
+            with pytest.raises(ModelError, match="shares the main model's token embeddings, and theirs differ"):
+                CorruptAndPredict.from_config(config, str(tmp_path / str(size)))
+        else:
+            with pytest.raises(ModelError, match=message):
+                CorruptAndPredict.from_config(config, str(tmp_path / str(size)), frozen=True)
+
+
 def test_a_frozen_auxiliary_model_stays_frozen(tokenizer, tmp_path):
     """And keeps the embeddings that it had."""
     model, inputs = composite(frozen=True).eval(), batch(tokenizer)

@@ -240,6 +240,8 @@ class TestErrors:
         path = changed()
         with pytest.raises(HfTlmError, match="Choose another output folder"):
             convert_released(path, path / ".." / "changed")
+        with pytest.raises(HfTlmError, match="holds something else than a converted model .changed"):
+            convert_released(path, path.parent)
         assert (path / "pytorch_model.bin").is_file()
 
 

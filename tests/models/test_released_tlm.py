@@ -256,6 +256,21 @@ class TestErrors:
             convert_legacy(str(path), path)
         assert (path / "pytorch_model.bin").is_file()
 
+    @pytest.mark.parametrize("kept", ["seed-0/results.json", "thesis.tex"])
+    def test_what_is_no_model_is_not_replaced(self, folder, tmp_path, kept):
+        out = tmp_path / "out"
+        (out / kept).parent.mkdir(parents=True)
+        (out / kept).touch()
+        released = str(folder())
+        with pytest.raises(ModelError, match=f"holds something else than a converted model .{kept.split('/')[0]}"):
+            convert_legacy(released, out)
+        assert [path.name for path in out.iterdir()] == [kept.split("/")[0]]
+        (out / kept).rename(tmp_path / "elsewhere")
+        for path in out.iterdir():
+            path.rmdir()
+        for _ in range(2):  # An earlier conversion is replaced.
+            convert_legacy(released, out)
+
 
 def test_the_recipe_scores_what_it_converted(folder, tmp_path, monkeypatch, capsys):
     rows = [{"text": row["text"], "label": SCIERC[at % len(SCIERC)]} for at, row in enumerate(sentences(30))]

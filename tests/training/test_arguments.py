@@ -4,6 +4,7 @@ from functools import partial
 import pytest
 
 from hf_tlm.training import ArgumentsError, ModelArguments, ScoreModelArguments, TlmArguments, check_model, check_tlm
+from hf_tlm.training.applicable import of_other_stage
 from hf_tlm.training.claim import settings
 
 BASE = {"output_dir": "unused", "use_cpu": True, "report_to": "none"}
@@ -33,6 +34,9 @@ BASE = {"output_dir": "unused", "use_cpu": True, "report_to": "none"}
         ({"enable_jit_checkpoint": True}, "saves a checkpoint at SIGTERM by itself"),
         ({"auto_find_batch_size": True}, "auto_find_batch_size is not supported: batches are drawn before the first step"),
         ({"restore_callback_states_from_checkpoint": True}, "restore_callback_states_from_checkpoint is not supported"),
+        ({"batch_eval_metrics": True}, "batch_eval_metrics is not supported"),
+        ({"dataloader_drop_last": True}, "dataloader_drop_last is not supported"),
+        ({"prediction_loss_only": True}, "prediction_loss_only is not supported"),
         ({"num_train_epochs": 7}, "num_train_epochs 7 has no effect: max_steps ends the run"),
         ({"num_train_epochs": 7, "max_steps": -1, "max_flops": 1e9}, "num_train_epochs 7 .*: the budget ends the run"),
         ({"stage2_eval_steps": 0}, "stage2_eval_steps must be positive"),
@@ -94,6 +98,43 @@ def test_the_order_of_texts_has_a_seed_of_its_own_if_it_is_given():
     assert TlmArguments(**BASE).for_stage(2, "out", 5, "accuracy").data_seed == 5
     two = TlmArguments(**BASE, data_seed=7).for_stage(2, "out", 5, "accuracy")
     assert (two.seed, two.data_seed) == (5, 7)
+
+
+def test_the_precision_of_accelerates_config_is_the_runs(monkeypatch):
+    """In its settings too, by which a folder is known again."""
+    plain, asked = TlmArguments(**BASE), TlmArguments(**BASE, bf16=True)
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    launched = TlmArguments(**BASE)
+    assert (plain.bf16, asked.bf16, launched.bf16, launched.fp16) == (False, True, True, False)
+    assert settings(launched) == settings(asked) != settings(plain)
+
+
+def test_texts_that_are_told_apart_count_where_a_loss_has_them():
+    def micro(**changes):
+        args = TlmArguments(**BASE, **{"objective": "cocolm", "total_batch_size": 32, **changes})
+        return settings(args).get("texts_per_micro_batch")
+
+    assert [micro(), micro(per_device_train_batch_size=4), micro(scl=False), micro(objective="electra")] == [
+        32,
+        4,
+        None,
+        None,
+    ]
+
+
+@pytest.mark.parametrize(
+    "stage,changes,idle",
+    [
+        ("2", {"learning_rate": 5e-5, "rho1": 7, "stage2_learning_rate": 1e-3}, ["rho1 7", "learning_rate 5e-05"]),
+        ("1", {"learning_rate": 5e-5, "stage2_max_steps": 9}, ["stage2_max_steps 9"]),
+        ("both", {"learning_rate": 5e-5, "stage2_max_steps": 9}, []),
+    ],
+)
+def test_options_of_a_stage_that_is_not_run_are_named(stage, changes, idle, caplog):
+    args = TlmArguments(**BASE, stage=stage, **changes)
+    assert sorted(of_other_stage(args)) == sorted(idle)
+    check_tlm(True, args, ModelArguments(model_config={"model_type": "bert"}))
+    assert all(name in caplog.text for name in idle) and ("have no effect" in caplog.text) == bool(idle)
 
 
 @pytest.mark.parametrize(

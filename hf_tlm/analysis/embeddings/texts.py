@@ -64,6 +64,8 @@ def draw_texts(
         raise AnalysisError(f"{task.name} has no {split} split with labels; choose from {', '.join(task.splits)}.")
     rows = task.splits[split]
     order = np.random.default_rng(seed).permutation(len(rows))
+    if options.similar_from is not None and task.kind != "regression":
+        raise AnalysisError(f"--similar_from is a score; the texts of {task.name} have classes. Give --similar_label.")
     if task.kind == "regression" or options.similar_label is not None:
         if "text_pair" not in rows.column_names:
             raise AnalysisError(

@@ -108,10 +108,17 @@ def scores(run: RunFolder) -> Section | None:
                 values = [score["mean"], *([score["std"]] if len(run.seeds) > 1 else []), *each]
                 rows.append((metric_name(metric), split, *(None if value is None else 100 * value for value in values)))
     about = f"± is the sample standard deviation over the {of}s. " if len(run.seeds) > 1 else ""
-    about += "Checkpoints were chosen by the validation score."
+    about += "Checkpoints were chosen by the validation score." if _chose_checkpoints(run) else ""
     if (scored := run.record.get("scored_split")) not in (None, "test"):
         about += f" Test scores are on the task's {scored} split: test has no labels."
     return Section("Scores", "scores", [make_table("In percent", columns, rows), Text(about)])
+
+
+def _chose_checkpoints(run: RunFolder) -> bool:
+    """Stage 1 of TLM alone, fine-tuning by `select_by` last and prompts without training keep what they end with."""
+    arguments = run.record.get("arguments") or {}
+    ends = (arguments.get("stage") == "1", arguments.get("select_by") == "last", arguments.get("method") == "zero_shot")
+    return not any(ends)
 
 
 def highlights(run: RunFolder) -> list[tuple[str, str, str]]:

@@ -28,12 +28,14 @@ def ranks(subset: Subset) -> np.ndarray:
     """int64 [rows]: best rank over the queries, from 1.
 
     Raises:
-        AnalysisError: the passages have no rank: they were drawn at random, or there are none.
+        AnalysisError: the passages have no rank: they were drawn at random, released without, or there are none.
     """
     if len(subset) == 0:
         raise AnalysisError("The subset is empty.")
     if subset.manifest["retriever"] == "random":
         raise AnalysisError("The passages were drawn at random: they have no rank and no score.")
+    if subset.manifest.get("rank_column") is False:
+        raise AnalysisError("The released file has no ranks: the passages are numbered in its order.")
     return numbers(subset, "rank").astype(np.int64)
 
 

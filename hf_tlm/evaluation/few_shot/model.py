@@ -12,7 +12,7 @@ from transformers import AutoModelForMaskedLM, PreTrainedModel
 
 from hf_tlm.hub.checkpoint import checkpoint_folder
 from hf_tlm.models import MLM_SUBFOLDER, ModelError
-from hf_tlm.models.loading import hub_options, reading
+from hf_tlm.models.loading import DTYPE, hub_options, reading
 
 
 def load_masked_lm(
@@ -23,6 +23,7 @@ def load_masked_lm(
     attn_implementation: str | None = None,
 ) -> PreTrainedModel:
     """A stock masked LM: any checkpoint that has an LM head, or the folder of one of our runs, whose `mlm/` is taken.
+    The weights are float32, whatever the checkpoint's are.
 
     Raises:
         HubError: see `checkpoint_folder`.
@@ -33,7 +34,7 @@ def load_masked_lm(
     subfolder = MLM_SUBFOLDER if (folder / MLM_SUBFOLDER / "config.json").is_file() else ""
     with reading(f"a masked language model from {model_name_or_path!r}"):
         model, info = AutoModelForMaskedLM.from_pretrained(
-            str(folder), subfolder=subfolder, output_loading_info=True, **options
+            str(folder), subfolder=subfolder, output_loading_info=True, dtype=DTYPE, **options
         )
     if missing := sorted(info["missing_keys"]):
         raise ModelError(

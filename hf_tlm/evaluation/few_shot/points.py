@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from transformers import EvalPrediction, PreTrainedTokenizerBase, set_seed
 
-from hf_tlm.evaluation.checkpoint import checkpoint_logits
+from hf_tlm.data import load_tokenizer
 from hf_tlm.evaluation.few_shot.arguments import FewShotArguments, defaults_of
 from hf_tlm.evaluation.few_shot.classifier import PromptClassifier
 from hf_tlm.evaluation.few_shot.episodes import Episode
@@ -20,6 +20,10 @@ from hf_tlm.evaluation.few_shot.model import load_masked_lm
 from hf_tlm.evaluation.few_shot.templates import Prompt
 from hf_tlm.evaluation.few_shot.trainer import PromptTrainer
 from hf_tlm.evaluation.finetuning import CheckpointArguments, FinetuneArguments, finetune
+from hf_tlm.evaluation.finetuning.evaluation_set import EvaluationSet
+from hf_tlm.evaluation.finetuning.kinds import kind_module
+from hf_tlm.evaluation.finetuning.loading import load_finetuned
+from hf_tlm.evaluation.finetuning.trainer import FinetuneTrainer
 from hf_tlm.evaluation.metrics import compute_metrics_for
 from hf_tlm.tasks import Task
 from hf_tlm.training.stages import final_scores
@@ -62,15 +66,12 @@ class Prompted:
         episode: None only where there are no demonstrations.
         """
         args, checkpoint = self.args, self.checkpoint
-        if folder is not None:
-            model = load_masked_lm(str(folder))
-        else:
-            model = load_masked_lm(
-                checkpoint.model_name_or_path,
-                revision=checkpoint.model_revision,
-                trust_remote_code=checkpoint.trust_remote_code,
-                attn_implementation=checkpoint.attn_implementation,
-            )
+        model = load_masked_lm(
+            checkpoint.model_name_or_path if folder is None else str(folder),
+            revision=checkpoint.model_revision if folder is None else None,
+            trust_remote_code=checkpoint.trust_remote_code,
+            attn_implementation=checkpoint.attn_implementation,
+        )
         return PromptClassifier(
             model.to(args.device),
             self.tokenizer,
@@ -143,28 +144,37 @@ class WithHead:
 
     def train(self, point: Point, episode: Episode, folder: Path) -> dict[str, Any]:
         """As `Prompted.train`."""
+        args = self._arguments(
+            output_dir=str(folder / "model"),
+            seeds=[point.split],
+            learning_rate=point.learning_rate,
+            total_batch_size=point.batch_size,
+            eval_strategy="steps",
+            train_sampling_strategy="random",
+        )
         splits = {"train": episode.train, "validation": episode.validation}
-        defaults = defaults_of(FinetuneArguments)
-        common = {name for name in defaults_of(FewShotArguments) if name in defaults}
-        changed = {name: value for name in common if (value := getattr(self.args, name)) != defaults[name]}
-        changed |= {
-            "output_dir": str(folder / "model"),
-            "seeds": [point.split],
-            "learning_rate": point.learning_rate,
-            "total_batch_size": point.batch_size,
-            "eval_strategy": "steps",
-            "train_sampling_strategy": "random",
-        }
-        args = FinetuneArguments(**changed)
         run = finetune(replace(self.task, splits=splits), self.checkpoint, args)
         return {"validation": run.seeds[0]["validation"]}
 
     def score(self, episode: Episode, folder: Path, split: str) -> tuple[dict[str, float], np.ndarray]:
         """As `Prompted.score`, of the model in `folder`."""
-        rows, args = self.task.splits[split], self.args
-        task = replace(self.task, splits={"test": rows})
-        logits = checkpoint_logits(
-            str(folder), task, max_length=args.max_length, batch_size=args.per_device_eval_batch_size, device=args.device
-        )["test"]
+        args = self._arguments(output_dir=str(folder), select_by="last", eval_strategy="no")
+        kind, rows, trust = kind_module("classification"), self.task.splits[split], self.checkpoint.trust_remote_code
+        tokenizer = load_tokenizer(str(folder), trust_remote_code=trust, masking=False)
+        held_out = EvaluationSet(kind, rows, tokenizer, args, self.task.label_names)
+        trainer = FinetuneTrainer(
+            load_finetuned(folder, "classification", args, trust),
+            args,
+            data_collator=kind.collator(tokenizer, args),
+            processing_class=tokenizer,
+        )
+        logits = held_out.outputs(trainer)
         metrics = compute_metrics_for(self.task.metric, *self.task.spec.further_metrics)
         return metrics(EvalPrediction(logits, np.asarray(rows["label"][:]))), logits
+
+    def _arguments(self, **values: Any) -> FinetuneArguments:
+        """The options that both have in common, and `values`."""
+        defaults = defaults_of(FinetuneArguments)
+        common = {name for name in defaults_of(FewShotArguments) if name in defaults}
+        changed = {name: value for name in common if (value := getattr(self.args, name)) != defaults[name]}
+        return FinetuneArguments(**changed | values)

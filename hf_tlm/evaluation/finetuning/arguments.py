@@ -35,6 +35,12 @@ class FinetuneArguments(FinetuneOptions, BaseArguments):
                 "select_by best needs validation scores during training, and eval_strategy is no. Give --eval_strategy "
                 "epoch or steps, or --select_by last."
             )
+        saving = self.save_strategy not in ("steps", self.eval_strategy) or self.save_steps not in (500, self.eval_steps)
+        if self.select_by == "best" and saving:
+            raise ArgumentsError(
+                "select_by best saves a checkpoint whenever it evaluates: give eval_strategy and eval_steps, and leave "
+                f"save_strategy {self.save_strategy.value} and save_steps {self.save_steps:g} out; or give --select_by last."
+            )
         if not 0 < self.train_fraction <= 1:
             raise ArgumentsError(f"train_fraction must lie in (0, 1]; received {self.train_fraction}.")
         for name in POSITIVE:

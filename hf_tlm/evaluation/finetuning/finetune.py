@@ -8,7 +8,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +141,7 @@ class _Run:
             rows = task.train if len(chosen) == len(task.train) else task.train.select(chosen)
             features = kind.encode(rows, tokenizer, args, task.label_names)
         validation = self.held_out["validation"]
+        terms = getattr(kind, "loss_terms", None)
         set_seed(seed)
         model = load_model(task, self.checkpoint, config, args)
         trainer = FinetuneTrainer(
@@ -152,6 +153,7 @@ class _Run:
             processing_class=tokenizer,
             compute_metrics=lambda found: validation.score(task, validation.in_order(found.predictions), model, args),
             callbacks=[self.pushes],
+            loss_terms=terms and partial(terms, args=args),
         )
         trainer.train(resume_from_checkpoint=True)
         trainer.compute_metrics = None  # It is of validation, and `predict` would apply it to test.

@@ -126,6 +126,12 @@ def _collate(tokenizer: PreTrainedTokenizerBase, features: list[dict]) -> dict[s
     return pad(features, tokenizer, [name for name in ("labels",) if name in features[0]])
 
 
+def loss_terms(batch: dict[str, torch.Tensor], args: FinetuneArguments) -> torch.Tensor:
+    """int64 []: what the loss of a batch is the mean of, its tags or, with a CRF, its sentences that have any."""
+    tags = (batch["labels"] != -100).sum(dim=1)
+    return (tags > 0).sum() if args.crf else tags.sum()
+
+
 def wrap(model, args: FinetuneArguments):
     """The model with a new CRF, with `args.crf`.
 

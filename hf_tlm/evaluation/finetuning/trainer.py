@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import cached_property
 
 import numpy as np
+import torch
 from datasets import Dataset
 from torch import nn
 from torch.utils.data import SequentialSampler
@@ -23,12 +24,14 @@ class FinetuneTrainer(SampledTrainer):
     """`transformers.Trainer` of stock models, whose losses are their own.
 
     The only changes over `SampledTrainer`: all batches are of the task, and all steps have the same number of examples;
-    evaluation is in the order given. The loss of a step is the mean of its micro-batches' means.
+    evaluation is in the order given. The loss of a step is the mean over its whole batch, however that is divided into
+    micro-batches.
 
     Args:
         args: from `FinetuneArguments.for_seed`.
         train_dataset: features of the task's kind; None for a trainer that only predicts.
         eval_dataset: features by length, see `EvaluationSet`.
+        loss_terms: batch -> int64 [], what its loss is the mean of; None where all batches have as many.
     """
 
     def __init__(
@@ -39,6 +42,7 @@ class FinetuneTrainer(SampledTrainer):
         data_collator: Callable,
         processing_class: PreTrainedTokenizerBase,
         train_dataset: Dataset | None = None,
+        loss_terms: Callable[[dict[str, torch.Tensor]], torch.Tensor] | None = None,
         **kwargs,
     ):
         super().__init__(
@@ -51,6 +55,7 @@ class FinetuneTrainer(SampledTrainer):
         )
         # Stock models differ in what they make of a count of labels; none is given to them.
         self.model_accepts_loss_kwargs = False
+        self.loss_terms = loss_terms
 
     @cached_property
     def batch_sampler(self) -> InterleavedBatchSampler:
@@ -62,7 +67,7 @@ class FinetuneTrainer(SampledTrainer):
             group_by_length=self.args.train_sampling_strategy == "group_by_length",
             world_size=self.args.world_size,
             gradient_accumulation_steps=self.args.gradient_accumulation_steps,
-            seed=self.args.seed,
+            seed=self.args.data_seed,
         )
 
     def _get_eval_sampler(self, eval_dataset: Dataset) -> SequentialSampler:
@@ -71,10 +76,20 @@ class FinetuneTrainer(SampledTrainer):
     def get_batch_samples(self, epoch_iterator, num_batches, device):
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
         self.watch.begin(TASK, batches)
+        if self.loss_terms is not None:
+            terms = torch.stack([self.loss_terms(batch) for batch in batches]).to(device)
+            # Of a micro-batch on average, here and on the other processes.
+            terms = self.accelerator.gather(terms).float()
+            self.average_terms = terms.mean().clamp(min=1 / len(terms))
         return batches, None
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         loss, outputs = super().compute_loss(model, inputs, return_outputs=True)
+        if model.training and self.loss_terms is not None:
+            terms = self.loss_terms(inputs)
+            # A mean of nothing is not a number.
+            loss = loss if terms > 0 or loss.isfinite() else 0 * outputs["logits"].sum()
+            loss = loss * (terms / self.average_terms)
         if model.training:
             self.watched(loss, {"task_loss": loss.detach()})
         return (loss, outputs) if return_outputs else loss

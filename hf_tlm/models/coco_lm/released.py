@@ -102,11 +102,14 @@ def convert_released(folder: str | os.PathLike, output_dir: str | os.PathLike) -
     `import hf_tlm.models.coco_lm`.
 
     Raises:
-        HfTlmError: see `load_released`; `output_dir` is `folder`; or the disk cannot be written, and an earlier folder
-            there is intact.
+        HfTlmError: see `load_released`; `output_dir` is `folder`, or holds something else than a model; or the disk cannot
+            be written, and an earlier folder there is intact.
     """
+    from hf_tlm.models.export import check_replaceable  # Which knows all families, and this one among them.
+
     if Path(folder).resolve() == Path(output_dir).resolve():
         raise ModelError(f"The converted model would replace the released one in {folder}. Choose another output folder.")
+    check_replaceable(output_dir)
     released = load_released(folder)
     with atomic_directory(output_dir) as work:
         released.model.save_pretrained(work)

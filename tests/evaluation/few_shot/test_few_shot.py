@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
+from peft import PeftModel
 from prompts import FAST, LABEL_WORDS, NO_DROPOUT, TEMPLATE, byte_level, go, masked_lm, save, wordpiece
-from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
+from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from hf_tlm.evaluation import CheckpointArguments, FewShotArguments, PromptClassifier, run_few_shot
 from hf_tlm.evaluation.few_shot import PromptError, draw_episode, prompt_for
@@ -149,6 +150,30 @@ def test_the_baseline_learns_from_the_same_examples(task, checkpoint, tmp_path):
         settings = read(folder / "model/settings.json")["arguments"]
         assert (settings["max_steps"], settings["eval_steps"], settings["weight_decay"]) == (4, 2, 0.02)
         assert settings["warmup_steps"] == 0 and settings["max_length"] == 32
+
+
+def test_an_adapter_is_tested_as_what_was_trained(task, checkpoint, tmp_path):
+    """With `use_peft`: of the saved model, loaded as its card says, the predictions are those that were scored."""
+    values = {**FAST, "method": "finetune", "splits": 1, "learning_rates": [1e-2], "output_dir": str(tmp_path / "out")}
+    start = CheckpointArguments(model_name_or_path=checkpoint, use_peft=True, lora_r=2)
+    (record,) = run_few_shot(task, start, FewShotArguments(**values)).splits
+    folder = tmp_path / "out" / f"split-{record['seed']}"
+    lines = [json.loads(line) for line in (folder / "predictions/test.jsonl").read_text().splitlines()]
+    assert record["test"]["accuracy"] == np.mean([line["prediction"] == line["label"] for line in lines])
+    base = AutoModelForSequenceClassification.from_pretrained(
+        checkpoint, config=AutoConfig.from_pretrained(folder / "model"), ignore_mismatched_sizes=True
+    )
+    model = PeftModel.from_pretrained(base, folder / "model").eval()
+    inputs = AutoTokenizer.from_pretrained(folder / "model")(task.test["text"][:], padding=True, return_tensors="pt")
+    with torch.inference_mode():
+        logits = model(**inputs).logits
+    found = [task.label_names[index] for index in logits.argmax(dim=1).tolist()]
+    assert found == [line["prediction"] for line in lines]
+
+
+def test_a_checkpoint_in_half_precision_learns_in_float32(checkpoint, tmp_path):
+    AutoModelForMaskedLM.from_pretrained(checkpoint, dtype=torch.bfloat16).save_pretrained(tmp_path)
+    assert load_masked_lm(str(tmp_path)).dtype == torch.float32
 
 
 def test_a_similarity_model_chooses_demonstrations(task, checkpoint, tmp_path):

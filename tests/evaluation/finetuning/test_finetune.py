@@ -10,16 +10,23 @@ from datasets import Dataset
 from safetensors.torch import load_file, save_file
 from sklearn.metrics import f1_score
 from tiny_checkpoints import FAST, files, go, pretrained
-from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, pipeline, set_seed
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoModelForPreTraining,
+    BertConfig,
+    BertForSequenceClassification,
+    pipeline,
+    set_seed,
+)
 
 from hf_tlm.data import load_tokenizer
 from hf_tlm.evaluation import CheckpointArguments, FinetuneArguments
-from hf_tlm.evaluation.finetuning import draw_fraction
+from hf_tlm.evaluation.finetuning import classification, draw_fraction
 from hf_tlm.evaluation.finetuning.evaluation_set import feature_lengths
 from hf_tlm.evaluation.finetuning.loading import load_model, load_pretrained
 from hf_tlm.evaluation.finetuning.trainer import FinetuneTrainer
 from hf_tlm.tasks import TaskSpec, task_from_datasets
-from toys import code_blocks, make_task, sentences
+from toys import TINY_CONFIGS, code_blocks, make_task, sentences
 
 
 @pytest.fixture(scope="module")
@@ -228,6 +235,8 @@ def test_a_body_with_weights_missing_is_refused(base, tmp_path):
     [
         ({"train_fraction": 0.0}, "train_fraction must lie in"),
         ({"eval_strategy": "no"}, "select_by best needs validation scores"),
+        ({"save_strategy": "steps", "save_steps": 7}, "select_by best saves a checkpoint whenever it evaluates"),
+        ({"save_strategy": "no"}, "leave save_strategy no and save_steps 500 out; or give --select_by last"),
         ({"select_by": "worst"}, "select_by must be best or last"),
         ({"metric_for_best_model": "loss"}, "chosen by the task's metric"),
         ({"seeds": [1, 1]}, "holds a seed twice"),
@@ -261,6 +270,19 @@ def test_a_checkpoint_in_half_precision_learns_in_float32(base, tmp_path):
     task, args, checkpoint = make_task(), FinetuneArguments(**FAST), CheckpointArguments(model_name_or_path=str(tmp_path))
     model = load_model(task, checkpoint, load_pretrained(task, checkpoint, args)[0], args)
     assert {value.dtype for value in model.parameters()} == {torch.float32}
+
+
+def test_the_order_of_examples_has_a_seed_of_its_own_if_it_is_given(base, tmp_path):
+    task, tokenizer = make_task(train=24), load_tokenizer(str(base))
+    batches = []
+    for seeds in ({}, {"data_seed": 0}, {"data_seed": 1}):
+        args = FinetuneArguments(**FAST, **seeds, select_by="last", eval_strategy="no")
+        features = classification.encode(task.train, tokenizer, args, task.label_names)
+        run = args.for_seed(tmp_path, 0, "macro_f1", ["labels"])
+        model = BertForSequenceClassification(BertConfig(**TINY_CONFIGS["bert"]))
+        trainer = FinetuneTrainer(model, run, data_collator=len, processing_class=tokenizer, train_dataset=features)
+        batches.append(list(trainer.batch_sampler))
+    assert batches[0] == batches[1] != batches[2]
 
 
 def test_layers_learn_at_their_own_rates(base, tmp_path):

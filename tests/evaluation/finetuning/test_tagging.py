@@ -1,16 +1,19 @@
 """Tagging: first pieces, missing words, scores over all words, and the pipeline."""
 
 import logging
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from transformers import pipeline
+from transformers import pipeline, set_seed
 from transformers.models.bert.tokenization_bert_legacy import BertTokenizerLegacy
 
 from hf_tlm.data import TokenizerError
+from hf_tlm.evaluation import FinetuneArguments
 from hf_tlm.evaluation.finetuning import tagging
+from hf_tlm.evaluation.finetuning.trainer import FinetuneTrainer
 from hf_tlm.files import HfTlmError
 from kind_toys import TOKENIZERS, arguments, predict, task_of, tiny_model
 
@@ -29,6 +32,7 @@ HARD = [
     },
     {"id": "i", "tokens": ["\x07", "\x00"], "tags": [0, 0]},
 ]
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 FAMILIES = ["bert", "modernbert", "xlnet"]
 
 
@@ -165,6 +169,40 @@ def test_with_a_crf_the_best_sequence_is_predicted(tokenizers):
     assert predictions[0]["prediction"] == [TAGS[tag] for tag in ROWS[0]["tags"]]
     assert "NN DT" not in " ".join(predictions[1]["prediction"])
     assert 0 < min(predictions[1]["probabilities"]) < max(predictions[1]["probabilities"]) <= 1
+
+
+@pytest.mark.parametrize("crf", [False, True])
+def test_a_step_is_the_same_however_it_is_divided(tokenizers, tmp_path, crf):
+    """Sentences have one word to eleven, and one has no tag at all: a mean of micro-batches' means would be another."""
+    if crf:
+        pytest.importorskip("torchcrf")
+    rows = [{**row, "id": f"{row['id']}-{copy}"} for copy in range(2) for row in ROWS]
+    task, tokenizer, moved = task_of("tagging", rows, TAGS), tokenizers["bert"], []
+    for size in (6, 2, 1) if crf else (6, 3, 2):
+        args = FinetuneArguments(
+            **{"output_dir": str(tmp_path), "use_cpu": True, "report_to": "none", "disable_tqdm": True, "max_length": 48},
+            **{"select_by": "last", "eval_strategy": "no", "save_strategy": "no", "max_steps": 1, "crf": crf},
+            **{"total_batch_size": 6, "per_device_train_batch_size": size, "max_grad_norm": 0.0, "optim": "sgd"},
+            **{"learning_rate": 0.1, "warmup_steps": 0, "lr_scheduler_type": "constant", "weight_decay": 0.0},
+        )
+        set_seed(0)
+        model = tiny_model("bert", tagging.AUTO_CLASS, num_labels=3, **NO_DROPOUT)
+        model = tagging.wrap(model, args)
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        trainer = FinetuneTrainer(
+            model,
+            args.for_seed(tmp_path, 0, task.metric, ["labels"]),
+            train_dataset=tagging.encode(task.train, tokenizer, args, TAGS),
+            data_collator=tagging.collator(tokenizer, args),
+            processing_class=tokenizer,
+            loss_terms=partial(tagging.loss_terms, args=args),
+        )
+        trainer.train()
+        moved.append([after.detach() - start for after, start in zip(model.parameters(), before, strict=True)])
+    assert any(change.abs().max() > 1e-4 for change in moved[0])
+    for other in moved[1:]:
+        for change, expected in zip(other, moved[0], strict=True):
+            torch.testing.assert_close(change, expected, rtol=1e-3, atol=1e-7)
 
 
 def test_bad_input(tokenizers, tmp_path):
