@@ -27,6 +27,8 @@ def atomic_directory(path: str | os.PathLike) -> Iterator[Path]:
 
     An existing folder at `path` changes places with the new one in a single step and is then removed. After an error or
     a kill `path` is as it was, or whole (a kill leaves at most a hidden `.<name>.*` sibling, which nothing ever reads).
+    Where the system cannot exchange folders (NFS, macOS) there are two renames instead, and for a moment nothing at `path`:
+    a kill in it leaves the old folder in `.<name>.old.*`, from where it can be moved back.
 
     Raises:
         HfTlmError: the disk cannot be written (full, read-only, no permission); the cause is in the message.

@@ -40,6 +40,7 @@ def main() -> None:
     if int(os.environ.get("RANK", "0")) > 0:
         return  # Retrieval uses all cores of one process; others that `accelerate launch` started have nothing to do.
     hub_args.check()
+    retrieval_args.check(args.output_dir)
 
     # 2. The task, whose training texts are the queries, and the corpus.
     task, corpus = task_args.load(), corpus_args.load(optional=retrieval_args.retriever == "elasticsearch")

@@ -20,6 +20,22 @@ def test_directory_is_replaced_whole(tmp_path):
     assert os.listdir(tmp_path / "out") == ["new"] and os.listdir(tmp_path) == ["out"]
 
 
+def test_directory_is_replaced_where_folders_cannot_be_exchanged(tmp_path, monkeypatch):
+    monkeypatch.setattr("hf_tlm.files._exchange", lambda first, second: False)
+    test_directory_is_replaced_whole(tmp_path)
+    rename = os.rename
+
+    def full(source, target):
+        if (tmp_path / source / "third").exists():
+            raise OSError(28, "No space left on device")
+        rename(source, target)
+
+    monkeypatch.setattr("hf_tlm.files.os.rename", full)
+    with pytest.raises(HfTlmError, match="What was there before is unchanged"), atomic_directory(tmp_path / "out") as work:
+        (work / "third").write_text("third")
+    assert os.listdir(tmp_path / "out") == ["new"] and os.listdir(tmp_path) == ["out"]
+
+
 @pytest.mark.parametrize("error", [RuntimeError("bug"), KeyboardInterrupt(), OSError(28, "No space left on device")])
 def test_failure_leaves_the_old_directory(tmp_path, error):
     with atomic_directory(tmp_path / "out") as work:

@@ -116,7 +116,8 @@ class Corpus:
     """Passages `{"id", "text", "source"}`, iterated any number of times.
 
     name: what the manifest and cards call it.
-    fingerprint: changes with content and settings; the same on every machine.
+    fingerprint: changes with content and settings; the same on every machine. A file counts by its name, its size, and
+        its first and last 64 KiB: one that is changed in its middle alone, and is as long as before, needs another name.
     documents: makes an iterator over whole documents with the same three keys; text may be None. Not with `parts`.
     max_words: documents are cut into passages of at most so many words, with ids `<id>#<n>`; None leaves them whole.
     parts: one for every file; one if the corpus is not of files.

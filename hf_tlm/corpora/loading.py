@@ -61,7 +61,17 @@ def load_corpus(
                 digest.update(repr(batch[name]).encode())
         return _one_part("in-memory", digest.hexdigest()[:16], corpus, "row", "in-memory", columns, max_words)
     patterns = [part for part in corpus.split(",") if part] if isinstance(corpus, str) else list(corpus)
-    files = _find(patterns)
+    files, without = _find(patterns)
+    if files and without:
+        raise CorpusError(
+            f"Of the corpus {', '.join(map(str, without))} matches no file, beside others that do. Correct it, or leave it "
+            "out."
+        )
+    hub = {"revision": revision, "config_name": config_name, "split": None if split == "train" else split}
+    if files and (given := [name for name, value in hub.items() if value is not None]):
+        raise CorpusError(
+            f"{', '.join(given)} of the corpus: for a dataset of the Hub, and {corpus} is files. Leave it out."
+        )
     if files:
         # Enough to recognise it by, and nothing of the machine it was read on.
         label = ",".join("/".join(Path(os.path.abspath(pattern)).parts[-2:]) for pattern in patterns)
@@ -88,6 +98,8 @@ def load_corpus(
             f"No corpus {corpus!r}: no file matches, and it is not a Hub id (owner/name). File types: "
             f"{', '.join(BUILDERS)}, each also with {' or '.join(COMPRESSIONS)}."
         )
+    if at and revision and at != revision:
+        raise CorpusError(f"{corpus} names the revision {at}, and the option another, {revision}. Give one of them.")
     return _hub_corpus(path, at or revision, config_name, split, streaming, columns, max_words)
 
 
@@ -117,14 +129,15 @@ def _digest(settings: dict[str, Any]):
     return hashlib.sha256(json.dumps(settings).encode())
 
 
-def _find(patterns: Sequence[str]) -> list[Path]:
-    """The files of paths, folders and globs, sorted, each once."""
+def _find(patterns: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """The files of paths, folders and globs, sorted, each once; and those that match none."""
     found: set[Path] = set()
-    for pattern in patterns:
-        pattern = os.path.expanduser(pattern)
+    without = []
+    for asked in patterns:
+        pattern = os.path.expanduser(asked)
         if os.path.isdir(pattern):
             folder = Path(os.path.abspath(pattern))
-            found |= {path for path in folder.rglob("*") if path.is_file() and builder_of(path)}
+            own = {path for path in folder.rglob("*") if path.is_file() and builder_of(path)}
         else:
             names = [pattern] if os.path.isfile(pattern) else glob.glob(pattern, recursive=True)
             matches = {Path(os.path.abspath(name)) for name in names}
@@ -133,12 +146,15 @@ def _find(patterns: Sequence[str]) -> list[Path]:
                     f"{unknown[0]}: unknown file type. Known: {', '.join(BUILDERS)}, each also with "
                     f"{' or '.join(COMPRESSIONS)}."
                 )
-            found |= {path for path in matches if path.is_file()}
-    return sorted(found)
+            own = {path for path in matches if path.is_file()}
+        found |= own
+        without += [] if own else [asked]
+    return sorted(found), without
 
 
 def _ends(path: Path) -> bytes:
-    """The first and last 64 KiB: with the size, enough to tell files apart without reading a terabyte."""
+    """The first and last 64 KiB: with name and size, enough to tell files apart without reading a terabyte. What changes
+    in between and leaves the size as it is goes unseen."""
     try:
         with open(path, "rb") as file:
             head = file.read(_SAMPLE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -16,7 +17,15 @@ if TYPE_CHECKING:
     from hf_tlm.retrieval import ElasticSettings, Sharding, Subset
     from hf_tlm.tasks import Task
 
-_SHARDED = ("num_shards", "executor", "workers", "work_dir", "executor_options")
+# Which retrievers have a use for an option, where not all have.
+_OF = {
+    ("bm25",): ("num_threads",),
+    ("bm25", "sharded"): ("query_batch_size",),
+    ("sharded",): ("num_shards", "executor", "workers", "work_dir", "executor_options"),
+    ("elasticsearch",): tuple(
+        f"elastic_{name}" for name in ("url", "index", "text_field", "id_field", "source_field", "ca_certs")
+    ),
+}
 
 
 @dataclass
@@ -64,7 +73,7 @@ class RetrievalArguments:
         default=None, metadata={"help": "Threads; default, all cores. Indexing takes some 100 MB for each."}
     )
     query_batch_size: int | None = field(
-        default=None, metadata={"help": "Queries a thread searches at once, 16 bytes x top_k each; fewer are slower."}
+        default=None, metadata={"help": "Queries a thread searches at once, 24 bytes x top_k each; fewer are slower."}
     )
     num_shards: int = field(default=2, metadata={"help": "sharded: parts, each indexed and searched by one process."})
     executor: str = field(
@@ -84,6 +93,23 @@ class RetrievalArguments:
     elastic_id_field: str | None = field(default=None, metadata={"help": "elasticsearch: field of the ids. Default: _id."})
     elastic_source_field: str = field(default="source", metadata={"help": "elasticsearch: field of the sources."})
     elastic_ca_certs: str | None = field(default=None, metadata={"help": "elasticsearch: certificates to trust."})
+
+    def check(self, output_dir: str) -> None:
+        """All that can be refused before task and corpus are read.
+
+        Raises:
+            RetrievalError: options that do not go together; `output_dir` holds something else than a subset, or is the one
+                whose size is taken.
+        """
+        from hf_tlm.retrieval.subset import check_replaceable
+
+        self._check()
+        folder = Path(output_dir)
+        if self.like is not None and Path(self.like).is_dir() and Path(self.like).resolve() == folder.resolve():
+            raise RetrievalError(
+                f"The random subset would replace {self.like}, which it is like. Choose another output_dir."
+            )
+        check_replaceable(folder)
 
     def retrieve(self, task: Task, corpus: Corpus | None) -> Subset:
         """The subset.
@@ -127,14 +153,13 @@ class RetrievalArguments:
             raise RetrievalError("--like and --num_passages are both the size of a random subset. Give one of them.")
         for entry in fields(self):
             # Options of a search do not harm a random subset: files of a table have them for all of its subsets.
-            needed = {"sharded": entry.name in _SHARDED, "elasticsearch": entry.name.startswith("elastic_")}
-            for retriever in (name for name, belongs in needed.items() if belongs):
-                value = getattr(self, entry.name)
-                if value != entry.default and self.retriever not in (retriever, "random"):
-                    raise RetrievalError(
-                        f"--{entry.name} {value} has no effect with --retriever {self.retriever}: it is for {retriever}. "
-                        "Leave it out, or change --retriever."
-                    )
+            of = next((takers for takers, names in _OF.items() if entry.name in names), ())
+            value = getattr(self, entry.name)
+            if of and value != entry.default and self.retriever not in (*of, "random"):
+                raise RetrievalError(
+                    f"--{entry.name} {value} has no effect with --retriever {self.retriever}: it is for {' and '.join(of)}. "
+                    "Leave it out, or change --retriever."
+                )
 
     def _sharding(self) -> Sharding:
         from hf_tlm.retrieval.engines import Sharding

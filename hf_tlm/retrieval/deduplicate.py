@@ -18,6 +18,23 @@ RECALL = 0.9
 CACHED_TEXTS = 4096
 
 
+def check_deduplication(threshold: float, num_perm: int = 1, ngram: int = 1) -> None:
+    """Raises:
+    RetrievalError: a setting out of range, or datasketch is not installed.
+    """
+    if not 0 < threshold <= 1 or num_perm < 1 or ngram < 1:
+        raise RetrievalError(
+            "Deduplication needs threshold above 0 and at most 1, num_perm of at least 1 and ngram of at least 1; "
+            f"received {threshold}, {num_perm} and {ngram}."
+        )
+    try:
+        import datasketch  # noqa: F401
+    except ImportError as error:
+        raise RetrievalError(
+            "Finding near-duplicates needs datasketch: pip install 'hf-tlm[dedup]', or leave deduplication out."
+        ) from error
+
+
 def near_duplicates(
     texts: Sequence[str],
     *,
@@ -44,17 +61,8 @@ def near_duplicates(
     Raises:
         RetrievalError: a setting out of range, or datasketch is not installed.
     """
-    if not 0 < threshold <= 1 or num_perm < 1 or ngram < 1:
-        raise RetrievalError(
-            "Deduplication needs threshold above 0 and at most 1, num_perm of at least 1 and ngram of at least 1; "
-            f"received {threshold}, {num_perm} and {ngram}."
-        )
-    try:
-        from datasketch import MinHash
-    except ImportError as error:
-        raise RetrievalError(
-            "Finding near-duplicates needs datasketch: pip install 'hf-tlm[dedup]', or leave deduplication out."
-        ) from error
+    check_deduplication(threshold, num_perm, ngram)
+    from datasketch import MinHash
     from tqdm.auto import tqdm
 
     # 1. Candidates: texts with an equal band, that is, a piece of the MinHash, kept as one number.

@@ -144,9 +144,10 @@ def search_corpus(engine: str, search: Search, corpus: Corpus) -> Found:
     else:
         order = order_of_ids(pa.array(passages["id"][:]))
         tokenized = tokenize_texts(passages["text"][:], search.settings.analyzer)
+        asked = queries
         if search.max_query_terms is not None:
-            queries = rarest_terms(queries, tokenized, search.max_query_terms)
-        hits = backends.search(queries, tokenized, search.top_k, backend=engine, settings=search.settings, tie_key=order)
+            asked = rarest_terms(queries, tokenized, search.max_query_terms)
+        hits = backends.search(asked, tokenized, search.top_k, backend=engine, settings=search.settings, tie_key=order)
     union, without_hits = _join(search, hits, len(passages))
     rows = union.order(order)
     search.check_found(len(rows), len(passages))
@@ -177,6 +178,7 @@ def search_shards(search: Search, corpus: Corpus, sharding: Sharding) -> Found:
         max_query_terms=search.max_query_terms,
         query_batch_size=search.query_batch_size,
         executor_options=sharding.options,
+        cache_dir=str(search.folder),
     )
     search.check_found(len(found.passages), found.counts["passages"])
     columns = {name: getattr(found, name) for name in ("rank", "score", "n_queries", "best_query")}
@@ -193,7 +195,7 @@ def search_elastic(search: Search, corpus: Corpus | None, elastic: ElasticSettin
     if corpus is not None:
         passages = corpus.to_dataset(str(search.folder))
         index_corpus(passages, elastic, search.settings, corpus_name=corpus.name, fingerprint=corpus.fingerprint)
-        counts["sources"] = count_sources(passages)
+        counts |= {"sources": count_sources(passages), "bad_files": list(corpus.bad_files)}
     found = retrieve_elastic(
         search.query_ids,
         search.queries,
@@ -204,10 +206,13 @@ def search_elastic(search: Search, corpus: Corpus | None, elastic: ElasticSettin
     )
     rows = found.union.order(order_of_ids(pa.array(found.ids)))
     passages = Dataset.from_list(fetch([found.ids[row] for row in rows], elastic))
-    # Those of stop words alone are counted as empty by whoever asked.
-    without_hits = [number for number in found.without_hits if search.settings.analyzer(search.queries[number])]
+    # Those that are empty are counted as such by whoever asked.
+    own = found.fingerprint is None
+    analyzer = str.split if own else search.settings.analyzer
+    without_hits = [number for number in found.without_hits if analyzer(search.queries[number])]
     counts |= {
         "fingerprint": found.fingerprint,
+        "analyzer": "the index's" if own else None,
         "passages": found.counts["passages"],
         "queries_without_hits": len(without_hits),
         "first_queries_without_hits": search.named(without_hits),
@@ -236,12 +241,12 @@ def count_sources(passages: Dataset) -> dict[str, int]:
     return {entry["values"]: entry["counts"] for entry in sorted(counted, key=lambda e: (-e["counts"], e["values"]))}
 
 
-def check_search(engine: str, settings: Bm25Settings) -> None:
+def check_search(engine: str, settings: Bm25Settings, max_query_terms: int | None = None) -> None:
     """Raise RetrievalError unless there is such an engine and it has the variant."""
     if engine == "elasticsearch":
         from hf_tlm.retrieval.elastic.client import check_settings
 
-        check_settings(settings, None)
+        check_settings(settings, max_query_terms)
     else:
         check_engine("bm25" if engine == "sharded" else engine, settings)
 
@@ -280,7 +285,8 @@ def _indexed(search: Search, corpus: Corpus) -> tuple[Dataset, Index]:
         parts=list(parts),
         num_threads=search.num_threads,
     )
-    if index.parts != list(parts):
+    # An index that was built of the corpus as a whole has its order.
+    if index.parts not in (list(parts), [fingerprint]):
         passages = _concatenated([parts[part] for part in index.parts], search.folder)
     return passages, index
 

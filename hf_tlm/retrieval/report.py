@@ -123,6 +123,8 @@ def _counts(made: dict[str, Any], rows: int) -> str:
     ]
     if counts.get("blank_texts"):
         table.append(("rows without a text", f"{counts['blank_texts']:,} left out"))
+    if bad := counts.get("bad_files"):
+        table.append(("files that could not be read", f"{len(bad):,} left out{_names(bad[:NAMED_IDS], len(bad))}"))
     if selection := made.get("selection"):
         table.append(("passages before the selection", f"{selection['of']:,}"))
     if counts.get("queries"):

@@ -17,7 +17,7 @@ from datasets.table import InMemoryTable
 from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.retrieval.bm25 import Bm25Settings
 from hf_tlm.retrieval.decontaminate import Decontaminator, held_out_texts
-from hf_tlm.retrieval.deduplicate import near_duplicates
+from hf_tlm.retrieval.deduplicate import check_deduplication, near_duplicates
 from hf_tlm.retrieval.engines import (
     NAMED_EXAMPLES,
     Found,
@@ -111,12 +111,15 @@ def retrieve(
     settings = settings or Bm25Settings()
     top_k = default_top_k(len(task.train)) if top_k is None else top_k
     check_positive(top_k=top_k, max_query_terms=max_query_terms, num_threads=num_threads, query_batch_size=query_batch_size)
-    _check_arguments(retriever, query_mode, settings, num_passages, corpus, elastic, index_dir)
+    _check_arguments(retriever, query_mode, settings, max_query_terms, num_passages, corpus, elastic, index_dir)
+    if deduplicate is not None:
+        check_deduplication(deduplicate)
     folder = Path(cache_dir or Path(config.HF_DATASETS_CACHE) / "hf_tlm")
     guard = Decontaminator(held_out_texts(task)) if decontaminate else None
 
     if retriever == "random":
-        found, leaked = _random(corpus.to_dataset(str(folder)), num_passages, seed, guard)
+        found, leaked, repeated = _random(corpus.to_dataset(str(folder)), num_passages, seed, guard, deduplicate)
+        found.counts["bad_files"] = list(corpus.bad_files)
         method = {"seed": seed, "num_passages": num_passages}
     else:
         query_ids = task.train["id"][:]
@@ -130,7 +133,9 @@ def retrieve(
             found = search_elastic(search, corpus, elastic)
         else:
             found = search_corpus(retriever, search, corpus)
-        empty = [query_ids[query] for query, text in enumerate(queries) if not settings.analyzer(text)]
+        analyzed = found.counts.pop("analyzer", None)
+        analyzer = settings.analyzer if analyzed is None else str.split
+        empty = [query_ids[query] for query, text in enumerate(queries) if not analyzer(text)]
         found.counts = {
             "queries": len(queries),
             "empty_queries": len(empty),
@@ -147,13 +152,14 @@ def retrieve(
             "k1": settings.k1,
             "b": settings.b,
             "delta": settings.used_delta,
-            "stopwords": settings.stopwords,
+            "stopwords": settings.stopwords if analyzed is None else None,
             "stemmer": settings.stemmer,
+            **({} if analyzed is None else {"analyzed_by": analyzed}),
         }
         found.columns["best_query"] = [query_ids[query] for query in found.columns["best_query"]]
-    repeated = None
-    if deduplicate is not None:
-        found, repeated = _distinct(found, deduplicate)
+        repeated = None
+        if deduplicate is not None:
+            found, repeated = _distinct(found, deduplicate)
     if len(found.passages) == 0:
         raise RetrievalError(f"No passage is left for {task.name}: all {len(leaked)} that were found hold held-out texts.")
     manifest = {
@@ -172,7 +178,9 @@ def retrieve(
             "passages": len(leaked),
             "ids": leaked,
         },
-        "deduplication": repeated and {"threshold": deduplicate, "passages": len(repeated["ids"]), **repeated},
+        "deduplication": None
+        if repeated is None
+        else {"threshold": deduplicate, "passages": len(repeated), "ids": sorted(repeated)},
         "counts": {**found.counts, "union": len(found.passages)},
         "versions": {"hf_tlm": __version__, **{name: version(name) for name in PACKAGES}},
     }
@@ -190,31 +198,37 @@ def _clean(found: Found, guard: Decontaminator | None) -> tuple[Found, list[str]
     return found.select(np.flatnonzero(~leaks)), sorted(found.passages.select(np.flatnonzero(leaks))["id"][:])
 
 
-def _distinct(found: Found, threshold: float) -> tuple[Found, dict[str, Any]]:
-    """Without near-duplicates of better passages, and what the manifest says of them."""
+def _distinct(found: Found, threshold: float) -> tuple[Found, list[str]]:
+    """Without near-duplicates of better passages, and their ids."""
     repeats = near_duplicates(found.passages["text"][:], threshold=threshold)
-    ids = sorted(found.passages.select(np.flatnonzero(repeats >= 0))["id"][:])
-    return found.select(np.flatnonzero(repeats < 0)), {"ids": ids}
+    return found.select(np.flatnonzero(repeats < 0)), found.passages.select(np.flatnonzero(repeats >= 0))["id"][:]
 
 
-def _random(passages: Dataset, num_passages: int, seed: int, guard: Decontaminator | None) -> tuple[Found, list[str]]:
-    """Passages drawn without replacement; what holds held-out texts is replaced by another draw."""
+def _random(
+    passages: Dataset, num_passages: int, seed: int, guard: Decontaminator | None, deduplicate: float | None
+) -> tuple[Found, list[str], list[str] | None]:
+    """Passages drawn without replacement; what holds held-out texts, or nearly repeats an earlier one, is replaced by
+    another draw. And the ids of both."""
     order_of_ids(pa.array(passages["id"][:]))
     if num_passages > len(passages):
         raise RetrievalError(f"Cannot draw {num_passages} distinct passages: the corpus has {len(passages)}.")
     rng = np.random.default_rng(seed)
     drawn = rng.choice(len(passages), size=num_passages, replace=False)
-    rows, leaked = np.empty(0, np.int64), []
+    rows, leaked, repeated = np.empty(0, np.int64), [], []
     left = np.ones(len(passages), bool)
     while True:
         left[drawn] = False
         clean, more = _clean(Found(passages.select(drawn), {"row": drawn}, {}), guard)
         rows, leaked = np.concatenate([rows, clean.columns["row"]]), leaked + more
+        if deduplicate is not None:
+            distinct, more = _distinct(Found(passages.select(rows), {"row": rows}, {}), deduplicate)
+            rows, repeated = distinct.columns["row"], repeated + more
         if len(rows) == num_passages:
             break
         if not left.any():
             raise RetrievalError(
-                f"Cannot draw {num_passages} distinct passages: {len(leaked)} of {len(passages)} hold held-out texts."
+                f"Cannot draw {num_passages} distinct passages: of {len(passages)} {len(leaked)} hold held-out texts"
+                + ("." if deduplicate is None else f", and {len(repeated)} nearly repeat others.")
             )
         drawn = rng.permutation(np.flatnonzero(left))[: num_passages - len(rows)]
     columns = {
@@ -225,10 +239,11 @@ def _random(passages: Dataset, num_passages: int, seed: int, guard: Decontaminat
     }
     counts = {"queries": 0, "empty_queries": 0, "queries_without_hits": 0}
     counts |= {"passages": len(passages), "sources": count_sources(passages)}
-    return Found(passages.select(rows), columns, counts), sorted(leaked)
+    found = Found(passages.select(rows), columns, counts)
+    return found, sorted(leaked), None if deduplicate is None else repeated
 
 
-def _check_arguments(retriever, query_mode, settings, num_passages, corpus, elastic, index_dir) -> None:
+def _check_arguments(retriever, query_mode, settings, max_query_terms, num_passages, corpus, elastic, index_dir) -> None:
     """Everything that can be refused before the corpus is read."""
     if retriever not in RETRIEVERS:
         raise RetrievalError(f"retriever must be one of {', '.join(RETRIEVERS)}; received {retriever!r}.")
@@ -245,7 +260,7 @@ def _check_arguments(retriever, query_mode, settings, num_passages, corpus, elas
         raise RetrievalError(f"num_passages is for random retrieval; {retriever} takes top_k. Leave one out.")
     else:
         check_query_mode(query_mode)
-        check_search(retriever, settings)
+        check_search(retriever, settings, max_query_terms)
     if corpus is None and retriever != "elasticsearch":
         raise RetrievalError(f"{retriever} retrieval needs a corpus; only elasticsearch does without.")
 

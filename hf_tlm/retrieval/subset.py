@@ -240,7 +240,7 @@ class Subset:
         if counts.get("blank_texts"):
             lines.append(f"rows without a text, left out: {counts['blank_texts']:,}")
         if counts.get("bad_files"):
-            lines.append(f"files that could not be read, left out: {len(counts['bad_files'])}")
+            lines.append(f"files that could not be read, left out: {', '.join(counts['bad_files'])}")
         return "\n".join(lines)
 
     def examples(self, task: Task, n: int) -> list[tuple[str, str, float]]:
@@ -307,6 +307,8 @@ def check_replaceable(directory: Path) -> None:
 def _engine(made: dict[str, Any]) -> str:
     delta = "" if made["delta"] is None else f", delta {made['delta']:g}"
     words = "kept" if made["stopwords"] is None else "dropped"
+    if made.get("analyzed_by"):
+        words = f"as {made['analyzed_by']} analyzer has them"
     words += f", stemmed ({made['stemmer']})" if made.get("stemmer") else ""
     words += f", {made['max_query_terms']} rarest terms of a query" if made.get("max_query_terms") else ""
     return f"{made['retriever']}, {made['variant']}, k1 {made['k1']:g}, b {made['b']:g}{delta}, stop words {words}"

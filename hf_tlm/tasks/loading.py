@@ -57,6 +57,11 @@ def load_task(
         HfTlmError: the cache of `datasets`, in which the splits are kept, cannot be written.
     """
     spec, registered = _find(task, config_name)
+    if Path(spec.path).is_dir() and (config_name is not None or revision is not None):
+        given = ", ".join(name for name, value in (("config", config_name), ("revision", revision)) if value is not None)
+        raise TaskError(f"{given} of the task: for a dataset of the Hub, and {task} is a folder. Leave it out.")
+    if "@" in task and None not in (spec.revision, revision) and spec.revision != revision:
+        raise TaskError(f"{task} names the revision {spec.revision}, and the option another, {revision}. Give one of them.")
     spec = _replace(spec, config_name=config_name, revision=revision)
     splits = read_splits(spec, columns or spec.columns)
     if kind is None and not registered and text_columns is None and label_column is None and "train" in splits:

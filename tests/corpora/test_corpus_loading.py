@@ -1,6 +1,7 @@
 import gzip
 import json
 import os
+import re
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -181,6 +182,27 @@ def test_what_is_not_found_is_said_with_the_known_types(tmp_path, monkeypatch):
     (tmp_path / "a.bin").touch()
     with pytest.raises(CorpusError, match="a.bin: unknown file type. Known: .parquet"):
         load_corpus("a.bin")
+
+
+def test_a_name_beside_others_that_matches_nothing_is_an_error(folder, tmp_path):
+    """What is left would be a part of the corpus under the name of the whole."""
+    one = str(sorted(folder.iterdir())[0])
+    (tmp_path / "empty").mkdir()
+    for wrong in (str(folder / "p9.jsonl"), str(tmp_path / "typo" / "*.parquet"), str(tmp_path / "empty")):
+        for corpus in ([one, wrong], f"{wrong},{one}"):
+            with pytest.raises(CorpusError, match=f"{re.escape(wrong)} matches no file, beside others that do"):
+                load_corpus(corpus)
+
+
+@pytest.mark.parametrize("option", [{"revision": "v1"}, {"config_name": "en"}, {"split": "test"}])
+def test_options_of_the_hub_are_not_for_files(folder, option):
+    with pytest.raises(CorpusError, match=f"{next(iter(option))} of the corpus: for a dataset of the Hub"):
+        load_corpus(str(folder), **option)
+
+
+def test_two_revisions():
+    with pytest.raises(CorpusError, match="owner/name@v1 names the revision v1, and the option another, v2"):
+        load_corpus("owner/name@v1", revision="v2")
 
 
 @pytest.mark.parametrize("max_words", [0, -3])

@@ -5,8 +5,17 @@ import pytest
 from datasets import Dataset
 
 from elastic_server import ElasticServer
-from hf_tlm.corpora import load_corpus
-from hf_tlm.retrieval import Bm25Settings, ElasticSettings, Index, RetrievalArguments, RetrievalError, Sharding, retrieve
+from hf_tlm.corpora import Corpus, load_corpus
+from hf_tlm.retrieval import (
+    Bm25Settings,
+    ElasticSettings,
+    Index,
+    RetrievalArguments,
+    RetrievalError,
+    Sharding,
+    retrieval_report,
+    retrieve,
+)
 
 WORDS = [f"word{number}" for number in range(40)]
 LONG = " ".join(f"held{number} out{number}" for number in range(12))
@@ -103,7 +112,7 @@ def test_a_file_left_out_once_is_searched_when_it_can_be_read(run, task, folder,
     corpus = load_corpus(str(folder), skip_bad_files=True)
     found = run(task, corpus, top_k=4, index_dir=str(tmp_path / "index"))
     assert found.manifest["counts"]["bad_files"] == ["part1.parquet"] and found.manifest["counts"]["passages"] == 100
-    assert "files that could not be read, left out: 1" in found.summary()
+    assert "files that could not be read, left out: part1.parquet" in found.summary()
     (folder / "part1.parquet").write_bytes(whole)
     corpus = load_corpus(str(folder), skip_bad_files=True)
     found = run(task, corpus, top_k=4, index_dir=str(tmp_path / "index"))
@@ -130,7 +139,7 @@ def test_a_random_subset_keeps_its_size_without_held_out_texts(run, make_task, m
         subset = run(task, make_corpus(passages), retriever="random", num_passages=6, seed=seed)
         assert sorted(subset.dataset["id"]) == [f"p{number}" for number in range(6)]
         assert subset.dataset["rank"][:] == list(range(1, 7))
-    with pytest.raises(RetrievalError, match="Cannot draw 7 distinct passages: 6 of 12 hold held-out texts"):
+    with pytest.raises(RetrievalError, match="Cannot draw 7 distinct passages: of 12 6 hold held-out texts"):
         run(task, make_corpus(passages), retriever="random", num_passages=7)
 
 
@@ -144,6 +153,70 @@ def test_near_duplicates_of_better_passages_are_left_out(run, make_task, make_co
     assert len(run(task, make_corpus(passages), top_k=3)) == 3
 
 
+def test_a_random_subset_keeps_its_size_without_near_duplicates(run, make_task, make_corpus):
+    """The first of a group that is drawn stays, and another passage is drawn in place of each other one."""
+    long = " ".join(WORDS)
+    passages = {f"r{number}": f"{long} {number}" for number in range(8)} | {
+        f"p{number}": f"text {number}" for number in range(6)
+    }
+    task = make_task({"q": "kinase", "r": "text"})
+    for seed in range(4):
+        subset = run(task, make_corpus(passages), retriever="random", num_passages=7, seed=seed, deduplicate=0.8)
+        ids = subset.dataset["id"][:]
+        assert len(ids) == 7 and sum(name.startswith("r") for name in ids) == 1
+        made = subset.manifest["deduplication"]
+        assert made["passages"] == len(made["ids"]) and set(made["ids"]).isdisjoint(ids)
+    whole = run(task, make_corpus(passages), retriever="random", num_passages=5, seed=1)
+    assert whole.manifest["deduplication"] is None
+    with pytest.raises(RetrievalError, match="of 14 0 hold held-out texts, and 7 nearly repeat others"):
+        run(task, make_corpus(passages), retriever="random", num_passages=8, deduplicate=0.8)
+
+
+@pytest.mark.parametrize("retriever", ["bm25", "random"])
+def test_files_that_cannot_be_read_are_named_wherever_passages_are_from(run, task, folder, retriever):
+    (folder / "part1.parquet").write_bytes(b"nothing")
+    corpus = load_corpus(str(folder), skip_bad_files=True)
+    subset = run(task, corpus, retriever=retriever, **({"num_passages": 9} if retriever == "random" else {"top_k": 3}))
+    assert subset.manifest["counts"]["bad_files"] == ["part1.parquet"]
+    assert "files that could not be read, left out: part1.parquet" in subset.summary()
+    assert "| files that could not be read | 1 left out (part1.parquet) |" in retrieval_report(subset)
+
+
+def test_an_index_that_was_made_of_the_whole_corpus(run, task, folder, tmp_path):
+    """As README makes one, without its files as parts."""
+    corpus = load_corpus(str(folder))
+    Index.open_or_build(tmp_path / "index", corpus.to_dataset(), corpus_name="c", fingerprint=corpus.fingerprint)
+    assert rows(run(task, corpus, top_k=5, index_dir=str(tmp_path / "index"))) == rows(run(task, corpus, top_k=5))
+
+
+@pytest.mark.parametrize(
+    "options,message",
+    [
+        ({"deduplicate": 1.5}, "Deduplication needs threshold above 0 and at most 1"),
+        ({"deduplicate": 0.0, "retriever": "random", "num_passages": 3}, "Deduplication needs threshold"),
+        (
+            {"retriever": "elasticsearch", "elastic": ElasticSettings("http://localhost:1", "x"), "max_query_terms": 8},
+            "max_query_terms .8. needs the corpus's document frequencies",
+        ),
+    ],
+)
+def test_what_is_refused_before_the_corpus_is_read(task, options, message):
+    unread = Corpus("unread", "0", lambda: pytest.fail("the corpus was read"))
+    with pytest.raises(RetrievalError, match=message):
+        retrieve(task, unread, **options)
+
+
+def test_an_output_folder_is_looked_at_first(tmp_path, run, task, folder):
+    subset = run(task, load_corpus(str(folder)), top_k=3)
+    subset.save(tmp_path / "subset")
+    RetrievalArguments().check(str(tmp_path / "subset"))
+    with pytest.raises(RetrievalError, match="would replace .*subset, which it is like"):
+        RetrievalArguments(retriever="random", like=str(tmp_path / "subset")).check(str(tmp_path / "subset"))
+    (tmp_path / "subset" / "thesis.tex").touch()
+    with pytest.raises(RetrievalError, match="holds something else than a saved subset .thesis.tex"):
+        RetrievalArguments().check(str(tmp_path / "subset"))
+
+
 @pytest.mark.parametrize("retriever", ["bm25", "bm25s", "rank_bm25", "elasticsearch", "sharded"])
 def test_queries_that_find_nothing_are_counted_once(run, make_task, folder, retriever):
     """One has words that no passage has, one has stop words alone and is empty."""
@@ -151,8 +224,11 @@ def test_queries_that_find_nothing_are_counted_once(run, make_task, folder, retr
     with ElasticServer() as server:
         options = {"elasticsearch": {"elastic": ElasticSettings(server.url, "corpus")}, "sharded": {"sharding": Sharding(2)}}
         counts = run(task, corpus, top_k=3, retriever=retriever, **options.get(retriever, {})).manifest["counts"]
-    assert (counts["empty_queries"], counts["first_empty_queries"]) == (1, ["b"])
-    assert (counts["queries_without_hits"], counts["first_queries_without_hits"]) == (1, ["c"])
+        assert (counts["empty_queries"], counts["first_empty_queries"]) == (1, ["b"])
+        assert (counts["queries_without_hits"], counts["first_queries_without_hits"]) == (1, ["c"])
+        if retriever != "elasticsearch":  # Which cannot count a query's terms.
+            options = options.get(retriever, {}) | {"max_query_terms": 3}
+            assert run(task, corpus, top_k=3, retriever=retriever, **options).manifest["counts"] == counts
 
 
 @pytest.mark.parametrize(
@@ -161,6 +237,9 @@ def test_queries_that_find_nothing_are_counted_once(run, make_task, folder, retr
         ({"executor": "slurm"}, "--executor slurm has no effect with --retriever bm25: it is for sharded"),
         ({"num_shards": 64, "retriever": "bm25s"}, "--num_shards 64 has no effect with --retriever bm25s"),
         ({"elastic_url": "http://x"}, "--elastic_url http://x has no effect .*: it is for elasticsearch"),
+        ({"num_threads": 1, "retriever": "bm25s"}, "--num_threads 1 has no effect .*: it is for bm25"),
+        ({"num_threads": 1, "retriever": "sharded"}, "--num_threads 1 has no effect .*: it is for bm25"),
+        ({"query_batch_size": 8, "retriever": "rank_bm25"}, "--query_batch_size 8 .*: it is for bm25 and sharded"),
         ({"work_dir": "x", "retriever": "elasticsearch"}, "--work_dir x has no effect"),
         ({"like": "x"}, "--like gives the size of a random subset"),
         ({"like": "x", "num_passages": 3, "retriever": "random"}, "--like and --num_passages are both the size"),
@@ -181,6 +260,20 @@ def test_elasticsearch_with_a_corpus_and_with_what_the_cluster_has(run, task, fo
     assert [row["id"] for row in rows(made)] == [row["id"] for row in rows(ours)]
     assert rows(made) == rows(there)
     assert there.manifest["corpus"] == {"name": "corpus", "fingerprint": corpus.fingerprint, "size": 150}
+
+
+def test_a_cluster_that_analyses_in_its_own_way(run, make_task):
+    """Stop words are not ours to say, and a query of them alone may find something."""
+    with ElasticServer() as server:
+        fields = {"text": {"type": "text"}, "source": {"type": "keyword"}}
+        server.add("theirs", {"x1": {"text": "The kinase of it", "source": "s"}}, fields)
+        task = make_task({"a": "kinase", "b": "the of", "c": "zygote"})
+        elastic = ElasticSettings(server.url, "theirs")
+        subset = run(task, None, top_k=1, retriever="elasticsearch", elastic=elastic)
+    made = subset.manifest
+    assert (made["stopwords"], made["analyzed_by"]) == (None, "the index's")
+    assert "stop words as the index's analyzer has them" in subset.summary()
+    assert (made["counts"]["first_empty_queries"], made["counts"]["first_queries_without_hits"]) == ([], ["c"])
 
 
 @pytest.mark.parametrize(

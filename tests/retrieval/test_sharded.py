@@ -499,6 +499,19 @@ def test_slurm_stand_in(tmp_path, monkeypatch):
     assert (tmp_path / "log").read_text() == "2 cpu\n2 cpu\n1 cpu\n" and next(queue, None) is None
 
 
+def test_a_queue_that_does_not_answer_says_nothing_of_a_job(monkeypatch):
+    answers = {"1": (0, "1 cpu\n", ""), "2": (0, "", ""), "3": (1, "", "slurm_load_jobs error: Invalid job id specified")}
+    answers["4"] = (1, "", "slurm_load_jobs error: Unable to contact slurm controller")
+
+    from hf_tlm.retrieval.sharded.executors import _in_queue
+
+    def squeue(command, **_):
+        return subprocess.CompletedProcess(command, *answers[command[-1]])
+
+    monkeypatch.setattr("hf_tlm.retrieval.sharded.executors.subprocess.run", squeue)
+    assert [_in_queue(job) for job in ("1", "2", "3", "4", -1)] == [True, False, False, True, False]
+
+
 def test_jobs_stand_in(tmp_path, monkeypatch):
     """A Job is run here and the remote folder is fsspec's memory: no Hub to test with."""
     import types

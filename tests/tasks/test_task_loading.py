@@ -42,6 +42,19 @@ RECORDS = [{"text": "good film", "label": "pos"}, {"text": "bad film", "label": 
 # Reading.
 
 
+@pytest.mark.parametrize("option", ["config", "revision"])
+def test_options_of_the_hub_are_not_for_a_folder(tmp_path, option):
+    for split in ("train", "validation"):
+        write(tmp_path / "film" / f"{split}.jsonl", RECORDS)
+    with pytest.raises(TaskError, match=f"{option} of the task: for a dataset of the Hub, and .*film is a folder"):
+        load_task(str(tmp_path / "film"), **{"config_name" if option == "config" else option: "x"})
+
+
+def test_two_revisions():
+    with pytest.raises(TaskError, match="owner/name@v1 names the revision v1, and the option another, v2"):
+        load_task("owner/name@v1", revision="v2")
+
+
 @pytest.mark.parametrize("suffix", [".parquet", ".jsonl", ".json", ".csv"])
 @pytest.mark.parametrize("validation", ["validation", "valid", "dev"])
 def test_folder_of_each_file_type(tmp_path, suffix, validation):

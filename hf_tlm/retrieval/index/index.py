@@ -226,7 +226,7 @@ class Index:
             max_query_terms: keep only so many terms of each query, those of highest idf (then the first).
             num_threads: default, all cores; batches of queries go to different threads.
             query_batch_size: queries that one thread takes through all tiles at once. A batch costs memory for its
-                candidates, 16 bytes x K x queries, and time for preparing each tile, so small batches are slow.
+                candidates and results, 24 bytes x K x queries, and time for preparing each tile, so small batches are slow.
 
         Raises:
             RetrievalError: a number below 1, or settings of another analyser.

@@ -12,6 +12,7 @@ import importlib.util
 import inspect
 import io
 import json
+import logging
 import multiprocessing
 import multiprocessing.forkserver
 import os
@@ -35,6 +36,8 @@ from loguru import logger as datatrove_logger
 
 from hf_tlm.files import HfTlmError
 from hf_tlm.retrieval.analyzer import RetrievalError
+
+logger = logging.getLogger(__name__)
 
 # Arguments of datatrove's that are given here, or that our loops have no use for.
 OWN_ARGUMENTS = {"pipeline", "tasks", "logging_dir", "skip_completed", "depends", "depends_job_id", "run_on_dependency_fail"}
@@ -219,9 +222,17 @@ class SlurmExecutor(_Quiet, SlurmPipelineExecutor):
 
 
 def _in_queue(job: str) -> bool:
-    """Slurm forgets a job some time after its end and then answers with an error."""
+    """Slurm forgets a job some time after its end, and then answers that there is none. Another error, as of a busy
+    controller, says nothing of the job: it is asked for again later."""
+    if job == -1:
+        return False
     listed = subprocess.run(["squeue", "--noheader", "--jobs", str(job)], capture_output=True, text=True)
-    return listed.returncode == 0 and bool(listed.stdout.strip())
+    if listed.returncode:
+        gone = "invalid job id" in listed.stderr.lower()
+        if not gone:
+            logger.warning("squeue failed: %s", listed.stderr.strip())
+        return not gone
+    return bool(listed.stdout.strip())
 
 
 class JobsExecutor(_Quiet, JobsPipelineExecutor):

@@ -90,7 +90,7 @@ def write_shard(folder: Path, pieces: Iterable[Piece], skip_bad_files: bool) -> 
     _write_counts(folder, sources, skipped, bad_files)
 
 
-def spread(corpus: Corpus, workspace: Workspace, num_shards: int) -> None:
+def spread(corpus: Corpus, workspace: Workspace, num_shards: int, cache_dir: str | None = None) -> None:
     """Every shard's passages, written from here in equal shares: of a corpus that is not of files, or whose files the
     shards cannot see.
 
@@ -100,7 +100,7 @@ def spread(corpus: Corpus, workspace: Workspace, num_shards: int) -> None:
     missing = [shard for shard in range(num_shards) if not workspace.has(shard_name("passages", shard))]
     if not missing:
         return
-    passages = corpus.to_dataset().with_format("arrow")
+    passages = corpus.to_dataset(cache_dir).with_format("arrow")
     for shard in missing:
         first, last = (len(passages) * i // num_shards for i in (shard, shard + 1))
         sources: Counter[str] = Counter()

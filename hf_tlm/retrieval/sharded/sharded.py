@@ -70,6 +70,7 @@ def retrieve_sharded(
     query_batch_size: int | None = None,
     skip_bad_files: bool | None = None,
     executor_options: dict[str, Any] | None = None,
+    cache_dir: str | None = None,
 ) -> ShardedHits:
     """The union of the top K of every query, in a corpus cut into shards.
 
@@ -85,6 +86,7 @@ def retrieve_sharded(
         skip_bad_files: leave out whole files that cannot be read, and name them in the counts; None: as the corpus says.
         executor_options: of datatrove's executor of that name: `cpus_per_task`, `mem_per_cpu_gb`, ...; slurm needs
             `partition` and `time`, jobs `dependencies`; ray takes the cluster's `address`.
+        cache_dir: where a corpus that is not of files is kept; None: the cache of `datasets`.
 
     Raises:
         RetrievalError: an argument is wrong, datatrove or what the executor needs is missing, the work_dir belongs to
@@ -125,7 +127,7 @@ def retrieve_sharded(
         if workspace.local and all(part.size is not None for part in corpus.parts):
             pieces = plan(corpus.parts, num_shards)
         else:
-            spread(corpus, workspace, num_shards)
+            spread(corpus, workspace, num_shards, cache_dir)
         here = "local", {"workers": 1}
         away = executor, options
         okapi = settings.variant == "okapi"
