@@ -491,7 +491,7 @@ def test_slurm_stand_in(tmp_path, monkeypatch):
 
     # The jobs of a killed run are waited for as long as they are in the queue, not submitted again.
     queue = iter([True, True, False])
-    monkeypatch.setattr("hf_tlm.retrieval.sharded.executors._in_queue", lambda job: job == "17" and next(queue))
+    monkeypatch.setattr("hf_tlm.retrieval.sharded.executors.in_queue", lambda job: job == "17" and next(queue))
     monkeypatch.setattr("hf_tlm.retrieval.sharded.executors.SLURM_POLL", 0)
     shutil.rmtree(tmp_path / "work" / "hits" / "00001")
     with pytest.raises(RetrievalError, match="Shard 1 failed in the stage search: its process or machine was lost"):
@@ -503,13 +503,13 @@ def test_a_queue_that_does_not_answer_says_nothing_of_a_job(monkeypatch):
     answers = {"1": (0, "1 cpu\n", ""), "2": (0, "", ""), "3": (1, "", "slurm_load_jobs error: Invalid job id specified")}
     answers["4"] = (1, "", "slurm_load_jobs error: Unable to contact slurm controller")
 
-    from hf_tlm.retrieval.sharded.executors import _in_queue
+    from hf_tlm.retrieval.sharded.slurm_queue import in_queue
 
     def squeue(command, **_):
         return subprocess.CompletedProcess(command, *answers[command[-1]])
 
-    monkeypatch.setattr("hf_tlm.retrieval.sharded.executors.subprocess.run", squeue)
-    assert [_in_queue(job) for job in ("1", "2", "3", "4", -1)] == [True, False, False, True, False]
+    monkeypatch.setattr("hf_tlm.retrieval.sharded.slurm_queue.subprocess.run", squeue)
+    assert [in_queue(job) for job in ("1", "2", "3", "4", -1)] == [True, False, False, True, False]
 
 
 def test_jobs_stand_in(tmp_path, monkeypatch):

@@ -12,13 +12,11 @@ import importlib.util
 import inspect
 import io
 import json
-import logging
 import multiprocessing
 import multiprocessing.forkserver
 import os
 import shutil
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -36,8 +34,7 @@ from loguru import logger as datatrove_logger
 
 from hf_tlm.files import HfTlmError
 from hf_tlm.retrieval.analyzer import RetrievalError
-
-logger = logging.getLogger(__name__)
+from hf_tlm.retrieval.sharded.slurm_queue import in_queue
 
 # Arguments of datatrove's that are given here, or that our loops have no use for.
 OWN_ARGUMENTS = {"pipeline", "tasks", "logging_dir", "skip_completed", "depends", "depends_job_id", "run_on_dependency_fail"}
@@ -210,29 +207,15 @@ class SlurmExecutor(_Quiet, SlurmPipelineExecutor):
             super().run()
             return
         job = json.loads(self.logging_dir.cat_file("job.json")) if self.logging_dir.isfile("job.json") else -1
-        if not _in_queue(job):
+        if not in_queue(job):
             super().run()
             job = self.job_id
             self.logging_dir.pipe_file("job.json", json.dumps(job).encode())
-        while self.incomplete() and _in_queue(job):
+        while self.incomplete() and in_queue(job):
             time.sleep(SLURM_POLL)
 
     def launch_merge_stats(self) -> None:
         """Nothing: what is worth counting is in the outputs, and a job less is a queue less."""
-
-
-def _in_queue(job: str) -> bool:
-    """Slurm forgets a job some time after its end, and then answers that there is none. Another error, as of a busy
-    controller, says nothing of the job: it is asked for again later."""
-    if job == -1:
-        return False
-    listed = subprocess.run(["squeue", "--noheader", "--jobs", str(job)], capture_output=True, text=True)
-    if listed.returncode:
-        gone = "invalid job id" in listed.stderr.lower()
-        if not gone:
-            logger.warning("squeue failed: %s", listed.stderr.strip())
-        return not gone
-    return bool(listed.stdout.strip())
 
 
 class JobsExecutor(_Quiet, JobsPipelineExecutor):
