@@ -119,13 +119,15 @@ def check(plan: Plan) -> None:
 
 
 def _check_settings(plan: Plan, step: Step, record: Mapping[str, Any]) -> None:
-    """Whether a finished step is what the plan asks for."""
+    """Whether a finished step is what the plan asks for. Of an equal run that was taken over the inputs may have other names."""
+    if record.get("fingerprint") == plan.fingerprint(step):
+        return
     there, here = record["settings"], plan.settings(step)
     changed = [name for name in sorted({*there, *here}) if there.get(name) != here.get(name)]
     if changed:
         name = changed[0]
         reason = f"with other settings ({name}: {there.get(name)!r:.60} there, {here.get(name)!r:.60} asked for)"
-    elif record.get("fingerprint", plan.fingerprint(step)) != plan.fingerprint(step):
+    elif "fingerprint" in record:
         reason = f"from what had other settings ({', '.join(step.inputs.values())})"
     else:
         return

@@ -373,6 +373,8 @@ def test_tables_that_share_runs(work, tmp_path, faked):
     first = json.loads((tmp_path / "out/runs/scierc.bm25.seed-0.json").read_text())
     assert record == {**first, "name": "scierc/k-4/seed-0", "arm": "K = 4", "same_run_as": "scierc/bm25/seed-0"}
     assert "4 of 4 runs are finished." in table.to_text()
+    del faked[:]
+    assert reproduce(plan).to_text() == table.to_text() and faked == [], "the same command again"
     assert "| K = 4 " in (tmp_path / "out/top_k.md").read_text() and (tmp_path / "out/results.md").is_file()
     file, before = tmp_path / "out/runs/scierc.k-6.seed-0.json", (tmp_path / "out/runs/scierc.k-6.seed-0.json").read_text()
     step = next(step for step in plan.trainings if step.name == "scierc/k-6/seed-0")
