@@ -119,7 +119,7 @@ def check(plan: Plan) -> None:
 
 
 def _check_settings(plan: Plan, step: Step, record: Mapping[str, Any]) -> None:
-    """Whether a finished step is what the plan asks for. Of an equal run that was taken over the inputs may have other names."""
+    """Whether a finished step is what the plan asks for. Inputs of an equal run that was taken over may have other names."""
     if record.get("fingerprint") == plan.fingerprint(step):
         return
     there, here = record["settings"], plan.settings(step)
