@@ -120,6 +120,7 @@ class Corpus:
         its first and last 64 KiB: one that is changed in its middle alone, and is as long as before, needs another name.
     documents: makes an iterator over whole documents with the same three keys; text may be None. Not with `parts`.
     max_words: documents are cut into passages of at most so many words, with ids `<id>#<n>`; None leaves them whole.
+    cut: whether these are passages already, with such ids, of documents that were cut before.
     parts: one for every file; one if the corpus is not of files.
     skip_bad_files: leave out the whole of a part that cannot be read, instead of raising its CorpusError. Iterating then
         reads every part twice, the first time to see whether it can be read to its end.
@@ -134,6 +135,7 @@ class Corpus:
     max_words: int | None = None
     parts: tuple[Part, ...] = ()
     skip_bad_files: bool = False
+    cut: bool = False
     skipped: int = field(default=0, init=False)
     bad_files: dict[str, str] = field(default_factory=dict, init=False)
 

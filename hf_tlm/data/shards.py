@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -30,16 +29,14 @@ SCHEMA = Features({"input_ids": List(Value("int32"))}).arrow_schema
 BLOCKS_FILE, STATE_FILE, TOTALS_FILE = "blocks.arrow", "state.json", "totals.json"
 SHARD_SIZE = 1 << 14
 POLL_SECONDS = 0.05
-# What a passage's id has more than its document's.
-_PASSAGE = re.compile(r"#\d+$")
 # Changes when equal settings would give other blocks.
-_FORMAT = 2
+_FORMAT = 1
 
 
-def held_out(identifier: str, share: float) -> bool:
+def held_out(corpus: Corpus, identifier: str, share: float) -> bool:
     """Whether a passage is kept from training: by a hash of its document's id, so the same in every run, whatever the
-    order or the other passages. A subset's passages, too, have their documents' ids before the number."""
-    document = _PASSAGE.sub("", identifier)
+    order or the other passages."""
+    document = identifier.rpartition("#")[0] if corpus.cut or corpus.max_words is not None else identifier
     return xxhash.xxh3_64_intdigest(document.encode()) < share * 2**64
 
 
@@ -194,7 +191,7 @@ class BlockShards:
         return found.add_column("draw", [-1 - number for number in range(len(found))])
 
     def _held_out(self, row: dict[str, str]) -> bool:
-        return held_out(row["id"], self.validation_share)
+        return held_out(self.corpus, row["id"], self.validation_share)
 
     def _passages(self, maker: BlockMaker, at: dict[str, Any], bar: tqdm, pause: Callable | None) -> Iterator[None]:
         """Give `maker` the passages after `at`, which is kept up to date; stops after each."""

@@ -281,7 +281,7 @@ def _sample(corpus: Corpus, count: int, validation_share: float, among: int | No
     with tqdm(desc="Choosing texts for the vocabulary", unit=" passages") as bar:
         for row in islice(_rows(corpus, bar), among):
             rank = -xxhash.xxh3_64_intdigest(row["id"].encode(), seed=1)
-            if (len(kept) < count or rank > kept[0][0]) and not held_out(row["id"], validation_share):
+            if (len(kept) < count or rank > kept[0][0]) and not held_out(corpus, row["id"], validation_share):
                 (heapq.heappush if len(kept) < count else heapq.heapreplace)(kept, (rank, row["text"]))
     return [text for _, text in sorted(kept, reverse=True)]
 

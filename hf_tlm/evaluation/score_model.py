@@ -106,7 +106,7 @@ def score_models(
 
 def _check_layer(layer: int, model_args: ModelArguments) -> None:
     """Raise ArgumentsError before a model is trained that has no such layer."""
-    if model_args.model_config is not None:
+    if model_args.model_name_or_path is None:
         config = read_config(model_args.model_config)
     else:
         trust = {"trust_remote_code": model_args.trust_remote_code}

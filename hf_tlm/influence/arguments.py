@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+import logging
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_tlm.influence.checks import BALANCES, METHODS, check_executor, check_scoring, check_selection, check_use
+from hf_tlm.influence.checks import BALANCES, METHODS, check_executor, check_scoring, check_selection, without_effect
 from hf_tlm.influence.errors import InfluenceError
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from hf_tlm.tasks import Task
 
 NUM_SHARDS = 2
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -121,18 +124,17 @@ class SelectionArguments:
         """All that can be refused before a score model is trained and passages are scored.
 
         Raises:
-            InfluenceError: options that the method has no use for; `output_dir` is the subset's folder; or see
+            InfluenceError: `output_dir` is the subset's folder; or see
                 `hf_tlm.influence.select`.
             RetrievalError: `output_dir` holds something else than a subset.
         """
         from hf_tlm.influence.select import check_inputs
         from hf_tlm.retrieval.subset import check_replaceable
 
-        default = {
-            entry.name: entry.default_factory() if callable(entry.default_factory) else entry.default
-            for entry in fields(self)
-        }
-        check_use(self.method, {name: value for name, value in vars(self).items() if value != default[name]})
+        default = type(self)(subset=self.subset, fraction=1.0)
+        changed = {name: value for name, value in vars(self).items() if value != getattr(default, name)}
+        if idle := without_effect(self.method, changed):
+            logger.warning("Of no effect with method %s: %s.", self.method, ", ".join(idle))
         if Path(self.subset).is_dir() and Path(self.subset).resolve() == Path(output_dir).resolve():
             raise InfluenceError(
                 f"The smaller subset would replace the one that it is chosen from, {self.subset}. Choose another output_dir."

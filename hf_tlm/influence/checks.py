@@ -98,16 +98,15 @@ def check_scoring(mlm_probability: float, batch_size: int, projection_dim: int |
             raise InfluenceError(f"{name} must be at least 1; received {value}.")
 
 
-def check_use(method: str, given: Mapping[str, Any]) -> None:
-    """Args:
-        given: options that are not at their default.
+def without_effect(method: str, given: Mapping[str, Any]) -> list[str]:
+    """ "name value" of those options that the method has no use for.
 
-    Raises:
-        InfluenceError: one that the method has no use for.
+    They are no error: files of a table, or of a scale, have them for all of its selections.
+
+    Args:
+        given: options that are not at their default.
     """
     idle = {name: value for name, value in given.items() if name in OF_ISS and method != "iss"}
     if method == "bm25-rank" and "selection_seed" in given:
         idle["selection_seed"] = given["selection_seed"]
-    if idle:
-        received = ", ".join(f"{name} {value}" for name, value in idle.items())
-        raise InfluenceError(f"{received}: of no effect with method {method}. Leave it out.")
+    return [f"{name} {value}" for name, value in idle.items()]

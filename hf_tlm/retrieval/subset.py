@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,9 @@ ANALYSIS = "analysis/"
 ROW_GROUP = 1000
 # Retrievers whose manifest knows of no queries: passages drawn at random, and those that the paper's authors released.
 UNQUERIED = ("random", "released")
+
+# What a passage's id has more than its document's.
+_PASSAGE = re.compile(r"#\d+$")
 
 
 @dataclass
@@ -211,7 +215,10 @@ class Subset:
         from hf_tlm.corpora import load_corpus
 
         corpus = load_corpus(self.dataset, id_column="id")
-        return replace(corpus, name=f"{self.manifest['corpus']['name']}, for {self.manifest['task']['name']}")
+        corpus = replace(corpus, name=f"{self.manifest['corpus']['name']}, for {self.manifest['task']['name']}")
+        # Where documents were cut into passages, those of one document belong together.
+        cut = all(_PASSAGE.search(identifier) for identifier in self.dataset["id"][:])
+        return replace(corpus, cut=True, fingerprint=f"{corpus.fingerprint}-cut") if cut else corpus
 
     def summary(self) -> str:
         """What it is, in a few lines for a person."""

@@ -25,6 +25,10 @@ _FREE = (
     "hub_always_push hub_revision resume_from_checkpoint"
 ).split()
 
+# Files beside a model that another start of its run may write anew.
+RECORDS = (SETTINGS_FILE, RESULTS_FILE, "grid.json")
+# Not in the settings of folders from before files counted, or not as they were computed.
+_LATER = ("bf16", "fp16", "texts_per_micro_batch", "tokens_per_micro_batch")
 # What of a model may be a folder or a file.
 LOCAL = ("model_config", "model_name_or_path", "auxiliary_name_or_path", "tokenizer_name")
 
@@ -42,24 +46,29 @@ def settings(args: BaseArguments) -> dict[str, Any]:
         values["texts_per_step"] = one.train_batch_size * one.gradient_accumulation_steps * one.world_size
     if values.get("objective") == "cocolm" and values["scl"]:
         # The only loss that depends on them: a text is told from the others of its micro-batch.
-        values["texts_per_micro_batch"] = one.train_batch_size * one.world_size
+        if values.get("total_batch_tokens") is None:
+            values["texts_per_micro_batch"] = one.train_batch_size * one.world_size
+        else:
+            values["tokens_per_micro_batch"] = values["total_batch_tokens"] // one.gradient_accumulation_steps
     for name in ("per_device_train_batch_size", "gradient_accumulation_steps"):
         del values[name]
     return json.loads(json.dumps(values, default=str))
 
 
 def local_files(model: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
-    """Of the options whose values are local models, tokenizers or configs: their files and digests, cards apart. After a
-    change there a run is another one."""
+    """Of the options whose values are local models, tokenizers or configs: their files and digests, without cards and
+    records. After a change there a run is another one."""
     found = {}
     for name in LOCAL:
+        if name == "model_config" and model.get("model_name_or_path") is not None:
+            continue  # It is not read.
         value = model.get(name)
         path = Path(value) if isinstance(value, str) else None
         if path is None or not path.exists():
             continue
         folders = (path, path / MLM_SUBFOLDER, path / GENERATOR)
         files = [path] if path.is_file() else [file for folder in folders for file in folder.glob("*")]
-        files = [file for file in files if file.is_file() and file.suffix != ".md"]
+        files = [file for file in files if file.is_file() and file.suffix != ".md" and file.name not in RECORDS]
         found[name] = sorted((str(file.relative_to(path)), sha256(file)) for file in files)
     return found
 
@@ -84,7 +93,7 @@ def claim(output_dir: Path, details: Mapping[str, Any], data: Sequence[str], pro
             f"{name}: {there!r:.60} there, {here!r:.60} asked for"
             for section in ("arguments", "model", "blocks")
             for name, here in wanted.get(section, {}).items()
-            if (there := found.get(section, {}).get(name)) != here
+            if (there := found.get(section, {}).get(name)) != here and ("files" in found or name not in _LATER)
         ]
         # Folders from before files counted do not have them.
         changed += [

@@ -162,6 +162,18 @@ def test_a_local_file_that_has_changed_is_another_run(tmp_path, task, subset):
     go(tmp_path / "further", task, subset, {"model_config": None, "vocab_size": 30522, "model_name_or_path": str(start)})
     (start / "README.md").write_text("A card of one's own.")
     go(tmp_path / "further", task, subset, {"model_config": None, "vocab_size": 30522, "model_name_or_path": str(start)})
+    (start / "results.json").write_text("{}")  # As another start of that run writes it.
+    go(tmp_path / "further", task, subset, {"model_config": None, "vocab_size": 30522, "model_name_or_path": str(start)})
+    # A folder from before precision and files counted.
+    settings = json.loads((tmp_path / "further/settings.json").read_text())
+    files, settings["arguments"]["bf16"] = settings.pop("files"), True
+    (tmp_path / "further/settings.json").write_text(json.dumps(settings))
+    go(tmp_path / "further", task, subset, {"model_config": None, "vocab_size": 30522, "model_name_or_path": str(start)})
+    (tmp_path / "further/settings.json").write_text(json.dumps(settings | {"files": files}))
+    with pytest.raises(ProtocolError, match="bf16: True there, False asked for"):
+        go(tmp_path / "further", task, subset, {"model_config": None, "vocab_size": 30522, "model_name_or_path": str(start)})
+    settings["arguments"]["bf16"] = False
+    (tmp_path / "further/settings.json").write_text(json.dumps(settings | {"files": files}))
     shutil.copy(start / "config.json", start / "mlm" / "more.json")
     with pytest.raises(ProtocolError, match="the files of model_name_or_path .*out have changed"):
         go(tmp_path / "further", task, subset, {"model_config": None, "vocab_size": 30522, "model_name_or_path": str(start)})

@@ -66,15 +66,20 @@ def test_one_is_trained_on_the_task_and_found_again(task, subset, monkeypatch, t
         train_score_model(task, subset, arguments(learning_rate=1e-3), model_args)
 
 
-def test_a_layer_that_there_will_not_be_is_refused_before_training(task, subset, monkeypatch, tmp_path, tokenizer):
+@pytest.mark.parametrize("start", ["a config", "a checkpoint"])
+def test_a_layer_that_there_will_not_be_is_refused_before_training(task, subset, monkeypatch, tmp_path, tokenizer, start):
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setattr(TlmTrainer, "train", None)
-    TlmModel.from_config(AutoConfig.for_model(**CONFIG, vocab_size=len(tokenizer))).save_pretrained(tmp_path / "base")
-    layers = CONFIG["num_hidden_layers"]
-    for model in (MODEL, {"model_name_or_path": str(tmp_path / "base")}):
-        for layer in (layers + 1, -layers - 2):
-            with pytest.raises(ArgumentsError, match=f"layer must be between -{layers + 1} and {layers} .*received {layer}"):
-                score_models(task, subset, ["scratch"], arguments(), ModelArguments(**model), layer=layer)
+    base = AutoConfig.for_model(**CONFIG | {"num_hidden_layers": 3}, vocab_size=len(tokenizer))
+    AutoModelForMaskedLM.from_config(base).save_pretrained(tmp_path / "base")
+    tokenizer.save_pretrained(tmp_path / "base")
+    # A config that is not read is there beside every checkpoint: it is the default.
+    model, layers = (MODEL, 2) if start == "a config" else ({"model_name_or_path": str(tmp_path / "base")}, 3)
+    for layer in (layers + 1, -layers - 2):
+        with pytest.raises(ArgumentsError, match=f"layer must be between -{layers + 1} and {layers} .*received {layer}"):
+            score_models(task, subset, ["scratch"], arguments(), ModelArguments(**model), layer=layer)
+    with pytest.raises(TypeError):  # It would be trained.
+        score_models(task, subset, ["scratch"], arguments(), ModelArguments(**model), layer=layers)
 
 
 def test_a_local_file_counts_by_its_content(task, subset, monkeypatch, tmp_path):

@@ -144,14 +144,25 @@ class TestCheck:
         "args,message",
         [
             ("--num_passages 11", "num_passages 11 is more than the 10 passages"),
-            ("--fraction 0.2 --method random --layer 1", "layer 1: of no effect with method random"),
-            ("--fraction 0.2 --method dsir --score_model a b", "score_model .*: of no effect with method dsir"),
-            ("--fraction 0.2 --method bm25-rank --selection_seed 1", "selection_seed 1: of no effect with method bm25-rank"),
         ],
     )
     def test_options(self, made, args, message):
         with pytest.raises(InfluenceError, match=message):
             self.go(made, *args.split())
+
+    @pytest.mark.parametrize(
+        "args,idle",
+        [
+            ("--method random --layer 1 --corpus_batch_size 4", "method random: layer 1."),
+            ("--method dsir --score_model a b --selection_seed 1", "method dsir: score_model ['a', 'b']."),
+            ("--method bm25-rank --selection_seed 1", "method bm25-rank: selection_seed 1."),
+            ("--layer 1 --score_max_length 9 --selection_seed 1", None),
+        ],
+    )
+    def test_options_without_effect_are_named(self, made, args, idle, caplog):
+        """A table's file has them for all of its selections."""
+        self.go(made, "--fraction", "0.2", *args.split())
+        assert caplog.text.strip().endswith(f"Of no effect with {idle}") if idle else not caplog.text
 
     def test_a_selection(self, made):
         task, subset, folder = made

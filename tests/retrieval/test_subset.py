@@ -6,6 +6,7 @@ import datasets
 import pytest
 import yaml
 
+from hf_tlm.corpora import load_corpus
 from hf_tlm.retrieval import RetrievalError, Subset, retrieve
 from hf_tlm.retrieval.subset import CARD_FILE, COLUMNS, DATA_FILE, MANIFEST_FILE, REPORT_FILE
 
@@ -185,6 +186,17 @@ def test_it_is_a_corpus_too(either):
     made = either.manifest
     assert corpus.name == f"{made['corpus']['name']}, for {made['task']['name']}"
     assert corpus.fingerprint == either.as_corpus().fingerprint != made["corpus"]["fingerprint"]
+
+
+def test_passages_of_one_document_belong_together_in_a_corpus_of_them(make_task, tmp_path):
+    rows = [{"id": f"d{number}", "text": f"kinase one. gene two. cell {number}."} for number in range(6)]
+    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = make_task({"q": "kinase", "r": "gene"})
+    for max_words, cut in ((None, False), (2, True)):
+        corpus = load_corpus(str(tmp_path / "corpus.jsonl"), id_column="id", max_words=max_words)
+        made = retrieve(task, corpus, top_k=4, cache_dir=str(tmp_path / "cache")).as_corpus()
+        assert made.cut == cut and made.fingerprint.endswith("-cut") == cut and made.max_words is None
+        assert {row["id"].partition("#")[0] for row in made} <= {row["id"] for row in rows}
 
 
 def test_examples_pair_passages_with_their_queries(subset, random_subset, make_task, queries):

@@ -114,6 +114,9 @@ def test_texts_that_are_told_apart_count_where_a_loss_has_them():
         args = TlmArguments(**BASE, **{"objective": "cocolm", "total_batch_size": 32, **changes})
         return settings(args).get("texts_per_micro_batch")
 
+    tokens = {"objective": "cocolm", "max_length": 32, "per_device_train_batch_size": 4}
+    by_tokens = settings(TlmArguments(**BASE, **tokens, total_batch_tokens=256))
+    assert by_tokens["tokens_per_micro_batch"] == 128 and "texts_per_micro_batch" not in by_tokens
     assert [micro(), micro(per_device_train_batch_size=4), micro(scl=False), micro(objective="electra")] == [
         32,
         4,
