@@ -16,7 +16,7 @@ def keep_freed_memory() -> None:
     """
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
-        # Before 2.35 no more than 32 MiB is accepted. Without either, the threshold must go on growing by itself, which the
+        # Older versions accept no more than 32 MiB. Without either, the threshold must go on growing by itself, which the
         # other one would end.
         if libc.mallopt(_MMAP_THRESHOLD, 2**30) or libc.mallopt(_MMAP_THRESHOLD, 2**25):
             libc.mallopt(_TRIM_THRESHOLD, 2**31 - 1)

@@ -45,9 +45,14 @@ def main() -> None:
     scorer = described = None
     if selection.method == "iss":
         models, tokenizer, described = evaluation.score_models(
-            task, subset, selection.score_model, args, model_args,
-            max_length=selection.score_max_length, layer=selection.layer,
-        )  # fmt: skip
+            task,
+            subset,
+            selection.score_model,
+            args,
+            model_args,
+            max_length=selection.score_max_length,
+            layer=selection.layer,
+        )
         scorer = selection.scorer(models, tokenizer)
     processes = {"process_index": args.process_index, "num_processes": args.world_size}
     smaller = selection.select(task, subset, scorer, score_model=described, **processes)

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from hf_tlm import memory
+
 PROGRAM = """
 import resource, sys
 from hf_tlm.memory import keep_freed_memory
@@ -27,3 +29,21 @@ def test_freed_memory_is_kept():
         for how in ("as it is", "keep")
     ]
     assert shares[1] < 0.01 < 0.5 < shares[0]
+
+
+@pytest.mark.parametrize(
+    "most,taken", [(2**31, [(-3, 2**30), (-1, 2**31 - 1)]), (2**25, [(-3, 2**25), (-1, 2**31 - 1)]), (0, [])]
+)
+def test_what_older_versions_refuse(monkeypatch, most, taken):
+    """Where no threshold is accepted nothing is fixed, so that it goes on growing by itself."""
+    accepted = []
+
+    class Libc:
+        def mallopt(self, parameter, value):
+            accepted.extend([(parameter, value)] if parameter == -1 or value <= most else [])
+            return int(parameter == -1 or value <= most)
+
+    monkeypatch.setattr(memory.platform, "libc_ver", lambda: ("glibc", "2.17"))
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: Libc())
+    memory.keep_freed_memory()
+    assert accepted == taken

@@ -124,8 +124,7 @@ class SelectionArguments:
         """All that can be refused before a score model is trained and passages are scored.
 
         Raises:
-            InfluenceError: `output_dir` is the subset's folder; or see
-                `hf_tlm.influence.select`.
+            InfluenceError: `output_dir` is the subset's folder; or see `hf_tlm.influence.select`.
             RetrievalError: `output_dir` holds something else than a subset.
         """
         from hf_tlm.influence.select import check_inputs

@@ -99,7 +99,7 @@ def check_scoring(mlm_probability: float, batch_size: int, projection_dim: int |
 
 
 def without_effect(method: str, given: Mapping[str, Any]) -> list[str]:
-    """ "name value" of those options that the method has no use for.
+    """Those options that the method has no use for, as "name value".
 
     They are no error: files of a table, or of a scale, have them for all of its selections.
 

@@ -207,12 +207,10 @@ def search_elastic(search: Search, corpus: Corpus | None, elastic: ElasticSettin
     rows = found.union.order(order_of_ids(pa.array(found.ids)))
     passages = Dataset.from_list(fetch([found.ids[row] for row in rows], elastic))
     # Those that are empty are counted as such by whoever asked.
-    own = found.fingerprint is None
-    analyzer = str.split if own else search.settings.analyzer
+    analyzer = search.settings.analyzer if found.fingerprint else str.split
     without_hits = [number for number in found.without_hits if analyzer(search.queries[number])]
     counts |= {
         "fingerprint": found.fingerprint,
-        "analyzer": "the index's" if own else None,
         "passages": found.counts["passages"],
         "queries_without_hits": len(without_hits),
         "first_queries_without_hits": search.named(without_hits),

@@ -133,8 +133,9 @@ def retrieve(
             found = search_elastic(search, corpus, elastic)
         else:
             found = search_corpus(retriever, search, corpus)
-        analyzed = found.counts.pop("analyzer", None)
-        analyzer = settings.analyzer if analyzed is None else str.split
+        # An index of other making has an analyzer of its own.
+        foreign = retriever == "elasticsearch" and found.counts["fingerprint"] is None
+        analyzer = str.split if foreign else settings.analyzer
         empty = [query_ids[query] for query, text in enumerate(queries) if not analyzer(text)]
         found.counts = {
             "queries": len(queries),
@@ -152,9 +153,9 @@ def retrieve(
             "k1": settings.k1,
             "b": settings.b,
             "delta": settings.used_delta,
-            "stopwords": settings.stopwords if analyzed is None else None,
+            "stopwords": None if foreign else settings.stopwords,
             "stemmer": settings.stemmer,
-            **({} if analyzed is None else {"analyzed_by": analyzed}),
+            **({"analyzed_by": "the index's"} if foreign else {}),
         }
         found.columns["best_query"] = [query_ids[query] for query in found.columns["best_query"]]
         repeated = None

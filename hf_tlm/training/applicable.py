@@ -24,32 +24,22 @@ OBJECTIVES = {
     "replacements": COMPOSITES,
 }
 
-
 DEFAULT_MAX_STEPS = 10_000
 OF_STAGE_1 = (
-    *(
-        "rho1",
-        "rho2",
-        "loss_normalization",
-        "mlm_probability",
-        "corpus_max_length",
-        "total_batch_size",
-        "total_batch_tokens",
-    ),
-    *("max_steps", "num_train_epochs", "max_flops", "max_tokens", "max_hours"),
-    *("learning_rate", "weight_decay", "layerwise_lr_decay", "warmup_steps"),
-)
+    "rho1 rho2 loss_normalization mlm_probability corpus_max_length total_batch_size total_batch_tokens max_steps "
+    "num_train_epochs max_flops max_tokens max_hours learning_rate weight_decay layerwise_lr_decay warmup_steps"
+).split()
 
 
 def of_other_stage(args: Any) -> list[str]:
-    """Of a run of one stage of TLM alone, "name value" of the options that are not at their default and are the other's.
+    """Of a run of one stage of TLM alone the options that are not at their default and are the other's, as "name value".
 
     They are no error: one config serves runs of both stages and of either."""
     return [said for said in of_training(args) if args.stage == ("1" if said.startswith("stage2_") else "2")]
 
 
 def of_training(args: Any) -> list[str]:
-    """ "name value" of the options of either stage that are not at their default."""
+    """The options of either stage that are not at their default, as "name value"."""
     own = [entry for entry in fields(args) if entry.name in OF_STAGE_1 or entry.name.startswith("stage2_")]
     # What stands for the default of 0 steps.
     settled = {"max_steps": (DEFAULT_MAX_STEPS, -1)}

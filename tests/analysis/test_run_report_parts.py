@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from hf_tlm.analysis import AnalysisError
+from hf_tlm.analysis.report import about
 from hf_tlm.analysis.report.blocks import Column, make_table, printable
 from hf_tlm.analysis.report.charts import MOST_DOTS, MOST_POINTS, line_chart, scatter
 from hf_tlm.analysis.report.comparison import Agreement, agreement, pair
@@ -21,6 +22,7 @@ from hf_tlm.analysis.report.groups import (
 )
 from hf_tlm.analysis.report.options import Options
 from hf_tlm.analysis.report.predictions import Judged, Predictions
+from hf_tlm.analysis.report.run_folder import RunFolder
 
 
 def test_confusion_by_hand():
@@ -136,3 +138,21 @@ def test_charts_thin_out_what_is_long():
 def test_bad_options(name):
     with pytest.raises(AnalysisError, match=f"--{name} must be at least 1; received 0"):
         Options(**{name: 0})
+
+
+@pytest.mark.parametrize(
+    "arguments,chosen",
+    [
+        ({"stage": "both"}, True),
+        ({"stage": "1"}, False),
+        ({"stage": "1", "load_best_model_at_end": True}, True),
+        ({"select_by": "best"}, True),
+        ({"select_by": "last"}, False),
+        ({"method": "zero_shot"}, False),
+    ],
+)
+def test_it_is_said_where_checkpoints_were_chosen(tmp_path, arguments, chosen):
+    seeds = [{"seed": 0, "test": {"accuracy": 0.5}}]
+    run = RunFolder("run", tmp_path, "tlm", {"metric": "accuracy", "arguments": arguments}, seeds)
+    *_, said = about.scores(run).blocks
+    assert ("Checkpoints were chosen by the validation score." in said.text) == chosen

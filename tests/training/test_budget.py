@@ -1,12 +1,14 @@
 """A budget ends a run at the step that reaches it, and the schedule knows."""
 
 import pytest
+import torch
 from transformers import TrainerCallback
 
 from hf_tlm.models import applied_parameters
 from hf_tlm.training import ArgumentsError, TlmArguments
 from hf_tlm.training import budget as budgets
 from hf_tlm.training.budget import first_step
+from hf_tlm.training.cost import model_flops_utilization
 from runs import history, trainer
 
 
@@ -146,3 +148,12 @@ def test_flops_count_shared_layers_as_often_as_they_are_applied(tmp_path, data, 
     run = trainer(tmp_path / "flops", data, tokenizer, max_flops=cost.flops, **options)
     run.train()
     assert run.state.global_step == 3
+
+
+def test_a_gpus_peak_is_that_of_its_whole_name(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    shares = {}
+    for name in ("NVIDIA L4", "NVIDIA L40", "NVIDIA L40S"):
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda name=name: name)
+        shares[name] = model_flops_utilization(1e14, 1.0, 1)
+    assert shares["NVIDIA L4"] > shares["NVIDIA L40"] > shares["NVIDIA L40S"] > 0

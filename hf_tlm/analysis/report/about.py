@@ -117,8 +117,8 @@ def scores(run: RunFolder) -> Section | None:
 def _chose_checkpoints(run: RunFolder) -> bool:
     """Stage 1 of TLM alone, fine-tuning by `select_by` last and prompts without training keep what they end with."""
     arguments = run.record.get("arguments") or {}
-    ends = (arguments.get("stage") == "1", arguments.get("select_by") == "last", arguments.get("method") == "zero_shot")
-    return not any(ends)
+    ends = {"stage": "1", "select_by": "last", "method": "zero_shot"}
+    return arguments.get("load_best_model_at_end") or not any(arguments.get(name) == value for name, value in ends.items())
 
 
 def highlights(run: RunFolder) -> list[tuple[str, str, str]]:

@@ -35,8 +35,10 @@ class FinetuneArguments(FinetuneOptions, BaseArguments):
                 "select_by best needs validation scores during training, and eval_strategy is no. Give --eval_strategy "
                 "epoch or steps, or --select_by last."
             )
-        saving = self.save_strategy not in ("steps", self.eval_strategy) or self.save_steps not in (500, self.eval_steps)
-        if self.select_by == "best" and saving:
+        own = type(self)
+        saves = self.save_strategy in (own.save_strategy, self.eval_strategy)
+        saves = saves and self.save_steps in (own.save_steps, self.eval_steps)
+        if self.select_by == "best" and not saves:
             raise ArgumentsError(
                 "select_by best saves a checkpoint whenever it evaluates: give eval_strategy and eval_steps, and leave "
                 f"save_strategy {self.save_strategy.value} and save_steps {self.save_steps:g} out; or give --select_by last."

@@ -129,9 +129,14 @@ def _make_selection(
         begun = time.time()  # What is waited for is another selection's time.
         if selection.method == "iss":
             models, tokenizer, described = score_models(
-                task, subset, selection.score_model, args, model_args,
-                max_length=selection.score_max_length, layer=selection.layer,
-            )  # fmt: skip
+                task,
+                subset,
+                selection.score_model,
+                args,
+                model_args,
+                max_length=selection.score_max_length,
+                layer=selection.layer,
+            )
             scorer = selection.scorer(models, tokenizer)
         smaller = selection.select(task, subset, scorer, score_model=described, **processes)
     if args.process_index == 0:
