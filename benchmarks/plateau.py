@@ -34,13 +34,14 @@ from corpus_sample import ROOT, data_dir
 from results_file import machine
 
 from hf_tlm import load_corpus, load_task, retrieve
-from hf_tlm.data import TlmCollator, load_tokenizer, tokenize, train_wordpiece
+from hf_tlm.data import TlmCollator, tokenize, train_wordpiece
 from hf_tlm.evaluation.metrics import compute_metrics_for
 from hf_tlm.evaluation.seeds import format_table
 from hf_tlm.files import atomic_write
+from hf_tlm.models import TlmModel, export_model, load_exported
 from hf_tlm.parser import parse
 from hf_tlm.retrieval import Subset
-from hf_tlm.training import ModelArguments, TlmOptions, TlmTrainer, prepare, run_stage
+from hf_tlm.training import ModelArguments, TlmOptions, TlmTrainer, prepare
 from hf_tlm.training.cost import nominal_tokens, training_flops
 
 LEVERS = ROOT / "benchmarks" / "plateau.yaml"
@@ -52,12 +53,12 @@ LOSSES = (6.0, 5.5, 5.0, 4.5, 4.0)
 
 
 def read_levers() -> dict[str, dict[str, Any]]:
-    """Name -> options of train_tlm, those of the lever that it is `on` first, and of the section `common` before all."""
+    """Name -> options of train_tlm, those of its `base` first, and of the section `common` before all."""
     content = yaml.safe_load(LEVERS.read_text(encoding="utf-8"))
     levers: dict[str, dict[str, Any]] = {}
     for name, options in content["levers"].items():
         options = dict(options or {})
-        levers[name] = levers.get(options.pop("on", None), content["common"]) | options
+        levers[name] = levers.get(options.pop("base", None), content["common"]) | options
     return levers
 
 
@@ -154,55 +155,83 @@ def _length(row: dict) -> int:
     return len(row["input_ids"])
 
 
-def run_lever(name: str, options: dict[str, Any], task_name: str, folder: Path, *, seed: int, test: bool) -> dict[str, Any]:
-    """Both stages of a lever, and what is recorded of them."""
-    options = dict(options)
-    max_words = options.pop("max_words", None)
-    texts = Texts(task_name, folder, options.get("vocab_size", 8000), max_words)
-    output_dir = texts.folder / f"{name}-seed-{seed}"
-    shutil.rmtree(output_dir, ignore_errors=True)
-    values = options | {"tokenizer_name": str(texts.tokenizer_folder), "output_dir": str(output_dir), "seed": seed}
-    values |= {"save_strategy": "no", "report_to": "none", "disable_tqdm": True, "use_cpu": True}
-    model_args, args = parse(ModelArguments, TlmOptions, recipe="train_tlm", description="", args=[], values=values)
-    task = texts.task
-    setup = prepare(task, texts.subset.dataset, args, model_args)
-    held_out = HeldOutLoss(texts.held_out, load_tokenizer(str(texts.tokenizer_folder)))
-    metrics = compute_metrics_for(task.metric)
-    shared = {"compute_metrics": metrics, "processing_class": setup.tokenizer}
-    record: dict[str, Any] = {"lever": name, "task": task_name, "seed": seed, "options": options, "metric": task.metric}
-    stage_args, data = args.for_stage(1, output_dir / "stage1", seed, task.metric), setup.data
-    set_seed(seed)
-    trainer = TlmTrainer(
-        setup.make_model(),
-        stage_args,
-        train_dataset=data.train,
-        corpus_dataset=data.corpus,
-        eval_dataset=data.validation,
-        callbacks=[held_out],
-        **shared,
-    )
-    held_out.trainer, begun = trainer, time.process_time()
-    trainer.train()
-    scores = {name.removeprefix("eval_"): value for name, value in trainer.evaluate().items()}
-    record["stage1"] = {"cost": trainer.cost().to_dict(), "validation": {task.metric: scores[task.metric]}}
-    model = trainer.model
-    if args.stage == "both":
-        begun = time.process_time()
-        stage_args = args.for_stage(2, output_dir / "stage2", seed, task.metric)
-        model, cost, scores = run_stage(
-            2, lambda: trainer.model, stage_args, data, setup.tokenizer, compute_metrics=metrics, id2label=task.id2label
+class LeverRun:
+    """One lever with one seed: both stages, and what is recorded of them.
+
+    The model at the end of stage 1 is kept: levers of stage 2 alone (`stage1: another lever`) start from it.
+    """
+
+    def __init__(self, name: str, options: dict[str, Any], task_name: str, folder: Path, seed: int):
+        options = dict(options)
+        self.source, self.seed, max_words = options.pop("stage1", None), seed, options.pop("max_words", None)
+        self.texts = Texts(task_name, folder, options.get("vocab_size", 8000), max_words)
+        self.name, self.task = name, self.texts.task
+        tokenizer, output_dir = str(self.texts.tokenizer_folder), str(self.texts.folder / "work" / f"{name}-seed-{seed}")
+        values = options | {"tokenizer_name": tokenizer, "output_dir": output_dir, "seed": seed}
+        values |= {"save_strategy": "no", "report_to": "none", "disable_tqdm": True, "use_cpu": True}
+        model_args, self.args = parse(ModelArguments, TlmOptions, recipe="train_tlm", description="", args=[], values=values)
+        self.setup = prepare(self.task, self.texts.subset.dataset, self.args, model_args)
+        self.shared = {
+            "compute_metrics": compute_metrics_for(self.task.metric),
+            "processing_class": self.setup.tokenizer,
+            "train_dataset": self.setup.data.train,
+            "eval_dataset": self.setup.data.validation,
+        }
+        self.record: dict[str, Any] = {"lever": name, "task": task_name, "seed": seed, "metric": self.task.metric}
+        self.record |= {"options": options, "stage1_of": self.source, "max_words": max_words, "points": []}
+
+    def run(self, test: bool) -> dict[str, Any]:
+        """test: score the test split too."""
+        kept = self.texts.folder / "stage1" / f"{self.source or self.name}-seed-{self.seed}"
+        stage_args = self._stage_args(1)
+        if self.source is None:
+            model = self._stage1(stage_args)
+            export_model(model, self.setup.tokenizer, kept, {})
+        elif not kept.is_dir():
+            raise SystemExit(f"{self.name} starts from stage 1 of {self.source} with seed {self.seed}: run that first.")
+        else:
+            model = load_exported(kept, id2label=self.task.id2label)
+        if self.args.stage == "both":
+            stage_args = self._stage_args(2)
+            model = self._stage2(model, stage_args)
+        if test:
+            scored = TlmTrainer(model, stage_args, **self.shared).predict(self.setup.test)
+            self.record["test"] = {self.task.metric: scored.metrics[f"test_{self.task.metric}"]}
+        self.record |= {"parameters": model.num_parameters(), "machine": machine()}
+        self.record["command"] = shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
+        shutil.rmtree(self.args.output_dir, ignore_errors=True)
+        return self.record
+
+    def _stage_args(self, stage: int):
+        return self.args.for_stage(stage, f"{self.args.output_dir}/stage{stage}", self.seed, self.task.metric)
+
+    def _stage1(self, stage_args) -> TlmModel:
+        held_out = HeldOutLoss(self.texts.held_out, self.setup.tokenizer)
+        set_seed(self.seed)
+        trainer = TlmTrainer(
+            self.setup.make_model(),
+            stage_args,
+            corpus_dataset=self.setup.data.corpus if self.args.rho1 > 0 else None,
+            callbacks=[held_out],
+            **self.shared,
         )
-        record["stage2"] = {"cost": cost.to_dict(), "validation": scores}
-        record["stage2"]["cpu_seconds"] = round(time.process_time() - begun, 1)
-    if test and setup.test is not None:
-        scored = TlmTrainer(model, stage_args, train_dataset=data.train, **shared).predict(setup.test)
-        record["test"] = {task.metric: scored.metrics[f"test_{task.metric}"]}
-    record["points"] = held_out.points
-    record["parameters"] = model.num_parameters()
-    record["machine"] = machine()
-    record["command"] = shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
-    shutil.rmtree(output_dir, ignore_errors=True)
-    return record
+        held_out.trainer = trainer
+        trainer.train()
+        score = trainer.evaluate()[f"eval_{self.task.metric}"]
+        self.record |= {"points": held_out.points, "stage1": {"cost": trainer.cost().to_dict(), "validation": score}}
+        return trainer.model
+
+    def _stage2(self, model: TlmModel, stage_args) -> TlmModel:
+        shutil.rmtree(self.args.output_dir, ignore_errors=True)
+        set_seed(self.seed)
+        begun = time.process_time()
+        trainer = TlmTrainer(model, stage_args, **self.shared)
+        trainer.train()
+        metric = f"eval_{self.task.metric}"
+        scores = [round(entry[metric], 4) for entry in trainer.state.log_history if metric in entry]
+        self.record["stage2"] = {"cost": trainer.cost().to_dict(), "cpu_seconds": round(time.process_time() - begun, 1)}
+        self.record["stage2"] |= {"validation": max(scores), "validations": scores}
+        return trainer.model
 
 
 def until(points: list[dict[str, float]], loss: float) -> dict[str, float] | None:
@@ -217,9 +246,9 @@ def page(records: list[dict[str, Any]]) -> str:
     """The results as Markdown, one table a task."""
     parts = [__doc__.split("\n\n")[0].removeprefix("r") + "\n"]
     parts.append(
-        "Made by `python benchmarks/plateau.py` from the records beside this page; benchmarks/plateau.yaml says what each lever "
-        "is. To a held-out masked-LM loss: million tokens, and seconds of one core in brackets. Scores are in percent, of the "
-        "checkpoint best on validation.\n"
+        "Made by `python benchmarks/plateau.py` from the records beside this page; benchmarks/plateau.yaml says what a "
+        "lever is. *to 5.0*: million tokens until the held-out masked-LM loss is that low, in brackets seconds of one core. "
+        "Scores are in percent: *validation* of the best checkpoint of stage 2, *last three* the mean of its last three.\n"
     )
     for task in sorted({record["task"] for record in records}):
         rows = []
@@ -233,8 +262,9 @@ def page(records: list[dict[str, Any]]) -> str:
             row["tokens"] = f"{last['tokens'] / 1e6:.1f} M" if last else ""
             row["FLOPs"] = f"{last['flops']:.1e}" if last else ""
             row["seconds"] = f"{last['seconds']:.0f}" if last else ""
-            stage = record.get("stage2", record.get("stage1"))
-            row["validation"] = f"{100 * stage['validation'][record['metric']]:.1f}"
+            stage2 = record.get("stage2")
+            row["validation"] = f"{100 * stage2['validation']:.1f}" if stage2 else ""
+            row["last three"] = f"{100 * np.mean(stage2['validations'][-3:]):.1f}" if stage2 else ""
             row["test"] = f"{100 * record['test'][record['metric']]:.1f}" if "test" in record else ""
             rows.append(row)
         parts.append(f"## {task}\n\n{format_table(rows, list(rows[0]))}\n")
@@ -269,7 +299,7 @@ def main() -> None:
         file = results / f"{options.task}.{name}.seed-{seed}.json"
         if file.is_file():
             continue
-        record = run_lever(name, levers[name], options.task, Path(options.output_dir), seed=seed, test=options.test)
+        record = LeverRun(name, levers[name], options.task, Path(options.output_dir), seed).run(options.test)
         atomic_write(file, json.dumps(record, indent=1) + "\n")
         print(page([record]), flush=True)
     atomic_write(results.with_suffix(".md"), page(records_in(results)))
