@@ -50,7 +50,7 @@ def test_imports_point_backwards(path):
 
 
 def test_files_stay_short():
-    long = {p.name: n for p in MODULES if (n := len(p.read_text(encoding="utf-8").splitlines())) > 330}
+    long = {p.name: n for p in MODULES if (n := len(p.read_text(encoding="utf-8").splitlines())) > 500}
     assert not long
     recipes = sorted((ROOT / "recipes").glob("*.py"))
     assert recipes and not {p.name: n for p in recipes if (n := len(p.read_text().splitlines())) > 140}

@@ -33,6 +33,7 @@ from hf_tlm.training.checkpoint_pushes import CheckpointPushes, fetch_run
 from hf_tlm.training.claim import RESULTS_FILE, claim, settings
 from hf_tlm.training.claim import ProtocolError as ProtocolError
 from hf_tlm.training.publishing import check_hub, publish_run
+from hf_tlm.training.stages import prepare_stage_2
 
 
 class Run(SeededRun):
@@ -72,12 +73,14 @@ def run_tlm(
         "model": {**model_args.settled(args.objective).__dict__},
     }
     with args.main_process_first(desc="checking the output folder"):
-        check_sources(model_args, max(args.max_length, args.corpus_max_length or 0))
+        check_sources(model_args, max(args.max_length, args.corpus_max_length or 0, args.stage2_max_length or 0))
         check_hub(args, model_args if model_args.use_peft else None)
         fetch_run(args)
-        claim(output_dir, details, ("task_fingerprint", "metric", "subset"), args.process_index)
+        data = ("task_fingerprint", "metric", "subset")
+        claim(output_dir, details, data, args.process_index, options=(args, model_args))
     setup = prepare(task, None if subset is None else subset.dataset, args, model_args)
     details |= {"command": command_line(), "environment": environment(), "texts_also_in_train": task.texts_also_in_train}
+    args = setup.args
     if setup.spectral is not None:
         details["spectral"] = setup.spectral.report
     with CheckpointPushes(output_dir, args) as pushes:
@@ -113,18 +116,18 @@ def _run_seed(
     make_model = setup.make_model
     for stage in (1, 2) if args.stage == "both" else (int(args.stage),):
         stage_args = args.for_stage(stage, folder / f"stage{stage}", seed, task.metric)
-        start = _with_fresh_classifier(make_model, seed) if stage == 2 and args.stage2_reset_classifier else make_model
+        start = _for_stage_2(make_model, args, seed) if stage == 2 else make_model
         if stage == 2 and model_args.use_peft and model_args.model_name_or_path is None:
             start = _with_adapter(start, model_args, folder / "stage1" / "model")
-        model, cost, scores = run_stage(stage, start, stage_args, setup.data, setup.tokenizer, **shared)
-        stages[str(stage)] = {"cost": cost.to_dict(), "validation": scores}
+        model, cost, scores = run_stage(stage, start, stage_args, setup.data[stage], setup.tokenizer, **shared)
+        stages[str(stage)] = {"cost": cost.to_dict(), "validation": scores, "max_length": stage_args.max_length}
         total += cost
         make_model = _returning(model)
     trainer = TlmTrainer(
         model,
         stage_args,
-        train_dataset=setup.data.train,
-        eval_dataset=setup.data.validation,
+        train_dataset=setup.data[stage].train,
+        eval_dataset=setup.data[stage].validation,
         processing_class=setup.tokenizer,
         compute_metrics=compute_metrics,
     )
@@ -142,7 +145,7 @@ def _run_seed(
     }
     predictions = {}
     for split, rows, source in (
-        ("validation", setup.data.validation, task.validation),
+        ("validation", setup.data[stage].validation, task.validation),
         ("test", setup.test, task.test),
     ):
         if rows is not None:
@@ -169,11 +172,13 @@ def _with_adapter(make_model, lora: ModelArguments, base: Path):
     return lambda: add_lora(make_model(), lora, base)
 
 
-def _with_fresh_classifier(make_model, seed: int):
+def _for_stage_2(make_model, args: TlmArguments, seed: int):
     def make() -> TrainedModel:
         model = make_model()
-        set_seed(seed)
-        model.reset_classifier()
+        if args.stage2_reset_classifier:
+            set_seed(seed)
+            model.reset_classifier()
+        prepare_stage_2(model, args)
         return model
 
     return make

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 from torch import nn
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
@@ -90,3 +90,22 @@ def use_fast_dropout(model: nn.Module) -> None:
                 setattr(parent, name, Dropout(child.p))
     if model.config._attn_implementation == "sdpa":
         model.config._attn_implementation = ATTENTION
+
+
+def set_dropout(model: nn.Module, p: float) -> None:
+    """Give every dropout of a model the probability p, and its configs, so that an export says it; a LoRA adapter's own
+    stays. Heads of other tasks that a config has fields for are meant too."""
+    for path, parent in list(model.named_modules()):
+        if path.endswith("lora_dropout"):
+            continue
+        for name, child in parent.named_children():
+            if isinstance(child, nn.Dropout):
+                child.p = p
+            elif name == "out_drop":  # What stock ModernBERT puts where its config has no dropout of attention.
+                setattr(parent, name, Dropout(p))
+        if isinstance(vars(parent).get("attention_dropout"), int | float):  # ModernBERT's: handed to the attention function.
+            parent.attention_dropout = p
+        config = vars(parent).get("config")
+        if isinstance(config, PreTrainedConfig):
+            names = [name for name in config.to_dict() if "dropout" in name]
+            config.update({name: p for name in names if isinstance(getattr(config, name), int | float)})

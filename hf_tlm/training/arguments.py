@@ -155,10 +155,21 @@ class TlmArguments(TlmOptions, RunArguments):
             raise ArgumentsError(
                 f"stage2_eval_steps must be positive, steps or a share of them below 1; received {self.stage2_eval_steps}."
             )
+        if self.stage2_max_length != 0:
+            self._check_length("stage2_max_length")
+        if self.stage2_dropout is not None and not 0 <= self.stage2_dropout < 1:
+            raise ArgumentsError(f"stage2_dropout must lie in [0, 1); received {self.stage2_dropout}.")
+        if self.stage2_min_steps < 0 or (self.stage2_min_steps and self.stage2_max_steps > 0):
+            raise ArgumentsError(
+                "stage2_min_steps, 0 or more, is for a stage 2 by epochs (stage2_max_steps -1); received "
+                f"{self.stage2_min_steps} with stage2_max_steps {self.stage2_max_steps}. Leave one of them out."
+            )
         self._check_seeds()
 
     def for_stage(self, stage: int, output_dir: str | os.PathLike, seed: int, metric: str) -> TlmArguments:
         """A copy with the values of one stage (1 or 2), for `TlmTrainer`.
+
+        What depends on the task's texts is settled before, see `settled_by_task`.
 
         Args:
             output_dir: the stage's own folder of checkpoints.
@@ -174,6 +185,8 @@ class TlmArguments(TlmOptions, RunArguments):
             return args
         args.total_batch_size = args.total_batch_tokens = None
         args.max_flops = args.max_tokens = args.max_hours = None
+        if self.stage2_max_length is not None:
+            args.max_length = self.stage2_max_length
         args.max_steps = self.stage2_max_steps
         args.num_train_epochs = self.stage2_num_train_epochs
         args.learning_rate = self.stage2_learning_rate

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,9 @@ def local_files(model: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
     return found
 
 
-def claim(output_dir: Path, details: Mapping[str, Any], data: Sequence[str], process_index: int) -> None:
+def claim(
+    output_dir: Path, details: Mapping[str, Any], data: Sequence[str], process_index: int, *, options: Sequence[Any] = ()
+) -> None:
     """Make the folder this run's, or check that it is.
 
     Args:
@@ -81,6 +84,8 @@ def claim(output_dir: Path, details: Mapping[str, Any], data: Sequence[str], pro
             `model` names the content counts.
         data: sections that count as wholes.
         process_index: the first process, 0, writes.
+        options: the dataclasses that arguments and model come from. An option that a folder from before it was made lacks
+            counts as its default.
 
     Raises:
         ProtocolError: it holds another run, or files of something else.
@@ -89,11 +94,15 @@ def claim(output_dir: Path, details: Mapping[str, Any], data: Sequence[str], pro
     wanted = json.loads(json.dumps({**details, "files": local_files(details["model"])}, default=str))
     if path.is_file():
         found = json.loads(path.read_text(encoding="utf-8"))
+        defaults = {
+            entry.name: entry.default for given in options for entry in fields(given) if entry.default is not MISSING
+        }
         changed = [
             f"{name}: {there!r:.60} there, {here!r:.60} asked for"
             for section in ("arguments", "model", "blocks")
             for name, here in wanted.get(section, {}).items()
-            if (there := found.get(section, {}).get(name)) != here and ("files" in found or name not in _LATER)
+            if (there := found.get(section, {}).get(name, defaults.get(name))) != here
+            and ("files" in found or name not in _LATER)
         ]
         # Folders from before files counted do not have them.
         changed += [

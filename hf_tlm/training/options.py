@@ -187,6 +187,9 @@ class TlmOptions(RunOptions):
     # Stage 2: the task loss alone, on unmasked task texts; the checkpoint best on validation is kept.
     stage2_max_steps: int = field(default=-1, metadata={"help": "Stage 2: optimizer steps. -1: by epochs."})
     stage2_num_train_epochs: float = field(default=10.0, metadata={"help": "Stage 2: passes over the training split."})
+    stage2_min_steps: int = field(
+        default=0, metadata={"help": "Stage 2 by epochs: at least so many optimizer steps, for tasks of few texts."}
+    )
     stage2_learning_rate: float = field(default=2e-5, metadata={"help": "Stage 2: peak learning rate."})
     stage2_weight_decay: float = field(default=0.0, metadata={"help": "Stage 2: weight decay."})
     stage2_layerwise_lr_decay: float = field(
@@ -201,6 +204,24 @@ class TlmOptions(RunOptions):
     stage2_reset_classifier: bool = field(
         default=False,
         metadata={"help": "Start stage 2 from a fresh classification head, as the released scripts do."},
+    )
+    stage2_max_length: int | None = field(
+        default=None,
+        metadata={
+            "help": "Stage 2 and scoring: longest text in tokens. 0: the task's own, which 95% of its training texts keep "
+            "to. Default: max_length."
+        },
+    )
+    stage2_dropout: float | None = field(
+        default=None, metadata={"help": "Stage 2: all dropout probabilities of the model. Default: those of stage 1."}
+    )
+    stage2_classifier_pooling: str | None = field(
+        default=None,
+        metadata={
+            "help": "Stage 2 and after: what the classifier reads, the first token (cls) or the mean over tokens; bodies of "
+            "the type modernbert. Default: as in stage 1.",
+            "choices": ["cls", "mean"],
+        },
     )
 
 

@@ -16,11 +16,13 @@ from hf_tlm.data import cached_wordpiece, load_tokenizer, tokenize
 from hf_tlm.data.tokenization import special_ids
 from hf_tlm.hub.checkpoint import checkpoint_folder
 from hf_tlm.models import CorruptAndPredict, TlmModel, TrainedModel, add_lora, auxiliary_config, build_config, read_config
+from hf_tlm.models.families import longest_input
 from hf_tlm.models.loading import check_fit, reading
 from hf_tlm.models.spectral import SpectralEmbeddings, spectral_embeddings
 from hf_tlm.tasks import Task
 from hf_tlm.training.applicable import check_applicable, check_together, of_other_stage
 from hf_tlm.training.arguments import RunArguments, TlmArguments
+from hf_tlm.training.by_task import settled_by_task
 from hf_tlm.training.deepspeed import is_launched
 from hf_tlm.training.model_arguments import ModelArguments
 from hf_tlm.training.options import ArgumentsError
@@ -31,10 +33,17 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Setup:
-    """A run ready to start. `make_model` gives a fresh model under the current random seed."""
+    """A run ready to start.
 
+    args: the run's, with what depends on the task settled (`settled_by_task`).
+    data: of stages 1 and 2, whose texts may be of different lengths.
+    test: as long as those of the last stage.
+    make_model: gives a fresh model under the current random seed.
+    """
+
+    args: TlmArguments
     tokenizer: PreTrainedTokenizerBase
-    data: StageData
+    data: dict[int, StageData]
     test: Dataset | None
     make_model: Callable[[], TrainedModel | PeftModel]
     spectral: SpectralEmbeddings | None = None
@@ -54,7 +63,6 @@ def prepare(task: Task, corpus: Dataset | None, args: TlmArguments, model_args: 
     texts = task.train.select_columns([c for c in ("text", "text_pair") if c in task.train.column_names])
     source = model_args.tokenizer_source
     corpus_length = args.corpus_max_length or args.max_length
-    longest = max(args.max_length, corpus_length)
     with args.main_process_first(desc="making the tokenizer"):
         if source is not None:
             tokenizer = load_tokenizer(**source)
@@ -62,14 +70,24 @@ def prepare(task: Task, corpus: Dataset | None, args: TlmArguments, model_args: 
             columns = [texts[column] for column in texts.column_names]
             columns += [corpus["text"]] if corpus is not None else []
             tokenizer = cached_wordpiece(
-                _Chain(columns), model_args.vocab_size, lowercase=model_args.lowercase, max_length=longest
+                _Chain(columns),
+                model_args.vocab_size,
+                lowercase=model_args.lowercase,
+                max_length=max(args.max_length, corpus_length),
             )
-        tokenizer.model_max_length = args.max_length
+    config = source_config(model_args)
+    check_pooling(args, config)
+    with args.main_process_first(desc="measuring the task"):
+        args = settled_by_task(args, task.train, tokenizer, longest_input(config))
+    lengths = {stage: args.for_stage(stage, args.output_dir, args.seed, "").max_length for stage in (1, 2)}
+    longest = max(corpus_length, *lengths.values())
+    tokenizer.model_max_length = lengths[1 if args.stage == "1" else 2]
     make_model = model_factory(args, model_args, tokenizer, id2label=task.id2label, max_length=longest)
     with args.main_process_first(desc="tokenising"):
         splits = {
-            split: None if rows is None else tokenize(rows, tokenizer, args.max_length, description=f"Tokenising {split}")
+            (split, length): None if rows is None else tokenize(rows, tokenizer, length, description=f"Tokenising {split}")
             for split, rows in (("train", task.train), ("validation", task.validation), ("test", task.test))
+            for length in set(lengths.values())
         }
         passages = None
         if corpus is not None:
@@ -78,11 +96,14 @@ def prepare(task: Task, corpus: Dataset | None, args: TlmArguments, model_args: 
             )
     spectral = None
     if model_args.embedding_init == "spectral":
-        rows = splits["train"].select_columns(["input_ids"])
+        rows = splits["train", args.max_length].select_columns(["input_ids"])
         rows = rows if passages is None else concatenate_datasets([rows, passages])
         make_model, spectral = with_spectral(make_model, rows["input_ids"], tokenizer, model_args)
-    data = StageData(train=splits["train"], validation=splits["validation"], corpus=passages)
-    return Setup(tokenizer, data, splits["test"], make_model, spectral)
+    data = {
+        stage: StageData(splits["train", length], splits["validation", length], passages if stage == 1 else None)
+        for stage, length in lengths.items()
+    }
+    return Setup(args, tokenizer, data, splits["test", tokenizer.model_max_length], make_model, spectral)
 
 
 def check_tlm(has_corpus: bool, args: TlmArguments, model_args: ModelArguments) -> None:
@@ -120,7 +141,41 @@ def check_tlm(has_corpus: bool, args: TlmArguments, model_args: ModelArguments) 
             f"The best checkpoint is chosen by the task's metric: leave metric_for_best_model {args.metric_for_best_model} "
             "out, and give the task another --metric if wanted."
         )
+    if args.stage2_classifier_pooling is not None and model_args.use_peft:
+        raise ArgumentsError(
+            "stage2_classifier_pooling does not work with use_peft: an adapter is loaded on its base, whose config says how "
+            "the classifier pools. Leave it out."
+        )
     check_model(args, model_args)
+    if model_args.model_name_or_path is None:
+        check_pooling(args, read_config(model_args.model_config))
+
+
+def source_config(model_args: ModelArguments) -> PreTrainedConfig:
+    """The config that a run's model has or is made from.
+
+    Raises:
+        HubError, ModelError: it cannot be read.
+    """
+    name = model_args.model_name_or_path
+    if name is None:
+        return read_config(model_args.model_config)
+    trust = {"trust_remote_code": model_args.trust_remote_code}
+    with reading(f"a config from {name!r}"):
+        folder = checkpoint_folder(name, model_args.model_revision, **trust)
+        return AutoConfig.from_pretrained(folder, revision=model_args.model_revision, **trust)
+
+
+def check_pooling(args: TlmArguments, config: PreTrainedConfig) -> None:
+    """Raises:
+    ArgumentsError: stage 2 is to pool in a way that this type's stock class has no word for.
+    """
+    if args.stage2_classifier_pooling is not None and not hasattr(config, "classifier_pooling"):
+        raise ArgumentsError(
+            "stage2_classifier_pooling is for bodies whose stock classifier can pool (modernbert); received "
+            f"{args.stage2_classifier_pooling!r} for a body of the type {config.model_type!r}. Leave it out, or give "
+            "another --model_config."
+        )
 
 
 def check_sources(model_args: ModelArguments, max_length: int) -> None:

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from datasets import Dataset
 from peft import PeftModel
-from transformers import PreTrainedTokenizerBase, TrainerCallback, set_seed
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase, TrainerCallback, set_seed
 
 from hf_tlm.models import TrainedModel, export_model, load_adapter, load_exported
+from hf_tlm.models.dropout import set_dropout
 from hf_tlm.training.arguments import TlmArguments
 from hf_tlm.training.cost import Cost
 from hf_tlm.training.sharded import trained_model
@@ -91,6 +92,17 @@ def run_stage(
         export_model(trained, tokenizer, finished, {STAGE_FILE: json.dumps(record, indent=2)})
     trainer.accelerator.wait_for_everyone()
     return trained, cost, scores
+
+
+def prepare_stage_2(model: TrainedModel | PeftModel, args: TlmArguments) -> None:
+    """Give a model the dropout and the pooling of stage 2, in its configs too."""
+    stock = getattr(model, "main", model)  # The auxiliary model of a pair has no part in stage 2.
+    if args.stage2_dropout is not None:
+        set_dropout(stock, args.stage2_dropout)
+    if args.stage2_classifier_pooling is not None:
+        for module in (model, *stock.modules()):
+            if isinstance(config := vars(module).get("config"), PreTrainedConfig):
+                config.classifier_pooling = args.stage2_classifier_pooling
 
 
 def final_scores(trainer: TlmTrainer) -> dict[str, float]:

@@ -9,6 +9,7 @@ import sys
 import pytest
 import torch
 from sklearn.metrics import f1_score
+from transformers import TrainerCallback, pipeline
 
 from hf_tlm.data import TokenizerError
 from hf_tlm.evaluation import ProtocolError, run_tlm
@@ -285,3 +286,75 @@ def test_a_stage_that_continues_has_the_attention_asked_for(tmp_path, task, subs
     (trained,) = found
     configs = {module.config._attn_implementation for module in trained.modules() if hasattr(module, "config")}
     assert configs == {"eager"}
+
+
+STAGE_2 = {"stage2_max_length": 0, "stage2_dropout": 0.2, "stage2_classifier_pooling": "mean", "max_length": 16}
+
+
+def test_stage_2_at_its_own_settings(tmp_path, task, subset):
+    out = tmp_path / "out"
+    model = {"model_config": config("modernbert")}
+    run = go(out, task, subset, model, **STAGE_2)
+    stages = run.seeds[0]["stages"]
+    assert {stage: record["max_length"] for stage, record in stages.items()} == {"1": 16, "2": 32}
+    exported = json.loads((out / "config.json").read_text())
+    assert exported["classifier_pooling"] == "mean" and exported["attention_dropout"] == 0.2
+    first = json.loads((out / "seed-0/stage1/model/config.json").read_text())
+    assert first["classifier_pooling"] == "cls" and first["attention_dropout"] == 0.0
+    assert json.loads((out / "tokenizer_config.json").read_text())["model_max_length"] == 32
+    card = (out / "README.md").read_text()
+    assert "Texts of up to 32 tokens there" in card and "Dropout 0.2 there" in card and "the mean over all tokens" in card
+    # The stock class computes what was scored.
+    classify = pipeline("text-classification", str(out), top_k=None)
+    lines = [json.loads(line) for line in (out / "seed-0/predictions/test.jsonl").read_text().splitlines()]
+    for text, line in zip(task.test["text"][:4], lines, strict=False):
+        found = {answer["label"]: answer["score"] for answer in classify([text], truncation=True)[0]}
+        assert found == pytest.approx(line["probabilities"], abs=1e-4)
+
+
+def test_stage_2_at_its_own_settings_resumes_bit_for_bit(tmp_path, task, subset, monkeypatch):
+    model = {"model_config": config("modernbert")}
+    settings = STAGE_2 | {"save_strategy": "steps", "save_steps": 2}
+    whole = go(tmp_path / "whole", task, subset, model, **settings)
+
+    class Cut(TrainerCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            if "stage2" in args.output_dir and state.global_step == 4:
+                raise KeyboardInterrupt
+
+    from hf_tlm.training import stages
+
+    original = stages.TlmTrainer.__init__
+
+    def interrupted(self, *arguments, callbacks=(), **kwargs):
+        original(self, *arguments, callbacks=[*callbacks, Cut()], **kwargs)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(stages.TlmTrainer, "__init__", interrupted)
+        go(tmp_path / "cut", task, subset, model, **settings)
+    assert not (tmp_path / "cut" / "results.json").exists()
+    go(tmp_path / "cut", task, subset, model, **settings)
+    assert (tmp_path / "cut/model.safetensors").read_bytes() == (tmp_path / "whole/model.safetensors").read_bytes()
+    assert whole.seeds
+
+
+def test_pooling_is_for_bodies_that_can(tmp_path, task, subset):
+    with pytest.raises(
+        ArgumentsError, match="stock classifier can pool .modernbert.; received 'mean' for a body of the type"
+    ):
+        go(tmp_path / "out", task, subset, stage2_classifier_pooling="mean")
+    with pytest.raises(ModelError, match="max_length 64 needs 64 positions"):
+        go(tmp_path / "other", task, subset, stage2_max_length=64)
+
+
+def test_a_folder_from_before_an_option_opens(tmp_path, task, subset):
+    go(tmp_path / "out", task, subset)
+    path = tmp_path / "out" / "settings.json"
+    settings = json.loads(path.read_text())
+    for name in ("stage2_max_length", "stage2_dropout", "stage2_min_steps", "rho2"):
+        del settings["arguments"][name]
+    del settings["model"]["embedding_init"]
+    path.write_text(json.dumps(settings))
+    go(tmp_path / "out", task, subset)
+    with pytest.raises(ProtocolError, match="stage2_dropout: None there, 0.1 asked for"):
+        go(tmp_path / "out", task, subset, stage2_dropout=0.1)

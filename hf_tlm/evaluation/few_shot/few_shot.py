@@ -102,7 +102,8 @@ def run_few_shot(task: Task, checkpoint: CheckpointArguments, args: FewShotArgum
         "model": dict(checkpoint.__dict__),
     }
     with args.main_process_first(desc="checking the output folder"):
-        claim(output_dir, details, ("task_fingerprint", "metric", "prompt"), args.process_index)
+        data = ("task_fingerprint", "metric", "prompt")
+        claim(output_dir, details, data, args.process_index, options=(args, checkpoint))
     details |= {"command": command_line(), "environment": environment()}
 
     points = []

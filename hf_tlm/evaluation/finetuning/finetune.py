@@ -74,7 +74,8 @@ def finetune(task: Task, checkpoint: CheckpointArguments, args: FinetuneArgument
         pretrained = load_pretrained(task, checkpoint, args)
         check_hub(args, checkpoint if checkpoint.use_peft else None)
         fetch_run(args)
-        claim(output_dir, details, ("task_fingerprint", "kind", "metric", "further_metrics"), args.process_index)
+        data = ("task_fingerprint", "kind", "metric", "further_metrics")
+        claim(output_dir, details, data, args.process_index, options=(args, checkpoint))
     pairs = "text_pair" in task.train.column_names
     details |= {"pairs": pairs, "command": command_line(), "environment": environment()}
     details["texts_also_in_train"] = task.texts_also_in_train

@@ -166,7 +166,7 @@ def _claim(task: Task, checkpoint: CheckpointArguments, args: FinetuneArguments,
         check_hub(args, checkpoint if checkpoint.use_peft else None)
         if args.process_index == 0:
             with locked(Path(args.output_dir)):
-                claim(Path(args.output_dir), details, ("task_fingerprint", "metric"), 0)
+                claim(Path(args.output_dir), details, ("task_fingerprint", "metric"), 0, options=(args, checkpoint))
 
 
 def _point_arguments(args: FinetuneArguments, point: Mapping[str, Any], seeds: list[int]) -> FinetuneArguments:

@@ -1,0 +1,57 @@
+"""What of stage 2 depends on the task's texts."""
+
+import pytest
+from datasets import Dataset
+
+from hf_tlm.training import ArgumentsError, TlmArguments
+from hf_tlm.training.by_task import settled_by_task
+
+QUIET = {"report_to": "none", "use_cpu": True, "stage2_total_batch_size": 8}
+
+
+def settled(tmp_path, tokenizer, words, positions=None, **changes):
+    """`words`: how many each training text has; special tokens are two more."""
+    rows = Dataset.from_list([{"text": " ".join(["the"] * count), "label": 0} for count in words])
+    args = TlmArguments(output_dir=str(tmp_path), **QUIET, **changes)
+    found = settled_by_task(args, rows, tokenizer, positions)
+    assert args.stage2_max_length == changes.get("stage2_max_length"), "the given arguments are left alone"
+    return found
+
+
+def test_the_tasks_own_length(tmp_path, tokenizer):
+    # 95 of 100 texts have at most 42 tokens; the longest are cut.
+    lengths = [10] * 90 + [40] * 6 + [200] * 4
+    assert settled(tmp_path, tokenizer, lengths, stage2_max_length=0).stage2_max_length == 64
+    assert settled(tmp_path, tokenizer, [30] * 10, stage2_max_length=0).stage2_max_length == 32
+    assert settled(tmp_path, tokenizer, [31] * 10, stage2_max_length=0).stage2_max_length == 64
+    assert settled(tmp_path, tokenizer, lengths, positions=40, stage2_max_length=0).stage2_max_length == 40
+    assert settled(tmp_path, tokenizer, [2000] * 10, stage2_max_length=0).stage2_max_length == 512
+
+
+def test_what_is_given_stays(tmp_path, tokenizer):
+    for given in (None, 70):
+        found = settled(tmp_path, tokenizer, [10] * 10, stage2_max_length=given)
+        assert found.stage2_max_length == given
+    length = {stage: found.for_stage(stage, tmp_path, 0, "macro_f1").max_length for stage in (1, 2)}
+    assert length == {1: 128, 2: 70}
+
+
+@pytest.mark.parametrize("epochs,texts,steps", [(2, 80, 30), (4, 80, -1), (3, 79, -1), (2.9, 80, 30)])
+def test_at_least_so_many_steps(tmp_path, tokenizer, epochs, texts, steps):
+    """An epoch of 80 texts, or of 79, is ten steps of 8."""
+    changes = {"stage2_num_train_epochs": epochs, "stage2_min_steps": 30}
+    assert settled(tmp_path, tokenizer, [5] * texts, **changes).stage2_max_steps == steps
+
+
+@pytest.mark.parametrize(
+    "values,message",
+    [
+        ({"stage2_min_steps": 5, "stage2_max_steps": 10}, "stage 2 by epochs .* received 5 with stage2_max_steps 10"),
+        ({"stage2_min_steps": -1}, "0 or more"),
+        ({"stage2_max_length": 2}, "stage2_max_length must be at least 3"),
+        ({"stage2_dropout": 1.0}, r"stage2_dropout must lie in \[0, 1\)"),
+    ],
+)
+def test_refused(tmp_path, values, message):
+    with pytest.raises(ArgumentsError, match=message):
+        TlmArguments(output_dir=str(tmp_path), **QUIET, **values)
