@@ -91,3 +91,14 @@ def leading_texts(batch: Mapping[str, torch.Tensor], count: int) -> dict[str, to
         else:
             texts[name] = values.where(text_ids <= count, -100 if name == "mlm_labels" else 0)
     return texts
+
+
+def twice(batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A batch with every row a second time, after all of the first, packed or padded."""
+    doubled = {name: torch.cat([values, values]) for name, values in batch.items()}
+    if "first_tokens" in batch:
+        texts, places = len(batch["first_tokens"]), batch["input_ids"].numel()
+        rows = len(batch["input_ids"])
+        doubled["first_tokens"][texts:] += places
+        doubled["text_ids"][rows:] += texts * (batch["text_ids"] > 0)
+    return doubled

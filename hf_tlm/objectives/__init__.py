@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from hf_tlm.objectives.combine import WeightedMean, WeightedSum
     from hf_tlm.objectives.corrective_lm import CorrectiveLm, copy_loss, corrective_lm_loss
     from hf_tlm.objectives.mlm import Mlm
+    from hf_tlm.objectives.rdrop import RDrop
     from hf_tlm.objectives.replaced_token_detection import ReplacedTokenDetection
     from hf_tlm.objectives.sequence_contrastive import SequenceContrastive, contrastive_loss
     from hf_tlm.objectives.task import TaskLoss
@@ -25,6 +26,7 @@ __getattr__, __dir__, __all__ = export_lazily(
         "combine": ["WeightedMean", "WeightedSum"],
         "corrective_lm": ["CorrectiveLm", "copy_loss", "corrective_lm_loss"],
         "mlm": ["Mlm"],
+        "rdrop": ["RDrop"],
         "replaced_token_detection": ["ReplacedTokenDetection"],
         "sequence_contrastive": ["SequenceContrastive", "contrastive_loss"],
         "task": ["TaskLoss"],

@@ -20,6 +20,9 @@ class RunArguments(RunOptions, BaseArguments):
     """What the arguments of TLM and of pretraining have in common. Made as `TlmArguments` or `PretrainArguments`."""
 
     corpus_max_length: ClassVar[int | None] = None
+    # Of stage 2 of TLM alone, see `TlmArguments.for_stage`.
+    rdrop: ClassVar[float] = 0.0
+    ema_decay: ClassVar[float] = 0.0
 
     def __post_init__(self):
         super().__post_init__()
@@ -159,6 +162,17 @@ class TlmArguments(TlmOptions, RunArguments):
             self._check_length("stage2_max_length")
         if self.stage2_dropout is not None and not 0 <= self.stage2_dropout < 1:
             raise ArgumentsError(f"stage2_dropout must lie in [0, 1); received {self.stage2_dropout}.")
+        if not (math.isfinite(self.stage2_rdrop) and self.stage2_rdrop >= 0):
+            raise ArgumentsError(f"stage2_rdrop must be a finite number >= 0; received {self.stage2_rdrop}.")
+        for name in ("stage2_ema_decay", "stage2_label_smoothing"):
+            if not 0 <= (getattr(self, name) or 0) < 1:
+                raise ArgumentsError(f"{name} must lie in [0, 1); received {getattr(self, name)}.")
+        sharded = self.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true" or self.deepspeed_plugin is not None
+        if self.stage2_ema_decay and sharded:
+            raise ArgumentsError(
+                "stage2_ema_decay works neither with FSDP nor with DeepSpeed, whose processes do not hold whole weights "
+                "between steps. Use DDP, or leave it out."
+            )
         if self.stage2_min_steps < 0 or (self.stage2_min_steps and self.stage2_max_steps > 0):
             raise ArgumentsError(
                 "stage2_min_steps, 0 or more, is for a stage 2 by epochs (stage2_max_steps -1); received "
@@ -187,6 +201,9 @@ class TlmArguments(TlmOptions, RunArguments):
         args.max_flops = args.max_tokens = args.max_hours = None
         if self.stage2_max_length is not None:
             args.max_length = self.stage2_max_length
+        args.rdrop, args.ema_decay = self.stage2_rdrop, self.stage2_ema_decay
+        if self.stage2_label_smoothing is not None:
+            args.label_smoothing_factor = self.stage2_label_smoothing
         args.max_steps = self.stage2_max_steps
         args.num_train_epochs = self.stage2_num_train_epochs
         args.learning_rate = self.stage2_learning_rate

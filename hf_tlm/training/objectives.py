@@ -9,6 +9,7 @@ from hf_tlm.data.interleave import CORPUS, TASK
 from hf_tlm.objectives import (
     CorrectiveLm,
     Mlm,
+    RDrop,
     ReplacedTokenDetection,
     SequenceContrastive,
     TaskLoss,
@@ -21,9 +22,10 @@ from hf_tlm.training.arguments import RunArguments
 def tlm_objectives(args: RunArguments) -> dict[str, Any]:
     """Stage 1 (TLM, section 3.1): corpus batches L_lm; task batches rho2 L_lm + L_task, divided by rho2 + 1 where
     `loss_normalization` is `mean`; L_lm is `language_objective`. Stage 2 (`for_stage(2)`: rho2 and mlm_probability 0):
-    L_task.
+    L_task, or with `stage2_rdrop` R-Drop's.
     """
-    task = TaskLoss(label_smoothing=args.label_smoothing_factor)
+    smoothing = args.label_smoothing_factor
+    task = RDrop(args.rdrop, smoothing) if args.rdrop else TaskLoss(label_smoothing=smoothing)
     if args.mlm_probability == 0:
         return {TASK: task}
     combine = WeightedMean if args.loss_normalization == "mean" else WeightedSum

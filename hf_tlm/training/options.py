@@ -215,6 +215,26 @@ class TlmOptions(RunOptions):
     stage2_dropout: float | None = field(
         default=None, metadata={"help": "Stage 2: all dropout probabilities of the model. Default: those of stage 1."}
     )
+    stage2_label_smoothing: float | None = field(
+        default=None,
+        metadata={
+            "help": "Stage 2: so much of each label's weight goes to all classes alike. Default: label_smoothing_factor."
+        },
+    )
+    stage2_rdrop: float = field(
+        default=0.0,
+        metadata={
+            "help": "Stage 2: every text passes twice under other dropout, and so many times their divergence is added to "
+            "the loss (R-Drop's alpha)."
+        },
+    )
+    stage2_ema_decay: float = field(
+        default=0.0,
+        metadata={
+            "help": "Stage 2: weights are scored and kept as their exponential moving average, of which so much is left "
+            "after a step; 0.99 for some 2,000 steps."
+        },
+    )
     stage2_classifier_pooling: str | None = field(
         default=None,
         metadata={

@@ -5,26 +5,29 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset
+from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
 from hf_tlm.data.collator import TlmCollator
 from hf_tlm.data.interleave import CORPUS, TASK, InterleavedBatchSampler
-from hf_tlm.data.packing import leading_texts
+from hf_tlm.data.packing import leading_texts, twice
 from hf_tlm.data.streaming import ShardStream, StreamedBlocks
 from hf_tlm.data.tokenization import text_lengths
 from hf_tlm.models.base import TrainedModel, applied_parameters
 from hf_tlm.models.corruption import CorruptAndPredict
-from hf_tlm.objectives import TaskLoss
+from hf_tlm.objectives import RDrop, TaskLoss
 from hf_tlm.objectives.shares import wide
 from hf_tlm.training.arguments import ArgumentsError, TlmArguments
+from hf_tlm.training.averages import AveragedWeights
 from hf_tlm.training.budget import TICKS, first_step
 from hf_tlm.training.cost import Cost, count_flops, model_flops_utilization, nominal_tokens, training_flops
 from hf_tlm.training.energy import Energy
@@ -98,6 +101,14 @@ class TlmTrainer(SampledTrainer):
                 module.max_logits = args.max_logits
             if isinstance(module, CorruptAndPredict):
                 self._settle(module)
+        self.averages = AveragedWeights(args.ema_decay) if args.ema_decay else None
+        if self.averages is not None:
+            self.add_callback(self.averages)
+        if args.rdrop and not any(isinstance(m, nn.Dropout) and m.p > 0 for m in model.modules()):
+            raise ArgumentsError(
+                f"stage2_rdrop {args.rdrop} has no effect on a model without dropout: two passes would be the same. Give "
+                "--stage2_dropout 0.1 too, or leave it out."
+            )
         self.energy = Energy(self.accelerator, args.energy_country) if args.track_energy else None
         if self.energy is not None:
             self.add_callback(self.energy)
@@ -241,9 +252,10 @@ class TlmTrainer(SampledTrainer):
         if not model.training:
             loss, outputs = self._evaluated(model, inputs)
             return (loss, outputs) if return_outputs else loss
-        outputs = model(**inputs)
         stream = _stream_of(inputs)
-        terms = self.objectives[stream](outputs, inputs, num_items_in_batch)
+        objective = self.objectives[stream]
+        outputs = model(**(twice(inputs) if isinstance(objective, RDrop) else inputs))
+        terms = objective(outputs, inputs, num_items_in_batch)
         loss = terms.pop("loss")
         self.watched(loss, {name: value for name, value in terms.items() if not value.dim()})
         # Of a step's mean each micro-batch holds a share.
@@ -279,10 +291,26 @@ class TlmTrainer(SampledTrainer):
 
     def evaluation_loop(self, *args, metric_key_prefix: str = "eval", **kwargs):
         """The Trainer's, and of passages the named terms of the corpus objective, each mean over all of them."""
-        output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+        with self._averaged():
+            output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
         terms = self._eval_terms.read(self.accelerator)
         output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in terms.items()})
         return output
+
+    def _averaged(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.averages is None else self.averages.applied()
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        with self._averaged():
+            super().save_model(output_dir, _internal_call)
+        if self.averages is not None and _internal_call and self.args.should_save:
+            with self._keeping_failures():
+                self.averages.save(Path(output_dir))
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        if self.averages is not None:
+            self.averages.load(self.model, Path(resume_from_checkpoint))
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
@@ -305,11 +333,12 @@ class TlmTrainer(SampledTrainer):
             if self.args.energy_country is not None:
                 energy["co2_kg"] = total.co2_kg
         tokens = nominal_tokens(sampler, self.args, step)
+        passes = 1 + bool(self.args.rdrop)
         return Cost(
             steps=step,
             tokens=tokens,
             real_tokens=self._real_tokens(step),
-            flops=training_flops(tokens, applied_parameters(self.accelerator.unwrap_model(self.model))),
+            flops=passes * training_flops(tokens, applied_parameters(self.accelerator.unwrap_model(self.model))),
             measured_flops=float(
                 sum(rate * sampler.count_tokens(stream, step) for stream, rate in self._flops_per_token.items())
             ),

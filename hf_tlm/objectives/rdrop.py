@@ -1,0 +1,38 @@
+"""Two passes under other dropout, which are to agree."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+
+from hf_tlm.objectives.task import TaskLoss
+
+
+class RDrop(TaskLoss):
+    r"""Cross-entropy of two passes under other dropout, and how far they are apart (R-Drop, Liang et al., NeurIPS 2021).
+
+    .. math:: L = \frac{1}{B} \sum_b \tfrac{1}{2} (CE(p_b) + CE(q_b)) + \alpha \tfrac{1}{2} (KL(p_b \| q_b) + KL(q_b \| p_b))
+
+    Equation 4 with the mean of the two cross-entropies in place of their sum, as in its released code, so that `alpha` is
+    beside a loss of the usual size. Reads `outputs.logits` [2 B, C], the first pass's B texts before the second's, and
+    `batch["labels"]` [B]. Texts are scored with one pass, by `TaskLoss`.
+    """
+
+    def __init__(self, alpha: float, label_smoothing: float = 0.0):
+        super().__init__(label_smoothing)
+        self.alpha = alpha
+
+    def __call__(
+        self, outputs, batch: Mapping[str, torch.Tensor], counts: Mapping[str, torch.Tensor] | None = None
+    ) -> dict[str, torch.Tensor]:
+        """`{"loss", "task_loss", "rdrop_loss"}`: means of both cross-entropies and of both divergences."""
+        count, labels = (counts or self.count(batch))[self.name], batch["labels"]
+        logits = outputs.logits.float()
+        both = F.cross_entropy(logits, labels.repeat(2), reduction="sum", label_smoothing=self.label_smoothing)
+        p, q = F.log_softmax(logits, dim=-1).chunk(2)
+        # sum p (log p - log q) + sum q (log q - log p)
+        apart = ((p.exp() - q.exp()) * (p - q)).sum() / 2
+        task, divergence = both / 2 / count, apart / count
+        return {"loss": task + self.alpha * divergence, "task_loss": task.detach(), "rdrop_loss": divergence.detach()}

@@ -1,0 +1,92 @@
+"""Weights averaged over the steps of a run, which are scored and kept in place of the last ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+from transformers import TrainerCallback
+
+# Of a checkpoint: the weights that training goes on from, where those of the model are averaged ones.
+RAW_WEIGHTS = "raw_weights.safetensors"
+
+
+class AveragedWeights(TrainerCallback):
+    """Exponential moving average of the weights that a run trains (Polyak and Juditsky, 1992, with a decay).
+
+    After step t (from 1) average = d average + (1 - d) weight, d = min(decay, (1 + t) / (10 + t)), so that the random first
+    steps are soon forgotten. They start as the weights are when training begins. Processes that hold the same weights hold
+    the same averages.
+
+    Args:
+        decay: share of the average that a step leaves.
+    """
+
+    def __init__(self, decay: float):
+        self.decay = decay
+        self.model: nn.Module | None = None
+        self._averages: dict[str, torch.Tensor] | None = None
+
+    def _weights(self) -> dict[str, nn.Parameter]:
+        return {name: weight for name, weight in self.model.named_parameters() if weight.requires_grad}
+
+    def start(self, model: nn.Module) -> None:
+        """From the weights of `model` as they are."""
+        self.model = model
+        self._averages = {name: weight.detach().clone() for name, weight in self._weights().items()}
+
+    def on_train_begin(self, args, state, control, model=None, **kwargs):
+        if self._averages is None:  # A checkpoint was not read.
+            self.start(model)
+
+    @torch.no_grad()
+    def on_step_end(self, args, state, control, **kwargs):
+        decay = min(self.decay, (1 + state.global_step) / (10 + state.global_step))
+        get_ema_multi_avg_fn(decay)([*self._averages.values()], [*self._weights().values()], state.global_step)
+
+    def on_train_end(self, args, state, control, **kwargs):
+        if not args.load_best_model_at_end:  # Which would be averages already.
+            self._exchange()
+        self._averages = None
+
+    @torch.no_grad()
+    def _exchange(self) -> None:
+        """What is in the model is kept, and the other way round."""
+        for name, weight in self._weights().items():
+            kept = self._averages[name].clone()
+            self._averages[name].copy_(weight)
+            weight.copy_(kept)
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """While training, the model has the averages in the block."""
+        if self._averages is None:
+            yield
+            return
+        self._exchange()
+        try:
+            yield
+        finally:
+            self._exchange()
+
+    def save(self, checkpoint: Path) -> None:
+        """Write the raw weights beside the averages, which the checkpoint has as its model's.
+
+        Raises:
+            OSError, SafetensorError: the disk cannot be written.
+        """
+        weights = {name: weight.detach().cpu().contiguous() for name, weight in self._weights().items()}
+        save_file(weights, checkpoint / RAW_WEIGHTS)
+
+    @torch.no_grad()
+    def load(self, model: nn.Module, checkpoint: Path) -> None:
+        """Take the averages from `model`, into which the checkpoint was read, and give it the raw weights."""
+        self.start(model)
+        raw = load_file(checkpoint / RAW_WEIGHTS)
+        for name, weight in self._weights().items():
+            weight.copy_(raw[name])
