@@ -43,6 +43,7 @@ from hf_tlm.parser import parse
 from hf_tlm.retrieval import Subset
 from hf_tlm.training import ModelArguments, TlmOptions, TlmTrainer, prepare
 from hf_tlm.training.cost import nominal_tokens, training_flops
+from hf_tlm.training.stages import prepare_stage_2
 
 LEVERS = ROOT / "benchmarks" / "plateau.yaml"
 RESULTS = ROOT / "benchmarks" / "results" / "plateau"
@@ -171,12 +172,7 @@ class LeverRun:
         values |= {"save_strategy": "no", "report_to": "none", "disable_tqdm": True, "use_cpu": True}
         model_args, self.args = parse(ModelArguments, TlmOptions, recipe="train_tlm", description="", args=[], values=values)
         self.setup = prepare(self.task, self.texts.subset.dataset, self.args, model_args)
-        self.shared = {
-            "compute_metrics": compute_metrics_for(self.task.metric),
-            "processing_class": self.setup.tokenizer,
-            "train_dataset": self.setup.data.train,
-            "eval_dataset": self.setup.data.validation,
-        }
+        self.args = self.setup.args
         self.record: dict[str, Any] = {"lever": name, "task": task_name, "seed": seed, "metric": self.task.metric}
         self.record |= {"options": options, "stage1_of": self.source, "max_words": max_words, "points": []}
 
@@ -193,9 +189,10 @@ class LeverRun:
             model = load_exported(kept, id2label=self.task.id2label)
         if self.args.stage == "both":
             stage_args = self._stage_args(2)
+            prepare_stage_2(model, self.args)
             model = self._stage2(model, stage_args)
         if test:
-            scored = TlmTrainer(model, stage_args, **self.shared).predict(self.setup.test)
+            scored = TlmTrainer(model, stage_args, **self._shared(2)).predict(self.setup.test)
             self.record["test"] = {self.task.metric: scored.metrics[f"test_{self.task.metric}"]}
         self.record |= {"parameters": model.num_parameters(), "machine": machine()}
         self.record["command"] = shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
@@ -205,15 +202,24 @@ class LeverRun:
     def _stage_args(self, stage: int):
         return self.args.for_stage(stage, f"{self.args.output_dir}/stage{stage}", self.seed, self.task.metric)
 
+    def _shared(self, stage: int) -> dict[str, Any]:
+        """What trainers of a stage have in common."""
+        return {
+            "compute_metrics": compute_metrics_for(self.task.metric),
+            "processing_class": self.setup.tokenizer,
+            "train_dataset": self.setup.data[stage].train,
+            "eval_dataset": self.setup.data[stage].validation,
+        }
+
     def _stage1(self, stage_args) -> TlmModel:
         held_out = HeldOutLoss(self.texts.held_out, self.setup.tokenizer)
         set_seed(self.seed)
         trainer = TlmTrainer(
             self.setup.make_model(),
             stage_args,
-            corpus_dataset=self.setup.data.corpus if self.args.rho1 > 0 else None,
+            corpus_dataset=self.setup.data[1].corpus if self.args.rho1 > 0 else None,
             callbacks=[held_out],
-            **self.shared,
+            **self._shared(1),
         )
         held_out.trainer = trainer
         trainer.train()
@@ -225,12 +231,12 @@ class LeverRun:
         shutil.rmtree(self.args.output_dir, ignore_errors=True)
         set_seed(self.seed)
         begun = time.process_time()
-        trainer = TlmTrainer(model, stage_args, **self.shared)
+        trainer = TlmTrainer(model, stage_args, **self._shared(2))
         trainer.train()
         metric = f"eval_{self.task.metric}"
         scores = [round(entry[metric], 4) for entry in trainer.state.log_history if metric in entry]
         self.record["stage2"] = {"cost": trainer.cost().to_dict(), "cpu_seconds": round(time.process_time() - begun, 1)}
-        self.record["stage2"] |= {"validation": max(scores), "validations": scores}
+        self.record["stage2"] |= {"validation": max(scores), "validations": scores, "max_length": stage_args.max_length}
         return trainer.model
 
 
