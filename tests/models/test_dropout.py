@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForSequenceClassification
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from hf_tlm.models import TlmModel
 from hf_tlm.models.dropout import ATTENTION, Dropout, attention, dropout_noise
@@ -54,8 +55,9 @@ def test_module():
     assert not Dropout(1.0)(hidden).any() and Dropout(0.0)(hidden).equal(hidden)
 
 
+@pytest.mark.parametrize("dropout", [0.1, 0.0])
 @pytest.mark.parametrize("kind", ["bool", "added", "none"])
-def test_attention_has_the_gradients_of_torchs(kind, monkeypatch):
+def test_attention_has_the_gradients_of_torchs(kind, dropout, monkeypatch):
     """With noise that drops nothing, as torch's own noise cannot be had."""
     monkeypatch.setattr("hf_tlm.models.dropout.dropout_noise", lambda like, p: torch.ones_like(like))
     torch.manual_seed(0)
@@ -65,8 +67,8 @@ def test_attention_has_the_gradients_of_torchs(kind, monkeypatch):
         mask |= torch.eye(6, dtype=torch.bool)
     weight = torch.randn(3, 6, 2, 4, dtype=torch.float64)
     results = []
-    for dropout in (0.1, 0.0):
-        output, _ = attention(SELF, *inputs, mask, dropout=dropout, scaling=0.7)
+    for function, p in ((attention, dropout), (sdpa_attention_forward, 0.0)):
+        output, _ = function(SELF, *inputs, mask, dropout=p, scaling=0.7)
         results.append([output, *torch.autograd.grad((output * weight).sum(), inputs)])
     for ours, torchs in zip(*results, strict=True):
         torch.testing.assert_close(ours, torchs, rtol=1e-12, atol=1e-12)
