@@ -154,6 +154,7 @@ class TlmArguments(TlmOptions, RunArguments):
             raise ArgumentsError(f"rho1 must be 0, 1, 2, ... or inf; received {self.rho1}.")
         self._check_weight("rho2")
         self._check_decay("stage2_layerwise_lr_decay")
+        self._check_rate("stage2_muon_learning_rate")
         if not self.stage2_eval_steps > 0:
             raise ArgumentsError(
                 f"stage2_eval_steps must be positive, steps or a share of them below 1; received {self.stage2_eval_steps}."
@@ -207,6 +208,7 @@ class TlmArguments(TlmOptions, RunArguments):
         args.max_steps = self.stage2_max_steps
         args.num_train_epochs = self.stage2_num_train_epochs
         args.learning_rate = self.stage2_learning_rate
+        args.muon_learning_rate = self.stage2_muon_learning_rate
         args.weight_decay = self.stage2_weight_decay
         args.layerwise_lr_decay = self.stage2_layerwise_lr_decay
         args.warmup_steps = self.stage2_warmup_steps

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 from typing import ClassVar, TypeVar
 
@@ -10,7 +11,7 @@ from transformers import TrainingArguments
 
 from hf_tlm.hub.repo import find_repo
 from hf_tlm.training.deepspeed import backend, check_deepspeed, check_settings, is_launched
-from hf_tlm.training.optimizers import LAMB, check_lamb
+from hf_tlm.training.optimizers import MUON, OWN, check_optimizer
 from hf_tlm.training.options import ArgumentsError
 from hf_tlm.training.publishing import check_hub_arguments
 
@@ -33,18 +34,21 @@ class BaseArguments(TrainingArguments):
     hub_id_name: ClassVar[str] = "hub_model_id"
     # Whether a micro-batch is made smaller, if need be, until it divides the total batch.
     fits_micro_batch: ClassVar[bool] = False
+    # A subclass that can be asked for Muon has a field of this name.
+    muon_learning_rate: ClassVar[float | None] = None
 
     def __post_init__(self):
         check_deepspeed(self)
         optim = self.optim
-        if optim == LAMB:
-            check_lamb(self)
+        if optim in OWN:
+            check_optimizer(self)
             self.optim = "adamw_torch"  # The Trainer knows its own optimizers only; see `grouped_optimizer`.
         if is_launched() and self.ddp_backend is None:
             self.ddp_backend = backend()
         super().__post_init__()
-        if optim == LAMB:
-            self.optim = LAMB
+        if optim in OWN:
+            self.optim = optim
+        self._check_rate("muon_learning_rate")
         # What accelerate's config asks for counts as asked for here: settings and cards say what a run was computed in.
         self.bf16, self.fp16 = (self.mixed_precision == name for name in ("bf16", "fp16"))
         if self.deepspeed_plugin is not None:
@@ -83,6 +87,16 @@ class BaseArguments(TrainingArguments):
     def _check_decay(self, name: str) -> None:
         if not 0 < getattr(self, name) <= 1:
             raise ArgumentsError(f"{name} must lie in (0, 1]; received {getattr(self, name)}.")
+
+    def _check_rate(self, name: str) -> None:
+        rate = getattr(self, name)
+        if rate is None:
+            return
+        if self.optim != MUON:
+            optim = getattr(self.optim, "value", self.optim)
+            raise ArgumentsError(f"{name} {rate} has no effect with optim {optim}: it is for muon. Leave it out.")
+        if not 0 < rate < math.inf:
+            raise ArgumentsError(f"{name} must be a positive number; received {rate}.")
 
     def _check_length(self, name: str) -> None:
         value = getattr(self, name)

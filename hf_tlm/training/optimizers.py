@@ -1,8 +1,9 @@
-"""What the Trainer's choice of optimizers lacks: LAMB, and learning rates that fall from a model's top to its bottom."""
+"""What the Trainer's choice of optimizers lacks: LAMB, Muon, and learning rates that fall from the top to the bottom."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping
 from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Any
@@ -12,19 +13,40 @@ from transformers import PreTrainedModel, TrainingArguments
 
 from hf_tlm.training.options import ArgumentsError
 
-LAMB = "lamb"
+LAMB, MUON = "lamb", "muon"
+# Those that are not the Trainer's.
+OWN = (LAMB, MUON)
 
 
-def check_lamb(args: TrainingArguments) -> None:
-    """Raises:
-    ArgumentsError: pytorch_optimizer is not installed, or there are options that LAMB does not take.
+def check_optimizer(args: TrainingArguments) -> None:
+    """Whether an optimizer of `OWN` can be had.
+
+    Raises:
+        ArgumentsError: LAMB's package is not installed, or there are options that the optimizer does not take.
     """
-    if find_spec("pytorch_optimizer") is None:
+    if args.optim == LAMB and find_spec("pytorch_optimizer") is None:
         raise ArgumentsError("optim lamb comes from the package pytorch_optimizer: pip install 'hf-tlm[optim]'.")
-    if args.optim_args:
+    if args.optim in OWN and args.optim_args:
+        rates = "learning_rate" if args.optim == LAMB else "learning_rate, muon_learning_rate"
         raise ArgumentsError(
-            f"optim lamb takes learning_rate, weight_decay, adam_beta1, adam_beta2 and adam_epsilon, no optim_args; "
+            f"optim {args.optim} takes {rates}, weight_decay, adam_beta1, adam_beta2 and adam_epsilon, no optim_args; "
             f"received {args.optim_args!r}."
+        )
+    if args.optim == MUON and (args.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true"):
+        raise ArgumentsError(
+            "optim muon makes the singular values of whole matrices alike, and with FSDP a process holds pieces of them. "
+            "Use DDP, for instance recipes/configs/accelerate/ddp.yaml, or another optim."
+        )
+
+
+def check_adapted(args: TrainingArguments, use_peft: bool) -> None:
+    """Raises:
+    ArgumentsError: an adapter is to be trained by Muon.
+    """
+    if use_peft and args.optim == MUON:
+        raise ArgumentsError(
+            "optim muon is for whole matrices, and use_peft trains low-rank factors of their changes. Use an AdamW, or "
+            "leave use_peft out."
         )
 
 
@@ -46,11 +68,9 @@ def grouped_optimizer(
     Raises:
         ArgumentsError: `layerwise_lr_decay` with an optimizer that makes groups of its own.
     """
-    if args.optim == LAMB:
-        from hf_tlm.training.lamb import Lamb
-
+    if args.optim in OWN:
         betas = (args.adam_beta1, args.adam_beta2)
-        cls, kwargs = Lamb, {"lr": args.learning_rate, "betas": betas, "eps": args.adam_epsilon}
+        cls, kwargs = _own(args.optim), {"lr": args.learning_rate, "betas": betas, "eps": args.adam_epsilon}
     else:
         cls, kwargs = trainers_choice(args, model)
         if args.layerwise_lr_decay == 1 and not apart:
@@ -58,7 +78,7 @@ def grouped_optimizer(
         if not isinstance(cls, type) or {"params", "model", "optimizer_dict"} & kwargs.keys():
             raise ArgumentsError(
                 f"optim {args.optim} divides the parameters in its own way, so layerwise_lr_decay has no effect. Use an "
-                "AdamW or lamb, or leave layerwise_lr_decay at 1."
+                "AdamW, lamb or muon, or leave layerwise_lr_decay at 1."
             )
     groups = parameter_groups(
         model,
@@ -69,8 +89,19 @@ def grouped_optimizer(
         # As in the authors' code: with a ratio of norms, a bias that starts at 0 would stay near it.
         others={"adam": True} if args.optim == LAMB else {},
         apart=apart,
+        muon_learning_rate=(args.muon_learning_rate or args.learning_rate) if args.optim == MUON else None,
     )
     return cls, kwargs | {"params": groups}
+
+
+def _own(optim: str) -> type:
+    if optim == MUON:
+        from hf_tlm.training.muon import Muon
+
+        return Muon
+    from hf_tlm.training.lamb import Lamb
+
+    return Lamb
 
 
 def parameter_groups(
@@ -82,6 +113,7 @@ def parameter_groups(
     layerwise_lr_decay: float = 1.0,
     others: Mapping[str, Any] = MappingProxyType({}),
     apart: bool = False,
+    muon_learning_rate: float | None = None,
 ) -> list[dict[str, Any]]:
     """Every trainable parameter in one group: learning rate x layerwise_lr_decay ^ its distance from the top.
 
@@ -92,13 +124,16 @@ def parameter_groups(
         decaying: names of the parameters that weight decay is for.
         others: further entries of the groups that do not decay.
         apart: also divide them so that what is in a group is used in the same batches: bodies, and each module of a head.
+        muon_learning_rate: the matrices of the layers have groups of their own, with this rate and `"muon": True`, after
+            the others. None: they have none.
 
     Returns:
         Groups for an optimizer: `params`, `lr`, `weight_decay`; those of the full rate first, since the Trainer logs the
         first group's.
     """
     distances = distances_from_top(model) if layerwise_lr_decay != 1 or apart else {}
-    groups: dict[tuple[int, bool, str], list[nn.Parameter]] = {}
+    matrices = set() if muon_learning_rate is None else layer_matrices(model)
+    groups: dict[tuple[bool, int, bool, str], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             distance, part = distances.get(name, 0), ""
@@ -106,15 +141,32 @@ def parameter_groups(
                 part = name.split(".")[0] if distance else name.rpartition(".")[0]
             if layerwise_lr_decay == 1:
                 distance = 0
-            groups.setdefault((distance, name not in decaying, part), []).append(parameter)
+            groups.setdefault((name in matrices, distance, name not in decaying, part), []).append(parameter)
     return [
         {
-            "params": groups[distance, plain, part],
-            "lr": learning_rate * layerwise_lr_decay**distance,
+            "params": groups[muon, distance, plain, part],
+            "lr": (muon_learning_rate if muon else learning_rate) * layerwise_lr_decay**distance,
             **({"weight_decay": 0.0, **others} if plain else {"weight_decay": weight_decay}),
+            **({"muon": True} if muon else {}),
         }
-        for distance, plain, part in sorted(groups)
+        for muon, distance, plain, part in sorted(groups)
     ]
+
+
+def _bodies(model: nn.Module) -> Iterator[tuple[str, str, nn.ModuleList]]:
+    """The innermost stock models around a list of layers: prefix of the body, of its layers, and these."""
+    for prefix, body in model.named_modules():
+        if not isinstance(body, PreTrainedModel) or any(isinstance(m, PreTrainedModel) for m in list(body.modules())[1:]):
+            continue
+        found = next(((name, module) for name, module in body.named_modules() if isinstance(module, nn.ModuleList)), None)
+        if found is not None:
+            yield f"{prefix}.", f"{prefix}.{found[0]}.", found[1]
+
+
+def layer_matrices(model: nn.Module) -> set[str]:
+    """Names of the two-dimensional parameters of the layers of the bodies of `model`: what Muon is for."""
+    starts = tuple(start for _, start, _ in _bodies(model))
+    return {name for name, value in model.named_parameters() if name.startswith(starts) and value.dim() == 2}
 
 
 def distances_from_top(model: nn.Module) -> dict[str, int]:
@@ -125,19 +177,13 @@ def distances_from_top(model: nn.Module) -> dict[str, int]:
     Of a parameter that two bodies share the first one's place counts.
     """
     distances = dict.fromkeys((name for name, _ in model.named_parameters()), 0)
-    for prefix, body in model.named_modules():
-        # The innermost stock model around a list of layers; every family registers what lies below them before them.
-        if not isinstance(body, PreTrainedModel) or any(isinstance(m, PreTrainedModel) for m in list(body.modules())[1:]):
-            continue
-        found = next(((name, module) for name, module in body.named_modules() if isinstance(module, nn.ModuleList)), None)
-        if found is None:
-            continue
-        start, layers = f"{prefix}.{found[0]}.", found[1]
+    for body, start, layers in _bodies(model):
+        # Every family registers what lies below the layers before them.
         below = True
         for name in distances:
             if name.startswith(start):
                 below = False
                 distances[name] = len(layers) - int(name.removeprefix(start).split(".")[0])
-            elif below and name.startswith(f"{prefix}."):
+            elif below and name.startswith(body):
                 distances[name] = len(layers) + 1
     return distances

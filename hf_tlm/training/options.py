@@ -44,7 +44,17 @@ class RunOptions(HubOptions):
     )
     optim: str = field(
         default="adamw_torch_fused",
-        metadata={"help": "Optimizer: lamb (extra [optim]), or one of the Trainer's: adamw_torch_fused, adamw_torch, ..."},
+        metadata={
+            "help": "Optimizer: muon (matrices of the layers; AdamW for all else), lamb (extra [optim]), or one of the "
+            "Trainer's: adamw_torch_fused, adamw_torch, ..."
+        },
+    )
+    muon_learning_rate: float | None = field(
+        default=None,
+        metadata={
+            "help": "optim muon: peak learning rate of the matrices, whose steps are as long as AdamW's (TLM: of stage 1). "
+            "Default: learning_rate."
+        },
     )
     per_device_train_batch_size: int = field(default=32, metadata={"help": "Texts per device and micro-batch."})
     per_device_eval_batch_size: int = field(default=64, metadata={"help": "Texts per device when evaluating."})
@@ -191,6 +201,9 @@ class TlmOptions(RunOptions):
         default=0, metadata={"help": "Stage 2 by epochs: at least so many optimizer steps, for tasks of few texts."}
     )
     stage2_learning_rate: float = field(default=2e-5, metadata={"help": "Stage 2: peak learning rate."})
+    stage2_muon_learning_rate: float | None = field(
+        default=None, metadata={"help": "Stage 2: as muon_learning_rate. Default: stage2_learning_rate."}
+    )
     stage2_weight_decay: float = field(default=0.0, metadata={"help": "Stage 2: weight decay."})
     stage2_layerwise_lr_decay: float = field(
         default=1.0, metadata={"help": "Stage 2: as layerwise_lr_decay; ELECTRA's fine-tuning has 0.8, its large model 0.9."}

@@ -25,6 +25,7 @@ from hf_tlm.training.arguments import RunArguments, TlmArguments
 from hf_tlm.training.by_task import settled_by_task
 from hf_tlm.training.deepspeed import is_launched
 from hf_tlm.training.model_arguments import ModelArguments
+from hf_tlm.training.optimizers import check_adapted
 from hf_tlm.training.options import ArgumentsError
 from hf_tlm.training.stages import StageData
 
@@ -276,11 +277,12 @@ def check_model(args: RunArguments, model_args: ModelArguments) -> None:
 
     Raises:
         ArgumentsError: an objective that does not go with the body, with use_peft or with FSDP, or that has no use for an
-            option; use_peft with DeepSpeed.
+            option; use_peft with DeepSpeed or Muon.
         ModelError: see `read_config` and `auxiliary_config`.
     """
     check_applicable(model_args, args.objective)
     check_together(args, model_args)
+    check_adapted(args, model_args.use_peft)
     read_from = model_args.auxiliary_name_or_path or model_args.model_name_or_path
     for name in ("auxiliary_size", "auxiliary_layers"):
         if read_from is not None and getattr(model_args, name) is not None:

@@ -96,6 +96,16 @@ class At(TrainerCallback):
             self.action(model)
 
 
+class StopAfter(TrainerCallback):
+    """Ends training after a step, as if the run had been that short."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_training_stop = state.global_step >= self.step
+
+
 def sigterm(model):
     signal.raise_signal(signal.SIGTERM)
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import TrainerCallback
 
 from hf_tlm.signals import Terminated
 from hf_tlm.training import TlmArguments
@@ -16,6 +15,7 @@ from hf_tlm.training.checkpoints import CheckpointError, damage, last_complete_c
 from runs import (
     OBJECTIVES,
     At,
+    StopAfter,
     both_stages,
     die_in_rotation,
     die_in_write,
@@ -36,14 +36,6 @@ COMMON = {"rho1": 1, "max_steps": 8, "per_device_train_batch_size": 12, "config"
 SAVING = {**COMMON, "save_strategy": "steps", "save_steps": 3}
 # The masked LM with batches that are measured in tokens: four steps an epoch.
 CASES = {**OBJECTIVES, "mlm": {"total_batch_tokens": 480}, "cocolm": {**OBJECTIVES["cocolm"], "scl_projection": "mlp"}}
-
-
-class StopAfter(TrainerCallback):
-    def __init__(self, step):
-        self.step = step
-
-    def on_step_end(self, args, state, control, **kwargs):
-        control.should_training_stop = state.global_step >= self.step
 
 
 @pytest.fixture(scope="module")

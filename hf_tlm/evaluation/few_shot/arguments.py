@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from hf_tlm.evaluation.few_shot.options import FewShotOptions
 from hf_tlm.training.base_arguments import BaseArguments
-from hf_tlm.training.optimizers import LAMB
+from hf_tlm.training.optimizers import OWN
 from hf_tlm.training.options import ArgumentsError
 
 # Options of the Trainer that follow from others here, and from which.
@@ -75,8 +75,10 @@ class FewShotArguments(FewShotOptions, BaseArguments):
                 f"eval_steps must be positive and at most max_steps {self.max_steps}, so that there is a checkpoint to "
                 f"keep; received {self.eval_steps}."
             )
-        if self.optim == LAMB:
-            raise ArgumentsError("optim lamb is for large batches, of which a few-shot run has none. Use adamw_torch_fused.")
+        if self.optim in OWN:
+            raise ArgumentsError(
+                f"optim {self.optim} is for large batches, of which a few-shot run has none. Use adamw_torch_fused."
+            )
         sharded = self.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true" or self.deepspeed_plugin is not None
         if sharded:
             raise ArgumentsError(

@@ -34,6 +34,7 @@ from hf_tlm.tasks import Task
 from hf_tlm.training import ArgumentsError
 from hf_tlm.training.checkpoint_pushes import CheckpointPushes, fetch_run
 from hf_tlm.training.claim import RESULTS_FILE, claim, settings
+from hf_tlm.training.optimizers import check_adapted
 from hf_tlm.training.publishing import check_hub, publish_run
 from hf_tlm.training.sharded import trained_model
 
@@ -100,6 +101,7 @@ def _check(task: Task, checkpoint: CheckpointArguments, args: FinetuneArguments)
             f"label_smoothing_factor {args.label_smoothing_factor} smooths the loss of single tags, and with crf "
             "the loss is of whole sentences. Leave one of them out."
         )
+    check_adapted(args, checkpoint.use_peft)
     if checkpoint.use_peft and args.crf:
         raise ArgumentsError("use_peft adapts a stock model, and with crf there is a CRF around it. Leave one of them out.")
 

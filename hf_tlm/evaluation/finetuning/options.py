@@ -101,7 +101,17 @@ class FinetuneOptions(HubOptions):
     )
     optim: str = field(
         default="adamw_torch_fused",
-        metadata={"help": "Optimizer: lamb (extra [optim]), or one of the Trainer's: adamw_torch_fused, adamw_torch, ..."},
+        metadata={
+            "help": "Optimizer: muon (matrices of the layers; AdamW for all else), lamb (extra [optim]), or one of the "
+            "Trainer's: adamw_torch_fused, adamw_torch, ..."
+        },
+    )
+    muon_learning_rate: float | None = field(
+        default=None,
+        metadata={
+            "help": "optim muon: peak learning rate of the matrices, whose steps are as long as AdamW's. Default: "
+            "learning_rate."
+        },
     )
     eval_strategy: str = field(
         default="epoch",

@@ -1,0 +1,251 @@
+"""How weights begin, so that a small model leaves the plateau of word frequencies within its first steps.
+
+A masked LM from BERT's random weights predicts word frequencies for its first millions of tokens: its output bias has to
+find them, and its heads have to find the neighbours of a token among random positions. Both can be given. Nothing here
+changes an architecture: every weight is one of the stock model and is trained like any other. Token embeddings from counts
+are in `hf_tlm.models.spectral`. These are additions of hf_tlm to the published methods.
+
+V vocabulary, E token embedding size, H hidden size, P dimensions of position codes, D size of a head.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from hf_tlm.models.errors import ModelError
+from hf_tlm.models.families import family_of
+
+# BERT's initializer_range, and the width that it is for.
+BERT_RANGE, BERT_WIDTH = 0.02, 768
+# Offsets that the first heads of a layer look at before training; further heads begin at random.
+OFFSETS = ((-1,), (1,), (-2, -3, -4), (2, 3, 4))
+# Position codes have a quarter of the dimensions, and not more than this.
+MOST_POSITION_DIMS = 64
+# How far the score of the offset lies above that of a far token, whose e-th power is the ratio of their attention.
+SHARPNESS = 10.0
+
+
+def scale_to_width(config: PreTrainedConfig) -> None:
+    """Set `initializer_range` to 0.02 x sqrt(768 / H), in place.
+
+    With it a product of a random matrix and a vector of H numbers is as large at any width as it is in BERT-base.
+    """
+    config.initializer_range = BERT_RANGE * math.sqrt(BERT_WIDTH / config.hidden_size)
+
+
+def token_counts(texts: Iterable[Sequence[int]], vocab_size: int) -> np.ndarray:
+    """How often each token id occurs, int64 [V].
+
+    Args:
+        texts: token ids of each text.
+    """
+    counts = np.zeros(vocab_size, dtype=np.int64)
+    for text in texts:
+        np.add.at(counts, np.asarray(text, dtype=np.int64), 1)
+    return counts
+
+
+def unigram_bias(decoder: nn.Linear, counts: np.ndarray, ignore: Collection[int] = ()) -> None:
+    """Set the bias of an output embedding to the log frequencies of the tokens, in place.
+
+    Every token counts as seen once more than it was, so that none is impossible.
+
+    Args:
+        counts: int [V]; ignore: ids that are never predicted, which get the smallest bias.
+
+    Raises:
+        ModelError: the output embedding has no bias, or another size.
+    """
+    if decoder.bias is None or len(decoder.bias) != len(counts):
+        size = None if decoder.bias is None else len(decoder.bias)
+        raise ModelError(
+            f"The output bias begins at log frequencies of {len(counts):,} tokens, and this model's output embedding has "
+            + ("no bias." if size is None else f"{size:,}.")
+        )
+    counts = counts.astype(np.float64).copy()
+    counts[list(ignore)] = 0.0
+    with torch.no_grad():
+        decoder.bias.copy_(torch.from_numpy(np.log((counts + 1.0) / (counts + 1.0).sum())))
+
+
+@dataclass(frozen=True)
+class AttentionWeights:
+    """The matrices of one attention layer as views: query, key, value float [H, H], a head's D rows one after another;
+    output float [H, H], a head's D columns one after another."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    output: torch.Tensor
+    heads: int
+
+
+def first_layer(body: PreTrainedModel) -> nn.Module:
+    """The layer that reads the embeddings; of ALBERT the one that its first group shares."""
+    layer = next(module for module in body.modules() if isinstance(module, nn.ModuleList))[0]
+    return layer.albert_layers[0] if hasattr(layer, "albert_layers") else layer
+
+
+def attention_weights(layer: nn.Module, heads: int) -> AttentionWeights:
+    """The attention matrices of a layer of any supported family.
+
+    Raises:
+        ModelError: it is a layer of another kind.
+    """
+    attention = getattr(layer, "attn", None) or getattr(layer, "attention", None)
+    if hasattr(attention, "Wqkv"):  # ModernBERT
+        return AttentionWeights(*attention.Wqkv.weight.chunk(3), attention.Wo.weight, heads)
+    if hasattr(attention, "q_lin"):  # DistilBERT
+        modules = (attention.q_lin, attention.k_lin, attention.v_lin, attention.out_lin)
+    elif hasattr(attention, "self"):  # BERT and what is built like it
+        own = attention.self
+        modules = (own.query, own.key, own.value, attention.output.dense)
+    elif hasattr(attention, "query"):  # ALBERT
+        modules = (attention.query, attention.key, attention.value, attention.dense)
+    else:
+        raise ModelError(f"There is no attention that is known in a {type(layer).__name__}.")
+    return AttentionWeights(*(module.weight for module in modules), heads)
+
+
+def position_embeddings(body: PreTrainedModel) -> nn.Embedding | None:
+    """The learned absolute positions of a body; None where it has others."""
+    return getattr(getattr(body, "embeddings", None), "position_embeddings", None)
+
+
+def position_dims(embedding_size: int) -> int:
+    """P, the last dimensions of a token embedding, which position codes have for themselves: a quarter, at most 64, even."""
+    return min(embedding_size // 4, MOST_POSITION_DIMS) // 2 * 2
+
+
+def frequencies(count: int) -> np.ndarray:
+    """Radians a token of the sines and cosines of a position code, float64 [count].
+
+    pi ((k - 1/2) / count)^1.5: unevenly spread over all that whole offsets can tell apart, so that the inner product of two
+    codes is large at one offset and small at all others of some hundred tokens.
+    """
+    return np.pi * ((np.arange(count) + 0.5) / count) ** 1.5
+
+
+def position_codes(positions: int, dims: int) -> np.ndarray:
+    """Sinusoidal codes of the positions 0, 1, ..., float64 [positions, dims]: half of them sines, then the cosines."""
+    angles = np.outer(np.arange(positions), frequencies(dims // 2))
+    return np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
+
+
+def _rotation(offsets: Sequence[int], dims: int) -> np.ndarray:
+    """What makes the code of position i the mean of the codes at i + each offset, float64 [dims, dims]."""
+    half = dims // 2
+    angles = np.outer(offsets, frequencies(half))
+    sine, cosine = np.sin(angles).mean(axis=0), np.cos(angles).mean(axis=0)
+    rotation = np.zeros((dims, dims))
+    index = np.arange(half)
+    rotation[index, index] = rotation[index + half, index + half] = cosine
+    rotation[index, index + half], rotation[index + half, index] = sine, -sine
+    return rotation
+
+
+def _orthonormal(rows: int, columns: int) -> torch.Tensor:
+    """A random matrix with orthonormal rows, or columns if there are fewer, float [rows, columns]."""
+    return nn.init.orthogonal_(torch.empty(rows, columns))
+
+
+def start_at_neighbors(body: PreTrainedModel, *, scale: float = 1.0) -> list[tuple[int, ...]]:
+    """Let the first layer of a body with learned positions look at neighbouring tokens, before any training.
+
+    Position embeddings become sinusoidal codes in the last `position_dims` dimensions, which token embeddings leave free.
+    The first heads' queries turn the code of a position into that of its neighbours (`OFFSETS`), and the keys are the
+    codes, so that nearly all attention goes there. What such a head reads it writes: its output is the neighbour's
+    embedding projected on D random directions of the others. A projection between embeddings and body keeps lengths.
+
+    Args:
+        scale: norm of a token embedding, see `hf_tlm.models.spectral`.
+
+    Returns:
+        The offsets that a head looks at, for each of the first heads.
+
+    Raises:
+        ModelError: the body has no learned positions.
+    """
+    positions = position_embeddings(body)
+    if positions is None:
+        raise ModelError(
+            f"Heads that begin at neighbouring tokens are for bodies with learned positions; a {body.config.model_type} "
+            "has others."
+        )
+    tokens, types = body.get_input_embeddings().weight, getattr(body.embeddings, "token_type_embeddings", None)
+    size = tokens.shape[1]
+    dims = position_dims(size)
+    content = size - dims
+    with torch.no_grad():
+        tokens[:, content:] = 0.0
+        if types is not None:
+            types.weight[:, content:] = 0.0
+        # Position dimensions vary as much as those of a token embedding.
+        first = family_of(body.config).first_position(body.config)
+        codes = position_codes(len(positions.weight) - first, dims) * scale * math.sqrt(2.0 / content)
+        positions.weight.zero_()
+        positions.weight[first:, content:] = torch.from_numpy(codes).to(positions.weight)
+        carried = _keep_lengths(body, size)
+        weights = attention_weights(first_layer(body), body.config.num_attention_heads)
+        head = weights.query.shape[0] // weights.heads
+        used = _paired(dims, head)
+        for number, offsets in enumerate(OFFSETS[: weights.heads]):
+            rows = slice(number * head, (number + 1) * head)
+            _look_at(offsets, weights, rows, carried[:, content:], used)
+            basis = _orthonormal(min(head, content), content).to(carried)
+            weights.value[rows] = 0.0
+            weights.output[:, rows] = 0.0
+            weights.value[rows][: len(basis)] = basis @ carried[:, :content].T
+            weights.output[:, rows][:, : len(basis)] = carried[:, :content] @ basis.T
+    return list(OFFSETS[: weights.heads])
+
+
+def _keep_lengths(body: PreTrainedModel, size: int) -> torch.Tensor:
+    """Make the projection from embeddings to the body one that keeps lengths, where there is one; its matrix [H, E]."""
+    project = getattr(body, "embeddings_project", None) or getattr(
+        getattr(body, "encoder", None), "embedding_hidden_mapping_in", None
+    )
+    if project is None:
+        return torch.eye(size)
+    project.weight.copy_(_orthonormal(*project.weight.shape))
+    return project.weight.clone()
+
+
+def _paired(dims: int, head: int) -> np.ndarray:
+    """The position dimensions that a head has room for, sines with their cosines, evenly spread over the frequencies."""
+    half = dims // 2
+    count = min(half, head // 2)
+    chosen = np.linspace(0, half - 1, count).round().astype(int)
+    return np.concatenate([chosen, chosen + half])
+
+
+def _look_at(offsets: Sequence[int], weights: AttentionWeights, rows: slice, codes: torch.Tensor, used: np.ndarray) -> None:
+    """Set the queries and keys of one head.
+
+    Args:
+        codes: float [H, P], where the dimensions of the position codes are in a hidden state.
+        used: of the P dimensions those that this head compares.
+    """
+    head, pairs, dims = rows.stop - rows.start, len(used) // 2, codes.shape[1]
+    # After the LayerNorm of the embeddings a code has amplitude sqrt(2), so that two equal ones have the product 2 x pairs.
+    kernel = np.cos(np.outer(np.arange(-8, 9), frequencies(dims // 2)[used[:pairs]])).mean(axis=1)
+    peak = max(np.mean([kernel[8 + at - offset] for offset in offsets]) for at in offsets)
+    gain = math.sqrt(SHARPNESS * math.sqrt(head) / (2 * pairs * peak))
+    queries = torch.from_numpy(gain * _rotation(offsets, dims)[used]).to(codes) @ codes.T
+    keys = gain * codes.T[used]
+    for matrix, values in ((weights.query, queries), (weights.key, keys)):
+        matrix[rows] = 0.0
+        matrix[rows][: len(used)] = values
+
+
+def near_identity(dense: nn.Linear) -> None:
+    """Set a square layer to the identity plus its random weights, in place: a transform that begins as next to none."""
+    with torch.no_grad():
+        dense.weight.add_(torch.eye(len(dense.weight)).to(dense.weight))

@@ -1,0 +1,230 @@
+"""Muon: its step is the equation, it is given the matrices of the layers and nothing else, and runs with it are exact."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoConfig
+
+from hf_tlm.evaluation.finetuning import CheckpointArguments, FinetuneArguments, finetune
+from hf_tlm.models import CorruptAndPredict, TlmModel, auxiliary_config, export_stock
+from hf_tlm.training import ArgumentsError, ModelArguments, TlmArguments, check_model
+from hf_tlm.training.muon import Muon
+from hf_tlm.training.optimizers import distances_from_top, layer_matrices, parameter_groups
+from runs import QUIET, StopAfter, history, trainer, two_are_one, weights
+from toys import TINY_CONFIGS, make_task
+
+RATE, DECAY = 0.01, 0.1
+OPTIONS = {"optim": "muon", "rho1": 1, "max_steps": 6, "per_device_train_batch_size": 12, "muon_learning_rate": 2e-2}
+
+
+def tiny(model_type, **changes):
+    return AutoConfig.for_model(model_type, **TINY_CONFIGS[model_type] | changes)
+
+
+def orthogonalised(g, dtype=torch.bfloat16):
+    """Five Newton-Schulz steps X <- a X + (b X X' + c (X X')^2) X on the wide side (Jordan et al. 2024)."""
+    x = g.to(dtype)
+    if g.shape[0] > g.shape[1]:
+        x = x.T
+    x = x / x.norm()
+    for _ in range(5):
+        a = x @ x.T
+        x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
+    return x.T if g.shape[0] > g.shape[1] else x
+
+
+def transcribed(w, gradients):
+    b = torch.zeros_like(w)
+    for g in gradients:
+        b = 0.95 * b + 0.05 * g
+        o = orthogonalised(0.05 * g + 0.95 * b, torch.float64)
+        w = w - RATE * DECAY * w - RATE * 0.2 * math.sqrt(max(w.shape)) * o
+    return w
+
+
+@pytest.mark.parametrize("shape", [(48, 24), (24, 48), (32, 32)])
+def test_a_step_is_the_equation(shape):
+    """In float64 where torch has bfloat16, whose rounding is what may differ."""
+    torch.manual_seed(0)
+    w, gradients = 0.1 * torch.randn(shape), torch.randn(3, *shape)
+    parameter = nn.Parameter(w.clone())
+    optimizer = Muon([{"params": [parameter], "muon": True, "weight_decay": DECAY}], lr=RATE)
+    for gradient in gradients:
+        parameter.grad = gradient.clone()
+        optimizer.step()
+    expected = transcribed(w.double(), gradients.double()).float()
+    moved = (expected - w).norm()
+    assert (parameter.detach() - expected).norm() < 0.02 * moved
+    # As long as a step of AdamW.
+    size = (parameter.detach() - w).square().mean().sqrt().item() / (3 * RATE)
+    assert 0.1 < size < 0.3
+
+
+def test_what_is_no_matrix_gets_adamw():
+    torch.manual_seed(0)
+    ours, theirs = (nn.Parameter(torch.arange(5.0)) for _ in range(2))
+    matrix = nn.Parameter(torch.randn(4, 4))
+    values = {"lr": RATE, "betas": (0.8, 0.98), "eps": 1e-5}
+    optimizer = Muon(
+        [{"params": [ours], "weight_decay": 0.2}, {"params": [matrix], "muon": True, "weight_decay": 0.0}], **values
+    )
+    reference = torch.optim.AdamW([theirs], weight_decay=0.2, fused=True, **values)
+    still = matrix.detach().clone()
+    for _ in range(3):
+        gradient = torch.randn(5)
+        ours.grad, theirs.grad = gradient.clone(), gradient.clone()
+        optimizer.step()
+        reference.step()
+        assert torch.equal(ours, theirs)
+    assert torch.equal(matrix, still), "without a gradient it stays"
+
+
+def test_a_schedule_and_a_checkpoint_reach_both_parts():
+    torch.manual_seed(0)
+    start = [torch.randn(6, 4), torch.randn(4)]
+
+    def made():
+        parameters = [nn.Parameter(value.clone()) for value in start]
+        groups = [{"params": parameters[1:]}, {"params": parameters[:1], "muon": True, "lr": 0.1}]
+        optimizer = Muon(groups, lr=RATE)
+        return parameters, optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
+
+    def go(parameters, optimizer, schedule, steps):
+        for step in steps:
+            torch.manual_seed(step)
+            for parameter in parameters:
+                parameter.grad = torch.randn_like(parameter)
+            optimizer.step()
+            schedule.step()
+
+    whole, cut = made(), made()
+    go(*whole, range(6))
+    assert [group["lr"] for group in whole[1].param_groups] == [RATE / 64, 0.1 / 64]
+    go(*cut, range(3))
+    resumed = made()
+    with torch.no_grad():
+        for mine, theirs in zip(resumed[0], cut[0], strict=True):
+            mine.copy_(theirs)
+    resumed[1].load_state_dict(cut[1].state_dict())
+    resumed[2].load_state_dict(cut[2].state_dict())
+    go(*resumed, range(3, 6))
+    for mine, theirs in zip(resumed[0], whole[0], strict=True):
+        assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("model_type", TINY_CONFIGS)
+def test_matrices_of_the_layers_and_nothing_else(model_type):
+    model = TlmModel.from_config(tiny(model_type))
+    matrices = layer_matrices(model)
+    for name, value in model.named_parameters():
+        inside = any(part in name for part in ("layer.", "layers.", "layer_groups."))
+        assert (name in matrices) == (inside and value.dim() == 2), name
+    assert not any(word in name for name in matrices for word in ("embedding", "bias", "norm", "head", "classifier"))
+    groups = parameter_groups(
+        model, matrices, learning_rate=1.0, weight_decay=0.3, layerwise_lr_decay=0.5, muon_learning_rate=8.0
+    )
+    names, distances = {id(p): name for name, p in model.named_parameters()}, distances_from_top(model)
+    assert sorted(id(p) for group in groups for p in group["params"]) == sorted(names)
+    assert groups[0]["lr"] == 1.0, "the one that is logged"
+    for group in groups:
+        for name in (names[id(p)] for p in group["params"]):
+            assert group.get("muon", False) == (name in matrices)
+            assert group["lr"] == (8.0 if name in matrices else 1.0) * 0.5 ** distances[name]
+
+
+def test_both_bodies_of_a_pair():
+    config = tiny("electra")
+    matrices = layer_matrices(CorruptAndPredict.from_config(config, auxiliary_config(config, layers=1)))
+    assert {name.split(".")[0] for name in matrices} == {"main", "auxiliary"}
+
+
+def test_in_the_trainer(tmp_path, data, tokenizer):
+    """Every parameter moves, each at its part's rate, and a resumed run is the uninterrupted one."""
+    saving = {**OPTIONS, "config": {}, "save_strategy": "steps", "save_steps": 3, "layerwise_lr_decay": 0.5}
+    run = trainer(tmp_path / "whole", data, tokenizer, **saving)
+    before = {name: value.detach().clone() for name, value in run.model.named_parameters()}
+    run.train()
+    assert not [name for name, value in run.model.named_parameters() if torch.equal(value, before[name])]
+    optimizer = run.optimizer.optimizer
+    assert isinstance(optimizer, Muon)
+    starts = {(group["muon"], group["initial_lr"]) for group in optimizer.param_groups}
+    assert starts == {(False, 1e-2 * 0.5**n) for n in range(4)} | {(True, 2e-2 * 0.5**n) for n in (1, 2)}
+    trainer(tmp_path / "cut", data, tokenizer, **saving, callbacks=[StopAfter(3)]).train()
+    resumed = trainer(tmp_path / "cut", data, tokenizer, **saving)
+    resumed.train(resume_from_checkpoint=True)
+    names = ("step", "loss", "grad_norm", "learning_rate")
+    assert len(history(run, *names)) == 6 and history(resumed, *names) == history(run, *names)
+    for name, value in weights(resumed).items():
+        assert torch.equal(value, run.model.state_dict()[name]), name
+
+
+def test_1x8_equals_8x1(tmp_path, data, tokenizer):
+    """The gradients are equal but for rounding; bfloat16's is the iterations'."""
+    logs = []
+    for size, accumulation in ((8, 1), (2, 4)):
+        options = {**OPTIONS, "per_device_train_batch_size": size, "gradient_accumulation_steps": accumulation}
+        run = trainer(tmp_path, data, tokenizer, **options)
+        run.train()
+        logs.append(history(run, "loss", "grad_norm"))
+    for ours, expected in zip(*logs, strict=True):
+        assert ours == pytest.approx(expected, rel=5e-3)
+
+
+def test_two_processes_are_one(tmp_path, tokenizer, corpus_rows):
+    two_are_one(tmp_path, tokenizer, corpus_rows, {"optim": "muon", "muon_learning_rate": 1e-2}, "grad_norm")
+
+
+def test_stages_have_rates_of_their_own():
+    args = TlmArguments(**QUIET, output_dir="unused", optim="muon", muon_learning_rate=0.02, stage2_muon_learning_rate=0.001)
+    assert [args.for_stage(stage, "out", 0, "f1").muon_learning_rate for stage in (1, 2)] == [0.02, 0.001]
+    assert args.optim == "muon"
+
+
+def test_fine_tuning(tmp_path, data, tokenizer):
+    """A masked LM of a run, fine-tuned with the optimizer that trained it."""
+    model = TlmModel.from_config(tiny("bert", vocab_size=len(tokenizer)))
+    export_stock(model, tokenizer, tmp_path / "model")
+    quiet = {name: value for name, value in QUIET.items() if name not in ("save_strategy", "logging_steps")}
+    args = FinetuneArguments(
+        **quiet,
+        output_dir=str(tmp_path / "out"),
+        optim="muon",
+        learning_rate=1e-3,
+        max_steps=4,
+        select_by="last",
+        max_length=16,
+    )
+    run = finetune(make_task(), CheckpointArguments(model_name_or_path=str(tmp_path / "model")), args)
+    assert run.seeds[0]["cost"]["steps"] == 4
+
+
+@pytest.mark.parametrize(
+    "changes,message",
+    [
+        ({"muon_learning_rate": 0.1}, "muon_learning_rate 0.1 has no effect with optim adamw_torch_fused: it is for muon"),
+        ({"optim": "muon", "muon_learning_rate": 0.0}, "must be a positive number; received 0.0"),
+        ({"optim": "muon", "stage2_muon_learning_rate": math.inf}, "must be a positive number; received inf"),
+        ({"optim": "muon", "optim_args": "momentum=0.9"}, "no optim_args; received 'momentum=0.9'"),
+    ],
+)
+def test_refused_values(changes, message):
+    with pytest.raises(ArgumentsError, match=message):
+        TlmArguments(**QUIET, output_dir="unused", **changes)
+
+
+def test_where_it_cannot_be(tmp_path, monkeypatch):
+    args = TlmArguments(**QUIET, output_dir="unused", optim="muon")
+    with pytest.raises(ArgumentsError, match="use_peft trains low-rank factors"):
+        check_model(args, ModelArguments(use_peft=True, model_name_or_path="x"))
+    tuning = FinetuneArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none", optim="muon")
+    with pytest.raises(ArgumentsError, match="use_peft trains low-rank factors"):
+        finetune(make_task(), CheckpointArguments(model_name_or_path="x", use_peft=True), tuning)
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(ArgumentsError, match="with FSDP a process holds pieces"):
+        TlmArguments(**QUIET, output_dir="unused", optim="muon")
+    monkeypatch.delenv("ACCELERATE_USE_FSDP")
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    with pytest.raises(ArgumentsError, match="with which optim muon would not compute"):
+        TlmArguments(output_dir="unused", optim="muon")
