@@ -16,9 +16,10 @@ class Muon(torch.optim.Optimizer):
         b = m b + (1 - m) G;  U = (1 - m) G + m b;  O = NewtonSchulz5(U / ||U||)
         W = W - lr weight_decay W - lr 0.2 sqrt(max(A, B)) O
 
-    O is about the nearest matrix whose singular values are all 1, and the factor makes a step as long as one of AdamW, root mean square of its numbers about
-    0.2, so that AdamW's rates carry over (Liu et al. 2025, https://arxiv.org/abs/2502.16982, section 2.2). The iterations are in bfloat16, as in torch. A matrix
-    without a gradient is left as it is, its momentum too.
+    O is about the nearest matrix whose singular values are all 1, and the factor makes a step as long as one of AdamW,
+    root mean square of its numbers about 0.2, so that AdamW's rates carry over (Liu et al. 2025,
+    https://arxiv.org/abs/2502.16982, section 2.2). The iterations are in bfloat16, as in torch. A matrix without a gradient
+    is left as it is, its momentum too.
 
     Args:
         params: parameter groups; those with `"muon": True` hold matrices.

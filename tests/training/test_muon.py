@@ -187,15 +187,8 @@ def test_fine_tuning(tmp_path, data, tokenizer):
     model = TlmModel.from_config(tiny("bert", vocab_size=len(tokenizer)))
     export_stock(model, tokenizer, tmp_path / "model")
     quiet = {name: value for name, value in QUIET.items() if name not in ("save_strategy", "logging_steps")}
-    args = FinetuneArguments(
-        **quiet,
-        output_dir=str(tmp_path / "out"),
-        optim="muon",
-        learning_rate=1e-3,
-        max_steps=4,
-        select_by="last",
-        max_length=16,
-    )
+    quiet |= {"learning_rate": 1e-3, "max_steps": 4, "select_by": "last", "max_length": 16}
+    args = FinetuneArguments(**quiet, output_dir=str(tmp_path / "out"), optim="muon")
     run = finetune(make_task(), CheckpointArguments(model_name_or_path=str(tmp_path / "model")), args)
     assert run.seeds[0]["cost"]["steps"] == 4
 
