@@ -242,7 +242,7 @@ class LeverRun:
 
 def until(points: list[dict[str, float]], loss: float) -> dict[str, float] | None:
     """The first point from which on the loss is not above this one again at the next; None where it is never reached."""
-    for point, after in zip(points, [*points[1:], points[-1]], strict=True):
+    for point, after in zip(points, [*points[1:], *points[-1:]], strict=True):
         if point["loss"] <= loss and after["loss"] <= loss:
             return point
     return None
