@@ -89,7 +89,7 @@ def main() -> None:
                     "test accuracy": run.summary["test"]["accuracy"],
                     "curve": curve(folder, options.seeds) if stage == "both" else None,
                     "seconds": aggregate([seed["cost"] for seed in run.seeds])["seconds"]["mean"],
-                    "spectral": run.details.get("spectral"),
+                    "spectral": run.details.get("initialization", {}).get("spectral"),
                     "environment": run.details["environment"],
                 }
             )

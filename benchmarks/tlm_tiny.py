@@ -123,7 +123,7 @@ def main() -> None:
             "real tokens": seeds[0]["cost"]["real_tokens"],
             "FLOPs": seeds[0]["cost"]["flops"],
             "parameters": seeds[0]["parameters"],
-            "spectral": result.get("spectral"),
+            "spectral": result.get("initialization", {}).get("spectral"),
             "subset passages": (result["subset"] or {}).get("counts", {}).get("union"),
             "command": command,
             "environment": result["environment"],

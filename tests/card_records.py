@@ -67,7 +67,7 @@ PRETRAINED = {
     "cost": COST,
     "validation": {"loss": 2.5, "mlm_loss": 2.5, "rtd_accuracy_original": 0.97},
     "validation_blocks": 1000,
-    "spectral": None,
+    "initialization": None,
 }
 
 SUBSET = {

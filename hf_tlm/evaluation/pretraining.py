@@ -36,10 +36,10 @@ from hf_tlm.training import (
     check_sources,
     final_scores,
     model_factory,
-    with_spectral,
 )
 from hf_tlm.training.checkpoint_pushes import CheckpointPushes, fetch_run
 from hf_tlm.training.claim import RESULTS_FILE, claim, publish_locally, settings
+from hf_tlm.training.initialization import with_initialization
 from hf_tlm.training.publishing import check_hub, publish_run
 from hf_tlm.training.sharded import trained_model
 
@@ -157,8 +157,8 @@ def _check_streaming(args: PretrainArguments, model_args: ModelArguments, block_
         problem = "max_steps, max_flops, max_tokens or max_hours: how long an epoch is shows at its end only"
     elif args.total_batch_tokens is not None:
         problem = "batches measured in texts: total_batch_size, not total_batch_tokens"
-    elif model_args.embedding_init == "spectral":
-        problem = "embedding_init random: spectral counts in all blocks before the first step"
+    elif model_args.needs_texts:
+        problem = "embedding_init random and lm_head_init random: all blocks are counted before the first step"
     if problem is not None:
         raise ArgumentsError(f"streaming_blocks needs {problem}.")
 
@@ -186,10 +186,14 @@ def _train(
     )
     with args.main_process_first(desc="preparing held-out blocks"):
         held = shards.validation(block_args.max_validation_blocks) if block_args.validation_share else None
-    spectral = None
+    initialization = None
     with _prepared(shards, args, block_args) as blocks:
-        if model_args.embedding_init == "spectral":
-            make_model, spectral = with_spectral(make_model, blocks["input_ids"], tokenizer, model_args)
+        if model_args.needs_texts or model_args.attention_init != "random":
+            # Streamed blocks, which cannot be counted beforehand, are for what needs no texts.
+            rows = [] if block_args.streaming_blocks else blocks["input_ids"]
+            make_model, initialization = with_initialization(
+                make_model, rows, tokenizer, model_args, objective=args.objective
+            )
         set_seed(args.seed)
         trainer = TlmTrainer(
             make_model(),
@@ -218,7 +222,7 @@ def _train(
         "training": _scores(logged[-1], "corpus/") if logged else {},
         "validation": validation,
         "validation_blocks": 0 if held is None else len(held),
-        "spectral": None if spectral is None else spectral.report,
+        "initialization": None if initialization is None else initialization.report,
     }
     if trainer.is_world_process_zero():
         files = {"README.md": pretrained_card(record), RESULTS_FILE: json.dumps(record, indent=2) + "\n"}

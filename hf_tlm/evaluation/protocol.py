@@ -81,8 +81,8 @@ def run_tlm(
     setup = prepare(task, None if subset is None else subset.dataset, args, model_args)
     details |= {"command": command_line(), "environment": environment(), "texts_also_in_train": task.texts_also_in_train}
     args = setup.args
-    if setup.spectral is not None:
-        details["spectral"] = setup.spectral.report
+    if setup.initialization is not None:
+        details["initialization"] = setup.initialization.report
     with CheckpointPushes(output_dir, args) as pushes:
         records = [
             _run_seed(seed, task, setup, args, model_args, details, output_dir / f"seed-{seed}", pushes)

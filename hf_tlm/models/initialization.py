@@ -1,11 +1,12 @@
 """How weights begin, so that a small model leaves the plateau of word frequencies within its first steps.
 
 A masked LM from BERT's random weights predicts word frequencies for its first millions of tokens: its output bias has to
-find them, and its heads have to find the neighbours of a token among random positions. Both can be given. Nothing here
-changes an architecture: every weight is one of the stock model and is trained like any other. Token embeddings from counts
-are in `hf_tlm.models.spectral`. These are additions of hf_tlm to the published methods.
+find them, and its heads have to find the neighbours of a token and to pass on what is there. All of that can be given.
+Nothing here changes an architecture: every weight is one of the stock model and is trained like any other. Token embeddings
+from counts are in `hf_tlm.models.spectral`. These are additions of hf_tlm to the published methods.
 
-V vocabulary, E token embedding size, H hidden size, P dimensions of position codes, D size of a head.
+V vocabulary, E token embedding size, H hidden size, P dimensions of position codes, K those of the rest in a hidden state,
+D size of a head.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_tlm.models.errors import ModelError
 from hf_tlm.models.families import family_of
+from hf_tlm.models.spectral import token_chunks
 
 # BERT's initializer_range, and the width that it is for.
 BERT_RANGE, BERT_WIDTH = 0.02, 768
@@ -30,6 +32,8 @@ OFFSETS = ((-1,), (1,), (-2, -3, -4), (2, 3, 4))
 MOST_POSITION_DIMS = 64
 # How far the score of the offset lies above that of a far token, whose e-th power is the ratio of their attention.
 SHARPNESS = 10.0
+# Of the transform before the output embedding.
+IDENTITY = 0.2
 
 
 def scale_to_width(config: PreTrainedConfig) -> None:
@@ -47,8 +51,8 @@ def token_counts(texts: Iterable[Sequence[int]], vocab_size: int) -> np.ndarray:
         texts: token ids of each text.
     """
     counts = np.zeros(vocab_size, dtype=np.int64)
-    for text in texts:
-        np.add.at(counts, np.asarray(text, dtype=np.int64), 1)
+    for chunk in token_chunks(texts, "Counting tokens"):
+        counts += np.bincount(np.concatenate(chunk), minlength=vocab_size)
     return counts
 
 
@@ -69,10 +73,24 @@ def unigram_bias(decoder: nn.Linear, counts: np.ndarray, ignore: Collection[int]
             f"The output bias begins at log frequencies of {len(counts):,} tokens, and this model's output embedding has "
             + ("no bias." if size is None else f"{size:,}.")
         )
-    counts = counts.astype(np.float64).copy()
+    counts = counts.astype(np.float64)
     counts[list(ignore)] = 0.0
     with torch.no_grad():
         decoder.bias.copy_(torch.from_numpy(np.log((counts + 1.0) / (counts + 1.0).sum())))
+
+
+def near_identity(dense: nn.Linear, carried: torch.Tensor) -> None:
+    """Set the layer before an output embedding to 0.2 times what turns a hidden state back into an embedding, in place.
+
+    To that its random weights are added, made half as large. The activation that follows is nearly linear for numbers so
+    small, and the LayerNorm after it makes them large again: a transform that begins as next to none.
+
+    Args:
+        dense: H numbers to E. carried: float [H, E], how an embedding lies in a hidden state; the identity where E is H.
+    """
+    with torch.no_grad():
+        noise = dense.weight * (0.5 * IDENTITY / dense.weight.norm(dim=1).mean())
+        dense.weight.copy_(noise + IDENTITY * carried.T.to(noise))
 
 
 @dataclass(frozen=True)
@@ -87,10 +105,10 @@ class AttentionWeights:
     heads: int
 
 
-def first_layer(body: PreTrainedModel) -> nn.Module:
-    """The layer that reads the embeddings; of ALBERT the one that its first group shares."""
-    layer = next(module for module in body.modules() if isinstance(module, nn.ModuleList))[0]
-    return layer.albert_layers[0] if hasattr(layer, "albert_layers") else layer
+def layers_of(body: PreTrainedModel) -> list[nn.Module]:
+    """The layers of a body, the one that reads the embeddings first; of ALBERT those that groups share, once each."""
+    layers = next(module for module in body.modules() if isinstance(module, nn.ModuleList))
+    return [inner for layer in layers for inner in (getattr(layer, "albert_layers", None) or [layer])]
 
 
 def attention_weights(layer: nn.Module, heads: int) -> AttentionWeights:
@@ -112,6 +130,20 @@ def attention_weights(layer: nn.Module, heads: int) -> AttentionWeights:
     else:
         raise ModelError(f"There is no attention that is known in a {type(layer).__name__}.")
     return AttentionWeights(*(module.weight for module in modules), heads)
+
+
+def copying_heads(body: PreTrainedModel) -> None:
+    """Let every head of a body write what it reads: random orthogonal values, and outputs that turn them back.
+
+    Before training a head then adds the mean of what it attends to, projected on D random directions, to the hidden state,
+    in the place of random mixtures of it. Of ALBERT the shared layers are meant.
+    """
+    with torch.no_grad():
+        for layer in layers_of(body):
+            weights = attention_weights(layer, body.config.num_attention_heads)
+            mixing = _orthonormal(*weights.value.shape)
+            weights.value.copy_(mixing)
+            weights.output.copy_(mixing.T)
 
 
 def position_embeddings(body: PreTrainedModel) -> nn.Embedding | None:
@@ -139,30 +171,13 @@ def position_codes(positions: int, dims: int) -> np.ndarray:
     return np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
 
 
-def _rotation(offsets: Sequence[int], dims: int) -> np.ndarray:
-    """What makes the code of position i the mean of the codes at i + each offset, float64 [dims, dims]."""
-    half = dims // 2
-    angles = np.outer(offsets, frequencies(half))
-    sine, cosine = np.sin(angles).mean(axis=0), np.cos(angles).mean(axis=0)
-    rotation = np.zeros((dims, dims))
-    index = np.arange(half)
-    rotation[index, index] = rotation[index + half, index + half] = cosine
-    rotation[index, index + half], rotation[index + half, index] = sine, -sine
-    return rotation
-
-
-def _orthonormal(rows: int, columns: int) -> torch.Tensor:
-    """A random matrix with orthonormal rows, or columns if there are fewer, float [rows, columns]."""
-    return nn.init.orthogonal_(torch.empty(rows, columns))
-
-
 def start_at_neighbors(body: PreTrainedModel, *, scale: float = 1.0) -> list[tuple[int, ...]]:
     """Let the first layer of a body with learned positions look at neighbouring tokens, before any training.
 
     Position embeddings become sinusoidal codes in the last `position_dims` dimensions, which token embeddings leave free.
     The first heads' queries turn the code of a position into that of its neighbours (`OFFSETS`), and the keys are the
-    codes, so that nearly all attention goes there. What such a head reads it writes: its output is the neighbour's
-    embedding projected on D random directions of the others. A projection between embeddings and body keeps lengths.
+    codes, so that nearly all attention goes there. What such a head reads it writes, without the codes. A projection
+    between embeddings and body keeps lengths as far as the body has room.
 
     Args:
         scale: norm of a token embedding, see `hf_tlm.models.spectral`.
@@ -180,9 +195,8 @@ def start_at_neighbors(body: PreTrainedModel, *, scale: float = 1.0) -> list[tup
             "has others."
         )
     tokens, types = body.get_input_embeddings().weight, getattr(body.embeddings, "token_type_embeddings", None)
-    size = tokens.shape[1]
-    dims = position_dims(size)
-    content = size - dims
+    dims = position_dims(tokens.shape[1])
+    content = tokens.shape[1] - dims
     with torch.no_grad():
         tokens[:, content:] = 0.0
         if types is not None:
@@ -192,37 +206,66 @@ def start_at_neighbors(body: PreTrainedModel, *, scale: float = 1.0) -> list[tup
         codes = position_codes(len(positions.weight) - first, dims) * scale * math.sqrt(2.0 / content)
         positions.weight.zero_()
         positions.weight[first:, content:] = torch.from_numpy(codes).to(positions.weight)
-        carried = _keep_lengths(body, size)
-        weights = attention_weights(first_layer(body), body.config.num_attention_heads)
-        head = weights.query.shape[0] // weights.heads
+        keep_lengths(body)
+        carried = carried_by(body)
+        # An orthonormal basis of where the rest of an embedding lies in a hidden state.
+        space = carried[:, :content] if carried.shape[0] >= carried.shape[1] else torch.eye(len(carried))[:, dims:]
+        weights = attention_weights(layers_of(body)[0], body.config.num_attention_heads)
+        head = len(weights.query) // weights.heads
         used = _paired(dims, head)
         for number, offsets in enumerate(OFFSETS[: weights.heads]):
             rows = slice(number * head, (number + 1) * head)
             _look_at(offsets, weights, rows, carried[:, content:], used)
-            basis = _orthonormal(min(head, content), content).to(carried)
-            weights.value[rows] = 0.0
-            weights.output[:, rows] = 0.0
-            weights.value[rows][: len(basis)] = basis @ carried[:, :content].T
-            weights.output[:, rows][:, : len(basis)] = carried[:, :content] @ basis.T
+            basis = _orthonormal(min(head, space.shape[1]), space.shape[1]) @ space.T
+            for matrix in (weights.value[rows], weights.output[:, rows].T):
+                matrix.zero_()
+                matrix[: len(basis)] = basis.to(matrix)
     return list(OFFSETS[: weights.heads])
 
 
-def _keep_lengths(body: PreTrainedModel, size: int) -> torch.Tensor:
-    """Make the projection from embeddings to the body one that keeps lengths, where there is one; its matrix [H, E]."""
-    project = getattr(body, "embeddings_project", None) or getattr(
+def _projection(body: PreTrainedModel) -> nn.Linear | None:
+    """What makes hidden states of embeddings where these are of another size (ELECTRA), and always in ALBERT."""
+    return getattr(body, "embeddings_project", None) or getattr(
         getattr(body, "encoder", None), "embedding_hidden_mapping_in", None
     )
-    if project is None:
-        return torch.eye(size)
-    project.weight.copy_(_orthonormal(*project.weight.shape))
-    return project.weight.clone()
+
+
+def carried_by(body: PreTrainedModel) -> torch.Tensor:
+    """How an embedding lies in the hidden states that a body begins with, float [H, E]."""
+    projection = _projection(body)
+    size = body.get_input_embeddings().weight.shape[1]
+    return torch.eye(size) if projection is None else projection.weight.detach().clone().cpu()
+
+
+def keep_lengths(body: PreTrainedModel) -> None:
+    """Make the projection between embeddings and body one with orthonormal columns, in place, where there is one.
+
+    Of a narrower body the first P dimensions carry position codes as they are, the others a projection of the rest.
+    """
+    projection = _projection(body)
+    if projection is None:
+        return
+    with torch.no_grad():
+        hidden, size = projection.weight.shape
+        dims = position_dims(size)
+        matrix = torch.zeros(hidden, size)
+        if hidden >= size or hidden <= dims:
+            matrix = _orthonormal(hidden, size)
+        else:
+            matrix[:dims, size - dims :] = torch.eye(dims)
+            matrix[dims:, : size - dims] = _orthonormal(hidden - dims, size - dims)
+        projection.weight.copy_(matrix)
+
+
+def _orthonormal(rows: int, columns: int) -> torch.Tensor:
+    """A random matrix with orthonormal rows, or columns if there are fewer, float [rows, columns]."""
+    return nn.init.orthogonal_(torch.empty(rows, columns))
 
 
 def _paired(dims: int, head: int) -> np.ndarray:
     """The position dimensions that a head has room for, sines with their cosines, evenly spread over the frequencies."""
     half = dims // 2
-    count = min(half, head // 2)
-    chosen = np.linspace(0, half - 1, count).round().astype(int)
+    chosen = np.linspace(0, half - 1, min(half, head // 2)).round().astype(int)
     return np.concatenate([chosen, chosen + half])
 
 
@@ -234,18 +277,24 @@ def _look_at(offsets: Sequence[int], weights: AttentionWeights, rows: slice, cod
         used: of the P dimensions those that this head compares.
     """
     head, pairs, dims = rows.stop - rows.start, len(used) // 2, codes.shape[1]
-    # After the LayerNorm of the embeddings a code has amplitude sqrt(2), so that two equal ones have the product 2 x pairs.
+    # The score of a neighbour, as a share of that of one offset alone.
     kernel = np.cos(np.outer(np.arange(-8, 9), frequencies(dims // 2)[used[:pairs]])).mean(axis=1)
     peak = max(np.mean([kernel[8 + at - offset] for offset in offsets]) for at in offsets)
+    # After the LayerNorm of the embeddings a code has amplitude sqrt(2), so that two equal ones have the product 2 x pairs.
     gain = math.sqrt(SHARPNESS * math.sqrt(head) / (2 * pairs * peak))
     queries = torch.from_numpy(gain * _rotation(offsets, dims)[used]).to(codes) @ codes.T
-    keys = gain * codes.T[used]
-    for matrix, values in ((weights.query, queries), (weights.key, keys)):
-        matrix[rows] = 0.0
-        matrix[rows][: len(used)] = values
+    for matrix, values in ((weights.query[rows], queries), (weights.key[rows], gain * codes.T[used])):
+        matrix.zero_()
+        matrix[: len(used)] = values.to(matrix)
 
 
-def near_identity(dense: nn.Linear) -> None:
-    """Set a square layer to the identity plus its random weights, in place: a transform that begins as next to none."""
-    with torch.no_grad():
-        dense.weight.add_(torch.eye(len(dense.weight)).to(dense.weight))
+def _rotation(offsets: Sequence[int], dims: int) -> np.ndarray:
+    """What makes the code of position i the mean of the codes at i + each offset, float64 [dims, dims]."""
+    half = dims // 2
+    angles = np.outer(offsets, frequencies(half))
+    sine, cosine = np.sin(angles).mean(axis=0), np.cos(angles).mean(axis=0)
+    rotation = np.zeros((dims, dims))
+    index = np.arange(half)
+    rotation[index, index] = rotation[index + half, index + half] = cosine
+    rotation[index, index + half], rotation[index + half, index] = sine, -sine
+    return rotation

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -56,6 +56,10 @@ class SpectralEmbeddings:
         with torch.no_grad():
             weight[torch.from_numpy(known)] = torch.from_numpy(self.vectors[known]).to(weight)
 
+    def padded(self, size: int) -> SpectralEmbeddings:
+        """The same with zeros behind, as vectors float32 [V, size]."""
+        return replace(self, vectors=np.pad(self.vectors, ((0, 0), (0, size - self.vectors.shape[1]))))
+
 
 def cooccurrence(
     texts: Iterable[Sequence[int]],
@@ -83,7 +87,7 @@ def cooccurrence(
     # Each pair once, the smaller id as the row: half the memory, and forgetting treats both directions alike.
     counts = sp.csr_matrix((vocab_size, vocab_size), dtype=np.float64)
     forgotten = 0.0
-    for chunk in _chunks(texts):
+    for chunk in token_chunks(texts, "Counting co-occurrences"):
         ids = np.concatenate(chunk)
         if ids.max() >= vocab_size or ids.min() < 0:
             raise ModelError(f"Token id {max(ids.max(), -ids.min())} is outside of the vocabulary of {vocab_size}.")
@@ -113,11 +117,15 @@ def _forget(counts: sp.csr_matrix, keep: int) -> float:
     return dropped
 
 
-def _chunks(texts: Iterable[Sequence[int]]) -> Iterable[list[np.ndarray]]:
-    """Lists of texts of about `_CHUNK_TOKENS` tokens in all, empty texts left out."""
+def token_chunks(texts: Iterable[Sequence[int]], description: str) -> Iterable[list[np.ndarray]]:
+    """Lists of texts of about a million tokens in all, int64 each, empty texts left out.
+
+    Args:
+        description: of the progress bar.
+    """
     chunk: list[np.ndarray] = []
     size = 0
-    for text in tqdm(texts, desc="Counting co-occurrences", unit=" texts"):
+    for text in tqdm(texts, desc=description, unit=" texts"):
         if len(text):
             chunk.append(np.asarray(text, dtype=np.int64))
             size += len(text)

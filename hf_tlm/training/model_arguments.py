@@ -7,13 +7,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hf_tlm.hub.checkpoint import split_revision
+from hf_tlm.models.initialization_arguments import InitializationArguments
 from hf_tlm.models.lora_arguments import LoraArguments
 from hf_tlm.training.options import ArgumentsError
 
 
 @dataclass
-class ModelArguments(LoraArguments):
-    """Which model, from scratch (`model_config`) or from a checkpoint (`model_name_or_path`), its tokenizer, its adapter."""
+class ModelArguments(InitializationArguments, LoraArguments):
+    """Which model, from scratch (`model_config`) or from a checkpoint (`model_name_or_path`), its tokenizer, its adapter,
+    and how its weights begin."""
 
     model_config: str = field(
         default="recipes/configs/models/bert_tiny.json",
@@ -83,30 +85,20 @@ class ModelArguments(LoraArguments):
     )
     vocab_size: int = field(default=8000, metadata={"help": "Size of a vocabulary that is trained."})
     lowercase: bool = field(default=True, metadata={"help": "A vocabulary that is trained is lower-cased."})
-    embedding_init: str = field(
-        default="random",
-        metadata={
-            "help": "Token embeddings at the start: random (the papers'), or spectral: SVD of the positive PMI of "
-            "co-occurrence counts over the run's own texts (ours).",
-            "choices": ["random", "spectral"],
-        },
-    )
-    spectral_scale: float = field(default=1.0, metadata={"help": "Norm of a spectral token embedding."})
 
     def __post_init__(self):
-        super().__post_init__()
+        LoraArguments.__post_init__(self)
+        InitializationArguments.__post_init__(self)
         if self.model_name_or_path is not None:
             # What is recorded, and what a card calls the base model, is the id.
             self.model_name_or_path, self.model_revision = split_revision(self.model_name_or_path, self.model_revision)
-        if self.embedding_init == "spectral" and self.model_name_or_path is not None:
+        if self.model_name_or_path is not None and (chosen := list(self.chosen())):
             raise ArgumentsError(
-                "embedding_init spectral replaces the embeddings of the checkpoint model_name_or_path "
-                f"{self.model_name_or_path!r} has learned. Use it from scratch only."
+                f"{' and '.join(chosen)} would replace weights that the checkpoint model_name_or_path "
+                f"{self.model_name_or_path!r} has learned. How weights begin is for a model from scratch: leave it out."
             )
         if self.temperature is not None and not 0 <= self.temperature < math.inf:
             raise ArgumentsError(f"temperature must be a number, 0 or more; received {self.temperature}.")
-        if self.spectral_scale <= 0:
-            raise ArgumentsError(f"spectral_scale must be positive; received {self.spectral_scale}.")
         if self.freeze_auxiliary and self.auxiliary_name_or_path is None and self.model_name_or_path is None:
             raise ArgumentsError(
                 "freeze_auxiliary needs an auxiliary model that has learned: give --auxiliary_name_or_path, for instance "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,17 +13,17 @@ from peft import PeftModel
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
 from hf_tlm.data import cached_wordpiece, load_tokenizer, tokenize
-from hf_tlm.data.tokenization import special_ids
 from hf_tlm.hub.checkpoint import checkpoint_folder
 from hf_tlm.models import CorruptAndPredict, TlmModel, TrainedModel, add_lora, auxiliary_config, build_config, read_config
 from hf_tlm.models.families import longest_input
+from hf_tlm.models.initialization import scale_to_width
 from hf_tlm.models.loading import check_fit, reading
-from hf_tlm.models.spectral import SpectralEmbeddings, spectral_embeddings
 from hf_tlm.tasks import Task
 from hf_tlm.training.applicable import check_applicable, check_together, of_other_stage
 from hf_tlm.training.arguments import RunArguments, TlmArguments
 from hf_tlm.training.by_task import settled_by_task
 from hf_tlm.training.deepspeed import is_launched
+from hf_tlm.training.initialization import Initialization, with_initialization
 from hf_tlm.training.model_arguments import ModelArguments
 from hf_tlm.training.optimizers import check_adapted
 from hf_tlm.training.options import ArgumentsError
@@ -47,7 +47,7 @@ class Setup:
     data: dict[int, StageData]
     test: Dataset | None
     make_model: Callable[[], TrainedModel | PeftModel]
-    spectral: SpectralEmbeddings | None = None
+    initialization: Initialization | None = None
 
 
 def prepare(task: Task, corpus: Dataset | None, args: TlmArguments, model_args: ModelArguments) -> Setup:
@@ -95,16 +95,18 @@ def prepare(task: Task, corpus: Dataset | None, args: TlmArguments, model_args: 
             passages = tokenize(
                 corpus.select_columns(["text"]), tokenizer, corpus_length, description="Tokenising the subset"
             )
-    spectral = None
-    if model_args.embedding_init == "spectral":
+    initialization = None
+    if model_args.needs_texts or model_args.attention_init != "random":
         rows = splits["train", args.max_length].select_columns(["input_ids"])
         rows = rows if passages is None else concatenate_datasets([rows, passages])
-        make_model, spectral = with_spectral(make_model, rows["input_ids"], tokenizer, model_args)
+        make_model, initialization = with_initialization(
+            make_model, rows["input_ids"], tokenizer, model_args, objective=args.objective
+        )
     data = {
         stage: StageData(splits["train", length], splits["validation", length], passages if stage == 1 else None)
         for stage, length in lengths.items()
     }
-    return Setup(args, tokenizer, data, splits["test", tokenizer.model_max_length], make_model, spectral)
+    return Setup(args, tokenizer, data, splits["test", tokenizer.model_max_length], make_model, initialization)
 
 
 def check_tlm(has_corpus: bool, args: TlmArguments, model_args: ModelArguments) -> None:
@@ -253,10 +255,14 @@ def model_factory(
         return from_checkpoint
     config = build_config(model_args.model_config, tokenizer, id2label=id2label, max_length=max_length)
     config._attn_implementation = model_args.attn_implementation
+    if model_args.weight_init == "width":
+        scale_to_width(config)
     if not composite:
         return partial(TlmModel.from_config, config)
     _check_body(args, config.model_type)
     auxiliary = _auxiliary(args, model_args, config)
+    if model_args.weight_init == "width" and not isinstance(auxiliary, str):
+        scale_to_width(auxiliary)
     return partial(CorruptAndPredict.from_config, config, auxiliary, **settings)
 
 
@@ -326,34 +332,6 @@ def _check_body(args: RunArguments, model_type: str) -> None:
             f"objective {args.objective} is {what} (recipes/configs/models/{file}.json); received the type {model_type!r}. "
             "For other bodies the objective is electra."
         )
-
-
-def with_spectral(
-    make_model: Callable[[], TrainedModel],
-    rows: Iterable[Sequence[int]],
-    tokenizer: PreTrainedTokenizerBase,
-    model_args: ModelArguments,
-) -> tuple[Callable[[], TrainedModel], SpectralEmbeddings]:
-    """What makes the same models with spectral token embeddings, and those.
-
-    Args:
-        rows: token ids of the texts to count in.
-    """
-    spectral = spectral_embeddings(
-        rows,
-        len(tokenizer),
-        make_model().get_input_embeddings().weight.shape[1],
-        scale=model_args.spectral_scale,
-        ignore=special_ids(tokenizer),
-    )
-    logger.info("Spectral embeddings: %s", spectral.report)
-
-    def make() -> TrainedModel:
-        model = make_model()
-        spectral.write_to(model)
-        return model
-
-    return make, spectral
 
 
 class _Chain:

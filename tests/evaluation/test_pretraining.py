@@ -203,7 +203,10 @@ def test_sentences_and_no_evaluation(tmp_path, corpus):
 
 def test_spectral_start(tmp_path, corpus, finished):
     run = go(tmp_path, corpus, model_args={"embedding_init": "spectral"})
-    assert run.record["spectral"]["tokens_covered"] > 20 and "spectral warm start" in (tmp_path / "README.md").read_text()
+    assert (
+        run.record["initialization"]["spectral"]["tokens_covered"] > 20
+        and "spectral warm start" in (tmp_path / "README.md").read_text()
+    )
     assert run.record["validation"] != finished.record["validation"]
 
 

@@ -146,7 +146,17 @@ def test_energy():
         ({"corpus": {"blocks": None}}, "(fingerprint `0123`).", "5,000"),
         ({"corpus": {"bad_files": {"a.parquet": "broken"}}}, "1 files could not be read", "None"),
         ({"validation": {}}, "Nothing was kept from training", "documents that were"),
-        ({"spectral": {"tokens_covered": 3}}, "spectral warm start, norm 1.0", "None"),
+        ({"model": {**PRETRAINED["model"], "embedding_init": "spectral"}}, "spectral warm start, norm 1.0", "None"),
+        (
+            {"model": {**PRETRAINED["model"], "weight_init": "width", "lm_head_init": "frequencies"}},
+            "sqrt(768 / width). The output bias started at the log frequencies of the tokens in the blocks",
+            "spectral",
+        ),
+        (
+            {"model": {**PRETRAINED["model"], "attention_init": "neighbors"}},
+            "heads at neighbouring tokens. This is an addition of hf_tlm",
+            "None",
+        ),
         ({}, "13,500,000 parameters in training;", "LoRA"),
         (
             {"model": {**PRETRAINED["model"], "use_peft": True, "lora_r": 8}, "trained_parameters": 20_000},

@@ -3,6 +3,7 @@ from functools import partial
 
 import pytest
 
+from hf_tlm.models import ModelError
 from hf_tlm.training import ArgumentsError, ModelArguments, ScoreModelArguments, TlmArguments, check_model, check_tlm
 from hf_tlm.training.applicable import of_other_stage
 from hf_tlm.training.claim import settings
@@ -187,10 +188,16 @@ def test_seeds():
     assert TlmArguments(**BASE, seeds=[2, 1]).run_seeds == [2, 1]
 
 
-def test_spectral_needs_a_model_from_scratch():
-    with pytest.raises(ArgumentsError, match="from scratch only"):
-        ModelArguments(embedding_init="spectral", model_name_or_path="some/model")
-    with pytest.raises(ArgumentsError, match="spectral_scale"):
+@pytest.mark.parametrize(
+    "option", [{"embedding_init": "spectral"}, {"attention_init": "neighbors"}, {"lm_head_init": "frequencies"}]
+)
+def test_first_weights_are_those_of_a_model_from_scratch(option):
+    with pytest.raises(ArgumentsError, match=f"{' '.join(*option.items())} would replace weights that the checkpoint"):
+        ModelArguments(**option, model_name_or_path="some/model")
+
+
+def test_the_norm_of_an_embedding_is_positive():
+    with pytest.raises(ModelError, match="spectral_scale must be positive; received 0"):
         ModelArguments(spectral_scale=0)
 
 

@@ -7,7 +7,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from hf_tlm.evaluation.reproduction.plan import TOKENIZER, Plan, Step
 from hf_tlm.evaluation.score_model import score_models
 from hf_tlm.files import atomic_directory
 from hf_tlm.influence import SelectionArguments
+from hf_tlm.models.initialization_arguments import InitializationArguments
 from hf_tlm.parser import parse
 from hf_tlm.retrieval import RetrievalArguments, Subset, retrieval_report
 from hf_tlm.tasks import TaskArguments
@@ -166,8 +167,9 @@ def tokenise(plan: Plan, step: Step) -> None:
     """
     task_args, model_args, args = parse_step(plan, step)
     subset = _subset_of(plan, step)
-    # Spectral embeddings are not kept, and would be counted in vain.
-    model_args = replace(model_args, embedding_init="random", spectral_scale=ModelArguments.spectral_scale)
+    # First weights are not kept, and would be counted in vain.
+    of_init = {entry.name: entry.default for entry in fields(InitializationArguments)}
+    model_args = replace(model_args, **of_init)
     prepare(task_args.load(), None if subset is None else subset.dataset, args, model_args)
 
 

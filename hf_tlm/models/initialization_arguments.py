@@ -1,0 +1,62 @@
+"""The options of how weights from scratch begin, light to import."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from hf_tlm.models.errors import ModelError
+
+
+@dataclass
+class InitializationArguments:
+    """How the weights of a model from scratch begin (ours): by default as in the papers."""
+
+    embedding_init: str = field(
+        default="random",
+        metadata={
+            "help": "From scratch, token embeddings: random (the papers'), or spectral: SVD of the positive PMI of "
+            "co-occurrence counts over the run's own texts (ours).",
+            "choices": ["random", "spectral"],
+        },
+    )
+    spectral_scale: float = field(default=1.0, metadata={"help": "Norm of a spectral token embedding."})
+    weight_init: str = field(
+        default="config",
+        metadata={
+            "help": "From scratch, deviation of random weights: config, its initializer_range; or width, 0.02 x sqrt(768 / "
+            "hidden_size), as large in effect as BERT-base's (ours).",
+            "choices": ["config", "width"],
+        },
+    )
+    attention_init: str = field(
+        default="random",
+        metadata={
+            "help": "From scratch, heads: random, or neighbors: they write what they read, and in bodies with learned "
+            "positions, which become sinusoidal codes, the first layer's look at the tokens beside (ours).",
+            "choices": ["random", "neighbors"],
+        },
+    )
+    lm_head_init: str = field(
+        default="random",
+        metadata={
+            "help": "From scratch, masked-LM head: random, or frequencies: its output bias is the log frequency of every "
+            "token in the run's own texts, its transform near the identity (ours).",
+            "choices": ["random", "frequencies"],
+        },
+    )
+
+    def __post_init__(self):
+        if not self.spectral_scale > 0:
+            raise ModelError(f"spectral_scale must be positive; received {self.spectral_scale}.")
+
+    @property
+    def needs_texts(self) -> bool:
+        """Whether the run's texts are counted before the first step."""
+        return self.embedding_init == "spectral" or self.lm_head_init == "frequencies"
+
+    def chosen(self) -> Iterator[str]:
+        """The options that are not at their default, as "name value"."""
+        for name in ("embedding_init", "weight_init", "attention_init", "lm_head_init"):
+            if getattr(self, name) != getattr(InitializationArguments, name):
+                yield f"{name} {getattr(self, name)}"

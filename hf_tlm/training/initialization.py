@@ -1,0 +1,127 @@
+"""How the weights of a run's models begin: what `InitializationArguments` ask for, counted once and written into each."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_tlm.data.tokenization import special_ids
+from hf_tlm.models import CorruptAndPredict, TrainedModel
+from hf_tlm.models.initialization import (
+    OFFSETS,
+    carried_by,
+    copying_heads,
+    near_identity,
+    position_dims,
+    position_embeddings,
+    start_at_neighbors,
+    token_counts,
+    unigram_bias,
+)
+from hf_tlm.models.initialization_arguments import InitializationArguments
+from hf_tlm.models.spectral import SpectralEmbeddings, spectral_embeddings
+from hf_tlm.models.tlm import MlmHead
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Initialization:
+    """What is written into a random model from scratch.
+
+    spectral: token embeddings. neighbors: of attention. counts: of tokens, int64 [V], for the masked-LM head.
+    scale: norm of a token embedding. never_predicted: ids of tokens.
+    """
+
+    spectral: SpectralEmbeddings | None = None
+    neighbors: bool = False
+    counts: np.ndarray | None = None
+    scale: float = 1.0
+    never_predicted: Collection[int] = ()
+
+    def write_to(self, model: TrainedModel) -> None:
+        """In place; random numbers are torch's."""
+        if self.spectral is not None:
+            self.spectral.write_to(model)
+        for body, head in _bodies_and_heads(model):
+            if self.neighbors:
+                copying_heads(body)
+                if position_embeddings(body) is not None:
+                    start_at_neighbors(body, scale=self.scale)
+            if self.counts is not None and head is not None:
+                self._write_head(body, head)
+        if self.counts is not None and getattr(model, "clm_heads", None) is not None:
+            unigram_bias(model.clm_heads.lm_head, self.counts, self.never_predicted)
+
+    def _write_head(self, body: PreTrainedModel, head: MlmHead) -> None:
+        decoder = head.family.decoder(head)
+        unigram_bias(decoder, self.counts, self.never_predicted)
+        for module in head.modules():
+            if isinstance(module, nn.Linear) and module is not decoder:
+                near_identity(module, carried_by(body))
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """What was done, for records and cards."""
+        return {
+            "spectral": None if self.spectral is None else self.spectral.report,
+            "neighbors": [list(offsets) for offsets in OFFSETS] if self.neighbors else None,
+            "token_counts": None if self.counts is None else int(self.counts.sum()),
+        }
+
+
+def _bodies_and_heads(model: TrainedModel) -> Iterator[tuple[PreTrainedModel, MlmHead | None]]:
+    """The bodies of a model that learn, each with its masked-LM head, which a main transformer beside an auxiliary one has
+    not."""
+    if isinstance(model, CorruptAndPredict):
+        yield model.main.base_model, None
+        if not model.auxiliary.frozen:
+            yield model.auxiliary.base_model, model.auxiliary.mlm_head
+    else:
+        yield model.base_model, model.mlm_head
+
+
+def with_initialization(
+    make_model: Callable[[], TrainedModel],
+    rows: Iterable[Sequence[int]],
+    tokenizer: PreTrainedTokenizerBase,
+    options: InitializationArguments,
+    *,
+    objective: str = "mlm",
+) -> tuple[Callable[[], TrainedModel], Initialization]:
+    """What makes the same models as `make_model` with other first weights, and those.
+
+    `weight_init` is not among them: it is the config's, see `model_factory`.
+
+    Args:
+        rows: token ids of the texts to count in.
+        objective: COCO-LM's predicts special tokens too.
+    """
+    special = special_ids(tokenizer)
+    spectral = counts = None
+    neighbors = options.attention_init == "neighbors"
+    if options.embedding_init == "spectral":
+        model = make_model()
+        size = model.get_input_embeddings().weight.shape[1]
+        learned = neighbors and any(position_embeddings(body) is not None for body, _ in _bodies_and_heads(model))
+        free = position_dims(size) if learned else 0
+        scale = options.spectral_scale
+        spectral = spectral_embeddings(rows, len(tokenizer), size - free, scale=scale, ignore=special).padded(size)
+        logger.info("Spectral embeddings: %s", spectral.report)
+    if options.lm_head_init == "frequencies":
+        counts = token_counts(rows, len(tokenizer))
+    never = () if objective == "cocolm" else special
+    initialization = Initialization(spectral, neighbors, counts, options.spectral_scale, never)
+
+    def make() -> TrainedModel:
+        model = make_model()
+        initialization.write_to(model)
+        return model
+
+    return make, initialization

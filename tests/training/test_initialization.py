@@ -1,0 +1,142 @@
+"""First weights in a run: written into what an objective trains, learned like all others, exported as stock, declared."""
+
+import pytest
+import torch
+from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, set_seed
+
+from hf_tlm.evaluation import run_tlm
+from hf_tlm.models import CorruptAndPredict
+from hf_tlm.models.initialization import attention_weights, layers_of, position_embeddings
+from hf_tlm.retrieval import retrieve
+from hf_tlm.training import ModelArguments, TlmArguments, TlmTrainer, prepare
+from hf_tlm.training.initialization import with_initialization
+from runs import QUIET
+from toys import FAST, TINY_CONFIGS
+
+ALL = {"embedding_init": "spectral", "weight_init": "width", "attention_init": "neighbors", "lm_head_init": "frequencies"}
+# Every family, with the objective that needs it.
+BODIES = {name: "mlm" for name in TINY_CONFIGS if name != "cocolm"} | {
+    "electra": "electra",
+    "albert": "ale",
+    "cocolm": "cocolm",
+}
+
+
+def config(model_type):
+    own = ("vocab_size", "num_labels")
+    return {"model_type": model_type, **{k: v for k, v in TINY_CONFIGS[model_type].items() if k not in own}}
+
+
+def setup_of(task, corpus, model_type, **changes):
+    options = {name: value for name, value in QUIET.items() if name != "logging_steps"}
+    args = TlmArguments(output_dir="unused", **options, objective=BODIES[model_type], max_length=32, rho1=1, max_steps=12)
+    size = {} if BODIES[model_type] in ("mlm", "cocolm") else {"auxiliary_size": 0.5}
+    model_args = ModelArguments(model_config=config(model_type), vocab_size=120, **{**ALL, **size, **changes})
+    return prepare(task, retrieve(task, corpus, top_k=5).dataset, args, model_args)
+
+
+def bodies(model):
+    return (
+        [model.main.base_model, model.auxiliary.base_model] if isinstance(model, CorruptAndPredict) else [model.base_model]
+    )
+
+
+@pytest.mark.parametrize("model_type", BODIES)
+def test_what_is_written_is_learned(task, corpus, model_type):
+    """In every body that an objective trains; the same under the same seed; and every parameter moves."""
+    setup = setup_of(task, corpus, model_type)
+    set_seed(3)
+    model = setup.make_model()
+    table = setup.initialization.spectral.vectors
+    known = torch.from_numpy(table.any(axis=1))
+    assert torch.equal(model.get_input_embeddings().weight[known], torch.from_numpy(table)[known])
+    for body in bodies(model):
+        layers = layers_of(body)
+        last = attention_weights(layers[-1], body.config.num_attention_heads)
+        if len(layers) > 1:  # The first one's heads begin at neighbours.
+            identity = torch.eye(len(last.value))
+            torch.testing.assert_close(last.output @ last.value, identity, atol=1e-5, rtol=0)
+        if (positions := position_embeddings(body)) is not None:
+            free = positions.weight.any(dim=0)
+            assert free.any() and not model.get_input_embeddings().weight[:, free].any()
+        assert body.config.initializer_range == pytest.approx(0.02 * (768 / body.config.hidden_size) ** 0.5)
+    biases = [value for name, value in model.named_parameters() if value.shape == (len(setup.tokenizer),)]
+    rare, common = setup.tokenizer.cls_token_id, setup.initialization.counts[5:].argmax() + 5
+    assert biases and all(bias[common] > bias.mean() for bias in biases)
+    assert all((bias[rare] == bias.min()) == (model_type != "cocolm") for bias in biases)
+    set_seed(3)
+    again = setup.make_model()
+    assert all(torch.equal(value, again.state_dict()[name]) for name, value in model.state_dict().items())
+
+    before = {name: value.detach().clone() for name, value in model.named_parameters()}
+    args = setup.args.for_stage(1, "unused", 0, "macro_f1")
+    args.learning_rate = 5e-3
+    trainer = TlmTrainer(
+        model, args, train_dataset=setup.data[1].train, corpus_dataset=setup.data[1].corpus, processing_class=setup.tokenizer
+    )
+    trainer.train()
+    assert not [name for name, value in model.named_parameters() if torch.equal(value, before[name])]
+
+
+def test_each_option_alone_changes_what_it_says(task, corpus, tokenizer):
+    made = {}
+    for option, value in {"none": None, **ALL}.items():
+        options = {} if value is None else {option: value}
+        plain = dict.fromkeys(ALL, "random") | {"weight_init": "config"}
+        setup = setup_of(task, corpus, "bert", **{**plain, **options})
+        set_seed(0)
+        made[option] = setup.make_model().state_dict()
+        assert (setup.initialization is None) == (option in ("none", "weight_init"))
+    changed = {
+        option: {name for name, value in made["none"].items() if not torch.equal(value, state[name])}
+        for option, state in made.items()
+    }
+    word = "bert.embeddings.word_embeddings.weight"
+    assert changed["embedding_init"] == {word, "mlm_head.cls.predictions.decoder.weight"}
+    assert all("bias" not in name and "norm" not in name.lower() for name in changed["weight_init"])
+    assert changed["lm_head_init"] == {
+        "mlm_head.cls.predictions.bias",
+        "mlm_head.cls.predictions.decoder.bias",
+        "mlm_head.cls.predictions.transform.dense.weight",
+    } & set(made["none"])
+    assert {name.split(".")[2] for name in changed["attention_init"] if name.startswith("bert.encoder")} == {"layer"}
+    assert "bert.embeddings.position_embeddings.weight" in changed["attention_init"]
+
+
+def test_a_frozen_auxiliary_model_stays(task, corpus, tmp_path):
+    """It has learned; and a masked-LM head that is not there cannot begin at frequencies."""
+    setup = setup_of(task, corpus, "electra")
+    set_seed(0)
+    model = setup.make_model()
+    model.auxiliary.frozen = True
+    before = {name: value.clone() for name, value in model.auxiliary.state_dict().items() if "embeddings." not in name}
+    setup.initialization.write_to(model)
+    after = model.auxiliary.state_dict()
+    assert before and all(torch.equal(value, after[name]) for name, value in before.items())
+
+
+@pytest.mark.parametrize("model_type", ["bert", "modernbert", "electra"])
+def test_a_run_exports_stock_models_and_says_how_they_began(tmp_path, task, corpus, model_type):
+    subset = retrieve(task, corpus, top_k=5)
+    args = TlmArguments(output_dir=str(tmp_path / "run"), **FAST, objective=BODIES[model_type])
+    size = {"auxiliary_size": 0.5} if model_type == "electra" else {}
+    run = run_tlm(task, subset, args, ModelArguments(model_config=config(model_type), vocab_size=120, **ALL, **size))
+    began = run.details["initialization"]
+    assert began["spectral"]["tokens_covered"] > 20 and began["neighbors"][0] == [-1] and began["token_counts"] > 300
+    card = (tmp_path / "run" / "README.md").read_text()
+    for text in ("spectral warm start", "sqrt(768 / width)", "neighbouring tokens", "These are additions of hf_tlm"):
+        assert text in card
+    stock = AutoModelForSequenceClassification.from_pretrained(tmp_path / "run")
+    assert type(stock).__module__.startswith("transformers.models.")
+    lm = tmp_path / "run" / ("generator" if model_type == "electra" else "mlm")
+    assert type(AutoModelForMaskedLM.from_pretrained(lm)).__module__.startswith("transformers.models.")
+
+
+def test_counts_are_of_the_texts_that_are_trained_on(task, corpus):
+    setup = setup_of(task, corpus, "bert")
+    rows = [*setup.data[1].train["input_ids"], *setup.data[1].corpus["input_ids"]]
+    expected = torch.bincount(torch.tensor([token for row in rows for token in row]), minlength=len(setup.tokenizer))
+    assert setup.initialization.counts.tolist() == expected.tolist()
+    assert setup.initialization.report["token_counts"] == expected.sum()
+    _, alone = with_initialization(setup.make_model, rows, setup.tokenizer, ModelArguments(attention_init="neighbors"))
+    assert alone.spectral is None and alone.counts is None and alone.report["token_counts"] is None
