@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
 import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +20,7 @@ from sklearn.svm import LinearSVC
 from tqdm.auto import tqdm
 
 from hf_tlm.evaluation.metrics import load_metric
+from hf_tlm.files import atomic_write
 from hf_tlm.tasks import Task
 
 MAJORITY, LINEAR = "majority class", "linear"
@@ -49,14 +53,43 @@ class Baseline:
         """JSON values, without the predictions."""
         return {name: value for name, value in asdict(self).items() if name != "predictions"}
 
+    def save(self, folder: str | os.PathLike, task: Task) -> None:
+        """Write `results.json`, and the predictions of each split as JSON lines: id, label, prediction (names)."""
+        folder = Path(folder)
+        for split, predicted in self.predictions.items():
+            names = task.id2label
+            lines = [
+                json.dumps({"id": row["id"], "label": names[row["label"]], "prediction": names[guess]}, ensure_ascii=False)
+                for row, guess in zip(task.splits[split], predicted.tolist(), strict=True)
+            ]
+            atomic_write(folder / "predictions" / f"{split}.jsonl", "\n".join(lines) + "\n")
+        record = {"task": task.name, "task_fingerprint": task.fingerprint, "metric": task.metric, **self.to_dict()}
+        atomic_write(folder / "results.json", json.dumps(record, indent=2) + "\n")
 
-def baselines(task: Task) -> list[Baseline]:
-    """The largest class of the training split, and the linear model best on validation.
 
-    Raises:
+@dataclass
+class BaselineArguments:
+    """Which baselines."""
+
+    baseline: str = field(
+        default="all",
+        metadata={
+            "help": "majority class: the training split's largest. linear: a support vector machine on TF-IDF, chosen on "
+            "validation.",
+            "choices": ["all", MAJORITY, LINEAR],
+        },
+    )
+    output_dir: str | None = field(
+        default=None,
+        metadata={"help": "Folder for scores and predictions, one in it for each. Default: none are written."},
+    )
+
+    def make(self, task: Task) -> list[Baseline]:
+        """Raises:
         TaskError: the task is of another kind than classification.
-    """
-    return [majority_class(task), linear_model(task)]
+        """
+        makers = {MAJORITY: majority_class, LINEAR: linear_model}
+        return [maker(task) for name, maker in makers.items() if self.baseline in ("all", name)]
 
 
 def majority_class(task: Task) -> Baseline:

@@ -28,7 +28,8 @@ class TableArguments:
         metadata={
             "help": "task only, random, BM25, 'BM25 + ISS 20%%', "
             "'DSIR 20%%', 'BM25 20%%' (its best), 'random 20%%' (of it), "
-            'pretrained; or as JSON: \'{"name": "rho1 = 3", "subset": "BM25", "train_tlm": {"rho1": 3}}\'.'
+            "pretrained, 'majority class', linear; or as JSON: "
+            '\'{"name": "rho1 = 3", "subset": "BM25", "train_tlm": {"rho1": 3}}\'.'
         },
     )
     objectives: list[str] = field(

@@ -14,6 +14,8 @@ from hf_tlm.files import HfTlmError
 # What an arm can set: the options of these recipes, by their names, as in a YAML file.
 SECTIONS = ("retrieve", "select_influence", "train_tlm", "finetune")
 PRETRAINED = "pretrained"
+# Arms without a network, by their names.
+BASELINES = ("majority class", "linear")
 METHODS = {"iss": "iss", "dsir": "dsir", "bm25": "bm25-rank", "random": "random"}
 OBJECTIVE_NAMES = {"mlm": "MLM", "electra": "ELECTRA", "ale": "ALE", "cocolm": "COCO-LM"}
 _SELECTION = re.compile(r"(?:bm25 \+ )?(iss|dsir|bm25|random) (\d+(?:\.\d+)?)%", re.IGNORECASE)
@@ -66,9 +68,10 @@ class Selection:
 class Arm:
     """What the runs of one line of a table have in common.
 
-    subset: None where a pretrained encoder is fine-tuned.
+    subset: None where a pretrained encoder is fine-tuned, or without a network.
     pretrained: its folder or Hub id; "" for the one that the whole table is given.
     objective: of the language-modelling loss; None for those of the table.
+    baseline: one of `BASELINES`.
     settings: recipe -> options, on top of the configuration files.
     published: keys of `PUBLISHED`, rows of the papers' tables to be shown beside this arm.
     """
@@ -77,6 +80,7 @@ class Arm:
     subset: Selection | None = None
     pretrained: str | None = None
     objective: str | None = None
+    baseline: str | None = None
     settings: Settings = field(default_factory=dict)
     published: tuple[str, ...] = ()
 
@@ -84,13 +88,16 @@ class Arm:
     def read(cls, text: str) -> Arm:
         """An arm by the name of its subset, or as a JSON object.
 
-        `task only`, `pretrained`, and what `Selection.read` takes, with the papers' figures of `BESIDE`. An object has the
-        keys name, subset (default: the name), objective, pretrained (true, or a checkpoint), published, and options under
-        the names of their recipes: `{"name": "rho1 = 3", "subset": "BM25", "train_tlm": {"rho1": 3}}`.
+        `task only`, `pretrained`, `majority class`, `linear`, and what `Selection.read` takes, with the papers' figures of
+        `BESIDE`. An object has the keys name, subset (default: the name), objective, pretrained (true, or a checkpoint),
+        published, and options under the names of their recipes:
+        `{"name": "rho1 = 3", "subset": "BM25", "train_tlm": {"rho1": 3}}`.
 
         Raises:
             ReproductionError: an unknown key, subset or published row.
         """
+        if text.lower() in BASELINES:
+            return cls(text.lower(), baseline=text.lower())
         values = _read_object(text, "An arm", _ARM_KEYS)
         if values is None:
             values = {"name": text, PRETRAINED: text == PRETRAINED, "published": BESIDE.get(text.lower())}
@@ -113,8 +120,8 @@ class Arm:
             subset,
             "" if pretrained is True else pretrained,
             values.get("objective"),
-            _settings(values, f"Arm {name}"),
-            published,
+            settings=_settings(values, f"Arm {name}"),
+            published=published,
         )
 
     def with_objectives(self, objectives: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Arm]:
@@ -126,7 +133,7 @@ class Arm:
         Args:
             objectives: from `read_objective`.
         """
-        if self.pretrained is not None or self.objective is not None or not objectives:
+        if self.subset is None or self.objective is not None or not objectives:
             return [self]
         return [
             replace(

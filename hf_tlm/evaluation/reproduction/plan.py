@@ -17,7 +17,9 @@ from hf_tlm.parser import read_configs
 from hf_tlm.tasks import TaskArguments
 
 TOKENIZER = "tokenizer"
-TRAININGS = ("train_tlm", "finetune")
+# The options that say what a task is, beside where it is.
+OF_TASK = tuple(entry.name for entry in fields(TaskArguments) if entry.name != "task")
+TRAININGS = ("train_tlm", "finetune", "baseline")
 # Options that may differ between two starts: they change what is printed or stored, or how fast, not what is computed.
 _FREE = (
     "report_to disable_tqdm log_level logging_steps save_strategy save_steps save_total_limit dataloader_num_workers "
@@ -178,6 +180,8 @@ def make_plan(
         _check_distinct("seed", entry.seeds or seeds)
         for position, seed in enumerate(entry.seeds or seeds):
             for arm in arms:
+                if arm.baseline is not None and position > 0:
+                    continue  # Nothing of it is random.
                 options = {**(budget or {}), **(objective_options or {}).get(arm.objective, {})}
                 step = shared.training(name, path, entry, arm, seed, pretrained, options)
                 trainings.append((position, step))
@@ -219,6 +223,11 @@ class _Shared:
     ) -> Step:
         """common: options of train_tlm that tasks and arms may override."""
         folder = f"{name}/{slug(arm.name)}/seed-{seed}"
+        if arm.baseline is not None:
+            # Of a task's options those of its data, which a section of train_tlm says too.
+            given = {**self.train_tlm, **entry.settings.get("train_tlm", {})}
+            options = {name: given[name] for name in OF_TASK if name in given}
+            return Step("baseline", folder, path, {**options, "baseline": arm.baseline}, {}, arm, seed)
         if arm.subset is None:
             options = {**entry.settings.get("finetune", {}), **arm.settings.get("finetune", {})}
             options |= {"model_name_or_path": arm.pretrained or pretrained, "seed": seed}
@@ -240,8 +249,8 @@ class _Shared:
             return {"tokenizer_name": self.tokenizer_name}, {}
         passages = self.tokenizer_passages if self.corpus.get("corpus") else 0
         merged = {**self.train_tlm, **entry.settings.get("train_tlm", {})}
-        of_task = [entry.name for entry in fields(TaskArguments) if entry.name not in ("task", "metric")]
-        options = {name: merged[name] for name in (*OF_TOKENIZER, "max_length", *of_task) if name in merged}
+        of_data = [option for option in OF_TASK if option != "metric"]
+        options = {name: merged[name] for name in (*OF_TOKENIZER, "max_length", *of_data) if name in merged}
         step = Step(TOKENIZER, f"{name}/tokenizer", path, {"passages": passages, **options, **self.corpus})
         return {}, {"tokenizer_name": self._add(step)}
 

@@ -16,7 +16,9 @@ from filelock import FileLock
 
 from hf_tlm.corpora import CorpusArguments
 from hf_tlm.data import train_wordpiece
+from hf_tlm.evaluation.baselines import BaselineArguments
 from hf_tlm.evaluation.protocol import run_tlm
+from hf_tlm.evaluation.records import environment
 from hf_tlm.evaluation.reproduction.plan import TOKENIZER, Plan, Step
 from hf_tlm.evaluation.score_model import score_models
 from hf_tlm.files import atomic_directory
@@ -25,7 +27,7 @@ from hf_tlm.models.initialization_arguments import InitializationArguments
 from hf_tlm.parser import parse
 from hf_tlm.retrieval import RetrievalArguments, Subset, retrieval_report
 from hf_tlm.tasks import TaskArguments
-from hf_tlm.training import ModelArguments, ScoreModelOptions, TlmOptions, prepare
+from hf_tlm.training import Cost, ModelArguments, ScoreModelOptions, TlmOptions, prepare
 
 SAMPLE_SEED = 0
 
@@ -80,6 +82,7 @@ CLASSES: Mapping[str, Callable[[], tuple[type, ...]]] = {
     "select_influence": lambda: (TaskArguments, SelectionArguments, ModelArguments, ScoreModelOptions),
     "train_tlm": lambda: (TaskArguments, ModelArguments, TlmOptions),
     "finetune": _finetune_classes,
+    "baseline": lambda: (TaskArguments, BaselineArguments),
 }
 
 
@@ -179,12 +182,22 @@ def _make_finetuning(plan: Plan, step: Step, task_args: TaskArguments, checkpoin
     return _of_run(finetune(task_args.load(), checkpoint, args)) | {"checkpoint": asdict(checkpoint)}
 
 
+def _make_baseline(plan: Plan, step: Step, task_args: TaskArguments, args: BaselineArguments) -> dict[str, Any]:
+    task = task_args.load()
+    (made,) = args.make(task)
+    made.save(plan.folder(step), task)
+    details = {"task_fingerprint": task.fingerprint, "metric": task.metric, "environment": environment()}
+    cost = Cost(seconds=made.seconds).to_dict()
+    return {**details, **made.scores, "cost": cost, "parameters": None, "chosen": made.settings}
+
+
 MAKE: Mapping[str, Callable[..., dict[str, Any]]] = {
     TOKENIZER: _make_tokenizer,
     "retrieve": _make_retrieval,
     "select_influence": _make_selection,
     "train_tlm": _make_training,
     "finetune": _make_finetuning,
+    "baseline": _make_baseline,
 }
 
 

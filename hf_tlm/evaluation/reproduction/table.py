@@ -175,7 +175,12 @@ class Table:
             steps = _range([run["cost"]["steps"] for run in own])
             parameters = _range([run["parameters"] for run in own])
             lines.append(f"{task}, trained from scratch: {steps} steps, {parameters} parameters.")
-        if len(scratch) < len(runs):
+        if any(run["kind"] == "baseline" for run in runs):
+            lines.append(
+                "The linear model is a support vector machine on TF-IDF of words and punctuation marks, chosen on "
+                "validation; nothing of it is random."
+            )
+        if any(run["kind"] == "finetune" for run in runs):
             lines.append("What fine-tuned encoders cost is without their pretraining.")
         return " ".join(lines)
 

@@ -89,6 +89,20 @@ def test_steps_are_shared_and_in_order():
         made |= set(names(phase))
 
 
+def test_baselines_are_made_once_and_score_as_the_other_arms_do():
+    task = {"task": "data/two", "train_tlm": {"metric": "micro_f1", "rho1": 1}}
+    plan = planned(["majority class", "linear", "task only"], tasks=[task], seeds=[3, 4], objective_options={"mlm": {}})
+    without, trained = plan.trainings[:2], plan.trainings[2:]
+    assert names(without) == ["two/majority-class/seed-3", "two/linear/seed-3"] and len(trained) == 2
+    for step in without:
+        assert (step.kind, step.inputs) == ("baseline", {})
+        task_args, args = parse_step(plan, step)
+        assert task_args.metric == "micro_f1" and args.baseline == step.arm.name
+        assert plan.record_file(step).parent.name == "runs"
+    assert shlex.split(plan.command(without[1]))[:2] == ["python", "recipes/baseline.py"]
+    assert [arm.name for arm in Arm.read("linear").with_objectives([("mlm", {}), ("cocolm", {})])] == ["linear"]
+
+
 def test_every_arm_has_the_same_tokenizer_and_budget():
     plan = planned(["task only", "random", "ISS 20%"], budget={"max_steps": 50})
     assert [step.inputs.get("subset") for step in plan.trainings] == [None, "one/subsets/random", "one/subsets/iss-20"]

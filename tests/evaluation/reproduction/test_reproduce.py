@@ -208,6 +208,19 @@ def test_a_pretrained_encoder(work, whole, tmp_path):
     assert "1 of 1 runs are finished." in (tmp_path / "out/results.md").read_text()
 
 
+def test_baselines_stand_beside(work, tmp_path):
+    """Made for real: deterministic, so once, whatever the seeds."""
+    table = reproduce(planned(work, tmp_path, ["majority class", "linear"], seeds=(0, 1)))
+    rows = {row.arm: row.to_dict() for row in table.rows}
+    assert rows["linear"]["test"]["mean"] > rows["majority class"]["test"]["mean"] > 0
+    assert rows["linear"]["seeds"] == 1 and rows["linear"]["finished"] == [0] and rows["linear"]["parameters"] is None
+    record = json.loads((tmp_path / "runs" / "scierc.linear.seed-0.json").read_text())
+    assert record["chosen"]["n_grams"] in (1, 2, 3) and record["metric"] == "macro_f1"
+    assert (tmp_path / "scierc" / "linear" / "seed-0" / "predictions" / "test.jsonl").is_file()
+    assert "2 of 2 runs are finished" in table.to_text() and "support vector machine" in table.to_text()
+    assert "fine-tuned encoders" not in table.to_text()
+
+
 def test_ctrl_c_and_the_rest_later(work, tmp_path, faked, monkeypatch):
     plan = planned(work, tmp_path / "out")
     fake = MODULE.make_step

@@ -1,0 +1,43 @@
+r"""What a task's score is without a network, in seconds: before a model is trained, to know what it has to beat.
+
+python recipes/baseline.py --task path/to/scierc
+python recipes/baseline.py --task path/to/scierc --baseline linear --output_dir runs/scierc-linear
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from hf_tlm.evaluation.baselines import BaselineArguments
+from hf_tlm.evaluation.seeds import format_table
+from hf_tlm.parser import parse, run
+from hf_tlm.tasks import TaskArguments
+
+
+def main() -> None:
+    # 1. Arguments.
+    task_args, args = parse(TaskArguments, BaselineArguments, recipe="baseline", description=__doc__)
+    if int(os.environ.get("RANK", "0")) > 0:
+        return  # One process has nothing to share with others that `accelerate launch` started.
+
+    # 2. The task, and its scores without a network.
+    task = task_args.load()
+    made = args.make(task)
+
+    # 3. Say them, and save them with --output_dir.
+    rows = []
+    for one in made:
+        scores = {f"{split} {task.metric}": f"{100 * score[task.metric]:.2f}" for split, score in one.scores.items()}
+        chosen = ", ".join(f"{name} {value}" for name, value in one.settings.items())
+        rows.append({"baseline": one.name, **scores, "seconds": f"{one.seconds:.1f}", "chosen": chosen})
+        if args.output_dir is not None:
+            one.save(Path(args.output_dir) / one.name.replace(" ", "-"), task)
+    print(f"\n{task.name}: {len(task.train):,} training texts, {task.num_labels} classes\n")
+    print(format_table(rows, list(rows[0])))
+    if args.output_dir is not None:
+        print(f"\nSaved to {args.output_dir}.")
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,17 @@
+"""recipes/baseline.py as a user starts it."""
+
+import json
+
+from launching import fails, launch
+
+
+def test_two_processes_print_one_table(work, tmp_path):
+    out = launch("recipes/baseline.py", "--task", work / "task", "--output_dir", tmp_path, processes=2)
+    assert out.count("| majority class |") == out.count("| linear ") == 1 and "training texts" in out
+    for name in ("majority-class", "linear"):
+        assert json.loads((tmp_path / name / "results.json").read_text())["scores"]["validation"]
+
+
+def test_what_it_cannot_do(work):
+    fails("recipes/baseline.py", "--task", work / "nowhere", message="nowhere")
+    fails("recipes/baseline.py", "--task", work / "task", "--baseline", "quadratic", message="invalid choice: 'quadratic'")
