@@ -87,7 +87,7 @@ def pretrained_card(run: Mapping[str, Any]) -> str:
 
     arguments, base, corpus = run["arguments"], run["model"]["model_name_or_path"], run["corpus"]["name"]
     objective = arguments["objective"]
-    fills_masks = objective == "mlm" or (objective == "cocolm" and arguments["clm"] != "rtd")
+    fills_masks = objective == "mlm" or (run.get("model_type") == "cocolm" and arguments["clm"] != "rtd")
     pipeline_tag = "fill-mask" if fills_masks else "feature-extraction"
     dataset = hub_dataset(corpus)
     results = _held_out_results(run, pipeline_tag)

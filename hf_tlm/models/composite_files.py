@@ -15,9 +15,10 @@ from hf_tlm.models.tlm import MLM_SUBFOLDER
 
 logger = logging.getLogger(__name__)
 
-# Folders inside an exported model (see `hf_tlm.models.export`), the file of a head that no stock class has, and that which
+# Folders inside an exported model (see `hf_tlm.models.export`), the files of heads that no stock class has, and that which
 # says how texts are corrupted.
-DISCRIMINATOR, GENERATOR, RTD_HEAD_FILE = "discriminator", "generator", "rtd_head.safetensors"
+DISCRIMINATOR, GENERATOR = "discriminator", "generator"
+RTD_HEAD_FILE, CLM_HEADS_FILE = "rtd_head.safetensors", "clm_heads.safetensors"
 CORRUPTION_FILE = "corruption.json"
 
 
@@ -64,7 +65,12 @@ def rtd_head_state(name_or_path: str, options: dict) -> dict[str, torch.Tensor] 
 
 
 def clm_heads_state(name_or_path: str, options: dict) -> dict[str, torch.Tensor] | None:
-    """The weights of a checkpoint's heads for corrective language modelling, in its folder `mlm` or at its top; or None."""
+    """The weights of a checkpoint's heads for corrective language modelling; or None.
+
+    Those of a COCO-LM body are in its folder `mlm` or at its top, those of others beside the body in `discriminator`.
+    """
+    if file := _there(name_or_path, DISCRIMINATOR, options, CLM_HEADS_FILE):
+        return load_file(file)
     for folder in (MLM_SUBFOLDER, ""):
         if not _there(name_or_path, folder, options):
             continue

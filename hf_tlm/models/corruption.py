@@ -49,8 +49,8 @@ class CorruptAndPredict(TrainedModel):
     Args:
         temperature: of the softmax that replacements are drawn from (0.8 in the ALE paper, section IV.B; 1 in ELECTRA's);
             0 takes the most likely token.
-        heads: `rtd`, or `clm`, which needs a COCO-LM body; the loss of its LM head is then that of `lm_loss`, which
-            `TlmTrainer` takes from its `CorrectiveLm`.
+        heads: `rtd`, or `clm`, which needs a body as wide as its token embeddings (COCO-LM's, ModernBERT); the loss of its
+            LM head is then that of `lm_loss`, which `TlmTrainer` takes from its `CorrectiveLm`.
         apart: tokens are drawn in a pass of their own, without dropout and gradient, and the auxiliary model's loss is that
             of a second pass (COCO-LM); False: one pass serves both (ELECTRA).
         replacements: `sampled`; or `random`, any token with equal probability (COCO-LM, Table 3): the auxiliary model
@@ -86,9 +86,12 @@ class CorruptAndPredict(TrainedModel):
         ):
             if value not in known:
                 raise ModelError(f"{name} must be {' or '.join(known)}; received {value!r}.")
-        if heads == "clm" and main.config.model_type != "cocolm":
+        width = main.get_input_embeddings().weight.shape[1]
+        if heads == "clm" and width != main.config.hidden_size:
             raise ModelError(
-                f"Corrective language modelling needs a body of the type cocolm; received {main.config.model_type!r}."
+                "Corrective language modelling multiplies hidden states by token embeddings, and those of this "
+                f"{main.config.model_type} body have {main.config.hidden_size} and {width} numbers. Give both the same size, "
+                "or take another body: cocolm, modernbert."
             )
         shapes = [tuple(model.get_input_embeddings().weight.shape) for model in (main, auxiliary)]
         if frozen and shapes[0][0] != shapes[1][0]:
@@ -104,7 +107,8 @@ class CorruptAndPredict(TrainedModel):
         self.main, self.auxiliary = main, Auxiliary(auxiliary, frozen)
         self.rtd_head = self.clm_heads = None
         if heads == "clm":
-            main.config.update({"copy_head": True, "lm_transform": False})  # As which it is exported.
+            if main.config.model_type == "cocolm":
+                main.config.update({"copy_head": True, "lm_transform": False})  # As which it is exported.
             self.clm_heads = ClmHeads(main.config)
         else:
             self.rtd_head = RtdHead(main.config)

@@ -20,7 +20,7 @@ from transformers import (
 
 from hf_tlm.files import atomic_directory
 from hf_tlm.models.base import TrainedModel
-from hf_tlm.models.composite_files import CORRUPTION_FILE, DISCRIMINATOR, GENERATOR, RTD_HEAD_FILE
+from hf_tlm.models.composite_files import CLM_HEADS_FILE, CORRUPTION_FILE, DISCRIMINATOR, GENERATOR, RTD_HEAD_FILE
 from hf_tlm.models.corruption import CorruptAndPredict
 from hf_tlm.models.errors import ModelError
 from hf_tlm.models.tlm import MLM_SUBFOLDER, TlmModel
@@ -39,9 +39,9 @@ def export_stock(
     Of a `TlmModel` `output_dir` holds the sequence classifier and `output_dir/mlm` the masked LM of the same body. Of a
     `CorruptAndPredict` it holds the main model as a classifier, `discriminator` the main model as stock
     `ElectraForPreTraining` (of bodies other than ELECTRA the body alone, and the head beside it in
-    `rtd_head.safetensors`), and `generator` the auxiliary model as a masked LM. One that corrects tokens has its main model
-    as `CocoLmForMaskedLM` in `mlm` instead. They load with the Auto classes without missing or unexpected keys. For
-    `load_exported`, `corruption.json` says how texts are corrupted.
+    `rtd_head.safetensors`), and `generator` the auxiliary model as a masked LM. A COCO-LM body that corrects tokens is in
+    `mlm` instead, as `CocoLmForMaskedLM`; of others the heads beside the body are in `clm_heads.safetensors`. They load with
+    the Auto classes without missing or unexpected keys. For `load_exported`, `corruption.json` says how texts are corrupted.
 
     Args:
         files: further text files to put in the folder, name -> content (the card, the results).
@@ -58,7 +58,11 @@ def export_stock(
             stock.save_pretrained(path)
             tokenizer.save_pretrained(path)
             if name == DISCRIMINATOR and not hasattr(stock, "discriminator_predictions"):
-                save_file(_state(model.rtd_head), path / RTD_HEAD_FILE)
+                heads, file = (
+                    (model.rtd_head, RTD_HEAD_FILE) if model.clm_heads is None else (model.clm_heads, CLM_HEADS_FILE)
+                )
+                # Tied weights are views of one: a copy each.
+                save_file({key: value.clone() for key, value in _state(heads).items()}, path / file)
         if isinstance(model, CorruptAndPredict):
             (folder / CORRUPTION_FILE).write_text(json.dumps(_corruption(model), indent=2) + "\n", encoding="utf-8")
         for name, content in (files or {}).items():
@@ -146,7 +150,7 @@ def _composite_parts(model: CorruptAndPredict, classifier: bool) -> Iterator[tup
     config, state = model.main.config, _state(model.main)
     if classifier:
         yield "classifier", _stock(AutoModelForSequenceClassification, config, state, model.dtype)
-    if model.clm_heads is not None:
+    if model.clm_heads is not None and config.model_type == "cocolm":
         yield MLM_SUBFOLDER, _stock(AutoModelForMaskedLM, config, state | _state(model.clm_heads), model.dtype)
     elif config.model_type == "electra":
         state |= {f"discriminator_predictions.{name}": tensor for name, tensor in _state(model.rtd_head).items()}

@@ -61,12 +61,12 @@ class RtdHead(nn.Module):
 
 
 class ClmHeads(nn.Module):
-    """The two heads of corrective language modelling, with the names of `CocoLmForMaskedLM`'s."""
+    """The two heads of corrective language modelling, with the names of `CocoLmForMaskedLM`'s, on any body."""
 
     def __init__(self, config: PreTrainedConfig):
         super().__init__()
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
-        self.copy_head = nn.Linear(config.hidden_size, 1, bias=config.copy_bias)
+        self.copy_head = nn.Linear(config.hidden_size, 1, bias=getattr(config, "copy_bias", False))
         for linear in (self.lm_head, self.copy_head):
             nn.init.normal_(linear.weight, std=config.initializer_range)
             if linear.bias is not None:

@@ -325,8 +325,11 @@ def _auxiliary(args: RunArguments, model_args: ModelArguments, config: PreTraine
 
 
 def _check_body(args: RunArguments, model_type: str) -> None:
-    bodies = {"ale": ("albert", "ELECTRA on an ALBERT body", "ale_small"), "cocolm": ("cocolm", "COCO-LM's", "cocolm_base")}
-    if args.objective in bodies and model_type != bodies[args.objective][0]:
+    bodies = {
+        "ale": (("albert",), "ELECTRA on an ALBERT body", "ale_small"),
+        "cocolm": (("cocolm", "modernbert"), "for COCO-LM's body or a ModernBERT", "cocolm_base"),
+    }
+    if args.objective in bodies and model_type not in bodies[args.objective][0]:
         _, what, file = bodies[args.objective]
         raise ArgumentsError(
             f"objective {args.objective} is {what} (recipes/configs/models/{file}.json); received the type {model_type!r}. "

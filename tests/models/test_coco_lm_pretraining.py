@@ -408,9 +408,9 @@ def test_a_model_without_a_task_is_the_masked_lm(tokenizer, tmp_path, caplog):
 
 
 def test_what_does_not_fit(tokenizer):
-    bert = AutoConfig.for_model("bert", **TINY_CONFIGS["bert"])
-    with pytest.raises(ModelError, match="a body of the type cocolm; received 'bert'"):
-        CorruptAndPredict.from_config(bert, bert, heads="clm")
+    electra = AutoConfig.for_model("electra", **TINY_CONFIGS["electra"])
+    with pytest.raises(ModelError, match="those of this electra body have 16 and 8 numbers"):
+        CorruptAndPredict.from_config(electra, electra, heads="clm")
     with pytest.raises(ModelError, match="replacements must be sampled or random; received 'none'"):
         composite(replacements="none")
     model = composite()
