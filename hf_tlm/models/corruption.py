@@ -90,8 +90,8 @@ class CorruptAndPredict(TrainedModel):
         if heads == "clm" and width != main.config.hidden_size:
             raise ModelError(
                 "Corrective language modelling multiplies hidden states by token embeddings, and those of this "
-                f"{main.config.model_type} body have {main.config.hidden_size} and {width} numbers. Give both the same size, "
-                "or take another body: cocolm, modernbert."
+                f"{main.config.model_type} body have {main.config.hidden_size} and {width} numbers. Give both the same "
+                "size, or take another body: cocolm, modernbert."
             )
         shapes = [tuple(model.get_input_embeddings().weight.shape) for model in (main, auxiliary)]
         if frozen and shapes[0][0] != shapes[1][0]:

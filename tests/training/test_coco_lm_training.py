@@ -243,10 +243,8 @@ def test_what_cannot_be(tmp_path, task, tokenizer, data):
         trainer(tmp_path, data, tokenizer, **COCO_LM, clm="rtd", objectives={"corpus": CorrectiveLm()})
     args = TlmArguments(output_dir=str(tmp_path / "x"), **QUIET, rho1=0, objective="cocolm", max_length=32)
     bert = ModelArguments(model_config={"model_type": "bert", **TINY_CONFIGS["bert"]}, vocab_size=200)
-    with pytest.raises(
-        ArgumentsError,
-        match="objective cocolm is for COCO-LM's body or a ModernBERT .*cocolm_base.* received the type 'bert'",
-    ):
+    refusal = "objective cocolm is for COCO-LM's body or a ModernBERT .*cocolm_base.* received the type 'bert'"
+    with pytest.raises(ArgumentsError, match=refusal):
         prepare(task, None, args, bert)
     for message, changes in (
         (r"crop_fraction must lie in \(0, 1\]; received 0", {"crop_fraction": 0}),
