@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -20,8 +20,8 @@ class RDrop(TaskLoss):
     `batch["labels"]` [B]. Texts are scored with one pass, by `TaskLoss`.
     """
 
-    def __init__(self, alpha: float, label_smoothing: float = 0.0):
-        super().__init__(label_smoothing)
+    def __init__(self, alpha: float, label_smoothing: float = 0.0, class_weights: Sequence[float] | None = None):
+        super().__init__(label_smoothing, class_weights)
         self.alpha = alpha
 
     def __call__(
@@ -30,7 +30,7 @@ class RDrop(TaskLoss):
         """`{"loss", "task_loss", "rdrop_loss"}`: means of both cross-entropies and of both divergences."""
         count, labels = (counts or self.count(batch))[self.name], batch["labels"]
         logits = outputs.logits.float()
-        both = F.cross_entropy(logits, labels.repeat(2), reduction="sum", label_smoothing=self.label_smoothing)
+        both = self.cross_entropy(logits, labels.repeat(2))
         p, q = F.log_softmax(logits, dim=-1).chunk(2)
         # sum p (log p - log q) + sum q (log q - log p)
         apart = ((p.exp() - q.exp()) * (p - q)).sum() / 2

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -13,14 +14,24 @@ class TaskLoss:
 
     .. math:: L_{task} = -\frac{1}{B} \sum_b \log p(y_b \mid x_b)
 
-    Reads `outputs.logits` [B, C] and `batch["labels"]` [B]. `label_smoothing` mixes the label with the uniform
-    distribution, as in `torch.nn.CrossEntropyLoss`.
+    Reads `outputs.logits` [B, C] and `batch["labels"]` [B].
+
+    Args:
+        label_smoothing: mixes the label with the uniform distribution, as in `torch.nn.CrossEntropyLoss`.
+        class_weights: of the C classes; each text's term is multiplied by that of its label, and the divisor stays B.
+            None: all are 1.
     """
 
     name = "task"
 
-    def __init__(self, label_smoothing: float = 0.0):
+    def __init__(self, label_smoothing: float = 0.0, class_weights: Sequence[float] | None = None):
         self.label_smoothing = label_smoothing
+        self.class_weights = None if class_weights is None else torch.tensor(class_weights, dtype=torch.float32)
+
+    def cross_entropy(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Summed over the texts, a scalar. logits: float [B, C]; labels: int64 [B]."""
+        weight = None if self.class_weights is None else self.class_weights.to(logits)
+        return F.cross_entropy(logits, labels, weight, reduction="sum", label_smoothing=self.label_smoothing)
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Number of texts: `{"task": int64 scalar}`."""
@@ -32,6 +43,20 @@ class TaskLoss:
     ) -> dict[str, torch.Tensor]:
         """`{"loss", "task_loss"}`; `counts` replaces the batch's own number of texts as the divisor."""
         count = (counts or self.count(batch))[self.name]
-        total = F.cross_entropy(outputs.logits, batch["labels"], reduction="sum", label_smoothing=self.label_smoothing)
-        loss = total / count
+        loss = self.cross_entropy(outputs.logits, batch["labels"]) / count
         return {"loss": loss, "task_loss": loss.detach()}
+
+
+def class_weights(labels: Sequence[int], num_classes: int, balance: float) -> list[float]:
+    """Weights proportional to the classes' frequencies to the power of -balance, 1 on average over the texts.
+
+    Args:
+        labels: of the training texts.
+        balance: 0 leaves classes as frequent as they are, 1 makes all count alike.
+
+    Returns:
+        One a class; 0 for one without a text.
+    """
+    counts = np.bincount(np.asarray(labels), minlength=num_classes).astype(np.float64)
+    weights = np.where(counts > 0, np.maximum(counts, 1.0) ** -balance, 0.0)
+    return (weights * counts.sum() / (weights * counts).sum()).tolist()

@@ -23,6 +23,7 @@ class RunArguments(RunOptions, BaseArguments):
     # Of stage 2 of TLM alone, see `TlmArguments.for_stage`.
     rdrop: ClassVar[float] = 0.0
     ema_decay: ClassVar[float] = 0.0
+    class_balance: ClassVar[float] = 0.0
 
     def __post_init__(self):
         super().__post_init__()
@@ -152,7 +153,15 @@ class TlmArguments(TlmOptions, RunArguments):
         super().__post_init__()
         if self.rho1 < 0 or math.isnan(self.rho1) or (math.isfinite(self.rho1) and self.rho1 != int(self.rho1)):
             raise ArgumentsError(f"rho1 must be 0, 1, 2, ... or inf; received {self.rho1}.")
-        self._check_weight("rho2")
+        for name in ("rho2", "stage2_rho2", "stage2_rdrop"):
+            self._check_weight(name)
+        if not 0 <= self.stage2_class_balance <= 1:
+            raise ArgumentsError(f"stage2_class_balance must lie in [0, 1]; received {self.stage2_class_balance}.")
+        if self.stage2_rdrop and self.stage2_rho2:
+            raise ArgumentsError(
+                f"stage2_rdrop compares two passes over a text, and stage2_rho2 {self.stage2_rho2} masks it. Leave one of "
+                "them out."
+            )
         self._check_decay("stage2_layerwise_lr_decay")
         self._check_rate("stage2_muon_learning_rate")
         if not self.stage2_eval_steps > 0:
@@ -163,8 +172,6 @@ class TlmArguments(TlmOptions, RunArguments):
             self._check_length("stage2_max_length")
         if self.stage2_dropout is not None and not 0 <= self.stage2_dropout < 1:
             raise ArgumentsError(f"stage2_dropout must lie in [0, 1); received {self.stage2_dropout}.")
-        if not (math.isfinite(self.stage2_rdrop) and self.stage2_rdrop >= 0):
-            raise ArgumentsError(f"stage2_rdrop must be a finite number >= 0; received {self.stage2_rdrop}.")
         for name in ("stage2_ema_decay", "stage2_label_smoothing"):
             if not 0 <= (getattr(self, name) or 0) < 1:
                 raise ArgumentsError(f"{name} must lie in [0, 1); received {getattr(self, name)}.")
@@ -215,7 +222,9 @@ class TlmArguments(TlmOptions, RunArguments):
         args.per_device_train_batch_size, args.gradient_accumulation_steps = self._accumulation(
             self.stage2_total_batch_size, self.per_device_train_batch_size, fitting=True, name="stage2_total_batch_size"
         )
-        args.rho1, args.rho2, args.mlm_probability = 0, 0, 0.0
+        args.rho1, args.rho2, args.class_balance = 0, self.stage2_rho2, self.stage2_class_balance
+        if args.rho2 == 0:
+            args.mlm_probability = 0.0
         args.eval_strategy = args.save_strategy = "steps"
         args.eval_steps = args.save_steps = self.stage2_eval_steps
         args.load_best_model_at_end = True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hf_tlm.data.interleave import CORPUS, TASK
@@ -19,13 +19,16 @@ from hf_tlm.objectives import (
 from hf_tlm.training.arguments import RunArguments
 
 
-def tlm_objectives(args: RunArguments) -> dict[str, Any]:
+def tlm_objectives(args: RunArguments, weights: Sequence[float] | None = None) -> dict[str, Any]:
     """Stage 1 (TLM, section 3.1): corpus batches L_lm; task batches rho2 L_lm + L_task, divided by rho2 + 1 where
-    `loss_normalization` is `mean`; L_lm is `language_objective`. Stage 2 (`for_stage(2)`: rho2 and mlm_probability 0):
-    L_task, or with `stage2_rdrop` R-Drop's.
+    `loss_normalization` is `mean`; L_lm is `language_objective`. Stage 2 (`for_stage(2)`): L_task, or with `stage2_rdrop`
+    R-Drop's; with `stage2_rho2` the language-modelling loss beside it as in stage 1.
+
+    Args:
+        weights: of the task's classes; None: all are 1.
     """
     smoothing = args.label_smoothing_factor
-    task = RDrop(args.rdrop, smoothing) if args.rdrop else TaskLoss(label_smoothing=smoothing)
+    task = RDrop(args.rdrop, smoothing, weights) if args.rdrop else TaskLoss(smoothing, weights)
     if args.mlm_probability == 0:
         return {TASK: task}
     combine = WeightedMean if args.loss_normalization == "mean" else WeightedSum

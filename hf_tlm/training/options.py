@@ -225,6 +225,20 @@ class TlmOptions(RunOptions):
             "to. Default: max_length."
         },
     )
+    stage2_rho2: float = field(
+        default=0.0,
+        metadata={
+            "help": "Stage 2: weight of the language-modelling loss on the task's texts, which are then masked as in stage "
+            "1; 0: the task loss alone, on unmasked texts."
+        },
+    )
+    stage2_class_balance: float = field(
+        default=0.0,
+        metadata={
+            "help": "Stage 2: classes count by their frequency to the power of minus this: 0 as frequent as they are, 1 all "
+            "alike, which macro-averaged scores do."
+        },
+    )
     stage2_dropout: float | None = field(
         default=None, metadata={"help": "Stage 2: all dropout probabilities of the model. Default: those of stage 1."}
     )

@@ -26,6 +26,7 @@ from hf_tlm.models.base import TrainedModel, applied_parameters
 from hf_tlm.models.corruption import CorruptAndPredict
 from hf_tlm.objectives import RDrop, TaskLoss
 from hf_tlm.objectives.shares import wide
+from hf_tlm.objectives.task import class_weights
 from hf_tlm.training.arguments import ArgumentsError, TlmArguments
 from hf_tlm.training.averages import AveragedWeights
 from hf_tlm.training.budget import TICKS, first_step
@@ -72,7 +73,10 @@ class TlmTrainer(SampledTrainer):
         objectives: Mapping[str, Any] | None = None,
         **kwargs,
     ):
-        self.objectives = dict(objectives or tlm_objectives(args))
+        weights = None
+        if args.class_balance:
+            weights = class_weights(train_dataset["label"][:], model.config.num_labels, args.class_balance)
+        self.objectives = dict(objectives or tlm_objectives(args, weights))
         self.corpus_dataset = corpus_dataset
         self._terms, self._eval_terms, self._micro_batches = Terms(), Terms(), 1
         super().__init__(

@@ -1,5 +1,7 @@
 """Averaged weights: the average itself, what is scored and saved of it, and that a run resumes exactly."""
 
+import math
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -142,6 +144,9 @@ def test_two_processes_are_one(tmp_path, tokenizer):
         ({"stage2_ema_decay": 1.0}, r"stage2_ema_decay must lie in \[0, 1\)"),
         ({"stage2_label_smoothing": -0.1}, r"stage2_label_smoothing must lie in \[0, 1\)"),
         ({"stage2_rdrop": -1.0}, "stage2_rdrop must be a finite number"),
+        ({"stage2_rho2": math.inf}, "stage2_rho2 must be a finite number"),
+        ({"stage2_class_balance": 1.5}, r"stage2_class_balance must lie in \[0, 1\]; received 1.5"),
+        ({"stage2_rdrop": 1.0, "stage2_rho2": 0.1}, "stage2_rho2 0.1 masks it. Leave one of them out"),
     ],
 )
 def test_refused(tmp_path, values, message):
