@@ -10,7 +10,7 @@ exec((HERE / "hf_tlm" / "version.py").read_text(encoding="utf-8"), version)
 
 # Lower bounds are the versions whose behaviour the code relies on; upper bounds stop before the next major version.
 INSTALL = [
-    "torch>=2.6,<3",
+    "torch>=2.10,<3",
     "transformers>=5.23,<6",  # Trainer.get_batch_samples, loss_is_scaled_for_ga, dict-valued tied weights
     "accelerate>=1.15,<2",
     "datasets>=5.2,<6",
