@@ -7,7 +7,7 @@ Every lever of benchmarks/plateau.yaml is some options of recipes/train_tlm.py. 
 (K = 50) until its FLOPs are spent; meanwhile the masked-LM loss is measured on passages that were taken out of the corpus
 before retrieval, always the same with the same masks. Tokens (padding not counted), FLOPs and seconds of one core are those
 of training alone. Then stage 2 is run, and scored on validation; on test only with `--test`. One JSON file a run is kept in
-benchmarks/results/plateau, a finished run is not repeated, and the page is made of all of them. `--share 0/2` and `1/2` run
+benchmarks/results/plateau, a finished run is not repeated, and the page is made of all of them, with findings.md before. `--share 0/2` and `1/2` run
 every second lever each, for two processes side by side.
 """
 
@@ -20,13 +20,14 @@ import shlex
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import yaml
-from transformers import TrainerCallback, set_seed
+from transformers import AutoTokenizer, TrainerCallback, set_seed
 from transformers import logging as transformers_logging
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -47,6 +48,7 @@ from hf_tlm.training.stages import prepare_stage_2
 
 LEVERS = ROOT / "benchmarks" / "plateau.yaml"
 RESULTS = ROOT / "benchmarks" / "results" / "plateau"
+FINDINGS = "findings.md"  # In RESULTS: written by hand, it stands first on the page.
 # The part of the corpus that held-out passages are of: the task's own domain.
 DOMAINS = {"scierc": "cs_nlp", "acl_arc": "cs_nlp", "chemprot": "biomedical", "rct_ei": "biomedical"}
 HELD_OUT = 384
@@ -66,7 +68,7 @@ def read_levers() -> dict[str, dict[str, Any]]:
 class Texts:
     """What all levers of a task share: held-out passages, the subset, the tokenizer. Made once, in `folder`."""
 
-    def __init__(self, task_name: str, folder: Path, vocab_size: int, max_words: int | None):
+    def __init__(self, task_name: str, folder: Path, vocab_size: int, max_words: int | None, added_tokens: Sequence[str]):
         self.task = load_task(str(data_dir() / "tasks" / task_name))
         self.folder = folder / task_name
         self.held_out = self._held_out(DOMAINS[task_name])
@@ -81,6 +83,11 @@ class Texts:
             # Of the uncut subset, whatever is trained on: losses over another vocabulary could not be compared.
             texts = [*self.task.train["text"], *Subset.load(self.folder / "bm25").dataset["text"]]
             train_wordpiece(texts, vocab_size, lowercase=True, max_length=128).save_pretrained(self.tokenizer_folder)
+        if added_tokens:
+            tokenizer = AutoTokenizer.from_pretrained(self.tokenizer_folder)
+            tokenizer.add_tokens(list(added_tokens))
+            self.tokenizer_folder = self.folder / f"tokenizer-{vocab_size}-and-{len(added_tokens)}"
+            tokenizer.save_pretrained(self.tokenizer_folder)
 
     def _held_out(self, domain: str) -> list[str]:
         """Passages of one part of the corpus, and the corpus without them as files."""
@@ -165,7 +172,8 @@ class LeverRun:
     def __init__(self, name: str, options: dict[str, Any], task_name: str, folder: Path, seed: int):
         options = dict(options)
         self.source, self.seed, max_words = options.pop("stage1", None), seed, options.pop("max_words", None)
-        self.texts = Texts(task_name, folder, options.get("vocab_size", 8000), max_words)
+        added = options.pop("added_tokens", ())
+        self.texts = Texts(task_name, folder, options.get("vocab_size", 8000), max_words, added)
         self.name, self.task = name, self.texts.task
         tokenizer, output_dir = str(self.texts.tokenizer_folder), str(self.texts.folder / "work" / f"{name}-seed-{seed}")
         values = options | {"tokenizer_name": tokenizer, "output_dir": output_dir, "seed": seed}
@@ -174,7 +182,13 @@ class LeverRun:
         self.setup = prepare(self.task, self.texts.subset.dataset, self.args, model_args)
         self.args = self.setup.args
         self.record: dict[str, Any] = {"lever": name, "task": task_name, "seed": seed, "metric": self.task.metric}
-        self.record |= {"options": options, "stage1_of": self.source, "max_words": max_words, "points": []}
+        self.record |= {
+            "options": options,
+            "stage1_of": self.source,
+            "max_words": max_words,
+            "added_tokens": added,
+            "points": [],
+        }
 
     def run(self, test: bool) -> dict[str, Any]:
         """test: score the test split too."""
@@ -248,9 +262,9 @@ def until(points: list[dict[str, float]], loss: float) -> dict[str, float] | Non
     return None
 
 
-def page(records: list[dict[str, Any]]) -> str:
-    """The results as Markdown, one table a task."""
-    parts = [__doc__.split("\n\n")[0].removeprefix("r") + "\n"]
+def page(records: list[dict[str, Any]], findings: str = "") -> str:
+    """The results as Markdown: what was found in them, and one table a task."""
+    parts = [__doc__.split("\n\n")[0] + "\n", *([findings] if findings else [])]
     parts.append(
         "Made by `python benchmarks/plateau.py` from the records beside this page; benchmarks/plateau.yaml says what a "
         "lever is. *to 5.0*: million tokens until the held-out masked-LM loss is that low, in brackets seconds of one core. "
@@ -308,7 +322,9 @@ def main() -> None:
         record = LeverRun(name, levers[name], options.task, Path(options.output_dir), seed).run(options.test)
         atomic_write(file, json.dumps(record, indent=1) + "\n")
         print(page([record]), flush=True)
-    atomic_write(results.with_suffix(".md"), page(records_in(results)))
+    findings = results / FINDINGS
+    text = findings.read_text(encoding="utf-8") if findings.is_file() else ""
+    atomic_write(results.with_suffix(".md"), page(records_in(results), text))
 
 
 if __name__ == "__main__":

@@ -2,10 +2,11 @@
 
     python recipes/quickstart.py
 
-It retrieves from 72,000 passages for a task of 300 labelled texts (Reuters R8, 40 a class), then trains six small
-models at equal steps: task data only, a random subset, the BM25 subset, each with random and with spectral token
-embeddings. It prints their scores and costs, some retrieved passages, and leaves the best model for `pipeline`.
-`--task` and `--corpus` make the same comparison on your own data.
+It retrieves from 72,000 passages for a task of 300 labelled texts (Reuters R8, 40 a class), then trains four small
+models by the scale recipes/configs/tlm/minute.yaml: stage 2 alone, and stage 1 on the task's own texts, with random
+passages, with those that BM25 retrieved. It prints their scores and costs beside those of the largest class and of a
+linear model, some retrieved passages, and leaves the best model for `pipeline`. `--task` and `--corpus` make the same
+comparison on your own data.
 """
 
 from __future__ import annotations
@@ -17,19 +18,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hf_tlm import analysis, corpora, evaluation, retrieval, tasks, training
+from hf_tlm.evaluation.baselines import Baseline, BaselineArguments
 from hf_tlm.files import HfTlmError, atomic_write
 from hf_tlm.parser import parse, run
 
-# One small architecture and equal steps for every arm.
-MODEL = {
-    "model_type": "bert",
-    "hidden_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 512,
-    "max_position_embeddings": 96,
-}
-VOCAB_SIZE = 4000
+ROOT = Path(__file__).resolve().parents[1]
+# The settings of every arm.
+SCALE = ROOT / "recipes" / "configs" / "tlm" / "minute.yaml"
 
 
 @dataclass
@@ -40,8 +35,8 @@ class QuickstartArguments:
     corpus: str | None = field(default=None, metadata={"help": "Your own corpus: files, as in retrieve.py."})
     output_dir: str = field(default="quickstart_output", metadata={"help": "Where subsets, runs and the model go."})
     top_k: int = field(default=100, metadata={"help": "Passages per training text (BM25)."})
-    max_steps: int = field(default=150, metadata={"help": "Stage 1: optimizer steps of every arm."})
-    stage2_max_steps: int = field(default=400, metadata={"help": "Stage 2: optimizer steps of every arm."})
+    max_flops: float = field(default=1e13, metadata={"help": "FLOPs of stage 1 of every arm; 1e13 take a core a minute."})
+    stage2_max_steps: int = field(default=1000, metadata={"help": "Stage 2: optimizer steps of every arm."})
     seed: int = field(default=0, metadata={"help": "Seed of the task's sample, the random subset and the training."})
     report_to: str = field(default="none", metadata={"help": "tensorboard, trackio, wandb or none."})
 
@@ -68,62 +63,66 @@ def main() -> None:
     for query, passage, score in bm25.examples(task, 5):
         print(f"\n  task text: {_short(query)}\n  retrieved: {_short(passage)}  (BM25 {score:.1f})")
 
-    # 3. Every arm: stage 1 on task and subset, stage 2 on the task, the same number of steps.
-    rows = []
-    for arm, subset in (("task only", None), ("random subset", chance), ("BM25 subset", bm25)):
-        for embedding_init in ("random", "spectral"):
-            rows.append(_train_arm(quick, output, task, arm, subset, embedding_init))
+    # 3. What a model has to beat, then every arm: stage 1 on task and subset, stage 2 on the task.
+    rows = [_baseline_row(task, baseline) for baseline in BaselineArguments().make(task)]
+    arms = {"no stage 1": (None, "2"), "task only": (None, "both"), "random subset": (chance, "both")}
+    for arm, (subset, stage) in (arms | {"BM25 subset": (bm25, "both")}).items():
+        rows.append(_train_arm(quick, output, task, arm, subset, stage))
 
     # 4. The table, the best model in a folder of its own, and a page about it beside the first other arm.
-    print("\n" + evaluation.format_table(rows, columns=[column for column in rows[0] if column != "folder"]) + "\n")
+    print("\n" + evaluation.format_table(rows, list(rows[0])) + "\n")
     atomic_write(output / "table.json", json.dumps(rows, indent=2) + "\n")
-    best = max(rows, key=lambda row: row[f"validation {task.metric}"]["mean"])
+    trained = [row for row in rows if "folder" in row]
+    best = max(trained, key=lambda row: row[f"validation {task.metric}"]["mean"])
     shutil.copytree(best["folder"], output / "model", dirs_exist_ok=True, ignore=shutil.ignore_patterns("seed-*"))
-    other = next(row["folder"] for row in rows if row is not best)
+    other = next(row["folder"] for row in trained if row is not best)
     found = {"BM25": bm25, "random": chance}
     page = analysis.write_report(best["folder"], output / "report.html", second=other, task=task, subsets=found)
     print(f"What happened, for any browser: {page}")
-    print(f"Best on validation: {best['arm']}, {best['embeddings']} embeddings. Try it:\n")
+    print(f"Best on validation: {best['arm']}. Try it:\n")
     print(f"  from transformers import pipeline\n  pipeline('text-classification', '{output / 'model'}')('oil prices rose')")
 
 
-def _train_arm(quick: QuickstartArguments, output: Path, task, arm: str, subset: retrieval.Subset | None, init: str) -> dict:
-    """One row of the table. The learning rates suit this small model, not the paper's."""
-    args = training.TlmArguments(
-        output_dir=str(output / f"{arm.replace(' ', '-')}-{init}"),
-        seed=quick.seed,
-        rho1=0 if subset is None else 3,
-        max_length=96,
-        per_device_train_batch_size=16,
-        max_steps=quick.max_steps,
-        learning_rate=1e-3,
-        warmup_steps=0.1,
-        stage2_max_steps=quick.stage2_max_steps,
-        stage2_learning_rate=1e-3,
-        stage2_warmup_steps=0.1,
-        stage2_total_batch_size=16,
-        stage2_eval_steps=0.2,
-        save_strategy="no",
-        report_to=quick.report_to,
-    )
-    model_args = training.ModelArguments(model_config=MODEL, vocab_size=VOCAB_SIZE, embedding_init=init)
-    print(f"\n== {arm}, {init} embeddings")
+def _baseline_row(task: tasks.Task, baseline: Baseline) -> dict:
+    """One row of the table that took no network."""
+    scores = evaluation.aggregate([_columns(task, baseline.scores)])
+    return {"arm": baseline.name, **scores, "real tokens": "", "FLOPs": "", "seconds": f"{baseline.seconds:.0f}"}
+
+
+def _train_arm(
+    quick: QuickstartArguments, output: Path, task: tasks.Task, arm: str, subset: retrieval.Subset | None, stage: str
+) -> dict:
+    """One row of the table: the scale's settings, and what is the arm's own."""
+    values = {
+        "output_dir": str(output / arm.replace(" ", "-")),
+        "seed": quick.seed,
+        "stage": stage,
+        "max_flops": quick.max_flops,
+        "stage2_max_steps": quick.stage2_max_steps,
+        "report_to": quick.report_to,
+    }
+    if subset is None:
+        values["rho1"] = 0
+    classes = (training.ModelArguments, training.TlmOptions)
+    model_args, args = parse(*classes, recipe="train_tlm", description="", args=["--config", str(SCALE)], values=values)
+    model_args.model_config = str(ROOT / model_args.model_config)  # Whatever folder this is started in.
+    print(f"\n== {arm}")
     result = evaluation.run_tlm(task, subset, args, model_args)
     cost = result.seeds[0]["cost"]
     return {
         "arm": arm,
-        "embeddings": init,
-        **{
-            f"{split} {name}": result.summary[split][name]
-            for split in ("test", "validation")
-            for name in dict.fromkeys((task.metric, "accuracy"))
-            if split in result.summary
-        },
+        **_columns(task, result.summary),
         "real tokens": f"{cost['real_tokens']:,}",
         "FLOPs": f"{cost['flops']:.2g}",
         "seconds": f"{cost['seconds']:.0f}",
         "folder": str(result.output_dir),
     }
+
+
+def _columns(task: tasks.Task, scores: dict) -> dict:
+    """Split and metric in one name -> what is there of it."""
+    names = dict.fromkeys((task.metric, "accuracy"))
+    return {f"{split} {name}": scores[split][name] for split in ("test", "validation") if split in scores for name in names}
 
 
 def _short(text: str, width: int = 150) -> str:
