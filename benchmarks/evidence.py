@@ -1,18 +1,15 @@
 r"""RESULTS.md: what the tables of recipes/reproduce.py say, in one page.
 
-    for table in tuning tuning_seeds tuning_objectives main stages rho1 rho2 top_k objectives score_model fractions layers \
-            budget; do
-        python recipes/reproduce.py --config recipes/configs/reproduce/{cpu,cpu_bf16,$table}.yaml --pretrained runs/minilm \
-            --tasks_dir ../shared/data/tasks --corpus '../shared/data/corpus/*.parquet' --output_dir runs/cpu \
-            --records_dir benchmarks/results/cpu
-    done
-    python benchmarks/evidence.py --runs runs/cpu
+    python recipes/reproduce.py --config recipes/configs/{tlm/coffee,reproduce/cpu,reproduce/cpu_bf16,reproduce/main}.yaml \
+        --tasks_dir ../shared/data/tasks --corpus '../shared/data/corpus/*.parquet' --pretrained runs/minilm \
+        --output_dir runs/coffee --records_dir benchmarks/results/coffee
+    python benchmarks/evidence.py --runs runs/coffee
 
-Reads the records in benchmarks/results/cpu (and gpu, where they are there) and writes benchmarks/results/RESULTS.md and the
-pictures of score against cost. Whatever is finished is shown; nothing is trained here. What is found in these numbers can be
-written to benchmarks/results/findings.md, which then stands first on the page. Paths should be relative: records and pages
-name them. With --runs, where the models and subsets are, the cards of the best model of each task and of the subsets of the
-main table go to model_cards/.
+Reads the records in benchmarks/results/coffee, of cpu, the scale before it, and of gpu, where they are there, and writes
+benchmarks/results/RESULTS.md and the pictures of score against cost. Whatever is finished is shown; nothing is trained here.
+What is found in these numbers can be written to benchmarks/results/findings.md, which then stands first on the page. Paths
+should be relative: records and pages name them. With --runs, where the models and subsets are, the cards of the best model
+of each task and of the subsets of the main table go to model_cards/.
 """
 
 from __future__ import annotations
@@ -43,7 +40,8 @@ from hf_tlm.training.claim import RESULTS_FILE
 
 RESULTS = Path(__file__).resolve().parent / "results"
 SCALES = {
-    "cpu": "Two CPU cores, 3 layers x 128 (recipes/configs/reproduce/cpu.yaml)",
+    "coffee": "One core, ModernBERT of 3 x 128 (recipes/configs/tlm/coffee.yaml)",
+    "cpu": "One core, BERT of 3 x 128: the scale before it (in the records' commits recipes/configs/reproduce/cpu.yaml)",
     "gpu": "One GPU, BERT-Base (recipes/configs/reproduce/gpu.yaml)",
 }
 TUNING = ("tuning", "tuning_seeds", "tuning_objectives")  # Arms are compared by validation alone.
@@ -365,7 +363,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results_dir", default=str(RESULTS))
     parser.add_argument("--runs", help="Folder of the runs, for the cards: the --output_dir of the tables.")
-    parser.add_argument("--scale", default="cpu", choices=list(SCALES), help="That of --runs.")
+    parser.add_argument("--scale", default="coffee", choices=list(SCALES), help="That of --runs.")
     parser.add_argument("--cards_dir", default=str(RESULTS.parents[1] / "model_cards"))
     options = parser.parse_args()
     results = Path(options.results_dir)

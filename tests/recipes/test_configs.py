@@ -37,8 +37,8 @@ TABLE_B1 = {
         total_batch_size 256  512   512   512   512   512   256   256
         max_length       128  128   128   512   128   128   128   128""",
 }
-# Those of our own: name -> FLOPs of stage 1, millions of parameters.
-SCALES = {"minute": (1e13, 1.5), "coffee": (1.6e14, None), "night": (5e15, 15.2), "gpu_hour": (4e17, None)}
+# Those of our own: name -> FLOPs of stage 1, millions of parameters of the masked LM.
+SCALES = {"minute": (1e13, 1.5), "coffee": (1.6e14, 1.5), "night": (5e15, 15.2), "gpu_hour": (4e17, 40.0)}
 PAPERS = [CONFIGS / "tlm" / f"{task}_{scale}.yaml" for task in COLUMNS for scale in TABLE_B1]
 
 
@@ -111,3 +111,30 @@ def test_model_sizes(name, millions):
         model = AutoModelForMaskedLM.from_config(AutoConfig.for_model(**values, vocab_size=30522))
     if millions:
         assert model.num_parameters() / 1e6 == pytest.approx(millions, rel=0.01)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_scales_of_our_own(scale, tmp_path):
+    """Each is whole by itself, for a small ModernBERT that pools by the mean and begins where it is said to help."""
+    import torch
+
+    flops, millions = SCALES[scale]
+    file = str(CONFIGS / "tlm" / f"{scale}.yaml")
+    values = {"task": "x", "output_dir": str(tmp_path), "use_cpu": True, "bf16": False}
+    _, model_args, args = parse(
+        *(TaskArguments, ModelArguments, TlmArguments),
+        recipe="train_tlm",
+        description="",
+        args=["--config", file],
+        values=values,
+    )
+    assert args.max_flops == flops and args.max_steps <= 0 and read_configs([file], "retrieve")["top_k"] >= 50
+    assert (model_args.embedding_init, model_args.lm_head_init) == ("spectral", "frequencies")
+    two = args.for_stage(2, tmp_path, 0, "macro_f1")
+    assert two.learning_rate == args.stage2_learning_rate and args.stage2_max_length == 0
+    body = json.loads((CONFIGS.parent.parent / model_args.model_config).read_text())
+    assert (body["model_type"], body["classifier_pooling"]) == ("modernbert", "mean")
+    ids = dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "pad_token_id"), 0)
+    with torch.device("meta"):
+        model = AutoModelForMaskedLM.from_config(AutoConfig.for_model(**body, **ids, vocab_size=model_args.vocab_size))
+    assert model.num_parameters() / 1e6 == pytest.approx(millions, rel=0.03)
