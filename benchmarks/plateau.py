@@ -303,7 +303,11 @@ def main() -> None:
     parser.add_argument("--task", default="scierc", choices=sorted(DOMAINS))
     parser.add_argument("--levers", nargs="+", help="Default: all.")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
-    parser.add_argument("--test", action="store_true", help="Score the test split too: for what is chosen already.")
+    parser.add_argument(
+        "--test",
+        action="store_true",
+        help="Score the test split too, for what is chosen already: repeats what has no such score.",
+    )
     parser.add_argument("--share", default="0/1", help="i/n: every nth lever, from the ith on.")
     parser.add_argument("--output_dir", default="runs/plateau")
     parser.add_argument("--results_dir", default=str(RESULTS))
@@ -317,7 +321,7 @@ def main() -> None:
     runs = [(seed, name) for seed in options.seeds for name in options.levers or levers][first::step]
     for seed, name in runs:
         file = results / f"{options.task}.{name}.seed-{seed}.json"
-        if file.is_file():
+        if file.is_file() and (not options.test or "test" in json.loads(file.read_text(encoding="utf-8"))):
             continue
         record = LeverRun(name, levers[name], options.task, Path(options.output_dir), seed).run(options.test)
         atomic_write(file, json.dumps(record, indent=1) + "\n")

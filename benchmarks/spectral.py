@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 
 from hf_tlm.corpora.demo import demo_corpus
@@ -21,9 +20,15 @@ from hf_tlm.tasks.demo import demo_task
 from hf_tlm.training import ModelArguments, TlmArguments
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "recipes"))
-from quickstart import MODEL, VOCAB_SIZE  # noqa: E402
-
+MODEL = {
+    "model_type": "bert",
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 512,
+    "max_position_embeddings": 96,
+}
+VOCAB_SIZE = 4000
 RESULTS = ROOT / "benchmarks" / "results"
 
 

@@ -114,7 +114,7 @@ def _run_seed(
     stages: dict[str, Any] = {}
     total = Cost()
     make_model = setup.make_model
-    for stage in (1, 2) if args.stage == "both" else (int(args.stage),):
+    for stage in args.stages:
         stage_args = args.for_stage(stage, folder / f"stage{stage}", seed, task.metric)
         start = _for_stage_2(make_model, args, seed) if stage == 2 else make_model
         if stage == 2 and model_args.use_peft and model_args.model_name_or_path is None:

@@ -171,16 +171,13 @@ def position_codes(positions: int, dims: int) -> np.ndarray:
     return np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
 
 
-def start_at_neighbors(body: PreTrainedModel, *, scale: float = 1.0) -> list[tuple[int, ...]]:
+def start_at_neighbors(body: PreTrainedModel) -> list[tuple[int, ...]]:
     """Let the first layer of a body with learned positions look at neighbouring tokens, before any training.
 
     Position embeddings become sinusoidal codes in the last `position_dims` dimensions, which token embeddings leave free.
     The first heads' queries turn the code of a position into that of its neighbours (`OFFSETS`), and the keys are the
     codes, so that nearly all attention goes there. What such a head reads it writes, without the codes. A projection
     between embeddings and body keeps lengths as far as the body has room.
-
-    Args:
-        scale: norm of a token embedding, see `hf_tlm.models.spectral`.
 
     Returns:
         The offsets that a head looks at, for each of the first heads.
@@ -201,7 +198,8 @@ def start_at_neighbors(body: PreTrainedModel, *, scale: float = 1.0) -> list[tup
         tokens[:, content:] = 0.0
         if types is not None:
             types.weight[:, content:] = 0.0
-        # Position dimensions vary as much as those of a token embedding.
+        # Position dimensions vary as much as those of a token embedding, random or spectral.
+        scale = tokens.norm(dim=1).median().item()
         first = family_of(body.config).first_position(body.config)
         codes = position_codes(len(positions.weight) - first, dims) * scale * math.sqrt(2.0 / content)
         positions.weight.zero_()

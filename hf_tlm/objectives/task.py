@@ -30,8 +30,11 @@ class TaskLoss:
 
     def cross_entropy(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Summed over the texts, a scalar. logits: float [B, C]; labels: int64 [B]."""
-        weight = None if self.class_weights is None else self.class_weights.to(logits)
-        return F.cross_entropy(logits, labels, weight, reduction="sum", label_smoothing=self.label_smoothing)
+        if self.class_weights is None:
+            return F.cross_entropy(logits, labels, reduction="sum", label_smoothing=self.label_smoothing)
+        # torch's own weights would multiply the smoothing's part of every class by that class's.
+        terms = F.cross_entropy(logits, labels, reduction="none", label_smoothing=self.label_smoothing)
+        return (terms * self.class_weights.to(logits)[labels]).sum()
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Number of texts: `{"task": int64 scalar}`."""

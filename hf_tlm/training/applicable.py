@@ -70,6 +70,12 @@ def check_together(args: Any, model_args: Any) -> None:
         "rtd_weight": (args, args.clm == "all_token", "clm all_token"),
         "temperature": (model_args, model_args.replacements == "random", "replacements random"),
         "spectral_scale": (model_args, model_args.embedding_init == "random", "embedding_init random"),
+        # ELECTRA's main model has no masked-LM head; of COCO-LM's that corrects tokens the output bias is meant.
+        "lm_head_init": (
+            model_args,
+            model_args.freeze_auxiliary and (args.objective != "cocolm" or args.clm == "rtd"),
+            "freeze_auxiliary: no head that predicts tokens learns",
+        ),
     }
     for name, (options, useless, because) in without.items():
         if useless and getattr(options, name) != getattr(type(options), name):

@@ -188,6 +188,11 @@ class TlmArguments(TlmOptions, RunArguments):
             )
         self._check_seeds()
 
+    @property
+    def stages(self) -> tuple[int, ...]:
+        """Those that are run, in order."""
+        return (1, 2) if self.stage == "both" else (int(self.stage),)
+
     def for_stage(self, stage: int, output_dir: str | os.PathLike, seed: int, metric: str) -> TlmArguments:
         """A copy with the values of one stage (1 or 2), for `TlmTrainer`.
 

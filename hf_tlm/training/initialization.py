@@ -36,13 +36,12 @@ class Initialization:
     """What is written into a random model from scratch.
 
     spectral: token embeddings. neighbors: of attention. counts: of tokens, int64 [V], for the masked-LM head.
-    scale: norm of a token embedding. never_predicted: ids of tokens.
+    never_predicted: ids of tokens.
     """
 
     spectral: SpectralEmbeddings | None = None
     neighbors: bool = False
     counts: np.ndarray | None = None
-    scale: float = 1.0
     never_predicted: Collection[int] = ()
 
     def write_to(self, model: TrainedModel) -> None:
@@ -53,7 +52,7 @@ class Initialization:
             if self.neighbors:
                 copying_heads(body)
                 if position_embeddings(body) is not None:
-                    start_at_neighbors(body, scale=self.scale)
+                    start_at_neighbors(body)
             if self.counts is not None and head is not None:
                 self._write_head(body, head)
         if self.counts is not None and getattr(model, "clm_heads", None) is not None:
@@ -117,7 +116,7 @@ def with_initialization(
     if options.lm_head_init == "frequencies":
         counts = token_counts(rows, len(tokenizer))
     never = () if objective == "cocolm" else special
-    initialization = Initialization(spectral, neighbors, counts, options.spectral_scale, never)
+    initialization = Initialization(spectral, neighbors, counts, never)
 
     def make() -> TrainedModel:
         model = make_model()

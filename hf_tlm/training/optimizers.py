@@ -164,9 +164,25 @@ def _bodies(model: nn.Module) -> Iterator[tuple[str, str, nn.ModuleList]]:
 
 
 def layer_matrices(model: nn.Module) -> set[str]:
-    """Names of the two-dimensional parameters of the layers of the bodies of `model`: what Muon is for."""
+    """Names of the weights of linear maps in the layers of the bodies of `model`: what Muon is for.
+
+    Raises:
+        ArgumentsError: there are none, or layers have projections of another shape, as XLNet's.
+    """
     starts = tuple(start for _, start, _ in _bodies(model))
-    return {name for name, value in model.named_parameters() if name.startswith(starts) and value.dim() == 2}
+    matrices = {
+        f"{name}.weight"
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and name.startswith(starts)
+    }
+    odd = [name for name, value in model.named_parameters() if name.startswith(starts) and value.dim() > 2]
+    if odd or not matrices:
+        raise ArgumentsError(
+            "optim muon is for layers whose weights are matrices; "
+            + (f"{odd[0]} has more dimensions. " if odd else "no layers were found in this model. ")
+            + "Use another optim."
+        )
+    return matrices
 
 
 def distances_from_top(model: nn.Module) -> dict[str, int]:

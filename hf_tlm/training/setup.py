@@ -37,7 +37,7 @@ class Setup:
     """A run ready to start.
 
     args: the run's, with what depends on the task settled (`settled_by_task`).
-    data: of stages 1 and 2, whose texts may be of different lengths.
+    data: of the stages that are run, whose texts may be of different lengths.
     test: as long as those of the last stage.
     make_model: gives a fresh model under the current random seed.
     """
@@ -78,11 +78,12 @@ def prepare(task: Task, corpus: Dataset | None, args: TlmArguments, model_args: 
             )
     config = source_config(model_args)
     check_pooling(args, config)
+    check_rdrop(args, config, model_args)
     with args.main_process_first(desc="measuring the task"):
         args = settled_by_task(args, task.train, tokenizer, longest_input(config))
-    lengths = {stage: args.for_stage(stage, args.output_dir, args.seed, "").max_length for stage in (1, 2)}
+    lengths = {stage: args.for_stage(stage, args.output_dir, args.seed, "").max_length for stage in args.stages}
     longest = max(corpus_length, *lengths.values())
-    tokenizer.model_max_length = lengths[1 if args.stage == "1" else 2]
+    tokenizer.model_max_length = lengths[args.stages[-1]]
     make_model = model_factory(args, model_args, tokenizer, id2label=task.id2label, max_length=longest)
     with args.main_process_first(desc="tokenising"):
         splits = {
@@ -97,7 +98,7 @@ def prepare(task: Task, corpus: Dataset | None, args: TlmArguments, model_args: 
             )
     initialization = None
     if model_args.needs_texts or model_args.attention_init != "random":
-        rows = splits["train", args.max_length].select_columns(["input_ids"])
+        rows = splits["train", lengths[args.stages[0]]].select_columns(["input_ids"])
         rows = rows if passages is None else concatenate_datasets([rows, passages])
         make_model, initialization = with_initialization(
             make_model, rows["input_ids"], tokenizer, model_args, objective=args.objective
@@ -151,7 +152,9 @@ def check_tlm(has_corpus: bool, args: TlmArguments, model_args: ModelArguments) 
         )
     check_model(args, model_args)
     if model_args.model_name_or_path is None:
-        check_pooling(args, read_config(model_args.model_config))
+        config = read_config(model_args.model_config)
+        check_pooling(args, config)
+        check_rdrop(args, config, model_args)
 
 
 def source_config(model_args: ModelArguments) -> PreTrainedConfig:
@@ -178,6 +181,25 @@ def check_pooling(args: TlmArguments, config: PreTrainedConfig) -> None:
             "stage2_classifier_pooling is for bodies whose stock classifier can pool (modernbert); received "
             f"{args.stage2_classifier_pooling!r} for a body of the type {config.model_type!r}. Leave it out, or give "
             "another --model_config."
+        )
+
+
+def check_rdrop(args: TlmArguments, config: PreTrainedConfig, model_args: ModelArguments) -> None:
+    """Whether what `TlmTrainer` would refuse in stage 2 is to be seen before stage 1.
+
+    Raises:
+        ArgumentsError: R-Drop of a model in which nothing is dropped.
+    """
+    drops = args.stage2_dropout
+    if drops is None:
+        # Type by type the names differ; an activation or a head of another task may be among them.
+        values = [value for name, value in config.to_dict().items() if "drop" in name]
+        drops = max((float(value) for value in values if isinstance(value, int | float)), default=0.0)
+        drops = max(drops, model_args.lora_dropout) if model_args.use_peft else drops
+    if args.stage != "1" and args.stage2_rdrop and not drops:
+        raise ArgumentsError(
+            f"stage2_rdrop {args.stage2_rdrop} has no effect on a model without dropout: two passes would be the same. Give "
+            "--stage2_dropout 0.1 too, or leave it out."
         )
 
 

@@ -88,6 +88,41 @@ def test_a_model_whose_code_travels_with_it():
     assert card.count("trust_remote_code=True") == card.count("path/or/repo-id")
 
 
+@pytest.mark.parametrize(
+    "objective,clm,present,absent",
+    [
+        ("electra", None, "The body alone is in the subfolder `discriminator`", "PreTraining"),
+        ("cocolm", "full", "heads for corrective language modelling beside it in `clm_heads.safetensors`", "`mlm`"),
+        ("cocolm", "rtd", "in the subfolder `discriminator`, its head for replaced tokens beside it", "`mlm`"),
+    ],
+)
+def test_composites_of_other_bodies(objective, clm, present, absent):
+    """What stock classes have no heads for is beside the body."""
+    run = with_objective(objective)
+    for entry in run["seeds"]:
+        entry["model_type"] = "modernbert"
+    if clm is not None:
+        run["arguments"]["clm"] = clm
+    card = tlm_card(run, 1)
+    assert present in card and absent not in card
+
+
+@pytest.mark.parametrize(
+    "options,said",
+    [
+        ({}, "steps on the task loss alone, best"),
+        ({"stage2_rho2": 0.5}, "steps on the task loss and 0.5 x masked-LM loss, best"),
+        ({"stage2_rdrop": 1.0, "stage2_label_smoothing": 0.1}, "alone (R-Drop of weight 1, label smoothing 0.1), best"),
+        ({"stage2_class_balance": 1.0}, "alone (classes weighed by their frequency to the power of -1), best"),
+        ({"stage2_ema_decay": 0.99}, "The weights are an exponential average over its steps (decay 0.99)."),
+    ],
+)
+def test_losses_of_stage_2(options, said):
+    run = copy.deepcopy(RUN)
+    run["arguments"] |= options
+    assert said in tlm_card(run, 1)
+
+
 @pytest.mark.parametrize("stage,absent", [("1", "Stage 2"), ("2", "Stage 1")])
 def test_single_stages(stage, absent):
     run = copy.deepcopy(RUN)
@@ -179,6 +214,8 @@ def test_pretrained(change, present, absent):
 def with_objective(objective, **changes):
     run = copy.deepcopy(RUN)
     run["arguments"] |= {"rtd_weight": 50.0, **(COCO_LM if objective == "cocolm" else {"objective": objective})}
+    for entry in run["seeds"]:
+        entry["model_type"] = {"mlm": "bert", "ale": "albert"}.get(objective, objective)
     return {**run, **changes}
 
 

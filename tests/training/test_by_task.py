@@ -3,8 +3,9 @@
 import pytest
 from datasets import Dataset
 
-from hf_tlm.training import ArgumentsError, TlmArguments
+from hf_tlm.training import ArgumentsError, ModelArguments, TlmArguments, prepare
 from hf_tlm.training.by_task import settled_by_task
+from toys import TINY_CONFIGS
 
 QUIET = {"report_to": "none", "use_cpu": True, "stage2_total_batch_size": 8}
 
@@ -55,3 +56,40 @@ def test_at_least_so_many_steps(tmp_path, tokenizer, epochs, texts, steps):
 def test_refused(tmp_path, values, message):
     with pytest.raises(ArgumentsError, match=message):
         TlmArguments(output_dir=str(tmp_path), **QUIET, **values)
+
+
+MODEL = {"model_config": {"model_type": "modernbert", **TINY_CONFIGS["modernbert"]}, "vocab_size": 100}
+
+
+@pytest.mark.parametrize(
+    "values,lengths",
+    [
+        # What is wrong, or would cost something, in a stage that is not run.
+        ({"stage": "2", "total_batch_size": 48, "per_device_train_batch_size": 32, "max_length": 32}, {2: 32}),
+        ({"stage": "1", "stage2_max_length": 500, "max_length": 32}, {1: 32}),
+        ({"stage": "1", "stage2_max_length": 0, "max_length": 32}, {1: 32}),
+        ({"stage": "both", "stage2_max_length": 16, "max_length": 32}, {1: 32, 2: 16}),
+    ],
+)
+@pytest.mark.parametrize("embedding_init", ["random", "spectral"])
+def test_only_what_is_run_is_prepared(tmp_path, task, values, lengths, embedding_init):
+    args = TlmArguments(output_dir=str(tmp_path), **QUIET, rho1=0, **values)
+    body = {**MODEL["model_config"], "max_position_embeddings": 64}
+    model_args = ModelArguments(model_config=body, vocab_size=100, embedding_init=embedding_init)
+    setup = prepare(task, None, args, model_args)
+    assert set(setup.data) == set(lengths)
+    for stage, data in setup.data.items():
+        assert max(map(len, data.train["input_ids"])) <= lengths[stage]
+    assert setup.tokenizer.model_max_length == list(lengths.values())[-1]
+    setup.make_model()
+
+
+def test_rdrop_of_nothing_is_refused_before_stage_1(tmp_path, task):
+    def prepared(**values):
+        args = TlmArguments(output_dir=str(tmp_path), **QUIET, rho1=0, max_length=32, **values)
+        return prepare(task, None, args, ModelArguments(**MODEL))
+
+    with pytest.raises(ArgumentsError, match="stage2_rdrop 1.0 has no effect on a model without dropout"):
+        prepared(stage2_rdrop=1.0)
+    prepared(stage2_rdrop=1.0, stage2_dropout=0.1)
+    prepared(stage2_rdrop=1.0, stage="1")

@@ -8,7 +8,8 @@ from hf_tlm.evaluation import run_tlm
 from hf_tlm.models import CorruptAndPredict
 from hf_tlm.models.initialization import attention_weights, layers_of, position_embeddings
 from hf_tlm.retrieval import retrieve
-from hf_tlm.training import ModelArguments, TlmArguments, TlmTrainer, prepare
+from hf_tlm.training import ArgumentsError, ModelArguments, TlmArguments, TlmTrainer, prepare
+from hf_tlm.training.applicable import check_together
 from hf_tlm.training.initialization import with_initialization
 from runs import QUIET
 from toys import FAST, TINY_CONFIGS
@@ -140,3 +141,26 @@ def test_counts_are_of_the_texts_that_are_trained_on(task, corpus):
     assert setup.initialization.report["token_counts"] == expected.sum()
     _, alone = with_initialization(setup.make_model, rows, setup.tokenizer, ModelArguments(attention_init="neighbors"))
     assert alone.spectral is None and alone.counts is None and alone.report["token_counts"] is None
+
+
+def test_position_codes_are_as_large_as_random_token_embeddings(task, corpus):
+    """Nothing is drowned by the codes where `neighbors` is alone: in the first layer's input both parts vary alike."""
+    model = setup_of(task, corpus, "bert", embedding_init="random", weight_init="config").make_model()
+    tokens, positions = model.get_input_embeddings().weight, position_embeddings(model.base_model).weight
+    free = positions.any(dim=0)
+    a_number = tokens[5:, ~free].square().mean().sqrt()
+    assert positions[:, free].square().mean().sqrt().item() == pytest.approx(a_number.item(), rel=0.15)
+
+
+@pytest.mark.parametrize(
+    "changes,refused",
+    [({}, True), ({"objective": "cocolm", "clm": "rtd"}, True), ({"objective": "cocolm"}, False)],
+)
+def test_a_frozen_auxiliary_model_leaves_no_head_to_begin(changes, refused):
+    args = TlmArguments(output_dir="unused", **{"objective": "electra", **QUIET, **changes})
+    model_args = ModelArguments(lm_head_init="frequencies", freeze_auxiliary=True, auxiliary_name_or_path="a/b")
+    if refused:
+        with pytest.raises(ArgumentsError, match="lm_head_init frequencies has no effect with freeze_auxiliary"):
+            check_together(args, model_args)
+    else:
+        check_together(args, model_args)

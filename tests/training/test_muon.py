@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from torch import nn
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModel
 
 from hf_tlm.evaluation.finetuning import CheckpointArguments, FinetuneArguments, finetune
 from hf_tlm.models import CorruptAndPredict, TlmModel, auxiliary_config, export_stock
@@ -132,6 +132,23 @@ def test_matrices_of_the_layers_and_nothing_else(model_type):
         for name in (names[id(p)] for p in group["params"]):
             assert group.get("muon", False) == (name in matrices)
             assert group["lr"] == (8.0 if name in matrices else 1.0) * 0.5 ** distances[name]
+
+
+@pytest.mark.parametrize(
+    "body,what",
+    [
+        (
+            AutoConfig.for_model("xlnet", vocab_size=20, d_model=8, n_layer=1, n_head=2, d_inner=8),
+            r"layer\.0\.rel_attn\.q has more dimensions",
+        ),
+        (None, "no layers were found"),
+    ],
+)
+def test_layers_without_matrices_are_refused(body, what):
+    """XLNet's projections have three dimensions, and its biases two."""
+    model = nn.ModuleDict({"head": nn.Linear(2, 2)} if body is None else {"body": AutoModel.from_config(body)})
+    with pytest.raises(ArgumentsError, match=what):
+        layer_matrices(model)
 
 
 def test_both_bodies_of_a_pair():

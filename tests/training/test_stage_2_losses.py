@@ -55,6 +55,15 @@ def test_the_weighted_loss_is_its_equation():
     assert same["task_loss"].item() == pytest.approx(expected.item(), rel=1e-5) and same["rdrop_loss"].item() == 0.0
 
 
+def test_a_weight_is_of_the_text_when_labels_are_smoothed():
+    torch.manual_seed(0)
+    logits, labels, weights = torch.randn(6, 3).double(), torch.tensor([0, 2, 1, 1, 0, 2]), [0.5, 2.0, 0.0]
+    found = TaskLoss(0.3, weights)(type("Output", (), {"logits": logits}), {"labels": labels})["loss"]
+    targets = 0.7 * F.one_hot(labels, 3) + 0.1
+    terms = -(targets * logits.log_softmax(-1)).sum(-1)
+    torch.testing.assert_close(found, (terms * torch.tensor(weights)[labels]).sum() / 6)
+
+
 def test_classes_of_the_training_texts_are_balanced(tmp_path, data, tokenizer):
     run = stage_2(tmp_path, data, tokenizer, stage2_class_balance=1.0)
     counts = torch.bincount(torch.tensor(data["train"]["label"][:]), minlength=3)

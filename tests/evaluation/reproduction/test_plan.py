@@ -1,6 +1,7 @@
 """What is made for a table, and in which order, without making anything."""
 
 import json
+import re
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -197,6 +198,10 @@ CPU = ("../tlm/coffee.yaml", "cpu.yaml")
 SCALES = pytest.mark.parametrize("scale", [CPU, ("gpu.yaml",)], ids=["cpu", "gpu"])
 
 
+# What arms of these tables set.
+CHANGED = ("stage", "max_flops", "learning_rate", "per_device_train_batch_size", "stage2_learning_rate", "stage2_max_steps")
+
+
 def from_files(*files, args=()):
     files = [str(CONFIGS / file) for file in files]
     arguments = ["--config", *files, "--corpus", "corpus.parquet", *args]
@@ -246,6 +251,26 @@ def test_tables_of_the_papers():
     }
     rho1 = [step.options["rho1"] for step in from_files(*CPU, "rho1.yaml").trainings if step.name.startswith("scierc")]
     assert rho1[:5] == [1, 3, 99, 999, float("inf")]
+
+
+@pytest.mark.parametrize("table", ["budget", "tuning", "tuning_seeds", "stages"])
+def test_arms_differ_and_are_what_their_names_say(table):
+    """The FLOPs in a name are those of stage 1, and no two arms are one run."""
+    scale = read_configs([str(CONFIGS / file) for file in CPU], "train_tlm")
+    arms = {step.arm.name: (step.arm.subset, scale | step.options) for step in from_files(*CPU, f"{table}.yaml").trainings}
+    own = {name: (subset, *(options.get(key) for key in CHANGED)) for name, (subset, options) in arms.items()}
+    assert len(set(own.values())) == len(own) > 1
+    for name, (_, options) in arms.items():
+        if found := re.search(r", (\d[\d.]*e1\d)$", name):
+            assert float(options["max_flops"]) == float(found[1]), name
+    if table == "budget":
+        assert {float(options["max_flops"]) for _, options in arms.values()} == {4e13, 4e13 / 4, 4e13 / 16}
+    if table == "stages":
+        # 6 x 1.55e6 parameters x 16 texts of 96 tokens in a step of stage 2.
+        stage_2 = 6 * 1.55e6 * 16 * 96
+        both = float(scale["max_flops"]) + int(scale["stage2_max_steps"]) * stage_2
+        assert float(arms["stage 1 only, FLOPs of both"][1]["max_flops"]) == pytest.approx(both, rel=0.1)
+        assert arms["stage 2 only, FLOPs of both"][1]["stage2_max_steps"] * stage_2 == pytest.approx(both, rel=0.15)
 
 
 @dataclass
