@@ -14,7 +14,7 @@ from hf_tlm.data.tokenization import text_lengths
 from hf_tlm.training.arguments import TlmArguments
 
 # A text of which more is cut off than this share of all others' ends is rare enough.
-SHARE_OF_TEXTS = 0.95
+SHARE_OF_TEXTS = 0.99
 MULTIPLE = 32
 # Tokens of the longest text where the model's positions set no limit: self-attention is quadratic.
 LONGEST = 512
@@ -25,7 +25,7 @@ def settled_by_task(
 ) -> TlmArguments:
     """A copy of `args` whose stage 2 has a length and a number of steps of its own, where they were left to the task.
 
-    `stage2_max_length` 0 becomes the length that 95% of the training texts keep to, rounded up to a multiple of 32, at most
+    `stage2_max_length` 0 becomes the length that 99% of the training texts keep to, rounded up to a multiple of 32, at most
     512 and what the model has positions for. With `stage2_min_steps`, epochs that are fewer steps become so many steps.
 
     Args:
