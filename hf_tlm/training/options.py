@@ -221,7 +221,7 @@ class TlmOptions(RunOptions):
     stage2_max_length: int | None = field(
         default=None,
         metadata={
-            "help": "Stage 2 and scoring: longest text in tokens. 0: the task's own, which 95%% of its training texts keep "
+            "help": "Stage 2 and scoring: longest text in tokens. 0: the task's own, which 99%% of its training texts keep "
             "to. Default: max_length."
         },
     )
