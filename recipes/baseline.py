@@ -7,23 +7,34 @@ python recipes/baseline.py --task path/to/scierc --baseline linear --output_dir 
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from hf_tlm.evaluation.baselines import BaselineArguments
-from hf_tlm.evaluation.seeds import format_table
+from hf_tlm.evaluation import BaselineArguments, format_table
 from hf_tlm.parser import parse, run
 from hf_tlm.tasks import TaskArguments
 
 
+@dataclass
+class OutputArguments:
+    """Where the result goes."""
+
+    output_dir: str | None = field(
+        default=None,
+        metadata={"help": "Folder for scores and predictions, one in it for each. Default: none are written."},
+    )
+
+
 def main() -> None:
     # 1. Arguments.
-    task_args, args = parse(TaskArguments, BaselineArguments, recipe="baseline", description=__doc__)
+    classes = (TaskArguments, BaselineArguments, OutputArguments)
+    task_args, baseline_args, args = parse(*classes, recipe="baseline", description=__doc__)
     if int(os.environ.get("RANK", "0")) > 0:
         return  # One process has nothing to share with others that `accelerate launch` started.
 
     # 2. The task, and its scores without a network.
     task = task_args.load()
-    made = args.make(task)
+    made = baseline_args.make(task)
 
     # 3. Say them, and save them with --output_dir.
     rows = []

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hf_tlm import analysis, corpora, evaluation, retrieval, tasks, training
-from hf_tlm.evaluation.baselines import Baseline, BaselineArguments
 from hf_tlm.files import HfTlmError, atomic_write
 from hf_tlm.parser import parse, run
 
@@ -64,7 +63,7 @@ def main() -> None:
         print(f"\n  task text: {_short(query)}\n  retrieved: {_short(passage)}  (BM25 {score:.1f})")
 
     # 3. What a model has to beat, then every arm: stage 1 on task and subset, stage 2 on the task.
-    rows = [_baseline_row(task, baseline) for baseline in BaselineArguments().make(task)]
+    rows = [_baseline_row(task, baseline) for baseline in evaluation.BaselineArguments().make(task)]
     arms = {"no stage 1": (None, "2"), "task only": (None, "both"), "random subset": (chance, "both")}
     for arm, (subset, stage) in (arms | {"BM25 subset": (bm25, "both")}).items():
         rows.append(_train_arm(quick, output, task, arm, subset, stage))
@@ -83,7 +82,7 @@ def main() -> None:
     print(f"  from transformers import pipeline\n  pipeline('text-classification', '{output / 'model'}')('oil prices rose')")
 
 
-def _baseline_row(task: tasks.Task, baseline: Baseline) -> dict:
+def _baseline_row(task: tasks.Task, baseline: evaluation.Baseline) -> dict:
     """One row of the table that took no network."""
     scores = evaluation.aggregate([_columns(task, baseline.scores)])
     return {"arm": baseline.name, **scores, "real tokens": "", "FLOPs": "", "seconds": f"{baseline.seconds:.0f}"}
@@ -103,7 +102,7 @@ def _train_arm(
     }
     if subset is None:
         values["rho1"] = 0
-    classes = (training.ModelArguments, training.TlmOptions)
+    classes = (training.ModelArguments, training.TlmArguments)
     model_args, args = parse(*classes, recipe="train_tlm", description="", args=["--config", str(SCALE)], values=values)
     model_args.model_config = str(ROOT / model_args.model_config)  # Whatever folder this is started in.
     print(f"\n== {arm}")

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 from hf_tlm.lazy import export_lazily
 
 if TYPE_CHECKING:
+    from hf_tlm.evaluation.baseline_arguments import BaselineArguments
+    from hf_tlm.evaluation.baselines import Baseline, linear_model, majority_class
     from hf_tlm.evaluation.checkpoint import evaluate_checkpoint
     from hf_tlm.evaluation.few_shot import FewShotArguments, FewShotRun, PromptClassifier, run_few_shot
     from hf_tlm.evaluation.finetuning import (
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 __getattr__, __dir__, __all__ = export_lazily(
     __name__,
     {
+        "baseline_arguments": ["BaselineArguments"],
+        "baselines": ["Baseline", "linear_model", "majority_class"],
         "checkpoint": ["evaluate_checkpoint"],
         "few_shot": ["FewShotArguments", "FewShotRun", "PromptClassifier", "run_few_shot"],
         "finetuning": [

@@ -19,11 +19,11 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.svm import LinearSVC
 from tqdm.auto import tqdm
 
+from hf_tlm.evaluation.baseline_arguments import LINEAR, MAJORITY
 from hf_tlm.evaluation.metrics import load_metric
 from hf_tlm.files import atomic_write
 from hf_tlm.tasks import Task
 
-MAJORITY, LINEAR = "majority class", "linear"
 # Words, and punctuation marks each by itself: entity marks such as [[ ]] say much on some tasks.
 TOKENS = r"(?u)\w+|[^\w\s]"
 N_GRAMS = (1, 2, 3)
@@ -65,31 +65,6 @@ class Baseline:
             atomic_write(folder / "predictions" / f"{split}.jsonl", "\n".join(lines) + "\n")
         record = {"task": task.name, "task_fingerprint": task.fingerprint, "metric": task.metric, **self.to_dict()}
         atomic_write(folder / "results.json", json.dumps(record, indent=2) + "\n")
-
-
-@dataclass
-class BaselineArguments:
-    """Which baselines."""
-
-    baseline: str = field(
-        default="all",
-        metadata={
-            "help": "majority class: the training split's largest. linear: a support vector machine on TF-IDF, chosen on "
-            "validation.",
-            "choices": ["all", MAJORITY, LINEAR],
-        },
-    )
-    output_dir: str | None = field(
-        default=None,
-        metadata={"help": "Folder for scores and predictions, one in it for each. Default: none are written."},
-    )
-
-    def make(self, task: Task) -> list[Baseline]:
-        """Raises:
-        TaskError: the task is of another kind than classification.
-        """
-        makers = {MAJORITY: majority_class, LINEAR: linear_model}
-        return [maker(task) for name, maker in makers.items() if self.baseline in ("all", name)]
 
 
 def majority_class(task: Task) -> Baseline:

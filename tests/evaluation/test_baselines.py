@@ -11,8 +11,8 @@ from sklearn.metrics import f1_score
 from sklearn.pipeline import make_pipeline
 from sklearn.svm import LinearSVC
 
+from hf_tlm.evaluation import BaselineArguments, linear_model, majority_class
 from hf_tlm.evaluation import baselines as module
-from hf_tlm.evaluation.baselines import BaselineArguments, linear_model, majority_class
 from hf_tlm.tasks import TaskError
 from toys import make_task
 

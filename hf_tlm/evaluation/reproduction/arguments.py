@@ -6,11 +6,16 @@ from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from hf_tlm.evaluation.reproduction.arms import Arm, TaskEntry, read_objective
+from hf_tlm.evaluation.reproduction.arms import Arm, ReproductionError, TaskEntry, read_objective
+from hf_tlm.parser import read_configs
 
 if TYPE_CHECKING:
     from hf_tlm.corpora import CorpusArguments
     from hf_tlm.evaluation.reproduction.plan import Plan
+
+
+# What ends stage 1, as options of train_tlm.py.
+BUDGETS = frozenset(("max_steps", "max_flops", "max_tokens", "max_hours", "num_train_epochs"))
 
 
 @dataclass
@@ -119,6 +124,25 @@ class TableArguments:
             records_dir=self.records_dir,
             table_name=self.table_name,
         )
+
+    def check_budget(self, files: Sequence[str]) -> None:
+        """Whether somebody chose how long stage 1 is: a table is made at a scale, not at train_tlm.py's default.
+
+        Args:
+            files: as of `plan`.
+
+        Raises:
+            ReproductionError: neither the files nor the command line or an arm trained from scratch say it.
+        """
+        if self.budget or BUDGETS & set(read_configs(files, "train_tlm")):
+            return
+        for arm in map(Arm.read, self.arms):
+            if arm.subset is not None and not BUDGETS & set(arm.settings.get("train_tlm", {})):
+                raise ReproductionError(
+                    f"Nothing says how long stage 1 of the arm {arm.name} is: no --config file has one of "
+                    f"{', '.join(sorted(BUDGETS))} in its section train_tlm. Put a scale before the table, for instance "
+                    "recipes/configs/tlm/coffee.yaml, or give --max_flops."
+                )
 
 
 def _changed(options: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from filelock import FileLock
 
 from hf_tlm.corpora import CorpusArguments
 from hf_tlm.data import train_wordpiece
-from hf_tlm.evaluation.baselines import BaselineArguments
+from hf_tlm.evaluation.baseline_arguments import BaselineArguments
 from hf_tlm.evaluation.protocol import run_tlm
 from hf_tlm.evaluation.records import environment
 from hf_tlm.evaluation.reproduction.plan import TOKENIZER, Plan, Step
@@ -51,7 +51,7 @@ def parse_step(plan: Plan, step: Step) -> tuple:
     classes, values = CLASSES[step.kind](), plan.values(step)
     if step.kind == "train_tlm":
         values.pop("subset", None)
-    if step.kind not in ("retrieve", TOKENIZER):
+    if step.kind not in ("retrieve", "baseline", TOKENIZER):
         values["output_dir"] = str(plan.folder(step))
     # The sections of the files are those of the recipe; a tokenizer has none.
     files = ["--config", *plan.files] if plan.files and step.kind != TOKENIZER else []

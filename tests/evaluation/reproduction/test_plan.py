@@ -292,6 +292,16 @@ def test_the_command_of_a_step_does_the_same(monkeypatch):
     assert subset.subset == "out/scierc/subsets/bm25"
 
 
+def test_a_table_without_a_scale_is_refused():
+    own = '{"name": "short", "subset": "none", "train_tlm": {"max_steps": 3}}'
+    cpu, coffee = str(CONFIGS / "cpu.yaml"), str(CONFIGS / CPU[0])
+    with pytest.raises(ReproductionError, match="Nothing says how long stage 1 of the arm task only is.*coffee.yaml"):
+        TableArguments(tasks=["x"]).check_budget([cpu])
+    TableArguments(tasks=["x"]).check_budget([coffee, cpu])
+    TableArguments(tasks=["x"], max_flops=1e12).check_budget([cpu])
+    TableArguments(tasks=["x"], arms=["linear", "pretrained", own]).check_budget([cpu])
+
+
 def test_an_option_that_a_recipe_lacks_is_refused():
     plan = planned([{"name": "x", "subset": "none", "train_tlm": {"rho": 3}}])
     with pytest.raises(ConfigError, match="Unknown key 'rho' in the values given for train_tlm. Did you mean rho"):
