@@ -3,7 +3,7 @@ r"""RESULTS.md: what the tables of recipes/reproduce.py say, in one page.
     python recipes/reproduce.py --config recipes/configs/{tlm/coffee,reproduce/cpu,reproduce/cpu_bf16,reproduce/main}.yaml \
         --tasks_dir ../shared/data/tasks --corpus '../shared/data/corpus/*.parquet' --pretrained runs/minilm \
         --output_dir runs/coffee --records_dir benchmarks/results/coffee
-    python benchmarks/evidence.py --runs runs/coffee
+    python benchmarks/evidence.py --runs runs/coffee --scale coffee
 
 Reads the records in benchmarks/results/coffee, of cpu, the scale before it, and of gpu, where they are there, and writes
 benchmarks/results/RESULTS.md and the pictures of score against cost. Whatever is finished is shown; nothing is trained here.
@@ -41,7 +41,7 @@ from hf_tlm.training.claim import RESULTS_FILE
 RESULTS = Path(__file__).resolve().parent / "results"
 SCALES = {
     "coffee": "One core, ModernBERT of 3 x 128 (recipes/configs/tlm/coffee.yaml)",
-    "cpu": "One core, BERT of 3 x 128: the scale before it (in the records' commits recipes/configs/reproduce/cpu.yaml)",
+    "cpu": "Two CPU cores, BERT of 3 x 128: the scale before it (recipes/configs/reproduce/cpu.yaml at its commits)",
     "gpu": "One GPU, BERT-Base (recipes/configs/reproduce/gpu.yaml)",
 }
 TUNING = ("tuning", "tuning_seeds", "tuning_objectives")  # Arms are compared by validation alone.
@@ -363,7 +363,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results_dir", default=str(RESULTS))
     parser.add_argument("--runs", help="Folder of the runs, for the cards: the --output_dir of the tables.")
-    parser.add_argument("--scale", default="coffee", choices=list(SCALES), help="That of --runs.")
+    parser.add_argument("--scale", default="cpu", choices=list(SCALES), help="That of --runs.")
     parser.add_argument("--cards_dir", default=str(RESULTS.parents[1] / "model_cards"))
     options = parser.parse_args()
     results = Path(options.results_dir)
