@@ -201,12 +201,12 @@ class LeverRun:
             raise SystemExit(f"{self.name} starts from stage 1 of {self.source} with seed {self.seed}: run that first.")
         else:
             model = load_exported(kept, id2label=self.task.id2label)
-        if self.args.stage == "both":
+        if 2 in self.args.stages:
             stage_args = self._stage_args(2)
             prepare_stage_2(model, self.args)
             model = self._stage2(model, stage_args)
         if test:
-            scored = TlmTrainer(model, stage_args, **self._shared(2)).predict(self.setup.test)
+            scored = TlmTrainer(model, stage_args, **self._shared(self.args.stages[-1])).predict(self.setup.test)
             self.record["test"] = {self.task.metric: scored.metrics[f"test_{self.task.metric}"]}
         self.record |= {"parameters": model.num_parameters(), "machine": machine()}
         self.record["command"] = shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
