@@ -45,8 +45,9 @@ def main() -> None:
     table_args, corpus_args, report_args, args = parse(*classes, recipe="reproduce", description=__doc__)
 
     # 2. The plan: tokenizers and subsets that arms share, then one training per seed, task and arm.
-    table_args.check_budget(config_files())
-    plan = table_args.plan(corpus_args, args.output_dir, config_files())
+    files = config_files()
+    table_args.check_budget(files)
+    plan = table_args.plan(corpus_args, args.output_dir, files)
     first = os.environ.get("RANK", "0") == "0"
     if first:
         print(f"{len(plan.preparations)} tokenizers and subsets, {len(plan.trainings)} trainings.")

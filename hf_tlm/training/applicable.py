@@ -80,3 +80,16 @@ def check_together(args: Any, model_args: Any) -> None:
     for name, (options, useless, because) in without.items():
         if useless and getattr(options, name) != getattr(type(options), name):
             raise ArgumentsError(f"{name} {getattr(options, name)} has no effect with {because}. Leave it out.")
+
+
+def check_rdrop(weight: float, drops: bool) -> None:
+    """Args: weight: of R-Drop. drops: whether the model has dropout.
+
+    Raises:
+        ArgumentsError: two passes that R-Drop compares would be the same.
+    """
+    if weight and not drops:
+        raise ArgumentsError(
+            f"stage2_rdrop {weight} has no effect on a model without dropout: two passes would be the same. Give "
+            "--stage2_dropout 0.1 too, or leave it out."
+        )

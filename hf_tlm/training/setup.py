@@ -19,7 +19,7 @@ from hf_tlm.models.families import longest_input
 from hf_tlm.models.initialization import scale_to_width
 from hf_tlm.models.loading import check_fit, reading
 from hf_tlm.tasks import Task
-from hf_tlm.training.applicable import check_applicable, check_together, of_other_stage
+from hf_tlm.training.applicable import check_applicable, check_rdrop, check_together, of_other_stage
 from hf_tlm.training.arguments import RunArguments, TlmArguments
 from hf_tlm.training.by_task import settled_by_task
 from hf_tlm.training.deepspeed import is_launched
@@ -77,8 +77,7 @@ def prepare(task: Task, corpus: Dataset | None, args: TlmArguments, model_args: 
                 max_length=max(args.max_length, corpus_length),
             )
     config = source_config(model_args)
-    check_pooling(args, config)
-    check_rdrop(args, config, model_args)
+    check_stage_2(args, config, model_args)
     with args.main_process_first(desc="measuring the task"):
         args = settled_by_task(args, task.train, tokenizer, longest_input(config))
     lengths = {stage: args.for_stage(stage, args.output_dir, args.seed, "").max_length for stage in args.stages}
@@ -152,9 +151,7 @@ def check_tlm(has_corpus: bool, args: TlmArguments, model_args: ModelArguments) 
         )
     check_model(args, model_args)
     if model_args.model_name_or_path is None:
-        config = read_config(model_args.model_config)
-        check_pooling(args, config)
-        check_rdrop(args, config, model_args)
+        check_stage_2(args, read_config(model_args.model_config), model_args)
 
 
 def source_config(model_args: ModelArguments) -> PreTrainedConfig:
@@ -172,35 +169,26 @@ def source_config(model_args: ModelArguments) -> PreTrainedConfig:
         return AutoConfig.from_pretrained(folder, revision=model_args.model_revision, **trust)
 
 
-def check_pooling(args: TlmArguments, config: PreTrainedConfig) -> None:
-    """Raises:
-    ArgumentsError: stage 2 is to pool in a way that this type's stock class has no word for.
+def check_stage_2(args: TlmArguments, config: PreTrainedConfig, model_args: ModelArguments) -> None:
+    """What a body with this config does not have for stage 2.
+
+    Raises:
+        ArgumentsError: it is to pool in a way that this type's stock class has no word for, or R-Drop finds nothing dropped.
     """
+    if 2 not in args.stages:
+        return
     if args.stage2_classifier_pooling is not None and not hasattr(config, "classifier_pooling"):
         raise ArgumentsError(
             "stage2_classifier_pooling is for bodies whose stock classifier can pool (modernbert); received "
             f"{args.stage2_classifier_pooling!r} for a body of the type {config.model_type!r}. Leave it out, or give "
             "another --model_config."
         )
-
-
-def check_rdrop(args: TlmArguments, config: PreTrainedConfig, model_args: ModelArguments) -> None:
-    """Whether what `TlmTrainer` would refuse in stage 2 is to be seen before stage 1.
-
-    Raises:
-        ArgumentsError: R-Drop of a model in which nothing is dropped.
-    """
     drops = args.stage2_dropout
     if drops is None:
-        # Type by type the names differ; an activation or a head of another task may be among them.
+        # Type by type the names differ; that of a head for another task may be among them.
         values = [value for name, value in config.to_dict().items() if "drop" in name]
-        drops = max((float(value) for value in values if isinstance(value, int | float)), default=0.0)
-        drops = max(drops, model_args.lora_dropout) if model_args.use_peft else drops
-    if args.stage != "1" and args.stage2_rdrop and not drops:
-        raise ArgumentsError(
-            f"stage2_rdrop {args.stage2_rdrop} has no effect on a model without dropout: two passes would be the same. Give "
-            "--stage2_dropout 0.1 too, or leave it out."
-        )
+        drops = max((value for value in values if isinstance(value, int | float)), default=0.0)
+    check_rdrop(args.stage2_rdrop, drops > 0 or (model_args.use_peft and model_args.lora_dropout > 0))
 
 
 def check_sources(model_args: ModelArguments, max_length: int) -> None:

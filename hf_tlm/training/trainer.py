@@ -27,6 +27,7 @@ from hf_tlm.models.corruption import CorruptAndPredict
 from hf_tlm.objectives import RDrop, TaskLoss
 from hf_tlm.objectives.shares import wide
 from hf_tlm.objectives.task import class_weights
+from hf_tlm.training.applicable import check_rdrop
 from hf_tlm.training.arguments import ArgumentsError, TlmArguments
 from hf_tlm.training.averages import AveragedWeights
 from hf_tlm.training.budget import TICKS, first_step
@@ -108,11 +109,7 @@ class TlmTrainer(SampledTrainer):
         self.averages = AveragedWeights(args.ema_decay) if args.ema_decay else None
         if self.averages is not None:
             self.add_callback(self.averages)
-        if args.rdrop and not any(isinstance(m, nn.Dropout) and m.p > 0 for m in model.modules()):
-            raise ArgumentsError(
-                f"stage2_rdrop {args.rdrop} has no effect on a model without dropout: two passes would be the same. Give "
-                "--stage2_dropout 0.1 too, or leave it out."
-            )
+        check_rdrop(args.rdrop, any(isinstance(m, nn.Dropout) and m.p > 0 for m in model.modules()))
         self.energy = Energy(self.accelerator, args.energy_country) if args.track_energy else None
         if self.energy is not None:
             self.add_callback(self.energy)
