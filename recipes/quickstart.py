@@ -34,7 +34,7 @@ class QuickstartArguments:
     corpus: str | None = field(default=None, metadata={"help": "Your own corpus: files, as in retrieve.py."})
     output_dir: str = field(default="quickstart_output", metadata={"help": "Where subsets, runs and the model go."})
     top_k: int = field(default=100, metadata={"help": "Passages per training text (BM25)."})
-    max_flops: float = field(default=1e13, metadata={"help": "FLOPs of stage 1 of every arm; 1e13 take a core a minute."})
+    max_flops: float = field(default=1e13, metadata={"help": "FLOPs of stage 1 of every arm; 1e13 take two cores a minute."})
     stage2_max_steps: int = field(default=400, metadata={"help": "Stage 2: optimizer steps of every arm."})
     seed: int = field(default=0, metadata={"help": "Seed of the task's sample, the random subset and the training."})
     report_to: str = field(default="none", metadata={"help": "tensorboard, trackio, wandb or none."})
