@@ -3,8 +3,10 @@
 import pytest
 from datasets import Dataset
 
+from hf_tlm.models.configure import read_config
 from hf_tlm.training import ArgumentsError, ModelArguments, TlmArguments, prepare
 from hf_tlm.training.by_task import settled_by_task
+from hf_tlm.training.setup import check_stage_2
 from toys import TINY_CONFIGS
 
 QUIET = {"report_to": "none", "use_cpu": True, "stage2_total_batch_size": 8}
@@ -93,3 +95,8 @@ def test_rdrop_of_nothing_is_refused_before_stage_1(tmp_path, task):
         prepared(stage2_rdrop=1.0)
     prepared(stage2_rdrop=1.0, stage2_dropout=0.1)
     prepared(stage2_rdrop=1.0, stage="1")
+    args = TlmArguments(output_dir=str(tmp_path), **QUIET, stage2_rdrop=1.0, stage2_dropout=0.0)
+    config = read_config(MODEL["model_config"])
+    check_stage_2(args, config, ModelArguments(use_peft=True, lora_dropout=0.1))
+    with pytest.raises(ArgumentsError, match="no effect on a model without dropout"):
+        check_stage_2(args, config, ModelArguments(use_peft=True, lora_dropout=0.0))
