@@ -225,7 +225,7 @@ def budgets(runs: Sequence[Row]) -> str:
     head = ["time and machine", "", "runs of the first table", "counted FLOPs", *larger]
     about = (
         f"{len(scratch)} runs from scratch of the first table took {60 * min(hours):.0f} to {60 * max(hours):.0f} minutes "
-        f"of a core, {60 * median(hours):.0f} in the median, two at once on two cores, at {rate:.2g} counted FLOP/s. Cores "
+        f"of a core, {60 * median(hours):.0f} in the median, one a core, at {rate:.2g} counted FLOP/s. Cores "
         "help in proportion to their number, as runs need nothing of each other. Counted FLOPs are those of the products "
         f"that are computed; 6 x tokens x parameters, which all other tables have, is {formula:.2g} times as many for these "
         "small models, whose embeddings are most of their parameters. The last two columns are extrapolated in all lines, "
