@@ -15,8 +15,9 @@ from hf_tlm.hub.background import Uploads
 from hf_tlm.hub.errors import HubError
 from hf_tlm.hub.push import push
 from hf_tlm.hub.repo import fetch, find_repo
+from hf_tlm.seals import SEAL
 from hf_tlm.training.base_arguments import BaseArguments
-from hf_tlm.training.checkpoints import SEAL, best_of, checkpoints_in
+from hf_tlm.training.checkpoints import best_of, checkpoints_in
 from hf_tlm.training.claim import RESULTS_FILE, SETTINGS_FILE, ProtocolError
 from hf_tlm.training.stages import STAGE_FILE
 

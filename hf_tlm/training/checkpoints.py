@@ -1,8 +1,7 @@
-"""Sealed checkpoints: one that was not written to its end, or was damaged since, is never taken for a whole one.
+"""Checkpoints that a run can resume from: those with a seal (see `hf_tlm.seals`) that every file matches.
 
-The last file of a checkpoint is its seal, `seal.json`: size and checksum (xxh3, 128 bits) of every other file, the step,
-the number of processes. A folder without a seal is what a kill left of a save; a file that does not match its seal is
-damaged. Files are read again only when a run resumes.
+Facts of the seal are the step, the number of processes, and whether the optimizer's state is there. Files are read again
+only when a run resumes.
 """
 
 from __future__ import annotations
@@ -13,13 +12,11 @@ import re
 import shutil
 from pathlib import Path
 
-import xxhash
-
-from hf_tlm.files import HfTlmError, atomic_write
+from hf_tlm.files import HfTlmError
+from hf_tlm.seals import SEAL, read_seal, seal_problem, write_seal
 
 logger = logging.getLogger(__name__)
 
-SEAL = "seal.json"
 STATE = "trainer_state.json"
 
 
@@ -41,13 +38,7 @@ def seal(checkpoint: Path, *, step: int, world_size: int, resumable: bool = True
     Raises:
         OSError, HfTlmError: a file cannot be read, or the seal not be written.
     """
-    files = {
-        path.relative_to(checkpoint).as_posix(): {"size": path.stat().st_size, "xxh3": _checksum(path)}
-        for path in sorted(checkpoint.rglob("*"))
-        if path.is_file() and path != checkpoint / SEAL
-    }
-    record = {"step": step, "world_size": world_size, "resumable": resumable, "files": files}
-    atomic_write(checkpoint / SEAL, json.dumps(record, indent=2) + "\n")
+    write_seal(checkpoint, step=step, world_size=world_size, resumable=resumable)
 
 
 def damage(checkpoint: Path) -> str | None:
@@ -62,27 +53,10 @@ def damage(checkpoint: Path) -> str | None:
 
 
 def _damage(checkpoint: Path, for_resuming: bool = True) -> str | None:
-    if not checkpoint.is_dir():
-        return f"{checkpoint} is missing"
-    if not (checkpoint / SEAL).is_file():
-        return f"{checkpoint} has no {SEAL}: its save was cut short"
-    try:
-        record = json.loads((checkpoint / SEAL).read_text(encoding="utf-8"))
-        files = record["files"]
-        if for_resuming and not record["resumable"]:
-            return f"{checkpoint} holds the model alone (save_only_model)"
-        for name in {STATE: None, **files}:
-            path = checkpoint / name
-            if not path.is_file() or name not in files:
-                return f"{path} is missing"
-            size = path.stat().st_size
-            if size != files[name]["size"]:
-                return f"{path} has {size:,} bytes and had {files[name]['size']:,} when it was saved"
-            if _checksum(path) != files[name]["xxh3"]:
-                return f"{path} has changed since it was saved (its checksum differs)"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"{checkpoint} cannot be read: {type(error).__name__}: {error}"
-    return None
+    problem = seal_problem(checkpoint, STATE)
+    if problem is None and for_resuming and read_seal(checkpoint).get("resumable") is not True:
+        problem = f"{checkpoint} holds the model alone (save_only_model)"
+    return problem
 
 
 def last_complete_checkpoint(folder: str | Path) -> str | None:
@@ -117,7 +91,7 @@ def check_checkpoint(path: str | Path) -> str:
 
 def warn_of_other_processes(checkpoint: str, world_size: int) -> None:
     """Log that dropout will differ, where a checkpoint was written by another number of processes."""
-    before = json.loads((Path(checkpoint) / SEAL).read_text(encoding="utf-8"))["world_size"]
+    before = read_seal(checkpoint)["world_size"]
     if before != world_size:
         logger.warning(
             "%s was saved by %d processes, now there are %d: texts, masks and rates go on exactly, dropout's random numbers "
@@ -157,11 +131,3 @@ def best_of(checkpoint: Path) -> Path | None:
     state = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
     best = state.get("best_model_checkpoint")
     return None if best is None else checkpoint.with_name(Path(best).name)
-
-
-def _checksum(path: Path) -> str:
-    digest = xxhash.xxh3_128()
-    with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()

@@ -17,9 +17,9 @@ from transformers import Trainer
 from hf_tlm.data.interleave import InterleavedBatchSampler
 from hf_tlm.files import HfTlmError
 from hf_tlm.models.onednn import OneDnnLinear
+from hf_tlm.seals import SEAL
 from hf_tlm.signals import ignore_sigterm
 from hf_tlm.training.checkpoints import (
-    SEAL,
     CheckpointError,
     check_checkpoint,
     checkpoints_in,

@@ -19,6 +19,7 @@ import torch
 from datasets import Dataset
 from transformers import AutoConfig, AutoTokenizer, TrainerCallback, TrainerState, modeling_utils, set_seed
 
+from hf_tlm import seals
 from hf_tlm.corpora import load_corpus
 from hf_tlm.data import BlockArguments, tokenize
 from hf_tlm.evaluation import compute_metrics_for, run_pretraining
@@ -222,7 +223,7 @@ def die_in_write(number):
     wrap(torch, "save", 1)
     wrap(modeling_utils, "safe_save_file", 1)
     wrap(TrainerState, "save_to_json", 1)
-    wrap(checkpoints, "atomic_write", 0)
+    wrap(seals, "atomic_write", 0)
 
 
 def die_in_rotation():

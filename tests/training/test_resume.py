@@ -154,7 +154,7 @@ def _break(file, monkeypatch):
     from safetensors import SafetensorError
     from transformers import modeling_utils
 
-    from hf_tlm.training import checkpoints
+    from hf_tlm import seals
 
     def failing(error, original):
         def write(*args, **kwargs):
@@ -170,7 +170,7 @@ def _break(file, monkeypatch):
     torch_error = RuntimeError(f"[enforce fail at inline_container.cc:858] . PytorchStreamWriter failed: {full}")
     monkeypatch.setattr(torch, "save", failing(torch_error, torch.save))
     monkeypatch.setattr(modeling_utils, "safe_save_file", failing(SafetensorError(full), modeling_utils.safe_save_file))
-    monkeypatch.setattr(checkpoints, "atomic_write", failing(OSError(28, full), checkpoints.atomic_write))
+    monkeypatch.setattr(seals, "atomic_write", failing(OSError(28, full), seals.atomic_write))
 
 
 @pytest.mark.parametrize("step", [4, 5, 8])

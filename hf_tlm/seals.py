@@ -1,0 +1,79 @@
+"""Sealed folders: one that was not written to its end, or was damaged since, is never taken for a whole one.
+
+The last file of a folder is its seal, `seal.json`: size and checksum (xxh3, 128 bits) of every other file. A folder without
+a seal is what a kill left of a save; a file that does not match its seal is damaged. Files that came later do no harm.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from hf_tlm.files import atomic_write
+
+SEAL = "seal.json"
+
+
+def write_seal(folder: str | os.PathLike, **facts: Any) -> None:
+    """Write the seal of a folder whose files are all there.
+
+    Args:
+        facts: JSON values to keep beside the files' checksums, for `read_seal`.
+
+    Raises:
+        OSError, HfTlmError: a file cannot be read, or the seal not be written.
+    """
+    folder = Path(folder)
+    files = {
+        path.relative_to(folder).as_posix(): {"size": path.stat().st_size, "xxh3": _checksum(path)}
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path != folder / SEAL
+    }
+    atomic_write(folder / SEAL, json.dumps({**facts, "files": files}, indent=2) + "\n")
+
+
+def read_seal(folder: str | os.PathLike) -> dict[str, Any]:
+    """The facts of a seal, and `files`: of every sealed file, by its name, `size` and `xxh3`.
+
+    Raises:
+        OSError, ValueError: it cannot be read.
+    """
+    return json.loads((Path(folder) / SEAL).read_text(encoding="utf-8"))
+
+
+def seal_problem(folder: str | os.PathLike, *needed: str) -> str | None:
+    """What is wrong with a folder, in one line that names the file; None if every file is as it was when sealed.
+
+    Args:
+        needed: names of files that must be among the sealed ones.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        return f"{folder} is missing"
+    if not (folder / SEAL).is_file():
+        return f"{folder} has no {SEAL}: its save was cut short"
+    try:
+        files = read_seal(folder)["files"]
+        for name in dict.fromkeys([*needed, *files]):
+            path = folder / name
+            if name not in files or not path.is_file():
+                return f"{path} is missing"
+            if (size := path.stat().st_size) != files[name]["size"]:
+                return f"{path} has {size:,} bytes and had {files[name]['size']:,} when it was saved"
+            if _checksum(path) != files[name]["xxh3"]:
+                return f"{path} has changed since it was saved (its checksum differs)"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        return f"{folder} cannot be read: {type(error).__name__}: {error}"
+    return None
+
+
+def _checksum(path: Path) -> str:
+    digest = xxhash.xxh3_128()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
