@@ -6,18 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
-from peft import PeftConfig, PeftModel
-from transformers import AutoConfig, AutoModel, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from hf_tlm.analysis.errors import AnalysisError
 from hf_tlm.data import load_tokenizer
 from hf_tlm.evaluation.finetuning.loading import set_token_types
 from hf_tlm.hub.checkpoint import checkpoint_folder
+from hf_tlm.models.adapters import ADAPTER_FILE, load_merged, read_adapter
 from hf_tlm.models.families import longest_input
 from hf_tlm.models.loading import POOLER, hub_options, reading
-from hf_tlm.training.stages import ADAPTER_FILE
 
 # What peft calls the head of an adapter.
 ADAPTED = {
@@ -55,7 +53,7 @@ def load_encoder(
     try:
         with reading(f"an encoder from {name_or_path!r}"):
             if (Path(folder) / ADAPTER_FILE).is_file():
-                model, missing = _adapted(folder, options, trust), []
+                model, missing = _adapted(folder, options), []
             else:
                 model, info = AutoModel.from_pretrained(folder, output_loading_info=True, **options)
                 missing = [key for key in info["missing_keys"] if POOLER not in key.split(".")]
@@ -76,14 +74,8 @@ def load_encoder(
     return model.eval().to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer
 
 
-def _adapted(folder: str, options: dict[str, Any], trust: dict[str, bool]) -> PreTrainedModel:
+def _adapted(folder: str, options: dict[str, Any]) -> PreTrainedModel:
     """The body of a base model with an adapter merged into it."""
-    peft = PeftConfig.from_pretrained(folder)
-    bare = "AutoModelForMultipleChoice" if peft.modules_to_save else "AutoModelForMaskedLM"
-    base = getattr(transformers, ADAPTED.get(peft.task_type, bare)).from_pretrained(
-        checkpoint_folder(peft.base_model_name_or_path, peft.revision, **trust),
-        config=AutoConfig.from_pretrained(folder, **trust),
-        ignore_mismatched_sizes=True,
-        **options,
-    )
-    return PeftModel.from_pretrained(base, folder).merge_and_unload().base_model
+    adapter = read_adapter(folder)
+    bare = "AutoModelForMultipleChoice" if adapter.modules_to_save else "AutoModelForMaskedLM"
+    return load_merged(folder, ADAPTED.get(adapter.task_type, bare), **options).base_model

@@ -53,6 +53,26 @@ def find_repo(name: str, type: str) -> Repo | None:
     return None if os.path.exists(name) else parse_repo(str(name), type)
 
 
+def is_fetched(path: str | os.PathLike) -> bool:
+    """Whether a file or folder is in the Hub's cache: a stranger's, until somebody has looked at it and copied it."""
+    from huggingface_hub import constants
+
+    return Path(path).absolute().is_relative_to(Path(constants.HF_HUB_CACHE).absolute())
+
+
+def check_named(name: str, folder: str | os.PathLike) -> None:
+    """Of a model that a file in `folder` names.
+
+    Raises:
+        HubError: the file is from the Hub, and the model is not.
+    """
+    if is_fetched(folder) and find_repo(name, "model") is None:
+        raise HubError(
+            f"{folder} is from the Hub and needs the model {name!r}, which must be a model there (owner/name) and no path "
+            "of this machine. Ask its author where that model is."
+        )
+
+
 def fetch(
     repo: Repo,
     *,

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
 from copy import deepcopy
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
+import transformers
 from peft import LoraConfig, PeftModel, get_peft_model, load_peft_weights, set_peft_model_state_dict
 from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from hf_tlm.checked import Unfit, listed, maybe, one_of, read_fields, real, truth, whole, words
 from hf_tlm.files import atomic_directory
+from hf_tlm.hub.checkpoint import checkpoint_folder
+from hf_tlm.hub.repo import check_named
 from hf_tlm.models.base import TrainedModel
 from hf_tlm.models.errors import ModelError
 from hf_tlm.models.export import export_stock
@@ -22,7 +29,18 @@ from hf_tlm.models.tlm import TlmModel
 
 logger = logging.getLogger(__name__)
 
-ADAPTER = "default"
+ADAPTER, ADAPTER_FILE = "default", "adapter_config.json"
+# A stranger may have written the file, which can name modules to import and expressions that never end.
+_NAME = words(200)
+_NAMES = maybe(listed(_NAME, 1000))
+_MODULES = re.compile(r"\w+\\\.\(\?!pooler\\b\)\(\.\*\\\.\)\?\([\w|\\]+\)|[\w.]+|all-linear")
+_READ = {
+    **{"base_model_name_or_path": words(4096), "revision": maybe(_NAME), "task_type": maybe(_NAME), "r": whole(1, 4096)},
+    **{"lora_alpha": real(0, 1e6), "bias": one_of("none", "all", "lora_only"), "modules_to_save": _NAMES},
+    **{"use_rslora": truth, "use_dora": truth, "fan_in_fan_out": truth},
+}
+# Of the Trainer, of the first weights, or of the library.
+_OF_TRAINING = ("lora_dropout", "inference_mode", "peft_version", "auto_mapping", "runtime_config", "init_lora_weights")
 
 
 def add_lora(
@@ -126,6 +144,54 @@ def export_adapter(
         for name, content in (files or {}).items():
             (folder / name).write_text(content, encoding="utf-8")
     return output_dir
+
+
+def read_adapter(folder: str | os.PathLike) -> LoraConfig:
+    """What a LoRA adapter is, and on what it goes, of the file that `export_adapter` or peft wrote.
+
+    Raises:
+        ModelError: there is none, or it is of another kind, or has options that recipes leave as they are.
+    """
+    path = Path(folder) / ADAPTER_FILE
+    usual = LoraConfig()
+    usual = json.loads(json.dumps({entry.name: getattr(usual, entry.name) for entry in fields(usual)}, default=str))
+    others = {name: one_of(value, None) for name, value in usual.items() if name not in (*_READ, *_OF_TRAINING)}
+    others |= {"peft_type": one_of("LORA"), "target_modules": _modules, "init_lora_weights": one_of(True, False, "gaussian")}
+    try:
+        found = read_fields(path, {**others, **_READ}, ModelError, optional={*others, *_READ} - {"base_model_name_or_path"})
+    except OSError as error:
+        raise ModelError(f"Cannot read {path}: {error.strerror}. Give the folder of an adapter.") from error
+    read = {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
+    return LoraConfig(**{name: value for name, value in read.items() if name in _READ or name == "target_modules"})
+
+
+def _modules(value: Any) -> Any:
+    if isinstance(value, str) and not _MODULES.fullmatch(value):
+        raise Unfit("names of layers")
+    return _NAME(value) if isinstance(value, str) else _NAMES(value)
+
+
+def load_merged(folder: str | os.PathLike, auto_class: str, trust_remote_code: bool = False, **options: Any) -> nn.Module:
+    """The stock model of an adapter's base, by the name of its Auto class, with the adapter merged into it.
+
+    Args:
+        options: for `from_pretrained` of the base.
+
+    Raises:
+        ModelError: see `read_adapter`.
+        HubError: see `check_named`, `checkpoint_folder`.
+    """
+    adapter, trust = read_adapter(folder), {"trust_remote_code": trust_remote_code}
+    base = adapter.base_model_name_or_path
+    check_named(base, folder)
+    model = getattr(transformers, auto_class).from_pretrained(
+        checkpoint_folder(base, adapter.revision, **trust),
+        config=AutoConfig.from_pretrained(folder, **trust),
+        ignore_mismatched_sizes=True,
+        **trust,
+        **options,
+    )
+    return PeftModel.from_pretrained(model, folder, config=adapter).merge_and_unload()
 
 
 def load_adapter(model: PeftModel, folder: str | os.PathLike) -> PeftModel:

@@ -18,12 +18,19 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from hf_tlm.checked import one_of, read_fields, real, truth
 from hf_tlm.files import atomic_directory
 from hf_tlm.models.base import TrainedModel
 from hf_tlm.models.composite_files import CLM_HEADS_FILE, CORRUPTION_FILE, DISCRIMINATOR, GENERATOR, RTD_HEAD_FILE
 from hf_tlm.models.corruption import CorruptAndPredict
 from hf_tlm.models.errors import ModelError
 from hf_tlm.models.tlm import MLM_SUBFOLDER, TlmModel
+
+# Of corruption.json: the arguments of `CorruptAndPredict`.
+_FIELDS = {
+    **{"heads": one_of("rtd", "clm"), "temperature": real(0, 1e6), "apart": truth, "frozen": truth},
+    **{"replacements": one_of("sampled", "random"), "scl_projection": one_of("none", "mlp")},
+}
 
 
 def export_stock(
@@ -98,14 +105,14 @@ def load_exported(
     Only the head of `scl_projection`, which is not exported, begins anew.
 
     Raises:
-        ModelError: the folder has an auxiliary model, and does not say how it corrupts; see also `from_checkpoint` of both
-            classes.
+        ModelError: the folder has an auxiliary model, and does not say, as recipes do, how it corrupts; see also
+            `from_checkpoint` of both classes.
     """
     folder = Path(folder)
     if not (folder / GENERATOR / "config.json").is_file():
         return TlmModel.from_checkpoint(str(folder), id2label=id2label, attn_implementation=attn_implementation)
     try:
-        corruption = json.loads((folder / CORRUPTION_FILE).read_text(encoding="utf-8"))
+        corruption = read_fields(folder / CORRUPTION_FILE, _FIELDS, ModelError, optional=_FIELDS)
     except OSError as error:
         raise ModelError(
             f"Cannot read {folder / CORRUPTION_FILE}, which says how texts are corrupted: {error.strerror}. Load a folder "

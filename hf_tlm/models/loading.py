@@ -16,6 +16,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from hf_tlm.files import HfTlmError
 from hf_tlm.models.errors import ModelError
 from hf_tlm.models.families import family_of, longest_input
 
@@ -33,7 +34,7 @@ def reading(what: str, advice: str = "") -> Iterator[None]:
     """
     try:
         yield
-    except ModelError:
+    except HfTlmError:
         raise
     except UNREADABLE as error:
         raise ModelError(f"Cannot load {what}: {error}{advice}") from error

@@ -12,6 +12,7 @@ from peft import PeftModel
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase, TrainerCallback, set_seed
 
 from hf_tlm.models import TrainedModel, export_model, load_adapter, load_exported
+from hf_tlm.models.adapters import ADAPTER_FILE
 from hf_tlm.models.dropout import set_dropout
 from hf_tlm.training.arguments import TlmArguments
 from hf_tlm.training.cost import Cost
@@ -19,7 +20,6 @@ from hf_tlm.training.sharded import trained_model
 from hf_tlm.training.trainer import TlmTrainer
 
 STAGE_FILE = "stage.json"
-ADAPTER_FILE = "adapter_config.json"
 
 
 @dataclass

@@ -15,6 +15,7 @@ from datasets import Dataset
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from hf_tlm.checked import listed, mapped, maybe, read_fields, record, whole, words
 from hf_tlm.data import load_tokenizer
 from hf_tlm.evaluation.few_shot.demonstrations import Demonstrations, embed
 from hf_tlm.evaluation.few_shot.encoding import PromptCollator, PromptEncoder
@@ -23,8 +24,17 @@ from hf_tlm.evaluation.few_shot.model import label_word_logits, load_masked_lm
 from hf_tlm.evaluation.few_shot.templates import Prompt, PromptError
 from hf_tlm.files import atomic_directory
 from hf_tlm.hub.checkpoint import checkpoint_folder
+from hf_tlm.hub.repo import check_named
 
 PROMPT_FILE = "prompt.json"
+# A stranger may have written the file.
+_TEXT = words(1 << 20)
+_EXAMPLE = record({"text": _TEXT, "text_pair": _TEXT, "label": whole(0, 1000)}, optional=["text_pair"])
+_SAVED = {
+    **{"template": words(10_000), "label_words": mapped(words(1000), 1000), "max_length": whole(1, 1 << 15)},
+    **{"seed": whole(0, 2**63 - 1), "sets": whole(1, 1000), "similarity_model": maybe(words(1000))},
+    "examples": maybe(listed(_EXAMPLE, 10_000)),
+}
 
 
 @dataclass
@@ -65,21 +75,24 @@ class PromptClassifier:
         """What `save` wrote: a folder, or a repository of the Hub.
 
         Raises:
-            PromptError: there is no prompt.json.
-            HubError, ModelError, TokenizerError: see `load_masked_lm`, `load_tokenizer`.
+            PromptError: there is no prompt.json, or one that `save` did not write.
+            HubError, ModelError, TokenizerError: see `check_named`, `load_masked_lm`, `load_tokenizer`.
         """
         folder = Path(checkpoint_folder(name_or_path))
         try:
-            saved = json.loads((folder / PROMPT_FILE).read_text(encoding="utf-8"))
+            saved = read_fields(folder / PROMPT_FILE, _SAVED, PromptError)
         except OSError as error:
             raise PromptError(
                 f"{name_or_path} has no {PROMPT_FILE}, which says how it classifies. Give split-<seed>/model of a run of "
                 "recipes/few_shot.py, or make a PromptClassifier with a prompt of your own."
             ) from error
-        examples = saved["examples"] and Dataset.from_list(saved["examples"])
-        settings = {name: saved[name] for name in ("max_length", "seed", "sets", "similarity_model")}
-        prompt = Prompt(saved["template"], saved["label_words"])
-        return cls(load_masked_lm(name_or_path), load_tokenizer(name_or_path), prompt, examples=examples, **settings)
+        if saved["similarity_model"] is not None:
+            check_named(saved["similarity_model"], folder)
+        prompt, examples = Prompt(saved.pop("template"), saved.pop("label_words")), saved.pop("examples")
+        if examples and not all(row["label"] < len(prompt.label_words) for row in examples):
+            raise PromptError(f"{PROMPT_FILE} of {name_or_path} has examples of more classes than it has label words.")
+        examples = Dataset.from_list(list(examples)) if examples else None
+        return cls(load_masked_lm(name_or_path), load_tokenizer(name_or_path), prompt, examples=examples, **saved)
 
     def to_dict(self) -> dict[str, Any]:
         """What prompt.json holds."""

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from peft import PeftConfig, PeftModel
 from torch import nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -17,10 +16,10 @@ from hf_tlm.evaluation.finetuning.kinds import kind_module
 from hf_tlm.evaluation.finetuning.options import CheckpointArguments
 from hf_tlm.hub.checkpoint import checkpoint_folder
 from hf_tlm.models import FAMILIES, add_lora
+from hf_tlm.models.adapters import ADAPTER_FILE, load_merged
 from hf_tlm.models.dropout import use_fast_dropout
 from hf_tlm.models.loading import DTYPE, check_fit, hub_options, new_weights, reading
 from hf_tlm.tasks import Task
-from hf_tlm.training.stages import ADAPTER_FILE
 
 logger = logging.getLogger(__name__)
 
@@ -90,21 +89,12 @@ def load_finetuned(folder: Path, kind: str, args: FinetuneArguments, trust_remot
     Raises:
         ModelError: it, or the base of an adapter, cannot be loaded.
     """
-    module, options = kind_module(kind), {"trust_remote_code": trust_remote_code}
-    auto_class = getattr(transformers, module.AUTO_CLASS)
+    module = kind_module(kind)
     with reading(f"the model in {folder}"):
         if (folder / ADAPTER_FILE).is_file():
-            config = AutoConfig.from_pretrained(folder, **options)
-            peft = PeftConfig.from_pretrained(folder)
-            base = auto_class.from_pretrained(
-                checkpoint_folder(peft.base_model_name_or_path, peft.revision, **options),
-                config=config,
-                ignore_mismatched_sizes=True,
-                **options,
-            )
-            model = PeftModel.from_pretrained(base, folder).merge_and_unload()
+            model = load_merged(folder, module.AUTO_CLASS, trust_remote_code)
         else:
-            model = auto_class.from_pretrained(folder, **options)
+            model = getattr(transformers, module.AUTO_CLASS).from_pretrained(folder, trust_remote_code=trust_remote_code)
     restore = getattr(module, "restore", None)
     return model if restore is None else restore(model, folder, args)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import datasets
+from torch import nn
 from tqdm.auto import tqdm
 
 from hf_tlm.data import load_tokenizer
@@ -17,9 +18,10 @@ from hf_tlm.evaluation.finetuning.evaluation_set import EvaluationSet
 from hf_tlm.evaluation.finetuning.kinds import kind_module
 from hf_tlm.evaluation.finetuning.loading import load_finetuned
 from hf_tlm.evaluation.finetuning.predictions import PredictionFile
-from hf_tlm.evaluation.finetuning.saved import read_saved
+from hf_tlm.evaluation.finetuning.saved import SAVED_FILE, read_saved
 from hf_tlm.evaluation.finetuning.trainer import FinetuneTrainer
 from hf_tlm.hub.checkpoint import checkpoint_folder, split_revision
+from hf_tlm.models import ModelError
 from hf_tlm.tasks import unlabelled
 
 # Beside a model; it is not published.
@@ -57,7 +59,7 @@ def predict(
         The file.
 
     Raises:
-        ModelError: it holds no fine-tuned model.
+        ModelError: it holds no fine-tuned model, or its files do not go together.
         ArgumentsError: the format is unknown or does not go with the task; the file is a folder.
         TaskError: see `unlabelled`.
     """
@@ -74,6 +76,7 @@ def predict(
         args = FinetuneArguments(output_dir=scratch, **quiet, **saved, **options)
         tokenizer = load_tokenizer(str(folder), trust_remote_code=trust_remote_code, masking=False)
         model = load_finetuned(folder, spec.kind, args, trust_remote_code)
+        _check_classes(model, spec.kind, label_names, folder)
         trainer = FinetuneTrainer(model, args, data_collator=kind.collator(tokenizer, args), processing_class=tokenizer)
         main = args.process_index == 0
         stack.enter_context(_without_bars_of_chunks())
@@ -88,6 +91,14 @@ def predict(
             bar.update(len(rows))
     trainer.accelerator.wait_for_everyone()
     return file.path
+
+
+def _check_classes(model: nn.Module, kind: str, label_names: Sequence[str], folder: Path) -> None:
+    if kind in ("classification", "tagging") and model.config.num_labels != len(label_names):
+        raise ModelError(
+            f"The model in {folder} has {model.config.num_labels} classes, and {SAVED_FILE} names {len(label_names)}. Take "
+            "the two from one run."
+        )
 
 
 @contextlib.contextmanager

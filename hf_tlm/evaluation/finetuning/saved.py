@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, fields
+import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from hf_tlm.checked import listed, mapped, maybe, read_fields, real, record, truth, whole, words
 from hf_tlm.evaluation.finetuning.arguments import FinetuneArguments
 from hf_tlm.models import ModelError
 from hf_tlm.tasks import Task, TaskSpec
@@ -26,24 +27,38 @@ def saved_settings(task: Task, args: FinetuneArguments) -> dict[str, Any]:
     }
 
 
+# A stranger may have written the file: of the task what reading a file of its kind takes, and no place of data.
+_NAME = words(1000)
+_NAMES = listed(_NAME, 1000)
+_TASK = {
+    **{"name": _NAME, "kind": _NAME, "text_columns": _NAMES, "other_text_columns": listed(_NAMES, 100)},
+    **{"label_column": _NAME, "id_column": maybe(_NAME), "metric": _NAME, "further_metrics": _NAMES},
+    **{"classes": listed(_NAME, 100_000), "columns": mapped(_NAME, 100)},
+}
+_ARGUMENTS = {
+    **{"max_length": whole(1, 1 << 15), "doc_stride": whole(0, 1 << 15), "max_query_length": whole(1, 1 << 15)},
+    **{"max_answer_length": whole(1, 1 << 15), "n_best": whole(1, 1000), "crf": truth},
+    "null_threshold": maybe(real(-math.inf, math.inf)),
+}
+_SAVED = {
+    "task": record(_TASK, optional=sorted({*_TASK} - {"name"})),
+    "label_names": listed(_NAME, 100_000),
+    "arguments": record(_ARGUMENTS, optional=PREDICTING),
+}
+
+
 def read_saved(folder: Path) -> tuple[TaskSpec, tuple[str, ...], dict[str, Any]]:
     """(spec of the task, names of its labels, arguments of predicting) of a fine-tuned folder.
 
     Raises:
-        ModelError: it is none.
+        ModelError: it is none, or its file is not what `saved_settings` gives.
+        TaskError: see `TaskSpec`.
     """
     try:
-        saved = json.loads((folder / SAVED_FILE).read_text(encoding="utf-8"))
+        saved = read_fields(folder / SAVED_FILE, _SAVED, ModelError)
     except OSError as error:
         raise ModelError(
             f"{folder} holds no fine-tuned model: cannot read {SAVED_FILE} ({error.strerror}). Give the --output_dir of a "
             "finished run of recipes/finetune.py, or what it pushed to the Hub."
         ) from error
-    spec, known = saved["task"], {field.name for field in fields(TaskSpec)}
-    values = {name: _tuples(value) for name, value in spec.items() if name in known}
-    return TaskSpec(path="", **values), tuple(saved["label_names"]), saved["arguments"]
-
-
-def _tuples(value: Any) -> Any:
-    """JSON has lists for tuples."""
-    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+    return TaskSpec(path="", **saved["task"]), saved["label_names"], saved["arguments"]
