@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import glob
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
-from datasets import Dataset, IterableDataset, load_dataset
+from datasets import Dataset, IterableDataset
 
 from hf_tlm.corpora.corpus import BATCH, SCHEMA, CorpusError
+from hf_tlm.corpora.tables import check_columns, open_parquet, reading_error, row_batches
 
 BUILDERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv", ".txt": "text"}
 COMPRESSIONS = (".gz", ".zst")
-# Only an empty field is null: pandas would also take the words "null", "None" and "NA" for one.
-_CSV = {"keep_default_na": False, "na_values": [""]}
 
 Columns = tuple[str, str | None, str]  # Of texts, ids, sources.
 Batch = dict[str, Any]  # A batch's columns, as lists or Arrow arrays.
@@ -40,15 +37,23 @@ def read_file(path: Path, name: str, columns: Columns) -> Iterator[pa.RecordBatc
     try:
         if path.stat().st_size == 0:  # A shard without rows; the readers would find no schema in it.
             return
-        batches = _parquet(path, columns) if path.suffix.lower() == ".parquet" else _rows(path)
+        batches = (
+            _parquet(path, columns) if path.suffix.lower() == ".parquet" else row_batches(path, builder_of(path), BATCH)
+        )
     except Exception as error:  # The readers raise their own types for a corrupt file; none is a bug of ours.
-        raise CorpusError(f"Cannot read {path}: {error.__cause__ or error}") from error
+        raise CorpusError(f"Cannot read {path}: {reading_error(error)}") from error
     yield from read_batches(batches, name, _stem(path), columns)
 
 
 def read_rows(rows: Dataset | IterableDataset, name: str, source: str, columns: Columns) -> Iterator[pa.RecordBatch]:
     """The documents of a data set; see `read_batches`."""
-    return read_batches(rows.iter(BATCH), name, source, columns)
+    return read_batches(_checked(rows), name, source, columns)
+
+
+def _checked(rows: Dataset | IterableDataset) -> Iterator[Batch]:
+    for batch in rows.iter(BATCH):
+        check_columns(batch, rows.info.builder_name)
+        yield batch
 
 
 def read_batches(batches: Iterator[Batch], name: str, source: str, columns: Columns) -> Iterator[pa.RecordBatch]:
@@ -80,25 +85,17 @@ def read_batches(batches: Iterator[Batch], name: str, source: str, columns: Colu
         except CorpusError:
             raise
         except Exception as error:  # As in read_file.
-            raise CorpusError(f"Cannot read {name} after row {position}: {error.__cause__ or error}") from error
+            raise CorpusError(f"Cannot read {name} after row {position}: {reading_error(error)}") from error
         yield documents
         position += len(texts)
 
 
 def _parquet(path: Path, columns: Columns) -> Iterator[Batch]:
     """Without `datasets`, which makes Python objects of every row; columns that are not asked for are None."""
-    # Without pre_buffer, which holds all of the file's columns in memory.
-    file = pq.ParquetFile(path, pre_buffer=False, page_checksum_verification=True)
+    file = open_parquet(path)
     names = file.schema_arrow.names
     batches = file.iter_batches(BATCH, columns=[name for name in names if name in columns] or names)
     return (dict.fromkeys(names) | dict(zip(batch.schema.names, batch.columns, strict=True)) for batch in batches)
-
-
-def _rows(path: Path) -> Iterator[Batch]:
-    """`datasets` decompresses by the name."""
-    builder = builder_of(path)
-    options = _CSV if builder == "csv" else {}
-    return load_dataset(builder, data_files=glob.escape(str(path)), split="train", streaming=True, **options).iter(BATCH)
 
 
 def _texts(values: list | pa.Array, name: str, position: int, column: str) -> pa.Array:

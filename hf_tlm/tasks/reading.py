@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import itertools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from datasets import Dataset, IterableDataset, load_dataset
 
+from hf_tlm.corpora.tables import OPTIONS, check_columns, columns_of, open_parquet, read_rows, reading_error, row_batches
 from hf_tlm.hub.errors import explaining
 from hf_tlm.hub.repo import Repo
 from hf_tlm.tasks.conll import SUFFIXES, read_conll
@@ -17,8 +17,6 @@ from hf_tlm.tasks.spec import SPLITS, TaskError, TaskSpec
 from hf_tlm.tasks.squad_json import is_squad_json, read_squad_json
 
 BUILDERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv"}
-# Only an empty field is null: pandas would also take the words "null", "None" and "NA" for one.
-_CSV = {"keep_default_na": False, "na_values": [""]}
 SPLIT_NAMES = {"train": ("train",), "validation": ("validation", "valid", "dev"), "test": ("test",)}
 LOCAL = "Without a network, give the path of a folder with train, validation and test files."
 
@@ -84,11 +82,13 @@ def read_file(path: Path, columns: Mapping[str, str]) -> Dataset:
         if is_squad_json(path):
             return read_squad_json(path)
         builder = BUILDERS[path.suffix]
-        return load_dataset(builder, data_files=glob.escape(str(path)), split="train", **_options(builder))
+        if builder == "parquet":
+            return Dataset(open_parquet(path).read())
+        return read_rows(path, builder)
     except TaskError:
         raise
     except Exception as error:  # The readers raise their own types for a corrupt file; none is a bug of ours.
-        raise TaskError(f"Cannot read {path}: {error.__cause__ or error}") from error
+        raise TaskError(f"Cannot read {path}: {reading_error(error)}") from error
 
 
 def stream_file(path: Path, spec: TaskSpec, rows: int) -> Iterator[dict[str, list[Any]]]:
@@ -101,7 +101,7 @@ def stream_file(path: Path, spec: TaskSpec, rows: int) -> Iterator[dict[str, lis
         return
     try:
         if path.suffix == ".txt" and spec.kind != "tagging":
-            yield from _chunks(({spec.text_columns[0]: line.rstrip("\n")} for line in path.open(encoding="utf-8")), rows)
+            yield from _chunks(({spec.text_columns[0]: line.rstrip("\n")} for line in path.open(encoding="utf-8-sig")), rows)
         elif path.suffix in SUFFIXES:
             yield from _chunks(read_conll(path, spec.columns, tagged=False), rows)
         elif path.suffix not in BUILDERS:
@@ -109,19 +109,19 @@ def stream_file(path: Path, spec: TaskSpec, rows: int) -> Iterator[dict[str, lis
             raise TaskError(f"{path}: the types of files are {known}; received {path.suffix!r}.")
         elif is_squad_json(path):
             yield from read_squad_json(path).iter(rows)
+        elif path.suffix == ".parquet":
+            yield from (batch.to_pydict() for batch in open_parquet(path).iter_batches(rows))
         else:
-            builder = BUILDERS[path.suffix]
-            source = {"data_files": glob.escape(str(path)), "split": "train", "streaming": True}
-            yield from load_dataset(builder, **source, **_options(builder)).iter(rows)
+            yield from row_batches(path, BUILDERS[path.suffix], rows)
     except TaskError:
         raise
     except Exception as error:  # See read_file.
-        raise TaskError(f"Cannot read {path}: {error.__cause__ or error}") from error
+        raise TaskError(f"Cannot read {path}: {reading_error(error)}") from error
 
 
 def _chunks(rows: Iterator[dict[str, Any]], size: int) -> Iterator[dict[str, list[Any]]]:
     while chunk := list(itertools.islice(rows, size)):
-        yield {name: [row[name] for row in chunk] for name in chunk[0]}
+        yield columns_of(chunk)
 
 
 def stream_hub(spec: TaskSpec, rows: int) -> Iterator[dict[str, list[Any]]]:
@@ -148,17 +148,16 @@ def _load_hub(spec: TaskSpec, streaming: bool = False) -> Mapping[str, Dataset |
     csv = spec.data_files is not None and all(name.endswith(".csv") for name in spec.data_files.values())
     try:
         with explaining(Repo(spec.path, spec.revision, "dataset")):
-            return load_dataset(
+            splits = load_dataset(
                 spec.path,
                 spec.config_name,
                 revision=spec.revision,
                 data_files=None if spec.data_files is None else dict(spec.data_files),
-                **(_options("csv") if csv else {}),
+                **(OPTIONS["csv"] if csv else {}),
                 **({"streaming": True} if streaming else {}),
             )
+        for rows in splits.values():
+            check_columns(rows.column_names or (), rows.info.builder_name)
+        return splits
     except Exception as error:  # The readers raise their own types; none is a bug of ours.
         raise TaskError(f"Cannot load task {spec.name} from the Hub dataset {spec.path!r}: {error}\n{LOCAL}") from error
-
-
-def _options(builder: str) -> dict[str, Any]:
-    return _CSV if builder == "csv" else {}

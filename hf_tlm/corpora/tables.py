@@ -1,0 +1,151 @@
+"""Files of rows, as corpora and tasks read them: compressed streams, CSV, JSON and parquet, none of them damaged."""
+
+from __future__ import annotations
+
+import csv
+import glob
+import io
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+from datasets import Dataset, load_dataset
+from fsspec.compression import compr, register_compression
+
+# Only an empty field is null: pandas would also take the words "null", "None" and "NA" for one.
+OPTIONS = {"csv": {"keep_default_na": False, "na_values": [""]}, "text": {"encoding": "utf-8-sig"}}
+# What pandas calls columns that the header does not name.
+_UNNAMED = "__index_level_"
+_write_zstd = compr.get("zstd")
+
+
+def _open_zstd(file: BinaryIO, mode: str = "rb", **options: Any) -> BinaryIO:
+    """A zstd stream: all of its frames, and an OSError where one is cut short, as the other compressions have it.
+
+    The reader that fsspec takes gives what a truncated stream still holds, as if that were all.
+    """
+    if "r" not in mode:
+        return _write_zstd(file, mode, **options)
+    return io.BufferedReader(pa.CompressedInputStream(file, "zstd"))
+
+
+# `datasets` opens local files and those of the Hub by way of fsspec.
+register_compression("zstd", _open_zstd, "zst", force=True)
+
+
+def open_parquet(path: Path) -> pq.ParquetFile:
+    """A parquet file, whose pages are compared with their checksums where they have some."""
+    # Without pre_buffer, which holds all of the file's columns in memory.
+    return pq.ParquetFile(path, pre_buffer=False, page_checksum_verification=True)
+
+
+def read_rows(path: Path, builder: str) -> Dataset:
+    """All rows of a CSV, JSON or text file.
+
+    Raises:
+        Exception: of many types; `reading_error` gives the words.
+    """
+    if builder == "json" and _is_array(path):
+        return Dataset.from_list(_read_array(path), on_mixed_types="use_json")
+    with _explaining_csv(path, builder):
+        rows = load_dataset(builder, data_files=glob.escape(str(path)), split="train", **OPTIONS.get(builder, {}))
+        check_columns(rows.column_names, builder, path)
+    return rows
+
+
+def row_batches(path: Path, builder: str, size: int) -> Iterator[dict[str, list[Any]]]:
+    """The columns of a CSV, JSON or text file in batches of so many rows; `datasets` decompresses by the name.
+
+    Raises:
+        Exception: as in `read_rows`.
+    """
+    if builder == "json" and _is_array(path):
+        rows = _read_array(path)
+        yield from (columns_of(rows[start : start + size]) for start in range(0, len(rows), size))
+        return
+    source = {"data_files": glob.escape(str(path)), "split": "train", "streaming": True}
+    with _explaining_csv(path, builder):
+        for batch in load_dataset(builder, **source, **OPTIONS.get(builder, {})).iter(size):
+            check_columns(batch, builder, path)
+            yield batch
+
+
+def columns_of(rows: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
+    """Rows with the same keys as columns."""
+    return {name: [row[name] for row in rows] for name in rows[0]}
+
+
+def reading_error(error: Exception) -> str:
+    """Why something cannot be read, in the words of its reader."""
+    cause = error.__cause__ or error
+    return str(cause).strip() or type(cause).__name__
+
+
+def _is_array(path: Path) -> bool:
+    """Whether a JSON file is one array instead of an object a line.
+
+    Where a column of an array holds texts beside other values, `datasets` would make JSON of all of them.
+    """
+    with fsspec.open(str(path), "rb", compression="infer") as file:
+        return file.read(1 << 10).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
+
+
+def _read_array(path: Path) -> list[dict[str, Any]]:
+    """The objects of a JSON array, each with the keys of all, in the order in which they are met."""
+    with fsspec.open(str(path), "rb", compression="infer") as file:
+        rows = json.loads(file.read().decode("utf-8-sig"))
+    for number, row in enumerate(rows):
+        if not isinstance(row, dict):
+            raise ValueError(f"item {number} of the array is a {type(row).__name__}; rows are JSON objects.")
+    names = dict.fromkeys(name for row in rows for name in row)
+    return [{name: row.get(name) for name in names} for row in rows]
+
+
+def check_columns(names: Iterable[str], builder: str | None, path: Path | None = None) -> None:
+    """Args:
+        names: of the columns that a reader gave.
+        builder: `datasets`' name for the reader.
+
+    Raises:
+        ValueError: pandas took the first of too many fields for an index, so that texts are in wrong columns.
+    """
+    shifted = builder == "csv" and any(str(name).startswith(_UNNAMED) for name in names)
+    if shifted and (path is None or not any(name.startswith(_UNNAMED) for name in next(_csv_lines(path))[1])):
+        raise ValueError("Rows have more fields than the header names. Put fields that hold commas in double quotes.")
+
+
+@contextmanager
+def _explaining_csv(path: Path, builder: str) -> Iterator[None]:
+    """Name the line of a CSV file where there are too many fields, if that is what is wrong, and what to do."""
+    try:
+        yield
+    except Exception:
+        problem = _csv_problem(path) if builder == "csv" else None
+        if problem is None:
+            raise
+        raise ValueError(problem) from None
+
+
+def _csv_problem(path: Path) -> str | None:
+    with suppress(OSError, ValueError, StopIteration, csv.Error):
+        lines = _csv_lines(path)
+        _, header = next(lines)
+        for number, fields in lines:
+            if len(fields) > len(header):
+                return (
+                    f"line {number} has {len(fields)} fields, and the header names {len(header)} "
+                    f"({', '.join(header):.200}). Put fields that hold commas in double quotes."
+                )
+    return None
+
+
+def _csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """(number of its last line, from 1; its fields) of the header and every row that is not blank."""
+    with fsspec.open(str(path), "rt", encoding="utf-8-sig", newline="", compression="infer") as file:
+        reader = csv.reader(file)
+        yield from ((reader.line_num, fields) for fields in reader if fields)
