@@ -18,9 +18,9 @@ from hf_tlm.data.tokenization import check_tokenizer, special_ids
 class TlmCollator:
     """Lays the texts of a batch out in rows, padded or packed, and, for training draws, masks them.
 
-    Texts hold `input_ids`, optionally `token_type_ids` and `label`, and for training a `draw` (see
-    `hf_tlm.data.interleave`). Evaluation texts have no `draw` and are never masked. For two task texts and
-    `mlm_probability` 0.15 the batch is for example
+    Texts hold `input_ids`, optionally `token_type_ids`, `label` (-100: none) and `teacher_probs`, a probability a class, and
+    for training a `draw` (see `hf_tlm.data.interleave`). Evaluation texts have no `draw` and are never masked. For two task
+    texts and `mlm_probability` 0.15 the batch is for example
 
         {"labels":         [5, 0],
          "input_ids":      [[2, 4, 17, 3], [2, 9, 3, 0]],
@@ -78,6 +78,8 @@ class TlmCollator:
         if "label" in texts[0]:
             # First: the Trainer takes the first tensor's length for the number of texts.
             batch["labels"] = np.array([text["label"] for text in texts], dtype=np.int64)
+        if "teacher_probs" in texts[0]:
+            batch["teacher_probs"] = np.array([text["teacher_probs"] for text in texts], dtype=np.float32)
         masking = self.mlm_probability > 0 and training
         if masking:
             draws = np.array([text["draw"] for text in texts], dtype=np.int64)[layout.text_of]

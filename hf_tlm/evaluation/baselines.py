@@ -15,17 +15,15 @@ from typing import Any
 import numpy as np
 from datasets import Dataset
 from scipy import sparse
-from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.svm import LinearSVC
 from tqdm.auto import tqdm
 
+from hf_tlm.data.tfidf import tfidf
 from hf_tlm.evaluation.baseline_arguments import LINEAR, MAJORITY
 from hf_tlm.evaluation.metrics import load_metric
 from hf_tlm.files import atomic_write
 from hf_tlm.tasks import Task
 
-# Words, and punctuation marks each by itself: entity marks such as [[ ]] say much on some tasks.
-TOKENS = r"(?u)\w+|[^\w\s]"
 N_GRAMS = (1, 2, 3)
 # Words of the training texts above which trigrams are left out: there are too many for seconds, and pairs suffice.
 MOST_WORDS_FOR_TRIGRAMS = 1_000_000
@@ -126,8 +124,7 @@ def _features(task: Task) -> Iterator[tuple[int, dict[str, sparse.csr_matrix]]]:
     for n in range(1, _most(task) + 1):
         parts: dict[str, list[sparse.csr_matrix]] = {split: [] for split in task.splits}
         for column in columns:
-            vectorizer = TfidfVectorizer(token_pattern=TOKENS, ngram_range=(1, n), sublinear_tf=True, dtype=np.float32)
-            vectorizer.fit(task.train[column])
+            vectorizer = tfidf(n).fit(task.train[column])
             for split, rows in task.splits.items():
                 parts[split].append(vectorizer.transform(rows[column]))
         yield n, {split: sparse.hstack(matrices, format="csr") for split, matrices in parts.items()}

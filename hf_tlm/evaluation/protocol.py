@@ -83,6 +83,8 @@ def run_tlm(
     args = setup.args
     if setup.initialization is not None:
         details["initialization"] = setup.initialization.report
+    if setup.teacher is not None:
+        details["teacher"] = setup.teacher.report
     with CheckpointPushes(output_dir, args) as pushes:
         records = [
             _run_seed(seed, task, setup, args, model_args, details, output_dir / f"seed-{seed}", pushes)

@@ -13,6 +13,7 @@ from hf_tlm.evaluation.seeds import aggregate
 from hf_tlm.files import atomic_write
 from hf_tlm.hub.commit import Push
 from hf_tlm.training.claim import RESULTS_FILE, publish_locally
+from hf_tlm.training.teacher import described
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -69,6 +70,8 @@ class SeededRun:
                 if score := self.summary.get(split, {}).get(metric):
                     spread = "" if score["std"] is None else f" ± {100 * score['std']:.2f} over {score['n']} seeds"
                     lines.append(f"{split:<12}{metric} {100 * score['mean']:.2f}{spread}")
+        if teacher := self.details.get("teacher"):
+            lines.append(f"teacher      {described(teacher)}")
         cost, trained, parameters = (self.seeds[-1][name] for name in ("cost", "trained_parameters", "parameters"))
         if trained < parameters:
             lines.append(f"parameters   {trained:,} of {parameters:,} trained ({100 * trained / parameters:.2g}%)")

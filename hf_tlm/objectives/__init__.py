@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from hf_tlm.objectives.replaced_token_detection import ReplacedTokenDetection
     from hf_tlm.objectives.sequence_contrastive import SequenceContrastive, contrastive_loss
     from hf_tlm.objectives.task import TaskLoss
+    from hf_tlm.objectives.teacher import TeacherLoss
 
 __getattr__, __dir__, __all__ = export_lazily(
     __name__,
@@ -30,5 +31,6 @@ __getattr__, __dir__, __all__ = export_lazily(
         "replaced_token_detection": ["ReplacedTokenDetection"],
         "sequence_contrastive": ["SequenceContrastive", "contrastive_loss"],
         "task": ["TaskLoss"],
+        "teacher": ["TeacherLoss"],
     },
 )

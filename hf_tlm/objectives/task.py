@@ -8,17 +8,23 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from hf_tlm.objectives.shares import mean
+
+# torch's cross-entropy leaves it out.
+NO_LABEL = -100
+
 
 class TaskLoss:
     r"""Cross-entropy of single-label classification (TLM, section 3.1, L_task).
 
     .. math:: L_{task} = -\frac{1}{B} \sum_b \log p(y_b \mid x_b)
 
-    Reads `outputs.logits` [B, C] and `batch["labels"]` [B].
+    Reads `outputs.logits` [B, C] and `batch["labels"]` [B]; the label -100 is none, and such a text counts for nothing.
 
     Args:
         label_smoothing: mixes the label with the uniform distribution, as in `torch.nn.CrossEntropyLoss`.
-        class_weights: of the C classes; each text's term is multiplied by that of its label, and the divisor stays B.
+        class_weights: of the C classes; each text's term is multiplied by that of its label, and the divisor stays that of
+            all texts with a label.
             None: all are 1.
     """
 
@@ -34,19 +40,18 @@ class TaskLoss:
             return F.cross_entropy(logits, labels, reduction="sum", label_smoothing=self.label_smoothing)
         # torch's own weights would multiply the smoothing's part of every class by that class's.
         terms = F.cross_entropy(logits, labels, reduction="none", label_smoothing=self.label_smoothing)
-        return (terms * self.class_weights.to(logits)[labels]).sum()
+        return (terms * self.class_weights.to(logits)[labels.clamp(min=0)]).sum()
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Number of texts: `{"task": int64 scalar}`."""
-        labels = batch["labels"]
-        return {self.name: torch.tensor(labels.numel(), device=labels.device)}
+        """Number of texts with a label: `{"task": int64 scalar}`."""
+        return {self.name: (batch["labels"] != NO_LABEL).sum()}
 
     def __call__(
         self, outputs, batch: Mapping[str, torch.Tensor], counts: Mapping[str, torch.Tensor] | None = None
     ) -> dict[str, torch.Tensor]:
         """`{"loss", "task_loss"}`; `counts` replaces the batch's own number of texts as the divisor."""
         count = (counts or self.count(batch))[self.name]
-        loss = self.cross_entropy(outputs.logits, batch["labels"]) / count
+        loss = mean(self.cross_entropy(outputs.logits, batch["labels"]), count)
         return {"loss": loss, "task_loss": loss.detach()}
 
 
@@ -54,12 +59,13 @@ def class_weights(labels: Sequence[int], num_classes: int, balance: float) -> li
     """Weights proportional to the classes' frequencies to the power of -balance, 1 on average over the texts.
 
     Args:
-        labels: of the training texts.
+        labels: of the training texts; -100 is none.
         balance: 0 leaves classes as frequent as they are, 1 makes all count alike.
 
     Returns:
         One a class; 0 for one without a text.
     """
-    counts = np.bincount(np.asarray(labels), minlength=num_classes).astype(np.float64)
+    labels = np.asarray(labels)
+    counts = np.bincount(labels[labels != NO_LABEL], minlength=num_classes).astype(np.float64)
     weights = np.where(counts > 0, np.maximum(counts, 1.0) ** -balance, 0.0)
     return (weights * counts.sum() / (weights * counts).sum()).tolist()

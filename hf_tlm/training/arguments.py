@@ -153,8 +153,9 @@ class TlmArguments(TlmOptions, RunArguments):
         super().__post_init__()
         if self.rho1 < 0 or math.isnan(self.rho1) or (math.isfinite(self.rho1) and self.rho1 != int(self.rho1)):
             raise ArgumentsError(f"rho1 must be 0, 1, 2, ... or inf; received {self.rho1}.")
-        for name in ("rho2", "stage2_rho2", "stage2_rdrop"):
+        for name in ("rho2", "stage2_rho2", "stage2_rdrop", "teacher_weight"):
             self._check_weight(name)
+        self._check_teacher()
         if not 0 <= self.stage2_class_balance <= 1:
             raise ArgumentsError(f"stage2_class_balance must lie in [0, 1]; received {self.stage2_class_balance}.")
         if self.stage2_rdrop and self.stage2_rho2:
@@ -187,6 +188,24 @@ class TlmArguments(TlmOptions, RunArguments):
                 f"{self.stage2_min_steps} with stage2_max_steps {self.stage2_max_steps}. Leave one of them out."
             )
         self._check_seeds()
+
+    def _check_teacher(self) -> None:
+        if self.teacher_passages < 0:
+            raise ArgumentsError(f"teacher_passages must be 0 or more; received {self.teacher_passages}.")
+        if not 0 < self.teacher_share < 1:
+            raise ArgumentsError(f"teacher_share must lie between 0 and 1; received {self.teacher_share}.")
+        if self.teacher == "none":
+            for name in ("teacher_weight", "teacher_passages", "teacher_share"):
+                if getattr(self, name) != getattr(TlmOptions, name):
+                    raise ArgumentsError(f"{name} {getattr(self, name)} has no effect without a teacher. Leave it out.")
+            return
+        if self.teacher_weight == 0:
+            raise ArgumentsError("teacher_weight 0 leaves the teacher unheard. Give another one, or --teacher none.")
+        if self.stage2_rdrop:
+            raise ArgumentsError(
+                f"stage2_rdrop {self.stage2_rdrop} compares two passes over texts with labels, and a teacher's passages "
+                "have none. Leave one of them out."
+            )
 
     @property
     def stages(self) -> tuple[int, ...]:
@@ -249,6 +268,7 @@ class PretrainArguments(PretrainOptions, RunArguments):
 
     rho1: ClassVar[float] = math.inf
     rho2: ClassVar[float] = 0.0
+    teacher: ClassVar[str] = "none"
     loss_normalization: ClassVar[str] = "sum"
 
     def __post_init__(self):

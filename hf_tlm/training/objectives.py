@@ -13,6 +13,7 @@ from hf_tlm.objectives import (
     ReplacedTokenDetection,
     SequenceContrastive,
     TaskLoss,
+    TeacherLoss,
     WeightedMean,
     WeightedSum,
 )
@@ -22,13 +23,16 @@ from hf_tlm.training.arguments import RunArguments
 def tlm_objectives(args: RunArguments, weights: Sequence[float] | None = None) -> dict[str, Any]:
     """Stage 1 (TLM, section 3.1): corpus batches L_lm; task batches rho2 L_lm + L_task, divided by rho2 + 1 where
     `loss_normalization` is `mean`; L_lm is `language_objective`. Stage 2 (`for_stage(2)`): L_task, or with `stage2_rdrop`
-    R-Drop's; with `stage2_rho2` the language-modelling loss beside it as in stage 1.
+    R-Drop's; with `stage2_rho2` the language-modelling loss beside it as in stage 1. With a `teacher` L_task has
+    `teacher_weight` x `TeacherLoss` added in both stages.
 
     Args:
         weights: of the task's classes; None: all are 1.
     """
     smoothing = args.label_smoothing_factor
     task = RDrop(args.rdrop, smoothing, weights) if args.rdrop else TaskLoss(smoothing, weights)
+    if args.teacher != "none":
+        task = WeightedSum((1.0, task), (args.teacher_weight, TeacherLoss()))
     if args.mlm_probability == 0:
         return {TASK: task}
     combine = WeightedMean if args.loss_normalization == "mean" else WeightedSum

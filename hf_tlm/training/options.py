@@ -190,6 +190,28 @@ class TlmOptions(RunOptions):
             "choices": ["1", "2", "both"],
         },
     )
+    teacher: str = field(
+        default="none",
+        metadata={
+            "help": "Who answers for the task's texts and for passages of the subset, which then are training texts of both "
+            "stages too. linear: a linear model on TF-IDF, on the task's texts out of fold; for tasks whose texts are like "
+            "passages.",
+            "choices": ["none", "linear"],
+        },
+    )
+    teacher_weight: float = field(
+        default=1.0, metadata={"help": "Weight of the cross-entropy against the teacher's answers beside the task loss."}
+    )
+    teacher_passages: int = field(
+        default=4000,
+        metadata={
+            "help": "Passages that the teacher answers for: those it is most certain of, in proportion to the task's "
+            "classes. 0: the task's texts alone."
+        },
+    )
+    teacher_share: float = field(
+        default=0.5, metadata={"help": "Of the texts of task batches at most so many, below 1, are the teacher's passages."}
+    )
     seeds: list[int] | None = field(
         default=None, metadata={"help": "One whole run per seed, then mean and standard deviation.", "nargs": "+"}
     )

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from datasets import Dataset, concatenate_datasets
 from peft import PeftModel
@@ -29,6 +30,9 @@ from hf_tlm.training.optimizers import check_adapted
 from hf_tlm.training.options import ArgumentsError
 from hf_tlm.training.stages import StageData
 
+if TYPE_CHECKING:
+    from hf_tlm.training.teacher import Teacher
+
 logger = logging.getLogger(__name__)
 
 
@@ -37,7 +41,8 @@ class Setup:
     """A run ready to start.
 
     args: the run's, with what depends on the task settled (`settled_by_task`).
-    data: of the stages that are run, whose texts may be of different lengths.
+    data: of the stages that are run, whose texts may be of different lengths. With a teacher the training texts are those
+        that it has answered for (`Teacher.answered`).
     test: as long as those of the last stage.
     make_model: gives a fresh model under the current random seed.
     """
@@ -48,6 +53,7 @@ class Setup:
     test: Dataset | None
     make_model: Callable[[], TrainedModel | PeftModel]
     initialization: Initialization | None = None
+    teacher: Teacher | None = None
 
 
 def prepare(task: Task, corpus: Dataset | None, args: TlmArguments, model_args: ModelArguments) -> Setup:
@@ -90,11 +96,16 @@ def prepare(task: Task, corpus: Dataset | None, args: TlmArguments, model_args: 
             for split, rows in (("train", task.train), ("validation", task.validation), ("test", task.test))
             for length in set(lengths.values())
         }
-        passages = None
+        passages, corpus_texts = None, None
         if corpus is not None:
-            passages = tokenize(
-                corpus.select_columns(["text"]), tokenizer, corpus_length, description="Tokenising the subset"
-            )
+            corpus_texts = corpus.select_columns(["text"])
+            passages = tokenize(corpus_texts, tokenizer, corpus_length, description="Tokenising the subset")
+    teacher = None
+    if args.teacher != "none":
+        from hf_tlm.training.teacher import linear_teacher
+
+        with args.main_process_first(desc="asking the teacher"):
+            teacher = linear_teacher(task, [] if corpus is None else corpus["text"], args.teacher_passages)
     initialization = None
     if model_args.needs_texts or model_args.attention_init != "random":
         rows = splits["train", lengths[args.stages[0]]].select_columns(["input_ids"])
@@ -102,11 +113,14 @@ def prepare(task: Task, corpus: Dataset | None, args: TlmArguments, model_args: 
         make_model, initialization = with_initialization(
             make_model, rows["input_ids"], tokenizer, model_args, objective=args.objective
         )
-    data = {
-        stage: StageData(splits["train", length], splits["validation", length], passages if stage == 1 else None)
-        for stage, length in lengths.items()
-    }
-    return Setup(args, tokenizer, data, splits["test", tokenizer.model_max_length], make_model, initialization)
+    data = {}
+    for stage, length in lengths.items():
+        train = splits["train", length]
+        if teacher is not None:
+            taught = None if corpus is None else tokenize(corpus_texts.select(teacher.rows), tokenizer, length)
+            train = teacher.answered(train, taught, args.teacher_share)
+        data[stage] = StageData(train, splits["validation", length], passages if stage == 1 else None)
+    return Setup(args, tokenizer, data, splits["test", tokenizer.model_max_length], make_model, initialization, teacher)
 
 
 def check_tlm(has_corpus: bool, args: TlmArguments, model_args: ModelArguments) -> None:

@@ -55,7 +55,8 @@ class TlmTrainer(SampledTrainer):
     Args:
         model: a `TlmModel`, or for objectives with replaced tokens a `CorruptAndPredict`.
         args: a `TlmArguments`, usually from `TlmArguments.for_stage`.
-        train_dataset: tokenised task texts, columns `input_ids` and `label` (`hf_tlm.data.tokenize`); None when rho1 is inf.
+        train_dataset: tokenised task texts, columns `input_ids` and `label` (`hf_tlm.data.tokenize`), and with a teacher
+            `teacher_probs` (`hf_tlm.training.teacher`); None when rho1 is inf.
         corpus_dataset: tokenised passages or blocks, column `input_ids`; None when rho1 is 0.
         objectives: stream -> objective; default `tlm_objectives(args)`.
     """
@@ -255,7 +256,8 @@ class TlmTrainer(SampledTrainer):
             return (loss, outputs) if return_outputs else loss
         stream = _stream_of(inputs)
         objective = self.objectives[stream]
-        outputs = model(**(twice(inputs) if isinstance(objective, RDrop) else inputs))
+        texts = {name: values for name, values in inputs.items() if name != "teacher_probs"}
+        outputs = model(**(twice(texts) if isinstance(objective, RDrop) else texts))
         terms = objective(outputs, inputs, num_items_in_batch)
         loss = terms.pop("loss")
         self.watched(loss, {name: value for name, value in terms.items() if not value.dim()})

@@ -11,6 +11,7 @@ from sklearn.metrics import f1_score
 from sklearn.pipeline import make_pipeline
 from sklearn.svm import LinearSVC
 
+from hf_tlm.data.tfidf import TOKENS
 from hf_tlm.evaluation import BaselineArguments, linear_model, majority_class
 from hf_tlm.evaluation import baselines as module
 from hf_tlm.tasks import TaskError
@@ -37,7 +38,7 @@ def test_the_linear_model_is_the_best_of_its_grid(task):
     for n in (1, 2, 3):
         for weight in (None, "balanced"):
             for c in module.C:
-                vectorizer = TfidfVectorizer(ngram_range=(1, n), sublinear_tf=True, token_pattern=module.TOKENS)
+                vectorizer = TfidfVectorizer(ngram_range=(1, n), sublinear_tf=True, token_pattern=TOKENS)
                 model = make_pipeline(vectorizer, LinearSVC(C=c, class_weight=weight, random_state=0))
                 model.fit(task.train["text"][:], task.train["label"][:])
                 expected[n, weight, c] = [
@@ -54,7 +55,7 @@ def test_the_linear_model_is_the_best_of_its_grid(task):
 
 def test_punctuation_counts_and_trigrams_only_where_there_are_few_words(task, monkeypatch):
     marks = [f"one [[ {name} ]] two" for name in "abc"]
-    vectorizer = TfidfVectorizer(token_pattern=module.TOKENS).fit(marks)
+    vectorizer = TfidfVectorizer(token_pattern=TOKENS).fit(marks)
     assert "[" in vectorizer.vocabulary_ and "]" in vectorizer.vocabulary_
     monkeypatch.setattr(module, "MOST_WORDS_FOR_TRIGRAMS", 10)
     assert [n for n, _ in module._features(task)] == [1, 2]

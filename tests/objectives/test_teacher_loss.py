@@ -1,0 +1,62 @@
+"""The loss against a teacher's answers, beside a plain transcription of its equation; texts without a label."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from hf_tlm.objectives import TaskLoss, TeacherLoss, WeightedSum
+
+
+def drawn(count=6, classes=4):
+    torch.manual_seed(0)
+    return torch.randn(count, classes, requires_grad=True), torch.rand(count, classes).softmax(-1)
+
+
+def test_equation():
+    logits, answers = drawn()
+    mine = logits.detach().double().requires_grad_()
+    found = TeacherLoss()(SimpleNamespace(logits=logits), {"teacher_probs": answers})
+    expected = 0.0
+    for text in range(6):
+        likely = mine[text].softmax(-1)
+        for label in range(4):
+            expected = expected - answers[text, label].double() * likely[label].log() / 6
+    found["loss"].backward()
+    expected.backward()
+    assert found["loss"].item() == pytest.approx(expected.item(), rel=1e-6)
+    assert found["teacher_loss"].item() == found["loss"].item()
+    torch.testing.assert_close(logits.grad.double(), mine.grad, rtol=1e-5, atol=1e-7)
+
+
+def test_it_is_least_where_the_student_says_the_same():
+    _, answers = drawn()
+    same = TeacherLoss()(SimpleNamespace(logits=answers.log()), {"teacher_probs": answers})["loss"]
+    assert same.item() == pytest.approx(-(answers * answers.log()).sum(-1).mean().item(), rel=1e-6)
+    other = TeacherLoss()(SimpleNamespace(logits=answers.flip(1).log()), {"teacher_probs": answers})["loss"]
+    assert other > same
+
+
+def test_micro_batches_add_up_beside_labels_that_some_texts_lack():
+    logits, answers = drawn()
+    labels = torch.tensor([0, -100, -100, -100, 3, 1])
+    both = WeightedSum((1.0, TaskLoss(0.1)), (2.0, TeacherLoss()))
+    batch = {"labels": labels, "teacher_probs": answers}
+    assert {name: int(n) for name, n in both.count(batch).items()} == {"task": 3, "teacher": 6}
+    whole = both(SimpleNamespace(logits=logits), batch)
+    own = TaskLoss(0.1)(SimpleNamespace(logits=logits[[0, 4, 5]]), {"labels": labels[[0, 4, 5]]})["loss"]
+    assert whole["task_loss"].item() == pytest.approx(own.item(), rel=1e-6)
+    counts = both.count(batch)
+    parts = [
+        both(SimpleNamespace(logits=logits[rows]), {name: values[rows] for name, values in batch.items()}, counts)
+        for rows in (slice(0, 1), slice(1, 4), slice(4, 6))  # The second has no label at all.
+    ]
+    assert sum(part["loss"] for part in parts).item() == pytest.approx(whole["loss"].item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("weights", [None, [1.0, 2.0, 0.5, 1.0]])
+def test_a_batch_without_labels_has_no_task_loss(weights):
+    logits, _ = drawn()
+    found = TaskLoss(class_weights=weights)(SimpleNamespace(logits=logits), {"labels": torch.full((6,), -100)})["loss"]
+    found.backward()
+    assert found.item() == 0.0 and logits.grad.abs().max() == 0
