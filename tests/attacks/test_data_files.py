@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from hf_tlm.corpora import CorpusError, load_corpus
+from hf_tlm.retrieval import Index, Subset
 from hf_tlm.tasks import TaskError, TaskSpec, load_task, unlabelled
 
 BOM = b"\xef\xbb\xbf"
@@ -172,3 +173,45 @@ def test_damaged_parquet_is_refused(tmp_path, reader, damage, message):
     with pytest.raises(error, match=r"Cannot read .*\.parquet") as raised:
         read(tmp_path / "below/file.parquet")
     assert message in str(raised.value)
+
+
+@pytest.fixture
+def written(toys, tmp_path):
+    """A folder with a corpus, and below it what commands wrote: a subset, an index, a run, a model."""
+    folder = tmp_path / "data"
+    (folder / "deep").mkdir(parents=True)
+    pq.write_table(pa.table({"text": ["a text"]}), folder / "deep/corpus.parquet")
+    Subset.load(toys.subset).save(folder / "out/subset")
+    rows = load_corpus(str(folder / "deep")).to_dataset(tmp_path / "cache")
+    Index.build(folder / "out/index", rows, corpus_name="deep", fingerprint="f")
+    (folder / "run/seed-0").mkdir(parents=True)
+    (folder / "run/settings.json").write_text(json.dumps({"arguments": {}, "model": {}}))
+    (folder / "run/seed-0/vocab.txt").write_text("[PAD]\n")
+    (folder / "model").mkdir()
+    (folder / "model/config.json").write_text('{"model_type": "bert"}')
+    (folder / "model/vocab.txt").write_text("[PAD]\n")
+    (folder / ".being written").mkdir()
+    (folder / ".being written/half.txt").write_text("half a text")
+    return folder
+
+
+@pytest.mark.parametrize("pattern,count", [("", 8), ("**/*.parquet", 1), ("*", 0), ("*/corpus.parquet", 0)])
+def test_what_commands_wrote_is_no_corpus(written, caplog, pattern, count):
+    files = f"{written}/{pattern}" if pattern != "*" else str(written / "deep")
+    assert read_corpus(files) == ["a text"]
+    assert (f"of {files} {count} files" in caplog.text) == (count > 0)
+
+
+def test_it_is_where_its_files_are_named(written):
+    data = written / "out/subset/data"
+    assert len(read_corpus(data)) == len(read_corpus(f"{data}/*.parquet")) > 1
+    with pytest.raises(CorpusError, match=r"No corpus: of .*, all there are"):
+        load_corpus(f"{written}/out/**/*.parquet")
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", '{"format": 3}', "{", "[" * 100_000], ids=range(5))
+def test_other_manifests_are_of_others(tmp_path, content):
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below/manifest.json").write_text(content)
+    (tmp_path / "below/a.txt").write_text("a text")
+    assert read_corpus(f"{tmp_path}/**/*.txt") == ["a text"]
