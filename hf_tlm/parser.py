@@ -3,7 +3,8 @@
     accelerate launch recipes/train_tlm.py --config base.yaml chemprot_small.yaml --learning_rate 1e-4
 
 Later files override earlier ones. Top-level keys are field names. A top-level key that is the name of a recipe holds a
-mapping for that recipe alone, so that one file can describe retrieval and training of one experiment.
+mapping for that recipe alone, so that one file can describe retrieval and training of one experiment. A value that begins
+with ~ begins with the user's folder.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def config_files(args: Sequence[str] | None = None) -> list[str]:
     # With a parser of their own: a required field may be in one of them.
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     finder.add_argument("--config", nargs="+", default=[])
-    return finder.parse_known_args(sys.argv[1:] if args is None else list(args))[0].config
+    return _at_home(finder.parse_known_args(sys.argv[1:] if args is None else list(args))[0].config)
 
 
 def parse(
@@ -90,7 +91,7 @@ def parse(
         ConfigError: an unknown key or a value of the wrong type in a file, or values the dataclasses refuse.
         SystemExit: as argparse does, for `--help`, `--help_all` and for errors of the command line.
     """
-    args = list(sys.argv[1:] if args is None else args)
+    args = _at_home(list(sys.argv[1:] if args is None else args))
     extended = [cls.extends for cls in dataclasses if "stands_for" in vars(cls)]
     short_help = bool(HELP & set(args))
     helps = short_help or HELP_ALL in args
@@ -183,6 +184,7 @@ def _check_known(key: str, actions: Mapping[str, argparse.Action], where: str) -
 
 def _typed(key: str, value: Any, action) -> Any:
     """A YAML value as argparse would have made it from the command line ("1e-4" is a string to YAML)."""
+    value = _at_home(value)
     if isinstance(value, dict):
         value = json.dumps(value)
     if value is None or action.type is None:
@@ -195,6 +197,18 @@ def _typed(key: str, value: Any, action) -> Any:
     if action.choices is not None and any(item not in action.choices for item in typed):
         raise ConfigError(f"{key}: expected one of {list(action.choices)}; received {value!r}.")
     return typed if isinstance(value, list) or action.nargs == "+" else typed[0]
+
+
+def _at_home(value: Any) -> Any:
+    """A value whose paths that begin with ~ begin with the user's folder: shells see neither YAML nor --option=~/folder."""
+    if isinstance(value, str):
+        option, equals, rest = value.partition("=")
+        if equals and option.startswith("--"):
+            return f"{option}={os.path.expanduser(rest)}"
+        return os.path.expanduser(value)
+    if isinstance(value, list):
+        return [_at_home(item) for item in value]
+    return {key: _at_home(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 def _written(value: Any) -> str:

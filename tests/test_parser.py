@@ -48,6 +48,23 @@ def test_values_win_over_files_and_are_checked_as_they_are(tmp_path):
     assert config_files(["--size", "3", "--config", "a.yaml", "b.yaml", "--rate", "1"]) == ["a.yaml", "b.yaml"]
 
 
+def test_paths_of_the_users_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "0.yaml").write_text("name: ~/x")
+    for args in (["--config", "~/0.yaml"], ["--config=~/0.yaml"], ["--name", "~/x"], ["--name=~/x"]):
+        assert read(tmp_path, args=args)[0].name == f"{tmp_path}/x"
+    assert config_files(["--config", "~/0.yaml"]) == [f"{tmp_path}/0.yaml"]
+    assert read(tmp_path, args=["--name", "a~/x"])[0].name == "a~/x"
+
+    @dataclass
+    class Places:
+        places: list[str] = field(default_factory=list)
+
+    (tmp_path / "0.yaml").write_text("places: [~/a, {b: ~/c}, ~nobody here/d]")
+    (places,) = parse(Places, recipe="train_tlm", description="", args=["--config", "~/0.yaml"])
+    assert places.places == [f"{tmp_path}/a", f'{{"b": "{tmp_path}/c"}}', "~nobody here/d"]
+
+
 def test_one_value_of_a_list_may_stand_alone(tmp_path):
     assert read(tmp_path, "name: x\nseeds: 3")[1].seeds == [3]
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import glob
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Sequence
 from functools import partial
@@ -19,6 +21,15 @@ from hf_tlm.hub.errors import explaining
 from hf_tlm.hub.repo import Repo
 
 _SAMPLE = 1 << 16
+# By which file a folder that this package wrote is known.
+_OUTPUTS = {
+    "manifest.json": lambda content: content.get("format") == "hf_tlm.subset",
+    "index.json": lambda content: content.get("format") == "hf_tlm.index",
+    "settings.json": lambda content: {"arguments", "model"} <= set(content),
+    "config.json": lambda content: "model_type" in content,
+}
+
+logger = logging.getLogger(__name__)
 
 
 def load_corpus(
@@ -39,7 +50,8 @@ def load_corpus(
     Args:
         corpus: files (a path, a folder, or a glob such as `data/*.parquet`; several separated by commas or as a list)
             in parquet, jsonl, json, csv or txt, also compressed as .gz or .zst; a Hub dataset id, with `@revision` if
-            wanted; or a `datasets.Dataset`. A text file holds one document a line.
+            wanted; or a `datasets.Dataset`. A text file holds one document a line. Hidden folders, and those that this
+            package wrote (subsets, indexes, runs, models) below a folder or glob are left out.
         id_column: column of unique ids. Default: `<file>:<row>`, files named relative to their common folder.
         source_column: column that says where a document is from; where it is absent, the file's or data set's name.
         max_words: cut documents into passages of at most so many words, at sentence ends.
@@ -130,14 +142,21 @@ def _digest(settings: dict[str, Any]):
 
 
 def _find(patterns: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """The files of paths, folders and globs, sorted, each once; and those that match none."""
+    """The files of paths, folders and globs, sorted, each once; and those that match none.
+
+    What this package wrote into folders below is left out: a command would read its own output when it is called again.
+
+    Raises:
+        CorpusError: a file is of an unknown type, or all that matches is such output.
+    """
     found: set[Path] = set()
     without = []
+    is_output = functools.cache(_is_output)
     for asked in patterns:
         pattern = os.path.expanduser(asked)
+        root = Path(os.path.abspath(pattern))
         if os.path.isdir(pattern):
-            folder = Path(os.path.abspath(pattern))
-            own = {path for path in folder.rglob("*") if path.is_file() and builder_of(path)}
+            own = {path for path in root.rglob("*") if path.is_file() and builder_of(path)}
         else:
             names = [pattern] if os.path.isfile(pattern) else glob.glob(pattern, recursive=True)
             matches = {Path(os.path.abspath(name)) for name in names}
@@ -147,9 +166,37 @@ def _find(patterns: Sequence[str]) -> tuple[list[Path], list[str]]:
                     f"{' or '.join(COMPRESSIONS)}."
                 )
             own = {path for path in matches if path.is_file()}
-        found |= own
+            while os.path.isfile(root) or glob.has_magic(str(root)):
+                root = root.parent
+        inputs = {path for path in own if not any(map(is_output, _folders_between(root, path)))}
+        if left_out := len(own) - len(inputs):
+            where = "hidden folders or folders that hf_tlm wrote (subsets, indexes, runs, models)"
+            what = f"of {asked} {left_out:,} files are in {where}"
+            if not inputs:
+                raise CorpusError(f"No corpus: {what}, all there are. Give another, or name files there themselves.")
+            logger.warning("Left out of the corpus: %s.", what)
+        found |= inputs
         without += [] if own else [asked]
     return sorted(found), without
+
+
+def _folders_between(root: Path, path: Path) -> list[Path]:
+    """The folders below `root` that lead to a file below it."""
+    return [folder for folder in path.parents if root in folder.parents]
+
+
+def _is_output(folder: Path) -> bool:
+    """Whether a folder is a subset, an index, a run or a model, or one that is being written."""
+    if folder.name.startswith("."):
+        return True
+    for name, is_ours in _OUTPUTS.items():
+        try:
+            content = json.loads((folder / name).read_text(encoding="utf-8"))
+            if isinstance(content, dict) and is_ours(content):
+                return True
+        except (OSError, ValueError, RecursionError):
+            pass
+    return False
 
 
 def _ends(path: Path) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import glob
 import io
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -19,8 +20,6 @@ from fsspec.compression import compr, register_compression
 
 # Only an empty field is null: pandas would also take the words "null", "None" and "NA" for one.
 OPTIONS = {"csv": {"keep_default_na": False, "na_values": [""]}, "text": {"encoding": "utf-8-sig"}}
-# What pandas calls columns that the header does not name.
-_UNNAMED = "__index_level_"
 _write_zstd = compr.get("zstd")
 
 
@@ -52,10 +51,8 @@ def read_rows(path: Path, builder: str) -> Dataset:
     """
     if builder == "json" and _is_array(path):
         return Dataset.from_list(_read_array(path), on_mixed_types="use_json")
-    with _explaining_csv(path, builder):
-        rows = load_dataset(builder, data_files=glob.escape(str(path)), split="train", **OPTIONS.get(builder, {}))
-        check_columns(rows.column_names, builder, path)
-    return rows
+    with _checking_csv(path, builder):
+        return load_dataset(builder, data_files=glob.escape(str(path)), split="train", **OPTIONS.get(builder, {}))
 
 
 def row_batches(path: Path, builder: str, size: int) -> Iterator[dict[str, list[Any]]]:
@@ -69,10 +66,8 @@ def row_batches(path: Path, builder: str, size: int) -> Iterator[dict[str, list[
         yield from (columns_of(rows[start : start + size]) for start in range(0, len(rows), size))
         return
     source = {"data_files": glob.escape(str(path)), "split": "train", "streaming": True}
-    with _explaining_csv(path, builder):
-        for batch in load_dataset(builder, **source, **OPTIONS.get(builder, {})).iter(size):
-            check_columns(batch, builder, path)
-            yield batch
+    with _checking_csv(path, builder):
+        yield from load_dataset(builder, **source, **OPTIONS.get(builder, {})).iter(size)
 
 
 def columns_of(rows: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
@@ -106,22 +101,27 @@ def _read_array(path: Path) -> list[dict[str, Any]]:
     return [{name: row.get(name) for name in names} for row in rows]
 
 
-def check_columns(names: Iterable[str], builder: str | None, path: Path | None = None) -> None:
-    """Args:
+def check_columns(names: Iterable[str], builder: str | None) -> None:
+    """Whether pandas took the first of too many fields for an index, so that texts are in wrong columns.
+
+    Of files that lie here `read_rows` and `row_batches` find that before, and name the line.
+
+    Args:
         names: of the columns that a reader gave.
         builder: `datasets`' name for the reader.
-
-    Raises:
-        ValueError: pandas took the first of too many fields for an index, so that texts are in wrong columns.
     """
-    shifted = builder == "csv" and any(str(name).startswith(_UNNAMED) for name in names)
-    if shifted and (path is None or not any(name.startswith(_UNNAMED) for name in next(_csv_lines(path))[1])):
+    if builder == "csv" and any(str(name).startswith("__index_level_") for name in names):
         raise ValueError("Rows have more fields than the header names. Put fields that hold commas in double quotes.")
 
 
 @contextmanager
-def _explaining_csv(path: Path, builder: str) -> Iterator[None]:
-    """Name the line of a CSV file where there are too many fields, if that is what is wrong, and what to do."""
+def _checking_csv(path: Path, builder: str) -> Iterator[None]:
+    """Name the first line of a CSV file with too many fields, and what to do, wherever a reader fails at it.
+
+    Where that is the first row pandas does not fail, and takes the first fields of all rows for an index.
+    """
+    if builder == "csv" and (problem := _csv_problem(path, rows=1)):
+        raise ValueError(problem)
     try:
         yield
     except Exception:
@@ -131,11 +131,14 @@ def _explaining_csv(path: Path, builder: str) -> Iterator[None]:
         raise ValueError(problem) from None
 
 
-def _csv_problem(path: Path) -> str | None:
-    with suppress(OSError, ValueError, StopIteration, csv.Error):
+def _csv_problem(path: Path, rows: int | None = None) -> str | None:
+    """Args:
+    rows: how many are looked at; None for all.
+    """
+    with suppress(OSError, ValueError, csv.Error):
         lines = _csv_lines(path)
-        _, header = next(lines)
-        for number, fields in lines:
+        _, header = next(lines, (0, []))
+        for number, fields in itertools.islice(lines, rows):
             if len(fields) > len(header):
                 return (
                     f"line {number} has {len(fields)} fields, and the header names {len(header)} "
@@ -146,6 +149,7 @@ def _csv_problem(path: Path) -> str | None:
 
 def _csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
     """(number of its last line, from 1; its fields) of the header and every row that is not blank."""
+    csv.field_size_limit(2**31 - 1)  # Else a text of more than 128 KiB is an error.
     with fsspec.open(str(path), "rt", encoding="utf-8-sig", newline="", compression="infer") as file:
         reader = csv.reader(file)
-        yield from ((reader.line_num, fields) for fields in reader if fields)
+        yield from ((reader.line_num, fields) for fields in reader if len(fields) > 1 or "".join(fields).strip())

@@ -2,47 +2,111 @@
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
 import json
+import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers.activations import ACT2FN
 
 from hf_tlm.hub.checkpoint import split_revision
 from hf_tlm.models.errors import ModelError
-from hf_tlm.models.families import family_of
+from hf_tlm.models.families import check_family, family_of
+
+# Of older configs, without an effect where they have these values.
+_LEFT = {"position_embedding_type": "absolute", "gradient_checkpointing": False}
+# What configs of transformers read beside their fields.
+_ALSO_READ = (
+    *("model_type", "num_labels", "torch_dtype", "attn_implementation", "auto_map"),
+    *("rope_theta", "rope_scaling", "global_rope_theta", "local_rope_theta", "global_attn_every_n_layers"),
+)
 
 
 def read_config(model_config: str | os.PathLike | dict) -> PreTrainedConfig:
     """The config that `build_config` fits to a tokenizer, as it is written.
 
     Raises:
-        ModelError: not readable, no `model_type`, or an unsupported one.
+        ModelError: not readable, no `model_type`, or an unsupported one; an impossible value, or in a file a key that
+            this type of model has not.
     """
     if isinstance(model_config, dict) or Path(model_config).is_file():
-        if not isinstance(model_config, dict):
-            try:
-                model_config = json.loads(Path(model_config).read_text(encoding="utf-8"))
-            except json.JSONDecodeError as error:
-                raise ModelError(f"{model_config} is not JSON: {error}") from error
-        if "model_type" not in model_config:
-            raise ModelError(f"A model config needs a `model_type` (bert, roberta, ...); found {sorted(model_config)}.")
+        values = model_config if isinstance(model_config, dict) else _read_json(Path(model_config))
+        if "model_type" not in values:
+            raise ModelError(f"A model config needs a `model_type` (bert, roberta, ...); found {sorted(values)}.")
+        check_family(values["model_type"])
         try:
-            config = AutoConfig.for_model(**model_config)
-        except ValueError as error:
-            raise ModelError(
-                f"transformers makes no config of the model_type {model_config['model_type']!r}: {error}"
-            ) from error
+            config = AutoConfig.for_model(**values)
+        except (ValueError, TypeError, AttributeError, StrictDataclassError) as error:
+            raise ModelError(f"transformers makes no config of {_shown(model_config)}: {error}") from error
+        if values is not model_config:
+            _check_names(values, config, model_config)
+        _check_values(config, _shown(model_config))
     else:
         name, revision = split_revision(str(model_config))
         try:
             config = AutoConfig.from_pretrained(name, revision=revision)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, TypeError, AttributeError, StrictDataclassError) as error:
             raise ModelError(
                 f"--model_config {model_config!r} is neither a JSON file nor a model with a config: {error}"
             ) from error
     family_of(config)
     return config
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{path} is not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ModelError(f"{path} is no model config: expected a JSON object, received a {type(values).__name__}.")
+    return values
+
+
+def _shown(model_config: str | os.PathLike | dict) -> str:
+    return f"{model_config!r:.200}" if isinstance(model_config, dict) else str(model_config)
+
+
+def _check_names(values: Mapping[str, Any], config: PreTrainedConfig, path: str | os.PathLike) -> None:
+    """Every key of a file must be one that the config's class reads: transformers keeps others, and uses the default.
+
+    Configs that are read by name, as those of the Hub, may hold keys of other versions.
+    """
+    known = {field.name for field in dataclasses.fields(config)} | {*config.attribute_map, *_ALSO_READ}
+    known |= set(type(config)().to_dict())
+    for name, value in values.items():
+        if name not in known and (name, value) not in _LEFT.items():
+            close = difflib.get_close_matches(name, known, n=2)
+            hint = f" Did you mean {' or '.join(close)}?" if close else ""
+            raise ModelError(f"{path}: a {config.model_type} config has no {name!r}.{hint} Correct or remove it.")
+
+
+def _check_values(config: PreTrainedConfig, shown: str) -> None:
+    """Sizes are positive, probabilities below 1, other numbers finite, and the activations known."""
+    problems = []
+    for name, value in config.to_dict().items():
+        if name.endswith(("activation", "hidden_act")) and isinstance(value, str) and value not in ACT2FN:
+            problems.append(f"{name} {value!r} (expected one of {', '.join(sorted(ACT2FN))})")
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            continue
+        if "drop" in name and not 0 <= value < 1:
+            problems.append(f"{name} {value} (expected 0 or more, and less than 1)")
+        elif name != "type_vocab_size" and name.endswith(("_size", "_layers", "_heads", "_embeddings", "dim")) and value < 1:
+            problems.append(f"{name} {value} (expected 1 or more)")
+        elif not math.isfinite(value):
+            problems.append(f"{name} {value} (expected a finite number)")
+    if not problems and config.hidden_size % config.num_attention_heads:
+        problems.append(
+            f"hidden_size {config.hidden_size} (expected a multiple of the {config.num_attention_heads} attention heads)"
+        )
+    if problems:
+        raise ModelError(f"The model config {shown} has {'; '.join(problems)}.")
 
 
 def build_config(

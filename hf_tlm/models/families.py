@@ -105,12 +105,19 @@ def family_of(config: PreTrainedConfig) -> Family:
     Raises:
         ModelError: no family has this `model_type`.
     """
-    if config.model_type not in FAMILIES:
+    check_family(config.model_type)
+    return FAMILIES[config.model_type]
+
+
+def check_family(model_type: str) -> None:
+    """Raises:
+    ModelError: no family has this `model_type`.
+    """
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise ModelError(
-            f"TLM trains encoders of the types {', '.join(FAMILIES)}; received the type {config.model_type!r}. "
+            f"TLM trains encoders of the types {', '.join(FAMILIES)}; received the type {model_type!r:.80}. "
             "Choose another config or checkpoint."
         )
-    return FAMILIES[config.model_type]
 
 
 def longest_input(config: PreTrainedConfig) -> int | None:

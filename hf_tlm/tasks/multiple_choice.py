@@ -77,7 +77,7 @@ def numbered(spec: TaskSpec, rows: Dataset, ids: list[str | None]) -> list[str |
     (contexts,) = columns_of(spec, "ids", rows, "context")
     passages: dict[str | None, set[str]] = {}
     for identifier, context in zip(ids, contexts, strict=True):
-        passages.setdefault(identifier, set()).add(context)
+        passages.setdefault(identifier, set()).add(str(context))
     times, number, found = Counter(ids), Counter(), []
     for identifier in ids:
         of_passage = identifier is not None and times[identifier] > 1 and len(passages[identifier]) == 1

@@ -77,6 +77,8 @@ def _check(context: str, texts: list[Any], starts: list[Any]) -> Bad | None:
     for text, start in zip(texts, starts, strict=True):
         if problem := check_text("answer", text):
             return problem
+        if not isinstance(text, str):
+            return Bad("an answer that is no text", f"answer {text!r}")
         if not isinstance(start, (int, float)):
             return Bad("an answer without an offset", f"answer {text!r}, offset {start!r}")
         found = context[int(start) : int(start) + len(text)] if start >= 0 else ""

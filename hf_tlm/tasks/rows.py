@@ -25,7 +25,14 @@ def check_text(what: str, *values: Any) -> Bad | None:
     """What is wrong with texts of a row; None if nothing is."""
     if any(value is None for value in values):
         return Bad(f"null {what}")
-    return Bad(f"blank {what}") if any(not str(value).strip() for value in values) else None
+    problem = check_plain(what, *values)
+    return problem or (Bad(f"blank {what}") if any(not str(value).strip() for value in values) else None)
+
+
+def check_plain(what: str, *values: Any) -> Bad | None:
+    """What is wrong with values of a row that may be texts or numbers, of which texts are made; None if nothing is."""
+    others = [value for value in values if isinstance(value, (list, dict, bytes))]
+    return Bad(f"{what} that is a {type(others[0]).__name__}", f"{what} {others[0]!r:.40}") if others else None
 
 
 def column_of(spec: TaskSpec, role: str, rows: Dataset) -> str | None:

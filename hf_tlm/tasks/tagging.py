@@ -9,7 +9,7 @@ from typing import Any
 
 from datasets import ClassLabel, Dataset, Features, List, Value
 
-from hf_tlm.tasks.rows import Bad, column_of, columns_of
+from hf_tlm.tasks.rows import Bad, check_plain, column_of, columns_of
 from hf_tlm.tasks.spec import TaskError, TaskSpec
 
 logger = logging.getLogger(__name__)
@@ -23,7 +23,8 @@ def is_iob2(tag: str) -> bool:
 def label_names(spec: TaskSpec, train: Dataset) -> tuple[str, ...]:
     """Tags in the order of their indices, from the training split."""
     named = _class_names(spec, train)
-    found = {tag for tags in columns_of(spec, "train", train, "tags")[0] for tag in tags or []} - {None}
+    lists = (tags for tags in columns_of(spec, "train", train, "tags")[0] if isinstance(tags, list))
+    found = {tag for tags in lists for tag in tags if not isinstance(tag, (list, dict))} - {None}
     if len(named or found) < 2:
         raise TaskError(
             f"Task {spec.name}: a tagging task needs two tags or more; the training split has {sorted(map(str, found))}. "
@@ -64,7 +65,8 @@ def unlabelled(spec: TaskSpec, rows: Dataset) -> bool:
     """Whether no word has a tag."""
     column = column_of(spec, "tags", rows)
     return column in rows.column_names and not any(
-        tag not in (None, -1) for tags in rows[column][:] if tags is not None for tag in tags
+        tags is not None and (not isinstance(tags, list) or any(tag not in (None, -1) for tag in tags))
+        for tags in rows[column][:]
     )
 
 
@@ -84,10 +86,16 @@ def read(spec: TaskSpec, split: str, rows: Dataset, names: tuple[str, ...], labe
             yield Bad("a sentence that is no list of words", f"tokens {words!r:.40}")
         elif None in words:
             yield Bad("a null word")
+        elif problem := check_plain("word", *words):
+            yield problem
         elif not labelled:
             yield (list(map(str, words)),)
+        elif of is not None and not isinstance(of, (list, tuple)):
+            yield Bad("tags that are no list", f"tags {of!r:.40}")
         elif of is None or None in of:
             yield Bad("a null tag")
+        elif problem := check_plain("tag", *of):
+            yield problem
         elif len(of) != len(words):
             yield Bad("different numbers of tokens and tags", f"{len(words)} tokens, {len(of)} tags")
         else:

@@ -108,7 +108,7 @@ def read(spec: TaskSpec, split: str, rows: Dataset, names: tuple[str, ...], labe
 def _class(label: Any, index: dict[str, int]) -> tuple[int] | Bad:
     if label is None:
         return Bad("no label")
-    return (index[str(label)],) if str(label) in index else Bad("a label that train lacks", f"label {str(label)!r}")
+    return (index[str(label)],) if str(label) in index else Bad("a label that train lacks", f"label {str(label)!r:.40}")
 
 
 def _number(label: Any) -> tuple[float] | Bad:
@@ -116,9 +116,9 @@ def _number(label: Any) -> tuple[float] | Bad:
         return Bad("no label")
     try:
         number = float(label)
-    except ValueError:
+    except (TypeError, ValueError):
         number = math.nan
-    return (number,) if math.isfinite(number) else Bad("a label that is no number", f"label {label!r}")
+    return (number,) if math.isfinite(number) else Bad("a label that is no number", f"label {label!r:.40}")
 
 
 def report(spec: TaskSpec, rows: Dataset, names: tuple[str, ...]) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def unlabelled(path: str, spec: TaskSpec, *, drop_bad_rows: bool = False, chunk:
     reader = kind_module(spec.kind)
     done = 0
     for columns in _stream(path, spec, chunk):
-        rows = Dataset.from_dict(columns)
+        rows = Dataset.from_dict(columns, on_mixed_types="use_json")
         if not ROLES[spec.kind]:
             spec = reader.settled(spec, rows)
         ids = ids_of(spec, path, rows, [None] * len(rows))
