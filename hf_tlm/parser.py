@@ -18,14 +18,18 @@ import inspect
 import json
 import os
 import pkgutil
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 from hf_tlm.files import HfTlmError
+from hf_tlm.ranges import RANGES, problem
 from hf_tlm.signals import Terminated, on_sigterm
 
+# Texts that are JSON, which in a file may be a mapping.
+_JSON = ("executor_options",)
 HELP, HELP_ALL = {"-h", "--help"}, "--help_all"
 RECIPES = (
     *("quickstart", "retrieve", "select_influence", "train_tlm", "pretrain"),
@@ -43,22 +47,19 @@ def read_configs(paths: Sequence[str], recipe: str) -> dict[str, Any]:
     Raises:
         ConfigError: a file is missing, not YAML, or not a mapping.
     """
-    import yaml
+    from hf_tlm.safe_yaml import read_yaml
 
     values: dict[str, Any] = {}
     for path in paths:
-        try:
-            content = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
-        except OSError as error:
-            raise ConfigError(f"Cannot read --config {path}: {error.strerror}.") from error
-        except yaml.YAMLError as error:
-            raise ConfigError(f"--config {path} is not YAML: {error}") from error
+        content = read_yaml(path, f"--config {path}", ConfigError)
+        content = {} if content is None else content
         if not isinstance(content, dict):
-            raise ConfigError(f"--config {path} must be a mapping of argument names to values; found {content!r:.80}.")
-        sections = {name: content.pop(name) or {} for name in RECIPES if name in content}
+            raise ConfigError(f"--config {path} must be a mapping of argument names to values; found {content!r:.60}.")
+        sections = {name: content.pop(name) for name in RECIPES if name in content}
+        sections = {name: {} if section is None else section for name, section in sections.items()}
         for name, section in sections.items():
             if not isinstance(section, dict):
-                raise ConfigError(f"--config {path}: section {name!r} must be a mapping; found {section!r:.80}.")
+                raise ConfigError(f"--config {path}: section {name!r} must be a mapping; found {section!r:.60}.")
         values |= content | sections.get(recipe, {})
     return values
 
@@ -103,10 +104,11 @@ def parse(
         formatter_class=_HelpFormatter,
         allow_abbrev=False,
     )
+    _check_values(parser)
     required = [f"{action.option_strings[0]} {action.dest.upper()}" for action in parser._actions if action.required]
     parser.usage = " ".join(["%(prog)s", *required, "[options]"])
     # Hundreds of lines of usage would hide the error.
-    parser.error = lambda message: parser.exit(2, f"Error: {message}\nSee {recipe}.py --help.\n")
+    parser.error = lambda message: parser.exit(2, f"Error: {_plain(message)}\nSee {recipe}.py --help.\n")
     parser.add_argument("--config", nargs="+", default=[], metavar="YAML", help="Files of defaults, later ones win.")
     if extended and short_help:
         parser.epilog = "\n".join(f"Every option of {name} is accepted too; {HELP_ALL} lists them." for name in extended)
@@ -114,11 +116,12 @@ def parse(
     parser.add_argument(HELP_ALL, action="help", help=more)
     if not helps:
         paths = config_files(args)
-        actions = {action.dest: action for action in parser._actions if action.dest not in ("help", "config")}
+        actions = _actions(parser, dataclasses)
         for key, value in (read_configs(paths, recipe) | dict(values or {})).items():
             place = "the values given" if values and key in values else ", ".join(map(str, paths))
             _check_known(key, actions, f"{place} for {recipe}")
-            actions[key].default = _typed(key, value, actions[key])
+            # Of all actions of that name: an option that is true by default has its --no_ beside it.
+            parser.set_defaults(**{key: _typed(key, value, actions[key])})
             actions[key].required = False
     try:
         *parsed, unknown = parser.parse_args_into_dataclasses(args=args, return_remaining_strings=True)
@@ -169,34 +172,84 @@ def typed_values(cls: type, values: Mapping[str, Sequence[Any]], where: str) -> 
     Raises:
         ConfigError: a field that the dataclass lacks, or a value of the wrong type.
     """
-    actions = {action.dest: action for action in _hf_argument_parser()(_full(cls))._actions if action.dest != "help"}
+    parser = _hf_argument_parser()(_full(cls))
+    _check_values(parser)
+    actions = _actions(parser, [_full(cls)])
     for key in values:
         _check_known(key, actions, where)
     return {key: [_typed(key, value, actions[key]) for value in listed] for key, listed in values.items()}
+
+
+def _actions(parser: argparse.ArgumentParser, dataclasses: Sequence[type]) -> dict[str, argparse.Action]:
+    """The options that a file may give, by name, each with the type of its field as `hint`."""
+    hints = {name: hint for cls in dataclasses for name, hint in get_type_hints(cls).items()}
+    actions = {action.dest: action for action in reversed(parser._actions) if action.dest in hints}
+    for name, action in actions.items():
+        action.hint = hints[name]
+    return actions
+
+
+def _check_values(parser: argparse.ArgumentParser) -> None:
+    """Let options take the numbers of their range alone, and no empty texts, from the command line and from files."""
+    for action in parser._actions:
+        if action.dest in RANGES and action.type in (int, float):
+            action.type = functools.partial(_number, action.dest, action.type)
+        elif action.type is str:
+            action.type = _text
+
+
+def _number(name: str, of: type, text: str) -> float:
+    try:
+        value = of(text)
+    except ValueError:
+        value = text
+    if wrong := problem(name, value):
+        raise argparse.ArgumentTypeError(wrong)
+    return value
+
+
+def _text(text: str) -> str:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("expected a text; received an empty one. Leave it out for its default.")
+    return text
 
 
 def _check_known(key: str, actions: Mapping[str, argparse.Action], where: str) -> None:
     if key not in actions:
         close = difflib.get_close_matches(key, actions, n=3)
         hint = f" Did you mean {' or '.join(close)}?" if close else ""
-        raise ConfigError(f"Unknown key {key!r} in {where}.{hint}")
+        raise ConfigError(f"Unknown key {key!r:.60} in {where}.{hint}")
 
 
-def _typed(key: str, value: Any, action) -> Any:
+def _typed(key: str, value: Any, action: argparse.Action) -> Any:
     """A YAML value as argparse would have made it from the command line ("1e-4" is a string to YAML)."""
     value = _at_home(value)
-    if isinstance(value, dict):
-        value = json.dumps(value)
-    if value is None or action.type is None:
+    types = {action.hint, *get_args(action.hint)}
+    types = {get_origin(one) or one for one in types} | {of for one in types for of in get_args(one)}
+    if value is None:
+        if type(None) not in types:
+            raise ConfigError(f"{key}: expected a value; received none. Leave the key out for its default.")
         return value
-    values = value if isinstance(value, list) else [value]
+    is_list = isinstance(value, list)
+    if is_list and action.nargs != "+":
+        raise ConfigError(f"{key}: expected one value; received the list {value!r:.60}.")
+    if is_list and not value and action.default != []:
+        raise ConfigError(f"{key}: expected one value or more; received an empty list.")
+    takes_json = dict in types or key in _JSON or (str in types and action.nargs == "+")
+    values = value if is_list else [value]
+    for item in values:
+        if item is None or isinstance(item, list) or (isinstance(item, Mapping) and not takes_json):
+            kind = "a mapping" if isinstance(item, Mapping) else "a list" if item is not None else "none"
+            raise ConfigError(f"{key}: expected a single value; received {kind}{'' if item is None else f': {item!r:.60}'}.")
     try:
-        typed = [action.type(item if isinstance(item, bool) else _written(item)) for item in values]
+        typed = [_written(item) if action.type is None else action.type(_written(item)) for item in values]
+    except argparse.ArgumentTypeError as error:
+        raise ConfigError(f"{key}: {str(error):.300}") from error
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{key}: cannot use {value!r}: {error}.") from error
+        raise ConfigError(f"{key}: cannot use {value!r:.60}: {str(error):.100}.") from error
     if action.choices is not None and any(item not in action.choices for item in typed):
-        raise ConfigError(f"{key}: expected one of {list(action.choices)}; received {value!r}.")
-    return typed if isinstance(value, list) or action.nargs == "+" else typed[0]
+        raise ConfigError(f"{key}: expected one of {list(action.choices)}; received {value!r:.60}.")
+    return typed if is_list or action.nargs == "+" else typed[0]
 
 
 def _at_home(value: Any) -> Any:
@@ -212,8 +265,18 @@ def _at_home(value: Any) -> Any:
 
 
 def _written(value: Any) -> str:
-    """A value on the command line, where a mapping is JSON."""
-    return json.dumps(value) if isinstance(value, Mapping) else str(value)
+    """A value as on the command line, where a mapping is JSON."""
+    return json.dumps(value) if isinstance(value, (Mapping, bool)) else str(value)
+
+
+def _plain(message: str) -> str:
+    """A message of argparse, which names an option by all of its spellings, without those that nobody uses."""
+    return _shortened(re.sub(r"^argument (--\w+)(/--[\w-]+)*:", r"\1:", message))
+
+
+def _shortened(message: str) -> str:
+    """A message without words that nobody reads to their end."""
+    return re.sub(r"\S{250,}", lambda word: f"{word[0][:100]}...{word[0][-20:]}", message)
 
 
 def run(main: Callable[[], Any]) -> None:
@@ -237,6 +300,8 @@ def run(main: Callable[[], Any]) -> None:
     except Terminated as end:
         _stop(end.message, end.code)
     except Exception as error:
+        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+            _stop(f"A name is longer than that of a file can be: {error.filename!r:.60}... Give another.", 1)
         # safetensors has an error type of its own that only quotes the system's.
         if os.strerror(errno.ENOSPC) not in str(error):
             raise
@@ -255,6 +320,6 @@ def _terminate() -> None:
 
 
 def _stop(message: str, status: int) -> None:
-    rank = os.environ.get("RANK", "0")
+    message, rank = _shortened(message), os.environ.get("RANK", "0")
     print(f"\nError: {message}" if rank == "0" else f"\nError on process {rank}: {message}", file=sys.stderr, flush=True)
     sys.exit(status)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hf_tlm.analysis.errors import AnalysisError
+from hf_tlm.ranges import check_ranges
 from hf_tlm.tasks.arguments import TaskArguments
 
 if TYPE_CHECKING:
@@ -45,9 +46,7 @@ class AnalyzeArguments:
     trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with a model."})
 
     def __post_init__(self):
-        for name in ("max_texts", "batch_size", "max_length"):
-            if getattr(self, name) < 1:
-                raise AnalysisError(f"--{name} must be at least 1; received {getattr(self, name)}.")
+        check_ranges(self, AnalysisError)
 
     @property
     def folder(self) -> Path:

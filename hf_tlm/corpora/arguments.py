@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from hf_tlm.ranges import check_ranges
+
 if TYPE_CHECKING:
     from hf_tlm.corpora.corpus import Corpus
 
@@ -34,6 +36,11 @@ class CorpusArguments:
     skip_bad_files: bool = field(
         default=False, metadata={"help": "Leave out whole files of the corpus that cannot be read, and name them."}
     )
+
+    def __post_init__(self):
+        from hf_tlm.corpora.corpus import CorpusError
+
+        check_ranges(self, CorpusError)
 
     def load(self, optional: bool = False) -> Corpus | None:
         """Open the corpus; None if it is optional and there is none.

@@ -19,6 +19,7 @@ from hf_tlm.corpora.corpus import Corpus, CorpusError, Part
 from hf_tlm.corpora.reading import BUILDERS, COMPRESSIONS, Columns, builder_of, read_file, read_rows
 from hf_tlm.hub.errors import explaining
 from hf_tlm.hub.repo import Repo
+from hf_tlm.ranges import check_numbers
 
 _SAMPLE = 1 << 16
 # By which file a folder that this package wrote is known.
@@ -62,8 +63,7 @@ def load_corpus(
         CorpusError: nothing matches, a file type is unknown, or max_words is not positive. While iterating: a file
             cannot be read, a column is missing or holds no text, an id of `id_column` is null or repeated.
     """
-    if max_words is not None and max_words < 1:
-        raise CorpusError(f"max_words must be at least 1; received {max_words}.")
+    check_numbers(CorpusError, max_words=max_words)
     columns = (text_column, id_column, source_column)
     settings = {"columns": columns, "max_words": max_words}
     if isinstance(corpus, Dataset):

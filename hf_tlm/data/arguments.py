@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from hf_tlm.ranges import check_ranges
+
 
 @dataclass
 class BlockArguments:
@@ -41,3 +43,8 @@ class BlockArguments:
     shards_ahead: int = field(
         default=2, metadata={"help": "streaming_blocks: files that are made ahead of training, at most."}
     )
+
+    def __post_init__(self):
+        from hf_tlm.data.blocks import BlocksError
+
+        check_ranges(self, BlocksError)

@@ -22,6 +22,7 @@ from hf_tlm.corpora import Corpus
 from hf_tlm.data.blocks import CONTIGUOUS, BlockMaker, BlocksError
 from hf_tlm.data.tokenization import backend_settings
 from hf_tlm.files import atomic_directory, atomic_write
+from hf_tlm.ranges import check_numbers
 
 logger = logging.getLogger(__name__)
 
@@ -68,12 +69,7 @@ class BlockShards:
     cache_dir: str | Path | None = None
 
     def __post_init__(self):
-        if not 0 <= self.validation_share < 1:
-            raise BlocksError(
-                f"validation_share is a share of the corpus, 0 or more and below 1; got {self.validation_share}."
-            )
-        if self.shard_size < 1:
-            raise BlocksError(f"shard_size must be at least 1 block; received {self.shard_size}.")
+        check_numbers(BlocksError, validation_share=self.validation_share, shard_size=self.shard_size)
         BlockMaker(self.tokenizer, self.max_length, self.mode)
 
     @cached_property

@@ -13,6 +13,7 @@ from datasets import Dataset
 
 from hf_tlm.data.blocks import CONTIGUOUS, BlocksError
 from hf_tlm.data.shards import POLL_SECONDS, BlockShards
+from hf_tlm.ranges import check_numbers
 
 # More blocks than any corpus has: what a pass counts as where the number of blocks is not known yet, so that a draw
 # (`hf_tlm.data.interleave`) names a block of a pass all the same.
@@ -36,8 +37,7 @@ class Preparation:
     """
 
     def __init__(self, shards: BlockShards, ahead: int):
-        if ahead < 1:
-            raise BlocksError(f"shards_ahead must be at least 1; received {ahead}.")
+        check_numbers(BlocksError, shards_ahead=ahead)
         self.shards, self.ahead = shards, ahead
         self._needed, self._stopped = 0, False
         self._error: Exception | None = None

@@ -142,11 +142,6 @@ def _check(args: PretrainArguments, model_args: ModelArguments, block_args: Bloc
         )
     if block_args.streaming_blocks:
         _check_streaming(args, model_args, block_args)
-    if block_args.max_validation_blocks < 1 or block_args.vocab_texts < 1:
-        raise ArgumentsError(
-            "max_validation_blocks and vocab_texts must be at least 1; received "
-            f"{block_args.max_validation_blocks} and {block_args.vocab_texts}."
-        )
 
 
 def _check_streaming(args: PretrainArguments, model_args: ModelArguments, block_args: BlockArguments) -> None:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_tlm.influence.checks import BALANCES, METHODS, check_executor, check_scoring, check_selection, without_effect
+from hf_tlm.influence.checks import BALANCES, METHODS, check_executor, check_selection, without_effect
 from hf_tlm.influence.errors import InfluenceError
+from hf_tlm.ranges import check_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -112,8 +113,8 @@ class SelectionArguments:
     )
 
     def __post_init__(self):
+        check_ranges(self, InfluenceError)
         check_selection(**self._choice())
-        check_scoring(self.score_mlm_probability, self.score_batch_size, self.projection_dim, "score_")
         check_executor(self.method, self.executor, self.num_shards, self.workers, self.executor_options)
         if self.executor is not None:
             from hf_tlm.influence.sharded import check_sharding

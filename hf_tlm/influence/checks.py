@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from hf_tlm.influence.errors import InfluenceError
+from hf_tlm.ranges import check_numbers
 
 METHODS = ("iss", "dsir", "bm25-rank", "random")
 BALANCES = ("class",)
-# Masks are drawn until they hide something, which for a text of one token takes 1 / mlm_probability of them.
-LEAST_PROBABILITY = 0.01
 # What a recipe may be given that only iss has a use for, beside what is refused below.
 OF_ISS = (
     *("corpus_batch_size", "task_batch_size", "score_model", "layer", "parameters", "projection_dim", "work_dir"),
@@ -41,12 +40,7 @@ def check_selection(
     if len(given) != 1:
         received = ", ".join(f"{name} {value}" for name, value in given.items()) or "none"
         raise InfluenceError(f"A selection needs its size, as one of {', '.join(sizes)}; received {received}.")
-    if fraction is not None and not 0 < fraction <= 1:
-        raise InfluenceError(f"fraction is the share of the subset to keep, above 0 and at most 1; received {fraction}.")
-    batches = {"corpus_batch_size": corpus_batch_size, "task_batch_size": task_batch_size}
-    for name, value in {**batches, "top_k": top_k, "num_passages": num_passages}.items():
-        if value is not None and value < 1:
-            raise InfluenceError(f"{name} must be at least 1; received {value}.")
+    check_numbers(InfluenceError, **sizes, corpus_batch_size=corpus_batch_size, task_batch_size=task_batch_size)
     if top_k is not None and method != "iss":
         raise InfluenceError(
             f"top_k is the passages of each task batch, which only iss has; received it with {method}. Give {method} a "
@@ -77,25 +71,7 @@ def check_executor(
         )
     if executor is not None and method != "iss":
         raise InfluenceError(f"An executor scores passages, which only iss does; received {executor} with {method}.")
-    for name in ("num_shards", "workers"):
-        if given.get(name, 1) < 1:
-            raise InfluenceError(f"{name} must be at least 1; received {given[name]}.")
-
-
-def check_scoring(mlm_probability: float, batch_size: int, projection_dim: int | None, prefix: str = "") -> None:
-    """Args:
-        prefix: of the options' names, in errors.
-
-    Raises:
-        InfluenceError: a number that makes no sense.
-    """
-    if not LEAST_PROBABILITY <= mlm_probability <= 1:
-        raise InfluenceError(
-            f"{prefix}mlm_probability must be at least {LEAST_PROBABILITY} and at most 1; received {mlm_probability}."
-        )
-    for name, value in ((f"{prefix}batch_size", batch_size), ("projection_dim", projection_dim)):
-        if value is not None and value < 1:
-            raise InfluenceError(f"{name} must be at least 1; received {value}.")
+    check_numbers(InfluenceError, num_shards=num_shards, workers=workers)
 
 
 def without_effect(method: str, given: Mapping[str, Any]) -> list[str]:

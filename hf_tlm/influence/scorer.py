@@ -24,7 +24,6 @@ from transformers import PreTrainedTokenizerBase
 from hf_tlm.files import atomic_directory
 from hf_tlm.influence.capture import Tokens
 from hf_tlm.influence.checkpoint import Checkpoint, Gradient, check_alike, nbytes
-from hf_tlm.influence.checks import check_scoring
 from hf_tlm.influence.errors import InfluenceError
 from hf_tlm.influence.gradients import MAX_NUMBERS, EmbeddingGradient, MatrixGradient
 from hf_tlm.influence.masks import MaskedTexts
@@ -34,6 +33,7 @@ from hf_tlm.influence.score_files import rows_digest
 from hf_tlm.influence.task_gradients import Block, TaskGradients
 from hf_tlm.models import TlmModel
 from hf_tlm.models.families import longest_input
+from hf_tlm.ranges import check_numbers
 
 # Task gradients are written, and shared between processes, in blocks of at most so many texts.
 BLOCK_TEXTS = 1024
@@ -96,7 +96,8 @@ class InfluenceScorer:
     ):
         if not models:
             raise InfluenceError("Influence needs at least one model; received none.")
-        check_scoring(mlm_probability, batch_size, projection_dim)
+        check_numbers(InfluenceError, score_mlm_probability=mlm_probability, score_batch_size=batch_size)
+        check_numbers(InfluenceError, projection_dim=projection_dim, layer=layer, selection_seed=seed)
         check_alike(models)
         self.masked = MaskedTexts(tokenizer, mlm_probability, seed)
         self._checkpoints = []
@@ -155,8 +156,7 @@ class InfluenceScorer:
             InfluenceError: there is no text, a column is missing, or a label is not one of the model's classes.
             HfTlmError: they cannot be written.
         """
-        if task_batch_size < 1:
-            raise InfluenceError(f"task_batch_size must be at least 1; received {task_batch_size}.")
+        check_numbers(InfluenceError, task_batch_size=task_batch_size)
         rows = read(rows, "label")
         if not len(rows):
             raise InfluenceError("Influence on a task needs labelled texts, those of its validation split; received none.")

@@ -11,7 +11,7 @@ import torch
 
 from hf_tlm.influence.errors import InfluenceError
 from hf_tlm.influence.score_files import WORK_FOLDER, ScoreFiles, open_scores
-from hf_tlm.retrieval.index.files import check_positive
+from hf_tlm.ranges import check_numbers
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -79,7 +79,7 @@ def check_sharding(sharding: Sharding, work_dir: str | Path | None) -> None:
         InfluenceError: datatrove is missing.
         RetrievalError: see `score_sharded`.
     """
-    check_positive(num_shards=sharding.num_shards, workers=sharding.workers)
+    check_numbers(InfluenceError, num_shards=sharding.num_shards, workers=sharding.workers)
     if importlib.util.find_spec("datatrove") is None:
         raise InfluenceError("Scoring on executors needs datatrove: pip install 'hf-tlm[sharded]'.")
     from hf_tlm.retrieval.sharded.executors import check_executor

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from hf_tlm.models.errors import ModelError
+from hf_tlm.ranges import check_ranges
 
 
 @dataclass
@@ -47,8 +48,7 @@ class InitializationArguments:
     )
 
     def __post_init__(self):
-        if not self.spectral_scale > 0:
-            raise ModelError(f"spectral_scale must be positive; received {self.spectral_scale}.")
+        check_ranges(self, ModelError)
 
     @property
     def needs_texts(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from hf_tlm.models.errors import ModelError
+from hf_tlm.ranges import check_ranges
 
 
 @dataclass
@@ -31,9 +32,4 @@ class LoraArguments:
     )
 
     def __post_init__(self):
-        if self.lora_r < 1:
-            raise ModelError(f"lora_r must be at least 1; received {self.lora_r}.")
-        if not self.lora_alpha > 0:
-            raise ModelError(f"lora_alpha must be positive; received {self.lora_alpha}.")
-        if not 0 <= self.lora_dropout < 1:
-            raise ModelError(f"lora_dropout must lie in [0, 1); received {self.lora_dropout}.")
+        check_ranges(self, ModelError)

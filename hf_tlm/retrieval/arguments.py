@@ -6,8 +6,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
+from hf_tlm.ranges import check_ranges
 from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.retrieval.names import RETRIEVERS
 from hf_tlm.retrieval.queries import QUERY_MODES
@@ -93,6 +92,9 @@ class RetrievalArguments:
     elastic_id_field: str | None = field(default=None, metadata={"help": "elasticsearch: field of the ids. Default: _id."})
     elastic_source_field: str = field(default="source", metadata={"help": "elasticsearch: field of the sources."})
     elastic_ca_certs: str | None = field(default=None, metadata={"help": "elasticsearch: certificates to trust."})
+
+    def __post_init__(self):
+        check_ranges(self, RetrievalError)
 
     def check(self, output_dir: str) -> None:
         """All that can be refused before task and corpus are read.
@@ -187,10 +189,9 @@ def parse_executor_options(text: str) -> dict[str, Any]:
     """Raises:
     RetrievalError: it is not a JSON object.
     """
-    try:
-        options = yaml.safe_load(text)  # JSON is YAML.
-    except yaml.YAMLError as error:
-        raise RetrievalError(f"--executor_options must be JSON: {error}") from error
+    from hf_tlm.safe_yaml import load_yaml
+
+    options = load_yaml(text, "--executor_options", RetrievalError)  # JSON is YAML.
     if not isinstance(options, dict):
-        raise RetrievalError(f"--executor_options must be a JSON object of options; received {text}.")
+        raise RetrievalError(f"--executor_options must be a JSON object of options; received {text:.60}.")
     return options

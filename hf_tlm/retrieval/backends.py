@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import numpy as np
 import rank_bm25
 
+from hf_tlm.ranges import check_numbers
 from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.retrieval.bm25 import NO_HITS, Bm25Settings, Hits, check_engine
 from hf_tlm.retrieval.index.tokenize import TokenizedTexts
@@ -39,8 +40,7 @@ def search(
     """
     settings = settings or Bm25Settings()
     check_engine(backend, settings)
-    if top_k < 1:
-        raise RetrievalError(f"top_k must be at least 1; received {top_k}.")
+    check_numbers(RetrievalError, top_k=top_k)
     if len(corpus) == 0:
         raise RetrievalError("The corpus is empty: there is nothing to retrieve.")
     if tie_key is None:

@@ -10,11 +10,11 @@ Variants and their names: Kamphuis et al. 2020, "Which BM25 do you mean?"; Lu 20
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 
+from hf_tlm.ranges import check_numbers
 from hf_tlm.retrieval.analyzer import Analyzer, RetrievalError
 from hf_tlm.retrieval.names import VARIANTS
 
@@ -51,18 +51,12 @@ class Bm25Settings:
     def __post_init__(self):
         if not any(self.variant in variants for variants in VARIANTS.values()):
             raise RetrievalError(f"There is no BM25 variant {self.variant!r}. {_offers()}")
-        if not (self.k1 > 0 and math.isfinite(self.k1)):
-            raise RetrievalError(f"k1 must be a finite number above 0 (usual: 1.2 to 2); received {self.k1!r}.")
-        if not 0 <= self.b <= 1:
-            raise RetrievalError(f"b must lie between 0 and 1 (usual: 0.75); received {self.b!r}.")
-        if self.delta is not None:
-            if self.variant not in DEFAULT_DELTA:
-                raise RetrievalError(
-                    f"delta belongs to the variants {', '.join(DEFAULT_DELTA)}; {self.variant!r} has none, but got "
-                    f"{self.delta!r}. Leave it out."
-                )
-            if not (self.delta >= 0 and math.isfinite(self.delta)):
-                raise RetrievalError(f"delta must be a finite number, 0 or above; received {self.delta!r}.")
+        check_numbers(RetrievalError, k1=self.k1, b=self.b, delta=self.delta)
+        if self.delta is not None and self.variant not in DEFAULT_DELTA:
+            raise RetrievalError(
+                f"delta belongs to the variants {', '.join(DEFAULT_DELTA)}; {self.variant!r} has none, but got "
+                f"{self.delta!r}. Leave it out."
+            )
         _ = self.analyzer
 
     @property

@@ -14,6 +14,7 @@ import pyarrow as pa
 from datasets import Dataset, Features, NamedSplit, Value, config
 from datasets.table import InMemoryTable
 
+from hf_tlm.ranges import check_numbers
 from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.retrieval.bm25 import Bm25Settings
 from hf_tlm.retrieval.decontaminate import Decontaminator, held_out_texts
@@ -29,7 +30,7 @@ from hf_tlm.retrieval.engines import (
     search_elastic,
     search_shards,
 )
-from hf_tlm.retrieval.index.files import check_positive, order_of_ids
+from hf_tlm.retrieval.index.files import order_of_ids
 from hf_tlm.retrieval.names import RETRIEVERS
 from hf_tlm.retrieval.queries import build_queries, check_query_mode, example_texts
 from hf_tlm.retrieval.subset import COLUMNS, FORMAT, FORMAT_VERSION, Subset
@@ -110,7 +111,8 @@ def retrieve(
     task.check_kind("Retrieval", "classification", "regression")
     settings = settings or Bm25Settings()
     top_k = default_top_k(len(task.train)) if top_k is None else top_k
-    check_positive(top_k=top_k, max_query_terms=max_query_terms, num_threads=num_threads, query_batch_size=query_batch_size)
+    check_numbers(RetrievalError, top_k=top_k, max_query_terms=max_query_terms)
+    check_numbers(RetrievalError, num_threads=num_threads, query_batch_size=query_batch_size)
     _check_arguments(retriever, query_mode, settings, max_query_terms, num_passages, corpus, elastic, index_dir)
     if deduplicate is not None:
         check_deduplication(deduplicate)
@@ -255,8 +257,9 @@ def _check_arguments(retriever, query_mode, settings, max_query_terms, num_passa
     if index_dir is not None and retriever != "bm25":
         raise RetrievalError(f"index_dir is for the retriever bm25; {retriever} keeps no index of ours there. Leave it out.")
     if retriever == "random":
-        if num_passages is None or num_passages < 1:
-            raise RetrievalError(f"random retrieval needs num_passages, at least 1; received {num_passages}.")
+        if num_passages is None:
+            raise RetrievalError("random retrieval needs num_passages, the size of the subset.")
+        check_numbers(RetrievalError, num_passages=num_passages)
     elif num_passages is not None:
         raise RetrievalError(f"num_passages is for random retrieval; {retriever} takes top_k. Leave one out.")
     else:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-import math
 import os
 from typing import ClassVar, TypeVar
 
 from transformers import TrainingArguments
 
 from hf_tlm.hub.repo import find_repo
+from hf_tlm.ranges import check_ranges
 from hf_tlm.training.deepspeed import backend, check_deepspeed, check_settings, is_launched
 from hf_tlm.training.optimizers import MUON, OWN, check_optimizer
 from hf_tlm.training.options import ArgumentsError
@@ -38,6 +38,9 @@ class BaseArguments(TrainingArguments):
     muon_learning_rate: ClassVar[float | None] = None
 
     def __post_init__(self):
+        check_ranges(self, ArgumentsError)
+        if self.output_dir is not None and not str(self.output_dir).strip():
+            raise ArgumentsError("output_dir is empty. Give a folder, or leave it out.")
         check_deepspeed(self)
         optim = self.optim
         if optim in OWN:
@@ -53,8 +56,6 @@ class BaseArguments(TrainingArguments):
         self.bf16, self.fp16 = (self.mixed_precision == name for name in ("bf16", "fp16"))
         if self.deepspeed_plugin is not None:
             check_settings(self.deepspeed_plugin.deepspeed_config)
-        self._check_decay("layerwise_lr_decay")
-        self._check_length("max_length")
         check_hub_arguments(self, self.hub_id_name)
         if str(self.resume_from_checkpoint).lower() == "true":
             self.resume_from_checkpoint = None  # It is what a run does.
@@ -84,10 +85,6 @@ class BaseArguments(TrainingArguments):
         # The collator takes what it needs, of columns that the model has no use for too.
         self.remove_unused_columns = False
 
-    def _check_decay(self, name: str) -> None:
-        if not 0 < getattr(self, name) <= 1:
-            raise ArgumentsError(f"{name} must lie in (0, 1]; received {getattr(self, name)}.")
-
     def _check_rate(self, name: str) -> None:
         rate = getattr(self, name)
         if rate is None:
@@ -95,13 +92,6 @@ class BaseArguments(TrainingArguments):
         if self.optim != MUON:
             optim = getattr(self.optim, "value", self.optim)
             raise ArgumentsError(f"{name} {rate} has no effect with optim {optim}: it is for muon. Leave it out.")
-        if not 0 < rate < math.inf:
-            raise ArgumentsError(f"{name} must be a positive number; received {rate}.")
-
-    def _check_length(self, name: str) -> None:
-        value = getattr(self, name)
-        if value is not None and value < 3:
-            raise ArgumentsError(f"{name} must be at least 3 (two special tokens and one more); received {value}.")
 
     def _check_seeds(self) -> None:
         if self.seeds and len(set(self.seeds)) < len(self.seeds):
@@ -123,8 +113,6 @@ class BaseArguments(TrainingArguments):
             name: of the option, in errors.
         """
         world = max(1, self.world_size)
-        if total_batch_size < 1:
-            raise ArgumentsError(f"{name} must be at least 1; received {total_batch_size}.")
         if total_batch_size % world:
             raise ArgumentsError(
                 f"{name}: a batch of {total_batch_size} texts cannot be split evenly over {world} processes. Choose a "

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hf_tlm.hub.checkpoint import split_revision
 from hf_tlm.models.initialization_arguments import InitializationArguments
 from hf_tlm.models.lora_arguments import LoraArguments
+from hf_tlm.ranges import check_ranges
 from hf_tlm.training.options import ArgumentsError
 
 
@@ -87,6 +87,7 @@ class ModelArguments(InitializationArguments, LoraArguments):
     lowercase: bool = field(default=True, metadata={"help": "A vocabulary that is trained is lower-cased."})
 
     def __post_init__(self):
+        check_ranges(self, ArgumentsError)
         LoraArguments.__post_init__(self)
         InitializationArguments.__post_init__(self)
         if self.model_name_or_path is not None:
@@ -97,8 +98,6 @@ class ModelArguments(InitializationArguments, LoraArguments):
                 f"{' and '.join(chosen)} would replace weights that the checkpoint model_name_or_path "
                 f"{self.model_name_or_path!r} has learned. How weights begin is for a model from scratch: leave it out."
             )
-        if self.temperature is not None and not 0 <= self.temperature < math.inf:
-            raise ArgumentsError(f"temperature must be a number, 0 or more; received {self.temperature}.")
         if self.freeze_auxiliary and self.auxiliary_name_or_path is None and self.model_name_or_path is None:
             raise ArgumentsError(
                 "freeze_auxiliary needs an auxiliary model that has learned: give --auxiliary_name_or_path, for instance "

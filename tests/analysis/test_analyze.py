@@ -50,7 +50,7 @@ def test_models_are_the_runs_own(tmp_path):
 
 
 def test_bad_numbers_and_no_task():
-    with pytest.raises(AnalysisError, match="--max_texts must be at least 1; received 0"):
+    with pytest.raises(AnalysisError, match="--max_texts: expected .*; received 0"):
         AnalyzeArguments(what=["words"], max_texts=0)
     with pytest.raises(AnalysisError, match="--what words needs --task"):
         AnalyzedTask().load("--what words")

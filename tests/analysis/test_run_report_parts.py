@@ -136,7 +136,7 @@ def test_charts_thin_out_what_is_long():
 
 @pytest.mark.parametrize("name", ["report_rows", "report_characters", "rare_below"])
 def test_bad_options(name):
-    with pytest.raises(AnalysisError, match=f"--{name} must be at least 1; received 0"):
+    with pytest.raises(AnalysisError, match=f"--{name}: expected .*; received 0"):
         Options(**{name: 0})
 
 

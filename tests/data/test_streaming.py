@@ -160,7 +160,7 @@ def test_what_goes_to_a_worker(make):
 def test_what_cannot_be_streamed(make):
     with pytest.raises(BlocksError, match="blocks of one length"):
         StreamedBlocks(make(mode="sentences"))
-    with pytest.raises(BlocksError, match="shards_ahead must be at least 1"):
+    with pytest.raises(BlocksError, match="shards_ahead: expected"):
         Preparation(make(), ahead=0)
     with pytest.raises(HfTlmError, match="measured in texts"):
         InterleavedBatchSampler([], [], corpus_stream=lambda key: None, rho1=math.inf, batch_tokens=64)

@@ -71,10 +71,8 @@ def test_what_is_missing():
 @pytest.mark.parametrize(
     "arguments,message",
     [
-        (["--train_fraction", "0"], "train_fraction must lie in"),
         (["--predict_format", "glue"], "has no effect without predict"),
         (["--predict_output", "x"], "has no effect without predict"),
-        (["--lora_r", "0"], "lora_r must be at least 1"),
     ],
 )
 def test_bad_input(arguments, message, tmp_path):

@@ -37,7 +37,6 @@ def test_retrieve_sharded_equals_one_index(work, retrieved):
 @pytest.mark.parametrize(
     "arguments,message",
     [
-        (["--corpus", "{corpus}", "--top_k", "0"], "top_k must be at least 1; received 0"),
         (["--top_k", "3"], "--corpus is missing"),
         (["--corpus", "{task}/test.jsonl", "--retriever", "elasticsearch"], "needs --elastic_index"),
         (["--corpus", "{corpus}", "--index_dir", "{task}"], "exists and is not an index"),

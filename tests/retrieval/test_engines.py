@@ -281,9 +281,9 @@ def test_a_cluster_that_analyses_in_its_own_way(run, make_task):
     [
         ({"retriever": "elasticsearch"}, "elasticsearch needs ElasticSettings"),
         ({"retriever": "sharded", "settings": Bm25Settings(), "index_dir": "x"}, "index_dir is for the retriever bm25"),
-        ({"max_query_terms": 0}, "max_query_terms must be at least 1"),
-        ({"num_threads": 0}, "num_threads must be at least 1"),
-        ({"query_batch_size": -1}, "query_batch_size must be at least 1"),
+        ({"max_query_terms": 0}, "max_query_terms: expected"),
+        ({"num_threads": 0}, "num_threads: expected"),
+        ({"query_batch_size": -1}, "query_batch_size: expected"),
     ],
 )
 def test_options_that_do_not_go_together(task, options, message):

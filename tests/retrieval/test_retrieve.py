@@ -165,12 +165,15 @@ def test_random_is_uniform(run, make_task, make_corpus):
     "options,message",
     [
         ({"retriever": "lucene"}, "retriever must be one of bm25, bm25s, rank_bm25, sharded"),
-        ({"top_k": 0}, "top_k must be at least 1; received 0"),
+        ({"top_k": 0}, "top_k: expected .*; received 0"),
         ({"query_mode": "title"}, "text, rake"),
         ({"settings": Bm25Settings("okapi"), "retriever": "bm25s"}, "bm25s has no .*okapi.*rank_bm25: lucene, okapi"),
         ({"num_passages": 3}, "takes top_k"),
         ({"retriever": "random"}, "needs num_passages"),
-        ({"retriever": "random", "num_passages": 0}, "at least 1; received 0"),
+        (
+            {"retriever": "random", "num_passages": 0},
+            "num_passages: expected a whole number .*; received 0",
+        ),
     ],
 )
 def test_bad_arguments_are_refused_before_the_corpus_is_read(make_task, options, message):

@@ -3,7 +3,6 @@ from functools import partial
 
 import pytest
 
-from hf_tlm.models import ModelError
 from hf_tlm.training import ArgumentsError, ModelArguments, ScoreModelArguments, TlmArguments, check_model, check_tlm
 from hf_tlm.training.applicable import of_other_stage
 from hf_tlm.training.claim import settings
@@ -14,15 +13,15 @@ BASE = {"output_dir": "unused", "use_cpu": True, "report_to": "none"}
 @pytest.mark.parametrize(
     "changes,message",
     [
-        ({"rho1": -1}, "rho1 must be"),
-        ({"rho1": 1.5}, "rho1 must be"),
-        ({"rho1": math.nan}, "rho1 must be"),
-        ({"rho2": -1}, "rho2 must be"),
-        ({"rho2": math.inf}, "rho2 must be"),
+        ({"rho1": -1}, "rho1(: expected| must be)"),
+        ({"rho1": 1.5}, "rho1(: expected| must be)"),
+        ({"rho1": math.nan}, "rho1(: expected| must be)"),
+        ({"rho2": -1}, "rho2: expected"),
+        ({"rho2": math.inf}, "rho2: expected"),
         ({"mlm_probability": 0.0}, "mlm_probability"),
         ({"mlm_probability": 1.0}, "mlm_probability"),
-        ({"max_length": 2}, "max_length must be at least 3"),
-        ({"corpus_max_length": 1}, "corpus_max_length must be at least 3"),
+        ({"max_length": 2}, "max_length: expected"),
+        ({"corpus_max_length": 1}, "corpus_max_length: expected"),
         ({"seeds": [1, 2, 1]}, "holds a seed twice"),
         ({"push_to_hub": True}, "push_to_hub needs --hub_model_id owner/name"),
         ({"hub_model_id": "me/model"}, "hub_model_id has no effect without push_to_hub"),
@@ -40,7 +39,7 @@ BASE = {"output_dir": "unused", "use_cpu": True, "report_to": "none"}
         ({"prediction_loss_only": True}, "prediction_loss_only is not supported"),
         ({"num_train_epochs": 7}, "num_train_epochs 7 has no effect: max_steps ends the run"),
         ({"num_train_epochs": 7, "max_steps": -1, "max_flops": 1e9}, "num_train_epochs 7 .*: the budget ends the run"),
-        ({"stage2_eval_steps": 0}, "stage2_eval_steps must be positive"),
+        ({"stage2_eval_steps": 0}, "stage2_eval_steps: expected"),
         ({"train_sampling_strategy": "group_by_length"}, "train_sampling_strategy"),
         ({"rtd_weight": 7.0}, "rtd_weight 7.0 has no effect with objective mlm: it is for electra, ale, cocolm"),
         ({"crop_fraction": 0.5, "objective": "electra"}, "crop_fraction 0.5 has no effect .*: it is for cocolm"),
@@ -60,7 +59,7 @@ def test_total_batch_size():
     assert (two.per_device_train_batch_size, two.gradient_accumulation_steps) == (8, 1)
     with pytest.raises(ArgumentsError, match="not a multiple of per_device_train_batch_size 32"):
         TlmArguments(**BASE, total_batch_size=40, per_device_train_batch_size=32).for_stage(1, "out", 0, "accuracy")
-    with pytest.raises(ArgumentsError, match="^total_batch_size must be at least 1; received 0"):
+    with pytest.raises(ArgumentsError, match="^--total_batch_size: expected .*; received 0"):
         TlmArguments(**BASE, total_batch_size=0).for_stage(1, "out", 0, "accuracy")
 
 
@@ -74,13 +73,9 @@ def test_stage_two_takes_the_largest_micro_batch_that_fits():
 def test_what_stage_two_refuses_is_refused_before_stage_one():
     check = partial(check_tlm, False, model_args=ModelArguments())
     check(TlmArguments(**BASE, rho1=0))
-    for changes, message in (
-        ({"stage2_total_batch_size": 0}, "stage2_total_batch_size must be at least 1"),
-        ({"metric_for_best_model": "f1"}, "leave metric_for_best_model f1 out"),
-    ):
+    for changes, message in (({"metric_for_best_model": "f1"}, "leave metric_for_best_model f1 out"),):
         with pytest.raises(ArgumentsError, match=message):
             check(TlmArguments(**BASE, rho1=0, **changes))
-    check(TlmArguments(**BASE, rho1=0, stage="1", stage2_total_batch_size=0))
     args = TlmArguments(**BASE, rho1=0)
     args.__class__ = type("Three", (TlmArguments,), {"world_size": 3})
     with pytest.raises(ArgumentsError, match="stage2_total_batch_size: a batch of 32 texts cannot be split .* 3 processes"):
@@ -197,7 +192,7 @@ def test_first_weights_are_those_of_a_model_from_scratch(option):
 
 
 def test_the_norm_of_an_embedding_is_positive():
-    with pytest.raises(ModelError, match="spectral_scale must be positive; received 0"):
+    with pytest.raises(ArgumentsError, match="spectral_scale: expected .*; received 0"):
         ModelArguments(spectral_scale=0)
 
 

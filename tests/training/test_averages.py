@@ -141,11 +141,11 @@ def test_two_processes_are_one(tmp_path, tokenizer):
 @pytest.mark.parametrize(
     "values,message",
     [
-        ({"stage2_ema_decay": 1.0}, r"stage2_ema_decay must lie in \[0, 1\)"),
-        ({"stage2_label_smoothing": -0.1}, r"stage2_label_smoothing must lie in \[0, 1\)"),
-        ({"stage2_rdrop": -1.0}, "stage2_rdrop must be a finite number"),
-        ({"stage2_rho2": math.inf}, "stage2_rho2 must be a finite number"),
-        ({"stage2_class_balance": 1.5}, r"stage2_class_balance must lie in \[0, 1\]; received 1.5"),
+        ({"stage2_ema_decay": 1.0}, r"stage2_ema_decay: expected"),
+        ({"stage2_label_smoothing": -0.1}, r"stage2_label_smoothing: expected"),
+        ({"stage2_rdrop": -1.0}, "stage2_rdrop: expected"),
+        ({"stage2_rho2": math.inf}, "stage2_rho2: expected"),
+        ({"stage2_class_balance": 1.5}, r"stage2_class_balance: expected .*; received 1.5"),
         ({"stage2_rdrop": 1.0, "stage2_rho2": 0.1}, "stage2_rho2 0.1 masks it. Leave one of them out"),
     ],
 )

@@ -114,8 +114,8 @@ def test_measured_flops_are_those_of_the_equations(tmp_path, data, tokenizer):
 @pytest.mark.parametrize(
     "options,message",
     [
-        ({"max_flops": 0}, "max_flops must be positive"),
-        ({"max_hours": -1.0}, "max_hours must be positive"),
+        ({"max_flops": 0}, "max_flops: expected"),
+        ({"max_hours": -1.0}, "max_hours: expected"),
         ({"max_hours": 1.0, "warmup_steps": 100}, "share of the time"),
         ({"max_hours": 1.0, "eval_strategy": "steps", "eval_steps": 0.1}, "Give it in steps"),
         ({"total_batch_tokens": 64, "total_batch_size": 8}, "not both"),

@@ -214,8 +214,11 @@ def test_fine_tuning(tmp_path, data, tokenizer):
     "changes,message",
     [
         ({"muon_learning_rate": 0.1}, "muon_learning_rate 0.1 has no effect with optim adamw_torch_fused: it is for muon"),
-        ({"optim": "muon", "muon_learning_rate": 0.0}, "must be a positive number; received 0.0"),
-        ({"optim": "muon", "stage2_muon_learning_rate": math.inf}, "must be a positive number; received inf"),
+        ({"optim": "muon", "muon_learning_rate": 0.0}, "expected a number above 0 and at most 100; received 0.0"),
+        (
+            {"optim": "muon", "stage2_muon_learning_rate": math.inf},
+            "a number above 0 and at most 100; received inf",
+        ),
         ({"optim": "muon", "optim_args": "momentum=0.9"}, "no optim_args; received 'momentum=0.9'"),
     ],
 )

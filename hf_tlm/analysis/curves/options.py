@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from hf_tlm.analysis.errors import AnalysisError
+from hf_tlm.ranges import check_ranges
 
 # Axes, by what they are called in a picture. Totals since the beginning of the first stage.
 AXES = {
@@ -36,5 +37,6 @@ class Options:
     )
 
     def __post_init__(self):
-        if self.smoothing < 1 or self.smoothing % 2 == 0:
+        check_ranges(self, AnalysisError)
+        if self.smoothing % 2 == 0:
             raise AnalysisError(f"--smoothing must be an odd number of points, 1 for none; received {self.smoothing}.")

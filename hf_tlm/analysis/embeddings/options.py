@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from hf_tlm.analysis.errors import AnalysisError
+from hf_tlm.ranges import check_ranges
 
 POOLINGS = ("cls", "mean")
 SPLITS = ("train", "validation", "test")
@@ -37,7 +38,4 @@ class Options:
     perplexity: float = field(default=30.0, metadata={"help": "Of t-SNE; at most a third of the number of texts."})
 
     def __post_init__(self):
-        if self.max_pairs < 1 or self.perplexity <= 0:
-            raise AnalysisError(
-                f"--max_pairs must be at least 1 and --perplexity above 0; received {self.max_pairs} and {self.perplexity}."
-            )
+        check_ranges(self, AnalysisError)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from hf_tlm.analysis.errors import AnalysisError
+from hf_tlm.ranges import check_ranges
 
 
 @dataclass
@@ -15,7 +16,6 @@ class Options:
     heads_tokens: int = field(default=24, metadata={"help": "Tokens of that text at most: longer ones are truncated."})
 
     def __post_init__(self):
-        if self.heads_tokens < 3:
-            raise AnalysisError(f"--heads_tokens must be at least 3; received {self.heads_tokens}.")
+        check_ranges(self, AnalysisError)
         if self.heads_text is not None and not self.heads_text.strip():
             raise AnalysisError("--heads_text is blank. Give a text, or leave it out.")

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from hf_tlm.analysis.errors import AnalysisError
+from hf_tlm.ranges import check_ranges
 
 
 @dataclass
@@ -17,6 +18,4 @@ class Options:
     )
 
     def __post_init__(self):
-        for name in ("report_rows", "report_characters", "rare_below"):
-            if getattr(self, name) < 1:
-                raise AnalysisError(f"--{name} must be at least 1; received {getattr(self, name)}.")
+        check_ranges(self, AnalysisError)

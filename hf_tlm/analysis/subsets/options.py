@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from hf_tlm.analysis.errors import AnalysisError
+from hf_tlm.ranges import check_ranges
 
 
 @dataclass
@@ -15,6 +16,4 @@ class Options:
     rank_bins: int = field(default=10, metadata={"help": "Groups of BM25 ranks that influence is averaged over."})
 
     def __post_init__(self):
-        for name, least in (("case_studies", 0), ("case_passages", 1), ("top_sources", 1), ("rank_bins", 1)):
-            if getattr(self, name) < least:
-                raise AnalysisError(f"--{name} must be at least {least}; received {getattr(self, name)}.")
+        check_ranges(self, AnalysisError)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from hf_tlm.analysis.errors import AnalysisError
+from hf_tlm.ranges import check_ranges
 
 
 @dataclass
@@ -13,6 +14,4 @@ class Options:
     min_count: int = field(default=10, metadata={"help": "Leave out words that are rarer in the training texts."})
 
     def __post_init__(self):
-        for name in ("top_words", "min_count"):
-            if getattr(self, name) < 1:
-                raise AnalysisError(f"--{name} must be at least 1; received {getattr(self, name)}.")
+        check_ranges(self, AnalysisError)

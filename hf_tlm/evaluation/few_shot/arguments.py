@@ -54,9 +54,8 @@ class FewShotArguments(FewShotOptions, BaseArguments):
                 "publish the one you want with recipes/publish.py."
             )
         super().__post_init__()
-        for name in ("k", "splits", "demonstration_sets", "max_steps"):
-            if getattr(self, name) < 1:
-                raise ArgumentsError(f"{name} must be at least 1; received {getattr(self, name)}.")
+        if self.max_steps < 1:
+            raise ArgumentsError(f"max_steps must be at least 1; received {self.max_steps}.")
         for name in ("split_seeds", "learning_rates", "batch_sizes"):
             values = getattr(self, name)
             if not values or len(set(values)) < len(values):
@@ -66,13 +65,9 @@ class FewShotArguments(FewShotOptions, BaseArguments):
                 f"{self.splits} splits need as many split_seeds; there are {len(self.split_seeds)}: {self.split_seeds}. "
                 "Give more --split_seeds, or fewer --splits."
             )
-        if min(self.batch_sizes) < 1 or min(self.learning_rates) <= 0:
+        if self.eval_steps is None or self.eval_steps > self.max_steps:
             raise ArgumentsError(
-                f"batch_sizes and learning_rates must be positive; received {self.batch_sizes} and {self.learning_rates}."
-            )
-        if self.eval_steps is None or not 0 < self.eval_steps <= self.max_steps:
-            raise ArgumentsError(
-                f"eval_steps must be positive and at most max_steps {self.max_steps}, so that there is a checkpoint to "
+                f"eval_steps must be at most max_steps {self.max_steps}, so that there is a checkpoint to "
                 f"keep; received {self.eval_steps}."
             )
         if self.optim in OWN:

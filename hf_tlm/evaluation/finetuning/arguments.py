@@ -12,7 +12,6 @@ from hf_tlm.training.options import ArgumentsError
 
 # What predictions do not depend on, but for rounding: the machine's.
 MACHINE = ("per_device_eval_batch_size", "use_cpu", "bf16_full_eval", "fp16_full_eval", "dataloader_num_workers")
-POSITIVE = ("total_batch_size", "max_query_length", "max_answer_length", "n_best")
 
 
 @dataclass(repr=False)
@@ -43,13 +42,6 @@ class FinetuneArguments(FinetuneOptions, BaseArguments):
                 "select_by best saves a checkpoint whenever it evaluates: give eval_strategy and eval_steps, and leave "
                 f"save_strategy {self.save_strategy.value} and save_steps {self.save_steps:g} out; or give --select_by last."
             )
-        if not 0 < self.train_fraction <= 1:
-            raise ArgumentsError(f"train_fraction must lie in (0, 1]; received {self.train_fraction}.")
-        for name in POSITIVE:
-            if getattr(self, name) < 1:
-                raise ArgumentsError(f"{name} must be at least 1; received {getattr(self, name)}.")
-        if self.doc_stride < 0:
-            raise ArgumentsError(f"doc_stride must be 0 or more; received {self.doc_stride}.")
         if self.train_sampling_strategy not in ("group_by_length", "random"):
             raise ArgumentsError(
                 f"train_sampling_strategy must be group_by_length or random; received {self.train_sampling_strategy!r}."

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hf_tlm.evaluation.grids.points import SELECTIONS, GridError
+from hf_tlm.ranges import check_ranges
 
 if TYPE_CHECKING:
     from hf_tlm.evaluation.grids.points import Grid
@@ -44,8 +45,7 @@ class GridArguments:
         for name in ("grid_select_by", "optuna_trials"):
             if self.grid is None and (value := getattr(self, name)) is not None:
                 raise GridError(f"{name} {value} has no effect without --grid, which says what to choose from.")
-        if self.optuna_trials is not None and self.optuna_trials < 1:
-            raise GridError(f"optuna_trials must be at least 1; received {self.optuna_trials}.")
+        check_ranges(self, GridError)
 
     def read(self, seeds: list[int] | None = None) -> Grid | None:
         """The grid; None where none is asked for.

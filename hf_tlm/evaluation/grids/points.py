@@ -11,12 +11,12 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
 from hf_tlm.evaluation.finetuning.options import FinetuneOptions
 from hf_tlm.files import HfTlmError
 from hf_tlm.parser import typed_values
+from hf_tlm.safe_yaml import load_yaml, read_yaml
 
 SELECTIONS = ("median", "mean", "best")
 KEYS = ("grid", "seeds", "select_by")
@@ -136,18 +136,7 @@ def point_name(point: Mapping[str, Any]) -> str:
 
 
 def _read_yaml(source: str | os.PathLike) -> Any:
-    import yaml
-
     text = str(source)
-    if not text.lstrip().startswith("{"):
-        try:
-            text = Path(source).read_text(encoding="utf-8")
-        except OSError as error:
-            raise GridError(
-                f"Cannot read the grid {source}: {error.strerror}. Give a YAML file, or YAML such as "
-                "'{learning_rate: [2e-5, 3e-5]}'."
-            ) from error
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise GridError(f"The grid {source} is not YAML: {error}") from error
+    if text.lstrip().startswith("{"):
+        return load_yaml(text, f"The grid {text:.60}", GridError)
+    return read_yaml(source, f"the grid {source}", GridError)

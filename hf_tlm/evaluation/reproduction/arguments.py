@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_tlm.evaluation.reproduction.arms import Arm, ReproductionError, TaskEntry, read_objective
 from hf_tlm.parser import read_configs
+from hf_tlm.ranges import check_ranges
 
 if TYPE_CHECKING:
     from hf_tlm.corpora import CorpusArguments
@@ -87,6 +88,9 @@ class TableArguments:
     )
     max_tokens: float | None = field(default=None, metadata={"help": "Likewise; max_steps is then 0 by default."})
     max_flops: float | None = field(default=None, metadata={"help": "Likewise; max_steps is then 0 by default."})
+
+    def __post_init__(self):
+        check_ranges(self, ReproductionError)
 
     @property
     def budget(self) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from hf_tlm.files import atomic_directory
+from hf_tlm.ranges import check_numbers
 from hf_tlm.retrieval.analyzer import Analyzer, RetrievalError
 from hf_tlm.retrieval.index import tiles
 from hf_tlm.retrieval.index.files import (
@@ -27,7 +28,6 @@ from hf_tlm.retrieval.index.files import (
     META_FILE,
     POSTINGS_FILE,
     READ_BYTES,
-    check_positive,
     check_replaceable,
     checksum,
     digest_of,
@@ -191,7 +191,7 @@ def write_index(
     """
     from tqdm.auto import tqdm
 
-    check_positive(num_threads=num_threads)
+    check_numbers(RetrievalError, num_threads=num_threads)
     check_replaceable(directory)
     new = dataset.select_columns("id").with_format("arrow")[:]["id"].cast(pa.large_string())
     ids = pa.chunked_array([*(old.ids.chunks if old else []), *new.chunks], pa.large_string())

@@ -80,12 +80,6 @@ def order_of_ids(ids: pa.ChunkedArray) -> np.ndarray:
     return order
 
 
-def check_positive(**numbers: int | None) -> None:
-    for name, value in numbers.items():
-        if value is not None and value < 1:
-            raise RetrievalError(f"{name} must be at least 1; received {value}.")
-
-
 @contextlib.contextmanager
 def lock(directory: Path) -> Iterator[None]:
     """Held while a folder is written; the system drops it when its process ends.

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from hf_tlm.ranges import check_numbers
 from hf_tlm.retrieval.analyzer import Analyzer, RetrievalError
 from hf_tlm.retrieval.bm25 import Bm25Settings, Hits, Statistics, length_norms, okapi_idf
 from hf_tlm.retrieval.index.build import write_index
@@ -31,7 +32,6 @@ from hf_tlm.retrieval.index.files import (
     IDS_FILE,
     META_FILE,
     POSTINGS_FILE,
-    check_positive,
     checked_meta,
     describe,
     digest_of,
@@ -232,8 +232,12 @@ class Index:
             RetrievalError: a number below 1, or settings of another analyser.
         """
         settings = settings or Bm25Settings(stopwords=self.analyzer.stopwords, stemmer=self.analyzer.stemmer)
-        check_positive(
-            top_k=top_k, max_query_terms=max_query_terms, num_threads=num_threads, query_batch_size=query_batch_size
+        check_numbers(
+            RetrievalError,
+            top_k=top_k,
+            max_query_terms=max_query_terms,
+            num_threads=num_threads,
+            query_batch_size=query_batch_size,
         )
         if settings.analyzer != self.analyzer:
             raise RetrievalError(

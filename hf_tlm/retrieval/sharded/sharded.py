@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hf_tlm.ranges import check_numbers
 from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.retrieval.bm25 import Bm25Settings, check_engine
 from hf_tlm.retrieval.index.tokenize import TokenizedTexts, tokenize_texts
@@ -145,9 +146,7 @@ def retrieve_sharded(
 def _check_arguments(top_k: int, num_shards: int, workers: int | None, max_query_terms: int | None, settings) -> None:
     check_engine("bm25", settings)
     numbers = {"top_k": top_k, "num_shards": num_shards, "workers": workers, "max_query_terms": max_query_terms}
-    for name, value in numbers.items():
-        if value is not None and value < 1:
-            raise RetrievalError(f"{name} must be at least 1; received {value}.")
+    check_numbers(RetrievalError, **numbers)
 
 
 def _identity(queries: TokenizedTexts, corpus: Corpus, top_k, settings, max_query_terms, num_shards) -> dict[str, Any]:

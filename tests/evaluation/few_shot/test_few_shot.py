@@ -214,13 +214,13 @@ def test_pairs_and_a_byte_level_tokenizer(tmp_path):
 @pytest.mark.parametrize(
     "changes,error,message",
     [
-        ({"k": 0}, ArgumentsError, "k must be at least 1"),
+        ({"k": 0}, ArgumentsError, "k: expected"),
         ({"k": 9}, TaskError, "16 training examples of class"),
         ({"splits": 6}, ArgumentsError, "Give more --split_seeds"),
         ({"split_seeds": [1, 1], "splits": 1}, ArgumentsError, "split_seeds must be values that differ"),
         ({"learning_rate": 1e-3}, ArgumentsError, "learning_rate 0.001 has no effect: it follows from learning_rates"),
         ({"seed": 3}, ArgumentsError, "follows from split_seeds"),
-        ({"learning_rates": [0.0]}, ArgumentsError, "must be positive"),
+        ({"learning_rates": [0.0]}, ArgumentsError, "learning_rates: expected"),
         ({"eval_steps": 9}, ArgumentsError, "at most max_steps 4"),
         ({"demonstration_sets": 3}, ArgumentsError, "it is for demonstrations"),
         ({"method": "finetune", "demonstrations": True}, ArgumentsError, "method finetune has no prompt"),

@@ -233,21 +233,21 @@ def test_a_body_with_weights_missing_is_refused(base, tmp_path):
 @pytest.mark.parametrize(
     "changes,message",
     [
-        ({"train_fraction": 0.0}, "train_fraction must lie in"),
+        ({"train_fraction": 0.0}, "train_fraction: expected"),
         ({"eval_strategy": "no"}, "select_by best needs validation scores"),
         ({"save_strategy": "steps", "save_steps": 7}, "select_by best saves a checkpoint whenever it evaluates"),
         ({"save_strategy": "no"}, "leave save_strategy no and save_steps 500 out; or give --select_by last"),
         ({"select_by": "worst"}, "select_by must be best or last"),
         ({"metric_for_best_model": "loss"}, "chosen by the task's metric"),
         ({"seeds": [1, 1]}, "holds a seed twice"),
-        ({"total_batch_size": 0}, "total_batch_size must be at least 1"),
+        ({"total_batch_size": 0}, "total_batch_size: expected"),
         ({"gradient_accumulation_steps": 2}, "follows from total_batch_size"),
         ({"train_sampling_strategy": "sequential"}, "must be group_by_length or random"),
-        ({"max_length": 2}, "max_length must be at least 3"),
+        ({"max_length": 2}, "max_length: expected"),
         ({"max_length": 41}, "more than the 40 positions"),
         ({"crf": True}, "crf True has no effect on a classification task"),
         ({"doc_stride": 4}, "doc_stride 4 has no effect"),
-        ({"layerwise_lr_decay": 1.5}, r"layerwise_lr_decay must lie in \(0, 1\]"),
+        ({"layerwise_lr_decay": 1.5}, r"layerwise_lr_decay: expected"),
     ],
 )
 def test_bad_arguments(base, tmp_path, changes, message):

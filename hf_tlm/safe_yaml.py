@@ -1,0 +1,163 @@
+"""YAML of any shape: plain values as they are written, everything else refused in one line."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hf_tlm.files import HfTlmError
+
+# A configuration is small; what is larger was not written by a person.
+LARGEST, DEEPEST, MOST_VALUES = 1 << 20, 20, 100_000
+_STR, _INT, _FLOAT, _BOOL, _NULL, _SEQ, _MAP, _MERGE = (
+    f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null", "seq", "map", "merge")
+)
+
+
+class _Float(float):
+    """A number that is written as it was: a branch 1.10 is not 1.1."""
+
+    def __new__(cls, value: float, written: str):
+        number = super().__new__(cls, value)
+        number.written = written
+        return number
+
+    def __str__(self):
+        return self.written
+
+    def __reduce__(self):
+        return float, (float(self),)
+
+
+class _Loader(yaml.SafeLoader):
+    """Of YAML 1.2's core schema: no dates, no numbers to the base of 60 or 8, and `no` and `on` are words."""
+
+    yaml_implicit_resolvers: dict = {}
+    yaml_constructors: dict = {}
+
+    def __init__(self, text: str):
+        super().__init__(text)
+        self.depth, self.sizes, self.total = 0, {}, 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
+        mark = self.peek_event().start_mark
+        is_alias = self.check_event(yaml.AliasEvent)
+        self.depth += 1
+        if self.depth > DEEPEST:
+            raise yaml.MarkedYAMLError(problem=f"more than {DEEPEST} values within each other", problem_mark=mark)
+        before = self.total
+        node = super().compose_node(parent, index)
+        if is_alias and id(node) not in self.sizes:
+            raise yaml.MarkedYAMLError(problem="a value that holds itself", problem_mark=mark)
+        # An alias counts as all that it repeats.
+        self.total += self.sizes[id(node)] if is_alias else 1
+        if self.total > MOST_VALUES:
+            raise yaml.MarkedYAMLError(problem=f"more than {MOST_VALUES:,} values", problem_mark=mark)
+        self.sizes[id(node)] = self.total - before
+        self.depth -= 1
+        return node
+
+    def construct_mapping(self, node: yaml.Node, deep: bool = False) -> dict[str, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if key.tag == _MERGE:
+                continue
+            if key.tag != _STR:
+                shown = f"{key.value!r:.60}" if isinstance(key, yaml.ScalarNode) else f"a {key.id}"
+                raise yaml.MarkedYAMLError(problem=f"a key must be a name; found {shown}", problem_mark=key.start_mark)
+            if key.value in seen:
+                raise yaml.MarkedYAMLError(problem=f"the key {key.value!r:.60} comes twice", problem_mark=key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep=deep)
+
+
+def _int(loader: _Loader, node: yaml.Node) -> int:
+    return int(loader.construct_scalar(node))
+
+
+def _float(loader: _Loader, node: yaml.Node) -> float:
+    text = loader.construct_scalar(node)
+    try:
+        return _Float(float(text), text)
+    except ValueError:  # .inf and .nan
+        return float(text.replace(".", "", 1))
+
+
+def _bool(loader: _Loader, node: yaml.Node) -> bool:
+    return loader.construct_scalar(node).lower() == "true"
+
+
+_NUMBER = r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
+for _tag, _pattern, _first in (
+    (_INT, r"-?(?:0|[1-9][0-9]*)", "-0123456789"),
+    (_FLOAT, _NUMBER, "-+.0123456789"),
+    (_BOOL, r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    (_NULL, r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    (_MERGE, r"<<", "<"),
+):
+    _Loader.add_implicit_resolver(_tag, re.compile(f"(?:{_pattern})$"), list(_first))
+for _tag, _construct in (
+    (_STR, yaml.SafeLoader.construct_yaml_str),
+    (_INT, _int),
+    (_FLOAT, _float),
+    (_BOOL, _bool),
+    (_NULL, lambda loader, node: None),
+    (_SEQ, yaml.SafeLoader.construct_yaml_seq),
+    (_MAP, yaml.SafeLoader.construct_yaml_map),
+    (None, yaml.SafeLoader.construct_undefined),
+):
+    _Loader.add_constructor(_tag, _construct)
+
+
+def load_yaml(text: str, what: str, error: type[HfTlmError]) -> Any:
+    """The value of a YAML text: mappings with names for keys, lists, strings, numbers, booleans and None.
+
+    Args:
+        what: the text is, for errors.
+
+    Raises:
+        error: it is not YAML, has another type, a key twice, or more values than anyone writes.
+    """
+    try:
+        loader = _Loader(text)
+        try:
+            return loader.get_single_data()
+        finally:
+            loader.dispose()
+    except yaml.MarkedYAMLError as problem:
+        mark = problem.problem_mark or problem.context_mark
+        where = "" if mark is None else f" (line {mark.line + 1}, column {mark.column + 1})"
+        raise error(f"{what} is not YAML that can be used: {problem.problem or problem.context}{where}.") from problem
+    except yaml.reader.ReaderError as problem:
+        found = f"{problem.reason}: #x{problem.character:04x} at position {problem.position}"
+        raise error(f"{what} is not YAML that can be used: {found}.") from problem
+    except (yaml.YAMLError, ValueError) as problem:  # Of numbers too long for Python, for one.
+        raise error(f"{what} is not YAML that can be used: {str(problem):.200}.") from problem
+
+
+def read_yaml(path: str | os.PathLike, what: str, error: type[HfTlmError]) -> Any:
+    """The value of a YAML file, see `load_yaml`.
+
+    Raises:
+        error: it cannot be read, is no regular file, is larger than 1 MiB or not UTF-8; or see `load_yaml`.
+    """
+    try:
+        found = os.stat(path)
+        if not stat.S_ISREG(found.st_mode):  # A pipe would be waited for, a device never ends.
+            kind = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe or a device"
+            raise error(f"{what} must be a file; this is {kind}.")
+        if found.st_size > LARGEST:
+            raise error(f"{what} has {found.st_size:,} bytes; a configuration has at most {LARGEST:,}.")
+        text = Path(path).read_bytes().decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as problem:
+        if isinstance(problem, UnicodeDecodeError):
+            raise error(f"{what} is not UTF-8 (byte {problem.start}). Save it as UTF-8.") from problem
+        raise error(f"Cannot read {what}: {problem.strerror}.") from problem
+    except ValueError as problem:  # A null byte in a path.
+        raise error(f"Cannot read {what}: {problem}.") from problem
+    return load_yaml(text, what, error)

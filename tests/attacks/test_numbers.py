@@ -1,0 +1,154 @@
+"""Extreme numbers for every numeric option of every recipe, from the fields of the recipes' own classes."""
+
+import math
+import runpy
+import sys
+from dataclasses import MISSING, fields
+from typing import get_args, get_type_hints
+
+import pytest
+
+from attacks.attack import ROOT, assert_refused, attack
+from hf_tlm import parser
+from hf_tlm.files import HfTlmError
+from hf_tlm.ranges import RANGES, Range
+
+EXTREMES = (math.nan, math.inf, -math.inf, -1, 0, 1e308, 2**63, -(2**63))
+RECIPES = sorted(path.stem for path in (ROOT / "recipes").glob("*.py"))
+# What a class needs to be made at all.
+NEEDED = {"SelectionArguments": {"fraction": 0.5}, "GridArguments": {"grid": "{learning_rate: [1e-4]}"}}
+
+
+class Parsed(Exception):
+    """Ends a recipe when it has said which classes it parses."""
+
+
+def classes_of(recipe):
+    """The classes that a recipe parses its command line into."""
+    found = []
+
+    def parse(*classes, **_):
+        found.extend(map(parser._full, classes))
+        raise Parsed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parser, "parse", parse)
+        patch.setattr(sys, "path", [*sys.path, str(ROOT / "recipes")])
+        with pytest.raises(Parsed):
+            runpy.run_path(str(ROOT / "recipes" / f"{recipe}.py"), run_name="recipe")["main"]()
+    return found
+
+
+CLASSES = {recipe: classes_of(recipe) for recipe in RECIPES}
+
+
+def numeric(cls):
+    """name -> int or float, of the fields that are one, or a list of them."""
+    found = {}
+    for name, hint in get_type_hints(cls).items():
+        types = {hint, *get_args(hint), *(inner for outer in get_args(hint) for inner in get_args(outer))}
+        if name in {entry.name for entry in fields(cls) if entry.init} and types & {int, float}:
+            found[name] = float if float in types else int
+    return found
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_numeric_field_has_a_range(recipe):
+    assert not [name for cls in CLASSES[recipe] for name in numeric(cls) if name not in RANGES]
+
+
+def test_every_default_is_in_its_range():
+    for cls in {cls for classes in CLASSES.values() for cls in classes}:
+        for entry in fields(cls):
+            default = entry.default if entry.default_factory is MISSING else entry.default_factory()
+            if entry.name in numeric(cls) and default not in (MISSING, None):
+                for value in default if isinstance(default, list) else [default]:
+                    assert RANGES[entry.name].holds(value), (cls, entry.name, value)
+
+
+def test_ranges_are_of_fields():
+    assert set(RANGES) == {name for classes in CLASSES.values() for cls in classes for name in numeric(cls)}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_extremes_are_in_range_or_refused_by_the_command_line(recipe):
+    """And by YAML, in one line each."""
+    for cls in CLASSES[recipe]:
+        for name, kind in numeric(cls).items():
+            for value in EXTREMES:
+                typed = int(value) if kind is int and isinstance(value, int) else value
+                if RANGES[name].holds(float(typed) if kind is float else typed):
+                    continue
+                with pytest.raises(HfTlmError, match=f"{name}: expected .*; received") as refusal:
+                    parser.typed_values(cls, {name: [value]}, "the values")
+                assert "\n" not in str(refusal.value)
+
+
+def is_list(cls, name):
+    return "list" in str(get_type_hints(cls)[name])
+
+
+def needed(cls):
+    return NEEDED.get(cls.__name__, {}) | {
+        entry.name: ["x"] if is_list(cls, entry.name) else "x"
+        for entry in fields(cls)
+        if entry.init and entry.default is MISSING and entry.default_factory is MISSING
+    }
+
+
+@pytest.mark.parametrize("cls", sorted({cls for found in CLASSES.values() for cls in found}, key=str), ids=str)
+def test_extremes_are_in_range_or_refused_from_python(cls):
+    if cls.__module__.startswith("hf_tlm."):  # A recipe's own class is parsed, never made.
+        for name in numeric(cls):
+            for value in EXTREMES:
+                if not RANGES[name].holds(value):
+                    with pytest.raises(HfTlmError, match=name):
+                        cls(**needed(cls) | {name: [value] if is_list(cls, name) else value})
+
+
+@pytest.mark.parametrize("value", [None, True, "3", 2.0, [3]])
+def test_what_is_no_whole_number_is_refused_from_python(value):
+    from hf_tlm.corpora import CorpusArguments
+    from hf_tlm.data import BlockArguments
+
+    with pytest.raises(HfTlmError, match="shard_size: expected a whole number from 1 to 16,777,216"):
+        BlockArguments(shard_size=value)
+    assert CorpusArguments(max_words=None).max_words is None
+
+
+@pytest.mark.parametrize(
+    "of,text",
+    [
+        (Range(0, 1), "a number from 0 to 1"),
+        (Range(0, 1, above=True), "a number above 0 and at most 1"),
+        (Range(1, 2000, whole=True), "a whole number from 1 to 2,000"),
+        (Range(3, 9, whole=True, also=(0,)), "a whole number from 3 to 9 or 0"),
+        (Range(0, math.inf), "a number, 0 or more"),
+    ],
+)
+def test_a_range_says_what_it_is(of, text):
+    assert str(of) == text
+
+
+SAMPLE = [
+    ("train_tlm", "learning_rate", "nan", "expected a number from 0 to 100; received nan"),
+    ("train_tlm", "seeds", "-1", "expected a whole number from 0 to 4,294,967,295; received -1"),
+    ("train_tlm", "seeds", "4294967296", "expected a whole number"),
+    ("train_tlm", "max_steps", "1e30", "expected a whole number from -1 to 2,147,483,647; received '1e30'"),
+    ("train_tlm", "per_device_train_batch_size", "9999999999", "from 1 to 65,536"),
+    ("train_tlm", "warmup_steps", "inf", "received inf"),
+    ("train_tlm", "vocab_size", "1", "from 6 to"),
+    ("train_tlm", "dataloader_num_workers", "100000", "from 0 to 256"),
+    ("pretrain", "validation_share", "nan", "received nan"),
+    ("pretrain", "total_batch_size", "0", "received 0"),
+    ("pretrain", "max_hours", "inf", "received inf"),
+    ("retrieve", "k1", "nan", "received nan"),
+    ("retrieve", "top_k", "-5", "received -5"),
+    ("retrieve", "num_examples", "-1", "received -1"),
+]
+
+
+@pytest.mark.parametrize("recipe,name,value,expected", SAMPLE, ids=[f"{row[0]}-{row[1]}-{row[2]}" for row in SAMPLE])
+def test_recipes_refuse_them_before_any_work(toys, recipe, name, value, expected):
+    assert_refused(attack(recipe, *toys.commands[recipe], f"--{name}", value), f"--{name}: expected", expected)
+    assert not toys.out.exists()
