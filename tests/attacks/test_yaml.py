@@ -186,11 +186,13 @@ def test_empty_texts_on_the_command_line(toys, recipe, name):
     assert not toys.out.exists()
 
 
-def test_long_words_are_shortened(toys):
-    outcome = attack("train_tlm", *toys.commands["train_tlm"], "--seeds", "x" * 100_000)
-    assert_refused(outcome, "--seeds: expected a whole number")
-    assert_refused(attack("train_tlm", *toys.commands["train_tlm"], "--stage", "x" * 100_000), "invalid choice")
-    assert_refused(
-        attack("retrieve", *toys.commands["retrieve"], "--task", "x" * 100_000),
-        "A name is longer than that of a file can be",
-    )
+@pytest.mark.parametrize(
+    "recipe,name,expected",
+    [
+        ("train_tlm", "seeds", "--seeds: expected a whole number"),
+        ("train_tlm", "stage", "--stage: invalid choice"),
+        ("retrieve", "task", "A name is longer than that of a file can be"),
+    ],
+)
+def test_long_words_are_shortened(toys, recipe, name, expected):
+    assert_refused(attack(recipe, *toys.commands[recipe], f"--{name}", "x" * 100_000), expected)
