@@ -2,11 +2,11 @@
 
     python recipes/quickstart.py
 
-It retrieves from 72,000 passages for a task of 300 labelled texts (Reuters R8, 40 a class), then trains four small
+It retrieves from 72,000 passages for a task of 300 labelled texts (Reuters R8, 40 a class), then trains five small
 models by the scale recipes/configs/tlm/minute.yaml: stage 2 alone, and stage 1 on the task's own texts, with random
-passages, with those that BM25 retrieved. It prints their scores and costs beside those of the largest class and of a
-linear model, some retrieved passages, and leaves the best model for `pipeline`. `--task` and `--corpus` make the same
-comparison on your own data.
+passages, with those that BM25 retrieved, and with these while a linear model teaches. It prints their scores and costs
+beside those of the largest class and of a linear model, some retrieved passages, and leaves the best model for
+`pipeline`. `--task` and `--corpus` make the same comparison on your own data.
 """
 
 from __future__ import annotations
@@ -64,9 +64,12 @@ def main() -> None:
 
     # 3. What a model has to beat, then every arm: stage 1 on task and subset, stage 2 on the task.
     rows = [_baseline_row(task, baseline) for baseline in evaluation.BaselineArguments().make(task)]
-    arms = {"no stage 1": (None, "2"), "task only": (None, "both"), "random subset": (chance, "both")}
-    for arm, (subset, stage) in (arms | {"BM25 subset": (bm25, "both")}).items():
-        rows.append(_train_arm(quick, output, task, arm, subset, stage))
+    arms = {"no stage 1": (None, {"stage": "2"}), "task only": (None, {}), "random subset": (chance, {})}
+    arms["BM25 subset"] = (bm25, {})
+    if "text_pair" not in task.train.column_names:
+        arms["BM25 and teacher"] = (bm25, {"teacher": "linear"})
+    for arm, (subset, options) in arms.items():
+        rows.append(_train_arm(quick, output, task, arm, subset, options))
 
     # 4. The table, the best model in a folder of its own, and a page about it beside the first other arm.
     print("\n" + evaluation.format_table(rows, list(rows[0])) + "\n")
@@ -89,16 +92,16 @@ def _baseline_row(task: tasks.Task, baseline: evaluation.Baseline) -> dict:
 
 
 def _train_arm(
-    quick: QuickstartArguments, output: Path, task: tasks.Task, arm: str, subset: retrieval.Subset | None, stage: str
+    quick: QuickstartArguments, output: Path, task: tasks.Task, arm: str, subset: retrieval.Subset | None, options: dict
 ) -> dict:
     """One row of the table: the scale's settings, and what is the arm's own."""
     values = {
         "output_dir": str(output / arm.replace(" ", "-")),
         "seed": quick.seed,
-        "stage": stage,
         "max_flops": quick.max_flops,
         "stage2_max_steps": quick.stage2_max_steps,
         "report_to": quick.report_to,
+        **options,
     }
     if subset is None:
         values["rho1"] = 0

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
 import time
 import warnings
 from collections import Counter
@@ -44,7 +45,10 @@ LEAST = 1e-6
 ITERATIONS = 300
 # A mark that so many of the task's texts have, and hardly any passage.
 OFTEN, HARDLY = 0.5, 0.01
+# Passages that are looked at together.
+CHUNK = 10_000
 ANSWERS, REPORT = "answers.npz", "report.json"
+_RUN = re.compile(r"([^\w\s])\1+")
 
 
 @dataclass
@@ -165,7 +169,9 @@ def _ask(texts: list[str], labels: np.ndarray, names: list[str], passages: Seque
     }
     rows, answers = np.zeros(0, dtype=np.int64), np.zeros((0, classes), dtype=np.float32)
     if len(passages) and num_passages:
-        said = _Linear(n, c, texts, labels, classes)(passages)
+        model, starts = _Linear(n, c, texts, labels, classes), range(0, len(passages), CHUNK)
+        chunks = tqdm(starts, desc="Asking the teacher of passages", unit=" chunks")
+        said = np.concatenate([model(passages[start : start + CHUNK]) for start in chunks])
         rows = most_certain(said, np.bincount(labels, minlength=classes) / len(labels), num_passages)
         answers = said[rows].astype(np.float32)
         guessed = said.argmax(1)
@@ -276,23 +282,15 @@ def marks_without_passages(texts: Sequence[str], passages: Sequence[str]) -> lis
     """Punctuation that more than half of the task's texts have, and less than one of a hundred passages: where a label
     depends on it, as on marked entities, the teacher cannot know that of a passage."""
 
-    def shares(those: Sequence[str]) -> dict[str, float]:
-        counts = Counter(mark for text in those for mark in _marks(text))
-        return {mark: count / len(those) for mark, count in counts.items()}
-
-    there = shares(passages)
-    return sorted(mark for mark, share in shares(texts).items() if share > OFTEN and there.get(mark, 0.0) < HARDLY)
+    counts = Counter(mark for text in texts for mark in _marks(text))
+    often = {mark for mark, count in counts.items() if count > OFTEN * len(texts)}
+    there = Counter(mark for text in passages for mark in _marks(text) & often) if often else Counter()
+    return sorted(mark for mark in often if there[mark] < HARDLY * len(passages))
 
 
 def _marks(text: str) -> set[str]:
     """Runs of at least two equal characters that are neither letters, digits nor spaces."""
-    found, start = set(), 0
-    for end in range(1, len(text) + 1):
-        if end == len(text) or text[end] != text[start]:
-            if end - start > 1 and not text[start].isalnum() and not text[start].isspace():
-                found.add(text[start:end])
-            start = end
-    return found
+    return {found[0] for found in _RUN.finditer(text)}
 
 
 def _with_answers(rows: Dataset, answers: np.ndarray, features: Features | None = None) -> Dataset:

@@ -108,10 +108,10 @@ def test_quickstart_on_own_data(work):
         work / "quick", "--max_flops", "1e9", "--stage2_max_steps", "2", "--top_k", "4",
     )  # fmt: skip
     table = [line for line in out.splitlines() if line.startswith("| ")]
-    assert len(table) == 8 and "BM25 subset" in table[-1]
+    assert len(table) == 9 and "BM25 and teacher" in table[-1]
     assert (work / "quick/model/model.safetensors").is_file() and not list((work / "quick/model").glob("seed-*"))
     rows = json.loads((work / "quick/table.json").read_text())
-    arms = ["majority class", "linear", "no stage 1", "task only", "random subset", "BM25 subset"]
+    arms = ["majority class", "linear", "no stage 1", "task only", "random subset", "BM25 subset", "BM25 and teacher"]
     assert [row["arm"] for row in rows] == arms
     assert "no-stage-1" in (work / "quick/report.html").read_text() and str(work / "quick/report.html") in out
 

@@ -120,6 +120,16 @@ def test_marks_that_passages_lack():
     assert marks_without_passages(["plain text, this."] * 3, ["other"]) == []
 
 
+def test_passages_in_chunks_are_passages_at_once(task, cache, monkeypatch):
+    whole = linear_teacher(task, PASSAGES, 10)
+    for folder in cache.glob("teacher-*"):
+        (folder / "seal.json").unlink()
+    monkeypatch.setattr(teaching, "CHUNK", 7)
+    parts = linear_teacher(task, PASSAGES, 10)
+    assert parts.rows.tolist() == whole.rows.tolist()
+    np.testing.assert_allclose(parts.passages, whole.passages, atol=1e-6)
+
+
 def test_pairs_and_too_few_texts_are_refused(task):
     pairs = make_task()
     pairs.splits["train"] = pairs.train.add_column("text_pair", ["a"] * len(pairs.train))

@@ -203,7 +203,8 @@ MAKE: Mapping[str, Callable[..., dict[str, Any]]] = {
 
 def _of_run(run: Any) -> dict[str, Any]:
     """The one seed's record of a run, and where and on what it ran."""
-    details = {name: run.details[name] for name in ("task_fingerprint", "metric", "environment")}
+    names = ("task_fingerprint", "metric", "environment", "teacher")
+    details = {name: run.details[name] for name in names if name in run.details}
     return details | {name: value for name, value in run.seeds[0].items() if name != "seed"}
 
 
