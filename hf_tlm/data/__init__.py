@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from hf_tlm.data.tokenization import (
         TokenizerError,
         cached_wordpiece,
+        kept_tokenizer,
         load_tokenizer,
         text_lengths,
         tokenize,
@@ -32,6 +33,7 @@ __getattr__, __dir__, __all__ = export_lazily(
         "tokenization": [
             "TokenizerError",
             "cached_wordpiece",
+            "kept_tokenizer",
             "load_tokenizer",
             "text_lengths",
             "tokenize",

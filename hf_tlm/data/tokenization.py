@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +16,14 @@ from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
 
 from hf_tlm.files import HfTlmError, atomic_directory, atomic_file
 from hf_tlm.hub.checkpoint import TOKENIZER_FILES, checkpoint_folder
+from hf_tlm.seals import SEAL, seal_problem, write_seal
 
 # What a folder with a tokenizer has some of.
 OF_TOKENIZERS = ("*token*", "vocab*", "*.model")
+# What a trained one is saved in.
+FILES = ("tokenizer.json", "tokenizer_config.json")
+
+logger = logging.getLogger(__name__)
 
 
 class TokenizerError(HfTlmError):
@@ -65,13 +71,31 @@ def load_tokenizer(
     folder = checkpoint_folder(name_or_path, revision, files=TOKENIZER_FILES, **options)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, revision=revision, **options)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # The readers of damaged files raise many types, `tokenizers` plain Exceptions.
         place = Path(folder)
         if place.is_dir() and not any(file for glob in OF_TOKENIZERS for file in place.glob(glob)):
             # transformers would ask for sentencepiece.
             raise TokenizerError(f"{name_or_path} holds neither a model nor a tokenizer. Give a folder with one.") from error
-        raise TokenizerError(f"Cannot load a tokenizer from {name_or_path!r}: {error}") from error
+        told = str(error) if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: {error}"
+        raise TokenizerError(f"Cannot load a tokenizer from {name_or_path!r}: {told}") from error
+    if len(tokenizer) <= len(special := special_ids(tokenizer)):
+        # transformers makes one without a vocabulary where it finds none.
+        raise TokenizerError(
+            f"{name_or_path} has no vocabulary: its tokenizer knows {len(special)} special tokens and nothing else. "
+            "tokenizer.json, or the files of the vocabulary, are missing there or damaged. Copy them again, or give another "
+            "--tokenizer_name."
+        )
     check_tokenizer(tokenizer, masking)
+    return without_limits(tokenizer)
+
+
+def without_limits(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """The tokenizer without the truncation and padding that calls leave in it: what is saved of it does not depend on which
+    texts were tokenised and which were found in the cache."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        backend.no_truncation()
+        backend.no_padding()
     return tokenizer
 
 
@@ -130,7 +154,8 @@ def train_wordpiece(
 def cached_wordpiece(
     texts: Iterable[str], vocab_size: int, *, lowercase: bool = True, max_length: int = 512
 ) -> PreTrainedTokenizerBase:
-    """`train_wordpiece`, kept in the cache of `datasets` for every run with equal texts and arguments.
+    """`train_wordpiece`, kept in the cache of `datasets` for every run with equal texts and arguments, and made again where
+    what is there is damaged.
 
     Raises:
         TokenizerError: see `train_wordpiece`.
@@ -140,10 +165,31 @@ def cached_wordpiece(
     for text in texts:
         digest.update(f"{len(text)}:{text}".encode("utf-8", "surrogatepass"))
     folder = Path(config.HF_DATASETS_CACHE) / "hf_tlm" / f"wordpiece-{digest.hexdigest()}"
-    if not folder.is_dir():
+    return kept_tokenizer(folder, lambda: train_wordpiece(texts, vocab_size, lowercase=lowercase, max_length=max_length))
+
+
+def kept_tokenizer(
+    folder: Path, make: Callable[[], PreTrainedTokenizerBase], *, unsealed: bool = False
+) -> PreTrainedTokenizerBase:
+    """The tokenizer that is kept in a sealed folder; made first where it is not there, or not whole any more.
+
+    Args:
+        unsealed: take one without a seal too, as folders of before there were seals have it.
+
+    Raises:
+        TokenizerError: an unsealed one cannot be loaded.
+        HfTlmError: the folder cannot be written.
+    """
+    problem = seal_problem(folder, *FILES)
+    if unsealed and (folder / FILES[0]).is_file() and not (folder / SEAL).is_file():
+        problem = None
+    if problem is not None:
+        if folder.is_dir():
+            logger.warning("%s. The vocabulary is made again.", problem)
         with atomic_directory(folder) as work:
-            train_wordpiece(texts, vocab_size, lowercase=lowercase, max_length=max_length).save_pretrained(work)
-    return BertTokenizer.from_pretrained(folder)
+            make().save_pretrained(work)
+            write_seal(work)
+    return load_tokenizer(str(folder))
 
 
 def tokenize(
@@ -181,13 +227,15 @@ def tokenize(
         return {name: encoded[name] for name in ("input_ids", "token_type_ids") if name in encoded}
 
     drop = [name for name in dataset.column_names if name != "label"]
-    return dataset.map(
+    tokens = dataset.map(
         encode,
         batched=True,
         remove_columns=drop,
         desc=description,
         new_fingerprint=_fingerprint(dataset, tokenizer, max_length, all_types),
     )
+    without_limits(tokenizer)
+    return tokens
 
 
 def _fingerprint(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int, all_types: bool) -> str | None:

@@ -20,10 +20,17 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase, set_seed
 
 from hf_tlm.corpora import Corpus
-from hf_tlm.data import BlockArguments, BlockShards, Preparation, StreamedBlocks, cached_wordpiece, load_tokenizer
+from hf_tlm.data import (
+    BlockArguments,
+    BlockShards,
+    Preparation,
+    StreamedBlocks,
+    cached_wordpiece,
+    kept_tokenizer,
+    load_tokenizer,
+)
 from hf_tlm.data.shards import held_out
 from hf_tlm.evaluation.records import command_line, cost_lines, environment, published_lines
-from hf_tlm.files import atomic_directory
 from hf_tlm.hub.cards import pretrained_card
 from hf_tlm.hub.commit import Push
 from hf_tlm.models import export_adapter, export_stock, trained_parameters
@@ -258,13 +265,13 @@ def _tokenizer(
     if source is not None:
         tokenizer = load_tokenizer(**source)
     else:
-        if not folder.is_dir():
+
+        def make() -> PreTrainedTokenizerBase:
             among = 10 * block_args.vocab_texts if block_args.streaming_blocks else None
             texts = _sample(corpus, block_args.vocab_texts, block_args.validation_share, among)
-            made = cached_wordpiece(texts, model_args.vocab_size, lowercase=model_args.lowercase, max_length=args.max_length)
-            with atomic_directory(folder) as work:
-                made.save_pretrained(work)
-        tokenizer = load_tokenizer(str(folder))
+            return cached_wordpiece(texts, model_args.vocab_size, lowercase=model_args.lowercase, max_length=args.max_length)
+
+        tokenizer = kept_tokenizer(folder, make, unsealed=True)
     tokenizer.model_max_length = args.max_length
     return tokenizer
 

@@ -12,7 +12,7 @@ import xxhash
 from datasets import Dataset
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
-from hf_tlm.data.tokenization import TokenizerError, backend_settings
+from hf_tlm.data.tokenization import TokenizerError, backend_settings, without_limits
 from hf_tlm.evaluation.metrics import load_metric
 from hf_tlm.tasks import Task
 
@@ -52,7 +52,7 @@ def make_features(
         # `datasets` would hash the whole tokenizer, which changes with use, and find nothing again.
         parts = [_FORMAT, rows._fingerprint, backend, tokenizer.model_input_names, description, list(settings)]
         fingerprint = xxhash.xxh3_64_hexdigest(json.dumps(parts, sort_keys=True).encode())
-    return rows.map(
+    features = rows.map(
         encode,
         batched=True,
         with_indices=True,
@@ -61,6 +61,8 @@ def make_features(
         new_fingerprint=fingerprint,
         batch_size=BATCH,
     )
+    without_limits(tokenizer)
+    return features
 
 
 def tokenize_with_offsets(tokenizer: PreTrainedTokenizerBase, *texts: list[str]) -> BatchEncoding:
