@@ -29,7 +29,7 @@ from hf_tlm.ranges import RANGES, problem
 from hf_tlm.signals import Terminated, on_sigterm
 
 # Texts that are JSON, which in a file may be a mapping.
-_JSON = ("executor_options",)
+_JSON = ("executor_options", "grid")
 HELP, HELP_ALL = {"-h", "--help"}, "--help_all"
 RECIPES = (
     *("quickstart", "retrieve", "select_influence", "train_tlm", "pretrain"),

@@ -116,7 +116,8 @@ RANGES: dict[str, Range] = {
     **_each("max_length corpus_max_length score_max_length", _LENGTH),
     "stage2_max_length": Range(3, LENGTH, whole=True, also=(0,)),
     # Corpora and blocks.
-    **_each("max_words vocab_texts max_validation_blocks tokenizer_passages", _COUNT),
+    **_each("max_words vocab_texts max_validation_blocks", _COUNT),
+    "tokenizer_passages": Range(0, COUNT, whole=True),
     "validation_share": _FRACTION,
     "shard_size": Range(1, 2**24, whole=True),
     "shards_ahead": Range(1, 1024, whole=True),

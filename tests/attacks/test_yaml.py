@@ -5,6 +5,7 @@ import os
 import pytest
 
 from attacks.attack import assert_refused, attack
+from hf_tlm.evaluation.grids.arguments import GridArguments
 from hf_tlm.evaluation.grids.points import Grid
 from hf_tlm.files import HfTlmError
 from hf_tlm.parser import ConfigError, parse
@@ -122,6 +123,11 @@ def test_a_mapping_is_json_where_json_is_taken(tmp_path):
     assert parse_executor_options(arguments.executor_options) == {"time": 1.1, "partition": "cpu"}
     with pytest.raises(HfTlmError, match="--executor_options is not YAML that can be used: the key 'a' comes twice"):
         parse_executor_options("{a: 1, a: 2}")
+
+
+def test_a_grid_may_be_a_mapping(tmp_path):
+    (arguments,) = options(tmp_path, "grid: {learning_rate: [1e-4, 3e-4]}", GridArguments)
+    assert arguments.read().values == {"learning_rate": [1e-4, 3e-4]}
 
 
 def test_task_columns_are_texts(tmp_path):
