@@ -15,6 +15,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,16 @@ class Outcome:
 def _server():
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["attacks.preload"])
+    # The server of Python 3.11 does not take over sys.path, and passes over in silence what it cannot import.
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests"), *filter(None, [before])])
+    try:
+        forkserver.ensure_running()
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
     return context
 
 

@@ -1,10 +1,12 @@
 """The attacks' own tools: what they start ends well without bad input, and what they assert can fail."""
 
+import sys
 import time
 
 import pytest
 
-from attacks.attack import Outcome, assert_refused, attack, call
+import hf_tlm
+from attacks.attack import ROOT, Outcome, assert_refused, attack, call
 from hf_tlm.files import HfTlmError
 
 
@@ -44,3 +46,11 @@ def test_a_hang_is_seen(monkeypatch):
     monkeypatch.setattr("attacks.attack.LIMIT", 1)
     with pytest.raises(AssertionError, match="hangs"):
         assert_refused(call(sleep))
+
+
+def has_imported():
+    raise HfTlmError(f"preloaded: {'attacks.preload' in sys.modules and 'torch' in sys.modules}, {hf_tlm.__file__}")
+
+
+def test_processes_have_what_the_server_imported():
+    assert_refused(call(has_imported), "preloaded: True", str(ROOT / "hf_tlm"))
