@@ -147,7 +147,7 @@ def _find(patterns: Sequence[str]) -> tuple[list[Path], list[str]]:
     What this package wrote into folders below is left out: a command would read its own output when it is called again.
 
     Raises:
-        CorpusError: a file is of an unknown type, or all that matches is such output.
+        CorpusError: a file is of an unknown type, a link leads nowhere, or all that matches is such output.
     """
     found: set[Path] = set()
     without = []
@@ -156,7 +156,7 @@ def _find(patterns: Sequence[str]) -> tuple[list[Path], list[str]]:
         pattern = os.path.expanduser(asked)
         root = Path(os.path.abspath(pattern))
         if os.path.isdir(pattern):
-            own = {path for path in root.rglob("*") if path.is_file() and builder_of(path)}
+            matches = {path for path in root.rglob("*") if builder_of(path)}
         else:
             names = [pattern] if os.path.isfile(pattern) else glob.glob(pattern, recursive=True)
             matches = {Path(os.path.abspath(name)) for name in names}
@@ -165,9 +165,11 @@ def _find(patterns: Sequence[str]) -> tuple[list[Path], list[str]]:
                     f"{unknown[0]}: unknown file type. Known: {', '.join(BUILDERS)}, each also with "
                     f"{' or '.join(COMPRESSIONS)}."
                 )
-            own = {path for path in matches if path.is_file()}
             while os.path.isfile(root) or glob.has_magic(str(root)):
                 root = root.parent
+        if lost := sorted(path for path in matches if path.is_symlink() and not path.exists()):
+            raise CorpusError(f"{lost[0]} is a link to {os.readlink(lost[0])}, which is not there. Mend or remove it.")
+        own = {path for path in matches if path.is_file()}
         inputs = {path for path in own if not any(map(is_output, _folders_between(root, path)))}
         if left_out := len(own) - len(inputs):
             where = "hidden folders or folders that hf_tlm wrote (subsets, indexes, runs, models)"

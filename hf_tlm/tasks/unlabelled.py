@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 from datasets import Dataset
 
 from hf_tlm.tasks.loading import kind_module
@@ -35,7 +36,10 @@ def unlabelled(path: str, spec: TaskSpec, *, drop_bad_rows: bool = False, chunk:
     reader = kind_module(spec.kind)
     done = 0
     for columns in _stream(path, spec, chunk):
-        rows = Dataset.from_dict(columns, on_mixed_types="use_json")
+        try:
+            rows = Dataset.from_dict(columns, on_mixed_types="use_json")
+        except (ValueError, TypeError, pa.ArrowException) as error:  # Of texts that are no Unicode, for instance.
+            raise TaskError(f"Cannot read {path} after row {done}: {error}") from error
         if not ROLES[spec.kind]:
             spec = reader.settled(spec, rows)
         ids = ids_of(spec, path, rows, [None] * len(rows))

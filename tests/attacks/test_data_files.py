@@ -108,6 +108,22 @@ def test_what_is_no_text_is_refused_with_the_row(tmp_path, reader, rows, row, ki
 
 
 @pytest.mark.parametrize("write", [lines, json.dumps], ids=["lines", "array"])
+def test_texts_that_are_no_unicode_are_refused(tmp_path, reader, write):
+    read, error = reader
+    (tmp_path / "file.json").write_text(write(texts("a", "half \ud83d a character")))
+    with pytest.raises(error, match=r"Cannot read .*\.json"):
+        read(tmp_path / "file.json")
+
+
+@pytest.mark.parametrize("pattern", ["", "*.txt", "gone.txt"])
+def test_a_link_that_leads_nowhere_is_no_shorter_corpus(tmp_path, pattern):
+    (tmp_path / "a.txt").write_text("a text")
+    (tmp_path / "gone.txt").symlink_to(tmp_path / "nowhere.txt")
+    with pytest.raises(CorpusError, match=r"gone.txt is a link to .*nowhere.txt, which is not there"):
+        load_corpus(f"{tmp_path}/{pattern}")
+
+
+@pytest.mark.parametrize("write", [lines, json.dumps], ids=["lines", "array"])
 def test_numbers_beside_texts_are_texts(tmp_path, reader, write):
     (tmp_path / "file.json").write_text(write(texts("a", 3, "b")))
     assert reader[0](tmp_path / "file.json") == ["a", "3", "b"]
