@@ -37,6 +37,7 @@ from hf_tlm.evaluation.summary import summarise
 from hf_tlm.files import atomic_write
 from hf_tlm.hub.cards import tlm_card
 from hf_tlm.retrieval import Subset
+from hf_tlm.shown import Markdown
 from hf_tlm.training.claim import RESULTS_FILE
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -160,7 +161,7 @@ def differences(rows: Sequence[Row]) -> str:
             else:
                 apart, deviation = first["mean"] - second["mean"], math.hypot(first["std"], second["std"])
                 text = f"{100 * apart:+.2f} ± {100 * deviation:.2f}"
-                line.append(f"**{text}**" if abs(apart) > deviation else text)
+                line.append(Markdown(f"**{text}**") if abs(apart) > deviation else text)
         lines.append(line)
     return markdown_table(["task", *(f"{first} − {second}" for first, second in PAIRS)], lines)
 

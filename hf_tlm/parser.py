@@ -10,22 +10,25 @@ with ~ begins with the user's folder.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import errno
 import functools
 import importlib.util
 import inspect
 import json
+import logging
 import os
 import pkgutil
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from hf_tlm.files import HfTlmError
 from hf_tlm.ranges import RANGES, problem
+from hf_tlm.shown import for_terminal
 from hf_tlm.signals import Terminated, on_sigterm
 
 # Texts that are JSON, which in a file may be a mapping.
@@ -290,7 +293,7 @@ def run(main: Callable[[], Any]) -> None:
         # Bars of loading and writing weights would bury those of the jobs; the Trainer's and datasets' own stay.
         logging.disable_progress_bar()
     try:
-        with on_sigterm(_terminate):
+        with on_sigterm(_terminate), _plain_output():
             main()
             _leave_process_group()
     except HfTlmError as error:
@@ -308,6 +311,23 @@ def run(main: Callable[[], Any]) -> None:
         _stop(f"The disk is full: {error}. What was finished is on disk: free space and run the same command.", 1)
 
 
+@contextlib.contextmanager
+def _plain_output() -> Iterator[None]:
+    """Names and texts out of files, in what is printed and logged, command no terminal."""
+    logging.lastResort.setFormatter(_PlainFormatter())
+    stream, write = sys.stdout, sys.stdout.write
+    stream.write = lambda text: write(for_terminal(text))
+    try:
+        yield
+    finally:
+        stream.write = write
+
+
+class _PlainFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return for_terminal(super().format(record))
+
+
 def _leave_process_group() -> None:
     # A process that ends with gloo's threads running is aborted now and then, after all its work was done.
     distributed = sys.modules.get("torch.distributed")
@@ -320,6 +340,6 @@ def _terminate() -> None:
 
 
 def _stop(message: str, status: int) -> None:
-    message, rank = _shortened(message), os.environ.get("RANK", "0")
+    message, rank = for_terminal(_shortened(message)), os.environ.get("RANK", "0")
     print(f"\nError: {message}" if rank == "0" else f"\nError on process {rank}: {message}", file=sys.stderr, flush=True)
     sys.exit(status)

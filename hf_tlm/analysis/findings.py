@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-_BAR = re.compile(r"(?<!\\)\|")  # that is not escaped
+from hf_tlm.shown import for_markdown
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1) -> str:
-    """Columns of texts first, as many as said, then numbers; a bar or a new line in a name does not end its cell, whether
-    the bar is escaped or not."""
+    """Columns of texts first, as many as said, then numbers. Texts are shown as they are, and are no markup."""
     lines = [_line(head), f"| {' | '.join(['---'] * texts + ['---:'] * (len(head) - texts))} |", *map(_line, rows)]
     return "\n".join(lines) + "\n"
 
 
 def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(_BAR.sub(r"\\|", " ".join(cell.split())) for cell in cells) + " |"
+    return "| " + " | ".join(for_markdown(cell, 1000) for cell in cells) + " |"
 
 
 @dataclass(frozen=True)

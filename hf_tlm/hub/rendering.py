@@ -7,12 +7,15 @@ import re
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
+from hf_tlm.shown import as_code, as_literal, escape, flat, for_terminal
+
 if TYPE_CHECKING:
     from huggingface_hub import CardData
 
 # In the code blocks of a card, until it is published.
 PLACEHOLDER = "path/or/repo-id"
 _HUB_NAME = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
+_HUB_DATASET = re.compile(rf"{_HUB_NAME.pattern}(@[\w./-]+)?")
 _HUB_CORPUS = re.compile(r"[\w][\w.-]*/[\w][\w.-]*@[0-9a-f]{40}\b")
 
 
@@ -21,15 +24,22 @@ def render(template: str, data: CardData, **values: Any) -> str:
 
     Args:
         template: file name in `hf_tlm/hub/templates`.
-        values: what it is filled with.
+        values: what it is filled with. Texts among them are shown as they are, whatever they look like: a template says
+            `| code` or `| literal` where they are code, and `| safe` of markdown.
     """
     import jinja2
+    from markupsafe import Markup
 
     def source(name: str) -> str:
         return files("hf_tlm.hub").joinpath("templates", name).read_text(encoding="utf-8")
 
-    environment = jinja2.Environment(loader=jinja2.FunctionLoader(source), autoescape=False)
-    return environment.get_template(template).render(card_data=data.to_yaml(), **values).rstrip() + "\n"
+    def shown(value: Any) -> Markup:
+        return value if isinstance(value, Markup) else Markup(escape(flat(str(value))))
+
+    environment = jinja2.Environment(loader=jinja2.FunctionLoader(source), autoescape=True, finalize=shown)
+    environment.filters["code"] = lambda value: Markup(as_code(str(value)))
+    environment.filters["literal"] = lambda value: Markup(as_literal(str(value)))
+    return str(environment.get_template(template).render(card_data=for_terminal(data.to_yaml()), **values)).rstrip() + "\n"
 
 
 def license_sentence(license: str | None) -> str:
@@ -45,7 +55,7 @@ def dataset_sentence(dataset: str | None) -> str:
     Args:
         dataset: repo id, with `@revision` if known; None: not on the Hub, as far as is known.
     """
-    if dataset is None:
+    if dataset is None or not _HUB_DATASET.fullmatch(dataset):
         return "Whether these texts are on the Hub was not recorded."
     name, _, revision = dataset.partition("@")
     link = f"https://huggingface.co/datasets/{name}" + (f"/tree/{revision}" if revision else "")

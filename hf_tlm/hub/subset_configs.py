@@ -15,7 +15,7 @@ from hf_tlm.hub.retry import patiently
 
 Result = TypeVar("Result")
 CARD, MANIFEST = "README.md", "manifest.json"
-_MANIFEST_OF = re.compile(rf"([^/]+)/{re.escape(MANIFEST)}")
+_MANIFEST_OF = re.compile(rf"(\w[\w.-]*)/{re.escape(MANIFEST)}")
 # Metadata that the card of the whole has from those of the subsets, one after another without repetition.
 _MERGED = ("license", "language", "tags", "task_categories", "size_categories", "source_datasets")
 

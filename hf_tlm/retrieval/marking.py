@@ -9,14 +9,12 @@ from typing import Any
 import numpy as np
 
 from hf_tlm.retrieval.analyzer import Analyzer
+from hf_tlm.shown import escape, one_line
 
 WINDOWS, WINDOW_WORDS, CONTEXT_WORDS = 2, 30, 4  # of a text that is shown
 LONGEST_PIECE = 60  # characters of a word, or of what is between two
 
 _WORD = re.compile(r"\w+")
-# White space, control characters, and marks that change the direction of what follows.
-_BLANKS = re.compile(r"[\s\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]+")
-_MARKDOWN = re.compile(r"([\\`*_\[\]<>|~#&$])")
 
 # What is shown of a text, on one line and as it is, in pieces: (piece, whether its words are marked).
 Spans = list[tuple[str, bool]]
@@ -50,10 +48,10 @@ def marked_spans(text: str, terms: set[str], terms_of: Callable[[str], set[str]]
     Args:
         terms_of: gives the terms of a word, see `marked_terms`.
     """
-    text = _BLANKS.sub(" ", text).strip()
+    text = one_line(text, len(text))
     words = list(_WORD.finditer(text))
     if not words:
-        return [(_cut(text), False)]
+        return [(one_line(text, LONGEST_PIECE), False)]
     of_word = [terms & terms_of(word.group()) if terms else terms for word in words]
     last = max(0, len(words) - WINDOW_WORDS)
     shown, missing = np.zeros(len(words), bool), set(terms)
@@ -84,13 +82,8 @@ def marked_spans(text: str, terms: set[str], terms_of: Callable[[str], set[str]]
 
 def spans_to_markdown(spans: Spans) -> str:
     """Marked pieces in bold, everything else as it is."""
-    text = "".join(f"**{_escape(piece)}**" if marked else _escape(piece) for piece, marked in spans)
+    text = "".join(f"**{escape(piece)}**" if marked else escape(piece) for piece, marked in spans)
     return text.strip() or "(empty)"
-
-
-def escape(text: str, longest: int = 120) -> str:
-    """Text that markdown shows as it is, on one line, cut after so many characters."""
-    return _escape(_cut(_BLANKS.sub(" ", text).strip(), longest))
 
 
 def _joined(pieces: Sequence[tuple[str, bool]]) -> Spans:
@@ -109,7 +102,3 @@ def _joined(pieces: Sequence[tuple[str, bool]]) -> Spans:
 
 def _cut(text: str, longest: int = LONGEST_PIECE) -> str:
     return text if len(text) <= longest else f"{text[:longest]}…"
-
-
-def _escape(text: str) -> str:
-    return _MARKDOWN.sub(r"\\\1", text)

@@ -12,13 +12,13 @@ import numpy as np
 
 from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.retrieval.marking import (
-    escape,
     mark_shared,
     marked_spans,
     marked_terms,
     spans_to_markdown,
     stemmer_of,
 )
+from hf_tlm.shown import for_markdown
 
 if TYPE_CHECKING:
     from hf_tlm.retrieval.subset import Subset
@@ -57,7 +57,7 @@ def retrieval_report(subset: Subset, task: Task | None = None, num_examples: int
     made, random = subset.manifest, subset.manifest["retriever"] == "random"
     released = subset.manifest["retriever"] == "released"
     parts = [
-        f"# Retrieval for {escape(made['task']['name'])} from {escape(made['corpus']['name'])}",
+        f"# Retrieval for {for_markdown(made['task']['name'])} from {for_markdown(made['corpus']['name'])}",
         _counts(made, len(subset)),
     ]
     if len(subset) == 0:
@@ -142,7 +142,7 @@ def _counts(made: dict[str, Any], rows: int) -> str:
     used = [f"{name.replace('_', ' ')} {_value(settings[name])}" for name in SETTINGS if settings.get(name) is not None]
     lines = ["## Counts", "", *_table((" ", " "), table, left=[0, 1]), "", f"Settings: {', '.join(used)}."]
     if selection:
-        lines += ["", f"Selection: {escape(describe_selection(selection), 1000)}."]
+        lines += ["", f"Selection: {for_markdown(describe_selection(selection), 1000)}."]
     return "\n".join(lines)
 
 
@@ -190,7 +190,7 @@ def _sources(subset: Subset) -> str:
     found = Counter(source or "" for source in subset.dataset["source"][:])
     corpus = subset.manifest["counts"].get("sources") or {}
     names = sorted({*found, *corpus}, key=lambda name: (-found[name], name))
-    groups = [(escape(name) or "(none)", [name]) for name in names[:NAMED_SOURCES]]
+    groups = [(for_markdown(name) or "(none)", [name]) for name in names[:NAMED_SOURCES]]
     if len(names) > NAMED_SOURCES:
         groups.append((f"{len(names) - NAMED_SOURCES:,} others", names[NAMED_SOURCES:]))
     rows = []
@@ -232,9 +232,8 @@ def _examples(subset: Subset, task: Task | None, number: int) -> str:
         query, passage = spans_to_markdown(query), spans_to_markdown(passage)
         queries = f"{row['n_queries']:,} {'query' if row['n_queries'] == 1 else 'queries'}"
         found = f"rank {row['rank']:,}, score {score:,.1f}, hit by {queries}"
-        shown.append(
-            f"> **Query** {escape(row['best_query'])}: {query}\n>\n> **Passage**, {found}: {passage}\n>\n> {_origin(row)}"
-        )
+        asked = f"> **Query** {for_markdown(row['best_query'])}: {query}"
+        shown.append(f"{asked}\n>\n> **Passage**, {found}: {passage}\n>\n> {_origin(row)}")
     intro = "Words that both have are bold, stop words aside. The examples are spread over the ranks, and over the queries."
     return "\n\n".join(["## Examples", intro, *_numbered(shown)])
 
@@ -259,7 +258,7 @@ def _spread(ranks: np.ndarray, queries: Sequence[str | None], number: int) -> li
 
 
 def _origin(row: dict[str, Any]) -> str:
-    return escape(row["id"]) + (f", from {escape(row['source'])}" if row["source"] else "")
+    return for_markdown(row["id"]) + (f", from {for_markdown(row['source'])}" if row["source"] else "")
 
 
 def _numbered(blocks: Iterable[str]) -> list[str]:
@@ -275,11 +274,11 @@ def _names(ids: Sequence[str] | None, number: int) -> str:
     if not ids:
         return ""
     more = ", …" if number > len(ids[:NAMED_IDS]) else ""
-    return f" ({', '.join(escape(name) for name in ids[:NAMED_IDS])}{more})"
+    return f" ({', '.join(for_markdown(name) for name in ids[:NAMED_IDS])}{more})"
 
 
 def _value(value: Any) -> str:
-    return escape(value) if isinstance(value, str) else _plain(value)
+    return for_markdown(value if isinstance(value, str) else _plain(value))
 
 
 def _plain(value: Any) -> str:

@@ -14,7 +14,6 @@ import numpy as np
 from hf_tlm.files import atomic_directory, sha256
 from hf_tlm.hub.subset_card import describe_data, subset_card
 from hf_tlm.retrieval.analyzer import RetrievalError
-from hf_tlm.retrieval.marking import escape
 from hf_tlm.retrieval.queries import build_queries, example_texts
 from hf_tlm.retrieval.report import describe_selection, retrieval_report
 
@@ -206,7 +205,7 @@ class Subset:
             report,
             describe_data(columns, parquet),
             engine="" if made["retriever"] in UNQUERIED else _engine(made),
-            selection=escape(describe_selection(selection), 1000) if selection else None,
+            selection=describe_selection(selection) if selection else None,
             **place,
         )
 

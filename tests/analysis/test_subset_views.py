@@ -236,7 +236,7 @@ def test_case_studies_as_markdown(task):
     assert case_studies_to_markdown([study]) == (
         "### 1\n\n> **Task text** q1: **Gene** \\& **blocks**\n>\n"
         "> **Passage**, rank 2, score 1.2, hit by 1 query (p\\|1, from s\\*): "
-        "The \\<b\\>**gene**\\</b\\> \\$x\\$ \\***blocks**\\* the\\_gene\n"
+        "The \\<b\\>**gene**\\</b\\> \\$x\\$ \\***blocks**\\* the_gene\n"
     )
 
 

@@ -92,7 +92,7 @@ def test_rows_of_a_csv(runs):
 def test_markup_in_markdown(tmp_path):
     make_run(tmp_path / "a", "t|u", {0: 0.5}, rho1="<b>*x*\n`y`")
     text = table_to_markdown(sensitivity_table(find_results({"runs": tmp_path}), ["rho1", "task"]))
-    assert text.splitlines()[2] == "| \\<b>\\*x\\* \\`y\\` | t\\|u | 50.00 |"
+    assert text.splitlines()[2] == "| \\<b\\>\\*x\\* \\`y\\` | t\\|u | 50.00 |"
 
 
 def test_subsets_are_told_in_words(tmp_path):

@@ -10,7 +10,8 @@ import numpy as np
 
 from hf_tlm.analysis.errors import AnalysisError
 from hf_tlm.analysis.subsets.columns import check_positive, column, ranks
-from hf_tlm.retrieval.marking import Spans, escape, mark_shared, marked_terms, spans_to_markdown, stemmer_of
+from hf_tlm.retrieval.marking import Spans, mark_shared, marked_terms, spans_to_markdown, stemmer_of
+from hf_tlm.shown import for_markdown
 
 if TYPE_CHECKING:
     from hf_tlm.retrieval import Subset
@@ -80,11 +81,11 @@ def case_studies_to_markdown(studies: Sequence[CaseStudy]) -> str:
     """Shared words in bold; what stands in the texts is escaped."""
     blocks = []
     for number, study in enumerate(studies, 1):
-        lines = [f"### {number}", f"> **Task text** {escape(study.query_id)}: {spans_to_markdown(study.query)}"]
+        lines = [f"### {number}", f"> **Task text** {for_markdown(study.query_id)}: {spans_to_markdown(study.query)}"]
         for passage in study.passages:
             queries = f"{passage.n_queries:,} {'query' if passage.n_queries == 1 else 'queries'}"
             found = f"rank {passage.rank:,}, score {passage.score:,.1f}, hit by {queries}"
-            origin = escape(passage.id) + (f", from {escape(passage.source)}" if passage.source else "")
+            origin = for_markdown(passage.id) + (f", from {for_markdown(passage.source)}" if passage.source else "")
             lines.append(f"> **Passage**, {found} ({origin}): {spans_to_markdown(passage.text)}")
         blocks.append("\n\n".join([lines[0], "\n>\n".join(lines[1:])]))
     return "\n\n".join(blocks) + "\n"

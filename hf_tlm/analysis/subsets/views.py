@@ -20,7 +20,7 @@ from hf_tlm.analysis.subsets.overlap import Overlap, by_corpus, describe_corpora
 from hf_tlm.analysis.subsets.ranks import size_against_k, steps
 from hf_tlm.analysis.subsets.sources import source_shares
 from hf_tlm.files import HfTlmError, atomic_write
-from hf_tlm.retrieval.marking import escape
+from hf_tlm.shown import for_markdown
 
 if TYPE_CHECKING:
     from hf_tlm.retrieval import Subset
@@ -56,7 +56,7 @@ def sizes(subsets: Subsets, folder: Path) -> Findings:
                 row.append(f"{curve.passages[k - 1]:,}" if there else "")
                 row.append(f"{curve.score[k - 1]:.1f}" if there and not np.isnan(curve.score[k - 1]) else "")
             table.append(row)
-        head = ["K", *(f"{escape(name)}: {what}" for name in curves for what in ("passages", "score at rank K"))]
+        head = ["K", *(f"{name}: {what}" for name in curves for what in ("passages", "score at rank K"))]
         lines = ["Passages in the union of the queries' K best, and the mean BM25 score of those whose best rank is K.", ""]
         lines.append(markdown_table(head, table, texts=0))
     return Findings("Size against K", "\n".join([*lines, *reasons]), files)
@@ -78,11 +78,11 @@ def sources(subsets: Subsets, folder: Path, top: int) -> Findings:
     for at in range(0, len(shares), len(subsets)):
         row = shares[at : at + len(subsets)]
         first = row[0]
-        line = [f"{first.others:,} others" if first.source is None else escape(first.source) or "(none)"]
+        line = [f"{first.others:,} others" if first.source is None else first.source or "(none)"]
         for share in row:
             line += [f"{share.share:.1%}", "" if share.ratio is None else f"{share.ratio:.2f}"]
         table.append(line)
-    head = ["source", *(f"{escape(name)}{what}" for name in subsets for what in ("", ": ratio"))]
+    head = ["source", *(f"{name}{what}" for name in subsets for what in ("", ": ratio"))]
     text = "Share of the passages, and its ratio to the source's share of the corpus."
     return Findings("Sources", f"{text}\n\n{markdown_table(head, table)}", files)
 
@@ -107,7 +107,7 @@ def influence(subsets: Subsets, folder: Path, bins: int) -> Findings | None:
         ]
         spearman = "not defined, as one of the two does not vary" if np.isnan(own.spearman) else f"{own.spearman:.3f}"
         said = (
-            f"**{escape(name)}**: the {own.passages:,} passages that were kept of {own.of:,}. Spearman's correlation "
+            f"**{for_markdown(name)}**: the {own.passages:,} passages that were kept of {own.of:,}. Spearman's correlation "
             f"of rank (1 is the best) and influence: {spearman}."
         )
         head = ["rank", "passages", "mean influence", "deviation"]
@@ -122,7 +122,7 @@ def overlaps(subsets: Subsets, folder: Path) -> Findings | None:
     groups = by_corpus(subsets)
     blocks, files = [], []
     if len(groups) > 1:
-        corpora = escape(describe_corpora(groups, subsets), 1000)
+        corpora = for_markdown(describe_corpora(groups, subsets), 1000)
         blocks.append(f"Compared within a corpus only, as an id is another passage in each: {corpora}.")
     for number, names in enumerate((names for names in groups if len(names) > 1), 1):
         found = subset_overlap({name: subsets[name] for name in names})
@@ -133,7 +133,7 @@ def overlaps(subsets: Subsets, folder: Path) -> Findings | None:
             atomic_write(folder / f"{path}.csv", to_csv(rows))
             files.append(folder / f"{path}.csv")
         table = [
-            [escape(row["first"]), escape(row["second"]), f"{row['in_both']:,}"]
+            [row["first"], row["second"], f"{row['in_both']:,}"]
             + ["" if value is None else f"{value:.3f}" for value in list(row.values())[5:]]
             for row in rows
         ]
@@ -152,9 +152,9 @@ def case_study(subsets: Subsets, folder: Path, task: Task | None, number: int, p
     for (name, studies), path in zip(found.items(), _file_names(found), strict=True):
         files.append(folder / f"subsets_case_study_{path}.md")
         intro = "Words that a task text and its passage both have are bold, stop words aside."
-        text = f"# {escape(name)}: task texts and what was retrieved for them\n\n{intro}\n\n"
+        text = f"# {for_markdown(name)}: task texts and what was retrieved for them\n\n{intro}\n\n"
         atomic_write(files[-1], text + case_studies_to_markdown(studies))
-        lines.append(f"{escape(name)}: {len(studies):,} task texts with their passages in `{files[-1].name}`.")
+        lines.append(f"{for_markdown(name)}: {len(studies):,} task texts with their passages in `{files[-1].name}`.")
     return Findings(title, "\n".join(["\n\n".join(lines), *reasons]).strip(), files)
 
 
@@ -165,7 +165,7 @@ def _of_each(subsets: Subsets, view: Callable[[Subset], Any]) -> tuple[dict[str,
         try:
             found[name] = view(subset)
         except HfTlmError as error:
-            reasons.append(f"- {escape(name)} is not shown. {escape(str(error), 1000)}")
+            reasons.append(f"- {for_markdown(name)} is not shown. {for_markdown(str(error), 1000)}")
     return found, [""] * bool(found and reasons) + reasons
 
 

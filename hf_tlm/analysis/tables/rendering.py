@@ -8,25 +8,28 @@ from typing import Any
 from hf_tlm.analysis.runs import NOT_FINISHED
 from hf_tlm.analysis.tables.table import Cell, SensitivityTable, show_value
 from hf_tlm.evaluation.seeds import format_score
+from hf_tlm.shown import for_markdown
 
 _LATEX = {
     **{character: f"\\{character}" for character in "&%$#_{}"},
     **{"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}"},
     **{"<": "\\textless{}", ">": "\\textgreater{}", "|": "\\textbar{}", "±": "$\\pm$"},
 }
-_MARKDOWN = {character: f"\\{character}" for character in "\\|*_`<["}
 
 
 def table_to_markdown(table: SensitivityTable) -> str:
     """The table, the best of each task in bold, and below it what the numbers are."""
-    head = [*map(_markdown, table.rows), *(" / ".join(_markdown(show_value(v)) for v in key) for key in table.column_keys)]
+    head = [
+        *map(for_markdown, table.rows),
+        *(" / ".join(for_markdown(show_value(v)) for v in key) for key in table.column_keys),
+    ]
     if not table.columns:
-        head[-1] = _markdown(_only_task(table))
+        head[-1] = for_markdown(_only_task(table))
     lines = [head, ["---"] * len(table.rows) + ["---:"] * len(table.column_keys)]
     best = table.best
     for row in table.row_keys:
-        cells = [_cell(table, (row, column), best, "**{}**", _markdown) for column in table.column_keys]
-        lines.append([*(_markdown(show_value(value)) for value in row), *cells])
+        cells = [_cell(table, (row, column), best, "**{}**", for_markdown) for column in table.column_keys]
+        lines.append([*(for_markdown(show_value(value)) for value in row), *cells])
     text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     return "\n\n".join([text, caption(table), *failures(table)]) + "\n"
 
@@ -120,11 +123,6 @@ def _latex(text: str) -> str:
     if text == "inf":
         return "$\\infty$"
     return "".join(_LATEX.get(character, character) for character in " ".join(text.split()))
-
-
-def _markdown(text: str) -> str:
-    """Text that is not to be read as markup, in one line."""
-    return "".join(_MARKDOWN.get(character, character) for character in " ".join(text.split()))
 
 
 def _percent(value: float | None) -> float | str:

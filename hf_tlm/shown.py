@@ -1,0 +1,56 @@
+"""Text that is not ours, where it is shown: a name or a sentence out of a file is never markup, a link or a command."""
+
+from __future__ import annotations
+
+import json
+import re
+
+# Control characters, marks that change the direction of what follows, and halves of characters (bytes of a file's name).
+_HIDDEN = r"\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
+_BLANKS = re.compile(rf"[\s{_HIDDEN}]+")
+_COMMANDS = re.compile(rf"(?![\n\t])[{_HIDDEN}]")
+# An underscore within a word is none.
+_MARKUP = re.compile(r"([\\`*\[\]<>|~#&$]|(?<![^\W_])_|_(?![^\W_]))")
+# What GitHub and the Hub make links of, wherever it stands: addresses, @names, issues and commits.
+_LINKS = re.compile(r"(?<=:)(?=//)|(?<=\bwww)(?=\.)|(?<=@)(?=\w)|(?<=\\#)(?=\d)|(?<=\bGH-)(?=\d)", re.IGNORECASE)
+
+
+class Markdown(str):
+    """Text that is markdown, written by us: `for_markdown` leaves it as it is."""
+
+
+def for_terminal(text: str) -> str:
+    r"""Text of any number of lines with every other control character as \x1b and the like."""
+    return _COMMANDS.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
+
+
+def flat(text: str) -> str:
+    """Text with a space for control characters and new lines."""
+    return _BLANKS.sub(" ", text)
+
+
+def one_line(text: str, longest: int = 120) -> str:
+    """The same, without spaces around it and cut after so many characters."""
+    text = flat(text).strip()
+    return text if len(text) <= longest else f"{text[:longest]}…"
+
+
+def for_markdown(text: str, longest: int = 120) -> str:
+    """Text that markdown shows as it is, on one line, cut after so many characters."""
+    return text if isinstance(text, Markdown) else escape(one_line(text, longest))
+
+
+def escape(text: str) -> str:
+    """The same of text that is on one line, at its length."""
+    # An empty comment is not seen, and ends what would be a link.
+    return _LINKS.sub("<!-- -->", _MARKUP.sub(r"\\\1", text))
+
+
+def as_code(text: str, longest: int = 200) -> str:
+    """Text as an inline piece of code in markdown."""
+    return f"`{one_line(text, longest).replace('`', chr(39)) or ' '}`"
+
+
+def as_literal(text: str) -> str:
+    """Text as a string in a line of Python."""
+    return json.dumps(one_line(text, 200), ensure_ascii=False)
