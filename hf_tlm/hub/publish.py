@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shlex
 import tempfile
@@ -15,8 +16,11 @@ from hf_tlm.hub.commit import Push
 from hf_tlm.hub.errors import HubError
 from hf_tlm.hub.push import published, push, repo_to_push
 from hf_tlm.hub.rendering import hub_name, published_card
+from hf_tlm.hub.run_files import CODE, NAMES, is_ours
 from hf_tlm.hub.subset_configs import check_alone
 from hf_tlm.version import __version__
+
+logger = logging.getLogger(__name__)
 
 CARD = "README.md"
 SETTINGS, RESULTS, MANIFEST = "settings.json", "results.json", "manifest.json"
@@ -121,7 +125,14 @@ def _publish(
     folder: Path, repo_id: str, type: str, message: str, card: Mapping[str, str | None], options: Mapping[str, Any]
 ) -> Push:
     """The card in the folder stays as it is: it may be published elsewhere too."""
-    files = published(folder)
+    found = published(folder)
+    files = {name: path for name, path in found.items() if is_ours(name, (*NAMES, *CODE))}
+    if others := sorted(set(found) - set(files)):
+        logger.warning(
+            "Not published, as no recipe writes files of these names: %s. To add some by hand: hf upload %s PATH.",
+            ", ".join(others[:10]) + (f" and {len(others) - 10:,} more" if len(others) > 10 else ""),
+            repo_id,
+        )
     if CARD not in files and (given := [name for name, value in card.items() if value is not None]):
         raise HubError(f"{folder} has no {CARD} that could name the {given[0]}. Write one, or leave the {given[0]} out.")
     with tempfile.TemporaryDirectory() as work:

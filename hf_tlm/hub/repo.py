@@ -126,6 +126,34 @@ def fetch(
         return Path(snapshot_download(**options, **filters, ignore_patterns=unwanted))
 
 
+def file_sizes(repo: Repo, token: str | None = None) -> tuple[Repo, dict[str, int]]:
+    """The repository at a commit, and its files with their sizes; without a network those of the cached snapshot.
+
+    Raises:
+        HubError: see `fetch`; or a file's name leaves the folder that it would be in.
+    """
+    import httpx2
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import OfflineModeIsEnabled
+    from huggingface_hub.hf_api import RepoFile
+
+    options = {"repo_type": repo.type}
+    with explaining(repo):
+        api = HfApi(token=token)
+        commit = api.resolve_revision(repo.id, revision=repo.revision, **options).resolved
+        try:
+            tree = api.list_repo_tree(repo.id, recursive=True, revision=commit, **options)
+            sizes = {entry.path: entry.size for entry in tree if isinstance(entry, RepoFile)}
+        except (httpx2.TransportError, OfflineModeIsEnabled):
+            folder = Path(snapshot_download(repo.id, revision=commit, local_files_only=True, **options))
+            files = [path for path in folder.rglob("*") if path.is_file()]
+            sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
+    for name in sizes:
+        if {"", ".", ".."} & set(name.split("/")) or "\\" in name or ":" in name:
+            raise HubError(f"{repo} has a file {name!r}, whose name leads out of its folder. Nothing of it was fetched.")
+    return Repo(repo.id, commit, repo.type), sizes
+
+
 def local_folder(name: str, type: str, **options) -> Path:
     """An existing local path as it is; otherwise a snapshot of the repository of that name.
 

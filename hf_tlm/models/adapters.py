@@ -23,6 +23,7 @@ from hf_tlm.hub.repo import check_named
 from hf_tlm.models.base import TrainedModel
 from hf_tlm.models.errors import ModelError
 from hf_tlm.models.export import export_stock
+from hf_tlm.models.legacy_weights import reading_pickles
 from hf_tlm.models.loading import POOLER
 from hf_tlm.models.lora_arguments import LoraArguments
 from hf_tlm.models.tlm import TlmModel
@@ -196,7 +197,9 @@ def load_merged(folder: str | os.PathLike, auto_class: str, trust_remote_code: b
 
 def load_adapter(model: PeftModel, folder: str | os.PathLike) -> PeftModel:
     """`model`, made by `add_lora` on the same base, with the weights that `export_adapter` wrote to `folder`."""
-    set_peft_model_state_dict(model, load_peft_weights(str(folder), device="cpu"), adapter_name=ADAPTER)
+    with reading_pickles(folder, ModelError):
+        weights = load_peft_weights(str(folder), device="cpu")
+    set_peft_model_state_dict(model, weights, adapter_name=ADAPTER)
     return model
 
 

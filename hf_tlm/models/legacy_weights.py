@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import pickle
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from hf_tlm.files import HfTlmError
 from hf_tlm.models.errors import ModelError
 
 WEIGHTS, SAFE_WEIGHTS = "pytorch_model.bin", "model.safetensors"
@@ -18,6 +22,27 @@ def weights_file(folder: Path) -> Path:
     """The file of a checkpoint's weights: safetensors where somebody has converted them, else the pickle."""
     safe = folder / SAFE_WEIGHTS
     return safe if safe.is_file() else folder / WEIGHTS
+
+
+@contextmanager
+def reading_pickles(path: str | Path | None, refusal: type[HfTlmError]) -> Iterator[None]:
+    """torch reads no more of a pickle than tensors and numbers. What it says of others ends with how to run their code.
+
+    Args:
+        path: the file or folder that is read.
+
+    Raises:
+        HfTlmError: of the class `refusal`; there is more in a pickle, or it is damaged. Nothing of it was run.
+    """
+    try:
+        yield
+    except pickle.UnpicklingError as error:
+        found = re.search(r"(?:GLOBAL|global) (\w[\w.]*)", str(error))
+        more = f"it refers to {found[1]}" if found else "it cannot be read as tensors and numbers"
+        raise refusal(
+            f"{path} is damaged, or holds more than tensors: {more}. Nothing of it was run. Do not use it, or get it again "
+            "from somebody you trust."
+        ) from None
 
 
 def read_weights(path: Path, advice: str) -> dict[str, torch.Tensor]:
@@ -32,11 +57,12 @@ def read_weights(path: Path, advice: str) -> dict[str, torch.Tensor]:
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        with reading_pickles(path, ModelError):
+            state = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise ModelError(f"Cannot read {path}: {error.strerror}. {advice}") from error
-    except (pickle.UnpicklingError, RuntimeError, EOFError, SafetensorError) as error:
-        raise ModelError(f"{path} is damaged, or holds more than tensors: {error}. Download it again.") from error
+    except (RuntimeError, EOFError, SafetensorError) as error:
+        raise ModelError(f"{path} is damaged: {error}. Download it again.") from error
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
         raise ModelError(f"{path} must hold tensors by name; found {type(state).__name__}. Is it a released checkpoint?")
     return state

@@ -19,6 +19,7 @@ from transformers import (
 from hf_tlm.files import HfTlmError
 from hf_tlm.models.errors import ModelError
 from hf_tlm.models.families import family_of, longest_input
+from hf_tlm.models.legacy_weights import reading_pickles
 
 POOLER = "pooler"  # It feeds the classifier alone, and many checkpoints do not have it.
 # Models that learn have weights of this type, whatever a checkpoint's are: updates are too small for half precision.
@@ -33,7 +34,8 @@ def reading(what: str, advice: str = "") -> Iterator[None]:
     ModelError: `what` cannot be loaded; ends with `advice`.
     """
     try:
-        yield
+        with reading_pickles(what, ModelError):
+            yield
     except HfTlmError:
         raise
     except UNREADABLE as error:

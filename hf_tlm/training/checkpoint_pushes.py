@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import tempfile
@@ -14,14 +15,21 @@ from hf_tlm.files import atomic_directory
 from hf_tlm.hub.background import Uploads
 from hf_tlm.hub.errors import HubError
 from hf_tlm.hub.push import push
-from hf_tlm.hub.repo import fetch, find_repo
+from hf_tlm.hub.repo import fetch, file_sizes, find_repo
+from hf_tlm.hub.run_files import CODE, CONTINUING, NAMES, check_sizes, is_ours, mark
+from hf_tlm.models import coco_lm
 from hf_tlm.seals import SEAL
 from hf_tlm.training.base_arguments import BaseArguments
 from hf_tlm.training.checkpoints import best_of, checkpoints_in
 from hf_tlm.training.claim import RESULTS_FILE, SETTINGS_FILE, ProtocolError
+from hf_tlm.training.deepspeed import is_launched
 from hf_tlm.training.stages import STAGE_FILE
 
+logger = logging.getLogger(__name__)
+
 STAGED = ".upload-"
+# Python files that travel with a COCO-LM body, by name.
+OWN_CODE = {path.name: path for path in Path(coco_lm.__file__).parent.glob("*.py") if not path.name.startswith("_")}
 # Of a run's folder, what no run continues from.
 _LEFT_OUT = ("runs", "logs")
 
@@ -56,7 +64,10 @@ class CheckpointPushes(TrainerCallback):
             return
         staged = Path(tempfile.mkdtemp(prefix=STAGED, dir=self.output_dir))
         for path in needed_to_continue(self.output_dir):
-            link = staged / path.relative_to(self.output_dir)
+            name = path.relative_to(self.output_dir)
+            if not is_ours(name.as_posix(), (*NAMES, *CONTINUING, *CODE)):
+                continue
+            link = staged / name
             link.parent.mkdir(parents=True, exist_ok=True)
             try:
                 os.link(path, link)
@@ -115,26 +126,62 @@ def _kept_checkpoints(folder: Path) -> list[Path]:
 def fetch_run(args: BaseArguments) -> None:
     """With `--resume_from_checkpoint owner/name@branch`: an empty output folder becomes the run that is there.
 
-    A folder that has something in it is left alone, so that the same command continues what it began. Checkpoints hold
-    pickles (of the optimizer and of random generators); this option asks for them. Read as tensors and numbers only, they
-    run no code.
+    A folder that has something in it is left alone, so that the same command continues what it began. Only files of the
+    names that recipes write come, and how many bytes of them is said before. Checkpoints hold pickles (of the optimizer and
+    of random generators); this option asks for them. Read as tensors and numbers only, they run no code; DeepSpeed reads
+    them otherwise, and never gets them.
 
     Raises:
-        HubError: see `hf_tlm.hub.fetch`.
-        ProtocolError: there is no run.
+        HubError: see `hf_tlm.hub.repo.file_sizes`, `hf_tlm.hub.fetch`; or a file is larger than those of runs.
+        ProtocolError: there is no run; it has code that this package did not write; or DeepSpeed would read it.
     """
     output_dir = Path(args.output_dir)
-    if args.resume_from_checkpoint is None or args.process_index != 0:
+    if args.resume_from_checkpoint is None:
         return
-    if output_dir.is_dir() and any(output_dir.iterdir()):
-        return
-    repo = find_repo(args.resume_from_checkpoint, "model")
-    # Code of a model's own is copied along with it; our classes are the ones that are used.
-    snapshot = fetch(repo, trust_remote_code=True, allow_pickle=True, token=args.hub_token)
-    if not (snapshot / SETTINGS_FILE).is_file():
+    if is_launched():
         raise ProtocolError(
-            f"{repo} holds no run to continue: no {SETTINGS_FILE}. Runs with --hub_strategy checkpoint are on a branch of "
+            f"{args.resume_from_checkpoint} is not continued with DeepSpeed, whose checkpoints are pickles that it reads as "
+            "code: somebody else could have written them. Start without DeepSpeed (recipes/configs/accelerate/ddp.yaml) a "
+            "run that was saved without it."
+        )
+    if args.process_index != 0 or (output_dir.is_dir() and any(output_dir.iterdir())):
+        return
+    asked = find_repo(args.resume_from_checkpoint, "model")
+    repo, sizes = file_sizes(asked, args.hub_token)
+    if SETTINGS_FILE not in sizes:
+        raise ProtocolError(
+            f"{asked} holds no run to continue: no {SETTINGS_FILE}. Runs with --hub_strategy checkpoint are on a branch of "
             "their own, such as owner/name@main-checkpoints."
         )
+    wanted = {name: size for name, size in sizes.items() if is_ours(name, (*NAMES, *CONTINUING, *OWN_CODE))}
+    check_sizes(wanted, str(asked))
+    others = sorted(set(sizes) - set(wanted) - {".gitattributes"})
+    logger.warning(
+        "Fetching %s files of %s, %s bytes. Left out, as no recipe writes files of these names: %s.",
+        f"{len(wanted):,}",
+        asked,
+        f"{sum(wanted.values()):,}",
+        ", ".join(others[:10]) + (f" and {len(others) - 10:,} more" if len(others) > 10 else "") or "none",
+    )
+    options = {"trust_remote_code": True, "allow_pickle": True, "token": args.hub_token}
+    snapshot = fetch(repo, allow_patterns=sorted(wanted), **options)
     with atomic_directory(output_dir) as work:
-        shutil.copytree(snapshot, work, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".*"))
+        for name, size in wanted.items():
+            _copy(snapshot, name, size, work / name)
+        mark(work, asked, repo)
+
+
+def _copy(snapshot: Path, name: str, size: int, target: Path) -> None:
+    """Raises:
+    ProtocolError: what came is not what was listed, lies outside of the cached repository, or is code that is not ours.
+    """
+    source = (snapshot / name).resolve()
+    if not source.is_relative_to(snapshot.parents[1].resolve()) or not source.is_file() or source.stat().st_size != size:
+        raise ProtocolError(f"{snapshot / name} is not the file of {size:,} bytes that the Hub listed. Nothing was copied.")
+    if name.endswith(".py") and source.read_bytes() != OWN_CODE[Path(name).name].read_bytes():
+        raise ProtocolError(
+            f"{name} of the run is not the file of this hf_tlm: it was changed, or another version wrote it. Use that "
+            "version, or start the run anew."
+        )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source, target)

@@ -16,6 +16,8 @@ from transformers import Trainer
 
 from hf_tlm.data.interleave import InterleavedBatchSampler
 from hf_tlm.files import HfTlmError
+from hf_tlm.hub.run_files import is_foreign
+from hf_tlm.models.legacy_weights import reading_pickles
 from hf_tlm.models.onednn import OneDnnLinear
 from hf_tlm.seals import SEAL
 from hf_tlm.signals import ignore_sigterm
@@ -69,12 +71,13 @@ class ResumableTrainer(Trainer):
                 path of one.
 
         Raises:
-            CheckpointError: the path is no complete checkpoint, or a checkpoint cannot be written.
+            CheckpointError: the path is no complete checkpoint, or holds more than tensors and numbers; or a checkpoint
+                cannot be written.
             NonFiniteLossError: the loss of a step is not finite on one of the processes.
             Terminated: stopped by SIGTERM, with a checkpoint of the last step.
         """
         checkpoint = self._checkpoint_to_resume(resume_from_checkpoint)
-        with self.interruption.listening():
+        with self.interruption.listening(), reading_pickles(checkpoint, CheckpointError):
             return super().train(checkpoint, trial, ignore_keys_for_eval)
 
     def training_step(self, model, *args, **kwargs):
@@ -101,6 +104,7 @@ class ResumableTrainer(Trainer):
             try:
                 path = last_complete_checkpoint(self.args.output_dir) if wanted is True else check_checkpoint(wanted)
                 if path is not None:
+                    self._check_foreign(path)
                     warn_of_other_processes(path, self.args.world_size)
             except CheckpointError as error:
                 problem = str(error)
@@ -160,6 +164,13 @@ class ResumableTrainer(Trainer):
         self._agree(folder)
         if self.args.should_save:
             rotate(folder, limit=limit)
+
+    def _check_foreign(self, checkpoint: str) -> None:
+        if self.is_deepspeed_enabled and is_foreign(checkpoint):
+            raise CheckpointError(
+                f"{checkpoint} came from the Hub, and DeepSpeed's checkpoints are pickles that it reads as code: somebody "
+                "else could have written them. Nothing was loaded. Start without DeepSpeed, or in another output folder."
+            )
 
     @contextlib.contextmanager
     def _keeping_failures(self) -> Iterator[None]:
