@@ -5,6 +5,8 @@ import json
 import re
 import shutil
 import sys
+from base64 import b64encode
+from hashlib import sha256
 from html.parser import HTMLParser
 
 import pytest
@@ -279,7 +281,10 @@ def test_text_is_escaped_everywhere_and_nothing_is_loaded(tmp_path):
         r"https?:|//\w|url\(|@import|fetch|XMLHttp|import\(", style + re.sub(r"^\s*//.*$", "", script, flags=re.M)
     )
     (policy,) = [v["content"] for t, v in page.tags if t == "meta" and v.get("http-equiv") == "Content-Security-Policy"]
-    assert policy.startswith("default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:")
+    hashes = [b64encode(sha256(text.encode()).digest()).decode() for text in (style, script)]
+    sources = "default-src 'none'; style-src 'sha256-{}'; script-src 'sha256-{}'; img-src data:; base-uri 'none'; "
+    assert policy == sources.format(*hashes) + "form-action 'none'"
+    assert not [values for _, values in page.tags if "style" in values]
 
 
 def test_it_stays_small(tmp_path):

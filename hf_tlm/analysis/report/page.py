@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+from base64 import b64encode
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
@@ -21,6 +23,7 @@ from hf_tlm.analysis.report.retrieved import MOST_BYTES, made_for, retrieved_tab
 from hf_tlm.analysis.report.rows import Rows, TrainingWords, rows_of
 from hf_tlm.analysis.report.run_folder import TITLES, RunFolder, read_run
 from hf_tlm.files import atomic_write
+from hf_tlm.hub.run_files import is_foreign
 from hf_tlm.version import __version__
 
 if TYPE_CHECKING:
@@ -69,14 +72,18 @@ def report_page(
 
     Args:
         second: a run on the same task, which the first is compared with.
-        task: the run's; its texts are shown beside predictions. None: the one that the recorded command names, if it is
-            still what the run was given.
+        task: the run's; its texts are shown beside predictions. None: the one that the recorded command names, if it is on
+            this machine and still what the run was given. Nothing that a run of the Hub names is loaded.
         subsets: name -> subset whose passages are shown. None: the recorded command's, likewise.
 
     Raises:
         AnalysisError: the task is not that of the run, the two runs are of other rows, or a file is damaged.
     """
     options, missing = options or Options(), list(run.missing)
+    if is_foreign(run.path):
+        missing.append(
+            "The run came from the Hub, so nothing that it names was loaded: all of this is in its own files, or was given."
+        )
     task = _task_of(run, task)
     sections = [about.what_was_run(run), about.on_what(run), about.cost(run), about.scores(run)]
     judged, rows = _predictions(run, task, options, missing)
@@ -247,6 +254,11 @@ def _environment():
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    # The page's own style and script, which no data reach.
-    environment.globals |= {name: Markup(source(f"page.{name}")) for name in ("css", "js")}
+    # The page's own style and script, which no data reach; a browser takes no others, by their hashes. Shares are classes,
+    # as a style of an element's own would be another.
+    texts = {name: source(f"page.{name}") for name in ("css", "js")}
+    texts["css"] += "".join(f".s{share}{{--share:{share / 100:g}}}" for share in range(101)) + "\n"
+    for name, text in texts.items():
+        digest = b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")
+        environment.globals |= {name: Markup(text), f"{name}_hash": Markup(digest)}
     return environment

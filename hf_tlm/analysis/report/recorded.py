@@ -1,17 +1,23 @@
-"""The task and the subset that a run's command named, where they still are what the run was given."""
+"""The task and the subset that a run's command named, where they are on this machine and still what the run was given.
+
+Somebody else may have written the command: what it names is not asked for over a network, and what a run of the Hub names is
+not looked for at all.
+"""
 
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_tlm.analysis.arguments import AnalyzedTask
-from hf_tlm.analysis.report.run_folder import MANIFEST, RunFolder
+from hf_tlm.analysis.report.run_folder import RunFolder
 from hf_tlm.files import HfTlmError
+from hf_tlm.hub.run_files import is_foreign
 from hf_tlm.parser import config_files, read_configs
+from hf_tlm.tasks import TASKS
 
 if TYPE_CHECKING:
     from hf_tlm.retrieval import Subset
@@ -21,7 +27,8 @@ if TYPE_CHECKING:
 def recorded_task(run: RunFolder) -> Task | None:
     """The task of the recorded command, if its data are those of the run; None otherwise."""
     values = _options(run)
-    if not values.get("task"):
+    place = str(values.get("task") or "")
+    if place not in TASKS and not _is_here(place):
         return None
     known = {name: values[name] for name in AnalyzedTask.__dataclass_fields__ if name in values}
     try:
@@ -39,10 +46,9 @@ def recorded_subset(run: RunFolder) -> Subset | None:
     if not place or not manifest:
         return None
     # As it was called where the run was started, which may be a folder above the run's.
-    folders = [base / str(place) for base in (Path(), *run.path.resolve().parents)]
-    for name in [str(folder) for folder in folders if (folder / MANIFEST).is_file()] or [str(place)]:
+    for folder in filter(_is_here, (os.path.join(base, str(place)) for base in ("", *run.path.resolve().parents))):
         try:
-            subset = Subset.open(name)
+            subset = Subset.load(folder)
         except (ValueError, OSError):
             continue
         if subset.manifest == manifest:
@@ -50,16 +56,22 @@ def recorded_subset(run: RunFolder) -> Subset | None:
     return None
 
 
+def _is_here(folder: str) -> bool:
+    """Whether it is a folder, and of no other machine."""
+    return not folder.startswith(("//", "\\\\")) and os.path.isdir(folder)
+
+
 def _options(run: RunFolder) -> dict[str, Any]:
     """Options of the recorded command and of its YAML files; a value is a string or a list of them, True without one."""
-    command = run.record.get("command")
+    command = None if is_foreign(run.path) else run.record.get("command")
     try:
         recipe, *arguments = shlex.split(command) if isinstance(command, str) else [""]
     except ValueError:
         return {}
     values: dict[str, Any] = {}
     try:
-        values |= read_configs(config_files(arguments), recipe.removesuffix(".py"))
+        files = config_files(arguments)
+        values |= read_configs(files, recipe.removesuffix(".py")) if all(map(os.path.isfile, files)) else {}
     except (ValueError, OSError, HfTlmError, argparse.ArgumentError, SystemExit):
         pass  # The files are elsewhere; what stands in the command itself still holds.
     name = None

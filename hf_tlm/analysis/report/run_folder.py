@@ -100,6 +100,8 @@ def read_run(path: str | os.PathLike, name: str | None = None) -> RunFolder:
     home = path
     if GRID in files and isinstance(chosen := files[GRID].get("chosen"), dict):
         home = path / str(chosen.get("folder", ""))
+        if not home.resolve().is_relative_to(path.resolve()):
+            raise AnalysisError(f"{path / GRID}: the chosen point lies outside of the run's folder. The file is damaged.")
         record = {**record, "grid": files[GRID]}
     kind = "grid" if "grid" in record else _kind(record)
     run = RunFolder(name, path, kind, record, home=home, missing=missing)
