@@ -39,7 +39,8 @@ class BaseArguments(TrainingArguments):
 
     def __post_init__(self):
         check_ranges(self, ArgumentsError)
-        if self.output_dir is not None and not str(self.output_dir).strip():
+        # A score model's default is "": its folder is chosen later.
+        if self.output_dir not in (None, type(self).output_dir) and not str(self.output_dir).strip():
             raise ArgumentsError("output_dir is empty. Give a folder, or leave it out.")
         check_deepspeed(self)
         optim = self.optim

@@ -50,7 +50,7 @@ def test_at_least_so_many_steps(tmp_path, tokenizer, epochs, texts, steps):
     "values,message",
     [
         ({"stage2_min_steps": 5, "stage2_max_steps": 10}, "stage 2 by epochs .* received 5 with stage2_max_steps 10"),
-        ({"stage2_min_steps": -1}, "0 or more"),
+        ({"stage2_min_steps": -1}, "stage2_min_steps: expected a whole number from 0"),
         ({"stage2_max_length": 2}, "stage2_max_length: expected"),
         ({"stage2_dropout": 1.0}, r"stage2_dropout: expected"),
     ],
