@@ -229,7 +229,7 @@ def test_errors(make):
         make(corpus=Corpus("empty", "1", lambda: iter([{"id": i, "text": " ", "source": "s"} for i in "ab"]))).to_dataset()
     with pytest.raises(BlocksError, match="has 3 tokens and does not fill one block of 16"):
         make(corpus=Corpus("small", "2", lambda: iter([{"id": "a", "text": "the gene.", "source": "s"}]))).to_dataset()
-    for options, message in (({"validation_share": 1.0}, "got 1.0"), ({"shard_size": 0}, "received 0")):
+    for options, message in (({"validation_share": 1.0}, "received 1.0"), ({"shard_size": 0}, "received 0")):
         with pytest.raises(BlocksError, match=message):
             make(**options)
 

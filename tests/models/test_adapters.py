@@ -123,7 +123,7 @@ def test_options(tokenizer, tmp_path):
     with pytest.raises(ModelError, match="no linear layer q_proj. Choose from dense, key, query, value"):
         adapted("bert", tmp_path / "base", tokenizer, lora_target_modules=["query", "q_proj"])
     for wrong in ({"lora_r": 0}, {"lora_alpha": 0}, {"lora_dropout": 1.0}):
-        with pytest.raises(ModelError, match=f"{next(iter(wrong))} must .* received {next(iter(wrong.values()))}"):
+        with pytest.raises(ModelError, match=f"{next(iter(wrong))}: expected .* received {next(iter(wrong.values()))}"):
             LoraArguments(**wrong)
 
 

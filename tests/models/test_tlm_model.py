@@ -185,7 +185,7 @@ class TestBuildConfig:
         assert (config.vocab_size, config.num_labels, config.pad_token_id) == (len(tokenizer), 2, 0)
         assert config.label2id == {"no": 0, "yes": 1}
         path = tmp_path / "c.json"
-        path.write_text('{"model_type": "roberta", "hidden_size": 16, "max_position_embeddings": 40}')
+        path.write_text('{"model_type": "roberta", "hidden_size": 12, "max_position_embeddings": 40}')
         assert self.build(tokenizer, path).model_type == "roberta"
 
     @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ class TestBuildConfig:
             ({"hidden_size": 3}, "model_type"),
             ({"model_type": "nonsense"}, "nonsense"),
             ({"model_type": "gpt2"}, "received the type 'gpt2'"),
-            ({"model_type": "cocolm", "relative_attention_mode": "T5"}, "'cocolm': relative_attention_mode must be one of"),
+            ({"model_type": "cocolm", "relative_attention_mode": "T5"}, "relative_attention_mode must be one of"),
             ("missing/config.json", "neither a JSON file"),
         ],
     )
