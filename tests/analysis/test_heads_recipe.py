@@ -66,7 +66,7 @@ def test_recipe(tmp_path, tokenizer, monkeypatch, capfd):
     common = ["--texts", texts, "--max_length", 32, "--heads_tokens", 30, "--output_dir", tmp_path / "out"]
     run(monkeypatch, "--models", *named, *common)
     out, err = capfd.readouterr()
-    assert "3 texts" in out and "| tlm $a$ | all | 4 |" in out and "UNEXPECTED" not in out + err
+    assert "3 texts" in out and r"| tlm \$a\$ | all | 4 |" in out and "UNEXPECTED" not in out + err
     names = ["heads", "heads_tlm_a__maps", "heads_b_maps", "heads_maps"]
     files = {f"{name}.{kind}" for name in names for kind in ("png", "svg", "csv")} | {"heads.md", "heads_counts.csv"}
     assert {path.name for path in (tmp_path / "out").iterdir()} == files
@@ -152,7 +152,15 @@ def test_errors(tmp_path, tokenizer):
     fails(RECIPE, "--what", "heads", "--models", place, message="--what heads needs texts: give --texts, a file, or --task")
     fails(RECIPE, *given, "--models", f"a b={place}", f"a_b={place}", message="'a_b' is too much like another")
     fails(RECIPE, *given, "--models", tmp_path / "none", message="Cannot load a tokenizer from")
-    fails(RECIPE, *given, "--models", place, "--heads_tokens", 2, message="--heads_tokens: expected .*; received 2")
+    fails(
+        RECIPE,
+        *given,
+        "--models",
+        place,
+        "--heads_tokens",
+        2,
+        message="--heads_tokens: expected a whole number from 3 to 4,096; received 2",
+    )
     weights = load_file(place / "model.safetensors")
     del weights["encoder.layer.0.attention.self.query.weight"]
     save_file(weights, place / "model.safetensors", {"format": "pt"})
