@@ -7,15 +7,19 @@ a seal is what a kill left of a save; a file that does not match its seal is dam
 from __future__ import annotations
 
 import json
+import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
-from hf_tlm.files import atomic_write
+from hf_tlm.files import atomic_directory, atomic_write
 
 SEAL = "seal.json"
+
+logger = logging.getLogger(__name__)
 
 
 def write_seal(folder: str | os.PathLike, **facts: Any) -> None:
@@ -69,6 +73,29 @@ def seal_problem(folder: str | os.PathLike, *needed: str) -> str | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return f"{folder} cannot be read: {type(error).__name__}: {error}"
     return None
+
+
+def keep_sealed(folder: str | os.PathLike, make: Callable[[Path], object], *needed: str, unsealed: bool = False) -> None:
+    """Have what `make` writes in a sealed folder: made where it is not there yet, and again where it is damaged.
+
+    Args:
+        make: writes the files into the folder that it is given.
+        needed: names of files that must be among them.
+        unsealed: a folder without a seal that has these files is as good, as those of before there were seals.
+
+    Raises:
+        HfTlmError: the folder cannot be written.
+    """
+    folder = Path(folder)
+    if unsealed and not (folder / SEAL).is_file() and all((folder / name).is_file() for name in needed):
+        return
+    if (problem := seal_problem(folder, *needed)) is None:
+        return
+    if folder.is_dir():
+        logger.warning("%s. It is made again.", problem)
+    with atomic_directory(folder) as work:
+        make(work)
+        write_seal(work)
 
 
 def _checksum(path: Path) -> str:

@@ -1,5 +1,6 @@
 """Tiny configs and data that the tests share."""
 
+import json
 import re
 
 from datasets import Dataset
@@ -74,6 +75,19 @@ def make_task(train=48, validation=24, test=24, name="toy", metric="macro_f1"):
     counts = {"train": train, "validation": validation, "test": test}
     splits = {split: Dataset.from_list(sentences(n, seed)) for seed, (split, n) in enumerate(counts.items())}
     return task_from_datasets(TaskSpec(name=name, path="memory", metric=metric), splits)
+
+
+def write_files(folder, train=48, held_out=24, **config):
+    """A task's folder `task`, `corpus.parquet` and a BERT's `model.json`, for recipes.
+
+    config: of the model, on top of the tiny one's.
+    """
+    (folder / "task").mkdir()
+    for split, count in (("train", train), ("validation", held_out), ("test", held_out)):
+        Dataset.from_list(sentences(count, len(split))).to_json(folder / "task" / f"{split}.jsonl")
+    Dataset.from_list([{"text": row["text"]} for row in sentences(60, 9)]).to_parquet(folder / "corpus.parquet")
+    values = {k: v for k, v in TINY_CONFIGS["bert"].items() if k not in ("vocab_size", "num_labels")}
+    (folder / "model.json").write_text(json.dumps({"model_type": "bert", **values, **config}))
 
 
 def code_blocks(card, folder):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -14,16 +13,14 @@ import xxhash
 from datasets import Dataset, config
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
 
-from hf_tlm.files import HfTlmError, atomic_directory, atomic_file
+from hf_tlm.files import HfTlmError, atomic_file
 from hf_tlm.hub.checkpoint import TOKENIZER_FILES, checkpoint_folder
-from hf_tlm.seals import SEAL, seal_problem, write_seal
+from hf_tlm.seals import keep_sealed
 
 # What a folder with a tokenizer has some of.
 OF_TOKENIZERS = ("*token*", "vocab*", "*.model")
 # What a trained one is saved in.
 FILES = ("tokenizer.json", "tokenizer_config.json")
-
-logger = logging.getLogger(__name__)
 
 
 class TokenizerError(HfTlmError):
@@ -180,15 +177,7 @@ def kept_tokenizer(
         TokenizerError: an unsealed one cannot be loaded.
         HfTlmError: the folder cannot be written.
     """
-    problem = seal_problem(folder, *FILES)
-    if unsealed and (folder / FILES[0]).is_file() and not (folder / SEAL).is_file():
-        problem = None
-    if problem is not None:
-        if folder.is_dir():
-            logger.warning("%s. The vocabulary is made again.", problem)
-        with atomic_directory(folder) as work:
-            make().save_pretrained(work)
-            write_seal(work)
+    keep_sealed(folder, lambda work: make().save_pretrained(work), *FILES, unsealed=unsealed)
     return load_tokenizer(str(folder))
 
 

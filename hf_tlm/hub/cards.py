@@ -154,11 +154,9 @@ def converted_card(
 def _subset_on_the_hub(subset: Mapping[str, Any] | None) -> str | None:
     """The repo id and revision that a subset was loaded from, as its manifest has them."""
     hub = (subset or {}).get("hub")
-    return (
-        None
-        if hub is None or hub_name(hub["repo_id"]) is None
-        else "@".join(filter(None, (hub["repo_id"], hub.get("revision"))))
-    )
+    if hub is None or hub_name(hub["repo_id"]) is None:
+        return None
+    return "@".join(filter(None, (hub["repo_id"], hub.get("revision"))))
 
 
 def _held_out_results(run: Mapping[str, Any], task_type: str) -> list[EvalResult]:

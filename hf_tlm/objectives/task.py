@@ -23,9 +23,8 @@ class TaskLoss:
 
     Args:
         label_smoothing: mixes the label with the uniform distribution, as in `torch.nn.CrossEntropyLoss`.
-        class_weights: of the C classes; each text's term is multiplied by that of its label, and the divisor stays that of
-            all texts with a label.
-            None: all are 1.
+        class_weights: of the C classes; each text's term is multiplied by that of its label, and the divisor stays B, the
+            number of texts with a label. None: all are 1.
     """
 
     name = "task"

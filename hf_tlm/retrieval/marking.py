@@ -100,5 +100,5 @@ def _joined(pieces: Sequence[tuple[str, bool]]) -> Spans:
     return spans
 
 
-def _cut(text: str, longest: int = LONGEST_PIECE) -> str:
-    return text if len(text) <= longest else f"{text[:longest]}…"
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST_PIECE else f"{text[:LONGEST_PIECE]}…"

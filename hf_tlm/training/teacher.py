@@ -25,8 +25,7 @@ import xxhash
 from datasets import Dataset, Features, List, Value, concatenate_datasets, config
 from tqdm.auto import tqdm
 
-from hf_tlm.files import atomic_directory
-from hf_tlm.seals import seal_problem, write_seal
+from hf_tlm.seals import keep_sealed
 from hf_tlm.tasks import Task
 from hf_tlm.training.options import ArgumentsError
 
@@ -105,12 +104,13 @@ def linear_teacher(task: Task, passages: Sequence[str], num_passages: int) -> Te
     for text in (*texts, None, *passages):
         key.update(f"{-1 if text is None else len(text)}:{text}".encode("utf-8", "surrogatepass"))
     folder = Path(config.HF_DATASETS_CACHE) / "hf_tlm" / f"teacher-{key.hexdigest()}"
-    if seal_problem(folder, ANSWERS, REPORT) is not None:
+
+    def ask(work: Path) -> None:
         made = _ask(texts, labels, list(task.id2label.values()), passages, num_passages)
-        with atomic_directory(folder) as work:
-            np.savez(work / ANSWERS, train=made.train, rows=made.rows, passages=made.passages)
-            (work / REPORT).write_text(json.dumps(made.report, indent=2) + "\n", encoding="utf-8")
-            write_seal(work)
+        np.savez(work / ANSWERS, train=made.train, rows=made.rows, passages=made.passages)
+        (work / REPORT).write_text(json.dumps(made.report, indent=2) + "\n", encoding="utf-8")
+
+    keep_sealed(folder, ask, ANSWERS, REPORT)
     with np.load(folder / ANSWERS) as kept:
         arrays = {name: kept[name] for name in ("train", "rows", "passages")}
     made = Teacher(**arrays, report=json.loads((folder / REPORT).read_text(encoding="utf-8")))

@@ -1,12 +1,10 @@
 """Toys that commands are attacked with."""
 
-import json
 from types import SimpleNamespace
 
 import pytest
-from datasets import Dataset
 
-from toys import TINY_CONFIGS, sentences
+from toys import write_files
 
 
 @pytest.fixture(scope="session")
@@ -17,12 +15,7 @@ def made_toys(tmp_path_factory):
     from hf_tlm.tasks import load_task
 
     folder = tmp_path_factory.mktemp("toys")
-    (folder / "task").mkdir()
-    for split, count in (("train", 24), ("validation", 12), ("test", 12)):
-        Dataset.from_list(sentences(count, len(split))).to_json(folder / "task" / f"{split}.jsonl")
-    Dataset.from_list([{"text": row["text"]} for row in sentences(60, 9)]).to_parquet(folder / "corpus.parquet")
-    values = {k: v for k, v in TINY_CONFIGS["bert"].items() if k not in ("vocab_size", "num_labels")}
-    (folder / "model.json").write_text(json.dumps({"model_type": "bert", **values}))
+    write_files(folder, train=24, held_out=12)
     subset = retrieve(load_task(str(folder / "task")), load_corpus(str(folder / "corpus.parquet")), top_k=4)
     subset.save(folder / "subset")
     names = ("task", "corpus.parquet", "model.json", "subset")

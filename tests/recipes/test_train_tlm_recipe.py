@@ -38,9 +38,9 @@ def test_train_tlm_with_replaced_token_detection(work, subset):
         assert not info["missing_keys"] and not info["unexpected_keys"]
 
 
-def trained(work, subset, config, processes):
+def trained(work, subset, config, processes, *more):
     """What `recipes/train_tlm.py` came to with equal total batches: results, losses, and predictions by split."""
-    out, tiny = work / f"run-{config}", list(TINY)
+    out, tiny = work / "-".join(["run", str(config), *more[1:2]]), [*TINY, *more]
     if config == "zero2":
         # accelerate would take DDP instead.
         place = tiny.index("--use_cpu")
@@ -81,6 +81,20 @@ def test_train_tlm_on_two_processes(work, subset, on_one_process, config, file):
     """Equal total batches, with DDP, FSDP and DeepSpeed: the same losses, scores, predictions and cost, to rounding."""
     one, two = on_one_process, trained(work, subset, config, 2)
     assert list((work / f"run-{config}/seed-0/stage2").glob(f"checkpoint-*/{file}")), f"{config} was not used"
+    compare(one, two)
+
+
+@pytest.mark.timeout(600)
+def test_a_teacher_on_two_processes(work, subset):
+    teacher = ("--teacher", "linear", "--teacher_passages", "20")
+    # Two first: they ask the teacher, and one finds its answers in the cache.
+    two, one = (trained(work, subset, config, number, *teacher) for config, number in (("cpu_2", 2), (None, 1)))
+    assert one["results"]["teacher"] == two["results"]["teacher"] and one["results"]["teacher"]["passages"] > 0
+    compare(one, two)
+
+
+def compare(one, two):
+    """The same on one process and on two, to rounding."""
     assert two["results"]["environment"]["processes"] == 2
     assert two["losses"] == pytest.approx(one["losses"], rel=1e-4)
     for split in ("validation", "test"):
