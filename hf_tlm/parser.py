@@ -198,7 +198,7 @@ def _check_values(parser: argparse.ArgumentParser) -> None:
         if action.dest in RANGES and action.type in (int, float):
             action.type = functools.partial(_number, action.dest, action.type)
         elif action.type is str:
-            action.type = _text
+            action.type = functools.partial(_text, action.default)
 
 
 def _number(name: str, of: type, text: str) -> float:
@@ -211,8 +211,8 @@ def _number(name: str, of: type, text: str) -> float:
     return value
 
 
-def _text(text: str) -> str:
-    if not text.strip():
+def _text(default: Any, text: str) -> str:
+    if not text.strip() and text != default:  # argparse reads a default that is a text as if it was given.
         raise argparse.ArgumentTypeError("expected a text; received an empty one. Leave it out for its default.")
     return text
 

@@ -116,11 +116,10 @@ RANGES: dict[str, Range] = {
     **_each("max_length corpus_max_length score_max_length", _LENGTH),
     "stage2_max_length": Range(3, LENGTH, whole=True, also=(0,)),
     # Corpora and blocks.
-    **_each("max_words vocab_texts max_validation_blocks", _COUNT),
+    **_each("max_words vocab_texts max_validation_blocks shards_ahead", _COUNT),
     "tokenizer_passages": Range(0, COUNT, whole=True),
     "validation_share": _FRACTION,
     "shard_size": Range(1, 2**24, whole=True),
-    "shards_ahead": Range(1, 1024, whole=True),
     # Retrieval and influence.
     **_each("top_k num_passages max_query_terms", _COUNT),
     "query_batch_size": _TOKENS,

@@ -11,7 +11,7 @@ from hf_tlm.files import HfTlmError
 from hf_tlm.parser import ConfigError, parse
 from hf_tlm.retrieval.arguments import RetrievalArguments, parse_executor_options
 from hf_tlm.tasks import TaskArguments
-from hf_tlm.training import ModelArguments, TlmOptions
+from hf_tlm.training import ModelArguments, ScoreModelArguments, ScoreModelOptions, TlmArguments, TlmOptions
 
 LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
@@ -190,6 +190,14 @@ def test_empty_texts_on_the_command_line(toys, recipe, name):
         attack(recipe, *toys.commands[recipe], f"--{name}", ""), f"--{name}: expected a text; received an empty one"
     )
     assert not toys.out.exists()
+
+
+def test_a_missing_folder_of_a_selection_is_missing(tmp_path):
+    assert ScoreModelArguments().output_dir == ""
+    (arguments,) = parse(ScoreModelOptions, recipe="select_influence", description="", args=["--use_cpu", "true"])
+    assert arguments.output_dir == ""
+    with pytest.raises(HfTlmError, match="output_dir is empty"):
+        TlmArguments(output_dir=" ", use_cpu=True)
 
 
 @pytest.mark.parametrize(
