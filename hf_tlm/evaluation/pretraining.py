@@ -121,8 +121,9 @@ def run_pretraining(
             check_sources(model_args, args.max_length)
         check_hub(args, model_args if model_args.use_peft else None)
         fetch_run(args)
-        claim(output_dir, details, ("corpus_fingerprint",), args.process_index, options=(args, model_args, block_args))
-    with CheckpointPushes(output_dir, args) as pushes:
+        options = (args, model_args, block_args)
+        claimed = claim(output_dir, details, ("corpus_fingerprint",), args.process_index, options=options)
+    with claimed, CheckpointPushes(output_dir, args) as pushes:
         if not trained():
             _train(corpus, args, model_args, block_args, details, output_dir, pushes)
     with args.main_process_first(local=False, desc="publishing the model"):

@@ -77,15 +77,16 @@ def run_tlm(
         check_hub(args, model_args if model_args.use_peft else None)
         fetch_run(args)
         data = ("task_fingerprint", "metric", "subset")
-        claim(output_dir, details, data, args.process_index, options=(args, model_args))
-    setup = prepare(task, None if subset is None else subset.dataset, args, model_args)
+        claimed = claim(output_dir, details, data, args.process_index, options=(args, model_args))
+    with claimed:
+        setup = prepare(task, None if subset is None else subset.dataset, args, model_args)
     details |= {"command": command_line(), "environment": environment(), "texts_also_in_train": task.texts_also_in_train}
     args = setup.args
     if setup.initialization is not None:
         details["initialization"] = setup.initialization.report
     if setup.teacher is not None:
         details["teacher"] = setup.teacher.report
-    with CheckpointPushes(output_dir, args) as pushes:
+    with claimed, CheckpointPushes(output_dir, args) as pushes:
         records = [
             _run_seed(seed, task, setup, args, model_args, details, output_dir / f"seed-{seed}", pushes)
             for seed in args.run_seeds

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
+from hf_tlm.claims import Claim
 from hf_tlm.files import HfTlmError, atomic_write
 from hf_tlm.influence.errors import InfluenceError
 
@@ -41,10 +42,12 @@ class ScoreFiles:
     Args:
         folder: of the shards and their settings.
         shape: (N, T).
+        claim: of the folder, if it was made for these scores.
     """
 
-    def __init__(self, folder: Path, shape: tuple[int, int]):
+    def __init__(self, folder: Path, shape: tuple[int, int], claim: Claim | None = None):
         self.folder, self.shape = folder, shape
+        self.claim = claim or Claim(folder)
 
     @property
     def num_shards(self) -> int:
@@ -121,10 +124,11 @@ def score(
     missing = scores.missing()
     mine = [number for number in missing if number % num_processes == process_index]
     try:
-        if mine:
-            processes = {"process_index": process_index, "num_processes": num_processes}
-            scorer.fit(task_rows, task_batch_size, scores.folder / GRADIENTS_FOLDER, **processes)
-        _score(scores, subset_rows, scorer, missing, mine, main)
+        with scores.claim:
+            if mine:
+                processes = {"process_index": process_index, "num_processes": num_processes}
+                scorer.fit(task_rows, task_batch_size, scores.folder / GRADIENTS_FOLDER, **processes)
+            _score(scores, subset_rows, scorer, missing, mine, main)
     except (FileNotFoundError, HfTlmError):
         # Another selection at the same time, of another size say, has made the same scores, and removed the gradients.
         if scores.missing():
@@ -162,8 +166,8 @@ def open_scores(
         "scorer": scorer.fingerprint,
     }
     folder = _cache_folder(settings) if work_dir is None else Path(work_dir)
-    _claim(folder, settings, main)
-    return ScoreFiles(folder, (len(subset_rows), -(-len(task_rows) // task_batch_size)))
+    claim = _claim(folder, settings, main)
+    return ScoreFiles(folder, (len(subset_rows), -(-len(task_rows) // task_batch_size)), claim)
 
 
 def rows_digest(rows: Dataset) -> str:
@@ -192,13 +196,14 @@ def _cache_folder(settings: dict[str, Any]) -> Path:
     return Path(config.HF_DATASETS_CACHE) / "hf_tlm" / f"influence-{digest}"
 
 
-def _claim(folder: Path, settings: dict[str, Any], main: bool) -> None:
+def _claim(folder: Path, settings: dict[str, Any], main: bool) -> Claim:
     """Return when the folder is one of these settings; the main process makes it so if it is empty."""
-    path = folder / SETTINGS_FILE
+    path, claim = folder / SETTINGS_FILE, Claim(folder, SETTINGS_FILE)
     while not path.is_file():
         if main:
             _refuse_strangers(folder)
             atomic_write(path, json.dumps(settings, indent=2) + "\n")
+            claim.new = True
         else:
             time.sleep(POLL_SECONDS)
     try:
@@ -212,6 +217,7 @@ def _claim(folder: Path, settings: dict[str, Any], main: bool) -> None:
             f"{folder} holds scores that were made with other settings or data: {named}. Give this selection another "
             "--work_dir, or remove the folder."
         )
+    return claim
 
 
 def _refuse_strangers(folder: Path) -> None:

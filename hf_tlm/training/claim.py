@@ -9,6 +9,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
+from hf_tlm.claims import Claim
 from hf_tlm.files import HfTlmError, atomic_file, atomic_write, sha256
 from hf_tlm.models import MLM_SUBFOLDER
 from hf_tlm.models.composite_files import GENERATOR
@@ -76,7 +77,7 @@ def local_files(model: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
 
 def claim(
     output_dir: Path, details: Mapping[str, Any], data: Sequence[str], process_index: int, *, options: Sequence[Any] = ()
-) -> None:
+) -> Claim:
     """Make the folder this run's, or check that it is.
 
     Args:
@@ -87,10 +88,13 @@ def claim(
         options: the dataclasses that arguments and model come from. An option that a folder from before it was made lacks
             counts as its default.
 
+    Returns:
+        A context for what follows: of a run that is refused before anything worth keeping is there, nothing is left.
+
     Raises:
         ProtocolError: it holds another run, or files of something else.
     """
-    path = output_dir / SETTINGS_FILE
+    path, made = output_dir / SETTINGS_FILE, Claim(output_dir, SETTINGS_FILE)
     wanted = json.loads(json.dumps({**details, "files": local_files(details["model"])}, default=str))
     if path.is_file():
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -116,11 +120,13 @@ def claim(
                 f"{output_dir} holds a run with other settings ({'; '.join(changed[:5])}). Choose another "
                 "--output_dir, or delete that folder to start over."
             )
-        return
+        return made
     if process_index == 0:
         if output_dir.is_dir() and any(output_dir.iterdir()):
             raise ProtocolError(f"{output_dir} is not empty and holds no run. Choose an empty --output_dir.")
         atomic_write(path, json.dumps(wanted, indent=2) + "\n")
+        made.new = True
+    return made
 
 
 def publish_locally(source: Path, target: Path) -> None:

@@ -147,6 +147,17 @@ def test_other_settings_are_refused_and_named(task_rows, subset_rows, tokenizer,
         scored(task_rows, subset_rows, FakeScorer(tokenizer), folder)
 
 
+def test_a_refused_scoring_leaves_its_folder_to_others(task_rows, subset_rows, tokenizer, expected, tmp_path):
+    class Refusing(FakeScorer):
+        def fit(self, *args, **kwargs):
+            raise InfluenceError("no such label")
+
+    with pytest.raises(InfluenceError, match="no such label"):
+        scored(task_rows, subset_rows, Refusing(tokenizer, layer=0), tmp_path / "work")
+    assert not (tmp_path / "work").exists()
+    np.testing.assert_array_equal(scored(task_rows, subset_rows, FakeScorer(tokenizer), tmp_path / "work"), expected)
+
+
 def test_without_a_folder_scores_are_found_in_the_cache(task_rows, subset_rows, tokenizer, expected, tmp_path, monkeypatch):
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
     np.testing.assert_array_equal(scored(task_rows, subset_rows, FakeScorer(tokenizer)), expected)

@@ -103,7 +103,7 @@ def run_few_shot(task: Task, checkpoint: CheckpointArguments, args: FewShotArgum
     }
     with args.main_process_first(desc="checking the output folder"):
         data = ("task_fingerprint", "metric", "prompt")
-        claim(output_dir, details, data, args.process_index, options=(args, checkpoint))
+        claimed = claim(output_dir, details, data, args.process_index, options=(args, checkpoint))
     details |= {"command": command_line(), "environment": environment()}
 
     points = []
@@ -132,8 +132,9 @@ def run_few_shot(task: Task, checkpoint: CheckpointArguments, args: FewShotArgum
                 shutil.rmtree(point.folder(output_dir) / "model", ignore_errors=True)
 
     left = [point for point in points if not finished(split_folder(point.split))]
-    work_through(left, lambda point: point.folder(output_dir), lambda point: finished(point.folder(output_dir)), train)
-    work_through(seeds, split_folder, lambda seed: finished(split_folder(seed)), test)
+    with claimed:
+        work_through(left, lambda point: point.folder(output_dir), lambda point: finished(point.folder(output_dir)), train)
+        work_through(seeds, split_folder, lambda seed: finished(split_folder(seed)), test)
 
     records = [json.loads((split_folder(seed) / RESULTS_FILE).read_text(encoding="utf-8")) for seed in seeds]
     summary = {

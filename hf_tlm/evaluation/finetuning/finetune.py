@@ -76,11 +76,11 @@ def finetune(task: Task, checkpoint: CheckpointArguments, args: FinetuneArgument
         check_hub(args, checkpoint if checkpoint.use_peft else None)
         fetch_run(args)
         data = ("task_fingerprint", "kind", "metric", "further_metrics")
-        claim(output_dir, details, data, args.process_index, options=(args, checkpoint))
+        claimed = claim(output_dir, details, data, args.process_index, options=(args, checkpoint))
     pairs = "text_pair" in task.train.column_names
     details |= {"pairs": pairs, "command": command_line(), "environment": environment()}
     details["texts_also_in_train"] = task.texts_also_in_train
-    with CheckpointPushes(output_dir, args) as pushes:
+    with claimed, CheckpointPushes(output_dir, args) as pushes:
         run = _Run(task, checkpoint, args, details, *pretrained, pushes, test)
         records = [run.seed(seed, output_dir / f"seed-{seed}") for seed in args.run_seeds]
     result = FinetuneRun(records, summarise(records), details, output_dir)

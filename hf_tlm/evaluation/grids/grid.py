@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hf_tlm.claims import Claim
 from hf_tlm.evaluation.finetuning import CheckpointArguments, FinetuneArguments, FinetuneRun, finetune
 from hf_tlm.evaluation.grids.points import Grid, GridError, point_name
 from hf_tlm.evaluation.grids.report import choose, figures, to_markdown
@@ -76,11 +77,12 @@ def run_grid(
         check_search(grid)
         points = []
     arguments = {point_name(point): _point_arguments(args, point, seeds) for point in points}
-    _claim(task, checkpoint, args, grid)
+    claimed = _claim(task, checkpoint, args, grid)
 
     record: dict[str, Any] = {"task": task.name, "metric": task.metric, "select_by": grid.select_by, "seeds": seeds}
     if trials is not None:
-        found = search(task, checkpoint, args, grid, trials, seeds[0])
+        with claimed:
+            found = search(task, checkpoint, args, grid, trials, seeds[0])
         points, record["trials"] = [found.values], found.trials
         arguments = {point_name(found.values): _point_arguments(args, found.values, seeds)}
 
@@ -96,7 +98,8 @@ def run_grid(
 
     failures: Mapping[Path, HfTlmError] = {}
     try:
-        work_through(list(arguments), folder, done, run)
+        with claimed:
+            work_through(list(arguments), folder, done, run)
     except PointsError as error:
         failures = error.failures
         if len(failures) == len(points):
@@ -151,7 +154,7 @@ def _check_values(grid: Grid, args: FinetuneArguments) -> None:
         raise GridError(f"{', '.join(idle)}: points that differ in it compute the same. Leave it out of the grid.")
 
 
-def _claim(task: Task, checkpoint: CheckpointArguments, args: FinetuneArguments, grid: Grid) -> None:
+def _claim(task: Task, checkpoint: CheckpointArguments, args: FinetuneArguments, grid: Grid) -> Claim:
     """Make the output folder this grid's, or check that it is; one process at a time."""
     # What the grid varies is not the same for all points, and a later grid in this folder may have more of it.
     varied = {*grid.values, *(["texts_per_step"] if "total_batch_size" in grid.values else [])}
@@ -166,7 +169,9 @@ def _claim(task: Task, checkpoint: CheckpointArguments, args: FinetuneArguments,
         check_hub(args, checkpoint if checkpoint.use_peft else None)
         if args.process_index == 0:
             with locked(Path(args.output_dir)):
-                claim(Path(args.output_dir), details, ("task_fingerprint", "metric"), 0, options=(args, checkpoint))
+                data = ("task_fingerprint", "metric")
+                return claim(Path(args.output_dir), details, data, 0, options=(args, checkpoint))
+    return Claim(Path(args.output_dir))
 
 
 def _point_arguments(args: FinetuneArguments, point: Mapping[str, Any], seeds: list[int]) -> FinetuneArguments:

@@ -87,6 +87,8 @@ def search(
     done = _read(folder, asked)[:trials]
     scored = [trial for trial in done if trial["score"] is not None]
     if not scored:
+        if args.process_index == 0:
+            shutil.rmtree(folder, ignore_errors=True)  # Of a search that came to nothing another grid is not kept off.
         raise GridError(f"Training failed in all {trials} trials. Lower the learning rates of the grid, or warm up longer.")
     return Search(max(scored, key=lambda trial: trial["score"])["values"], done)
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hf_tlm.claims import Claim
 from hf_tlm.ranges import check_numbers
 from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.retrieval.bm25 import Bm25Settings, check_engine
@@ -118,17 +119,18 @@ def retrieve_sharded(
         queries = tokenize_texts(queries, settings.analyzer)
 
     with lock(workspace), cluster(executor, options, PRELOAD):
-        _claim(workspace, _identity(queries, corpus, top_k, settings, max_query_terms, num_shards))
+        claimed = _claim(workspace, _identity(queries, corpus, top_k, settings, max_query_terms, num_shards))
         if executor in ("local", "ray"):  # Whose tasks ended with the run that was killed.
             _clear(workspace)
-        if not workspace.has("queries"):
-            with workspace.writing("queries") as folder:
-                write_queries(folder, queries)
-        pieces = None
-        if workspace.local and all(part.size is not None for part in corpus.parts):
-            pieces = plan(corpus.parts, num_shards)
-        else:
-            spread(corpus, workspace, num_shards, cache_dir)
+        with claimed:
+            if not workspace.has("queries"):
+                with workspace.writing("queries") as folder:
+                    write_queries(folder, queries)
+            pieces = None
+            if workspace.local and all(part.size is not None for part in corpus.parts):
+                pieces = plan(corpus.parts, num_shards)
+            else:
+                spread(corpus, workspace, num_shards, cache_dir)
         here = "local", {"workers": 1}
         away = executor, options
         okapi = settings.variant == "okapi"
@@ -164,7 +166,7 @@ def _identity(queries: TokenizedTexts, corpus: Corpus, top_k, settings, max_quer
     }
 
 
-def _claim(workspace: Workspace, identity: dict[str, Any]) -> None:
+def _claim(workspace: Workspace, identity: dict[str, Any]) -> Claim:
     """Begin a run, or see that the one begun here is the same.
 
     Raises:
@@ -177,13 +179,16 @@ def _claim(workspace: Workspace, identity: dict[str, Any]) -> None:
     if found is None:
         if workspace.local and any(not path.name.startswith(".") for path in Path(workspace.location).iterdir()):
             raise RetrievalError(f"{workspace.location} holds something else. Choose an empty or a new folder as work_dir.")
+        claim = Claim(Path(workspace.location), RUN_FILE, "queries/*")
         workspace.write(RUN_FILE, identity)
-        return
+        claim.new = workspace.local
+        return claim
     if different := [name for name, value in identity.items() if found.get(name) != value]:
         was = "; ".join(f"{name} was {found.get(name)}, now {identity[name]}" for name in different)
         raise RetrievalError(
             f"{workspace.location} belongs to another run: {was}. Use another work_dir, or delete this one."
         )
+    return Claim(Path(workspace.location))
 
 
 def _clear(workspace: Workspace) -> None:

@@ -16,6 +16,7 @@ from hf_tlm.evaluation.few_shot import PromptError, draw_episode, prompt_for
 from hf_tlm.evaluation.few_shot.model import load_masked_lm
 from hf_tlm.evaluation.few_shot.points import Prompted
 from hf_tlm.evaluation.few_shot.trainer import PromptTrainer
+from hf_tlm.evaluation.grids import PointsError
 from hf_tlm.models import ModelError
 from hf_tlm.tasks import TaskError, TaskSpec, task_from_datasets
 from hf_tlm.training import ArgumentsError
@@ -105,6 +106,25 @@ def test_an_interrupted_run_ends_the_same(whole, task, checkpoint, tmp_path, mon
     assert len(steps) == 4 + 3 + 2
     monkeypatch.undo()
     assert go(tmp_path / "out", task, checkpoint, **options).splits == run.splits[:1]
+
+
+def test_where_all_trainings_fail_nothing_is_left(task, checkpoint, tmp_path, monkeypatch):
+    train, failing = Prompted.train, [0]
+
+    def failing_train(self, point, *rest):
+        if failing[0] < 4:
+            failing[0] += 1
+            raise TaskError("no such text")
+        return train(self, point, *rest)
+
+    monkeypatch.setattr(Prompted, "train", failing_train)
+    with pytest.raises(PointsError, match="4 of 4 runs failed"):
+        go(tmp_path / "out", task, checkpoint)
+    assert not (tmp_path / "out").exists()
+    failing[0] = 1
+    with pytest.raises(PointsError, match="3 of 4 runs failed"):
+        go(tmp_path / "out", task, checkpoint, max_steps=2)
+    assert (tmp_path / "out/settings.json").is_file()
 
 
 def test_accumulation_changes_nothing(task, checkpoint, tmp_path):

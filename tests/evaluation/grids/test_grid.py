@@ -126,6 +126,10 @@ def test_failing_points_are_in_the_table_and_the_others_are_chosen_from(tmp_path
         go(tmp_path / "other")
     with pytest.raises(HfTlmError, match="^diverged at 4e-05$"):
         go(tmp_path / "third", {"learning_rate": [4e-5], "num_train_epochs": [2, 3]})
+    # Nothing is kept of them, so that other settings can have their folders.
+    assert (tmp_path / "out/settings.json").is_file() and not (tmp_path / "other").exists()
+    fake.fail = []
+    assert go(tmp_path / "third", {"learning_rate": [2e-5], "num_train_epochs": [2]}, weight_decay=0.5)
 
 
 @pytest.mark.parametrize(

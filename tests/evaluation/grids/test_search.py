@@ -92,6 +92,7 @@ def test_trials_whose_training_fails_are_the_worst(tmp_path, base, fake):
     plan["fail"] = [0]
     with pytest.raises(GridError, match="Training failed in all 1 trials"):
         search.search(*parts(tmp_path, base), Grid(SPACE), 1, SEED)
+    assert not list(tmp_path.rglob("study.db"))  # Another grid may have the folder.
     found = search.search(*parts(tmp_path, base), Grid(SPACE), 2, SEED)
     assert found.trials[0]["score"] is None and found.values == found.trials[1]["values"]
 

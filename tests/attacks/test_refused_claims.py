@@ -1,0 +1,21 @@
+"""A command that is refused after it has claimed its folder takes the claim back: the corrected command works."""
+
+import pytest
+
+from attacks.attack import assert_refused, attack, tree
+
+LATE = {
+    "train_tlm": ("--vocab_size", 20),
+    "pretrain": ("--vocab_size", 20),
+}
+
+
+@pytest.mark.parametrize("recipe", LATE)
+@pytest.mark.parametrize("there", [False, True], ids=["new", "empty"])
+def test_the_corrected_command_works(toys, recipe, there):
+    if there:
+        toys.out.mkdir()
+    assert_refused(attack(recipe, *toys.commands[recipe], *LATE[recipe]), "vocab_size 20 is too small")
+    assert toys.out.exists() == there and not tree(toys.out.parent)
+    if there:
+        assert attack(recipe, *toys.commands[recipe]).status == 0
