@@ -22,20 +22,23 @@ SEAL = "seal.json"
 logger = logging.getLogger(__name__)
 
 
-def write_seal(folder: str | os.PathLike, **facts: Any) -> None:
+def write_seal(folder: str | os.PathLike, *parts: str, **facts: Any) -> None:
     """Write the seal of a folder whose files are all there.
 
     Args:
+        parts: of the folder only these files and folders, but Markdown, which people edit; those that are not there are
+            left out. None: everything.
         facts: JSON values to keep beside the files' checksums, for `read_seal`.
 
     Raises:
         OSError, HfTlmError: a file cannot be read, or the seal not be written.
     """
     folder = Path(folder)
+    found = set(folder.rglob("*")) if not parts else {file for name in parts for file in _within(folder / name)}
     files = {
         path.relative_to(folder).as_posix(): {"size": path.stat().st_size, "xxh3": _checksum(path)}
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and path != folder / SEAL
+        for path in sorted(found)
+        if path.is_file() and path != folder / SEAL and not (parts and path.suffix == ".md")
     }
     atomic_write(folder / SEAL, json.dumps({**facts, "files": files}, indent=2) + "\n")
 
@@ -96,6 +99,10 @@ def keep_sealed(folder: str | os.PathLike, make: Callable[[Path], object], *need
     with atomic_directory(folder) as work:
         make(work)
         write_seal(work)
+
+
+def _within(path: Path) -> list[Path]:
+    return [path] if path.is_file() else list(path.rglob("*"))
 
 
 def _checksum(path: Path) -> str:

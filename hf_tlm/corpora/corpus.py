@@ -14,8 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset, Features, Value, concatenate_datasets, config
 
+from hf_tlm.arrow_files import find_rows
 from hf_tlm.corpora.passages import split_passages
 from hf_tlm.files import HfTlmError, atomic_directory
+from hf_tlm.json_files import find_object
 
 FEATURES = Features({name: Value("string") for name in ("id", "text", "source")})
 SCHEMA = FEATURES.arrow_schema
@@ -88,17 +90,32 @@ class Part:
             HfTlmError: the cache cannot be written.
         """
         folder = self._folder(cache_dir)
-        if not folder.is_dir():
+        found = self._kept(folder)
+        if found is None:
+            rows = 0
             # Written here rather than by `Dataset.from_generator`, which hides a CorpusError inside its own errors.
             with atomic_directory(folder) as work:
                 with pa.OSFile(str(work / "passages.arrow"), "wb") as sink, pa.ipc.new_stream(sink, SCHEMA) as writer:
                     for batch in self.passages():
                         writer.write_batch(batch)
+                        rows += len(batch)
                         if advance:
                             advance(len(batch))
-                (work / "counts.json").write_text(json.dumps({"skipped": self.skipped}), encoding="utf-8")
-        self.skipped = json.loads((folder / "counts.json").read_text(encoding="utf-8"))["skipped"]
-        return Dataset.from_file(str(folder / "passages.arrow"))
+                counts = {"skipped": self.skipped, "passages": rows}
+                (work / "counts.json").write_text(json.dumps(counts), encoding="utf-8")
+            found = self._kept(folder)
+        return found
+
+    def _kept(self, folder: Path) -> Dataset | None:
+        """What `to_dataset` kept, and `skipped` with it; None where there is nothing, or not the whole of it."""
+        counts = find_object(folder / "counts.json")
+        if counts is None or type(counts.get("skipped")) is not int:
+            return None
+        found = find_rows(folder / "passages.arrow", counts.get("passages"))
+        if found is not None and found.column_names == list(FEATURES):
+            self.skipped = counts["skipped"]
+            return found
+        return None
 
     def _folder(self, cache_dir: str | Path | None) -> Path:
         return Path(cache_dir or Path(config.HF_DATASETS_CACHE) / "hf_tlm") / f"part-{self.fingerprint}"

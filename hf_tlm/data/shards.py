@@ -18,10 +18,12 @@ from datasets import Dataset, Features, List, Value, concatenate_datasets, confi
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
+from hf_tlm.arrow_files import find_rows
 from hf_tlm.corpora import Corpus
 from hf_tlm.data.blocks import CONTIGUOUS, BlockMaker, BlocksError
 from hf_tlm.data.tokenization import backend_settings
 from hf_tlm.files import atomic_directory, atomic_write
+from hf_tlm.json_files import find_object
 from hf_tlm.ranges import check_numbers
 
 logger = logging.getLogger(__name__)
@@ -86,8 +88,8 @@ class BlockShards:
     def totals(self) -> dict[str, Any] | None:
         """Of the whole corpus, None while it is being prepared: shards, blocks, tokens (special ones not counted), tokens of
         the last block, passages, held-out passages among them, and the files that were left out."""
-        path = self.folder / TOTALS_FILE
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        totals = find_object(self.folder / TOTALS_FILE)
+        return totals if totals is None or {"shards", "blocks", "tokens"} <= totals.keys() else None
 
     def find(self, number: int) -> Dataset | None:
         """A shard's blocks, memory-mapped; None if it is not there, or not whole."""
@@ -226,14 +228,6 @@ def _save(folder: Path, blocks: Sequence[np.ndarray], state: dict[str, Any]) -> 
 
 
 def _load(folder: Path) -> Dataset | None:
-    if not folder.is_dir():
-        return None
-    try:
-        count = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))["blocks"]
-        blocks = Dataset.from_file(str(folder / BLOCKS_FILE))
-        if len(blocks) == count:
-            return blocks
-    except (OSError, ValueError, KeyError):  # Arrow's own errors are among them.
-        pass
-    logger.warning("%s is damaged and will be made again.", folder)
-    return None
+    state = find_object(folder / STATE_FILE)
+    blocks = None if state is None else find_rows(folder / BLOCKS_FILE, state.get("blocks"))
+    return blocks if blocks is not None and blocks.column_names == SCHEMA.names else None

@@ -13,6 +13,7 @@ import xxhash
 from datasets import Dataset, config
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
 
+from hf_tlm.arrow_files import map_rows
 from hf_tlm.files import HfTlmError, atomic_file
 from hf_tlm.hub.checkpoint import TOKENIZER_FILES, checkpoint_folder
 from hf_tlm.seals import keep_sealed
@@ -216,7 +217,8 @@ def tokenize(
         return {name: encoded[name] for name in ("input_ids", "token_type_ids") if name in encoded}
 
     drop = [name for name in dataset.column_names if name != "label"]
-    tokens = dataset.map(
+    tokens = map_rows(
+        dataset,
         encode,
         batched=True,
         remove_columns=drop,
@@ -259,7 +261,7 @@ def text_lengths(dataset: Dataset | None) -> np.ndarray:
     if dataset is None or len(dataset) <= _IN_MEMORY:
         return np.concatenate([np.zeros(0, np.int32), *_lengths(dataset)])
     file = Path(config.HF_DATASETS_CACHE) / "hf_tlm" / f"lengths-{dataset._fingerprint}-{len(dataset)}.i32"
-    if not file.is_file():
+    if not file.is_file() or file.stat().st_size != 4 * len(dataset):
         with atomic_file(file) as stream:
             for part in _lengths(dataset):
                 stream.write(part.data)

@@ -34,6 +34,7 @@ from hf_tlm.evaluation.records import command_line, cost_lines, environment, pub
 from hf_tlm.hub.cards import pretrained_card
 from hf_tlm.hub.commit import Push
 from hf_tlm.models import export_adapter, export_stock, trained_parameters
+from hf_tlm.seals import write_seal
 from hf_tlm.training import (
     ArgumentsError,
     ModelArguments,
@@ -46,6 +47,7 @@ from hf_tlm.training import (
 )
 from hf_tlm.training.checkpoint_pushes import CheckpointPushes, fetch_run
 from hf_tlm.training.claim import RESULTS_FILE, claim, publish_locally, settings
+from hf_tlm.training.finished import MODEL, finished
 from hf_tlm.training.initialization import with_initialization
 from hf_tlm.training.publishing import check_hub, publish_run
 from hf_tlm.training.sharded import trained_model
@@ -110,27 +112,22 @@ def run_pretraining(
         "model": asdict(model_args.settled(args.objective)),
         "blocks": {name: value for name, value in asdict(block_args).items() if name != "shards_ahead"},
     }
-    exported, published = output_dir / EXPORT / RESULTS_FILE, output_dir / RESULTS_FILE
-
-    def trained() -> bool:
-        # In this order, as the first process may be turning the one into the other.
-        return exported.is_file() or published.is_file()
-
+    export = output_dir / EXPORT
     with args.main_process_first(desc="checking the output folder"):
-        if not trained():
+        if not any((folder / RESULTS_FILE).is_file() for folder in (output_dir, export)):
             check_sources(model_args, args.max_length)
         check_hub(args, model_args if model_args.use_peft else None)
         fetch_run(args)
         options = (args, model_args, block_args)
         claimed = claim(output_dir, details, ("corpus_fingerprint",), args.process_index, options=options)
     with claimed, CheckpointPushes(output_dir, args) as pushes:
-        if not trained():
-            _train(corpus, args, model_args, block_args, details, output_dir, pushes)
+        record = finished(export, args, fields=MODEL) or finished(output_dir, args, fields=MODEL)
+        if record is None:
+            record = _train(corpus, args, model_args, block_args, details, output_dir, pushes)
     with args.main_process_first(local=False, desc="publishing the model"):
-        if args.process_index == 0 and exported.is_file():
-            publish_locally(exported.parent, output_dir)
-            shutil.rmtree(exported.parent, ignore_errors=True)
-    record = json.loads((output_dir / RESULTS_FILE).read_text(encoding="utf-8"))
+        if args.process_index == 0 and export.is_dir():
+            publish_locally(export, output_dir)
+            shutil.rmtree(export, ignore_errors=True)
     run = PretrainingRun(record, output_dir, publish_run(output_dir, args))
     pushes.check()
     return run
@@ -174,8 +171,8 @@ def _train(
     details: dict[str, Any],
     output_dir: Path,
     pushes: CheckpointPushes,
-) -> None:
-    """Everything up to the finished model in the folder `export`."""
+) -> dict[str, Any]:
+    """Everything up to the finished model in the folder `export`; returns the record."""
     with args.main_process_first(desc="making the tokenizer"):
         tokenizer = _tokenizer(corpus, args, model_args, block_args, output_dir / TOKENIZER)
     make_model = model_factory(args, model_args, tokenizer, id2label=ID2LABEL, max_length=args.max_length, classifier=False)
@@ -233,7 +230,9 @@ def _train(
             export_adapter(model, tokenizer, output_dir / ADAPTER)
             model = model.merge_and_unload()
         export_stock(model, tokenizer, output_dir / EXPORT, files, classifier=False)
+        write_seal(output_dir / EXPORT)
     trainer.accelerator.wait_for_everyone()
+    return json.loads(json.dumps(record))
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -30,8 +29,9 @@ from hf_tlm.training import (
     run_stage,
 )
 from hf_tlm.training.checkpoint_pushes import CheckpointPushes, fetch_run
-from hf_tlm.training.claim import RESULTS_FILE, claim, settings
 from hf_tlm.training.claim import ProtocolError as ProtocolError
+from hf_tlm.training.claim import claim, settings
+from hf_tlm.training.finished import SEED, finish, finished
 from hf_tlm.training.publishing import check_hub, publish_run
 from hf_tlm.training.stages import prepare_stage_2
 
@@ -109,8 +109,8 @@ def _run_seed(
     pushes: CheckpointPushes,
 ) -> dict[str, Any]:
     """Both stages, evaluation, predictions and export of one seed; loaded where they are finished."""
-    if (folder / RESULTS_FILE).is_file():
-        return json.loads((folder / RESULTS_FILE).read_text(encoding="utf-8"))
+    if (record := finished(folder, args, fields=SEED)) is not None:
+        return record
     compute_metrics = compute_metrics_for(task.metric)
     shared = {"compute_metrics": compute_metrics, "id2label": task.id2label, "callbacks": [pushes]}
     shared["attn_implementation"] = model_args.attn_implementation
@@ -138,7 +138,7 @@ def _run_seed(
         # Left to itself the Trainer would shard the model, which both do with an optimizer only.
         trainer.accelerator.prepare_model(model.to(args.device), evaluation_mode=True)
         trainer.is_deepspeed_enabled = False
-    record: dict[str, Any] = {
+    record = {
         "seed": seed,
         "model_type": model.config.model_type,
         "parameters": model.num_parameters(),
@@ -161,8 +161,7 @@ def _run_seed(
             atomic_write(folder / "predictions" / f"{split}.jsonl", text)
         card = tlm_card({**details, "summary": {}, "seeds": [record]}, seed)
         export_model(model, setup.tokenizer, folder / "model", {"README.md": card})
-        # Last: its presence says that the seed is finished.
-        atomic_write(folder / RESULTS_FILE, json.dumps(record, indent=2) + "\n")
+        finish(folder, record, "model", "predictions")
     trainer.accelerator.wait_for_everyone()
     return record
 

@@ -21,6 +21,7 @@ from hf_tlm.data import load_tokenizer
 from hf_tlm.evaluation.grids.sharing import locked
 from hf_tlm.evaluation.protocol import run_tlm
 from hf_tlm.hub.checkpoint import checkpoint_folder
+from hf_tlm.json_files import read_object
 from hf_tlm.models import TlmModel, read_config
 from hf_tlm.retrieval import Subset
 from hf_tlm.tasks import Task
@@ -190,6 +191,6 @@ def _described(folder: Path, args: ScoreModelArguments, model_args: ModelArgumen
     names = ("rho2", "mlm_probability", "learning_rate", "num_train_epochs", "max_steps", "max_length")
     start = model_args.model_name_or_path or model_args.model_config
     start = {"model": start if isinstance(start, dict) else Path(start).name}
-    run = json.loads((folder / RESULTS_FILE).read_text(encoding="utf-8"))
+    run = read_object(folder / RESULTS_FILE)
     found = {"validation": run["seeds"][0]["validation"], "digest": folder.name.rpartition("-")[2]}
     return start | {name: getattr(args, name) for name in names} | {"seed": args.run_seeds[0]} | found

@@ -18,6 +18,8 @@ from hf_tlm.hub.push import published, push, repo_to_push
 from hf_tlm.hub.rendering import hub_name, published_card
 from hf_tlm.hub.run_files import CODE, NAMES, is_ours
 from hf_tlm.hub.subset_configs import check_alone
+from hf_tlm.json_files import read_object
+from hf_tlm.seals import SEAL, seal_problem
 from hf_tlm.version import __version__
 
 logger = logging.getLogger(__name__)
@@ -56,6 +58,11 @@ def publish_model(
             f"{folder} holds no model: expected config.json (or adapter_config.json) and safetensors, as "
             "recipes/train_tlm.py and recipes/pretrain.py leave them."
         )
+    if SEAL in names and (problem := seal_problem(folder)) is not None:
+        raise HubError(
+            f"{folder} is damaged or was edited: {problem}. Run its command again, which mends it; if the change is yours, "
+            f"remove {SEAL} and publish again."
+        )
     for name, path in published(folder).items():
         if PurePosixPath(name).name == ADAPTER_CONFIG:
             _check_adapter(path)
@@ -64,7 +71,7 @@ def publish_model(
 
 
 def _check_adapter(path: Path) -> None:
-    base = json.loads(path.read_text(encoding="utf-8"))["base_model_name_or_path"]
+    base = read_object(path, HubError).get("base_model_name_or_path")
     if hub_name(base) is None:
         raise HubError(
             f"{path.parent} holds an adapter to {base}, a model of this machine: nobody could load it from the Hub. Publish "

@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 # What of a folder stays here, by the name of a file or of a folder on the way to it: hidden files, what is needed only
-# to continue training, the seeds, stages, points and trials that the published model was chosen from, what was predicted
-# with it, and pages that show it.
+# to continue training or to see damage, the seeds, stages, points and trials that the published model was chosen from,
+# what was predicted with it, and pages that show it.
 NOT_PUBLISHED = (
     *(".*", "*.tmp", "checkpoint-*", "seed-*", "stage[12]", "points", "trials", "training", "runs", "logs"),
     *("predictions", "analysis"),
     *("__pycache__", "optimizer*", "scheduler*", "scaler*", "rng_state*", "trainer_state.json", "training_args.bin"),
+    "seal.json",
 )
 # The files that make up one artefact: those that a new one lacks go with the old one. Others, such as what somebody
 # added by hand, are left alone.

@@ -11,8 +11,10 @@ from typing import Any
 
 from hf_tlm.claims import Claim
 from hf_tlm.files import HfTlmError, atomic_file, atomic_write, sha256
+from hf_tlm.json_files import read_object
 from hf_tlm.models import MLM_SUBFOLDER
 from hf_tlm.models.composite_files import GENERATOR
+from hf_tlm.seals import SEAL, write_seal
 from hf_tlm.training.base_arguments import BaseArguments
 
 SETTINGS_FILE = "settings.json"
@@ -28,7 +30,7 @@ _FREE = (
 ).split()
 
 # Files beside a model that another start of its run may write anew.
-RECORDS = (SETTINGS_FILE, RESULTS_FILE, "grid.json")
+RECORDS = (SETTINGS_FILE, RESULTS_FILE, "grid.json", SEAL)
 # Not in the settings of folders from before files counted, or not as they were computed.
 _LATER = ("bf16", "fp16", "texts_per_micro_batch", "tokens_per_micro_batch")
 # What of a model may be a folder or a file.
@@ -97,7 +99,7 @@ def claim(
     path, made = output_dir / SETTINGS_FILE, Claim(output_dir, SETTINGS_FILE)
     wanted = json.loads(json.dumps({**details, "files": local_files(details["model"])}, default=str))
     if path.is_file():
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_object(path, ProtocolError, "Choose another --output_dir, or delete that folder to start over.")
         defaults = {
             entry.name: entry.default for given in options for entry in fields(given) if entry.default is not MISSING
         }
@@ -105,14 +107,14 @@ def claim(
             f"{name}: {there!r:.60} there, {here!r:.60} asked for"
             for section in ("arguments", "model", "blocks")
             for name, here in wanted.get(section, {}).items()
-            if (there := found.get(section, {}).get(name, defaults.get(name))) != here
+            if (there := _section(found, section).get(name, defaults.get(name))) != here
             and ("files" in found or name not in _LATER)
         ]
         # Folders from before files counted do not have them.
         changed += [
             f"the files of {name} {wanted['model'][name]} have changed"
             for name, files in wanted["files"].items()
-            if "files" in found and files != found["files"].get(name)
+            if "files" in found and files != _section(found, "files").get(name)
         ]
         changed += [f"another {name.replace('_', ' ')}" for name in data if found.get(name) != wanted[name]]
         if changed:
@@ -129,10 +131,19 @@ def claim(
     return made
 
 
+def _section(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A section of settings; empty where it is missing, or damaged."""
+    section = content.get(name)
+    return section if isinstance(section, dict) else {}
+
+
 def publish_locally(source: Path, target: Path) -> None:
-    """Copy a model folder's files into `target`, each whole or not at all, the configs last, and results after them."""
+    """Copy a model folder's files into `target`, each whole or not at all, then configs, results and a seal."""
     last = ("config.json", "adapter_config.json", RESULTS_FILE)
     files = sorted((p for p in source.rglob("*") if p.is_file()), key=lambda p: (p.name in last, p.name == RESULTS_FILE, p))
+    files = [file for file in files if file != source / SEAL]
+    (target / SEAL).unlink(missing_ok=True)
     for file in files:
         with open(file, "rb") as content, atomic_file(target / file.relative_to(source)) as stream:
             shutil.copyfileobj(content, stream)
+    write_seal(target, *(file.relative_to(source).as_posix() for file in files))

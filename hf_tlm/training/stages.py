@@ -14,8 +14,10 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase, TrainerCallb
 from hf_tlm.models import TrainedModel, export_model, load_adapter, load_exported
 from hf_tlm.models.adapters import ADAPTER_FILE
 from hf_tlm.models.dropout import set_dropout
+from hf_tlm.seals import write_seal
 from hf_tlm.training.arguments import TlmArguments
 from hf_tlm.training.cost import Cost
+from hf_tlm.training.finished import STAGE, finished
 from hf_tlm.training.sharded import trained_model
 from hf_tlm.training.trainer import TlmTrainer
 
@@ -46,7 +48,7 @@ def run_stage(
     callbacks: Sequence[TrainerCallback] = (),
     attn_implementation: str | None = None,
 ) -> tuple[TrainedModel | PeftModel, Cost, dict[str, float]]:
-    """Train one stage in `args.output_dir`, or load it if it is finished there.
+    """Train one stage in `args.output_dir`, or load it if it is finished there, and whole.
 
     Args:
         model: makes the model to start from; for a finished stage called only where an adapter needs its base.
@@ -58,14 +60,12 @@ def run_stage(
         (the model at the end of the stage, its cost, its scores on validation). In stage 2, and in stage 1 with
         `load_best_model_at_end`, the end is the checkpoint with the best validation score.
     """
-    folder = Path(args.output_dir)
-    finished = folder / "model"
-    if (finished / STAGE_FILE).is_file():
-        record = json.loads((finished / STAGE_FILE).read_text(encoding="utf-8"))
-        if (finished / ADAPTER_FILE).is_file():
-            loaded = load_adapter(model(), finished)
+    end = Path(args.output_dir) / "model"
+    if (record := finished(end, args, STAGE_FILE, STAGE)) is not None:
+        if (end / ADAPTER_FILE).is_file():
+            loaded = load_adapter(model(), end)
         else:
-            loaded = load_exported(finished, id2label=id2label, attn_implementation=attn_implementation)
+            loaded = load_exported(end, id2label=id2label, attn_implementation=attn_implementation)
         return loaded, Cost.from_dict(record["cost"]), record["validation"]
     set_seed(args.seed)
     trainer = TlmTrainer(
@@ -89,7 +89,8 @@ def run_stage(
     trainer.save_state()
     if trainer.is_world_process_zero():
         record = {"stage": stage, "cost": cost.to_dict(), "validation": scores}
-        export_model(trained, tokenizer, finished, {STAGE_FILE: json.dumps(record, indent=2)})
+        export_model(trained, tokenizer, end, {STAGE_FILE: json.dumps(record, indent=2)})
+        write_seal(end)
     trainer.accelerator.wait_for_everyone()
     return trained, cost, scores
 

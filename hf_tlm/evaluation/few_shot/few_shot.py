@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,12 +19,14 @@ from hf_tlm.evaluation.finetuning.loading import load_pretrained
 from hf_tlm.evaluation.grids.sharing import work_through
 from hf_tlm.evaluation.records import command_line, environment, predictions_jsonl
 from hf_tlm.evaluation.seeds import aggregate, format_table
-from hf_tlm.files import atomic_write
+from hf_tlm.files import atomic_directory, atomic_write
+from hf_tlm.json_files import read_object
 from hf_tlm.tasks import Task
 from hf_tlm.training.claim import RESULTS_FILE, claim, settings
+from hf_tlm.training.finished import finish, finished
 from hf_tlm.training.options import ArgumentsError
 
-TABLE_FILE = "results.md"
+TABLE_FILE, EXAMPLES_FILE = "results.md", "examples.json"
 # More of them extend a run.
 _MORE = ("splits", "split_seeds")
 
@@ -110,8 +111,8 @@ def run_few_shot(task: Task, checkpoint: CheckpointArguments, args: FewShotArgum
     if args.method != "zero_shot":
         points = [Point(*values) for values in product(seeds, args.learning_rates, args.batch_sizes)]
 
-    def finished(folder: Path) -> bool:
-        return (folder / RESULTS_FILE).is_file()
+    def is_finished(folder: Path) -> bool:
+        return finished(folder, args, local=True) is not None
 
     def split_folder(seed: int) -> Path:
         return output_dir / f"split-{seed}"
@@ -121,22 +122,24 @@ def run_few_shot(task: Task, checkpoint: CheckpointArguments, args: FewShotArgum
         record = method.train(point, episodes[point.split], folder)
         record = {"learning_rate": point.learning_rate, "batch_size": point.batch_size, **record}
         if args.process_index == 0:
-            _write(folder / RESULTS_FILE, record)
+            finish(folder, record, "model")
 
     def test(seed: int) -> None:
         own = [point for point in points if point.split == seed]
         record = _test_split(method, task, episodes[seed], scored, own, split_folder(seed), args)
         if args.process_index == 0:
-            _write(split_folder(seed) / RESULTS_FILE, {"seed": seed, **record})
+            finish(split_folder(seed), {"seed": seed, **record}, "model", "predictions", EXAMPLES_FILE)
             for point in own:
                 shutil.rmtree(point.folder(output_dir) / "model", ignore_errors=True)
 
-    left = [point for point in points if not finished(split_folder(point.split))]
+    left = [point for point in points if not is_finished(split_folder(point.split))]
     with claimed:
-        work_through(left, lambda point: point.folder(output_dir), lambda point: finished(point.folder(output_dir)), train)
-        work_through(seeds, split_folder, lambda seed: finished(split_folder(seed)), test)
+        work_through(
+            left, lambda point: point.folder(output_dir), lambda point: is_finished(point.folder(output_dir)), train
+        )
+        work_through(seeds, split_folder, lambda seed: is_finished(split_folder(seed)), test)
 
-    records = [json.loads((split_folder(seed) / RESULTS_FILE).read_text(encoding="utf-8")) for seed in seeds]
+    records = [read_object(split_folder(seed) / RESULTS_FILE) for seed in seeds]
     summary = {
         split: aggregate([record[split] for record in records]) for split in ("validation", "test") if split in records[0]
     }
@@ -176,12 +179,15 @@ def _test_split(
     record: dict[str, Any] = {}
     model = folder / "model" if points else None
     if points:
-        found = [json.loads((point.folder(folder.parent) / RESULTS_FILE).read_text(encoding="utf-8")) for point in points]
+        found = [read_object(point.folder(folder.parent) / RESULTS_FILE) for point in points]
         best = max(range(len(found)), key=lambda index: found[index]["validation"][task.metric])
         record = {**found[best], "points": found}
-        with args.main_process_first(desc="choosing the model"):
-            if args.process_index == 0 and not model.is_dir():
-                os.rename(points[best].folder(folder.parent) / "model", model)
+        source = points[best].folder(folder.parent) / "model"
+        with args.main_process_first(local=False, desc="choosing the model"):
+            if args.process_index == 0:
+                # A copy: the point's own is whole until the split is finished, also after a kill.
+                with atomic_directory(model) as work:
+                    shutil.copytree(source, work, dirs_exist_ok=True)
     scores, logits = method.score(episode, model, scored)
     record["test"] = scores
     if args.process_index == 0:
@@ -189,7 +195,7 @@ def _test_split(
         atomic_write(folder / "predictions" / "test.jsonl", text)
         if episode is not None:
             drawn = {"train": episode.train["id"][:], "validation": episode.validation["id"][:]}
-            _write(folder / "examples.json", drawn)
+            _write(folder / EXAMPLES_FILE, drawn)
     return record
 
 

@@ -12,6 +12,7 @@ import xxhash
 from datasets import Dataset
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
+from hf_tlm.arrow_files import map_rows
 from hf_tlm.data.tokenization import TokenizerError, backend_settings, without_limits
 from hf_tlm.evaluation.metrics import load_metric
 from hf_tlm.tasks import Task
@@ -52,7 +53,8 @@ def make_features(
         # `datasets` would hash the whole tokenizer, which changes with use, and find nothing again.
         parts = [_FORMAT, rows._fingerprint, backend, tokenizer.model_input_names, description, list(settings)]
         fingerprint = xxhash.xxh3_64_hexdigest(json.dumps(parts, sort_keys=True).encode())
-    features = rows.map(
+    features = map_rows(
+        rows,
         encode,
         batched=True,
         with_indices=True,

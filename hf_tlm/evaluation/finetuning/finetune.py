@@ -33,7 +33,8 @@ from hf_tlm.models import export_adapter, trained_parameters
 from hf_tlm.tasks import Task
 from hf_tlm.training import ArgumentsError
 from hf_tlm.training.checkpoint_pushes import CheckpointPushes, fetch_run
-from hf_tlm.training.claim import RESULTS_FILE, claim, settings
+from hf_tlm.training.claim import claim, settings
+from hf_tlm.training.finished import SEED, finish, finished, unseal
 from hf_tlm.training.optimizers import check_adapted
 from hf_tlm.training.publishing import check_hub, publish_run
 from hf_tlm.training.sharded import trained_model
@@ -133,8 +134,7 @@ class _Run:
 
     def seed(self, seed: int, folder: Path) -> dict[str, Any]:
         """Training, evaluation, predictions and export of one seed; loaded where it is finished."""
-        if (folder / RESULTS_FILE).is_file():
-            record = json.loads((folder / RESULTS_FILE).read_text(encoding="utf-8"))
+        if (record := finished(folder, self.args, fields=SEED)) is not None:
             untested = self.test and self.task.test is not None and "test" not in record
             return self._tested(record, folder) if untested else record
         task, args = self.task, self.args
@@ -160,7 +160,7 @@ class _Run:
         )
         trainer.train(resume_from_checkpoint=True)
         trainer.compute_metrics = None  # It is of validation, and `predict` would apply it to test.
-        record: dict[str, Any] = {
+        record = {
             "seed": seed,
             "model_type": config.model_type,
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
@@ -187,8 +187,7 @@ class _Run:
                 "README.md": finetuned_card({**self.details, "summary": {}, "seeds": [record]}, seed),
             }
             _export(trained, tokenizer, folder / "model", files, PEFT_TASK_TYPES.get(task.spec.kind))
-            # Last: its presence says that the seed is finished.
-            atomic_write(folder / RESULTS_FILE, json.dumps(record, indent=2) + "\n")
+            finish(folder, record, "model", "predictions", "train_ids.json")
             for left in folder.glob("checkpoint-*"):
                 shutil.rmtree(left, ignore_errors=True)
         trainer.accelerator.wait_for_everyone()
@@ -219,10 +218,11 @@ class _Run:
         )
         text = self._score("test", test.decode(test.outputs(trainer), model, args), record)
         if trainer.is_world_process_zero():
+            unseal(folder)
             atomic_write(folder / "predictions" / "test.jsonl", text)
             card = finetuned_card({**self.details, "summary": {}, "seeds": [record]}, record["seed"])
             atomic_write(model_folder / "README.md", card)
-            atomic_write(folder / RESULTS_FILE, json.dumps(record, indent=2) + "\n")
+            finish(folder, record, "model", "predictions", "train_ids.json")
         trainer.accelerator.wait_for_everyone()
         return record
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hf_tlm import checked
 from hf_tlm.claims import Claim
 from hf_tlm.evaluation.finetuning import CheckpointArguments, FinetuneArguments, FinetuneRun, finetune
 from hf_tlm.evaluation.grids.points import Grid, GridError, point_name
@@ -17,10 +19,15 @@ from hf_tlm.evaluation.grids.sharing import PointsError, locked, once, work_thro
 from hf_tlm.evaluation.records import published_lines
 from hf_tlm.files import HfTlmError, atomic_write
 from hf_tlm.hub.commit import Push
+from hf_tlm.json_files import find_object, read_object
 from hf_tlm.tasks import Task
 from hf_tlm.training.claim import RESULTS_FILE, claim, publish_locally, settings
+from hf_tlm.training.finished import SEED
 from hf_tlm.training.publishing import check_hub, publish_run
 
+logger = logging.getLogger(__name__)
+
+_SEEDS = checked.record({"seeds": checked.listed(checked.record(SEED), 10_000)})
 POINTS, GRID_FILE, TABLE_FILE, CARD_FILE = "points", "grid.json", "results.md", "README.md"
 
 
@@ -91,7 +98,7 @@ def run_grid(
 
     def done(name: str) -> bool:
         # More seeds may be asked for than there were.
-        return [seed["seed"] for seed in _read(folder(name) / RESULTS_FILE).get("seeds", [])] == seeds
+        return [seed["seed"] for seed in _seeds(folder(name))] == seeds
 
     def run(name: str) -> None:
         finetune(task, checkpoint, arguments[name], test=False)
@@ -112,7 +119,7 @@ def run_grid(
         | (
             {"failed": str(failures[folder(name)])}
             if folder(name) in failures
-            else {"validation": figures([seed["validation"] for seed in _read(folder(name) / RESULTS_FILE)["seeds"]])}
+            else {"validation": figures([seed["validation"] for seed in _seeds(folder(name))])}
         )
         for point, name in zip(points, arguments, strict=True)
     ]
@@ -121,8 +128,8 @@ def run_grid(
     name = Path(best["folder"]).name
 
     def published() -> bool:
-        there = _read(output_dir / GRID_FILE)
-        if "chosen" in there:
+        there = find_object(output_dir / GRID_FILE) or {}
+        if isinstance(there.get("chosen"), dict):
             there["chosen"].pop("test", None)
         return there == json.loads(json.dumps(record))
 
@@ -132,7 +139,7 @@ def run_grid(
             _publish_chosen(record, chosen, output_dir)
 
     once(output_dir, published, publish)
-    record = _read(output_dir / GRID_FILE)
+    record = read_object(output_dir / GRID_FILE, GridError)
     return GridRun(record, output_dir, publish_run(output_dir, args))
 
 
@@ -195,6 +202,12 @@ def _publish_chosen(record: Mapping[str, Any], chosen: FinetuneRun, output_dir: 
     atomic_write(output_dir / GRID_FILE, json.dumps(scored, indent=2) + "\n")
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """A JSON file; empty where there is none."""
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+def _seeds(folder: Path) -> list[dict[str, Any]]:
+    """The records of a point's seeds; empty where the point is not finished, or its record is damaged."""
+    try:
+        content = find_object(folder / RESULTS_FILE)
+        return [] if content is None else list(_SEEDS(content)["seeds"])
+    except checked.Unfit as unfit:
+        place = ".".join(map(str, unfit.place))
+        logger.warning("%s: %s must be %s. The point is run again.", folder / RESULTS_FILE, place, unfit.expected)
+        return []

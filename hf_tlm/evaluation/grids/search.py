@@ -21,6 +21,7 @@ from hf_tlm.evaluation.finetuning.trainer import FinetuneTrainer
 from hf_tlm.evaluation.grids.points import Grid, GridError, Range
 from hf_tlm.evaluation.grids.sharing import once
 from hf_tlm.files import HfTlmError, atomic_write
+from hf_tlm.json_files import read_object
 from hf_tlm.tasks import Task
 
 if TYPE_CHECKING:
@@ -108,11 +109,11 @@ def _read(folder: Path, asked: dict[str, Any]) -> list[dict[str, Any]]:
     path = folder / TRIALS_FILE
     if not path.is_file():
         return []
-    found = json.loads(path.read_text(encoding="utf-8"))
-    if found["asked"] != asked:
+    found = read_object(path, GridError, "Choose another --output_dir, or delete that file to search anew.")
+    if not isinstance(found.get("trials"), list) or found.get("asked") != asked:
         raise GridError(
-            f"{folder} holds a search of {found['asked']}, and asked for is {asked}. Choose another --output_dir, or delete "
-            "that folder."
+            f"{folder} holds a search of {found.get('asked')}, and asked for is {asked}. Choose another --output_dir, or "
+            "delete that folder."
         )
     return found["trials"]
 

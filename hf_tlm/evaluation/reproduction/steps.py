@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -23,6 +22,7 @@ from hf_tlm.evaluation.reproduction.plan import TOKENIZER, Plan, Step
 from hf_tlm.evaluation.score_model import score_models
 from hf_tlm.files import atomic_directory
 from hf_tlm.influence import SelectionArguments
+from hf_tlm.json_files import find_object
 from hf_tlm.models.initialization_arguments import InitializationArguments
 from hf_tlm.parser import parse
 from hf_tlm.retrieval import RetrievalArguments, Subset, retrieval_report
@@ -235,5 +235,5 @@ def discard_checkpoints(folder: Path) -> None:
 
 
 def read_record(file: Path) -> dict[str, Any] | None:
-    """The record of a step; None where it has none yet."""
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+    """The record of a step; None where it has none yet, or a damaged one."""
+    return find_object(file)

@@ -1,0 +1,132 @@
+"""Damage in what a run has finished: it is seen, made again, and never published over what is whole."""
+
+import json
+import shutil
+
+import pytest
+
+from attacks.attack import assert_refused, attack
+from hf_tlm.hub import HubError
+from hf_tlm.hub.publish import publish_model
+from hf_tlm.training.claim import publish_locally
+from hf_tlm.training.finished import SEED, finish, finished
+
+
+def flipped(data):
+    return data[:-5] + bytes([data[-5] ^ 255]) + data[-4:]
+
+
+def half(data):
+    return data[: len(data) // 2]
+
+
+HARMS = {
+    "a seed's weights": {"seed-0/model/model.safetensors": flipped},
+    "half of a seed's weights": {"seed-0/model/mlm/model.safetensors": half},
+    "a seed's config": {"seed-0/model/config.json": lambda data: data.replace(b"bert", b"beet")},
+    "a seed's record": {"seed-0/results.json": half},
+    "a seed's seal": {"seed-0/seal.json": half},
+    "a seed's predictions": {"seed-0/predictions/test.jsonl": half},
+    "a seed and its stage 2": {
+        "seed-0/model/model.safetensors": flipped,
+        "seed-0/stage2/model/model.safetensors": flipped,
+    },
+    "a seed and both stages": {
+        "seed-0/results.json": lambda data: b"[]",
+        "seed-0/stage1/model/model.safetensors": half,
+        "seed-0/stage2/model/stage.json": half,
+    },
+    "a score of a seed": {"seed-0/results.json": lambda data: data.replace(b'"seed": 0', b'"seed": 1')},
+}
+
+
+@pytest.fixture(scope="module")
+def whole(made_toys, tmp_path_factory):
+    """A folder that train_tlm has finished, and the command."""
+    out = tmp_path_factory.mktemp("finished") / "out"
+    command = ("--task", made_toys.task, "--subset", made_toys.subset, "--model_config", made_toys.model)
+    command += ("--rho1", 1, "--max_steps", 2, "--stage2_max_steps", 2, "--stage2_eval_steps", 1, "--save_strategy", "no")
+    command += ("--max_length", 32, "--vocab_size", 120, "--report_to", "none", "--use_cpu", "true")
+    outcome = attack("train_tlm", *command, "--output_dir", out)
+    assert outcome.status == 0, outcome.stderr
+    return out, command
+
+
+def models(folder):
+    """The files of all models, and the predictions."""
+    found = [path for path in folder.rglob("*") if path.is_file() and path.suffix in (".safetensors", ".jsonl")]
+    found += list(folder.rglob("config.json"))
+    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
+
+
+@pytest.mark.parametrize("harms", HARMS.values(), ids=HARMS)
+def test_a_damaged_part_is_made_again(whole, tmp_path, harms):
+    (folder, command), out = whole, tmp_path / "out"
+    shutil.copytree(folder, out)
+    for name, harm in harms.items():
+        changed = harm((out / name).read_bytes())
+        assert changed != (out / name).read_bytes()
+        (out / name).write_bytes(changed)
+    outcome = attack("train_tlm", *command, "--output_dir", out)
+    assert outcome.status == 0 and "made again" in outcome.stderr and "Traceback" not in outcome.stderr, outcome.stderr
+    assert models(out) == models(folder)
+    scores = [json.loads((place / "results.json").read_text())["summary"] for place in (folder, out)]
+    assert scores[0] == scores[1]
+    assert finished(out / "seed-0", None, fields=SEED, local=True)
+
+
+def test_a_whole_run_is_not_made_again(whole, tmp_path):
+    (folder, command), out = whole, tmp_path / "out"
+    shutil.copytree(folder, out)
+    (out / "seed-0/model/README.md").write_text("Edited.")
+    outcome = attack("train_tlm", *command, "--output_dir", out)
+    assert outcome.status == 0 and "made again" not in outcome.stderr
+    assert (out / "seed-0/model/README.md").read_text() == "Edited."
+
+
+def test_a_run_of_before_there_were_seals_is_taken(whole, tmp_path):
+    (folder, command), out = whole, tmp_path / "out"
+    shutil.copytree(folder, out)
+    for seal in out.rglob("seal.json"):
+        seal.unlink()
+    outcome = attack("train_tlm", *command, "--output_dir", out)
+    assert outcome.status == 0 and "made again" not in outcome.stderr and models(out) == models(folder)
+
+
+def test_damaged_settings_are_one_line(whole, tmp_path):
+    (folder, command), out = whole, tmp_path / "out"
+    shutil.copytree(folder, out)
+    for content in (b"", b"{", b"[]", b"\xff\xfe", b"null", b"[" * 100_000):
+        (out / "settings.json").write_bytes(content)
+        assert_refused(attack("train_tlm", *command, "--output_dir", out), "settings.json", "damaged")
+    (out / "settings.json").write_text('{"arguments": [], "model": 3}')
+    assert_refused(attack("train_tlm", *command, "--output_dir", out), "other settings")
+    assert models(out) == models(folder)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "mlm/model.safetensors", "tokenizer.json"])
+def test_a_damaged_model_is_not_published(whole, tmp_path, name):
+    out = tmp_path / "out"
+    shutil.copytree(whole[0], out)
+    (out / name).write_bytes(flipped((out / name).read_bytes()))
+    with pytest.raises(HubError, match=f"{name}.*remove seal.json"):
+        publish_model(out, "owner/name")
+
+
+def test_a_copy_is_sealed_but_for_its_card(tmp_path):
+    model, folder = tmp_path / "seed-0" / "model", tmp_path / "seed-0"
+    model.mkdir(parents=True)
+    for name in ("config.json", "model.safetensors", "README.md"):
+        (model / name).write_text(name)
+    finish(folder, {"seed": 0}, "model", "predictions")
+    assert finished(folder, None, local=True) == {"seed": 0}
+    publish_locally(model, tmp_path / "out")
+    sealed = json.loads((tmp_path / "out" / "seal.json").read_text())["files"]
+    assert set(sealed) == {"config.json", "model.safetensors"}
+
+
+@pytest.mark.parametrize("content", ['{"seed": "0"}', '{"seed": 0}', '{"seed": 0, "validation": {"f1": "high"}}', "3"])
+def test_records_that_cards_could_not_be_made_of(tmp_path, content, caplog):
+    (tmp_path / "results.json").write_text(content)
+    assert finished(tmp_path, None, fields=SEED, local=True) is None
+    assert "results.json" in caplog.text and "made again" in caplog.text

@@ -1,0 +1,167 @@
+"""Damage in what is kept between runs: caches are made again, records are made again or named in one line."""
+
+import json
+import shutil
+
+import pytest
+
+from attacks.attack import assert_refused, attack
+from hf_tlm.corpora import load_corpus
+from hf_tlm.data import load_tokenizer, tokenize, train_wordpiece
+from hf_tlm.data.shards import BlockShards
+from hf_tlm.evaluation.grids.grid import _seeds
+from hf_tlm.evaluation.grids.points import GridError
+from hf_tlm.evaluation.grids.search import TRIALS_FILE, _read
+from hf_tlm.evaluation.reproduction.steps import read_record
+from hf_tlm.files import HfTlmError
+from hf_tlm.json_files import find_object, read_object
+from hf_tlm.tasks import load_task
+
+DAMAGES = {
+    "cut in two": lambda data: data[: len(data) // 2],
+    "empty": lambda data: b"",
+    "without its last bytes": lambda data: data[:-100],
+    "something else": lambda data: b"<html>Too many requests</html>" * 40,
+    "its first bytes": lambda data: b"\0" * 64 + data[64:],
+}
+damaged = pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """The cache of `datasets`, empty."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    return tmp_path / "cache"
+
+
+def hurt(file, damage):
+    # A new file: what is mapped into memory stays as it was.
+    data = damage(file.read_bytes())
+    file.unlink()
+    file.write_bytes(data)
+
+
+@damaged
+@pytest.mark.parametrize("name", ["passages.arrow", "counts.json"])
+def test_a_corpus_of_the_cache(cache, made_toys, name, damage):
+    before = load_corpus(str(made_toys.corpus)).to_dataset()[:]
+    (file,) = cache.rglob(name)
+    hurt(file, damage)
+    corpus = load_corpus(str(made_toys.corpus))
+    assert corpus.to_dataset()[:] == before and corpus.skipped == 0
+    assert json.loads(next(cache.rglob("counts.json")).read_text()) == {"skipped": 0, "passages": len(before["id"])}
+
+
+@damaged
+def test_tokens_of_the_cache(cache, made_toys, damage):
+    task = load_task(str(made_toys.task))
+    tokenizer = train_wordpiece(task.train["text"], 120)
+    before = tokenize(task.train, tokenizer, 32)
+    files = [file["filename"] for file in before.cache_files]
+    rows = before[:]
+    assert files
+    del before
+    for name in files:
+        hurt(cache.__class__(name), damage)
+    assert tokenize(load_task(str(made_toys.task)).train, tokenizer, 32)[:] == rows
+
+
+def test_tokens_that_end_between_two_batches(cache, made_toys, caplog):
+    import pyarrow as pa
+
+    task = load_task(str(made_toys.task))
+    tokenizer = train_wordpiece(task.train["text"], 120)
+    before = tokenize(task.train, tokenizer, 32)
+    (file,), rows = [file["filename"] for file in before.cache_files], before[:]
+    table = before.data.table.slice(0, 5)
+    del before
+    cache.__class__(file).unlink()
+    with pa.OSFile(file, "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    assert tokenize(load_task(str(made_toys.task)).train, tokenizer, 32)[:] == rows
+    assert "5 rows of 24" in caplog.text
+
+
+@damaged
+@pytest.mark.parametrize("name", ["shard-00000/blocks.arrow", "shard-00001/state.json", "totals.json"])
+def test_blocks_of_the_cache(cache, made_toys, name, damage):
+    corpus = load_corpus(str(made_toys.corpus))
+    tokenizer = train_wordpiece(corpus.to_dataset()["text"], 120)
+
+    def shards():
+        return BlockShards(corpus, tokenizer, 16, shard_size=4)
+
+    before, totals = shards().to_dataset()["input_ids"][:], shards().totals
+    (file,) = (path for path in cache.rglob(name.rpartition("/")[2]) if str(path).endswith(name))
+    hurt(file, damage)
+    assert shards().to_dataset()["input_ids"][:] == before and shards().totals == totals
+
+
+@damaged
+def test_objects(tmp_path, damage, caplog):
+    path = tmp_path / "record.json"
+    path.write_bytes(damage(json.dumps({"values": list(range(200))}).encode()))
+    for find in (find_object, read_record):
+        caplog.clear()
+        assert find(path) is None and "record.json" in caplog.text
+    with pytest.raises(HfTlmError, match="record.json cannot be read, it is damaged.*Make it again."):
+        read_object(path)
+    assert find_object(tmp_path / "none.json") is None
+
+
+@pytest.mark.parametrize("content", ["[]", "null", "3", '"text"', "[" * 100_000])
+def test_what_is_no_object(tmp_path, content):
+    path = tmp_path / "record.json"
+    path.write_text(content)
+    assert find_object(path) is None
+    with pytest.raises(HfTlmError, match="record.json.*damaged"):
+        read_object(path)
+
+
+@pytest.mark.parametrize("content", ["{}", '{"seeds": 3}', '{"seeds": [{"seed": 1}]}', '{"seeds": [[]]}', "{", "[]"])
+def test_a_damaged_point_of_a_grid_is_not_finished(tmp_path, content):
+    (tmp_path / "results.json").write_text(content)
+    assert _seeds(tmp_path) == []
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"asked": 3, "trials": []}', '{"asked": {}, "trials": 3}'])
+def test_damaged_trials_of_a_search(tmp_path, content):
+    (tmp_path / TRIALS_FILE).write_text(content)
+    with pytest.raises(GridError, match="Choose another --output_dir"):
+        _read(tmp_path, {})
+
+
+@pytest.mark.parametrize("state", ["exported", "published"])
+@pytest.mark.parametrize("name", ["model.safetensors", "results.json", "config.json", "seal.json"])
+def test_a_damaged_pretrained_model_is_made_again(toys, tmp_path, state, name):
+    outcome = attack("pretrain", *toys.commands["pretrain"])
+    assert outcome.status == 0, outcome.stderr
+    before = {path.name: path.read_bytes() for path in toys.out.glob("*.safetensors")}
+    if state == "exported":
+        (toys.out / "export").mkdir()
+        for file in json.loads((toys.out / "seal.json").read_text())["files"]:
+            (toys.out / "export" / file).parent.mkdir(exist_ok=True)
+            shutil.move(toys.out / file, toys.out / "export" / file)
+        shutil.move(toys.out / "seal.json", toys.out / "export" / "seal.json")
+    file = toys.out / ("export" if state == "exported" else "") / name
+    hurt(file, DAMAGES["cut in two"])
+    outcome = attack("pretrain", *toys.commands["pretrain"])
+    assert outcome.status == 0 and "made again" in outcome.stderr and "Traceback" not in outcome.stderr, outcome.stderr
+    assert before == {path.name: path.read_bytes() for path in toys.out.glob("*.safetensors")}
+    assert not (toys.out / "export").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff"])
+def test_damaged_settings_of_a_pretraining(toys, content):
+    toys.out.mkdir()
+    (toys.out / "settings.json").write_bytes(content)
+    assert_refused(attack("pretrain", *toys.commands["pretrain"]), "settings.json", "damaged")
+    assert (toys.out / "settings.json").read_bytes() == content
+
+
+def test_a_tokenizer_of_another_size_than_its_file(tmp_path):
+    tokenizer = train_wordpiece(["the gene binds the cell"] * 3, 60)
+    tokenizer.save_pretrained(tmp_path)
+    hurt(tmp_path / "tokenizer.json", DAMAGES["cut in two"])
+    with pytest.raises(HfTlmError):
+        load_tokenizer(str(tmp_path))
