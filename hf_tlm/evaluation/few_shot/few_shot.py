@@ -111,7 +111,7 @@ def run_few_shot(task: Task, checkpoint: CheckpointArguments, args: FewShotArgum
     if args.method != "zero_shot":
         points = [Point(*values) for values in product(seeds, args.learning_rates, args.batch_sizes)]
 
-    def is_finished(folder: Path) -> bool:
+    def done(folder: Path) -> bool:
         return finished(folder, args, local=True) is not None
 
     def split_folder(seed: int) -> Path:
@@ -132,12 +132,10 @@ def run_few_shot(task: Task, checkpoint: CheckpointArguments, args: FewShotArgum
             for point in own:
                 shutil.rmtree(point.folder(output_dir) / "model", ignore_errors=True)
 
-    left = [point for point in points if not is_finished(split_folder(point.split))]
+    left = [point for point in points if not done(split_folder(point.split))]
     with claimed:
-        work_through(
-            left, lambda point: point.folder(output_dir), lambda point: is_finished(point.folder(output_dir)), train
-        )
-        work_through(seeds, split_folder, lambda seed: is_finished(split_folder(seed)), test)
+        work_through(left, lambda point: point.folder(output_dir), lambda point: done(point.folder(output_dir)), train)
+        work_through(seeds, split_folder, lambda seed: done(split_folder(seed)), test)
 
     records = [read_object(split_folder(seed) / RESULTS_FILE) for seed in seeds]
     summary = {
