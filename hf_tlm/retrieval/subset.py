@@ -14,6 +14,7 @@ import numpy as np
 from hf_tlm.files import atomic_directory, sha256
 from hf_tlm.hub.subset_card import describe_data, subset_card
 from hf_tlm.retrieval.analyzer import RetrievalError
+from hf_tlm.retrieval.manifest import FORMAT, UNQUERIED, check_manifest
 from hf_tlm.retrieval.queries import build_queries, example_texts
 from hf_tlm.retrieval.report import describe_selection, retrieval_report
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from hf_tlm.hub import Push
     from hf_tlm.tasks import Task
 
-FORMAT = "hf_tlm.subset"
 FORMAT_VERSION = 1
 COLUMNS = {
     "id": "string",
@@ -44,8 +44,6 @@ REPORT_FILE = "report.md"
 # Of the subset that is there, and replaced with it: what recipes/analyze.py makes in its folder.
 ANALYSIS = "analysis/"
 ROW_GROUP = 1000
-# Retrievers whose manifest knows of no queries: passages drawn at random, and those that the paper's authors released.
-UNQUERIED = ("random", "released")
 
 # What a passage's id has more than its document's.
 _PASSAGE = re.compile(r"#\d+$")
@@ -136,8 +134,9 @@ class Subset:
             raise RetrievalError(
                 f"{directory} has format version {manifest.get('format_version')}; this hf_tlm reads version "
                 f"{FORMAT_VERSION}. Retrieve the subset again, or use the version of hf_tlm that wrote it "
-                f"({manifest.get('versions', {}).get('hf_tlm')})."
+                f"({_version(manifest)})."
             )
+        manifest = check_manifest(directory / MANIFEST_FILE)
         files = manifest.pop("files", {})
         data_file = CONFIG_DATA_FILE if CONFIG_DATA_FILE in files else DATA_FILE
         data, expected = directory / data_file, files.get(data_file)
@@ -288,9 +287,14 @@ def _read_manifest(directory: Path) -> dict[str, Any] | None:
     """The manifest of a saved subset, of whatever version; None if the folder has none."""
     try:
         manifest = json.loads((directory / MANIFEST_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return manifest if isinstance(manifest, dict) and manifest.get("format") == FORMAT else None
+
+
+def _version(manifest: dict[str, Any]) -> str:
+    versions = manifest.get("versions")
+    return f"{versions.get('hf_tlm')!s:.30}" if isinstance(versions, dict) else "it does not say which"
 
 
 def check_replaceable(directory: Path) -> None:

@@ -95,9 +95,9 @@ def commands(toys, out):
         "reproduce": ("--tasks", toys.task, "--arms", *ARMS, "--seeds", 0, "--corpus", toys.corpus, "--config", toys.table)
         + output,
         "quickstart": (*task, "--corpus", toys.corpus, "--top_k", 2, "--max_flops", 1e6, "--stage2_max_steps", 2, *output),
-        "analyze heads": ("--what", "heads", "--models", toys.run, "--texts", toys.texts, *output),
+        "analyze heads": ("--what", "heads", "--models", toys.run, "--texts", toys.texts, "--max_length", 32, *output),
         "analyze words": ("--what", "words", *task, "--subsets", toys.subset, "--min_count", 1, *output),
-        "analyze embeddings": ("--what", "embeddings", "--models", toys.run, *task, *output),
+        "analyze embeddings": ("--what", "embeddings", "--models", toys.run, *task, "--max_length", 32, *output),
         "analyze curves": ("--what", "curves", "--run", toys.run, *output),
         "analyze cost": ("--what", "cost", "--run", toys.run, *output),
         "analyze subsets": ("--what", "subsets", *task, "--subsets", toys.subset, *output),

@@ -1,0 +1,132 @@
+"""What a saved subset says of itself, checked field by field when it is opened: before a training, not after."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from hf_tlm.checked import Check, Unfit, listed, mapped, maybe, read_fields, real, record, truth, whole, words
+from hf_tlm.retrieval.analyzer import RetrievalError
+from hf_tlm.retrieval.names import RETRIEVERS, VARIANTS
+from hf_tlm.retrieval.queries import QUERY_MODES
+
+FORMAT = "hf_tlm.subset"
+# Retrievers whose manifest knows of no queries: passages drawn at random, and those that the paper's authors released.
+UNQUERIED = ("random", "released")
+# What a passage can be chosen by from a subset.
+SELECTED_BY = ("iss", "dsir", "bm25-rank", "random")
+
+_COUNT, _NUMBER, _NAME = whole(0, 2**53), real(-1e300, 1e300), words(10_000)
+_NAMES = listed(_NAME, 10**7)
+
+
+def _of(**fields: Check) -> Check:
+    """An object with some of these fields, and any others."""
+    return record(fields, optional=tuple(fields))
+
+
+def _named(*needed: str, **fields: Check) -> Check:
+    """An object with a name, and the fields that are needed."""
+    return record({"name": _NAME, **fields}, optional=[name for name in fields if name not in needed])
+
+
+def _choice(*values: str) -> Check:
+    def check(value: Any) -> str:
+        if value not in values:
+            raise Unfit(" or ".join(values))
+        return value
+
+    return check
+
+
+def _score_model(value: Any) -> Any:
+    """Names of checkpoints, or how one was trained."""
+    if isinstance(value, dict):
+        return _TRAINED(value)
+    return _NAME(value) if isinstance(value, str) else _NAMES(value)
+
+
+def _model(value: Any) -> Any:
+    return record({"model_type": _NAME})(value) if isinstance(value, dict) else _NAME(value)
+
+
+_TRAINED = record(
+    {"model": _model, "validation": mapped(_NUMBER, 100), "max_steps": whole(-1, 2**53)},
+    optional=("validation", "max_steps"),
+)
+
+
+_COUNTS = {
+    **dict.fromkeys(("passages", "union"), whole(1, 2**53)),
+    **dict.fromkeys(("queries", "empty_queries", "queries_without_hits", "blank_texts", "skipped"), _COUNT),
+    **dict.fromkeys(("first_empty_queries", "first_queries_without_hits", "bad_files"), _NAMES),
+    "sources": maybe(mapped(_COUNT, 10**6)),
+}
+_LEFT_OUT = maybe(record({"passages": _COUNT, "threshold": _NUMBER, "ids": _NAMES}, optional=("threshold", "ids")))
+# Of every subset.
+_NEEDED: dict[str, Check] = {
+    "corpus": _named("fingerprint", fingerprint=maybe(_NAME), size=maybe(_COUNT)),
+    "task": _named("fingerprint", fingerprint=maybe(_NAME), split=maybe(_NAME)),
+    "retriever": _choice(*RETRIEVERS, "released"),
+    "counts": record(_COUNTS, optional=[name for name in _COUNTS if name not in ("passages", "union")]),
+}
+# Of some, or since some version.
+_MORE: dict[str, Check] = {
+    **dict.fromkeys(("query_mode", "variant", "stopwords", "stemmer", "analyzed_by"), maybe(_NAME)),
+    **dict.fromkeys(("max_query_terms", "top_k", "top_k_requested", "num_passages", "seed"), maybe(_COUNT)),
+    **dict.fromkeys(("k1", "b", "delta"), maybe(_NUMBER)),
+    "analyzer": maybe(_of(stopwords=maybe(_NAME), stemmer=maybe(_NAME))),
+    "decontamination": _LEFT_OUT,
+    "deduplication": _LEFT_OUT,
+    "rank_column": truth,
+    "selection": maybe(
+        record(
+            {
+                **{"size": _COUNT, "of": _COUNT, "method": _choice(*SELECTED_BY), "score_model": maybe(_score_model)},
+                **dict.fromkeys(("passages_without_score", "passages_not_finite"), maybe(_COUNT)),
+            },
+            optional=("score_model", "passages_without_score", "passages_not_finite"),
+        )
+    ),
+    "versions": mapped(maybe(_NAME), 100),
+    "hub": maybe(_of(repo_id=_NAME, revision=maybe(_NAME), config=maybe(_NAME))),
+    "files": mapped(_NAME, 100),
+}
+_OF_FORMAT = ("format", "format_version")
+# Of queries, where there were some.
+_QUERIED: dict[str, Check] = {
+    **{
+        "query_mode": _choice(*QUERY_MODES),
+        "variant": _choice(*dict.fromkeys(chain(*VARIANTS.values()))),
+        "top_k": whole(1, 2**53),
+        "k1": _NUMBER,
+        "b": _NUMBER,
+    },
+    "counts": record({**_COUNTS}, optional=[name for name in _COUNTS if name not in ("passages", "union", "queries")]),
+}
+_BY_RETRIEVER: dict[str, dict[str, Check]] = {"random": {"seed": _COUNT}, "released": {}}
+
+
+def check_manifest(path: Path) -> dict[str, Any]:
+    """What a manifest of this format version holds.
+
+    Raises:
+        RetrievalError: a field is missing, unknown, or not what recipes write in it.
+    """
+    retriever = read_fields(path, _NEEDED, RetrievalError)["retriever"]
+    of_it = _BY_RETRIEVER.get(retriever, _QUERIED)
+    read_fields(path, {**_NEEDED, **_MORE, **of_it}, RetrievalError, optional=[name for name in _MORE if name not in of_it])
+    manifest = json.loads(path.read_text(encoding="utf-8"))
+    known = [*_OF_FORMAT, *_NEEDED, *_MORE]
+    for name in manifest:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f" Did you mean {close[0]}?" if close else ""
+            raise RetrievalError(
+                f"{path} has a field {name!r:.60} that recipes do not write.{hint} Make or download it again, or read it with "
+                "the version of hf_tlm that wrote it."
+            )
+    return manifest
