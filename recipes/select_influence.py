@@ -19,6 +19,7 @@ from hf_tlm import evaluation, retrieval
 from hf_tlm.analysis import ReportArguments
 from hf_tlm.hub import SubsetHubArguments
 from hf_tlm.influence import SelectionArguments
+from hf_tlm.locks import owned
 from hf_tlm.parser import parse, run
 from hf_tlm.tasks import TaskArguments
 from hf_tlm.training import ArgumentsError, ModelArguments, ScoreModelOptions
@@ -37,6 +38,19 @@ def main() -> None:
     if args.process_index == 0:
         hub_args.check()
 
+    with owned(args.output_dir):
+        make(task_args, selection, model_args, report_args, args, hub_args)
+
+
+def make(
+    task_args: TaskArguments,
+    selection: SelectionArguments,
+    model_args: ModelArguments,
+    report_args: ReportArguments,
+    args: ScoreModelOptions,
+    hub_args: SubsetHubArguments,
+) -> None:
+    """The smaller subset's folder, and what is said of it."""
     # 2. The labelled task, whose validation split decides, and the subset to choose from.
     task, subset = task_args.load(), retrieval.Subset.open(selection.subset)
     selection.check(task, subset, args.output_dir)

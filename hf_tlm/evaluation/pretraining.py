@@ -33,6 +33,7 @@ from hf_tlm.data.shards import held_out
 from hf_tlm.evaluation.records import command_line, cost_lines, environment, published_lines
 from hf_tlm.hub.cards import pretrained_card
 from hf_tlm.hub.commit import Push
+from hf_tlm.locks import owns_output_dir
 from hf_tlm.models import export_adapter, export_stock, trained_parameters
 from hf_tlm.seals import write_seal
 from hf_tlm.training import (
@@ -88,6 +89,7 @@ class PretrainingRun:
         return "\n".join([*lines, *published_lines(self.push)])
 
 
+@owns_output_dir
 def run_pretraining(
     corpus: Corpus, args: PretrainArguments, model_args: ModelArguments, block_args: BlockArguments
 ) -> PretrainingRun:
@@ -100,6 +102,7 @@ def run_pretraining(
 
     Raises:
         ProtocolError: the folder holds a run with other settings, or other files.
+        LockError: another process is writing it.
         ArgumentsError: arguments that pretraining cannot honour.
         BlocksError, CorpusError, TokenizerError, ModelError: see `BlockShards`, `cached_wordpiece`, `model_factory`.
     """

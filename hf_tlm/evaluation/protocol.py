@@ -14,6 +14,7 @@ from hf_tlm.evaluation.records import command_line, environment, predictions_jso
 from hf_tlm.evaluation.summary import SeededRun, summarise
 from hf_tlm.files import atomic_write
 from hf_tlm.hub.cards import tlm_card
+from hf_tlm.locks import owns_output_dir
 from hf_tlm.models import TrainedModel, add_lora, export_model, trained_parameters
 from hf_tlm.retrieval import Subset
 from hf_tlm.tasks import Task
@@ -40,6 +41,7 @@ class Run(SeededRun):
     """What `run_tlm` returns and writes as `results.json`; the cost of a seed is per stage and in total."""
 
 
+@owns_output_dir
 def run_tlm(
     task: Task,
     subset: Subset | None,
@@ -58,6 +60,7 @@ def run_tlm(
 
     Raises:
         ProtocolError: the folder holds a run with other settings, or other files.
+        LockError: another process is writing it.
         TaskError: the task is of another kind than classification.
         ArgumentsError, ModelError, TokenizerError: see `prepare`.
     """

@@ -17,6 +17,7 @@ import xxhash
 from hf_tlm.claims import Claim
 from hf_tlm.files import HfTlmError, atomic_write
 from hf_tlm.influence.errors import InfluenceError
+from hf_tlm.locks import awaited
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -201,9 +202,11 @@ def _claim(folder: Path, settings: dict[str, Any], main: bool) -> Claim:
     path, claim = folder / SETTINGS_FILE, Claim(folder, SETTINGS_FILE)
     while not path.is_file():
         if main:
-            _refuse_strangers(folder)
-            atomic_write(path, json.dumps(settings, indent=2) + "\n")
-            claim.new = True
+            with awaited(folder):
+                if not path.is_file():
+                    _refuse_strangers(folder)
+                    atomic_write(path, json.dumps(settings, indent=2) + "\n")
+                    claim.new = True
         else:
             time.sleep(POLL_SECONDS)
     try:

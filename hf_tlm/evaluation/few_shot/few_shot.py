@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -16,7 +17,7 @@ from hf_tlm.evaluation.few_shot.points import Point, Prompted, WithHead
 from hf_tlm.evaluation.few_shot.templates import prompt_for
 from hf_tlm.evaluation.finetuning import CheckpointArguments
 from hf_tlm.evaluation.finetuning.loading import load_pretrained
-from hf_tlm.evaluation.grids.sharing import work_through
+from hf_tlm.evaluation.grids.sharing import locked, work_through
 from hf_tlm.evaluation.records import command_line, environment, predictions_jsonl
 from hf_tlm.evaluation.seeds import aggregate, format_table
 from hf_tlm.files import atomic_directory, atomic_write
@@ -104,7 +105,9 @@ def run_few_shot(task: Task, checkpoint: CheckpointArguments, args: FewShotArgum
     }
     with args.main_process_first(desc="checking the output folder"):
         data = ("task_fingerprint", "metric", "prompt")
-        claimed = claim(output_dir, details, data, args.process_index, options=(args, checkpoint))
+        # Processes that share the work claim it one after the other.
+        with locked(output_dir) if args.process_index == 0 else nullcontext():
+            claimed = claim(output_dir, details, data, args.process_index, options=(args, checkpoint))
     details |= {"command": command_line(), "environment": environment()}
 
     points = []

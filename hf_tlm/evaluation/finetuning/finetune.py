@@ -29,6 +29,7 @@ from hf_tlm.evaluation.records import command_line, environment
 from hf_tlm.evaluation.summary import SeededRun, summarise
 from hf_tlm.files import atomic_directory, atomic_write
 from hf_tlm.hub.finetuned_card import finetuned_card
+from hf_tlm.locks import owns_output_dir
 from hf_tlm.models import export_adapter, trained_parameters
 from hf_tlm.tasks import Task
 from hf_tlm.training import ArgumentsError
@@ -44,6 +45,7 @@ class FinetuneRun(SeededRun):
     """What `finetune` returns and writes as `results.json`."""
 
 
+@owns_output_dir
 def finetune(task: Task, checkpoint: CheckpointArguments, args: FinetuneArguments, *, test: bool = True) -> FinetuneRun:
     """Fine-tune a pretrained encoder on a task, once per seed, in `args.output_dir`.
 
@@ -59,6 +61,7 @@ def finetune(task: Task, checkpoint: CheckpointArguments, args: FinetuneArgument
     Raises:
         ArgumentsError: options that the kind of task has no use for, or that do not go together.
         ProtocolError: the folder holds a run with other settings, or other files.
+        LockError: another process is writing it.
         ModelError, TokenizerError, HubError: see `load_pretrained`, `load_model`.
     """
     _check(task, checkpoint, args)

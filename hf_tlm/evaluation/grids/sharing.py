@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from filelock import FileLock, Timeout
 
 from hf_tlm.files import HfTlmError
+from hf_tlm.locks import agree, place_in_job
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ def work_through(
         PointsError: some points failed, and the others are finished.
         HfTlmError: a lock cannot be made.
     """
-    rank, processes = _place_in_job()
+    rank, processes = place_in_job()
     left, failures = list(range(len(points))), {}
     awaited: set[str] = set()
     while True:
@@ -70,7 +70,7 @@ def work_through(
             left = [i for i in left if not done(points[i])]
             taken, lock = _take_one(left, lambda i: folder(points[i]), lambda i: done(points[i]))
         with lock or contextlib.nullcontext():
-            taken, ended = _agree((taken, not left), processes)
+            taken, ended = agree((taken, not left), processes)
             if taken is not None:
                 path = folder(points[taken])
                 if path.name in awaited:
@@ -157,22 +157,3 @@ def try_lock(folder: Path) -> AbstractContextManager | None:
 
 def _lock_file(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.lock")
-
-
-def _place_in_job() -> tuple[int, int]:
-    """Rank and number of processes of this job. There is none where torch has not been imported, which takes seconds."""
-    torch = sys.modules.get("torch")
-    if torch is None or not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return 0, 1
-    return torch.distributed.get_rank(), torch.distributed.get_world_size()
-
-
-def _agree(decision: Any, processes: int) -> Any:
-    """The decision of the job's first process, on all of them."""
-    if processes == 1:
-        return decision
-    from torch.distributed import broadcast_object_list
-
-    decisions = [decision]
-    broadcast_object_list(decisions, src=0)
-    return decisions[0]

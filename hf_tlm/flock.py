@@ -1,0 +1,82 @@
+"""Locks of the system on open files (`flock`), which it drops when their process ends, however that does."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from pathlib import Path
+
+# What a file system says where somebody else has the lock; anything else says that it has no locks.
+_TAKEN = (errno.EAGAIN, errno.EACCES)
+
+
+class Flock:
+    """The lock of an open file or folder: `lock` takes it, `release` gives it back and closes the file.
+
+    A forked process does not inherit it: the lock of a killed process is free although its workers still live.
+    """
+
+    _held: set[Flock] = set()
+
+    def __init__(self, descriptor: int):
+        self.descriptor: int | None = descriptor
+        Flock._held.add(self)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike, flags: int = os.O_RDONLY) -> Flock:
+        """Raises:
+        OSError: it cannot be opened.
+        """
+        return cls(os.open(path, flags | os.O_CLOEXEC, 0o666))
+
+    def lock(self) -> bool | None:
+        """Whether the lock was free and now is held; None where the file system has no locks."""
+        try:
+            fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            return False if error.errno in _TAKEN else None
+        return True
+
+    def is_of(self, path: str | os.PathLike) -> bool:
+        """Whether the path still names what was opened."""
+        try:
+            return os.path.samestat(os.fstat(self.descriptor), os.stat(path, follow_symlinks=False))
+        except OSError:
+            return False
+
+    def release(self) -> None:
+        if self.descriptor is not None:
+            # By closing alone a process that a library forked would keep it.
+            try:
+                fcntl.flock(self.descriptor, fcntl.LOCK_UN)
+            except OSError:
+                pass
+            self._close()
+
+    def _close(self) -> None:
+        Flock._held.discard(self)
+        descriptor, self.descriptor = self.descriptor, None
+        os.close(descriptor)
+
+    @staticmethod
+    def _forget() -> None:
+        for lock in list(Flock._held):
+            lock._close()
+
+
+os.register_at_fork(after_in_child=Flock._forget)
+
+
+def exists_locked(path: str | Path) -> bool:
+    """Whether something is there that a process holds the lock of, or of which that cannot be told."""
+    try:
+        lock = Flock.open(path)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    try:
+        return not lock.lock()
+    finally:
+        lock.release()

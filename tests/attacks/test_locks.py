@@ -1,0 +1,171 @@
+"""Several processes that write one folder at once: one does, and the others are refused or wait."""
+
+import contextlib
+import json
+import multiprocessing
+import os
+import signal
+import time
+
+import pytest
+
+from attacks.attack import assert_refused, attack, call, tree
+from hf_tlm import locks
+from hf_tlm.locks import LockError, awaited, lock_file, owned
+
+FORK = multiprocessing.get_context("fork")
+
+
+def hold(folder, end):
+    with owned(folder):
+        end.send("ready")
+        end.poll(60)
+
+
+@contextlib.contextmanager
+def holder(folder):
+    """Another process that holds the folder's lock within the block."""
+    own, other = FORK.Pipe()
+    process = FORK.Process(target=hold, args=(folder, other))
+    process.start()
+    assert own.poll(60)
+    try:
+        yield process
+    finally:
+        own.send("go")
+        process.join(60)
+
+
+def test_the_second_is_told_who_is_first(tmp_path):
+    with holder(tmp_path / "out") as process:
+        with pytest.raises(LockError) as refused, owned(tmp_path / "out"):
+            pass
+        assert f"process {process.pid} on " in str(refused.value) and "since 20" in str(refused.value)
+        assert "Wait for it to end, or choose another --output_dir." in str(refused.value)
+    with owned(tmp_path / "out"):
+        pass
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_lock_of_a_killed_process_is_free_although_its_workers_live(tmp_path):
+    def worker(ready):
+        ready.set()
+        time.sleep(10)
+
+    def parent(ready):
+        with owned(tmp_path / "out"):
+            FORK.Process(target=worker, args=(ready,)).start()
+            time.sleep(60)
+
+    ready = FORK.Event()
+    process = FORK.Process(target=parent, args=(ready,))
+    process.start()
+    assert ready.wait(60)
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    with owned(tmp_path / "out"):
+        assert json.loads(lock_file(tmp_path / "out").read_text())["pid"] == os.getpid()
+
+
+def race(folder, start, end, results):
+    for round in range(50):
+        start.wait()
+        with contextlib.suppress(LockError), owned(folder / str(round)):
+            results.put(round)
+            end.wait()
+            continue
+        end.wait()
+
+
+def test_of_many_starts_one_is_first(tmp_path):
+    processes = 8
+    start, end, results = FORK.Barrier(processes), FORK.Barrier(processes), FORK.SimpleQueue()
+    runs = [FORK.Process(target=race, args=(tmp_path, start, end, results)) for _ in range(processes)]
+    for run in runs:
+        run.start()
+    for run in runs:
+        run.join(60)
+    assert [run.exitcode for run in runs] == [0] * processes
+    assert sorted(results.get() for _ in range(50)) == list(range(50)) and results.empty()
+
+
+def take_turns(folder, file):
+    for _ in range(20):
+        with awaited(folder):
+            value = int(file.read_text())
+            file.write_text(str(value + 1))
+
+
+def test_who_waits_comes_after(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(locks, "POLL_SECONDS", 0.001)
+    (tmp_path / "count").write_text("0")
+    processes = [FORK.Process(target=take_turns, args=(tmp_path / "folder", tmp_path / "count")) for _ in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert (tmp_path / "count").read_text() == "80" and os.listdir(tmp_path) == ["count"]
+    with holder(tmp_path / "folder") as process:
+        asleep = []
+        monkeypatch.setattr("time.sleep", lambda seconds: asleep.append(os.kill(process.pid, 9)))
+        with awaited(tmp_path / "folder"):
+            assert asleep
+    assert f"Waiting for process {process.pid}" in caplog.text
+
+
+def test_two_names_of_a_folder_are_one(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    with owned(tmp_path / "real"), pytest.raises(LockError), owned(tmp_path / "link"):
+        pass
+
+
+def test_without_locks_a_run_goes_on(tmp_path, monkeypatch, caplog):
+    def none(descriptor, operation):
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr("fcntl.flock", none)
+    with owned(tmp_path / "out"), owned(tmp_path / "out"):
+        pass
+    assert "Cannot lock" in caplog.text and "has no locks" in caplog.text
+    monkeypatch.undo()
+    (tmp_path / "file").write_text("")
+    with owned(tmp_path / "file" / "out"):  # What writes there says what is wrong.
+        pass
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"pid": "x"}', "[" * 100_000])
+def test_a_forged_owner_is_another_process(tmp_path, content):
+    with owned(tmp_path / "out"):
+        lock_file(tmp_path / "out").write_text(content)
+        with pytest.raises(LockError, match="written by another process. Wait"), owned(tmp_path / "out"):
+            pass
+
+
+@pytest.mark.parametrize("recipe", ["retrieve", "train_tlm", "pretrain"])
+def test_a_recipe_is_refused_while_another_process_writes_its_folder(toys, recipe):
+    with holder(toys.out):
+        assert_refused(attack(recipe, *toys.commands[recipe]), f"{toys.out} is being written by process")
+        assert not toys.out.exists()
+    assert attack(recipe, *toys.commands[recipe]).status == 0
+    before = tree(toys.out)
+    with holder(toys.out):
+        assert_refused(attack(recipe, *toys.commands[recipe]), "Wait for it to end")
+    assert tree(toys.out) == before and not lock_file(toys.out).exists()
+
+
+def claim_in_turn(folder):
+    from hf_tlm.training.claim import claim
+
+    with owned(folder):
+        claim(folder, {"model": {}, "pid": os.getpid()}, (), 0)
+        time.sleep(1)
+
+
+def test_a_claim_is_made_by_one(tmp_path):
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(4) as pool:
+        ends = list(pool.map(lambda _: call(claim_in_turn, tmp_path / "out"), range(4)))
+    assert sorted(end.status for end in ends) == [0, 1, 1, 1], [end.stderr for end in ends]
+    assert all("is being written by process" in end.stderr for end in ends if end.status)
