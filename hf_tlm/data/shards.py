@@ -228,6 +228,11 @@ def _save(folder: Path, blocks: Sequence[np.ndarray], state: dict[str, Any]) -> 
 
 
 def _load(folder: Path) -> Dataset | None:
+    if not folder.is_dir():
+        return None
     state = find_object(folder / STATE_FILE)
     blocks = None if state is None else find_rows(folder / BLOCKS_FILE, state.get("blocks"))
-    return blocks if blocks is not None and blocks.column_names == SCHEMA.names else None
+    if blocks is not None and blocks.column_names == SCHEMA.names:
+        return blocks
+    logger.warning("%s is damaged and will be made again.", folder)
+    return None

@@ -27,7 +27,9 @@ from hf_tlm.training.publishing import check_hub, publish_run
 
 logger = logging.getLogger(__name__)
 
-_SEEDS = checked.record({"seeds": checked.listed(checked.record(SEED), 10_000)})
+_SEEDS = checked.record(
+    {"seeds": checked.listed(checked.record({name: SEED[name] for name in ("seed", "validation")}), 10_000)}
+)
 POINTS, GRID_FILE, TABLE_FILE, CARD_FILE = "points", "grid.json", "results.md", "README.md"
 
 

@@ -60,7 +60,9 @@ def test_a_run_chooses_on_validation_and_tests_once(whole, task):
             assert ours["prediction"] == line["prediction"]
             assert ours["probabilities"] == pytest.approx(line["probabilities"], abs=2e-6)
         # Nothing is left of the others.
-        assert {path.name for path in folder.glob("lr*/*")} == {"results.json"} and not list(out.rglob("checkpoint-*"))
+        assert {path.name for path in folder.glob("lr*/*")} == {"results.json", "seal.json"} and not list(
+            out.rglob("checkpoint-*")
+        )
         _, info = AutoModelForMaskedLM.from_pretrained(folder / "model", output_loading_info=True)
         assert not info["missing_keys"] and not info["unexpected_keys"]
     values = [record["test"]["macro_f1"] for record in run.splits]
