@@ -29,6 +29,7 @@ from hf_tlm.data import (
     kept_tokenizer,
     load_tokenizer,
 )
+from hf_tlm.data.known_texts import check_known
 from hf_tlm.data.shards import held_out
 from hf_tlm.evaluation.records import command_line, cost_lines, environment, published_lines
 from hf_tlm.hub.cards import pretrained_card
@@ -267,6 +268,8 @@ def _tokenizer(
     source = model_args.tokenizer_source
     if source is not None:
         tokenizer = load_tokenizer(**source)
+        with tqdm(disable=True) as bar:
+            check_known(tokenizer, (row["text"] for row in _rows(corpus, bar)), source["name_or_path"])
     else:
 
         def make() -> PreTrainedTokenizerBase:

@@ -18,6 +18,7 @@ from datasets import config
 from transformers import AutoConfig, PreTrainedTokenizerBase
 
 from hf_tlm.data import load_tokenizer
+from hf_tlm.data.known_texts import check_known, spread_texts
 from hf_tlm.evaluation.grids.sharing import locked
 from hf_tlm.evaluation.protocol import run_tlm
 from hf_tlm.hub.checkpoint import checkpoint_folder
@@ -94,6 +95,7 @@ def score_models(
     tokenizer = load_tokenizer(
         model_args.tokenizer_name or names[0], revision=revision, trust_remote_code=model_args.trust_remote_code
     )
+    check_known(tokenizer, spread_texts(task.train), model_args.tokenizer_name or names[0])
     if not model_args.tokenizer_name:
         for name in names[1:]:
             own = load_tokenizer(name, revision=revision, trust_remote_code=model_args.trust_remote_code)

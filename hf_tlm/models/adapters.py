@@ -11,10 +11,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
 from peft import LoraConfig, PeftModel, get_peft_model, load_peft_weights, set_peft_model_state_dict
 from torch import nn
-from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_tlm.checked import Unfit, listed, maybe, one_of, read_fields, real, truth, whole, words
 from hf_tlm.files import atomic_directory
@@ -67,17 +68,7 @@ def add_lora(
         ModelError: the body has no linear layer of a name in `lora.lora_target_modules`.
     """
     body = model.base_model_prefix
-    linear = {
-        name.rpartition(".")[2]
-        for name, module in model.base_model.named_modules()
-        if isinstance(module, nn.Linear) and POOLER not in name.split(".")
-    }
-    wanted = set(lora.lora_target_modules or linear)
-    if unknown := wanted - linear:
-        raise ModelError(
-            f"lora_target_modules: a {model.config.model_type} body has no linear layer {', '.join(sorted(unknown))}. "
-            f"Choose from {', '.join(sorted(linear))}."
-        )
+    wanted = _targets(model.base_model, lora)
     head = [name for name, module in model.named_children() if name not in (body, "mlm_head") and list(module.parameters())]
     head += [POOLER] if getattr(model.base_model, POOLER, None) is not None else []
     config = LoraConfig(
@@ -102,6 +93,33 @@ def add_lora(
     trained, total = trained_parameters(adapted), model.num_parameters()
     logger.info("LoRA trains %s of %s parameters (%.2f%%).", f"{trained:,}", f"{total:,}", 100 * trained / total)
     return adapted
+
+
+def check_targets(lora: LoraArguments, config: PreTrainedConfig, trust_remote_code: bool = False) -> None:
+    """Whether a body with this config has the layers that are to be adapted, told without its weights.
+
+    Raises:
+        ModelError: it has none of a name in `lora.lora_target_modules`.
+    """
+    if lora.lora_target_modules is not None:
+        with torch.device("meta"):
+            _targets(AutoModel.from_config(config, trust_remote_code=trust_remote_code), lora)
+
+
+def _targets(body: PreTrainedModel, lora: LoraArguments) -> set[str]:
+    """The last names of the linear layers that get an adapter."""
+    linear = {
+        name.rpartition(".")[2]
+        for name, module in body.named_modules()
+        if isinstance(module, nn.Linear) and POOLER not in name.split(".")
+    }
+    wanted = set(lora.lora_target_modules or linear)
+    if unknown := wanted - linear:
+        raise ModelError(
+            f"lora_target_modules: a {body.config.model_type} body has no linear layer "
+            f"{', '.join(f'{name:.60}' for name in sorted(unknown)[:5])}. Choose from {', '.join(sorted(linear))}."
+        )
+    return wanted
 
 
 def trained_parameters(model: nn.Module) -> int:

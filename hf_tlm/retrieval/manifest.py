@@ -126,7 +126,7 @@ def check_manifest(path: Path) -> dict[str, Any]:
             close = difflib.get_close_matches(name, known, n=1)
             hint = f" Did you mean {close[0]}?" if close else ""
             raise RetrievalError(
-                f"{path} has a field {name!r:.60} that recipes do not write.{hint} Make or download it again, or read it with "
-                "the version of hf_tlm that wrote it."
+                f"{path} has a field {name!r:.60} that recipes do not write.{hint} Make or download it again, or read it "
+                "with the version of hf_tlm that wrote it."
             )
     return manifest

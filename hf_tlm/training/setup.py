@@ -14,8 +14,10 @@ from peft import PeftModel
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
 from hf_tlm.data import cached_wordpiece, load_tokenizer, tokenize
+from hf_tlm.data.known_texts import check_known, spread_texts
 from hf_tlm.hub.checkpoint import checkpoint_folder
 from hf_tlm.models import CorruptAndPredict, TlmModel, TrainedModel, add_lora, auxiliary_config, build_config, read_config
+from hf_tlm.models.adapters import check_targets
 from hf_tlm.models.families import longest_input
 from hf_tlm.models.initialization import scale_to_width
 from hf_tlm.models.loading import check_fit, reading
@@ -73,6 +75,8 @@ def prepare(task: Task, corpus: Dataset | None, args: TlmArguments, model_args: 
     with args.main_process_first(desc="making the tokenizer"):
         if source is not None:
             tokenizer = load_tokenizer(**source)
+            for rows in [texts] if corpus is None else [texts, corpus.select_columns(["text"])]:
+                check_known(tokenizer, spread_texts(rows), source["name_or_path"])
         else:
             columns = [texts[column] for column in texts.column_names]
             columns += [corpus["text"]] if corpus is not None else []
@@ -206,7 +210,7 @@ def check_stage_2(args: TlmArguments, config: PreTrainedConfig, model_args: Mode
 
 
 def check_sources(model_args: ModelArguments, max_length: int) -> None:
-    """Whether the checkpoints and the tokenizer that are named are there and fit: before a folder is this run's.
+    """Whether the checkpoints, the tokenizer and the layers that are named are there and fit: before a folder is this run's.
 
     Args:
         max_length: longest sequence in tokens.
@@ -215,6 +219,8 @@ def check_sources(model_args: ModelArguments, max_length: int) -> None:
         HubError: see `checkpoint_folder`.
         ModelError, TokenizerError: one cannot be read, or has no room for these sequences or tokens.
     """
+    if model_args.use_peft:
+        check_targets(model_args, source_config(model_args), model_args.trust_remote_code)
     if model_args.tokenizer_source is not None:
         _check_checkpoints(model_args, load_tokenizer(**model_args.tokenizer_source), max_length)
 

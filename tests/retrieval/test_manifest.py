@@ -1,4 +1,4 @@
-"""Manifests with missing, unknown or wrongly typed fields are refused when a subset is opened; those of older versions not."""
+"""Manifests with missing, unknown or wrongly typed fields are refused when a subset is opened; older ones are read."""
 
 import json
 import shutil

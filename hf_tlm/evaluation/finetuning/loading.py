@@ -11,12 +11,13 @@ from torch import nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_tlm.data import load_tokenizer
+from hf_tlm.data.known_texts import check_known, spread_texts
 from hf_tlm.evaluation.finetuning.arguments import FinetuneArguments
 from hf_tlm.evaluation.finetuning.kinds import kind_module
 from hf_tlm.evaluation.finetuning.options import CheckpointArguments
 from hf_tlm.hub.checkpoint import checkpoint_folder
 from hf_tlm.models import FAMILIES, add_lora
-from hf_tlm.models.adapters import ADAPTER_FILE, load_merged
+from hf_tlm.models.adapters import ADAPTER_FILE, check_targets, load_merged
 from hf_tlm.models.dropout import use_fast_dropout
 from hf_tlm.models.loading import DTYPE, check_fit, hub_options, new_weights, reading
 from hf_tlm.tasks import Task
@@ -30,8 +31,9 @@ def load_pretrained(
     """The config of a checkpoint, with the classes of a task, and its tokenizer.
 
     Raises:
-        ModelError: it cannot be loaded, or has fewer positions than `max_length`, or fewer tokens than the tokenizer.
-        HubError, TokenizerError: see `checkpoint_folder`, `load_tokenizer`.
+        ModelError: it cannot be loaded, or has fewer positions than `max_length`, or fewer tokens than the tokenizer, or
+            none of the layers that are to be adapted.
+        HubError, TokenizerError: see `checkpoint_folder`, `load_tokenizer`, `check_known`.
     """
     options = _options(checkpoint)
     folder = _folder(checkpoint)
@@ -45,6 +47,9 @@ def load_pretrained(
         tokenizer=tokenizer,
         tokenizer_name=checkpoint.tokenizer_source["name_or_path"],
     )
+    check_known(tokenizer, spread_texts(task.train), checkpoint.tokenizer_source["name_or_path"])
+    if checkpoint.use_peft:
+        check_targets(checkpoint, config, checkpoint.trust_remote_code)
     set_token_types(tokenizer, config)
     tokenizer.model_max_length = args.max_length
     return config, tokenizer
