@@ -6,6 +6,8 @@ a seal is what a kill left of a save; a file that does not match its seal is dam
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import logging
 import os
@@ -15,11 +17,15 @@ from typing import Any
 
 import xxhash
 
-from hf_tlm.files import atomic_directory, atomic_write
+from hf_tlm.files import HfTlmError, atomic_directory, atomic_write
 
 SEAL = "seal.json"
 
 logger = logging.getLogger(__name__)
+
+
+class SealError(HfTlmError):
+    """A folder that was damaged, or edited, since it was sealed."""
 
 
 def write_seal(folder: str | os.PathLike, *parts: str, **facts: Any) -> None:
@@ -76,6 +82,24 @@ def seal_problem(folder: str | os.PathLike, *needed: str) -> str | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return f"{folder} cannot be read: {type(error).__name__}: {error}"
     return None
+
+
+def check_seal(folder: str | os.PathLike) -> None:
+    """
+    Raises:
+        SealError: the folder has a seal that a file does not match. A process looks once at a folder.
+    """
+    with contextlib.suppress(OSError):
+        _check(str(Path(folder).resolve()), os.stat(Path(folder) / SEAL).st_mtime_ns)
+
+
+@functools.cache
+def _check(folder: str, _: int) -> None:
+    if (problem := seal_problem(folder)) is not None:
+        raise SealError(
+            f"{problem}. Copy the folder again, or run the command again that made it, which mends it; if the change is "
+            f"yours, remove {SEAL} there."
+        )
 
 
 def keep_sealed(folder: str | os.PathLike, make: Callable[[Path], object], *needed: str, unsealed: bool = False) -> None:

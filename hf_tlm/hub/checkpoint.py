@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from hf_tlm.hub.errors import HubError
 from hf_tlm.hub.repo import PICKLES, Repo, fetch, find_repo
+from hf_tlm.seals import check_seal
 
 # What tokenizers and configs are, and with weights, safe or not, a checkpoint; a repository may hold other formats too.
 TOKENIZER_FILES = ["*.json", "*.txt", "*.model", "*.jinja"]
@@ -29,9 +30,11 @@ def checkpoint_folder(
 
     Raises:
         HubError: two revisions, or see `fetch`: there is no such repository, or its weights are pickles only.
+        SealError: a folder that a run wrote, with files that have changed since.
     """
     repo = find_repo(name_or_path, "model")
     if repo is None:
+        check_seal(name_or_path)
         return name_or_path
     repo = Repo(*split_revision(name_or_path, revision), "model")
     files = [*files, "*.py"] if trust_remote_code else files

@@ -113,6 +113,17 @@ def test_a_damaged_model_is_not_published(whole, tmp_path, name):
         publish_model(out, "owner/name")
 
 
+@pytest.mark.parametrize("recipe", ["finetune", "train_tlm"])
+def test_a_damaged_model_is_not_trained_further(whole, tmp_path, toys, recipe):
+    model = tmp_path / "model"
+    shutil.copytree(whole[0], model)
+    (model / "model.safetensors").write_bytes(flipped((model / "model.safetensors").read_bytes()))
+    start = ("--task", toys.task, "--model_name_or_path", model, "--max_steps", 2, "--use_cpu", "true")
+    start += ("--rho1", 0) if recipe == "train_tlm" else ()
+    assert_refused(attack(recipe, *start, "--output_dir", toys.out), "model.safetensors has changed", "remove seal.json")
+    assert not toys.out.exists()
+
+
 def test_a_copy_is_sealed_but_for_its_card(tmp_path):
     model, folder = tmp_path / "seed-0" / "model", tmp_path / "seed-0"
     model.mkdir(parents=True)
