@@ -6,12 +6,12 @@ import contextlib
 import ctypes
 import hashlib
 import os
-import shutil
-import tempfile
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
+
+from hf_tlm.disk import disk_problem, told
+from hf_tlm.temporary import Temporary, remove_abandoned, sync_folder, sync_tree
 
 
 class HfTlmError(ValueError):
@@ -25,10 +25,11 @@ class HfTlmError(ValueError):
 def atomic_directory(path: str | os.PathLike) -> Iterator[Path]:
     """Yield a temporary sibling of `path`; rename it to `path` when the block ends without an error.
 
-    An existing folder at `path` changes places with the new one in a single step and is then removed. After an error or
-    a kill `path` is as it was, or whole (a kill leaves at most a hidden `.<name>.*` sibling, which nothing ever reads).
-    Where the system cannot exchange folders (NFS, macOS) there are two renames instead, and for a moment nothing at `path`:
-    a kill in it leaves the old folder in `.<name>.old.*`, from where it can be moved back.
+    An existing folder at `path` changes places with the new one in a single step and is then removed. After an error, a
+    kill or a power cut `path` is as it was, or whole. A kill leaves at most a hidden `.<name>.*` sibling, which nothing ever
+    reads and the next write of `path` removes. Where the system cannot exchange folders (NFS, macOS) there are two renames
+    instead, and for a moment nothing at `path`: a kill in it leaves the old folder in `.<name>.old.*`, from where it can be
+    moved back.
 
     Raises:
         HfTlmError: the disk cannot be written (full, read-only, no permission); the cause is in the message.
@@ -36,31 +37,39 @@ def atomic_directory(path: str | os.PathLike) -> Iterator[Path]:
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+        remove_abandoned(path)
+        work = Temporary(path, folder=True)
     except OSError as error:
-        raise HfTlmError(f"Cannot write under {path.parent}: {error}. Choose another output folder.") from error
+        raise HfTlmError(f"Cannot write under {path.parent}: {told(error, path)}. Choose another output folder.") from error
     try:
-        # mkdtemp makes private folders; a result is as readable as any other folder made under this umask.
-        umask = os.umask(0)
-        os.umask(umask)
-        work.chmod(0o777 & ~umask)
-        yield work
-        if not path.exists():
-            os.rename(work, path)
-        elif not _exchange(path, work):
-            old = Path(tempfile.mkdtemp(prefix=f".{path.name}.old.", dir=path.parent)) / path.name
-            os.rename(path, old)
+        yield work.path
+        sync_tree(work.path)
+        _put(work.path, path)
+        sync_folder(path.parent)
+    except Exception as error:
+        # Libraries write, too, and have error types of their own.
+        if isinstance(error, HfTlmError) or not (isinstance(error, OSError) or disk_problem(error)):
+            raise
+        raise HfTlmError(f"Cannot write {path}: {told(error, path)}. What was there before is unchanged.") from error
+    finally:
+        work.release()
+
+
+def _put(work: Path, path: Path) -> None:
+    """Rename a folder; what is at `path` is removed, or at `work` afterwards."""
+    if not path.exists():
+        os.rename(work, path)
+    elif not _exchange(path, work):
+        old = Temporary(path, folder=True, kind="old.")
+        try:
+            os.rename(path, old.path / path.name)
             try:
                 os.rename(work, path)
             except BaseException:
-                os.rename(old, path)
+                os.rename(old.path / path.name, path)
                 raise
-            finally:
-                shutil.rmtree(old.parent, ignore_errors=True)
-    except OSError as error:
-        raise HfTlmError(f"Cannot write {path}: {error}. What was there before is unchanged.") from error
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+        finally:
+            old.release()
 
 
 def _exchange(first: Path, second: Path) -> bool:
@@ -80,19 +89,25 @@ def atomic_file(path: str | os.PathLike) -> Iterator[BinaryIO]:
     Raises:
         HfTlmError: the disk cannot be written; the previous file, if any, is intact.
     """
-    path = Path(path)
-    # Containers that share a folder often share process ids too.
-    work = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    path, work = Path(path), None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(work, "wb") as stream:
+        remove_abandoned(path)
+        work = Temporary(path, folder=False)
+        with open(work.path, "wb") as stream:
             yield stream
-        os.replace(work, path)
-    except OSError as error:
-        raise HfTlmError(f"Cannot write {path}: {error}. A previous file there is unchanged.") from error
+            if not stream.closed:
+                stream.flush()
+                os.fsync(stream.fileno())
+        os.replace(work.path, path)
+        sync_folder(path.parent)
+    except Exception as error:
+        if isinstance(error, HfTlmError) or not (isinstance(error, OSError) or disk_problem(error)):
+            raise
+        raise HfTlmError(f"Cannot write {path}: {told(error, path)}. A previous file there is unchanged.") from error
     finally:
-        with contextlib.suppress(OSError):
-            work.unlink()
+        if work is not None:
+            work.release()
 
 
 def atomic_write(path: str | os.PathLike, content: str | bytes) -> None:

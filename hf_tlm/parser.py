@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
+from hf_tlm.disk import disk_problem
 from hf_tlm.files import HfTlmError
 from hf_tlm.ranges import RANGES, problem
 from hf_tlm.shown import for_terminal
@@ -285,7 +286,8 @@ def _shortened(message: str) -> str:
 def run(main: Callable[[], Any]) -> None:
     """Call a recipe's `main` and turn the errors a user can mend into one message and an exit status.
 
-    1 for an `HfTlmError` or a full disk, 130 for Ctrl-C, 143 for SIGTERM. Others are bugs and keep their traceback.
+    1 for an `HfTlmError` or a disk that is full or cannot be written, 130 for Ctrl-C, 143 for SIGTERM. Others are bugs and
+    keep their traceback.
     """
     if not HELP & set(sys.argv[1:]):
         from transformers.utils import logging
@@ -305,10 +307,9 @@ def run(main: Callable[[], Any]) -> None:
     except Exception as error:
         if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
             _stop(f"A name is longer than that of a file can be: {error.filename!r:.60}... Give another.", 1)
-        # safetensors has an error type of its own that only quotes the system's.
-        if os.strerror(errno.ENOSPC) not in str(error):
+        if (problem := disk_problem(error)) is None:
             raise
-        _stop(f"The disk is full: {error}. What was finished is on disk: free space and run the same command.", 1)
+        _stop(f"{problem}. What was finished is on disk: then run the same command.", 1)
 
 
 @contextlib.contextmanager

@@ -10,8 +10,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 # Later groups may import from earlier ones; members of a group from each other.
 ORDER = [
-    {"version", "files", "flock", "locks", "claims", "json_files", "arrow_files", "checked", "lazy", "memory", "ranges"}
-    | {"shown", "signals", "seals"},
+    {"version", "files", "disk", "temporary", "flock", "locks", "claims", "json_files", "arrow_files", "checked", "lazy"}
+    | {"memory", "ranges", "shown", "signals", "seals"},
     {"parser", "hub", "safe_yaml"},
     {"tasks", "corpora"},
     {"retrieval"},

@@ -1,0 +1,64 @@
+"""A full, read-only or forbidden disk is named as such, wherever its error comes from, with status 1."""
+
+import errno
+
+import pytest
+
+from attacks.attack import assert_refused, call
+from hf_tlm.disk import disk_problem
+
+
+class SafetensorError(Exception):
+    """As that of safetensors, which is no OSError."""
+
+
+def raised_from(error, cause):
+    error.__cause__ = cause
+    return error
+
+
+CASES = {
+    "full": (OSError(errno.ENOSPC, "No space left on device", "/tmp/x/y"), "The disk of /tmp/x/y is full ("),
+    "quota": (OSError(errno.EDQUOT, "Disk quota exceeded"), "The quota on the disk of /out is used up"),
+    "read-only": (OSError(errno.EROFS, "Read-only file system", "/x"), "The file system of /x is read-only"),
+    "permission": (PermissionError(errno.EACCES, "Permission denied", b"/x"), "There is no permission for /x"),
+    "broken": (OSError(errno.EIO, "Input/output error"), "The disk of /out fails"),
+    "safetensors": (
+        SafetensorError("Error while serializing: I/O error: No space left (os error 28)"),
+        "The disk of /out is full",
+    ),
+    "arrow": (OSError("[Errno 28] Error writing bytes to file. Detail: [errno 28] No space"), "/out is full"),
+    "sqlite": (RuntimeError("(sqlite3.OperationalError) database or disk is full"), "/out is full"),
+    "datasets": (raised_from(RuntimeError("generating the dataset"), OSError(30, "Read-only", "/x")), "/x is read-only"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_problem_in_words(case):
+    error, words = CASES[case]
+    assert words in disk_problem(error, "/out")
+
+
+@pytest.mark.parametrize(
+    "error", [OSError("plain"), FileNotFoundError(2, "No such file"), ValueError("error 28"), KeyError()]
+)
+def test_others_are_none_of_the_disk(error):
+    assert disk_problem(error, "/out") is None
+
+
+def test_a_cache_is_named_with_its_variable(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    for place in (tmp_path / "cache" / "deep" / "file", tmp_path / "cache", tmp_path):
+        problem = disk_problem(OSError(errno.EROFS, "Read-only file system", str(place)))
+        assert problem.startswith(f"The cache {tmp_path / 'cache'} is read-only: set HF_HOME or HF_DATASETS_CACHE to a ")
+    full = disk_problem(OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "cache")))
+    assert full.startswith(f"The disk of {tmp_path / 'cache'} is full (") and "bytes free" in full
+
+
+def raise_case(case):
+    raise CASES[case][0]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_recipe_ends_with_one_line(case):
+    assert_refused(call(raise_case, case), disk_problem(CASES[case][0]).partition(" (")[0], "run the same command")

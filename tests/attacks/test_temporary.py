@@ -1,0 +1,121 @@
+"""What killed processes leave of a write is removed by the next one; what others are writing is not."""
+
+import multiprocessing
+import os
+import signal
+
+import pytest
+
+from hf_tlm.files import HfTlmError, atomic_directory, atomic_file, atomic_write
+from hf_tlm.temporary import remove_abandoned
+
+FORK = multiprocessing.get_context("fork")
+
+
+def write_slowly(writer, path, end):
+    with writer(path) as work:
+        if writer is atomic_file:
+            work.write(b"half")
+        else:
+            (work / "half").write_text("half")
+        end.send("half")
+        end.poll(60)
+
+
+def begin(writer, path):
+    """A process that is in the midst of writing a path, and what ends it."""
+    own, other = FORK.Pipe()
+    process = FORK.Process(target=write_slowly, args=(writer, path, other))
+    process.start()
+    assert own.poll(60) and own.recv() == "half"
+    return process, own
+
+
+def finish(writer, path):
+    with writer(path) as work:
+        work.write(b"new") if writer is atomic_file else (work / "new").write_text("new")
+
+
+def read(path):
+    return path.read_text() if path.is_file() else (path / "new").read_text()
+
+
+@pytest.mark.parametrize("writer", [atomic_file, atomic_directory])
+def test_what_a_kill_left_is_removed(tmp_path, writer):
+    process, _ = begin(writer, tmp_path / "out")
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    assert len(os.listdir(tmp_path)) == 1
+    finish(writer, tmp_path / "out")
+    assert os.listdir(tmp_path) == ["out"] and read(tmp_path / "out") == "new"
+
+
+@pytest.mark.parametrize("writer", [atomic_file, atomic_directory])
+def test_what_is_being_written_stays(tmp_path, writer):
+    process, pipe = begin(writer, tmp_path / "out")
+    finish(writer, tmp_path / "out")
+    assert len(os.listdir(tmp_path)) == 2
+    pipe.send("go")
+    process.join(60)
+    assert process.exitcode == 0 and os.listdir(tmp_path) == ["out"]
+    if writer is atomic_file:
+        assert (tmp_path / "out").read_text() == "half"
+    else:
+        assert os.listdir(tmp_path / "out") == ["half"]
+
+
+def test_names_of_others_stay(tmp_path):
+    own = [".env.local", ".env.lock", ".env.defaults", ".env.b." + "0" * 32, ".environment." + "0" * 32, ".env." + "0" * 31]
+    for name in own:
+        (tmp_path / name).write_text("mine")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / (".env." + "1" * 32)).symlink_to("mine")
+    atomic_write(tmp_path / "env", "text")
+    assert sorted(os.listdir(tmp_path)) == sorted([*own, "env", "mine", ".env." + "1" * 32])
+
+
+def test_an_old_folder_stays_while_there_is_no_new_one(tmp_path):
+    left = tmp_path / (".out.old." + "0" * 32)
+    left.mkdir()
+    (left / "out").write_text("all there is")
+    remove_abandoned(tmp_path / "out")
+    assert left.exists()
+    (tmp_path / "out").mkdir()
+    remove_abandoned(tmp_path / "out")
+    assert not left.exists()
+
+
+def test_without_locks_nothing_is_taken_for_abandoned(tmp_path, monkeypatch):
+    def none(descriptor, operation):
+        raise OSError(38, "Function not implemented")
+
+    (tmp_path / (".out." + "0" * 32)).write_text("whose?")
+    monkeypatch.setattr("fcntl.flock", none)
+    atomic_write(tmp_path / "out", "new")
+    assert len(os.listdir(tmp_path)) == 2 and (tmp_path / "out").read_text() == "new"
+
+
+def test_everything_is_on_the_disk_before_the_rename(tmp_path, monkeypatch):
+    done, fsync, rename, replace = [], os.fsync, os.rename, os.replace
+    monkeypatch.setattr("os.fsync", lambda file: (done.append(os.readlink(f"/proc/self/fd/{file}")), fsync(file)))
+    monkeypatch.setattr("os.rename", lambda *paths: (done.append("rename"), rename(*paths)))
+    monkeypatch.setattr("os.replace", lambda *paths: (done.append("rename"), replace(*paths)))
+    with atomic_directory(tmp_path / "out") as work:
+        (work / "deep").mkdir()
+        (work / "deep" / "file").write_text("text")
+    assert {str(work), str(work / "deep"), str(work / "deep" / "file")} == set(done[: done.index("rename")])
+    assert done[done.index("rename") + 1 :] == [str(tmp_path)]
+    done.clear()
+    atomic_write(tmp_path / "file", "text")
+    assert len(done) == 3 and done[1:] == ["rename", str(tmp_path)]
+
+
+def test_a_write_that_the_disk_does_not_keep_is_none(tmp_path, monkeypatch):
+    def fails(file):
+        raise OSError(5, "Input/output error")
+
+    atomic_write(tmp_path / "file", "old")
+    monkeypatch.setattr("os.fsync", fails)
+    with pytest.raises(HfTlmError, match="fails .input/output error.*A previous file there is unchanged"):
+        atomic_write(tmp_path / "file", "new")
+    assert (tmp_path / "file").read_text() == "old" and os.listdir(tmp_path) == ["file"]
