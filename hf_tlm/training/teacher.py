@@ -2,7 +2,8 @@
 
 What a linear model on TF-IDF knows of a task gets into a network by way of texts: passages that resemble the task's become
 training texts with the teacher's probabilities for labels. In-fold answers on the task's own texts would be near perfect
-and teach nothing, so each is of a model that has not seen the text.
+and teach nothing, so each is of a model that has not seen the text. Where that is mistaken, the text's own label is the
+answer: mistakes would be learned too (benchmarks/results/plateau.md has what that costs).
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ _RUN = re.compile(r"([^\w\s])\1+")
 class Teacher:
     """What a teacher says.
 
-    train: float32 [N, C], probabilities of the training texts.
+    train: float32 [N, C], probabilities of the training texts; 1 for the label where the teacher is mistaken.
     rows: int64 [M], which passages of the subset it answers for, ascending.
     passages: float32 [M, C], their probabilities.
     report: JSON values: how it was chosen, how good it is, what it says.
@@ -100,7 +101,7 @@ def linear_teacher(task: Task, passages: Sequence[str], num_passages: int) -> Te
     if "text_pair" in task.train.column_names:
         raise ArgumentsError("teacher linear answers for single texts, and this task's are pairs. Leave --teacher out.")
     texts = list(task.train["text"])
-    key = xxhash.xxh3_128(json.dumps([1, labels.tolist(), task.num_labels, num_passages]).encode())
+    key = xxhash.xxh3_128(json.dumps([2, labels.tolist(), task.num_labels, num_passages]).encode())
     for text in (*texts, None, *passages):
         key.update(f"{-1 if text is None else len(text)}:{text}".encode("utf-8", "surrogatepass"))
     folder = Path(config.HF_DATASETS_CACHE) / "hf_tlm" / f"teacher-{key.hexdigest()}"
@@ -182,7 +183,12 @@ def _ask(texts: list[str], labels: np.ndarray, names: list[str], passages: Seque
             "mean_confidence": round(float(answers.max(1).mean()), 4) if len(rows) else None,
             "marks_without_passages": marks_without_passages(texts, passages),
         }
-    return Teacher(held_out.astype(np.float32), rows, answers, report | {"seconds": round(time.monotonic() - begun, 1)})
+    return Teacher(
+        corrected(held_out, labels).astype(np.float32),
+        rows,
+        answers,
+        report | {"seconds": round(time.monotonic() - begun, 1)},
+    )
 
 
 class _Linear:
@@ -257,6 +263,12 @@ def _folds(texts: Sequence[str], labels: np.ndarray) -> list[tuple[np.ndarray, n
                 f"these {len(texts)} one part has those of a single class. Leave --teacher out."
             )
     return folds
+
+
+def corrected(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """The probabilities, float [N, C], with those of the label alone in rows where another class is likelier."""
+    wrong = probabilities.argmax(1) != labels
+    return np.where(wrong[:, None], np.eye(probabilities.shape[1])[labels], probabilities)
 
 
 def _cross_entropy(probabilities: np.ndarray, labels: np.ndarray) -> float:
