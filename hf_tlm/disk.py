@@ -18,7 +18,7 @@ _WORDS = {
     errno.ENOSPC: f"The disk{{of}} is full{{free}}: {_FREE}",
     errno.EDQUOT: f"The quota on the disk{{of}} is used up: {_FREE}",
     errno.EROFS: f"The file system{{of}} is read-only: {_OTHER}",
-    errno.EACCES: f"There is no permission for the file{{of}}: {_OTHER}, or have it made yours",
+    errno.EACCES: f"There is no permission{{for_}}: {_OTHER}, or have it made yours",
     errno.EIO: f"The disk{{of}} fails (input/output error): {_OTHER} on another disk",
 }
 _WORDS[errno.EPERM] = _WORDS[errno.EACCES]

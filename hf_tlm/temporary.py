@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -52,12 +53,11 @@ class Temporary:
 
 def remove(path: Path) -> None:
     """Remove a file or folder, as far as that is possible."""
-    try:
-        path.unlink()
-    except FileNotFoundError:
-        pass
-    except OSError:
+    if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def remove_abandoned(target: Path) -> None:

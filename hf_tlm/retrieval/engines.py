@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ import pyarrow.compute as pc
 from hf_tlm.retrieval import backends
 from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.retrieval.bm25 import Bm25Settings, Hits, check_engine
-from hf_tlm.retrieval.index.files import META_FILE, order_of_ids
+from hf_tlm.retrieval.index.files import META_FILE, ChangedIndexError, order_of_ids
 from hf_tlm.retrieval.index.index import Index
 from hf_tlm.retrieval.index.tokenize import TokenizedTexts, tokenize_texts
 from hf_tlm.retrieval.union import Union
@@ -264,16 +265,7 @@ def _indexed(search: Search, corpus: Corpus) -> tuple[Dataset, Index]:
     name = f"index-{fingerprint}-{analyzer.stopwords or 'all'}-{analyzer.stemmer or 'words'}"
     directory = Path(search.index_dir or search.folder / name)
     if search.index_dir is not None and (directory / META_FILE).exists():
-        index = Index.load(directory, analyzer=analyzer)
-        if set(index.parts) < set(parts):
-            new = [part for part in parts if part not in index.parts]
-            index.extend(
-                _concatenated([parts[part] for part in new], search.folder),
-                fingerprint=fingerprint,
-                corpus_name=corpus.name,
-                parts=new,
-                num_threads=search.num_threads,
-            )
+        _extend(directory, parts, fingerprint, corpus.name, search)
     index = Index.open_or_build(
         directory,
         passages,
@@ -287,6 +279,19 @@ def _indexed(search: Search, corpus: Corpus) -> tuple[Dataset, Index]:
     if index.parts not in (list(parts), [fingerprint]):
         passages = _concatenated([parts[part] for part in index.parts], search.folder)
     return passages, index
+
+
+def _extend(directory: Path, parts: Mapping[str, Part], fingerprint: str, corpus_name: str, search: Search) -> None:
+    """Have an index hold all these parts if it holds some of them; what other processes add meanwhile is not added again."""
+    while True:
+        index = Index.load(directory, analyzer=search.settings.analyzer)
+        if not set(index.parts) < set(parts):
+            return
+        new = [part for part in parts if part not in index.parts]
+        rows = _concatenated([parts[part] for part in new], search.folder)
+        about = {"fingerprint": fingerprint, "corpus_name": corpus_name, "parts": new}
+        with contextlib.suppress(ChangedIndexError):
+            index.extend(rows, **about, num_threads=search.num_threads)
 
 
 def _concatenated(parts: Sequence[Part], folder: Path) -> Dataset:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,11 @@ import pyarrow.compute as pc
 import xxhash
 
 from hf_tlm.retrieval.analyzer import Analyzer, RetrievalError
+
+
+class ChangedIndexError(RetrievalError):
+    """An index that another process changed since it was opened."""
+
 
 FORMAT = "hf_tlm.index"
 FORMAT_VERSION = 1
@@ -78,25 +81,6 @@ def order_of_ids(ids: pa.ChunkedArray) -> np.ndarray:
     order = np.empty(len(by_id), np.int32)
     order[by_id] = np.arange(len(by_id), dtype=np.int32)
     return order
-
-
-@contextlib.contextmanager
-def lock(directory: Path) -> Iterator[None]:
-    """Held while a folder is written; the system drops it when its process ends.
-
-    Raises:
-        RetrievalError: the lock file beside the folder cannot be made.
-    """
-    from filelock import FileLock
-
-    path = directory.with_name(f".{directory.name}.lock")
-    try:
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        held = FileLock(path).acquire()
-    except OSError as error:
-        raise RetrievalError(f"Cannot write {path}: {error}. Choose another folder for the index.") from error
-    with held:
-        yield
 
 
 def read_meta(directory: Path) -> dict[str, Any] | None:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from hf_tlm.locks import awaited
 from hf_tlm.ranges import check_numbers
 from hf_tlm.retrieval.analyzer import Analyzer, RetrievalError
 from hf_tlm.retrieval.bm25 import Bm25Settings, Hits, Statistics, length_norms, okapi_idf
@@ -32,10 +33,10 @@ from hf_tlm.retrieval.index.files import (
     IDS_FILE,
     META_FILE,
     POSTINGS_FILE,
+    ChangedIndexError,
     checked_meta,
     describe,
     digest_of,
-    lock,
     read_meta,
     written,
 )
@@ -109,7 +110,7 @@ class Index:
         """
         directory = Path(directory).absolute()
         about = {"corpus": corpus_of(corpus_name, fingerprint, parts), "analyzer": asdict(analyzer or Analyzer())}
-        with lock(directory):
+        with awaited(directory):
             return cls(directory, write_index(directory, None, dataset, about, num_threads, progress))
 
     @classmethod
@@ -156,7 +157,7 @@ class Index:
         """
         directory, analyzer = Path(directory).absolute(), analyzer or Analyzer()
         if not (directory / META_FILE).exists():  # A folder that is read-only has no place for a lock, and needs none.
-            with lock(directory):
+            with awaited(directory):
                 if not (directory / META_FILE).exists():
                     about = {"corpus": corpus_of(corpus_name, fingerprint, parts), "analyzer": asdict(analyzer)}
                     return cls(directory, write_index(directory, None, dataset, about, num_threads))
@@ -174,11 +175,12 @@ class Index:
         """This index with more passages after its own, in the same folder; `fingerprint` is that of the whole corpus.
 
         Raises:
+            ChangedIndexError: another process has written there since this index was opened.
             RetrievalError, HfTlmError: as `build`; this index then stays as it was.
         """
-        with lock(self.directory):
+        with awaited(self.directory):
             if read_meta(self.directory) != self.meta | {"checksum": digest_of(self.meta)}:
-                raise RetrievalError(f"The index {self.directory} was changed since it was opened: load it again.")
+                raise ChangedIndexError(f"The index {self.directory} was changed since it was opened: load it again.")
             parts = self.parts + (parts or [fingerprint])
             about = {
                 "corpus": corpus_of(corpus_name or self.corpus_name, fingerprint, parts),
