@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from hf_tlm.retrieval.analyzer import Analyzer, RetrievalError
+from hf_tlm.retrieval.index.contents import check_meta
 
 
 class ChangedIndexError(RetrievalError):
@@ -43,6 +44,7 @@ def checked_meta(directory: Path, fingerprint: str | None, analyzer: Analyzer | 
         )
     if meta.pop("checksum", None) != digest_of(meta):
         raise RetrievalError(f"{directory / META_FILE} is damaged. Delete the folder and build the index again.")
+    check_meta(directory, meta, FILES)
     if fingerprint is not None and fingerprint != meta["corpus"]["fingerprint"]:
         raise RetrievalError(
             f"The index {directory} was built from another corpus: {meta['corpus']['name']} (fingerprint "
@@ -86,7 +88,7 @@ def order_of_ids(ids: pa.ChunkedArray) -> np.ndarray:
 def read_meta(directory: Path) -> dict[str, Any] | None:
     try:
         meta = json.loads((directory / META_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return meta if isinstance(meta, dict) and meta.get("format") == FORMAT else None
 

@@ -22,12 +22,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.lib.format import open_memmap
 
 from hf_tlm.locks import awaited
 from hf_tlm.ranges import check_numbers
 from hf_tlm.retrieval.analyzer import Analyzer, RetrievalError
 from hf_tlm.retrieval.bm25 import Bm25Settings, Hits, Statistics, length_norms, okapi_idf
 from hf_tlm.retrieval.index.build import write_index
+from hf_tlm.retrieval.index.contents import check_contents, unsound
 from hf_tlm.retrieval.index.files import (
     ARRAYS,
     IDS_FILE,
@@ -72,7 +74,7 @@ class Index:
         self.analyzer = Analyzer(**meta["analyzer"])
         self.num_tokens = meta["tokens"]
         # Private maps, though nothing writes to them: numba would compile every kernel once more for read-only arrays.
-        arrays = {name: np.load(directory / f"{name}.npy", mmap_mode="c") for name in ARRAYS}
+        arrays = {name: open_memmap(directory / f"{name}.npy", mode="c") for name in ARRAYS}
         self.table, self.sampled, self.lengths = arrays["table"], arrays["sampled"], arrays["lengths"]
         self.frequencies = arrays["frequencies"]
         self.order, self.by_place = arrays["order"], arrays["by_place"]
@@ -129,7 +131,7 @@ class Index:
         while True:
             found = written(directory)
             try:
-                index = cls(directory, checked_meta(directory, fingerprint, analyzer))
+                index = cls._sound(directory, checked_meta(directory, fingerprint, analyzer))
             except (ValueError, OSError):  # Ours is a ValueError, too.
                 if written(directory) == found:
                     raise
@@ -137,6 +139,22 @@ class Index:
                 if written(directory) == found:
                     return index
             # Another process put a new index there meanwhile.
+
+    @classmethod
+    def _sound(cls, directory: Path, meta: dict[str, Any]) -> Index:
+        """Raises:
+        RetrievalError: its files are not as a build writes them.
+        """
+        try:
+            index = cls(directory, meta)
+        except Exception as error:  # What NumPy and Arrow say of bytes that are none of theirs has many types.
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
+            raise unsound(directory, f"its files cannot be read ({str(error)[:200]})") from error
+        arrays = {name: getattr(index, name) for name in ARRAYS if hasattr(index, name)}
+        size = len(index._postings)
+        check_contents(directory, meta, arrays, index.vocabulary, index.ids, size, index.tile, index._forget)
+        return index
 
     @classmethod
     def open_or_build(

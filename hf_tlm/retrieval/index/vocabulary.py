@@ -142,8 +142,11 @@ class Vocabulary:
 
     def find(self, words: list[str]) -> np.ndarray:
         """Ids, int32, of some words; -1 where a word is not known."""
-        data, offsets = encode(words)
-        ids = np.empty(len(words), np.int32)
+        return self.find_encoded(*encode(words))
+
+    def find_encoded(self, data: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+        """The same of words as `encoded` gives them."""
+        ids = np.empty(len(offsets) - 1, np.int32)
         # Looking up writes the word behind the last one, for which a vocabulary on disk has no room.
         arena = np.concatenate([self.arena[: self.starts[self.size]], np.empty(len(data), np.uint8)])
         _add_words(data, offsets, arena, self.starts, self.slots, self.size, ids, False)
