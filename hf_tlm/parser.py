@@ -97,6 +97,7 @@ def parse(
         SystemExit: as argparse does, for `--help`, `--help_all` and for errors of the command line.
     """
     args = _at_home(list(sys.argv[1:] if args is None else args))
+    _check_unicode(args)
     extended = [cls.extends for cls in dataclasses if "stands_for" in vars(cls)]
     short_help = bool(HELP & set(args))
     helps = short_help or HELP_ALL in args
@@ -129,13 +130,25 @@ def parse(
             actions[key].required = False
     try:
         *parsed, unknown = parser.parse_args_into_dataclasses(args=args, return_remaining_strings=True)
-    except ValueError as error:  # From __post_init__ of the dataclasses: transformers' own checks of its arguments.
-        raise error if isinstance(error, HfTlmError) else ConfigError(str(error)) from error
+    except HfTlmError:
+        raise
+    except Exception as error:  # Of any type, from __post_init__ of the dataclasses: transformers' checks of its arguments.
+        raise ConfigError(f"{type(error).__name__}: {' '.join(str(error).split()):.500}") from error
     if unknown:
         options = [option for action in parser._actions for option in action.option_strings]
         close = difflib.get_close_matches(unknown[0].split("=")[0], options, n=3)
         parser.error(f"unknown argument {unknown[0]}" + (f"; did you mean {' or '.join(close)}?" if close else ""))
     return tuple(parsed[: len(dataclasses)])
+
+
+def _check_unicode(args: Sequence[str]) -> None:
+    """Bytes that are no characters are in no name that Arrow, tokenizers or the Hub can use."""
+    for number, value in enumerate(args):
+        if any("\ud800" <= character <= "\udfff" for character in value):
+            option = next((name for name in reversed(args[: number + 1]) if name.startswith("--")), "the command line")
+            raise ConfigError(
+                f"{option}: expected text in UTF-8; received {value!r:.60}. Rename the file, or mend the text."
+            )
 
 
 def _full(cls: type) -> type:

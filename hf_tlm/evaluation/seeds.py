@@ -7,6 +7,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hf_tlm.shown import for_markdown
+
 
 def aggregate(scores: Sequence[Mapping[str, float]]) -> dict[str, dict[str, Any]]:
     """Mean and sample standard deviation (n - 1; None for a single seed) of every score that all seeds have.
@@ -40,9 +42,16 @@ def format_score(score: Mapping[str, Any]) -> str:
     return text if score["std"] is None else f"{text} ± {100 * score['std']:.2f}"
 
 
+def _cell(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return format_score(value)
+    return for_markdown(value if isinstance(value, str) else str(value), 500)
+
+
 def format_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
-    """A markdown table, padded to be readable as text; values of `aggregate` become scores in percent."""
-    cells = [[format_score(v) if isinstance(v := row[c], Mapping) else str(v) for c in columns] for row in rows]
-    widths = [max(len(line[i]) for line in [list(columns), *cells]) for i in range(len(columns))]
-    lines = [list(columns), ["-" * width for width in widths], *cells]
+    """A markdown table, padded to be readable as text; values of `aggregate` become percentages, and no name is markup."""
+    cells = [[_cell(row[column]) for column in columns] for row in rows]
+    head = [for_markdown(column) for column in columns]
+    widths = [max(len(line[i]) for line in [head, *cells]) for i in range(len(columns))]
+    lines = [head, ["-" * width for width in widths], *cells]
     return "\n".join("| " + " | ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) + " |" for line in lines)

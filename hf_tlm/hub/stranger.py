@@ -1,8 +1,8 @@
 """The program that `verify` runs: somebody else's machine, which has the Hugging Face libraries and not this one.
 
 It reads one JSON object on standard input: `kind` (model or dataset), `repo`, `commit`, `files` (of the repository),
-`local` (a folder, or null), `config` (of a data set, or null) and `trust_remote_code`; to the file that its argument
-names it writes what was loaded -> {`words`, `difference`}. It must not import anything of this package.
+`local` (a folder, or null), `config` (of a data set, or null), `trust_remote_code` and `token` (or null); to the file that
+its argument names it writes what was loaded -> {`words`, `difference`}. It must not import anything of this package.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def load_model(name: str, folder: str, adapted: bool, hub: dict, trust: bool):
     """A model as its config names it; an adapter on its base model."""
     import transformers
 
-    place, code = {"subfolder": folder, **hub}, {"trust_remote_code": trust}
+    place, code, login = {"subfolder": folder, **hub}, {"trust_remote_code": trust}, {"token": hub.get("token")}
     config = transformers.AutoConfig.from_pretrained(name, **place, **code)
     if adapted:
         from peft import PeftConfig, PeftModel
@@ -50,7 +50,7 @@ def load_model(name: str, folder: str, adapted: bool, hub: dict, trust: bool):
         peft = PeftConfig.from_pretrained(name, **place)
         # Peft has no name for multiple choice, whose head is in the adapter; that of masked LM is the base model's.
         other = "AutoModelForMultipleChoice" if peft.modules_to_save else "AutoModelForMaskedLM"
-        options = {"config": config, "ignore_mismatched_sizes": True, **code}
+        options = {"config": config, "ignore_mismatched_sizes": True, **code, **login}
         base = getattr(transformers, ADAPTED.get(peft.task_type, other))
         base = base.from_pretrained(peft.base_model_name_or_path, revision=peft.revision, **options)
         return PeftModel.from_pretrained(base, name, **place).eval()
@@ -87,7 +87,8 @@ def compare_models(asked: dict) -> dict[str, dict]:
     found, files = {}, asked["files"]
     local = asked["local"] and [p.relative_to(asked["local"]).as_posix() for p in Path(asked["local"]).rglob("*")]
     for folder in models(files):
-        remote = run_model(asked["repo"], folder, files, {"revision": asked["commit"]}, asked["trust_remote_code"])
+        hub = {"revision": asked["commit"], "token": asked.get("token")}
+        remote = run_model(asked["repo"], folder, files, hub, asked["trust_remote_code"])
         name, ids, output = remote
         difference = None
         if local is not None:
@@ -114,7 +115,7 @@ def digests(name: str, config: str, hub: dict) -> dict[str, tuple[int, str]]:
 def compare_datasets(asked: dict) -> dict[str, dict]:
     import datasets
 
-    found, local, hub = {}, asked["local"], {"revision": asked["commit"]}
+    found, local, hub = {}, asked["local"], {"revision": asked["commit"], "token": asked.get("token")}
     here = datasets.get_dataset_config_names(local) if local else []
     for config in [asked["config"]] if asked["config"] else datasets.get_dataset_config_names(asked["repo"], **hub):
         there = digests(asked["repo"], config, hub)

@@ -4,17 +4,33 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
 from importlib.resources import files
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
+from hf_tlm.checked import listed, maybe, one_of, read_fields, real, whole, words
 from hf_tlm.hub.errors import HubError, explaining, redacted
 from hf_tlm.hub.repo import Repo, check_model, parse_repo
 
 TOLERANCE = 1e-6
+ADAPTER_FILE = "adapter_config.json"
+_NAMES = maybe(listed(words(200), 1000))
+_NEEDED = ("peft_type", "base_model_name_or_path")
+_ADAPTER = {
+    **{"peft_type": one_of("LORA"), "base_model_name_or_path": words(4096), "revision": maybe(words(200))},
+    **{"task_type": maybe(words(200)), "modules_to_save": _NAMES, "r": whole(1, 4096), "lora_alpha": real(0, 1e6)},
+    **{
+        "bias": one_of("none", "all", "lora_only"),
+        "trainable_token_indices": one_of(None),
+        "layer_replication": one_of(None),
+    },
+}
+# Names of variables that hold logins.
+_SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY", re.IGNORECASE)
 # Where caches and logins would be found in spite of another HF_HOME.
 _PLACES = (
     *("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_DATASETS_CACHE", "HF_MODULES_CACHE", "HF_XET_CACHE", "HF_ASSETS_CACHE"),
@@ -77,6 +93,7 @@ def verify(
     listed = [sibling.rfilename for sibling in info.siblings]
     if type == "model":
         check_model(repo, listed, trust_remote_code)
+        _check_adapters(repo, [name for name in listed if PurePosixPath(name).name == ADAPTER_FILE], info.sha, token)
     asked = {
         **{"kind": type, "repo": repo_id, "commit": info.sha, "files": listed, "config": config},
         **{"trust_remote_code": trust_remote_code, "local": None if local is None else str(Path(local).resolve())},
@@ -95,6 +112,20 @@ def verify(
     return Verification(repo, info.sha, words, differences)
 
 
+def _check_adapters(repo: Repo, names: list[str], commit: str, token: str | None) -> None:
+    """Read what says which adapters there are, before a library does that would follow whatever it says.
+
+    Raises:
+        HubError: one is not LoRA, or has a field of another type.
+    """
+    from huggingface_hub import hf_hub_download
+
+    for name in names:
+        with explaining(repo):
+            path = hf_hub_download(repo.id, name, revision=commit, repo_type=repo.type, token=token)
+        read_fields(Path(path), _ADAPTER, HubError, optional=[field for field in _ADAPTER if field not in _NEEDED])
+
+
 def _ask_a_stranger(repo: Repo, asked: dict, token: str | None) -> dict[str, dict]:
     """What `hf_tlm.hub.stranger` answers in a process of its own, with a cache of its own.
 
@@ -102,13 +133,14 @@ def _ask_a_stranger(repo: Repo, asked: dict, token: str | None) -> dict[str, dic
         HubError: it failed.
     """
     with tempfile.TemporaryDirectory(prefix="hf-tlm-verify-") as home:
-        environment = {key: value for key, value in os.environ.items() if key not in _PLACES} | {"HF_HOME": home}
-        if token is not None:
-            environment["HF_TOKEN"] = token
+        # What it loads could be a stranger's: no login of this machine is there to be found. A token is an argument of the
+        # calls that read the repository, and of no others.
+        environment = {key: value for key, value in os.environ.items() if key not in _PLACES and not _SECRET.search(key)}
+        environment |= {"HF_HOME": home, "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1"}
         answer = Path(home, "answer.json")
         done = subprocess.run(
             [sys.executable, "-c", files("hf_tlm.hub").joinpath("stranger.py").read_text(encoding="utf-8"), str(answer)],
-            input=json.dumps(asked),
+            input=json.dumps({**asked, "token": token}),
             env=environment,
             cwd=home,
             capture_output=True,

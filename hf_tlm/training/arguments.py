@@ -117,7 +117,17 @@ class RunArguments(RunOptions, BaseArguments):
                 "Choose a multiple."
             )
         most = self.per_device_train_batch_size * max(self.max_length, self.corpus_max_length or 0)
-        return next(n for n in range(1, share + 1) if share % n == 0 and share // n <= most)
+        longest = max(self.max_length, self.corpus_max_length or 0)
+        fewest = -(-share // most)
+        # More micro-batches would be too small for the longest text.
+        for count in range(fewest, max(fewest, share // longest) + 1):
+            if share % count == 0:
+                return count
+        raise ArgumentsError(
+            f"total_batch_tokens {self.total_batch_tokens}: {share} tokens of a process cannot be cut into equal "
+            f"micro-batches of {longest} (the longest text) to {most} tokens (per_device_train_batch_size such texts). Give "
+            f"{max(1, round(share / most)) * most * self.world_size}, or another multiple of them."
+        )
 
     def ready(self, output_dir: str | os.PathLike, seed: int) -> RunArguments:
         args = super().ready(output_dir, seed)

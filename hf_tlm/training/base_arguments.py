@@ -14,6 +14,7 @@ from hf_tlm.training.deepspeed import backend, check_deepspeed, check_settings, 
 from hf_tlm.training.optimizers import MUON, OWN, check_optimizer
 from hf_tlm.training.options import ArgumentsError
 from hf_tlm.training.publishing import check_hub_arguments
+from hf_tlm.training.trainer_options import check_trainer_options
 
 # Of the Trainer's options those that would break a run.
 _UNSUPPORTED = {
@@ -21,6 +22,7 @@ _UNSUPPORTED = {
     "results as they are beside a total batch size",
     "batch_eval_metrics": "metrics are of a whole split",
     "dataloader_drop_last": "all batches of a run have as many texts",
+    "include_for_metrics": "metrics are of predictions and labels",
     "prediction_loss_only": "checkpoints are chosen by the task's metric",
     "restore_callback_states_from_checkpoint": "what is here restores what a run needs by itself",
 }
@@ -52,6 +54,7 @@ class BaseArguments(TrainingArguments):
         super().__post_init__()
         if optim in OWN:
             self.optim = optim
+        check_trainer_options(self)
         self._check_rate("muon_learning_rate")
         # What accelerate's config asks for counts as asked for here: settings and cards say what a run was computed in.
         self.bf16, self.fp16 = (self.mixed_precision == name for name in ("bf16", "fp16"))
@@ -81,6 +84,8 @@ class BaseArguments(TrainingArguments):
             raise ArgumentsError(
                 "logging_nan_inf_filter would hide a loss that is not finite, which ends a run. Leave it out."
             )
+        if self.label_names not in (None, ["labels"]):
+            raise ArgumentsError(f"label_names {self.label_names} has no effect: a run knows its labels. Leave it out.")
         # The Trainer would take every argument of the model with "label" in its name for one it must find in a batch.
         self.label_names = ["labels"]
         # The collator takes what it needs, of columns that the model has no use for too.

@@ -316,6 +316,11 @@ def check_model(args: RunArguments, model_args: ModelArguments) -> None:
             option; use_peft with DeepSpeed or Muon.
         ModelError: see `read_config` and `auxiliary_config`.
     """
+    if args.fsdp and args.parallel_mode.value != "distributed":
+        raise ArgumentsError(
+            "fsdp shards a model over several processes, and this is one. Start them with accelerate "
+            "launch --config_file recipes/configs/accelerate/fsdp.yaml, or leave it out."
+        )
     check_applicable(model_args, args.objective)
     check_together(args, model_args)
     check_adapted(args, model_args.use_peft)

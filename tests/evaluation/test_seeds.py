@@ -30,3 +30,9 @@ def test_table():
         "| a      | 50.00 |",
         "| longer | 25.00 |",
     ]
+
+
+def test_names_in_a_table_are_no_markup():
+    lines = format_table([{"arm": "a|b *c*\n[d](http://x)", "f1|": "1"}], ["arm", "f1|"]).splitlines()
+    assert len(lines) == 3 and lines[0].endswith("| f1\\| |")
+    assert lines[2].startswith(r"| a\|b \*c\* \[d\](http:")

@@ -13,8 +13,11 @@ from typing import Any
 from hf_tlm.analysis.checked import check_record, check_seed
 from hf_tlm.analysis.errors import AnalysisError
 from hf_tlm.analysis.runs import RESULTS, SETTINGS, read_json
+from hf_tlm.hub.repo import is_fetched
 
 MANIFEST, GRID = "manifest.json", "grid.json"
+# Files that a page is made of, by their ends.
+_RECORDS = (".json", ".jsonl", ".parquet")
 TITLES = {
     "tlm": "TLM",
     "finetune": "Fine-tuning",
@@ -82,6 +85,7 @@ def read_run(path: str | os.PathLike, name: str | None = None) -> RunFolder:
         AnalysisError: it is neither, or a file of it is damaged; the message names the file.
     """
     path = Path(path)
+    check_links(path)
     name = name or path.resolve().name
     files = {file: read_json(path / file) for file in (RESULTS, SETTINGS, MANIFEST, GRID) if (path / file).is_file()}
     for file in (RESULTS, SETTINGS, MANIFEST):
@@ -115,6 +119,24 @@ def read_run(path: str | os.PathLike, name: str | None = None) -> RunFolder:
     if kind != "pretrain" and (left := sorted(set(run.started_seeds) - {seed["seed"] for seed in records})):
         missing.append(f"Not finished: seed {', '.join(map(str, left))}.")
     return run
+
+
+def check_links(folder: Path) -> None:
+    """Whether the records and predictions of a run are in its folder: a page shows nothing else of the machine.
+
+    Raises:
+        AnalysisError: one is a link to somewhere else.
+    """
+    # Files in the Hub's cache are links into the `blobs` of their repository.
+    home = folder.resolve()
+    homes = [home, home.parents[1] / "blobs"] if is_fetched(home) and len(home.parents) > 1 else [home]
+    for path in folder.rglob("*"):
+        if path.is_symlink() and not any(path.resolve().is_relative_to(place) for place in homes):
+            if path.is_dir() or path.suffix in _RECORDS:
+                raise AnalysisError(
+                    f"{path} is a link out of the run's folder, which a report does not follow. Copy what it leads to, or "
+                    "remove it."
+                )
 
 
 def _is_of_a_seed(folder: Path) -> bool:

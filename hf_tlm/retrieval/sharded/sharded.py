@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 FORMAT = "hf_tlm.sharded"
 FORMAT_VERSION = 1
 RUN_FILE = "run.json"
+# Shards of one machine: more of them take longer to start than to do.
+MOST_LOCAL = 1024
 PRELOAD = ["hf_tlm.retrieval.sharded.warm"]  # once for all local processes
 
 
@@ -108,6 +110,11 @@ def retrieve_sharded(
     from hf_tlm.retrieval.sharded.workspace import write_queries
 
     if executor == "local":
+        if num_shards > MOST_LOCAL:
+            raise RetrievalError(
+                f"--num_shards: expected at most {MOST_LOCAL:,} with the local executor, whose shards take turns on this "
+                f"machine's cores; received {num_shards:,}."
+            )
         workers = workers or min(num_shards, os.cpu_count() or 1)
         threads = max(1, (os.cpu_count() or 1) // workers)
     else:

@@ -1,0 +1,155 @@
+"""Options of the Trainer that it looks at when it is made, or never: refused when they are parsed."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from inspect import signature
+from typing import Any
+
+from transformers import TrainingArguments
+
+from hf_tlm.training.optimizers import OWN
+from hf_tlm.training.options import ArgumentsError
+
+_COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+# Optimizers that choose matrices of the model, by the beginning of their names, and what they come from.
+_OF_MATRICES = {"galore": "galore_torch", "apollo": "apollo_torch", "lomo": "lomo_optim", "adalomo": "lomo_optim"}
+_USUAL = ("adamw_torch", "adamw_torch_fused", *OWN)
+
+
+def check_trainer_options(args: TrainingArguments) -> None:
+    """Raises:
+    ArgumentsError: a tracker, scheduler, optimizer, or compiler that is not there, or an option that these do not take.
+    """
+    _check_trackers(args.report_to)
+    _check_optimizer(args)
+    _check_scheduler(args)
+    _check_compiler(args)
+    _check_checkpointing(args)
+    if args.use_liger_kernel and find_spec("liger_kernel") is None:
+        raise ArgumentsError("use_liger_kernel needs the package liger_kernel, which is not installed. Leave it out.")
+
+
+def _check_trackers(names: list[str]) -> None:
+    from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
+
+    for name in names:
+        if name not in INTEGRATION_TO_CALLBACK:
+            known = ", ".join(sorted(INTEGRATION_TO_CALLBACK))
+            raise ArgumentsError(f"report_to: expected none, all or some of {known}; received {name!r:.60}.")
+        if name not in get_available_reporting_integrations():
+            raise ArgumentsError(f"report_to {name}: its package is not installed. Install it, or give --report_to none.")
+
+
+class _Read(dict):
+    """Arguments of an optimizer that know which of them were asked for."""
+
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        self.read: set[str] = set()
+
+    def __contains__(self, name: object) -> bool:
+        self.read.add(name)
+        return super().__contains__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.read.add(name)
+        return super().get(name, default)
+
+    def pop(self, name: str, *default: Any) -> Any:
+        self.read.add(name)
+        return super().pop(name, *default)
+
+
+def _check_optimizer(args: TrainingArguments) -> None:
+    optim = getattr(args.optim, "value", args.optim)
+    of_matrices = next((package for name, package in _OF_MATRICES.items() if optim.startswith(name)), None)
+    if args.optim_target_modules and of_matrices is None:
+        raise ArgumentsError(f"optim_target_modules has no effect with optim {optim}. Leave it out.")
+    if of_matrices is not None:
+        if find_spec(of_matrices) is None:
+            raise ArgumentsError(f"optim {optim} needs the package {of_matrices}, which is not installed. Give another.")
+        return
+    if optim in _USUAL and not args.optim_args:
+        return
+    given = _pairs(args.optim_args)
+    try:
+        kwargs = _made(args, given)
+    except Exception as error:  # Whatever a package says of values, or of its absence.
+        raise ArgumentsError(
+            f"optim {optim}{f' with optim_args {args.optim_args!r:.100}' if given else ''} cannot be made: "
+            f"{' '.join(str(error).split()):.200}. Give another."
+        ) from error
+    if idle := [name for name in given if name not in given.read and name not in kwargs]:
+        raise ArgumentsError(f"optim_args: optim {optim} takes no {', '.join(idle)[:60]}. Leave it out.")
+
+
+def _pairs(text: str | None) -> _Read:
+    pairs = [pair.partition("=") for pair in (text or "").replace(" ", "").split(",") if pair]
+    if wrong := [name for name, equals, _ in pairs if not (name and equals)]:
+        raise ArgumentsError(f"optim_args: expected name=value,name=value; received {wrong[0]!r:.60}.")
+    return _Read({name: value for name, _, value in pairs})
+
+
+def _made(args: TrainingArguments, given: _Read) -> dict[str, Any]:
+    """The arguments of the optimizer, with which one is made to see whether it can be."""
+    import torch
+    from transformers.trainer_optimizer import _OPTIMIZER_HANDLERS, OptimizerContext
+
+    kwargs, adam = {"lr": args.learning_rate}, {"betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
+    context = OptimizerContext(args=args, model=None, optimizer_kwargs=kwargs, adam_kwargs=adam, optim_args=given)
+    cls, kwargs = _OPTIMIZER_HANDLERS[args.optim](context)
+    cls([torch.nn.Parameter(torch.zeros(2))], **kwargs)
+    return kwargs
+
+
+def _check_scheduler(args: TrainingArguments) -> None:
+    kwargs, kind = args.lr_scheduler_kwargs, getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
+    if kwargs is not None and not isinstance(kwargs, dict):
+        raise ArgumentsError(f"lr_scheduler_kwargs: expected a JSON object; received {kwargs!r:.60}.")
+    if kind == "linear" and not kwargs:
+        return
+    import torch
+    from transformers import get_scheduler
+
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=args.learning_rate)
+    steps = {"num_warmup_steps": 1, "num_training_steps": 10, "scheduler_specific_kwargs": kwargs or {}}
+    try:
+        scheduler = get_scheduler(kind, optimizer, **steps)
+        if not signature(scheduler.step).parameters.get("metrics"):
+            optimizer.step()
+            scheduler.step()
+    except Exception as error:  # TypeError, ValueError and what arithmetic raises of other values.
+        raise ArgumentsError(
+            f"lr_scheduler_type {kind} with lr_scheduler_kwargs {kwargs!r:.100} cannot be made: {str(error):.200}. "
+            "Change them."
+        ) from error
+
+
+def _check_compiler(args: TrainingArguments) -> None:
+    if args.torch_compile_mode is not None and args.torch_compile_mode not in _COMPILE_MODES:
+        raise ArgumentsError(
+            f"torch_compile_mode: expected {', '.join(_COMPILE_MODES)}; received {args.torch_compile_mode!r:.60}."
+        )
+    if args.torch_compile_backend is not None:
+        from accelerate.utils import DynamoBackend
+
+        known = sorted(backend.lower() for backend in DynamoBackend.list())
+        if args.torch_compile_backend.lower() not in known:
+            raise ArgumentsError(
+                f"torch_compile_backend: expected one of {', '.join(known)}; received {args.torch_compile_backend!r:.60}."
+            )
+
+
+def _check_checkpointing(args: TrainingArguments) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    kwargs = args.gradient_checkpointing_kwargs
+    if kwargs is None:
+        return
+    known = [name for name in signature(checkpoint).parameters if name not in ("function", "args", "kwargs")]
+    if not isinstance(kwargs, dict) or not set(kwargs) <= set(known):
+        raise ArgumentsError(
+            f"gradient_checkpointing_kwargs: expected a JSON object with some of {', '.join(known)}; received "
+            f"{kwargs!r:.60}."
+        )
