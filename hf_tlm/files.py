@@ -46,6 +46,7 @@ def atomic_directory(path: str | os.PathLike) -> Iterator[Path]:
         sync_tree(work.path)
         _put(work.path, path)
         sync_folder(path.parent)
+        remove_abandoned(path)  # Now an old folder is one, too.
     except Exception as error:
         # Libraries write, too, and have error types of their own.
         if isinstance(error, HfTlmError) or not (isinstance(error, OSError) or disk_problem(error)):
@@ -61,15 +62,24 @@ def _put(work: Path, path: Path) -> None:
         os.rename(work, path)
     elif not _exchange(path, work):
         old = Temporary(path, folder=True, kind="old.")
+        kept = old.path / path.name
         try:
-            os.rename(path, old.path / path.name)
+            os.rename(path, kept)
             try:
                 os.rename(work, path)
             except BaseException:
-                os.rename(old.path / path.name, path)
+                os.rename(kept, path)
                 raise
+        except OSError as error:
+            if not path.exists():
+                old.unlock()
+                raise HfTlmError(
+                    f"Cannot write {path}: {told(error, path)}. What was there is in {kept}: move it."
+                ) from error
+            raise
         finally:
-            old.release()
+            if path.exists():
+                old.release()
 
 
 def _exchange(first: Path, second: Path) -> bool:

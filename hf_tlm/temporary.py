@@ -48,6 +48,10 @@ class Temporary:
     def release(self) -> None:
         """Remove what is still there."""
         remove(self.path)
+        self.unlock()
+
+    def unlock(self) -> None:
+        """Leave it to whoever comes next."""
         self._lock.release()
 
 
