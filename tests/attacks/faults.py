@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from safetensors import SafetensorError
 
 # Of these a disk that is full does the first ones only.
 FILLING = ("mkdir", "link", "rename", "replace", "fsync", "write", "open")
@@ -65,6 +66,14 @@ class _Stream:
         return self._stream.write(data)
 
 
+def _of_safetensors(error: OSError) -> Exception:
+    return SafetensorError(f"Error while serializing: I/O error: {error.strerror} (os error {error.errno})")
+
+
+def _of_torch(error: OSError) -> Exception:
+    return RuntimeError("[enforce fail at inline_container.cc:858] . PytorchStreamWriter failed writing file data/0")
+
+
 @contextlib.contextmanager
 def injected(faults: Faults) -> Iterator[Faults]:
     """Python's own operations are counted within the block, and the writes of safetensors and torch as one each."""
@@ -89,7 +98,7 @@ def injected(faults: Faults) -> Iterator[Faults]:
 
         return call
 
-    def cut_short(function, position):
+    def cut_short(function, position, error_of):
         def write(*args, **named):
             path = args[position]
             if not isinstance(path, (str, os.PathLike)):
@@ -98,7 +107,7 @@ def injected(faults: Faults) -> Iterator[Faults]:
                 faults.count("write", path)
             except OSError as error:
                 Path(path).write_bytes(b"half")
-                raise RuntimeError(f"I/O error: {error.strerror} (os error {error.errno})") from None
+                raise error_of(error) from None
             return function(*args, **named)
 
         return write
@@ -109,6 +118,6 @@ def injected(faults: Faults) -> Iterator[Faults]:
         patch.setattr(os, "open", os_opened)
         for name in ("mkdir", "link", "rename", "replace", "fsync", *FREEING):
             patch.setattr(os, name, counted(name, getattr(os, name)))
-        patch.setattr(safetensors.torch, "serialize_file", cut_short(safetensors.torch.serialize_file, 1))
-        patch.setattr(torch, "save", cut_short(torch.save, 1))
+        patch.setattr(safetensors.torch, "serialize_file", cut_short(safetensors.torch.serialize_file, 1, _of_safetensors))
+        patch.setattr(torch, "save", cut_short(torch.save, 1, _of_torch))
         yield faults

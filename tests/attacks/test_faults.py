@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from datasets import Dataset
+from safetensors import SafetensorError
 from transformers import AutoConfig, set_seed
 
 from attacks.attack import tree
@@ -38,7 +39,7 @@ def end_of(operation, faults):
             operation()
         except HfTlmError as error:
             message = str(error)
-        except (OSError, RuntimeError) as error:  # Recipes say it so.
+        except (OSError, SafetensorError) as error:  # Recipes say it so.
             assert disk_problem(error), repr(error)
             message = disk_problem(error)
         else:

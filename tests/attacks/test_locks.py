@@ -8,6 +8,7 @@ import signal
 import time
 
 import pytest
+import torch
 
 from attacks.attack import assert_refused, attack, call, tree
 from hf_tlm import locks
@@ -169,3 +170,28 @@ def test_a_claim_is_made_by_one(tmp_path):
         ends = list(pool.map(lambda _: call(claim_in_turn, tmp_path / "out"), range(4)))
     assert sorted(end.status for end in ends) == [0, 1, 1, 1], [end.stderr for end in ends]
     assert all("is being written by process" in end.stderr for end in ends if end.status)
+
+
+def in_a_job(folder, store, rank, results):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    try:
+        with owned(folder):
+            results.put((rank, "held"))
+    except LockError as error:
+        results.put((rank, str(error)))
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_the_processes_of_a_job_share_a_lock_or_are_all_refused(tmp_path, taken):
+    with holder(tmp_path / "out") if taken else contextlib.nullcontext():
+        results = FORK.SimpleQueue()
+        arguments = [(tmp_path / "out", tmp_path / "store", rank, results) for rank in range(2)]
+        processes = [FORK.Process(target=in_a_job, args=own) for own in arguments]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(60)
+        ends = dict(results.get() for _ in processes)
+    assert ends.keys() == {0, 1} and ends[0] == ends[1]
+    assert ("is being written by process" in ends[0]) if taken else (ends[0] == "held")

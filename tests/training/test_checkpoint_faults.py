@@ -1,0 +1,44 @@
+"""A disk that fails at any one operation of a checkpoint's save, or from it on: the checkpoint before it is whole."""
+
+import errno
+import shutil
+
+from attacks.faults import Faults, injected
+from hf_tlm.training.checkpoints import CheckpointError, last_complete_checkpoint
+from runs import trainer
+
+
+def test_a_checkpoint(tmp_path, data, tokenizer):
+    run = trainer(tmp_path, data, tokenizer, max_steps=1, save_strategy="steps", save_steps=1)
+    run.train()
+    before, after = tmp_path / "checkpoint-1", tmp_path / "checkpoint-2"
+    run.state.global_step = 2
+
+    def save():
+        run._save_checkpoint(run.model, None)
+
+    # The first save after a train() makes more than those that follow.
+    save()
+    shutil.rmtree(after)
+    with injected(Faults(tmp_path)) as counted:
+        save()
+    names = sorted(path.name for path in after.iterdir())
+    failed = 0
+    for number in range(len(counted.seen)):
+        shutil.rmtree(after)
+        # A full disk is one from here on; a broken one fails once.
+        code, lasting = ((errno.ENOSPC, True), (errno.EIO, False))[number % 2]
+        with injected(Faults(tmp_path, number, code, lasting)) as faults:
+            try:
+                save()
+            except CheckpointError as error:
+                failed += 1
+                where = f"{faults.seen[number]}: {error}"
+                assert "\n" not in str(error) and f"{before}, is intact" in str(error)
+                assert last_complete_checkpoint(tmp_path) == str(before) and not after.exists(), where
+            else:
+                assert last_complete_checkpoint(tmp_path) == str(after), faults.seen[number]
+        save()
+        assert last_complete_checkpoint(tmp_path) == str(after)
+        assert sorted(path.name for path in after.iterdir()) == names
+    assert failed > 10
