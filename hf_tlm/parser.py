@@ -34,6 +34,8 @@ from hf_tlm.signals import Terminated, on_sigterm
 
 # Texts that are JSON, which in a file may be a mapping.
 _JSON = ("executor_options", "grid")
+# Halves of characters, which stand for bytes that are none, and the end of a name to the system.
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")
 HELP, HELP_ALL = {"-h", "--help"}, "--help_all"
 RECIPES = (
     *("quickstart", "retrieve", "select_influence", "train_tlm", "pretrain"),
@@ -144,7 +146,7 @@ def parse(
 def _check_unicode(args: Sequence[str]) -> None:
     """Bytes that are no characters are in no name that Arrow, tokenizers or the Hub can use."""
     for number, value in enumerate(args):
-        if any("\ud800" <= character <= "\udfff" for character in value):
+        if _NO_TEXT.search(value):
             option = next((name for name in reversed(args[: number + 1]) if name.startswith("--")), "the command line")
             raise ConfigError(
                 f"{option}: expected text in UTF-8; received {value!r:.60}. Rename the file, or mend the text."
@@ -241,6 +243,9 @@ def _check_known(key: str, actions: Mapping[str, argparse.Action], where: str) -
 def _typed(key: str, value: Any, action: argparse.Action) -> Any:
     """A YAML value as argparse would have made it from the command line ("1e-4" is a string to YAML)."""
     value = _at_home(value)
+    for text in value if isinstance(value, list) else [value]:
+        if isinstance(text, str) and _NO_TEXT.search(text):
+            raise ConfigError(f"{key}: expected text; received {text!r:.60}, which holds what is no character.")
     types = {action.hint, *get_args(action.hint)}
     types = {get_origin(one) or one for one in types} | {of for one in types for of in get_args(one)}
     if value is None:

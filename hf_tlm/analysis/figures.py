@@ -142,7 +142,6 @@ def save_figure(figure: Figure, directory: str | os.PathLike, name: str, numbers
         numbers: rows with the same keys.
     """
     folder = Path(directory)
-    folder.mkdir(parents=True, exist_ok=True)
     files = {folder / f"{name}.png": to_png(figure), folder / f"{name}.svg": to_svg(figure)}
     files[folder / f"{name}.csv"] = to_csv(numbers)
     for path, content in files.items():
