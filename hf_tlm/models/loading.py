@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
@@ -38,8 +39,10 @@ def reading(what: str, advice: str = "") -> Iterator[None]:
             yield
     except HfTlmError:
         raise
-    except UNREADABLE as error:
-        raise ModelError(f"Cannot load {what}: {error}{advice}") from error
+    except (*UNREADABLE, StrictDataclassError) as error:
+        # That a field of a config has another type is said in several lines.
+        told = " ".join(str(error).split())
+        raise ModelError(f"Cannot load {what}: {told:.1000}{advice}") from error
 
 
 def hub_options(revision: str | None, trust_remote_code: bool, attn_implementation: str | None) -> dict:

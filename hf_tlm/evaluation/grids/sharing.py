@@ -133,8 +133,10 @@ def locked(folder: Path) -> Iterator[None]:
     while (lock := try_lock(folder)) is None:
         time.sleep(POLL_SECONDS / 10)
     with lock:
-        yield
-        _lock_file(folder).unlink(missing_ok=True)
+        try:
+            yield
+        finally:
+            _lock_file(folder).unlink(missing_ok=True)
 
 
 def try_lock(folder: Path) -> AbstractContextManager | None:
