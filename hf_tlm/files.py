@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import hashlib
 import os
 from collections.abc import Iterator
@@ -59,8 +60,13 @@ def atomic_directory(path: str | os.PathLike) -> Iterator[Path]:
 def _put(work: Path, path: Path) -> None:
     """Rename a folder; what is at `path` is removed, or at `work` afterwards."""
     if not path.exists():
-        os.rename(work, path)
-    elif not _exchange(path, work):
+        try:
+            os.rename(work, path)
+            return
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # Somebody else has made it meanwhile.
+                raise
+    if not _exchange(path, work):
         old = Temporary(path, folder=True, kind="old.")
         kept = old.path / path.name
         try:

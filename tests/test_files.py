@@ -60,3 +60,18 @@ def test_write_and_digest(tmp_path):
     atomic_write(tmp_path / "x", "abc")
     assert os.listdir(tmp_path) == ["x"]
     assert sha256(tmp_path / "x") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+
+def test_a_folder_that_somebody_else_makes_meanwhile_is_replaced(tmp_path, monkeypatch):
+    rename, path = os.rename, tmp_path / "out"
+
+    def after_another(source, target):
+        if target == path and not path.exists():
+            path.mkdir()
+            (path / "theirs").touch()
+        rename(source, target)
+
+    monkeypatch.setattr("os.rename", after_another)
+    with atomic_directory(path) as work:
+        (work / "ours").touch()
+    assert [file.name for file in tmp_path.rglob("*")] == ["out", "ours"]
