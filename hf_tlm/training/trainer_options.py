@@ -37,8 +37,17 @@ def _check_trackers(names: list[str]) -> None:
         if name not in INTEGRATION_TO_CALLBACK:
             known = ", ".join(sorted(INTEGRATION_TO_CALLBACK))
             raise ArgumentsError(f"report_to: expected none, all or some of {known}; received {name!r:.60}.")
-        if name not in get_available_reporting_integrations():
+        if name not in get_available_reporting_integrations() and not _is_made(INTEGRATION_TO_CALLBACK[name]):
             raise ArgumentsError(f"report_to {name}: its package is not installed. Install it, or give --report_to none.")
+
+
+def _is_made(callback: type) -> bool:
+    """Whether a tracker that transformers does not list can be used, as Flyte, and Azure's beside MLflow's."""
+    try:
+        callback()
+    except Exception:  # RuntimeError and ImportError, where its package is not there.
+        return False
+    return True
 
 
 class _Read(dict):
@@ -148,6 +157,7 @@ def _check_checkpointing(args: TrainingArguments) -> None:
     if kwargs is None:
         return
     known = [name for name in signature(checkpoint).parameters if name not in ("function", "args", "kwargs")]
+    known.append("preserve_rng_state")  # It takes this one out of its kwargs.
     if not isinstance(kwargs, dict) or not set(kwargs) <= set(known):
         raise ArgumentsError(
             f"gradient_checkpointing_kwargs: expected a JSON object with some of {', '.join(known)}; received "

@@ -1,8 +1,12 @@
 """Options of the Trainer that it looks at late or never are refused before any work, each in one line."""
 
 import pytest
+from transformers import TrainerCallback
+from transformers.integrations import integration_utils
 
 from attacks.attack import assert_refused, attack
+from hf_tlm.evaluation import FinetuneArguments
+from hf_tlm.training import ArgumentsError
 
 CASES = [
     (("--lr_scheduler_kwargs", '{"a": 1}'), "lr_scheduler_type linear with lr_scheduler_kwargs {'a': 1} cannot be made"),
@@ -62,6 +66,21 @@ def test_in_every_recipe_that_trains(toys, recipe, case):
 @pytest.mark.parametrize("arguments", [("--optim", "sgd", "--optim_args", "momentum=0.9"), ("--optim", "adafactor")])
 def test_what_an_optimizer_takes_is_taken(toys, arguments):
     assert attack("finetune", *toys.commands["finetune"], *arguments).status == 0
+
+
+@pytest.mark.parametrize("name", ["use_reentrant", "preserve_rng_state", "early_stop"])
+def test_what_checkpointing_takes_is_taken(tmp_path, name):
+    kwargs = {name: False}
+    args = FinetuneArguments(output_dir=str(tmp_path), report_to="none", gradient_checkpointing_kwargs=kwargs)
+    assert args.gradient_checkpointing_kwargs[name] is False
+
+
+@pytest.mark.parametrize("name", ["flyte", "azure_ml"])
+def test_a_tracker_that_transformers_does_not_list_is_taken_where_it_is_installed(tmp_path, monkeypatch, name):
+    with pytest.raises(ArgumentsError, match=f"report_to {name}: its package is not installed"):
+        FinetuneArguments(output_dir=str(tmp_path), report_to=name)
+    monkeypatch.setitem(integration_utils.INTEGRATION_TO_CALLBACK, name, TrainerCallback)
+    assert FinetuneArguments(output_dir=str(tmp_path), report_to=name).report_to == [name]
 
 
 def test_more_shards_than_one_machine_starts(toys, tmp_path):
