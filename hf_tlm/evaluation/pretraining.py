@@ -130,7 +130,10 @@ def run_pretraining(
             record = _train(corpus, args, model_args, block_args, details, output_dir, pushes)
     with args.main_process_first(local=False, desc="publishing the model"):
         if args.process_index == 0 and export.is_dir():
-            publish_locally(export, output_dir)
+            # Without its record it is what a kill left of one that was published.
+            if (export / RESULTS_FILE).is_file():
+                publish_locally(export, output_dir)
+                (export / RESULTS_FILE).unlink()
             shutil.rmtree(export, ignore_errors=True)
     run = PretrainingRun(record, output_dir, publish_run(output_dir, args))
     pushes.check()

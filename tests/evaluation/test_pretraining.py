@@ -175,6 +175,14 @@ def test_an_interrupted_run_continues_and_a_finished_one_is_loaded(tmp_path, cor
     monkeypatch.setattr(pretraining, "_train", None)
     assert go(tmp_path / "cut", corpus, **SAVING).record == again.record
     assert not (tmp_path / "cut/export").exists() and (tmp_path / "cut/config.json").is_file()
+    # Killed while what was published was being removed.
+    seal = (tmp_path / "cut/seal.json").read_bytes()
+    (tmp_path / "cut/export").mkdir()
+    (tmp_path / "cut/export/vocab.txt").write_text("half of it")
+    for _ in range(2):
+        assert go(tmp_path / "cut", corpus, **SAVING).record == again.record
+    assert not (tmp_path / "cut/export").exists() and not (tmp_path / "cut/vocab.txt").exists()
+    assert (tmp_path / "cut/seal.json").read_bytes() == seal
 
 
 def test_other_settings_in_the_same_folder_are_refused(finished, corpus):
