@@ -114,11 +114,24 @@ def run_few_shot(task: Task, checkpoint: CheckpointArguments, args: FewShotArgum
     if args.method != "zero_shot":
         points = [Point(*values) for values in product(seeds, args.learning_rates, args.batch_sizes)]
 
-    def done(folder: Path) -> bool:
-        return finished(folder, args, local=True) is not None
-
     def split_folder(seed: int) -> Path:
         return output_dir / f"split-{seed}"
+
+    whole: set[int] = set()
+
+    def tested(seed: int) -> bool:
+        if seed not in whole and finished(split_folder(seed), args, local=True) is not None:
+            whole.add(seed)
+        return seed in whole
+
+    def trained(point: Point) -> bool:
+        folder = point.folder(output_dir)
+        # Who tests a split removes the models of its points, maybe while they are looked at here.
+        return (
+            tested(point.split)
+            or (finished(folder, args, local=True) is not None and (folder / "model").is_dir())
+            or tested(point.split)
+        )
 
     def train(point: Point) -> None:
         folder = point.folder(output_dir)
@@ -135,10 +148,9 @@ def run_few_shot(task: Task, checkpoint: CheckpointArguments, args: FewShotArgum
             for point in own:
                 shutil.rmtree(point.folder(output_dir) / "model", ignore_errors=True)
 
-    left = [point for point in points if not done(split_folder(point.split))]
     with claimed:
-        work_through(left, lambda point: point.folder(output_dir), lambda point: done(point.folder(output_dir)), train)
-        work_through(seeds, split_folder, lambda seed: done(split_folder(seed)), test)
+        work_through(points, lambda point: point.folder(output_dir), trained, train)
+        work_through(seeds, split_folder, tested, test)
 
     records = [read_object(split_folder(seed) / RESULTS_FILE) for seed in seeds]
     summary = {

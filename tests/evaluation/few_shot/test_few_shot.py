@@ -1,5 +1,6 @@
 """The protocol on toy data: what is trained, chosen, tested and written; that it resumes; and that errors help."""
 
+import contextlib
 import json
 import shutil
 
@@ -12,11 +13,12 @@ from prompts import FAST, LABEL_WORDS, NO_DROPOUT, TEMPLATE, byte_level, go, mas
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from hf_tlm.evaluation import CheckpointArguments, FewShotArguments, PromptClassifier, run_few_shot
-from hf_tlm.evaluation.few_shot import PromptError, draw_episode, prompt_for
+from hf_tlm.evaluation.few_shot import PromptError, draw_episode, few_shot, prompt_for
 from hf_tlm.evaluation.few_shot.model import load_masked_lm
 from hf_tlm.evaluation.few_shot.points import Prompted
 from hf_tlm.evaluation.few_shot.trainer import PromptTrainer
 from hf_tlm.evaluation.grids import PointsError
+from hf_tlm.evaluation.grids.sharing import try_lock
 from hf_tlm.models import ModelError
 from hf_tlm.tasks import TaskError, TaskSpec, task_from_datasets
 from hf_tlm.training import ArgumentsError
@@ -108,6 +110,40 @@ def test_an_interrupted_run_ends_the_same(whole, task, checkpoint, tmp_path, mon
     assert len(steps) == 4 + 3 + 2
     monkeypatch.undo()
     assert go(tmp_path / "out", task, checkpoint, **options).splits == run.splits[:1]
+
+
+def test_a_split_that_another_process_tests_meanwhile_is_not_trained_again(
+    whole, task, checkpoint, tmp_path, monkeypatch, caplog
+):
+    """It has the points of one split, and tests that, and removes their models, before this process looks at them."""
+    (run, made), out, trained = whole, tmp_path / "out", []
+    out.mkdir()
+    shutil.copy(made / "settings.json", out)
+    finish = few_shot.finish
+    with contextlib.ExitStack() as other:
+        for point in made.glob("split-13/lr*"):
+            other.enter_context(try_lock(out / point.relative_to(made)))
+
+        def finish_after(folder, *rest):
+            finish(folder, *rest)
+            trained.append(folder)
+            if len(trained) == 2:
+                shutil.copytree(made / "split-13", out / "split-13", dirs_exist_ok=True)
+                other.close()
+
+        monkeypatch.setattr(few_shot, "finish", finish_after)
+        again = go(out, task, checkpoint, max_length=64, demonstrations=True, demonstration_sets=2)
+    assert again.splits == run.splits and len(trained) == 3 and "made again" not in caplog.text
+    assert {folder.relative_to(out).parts[0] for folder in trained} == {"split-21"}
+
+
+def test_a_run_stopped_between_choosing_and_testing_as_models_were_moved(task, checkpoint, tmp_path, monkeypatch):
+    """Of before there were seals: the point's model is in the split's folder, which has no record yet."""
+    run = go(tmp_path / "out", task, checkpoint, splits=1)
+    for name in ("results.json", "seal.json", "lr*/seal.json"):
+        for path in (tmp_path / "out/split-13").glob(name):
+            path.unlink()
+    assert go(tmp_path / "out", task, checkpoint, splits=1).splits == run.splits
 
 
 def test_where_all_trainings_fail_nothing_is_left(task, checkpoint, tmp_path, monkeypatch):
