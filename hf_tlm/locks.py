@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 F = TypeVar("F", bound=Callable)
 POLL_SECONDS = 0.2
 _TRIES = 100
+# Lock files of the folders that this process owns: it would wait for itself.
+_OWNED: set[Path] = set()
 
 
 class LockError(HfTlmError):
@@ -51,6 +53,8 @@ def owned(folder: str | os.PathLike, choose: str = "choose another --output_dir"
                 problem = f"{folder} is being written by {owner_of(folder)}. Wait for it to end, or {choose}."
             else:
                 stack.callback(held.release)
+                _OWNED.add(held.path)
+                stack.callback(_OWNED.discard, held.path)
         problem = agree(problem, processes)
         if problem is not None:
             raise LockError(problem)
@@ -71,7 +75,13 @@ def owns_output_dir(function: F) -> F:
 
 @contextlib.contextmanager
 def awaited(folder: str | os.PathLike) -> Iterator[None]:
-    """Hold a folder's lock, after those who had it before; whom it waits for is said."""
+    """Hold a folder's lock, after those who had it before; whom it waits for is said.
+
+    Raises:
+        LockError: the folder is the one that this process writes as a whole.
+    """
+    if lock_file(folder) in _OWNED:
+        raise LockError(f"{folder} is where the results of this command come. Choose another folder for what it works with.")
     held = _Held.of(folder)
     if held is None:
         logger.warning("Waiting for %s, which writes %s.", owner_of(folder), folder)
