@@ -1,10 +1,13 @@
 """A claim is taken back where nothing worth keeping came of it, and at no other time."""
 
+import json
+
 import pytest
 from filelock import FileLock
 
 from hf_tlm.claims import Claim
-from hf_tlm.files import HfTlmError
+from hf_tlm.files import HfTlmError, sha256
+from hf_tlm.training.claim import ProtocolError, claim
 
 
 def claimed(folder):
@@ -72,3 +75,20 @@ def test_an_interrupted_run_and_a_claim_of_before_stay(tmp_path, new, error):
     claim.new = new
     refused(claim, error=error)
     assert (tmp_path / "one" / "settings.json").is_file()
+
+
+def test_a_run_of_a_checkpoint_whose_seal_counted_goes_on(tmp_path):
+    """Versions before seals were records counted `seal.json` among the files of a local model."""
+    model, out = tmp_path / "checkpoint-2", tmp_path / "out"
+    model.mkdir()
+    for name in ("config.json", "seal.json"):
+        (model / name).write_text("{}")
+    details = {"arguments": {}, "model": {"model_name_or_path": str(model)}}
+    claim(out, details, (), 0)
+    settings = json.loads((out / "settings.json").read_text())
+    settings["files"]["model_name_or_path"].append(["seal.json", sha256(model / "seal.json")])
+    (out / "settings.json").write_text(json.dumps(settings))
+    claim(out, details, (), 0)
+    (model / "config.json").write_text("[]")
+    with pytest.raises(ProtocolError, match="the files of model_name_or_path .* have changed"):
+        claim(out, details, (), 0)

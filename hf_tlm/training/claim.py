@@ -110,11 +110,11 @@ def claim(
             if (there := _section(found, section).get(name, defaults.get(name))) != here
             and ("files" in found or name not in _LATER)
         ]
-        # Folders from before files counted do not have them.
+        # Folders from before files counted do not have them, and some count records.
         changed += [
             f"the files of {name} {wanted['model'][name]} have changed"
             for name, files in wanted["files"].items()
-            if "files" in found and files != _section(found, "files").get(name)
+            if "files" in found and files != _without_records(_section(found, "files").get(name))
         ]
         changed += [f"another {name.replace('_', ' ')}" for name in data if found.get(name) != wanted[name]]
         if changed:
@@ -135,6 +135,13 @@ def _section(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """A section of settings; empty where it is missing, or damaged."""
     section = content.get(name)
     return section if isinstance(section, dict) else {}
+
+
+def _without_records(files: Any) -> Any:
+    """What `local_files` gives of one option, as an earlier version wrote it."""
+    if not isinstance(files, list):
+        return files
+    return [file for file in files if not (isinstance(file, list) and file and file[0] in RECORDS)]
 
 
 def publish_locally(source: Path, target: Path) -> None:
