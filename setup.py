@@ -81,7 +81,7 @@ setup(
     extras_require=EXTRAS,
     classifiers=[
         "Programming Language :: Python :: 3",
-        "Operating System :: OS Independent",
+        "Operating System :: POSIX",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
     ],
 )
