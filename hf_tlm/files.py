@@ -110,7 +110,7 @@ def atomic_file(path: str | os.PathLike) -> Iterator[BinaryIO]:
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_abandoned(path)
         work = Temporary(path, folder=False)
-        with open(work.path, "wb") as stream:
+        with work.open() as stream:
             yield stream
             if not stream.closed:
                 stream.flush()

@@ -10,6 +10,7 @@ import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from hf_tlm.flock import Flock
 
@@ -44,6 +45,10 @@ class Temporary:
                 return
             self._lock.release()
         raise OSError(errno.EAGAIN, "others remove what is made", str(self.path))
+
+    def open(self) -> BinaryIO:
+        """The file, for writing. Of a locked file on SMB only the descriptor that has the lock can be read or written."""
+        return os.fdopen(os.dup(self._lock.descriptor), "wb")
 
     def release(self) -> None:
         """Remove what is still there."""

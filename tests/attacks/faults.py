@@ -80,8 +80,10 @@ def injected(faults: Faults) -> Iterator[Faults]:
     real_open, real_os_open = io.open, os.open
 
     def opened(file, mode="r", *args, **named):
-        if isinstance(file, int) or not set(mode) & set("wax+"):
+        if not set(mode) & set("wax+"):
             return real_open(file, mode, *args, **named)
+        if isinstance(file, int):  # It was opened before.
+            return _Stream(real_open(file, mode, *args, **named), file, faults)
         faults.count("open", file)
         return _Stream(real_open(file, mode, *args, **named), file, faults)
 

@@ -1,5 +1,6 @@
 """What killed processes leave of a write is removed by the next one; what others are writing is not."""
 
+import fcntl
 import multiprocessing
 import os
 import signal
@@ -119,3 +120,14 @@ def test_a_write_that_the_disk_does_not_keep_is_none(tmp_path, monkeypatch):
     with pytest.raises(HfTlmError, match="fails .input/output error.*A previous file there is unchanged"):
         atomic_write(tmp_path / "file", "new")
     assert (tmp_path / "file").read_text() == "old" and os.listdir(tmp_path) == ["file"]
+
+
+def test_a_file_is_written_by_the_descriptor_that_has_its_lock(tmp_path):
+    """On SMB a lock is mandatory: a file that one descriptor has locked no other one can write."""
+    with atomic_file(tmp_path / "out") as stream:
+        fcntl.flock(stream.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)  # Another one's would be taken.
+        (work,) = tmp_path.iterdir()
+        with open(work, "rb") as other, pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        stream.write(b"new")
+    assert (tmp_path / "out").read_bytes() == b"new"
