@@ -64,6 +64,18 @@ def seal_problem(folder: str | os.PathLike, *needed: str) -> str | None:
     Args:
         needed: names of files that must be among the sealed ones.
     """
+    try:
+        return broken_seal(folder, *needed)
+    except OSError as error:
+        return f"{folder} cannot be read: {type(error).__name__}: {error}"
+
+
+def broken_seal(folder: str | os.PathLike, *needed: str) -> str | None:
+    """As `seal_problem`, where a disk that fails is no damage: it may answer the next time.
+
+    Raises:
+        OSError: a file is there and cannot be read.
+    """
     folder = Path(folder)
     if not folder.is_dir():
         return f"{folder} is missing"
@@ -79,7 +91,7 @@ def seal_problem(folder: str | os.PathLike, *needed: str) -> str | None:
                 return f"{path} has {size:,} bytes and had {files[name]['size']:,} when it was saved"
             if _checksum(path) != files[name]["xxh3"]:
                 return f"{path} has changed since it was saved (its checksum differs)"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return f"{folder} cannot be read: {type(error).__name__}: {error}"
     return None
 

@@ -15,7 +15,7 @@ from transformers import TrainingArguments
 from hf_tlm.checked import Unfit, mapped, record, whole, words
 from hf_tlm.files import HfTlmError, atomic_write
 from hf_tlm.json_files import read_object
-from hf_tlm.seals import SEAL, seal_problem, write_seal
+from hf_tlm.seals import SEAL, broken_seal, write_seal
 from hf_tlm.training.claim import RESULTS_FILE
 
 logger = logging.getLogger(__name__)
@@ -64,6 +64,9 @@ def finished(
 
     The first process looks, and takes the record of a damaged part away, with a warning that names the file.
 
+    Raises:
+        HfTlmError: a file is there and cannot be read.
+
     Args:
         args: of the run, for its processes.
         name: the record, in `folder`.
@@ -81,13 +84,18 @@ def _whole(folder: Path, name: str, fields: Mapping[str, Any] | None, remove: bo
     if not path.is_file():
         return None
     # Folders of before there were seals are taken without.
-    problem = seal_problem(folder, name) if (folder / SEAL).is_file() else None
+    try:
+        problem = broken_seal(folder, name) if (folder / SEAL).is_file() else None
+    except OSError as error:
+        raise _unreadable(folder, path, error) from error
     if problem is None:
         try:
             content = read_object(path)
             record(fields or {})(content)
             return content
         except HfTlmError as error:
+            if isinstance(error.__cause__, OSError):
+                raise _unreadable(folder, path, error.__cause__) from error
             problem = str(error)
         except Unfit as unfit:
             problem = f"{path} is damaged: {'.'.join(map(str, unfit.place))} must be {unfit.expected}"
@@ -96,3 +104,11 @@ def _whole(folder: Path, name: str, fields: Mapping[str, Any] | None, remove: bo
         path.unlink(missing_ok=True)
         unseal(folder)
     return None
+
+
+def _unreadable(folder: Path, path: Path, error: OSError) -> HfTlmError:
+    """Not taken for damage: what a disk or a network does not give now may be whole."""
+    return HfTlmError(
+        f"{folder} is finished and cannot be read ({error}). Try again later; if it stays so, delete {path}, and it is made "
+        "again."
+    )

@@ -1,11 +1,14 @@
 """Damage in what a run has finished: it is seen, made again, and never published over what is whole."""
 
+import errno
+import io
 import json
 import shutil
 
 import pytest
 
-from attacks.attack import assert_refused, attack
+from attacks.attack import assert_refused, attack, tree
+from hf_tlm.files import HfTlmError
 from hf_tlm.hub import HubError
 from hf_tlm.hub.publish import publish_model
 from hf_tlm.training.claim import publish_locally
@@ -141,3 +144,22 @@ def test_records_that_cards_could_not_be_made_of(tmp_path, content, caplog):
     (tmp_path / "results.json").write_text(content)
     assert finished(tmp_path, None, fields=SEED, local=True) is None
     assert "results.json" in caplog.text and "made again" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["results.json", "seal.json", "model.safetensors"])
+def test_what_cannot_be_read_is_not_taken_for_damaged(tmp_path, monkeypatch, name):
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    finish(tmp_path, {"seed": 0}, "model.safetensors")
+    before, real = tree(tmp_path), io.open
+
+    def failing(file, *arguments, **options):
+        if str(file).endswith(name):
+            raise OSError(errno.ESTALE, "Stale file handle", str(file))
+        return real(file, *arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("builtins.open", failing)
+        patch.setattr("io.open", failing)
+        with pytest.raises(HfTlmError, match="finished and cannot be read.*Stale file handle.*Try again later"):
+            finished(tmp_path, None, local=True)
+    assert tree(tmp_path) == before and finished(tmp_path, None, local=True) == {"seed": 0}
