@@ -1,5 +1,7 @@
 """Steps of TLM refuse kinds of tasks that they have no use for before they do anything."""
 
+from types import SimpleNamespace
+
 import pytest
 from datasets import Dataset
 
@@ -14,7 +16,7 @@ COLUMNS = {
     "tagging": {"tokens": [["a", "b"]], "tags": [["X", "Y"]]},
 }
 STEPS = {
-    "TLM": lambda task: run_tlm(task, None, None, None),
+    "TLM": lambda task: run_tlm(task, None, SimpleNamespace(output_dir="nowhere"), None),
     "Selection by influence": lambda task: select(task, None, fraction=0.5),
     "evaluate_checkpoint": lambda task: evaluate_checkpoint("nowhere", task),
     "label_pmi": lambda task: label_pmi(task),

@@ -211,7 +211,7 @@ def from_files(*files, args=()):
 
 @SCALES
 @pytest.mark.parametrize(
-    "table", ["fractions", "layers", "main", "objectives", "rho1", "rho2", "stages", "tiny", "top_k", "tuning"]
+    "table", ["fractions", "layers", "main", "objectives", "rho1", "rho2", "stages", "teacher", "tiny", "top_k", "tuning"]
 )
 def test_every_table_can_be_made(table, scale, monkeypatch):
     """Every step is parsed as its recipe would."""
@@ -240,6 +240,7 @@ def test_tables_of_the_papers():
         "rho1": {"TLM Table 5"},
         "rho2": {"TLM Table 6"},
         "stages": {"TLM Table 7"},
+        "teacher": {"TLM Table 2", "TLM Table 3"},
         "fractions": {"TLM Table 2", "TLM Table 3", "ISS Table 3", "ISS Table 5"},
         "layers": {"ISS Table 7"},
         "objectives": {"COCO-LM Table 1"},
