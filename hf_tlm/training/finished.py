@@ -64,14 +64,14 @@ def finished(
 
     The first process looks, and takes the record of a damaged part away, with a warning that names the file.
 
-    Raises:
-        HfTlmError: a file is there and cannot be read.
-
     Args:
         args: of the run, for its processes.
         name: the record, in `folder`.
         fields: of the record, those that are used later.
         local: look here alone, as where the processes of a run do not all come by.
+
+    Raises:
+        HfTlmError: a file is there and cannot be read.
     """
     if local:
         return _whole(folder, name, fields)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
 import safetensors.torch
 import torch
@@ -76,7 +77,7 @@ def _of_torch(error: OSError) -> Exception:
 
 @contextlib.contextmanager
 def injected(faults: Faults) -> Iterator[Faults]:
-    """Python's own operations are counted within the block, and the writes of safetensors and torch as one each."""
+    """Python's own operations are counted within the block, and the writes of safetensors, torch and Arrow as one each."""
     real_open, real_os_open = io.open, os.open
 
     def opened(file, mode="r", *args, **named):
@@ -122,4 +123,5 @@ def injected(faults: Faults) -> Iterator[Faults]:
             patch.setattr(os, name, counted(name, getattr(os, name)))
         patch.setattr(safetensors.torch, "serialize_file", cut_short(safetensors.torch.serialize_file, 1, _of_safetensors))
         patch.setattr(torch, "save", cut_short(torch.save, 1, _of_torch))
+        patch.setattr(pyarrow, "OSFile", cut_short(pyarrow.OSFile, 0, lambda error: error))
         yield faults

@@ -13,6 +13,8 @@ from transformers import AutoConfig, set_seed
 
 from attacks.attack import tree
 from attacks.faults import Faults, injected
+from hf_tlm.corpora import load_corpus
+from hf_tlm.data.shards import BlockShards
 from hf_tlm.data.tokenization import kept_tokenizer
 from hf_tlm.disk import disk_problem
 from hf_tlm.files import HfTlmError, atomic_write
@@ -146,6 +148,39 @@ def test_an_index_that_is_extended(tmp_path):
             index.extend(passages.select(range(20, 40)), fingerprint="g", num_threads=1)
 
     attack_each(tmp_path, lambda folder: shutil.copytree(tmp_path / "old", folder / "out"), extend, every=1)
+
+
+def test_a_corpus_of_the_cache(tmp_path, made_toys):
+    corpus = load_corpus(str(made_toys.corpus))
+    passages = corpus.to_dataset(tmp_path / "before")[:]
+    (made,) = (tmp_path / "before").iterdir()
+
+    def check(folder):
+        assert corpus.to_dataset(folder)[:] == passages
+
+    attack_each(tmp_path, lambda folder: None, lambda folder: corpus.to_dataset(folder), check)
+    assert (tmp_path / "clean" / made.name).is_dir()
+
+
+def test_blocks_of_the_cache(tmp_path, made_toys, tokenizer):
+    corpus = load_corpus(str(made_toys.corpus))
+    corpus.to_dataset(tmp_path / "passages")
+
+    def shards(folder):
+        return BlockShards(corpus, tokenizer, 16, shard_size=20, cache_dir=folder)
+
+    def write(folder):
+        list(shards(folder).prepare())
+
+    with injected(Faults(tmp_path / "clean")) as counted:
+        write(tmp_path / "clean")
+    expected = tree(tmp_path / "clean")
+    for number in range(len(counted.seen)):
+        folder = tmp_path / f"faulty-{number}"
+        message = end_of(lambda: write(folder), Faults(folder, number))  # noqa: B023
+        assert message is not None or tree(folder) == expected
+        write(folder)  # Shards that were whole before the fault are taken.
+        assert {name: data for name, data in tree(folder).items() if not is_rest(name.rpartition("/")[2])} == expected
 
 
 def test_a_sealed_cache(tmp_path):
