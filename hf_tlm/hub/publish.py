@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shlex
@@ -11,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from hf_tlm.checked import mapped, read_fields, words
 from hf_tlm.files import atomic_write, sha256
 from hf_tlm.hub.commit import Push
 from hf_tlm.hub.errors import HubError
@@ -116,8 +116,8 @@ def publish_result(
 
 def _check_subset(folder: Path) -> None:
     try:
-        data = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"].items()
-    except (OSError, ValueError, KeyError):
+        data = read_fields(folder / MANIFEST, {"files": mapped(words(200), 100)}, HubError)["files"].items()
+    except OSError:
         raise HubError(
             f"{folder} holds no subset: expected a folder that recipes/retrieve.py or Subset.save wrote."
         ) from None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from hf_tlm.hub.checkpoint import split_revision
+from hf_tlm.hub.repo import find_repo
 from hf_tlm.models.lora_arguments import LoraArguments
 from hf_tlm.training.hub_options import HubOptions
 from hf_tlm.training.options import ArgumentsError
@@ -181,6 +183,9 @@ class PredictArguments:
     )
 
     def __post_init__(self):
+        if self.predict is not None and not os.path.exists(self.predict) and find_repo(self.predict, "dataset") is None:
+            # Before a training, at whose end it would come out.
+            raise ArgumentsError(f"predict: expected a file, or a dataset of the Hub; there is no {self.predict}.")
         for name in ("predict_output", "predict_format"):
             if self.predict is None and getattr(self, name) != getattr(PredictArguments, name):
                 raise ArgumentsError(f"{name} {getattr(self, name)} has no effect without predict. Give --predict a file.")
