@@ -24,8 +24,9 @@ def main() -> None:
     task_args, checkpoint, grid_args, predicting, report_args, args = parse(*classes, recipe="finetune", description=__doc__)
     grid = grid_args.read(args.seeds)
 
-    # 2. The labelled task.
+    # 2. The labelled task. What could not be predicted on in the end is refused before the training.
     task = task_args.load()
+    evaluation.check_predictable(task.spec, predicting, drop_bad_rows=task_args.drop_bad_rows)
 
     # 3. Training and evaluation, once per seed, and the best model exported; of a grid's points that of the best one.
     if grid is None:

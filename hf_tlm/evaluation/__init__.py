@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         FinetuneOptions,
         FinetuneRun,
         PredictArguments,
+        check_predictable,
         finetune,
         predict,
     )
@@ -34,7 +35,7 @@ __getattr__, __dir__, __all__ = export_lazily(
         "few_shot": ["FewShotArguments", "FewShotRun", "PromptClassifier", "run_few_shot"],
         "finetuning": [
             *("CheckpointArguments", "FinetuneArguments", "FinetuneOptions", "FinetuneRun", "PredictArguments"),
-            *("finetune", "predict"),
+            *("check_predictable", "finetune", "predict"),
         ],
         "grids": ["Grid", "GridArguments", "GridRun", "run_grid", "work_through"],
         "metrics": ["KIND_METRICS", "METRICS", "best_threshold", "compute_metrics_for", "load_metric"],

@@ -34,7 +34,17 @@ def test_rows_to_predict(toys, tmp_path, content, expected):
     outcome = attack("finetune", *toys.commands["finetune"], "--predict", rows)
     assert_refused(outcome, expected)
     assert not list(toys.out.rglob("rows*"))
-    assert content is not None or not toys.out.exists()  # It was not trained first.
+    assert not toys.out.exists()  # It was not trained first.
+
+
+def test_a_format_and_a_place_that_do_not_go(toys, tmp_path):
+    for given, expected in (
+        (("--predict_format", "glue"), "GLUE"),
+        (("--predict_format", "squad"), "question answering"),
+        (("--predict_output", tmp_path), "is a folder"),
+    ):
+        assert_refused(attack("finetune", *toys.commands["finetune"], "--predict", toys.texts, *given), expected)
+        assert not toys.out.exists()
 
 
 @pytest.mark.parametrize("content, expected", FOLDERS.values(), ids=FOLDERS)

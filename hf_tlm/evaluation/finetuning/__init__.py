@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from hf_tlm.evaluation.finetuning.fraction import draw_fraction
     from hf_tlm.evaluation.finetuning.kinds import kind_module
     from hf_tlm.evaluation.finetuning.options import CheckpointArguments, FinetuneOptions, PredictArguments
-    from hf_tlm.evaluation.finetuning.predict import predict
+    from hf_tlm.evaluation.finetuning.predict import check_predictable, predict
 
 __getattr__, __dir__, __all__ = export_lazily(
     __name__,
@@ -20,6 +20,6 @@ __getattr__, __dir__, __all__ = export_lazily(
         "fraction": ["draw_fraction"],
         "kinds": ["kind_module"],
         "options": ["CheckpointArguments", "FinetuneOptions", "PredictArguments"],
-        "predict": ["predict"],
+        "predict": ["check_predictable", "predict"],
     },
 )

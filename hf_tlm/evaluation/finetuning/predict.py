@@ -17,12 +17,13 @@ from hf_tlm.evaluation.finetuning.arguments import FinetuneArguments
 from hf_tlm.evaluation.finetuning.evaluation_set import EvaluationSet
 from hf_tlm.evaluation.finetuning.kinds import kind_module
 from hf_tlm.evaluation.finetuning.loading import load_finetuned
+from hf_tlm.evaluation.finetuning.options import PredictArguments
 from hf_tlm.evaluation.finetuning.predictions import PredictionFile
 from hf_tlm.evaluation.finetuning.saved import SAVED_FILE, read_saved
 from hf_tlm.evaluation.finetuning.trainer import FinetuneTrainer
 from hf_tlm.hub.checkpoint import checkpoint_folder, split_revision
 from hf_tlm.models import ModelError
-from hf_tlm.tasks import unlabelled
+from hf_tlm.tasks import TaskSpec, unlabelled
 
 # Beside a model; it is not published.
 FOLDER = "predictions"
@@ -91,6 +92,18 @@ def predict(
             bar.update(len(rows))
     trainer.accelerator.wait_for_everyone()
     return file.path
+
+
+def check_predictable(spec: TaskSpec, predicting: PredictArguments, *, drop_bad_rows: bool = False) -> None:
+    """Refuse what `predict` would refuse at the end of a training: a format, a place, or the first rows of the data.
+
+    Raises:
+        ArgumentsError, TaskError: see `predict`.
+    """
+    if predicting.predict is None:
+        return
+    PredictionFile(Path(predicting.predict_output or f"{FOLDER}/rows"), predicting.predict_format, spec)
+    next(unlabelled(predicting.predict, spec, drop_bad_rows=drop_bad_rows), None)
 
 
 def _check_classes(model: nn.Module, kind: str, label_names: Sequence[str], folder: Path) -> None:
