@@ -46,9 +46,16 @@ def disk_problem(error: BaseException, path: str | os.PathLike | None = None) ->
     return None
 
 
-def told(error: Exception, path: str | os.PathLike) -> str:
-    """The error in words, or as the system says it, to stand within a sentence."""
-    return disk_problem(error, path) or str(error)
+def told(error: Exception, path: str | os.PathLike, otherwise: str = "") -> str:
+    """The error in words, or as the system says it, and then what to do `otherwise`; to end a sentence."""
+    return disk_problem(error, path) or str(error).rstrip(".") + (f". {otherwise}" if otherwise else "")
+
+
+def cache_problem(error: BaseException) -> str | None:
+    """As `disk_problem`, of what libraries write to their caches while they read a file; None for an error of reading."""
+    only_written = any(_code(one) in (errno.ENOSPC, errno.EDQUOT, errno.EROFS) for one in _causes(error))
+    problem = disk_problem(error)
+    return problem if only_written or (problem or "").startswith("The cache ") else None
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

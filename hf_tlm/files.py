@@ -41,7 +41,8 @@ def atomic_directory(path: str | os.PathLike) -> Iterator[Path]:
         remove_abandoned(path)
         work = Temporary(path, folder=True)
     except OSError as error:
-        raise HfTlmError(f"Cannot write under {path.parent}: {told(error, path)}. Choose another output folder.") from error
+        reason = told(error, path, "Choose another output folder")
+        raise HfTlmError(f"Cannot write under {path.parent}: {reason}.") from error
     try:
         yield work.path
         sync_tree(work.path)

@@ -266,7 +266,7 @@ def _typed(key: str, value: Any, action: argparse.Action) -> Any:
     try:
         typed = [_written(item) if action.type is None else action.type(_written(item)) for item in values]
     except argparse.ArgumentTypeError as error:
-        raise ConfigError(f"{key}: {str(error):.300}") from error
+        raise ConfigError(f"{key}: {' '.join(str(error).split()):.300}") from error
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{key}: cannot use {value!r:.60}: {str(error):.100}.") from error
     if action.choices is not None and any(item not in action.choices for item in typed):

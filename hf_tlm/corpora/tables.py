@@ -18,6 +18,8 @@ import pyarrow.parquet as pq
 from datasets import Dataset, load_dataset
 from fsspec.compression import compr, register_compression
 
+from hf_tlm.disk import cache_problem
+
 # Only an empty field is null: pandas would also take the words "null", "None" and "NA" for one.
 OPTIONS = {"csv": {"keep_default_na": False, "na_values": [""]}, "text": {"encoding": "utf-8-sig"}}
 _write_zstd = compr.get("zstd")
@@ -51,7 +53,7 @@ def read_rows(path: Path, builder: str) -> Dataset:
     """
     if builder == "json" and _is_array(path):
         return Dataset.from_list(_read_array(path), on_mixed_types="use_json")
-    with _checking_csv(path, builder):
+    with _checking(path, builder):
         return load_dataset(builder, data_files=glob.escape(str(path)), split="train", **OPTIONS.get(builder, {}))
 
 
@@ -66,7 +68,7 @@ def row_batches(path: Path, builder: str, size: int) -> Iterator[dict[str, list[
         yield from (columns_of(rows[start : start + size]) for start in range(0, len(rows), size))
         return
     source = {"data_files": glob.escape(str(path)), "split": "train", "streaming": True}
-    with _checking_csv(path, builder):
+    with _checking(path, builder):
         yield from load_dataset(builder, **source, **OPTIONS.get(builder, {})).iter(size)
 
 
@@ -76,7 +78,9 @@ def columns_of(rows: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
 
 
 def reading_error(error: Exception) -> str:
-    """Why something cannot be read, in the words of its reader."""
+    """Why something cannot be read, in the words of its reader, or why its cache cannot be written."""
+    if problem := cache_problem(error):
+        return f"{problem}."
     cause = error.__cause__ or error
     return str(cause).strip() or type(cause).__name__
 
@@ -115,11 +119,14 @@ def check_columns(names: Iterable[str], builder: str | None) -> None:
 
 
 @contextmanager
-def _checking_csv(path: Path, builder: str) -> Iterator[None]:
+def _checking(path: Path, builder: str) -> Iterator[None]:
     """Name the first line of a CSV file with too many fields, and what to do, wherever a reader fails at it.
 
-    Where that is the first row pandas does not fail, and takes the first fields of all rows for an index.
+    Where that is the first row pandas does not fail, and takes the first fields of all rows for an index. Lines that are
+    null are named before JSON is read: Arrow's reader ends the process where a block begins with one.
     """
+    if builder == "json" and (number := _null_line(path)):
+        raise ValueError(f"line {number} is null; every line should be a JSON object.")
     if builder == "csv" and (problem := _csv_problem(path, rows=1)):
         raise ValueError(problem)
     try:
@@ -129,6 +136,15 @@ def _checking_csv(path: Path, builder: str) -> Iterator[None]:
         if problem is None:
             raise
         raise ValueError(problem) from None
+
+
+def _null_line(path: Path) -> int | None:
+    """The number of the first line of a JSON file that begins with null, from 1."""
+    with fsspec.open(str(path), "rb", compression="infer") as file:
+        for number, line in enumerate(file, 1):
+            if line[:1] != b"{" and line.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"null"):
+                return number
+    return None
 
 
 def _csv_problem(path: Path, rows: int | None = None) -> str | None:

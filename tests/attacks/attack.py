@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import multiprocessing
 import os
+import resource
 import runpy
 import sys
 import tempfile
@@ -20,17 +21,18 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-# Seconds after which an attack counts as a hang: 20 on a quiet machine, where tests do not share cores.
-LIMIT = 60
+# Seconds within which bad input is refused: of the processor, as tests share cores, and until it counts as a hang.
+SECONDS, LIMIT = 20, 60
 
 
 @dataclass
 class Outcome:
-    """status: None after a hang."""
+    """status: None after a hang. seconds: of the processor, without what was imported before."""
 
     status: int | None
     stdout: str
     stderr: str
+    seconds: float = 0.0
 
 
 @functools.cache
@@ -62,8 +64,9 @@ def call(function: Callable, *arguments: Any, environment: Mapping[str, str] | N
 
 def _run(target: Callable, arguments: tuple, environment: Mapping[str, str] | None, limit: float) -> Outcome:
     with tempfile.TemporaryDirectory() as folder:
-        out, err = Path(folder, "out"), Path(folder, "err")
-        process = _server().Process(target=_child, args=(target, arguments, dict(environment or {}), str(out), str(err)))
+        out, err, spent = (Path(folder, name) for name in ("out", "err", "spent"))
+        files = (str(out), str(err), str(spent))
+        process = _server().Process(target=_child, args=(target, arguments, dict(environment or {}), *files))
         process.start()
         process.join(limit)
         status = process.exitcode
@@ -71,10 +74,11 @@ def _run(target: Callable, arguments: tuple, environment: Mapping[str, str] | No
             process.kill()
             process.join()
         read = [path.read_text(encoding="utf-8", errors="replace") if path.exists() else "" for path in (out, err)]
-    return Outcome(status, *read)
+        seconds = float(spent.read_text()) if spent.exists() else 0.0
+    return Outcome(status, *read, seconds)
 
 
-def _child(target: Callable, arguments: tuple, environment: dict[str, str], out: str, err: str) -> None:
+def _child(target: Callable, arguments: tuple, environment: dict[str, str], out: str, err: str, spent: str) -> None:
     for number, path in ((1, out), (2, err)):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
         os.dup2(descriptor, number)
@@ -93,6 +97,8 @@ def _child(target: Callable, arguments: tuple, environment: dict[str, str], out:
         status = 70
     sys.stdout.flush()
     sys.stderr.flush()
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    Path(spent).write_text(str(sum(usage.ru_utime + usage.ru_stime for usage in used)))
     os._exit(status)
 
 
@@ -114,6 +120,7 @@ def assert_refused(outcome: Outcome, *expected: str) -> None:
     assert outcome.status is not None, f"It hangs: {shown}"
     assert outcome.status in (1, 2), shown
     assert "Traceback" not in outcome.stderr, shown
+    assert outcome.seconds < SECONDS, f"It took {outcome.seconds:.1f} seconds. {shown}"
     message = outcome.stderr.rpartition("Error")[2]
     for text in expected:
         assert text in message, f"{text!r} is not in the message. {shown}"

@@ -14,6 +14,7 @@ from hf_tlm.files import HfTlmError
 def test_the_commands_end_well(toys, recipe):
     outcome = attack(recipe, *toys.commands[recipe], limit=240)
     assert outcome.status == 0, outcome.stderr
+    assert outcome.seconds > 0
     assert any(toys.out.iterdir())
 
 

@@ -1,10 +1,13 @@
 """A full, read-only or forbidden disk is named as such, wherever its error comes from, with status 1."""
 
 import errno
+import os
+import subprocess
+import sys
 
 import pytest
 
-from attacks.attack import assert_refused, call
+from attacks.attack import ROOT, assert_refused, call
 from hf_tlm.disk import disk_problem
 
 
@@ -62,3 +65,25 @@ def raise_case(case):
 @pytest.mark.parametrize("case", CASES)
 def test_a_recipe_ends_with_one_line(case):
     assert_refused(call(raise_case, case), disk_problem(CASES[case][0]).partition(" (")[0], "run the same command")
+
+
+READ_ONLY = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o ro tmpfs "$0" && exec "$@"')
+
+
+@pytest.mark.parametrize("recipe", ["retrieve", "pretrain"])
+def test_a_recipe_with_a_cache_that_is_read_only(toys, tmp_path, recipe):
+    """A mounted one, as root may write everywhere else."""
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    if subprocess.run([*READ_ONLY, cache, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("No file system can be mounted here.")
+    command = [sys.executable, f"recipes/{recipe}.py", *map(str, toys.commands[recipe])]
+    environment = os.environ | {"HF_HOME": str(cache)}
+    done = subprocess.run(
+        [*READ_ONLY, cache, *command], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+    assert done.stderr.endswith(
+        f"The cache {cache} is read-only: set HF_HOME or HF_DATASETS_CACHE to a folder that can be written.\n"
+    )
+    assert not toys.out.exists()
