@@ -31,7 +31,6 @@ INSTALL = [
     "zstandard>=0.22,<1",  # .zst corpora
     "pyarrow>=16",  # the tokeniser reads its buffers; `datasets` needs it too
     "xxhash>=3.4,<5",  # checksums of indexes; `datasets` needs it too
-    "filelock>=3.13",  # one builder of an index at a time; `huggingface_hub` needs it too
 ]
 STEM = ["PyStemmer>=2.2,<4"]
 DEDUP = ["datasketch>=1.6,<3"]

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from hf_tlm.flock import Flock
+from hf_tlm.locks import LockError
 
 # What is there before any work: locks, what was being written, logs of trackers, and a tokenizer, which is in the cache too.
 _PASSING = ("*.lock", ".*", "*/.*", "*events.out.tfevents*", "tokenizer/*")
@@ -37,7 +38,7 @@ class Claim:
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
         if self.new and isinstance(error, Exception):
-            with contextlib.suppress(OSError, Timeout):
+            with contextlib.suppress(OSError, LockError):
                 self._take_back()
 
     def _take_back(self) -> None:
@@ -61,9 +62,12 @@ def _held(locks: Sequence[Path]) -> Iterator[None]:
     """All of them held, so that nobody is at work.
 
     Raises:
-        Timeout: one is in other hands.
+        LockError: one is in other hands.
     """
     with contextlib.ExitStack() as stack:
         for path in locks:
-            stack.enter_context(FileLock(path).acquire(timeout=0))
+            lock = Flock.open(path)
+            stack.callback(lock.release)
+            if lock.lock() is False:
+                raise LockError(f"{path} is held by another process.")
         yield

@@ -10,12 +10,14 @@ import logging
 import os
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hf_tlm.disk import told
 from hf_tlm.files import HfTlmError
 from hf_tlm.flock import Flock
 
@@ -24,8 +26,8 @@ logger = logging.getLogger(__name__)
 F = TypeVar("F", bound=Callable)
 POLL_SECONDS = 0.2
 _TRIES = 100
-# Lock files of the folders that this process owns: it would wait for itself.
-_OWNED: set[Path] = set()
+# The locks of this process by their files: who holds one would wait for itself.
+_HERE: dict[Path, _Held] = {}
 
 
 class LockError(HfTlmError):
@@ -36,7 +38,8 @@ class LockError(HfTlmError):
 def owned(folder: str | os.PathLike, choose: str = "choose another --output_dir") -> Iterator[None]:
     """Hold a folder's lock, of all processes of a job by its first one; or refuse, in all of them.
 
-    The lock is a hidden file beside the folder. Where there can be none, a warning says so and the block runs without.
+    The lock is a hidden file beside the folder. Where there can be none, a warning says so and the block runs without. In
+    a folder that `awaited` or `try_lock` holds for it, it goes on.
 
     Args:
         choose: what to do instead of waiting, for the message.
@@ -47,14 +50,13 @@ def owned(folder: str | os.PathLike, choose: str = "choose another --output_dir"
     rank, processes = place_in_job()
     with contextlib.ExitStack() as stack:
         problem = None
-        if rank == 0:
+        if rank == 0 and not ((outer := _held_here(folder)) and outer.lent):
             held = _Held.of(folder)
             if held is None:
-                problem = f"{folder} is being written by {owner_of(folder)}. Wait for it to end, or {choose}."
+                problem = _refusal(folder, choose)
             else:
-                stack.callback(held.release)
-                _OWNED.add(held.path)
-                stack.callback(_OWNED.discard, held.path)
+                held.lent = False
+                stack.enter_context(held)
         problem = agree(problem, processes)
         if problem is not None:
             raise LockError(problem)
@@ -78,9 +80,9 @@ def awaited(folder: str | os.PathLike) -> Iterator[None]:
     """Hold a folder's lock, after those who had it before; whom it waits for is said.
 
     Raises:
-        LockError: the folder is the one that this process writes as a whole.
+        LockError: it is held here already, as the one that this command writes.
     """
-    if lock_file(folder) in _OWNED:
+    if _held_here(folder):
         raise LockError(f"{folder} is where the results of this command come. Choose another folder for what it works with.")
     held = _Held.of(folder)
     if held is None:
@@ -88,10 +90,45 @@ def awaited(folder: str | os.PathLike) -> Iterator[None]:
     while held is None:
         time.sleep(POLL_SECONDS)
         held = _Held.of(folder)
-    try:
+    with held:
         yield
-    finally:
-        held.release()
+
+
+def try_lock(folder: str | os.PathLike) -> contextlib.AbstractContextManager | None:
+    """The lock of a folder, held until the end of a `with` block; None if another process or thread holds it.
+
+    Raises:
+        LockError: there can be no lock, without which several processes would do the same work.
+    """
+    try:
+        return _Held.of(folder, needed=True)
+    except OSError as error:
+        reason = told(error, folder, "Choose an output folder that can be written, on a file system with locks")
+        raise LockError(f"Cannot lock {folder}: {reason}.") from error
+
+
+@contextlib.contextmanager
+def locked(folder: str | os.PathLike, choose: str) -> Iterator[None]:
+    """Hold a folder's lock in this process, whatever others of its job do; or refuse. See `owned`.
+
+    Raises:
+        LockError: another process holds it, or there can be none.
+    """
+    held = try_lock(folder)
+    if held is None:
+        raise LockError(_refusal(folder, choose))
+    with held:
+        yield
+
+
+def _refusal(folder: str | os.PathLike, choose: str) -> str:
+    return f"{folder} is being written by {owner_of(folder)}. Wait for it to end, or {choose}."
+
+
+def _held_here(folder: str | os.PathLike) -> _Held | None:
+    """The lock of a folder that this thread holds."""
+    held = _HERE.get(lock_file(folder))
+    return held if held is not None and held.thread == threading.get_ident() else None
 
 
 def lock_file(folder: str | os.PathLike) -> Path:
@@ -111,14 +148,22 @@ def owner_of(folder: str | os.PathLike) -> str:
 
 
 class _Held:
-    """A lock that is held, until `release`."""
+    """A lock that is held until `release`, or to the end of a `with` block.
+
+    lent: whether a run in the folder may take it for its own.
+    """
 
     def __init__(self, path: Path, lock: Flock | None, made: list[Path]):
         self.path, self.lock, self.made = path, lock, made
+        self.thread, self.lent = threading.get_ident(), True
 
     @classmethod
-    def of(cls, folder: str | os.PathLike) -> _Held | None:
-        """The lock of a folder; None if another process has it. One without a lock where there can be none."""
+    def of(cls, folder: str | os.PathLike, needed: bool = False) -> _Held | None:
+        """The lock of a folder; None if another process has it. Where there can be none a hold on nothing, or an error.
+
+        Raises:
+            OSError: there can be none, and it is `needed`.
+        """
         path, made = lock_file(folder), []
         try:
             for _ in range(_TRIES):
@@ -138,11 +183,20 @@ class _Held:
             else:
                 raise OSError("it comes and goes")
         except OSError as error:
+            if needed:
+                raise
             logger.warning("Cannot lock %s: %s. Start nothing else that writes there.", folder, error)
             return cls(path, None, made)
         held = cls(path, lock, made)
         held._sign()
+        _HERE[path] = held
         return held
+
+    def __enter__(self) -> _Held:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
     def _sign(self) -> None:
         owner = {"pid": os.getpid(), "host": socket.gethostname(), "command": Path(sys.argv[0]).name}
@@ -153,6 +207,7 @@ class _Held:
 
     def release(self) -> None:
         if self.lock is not None and self.lock.descriptor is not None:
+            _HERE.pop(self.path, None)
             with contextlib.suppress(OSError):
                 self.path.unlink()
             self.lock.release()

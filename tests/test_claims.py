@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from filelock import FileLock
 
 from hf_tlm.claims import Claim
 from hf_tlm.files import HfTlmError, sha256
+from hf_tlm.locks import awaited
 from hf_tlm.training.claim import ProtocolError, claim
 
 
@@ -64,7 +64,7 @@ def test_a_link_out_of_the_folder_is_kept_and_not_followed(tmp_path):
 
 def test_others_at_work_keep_it(tmp_path):
     claim = claimed(tmp_path / "one")
-    with FileLock(tmp_path / "one" / "point.lock"):
+    with awaited(tmp_path / "one" / "point"):
         refused(claim)
     assert (tmp_path / "one" / "settings.json").is_file()
 

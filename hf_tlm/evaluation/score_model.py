@@ -19,10 +19,10 @@ from transformers import AutoConfig, PreTrainedTokenizerBase
 
 from hf_tlm.data import load_tokenizer
 from hf_tlm.data.known_texts import check_known, spread_texts
-from hf_tlm.evaluation.grids.sharing import locked
 from hf_tlm.evaluation.protocol import run_tlm
 from hf_tlm.hub.checkpoint import checkpoint_folder
 from hf_tlm.json_files import read_object
+from hf_tlm.locks import awaited
 from hf_tlm.models import TlmModel, read_config
 from hf_tlm.retrieval import Subset
 from hf_tlm.tasks import Task
@@ -183,7 +183,7 @@ def train_score_model(task: Task, subset: Subset, args: ScoreModelArguments, mod
     splits = {name: rows for name, rows in task.splits.items() if name != "test"}
     folder = Path(args.output_dir)
     # Selections at the same time, of two fractions say, want the same model: one trains it, the others find it.
-    with locked(folder) if args.process_index == 0 else nullcontext():
+    with awaited(folder) if args.process_index == 0 else nullcontext():
         run_tlm(replace(task, splits=splits), subset, args, model_args)
     return folder
 

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -112,6 +113,19 @@ def test_who_waits_comes_after(tmp_path, monkeypatch, caplog):
         with awaited(tmp_path / "folder"):
             assert asleep
     assert f"Waiting for process {process.pid}" in caplog.text
+
+
+def test_who_holds_a_folder_runs_in_it(tmp_path):
+    """As a point of a grid does, in the thread that works through the points."""
+    with locks.try_lock(tmp_path / "point"):
+        with owned(tmp_path / "point"):
+            pass
+        assert locks.try_lock(tmp_path / "point") is None
+        with pytest.raises(LockError, match="another folder"), awaited(tmp_path / "point"):
+            pass
+        with ThreadPoolExecutor(1) as pool, pytest.raises(LockError):
+            pool.submit(lambda: owned(tmp_path / "point").__enter__()).result()
+    assert os.listdir(tmp_path) == []
 
 
 def test_two_names_of_a_folder_are_one(tmp_path):

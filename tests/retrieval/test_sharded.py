@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_tlm.corpora import load_corpus
+from hf_tlm.locks import LockError, awaited
 from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.retrieval.bm25 import VARIANTS, Bm25Settings
 from hf_tlm.retrieval.index.index import Index
@@ -272,12 +273,10 @@ def test_another_runs_folder(tmp_path):
 
 
 def test_one_run_at_a_time(tmp_path):
-    from filelock import FileLock
-
     corpus = load_corpus(Dataset.from_dict(rows_of(random_texts(20))), id_column="id")
-    with FileLock(tmp_path / ".lock"), pytest.raises(RetrievalError, match="Another run is at work"):
-        retrieve_sharded(["word1"], corpus, 5, num_shards=2, work_dir=tmp_path, workers=1)
-    assert len(retrieve_sharded(["word1"], corpus, 5, num_shards=2, work_dir=tmp_path, workers=1).passages) == 5
+    with awaited(tmp_path / "work"), pytest.raises(LockError, match="Wait for it to end, or choose another work_dir"):
+        retrieve_sharded(["word1"], corpus, 5, num_shards=2, work_dir=tmp_path / "work", workers=1)
+    assert len(retrieve_sharded(["word1"], corpus, 5, num_shards=2, work_dir=tmp_path / "work", workers=1).passages) == 5
 
 
 @pytest.mark.parametrize("num_shards", [1, 4])

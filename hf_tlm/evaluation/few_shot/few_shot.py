@@ -17,11 +17,12 @@ from hf_tlm.evaluation.few_shot.points import Point, Prompted, WithHead
 from hf_tlm.evaluation.few_shot.templates import prompt_for
 from hf_tlm.evaluation.finetuning import CheckpointArguments
 from hf_tlm.evaluation.finetuning.loading import load_pretrained
-from hf_tlm.evaluation.grids.sharing import locked, work_through
+from hf_tlm.evaluation.grids.sharing import work_through
 from hf_tlm.evaluation.records import command_line, environment, predictions_jsonl
 from hf_tlm.evaluation.seeds import aggregate, format_table
 from hf_tlm.files import atomic_directory, atomic_write
 from hf_tlm.json_files import read_object
+from hf_tlm.locks import awaited
 from hf_tlm.tasks import Task
 from hf_tlm.training.claim import RESULTS_FILE, claim, settings
 from hf_tlm.training.finished import finish, finished
@@ -106,7 +107,7 @@ def run_few_shot(task: Task, checkpoint: CheckpointArguments, args: FewShotArgum
     with args.main_process_first(desc="checking the output folder"):
         data = ("task_fingerprint", "metric", "prompt")
         # Processes that share the work claim it one after the other.
-        with locked(output_dir) if args.process_index == 0 else nullcontext():
+        with awaited(output_dir) if args.process_index == 0 else nullcontext():
             claimed = claim(output_dir, details, data, args.process_index, options=(args, checkpoint))
     details |= {"command": command_line(), "environment": environment()}
 

@@ -15,11 +15,12 @@ from hf_tlm.evaluation.finetuning import CheckpointArguments, FinetuneArguments,
 from hf_tlm.evaluation.grids.points import Grid, GridError, point_name
 from hf_tlm.evaluation.grids.report import choose, figures, to_markdown
 from hf_tlm.evaluation.grids.search import check_search, search
-from hf_tlm.evaluation.grids.sharing import PointsError, locked, once, work_through
+from hf_tlm.evaluation.grids.sharing import PointsError, once, work_through
 from hf_tlm.evaluation.records import published_lines
 from hf_tlm.files import HfTlmError, atomic_write
 from hf_tlm.hub.commit import Push
 from hf_tlm.json_files import find_object, read_object
+from hf_tlm.locks import awaited
 from hf_tlm.tasks import Task
 from hf_tlm.training.claim import RESULTS_FILE, claim, publish_locally, settings
 from hf_tlm.training.finished import SEED
@@ -177,7 +178,7 @@ def _claim(task: Task, checkpoint: CheckpointArguments, args: FinetuneArguments,
     with args.main_process_first(desc="checking the output folder"):
         check_hub(args, checkpoint if checkpoint.use_peft else None)
         if args.process_index == 0:
-            with locked(Path(args.output_dir)):
+            with awaited(args.output_dir):
                 data = ("task_fingerprint", "metric")
                 return claim(Path(args.output_dir), details, data, 0, options=(args, checkpoint))
     return Claim(Path(args.output_dir))

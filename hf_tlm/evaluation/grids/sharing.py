@@ -9,15 +9,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TypeVar
 
-from filelock import FileLock, Timeout
-
 from hf_tlm.files import HfTlmError
-from hf_tlm.locks import agree, place_in_job
+from hf_tlm.locks import agree, place_in_job, try_lock
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +43,7 @@ def work_through(
 ) -> None:
     """Run every point that is not done, until all are; other processes that do the same take their share.
 
-    A point is run by the one process that holds `<folder>.lock`. When all that is left is being worked on by others, they
+    A point is run by the one process that holds its folder's lock. When all that is left is being worked on by others, they
     are waited for, and the points of those that died are taken over; `run` finds what was finished of them. Whatever ends
     this function, Ctrl-C and SIGTERM among it, its point is free for the next process at once.
 
@@ -59,7 +57,7 @@ def work_through(
 
     Raises:
         PointsError: some points failed, and the others are finished.
-        HfTlmError: a lock cannot be made.
+        LockError: a lock cannot be made.
     """
     rank, processes = place_in_job()
     left, failures = list(range(len(points))), {}
@@ -84,8 +82,6 @@ def work_through(
                     failures[path] = error
                     logger.warning("%s failed: %s", path.name, error)
                 left = [i for i in left if i != taken]
-                if lock is not None and path not in failures:
-                    _lock_file(path).unlink(missing_ok=True)
                 continue
         if ended:
             break
@@ -117,45 +113,5 @@ def _take_one(
         if not done(index):
             return index, lock
         with lock:
-            # Whoever locks this file after its removal looks first whether the point is done.
-            _lock_file(folder(index)).unlink(missing_ok=True)
-        left.remove(index)
+            left.remove(index)
     return None, None
-
-
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder, after those who had it before.
-
-    Raises:
-        HfTlmError: see `try_lock`.
-    """
-    while (lock := try_lock(folder)) is None:
-        time.sleep(POLL_SECONDS / 10)
-    with lock:
-        try:
-            yield
-        finally:
-            _lock_file(folder).unlink(missing_ok=True)
-
-
-def try_lock(folder: Path) -> AbstractContextManager | None:
-    """The lock of a folder, held until the end of a `with` block; None if another process holds it.
-
-    Raises:
-        HfTlmError: the lock cannot be made there.
-    """
-    path = _lock_file(folder)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return FileLock(path).acquire(timeout=0)
-    except Timeout:
-        return None
-    except (OSError, RuntimeError) as error:  # The latter where the system has no locks.
-        raise HfTlmError(
-            f"Cannot lock {path}: {error}. Choose an output folder that can be written, on a file system with locks."
-        ) from error
-
-
-def _lock_file(folder: Path) -> Path:
-    return folder.with_name(f"{folder.name}.lock")

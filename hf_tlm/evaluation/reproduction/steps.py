@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import FileLock
 
 from hf_tlm.corpora import CorpusArguments
 from hf_tlm.data import train_wordpiece
@@ -23,6 +22,7 @@ from hf_tlm.evaluation.score_model import score_models
 from hf_tlm.files import atomic_directory
 from hf_tlm.influence import SelectionArguments
 from hf_tlm.json_files import find_object
+from hf_tlm.locks import awaited
 from hf_tlm.models.initialization_arguments import InitializationArguments
 from hf_tlm.parser import parse
 from hf_tlm.retrieval import RetrievalArguments, Subset, retrieval_report
@@ -127,7 +127,7 @@ def _make_selection(
     scorer = described = None
     processes = {"process_index": args.process_index, "num_processes": args.world_size}
     # Selections of one task share a score model and its scores in the cache, which one of them makes and the others find.
-    together = FileLock(plan.folder(step).with_name("influence.lock"))
+    together = awaited(plan.folder(step).with_name("influence"))
     together = together if selection.method == "iss" and args.process_index == 0 else nullcontext()
     with together:
         begun = time.time()  # What is waited for is another selection's time.

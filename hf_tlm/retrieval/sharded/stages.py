@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from filelock import FileLock, Timeout
-
+from hf_tlm.disk import told
+from hf_tlm.locks import locked
 from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.retrieval.sharded.executors import make_executor
 from hf_tlm.retrieval.sharded.workspace import Workspace
@@ -44,19 +44,22 @@ def open_workspace(work_dir: str | os.PathLike, executor: str) -> Workspace:
 
 @contextlib.contextmanager
 def lock(workspace: Workspace) -> Iterator[None]:
-    """One run at a time; the system drops the lock when a run is killed. A remote folder has none."""
+    """One run at a time; the system drops the lock when a run is killed. A remote folder has none.
+
+    Raises:
+        LockError: see `locked`.
+        RetrievalError: the folder cannot be made.
+    """
     if not workspace.local:
         yield
         return
     folder = Path(workspace.location)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        held = FileLock(folder / ".lock").acquire(timeout=0)
-    except Timeout as error:
-        raise RetrievalError(f"Another run is at work in {folder}. Wait for it, or choose another work_dir.") from error
-    except OSError as error:
-        raise RetrievalError(f"Cannot write under {folder}: {error}. Choose another work_dir.") from error
-    with held:
+    with locked(folder, "choose another work_dir"):
+        try:
+            folder.mkdir(exist_ok=True)
+        except OSError as error:
+            reason = told(error, folder, "Choose another work_dir")
+            raise RetrievalError(f"Cannot write under {folder}: {reason}.") from error
         yield
 
 

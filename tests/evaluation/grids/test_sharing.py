@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from hf_tlm import locks
 from hf_tlm.evaluation.grids import PointsError, sharing, work_through
 from hf_tlm.files import HfTlmError
 
@@ -133,17 +134,16 @@ def test_a_point_finished_just_before_its_lock_was_had_is_not_run(tmp_path):
 
 
 def test_a_lock_ends_with_its_block(tmp_path):
-    lock = sharing.try_lock(tmp_path / "a")
-    with lock:
-        assert sharing.try_lock(tmp_path / "a") is None
-    with sharing.locked(tmp_path / "a"):
-        assert sharing.try_lock(tmp_path / "a") is None
+    with locks.try_lock(tmp_path / "a"):
+        assert locks.try_lock(tmp_path / "a") is None
+    with locks.awaited(tmp_path / "a"):
+        assert locks.try_lock(tmp_path / "a") is None
     assert not list(tmp_path.iterdir())
 
 
 def test_a_place_without_locks_is_a_message(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(HfTlmError, match="Cannot lock .*file/a.lock.* Choose an output folder"):
+    with pytest.raises(HfTlmError, match="Cannot lock .*file/a: .* Choose an output folder"):
         work(tmp_path / "file", ["a"])
 
 
