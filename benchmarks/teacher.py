@@ -14,7 +14,7 @@ from pathlib import Path
 from results_file import ROOT, ResultsFile
 
 from hf_tlm.corpora.demo import demo_corpus
-from hf_tlm.evaluation import BaselineArguments, run_tlm
+from hf_tlm.evaluation import make_baselines, run_tlm
 from hf_tlm.parser import parse
 from hf_tlm.retrieval import Subset, retrieve
 from hf_tlm.tasks.demo import demo_task
@@ -44,7 +44,7 @@ def main() -> None:
     options = parser.parse_args()
     output, task = Path(options.output_dir), demo_task()
     file = ResultsFile(options.results_dir, "teacher", {SECTION: "Reuters R8, 40 examples a class"}, {SECTION: NOTE})
-    rows = [_baseline_row(baseline, task.metric) for baseline in BaselineArguments().make(task)]
+    rows = [_baseline_row(baseline, task.metric) for baseline in make_baselines(task)]
     for name in options.arms:
         kind, changes = ARMS[name]
         values = {"output_dir": str(output / name.replace(" ", "-").replace("'", "").replace(",", "")), **changes}

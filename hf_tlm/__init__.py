@@ -23,8 +23,8 @@ from hf_tlm.lazy import export_lazily
 if TYPE_CHECKING:
     from hf_tlm.corpora import Corpus, load_corpus, split_passages
     from hf_tlm.data import BlockArguments, InterleavedBatchSampler, TlmCollator, tokenize, train_wordpiece
+    from hf_tlm.errors import HfTlmError
     from hf_tlm.evaluation import compute_metrics_for, load_metric, run_pretraining, run_tlm, score_models
-    from hf_tlm.files import HfTlmError
     from hf_tlm.influence import InfluenceScorer, select
     from hf_tlm.models import TlmModel, build_config, export_stock
     from hf_tlm.objectives import Mlm, TaskLoss, WeightedMean, WeightedSum
@@ -56,7 +56,7 @@ __getattr__, __dir__, __all__ = export_lazily(
             *("prepare", "run_stage"),
         ],
         "evaluation": ["compute_metrics_for", "load_metric", "run_pretraining", "run_tlm", "score_models"],
-        "files": ["HfTlmError"],
+        "errors": ["HfTlmError"],
         "version": ["__version__"],
     },
 )

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hf_tlm.files import HfTlmError
+from hf_tlm.errors import HfTlmError
 
 LARGEST = 64 << 20  # Bytes of a file; what recipes write has some thousand.
 # A value of JSON -> the same as it is used.

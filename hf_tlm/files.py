@@ -12,14 +12,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from hf_tlm.disk import disk_problem, told
+from hf_tlm.errors import HfTlmError
 from hf_tlm.temporary import Temporary, remove_abandoned, sync_folder, sync_tree
-
-
-class HfTlmError(ValueError):
-    """An error meant for the user: it names what was expected, what was received and what to do.
-
-    Recipes print it as one message without a traceback (see `hf_tlm.parser.run`).
-    """
 
 
 @contextlib.contextmanager

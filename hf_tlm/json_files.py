@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from hf_tlm.files import HfTlmError
+from hf_tlm.errors import HfTlmError
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hf_tlm.disk import told
-from hf_tlm.files import HfTlmError
+from hf_tlm.errors import HfTlmError
 from hf_tlm.flock import Flock
 
 logger = logging.getLogger(__name__)

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from hf_tlm.disk import disk_problem
-from hf_tlm.files import HfTlmError
+from hf_tlm.errors import HfTlmError
 from hf_tlm.ranges import RANGES, problem
 from hf_tlm.shown import for_terminal
 from hf_tlm.signals import Terminated, on_sigterm

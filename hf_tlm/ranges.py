@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import Any, get_args, get_origin, get_type_hints
 
-from hf_tlm.files import HfTlmError
+from hf_tlm.errors import HfTlmError
 
 
 @dataclass(frozen=True)

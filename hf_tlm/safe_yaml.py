@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from hf_tlm.files import HfTlmError
+from hf_tlm.errors import HfTlmError
 
 # A configuration is small; what is larger was not written by a person.
 LARGEST, DEEPEST, MOST_VALUES = 1 << 20, 20, 100_000

@@ -17,7 +17,8 @@ from typing import Any
 
 import xxhash
 
-from hf_tlm.files import HfTlmError, atomic_directory, atomic_write
+from hf_tlm.errors import HfTlmError
+from hf_tlm.files import atomic_directory, atomic_write
 
 SEAL = "seal.json"
 

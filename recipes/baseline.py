@@ -10,7 +10,8 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hf_tlm.evaluation import BaselineArguments, format_table
+from hf_tlm import evaluation
+from hf_tlm.evaluation import BaselineArguments
 from hf_tlm.locks import owned
 from hf_tlm.parser import parse, run
 from hf_tlm.tasks import TaskArguments
@@ -35,7 +36,7 @@ def main() -> None:
 
     # 2. The task, and its scores without a network.
     task = task_args.load()
-    made = baseline_args.make(task)
+    made = evaluation.make_baselines(task, baseline_args.baseline)
 
     # 3. Say them, and save them with --output_dir.
     rows = []
@@ -48,7 +49,7 @@ def main() -> None:
             with owned(folder):
                 one.save(folder, task)
     print(f"\n{task.name}: {len(task.train):,} training texts, {task.num_labels} classes\n")
-    print(format_table(rows, list(rows[0])))
+    print(evaluation.format_table(rows, list(rows[0])))
     if args.output_dir is not None:
         print(f"\nSaved to {args.output_dir}.")
 

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hf_tlm import analysis, corpora, evaluation, retrieval, tasks, training
-from hf_tlm.files import HfTlmError, atomic_write
+from hf_tlm.errors import HfTlmError
+from hf_tlm.files import atomic_write
 from hf_tlm.locks import owned
 from hf_tlm.parser import parse, run
 
@@ -69,7 +70,7 @@ def make(quick: QuickstartArguments, output: Path) -> None:
         print(f"\n  task text: {_short(query)}\n  retrieved: {_short(passage)}  (BM25 {score:.1f})")
 
     # 3. What a model has to beat, then every arm: stage 1 on task and subset, stage 2 on the task.
-    rows = [_baseline_row(task, baseline) for baseline in evaluation.BaselineArguments().make(task)]
+    rows = [_baseline_row(task, baseline) for baseline in evaluation.make_baselines(task)]
     arms = {"no stage 1": (None, {"stage": "2"}), "task only": (None, {}), "random subset": (chance, {})}
     arms["BM25 subset"] = (bm25, {})
     if "text_pair" not in task.train.column_names:

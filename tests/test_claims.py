@@ -5,7 +5,8 @@ import json
 import pytest
 
 from hf_tlm.claims import Claim
-from hf_tlm.files import HfTlmError, sha256
+from hf_tlm.errors import HfTlmError
+from hf_tlm.files import sha256
 from hf_tlm.locks import awaited
 from hf_tlm.training.claim import ProtocolError, claim
 

@@ -2,7 +2,8 @@ import os
 
 import pytest
 
-from hf_tlm.files import HfTlmError, atomic_directory, atomic_write, sha256
+from hf_tlm.errors import HfTlmError
+from hf_tlm.files import atomic_directory, atomic_write, sha256
 
 
 def test_directory_appears_whole(tmp_path):

@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,20 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 # Later groups may import from earlier ones; members of a group from each other.
 ORDER = [
-    {"version", "files", "disk", "temporary", "flock", "locks", "claims", "json_files", "arrow_files", "checked", "lazy"}
+    {
+        "version",
+        "errors",
+        "files",
+        "disk",
+        "temporary",
+        "flock",
+        "locks",
+        "claims",
+        "json_files",
+        "arrow_files",
+        "checked",
+        "lazy",
+    }
     | {"memory", "ranges", "shown", "signals", "seals"},
     {"parser", "hub", "safe_yaml"},
     {"tasks", "corpora"},
@@ -24,6 +38,8 @@ ORDER = [
     {"analysis"},
 ]
 MODULES = sorted((ROOT / "hf_tlm").rglob("*.py"))
+# By the name that it is imported by.
+NAMES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in MODULES}
 
 
 def place(part):
@@ -48,6 +64,28 @@ def test_imports_point_backwards(path):
         for name in names:
             if name.startswith("hf_tlm."):
                 assert place(name.split(".")[1]) <= own, f"{path.name} imports {name}"
+
+
+def imported(name, path):
+    """The modules that a module imports anywhere in its text: at its head, in functions, and for types alone."""
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            module = ".".join([*above, *filter(None, [node.module])])
+            for alias in node.names:
+                yield f"{module}.{alias.name}" if f"{module}.{alias.name}" in NAMES else module
+
+
+def test_there_are_no_circles():
+    """No module imports itself by way of others, lazily or for types either."""
+    imports = {name: {found for found in imported(name, path) if found in NAMES} for name, path in NAMES.items()}
+    try:
+        list(TopologicalSorter(imports).static_order())
+    except CycleError as error:
+        pytest.fail(f"A circle of imports: {' <- '.join(error.args[1])}")
 
 
 def test_files_stay_short():

@@ -2,7 +2,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from hf_tlm.files import HfTlmError
+from hf_tlm.errors import HfTlmError
 from hf_tlm.parser import ConfigError, config_files, parse, run
 
 

@@ -1,6 +1,6 @@
 """What can go wrong in an analysis."""
 
-from hf_tlm.files import HfTlmError
+from hf_tlm.errors import HfTlmError
 
 
 class AnalysisError(HfTlmError):

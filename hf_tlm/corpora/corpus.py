@@ -16,7 +16,8 @@ from datasets import Dataset, Features, Value, concatenate_datasets, config
 
 from hf_tlm.arrow_files import find_rows
 from hf_tlm.corpora.passages import split_passages
-from hf_tlm.files import HfTlmError, atomic_directory
+from hf_tlm.errors import HfTlmError
+from hf_tlm.files import atomic_directory
 from hf_tlm.json_files import find_object
 
 FEATURES = Features({name: Value("string") for name in ("id", "text", "source")})

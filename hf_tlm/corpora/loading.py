@@ -18,7 +18,7 @@ from datasets import Dataset, load_dataset
 from hf_tlm.corpora.corpus import Corpus, CorpusError, Part
 from hf_tlm.corpora.reading import BUILDERS, COMPRESSIONS, Columns, builder_of, read_file, read_rows
 from hf_tlm.hub.errors import explaining
-from hf_tlm.hub.repo import Repo
+from hf_tlm.hub.repo_id import Repo
 from hf_tlm.ranges import check_numbers
 
 _SAMPLE = 1 << 16

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_tlm.corpora.passages import sentences
 from hf_tlm.data.tokenization import TokenizerError
-from hf_tlm.files import HfTlmError
+from hf_tlm.errors import HfTlmError
 
 CONTIGUOUS, SENTENCES = "contiguous", "sentences"
 # Characters that are tokenised together: what bounds the memory where documents are long.

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_tlm.data.masking import uniforms
 from hf_tlm.data.tokenization import TokenizerError
-from hf_tlm.files import HfTlmError
+from hf_tlm.errors import HfTlmError
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ import numpy as np
 from datasets import Dataset
 
 from hf_tlm.data.shuffling import Shuffled
-from hf_tlm.files import HfTlmError
+from hf_tlm.errors import HfTlmError
 
 TASK, CORPUS = "task", "corpus"
 

@@ -14,7 +14,8 @@ from datasets import Dataset, config
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
 
 from hf_tlm.arrow_files import map_rows
-from hf_tlm.files import HfTlmError, atomic_file
+from hf_tlm.errors import HfTlmError
+from hf_tlm.files import atomic_file
 from hf_tlm.hub.checkpoint import TOKENIZER_FILES, checkpoint_folder
 from hf_tlm.seals import keep_sealed
 

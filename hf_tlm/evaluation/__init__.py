@@ -6,7 +6,7 @@ from hf_tlm.lazy import export_lazily
 
 if TYPE_CHECKING:
     from hf_tlm.evaluation.baseline_arguments import BaselineArguments
-    from hf_tlm.evaluation.baselines import Baseline, linear_model, majority_class
+    from hf_tlm.evaluation.baselines import Baseline, linear_model, majority_class, make_baselines
     from hf_tlm.evaluation.checkpoint import evaluate_checkpoint
     from hf_tlm.evaluation.few_shot import FewShotArguments, FewShotRun, PromptClassifier, run_few_shot
     from hf_tlm.evaluation.finetuning import (
@@ -30,7 +30,7 @@ __getattr__, __dir__, __all__ = export_lazily(
     __name__,
     {
         "baseline_arguments": ["BaselineArguments"],
-        "baselines": ["Baseline", "linear_model", "majority_class"],
+        "baselines": ["Baseline", "linear_model", "majority_class", "make_baselines"],
         "checkpoint": ["evaluate_checkpoint"],
         "few_shot": ["FewShotArguments", "FewShotRun", "PromptClassifier", "run_few_shot"],
         "finetuning": [

@@ -65,6 +65,19 @@ class Baseline:
         atomic_write(folder / "results.json", json.dumps(record, indent=2) + "\n")
 
 
+def make_baselines(task: Task, baseline: str = "all") -> list[Baseline]:
+    """The baselines of a task.
+
+    Args:
+        baseline: see `BaselineArguments`.
+
+    Raises:
+        TaskError: the task is of another kind than classification.
+    """
+    makers = {MAJORITY: majority_class, LINEAR: linear_model}
+    return [maker(task) for name, maker in makers.items() if baseline in ("all", name)]
+
+
 def majority_class(task: Task) -> Baseline:
     """The largest class of the training split (of equal ones the first) as the answer to every text.
 

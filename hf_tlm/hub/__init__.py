@@ -7,10 +7,10 @@ from hf_tlm.lazy import export_lazily
 if TYPE_CHECKING:
     from hf_tlm.hub.arguments import SubsetHubArguments
     from hf_tlm.hub.commit import Push
-    from hf_tlm.hub.errors import HubError
     from hf_tlm.hub.publish import publish_model, publish_subset
     from hf_tlm.hub.push import check_push, push
-    from hf_tlm.hub.repo import Repo, fetch, find_repo, local_folder
+    from hf_tlm.hub.repo import fetch, local_folder
+    from hf_tlm.hub.repo_id import Repo, find_repo
     from hf_tlm.hub.verify import Verification, verify
 
 __getattr__, __dir__, __all__ = export_lazily(
@@ -18,10 +18,10 @@ __getattr__, __dir__, __all__ = export_lazily(
     {
         "arguments": ["SubsetHubArguments"],
         "commit": ["Push"],
-        "errors": ["HubError"],
         "publish": ["publish_model", "publish_subset"],
         "push": ["check_push", "push"],
-        "repo": ["Repo", "fetch", "find_repo", "local_folder"],
+        "repo": ["fetch", "local_folder"],
+        "repo_id": ["Repo", "find_repo"],
         "verify": ["Verification", "verify"],
     },
 )

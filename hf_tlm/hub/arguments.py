@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
+from hf_tlm.errors import HubError
 from hf_tlm.hub.commit import Push
-from hf_tlm.hub.errors import HubError
 from hf_tlm.hub.publish import publish_result
 from hf_tlm.hub.push import check_push
 

@@ -10,9 +10,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from hf_tlm.errors import HubError
 from hf_tlm.files import sha256
-from hf_tlm.hub.errors import HubError, status_of
-from hf_tlm.hub.repo import Repo
+from hf_tlm.hub.errors import status_of
+from hf_tlm.hub.repo_id import Repo
 from hf_tlm.hub.retry import client_errors
 
 if TYPE_CHECKING:

@@ -6,18 +6,11 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
-from hf_tlm.files import HfTlmError
-
-if TYPE_CHECKING:
-    from hf_tlm.hub.repo import Repo
+from hf_tlm.errors import HubError
+from hf_tlm.hub.repo_id import Repo
 
 LOG_IN = "Log in with `hf auth login`, or set HF_TOKEN to a token of https://huggingface.co/settings/tokens"
-
-
-class HubError(HfTlmError):
-    """Something that the Hub refused, does not have, or could not be asked for."""
 
 
 def status_of(error: BaseException) -> int | None:

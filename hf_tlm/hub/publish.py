@@ -11,9 +11,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hf_tlm.checked import mapped, read_fields, words
+from hf_tlm.errors import HubError
 from hf_tlm.files import atomic_write, sha256
 from hf_tlm.hub.commit import Push
-from hf_tlm.hub.errors import HubError
 from hf_tlm.hub.push import published, push, repo_to_push
 from hf_tlm.hub.rendering import hub_name, published_card
 from hf_tlm.hub.run_files import CODE, NAMES, is_ours

@@ -8,9 +8,10 @@ from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from hf_tlm.errors import HubError
 from hf_tlm.hub.commit import LocalFile, Publication, Push
-from hf_tlm.hub.errors import LOG_IN, HubError
-from hf_tlm.hub.repo import Repo, parse_repo
+from hf_tlm.hub.errors import LOG_IN
+from hf_tlm.hub.repo_id import Repo, parse_repo
 from hf_tlm.hub.retry import patiently
 
 if TYPE_CHECKING:

@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from hf_tlm.hub.errors import HubError, asked_wait, explain, is_passing
-from hf_tlm.hub.repo import Repo
+from hf_tlm.errors import HubError
+from hf_tlm.hub.errors import asked_wait, explain, is_passing
+from hf_tlm.hub.repo_id import Repo
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")

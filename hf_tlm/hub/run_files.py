@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 
+from hf_tlm.errors import HubError
 from hf_tlm.files import atomic_write
-from hf_tlm.hub.errors import HubError
-from hf_tlm.hub.repo import Repo, is_fetched
+from hf_tlm.hub.repo import is_fetched
+from hf_tlm.hub.repo_id import Repo
 
 FOLDERS = re.compile(
     r"(seed|split|checkpoint)-\d+|stage\d|global_step\d+|model|mlm|generator|discriminator|adapter|tokenizer|training|"

@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hf_tlm.hub.errors import HubError
+from hf_tlm.errors import HubError
 from hf_tlm.hub.rendering import PLACEHOLDER, published_card, render
-from hf_tlm.hub.repo import Repo
+from hf_tlm.hub.repo_id import Repo
 from hf_tlm.hub.retry import patiently
 
 Result = TypeVar("Result")

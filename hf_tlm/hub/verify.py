@@ -13,8 +13,10 @@ from importlib.resources import files
 from pathlib import Path, PurePosixPath
 
 from hf_tlm.checked import listed, maybe, one_of, read_fields, real, whole, words
-from hf_tlm.hub.errors import HubError, explaining, redacted
-from hf_tlm.hub.repo import Repo, check_model, parse_repo
+from hf_tlm.errors import HubError
+from hf_tlm.hub.errors import explaining, redacted
+from hf_tlm.hub.repo import check_model
+from hf_tlm.hub.repo_id import Repo, parse_repo
 
 TOLERANCE = 1e-6
 ADAPTER_FILE = "adapter_config.json"

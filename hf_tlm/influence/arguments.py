@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedTokenizerBase
 
-    from hf_tlm.influence import InfluenceScorer
+    from hf_tlm.influence.scorer import InfluenceScorer
     from hf_tlm.models import TlmModel
     from hf_tlm.retrieval import Sharding, Subset
     from hf_tlm.tasks import Task

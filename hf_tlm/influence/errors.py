@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hf_tlm.files import HfTlmError
+from hf_tlm.errors import HfTlmError
 
 
 class InfluenceError(HfTlmError):

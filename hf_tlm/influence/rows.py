@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import numpy as np
+import xxhash
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
@@ -12,6 +14,7 @@ from hf_tlm.data import text_lengths
 from hf_tlm.influence.errors import InfluenceError
 
 MAX_LENGTH = 128
+READ_ROWS = 1000
 
 
 def cut_at(asked: int | None, tokenizer: PreTrainedTokenizerBase, positions: int | None) -> int:
@@ -59,3 +62,22 @@ def batches(rows: Dataset, size: int) -> Iterator[np.ndarray]:
     """Places of rows of similar lengths, int64 [`size`] each, at least one."""
     order, size = np.argsort(text_lengths(rows), kind="stable"), max(1, size)
     return (order[start : start + size] for start in range(0, len(order), size))
+
+
+def rows_digest(rows: Dataset) -> str:
+    """32 hex digits of the rows' content: equal rows give the same wherever they are stored."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    digest = xxhash.xxh3_128(f"{len(rows)} {sorted(rows.column_names)}".encode())
+    for table in rows.with_format("arrow").iter(batch_size=READ_ROWS):
+        for name in sorted(table.column_names):
+            column = table[name].combine_chunks()
+            if pa.types.is_nested(column.type):
+                digest.update(pc.list_value_length(column).to_numpy(zero_copy_only=False).astype(np.int64).tobytes())
+                column = column.flatten()
+            if pa.types.is_integer(column.type):
+                digest.update(column.to_numpy(zero_copy_only=False).astype(np.int64).tobytes())
+            else:
+                digest.update(json.dumps(column.to_pylist()).encode())
+    return digest.hexdigest()

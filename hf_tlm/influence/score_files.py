@@ -15,8 +15,10 @@ import numpy as np
 import xxhash
 
 from hf_tlm.claims import Claim
-from hf_tlm.files import HfTlmError, atomic_write
+from hf_tlm.errors import HfTlmError
+from hf_tlm.files import atomic_write
 from hf_tlm.influence.errors import InfluenceError
+from hf_tlm.influence.rows import rows_digest
 from hf_tlm.locks import awaited
 
 if TYPE_CHECKING:
@@ -28,7 +30,6 @@ SETTINGS_FILE, GRADIENTS_FOLDER = "settings.json", "task-gradients"
 # What tasks of an executor share, see `hf_tlm.influence.sharded`.
 WORK_FOLDER = "sharded"
 SHARD_ROWS = 1024
-READ_ROWS = 1000
 POLL_SECONDS = 0.1
 # Changes when equal settings would give other scores.
 _FORMAT = 1
@@ -169,25 +170,6 @@ def open_scores(
     folder = _cache_folder(settings) if work_dir is None else Path(work_dir)
     claim = _claim(folder, settings, main)
     return ScoreFiles(folder, (len(subset_rows), -(-len(task_rows) // task_batch_size)), claim)
-
-
-def rows_digest(rows: Dataset) -> str:
-    """32 hex digits of the rows' content: equal rows give the same wherever they are stored."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    digest = xxhash.xxh3_128(f"{len(rows)} {sorted(rows.column_names)}".encode())
-    for table in rows.with_format("arrow").iter(batch_size=READ_ROWS):
-        for name in sorted(table.column_names):
-            column = table[name].combine_chunks()
-            if pa.types.is_nested(column.type):
-                digest.update(pc.list_value_length(column).to_numpy(zero_copy_only=False).astype(np.int64).tobytes())
-                column = column.flatten()
-            if pa.types.is_integer(column.type):
-                digest.update(column.to_numpy(zero_copy_only=False).astype(np.int64).tobytes())
-            else:
-                digest.update(json.dumps(column.to_pylist()).encode())
-    return digest.hexdigest()
 
 
 def _cache_folder(settings: dict[str, Any]) -> Path:

@@ -28,8 +28,7 @@ from hf_tlm.influence.errors import InfluenceError
 from hf_tlm.influence.gradients import MAX_NUMBERS, EmbeddingGradient, MatrixGradient
 from hf_tlm.influence.masks import MaskedTexts
 from hf_tlm.influence.parameters import choose_parameters
-from hf_tlm.influence.rows import batches, cut_at, read, take
-from hf_tlm.influence.score_files import rows_digest
+from hf_tlm.influence.rows import batches, cut_at, read, rows_digest, take
 from hf_tlm.influence.task_gradients import Block, TaskGradients
 from hf_tlm.models import TlmModel
 from hf_tlm.models.families import longest_input

@@ -18,19 +18,18 @@ if TYPE_CHECKING:
         CocoLmModel,
         CocoLmTokenizer,
         as_bert,
-        convert_released,
         export_bert,
-        load_released,
     )
     from hf_tlm.models.configure import build_config, read_config
     from hf_tlm.models.corruption import CorruptAndPredict
     from hf_tlm.models.errors import ModelError
     from hf_tlm.models.export import export_stock, load_exported
     from hf_tlm.models.families import FAMILIES
-    from hf_tlm.models.legacy import convert_legacy
     from hf_tlm.models.lora_arguments import LoraArguments
     from hf_tlm.models.prediction_heads import CorruptionOutput
-    from hf_tlm.models.released_tlm import ReleasedTlm, convert_released_tlm, load_released_tlm
+    from hf_tlm.models.released.coco_lm import convert_released, load_released
+    from hf_tlm.models.released.convert import convert_legacy
+    from hf_tlm.models.released.tlm import ReleasedTlm, convert_released_tlm, load_released_tlm
     from hf_tlm.models.sharding import whole
     from hf_tlm.models.tlm import MLM_SUBFOLDER, TlmModel, TlmOutput
 
@@ -50,19 +49,18 @@ __getattr__, __dir__, __all__ = export_lazily(
             "CocoLmModel",
             "CocoLmTokenizer",
             "as_bert",
-            "convert_released",
             "export_bert",
-            "load_released",
         ],
         "configure": ["build_config", "read_config"],
         "corruption": ["CorruptAndPredict"],
         "errors": ["ModelError"],
         "export": ["export_stock", "load_exported"],
         "families": ["FAMILIES"],
-        "legacy": ["convert_legacy"],
         "lora_arguments": ["LoraArguments"],
         "prediction_heads": ["CorruptionOutput"],
-        "released_tlm": ["ReleasedTlm", "convert_released_tlm", "load_released_tlm"],
+        "released.coco_lm": ["convert_released", "load_released"],
+        "released.convert": ["convert_legacy"],
+        "released.tlm": ["ReleasedTlm", "convert_released_tlm", "load_released_tlm"],
         "sharding": ["whole"],
         "tlm": ["MLM_SUBFOLDER", "TlmModel", "TlmOutput"],
     },

@@ -24,9 +24,9 @@ from hf_tlm.hub.repo import check_named
 from hf_tlm.models.base import TrainedModel
 from hf_tlm.models.errors import ModelError
 from hf_tlm.models.export import export_stock
-from hf_tlm.models.legacy_weights import reading_pickles
 from hf_tlm.models.loading import POOLER
 from hf_tlm.models.lora_arguments import LoraArguments
+from hf_tlm.models.pickles import reading_pickles
 from hf_tlm.models.tlm import TlmModel
 
 logger = logging.getLogger(__name__)

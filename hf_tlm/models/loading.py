@@ -17,10 +17,10 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from hf_tlm.files import HfTlmError
+from hf_tlm.errors import HfTlmError
 from hf_tlm.models.errors import ModelError
 from hf_tlm.models.families import family_of, longest_input
-from hf_tlm.models.legacy_weights import reading_pickles
+from hf_tlm.models.pickles import reading_pickles
 
 POOLER = "pooler"  # It feeds the classifier alone, and many checkpoints do not have it.
 # Models that learn have weights of this type, whatever a checkpoint's are: updates are too small for half precision.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
-from hf_tlm.files import HfTlmError
+from hf_tlm.errors import HfTlmError
 
 
 class WeightedSum:

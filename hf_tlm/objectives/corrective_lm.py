@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import torch
 import torch.nn.functional as F
 
-from hf_tlm.files import HfTlmError
+from hf_tlm.errors import HfTlmError
 from hf_tlm.models.linear_cross_entropy import MAX_LOGITS, linear_cross_entropy
 from hf_tlm.objectives.shares import corruption_shares, mean, share
 

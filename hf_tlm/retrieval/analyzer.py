@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hf_tlm.files import HfTlmError
+from hf_tlm.errors import HfTlmError
 
 _WORD = re.compile(r"\w\w+")
 

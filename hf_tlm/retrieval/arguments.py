@@ -13,7 +13,9 @@ from hf_tlm.retrieval.queries import QUERY_MODES
 
 if TYPE_CHECKING:
     from hf_tlm.corpora import Corpus
-    from hf_tlm.retrieval import ElasticSettings, Sharding, Subset
+    from hf_tlm.retrieval.elastic.client import ElasticSettings
+    from hf_tlm.retrieval.engines import Sharding
+    from hf_tlm.retrieval.subset import Subset
     from hf_tlm.tasks import Task
 
 # Which retrievers have a use for an option, where not all have.
@@ -119,7 +121,9 @@ class RetrievalArguments:
         Raises:
             RetrievalError: see `hf_tlm.retrieval.retrieve`; or an option without the retriever that it belongs to.
         """
-        from hf_tlm.retrieval import Bm25Settings, Subset, retrieve
+        from hf_tlm.retrieval.bm25 import Bm25Settings
+        from hf_tlm.retrieval.retrieve import retrieve
+        from hf_tlm.retrieval.subset import Subset
 
         self._check()
         return retrieve(

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import os
 import re
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from hf_tlm.errors import HubError
 from hf_tlm.files import atomic_write
-from hf_tlm.hub import HubError, Push, Repo, fetch, publish_subset, push
+from hf_tlm.hub import Push, Repo, fetch, publish_subset, push
 from hf_tlm.hub.rendering import published_card
-from hf_tlm.hub.repo import parse_repo
+from hf_tlm.hub.repo_id import parse_repo
 from hf_tlm.hub.subset_configs import config_cards, config_names, configs_card, repo_files
 from hf_tlm.retrieval.analyzer import RetrievalError
+from hf_tlm.retrieval.manifest import CARD_FILE, CONFIG_DATA_FILE, DATA_FILE, MANIFEST_FILE, REPORT_FILE, SubsetLike
 from hf_tlm.retrieval.released_subset import RELEASED_FILE, read_released
-from hf_tlm.retrieval.report import retrieval_report
-from hf_tlm.retrieval.subset import CARD_FILE, CONFIG_DATA_FILE, DATA_FILE, MANIFEST_FILE, REPORT_FILE, Subset
 from hf_tlm.version import __version__
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 _NAME = re.compile(r"(?P<id>[^:@]+)(?::(?P<config>[^:@]+))?(?:@(?P<revision>.+))?")
 _CONFIG = re.compile(r"\w[\w.-]{0,95}")
@@ -27,21 +29,27 @@ DATA_FOLDER = Path(DATA_FILE).parent.name
 ROUNDS = 20  # times that a card is brought up to date with what others push meanwhile
 
 
-def open_subset(name: str) -> Subset:
-    """See `Subset.open`."""
-    if os.path.exists(name):
-        return Subset.load(name)
+def parse_name(name: str) -> dict[str, str | None]:
+    """The arguments of `Subset.from_hub` that `owner/name[:config][@revision]` stands for.
+
+    Raises:
+        RetrievalError: it cannot be a name.
+    """
     parts = _NAME.fullmatch(name)
     if parts is None or parse_repo(parts["id"], "dataset") is None:
         raise RetrievalError(
             f"Expected the folder of a subset, or a dataset of the Hub as owner/name, owner/name:config or "
             f"owner/name:config@revision; received {name!r}, which is neither."
         )
-    return load_from_hub(parts["id"], parts["revision"], parts["config"])
+    return {"repo_id": parts["id"], "revision": parts["revision"], "config": parts["config"]}
 
 
-def load_from_hub(repo_id: str, revision: str | None, config: str | None) -> Subset:
-    """See `Subset.from_hub`."""
+def download(repo_id: str, revision: str | None, config: str | None) -> tuple[Path | tuple[Dataset, dict[str, Any]], str]:
+    """The folder of a subset that was saved, or rows and manifest of one that TLM's authors released; and the commit.
+
+    Raises:
+        HubError, RetrievalError: see `Subset.from_hub`.
+    """
     repo = _repo(repo_id, revision)
     _check_config(config)
     released = None if config is None else RELEASED_FILE.format(config)
@@ -49,28 +57,21 @@ def load_from_hub(repo_id: str, revision: str | None, config: str | None) -> Sub
     snapshot = fetch(repo, allow_patterns=wanted)
     folder = snapshot if config is None else snapshot / config
     if (folder / MANIFEST_FILE).is_file():
-        subset = Subset.load(folder)
-    elif config is not None and (snapshot / released).is_file():
-        subset = Subset(*read_released(snapshot / released, repo_id, snapshot.name))
-    else:
-        files, end = repo_files(repo), RELEASED_FILE.format("")
-        names = sorted(config_names(files) + [file.removesuffix(end) for file in files if file.endswith(end)])
-        raise RetrievalError(
-            f"{repo} has no subset {'without a name' if config is None else repr(config)}. The names of those that hf_tlm "
-            f"or TLM's authors published there: {', '.join(names) or 'none'}."
-        )
-    # The commit: what a branch names may change.
-    subset.manifest["hub"] = {"repo_id": repo_id, "revision": snapshot.name, "config": config}
-    return subset
+        return folder, snapshot.name
+    if config is not None and (snapshot / released).is_file():
+        return read_released(snapshot / released, repo_id, snapshot.name), snapshot.name
+    files, end = repo_files(repo), RELEASED_FILE.format("")
+    names = sorted(config_names(files) + [file.removesuffix(end) for file in files if file.endswith(end)])
+    raise RetrievalError(
+        f"{repo} has no subset {'without a name' if config is None else repr(config)}. The names of those that hf_tlm "
+        f"or TLM's authors published there: {', '.join(names) or 'none'}."
+    )
 
 
-def push_to_hub(subset: Subset, repo_id: str, config: str | None, report: str | None, options: Mapping[str, Any]) -> Push:
+def push_subset(subset: SubsetLike, repo_id: str, config: str | None, report: str, options: Mapping[str, Any]) -> Push:
     """See `Subset.push_to_hub`."""
     repo = _repo(repo_id, options.get("revision"))
     _check_config(config)
-    # Where it was loaded from is not what it is: pushed back there, it is unchanged.
-    subset = replace(subset, manifest={name: value for name, value in subset.manifest.items() if name != "hub"})
-    report = report or retrieval_report(subset)
     with tempfile.TemporaryDirectory() as work:
         folder = Path(work) / "subset"
         try:
@@ -82,7 +83,7 @@ def push_to_hub(subset: Subset, repo_id: str, config: str | None, report: str | 
             raise HubError(str(error).replace(str(folder), "The subset")) from None
 
 
-def _push_config(subset: Subset, folder: Path, repo: Repo, config: str, report: str, options: dict[str, Any]) -> Push:
+def _push_config(subset: SubsetLike, folder: Path, repo: Repo, config: str, report: str, options: dict[str, Any]) -> Push:
     """A folder of the subset, and a card for the whole repository, whose metadata names all subsets that are there."""
     token, tag = options.get("token"), options.pop("tag", None)
     card = {name: options.pop(name, None) for name in ("license", "language")}

@@ -4,16 +4,40 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hf_tlm.checked import Check, Unfit, listed, mapped, maybe, read_fields, real, record, truth, whole, words
 from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.retrieval.names import RETRIEVERS, VARIANTS
 from hf_tlm.retrieval.queries import QUERY_MODES
 
+if TYPE_CHECKING:
+    from datasets import Dataset
+
 FORMAT = "hf_tlm.subset"
+FORMAT_VERSION = 1
+COLUMNS = {
+    "id": "string",
+    "text": "string",
+    "source": "string",
+    "rank": "int32",
+    "score": "float32",
+    "n_queries": "int32",
+    "best_query": "string",
+}
+DATA_FILE = "data/train-00000-of-00001.parquet"
+# In the folder of one configuration of several.
+CONFIG_DATA_FILE = "train-00000-of-00001.parquet"
+MANIFEST_FILE = "manifest.json"
+CARD_FILE = "README.md"
+REPORT_FILE = "report.md"
+# What a manifest says of how passages were searched.
+METHOD_FIELDS = (
+    "query_mode max_query_terms top_k top_k_requested variant k1 b delta stopwords stemmer seed num_passages".split()
+)
 # Retrievers whose manifest knows of no queries: passages drawn at random, and those that the paper's authors released.
 UNQUERIED = ("random", "released")
 # What a passage can be chosen by from a subset.
@@ -130,3 +154,16 @@ def check_manifest(path: Path) -> dict[str, Any]:
                 "with the version of hf_tlm that wrote it."
             )
     return manifest
+
+
+class SubsetLike(Protocol):
+    """A `Subset`, for the modules that it is made of, which cannot import it."""
+
+    dataset: Dataset
+    manifest: dict[str, Any]
+
+    def __len__(self) -> int: ...
+
+    def save(self, directory: str | os.PathLike, *, report: str | None = None) -> None: ...
+
+    def write(self, folder: Path, report: str, data_file: str = DATA_FILE, **card: Any) -> None: ...

@@ -21,7 +21,7 @@ from hf_tlm.retrieval.marking import (
 from hf_tlm.shown import for_markdown
 
 if TYPE_CHECKING:
-    from hf_tlm.retrieval.subset import Subset
+    from hf_tlm.retrieval.manifest import SubsetLike
     from hf_tlm.tasks import Task
 
 SETTINGS = "retriever variant k1 b delta stopwords stemmer query_mode max_query_terms top_k top_k_requested seed".split()
@@ -42,7 +42,7 @@ BARS = ("passages", "share", " ")
 BAR_WIDTH = 24
 
 
-def retrieval_report(subset: Subset, task: Task | None = None, num_examples: int = 10) -> str:
+def retrieval_report(subset: SubsetLike, task: Task | None = None, num_examples: int = 10) -> str:
     """The report of one subset, in GitHub's markdown. The same subset gives the same text.
 
     Args:
@@ -146,7 +146,7 @@ def _counts(made: dict[str, Any], rows: int) -> str:
     return "\n".join(lines)
 
 
-def _union(subset: Subset) -> str:
+def _union(subset: SubsetLike) -> str:
     """Passages of rank k or better are the union of the queries' top k."""
     ranks = np.sort(_column(subset, "rank"))
     top_k = max(subset.manifest.get("top_k") or 0, int(ranks[-1]))
@@ -164,7 +164,7 @@ def _union(subset: Subset) -> str:
     )
 
 
-def _hits(subset: Subset) -> str:
+def _hits(subset: SubsetLike) -> str:
     hits = _column(subset, "n_queries").astype(np.int64)
     numbers = np.bincount(np.log2(np.maximum(hits, 1)).astype(int)).tolist()
     rows = []
@@ -176,7 +176,7 @@ def _hits(subset: Subset) -> str:
     return "\n".join(["## Queries that hit a passage", "", facts, "", *_table(("queries", *BARS), rows, left=[3])])
 
 
-def _influence(subset: Subset) -> str:
+def _influence(subset: SubsetLike) -> str:
     """Of the passages that were selected by it."""
     values = _column(subset, "influence").astype(np.float64)
     numbers = [*np.quantile(values, (0, 0.25, 0.5, 0.75, 1)), values.mean()]
@@ -185,7 +185,7 @@ def _influence(subset: Subset) -> str:
     return "\n".join(["## Influence", "", about, "", *_table(head, [[f"{number:,.3g}" for number in numbers]])])
 
 
-def _sources(subset: Subset) -> str:
+def _sources(subset: SubsetLike) -> str:
     """The sources with the most passages; beside them, where the manifest has it, what the corpus holds of each."""
     found = Counter(source or "" for source in subset.dataset["source"][:])
     corpus = subset.manifest["counts"].get("sources") or {}
@@ -205,7 +205,7 @@ def _sources(subset: Subset) -> str:
     return "\n".join(["## Sources", "", *_table(head, rows, left=[0])])
 
 
-def _lengths(subset: Subset) -> str:
+def _lengths(subset: SubsetLike) -> str:
     texts = (text for batch in subset.dataset.select_columns("text").iter(1000) for text in batch["text"])
     words = np.array([len(text.split()) for text in texts])
     numbers = [*np.quantile(words, (0, 0.25, 0.5, 0.75, 1)), words.mean(), words.sum()]
@@ -213,13 +213,13 @@ def _lengths(subset: Subset) -> str:
     return "\n".join(["## Words of a passage", "", *_table(head, [[f"{number:,.0f}" for number in numbers]])])
 
 
-def _passages(subset: Subset, number: int) -> str:
+def _passages(subset: SubsetLike, number: int) -> str:
     rows = subset.dataset.select(range(min(number, len(subset))))
     shown = [f"> {spans_to_markdown(marked_spans(row['text'], set(), set))}\n>\n> {_origin(row)}" for row in rows]
     return "\n\n".join(["## Examples", *_numbered(shown)])
 
 
-def _examples(subset: Subset, task: Task | None, number: int) -> str:
+def _examples(subset: SubsetLike, task: Task | None, number: int) -> str:
     """Query and passage with the words that both have in bold (TLM, Table 8)."""
     if task is None:
         return "## Examples\n\nNot shown: they need the task's texts, `retrieval_report(subset, task)`."
@@ -265,7 +265,7 @@ def _numbered(blocks: Iterable[str]) -> list[str]:
     return [f"### {number}\n\n{block}" for number, block in enumerate(blocks, 1)]
 
 
-def _column(subset: Subset, name: str) -> np.ndarray:
+def _column(subset: SubsetLike, name: str) -> np.ndarray:
     return np.asarray(subset.dataset[name][:])
 
 

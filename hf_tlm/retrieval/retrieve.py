@@ -31,9 +31,10 @@ from hf_tlm.retrieval.engines import (
     search_shards,
 )
 from hf_tlm.retrieval.index.files import order_of_ids
+from hf_tlm.retrieval.manifest import COLUMNS, FORMAT, FORMAT_VERSION, METHOD_FIELDS
 from hf_tlm.retrieval.names import RETRIEVERS
 from hf_tlm.retrieval.queries import build_queries, check_query_mode, example_texts
-from hf_tlm.retrieval.subset import COLUMNS, FORMAT, FORMAT_VERSION, Subset
+from hf_tlm.retrieval.subset import Subset
 from hf_tlm.version import __version__
 
 if TYPE_CHECKING:
@@ -44,9 +45,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 READ_ROWS = 1000
-METHOD_FIELDS = (
-    "query_mode max_query_terms top_k top_k_requested variant k1 b delta stopwords stemmer seed num_passages".split()
-)
 PACKAGES = ("numpy", "numba", "datasets", "bm25s", "rank_bm25")
 
 

@@ -14,7 +14,18 @@ import numpy as np
 from hf_tlm.files import atomic_directory, sha256
 from hf_tlm.hub.subset_card import describe_data, subset_card
 from hf_tlm.retrieval.analyzer import RetrievalError
-from hf_tlm.retrieval.manifest import FORMAT, UNQUERIED, check_manifest
+from hf_tlm.retrieval.manifest import (
+    CARD_FILE,
+    COLUMNS,
+    CONFIG_DATA_FILE,
+    DATA_FILE,
+    FORMAT,
+    FORMAT_VERSION,
+    MANIFEST_FILE,
+    REPORT_FILE,
+    UNQUERIED,
+    check_manifest,
+)
 from hf_tlm.retrieval.queries import build_queries, example_texts
 from hf_tlm.retrieval.report import describe_selection, retrieval_report
 
@@ -25,22 +36,6 @@ if TYPE_CHECKING:
     from hf_tlm.hub import Push
     from hf_tlm.tasks import Task
 
-FORMAT_VERSION = 1
-COLUMNS = {
-    "id": "string",
-    "text": "string",
-    "source": "string",
-    "rank": "int32",
-    "score": "float32",
-    "n_queries": "int32",
-    "best_query": "string",
-}
-DATA_FILE = "data/train-00000-of-00001.parquet"
-# In the folder of one configuration of several.
-CONFIG_DATA_FILE = "train-00000-of-00001.parquet"
-MANIFEST_FILE = "manifest.json"
-CARD_FILE = "README.md"
-REPORT_FILE = "report.md"
 # Of the subset that is there, and replaced with it: what recipes/analyze.py makes in its folder.
 ANALYSIS = "analysis/"
 ROW_GROUP = 1000
@@ -158,9 +153,9 @@ class Subset:
         Raises:
             HubError, RetrievalError: see `load` and `from_hub`; or it is neither.
         """
-        from hf_tlm.retrieval.hub_subset import open_subset
+        from hf_tlm.retrieval.hub_subset import parse_name
 
-        return open_subset(name)
+        return cls.load(name) if os.path.exists(name) else cls.from_hub(**parse_name(name))
 
     @classmethod
     def from_hub(cls, repo_id: str, *, revision: str | None = None, config: str | None = None) -> Subset:
@@ -174,9 +169,13 @@ class Subset:
             HubError: see `hf_tlm.hub.fetch`.
             RetrievalError: there is no subset, or none of that configuration; or see `load` and `read_released`.
         """
-        from hf_tlm.retrieval.hub_subset import load_from_hub
+        from hf_tlm.retrieval.hub_subset import download
 
-        return load_from_hub(repo_id, revision, config)
+        found, commit = download(repo_id, revision, config)
+        subset = cls.load(found) if isinstance(found, Path) else cls(*found)
+        # The commit: what a branch names may change.
+        subset.manifest["hub"] = {"repo_id": repo_id, "revision": commit, "config": config}
+        return subset
 
     def push_to_hub(self, repo_id: str, *, config: str | None = None, report: str | None = None, **options: Any) -> Push:
         """Publish it as a dataset, in one commit; `datasets.load_dataset(repo_id, config)` reads it without hf_tlm.
@@ -190,9 +189,11 @@ class Subset:
             HubError: see `hf_tlm.hub.push`.
             RetrievalError: `config` cannot be a name, or others in the repository are named and this is not (or vice versa).
         """
-        from hf_tlm.retrieval.hub_subset import push_to_hub
+        from hf_tlm.retrieval.hub_subset import push_subset
 
-        return push_to_hub(self, repo_id, config, report, options)
+        # Where it was loaded from is not what it is: pushed back there, it is unchanged.
+        own = replace(self, manifest={name: value for name, value in self.manifest.items() if name != "hub"})
+        return push_subset(own, repo_id, config, report or retrieval_report(own), options)
 
     def _card(self, report: str, parquet: Path, **place: Any) -> str:
         from datasets import Value

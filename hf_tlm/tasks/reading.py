@@ -11,7 +11,7 @@ from datasets import Dataset, IterableDataset, load_dataset
 
 from hf_tlm.corpora.tables import OPTIONS, check_columns, columns_of, open_parquet, read_rows, reading_error, row_batches
 from hf_tlm.hub.errors import explaining
-from hf_tlm.hub.repo import Repo
+from hf_tlm.hub.repo_id import Repo
 from hf_tlm.tasks.conll import SUFFIXES, read_conll
 from hf_tlm.tasks.spec import SPLITS, TaskError, TaskSpec
 from hf_tlm.tasks.squad_json import is_squad_json, read_squad_json

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from hf_tlm.files import HfTlmError
+from hf_tlm.errors import HfTlmError
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -8,12 +8,11 @@ from typing import ClassVar, TypeVar
 
 from transformers import TrainingArguments
 
-from hf_tlm.hub.repo import find_repo
+from hf_tlm.hub.repo_id import find_repo
 from hf_tlm.ranges import check_ranges
 from hf_tlm.training.deepspeed import backend, check_deepspeed, check_settings, is_launched
 from hf_tlm.training.optimizers import MUON, OWN, check_optimizer
 from hf_tlm.training.options import ArgumentsError
-from hf_tlm.training.publishing import check_hub_arguments
 from hf_tlm.training.trainer_options import check_trainer_options
 
 # Of the Trainer's options those that would break a run.
@@ -60,7 +59,7 @@ class BaseArguments(TrainingArguments):
         self.bf16, self.fp16 = (self.mixed_precision == name for name in ("bf16", "fp16"))
         if self.deepspeed_plugin is not None:
             check_settings(self.deepspeed_plugin.deepspeed_config)
-        check_hub_arguments(self, self.hub_id_name)
+        _check_hub(self, self.hub_id_name)
         if str(self.resume_from_checkpoint).lower() == "true":
             self.resume_from_checkpoint = None  # It is what a run does.
         if self.resume_from_checkpoint is not None and find_repo(self.resume_from_checkpoint, "model") is None:
@@ -164,3 +163,29 @@ class BaseArguments(TrainingArguments):
         if self.device.type == "cpu":
             args.dataloader_pin_memory = False  # Of no use there, and torch says so for every loader.
         return args
+
+
+def _check_hub(args: BaseArguments, id_name: str) -> None:
+    """Raises:
+    ArgumentsError: arguments of the Trainer's own pushes, which take whatever the folder holds at the time; or `id_name`,
+        the argument that names the repository, is missing or to no effect.
+    """
+    strategies = ("end", "checkpoint") if id_name == "hub_model_id" else ("end",)
+    if args.hub_strategy not in strategies or args.hub_always_push:
+        raise ArgumentsError(
+            f"What is published is finished: hub_strategy can be {' or '.join(strategies)}, hub_always_push false; "
+            f"received {getattr(args.hub_strategy, 'value', args.hub_strategy)} and {args.hub_always_push}."
+        )
+    if id_name != "hub_model_id" and args.resume_from_checkpoint is not None:
+        raise ArgumentsError("resume_from_checkpoint has no effect here: run the same command again. Leave it out.")
+    ids = ("hub_model_id", "hub_dataset_id")
+    (other,) = (name for name in ids if name != id_name)
+    if getattr(args, other, None) is not None:
+        raise ArgumentsError(f"{other} {getattr(args, other)} has no effect here: the repository is --{id_name}.")
+    given = [name for name in (id_name, "hub_private_repo", "hub_revision") if getattr(args, name) is not None]
+    given += ["hub_strategy"] if args.hub_strategy != "end" else []
+    if given and not args.push_to_hub:
+        has = "has" if len(given) == 1 else "have"
+        raise ArgumentsError(f"{' and '.join(given)} {has} no effect without push_to_hub. Add it, or leave them out.")
+    if args.push_to_hub and getattr(args, id_name) is None:
+        raise ArgumentsError(f"push_to_hub needs --{id_name} owner/name: the repository to publish to.")

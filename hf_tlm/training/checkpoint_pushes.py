@@ -11,11 +11,12 @@ from pathlib import Path
 
 from transformers import TrainerCallback
 
+from hf_tlm.errors import HubError
 from hf_tlm.files import atomic_directory
 from hf_tlm.hub.background import Uploads
-from hf_tlm.hub.errors import HubError
 from hf_tlm.hub.push import push
-from hf_tlm.hub.repo import fetch, file_sizes, find_repo
+from hf_tlm.hub.repo import fetch, file_sizes
+from hf_tlm.hub.repo_id import find_repo
 from hf_tlm.hub.run_files import CODE, CONTINUING, NAMES, check_sizes, is_ours, mark
 from hf_tlm.models import coco_lm
 from hf_tlm.seals import SEAL

@@ -12,7 +12,7 @@ import re
 import shutil
 from pathlib import Path
 
-from hf_tlm.files import HfTlmError
+from hf_tlm.errors import HfTlmError
 from hf_tlm.seals import SEAL, read_seal, seal_problem, write_seal
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from hf_tlm.claims import Claim
-from hf_tlm.files import HfTlmError, atomic_file, atomic_write, sha256
+from hf_tlm.errors import HfTlmError
+from hf_tlm.files import atomic_file, atomic_write, sha256
 from hf_tlm.json_files import read_object
 from hf_tlm.models import MLM_SUBFOLDER
 from hf_tlm.models.composite_files import GENERATOR

@@ -16,7 +16,8 @@ from safetensors.torch import save
 from transformers import TrainerCallback
 
 from hf_tlm.data.interleave import CORPUS, TASK, InterleavedBatchSampler
-from hf_tlm.files import HfTlmError, atomic_write
+from hf_tlm.errors import HfTlmError
+from hf_tlm.files import atomic_write
 from hf_tlm.training.interruptions import Interruption
 from hf_tlm.version import __version__
 

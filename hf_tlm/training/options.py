@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from hf_tlm.files import HfTlmError
+from hf_tlm.errors import HfTlmError
 from hf_tlm.training.hub_options import HubOptions
 
 

@@ -16,32 +16,6 @@ if TYPE_CHECKING:
     from hf_tlm.training.model_arguments import ModelArguments
 
 
-def check_hub_arguments(args: BaseArguments, id_name: str) -> None:
-    """Raises:
-    ArgumentsError: arguments of the Trainer's own pushes, which take whatever the folder holds at the time; or `id_name`,
-        the argument that names the repository, is missing or to no effect.
-    """
-    strategies = ("end", "checkpoint") if id_name == "hub_model_id" else ("end",)
-    if args.hub_strategy not in strategies or args.hub_always_push:
-        raise ArgumentsError(
-            f"What is published is finished: hub_strategy can be {' or '.join(strategies)}, hub_always_push false; "
-            f"received {getattr(args.hub_strategy, 'value', args.hub_strategy)} and {args.hub_always_push}."
-        )
-    if id_name != "hub_model_id" and args.resume_from_checkpoint is not None:
-        raise ArgumentsError("resume_from_checkpoint has no effect here: run the same command again. Leave it out.")
-    ids = ("hub_model_id", "hub_dataset_id")
-    (other,) = (name for name in ids if name != id_name)
-    if getattr(args, other, None) is not None:
-        raise ArgumentsError(f"{other} {getattr(args, other)} has no effect here: the repository is --{id_name}.")
-    given = [name for name in (id_name, "hub_private_repo", "hub_revision") if getattr(args, name) is not None]
-    given += ["hub_strategy"] if args.hub_strategy != "end" else []
-    if given and not args.push_to_hub:
-        has = "has" if len(given) == 1 else "have"
-        raise ArgumentsError(f"{' and '.join(given)} {has} no effect without push_to_hub. Add it, or leave them out.")
-    if args.push_to_hub and getattr(args, id_name) is None:
-        raise ArgumentsError(f"push_to_hub needs --{id_name} owner/name: the repository to publish to.")
-
-
 def check_hub(args: BaseArguments, adapter: ModelArguments | None = None) -> None:
     """Before anything is trained; the first process asks the Hub.
 

@@ -15,10 +15,10 @@ from safetensors import SafetensorError
 from transformers import Trainer
 
 from hf_tlm.data.interleave import InterleavedBatchSampler
-from hf_tlm.files import HfTlmError
+from hf_tlm.errors import HfTlmError
 from hf_tlm.hub.run_files import is_foreign
-from hf_tlm.models.legacy_weights import reading_pickles
 from hf_tlm.models.onednn import OneDnnLinear
+from hf_tlm.models.pickles import reading_pickles
 from hf_tlm.seals import SEAL
 from hf_tlm.signals import ignore_sigterm
 from hf_tlm.training.checkpoints import (

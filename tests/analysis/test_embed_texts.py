@@ -18,8 +18,8 @@ from transformers import (
 )
 
 from hf_tlm.analysis import AnalysisError, embed_texts, load_encoder
+from hf_tlm.errors import HfTlmError
 from hf_tlm.evaluation import CheckpointArguments
-from hf_tlm.files import HfTlmError
 from hf_tlm.models import add_lora
 from hf_tlm.models.adapters import export_adapter
 from toys import TINY_CONFIGS, sentences

@@ -26,7 +26,7 @@ from hf_tlm.analysis.subsets import figures, views
 from hf_tlm.analysis.subsets.options import Options
 from hf_tlm.corpora import load_corpus
 from hf_tlm.retrieval import Subset, retrieve
-from hf_tlm.retrieval.subset import COLUMNS
+from hf_tlm.retrieval.manifest import COLUMNS
 from hf_tlm.tasks import load_task
 from recipes.launching import ROOT, fails
 from toys import make_task, sentences

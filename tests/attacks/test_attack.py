@@ -7,7 +7,7 @@ import pytest
 
 import hf_tlm
 from attacks.attack import ROOT, Outcome, assert_refused, attack, call
-from hf_tlm.files import HfTlmError
+from hf_tlm.errors import HfTlmError
 
 
 @pytest.mark.parametrize("recipe", ["retrieve", "train_tlm", "baseline", "pretrain"])

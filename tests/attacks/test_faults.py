@@ -17,7 +17,8 @@ from hf_tlm.corpora import load_corpus
 from hf_tlm.data.shards import BlockShards
 from hf_tlm.data.tokenization import kept_tokenizer
 from hf_tlm.disk import disk_problem
-from hf_tlm.files import HfTlmError, atomic_write
+from hf_tlm.errors import HfTlmError
+from hf_tlm.files import atomic_write
 from hf_tlm.models import TlmModel, export_stock
 from hf_tlm.retrieval import retrieve
 from hf_tlm.retrieval.analyzer import Analyzer

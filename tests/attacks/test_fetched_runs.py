@@ -11,11 +11,12 @@ import torch
 from analysis.report_runs import tlm_run
 from attacks.hostile import classifier, finetuned, pickled, torch_pickled
 from hf_tlm.analysis import AnalysisError, write_report
+from hf_tlm.errors import HubError
 from hf_tlm.evaluation import ProtocolError, predict, run_tlm
-from hf_tlm.hub import HubError, publish_model, run_files
+from hf_tlm.hub import publish_model, run_files
 from hf_tlm.hub.run_files import CODE, CONTINUING, MARK, NAMES, is_foreign, is_ours
 from hf_tlm.models import ModelError
-from hf_tlm.models.legacy_weights import read_weights
+from hf_tlm.models.pickles import read_weights
 from hf_tlm.seals import SEAL
 from hf_tlm.training import ModelArguments, TlmArguments
 from hf_tlm.training.checkpoint_pushes import OWN_CODE, CheckpointPushes, _copy, fetch_run

@@ -8,8 +8,7 @@ import shutil
 import pytest
 
 from attacks.attack import assert_refused, attack, tree
-from hf_tlm.files import HfTlmError
-from hf_tlm.hub import HubError
+from hf_tlm.errors import HfTlmError, HubError
 from hf_tlm.hub.publish import publish_model
 from hf_tlm.training.claim import publish_locally
 from hf_tlm.training.finished import SEED, finish, finished

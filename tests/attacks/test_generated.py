@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from attacks.test_numbers import CLASSES
 from hf_tlm import parser
 from hf_tlm.corpora import load_corpus
-from hf_tlm.files import HfTlmError
+from hf_tlm.errors import HfTlmError
 from hf_tlm.parser import parse, typed_values
 from hf_tlm.ranges import RANGES
 from hf_tlm.retrieval import Subset

@@ -10,7 +10,7 @@ import pytest
 
 from attacks.attack import ROOT, assert_refused, attack
 from hf_tlm import parser
-from hf_tlm.files import HfTlmError
+from hf_tlm.errors import HfTlmError
 from hf_tlm.ranges import RANGES, Range
 
 EXTREMES = (math.nan, math.inf, -math.inf, -1, 0, 1e308, 2**63, -(2**63))

@@ -10,7 +10,7 @@ import yaml
 from attacks.attack import assert_refused, call
 from card_records import INFO, PRETRAINED, REPORT, RUN, SUBSET
 from hf_tlm.analysis.findings import markdown_table
-from hf_tlm.files import HfTlmError
+from hf_tlm.errors import HfTlmError
 from hf_tlm.hub.cards import converted_card, pretrained_card, tlm_card
 from hf_tlm.hub.subset_card import subset_card
 from hf_tlm.hub.subset_configs import config_names, configs_card

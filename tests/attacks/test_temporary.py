@@ -7,7 +7,8 @@ import signal
 
 import pytest
 
-from hf_tlm.files import HfTlmError, atomic_directory, atomic_file, atomic_write
+from hf_tlm.errors import HfTlmError
+from hf_tlm.files import atomic_directory, atomic_file, atomic_write
 from hf_tlm.temporary import remove_abandoned
 
 FORK = multiprocessing.get_context("fork")

@@ -3,7 +3,7 @@ import os
 import pytest
 
 from hf_tlm.corpora import Corpus, CorpusError
-from hf_tlm.files import HfTlmError
+from hf_tlm.errors import HfTlmError
 
 DOCUMENTS = [
     {"id": "a", "text": "One two. Three.", "source": "s"},

@@ -5,7 +5,8 @@ import zipfile
 import pytest
 
 from hf_tlm.corpora import CorpusError, demo
-from hf_tlm.files import HfTlmError, sha256
+from hf_tlm.errors import HfTlmError
+from hf_tlm.files import sha256
 
 HEADER = "Category\tText\nd\tstring\nclass\t\n\n"
 

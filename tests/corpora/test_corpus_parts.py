@@ -12,7 +12,7 @@ from datasets import Dataset, load_dataset
 
 from hf_tlm.corpora import Corpus, CorpusArguments, CorpusError, load_corpus
 from hf_tlm.corpora.reading import BATCH, read_batches
-from hf_tlm.files import HfTlmError
+from hf_tlm.errors import HfTlmError
 
 COLUMNS = ("text", None, "source")
 

@@ -7,7 +7,7 @@ from transformers import BertTokenizer
 
 from hf_tlm.data import TlmCollator, TokenizerError
 from hf_tlm.data.cropping import Cropper
-from hf_tlm.files import HfTlmError
+from hf_tlm.errors import HfTlmError
 
 LONG = [2, *range(5, 105), 3]
 

@@ -8,7 +8,7 @@ from accelerate.data_loader import BatchSamplerShard
 from datasets import Dataset
 
 from hf_tlm.data.interleave import CORPUS, TASK, InterleavedBatchSampler, InterleavedDataset
-from hf_tlm.files import HfTlmError
+from hf_tlm.errors import HfTlmError
 
 NUM_TASK, NUM_CORPUS = 13, 29
 

@@ -14,7 +14,7 @@ from hf_tlm.corpora import Corpus
 from hf_tlm.data import BlocksError, BlockShards, InterleavedBatchSampler, Preparation, ShardStream, StreamedBlocks
 from hf_tlm.data import streaming as module
 from hf_tlm.data.interleave import InterleavedDataset
-from hf_tlm.files import HfTlmError
+from hf_tlm.errors import HfTlmError
 from toys import sentences
 
 ROWS = [{"id": f"d{i}", "text": row["text"] + ".", "source": "s"} for i, row in enumerate(sentences(120, 5))]

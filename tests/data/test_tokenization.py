@@ -13,9 +13,8 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from hf_tlm.data import TokenizerError, load_tokenizer, text_lengths, tokenization, tokenize, train_wordpiece
+from hf_tlm.errors import HfTlmError, HubError
 from hf_tlm.evaluation.finetuning import kind_module
-from hf_tlm.files import HfTlmError
-from hf_tlm.hub import HubError
 from hf_tlm.tasks import load_task
 from kind_toys import arguments
 

@@ -12,8 +12,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.svm import LinearSVC
 
 from hf_tlm.data.tfidf import TOKENS
-from hf_tlm.evaluation import BaselineArguments, linear_model, majority_class
 from hf_tlm.evaluation import baselines as module
+from hf_tlm.evaluation import linear_model, majority_class, make_baselines
 from hf_tlm.tasks import TaskError
 from toys import make_task
 
@@ -74,7 +74,7 @@ def test_texts_of_a_pair_are_told_apart(task):
 
 
 def test_what_is_written(task, tmp_path):
-    made = BaselineArguments().make(task)
+    made = make_baselines(task)
     assert [one.name for one in made] == ["majority class", "linear"]
     made[1].save(tmp_path, task)
     record = json.loads((tmp_path / "results.json").read_text())
@@ -83,7 +83,7 @@ def test_what_is_written(task, tmp_path):
     assert [line["id"] for line in lines] == task.test["id"][:]
     right = np.mean([line["label"] == line["prediction"] for line in lines])
     assert right == pytest.approx(made[1].scores["test"]["accuracy"])
-    assert [one.name for one in BaselineArguments(baseline="linear").make(task)] == ["linear"]
+    assert [one.name for one in make_baselines(task, "linear")] == ["linear"]
 
 
 def test_other_kinds_are_refused(task):

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from hf_tlm.data import BlockArguments
+from hf_tlm.errors import HubError
 from hf_tlm.evaluation import ProtocolError, run_pretraining, run_tlm
-from hf_tlm.hub import HubError
 from hf_tlm.hub.background import Uploads
 from hf_tlm.retrieval import retrieve
 from hf_tlm.training import ModelArguments, PretrainArguments, TlmArguments, checkpoint_pushes

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy.stats import pearsonr, spearmanr
 
+from hf_tlm.errors import HfTlmError
 from hf_tlm.evaluation import load_metric
-from hf_tlm.files import HfTlmError
 
 NAMES = ["pearson", "spearman"]
 

@@ -3,8 +3,8 @@ import pytest
 from sklearn.metrics import f1_score, matthews_corrcoef
 from transformers import EvalPrediction
 
+from hf_tlm.errors import HfTlmError
 from hf_tlm.evaluation import KIND_METRICS, METRICS, compute_metrics_for, load_metric
-from hf_tlm.files import HfTlmError
 from hf_tlm.tasks import METRICS as TASK_METRICS
 
 REFERENCES = [0, 0, 0, 1, 1, 2]

@@ -10,8 +10,9 @@ from transformers import AutoModelForSequenceClassification
 
 from hf_tlm.corpora import load_corpus
 from hf_tlm.data import BlockArguments
+from hf_tlm.errors import HubError
 from hf_tlm.evaluation import run_pretraining, run_tlm
-from hf_tlm.hub import HubError, publish_model
+from hf_tlm.hub import publish_model
 from hf_tlm.training import ArgumentsError, ModelArguments, PretrainArguments, TlmArguments
 from hf_tlm.training.publishing import publish_run
 from toys import FAST, TINY_CONFIGS, sentences

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
+from hf_tlm.errors import HfTlmError
 from hf_tlm.evaluation import best_threshold, load_metric
 from hf_tlm.evaluation.metrics.squad import answer_f1, exact_match, normalize_answer
-from hf_tlm.files import HfTlmError
 
 
 def score(predictions, references):

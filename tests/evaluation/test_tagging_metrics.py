@@ -1,8 +1,8 @@
 import pytest
 
+from hf_tlm.errors import HfTlmError
 from hf_tlm.evaluation import load_metric
 from hf_tlm.evaluation.metrics.tagging import spans
-from hf_tlm.files import HfTlmError
 
 
 def accuracy(predictions, references):

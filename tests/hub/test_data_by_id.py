@@ -4,7 +4,7 @@ import pytest
 from datasets import Dataset
 
 from hf_tlm.corpora import CorpusArguments
-from hf_tlm.files import HfTlmError
+from hf_tlm.errors import HfTlmError
 from hf_tlm.tasks import TaskArguments
 from toys import sentences
 

@@ -8,7 +8,8 @@ import threading
 
 import pytest
 
-from hf_tlm.hub import HubError, check_push, push
+from hf_tlm.errors import HubError
+from hf_tlm.hub import check_push, push
 from hf_tlm.hub.errors import redacted
 from hf_tlm.hub.push import published
 

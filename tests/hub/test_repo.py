@@ -4,7 +4,8 @@ import logging
 
 import pytest
 
-from hf_tlm.hub import HubError, Repo, fetch, find_repo, local_folder
+from hf_tlm.errors import HubError
+from hf_tlm.hub import Repo, fetch, find_repo, local_folder
 
 SAFE = {"config.json": "{}", "model.safetensors": "weights", "tokenizer.json": "{}"}
 

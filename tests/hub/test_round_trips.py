@@ -7,7 +7,8 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForMultipleChoice, AutoTokenizer
 
-from hf_tlm.hub import HubError, push, verify
+from hf_tlm.errors import HubError
+from hf_tlm.hub import push, verify
 from hf_tlm.models import CorruptAndPredict, TlmModel, auxiliary_config, export_stock
 from hf_tlm.retrieval import retrieve
 from toys import TINY_CONFIGS

@@ -7,7 +7,8 @@ import datasets
 import pytest
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSequenceClassification
 
-from hf_tlm.hub import HubError, push, verify
+from hf_tlm.errors import HubError
+from hf_tlm.hub import push, verify
 from hf_tlm.models import CorruptAndPredict, auxiliary_config, export_stock
 from toys import TINY_CONFIGS
 

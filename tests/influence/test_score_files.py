@@ -10,7 +10,8 @@ from datasets import Dataset
 from fake_scorer import FakeScorer
 from hf_tlm.data import tokenize
 from hf_tlm.influence import InfluenceError, score, score_files
-from hf_tlm.influence.score_files import GRADIENTS_FOLDER, SETTINGS_FILE, rows_digest
+from hf_tlm.influence.rows import rows_digest
+from hf_tlm.influence.score_files import GRADIENTS_FOLDER, SETTINGS_FILE
 
 TASK_BATCH = 5
 

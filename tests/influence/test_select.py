@@ -13,7 +13,7 @@ from hf_tlm.data import tokenize
 from hf_tlm.influence import InfluenceError, select, select_rows
 from hf_tlm.influence.dsir import log_importance_weights, resample
 from hf_tlm.retrieval import Subset, retrieval_report, retrieve
-from hf_tlm.retrieval.subset import CARD_FILE, COLUMNS, DATA_FILE
+from hf_tlm.retrieval.manifest import CARD_FILE, COLUMNS, DATA_FILE
 from hf_tlm.tasks import Task
 from toys import make_task
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from fake_scorer import FakeScorer
-from hf_tlm.files import HfTlmError
+from hf_tlm.errors import HfTlmError
 from hf_tlm.influence import InfluenceError, SelectionArguments, select
 from hf_tlm.parser import parse
 from hf_tlm.retrieval import RetrievalError, Sharding, Subset, retrieve

@@ -11,7 +11,7 @@ import torch
 from datasets import Dataset
 
 from hf_tlm.data import tokenize, train_wordpiece
-from hf_tlm.files import HfTlmError
+from hf_tlm.errors import HfTlmError
 from hf_tlm.influence import (
     DocumentScores,
     InfluenceError,

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModel, AutoTokenizer
 
-from hf_tlm.files import HfTlmError
+from hf_tlm.errors import HfTlmError
 from hf_tlm.models import ModelError, convert_released, load_released
 from hf_tlm.models.coco_lm import CocoLmForMaskedLM, CocoLmModel, CocoLmTokenizer
 from released_layout import CONFIG, batch, shapes, weights, write, write_tokenizer

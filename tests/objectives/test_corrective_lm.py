@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hf_tlm.files import HfTlmError
+from hf_tlm.errors import HfTlmError
 from hf_tlm.models.linear_cross_entropy import linear_cross_entropy
 from hf_tlm.objectives import CorrectiveLm, copy_loss, corrective_lm_loss
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hf_tlm.files import HfTlmError
+from hf_tlm.errors import HfTlmError
 from hf_tlm.objectives import Mlm, TaskLoss, WeightedMean, WeightedSum
 from hf_tlm.objectives.shares import mean, wide
 

@@ -7,8 +7,7 @@ import sys
 import pytest
 from datasets import load_dataset
 
-from hf_tlm.files import HfTlmError
-from hf_tlm.hub import HubError
+from hf_tlm.errors import HfTlmError, HubError
 from hf_tlm.retrieval import Subset
 from launching import ROOT, TINY, launch
 

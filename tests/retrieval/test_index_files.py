@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from datasets import Dataset
 
-from hf_tlm.files import HfTlmError
+from hf_tlm.errors import HfTlmError
 from hf_tlm.retrieval import Bm25Settings, RetrievalError
 from hf_tlm.retrieval.analyzer import Analyzer
 from hf_tlm.retrieval.index import files as index_files

@@ -10,9 +10,9 @@ import pytest
 from datasets import Dataset, Features, Value
 
 from hf_tlm.retrieval import RetrievalError, Subset
+from hf_tlm.retrieval.manifest import COLUMNS
 from hf_tlm.retrieval.marking import mark_shared, marked_spans, marked_terms, spans_to_markdown
 from hf_tlm.retrieval.report import _bar, _spread, retrieval_report
-from hf_tlm.retrieval.subset import COLUMNS
 from hf_tlm.shown import for_markdown
 from hf_tlm.tasks import TaskSpec, task_from_datasets
 

@@ -8,7 +8,7 @@ import yaml
 
 from hf_tlm.corpora import load_corpus
 from hf_tlm.retrieval import RetrievalError, Subset, retrieve
-from hf_tlm.retrieval.subset import CARD_FILE, COLUMNS, DATA_FILE, MANIFEST_FILE, REPORT_FILE
+from hf_tlm.retrieval.manifest import CARD_FILE, COLUMNS, DATA_FILE, MANIFEST_FILE, REPORT_FILE
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 import pytest
 from datasets import Dataset
 
-from hf_tlm.files import HfTlmError
+from hf_tlm.errors import HfTlmError
 from hf_tlm.tasks import KINDS, METRICS, TASKS, TaskError, TaskSpec, task_from_datasets
 
 

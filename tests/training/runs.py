@@ -22,8 +22,8 @@ from transformers import AutoConfig, AutoTokenizer, TrainerCallback, TrainerStat
 from hf_tlm import seals
 from hf_tlm.corpora import load_corpus
 from hf_tlm.data import BlockArguments, tokenize
+from hf_tlm.errors import HfTlmError
 from hf_tlm.evaluation import compute_metrics_for, run_pretraining
-from hf_tlm.files import HfTlmError
 from hf_tlm.models import CorruptAndPredict, TlmModel, auxiliary_config
 from hf_tlm.signals import Terminated
 from hf_tlm.training import (

@@ -15,7 +15,7 @@ import torch
 from accelerate.utils import DistributedType
 from transformers import AutoConfig, AutoTokenizer, set_seed
 
-from hf_tlm.files import HfTlmError
+from hf_tlm.errors import HfTlmError
 from hf_tlm.models import CorruptAndPredict, TlmModel, auxiliary_config
 from hf_tlm.signals import Terminated
 from hf_tlm.training import ArgumentsError, TlmArguments

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hf_tlm.analysis.report.blocks import Column, Marked, Table, make_table
-from hf_tlm.files import HfTlmError
+from hf_tlm.errors import HfTlmError
 from hf_tlm.retrieval.marking import mark_shared, marked_terms, stemmer_of
 
 if TYPE_CHECKING:

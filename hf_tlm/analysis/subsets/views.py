@@ -19,7 +19,8 @@ from hf_tlm.analysis.subsets.influence import QUANTILES, rank_against_influence
 from hf_tlm.analysis.subsets.overlap import Overlap, by_corpus, describe_corpora, subset_overlap
 from hf_tlm.analysis.subsets.ranks import size_against_k, steps
 from hf_tlm.analysis.subsets.sources import source_shares
-from hf_tlm.files import HfTlmError, atomic_write
+from hf_tlm.errors import HfTlmError
+from hf_tlm.files import atomic_write
 from hf_tlm.shown import for_markdown
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from hf_tlm.files import HfTlmError
+from hf_tlm.errors import HfTlmError
 
 TEXTS, MASK, WORDS = ("text", "text_pair"), "mask", "words"
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers.modeling_outputs import TokenClassifierOutput
 
-from hf_tlm.files import HfTlmError
+from hf_tlm.errors import HfTlmError
 
 CRF_FILE = "crf.safetensors"
 

@@ -13,8 +13,8 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase, Trainer
 
 from hf_tlm.data import text_lengths
+from hf_tlm.errors import HfTlmError
 from hf_tlm.evaluation.finetuning.arguments import FinetuneArguments
-from hf_tlm.files import HfTlmError
 from hf_tlm.tasks import Task
 
 

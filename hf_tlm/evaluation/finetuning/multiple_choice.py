@@ -18,8 +18,8 @@ import torch
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
+from hf_tlm.errors import HfTlmError
 from hf_tlm.evaluation.finetuning.features import compute_scores, make_features, pad, softmax
-from hf_tlm.files import HfTlmError
 from hf_tlm.tasks import Task
 
 if TYPE_CHECKING:

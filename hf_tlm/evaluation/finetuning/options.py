@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from hf_tlm.hub.checkpoint import split_revision
-from hf_tlm.hub.repo import find_repo
+from hf_tlm.hub.repo_id import find_repo
 from hf_tlm.models.lora_arguments import LoraArguments
 from hf_tlm.training.hub_options import HubOptions
 from hf_tlm.training.options import ArgumentsError

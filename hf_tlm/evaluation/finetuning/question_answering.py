@@ -18,6 +18,7 @@ import torch
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
+from hf_tlm.errors import HfTlmError
 from hf_tlm.evaluation.finetuning.answers import Answers, search
 from hf_tlm.evaluation.finetuning.features import (
     check_offsets,
@@ -28,7 +29,6 @@ from hf_tlm.evaluation.finetuning.features import (
     tokenize_with_offsets,
 )
 from hf_tlm.evaluation.metrics import best_threshold
-from hf_tlm.files import HfTlmError
 from hf_tlm.tasks import Task
 
 if TYPE_CHECKING:

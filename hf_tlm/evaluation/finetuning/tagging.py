@@ -22,6 +22,7 @@ import torch
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
+from hf_tlm.errors import HfTlmError
 from hf_tlm.evaluation.finetuning.crf import CRF_FILE, CrfTagger
 from hf_tlm.evaluation.finetuning.features import (
     check_offsets,
@@ -33,7 +34,6 @@ from hf_tlm.evaluation.finetuning.features import (
     token_spans,
     tokenize_with_offsets,
 )
-from hf_tlm.files import HfTlmError
 from hf_tlm.tasks import Task
 
 if TYPE_CHECKING:

@@ -11,13 +11,14 @@ from typing import Any
 
 from hf_tlm import checked
 from hf_tlm.claims import Claim
+from hf_tlm.errors import HfTlmError
 from hf_tlm.evaluation.finetuning import CheckpointArguments, FinetuneArguments, FinetuneRun, finetune
 from hf_tlm.evaluation.grids.points import Grid, GridError, point_name
 from hf_tlm.evaluation.grids.report import choose, figures, to_markdown
 from hf_tlm.evaluation.grids.search import check_search, search
 from hf_tlm.evaluation.grids.sharing import PointsError, once, work_through
 from hf_tlm.evaluation.records import published_lines
-from hf_tlm.files import HfTlmError, atomic_write
+from hf_tlm.files import atomic_write
 from hf_tlm.hub.commit import Push
 from hf_tlm.json_files import find_object, read_object
 from hf_tlm.locks import awaited

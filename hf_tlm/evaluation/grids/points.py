@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from hf_tlm.errors import HfTlmError
 from hf_tlm.evaluation.finetuning.options import FinetuneOptions
-from hf_tlm.files import HfTlmError
 from hf_tlm.parser import typed_values
 from hf_tlm.safe_yaml import load_yaml, read_yaml
 

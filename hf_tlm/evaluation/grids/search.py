@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import set_seed
 
+from hf_tlm.errors import HfTlmError
 from hf_tlm.evaluation.finetuning import CheckpointArguments, FinetuneArguments, draw_fraction, kind_module
 from hf_tlm.evaluation.finetuning.evaluation_set import EvaluationSet
 from hf_tlm.evaluation.finetuning.kinds import label_names
@@ -20,7 +21,7 @@ from hf_tlm.evaluation.finetuning.loading import load_model, load_pretrained
 from hf_tlm.evaluation.finetuning.trainer import FinetuneTrainer
 from hf_tlm.evaluation.grids.points import Grid, GridError, Range
 from hf_tlm.evaluation.grids.sharing import once
-from hf_tlm.files import HfTlmError, atomic_write
+from hf_tlm.files import atomic_write
 from hf_tlm.json_files import read_object
 from hf_tlm.tasks import Task
 

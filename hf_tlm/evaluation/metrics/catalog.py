@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hf_tlm.errors import HfTlmError
 from hf_tlm.evaluation.metrics.base import TaskMetric
 from hf_tlm.evaluation.metrics.classification import Accuracy, BinaryF1, MacroF1, Matthews, MicroF1
 from hf_tlm.evaluation.metrics.regression import Pearson, Spearman
 from hf_tlm.evaluation.metrics.squad import SquadF1
 from hf_tlm.evaluation.metrics.tagging import SpanF1, TagAccuracy
-from hf_tlm.files import HfTlmError
 from hf_tlm.tasks.spec import KIND_METRICS
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import datasets
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
+from hf_tlm.errors import HfTlmError
 from hf_tlm.evaluation.metrics.base import TaskMetric, undefined
-from hf_tlm.files import HfTlmError
 
 
 class _ClassificationMetric(TaskMetric):

@@ -6,8 +6,8 @@ import datasets
 import numpy as np
 from scipy.stats import rankdata
 
+from hf_tlm.errors import HfTlmError
 from hf_tlm.evaluation.metrics.base import TaskMetric, undefined
-from hf_tlm.files import HfTlmError
 
 
 class _Correlation(TaskMetric):

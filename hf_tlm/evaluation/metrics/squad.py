@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import datasets
 import numpy as np
 
+from hf_tlm.errors import HfTlmError
 from hf_tlm.evaluation.metrics.base import TaskMetric
-from hf_tlm.files import HfTlmError
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import datasets
 
+from hf_tlm.errors import HfTlmError
 from hf_tlm.evaluation.metrics.base import TaskMetric, undefined
-from hf_tlm.files import HfTlmError
 from hf_tlm.tasks.tagging import is_iob2
 
 Tags = Sequence[str | None]  # Of one sentence.

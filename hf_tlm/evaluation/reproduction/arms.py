@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from hf_tlm.errors import HfTlmError
 from hf_tlm.evaluation.reproduction.published import BESIDE, PUBLISHED
-from hf_tlm.files import HfTlmError
 
 # What an arm can set: the options of these recipes, by their names, as in a YAML file.
 SECTIONS = ("retrieve", "select_influence", "train_tlm", "finetune")

@@ -15,13 +15,14 @@ from typing import Any
 import torch
 
 import hf_tlm
+from hf_tlm.errors import HfTlmError
 from hf_tlm.evaluation.grids import PointsError, work_through
 from hf_tlm.evaluation.records import command_line, environment
 from hf_tlm.evaluation.reproduction.arms import ReproductionError
 from hf_tlm.evaluation.reproduction.plan import TOKENIZER, TRAININGS, Plan, Step
 from hf_tlm.evaluation.reproduction.steps import discard_checkpoints, make_step, parse_step, read_record, tokenise
 from hf_tlm.evaluation.reproduction.table import Table
-from hf_tlm.files import HfTlmError, atomic_write
+from hf_tlm.files import atomic_write
 
 logger = logging.getLogger(__name__)
 

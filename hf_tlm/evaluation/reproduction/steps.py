@@ -183,8 +183,10 @@ def _make_finetuning(plan: Plan, step: Step, task_args: TaskArguments, checkpoin
 
 
 def _make_baseline(plan: Plan, step: Step, task_args: TaskArguments, args: BaselineArguments) -> dict[str, Any]:
+    from hf_tlm.evaluation.baselines import make_baselines
+
     task = task_args.load()
-    (made,) = args.make(task)
+    (made,) = make_baselines(task, args.baseline)
     made.save(plan.folder(step), task)
     details = {"task_fingerprint": task.fingerprint, "metric": task.metric, "environment": environment()}
     cost = Cost(seconds=made.seconds).to_dict()

@@ -21,7 +21,6 @@ from hf_tlm.models.coco_lm.modeling_coco_lm import (
     CocoLmModel,
 )
 from hf_tlm.models.coco_lm.relative_positions import relative_position_buckets
-from hf_tlm.models.coco_lm.released import Released, convert_released, load_released
 from hf_tlm.models.coco_lm.tokenization_coco_lm import CocoLmTokenizer
 
 __all__ = [
@@ -34,11 +33,8 @@ __all__ = [
     "CocoLmMaskedLMOutput",
     "CocoLmModel",
     "CocoLmTokenizer",
-    "Released",
     "as_bert",
-    "convert_released",
     "export_bert",
-    "load_released",
     "relative_position_buckets",
 ]
 

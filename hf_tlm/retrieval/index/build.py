@@ -11,7 +11,7 @@ import os
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -40,7 +40,21 @@ from hf_tlm.retrieval.index.vocabulary import Vocabulary
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from hf_tlm.retrieval.index.index import Index
+
+class Extendable(Protocol):
+    """An opened `Index`, of which this reads what there is already."""
+
+    directory: Path
+    analyzer: Analyzer
+    table: np.ndarray
+    sampled: np.ndarray
+    lengths: np.ndarray
+    frequencies: np.ndarray
+    vocabulary: Vocabulary
+
+    def __len__(self) -> int: ...
+
+    def tile(self, number: int) -> Tile: ...
 
 
 class _Words:
@@ -156,7 +170,7 @@ class Builder:
         }
 
     @classmethod
-    def of(cls, index: Index, folder: Path) -> Builder:
+    def of(cls, index: Extendable, folder: Path) -> Builder:
         """A builder in another folder that has what an index has, to add more."""
         builder = cls(folder, index.analyzer)
         builder.table = index.table[:-1].tolist()
@@ -176,7 +190,7 @@ class Builder:
 
 def write_index(
     directory: Path,
-    old: Index | None,
+    old: Extendable | None,
     dataset: Dataset,
     about: dict[str, Any],
     num_threads: int | None,

@@ -32,7 +32,7 @@ from datatrove.executor.slurm import SlurmPipelineExecutor
 from datatrove.pipeline.base import PipelineStep
 from loguru import logger as datatrove_logger
 
-from hf_tlm.files import HfTlmError
+from hf_tlm.errors import HfTlmError
 from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.retrieval.sharded.slurm_queue import in_queue
 

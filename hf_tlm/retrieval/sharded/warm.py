@@ -7,7 +7,7 @@ from pathlib import Path
 
 from datasets import Dataset
 
-from hf_tlm.files import HfTlmError
+from hf_tlm.errors import HfTlmError
 from hf_tlm.retrieval.analyzer import Analyzer
 from hf_tlm.retrieval.index.index import Index
 from hf_tlm.retrieval.index.tokenize import tokenize_texts

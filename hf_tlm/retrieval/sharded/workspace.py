@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from hf_tlm.files import HfTlmError, atomic_directory, atomic_write
+from hf_tlm.errors import HfTlmError
+from hf_tlm.files import atomic_directory, atomic_write
 from hf_tlm.retrieval.bm25 import Statistics
 from hf_tlm.retrieval.index.tokenize import TokenizedTexts
 

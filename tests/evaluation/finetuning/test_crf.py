@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from hf_tlm.errors import HfTlmError
 from hf_tlm.evaluation.finetuning import tagging
 from hf_tlm.evaluation.finetuning.crf import CRF_FILE, CrfTagger, marginals, new_crf, to_words
-from hf_tlm.files import HfTlmError
 from kind_toys import arguments, tiny_model
 
 TAGS = 3

@@ -5,8 +5,8 @@ import pytest
 from datasets import Dataset
 from transformers.models.bert.tokenization_bert_legacy import BertTokenizerLegacy
 
+from hf_tlm.errors import HfTlmError
 from hf_tlm.evaluation.finetuning import multiple_choice as mc
-from hf_tlm.files import HfTlmError
 from kind_toys import TOKENIZERS, arguments, predict, task_of, tiny_model
 
 CONTEXT = "the drug lowers the protein , and the enzyme raises the gene in the tumor . "

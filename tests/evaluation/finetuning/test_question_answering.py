@@ -9,9 +9,9 @@ from datasets import Dataset
 from transformers.models.bert.tokenization_bert_legacy import BertTokenizerLegacy
 
 from hf_tlm.data import TokenizerError
+from hf_tlm.errors import HfTlmError
 from hf_tlm.evaluation.finetuning import question_answering as qa
 from hf_tlm.evaluation.finetuning.answers import NOTHING
-from hf_tlm.files import HfTlmError
 from kind_toys import TOKENIZERS, arguments, predict, task_of, tiny_model
 
 QUESTION = "which protein blocks the receptor ?"

@@ -11,10 +11,10 @@ from transformers import pipeline, set_seed
 from transformers.models.bert.tokenization_bert_legacy import BertTokenizerLegacy
 
 from hf_tlm.data import TokenizerError
+from hf_tlm.errors import HfTlmError
 from hf_tlm.evaluation import FinetuneArguments
 from hf_tlm.evaluation.finetuning import tagging
 from hf_tlm.evaluation.finetuning.trainer import FinetuneTrainer
-from hf_tlm.files import HfTlmError
 from kind_toys import TOKENIZERS, arguments, predict, task_of, tiny_model
 
 TAGS = ("DT", "NN", "VBZ")

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from hf_tlm.errors import HfTlmError
 from hf_tlm.evaluation import CheckpointArguments, FinetuneArguments
 from hf_tlm.evaluation.grids import Grid, grid, run_grid, sharing
-from hf_tlm.files import HfTlmError
 from hf_tlm.training.claim import ProtocolError
 from toys import make_task
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from evaluation.finetuning.tiny_checkpoints import FAST, pretrained
+from hf_tlm.errors import HfTlmError
 from hf_tlm.evaluation import CheckpointArguments, FinetuneArguments
 from hf_tlm.evaluation.finetuning.trainer import FinetuneTrainer
 from hf_tlm.evaluation.grids import Grid, GridError, run_grid, search
-from hf_tlm.files import HfTlmError
 from toys import make_task
 
 SPACE = {

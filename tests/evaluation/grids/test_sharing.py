@@ -10,8 +10,8 @@ import time
 import pytest
 
 from hf_tlm import locks
+from hf_tlm.errors import HfTlmError
 from hf_tlm.evaluation.grids import PointsError, sharing, work_through
-from hf_tlm.files import HfTlmError
 
 NAMES = ["a", "b", "c", "d", "e", "f"]
 # Points are names; a finished one has a line of the process and the time. The point "hang" never ends.

@@ -15,11 +15,11 @@ import pytest
 import yaml
 from datasets import Dataset
 
+from hf_tlm.errors import HfTlmError
 from hf_tlm.evaluation.grids import PointsError, sharing
 from hf_tlm.evaluation.reproduction import Arm, ReproductionError, Step, TaskEntry, make_plan, reproduce
 from hf_tlm.evaluation.reproduction.reproduce import write_table
 from hf_tlm.evaluation.reproduction.table import Table
-from hf_tlm.files import HfTlmError
 from hf_tlm.parser import ConfigError
 from hf_tlm.tasks import TaskError
 from toys import FAST, TINY_CONFIGS, sentences

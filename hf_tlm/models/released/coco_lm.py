@@ -19,7 +19,7 @@ from hf_tlm.models.coco_lm.modeling_coco_lm import CocoLmForMaskedLM, CocoLmMode
 from hf_tlm.models.coco_lm.relative_positions import relative_position_buckets
 from hf_tlm.models.coco_lm.tokenization_coco_lm import CocoLmTokenizer
 from hf_tlm.models.errors import ModelError
-from hf_tlm.models.legacy_weights import read_weights, weights_file
+from hf_tlm.models.pickles import read_weights, weights_file
 
 CONFIG = "config.json"
 BODY = "cocolm."

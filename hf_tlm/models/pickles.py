@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from hf_tlm.files import HfTlmError
+from hf_tlm.errors import HfTlmError
 from hf_tlm.models.errors import ModelError
 
 WEIGHTS, SAFE_WEIGHTS = "pytorch_model.bin", "model.safetensors"

@@ -13,10 +13,10 @@ from hf_tlm.hub.cards import converted_card
 from hf_tlm.hub.checkpoint import TOKENIZER_FILES
 from hf_tlm.hub.repo import local_folder
 from hf_tlm.models.coco_lm.modeling_coco_lm import CocoLmForMaskedLM
-from hf_tlm.models.coco_lm.released import CONFIG, Released, convert_released
 from hf_tlm.models.errors import ModelError
-from hf_tlm.models.legacy_weights import SAFE_WEIGHTS, WEIGHTS
-from hf_tlm.models.released_tlm import ReleasedTlm, convert_released_tlm
+from hf_tlm.models.pickles import SAFE_WEIGHTS, WEIGHTS
+from hf_tlm.models.released.coco_lm import CONFIG, Released, convert_released
+from hf_tlm.models.released.tlm import ReleasedTlm, convert_released_tlm
 from hf_tlm.tasks.registry import registered_task
 
 FILES = [*TOKENIZER_FILES, WEIGHTS, SAFE_WEIGHTS]

@@ -1,0 +1,46 @@
+"""Names of repositories on the Hub."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+
+from hf_tlm.errors import HubError
+
+_PART = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?"
+_NAME = re.compile(rf"(?P<id>{_PART}/{_PART})(?:@(?P<revision>[^@\s]+))?")
+TYPES = ("model", "dataset")
+
+
+@dataclass(frozen=True)
+class Repo:
+    """A repository of the Hub.
+
+    id: `owner/name`.
+    revision: branch, tag or commit; None for the default branch.
+    type: `model` or `dataset`.
+    """
+
+    id: str
+    revision: str | None = None
+    type: str = "model"
+
+    def __str__(self) -> str:
+        return self.id if self.revision is None else f"{self.id}@{self.revision}"
+
+
+def parse_repo(name: str, type: str) -> Repo | None:
+    """`owner/name` or `owner/name@revision` as a Repo; None for what cannot be the name of one."""
+    if type not in TYPES:
+        raise HubError(f"The types of repositories are {' and '.join(TYPES)}; received {type!r}.")
+    match = _NAME.fullmatch(name)
+    # As the Hub has it: "--" and ".." are kept for its own use.
+    if match is None or len(match["id"]) > 96 or re.search(r"--|\.\.|\.git$", match["id"]):
+        return None
+    return Repo(match["id"], match["revision"], type)
+
+
+def find_repo(name: str, type: str) -> Repo | None:
+    """The repository that a name means; None for an existing local path, or for what cannot be a repository's name."""
+    return None if os.path.exists(name) else parse_repo(str(name), type)
