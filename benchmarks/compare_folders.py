@@ -12,8 +12,8 @@ from pathlib import Path
 
 # What differs between two runs of one checkout, or says only how and where it ran.
 KEYS = re.compile(r"seconds|command|environment|versions|Clock|\w+_runtime|\w+_per_second")
-# Words for people, pictures, and what holds times and paths in a form of its own; seals are digests of other files.
-NOT_READ = (".md", ".html", ".png", ".svg", ".bin", "seal.json")
+# Words for people, pictures, the code of a model, what holds times and paths in a form of its own, digests of other files.
+NOT_READ = (".md", ".html", ".png", ".svg", ".py", ".bin", "seal.json")
 FLOATS = {"F32": "<f4", "F64": "<f8"}
 
 
@@ -27,7 +27,8 @@ def compare_folders(before: Path, after: Path, names: Mapping[str, str] | None =
         for folder in (before, after)
     )
     counts, found = Counter(), []
-    for file in sorted({*old, *new}):
+    # Records of the whole run come before those of its parts, and weights last: they say that, not what.
+    for file in sorted({*old, *new}, key=lambda file: (file.endswith(".safetensors"), file.count("/"), file)):
         if file not in old or file not in new:
             found.append(f"{file}: only {'before' if file in old else 'after'}")
         elif not file.endswith(NOT_READ):
@@ -45,7 +46,8 @@ def values_of(path: Path, names: Mapping[str, str]) -> tuple[str, dict[str, obje
     if path.suffix == ".safetensors":
         from safetensors import deserialize
 
-        return "tensors", {name: (t["dtype"], t["shape"], bytes(t["data"])) for name, t in deserialize(path.read_bytes())}
+        found = sorted(deserialize(path.read_bytes()), key=lambda pair: pair[0])
+        return "tensors", {name: (t["dtype"], t["shape"], bytes(t["data"])) for name, t in found}
     if path.suffix == ".parquet":
         import pyarrow.parquet as pq
 
@@ -59,7 +61,7 @@ def values_of(path: Path, names: Mapping[str, str]) -> tuple[str, dict[str, obje
     for name in sorted(names, key=len, reverse=True):
         text = text.replace(name, names[name])
     if path.suffix == ".csv":
-        value = list(csv.DictReader(io.StringIO(text)))
+        value = list(csv.DictReader(io.StringIO(text), restkey="more"))
     else:
         value = json.loads(text) if path.suffix == ".json" else [json.loads(line) for line in text.splitlines()]
     return "values", dict(leaves(value))
@@ -93,4 +95,6 @@ def difference(old: object, new: object) -> str:
     import numpy as np
 
     first, second = (np.frombuffer(data, FLOATS[old[0]]) for *_, data in (old, new))
-    return f"{(first != second).sum():,} of {first.size:,} numbers, by {np.abs(first - second).max():.2g} at most"
+    bits = f"<i{first.itemsize}"
+    number = (first.view(bits) != second.view(bits)).sum()
+    return f"{number:,} of {first.size:,} numbers, by {np.abs(first - second).max():.2g} at most"
