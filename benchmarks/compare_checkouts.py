@@ -9,8 +9,8 @@ by their bits, JSON exactly and all other files by their bytes, but for KEYS and
 that takes what another left takes it from its own checkout, so a difference in a subset goes on to what is trained on it.
 Seconds are without the import of torch, transformers and datasets, which the commands of a side share.
 
-All of it takes some 5 minutes of one core. Elasticsearch, the Hub, several processes and GPUs are left out, and so are tables
-of runs (recipes/reproduce.py).
+All of it takes some 5 minutes of one core. Elasticsearch, the Hub, several processes, GPUs and tables of runs
+(recipes/reproduce.py) are left out.
 """
 
 from __future__ import annotations
