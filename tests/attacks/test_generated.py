@@ -28,7 +28,7 @@ CHECKS = {"deadline": None, "suppress_health_check": list(HealthCheck), "derando
 
 
 def examples(number):
-    return settings(max_examples=50 * number if LONG else number, **CHECKS)
+    return settings(max_examples=10 * number if LONG else number, **CHECKS)
 
 
 TEXTS = st.one_of(
