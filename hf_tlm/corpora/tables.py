@@ -18,6 +18,8 @@ import pyarrow.parquet as pq
 from datasets import Dataset, load_dataset
 from fsspec.compression import compr, register_compression
 
+from hf_tlm.corpora.json_lines import check_lines
+
 # Only an empty field is null: pandas would also take the words "null", "None" and "NA" for one.
 OPTIONS = {"csv": {"keep_default_na": False, "na_values": [""]}, "text": {"encoding": "utf-8-sig"}}
 _write_zstd = compr.get("zstd")
@@ -51,6 +53,8 @@ def read_rows(path: Path, builder: str) -> Dataset:
     """
     if builder == "json" and _is_array(path):
         return Dataset.from_list(_read_array(path), on_mixed_types="use_json")
+    if builder == "json":
+        check_lines(path)
     with _checking_csv(path, builder):
         return load_dataset(builder, data_files=glob.escape(str(path)), split="train", **OPTIONS.get(builder, {}))
 
@@ -65,6 +69,8 @@ def row_batches(path: Path, builder: str, size: int) -> Iterator[dict[str, list[
         rows = _read_array(path)
         yield from (columns_of(rows[start : start + size]) for start in range(0, len(rows), size))
         return
+    if builder == "json":
+        check_lines(path)
     source = {"data_files": glob.escape(str(path)), "split": "train", "streaming": True}
     with _checking_csv(path, builder):
         yield from load_dataset(builder, **source, **OPTIONS.get(builder, {})).iter(size)
