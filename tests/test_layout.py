@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # Later groups may import from earlier ones; members of a group from each other.
 ORDER = [
     {"version", "files", "disk", "temporary", "flock", "locks", "claims", "json_files", "arrow_files", "checked", "lazy"}
-    | {"memory", "ranges", "shown", "signals", "seals"},
+    | {"memory", "ranges", "shown", "signals", "seals", "variables"},
     {"parser", "hub", "safe_yaml"},
     {"tasks", "corpora"},
     {"retrieval"},
