@@ -26,6 +26,7 @@ def main() -> None:
 
     # 2. The labelled task.
     task = task_args.load()
+    predicting.check(task)
 
     # 3. Training and evaluation, once per seed, and the best model exported; of a grid's points that of the best one.
     if grid is None:
