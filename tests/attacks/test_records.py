@@ -1,11 +1,11 @@
-"""Records of a table's runs that are damaged: a warning, and the run is made again."""
+"""Records of a table's runs that are damaged: a warning, and the run is made again. Tasks of a table that are none."""
 
 import json
 import shutil
 
 import pytest
 
-from attacks.attack import attack
+from attacks.attack import assert_refused, attack
 
 CONTENTS = {
     "half": lambda data: data[: len(data) // 2],
@@ -47,3 +47,26 @@ def test_a_damaged_record_is_made_again(table, place, harm):
         after = json.loads(record.read_text())
         assert after["status"] == "finished" and after["settings"] == before["settings"]
         assert after["test"] == before["test"] and "made again" in outcome.stderr
+
+
+TASKS = ['"a"', '"12"', "3", "[0.7]", "[true]", "[-1]", "[]", "[[0]]", '["0"]']
+
+
+@pytest.mark.parametrize("seeds", TASKS)
+def test_seeds_of_a_task_are_whole_numbers(toys, seeds):
+    task = f'{{"task": "{toys.task}", "seeds": {seeds}}}'
+    assert_refused(attack("reproduce", *toys.commands["reproduce"], "--tasks", task), "a list of whole numbers")
+    assert not toys.out.exists()
+
+
+@pytest.mark.parametrize(
+    "option,value,expected",
+    [
+        ("tasks_dir", "/nowhere at all", "expected a folder of tasks"),
+        ("tasks", '{"task": 3}', "needs its name"),
+        ("tasks", '{"task": ' + "[" * 5000 + "]" * 5000 + "}", "a name or a JSON object"),
+    ],
+)
+def test_tasks_that_are_none(toys, option, value, expected):
+    assert_refused(attack("reproduce", *toys.commands["reproduce"], f"--{option}", value), expected)
+    assert not toys.out.exists()
