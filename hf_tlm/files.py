@@ -27,9 +27,12 @@ def atomic_directory(path: str | os.PathLike) -> Iterator[Path]:
     moved back.
 
     Raises:
-        HfTlmError: the disk cannot be written (full, read-only, no permission); the cause is in the message.
+        HfTlmError: the disk cannot be written (full, read-only, no permission), or a file is there; the message says why.
     """
     path = Path(path)
+    _check_place(path)
+    if path.is_file():
+        raise HfTlmError(f"Cannot write {path}: expected a folder or a new name; this is a file.")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_abandoned(path)
@@ -98,9 +101,10 @@ def atomic_file(path: str | os.PathLike) -> Iterator[BinaryIO]:
     """Yield a temporary sibling of `path`, open for writing; rename it to `path` when the block ends without an error.
 
     Raises:
-        HfTlmError: the disk cannot be written; the previous file, if any, is intact.
+        HfTlmError: the disk cannot be written, or `path` is a device or a pipe; the previous file, if any, is intact.
     """
     path, work = Path(path), None
+    _check_place(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_abandoned(path)
@@ -119,6 +123,16 @@ def atomic_file(path: str | os.PathLike) -> Iterator[BinaryIO]:
     finally:
         if work is not None:
             work.release()
+
+
+def _check_place(path: Path) -> None:
+    """A device or a pipe must not change places with a file: without /dev/null nothing on a machine works."""
+    try:
+        other = path.exists() and not (path.is_file() or path.is_dir())
+    except OSError:  # Of a name that is too long, say: the write will tell.
+        other = False
+    if other or (path.is_symlink() and os.readlink(path).startswith("/proc/")):  # /dev/stdout is such a link.
+        raise HfTlmError(f"Cannot write {path}: expected a file or a new name; this is a pipe or a device.")
 
 
 def atomic_write(path: str | os.PathLike, content: str | bytes) -> None:

@@ -31,6 +31,7 @@ from hf_tlm.errors import HfTlmError
 from hf_tlm.ranges import RANGES, problem
 from hf_tlm.shown import for_terminal
 from hf_tlm.signals import Terminated, on_sigterm
+from hf_tlm.variables import check_variables
 
 # Texts that are JSON, which in a file may be a mapping.
 _JSON = ("executor_options", "grid")
@@ -314,6 +315,7 @@ def run(main: Callable[[], Any]) -> None:
         logging.disable_progress_bar()
     try:
         with on_sigterm(_terminate), _plain_output():
+            check_variables()
             main()
             _leave_process_group()
     except HfTlmError as error:
@@ -360,5 +362,6 @@ def _terminate() -> None:
 
 def _stop(message: str, status: int) -> None:
     message, rank = for_terminal(_shortened(message)), os.environ.get("RANK", "0")
-    print(f"\nError: {message}" if rank == "0" else f"\nError on process {rank}: {message}", file=sys.stderr, flush=True)
+    other = rank.isdecimal() and rank != "0"
+    print(f"\nError on process {rank}: {message}" if other else f"\nError: {message}", file=sys.stderr, flush=True)
     sys.exit(status)

@@ -25,7 +25,7 @@ ORDER = [
         "checked",
         "lazy",
     }
-    | {"memory", "ranges", "shown", "signals", "seals"},
+    | {"memory", "ranges", "shown", "signals", "seals", "variables"},
     {"parser", "hub", "safe_yaml"},
     {"tasks", "corpora"},
     {"retrieval"},

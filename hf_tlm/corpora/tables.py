@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from datasets import Dataset, load_dataset
 from fsspec.compression import compr, register_compression
 
+from hf_tlm.corpora.json_lines import check_lines
 from hf_tlm.disk import cache_problem
 
 # Only an empty field is null: pandas would also take the words "null", "None" and "NA" for one.
@@ -122,11 +123,11 @@ def check_columns(names: Iterable[str], builder: str | None) -> None:
 def _checking(path: Path, builder: str) -> Iterator[None]:
     """Name the first line of a CSV file with too many fields, and what to do, wherever a reader fails at it.
 
-    Where that is the first row pandas does not fail, and takes the first fields of all rows for an index. Lines that are
-    null are named before JSON is read: Arrow's reader ends the process where a block begins with one.
+    Where that is the first row pandas does not fail, and takes the first fields of all rows for an index. What Arrow's
+    reader of JSON would end the process at is named before.
     """
-    if builder == "json" and (number := _null_line(path)):
-        raise ValueError(f"line {number} is null; every line should be a JSON object.")
+    if builder == "json":
+        check_lines(path)
     if builder == "csv" and (problem := _csv_problem(path, rows=1)):
         raise ValueError(problem)
     try:
@@ -136,15 +137,6 @@ def _checking(path: Path, builder: str) -> Iterator[None]:
         if problem is None:
             raise
         raise ValueError(problem) from None
-
-
-def _null_line(path: Path) -> int | None:
-    """The number of the first line of a JSON file that begins with null, from 1."""
-    with fsspec.open(str(path), "rb", compression="infer") as file:
-        for number, line in enumerate(file, 1):
-            if line[:1] != b"{" and line.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"null"):
-                return number
-    return None
 
 
 def _csv_problem(path: Path, rows: int | None = None) -> str | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fnmatch
 import itertools
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -54,12 +56,18 @@ def split_files(folder: Path, stems: tuple[str, ...]) -> list[Path]:
 
     The names under which SQuAD (train-v2.0.json) and Universal Dependencies (en_ewt-ud-train.conllu) are distributed will
     do too.
+
+    Raises:
+        TaskError: what has such a name cannot be read: the task would be one without that split.
     """
+    names = sorted(os.listdir(folder))
     for patterns in (
         [f"{stem}{suffix}" for stem in stems for suffix in BUILDERS] + [f"{stem}-v*.json" for stem in stems],
         [f"{stem}{suffix}" for stem in stems for suffix in SUFFIXES] + [f"*-ud-{stem}.conllu" for stem in stems],
     ):
-        files = [path for pattern in patterns for path in sorted(folder.glob(pattern)) if path.is_file()]
+        files = [folder / name for pattern in patterns for name in names if fnmatch.fnmatchcase(name, pattern)]
+        if other := [path for path in files if not path.is_file()]:
+            raise TaskError(f"{other[0]} is a link that leads nowhere, or no file. Mend or remove it.")
         if files:
             return files
     return []

@@ -2,11 +2,13 @@
 
 import json
 import os
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from attacks.attack import assert_refused, call
 from hf_tlm.corpora import CorpusError, load_corpus
 from hf_tlm.retrieval import Index, Subset
 from hf_tlm.tasks import TaskError, TaskSpec, load_task, unlabelled
@@ -231,3 +233,34 @@ def test_other_manifests_are_of_others(tmp_path, content):
     (tmp_path / "below/manifest.json").write_text(content)
     (tmp_path / "below/a.txt").write_text("a text")
     assert read_corpus(f"{tmp_path}/**/*.txt") == ["a text"]
+
+
+BAD_LINES = {
+    "null": (b"null\n", "line 1 is null"),
+    "null before a row": (b' null {"text": "a"}\n', "line 1 is null"),
+    "a deep list": (
+        b'{"text": "a"}\n{"text": ' + b"[" * 50_000 + b"]" * 50_000 + b"}\n",
+        "line 2 holds more than 1,000 values",
+    ),
+    "deep objects": (b'{"text": ' * 50_000 + b"1" + b"}" * 50_000 + b"\n", "line 1 holds more than 1,000 values"),
+    "deep lines": (b'{"text": ' + b"[\n" * 50_000 + b"]\n" * 50_000 + b"}\n", "more than 1,000 values"),
+}
+
+
+def read_guarded(kind, path):
+    """In a process of its own, which the reader may end."""
+    READERS[kind][0](Path(path))
+
+
+@pytest.mark.parametrize("kind", READERS)
+@pytest.mark.parametrize("name", [".jsonl", ".json"])
+@pytest.mark.parametrize("content,message", BAD_LINES.values(), ids=BAD_LINES)
+def test_lines_that_end_the_parser_are_refused(tmp_path, kind, name, content, message):
+    (tmp_path / f"file{name}").write_bytes(content)
+    assert_refused(call(read_guarded, kind, tmp_path / f"file{name}"), message)
+
+
+def test_brackets_in_texts_are_not_deep(tmp_path, reader):
+    rows = texts("[" * 5000, '\\"{' * 5000)
+    (tmp_path / "file.jsonl").write_text(lines(rows))
+    assert reader[0](tmp_path / "file.jsonl") == [row["text"] for row in rows]

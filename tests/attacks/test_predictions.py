@@ -1,6 +1,7 @@
 """Files to predict that are missing, empty, damaged or of other columns, and folders that cannot be published."""
 
 import json
+import os
 
 import pytest
 
@@ -45,6 +46,53 @@ def test_a_format_and_a_place_that_do_not_go(toys, tmp_path):
     ):
         assert_refused(attack("finetune", *toys.commands["finetune"], "--predict", toys.texts, *given), expected)
         assert not toys.out.exists()
+
+
+def fifo(path):
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize("make", [fifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")])
+def test_what_is_no_file_is_refused_before_the_training(toys, tmp_path, make):
+    make(tmp_path / "rows.jsonl")
+    assert_refused(attack("finetune", *toys.commands["finetune"], "--predict", tmp_path / "rows.jsonl"), "is no file")
+    assert not toys.out.exists()
+
+
+FORMATS = {
+    "no GLUE": ("task", ("up", "down"), "glue", "is for GLUE's tasks"),
+    "no SQuAD": ("task", ("up", "down"), "squad", "is for question answering"),
+    "other classes": ("cola", ("up", "down"), "glue", "the classes of cola are"),
+    "numbers beyond": ("cola", ("0", "1", "2"), "glue", "this task has 2"),
+}
+
+
+@pytest.mark.parametrize("name,labels,format,expected", FORMATS.values(), ids=FORMATS)
+def test_a_format_of_other_tasks_is_refused_before_the_training(toys, tmp_path, name, labels, format, expected):
+    rows = [{"text": f"the gene raises the cell {i}", "label": labels[i % len(labels)]} for i in range(12)]
+    (tmp_path / name).mkdir()
+    for split in ("train", "validation"):
+        column = {"sentence": "text"} if name == "cola" else {}
+        lines = [{"sentence" if column else "text": row["text"], "label": row["label"]} for row in rows]
+        (tmp_path / name / f"{split}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    command = (*toys.commands["finetune"], "--task", tmp_path / name, "--predict", toys.texts, "--predict_format", format)
+    assert_refused(attack("finetune", *command), expected)
+    assert not toys.out.exists()
+
+
+def test_predictions_take_the_place_of_no_input_and_no_model(toys, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"text": "the gene"}) + "\n")
+    command = (*toys.commands["finetune"], "--predict", rows, "--predict_output")
+    assert_refused(attack("finetune", *command, rows), "is the file to predict on")
+    assert rows.read_text() == json.dumps({"text": "the gene"}) + "\n" and not toys.out.exists()
+    assert attack("finetune", *command, toys.out / "mine.jsonl").status == 0
+    before = tree(toys.out)
+    for name in ("model.safetensors", "config.json", "seal.json", "settings.json", "seed-0/results.json"):
+        assert_refused(attack("finetune", *command, toys.out / name), "is a file of the run")
+    kept = tree(toys.out)
+    assert {**kept, "results.json": b""} == {**before, "results.json": b""}  # Every command writes that anew.
+    assert attack("finetune", *command, toys.out / "mine.jsonl").status == 0
 
 
 @pytest.mark.parametrize("content, expected", FOLDERS.values(), ids=FOLDERS)

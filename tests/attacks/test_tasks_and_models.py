@@ -1,6 +1,7 @@
 """Tasks that lack something, and checkpoints that are damaged, given to every recipe that takes them."""
 
 import json
+import os
 import shutil
 
 import pytest
@@ -53,6 +54,16 @@ def task(tmp_path):
 def test_a_task_that_lacks_something_is_refused(toys, task, recipe, name):
     outcome = attack(recipe.split()[0], *toys.commands[recipe], "--task", task(*TASKS[name]))
     assert_refused(outcome)
+    assert not toys.out.exists()
+
+
+@pytest.mark.parametrize("split", ["train", "validation", "test"])
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("gone.jsonl")])
+def test_a_split_that_is_no_file_is_not_left_out(toys, task, split, make):
+    folder = task(ROWS, HELD_OUT)
+    (folder / f"{split}.jsonl").unlink(missing_ok=True)
+    make(folder / f"{split}.jsonl")
+    assert_refused(attack("baseline", *toys.commands["baseline"], "--task", folder), f"{split}.jsonl", "Mend or remove it")
     assert not toys.out.exists()
 
 

@@ -11,6 +11,7 @@ from hf_tlm.errors import HfTlmError
 from hf_tlm.files import atomic_directory, atomic_file, atomic_write
 from hf_tlm.temporary import remove_abandoned
 
+STDOUT = "/proc/self/fd/1"
 FORK = multiprocessing.get_context("fork")
 
 
@@ -132,3 +133,21 @@ def test_a_file_is_written_by_the_descriptor_that_has_its_lock(tmp_path):
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
         stream.write(b"new")
     assert (tmp_path / "out").read_bytes() == b"new"
+
+
+@pytest.mark.parametrize("writer", [atomic_file, atomic_directory])
+@pytest.mark.parametrize("target", [None, "/dev/null", STDOUT])
+def test_a_pipe_or_a_device_stays_what_it_is(tmp_path, writer, target):
+    os.mkfifo(tmp_path / "out") if target is None else (tmp_path / "out").symlink_to(target)
+    before = os.lstat(tmp_path / "out")
+    with pytest.raises(HfTlmError, match="this is a pipe or a device"):
+        finish(writer, tmp_path / "out")
+    after = os.lstat(tmp_path / "out")
+    assert (after.st_mode, after.st_ino) == (before.st_mode, before.st_ino) and os.listdir(tmp_path) == ["out"]
+
+
+def test_a_folder_takes_the_place_of_no_file(tmp_path):
+    (tmp_path / "out").write_text("mine")
+    with pytest.raises(HfTlmError, match="expected a folder or a new name; this is a file"):
+        finish(atomic_directory, tmp_path / "out")
+    assert (tmp_path / "out").read_text() == "mine" and os.listdir(tmp_path) == ["out"]

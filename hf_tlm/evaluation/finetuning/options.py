@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hf_tlm.hub.checkpoint import split_revision
 from hf_tlm.hub.repo_id import find_repo
 from hf_tlm.models.lora_arguments import LoraArguments
 from hf_tlm.training.hub_options import HubOptions
 from hf_tlm.training.options import ArgumentsError
+
+if TYPE_CHECKING:
+    pass
 
 
 @dataclass
@@ -183,9 +186,14 @@ class PredictArguments:
     )
 
     def __post_init__(self):
-        if self.predict is not None and not os.path.exists(self.predict) and find_repo(self.predict, "dataset") is None:
+        if self.predict is not None and not os.path.isfile(self.predict):
             # Before a training, at whose end it would come out.
-            raise ArgumentsError(f"predict: expected a file, or a dataset of the Hub; there is no {self.predict}.")
+            if os.path.exists(self.predict):
+                raise ArgumentsError(f"predict: expected a file, or a dataset of the Hub; {self.predict} is no file.")
+            if find_repo(self.predict, "dataset") is None:
+                raise ArgumentsError(f"predict: expected a file, or a dataset of the Hub; there is no {self.predict}.")
+        if self.predict_output and self.predict and os.path.realpath(self.predict_output) == os.path.realpath(self.predict):
+            raise ArgumentsError(f"predict_output {self.predict_output} is the file to predict on. Give another.")
         for name in ("predict_output", "predict_format"):
             if self.predict is None and getattr(self, name) != getattr(PredictArguments, name):
                 raise ArgumentsError(f"{name} {getattr(self, name)} has no effect without predict. Give --predict a file.")

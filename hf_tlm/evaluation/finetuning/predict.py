@@ -23,7 +23,9 @@ from hf_tlm.evaluation.finetuning.saved import SAVED_FILE, read_saved
 from hf_tlm.evaluation.finetuning.trainer import FinetuneTrainer
 from hf_tlm.hub.checkpoint import checkpoint_folder, split_revision
 from hf_tlm.models import ModelError
-from hf_tlm.tasks import TaskSpec, unlabelled
+from hf_tlm.seals import SEAL, read_seal
+from hf_tlm.tasks import Task, unlabelled
+from hf_tlm.training import ArgumentsError
 
 # Beside a model; it is not published.
 FOLDER = "predictions"
@@ -70,7 +72,8 @@ def predict(
     if output is None:
         beside = folder / FOLDER if Path(name).is_dir() else Path(FOLDER)
         output = beside if predict_format == "glue" else beside / f"{Path(data).stem}.{SUFFIXES.get(predict_format)}"
-    file = PredictionFile(Path(output), predict_format, spec)
+    file = PredictionFile(Path(output), predict_format, spec, label_names)
+    _check_place(file.path, data, folder)
     kind = kind_module(spec.kind)
     with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as stack:
         quiet = {"report_to": "none", "disable_tqdm": True, "select_by": "last", "eval_strategy": "no"}
@@ -94,7 +97,7 @@ def predict(
     return file.path
 
 
-def check_predictable(spec: TaskSpec, predicting: PredictArguments, *, drop_bad_rows: bool = False) -> None:
+def check_predictable(task: Task, predicting: PredictArguments, output_dir: str, *, drop_bad_rows: bool = False) -> None:
     """Refuse what `predict` would refuse at the end of a training: a format, a place, or the first rows of the data.
 
     Raises:
@@ -102,8 +105,22 @@ def check_predictable(spec: TaskSpec, predicting: PredictArguments, *, drop_bad_
     """
     if predicting.predict is None:
         return
-    PredictionFile(Path(predicting.predict_output or f"{FOLDER}/rows"), predicting.predict_format, spec)
-    next(unlabelled(predicting.predict, spec, drop_bad_rows=drop_bad_rows), None)
+    place = Path(predicting.predict_output or f"{FOLDER}/rows")
+    file = PredictionFile(place, predicting.predict_format, task.spec, task.label_names)
+    _check_place(file.path, predicting.predict, Path(output_dir))
+    next(unlabelled(predicting.predict, task.spec, drop_bad_rows=drop_bad_rows), None)
+
+
+def _check_place(path: Path, data: str, folder: Path) -> None:
+    """Predictions take the place of neither what they are of nor the model's files."""
+    place, folder = path.resolve(), folder.resolve()
+    if Path(data).is_file() and place == Path(data).resolve():
+        raise ArgumentsError(f"predict_output {path} is the file to predict on. Give another.")
+    if place.exists() and folder in place.parents:
+        name = place.relative_to(folder)
+        sealed = read_seal(folder)["files"] if (folder / SEAL).is_file() else ()
+        if str(name) in {*sealed, SEAL, "settings.json", "results.json"} or name.parts[0].startswith("seed-"):
+            raise ArgumentsError(f"predict_output {path} is a file of the run. Give another.")
 
 
 def _check_classes(model: nn.Module, kind: str, label_names: Sequence[str], folder: Path) -> None:

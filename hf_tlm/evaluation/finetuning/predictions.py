@@ -78,6 +78,29 @@ def glue_value(task: str, prediction: Any) -> Any:
     return prediction if str(prediction).isdecimal() else names.index(prediction)
 
 
+def check_format(predict_format: str, spec: TaskSpec, label_names: Sequence[str]) -> None:
+    """Whether predictions of a task can be written in a format.
+
+    Raises:
+        ArgumentsError: it is unknown, or for other tasks or classes.
+    """
+    if predict_format not in FORMATS:
+        raise ArgumentsError(f"predict_format must be one of {', '.join(FORMATS)}; received {predict_format!r}.")
+    if predict_format == "squad" and spec.kind != "question_answering":
+        raise ArgumentsError(f"predict_format squad is for question answering; {spec.name} is a {spec.kind} task.")
+    if predict_format == "glue":
+        task = glue_task(spec.name)
+        if spec.kind != TASKS[task].kind:
+            raise ArgumentsError(f"predict_format glue: {task} is a {TASKS[task].kind} task, and this one {spec.kind}.")
+        classes = TASKS[task].classes or ()
+        known = {*classes, *map(str, range(len(classes)))}
+        if spec.kind == "classification" and (other := [name for name in label_names if name not in known]):
+            raise ArgumentsError(
+                f"predict_format glue: the classes of {task} are {', '.join(classes)}, or their numbers from 0; this task "
+                f"has {', '.join(other):.200}."
+            )
+
+
 class PredictionFile(contextlib.ExitStack):
     """Predictions, written a chunk at a time to a file that appears whole, at the end of the context, or not at all.
 
@@ -86,15 +109,12 @@ class PredictionFile(contextlib.ExitStack):
         predict_format: see `hf_tlm.evaluation.finetuning.predict`.
 
     Raises:
-        ArgumentsError: the format is unknown or does not go with the task; the file is a folder.
+        ArgumentsError: see `check_format`; the file is a folder.
     """
 
-    def __init__(self, path: Path, predict_format: str, spec: TaskSpec):
+    def __init__(self, path: Path, predict_format: str, spec: TaskSpec, label_names: Sequence[str] = ()):
         super().__init__()
-        if predict_format not in FORMATS:
-            raise ArgumentsError(f"predict_format must be one of {', '.join(FORMATS)}; received {predict_format!r}.")
-        if predict_format == "squad" and spec.kind != "question_answering":
-            raise ArgumentsError(f"predict_format squad is for question answering; {spec.name} is a {spec.kind} task.")
+        check_format(predict_format, spec, label_names)
         self.task = glue_task(spec.name) if predict_format == "glue" else None
         self.path = path / GLUE_FILES[self.task] if self.task else path
         if self.path.is_dir():

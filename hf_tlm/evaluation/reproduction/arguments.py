@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_tlm.evaluation.reproduction.arms import Arm, ReproductionError, TaskEntry, read_objective
@@ -106,10 +107,12 @@ class TableArguments:
             files: configuration files with the options of the recipes that make its steps.
 
         Raises:
-            ReproductionError: see `Arm.read`, `TaskEntry.read`, `read_objective` and `make_plan`.
+            ReproductionError: tasks_dir is no folder; see `Arm.read`, `TaskEntry.read`, `read_objective` and `make_plan`.
         """
         from hf_tlm.evaluation.reproduction.plan import make_plan
 
+        if self.tasks_dir is not None and not Path(self.tasks_dir).is_dir():
+            raise ReproductionError(f"tasks_dir: expected a folder of tasks; there is none at {self.tasks_dir}.")
         objectives = [read_objective(text) for text in self.objectives]
         arms = [arm for text in self.arms for arm in Arm.read(text).with_objectives(objectives)]
         return make_plan(

@@ -160,16 +160,22 @@ class TaskEntry:
         """A task as recipes take it, or a JSON object: `{"task": "imdb", "seeds": [0], "train_tlm": {"rho1": 19}}`.
 
         Raises:
-            ReproductionError: an unknown key, or no task.
+            ReproductionError: an unknown key, no task, or seeds that are none.
         """
         values = _read_object(text, "A task", _TASK_KEYS)
         if values is None:
             return cls(text)
-        if not values.get("task"):
+        if not isinstance(values.get("task"), str) or not values["task"]:
             raise ReproductionError(f"A task of a table needs its name or folder under 'task'; received {text}.")
         seeds = values.get("seeds")
+        if seeds is not None and not (
+            isinstance(seeds, list) and seeds and all(type(seed) is int and 0 <= seed < 2**32 for seed in seeds)
+        ):
+            raise ReproductionError(
+                f"Task {values['task']}: seeds is a list of whole numbers from 0; received {seeds!r:.60}."
+            )
         settings = _settings(values, f"Task {values['task']}")
-        return cls(str(values["task"]), None if seeds is None else tuple(map(int, seeds)), settings)
+        return cls(values["task"], None if seeds is None else tuple(seeds), settings)
 
 
 def read_objective(text: str) -> tuple[str, dict[str, Any]]:
@@ -200,7 +206,7 @@ def _read_object(text: str, what: str, keys: Sequence[str] | None) -> dict[str, 
         return None
     try:
         values = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ReproductionError(f"{what} is a name or a JSON object; received {text!r}: {error}.") from error
     if unknown := [key for key in values if keys is not None and key not in keys]:
         raise ReproductionError(f"{what} has no {unknown[0]!r}: it has {', '.join(keys)}. Received {text}.")

@@ -111,7 +111,7 @@ def check(plan: Plan) -> None:
         if kind == "train_tlm":
             task.check_kind("TLM", "classification")
         for file in sorted((plan.records / "runs").glob(f"{step.task_name}.*.json")):
-            of_run = read_record(file).get("task_fingerprint", task.fingerprint)
+            of_run = (read_record(file) or {}).get("task_fingerprint", task.fingerprint)
             if of_run != task.fingerprint:
                 raise ReproductionError(
                     f"{file} is a run on other data: its task {step.task_name} has fingerprint {of_run}, this one "
@@ -160,7 +160,8 @@ def _find_equal(plan: Plan, step: Step) -> dict[str, Any] | None:
     if step.kind not in TRAININGS:
         return None
     fingerprint = plan.fingerprint(step)
-    records = map(read_record, sorted((plan.records / "runs").glob(f"{step.task_name}.*.seed-{step.seed}.json")))
+    files = sorted((plan.records / "runs").glob(f"{step.task_name}.*.seed-{step.seed}.json"))
+    records = filter(None, map(read_record, files))
     return next((one for one in records if one["status"] == FINISHED and one.get("fingerprint") == fingerprint), None)
 
 

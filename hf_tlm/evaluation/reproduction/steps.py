@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -17,7 +18,7 @@ from hf_tlm.data import train_wordpiece
 from hf_tlm.evaluation.baseline_arguments import BaselineArguments
 from hf_tlm.evaluation.protocol import run_tlm
 from hf_tlm.evaluation.records import environment
-from hf_tlm.evaluation.reproduction.plan import TOKENIZER, Plan, Step
+from hf_tlm.evaluation.reproduction.plan import TOKENIZER, TRAININGS, Plan, Step
 from hf_tlm.evaluation.score_model import score_models
 from hf_tlm.files import atomic_directory
 from hf_tlm.influence import SelectionArguments
@@ -29,7 +30,10 @@ from hf_tlm.retrieval import RetrievalArguments, Subset, retrieval_report
 from hf_tlm.tasks import TaskArguments
 from hf_tlm.training import Cost, ModelArguments, ScoreModelOptions, TlmOptions, prepare
 
+logger = logging.getLogger(__name__)
+
 SAMPLE_SEED = 0
+COSTS = ("steps", "tokens", "real_tokens", "flops", "seconds")
 
 
 @dataclass
@@ -237,5 +241,30 @@ def discard_checkpoints(folder: Path) -> None:
 
 
 def read_record(file: Path) -> dict[str, Any] | None:
-    """The record of a step; None where it has none yet, or a damaged one."""
-    return find_object(file)
+    """The record of a step; None where it has none yet, or, with a warning, a damaged one."""
+    record = find_object(file)
+    if record is None or _is_record(record):
+        return record
+    logger.warning("%s is damaged: it is not what recipes write. It is made again.", file)
+    return None
+
+
+def _is_record(found: Mapping[str, Any]) -> bool:
+    """Whether an object has the fields of a record that tables are made of."""
+    if found.get("status") not in ("finished", "failed") or not isinstance(found.get("settings"), dict):
+        return False
+    ended = found["status"] == "finished"
+    if not all(isinstance(found.get(name), str) for name in ("name", "kind", *([] if ended else ["error"]))):
+        return False
+    if not ended or found["kind"] not in TRAININGS:
+        return True
+    metric, cost = found.get("metric"), found.get("cost")
+    scores = [found[split] for split in ("validation", "test") if split in found]
+    return (
+        type(found.get("seed")) is int
+        and isinstance(metric, str)
+        and isinstance(cost, dict)
+        and all(isinstance(cost.get(name), (int, float)) for name in COSTS)
+        and all(isinstance(score, dict) and isinstance(score.get(metric), (int, float)) for score in scores)
+        and isinstance(found.get("subset") or {}, dict)
+    )

@@ -1,0 +1,72 @@
+"""Records of a table's runs that are damaged: a warning, and the run is made again. Tasks of a table that are none."""
+
+import json
+import shutil
+
+import pytest
+
+from attacks.attack import assert_refused, attack
+
+CONTENTS = {
+    "half": lambda data: data[: len(data) // 2],
+    "empty": lambda data: b"",
+    "a list": lambda data: b"[]",
+    "null": lambda data: b"null",
+    "deep": lambda data: b"[" * 100_000,
+    "no status": lambda data: b'{"seeds": 3}',
+    "a status alone": lambda data: b'{"status": "finished"}',
+    "a failure without its reason": lambda data: b'{"status": "failed", "name": "a", "kind": "train_tlm", "settings": {}}',
+    "a cost that is a text": lambda data: json.dumps({**json.loads(data), "cost": "much"}).encode(),
+    "a score that is a text": lambda data: json.dumps({**json.loads(data), "test": {"macro_f1": "high"}}).encode(),
+    "settings that are a list": lambda data: json.dumps({**json.loads(data), "settings": [1]}).encode(),
+}
+
+
+@pytest.fixture(scope="module")
+def table(made_toys, tmp_path_factory):
+    """The folder of a table of one arm that is finished, and the command."""
+    folder = tmp_path_factory.mktemp("table")
+    command = ("--tasks", made_toys.task, "--arms", "task only", "--seeds", 0, "--corpus", made_toys.corpus)
+    command += ("--config", made_toys.table, "--output_dir", folder / "out", "--records_dir", folder / "records")
+    outcome = attack("reproduce", *command)
+    assert outcome.status == 0, outcome.stderr
+    shutil.copytree(folder / "records", folder / "whole")
+    return folder, command
+
+
+@pytest.mark.parametrize("place", ["runs", "preparations"])
+@pytest.mark.parametrize("harm", CONTENTS.values(), ids=CONTENTS)
+def test_a_damaged_record_is_made_again(table, place, harm):
+    folder, command = table
+    (record,) = (folder / "records" / place).iterdir()
+    before = json.loads((folder / "whole" / place / record.name).read_text())
+    record.write_bytes(harm((folder / "whole" / place / record.name).read_bytes()))
+    outcome = attack("reproduce", *command)
+    assert outcome.status == 0 and "Traceback" not in outcome.stderr, outcome.stderr
+    if place == "runs":  # What is prepared is not made again while no run needs it.
+        after = json.loads(record.read_text())
+        assert after["status"] == "finished" and after["settings"] == before["settings"]
+        assert after["test"] == before["test"] and "made again" in outcome.stderr
+
+
+TASKS = ['"a"', '"12"', "3", "[0.7]", "[true]", "[-1]", "[]", "[[0]]", '["0"]']
+
+
+@pytest.mark.parametrize("seeds", TASKS)
+def test_seeds_of_a_task_are_whole_numbers(toys, seeds):
+    task = f'{{"task": "{toys.task}", "seeds": {seeds}}}'
+    assert_refused(attack("reproduce", *toys.commands["reproduce"], "--tasks", task), "a list of whole numbers")
+    assert not toys.out.exists()
+
+
+@pytest.mark.parametrize(
+    "option,value,expected",
+    [
+        ("tasks_dir", "/nowhere at all", "expected a folder of tasks"),
+        ("tasks", '{"task": 3}', "needs its name"),
+        ("tasks", '{"task": ' + "[" * 5000 + "]" * 5000 + "}", "a name or a JSON object"),
+    ],
+)
+def test_tasks_that_are_none(toys, option, value, expected):
+    assert_refused(attack("reproduce", *toys.commands["reproduce"], f"--{option}", value), expected)
+    assert not toys.out.exists()
