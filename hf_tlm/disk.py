@@ -22,7 +22,8 @@ _WORDS = {
     errno.EIO: f"The disk{{of}} fails (input/output error): {_OTHER} on another disk",
 }
 _WORDS[errno.EPERM] = _WORDS[errno.EACCES]
-_CACHE = (errno.EROFS, errno.EACCES, errno.EPERM)
+_CACHE = dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "read-only")
+_CACHE |= dict.fromkeys((errno.ENOTDIR, errno.EEXIST), "no folder")
 _VARIABLES = ("HF_DATASETS_CACHE", "HF_HUB_CACHE", "HF_HOME")
 
 
@@ -35,12 +36,12 @@ def disk_problem(error: BaseException, path: str | os.PathLike | None = None) ->
     """
     for one in _causes(error):
         code = _code(one)
-        if code not in _WORDS:
-            continue
         named = getattr(one, "filename", None)
         place = Path(os.fsdecode(named)) if isinstance(named, (str, bytes, os.PathLike)) else path and Path(path)
         if place is not None and code in _CACHE and (cache := _cache_of(place)) is not None:
-            return f"The cache {cache} is read-only: set HF_HOME or HF_DATASETS_CACHE to a folder that can be written"
+            return f"The cache {cache} is {_CACHE[code]}: set HF_HOME or HF_DATASETS_CACHE to a folder that can be written"
+        if code not in _WORDS:
+            continue
         of, for_ = ("", "") if place is None else (f" of {place}", f" for {place}")
         return _WORDS[code].format(of=of, for_=for_, free=_free(place))
     return None

@@ -99,8 +99,9 @@ def parse(
         ConfigError: an unknown key or a value of the wrong type in a file, or values the dataclasses refuse.
         SystemExit: as argparse does, for `--help`, `--help_all` and for errors of the command line.
     """
-    args = _at_home(list(sys.argv[1:] if args is None else args))
+    args = list(sys.argv[1:] if args is None else args)
     _check_unicode(args)
+    args = _at_home(args)
     extended = [cls.extends for cls in dataclasses if "stands_for" in vars(cls)]
     short_help = bool(HELP & set(args))
     helps = short_help or HELP_ALL in args
@@ -243,10 +244,10 @@ def _check_known(key: str, actions: Mapping[str, argparse.Action], where: str) -
 
 def _typed(key: str, value: Any, action: argparse.Action) -> Any:
     """A YAML value as argparse would have made it from the command line ("1e-4" is a string to YAML)."""
-    value = _at_home(value)
     for text in value if isinstance(value, list) else [value]:
         if isinstance(text, str) and _NO_TEXT.search(text):
             raise ConfigError(f"{key}: expected text; received {text!r:.60}, which holds what is no character.")
+    value = _at_home(value)
     types = {action.hint, *get_args(action.hint)}
     types = {get_origin(one) or one for one in types} | {of for one in types for of in get_args(one)}
     if value is None:

@@ -159,5 +159,7 @@ def read_yaml(path: str | os.PathLike, what: str, error: type[HfTlmError]) -> An
             raise error(f"{what} is not UTF-8 (byte {problem.start}). Save it as UTF-8.") from problem
         raise error(f"Cannot read {what}: {problem.strerror}.") from problem
     except ValueError as problem:  # A null byte in a path.
+        if isinstance(problem, error):
+            raise
         raise error(f"Cannot read {what}: {problem}.") from problem
     return load_yaml(text, what, error)

@@ -74,6 +74,7 @@ def style() -> Iterator[None]:
     Raises:
         AnalysisError: matplotlib is not installed.
     """
+    os.environ["MPLBACKEND"] = "agg"  # Whatever else it names: nothing is shown, and a name that is none ends the import.
     check_installed("matplotlib")
     import matplotlib
 

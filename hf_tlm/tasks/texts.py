@@ -39,12 +39,13 @@ def label_names(spec: TaskSpec, train: Dataset) -> tuple[str, ...]:
             "--task_kind tagging; for classes choose with --label_column."
         )
     values = set(labels) - {None}
-    if any(isinstance(value, float) for value in values):
+    if numbers := [value for value in values if isinstance(value, float)]:
         raise TaskError(
-            f"Task {spec.name}: the labels in {spec.label_column!r} are numbers such as {min(values)}; TLM classifies. "
+            f"Task {spec.name}: the labels in {spec.label_column!r} are numbers such as {min(numbers)}; TLM classifies. "
             "Give a column of class names or class indices with --label_column, or learn the numbers with --task_kind "
             "regression (recipes/finetune.py)."
         )
+    _check_alike(spec, values)
     if len(values) < 2:
         raise TaskError(
             f"Task {spec.name}: a classification task needs two classes or more; the training column "
@@ -67,15 +68,28 @@ def label_names(spec: TaskSpec, train: Dataset) -> tuple[str, ...]:
     return tuple(sorted(str(value) for value in values))
 
 
+def _check_alike(spec: TaskSpec, values: set[Any]) -> None:
+    """Raises:
+    TaskError: two classes differ in the space around them alone.
+    """
+    seen: dict[str, str] = {}
+    for name in sorted(map(str, values)):
+        if (other := seen.setdefault(name.strip(), name)) != name:
+            raise TaskError(
+                f"Task {spec.name}: the classes {other!r} and {name!r} differ in spaces alone: give "
+                "them one name."
+            )
+
+
 def _labels(spec: TaskSpec, rows: Dataset) -> list[Any]:
-    """Class names or numbers; None for a null and for the -1 by which the Hub marks rows without a label."""
+    """Class names or numbers; None for a null, an empty name, and the -1 by which the Hub marks rows without a label."""
     feature, values = rows.features[spec.label_column], rows[spec.label_column][:]
     if isinstance(feature, ClassLabel):
         return [None if value is None or value < 0 else feature.names[value] for value in values]
     if None in values and all(value is None or isinstance(value, float) and value.is_integer() for value in values):
         # Integers with a gap in a CSV file are read as floats.
         values = [None if value is None else int(value) for value in values]
-    return [None if value == -1 else value for value in values]
+    return [None if value == -1 or isinstance(value, str) and not value.strip() else value for value in values]
 
 
 def unlabelled(spec: TaskSpec, rows: Dataset) -> bool:

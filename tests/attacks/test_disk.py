@@ -67,6 +67,21 @@ def test_a_recipe_ends_with_one_line(case):
     assert_refused(call(raise_case, case), disk_problem(CASES[case][0]).partition(" (")[0], "run the same command")
 
 
+def test_a_cache_that_is_a_file(toys, tmp_path):
+    (tmp_path / "cache").write_text("")
+    done = subprocess.run(
+        [sys.executable, "recipes/retrieve.py", *map(str, toys.commands["retrieve"])],
+        cwd=ROOT,
+        env=os.environ | {"HF_HOME": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+    assert f"The cache {tmp_path / 'cache'} is no folder: set HF_HOME" in done.stderr
+    assert not toys.out.exists()
+
+
 READ_ONLY = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o ro tmpfs "$0" && exec "$@"')
 
 

@@ -138,6 +138,23 @@ def test_f1_is_of_two_classes():
         task_from_datasets(spec, {"train": rows, "validation": rows})
 
 
+def test_classes_that_differ_in_spaces_and_those_without_a_name(tmp_path):
+    def write(split, *labels):
+        rows = ({"text": f"the gene {label}", "label": label} for label in labels)
+        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    write("validation", "up", "down")
+    write("train", "up", "down", "up ")
+    with pytest.raises(TaskError, match="the classes 'up' and 'up ' differ in spaces alone"):
+        load_task(str(tmp_path))
+    write("train", "up", "down", " ")
+    with pytest.raises(TaskError, match="no label"):
+        load_task(str(tmp_path))
+    write("train", "up", 0.5)
+    with pytest.raises(TaskError, match="numbers such as 0.5"):
+        load_task(str(tmp_path))
+
+
 def test_a_kind_that_is_asked_for_wins_over_the_registered_one(tmp_path):
     records = [{"sentence1": "a", "sentence2": "b", "label": label} for label in ("0.5", "1.5")]
     assert load_task(write(tmp_path / "mrpc", records), kind="regression").metric == "pearson"
