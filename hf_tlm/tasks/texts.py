@@ -76,8 +76,7 @@ def _check_alike(spec: TaskSpec, values: set[Any]) -> None:
     for name in sorted(map(str, values)):
         if (other := seen.setdefault(name.strip(), name)) != name:
             raise TaskError(
-                f"Task {spec.name}: the classes {other!r} and {name!r} differ in spaces alone: give "
-                "them one name."
+                f"Task {spec.name}: the classes {other!r} and {name!r} differ in spaces alone: give them one name."
             )
 
 
