@@ -55,7 +55,7 @@ class Benchmark:
         self.options, self.folder = options, Path(options.work_dir)
 
     def curves(self) -> list[dict]:
-        from hf_tlm.evaluation import run_pretraining
+        from hf_tlm.runs import run_pretraining
 
         for arm in ARMS:
             corpus_args, block_args, model_args, args = self._arguments(arm)
@@ -69,9 +69,9 @@ class Benchmark:
 
     def _arguments(self, arm: str) -> tuple:
         """What recipes/pretrain.py makes of its command line."""
+        from hf_tlm.config import parse
         from hf_tlm.corpora import CorpusArguments
         from hf_tlm.data import BlockArguments
-        from hf_tlm.parser import parse
         from hf_tlm.training import ModelArguments, PretrainOptions
 
         options = self.options
@@ -101,7 +101,7 @@ class Benchmark:
         from transformers import set_seed
 
         from hf_tlm.data import BlockShards, load_tokenizer
-        from hf_tlm.evaluation.pretraining import ID2LABEL, TOKENIZER, TRAINING
+        from hf_tlm.runs.pretrain import ID2LABEL, TOKENIZER, TRAINING
         from hf_tlm.training import TlmTrainer, model_factory
         from hf_tlm.training.checkpoints import checkpoints_in
 
@@ -157,7 +157,7 @@ def draw(rows: list[dict], path: Path) -> None:
     """One panel for each of PANELS: colours are what is measured, solid lines the arm with SCL."""
     from matplotlib.figure import Figure
 
-    from hf_tlm.files import atomic_write
+    from hf_tlm.utils.files import atomic_write
 
     figure = Figure(figsize=(15, 4.5), layout="constrained")
     for panel, (title, measures) in zip(figure.subplots(1, len(PANELS)), PANELS.items(), strict=True):

@@ -30,15 +30,15 @@ from hf_tlm.analysis.errors import AnalysisError
 from hf_tlm.analysis.figures import label_decades, new_figure, save_figure, series_style, style
 from hf_tlm.analysis.findings import markdown_table
 from hf_tlm.analysis.runs import find_results
-from hf_tlm.evaluation.reproduction import PUBLISHED
-from hf_tlm.evaluation.reproduction.arms import BASELINES
-from hf_tlm.evaluation.seeds import format_score
-from hf_tlm.evaluation.summary import summarise
-from hf_tlm.files import atomic_write
+from hf_tlm.experiments import PUBLISHED
+from hf_tlm.experiments.arms import BASELINES
 from hf_tlm.hub.cards import tlm_card
 from hf_tlm.retrieval import Subset
-from hf_tlm.shown import Markdown
-from hf_tlm.training.claim import RESULTS_FILE
+from hf_tlm.runs.seeds import format_score
+from hf_tlm.runs.summary import summarise
+from hf_tlm.training.run_folder import RESULTS_FILE
+from hf_tlm.utils.files import atomic_write
+from hf_tlm.utils.shown import Markdown
 
 RESULTS = Path(__file__).resolve().parent / "results"
 SCALES = {

@@ -106,9 +106,9 @@ class Benchmark:
         """The record of a pretraining run in the folder `name`, made where it is not."""
         from hf_tlm.corpora import load_corpus
         from hf_tlm.data import BlockArguments
-        from hf_tlm.evaluation import run_pretraining
-        from hf_tlm.files import atomic_write
+        from hf_tlm.runs import run_pretraining
         from hf_tlm.training import ModelArguments, PretrainArguments
+        from hf_tlm.utils.files import atomic_write
 
         args = PretrainArguments(
             output_dir=str(self.folder / name),
@@ -153,7 +153,7 @@ class Benchmark:
         return rows
 
     def finetune(self) -> list[dict]:
-        from hf_tlm.evaluation.seeds import aggregate, format_score
+        from hf_tlm.runs.seeds import aggregate, format_score
 
         rows = []
         for model in self.options.models:
@@ -167,8 +167,8 @@ class Benchmark:
 
     def _finetuned(self, model: str, task: str) -> list[float]:
         """The score of every seed."""
-        from hf_tlm.evaluation import finetune
-        from hf_tlm.evaluation.finetuning import CheckpointArguments, FinetuneArguments
+        from hf_tlm.runs import finetune
+        from hf_tlm.runs.finetuning import CheckpointArguments, FinetuneArguments
         from hf_tlm.tasks import load_task
 
         settings = TASKS[task]

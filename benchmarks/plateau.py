@@ -35,16 +35,16 @@ from corpus_sample import ROOT, data_dir
 from results_file import machine
 
 from hf_tlm import load_corpus, load_task, retrieve
+from hf_tlm.config import parse
 from hf_tlm.data import TlmCollator, tokenize, train_wordpiece
-from hf_tlm.evaluation.metrics import compute_metrics_for
-from hf_tlm.evaluation.seeds import format_table
-from hf_tlm.files import atomic_write
+from hf_tlm.metrics import compute_metrics_for
 from hf_tlm.models import TlmModel, export_model, load_exported
-from hf_tlm.parser import parse
 from hf_tlm.retrieval import Subset
+from hf_tlm.runs.seeds import format_table
 from hf_tlm.training import ModelArguments, TlmOptions, TlmTrainer, prepare
 from hf_tlm.training.cost import nominal_tokens, training_flops
 from hf_tlm.training.stages import prepare_stage_2
+from hf_tlm.utils.files import atomic_write
 
 LEVERS = ROOT / "benchmarks" / "plateau.yaml"
 RESULTS = ROOT / "benchmarks" / "results" / "plateau"

@@ -14,8 +14,8 @@ import json
 from pathlib import Path
 
 from hf_tlm.corpora.demo import demo_corpus
-from hf_tlm.evaluation import aggregate, format_table, run_tlm
 from hf_tlm.retrieval import Subset, retrieve
+from hf_tlm.runs import aggregate, format_table, run_tlm
 from hf_tlm.tasks.demo import demo_task
 from hf_tlm.training import ModelArguments, TlmArguments
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from results_file import ROOT, ResultsFile
 
+from hf_tlm.config import parse
 from hf_tlm.corpora.demo import demo_corpus
-from hf_tlm.evaluation import make_baselines, run_tlm
-from hf_tlm.parser import parse
 from hf_tlm.retrieval import Subset, retrieve
+from hf_tlm.runs import make_baselines, run_tlm
 from hf_tlm.tasks.demo import demo_task
 from hf_tlm.training import ModelArguments, TlmOptions
 

@@ -10,25 +10,27 @@
     run = run_tlm(task, subset, args, model_args)                 # stage 1, stage 2, evaluation, export
     print(run.to_text())                                          # and scierc-tlm is a stock checkpoint
 
-The folders tell the same story in the same order: tasks, corpora, retrieval, data, models, objectives, influence, training,
-evaluation, analysis; a module imports from folders to its left only. Names here are imported when first used.
+The folders tell the same story in the same order: tasks, corpora, retrieval, data, models, objectives, influence, metrics,
+training, runs, experiments, analysis; a module imports from folders to its left only. Names here are imported when first
+used.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hf_tlm.lazy import export_lazily
+from hf_tlm.utils.lazy import export_lazily
 
 if TYPE_CHECKING:
     from hf_tlm.corpora import Corpus, load_corpus, split_passages
     from hf_tlm.data import BlockArguments, InterleavedBatchSampler, TlmCollator, tokenize, train_wordpiece
     from hf_tlm.errors import HfTlmError
-    from hf_tlm.evaluation import compute_metrics_for, load_metric, run_pretraining, run_tlm, score_models
     from hf_tlm.influence import InfluenceScorer, select
+    from hf_tlm.metrics import compute_metrics_for, load_metric
     from hf_tlm.models import TlmModel, build_config, export_stock
     from hf_tlm.objectives import Mlm, TaskLoss, WeightedMean, WeightedSum
     from hf_tlm.retrieval import Bm25Settings, Index, Subset, retrieve, tokenize_texts
+    from hf_tlm.runs import run_pretraining, run_tlm, score_models
     from hf_tlm.tasks import TASKS, Task, TaskSpec, load_task, task_from_datasets
     from hf_tlm.training import (
         ModelArguments,
@@ -55,7 +57,8 @@ __getattr__, __dir__, __all__ = export_lazily(
             *("ModelArguments", "PretrainArguments", "ScoreModelArguments", "TlmArguments", "TlmTrainer"),
             *("prepare", "run_stage"),
         ],
-        "evaluation": ["compute_metrics_for", "load_metric", "run_pretraining", "run_tlm", "score_models"],
+        "metrics": ["compute_metrics_for", "load_metric"],
+        "runs": ["run_pretraining", "run_tlm", "score_models"],
         "errors": ["HfTlmError"],
         "version": ["__version__"],
     },

@@ -6,7 +6,7 @@ from __future__ import annotations
 class HfTlmError(ValueError):
     """An error meant for the user: it names what was expected, what was received and what to do.
 
-    Recipes print it as one message without a traceback (see `hf_tlm.parser.run`).
+    Recipes print it as one message without a traceback (see `hf_tlm.config.run`).
     """
 
 

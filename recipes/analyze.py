@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from hf_tlm import analysis
 from hf_tlm.analysis import AnalysisError, AnalyzeArguments, AnalyzedTask
+from hf_tlm.config import parse, run
 from hf_tlm.errors import HfTlmError
-from hf_tlm.parser import parse, run
 
 
 def main() -> None:

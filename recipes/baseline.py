@@ -10,11 +10,11 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hf_tlm import evaluation
-from hf_tlm.evaluation import BaselineArguments
-from hf_tlm.locks import owned
-from hf_tlm.parser import parse, run
+from hf_tlm import runs
+from hf_tlm.config import parse, run
+from hf_tlm.runs import BaselineArguments
 from hf_tlm.tasks import TaskArguments
+from hf_tlm.utils.locks import owned
 
 
 @dataclass
@@ -36,7 +36,7 @@ def main() -> None:
 
     # 2. The task, and its scores without a network.
     task = task_args.load()
-    made = evaluation.make_baselines(task, baseline_args.baseline)
+    made = runs.make_baselines(task, baseline_args.baseline)
 
     # 3. Say them, and save them with --output_dir.
     rows = []
@@ -49,7 +49,7 @@ def main() -> None:
             with owned(folder):
                 one.save(folder, task)
     print(f"\n{task.name}: {len(task.train):,} training texts, {task.num_labels} classes\n")
-    print(evaluation.format_table(rows, list(rows[0])))
+    print(runs.format_table(rows, list(rows[0])))
     if args.output_dir is not None:
         print(f"\nSaved to {args.output_dir}.")
 

@@ -12,11 +12,11 @@ again to continue an interrupted run, or several times at once to share its trai
 
 from __future__ import annotations
 
-from hf_tlm import evaluation
+from hf_tlm import runs
 from hf_tlm.analysis import ReportArguments
-from hf_tlm.evaluation.few_shot import FewShotOptions
-from hf_tlm.evaluation.finetuning import CheckpointArguments
-from hf_tlm.parser import parse, run
+from hf_tlm.config import parse, run
+from hf_tlm.runs.few_shot import FewShotOptions
+from hf_tlm.runs.finetuning import CheckpointArguments
 from hf_tlm.tasks import TaskArguments
 
 
@@ -27,7 +27,7 @@ def main() -> None:
     task = task_args.load()
 
     # 2. For every split: its examples, the grid, and a test of what is best on its validation examples.
-    result = evaluation.run_few_shot(task, checkpoint, args)
+    result = runs.run_few_shot(task, checkpoint, args)
 
     # 3. The table, and with --report the page.
     if args.process_index == 0:

@@ -11,10 +11,10 @@ the papers'. Run the same command again to continue an interrupted run; a finish
 
 from __future__ import annotations
 
-from hf_tlm import evaluation
+from hf_tlm import runs
 from hf_tlm.analysis import ReportArguments
-from hf_tlm.evaluation import CheckpointArguments, FinetuneOptions, GridArguments, PredictArguments
-from hf_tlm.parser import parse, run
+from hf_tlm.config import parse, run
+from hf_tlm.runs import CheckpointArguments, FinetuneOptions, GridArguments, PredictArguments
 from hf_tlm.tasks import TaskArguments
 
 
@@ -26,13 +26,13 @@ def main() -> None:
 
     # 2. The labelled task. What could not be predicted on in the end is refused before the training.
     task = task_args.load()
-    evaluation.check_predictable(task, predicting, args.output_dir, drop_bad_rows=task_args.drop_bad_rows)
+    runs.check_predictable(task, predicting, args.output_dir, drop_bad_rows=task_args.drop_bad_rows)
 
     # 3. Training and evaluation, once per seed, and the best model exported; of a grid's points that of the best one.
     if grid is None:
-        result = evaluation.finetune(task, checkpoint, args)
+        result = runs.finetune(task, checkpoint, args)
     else:
-        result = evaluation.run_grid(task, checkpoint, args, grid, trials=grid_args.optuna_trials)
+        result = runs.run_grid(task, checkpoint, args, grid, trials=grid_args.optuna_trials)
 
     # 4. The summary, and with --report the page.
     if args.process_index == 0:
@@ -42,7 +42,7 @@ def main() -> None:
 
     # 5. Predictions for unlabelled data.
     if predicting.predict is not None:
-        path = evaluation.predict(
+        path = runs.predict(
             args.output_dir,
             predicting.predict,
             predicting.predict_output,

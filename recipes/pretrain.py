@@ -16,11 +16,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hf_tlm import evaluation, retrieval
+from hf_tlm import retrieval, runs
 from hf_tlm.analysis import ReportArguments
+from hf_tlm.config import parse, run
 from hf_tlm.corpora import CorpusArguments
 from hf_tlm.data import BlockArguments
-from hf_tlm.parser import parse, run
 from hf_tlm.training import ArgumentsError, ModelArguments, PretrainOptions
 
 
@@ -50,7 +50,7 @@ def main() -> None:
     corpus = retrieval.Subset.open(subset_args.subset).as_corpus() if subset_args.subset else corpus_args.load()
 
     # 3. Vocabulary, blocks, training, loss on held-out blocks, export.
-    result = evaluation.run_pretraining(corpus, args, model_args, block_args)
+    result = runs.run_pretraining(corpus, args, model_args, block_args)
 
     # 4. The summary, and with --report the page.
     if args.process_index == 0:

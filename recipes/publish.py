@@ -20,9 +20,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hf_tlm import evaluation, hub, models, retrieval, tasks
+from hf_tlm import hub, models, retrieval, runs, tasks
+from hf_tlm.config import parse, run
 from hf_tlm.errors import HfTlmError
-from hf_tlm.parser import parse, run
 
 
 @dataclass(repr=False)  # A repr would show the token.
@@ -105,7 +105,7 @@ def main() -> None:
         if released.left_out:
             print(f"Left out, as this package's model has no place for them: {', '.join(released.left_out)}")
         if args.evaluate_on is not None:
-            for split, scores in evaluation.evaluate_checkpoint(args.output_dir, tasks.load_task(args.evaluate_on)).items():
+            for split, scores in runs.evaluate_checkpoint(args.output_dir, tasks.load_task(args.evaluate_on)).items():
                 print(f"{split:<12}" + ", ".join(f"{name} {100 * score:.2f}" for name, score in scores.items()))
         if args.repo_id is None:
             return

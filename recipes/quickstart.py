@@ -17,11 +17,11 @@ import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hf_tlm import analysis, corpora, evaluation, retrieval, tasks, training
+from hf_tlm import analysis, corpora, retrieval, runs, tasks, training
+from hf_tlm.config import parse, run
 from hf_tlm.errors import HfTlmError
-from hf_tlm.files import atomic_write
-from hf_tlm.locks import owned
-from hf_tlm.parser import parse, run
+from hf_tlm.utils.files import atomic_write
+from hf_tlm.utils.locks import owned
 
 ROOT = Path(__file__).resolve().parents[1]
 # The settings of every arm.
@@ -70,7 +70,7 @@ def make(quick: QuickstartArguments, output: Path) -> None:
         print(f"\n  task text: {_short(query)}\n  retrieved: {_short(passage)}  (BM25 {score:.1f})")
 
     # 3. What a model has to beat, then every arm: stage 1 on task and subset, stage 2 on the task.
-    rows = [_baseline_row(task, baseline) for baseline in evaluation.make_baselines(task)]
+    rows = [_baseline_row(task, baseline) for baseline in runs.make_baselines(task)]
     arms = {"no stage 1": (None, {"stage": "2"}), "task only": (None, {}), "random subset": (chance, {})}
     arms["BM25 subset"] = (bm25, {})
     if "text_pair" not in task.train.column_names:
@@ -79,7 +79,7 @@ def make(quick: QuickstartArguments, output: Path) -> None:
         rows.append(_train_arm(quick, output, task, arm, subset, options))
 
     # 4. The table, the best model in a folder of its own, and a page about it beside the first other arm.
-    print("\n" + evaluation.format_table(rows, list(rows[0])) + "\n")
+    print("\n" + runs.format_table(rows, list(rows[0])) + "\n")
     atomic_write(output / "table.json", json.dumps(rows, indent=2) + "\n")
     trained = [row for row in rows if "folder" in row]
     best = max(trained, key=lambda row: row[f"validation {task.metric}"]["mean"])
@@ -92,9 +92,9 @@ def make(quick: QuickstartArguments, output: Path) -> None:
     print(f"  from transformers import pipeline\n  pipeline('text-classification', '{output / 'model'}')('oil prices rose')")
 
 
-def _baseline_row(task: tasks.Task, baseline: evaluation.Baseline) -> dict:
+def _baseline_row(task: tasks.Task, baseline: runs.Baseline) -> dict:
     """One row of the table that took no network."""
-    scores = evaluation.aggregate([_columns(task, baseline.scores)])
+    scores = runs.aggregate([_columns(task, baseline.scores)])
     return {"arm": baseline.name, **scores, "real tokens": "", "FLOPs": "", "seconds": f"{baseline.seconds:.0f}"}
 
 
@@ -113,7 +113,7 @@ def _train_arm(
     model_args, args = parse(*classes, recipe="train_tlm", description="", args=["--config", str(SCALE)], values=values)
     model_args.model_config = str(ROOT / model_args.model_config)  # Whatever folder this is started in.
     print(f"\n== {arm}")
-    result = evaluation.run_tlm(task, subset, args, model_args)
+    result = runs.run_tlm(task, subset, args, model_args)
     cost = result.seeds[0]["cost"]
     return {
         "arm": arm,

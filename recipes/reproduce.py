@@ -19,10 +19,10 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
+from hf_tlm import experiments as reproduction
 from hf_tlm.analysis import ReportArguments
+from hf_tlm.config import config_files, parse, run
 from hf_tlm.corpora import CorpusArguments
-from hf_tlm.evaluation import reproduction
-from hf_tlm.parser import config_files, parse, run
 
 
 @dataclass

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 
 from hf_tlm import retrieval
 from hf_tlm.analysis import ReportArguments
+from hf_tlm.config import parse, run
 from hf_tlm.corpora import CorpusArguments
 from hf_tlm.hub import SubsetHubArguments
-from hf_tlm.locks import owned
-from hf_tlm.parser import parse, run
 from hf_tlm.retrieval import RetrievalArguments
 from hf_tlm.tasks import TaskArguments
+from hf_tlm.utils.locks import owned
 
 
 @dataclass

@@ -15,14 +15,14 @@ interrupted run.
 
 from __future__ import annotations
 
-from hf_tlm import evaluation, retrieval
+from hf_tlm import retrieval, runs
 from hf_tlm.analysis import ReportArguments
+from hf_tlm.config import parse, run
 from hf_tlm.hub import SubsetHubArguments
 from hf_tlm.influence import SelectionArguments
-from hf_tlm.locks import owned
-from hf_tlm.parser import parse, run
 from hf_tlm.tasks import TaskArguments
 from hf_tlm.training import ArgumentsError, ModelArguments, ScoreModelOptions
+from hf_tlm.utils.locks import owned
 
 
 def main() -> None:
@@ -58,7 +58,7 @@ def make(
     # 3. The score model, and every passage's influence. The controls need neither.
     scorer = described = None
     if selection.method == "iss":
-        models, tokenizer, described = evaluation.score_models(
+        models, tokenizer, described = runs.score_models(
             task,
             subset,
             selection.score_model,

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hf_tlm import evaluation, retrieval
+from hf_tlm import retrieval, runs
 from hf_tlm.analysis import ReportArguments
-from hf_tlm.parser import parse, run
+from hf_tlm.config import parse, run
 from hf_tlm.tasks import TaskArguments
 from hf_tlm.training import ModelArguments, TlmOptions
 
@@ -42,7 +42,7 @@ def main() -> None:
     subset = retrieval.Subset.open(subset_args.subset) if subset_args.subset else None
 
     # 3. Stage 1 (joint), stage 2 (task only), evaluation; once per seed, and the best model exported.
-    result = evaluation.run_tlm(task, subset, args, model_args)
+    result = runs.run_tlm(task, subset, args, model_args)
 
     # 4. The summary, and with --report the page.
     if args.process_index == 0:

@@ -4,7 +4,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from hub.loopback import LoopbackHub
+from support.loopback import LoopbackHub
 
 _HOME = tempfile.mkdtemp(prefix="hf-tlm-tests-")
 _HUB = LoopbackHub()  # A port of this process; only the fixture `hub` lets something answer there.
@@ -26,7 +26,7 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 from datasets import Dataset  # noqa: E402
 
-from toys import make_task, sentences  # noqa: E402
+from support.toys import make_task, sentences  # noqa: E402
 
 torch.set_num_threads(1)
 ROOT = Path(__file__).resolve().parent.parent

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from transformers import HfArgumentParser, TrainingArguments
 
-from hf_tlm.evaluation import FinetuneArguments, FinetuneOptions
-from hf_tlm.parser import ConfigError, parse
+from hf_tlm.config import ConfigError, parse
+from hf_tlm.runs import FinetuneArguments, FinetuneOptions
 from hf_tlm.training import (
     PretrainArguments,
     PretrainOptions,

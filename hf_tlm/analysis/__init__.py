@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from hf_tlm.lazy import export_lazily
+from hf_tlm.utils.lazy import export_lazily
 
 if TYPE_CHECKING:
     from hf_tlm.analysis.analyze import OPTIONS, analyze

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hf_tlm.analysis.errors import AnalysisError
-from hf_tlm.ranges import check_ranges
 from hf_tlm.tasks.arguments import TaskArguments
+from hf_tlm.utils.ranges import check_ranges
 
 if TYPE_CHECKING:
     from hf_tlm.retrieval import Subset

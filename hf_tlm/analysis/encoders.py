@@ -11,11 +11,11 @@ from transformers.utils import logging
 
 from hf_tlm.analysis.errors import AnalysisError
 from hf_tlm.data import load_tokenizer
-from hf_tlm.evaluation.finetuning.loading import set_token_types
 from hf_tlm.hub.checkpoint import checkpoint_folder
 from hf_tlm.models.adapters import ADAPTER_FILE, load_merged, read_adapter
 from hf_tlm.models.families import longest_input
 from hf_tlm.models.loading import POOLER, hub_options, reading
+from hf_tlm.runs.finetuning.loading import set_token_types
 
 # What peft calls the head of an adapter.
 ADAPTED = {

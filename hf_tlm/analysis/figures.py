@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_tlm.analysis.errors import AnalysisError
-from hf_tlm.files import atomic_write
+from hf_tlm.utils.files import atomic_write
 
 if TYPE_CHECKING:
     from matplotlib.axis import Axis

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hf_tlm.ranges import check_ranges
+from hf_tlm.utils.ranges import check_ranges
 
 if TYPE_CHECKING:
     from hf_tlm.corpora.corpus import Corpus

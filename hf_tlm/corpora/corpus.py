@@ -14,11 +14,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset, Features, Value, concatenate_datasets, config
 
-from hf_tlm.arrow_files import find_rows
 from hf_tlm.corpora.passages import split_passages
 from hf_tlm.errors import HfTlmError
-from hf_tlm.files import atomic_directory
-from hf_tlm.json_files import find_object
+from hf_tlm.utils.arrow_files import find_rows
+from hf_tlm.utils.files import atomic_directory
+from hf_tlm.utils.json_files import find_object
 
 FEATURES = Features({name: Value("string") for name in ("id", "text", "source")})
 SCHEMA = FEATURES.arrow_schema

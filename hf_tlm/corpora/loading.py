@@ -19,7 +19,7 @@ from hf_tlm.corpora.corpus import Corpus, CorpusError, Part
 from hf_tlm.corpora.reading import BUILDERS, COMPRESSIONS, Columns, builder_of, read_file, read_rows
 from hf_tlm.hub.errors import explaining
 from hf_tlm.hub.repo_id import Repo
-from hf_tlm.ranges import check_numbers
+from hf_tlm.utils.ranges import check_numbers
 
 _SAMPLE = 1 << 16
 # By which file a folder that this package wrote is known.

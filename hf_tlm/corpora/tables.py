@@ -19,7 +19,7 @@ from datasets import Dataset, load_dataset
 from fsspec.compression import compr, register_compression
 
 from hf_tlm.corpora.json_lines import check_lines
-from hf_tlm.disk import cache_problem
+from hf_tlm.utils.disk import cache_problem
 
 # Only an empty field is null: pandas would also take the words "null", "None" and "NA" for one.
 OPTIONS = {"csv": {"keep_default_na": False, "na_values": [""]}, "text": {"encoding": "utf-8-sig"}}

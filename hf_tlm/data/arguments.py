@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hf_tlm.ranges import check_ranges
+from hf_tlm.utils.ranges import check_ranges
 
 
 @dataclass

@@ -18,13 +18,13 @@ from datasets import Dataset, Features, List, Value, concatenate_datasets, confi
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from hf_tlm.arrow_files import find_rows
 from hf_tlm.corpora import Corpus
 from hf_tlm.data.blocks import CONTIGUOUS, BlockMaker, BlocksError
 from hf_tlm.data.tokenization import backend_settings
-from hf_tlm.files import atomic_directory, atomic_write
-from hf_tlm.json_files import find_object
-from hf_tlm.ranges import check_numbers
+from hf_tlm.utils.arrow_files import find_rows
+from hf_tlm.utils.files import atomic_directory, atomic_write
+from hf_tlm.utils.json_files import find_object
+from hf_tlm.utils.ranges import check_numbers
 
 logger = logging.getLogger(__name__)
 

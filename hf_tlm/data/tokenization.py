@@ -13,11 +13,11 @@ import xxhash
 from datasets import Dataset, config
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
 
-from hf_tlm.arrow_files import map_rows
 from hf_tlm.errors import HfTlmError
-from hf_tlm.files import atomic_file
 from hf_tlm.hub.checkpoint import TOKENIZER_FILES, checkpoint_folder
-from hf_tlm.seals import keep_sealed
+from hf_tlm.utils.arrow_files import map_rows
+from hf_tlm.utils.files import atomic_file
+from hf_tlm.utils.seals import keep_sealed
 
 # What a folder with a tokenizer has some of.
 OF_TOKENIZERS = ("*token*", "vocab*", "*.model")

@@ -22,7 +22,7 @@ def tlm_card(run: Mapping[str, Any], seed: int) -> str:
     """The README.md of a TLM model.
 
     Args:
-        run: `results.json` of `hf_tlm.evaluation.run_tlm`.
+        run: `results.json` of `hf_tlm.runs.run_tlm`.
         seed: which of its seeds the folder's weights are.
     """
     from huggingface_hub import EvalResult, ModelCardData
@@ -81,7 +81,7 @@ def pretrained_card(run: Mapping[str, Any]) -> str:
     """The README.md of a pretrained model.
 
     Args:
-        run: `results.json` of `hf_tlm.evaluation.run_pretraining`.
+        run: `results.json` of `hf_tlm.runs.run_pretraining`.
     """
     from huggingface_hub import ModelCardData
 

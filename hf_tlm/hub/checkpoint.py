@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hf_tlm.errors import HubError
 from hf_tlm.hub.repo import PICKLES, fetch
 from hf_tlm.hub.repo_id import Repo, find_repo
-from hf_tlm.seals import check_seal
+from hf_tlm.utils.seals import check_seal
 
 # What tokenizers and configs are, and with weights, safe or not, a checkpoint; a repository may hold other formats too.
 TOKENIZER_FILES = ["*.json", "*.txt", "*.model", "*.jinja"]

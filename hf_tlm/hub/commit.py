@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from hf_tlm.errors import HubError
-from hf_tlm.files import sha256
 from hf_tlm.hub.errors import status_of
 from hf_tlm.hub.repo_id import Repo
 from hf_tlm.hub.retry import client_errors
+from hf_tlm.utils.files import sha256
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

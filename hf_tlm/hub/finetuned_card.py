@@ -70,7 +70,7 @@ def finetuned_card(run: Mapping[str, Any], seed: int) -> str:
     """The README.md of a fine-tuned model.
 
     Args:
-        run: `results.json` of `hf_tlm.evaluation.finetune`.
+        run: `results.json` of `hf_tlm.runs.finetune`.
         seed: which of its seeds the folder's weights are.
     """
     from huggingface_hub import EvalResult, ModelCardData

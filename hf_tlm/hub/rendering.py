@@ -7,7 +7,7 @@ import re
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from hf_tlm.shown import as_code, as_literal, escape, flat, for_terminal
+from hf_tlm.utils.shown import as_code, as_literal, escape, flat, for_terminal
 
 if TYPE_CHECKING:
     from huggingface_hub import CardData

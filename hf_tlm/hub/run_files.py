@@ -10,9 +10,9 @@ from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 
 from hf_tlm.errors import HubError
-from hf_tlm.files import atomic_write
 from hf_tlm.hub.repo import is_fetched
 from hf_tlm.hub.repo_id import Repo
+from hf_tlm.utils.files import atomic_write
 
 FOLDERS = re.compile(
     r"(seed|split|checkpoint)-\d+|stage\d|global_step\d+|model|mlm|generator|discriminator|adapter|tokenizer|training|"

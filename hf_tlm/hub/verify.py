@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path, PurePosixPath
 
-from hf_tlm.checked import listed, maybe, one_of, read_fields, real, whole, words
 from hf_tlm.errors import HubError
 from hf_tlm.hub.errors import explaining, redacted
 from hf_tlm.hub.repo import check_model
 from hf_tlm.hub.repo_id import Repo, parse_repo
+from hf_tlm.utils.checked import listed, maybe, one_of, read_fields, real, whole, words
 
 TOLERANCE = 1e-6
 ADAPTER_FILE = "adapter_config.json"
@@ -100,7 +100,7 @@ def verify(
         **{"kind": type, "repo": repo_id, "commit": info.sha, "files": listed, "config": config},
         **{"trust_remote_code": trust_remote_code, "local": None if local is None else str(Path(local).resolve())},
     }
-    answer = _ask_a_stranger(repo, asked, token)
+    answer = _load_isolated(repo, asked, token)
     if not answer:
         raise HubError(f"There is nothing to load in {repo}: no folder with a config.json and safetensors.")
     words = {name: found["words"] for name, found in answer.items()}
@@ -128,8 +128,8 @@ def _check_adapters(repo: Repo, names: list[str], commit: str, token: str | None
         read_fields(Path(path), _ADAPTER, HubError, optional=[field for field in _ADAPTER if field not in _NEEDED])
 
 
-def _ask_a_stranger(repo: Repo, asked: dict, token: str | None) -> dict[str, dict]:
-    """What `hf_tlm.hub.stranger` answers in a process of its own, with a cache of its own.
+def _load_isolated(repo: Repo, asked: dict, token: str | None) -> dict[str, dict]:
+    """What `hf_tlm.hub.isolated_load` answers in a process of its own, with a cache of its own.
 
     Raises:
         HubError: it failed.
@@ -141,7 +141,12 @@ def _ask_a_stranger(repo: Repo, asked: dict, token: str | None) -> dict[str, dic
         environment |= {"HF_HOME": home, "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1"}
         answer = Path(home, "answer.json")
         done = subprocess.run(
-            [sys.executable, "-c", files("hf_tlm.hub").joinpath("stranger.py").read_text(encoding="utf-8"), str(answer)],
+            [
+                sys.executable,
+                "-c",
+                files("hf_tlm.hub").joinpath("isolated_load.py").read_text(encoding="utf-8"),
+                str(answer),
+            ],
             input=json.dumps({**asked, "token": token}),
             env=environment,
             cwd=home,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_tlm.influence.checks import BALANCES, METHODS, check_executor, check_selection, without_effect
 from hf_tlm.influence.errors import InfluenceError
-from hf_tlm.ranges import check_ranges
+from hf_tlm.utils.ranges import check_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -206,7 +206,7 @@ class SelectionArguments:
         if self.executor is None:
             return None
         from hf_tlm.retrieval.arguments import parse_executor_options
-        from hf_tlm.retrieval.engines import Sharding
+        from hf_tlm.retrieval.engines.engine import Sharding
 
         options = parse_executor_options(self.executor_options or "{}")
         return Sharding(self.num_shards or NUM_SHARDS, self.executor, self.workers, options=options)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hf_tlm.influence.errors import InfluenceError
-from hf_tlm.ranges import check_numbers
+from hf_tlm.utils.ranges import check_numbers
 
 METHODS = ("iss", "dsir", "bm25-rank", "random")
 BALANCES = ("class",)

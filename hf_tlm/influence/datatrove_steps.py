@@ -39,8 +39,8 @@ from hf_tlm.influence.score_files import GRADIENTS_FOLDER, SHARD_ROWS, ScoreFile
 from hf_tlm.influence.scorer import InfluenceScorer
 from hf_tlm.influence.scorer_files import describe_scorer, load_scorer
 from hf_tlm.influence.selection import Selection
-from hf_tlm.retrieval.sharded.steps import Step
-from hf_tlm.retrieval.sharded.workspace import Workspace, read_table, shard_name, write_table
+from hf_tlm.retrieval.engines.sharded.steps import Step
+from hf_tlm.retrieval.engines.sharded.workspace import Workspace, read_table, shard_name, write_table
 
 SCORER_FOLDER, TASK_FOLDER = "scorer", "task"
 ROWS_FILE = "rows.arrow"

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from hf_tlm.influence.errors import InfluenceError
-from hf_tlm.retrieval.sharded.workspace import Workspace, read_table
+from hf_tlm.retrieval.engines.sharded.workspace import Workspace, read_table
 
 SETTINGS_FILE, IDS_FILE, SCORES_FILE = "settings.json", "ids.arrow", "scores.npy"
 

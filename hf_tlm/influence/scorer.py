@@ -21,7 +21,6 @@ from datasets import Dataset
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from hf_tlm.files import atomic_directory
 from hf_tlm.influence.capture import Tokens
 from hf_tlm.influence.checkpoint import Checkpoint, Gradient, check_alike, nbytes
 from hf_tlm.influence.errors import InfluenceError
@@ -32,7 +31,8 @@ from hf_tlm.influence.rows import batches, cut_at, read, rows_digest, take
 from hf_tlm.influence.task_gradients import Block, TaskGradients
 from hf_tlm.models import TlmModel
 from hf_tlm.models.families import longest_input
-from hf_tlm.ranges import check_numbers
+from hf_tlm.utils.files import atomic_directory
+from hf_tlm.utils.ranges import check_numbers
 
 # Task gradients are written, and shared between processes, in blocks of at most so many texts.
 BLOCK_TEXTS = 1024

@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 
 from hf_tlm.data import load_tokenizer
-from hf_tlm.files import atomic_directory, sha256
 from hf_tlm.influence.errors import InfluenceError
 from hf_tlm.influence.score_files import GRADIENTS_FOLDER
 from hf_tlm.influence.scorer import InfluenceScorer
 from hf_tlm.models import TlmModel, export_stock
+from hf_tlm.utils.files import atomic_directory, sha256
 
 SCORER_FILE = "scorer.json"
 

@@ -11,14 +11,14 @@ import torch
 
 from hf_tlm.influence.errors import InfluenceError
 from hf_tlm.influence.score_files import WORK_FOLDER, ScoreFiles, open_scores
-from hf_tlm.ranges import check_numbers
+from hf_tlm.utils.ranges import check_numbers
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
     from hf_tlm.influence.scorer import InfluenceScorer
     from hf_tlm.retrieval import Sharding
-    from hf_tlm.retrieval.sharded.workspace import Workspace
+    from hf_tlm.retrieval.engines.sharded.workspace import Workspace
 
 PRELOAD = ["hf_tlm.influence.datatrove_steps"]
 
@@ -49,8 +49,8 @@ def score_sharded(
     """
     check_sharding(sharding, work_dir)
     from hf_tlm.influence import datatrove_steps as steps
-    from hf_tlm.retrieval.sharded.executors import cluster
-    from hf_tlm.retrieval.sharded.stages import lock, open_workspace, run_stage
+    from hf_tlm.retrieval.engines.sharded.executors import cluster
+    from hf_tlm.retrieval.engines.sharded.stages import lock, open_workspace, run_stage
 
     executor, options = sharding.executor, _options(sharding)
     remote = executor == "jobs"
@@ -82,8 +82,8 @@ def check_sharding(sharding: Sharding, work_dir: str | Path | None) -> None:
     check_numbers(InfluenceError, num_shards=sharding.num_shards, workers=sharding.workers)
     if importlib.util.find_spec("datatrove") is None:
         raise InfluenceError("Scoring on executors needs datatrove: pip install 'hf-tlm[sharded]'.")
-    from hf_tlm.retrieval.sharded.executors import check_executor
-    from hf_tlm.retrieval.sharded.stages import open_workspace
+    from hf_tlm.retrieval.engines.sharded.executors import check_executor
+    from hf_tlm.retrieval.engines.sharded.stages import open_workspace
 
     check_executor(sharding.executor, _options(sharding))
     if work_dir is not None or sharding.executor == "jobs":
@@ -113,7 +113,7 @@ def _share(workspace: Workspace, task_rows, subset_rows, scorer, scores: ScoreFi
     """Write what the tasks read, where it is not there yet."""
     from hf_tlm.influence import datatrove_steps as steps
     from hf_tlm.influence.scorer_files import save_scorer
-    from hf_tlm.retrieval.sharded.workspace import shard_name
+    from hf_tlm.retrieval.engines.sharded.workspace import shard_name
 
     if not workspace.has(steps.SCORER_FOLDER):
         with workspace.writing(steps.SCORER_FOLDER) as folder:
@@ -128,7 +128,7 @@ def _share(workspace: Workspace, task_rows, subset_rows, scorer, scores: ScoreFi
 
 def _collect(workspace: Workspace, scores: ScoreFiles, missing: list[int]) -> None:
     """Take over the shards that tasks have written."""
-    from hf_tlm.retrieval.sharded.workspace import shard_name
+    from hf_tlm.retrieval.engines.sharded.workspace import shard_name
 
     for number in missing:
         made = ScoreFiles(workspace.reading(shard_name("scores", number)), scores.shape).find(number)

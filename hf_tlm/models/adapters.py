@@ -17,8 +17,6 @@ from peft import LoraConfig, PeftModel, get_peft_model, load_peft_weights, set_p
 from torch import nn
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_tlm.checked import Unfit, listed, maybe, one_of, read_fields, real, truth, whole, words
-from hf_tlm.files import atomic_directory
 from hf_tlm.hub.checkpoint import checkpoint_folder
 from hf_tlm.hub.repo import check_named
 from hf_tlm.models.base import TrainedModel
@@ -28,6 +26,8 @@ from hf_tlm.models.loading import POOLER
 from hf_tlm.models.lora_arguments import LoraArguments
 from hf_tlm.models.pickles import reading_pickles
 from hf_tlm.models.tlm import TlmModel
+from hf_tlm.utils.checked import Unfit, listed, maybe, one_of, read_fields, real, truth, whole, words
+from hf_tlm.utils.files import atomic_directory
 
 logger = logging.getLogger(__name__)
 

@@ -18,13 +18,13 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from hf_tlm.checked import one_of, read_fields, real, truth
-from hf_tlm.files import atomic_directory
 from hf_tlm.models.base import TrainedModel
 from hf_tlm.models.composite_files import CLM_HEADS_FILE, CORRUPTION_FILE, DISCRIMINATOR, GENERATOR, RTD_HEAD_FILE
 from hf_tlm.models.corruption import CorruptAndPredict
 from hf_tlm.models.errors import ModelError
 from hf_tlm.models.tlm import MLM_SUBFOLDER, TlmModel
+from hf_tlm.utils.checked import one_of, read_fields, real, truth
+from hf_tlm.utils.files import atomic_directory
 
 # Of corruption.json: the arguments of `CorruptAndPredict`.
 _FIELDS = {

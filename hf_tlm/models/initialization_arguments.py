@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from hf_tlm.models.errors import ModelError
-from hf_tlm.ranges import check_ranges
+from hf_tlm.utils.ranges import check_ranges
 
 
 @dataclass

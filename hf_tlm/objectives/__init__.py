@@ -9,7 +9,7 @@ A named term is such a mean, a scalar; or a pair (sum, count), of which the quot
 
 from typing import TYPE_CHECKING
 
-from hf_tlm.lazy import export_lazily
+from hf_tlm.utils.lazy import export_lazily
 
 if TYPE_CHECKING:
     from hf_tlm.objectives.combine import WeightedMean, WeightedSum

@@ -2,16 +2,16 @@
 
 from typing import TYPE_CHECKING
 
-from hf_tlm.lazy import export_lazily
+from hf_tlm.utils.lazy import export_lazily
 
 if TYPE_CHECKING:
     from hf_tlm.retrieval.analyzer import Analyzer, RetrievalError
     from hf_tlm.retrieval.arguments import RetrievalArguments
     from hf_tlm.retrieval.bm25 import Bm25Settings
-    from hf_tlm.retrieval.elastic.client import ElasticSettings
-    from hf_tlm.retrieval.engines import Sharding
-    from hf_tlm.retrieval.index.index import Index
-    from hf_tlm.retrieval.index.tokenize import tokenize_texts
+    from hf_tlm.retrieval.engines.bm25.index import Index
+    from hf_tlm.retrieval.engines.bm25.tokenize import tokenize_texts
+    from hf_tlm.retrieval.engines.elasticsearch.client import ElasticSettings
+    from hf_tlm.retrieval.engines.engine import Sharding
     from hf_tlm.retrieval.names import RETRIEVERS
     from hf_tlm.retrieval.queries import QUERY_MODES, build_queries
     from hf_tlm.retrieval.report import retrieval_report
@@ -24,10 +24,10 @@ __getattr__, __dir__, __all__ = export_lazily(
         "analyzer": ["Analyzer", "RetrievalError"],
         "arguments": ["RetrievalArguments"],
         "bm25": ["Bm25Settings"],
-        "elastic.client": ["ElasticSettings"],
-        "engines": ["Sharding"],
-        "index.index": ["Index"],
-        "index.tokenize": ["tokenize_texts"],
+        "engines.elasticsearch.client": ["ElasticSettings"],
+        "engines.engine": ["Sharding"],
+        "engines.bm25.index": ["Index"],
+        "engines.bm25.tokenize": ["tokenize_texts"],
         "names": ["RETRIEVERS"],
         "queries": ["QUERY_MODES", "build_queries"],
         "report": ["retrieval_report"],

@@ -6,15 +6,15 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_tlm.ranges import check_ranges
 from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.retrieval.names import RETRIEVERS
 from hf_tlm.retrieval.queries import QUERY_MODES
+from hf_tlm.utils.ranges import check_ranges
 
 if TYPE_CHECKING:
     from hf_tlm.corpora import Corpus
-    from hf_tlm.retrieval.elastic.client import ElasticSettings
-    from hf_tlm.retrieval.engines import Sharding
+    from hf_tlm.retrieval.engines.elasticsearch.client import ElasticSettings
+    from hf_tlm.retrieval.engines.engine import Sharding
     from hf_tlm.retrieval.subset import Subset
     from hf_tlm.tasks import Task
 
@@ -168,14 +168,14 @@ class RetrievalArguments:
                 )
 
     def _sharding(self) -> Sharding:
-        from hf_tlm.retrieval.engines import Sharding
+        from hf_tlm.retrieval.engines.engine import Sharding
 
         return Sharding(
             self.num_shards, self.executor, self.workers, self.work_dir, parse_executor_options(self.executor_options)
         )
 
     def _elastic(self) -> ElasticSettings:
-        from hf_tlm.retrieval.elastic.client import ElasticSettings
+        from hf_tlm.retrieval.engines.elasticsearch.client import ElasticSettings
 
         if not self.elastic_index:
             raise RetrievalError("--retriever elasticsearch needs --elastic_index, the name of the index.")
@@ -193,7 +193,7 @@ def parse_executor_options(text: str) -> dict[str, Any]:
     """Raises:
     RetrievalError: it is not a JSON object.
     """
-    from hf_tlm.safe_yaml import load_yaml
+    from hf_tlm.utils.safe_yaml import load_yaml
 
     options = load_yaml(text, "--executor_options", RetrievalError)  # JSON is YAML.
     if not isinstance(options, dict):

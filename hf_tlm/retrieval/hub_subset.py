@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_tlm.errors import HubError
-from hf_tlm.files import atomic_write
 from hf_tlm.hub import Push, Repo, fetch, publish_subset, push
 from hf_tlm.hub.rendering import published_card
 from hf_tlm.hub.repo_id import parse_repo
@@ -18,6 +17,7 @@ from hf_tlm.hub.subset_configs import config_cards, config_names, configs_card, 
 from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.retrieval.manifest import CARD_FILE, CONFIG_DATA_FILE, DATA_FILE, MANIFEST_FILE, REPORT_FILE, SubsetLike
 from hf_tlm.retrieval.released_subset import RELEASED_FILE, read_released
+from hf_tlm.utils.files import atomic_write
 from hf_tlm.version import __version__
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hf_tlm.files import sha256
 from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.retrieval.manifest import COLUMNS, FORMAT, FORMAT_VERSION, METHOD_FIELDS
 from hf_tlm.tasks.registry import registered_task
+from hf_tlm.utils.files import sha256
 from hf_tlm.version import __version__
 
 if TYPE_CHECKING:

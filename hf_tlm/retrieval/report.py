@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hf_tlm.retrieval.analyzer import RetrievalError
-from hf_tlm.retrieval.marking import (
+from hf_tlm.retrieval.highlight import (
     mark_shared,
     marked_spans,
     marked_terms,
     spans_to_markdown,
     stemmer_of,
 )
-from hf_tlm.shown import for_markdown
+from hf_tlm.utils.shown import for_markdown
 
 if TYPE_CHECKING:
     from hf_tlm.retrieval.manifest import SubsetLike
@@ -99,7 +99,7 @@ def describe_selection(selection: dict[str, Any]) -> str:
 
 
 def _score_model(made: dict[str, Any]) -> str:
-    """One that was trained for the selection (`hf_tlm.evaluation.score_models`), in plain words."""
+    """One that was trained for the selection (`hf_tlm.runs.score_models`), in plain words."""
     scores = made.get("validation", {})
     left_out = {"model", "validation", "digest", "num_train_epochs" if made.get("max_steps", -1) > 0 else "max_steps"}
     said = [f"{name.replace('_', ' ')} {_plain(value)}" for name, value in made.items() if name not in left_out]

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hf_tlm.files import atomic_directory, sha256
 from hf_tlm.hub.subset_card import describe_data, subset_card
 from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.retrieval.manifest import (
@@ -28,6 +27,7 @@ from hf_tlm.retrieval.manifest import (
 )
 from hf_tlm.retrieval.queries import build_queries, example_texts
 from hf_tlm.retrieval.report import describe_selection, retrieval_report
+from hf_tlm.utils.files import atomic_directory, sha256
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -10,8 +10,8 @@ import pyarrow as pa
 from datasets import Dataset, Features, config
 from datasets.table import MemoryMappedTable
 
-from hf_tlm.files import atomic_file
 from hf_tlm.tasks.spec import ROLES, TaskError, TaskSpec
+from hf_tlm.utils.files import atomic_file
 
 
 class Bad(NamedTuple):

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from hf_tlm.lazy import export_lazily
+from hf_tlm.utils.lazy import export_lazily
 
 if TYPE_CHECKING:
     from hf_tlm.training.arguments import PretrainArguments, ScoreModelArguments, TlmArguments
@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from hf_tlm.training.model_arguments import ModelArguments
     from hf_tlm.training.objectives import tlm_objectives
     from hf_tlm.training.options import ArgumentsError, PretrainOptions, TlmOptions
+    from hf_tlm.training.prepare import Setup, check_model, check_sources, check_tlm, model_factory, prepare
     from hf_tlm.training.score_model_options import ScoreModelOptions
-    from hf_tlm.training.setup import Setup, check_model, check_sources, check_tlm, model_factory, prepare
     from hf_tlm.training.stages import StageData, final_scores, run_stage
     from hf_tlm.training.trainer import TlmTrainer
 
@@ -24,7 +24,7 @@ __getattr__, __dir__, __all__ = export_lazily(
         "model_arguments": ["ModelArguments"],
         "options": ["ArgumentsError", "PretrainOptions", "TlmOptions"],
         "score_model_options": ["ScoreModelOptions"],
-        "setup": ["Setup", "check_model", "check_sources", "check_tlm", "model_factory", "prepare"],
+        "prepare": ["Setup", "check_model", "check_sources", "check_tlm", "model_factory", "prepare"],
         "stages": ["StageData", "final_scores", "run_stage"],
         "trainer": ["TlmTrainer"],
     },

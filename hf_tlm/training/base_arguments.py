@@ -9,11 +9,11 @@ from typing import ClassVar, TypeVar
 from transformers import TrainingArguments
 
 from hf_tlm.hub.repo_id import find_repo
-from hf_tlm.ranges import check_ranges
 from hf_tlm.training.deepspeed import backend, check_deepspeed, check_settings, is_launched
 from hf_tlm.training.optimizers import MUON, OWN, check_optimizer
 from hf_tlm.training.options import ArgumentsError
 from hf_tlm.training.trainer_options import check_trainer_options
+from hf_tlm.utils.ranges import check_ranges
 
 # Of the Trainer's options those that would break a run.
 _UNSUPPORTED = {

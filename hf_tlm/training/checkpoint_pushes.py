@@ -12,19 +12,19 @@ from pathlib import Path
 from transformers import TrainerCallback
 
 from hf_tlm.errors import HubError
-from hf_tlm.files import atomic_directory
 from hf_tlm.hub.background import Uploads
 from hf_tlm.hub.push import push
 from hf_tlm.hub.repo import fetch, file_sizes
 from hf_tlm.hub.repo_id import find_repo
 from hf_tlm.hub.run_files import CODE, CONTINUING, NAMES, check_sizes, is_ours, mark
 from hf_tlm.models import coco_lm
-from hf_tlm.seals import SEAL
 from hf_tlm.training.base_arguments import BaseArguments
 from hf_tlm.training.checkpoints import best_of, checkpoints_in
-from hf_tlm.training.claim import RESULTS_FILE, SETTINGS_FILE, ProtocolError
 from hf_tlm.training.deepspeed import is_launched
+from hf_tlm.training.run_folder import RESULTS_FILE, SETTINGS_FILE, ProtocolError
 from hf_tlm.training.stages import STAGE_FILE
+from hf_tlm.utils.files import atomic_directory
+from hf_tlm.utils.seals import SEAL
 
 logger = logging.getLogger(__name__)
 

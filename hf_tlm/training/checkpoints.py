@@ -1,4 +1,4 @@
-"""Checkpoints that a run can resume from: those with a seal (see `hf_tlm.seals`) that every file matches.
+"""Checkpoints that a run can resume from: those with a seal (see `hf_tlm.utils.seals`) that every file matches.
 
 Facts of the seal are the step, the number of processes, and whether the optimizer's state is there. Files are read again
 only when a run resumes.
@@ -13,7 +13,7 @@ import shutil
 from pathlib import Path
 
 from hf_tlm.errors import HfTlmError
-from hf_tlm.seals import SEAL, read_seal, seal_problem, write_seal
+from hf_tlm.utils.seals import SEAL, read_seal, seal_problem, write_seal
 
 logger = logging.getLogger(__name__)
 

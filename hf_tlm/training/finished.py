@@ -12,12 +12,12 @@ from typing import Any
 
 from transformers import TrainingArguments
 
-from hf_tlm.checked import Unfit, mapped, record, whole, words
 from hf_tlm.errors import HfTlmError
-from hf_tlm.files import atomic_write
-from hf_tlm.json_files import read_object
-from hf_tlm.seals import SEAL, broken_seal, write_seal
-from hf_tlm.training.claim import RESULTS_FILE
+from hf_tlm.training.run_folder import RESULTS_FILE
+from hf_tlm.utils.checked import Unfit, mapped, record, whole, words
+from hf_tlm.utils.files import atomic_write
+from hf_tlm.utils.json_files import read_object
+from hf_tlm.utils.seals import SEAL, broken_seal, write_seal
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from transformers import TrainerCallback
 
-from hf_tlm.signals import Terminated, end_at_once, on_sigterm
+from hf_tlm.utils.signals import Terminated, end_at_once, on_sigterm
 
 # Clusters signal every process, and torch's launcher then passes its own on: two signals so close are one request.
 ECHO_SECONDS = 5.0

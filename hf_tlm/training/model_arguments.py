@@ -8,8 +8,8 @@ from typing import Any
 from hf_tlm.hub.checkpoint import split_revision
 from hf_tlm.models.initialization_arguments import InitializationArguments
 from hf_tlm.models.lora_arguments import LoraArguments
-from hf_tlm.ranges import check_ranges
 from hf_tlm.training.options import ArgumentsError
+from hf_tlm.utils.ranges import check_ranges
 
 
 @dataclass

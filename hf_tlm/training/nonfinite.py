@@ -17,8 +17,8 @@ from transformers import TrainerCallback
 
 from hf_tlm.data.interleave import CORPUS, TASK, InterleavedBatchSampler
 from hf_tlm.errors import HfTlmError
-from hf_tlm.files import atomic_write
 from hf_tlm.training.interruptions import Interruption
+from hf_tlm.utils.files import atomic_write
 from hf_tlm.version import __version__
 
 

@@ -19,8 +19,6 @@ from hf_tlm.errors import HfTlmError
 from hf_tlm.hub.run_files import is_foreign
 from hf_tlm.models.onednn import OneDnnLinear
 from hf_tlm.models.pickles import reading_pickles
-from hf_tlm.seals import SEAL
-from hf_tlm.signals import ignore_sigterm
 from hf_tlm.training.checkpoints import (
     CheckpointError,
     check_checkpoint,
@@ -32,6 +30,8 @@ from hf_tlm.training.checkpoints import (
 )
 from hf_tlm.training.interruptions import Interruption
 from hf_tlm.training.nonfinite import LossWatch
+from hf_tlm.utils.seals import SEAL
+from hf_tlm.utils.signals import ignore_sigterm
 
 logger = logging.getLogger(__name__)
 

@@ -8,11 +8,11 @@ from transformers import TrainerCallback
 
 from hf_tlm.data.interleave import InterleavedBatchSampler, InterleavedDataset
 from hf_tlm.data.streaming import StreamedBlocks
-from hf_tlm.memory import keep_freed_memory
-from hf_tlm.signals import ignore_sigterm
 from hf_tlm.training.budget import Clock
 from hf_tlm.training.optimizers import grouped_optimizer
 from hf_tlm.training.sharded import ShardedTrainer
+from hf_tlm.utils.memory import keep_freed_memory
+from hf_tlm.utils.signals import ignore_sigterm
 
 
 class _Epochs(TrainerCallback):

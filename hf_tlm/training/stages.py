@@ -14,12 +14,12 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase, TrainerCallb
 from hf_tlm.models import TrainedModel, export_model, load_adapter, load_exported
 from hf_tlm.models.adapters import ADAPTER_FILE
 from hf_tlm.models.dropout import set_dropout
-from hf_tlm.seals import write_seal
 from hf_tlm.training.arguments import TlmArguments
 from hf_tlm.training.cost import Cost
 from hf_tlm.training.finished import STAGE, finished
 from hf_tlm.training.sharded import trained_model
 from hf_tlm.training.trainer import TlmTrainer
+from hf_tlm.utils.seals import write_seal
 
 STAGE_FILE = "stage.json"
 

@@ -26,9 +26,9 @@ import xxhash
 from datasets import Dataset, Features, List, Value, concatenate_datasets, config
 from tqdm.auto import tqdm
 
-from hf_tlm.seals import keep_sealed
 from hf_tlm.tasks import Task
 from hf_tlm.training.options import ArgumentsError
+from hf_tlm.utils.seals import keep_sealed
 
 if TYPE_CHECKING:
     from sklearn.linear_model import LogisticRegression

@@ -12,8 +12,8 @@ from hf_tlm import analysis
 from hf_tlm.analysis import AnalysisError, AnalyzeArguments, AnalyzedTask, figures
 from hf_tlm.analysis.arguments import WHAT, named
 from hf_tlm.analysis.findings import markdown_table
-from hf_tlm.parser import parse
-from recipes.launching import ROOT, fails
+from hf_tlm.config import parse
+from support.launching import ROOT, fails
 
 RECIPE = str(ROOT / "recipes" / "analyze.py")
 

@@ -8,7 +8,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassificati
 
 from hf_tlm.analysis import AnalysisError, AttentionHead, count_maxima, measure_heads, separator_ids, text_maps
 from hf_tlm.analysis.heads import attention
-from toys import COMMON, SIZES, TINY_CONFIGS, sentences
+from support.toys import COMMON, SIZES, TINY_CONFIGS, sentences
 
 CONFIGS = TINY_CONFIGS | {
     "deberta-v2": {**COMMON, **SIZES, "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8},

@@ -10,8 +10,8 @@ from hf_tlm.analysis.cost.comparison import ROBERTA_LARGE_FLOPS, to_markdown, to
 from hf_tlm.analysis.cost.published import ALE_COLUMNS, ALE_ROWS
 from hf_tlm.tasks import TASKS
 from hf_tlm.training.cost import ROBERTA_LARGE_FLOPS as OF_COSTS
-from made_runs import make_run, run_analyze, write
-from recipes.launching import fails
+from support.launching import fails
+from support.made_runs import make_run, run_analyze, write
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from hf_tlm.analysis import AnalysisError, AnalyzeArguments, average, choose_qua
 from hf_tlm.analysis.curves.analyze import analyze
 from hf_tlm.analysis.curves.options import Options
 from hf_tlm.analysis.curves.series import point_rows, smooth, unit
-from made_runs import make_state, run_analyze, write
-from recipes.launching import fails
+from support.launching import fails
+from support.made_runs import make_state, run_analyze, write
 
 
 def entry(step, tokens=None, **values):

@@ -19,10 +19,10 @@ from transformers import (
 
 from hf_tlm.analysis import AnalysisError, embed_texts, load_encoder
 from hf_tlm.errors import HfTlmError
-from hf_tlm.evaluation import CheckpointArguments
 from hf_tlm.models import add_lora
 from hf_tlm.models.adapters import export_adapter
-from toys import TINY_CONFIGS, sentences
+from hf_tlm.runs import CheckpointArguments
+from support.toys import TINY_CONFIGS, sentences
 
 TEXTS = [row["text"] for row in sentences(30, seed=4)]
 

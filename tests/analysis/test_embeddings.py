@@ -18,8 +18,8 @@ from hf_tlm.analysis.embeddings.options import Options
 from hf_tlm.analysis.embeddings.texts import draw_texts
 from hf_tlm.analysis.sampling import sample_corpus
 from hf_tlm.tasks import TaskError, TaskSpec, task_from_datasets
-from recipes.launching import fails
-from toys import TINY_CONFIGS, make_task, sentences
+from support.launching import fails
+from support.toys import TINY_CONFIGS, make_task, sentences
 
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = "gene drug cell acid".split()

@@ -17,8 +17,8 @@ from hf_tlm.analysis.figures import to_svg
 from hf_tlm.analysis.heads import figures
 from hf_tlm.analysis.heads.options import Options
 from hf_tlm.analysis.heads.texts import read_texts
-from recipes.launching import ROOT, fails
-from toys import TINY_CONFIGS
+from support.launching import ROOT, fails
+from support.toys import TINY_CONFIGS
 
 RECIPE = str(ROOT / "recipes" / "analyze.py")
 # Formulas, markup, letters that no font here has, and a text that is too long.

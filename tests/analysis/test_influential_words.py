@@ -18,7 +18,7 @@ from hf_tlm.analysis.words.analyze import _together
 from hf_tlm.analysis.words.figures import draw_frequencies
 from hf_tlm.retrieval import Subset, retrieve
 from hf_tlm.tasks import TaskSpec, task_from_datasets
-from toys import sentences
+from support.toys import sentences
 
 WORD = re.compile(r"\w\w+")
 

@@ -17,8 +17,8 @@ from hf_tlm.analysis import AnalysisError, AnalyzeArguments, AnalyzedTask, read_
 from hf_tlm.analysis.report.options import Options
 from hf_tlm.retrieval import RetrievalError, Subset, retrieve
 from hf_tlm.tasks import TaskSpec, task_from_datasets
-from report_runs import EVIL, classified, kind_run, text_task, tlm_run, write_json, write_lines
-from toys import make_task, sentences
+from support.report_runs import EVIL, classified, kind_run, text_task, tlm_run, write_json, write_lines
+from support.toys import make_task, sentences
 
 VOID = {"meta", "link", "input", "img", "br"}
 
@@ -415,7 +415,7 @@ def test_grids_and_few_shot_splits(task, tmp_path):
 def test_the_recipe(run, tmp_path, monkeypatch, capsys):
     import runpy
 
-    from recipes.launching import ROOT, fails
+    from support.launching import ROOT, fails
 
     monkeypatch.setattr(sys, "argv", ["analyze.py", "--what", "report", "--run", f"mine={run}"])
     runpy.run_path(str(ROOT / "recipes/analyze.py"), run_name="__main__")
@@ -431,7 +431,7 @@ def test_runs_of_an_arm_are_one_run(run, task, tmp_path, monkeypatch, capsys):
     """`reproduce.py` leaves a folder of a run for each seed."""
     import runpy
 
-    from recipes.launching import ROOT
+    from support.launching import ROOT
 
     arms = {}
     for name, wrong in (("first", {3: {0, 1, 2, 5}, 4: {0}}), ("second", {3: {1}, 4: {0}})):

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from hf_tlm.analysis import write_report
-from report_runs import EVIL, text_task, tlm_run
+from support.report_runs import EVIL, text_task, tlm_run
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="THE REPORT IS NOT TESTED IN A BROWSER: no chromium on the PATH")

@@ -28,8 +28,8 @@ from hf_tlm.corpora import load_corpus
 from hf_tlm.retrieval import Subset, retrieve
 from hf_tlm.retrieval.manifest import COLUMNS
 from hf_tlm.tasks import load_task
-from recipes.launching import ROOT, fails
-from toys import make_task, sentences
+from support.launching import ROOT, fails
+from support.toys import make_task, sentences
 
 MANIFEST = {
     "format": "hf_tlm.subset", "format_version": 1, "retriever": "bm25", "query_mode": "text", "top_k": 5, "stemmer": None,

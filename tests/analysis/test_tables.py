@@ -6,8 +6,8 @@ import json
 import pytest
 
 from hf_tlm.analysis import AnalysisError, find_results, sensitivity_table, table_to_latex, table_to_markdown, table_to_rows
-from made_runs import make_record, make_run, run_analyze, write
-from recipes.launching import fails
+from support.launching import fails
+from support.made_runs import make_record, make_run, run_analyze, write
 
 BM25 = {"retriever": "bm25", "top_k": 50}
 ISS = {**BM25, "selection": {"method": "iss", "fraction": 0.2, "size": 7, "layer": 2}}

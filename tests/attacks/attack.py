@@ -109,7 +109,7 @@ def _recipe(name: str, arguments: list[str]) -> None:
 
 
 def _function(function: Callable, arguments: tuple) -> None:
-    from hf_tlm.parser import run
+    from hf_tlm.config import run
 
     run(lambda: function(*arguments))
 

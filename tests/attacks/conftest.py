@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from toys import TINY_CONFIGS, write_files
+from support.toys import TINY_CONFIGS, write_files
 
 QUIET = ("--report_to", "none", "--use_cpu", "true", "--disable_tqdm", "true")
 ARMS = ("task only", "BM25")
@@ -52,7 +52,7 @@ def _write_checkpoint(folder, task):
 
 
 def _write_run(folder, task, subset, model):
-    from hf_tlm.evaluation import run_tlm
+    from hf_tlm.runs import run_tlm
     from hf_tlm.training import ModelArguments, TlmArguments
 
     steps = {

@@ -8,7 +8,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSequenceClassification, set_seed
 
-from toys import TINY_CONFIGS
+from support.toys import TINY_CONFIGS
 
 LABELS = ["down", "none", "up"]
 # What `finetuned.json` must not be able to decide.

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from attacks.attack import ROOT, assert_refused, call
-from hf_tlm.disk import disk_problem
+from hf_tlm.utils.disk import disk_problem
 
 
 class SafetensorError(Exception):

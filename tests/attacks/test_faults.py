@@ -16,15 +16,15 @@ from attacks.faults import Faults, injected
 from hf_tlm.corpora import load_corpus
 from hf_tlm.data.shards import BlockShards
 from hf_tlm.data.tokenization import kept_tokenizer
-from hf_tlm.disk import disk_problem
 from hf_tlm.errors import HfTlmError
-from hf_tlm.files import atomic_write
 from hf_tlm.models import TlmModel, export_stock
 from hf_tlm.retrieval import retrieve
 from hf_tlm.retrieval.analyzer import Analyzer
-from hf_tlm.retrieval.index.index import Index
-from hf_tlm.seals import keep_sealed, seal_problem
-from toys import TINY_CONFIGS
+from hf_tlm.retrieval.engines.bm25.index import Index
+from hf_tlm.utils.disk import disk_problem
+from hf_tlm.utils.files import atomic_write
+from hf_tlm.utils.seals import keep_sealed, seal_problem
+from support.toys import TINY_CONFIGS
 
 REST = re.compile(r"\.[^/]*\.([0-9a-f]{32}|lock)(/.*)?")
 OLD = re.compile(r"\.out\.old\.[0-9a-f]{32}/")
@@ -112,7 +112,7 @@ def test_a_file(tmp_path):
 @pytest.mark.parametrize("exchange", [True, False])
 def test_a_model(tmp_path, model, tokenizer, exchange, monkeypatch):
     if not exchange:
-        monkeypatch.setattr("hf_tlm.files._exchange", lambda first, second: False)
+        monkeypatch.setattr("hf_tlm.utils.files._exchange", lambda first, second: False)
 
     def prepare(folder):
         (folder / "out").mkdir()

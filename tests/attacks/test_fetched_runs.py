@@ -8,21 +8,21 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from analysis.report_runs import tlm_run
 from attacks.hostile import classifier, finetuned, pickled, torch_pickled
 from hf_tlm.analysis import AnalysisError, write_report
 from hf_tlm.errors import HubError
-from hf_tlm.evaluation import ProtocolError, predict, run_tlm
 from hf_tlm.hub import publish_model, run_files
 from hf_tlm.hub.run_files import CODE, CONTINUING, MARK, NAMES, is_foreign, is_ours
 from hf_tlm.models import ModelError
 from hf_tlm.models.pickles import read_weights
-from hf_tlm.seals import SEAL
+from hf_tlm.runs import ProtocolError, predict, run_tlm
 from hf_tlm.training import ModelArguments, TlmArguments
 from hf_tlm.training.checkpoint_pushes import OWN_CODE, CheckpointPushes, _copy, fetch_run
 from hf_tlm.training.checkpoints import CheckpointError, checkpoints_in, seal
 from hf_tlm.training.resumable import ResumableTrainer
-from toys import FAST, TINY_CONFIGS, make_task
+from hf_tlm.utils.seals import SEAL
+from support.report_runs import tlm_run
+from support.toys import FAST, TINY_CONFIGS, make_task
 
 RUN = {"settings.json": "{}", "seed-0/stage1/checkpoint-2/optimizer.pt": "x", "seed-0/results.json": "{}"}
 OWN = {f"seed-0/model/{name}": path.read_bytes() for name, path in OWN_CODE.items()}

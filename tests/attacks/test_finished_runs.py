@@ -10,8 +10,8 @@ import pytest
 from attacks.attack import assert_refused, attack, tree
 from hf_tlm.errors import HfTlmError, HubError
 from hf_tlm.hub.publish import publish_model
-from hf_tlm.training.claim import publish_locally
 from hf_tlm.training.finished import SEED, finish, finished
+from hf_tlm.training.run_folder import publish_locally
 
 
 def flipped(data):

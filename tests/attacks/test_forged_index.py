@@ -11,10 +11,10 @@ from datasets import Dataset
 
 from hf_tlm.retrieval import RetrievalError
 from hf_tlm.retrieval.analyzer import Analyzer
-from hf_tlm.retrieval.index import tiles
-from hf_tlm.retrieval.index.files import ARRAYS, IDS_FILE, META_FILE, POSTINGS_FILE, checksum, digest_of
-from hf_tlm.retrieval.index.index import Index
-from hf_tlm.retrieval.index.tokenize import tokenize_texts
+from hf_tlm.retrieval.engines.bm25 import tiles
+from hf_tlm.retrieval.engines.bm25.files import ARRAYS, IDS_FILE, META_FILE, POSTINGS_FILE, checksum, digest_of
+from hf_tlm.retrieval.engines.bm25.index import Index
+from hf_tlm.retrieval.engines.bm25.tokenize import tokenize_texts
 
 NUMBER = 60
 

@@ -15,13 +15,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from attacks.test_numbers import CLASSES
-from hf_tlm import parser
+from hf_tlm import config as parser
+from hf_tlm.config import parse, typed_values
 from hf_tlm.corpora import load_corpus
 from hf_tlm.errors import HfTlmError
-from hf_tlm.parser import parse, typed_values
-from hf_tlm.ranges import RANGES
 from hf_tlm.retrieval import Subset
 from hf_tlm.tasks import load_task
+from hf_tlm.utils.ranges import RANGES
 
 LONG = os.environ.get("HYPOTHESIS_PROFILE") == "long"
 CHECKS = {"deadline": None, "suppress_health_check": list(HealthCheck), "derandomize": not LONG, "database": None}

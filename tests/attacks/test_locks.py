@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from attacks.attack import assert_refused, attack, call, tree
-from hf_tlm import locks
-from hf_tlm.locks import LockError, awaited, lock_file, owned
+from hf_tlm.utils import locks
+from hf_tlm.utils.locks import LockError, awaited, lock_file, owned
 
 FORK = multiprocessing.get_context("fork")
 
@@ -182,7 +182,7 @@ def test_a_recipe_is_refused_while_another_process_writes_its_folder(toys, recip
 
 
 def claim_in_turn(folder):
-    from hf_tlm.training.claim import claim
+    from hf_tlm.training.run_folder import claim
 
     with owned(folder):
         claim(folder, {"model": {}, "pid": os.getpid()}, (), 0)

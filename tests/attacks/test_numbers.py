@@ -9,9 +9,9 @@ from typing import get_args, get_type_hints
 import pytest
 
 from attacks.attack import ROOT, assert_refused, attack
-from hf_tlm import parser
+from hf_tlm import config as parser
 from hf_tlm.errors import HfTlmError
-from hf_tlm.ranges import RANGES, Range
+from hf_tlm.utils.ranges import RANGES, Range
 
 EXTREMES = (math.nan, math.inf, -math.inf, -1, 0, 1e308, 2**63, -(2**63))
 RECIPES = sorted(path.stem for path in (ROOT / "recipes").glob("*.py"))

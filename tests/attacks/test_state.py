@@ -10,12 +10,12 @@ from hf_tlm.corpora import load_corpus
 from hf_tlm.data import load_tokenizer, tokenize, train_wordpiece
 from hf_tlm.data.shards import BlockShards
 from hf_tlm.errors import HfTlmError
-from hf_tlm.evaluation.grids.grid import _seeds
-from hf_tlm.evaluation.grids.points import GridError
-from hf_tlm.evaluation.grids.search import TRIALS_FILE, _read
-from hf_tlm.evaluation.reproduction.steps import read_record
-from hf_tlm.json_files import find_object, read_object
+from hf_tlm.experiments.steps import read_record
+from hf_tlm.runs.grid.grid import _seeds
+from hf_tlm.runs.grid.points import GridError
+from hf_tlm.runs.grid.search import TRIALS_FILE, _read
 from hf_tlm.tasks import load_task
+from hf_tlm.utils.json_files import find_object, read_object
 
 DAMAGES = {
     "cut in two": lambda data: data[: len(data) // 2],

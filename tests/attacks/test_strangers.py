@@ -6,15 +6,15 @@ import socket
 import pytest
 
 from attacks.hostile import MACHINE, adapter, classifier, files, finetuned, masked_lm
-from hf_tlm.checked import LARGEST, listed, mapped, maybe, one_of, read_fields, real, record, truth, whole, words
 from hf_tlm.errors import HfTlmError, HubError
-from hf_tlm.evaluation import predict
-from hf_tlm.evaluation.few_shot.classifier import PromptClassifier
-from hf_tlm.evaluation.few_shot.templates import PromptError
-from hf_tlm.evaluation.finetuning.saved import PREDICTING, read_saved
 from hf_tlm.models import ModelError
 from hf_tlm.models.adapters import read_adapter
 from hf_tlm.models.export import load_exported
+from hf_tlm.runs import predict
+from hf_tlm.runs.few_shot.classifier import PromptClassifier
+from hf_tlm.runs.few_shot.templates import PromptError
+from hf_tlm.runs.finetuning.saved import PREDICTING, read_saved
+from hf_tlm.utils.checked import LARGEST, listed, mapped, maybe, one_of, read_fields, real, record, truth, whole, words
 
 NAN = float("nan")
 

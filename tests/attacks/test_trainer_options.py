@@ -5,7 +5,7 @@ from transformers import TrainerCallback
 from transformers.integrations import integration_utils
 
 from attacks.attack import assert_refused, attack
-from hf_tlm.evaluation import FinetuneArguments
+from hf_tlm.runs import FinetuneArguments
 from hf_tlm.training import ArgumentsError
 
 CASES = [

@@ -6,7 +6,7 @@ import pytest
 
 from hf_tlm.corpora import CorpusError, demo
 from hf_tlm.errors import HfTlmError
-from hf_tlm.files import sha256
+from hf_tlm.utils.files import sha256
 
 HEADER = "Category\tText\nd\tstring\nclass\t\n\n"
 

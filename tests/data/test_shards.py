@@ -15,7 +15,7 @@ from datasets import Dataset
 from hf_tlm.corpora import Corpus, CorpusError, load_corpus
 from hf_tlm.data import BlockMaker, BlocksError, BlockShards, shards
 from hf_tlm.data.shards import held_out
-from toys import sentences
+from support.toys import sentences
 
 ROWS = [{"id": f"d{i}", "text": row["text"] + ". " + row["text"], "source": "s"} for i, row in enumerate(sentences(90, 5))]
 

@@ -15,7 +15,7 @@ from hf_tlm.data import BlocksError, BlockShards, InterleavedBatchSampler, Prepa
 from hf_tlm.data import streaming as module
 from hf_tlm.data.interleave import InterleavedDataset
 from hf_tlm.errors import HfTlmError
-from toys import sentences
+from support.toys import sentences
 
 ROWS = [{"id": f"d{i}", "text": row["text"] + ".", "source": "s"} for i, row in enumerate(sentences(120, 5))]
 

@@ -14,9 +14,9 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_tlm.data import TokenizerError, load_tokenizer, text_lengths, tokenization, tokenize, train_wordpiece
 from hf_tlm.errors import HfTlmError, HubError
-from hf_tlm.evaluation.finetuning import kind_module
+from hf_tlm.runs.finetuning import kind_module
 from hf_tlm.tasks import load_task
-from kind_toys import arguments
+from support.kind_toys import arguments
 
 PROGRAM = """
 import hashlib, random

@@ -5,7 +5,6 @@ import copy
 import pytest
 from transformers import AutoConfig, set_seed
 
-from card_records import COCO_LM, PRETRAINED, RUN
 from hf_tlm.hub.cards import pretrained_card, tlm_card
 from hf_tlm.models import (
     CorruptAndPredict,
@@ -17,7 +16,8 @@ from hf_tlm.models import (
     export_stock,
 )
 from hf_tlm.retrieval import retrieve
-from toys import TINY_CONFIGS, code_blocks
+from support.card_records import COCO_LM, PRETRAINED, RUN
+from support.toys import TINY_CONFIGS, code_blocks
 
 CLASSES = {0: "down", 1: "none", 2: "up"}
 

@@ -9,12 +9,12 @@ import pytest
 import yaml
 from huggingface_hub import DatasetCard, ModelCard
 
-from card_records import COCO_LM, COST, INFO, PRETRAINED, REPORT, RUN, SELECTION, SUBSET, record
 from hf_tlm.hub.cards import converted_card, pretrained_card, tlm_card
 from hf_tlm.hub.finetuned_card import METRIC_NAMES
 from hf_tlm.hub.rendering import displayed_name, hub_name, published_card
 from hf_tlm.hub.subset_card import size_category, subset_card
 from hf_tlm.tasks.spec import KIND_METRICS
+from support.card_records import COCO_LM, COST, INFO, PRETRAINED, REPORT, RUN, SELECTION, SUBSET, record
 
 
 def test_metadata():

@@ -11,7 +11,7 @@ from hf_tlm.errors import HubError
 from hf_tlm.hub.checkpoint import checkpoint_folder, split_revision
 from hf_tlm.models import CorruptAndPredict, ModelError, TlmModel, convert_legacy, export_stock, read_config
 from hf_tlm.training import ModelArguments
-from toys import TINY_CONFIGS
+from support.toys import TINY_CONFIGS
 
 ID2LABEL = {0: "down", 1: "none", 2: "up"}
 

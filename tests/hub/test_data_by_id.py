@@ -6,7 +6,7 @@ from datasets import Dataset
 from hf_tlm.corpora import CorpusArguments
 from hf_tlm.errors import HfTlmError
 from hf_tlm.tasks import TaskArguments
-from toys import sentences
+from support.toys import sentences
 
 
 @pytest.fixture

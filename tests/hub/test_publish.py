@@ -6,13 +6,13 @@ import pytest
 from datasets import load_dataset
 from transformers import AutoConfig, AutoModelForMaskedLM, pipeline, set_seed
 
-from card_records import RUN
 from hf_tlm.errors import HubError
 from hf_tlm.hub import SubsetHubArguments, publish_model, publish_subset
 from hf_tlm.hub.cards import tlm_card
 from hf_tlm.models import TlmModel, export_stock
 from hf_tlm.retrieval import retrieve
-from toys import TINY_CONFIGS
+from support.card_records import RUN
+from support.toys import TINY_CONFIGS
 
 
 @pytest.fixture

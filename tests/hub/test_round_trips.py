@@ -11,7 +11,7 @@ from hf_tlm.errors import HubError
 from hf_tlm.hub import push, verify
 from hf_tlm.models import CorruptAndPredict, TlmModel, auxiliary_config, export_stock
 from hf_tlm.retrieval import retrieve
-from toys import TINY_CONFIGS
+from support.toys import TINY_CONFIGS
 
 
 def tlm(model_type):

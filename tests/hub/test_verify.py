@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSequenceC
 from hf_tlm.errors import HubError
 from hf_tlm.hub import push, verify
 from hf_tlm.models import CorruptAndPredict, auxiliary_config, export_stock
-from toys import TINY_CONFIGS
+from support.toys import TINY_CONFIGS
 
 CODE = """
 

@@ -7,11 +7,11 @@ from scipy.stats import spearmanr
 
 from hf_tlm.corpora import load_corpus
 from hf_tlm.data import tokenize
-from hf_tlm.evaluation import score_models, train_score_model
 from hf_tlm.influence import InfluenceScorer
 from hf_tlm.retrieval import retrieve
+from hf_tlm.runs import score_models, train_score_model
 from hf_tlm.training import ModelArguments, ScoreModelArguments
-from toys import TINY_CONFIGS, sentences
+from support.toys import TINY_CONFIGS, sentences
 
 CONFIG = {"model_type": "bert", **{k: v for k, v in TINY_CONFIGS["bert"].items() if k not in ("vocab_size", "num_labels")}}
 QUIET = {"report_to": "none", "disable_tqdm": True, "use_cpu": True, "save_strategy": "no", "output_dir": "unused"}

@@ -6,7 +6,7 @@ import torch
 from hf_tlm.influence import InfluenceError, InfluenceScorer
 from hf_tlm.influence.parameters import choose_parameters, layers_of
 from hf_tlm.models.tail import Tail
-from naive import passages, task_texts, tiny
+from support.naive import passages, task_texts, tiny
 
 
 def names(model, layer, patterns=None):

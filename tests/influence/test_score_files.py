@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from datasets import Dataset
 
-from fake_scorer import FakeScorer
 from hf_tlm.data import tokenize
 from hf_tlm.influence import InfluenceError, score, score_files
 from hf_tlm.influence.rows import rows_digest
 from hf_tlm.influence.score_files import GRADIENTS_FOLDER, SETTINGS_FILE
+from support.fake_scorer import FakeScorer
 
 TASK_BATCH = 5
 

@@ -16,7 +16,7 @@ from hf_tlm.influence import InfluenceError, InfluenceScorer, draws
 from hf_tlm.influence.masks import MaskedTexts
 from hf_tlm.influence.task_gradients import KEPT_BYTES, _room
 from hf_tlm.models import export_stock
-from naive import (
+from support.naive import (
     MASKED,
     SEED,
     assert_close,
@@ -29,7 +29,7 @@ from naive import (
     task_texts,
     tiny,
 )
-from task_blocks import Killed, count_blocks
+from support.task_blocks import Killed, count_blocks
 
 FAMILIES = ["bert", "roberta", "electra", "albert", "modernbert", "distilbert", "cocolm"]
 # What names in the body begin with in layers 0, 1 and 2, of two.

@@ -7,7 +7,6 @@ import pytest
 import yaml
 from datasets import Dataset
 
-from fake_scorer import FakeScorer
 from hf_tlm.corpora import load_corpus
 from hf_tlm.data import tokenize
 from hf_tlm.influence import InfluenceError, select, select_rows
@@ -15,7 +14,8 @@ from hf_tlm.influence.dsir import log_importance_weights, resample
 from hf_tlm.retrieval import Subset, retrieval_report, retrieve
 from hf_tlm.retrieval.manifest import CARD_FILE, COLUMNS, DATA_FILE
 from hf_tlm.tasks import Task
-from toys import make_task
+from support.fake_scorer import FakeScorer
+from support.toys import make_task
 
 
 @pytest.fixture(scope="module")

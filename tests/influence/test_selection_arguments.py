@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from fake_scorer import FakeScorer
+from hf_tlm.config import parse
 from hf_tlm.errors import HfTlmError
 from hf_tlm.influence import InfluenceError, SelectionArguments, select
-from hf_tlm.parser import parse
 from hf_tlm.retrieval import RetrievalError, Sharding, Subset, retrieve
+from support.fake_scorer import FakeScorer
 
 RENAMED = {"seed": "selection_seed", "max_length": "score_max_length"}
 

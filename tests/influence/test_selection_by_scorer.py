@@ -12,8 +12,8 @@ from datasets import Dataset
 from hf_tlm.data import tokenize, train_wordpiece
 from hf_tlm.influence import InfluenceScorer, score, score_files, select
 from hf_tlm.retrieval import retrieve
-from naive import tiny
-from toys import make_task, sentences
+from support.naive import tiny
+from support.toys import make_task, sentences
 
 TESTS = Path(__file__).resolve().parent
 # Data and model are made again in the other process.

@@ -26,8 +26,8 @@ from hf_tlm.influence import (
 )
 from hf_tlm.influence.scorer_files import SCORER_FILE
 from hf_tlm.retrieval import Sharding, retrieve
-from naive import tiny
-from task_blocks import Killed, count_blocks
+from support.naive import tiny
+from support.task_blocks import Killed, count_blocks
 
 pytest.importorskip("datatrove", reason="NO SCORING ON EXECUTORS TESTED: pip install 'hf-tlm[sharded]'")
 

@@ -17,7 +17,7 @@ from hf_tlm.models import (
     load_adapter,
     trained_parameters,
 )
-from toys import TINY_CONFIGS
+from support.toys import TINY_CONFIGS
 
 # What a family's classification head consists of.
 HEADS = {

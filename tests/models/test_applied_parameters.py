@@ -6,7 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig
 
 from hf_tlm.models import CorruptAndPredict, LoraArguments, TlmModel, add_lora, applied_parameters, auxiliary_config
-from toys import TINY_CONFIGS
+from support.toys import TINY_CONFIGS
 
 
 def config(model_type, **changes):

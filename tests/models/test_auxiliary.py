@@ -3,7 +3,7 @@ import torch
 from transformers import AutoConfig, AutoModelForMaskedLM
 
 from hf_tlm.models import ModelError, auxiliary_config
-from toys import TINY_CONFIGS
+from support.toys import TINY_CONFIGS
 
 
 def electra(hidden, heads, **values):

@@ -16,14 +16,14 @@ from transformers import (
 )
 
 from hf_tlm.data import TlmCollator
-from hf_tlm.evaluation import run_tlm
 from hf_tlm.models import CorruptAndPredict, auxiliary_config, export_stock, load_exported
 from hf_tlm.objectives import CorrectiveLm, Mlm, SequenceContrastive, WeightedSum
 from hf_tlm.retrieval import retrieve
+from hf_tlm.runs import run_tlm
 from hf_tlm.training import ModelArguments, TlmArguments
+from support.toys import FAST, TINY_CONFIGS
 from test_corruption import main_input
 from test_packed import texts
-from toys import FAST, TINY_CONFIGS
 
 LABELS = {0: "a", 1: "b", 2: "c"}
 CLM = CorrectiveLm()

@@ -19,8 +19,8 @@ from transformers import AutoModel, AutoTokenizer
 from hf_tlm.errors import HfTlmError
 from hf_tlm.models import ModelError, convert_released, load_released
 from hf_tlm.models.coco_lm import CocoLmForMaskedLM, CocoLmModel, CocoLmTokenizer
-from released_layout import CONFIG, batch, shapes, weights, write, write_tokenizer
-from toys import code_blocks
+from support.released_layout import CONFIG, batch, shapes, weights, write, write_tokenizer
+from support.toys import code_blocks
 
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "publish.py"
 TEXT = "The enzyme's model, it'll see"

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, BertTokenizer
 
 from hf_tlm.models.coco_lm import CocoLmConfig, CocoLmTokenizer
 from hf_tlm.models.coco_lm.tokenization_coco_lm import drop_spaces, read_dictionary, split_words
-from released_layout import write_tokenizer
+from support.released_layout import write_tokenizer
 
 TEXT = "The enzyme's model, it'll see"
 

@@ -23,9 +23,9 @@ from transformers.models.electra.modeling_electra import ElectraDiscriminatorPre
 from hf_tlm.data import TlmCollator
 from hf_tlm.models import FAMILIES, CorruptAndPredict, ModelError, auxiliary_config, export_stock, load_exported
 from hf_tlm.objectives import Mlm, ReplacedTokenDetection, TaskLoss, WeightedMean, WeightedSum
+from support.toys import TINY_CONFIGS
 from test_packed import loss_and_gradients, texts
 from test_tlm_model import families
-from toys import TINY_CONFIGS
 
 STOCK = [name for name in TINY_CONFIGS if name != "cocolm"]
 LABELS = {0: "a", 1: "b", 2: "c"}

@@ -10,7 +10,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from hf_tlm.models import TlmModel
 from hf_tlm.models.dropout import ATTENTION, Dropout, attention, dropout_noise
-from toys import TINY_CONFIGS
+from support.toys import TINY_CONFIGS
 
 SELF = nn.Module()  # A self-attention, as far as its function looks at it.
 SELF.is_causal = False

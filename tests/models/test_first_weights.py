@@ -25,7 +25,7 @@ from hf_tlm.models.initialization import (
     unigram_bias,
 )
 from hf_tlm.models.initialization import _rotation as rotation
-from toys import TINY_CONFIGS
+from support.toys import TINY_CONFIGS
 
 V = 2000
 SIZE = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 256}

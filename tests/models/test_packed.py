@@ -8,8 +8,8 @@ from transformers import modeling_flash_attention_utils
 from hf_tlm.data import TlmCollator
 from hf_tlm.models import ModelError
 from hf_tlm.objectives import Mlm, TaskLoss, WeightedMean
+from support.toys import TINY_CONFIGS
 from test_tlm_model import families, tiny
-from toys import TINY_CONFIGS
 
 EXACT = {"rtol": 1e-9, "atol": 1e-12}
 OBJECTIVES = {

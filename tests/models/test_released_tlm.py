@@ -13,11 +13,11 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, BertConfig, BertForMaskedLM
 
-from hf_tlm.evaluation import evaluate_checkpoint
-from hf_tlm.files import atomic_write
 from hf_tlm.models import ModelError, convert_legacy, load_released_tlm
+from hf_tlm.runs import evaluate_checkpoint
 from hf_tlm.tasks import load_task
-from toys import code_blocks, sentences
+from hf_tlm.utils.files import atomic_write
+from support.toys import code_blocks, sentences
 
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "publish.py"
 SIZES = {

@@ -7,7 +7,7 @@ from transformers import AutoConfig
 
 from hf_tlm.models import TlmModel
 from hf_tlm.models.dropout import Dropout, set_dropout
-from toys import TINY_CONFIGS
+from support.toys import TINY_CONFIGS
 
 FIELDS = (
     "hidden_dropout_prob attention_probs_dropout_prob classifier_dropout classifier_dropout_prob dropout attention_dropout "

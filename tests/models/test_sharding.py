@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from transformers import AutoConfig, set_seed
 
 from hf_tlm.models import TlmModel, whole
-from toys import TINY_CONFIGS
+from support.toys import TINY_CONFIGS
 
 PROCESSES = 2
 

@@ -6,7 +6,7 @@ from transformers import AutoConfig, set_seed
 
 from hf_tlm.models import ModelError, TlmModel, spectral
 from hf_tlm.models.spectral import cooccurrence, ppmi, spectral_embeddings
-from toys import TINY_CONFIGS
+from support.toys import TINY_CONFIGS
 
 V = 30
 

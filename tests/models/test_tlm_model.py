@@ -7,7 +7,7 @@ from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSequenceC
 
 from hf_tlm.models import ModelError, TlmModel, build_config, export_stock
 from hf_tlm.objectives import Mlm, TaskLoss, WeightedSum
-from toys import TINY_CONFIGS
+from support.toys import TINY_CONFIGS
 
 families = pytest.mark.parametrize("model_type", TINY_CONFIGS)
 

@@ -1,6 +1,6 @@
 import pytest
 
-from toys import write_files
+from support.toys import write_files
 
 
 @pytest.fixture(scope="module")

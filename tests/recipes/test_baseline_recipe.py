@@ -2,7 +2,7 @@
 
 import json
 
-from launching import fails, launch
+from support.launching import fails, launch
 
 
 def test_two_processes_print_one_table(work, tmp_path):

@@ -7,7 +7,7 @@ import pytest
 import yaml
 from transformers import AutoConfig, AutoModelForMaskedLM
 
-from hf_tlm.parser import parse, read_configs
+from hf_tlm.config import parse, read_configs
 from hf_tlm.retrieval.retrieve import default_top_k
 from hf_tlm.tasks import TASKS, TaskArguments
 from hf_tlm.training import ModelArguments, TlmArguments

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig, AutoModelForMaskedLM, set_seed
 
+from hf_tlm.config import parse
 from hf_tlm.data import train_wordpiece
-from hf_tlm.evaluation import CheckpointArguments, FewShotArguments, run_few_shot
-from hf_tlm.evaluation.few_shot import FewShotOptions
-from hf_tlm.parser import parse
+from hf_tlm.runs import CheckpointArguments, FewShotArguments, run_few_shot
+from hf_tlm.runs.few_shot import FewShotOptions
 from hf_tlm.tasks import TaskArguments, load_task
-from launching import launch
-from toys import TINY_CONFIGS, sentences
+from support.launching import launch
+from support.toys import TINY_CONFIGS, sentences
 
 CONFIGS = Path(__file__).resolve().parent.parent.parent / "recipes/configs/few_shot"
 PROMPT = ["--template", "{text} It was {mask}.", "--label_words", "down=bad", "none=fine", "up=good"]

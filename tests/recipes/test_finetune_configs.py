@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from hf_tlm.evaluation import CheckpointArguments, FinetuneOptions, GridArguments
-from hf_tlm.parser import parse
+from hf_tlm.config import parse
+from hf_tlm.runs import CheckpointArguments, FinetuneOptions, GridArguments
 from hf_tlm.tasks import TaskArguments
 
 FOLDER = Path(__file__).resolve().parents[2] / "recipes" / "configs" / "finetune"

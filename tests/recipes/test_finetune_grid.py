@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from hf_tlm import evaluation
-from launching import ROOT
+from hf_tlm import runs
+from support.launching import ROOT
 
 
 class Ran:
@@ -20,9 +20,7 @@ def recipe(work, tmp_path, monkeypatch):
 
     def run(*arguments):
         got = []
-        monkeypatch.setattr(
-            evaluation, "run_grid", lambda t, c, args, grid, trials: got.append((args, grid, trials)) or Ran()
-        )
+        monkeypatch.setattr(runs, "run_grid", lambda t, c, args, grid, trials: got.append((args, grid, trials)) or Ran())
         command = ["--task", str(work / "task"), "--model_name_or_path", "x", "--output_dir", str(tmp_path / "out")]
         monkeypatch.setattr(sys, "argv", ["finetune.py", *command, "--use_cpu", "true", *arguments])
         runpy.run_path(str(ROOT / "recipes" / "finetune.py"), run_name="__main__")

@@ -8,9 +8,9 @@ import pytest
 from transformers import AutoConfig, AutoModel, set_seed
 
 from hf_tlm import HfTlmError
-from hf_tlm.evaluation import CheckpointArguments, FinetuneArguments, FinetuneOptions, PredictArguments
-from hf_tlm.parser import parse
-from launching import ROOT, fails, launch
+from hf_tlm.config import parse
+from hf_tlm.runs import CheckpointArguments, FinetuneArguments, FinetuneOptions, PredictArguments
+from support.launching import ROOT, fails, launch
 
 FAST = ["--max_length", "32", "--max_steps", "2", "--total_batch_size", "8", "--report_to", "none", "--use_cpu", "true"]
 FAST += ["--learning_rate", "1e-2"]

@@ -8,10 +8,10 @@ import torch
 import yaml
 from transformers import AutoConfig, AutoModel
 
+from hf_tlm.config import parse
 from hf_tlm.corpora import CorpusArguments
 from hf_tlm.data import BlockArguments
 from hf_tlm.models import auxiliary_config
-from hf_tlm.parser import parse
 from hf_tlm.training import ModelArguments, PretrainOptions
 
 CONFIGS = Path(__file__).resolve().parent.parent.parent / "recipes" / "configs"

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from launching import PRETRAIN, TINY, fails, launch
-from toys import TINY_CONFIGS
+from support.launching import PRETRAIN, TINY, fails, launch
+from support.toys import TINY_CONFIGS
 
 
 @pytest.mark.timeout(600)

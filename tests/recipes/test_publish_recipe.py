@@ -9,7 +9,7 @@ from datasets import load_dataset
 
 from hf_tlm.errors import HfTlmError, HubError
 from hf_tlm.retrieval import Subset
-from launching import ROOT, TINY, launch
+from support.launching import ROOT, TINY, launch
 
 
 @pytest.fixture

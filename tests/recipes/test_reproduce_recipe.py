@@ -5,7 +5,7 @@ import json
 import pytest
 
 from hf_tlm.retrieval import Subset
-from launching import fails, launch
+from support.launching import fails, launch
 
 TABLE = ["recipes/reproduce.py", "--config", "recipes/configs/reproduce/tiny.yaml"]
 

@@ -3,7 +3,7 @@
 import pytest
 
 from hf_tlm.retrieval import Subset
-from launching import fails, launch
+from support.launching import fails, launch
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import datasets
 import pytest
 
 from hf_tlm.retrieval import Subset
-from launching import PRETRAIN, fails, launch
+from support.launching import PRETRAIN, fails, launch
 
 SCORE = ["--max_length", "32", "--vocab_size", "120", "--num_train_epochs", "1", "--report_to", "none", "--use_cpu", "true"]
 SCORE += ["--save_strategy", "no"]

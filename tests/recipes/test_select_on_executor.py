@@ -5,8 +5,8 @@ from transformers import AutoConfig, set_seed
 from hf_tlm.data import train_wordpiece
 from hf_tlm.models import TlmModel, export_stock
 from hf_tlm.retrieval import Subset
-from launching import launch
-from toys import TINY_CONFIGS, sentences
+from support.launching import launch
+from support.toys import TINY_CONFIGS, sentences
 
 
 def test_influence_on_an_executor(work, subset):

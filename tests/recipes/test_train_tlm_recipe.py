@@ -5,8 +5,8 @@ from importlib.util import find_spec
 
 import pytest
 
-from launching import TINY, fails, launch
-from toys import TINY_CONFIGS
+from support.launching import TINY, fails, launch
+from support.toys import TINY_CONFIGS
 
 NEEDS_DEEPSPEED = pytest.mark.skipif(
     find_spec("deepspeed") is None, reason="DeepSpeed is not installed: pip install -e '.[deepspeed]'"

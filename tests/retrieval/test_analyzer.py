@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hf_tlm.retrieval import RetrievalError
 from hf_tlm.retrieval.analyzer import Analyzer
-from hf_tlm.retrieval.index.tokenize import tokenize_texts
+from hf_tlm.retrieval.engines.bm25.tokenize import tokenize_texts
 
 ANALYZERS = [Analyzer(), Analyzer(None), Analyzer("en", "english"), Analyzer(None, "german")]
 # Where lower case, word characters or UTF-8 are special.
@@ -182,7 +182,7 @@ def arrow_layouts():
 
 @pytest.mark.parametrize("layout", list(arrow_layouts()))
 def test_arrow_layouts_of_a_corpus(layout, tmp_path):
-    from hf_tlm.retrieval.index.index import Index
+    from hf_tlm.retrieval.engines.bm25.index import Index
 
     dataset = arrow_layouts()[layout]
     assert len(dataset) == 60

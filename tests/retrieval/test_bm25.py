@@ -8,9 +8,10 @@ import rank_bm25
 import torch
 from datasets import Dataset
 
-from hf_tlm.retrieval import Analyzer, Bm25Settings, Index, RetrievalError, backends, tokenize_texts
-from hf_tlm.retrieval.backends import MAX_BATCH, RANK_BM25
+from hf_tlm.retrieval import Analyzer, Bm25Settings, Index, RetrievalError, tokenize_texts
 from hf_tlm.retrieval.bm25 import VARIANTS
+from hf_tlm.retrieval.engines import packages as backends
+from hf_tlm.retrieval.engines.packages import MAX_BATCH, RANK_BM25
 
 KEEP = Analyzer(stopwords=None)
 PACKAGES = ("bm25s", "rank_bm25")

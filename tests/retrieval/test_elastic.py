@@ -14,11 +14,11 @@ from datasets import Dataset
 
 pytest.importorskip("elasticsearch", reason="the extra [elastic] is not installed")
 
-from elastic_server import ElasticServer, Failure
 from hf_tlm.retrieval.analyzer import Analyzer
 from hf_tlm.retrieval.bm25 import Bm25Settings, RetrievalError
-from hf_tlm.retrieval.elastic import client as elastic_client
-from hf_tlm.retrieval.elastic.search import ElasticSettings, fetch, index_corpus, retrieve_elastic, search
+from hf_tlm.retrieval.engines.elasticsearch import client as elastic_client
+from hf_tlm.retrieval.engines.elasticsearch.search import ElasticSettings, fetch, index_corpus, retrieve_elastic, search
+from support.elastic_server import ElasticServer, Failure
 
 BM25 = Bm25Settings()
 KEY = "VnVhQ2ZHY0JDZGJrUW0tZTVhT3g6dWkybHAyYXhUTm1zeWFrdzl0dk5udw=="
@@ -165,7 +165,7 @@ def test_an_index_of_other_making_is_not_written_to(server, settings, dataset):
 
 
 def test_an_interrupted_build_does_not_count_and_is_continued(server, settings, dataset, passages, monkeypatch):
-    monkeypatch.setattr("hf_tlm.retrieval.elastic.index.BULK_ROWS", 2)
+    monkeypatch.setattr("hf_tlm.retrieval.engines.elasticsearch.index.BULK_ROWS", 2)
 
     server.fail = lambda method, path: "drop" if path.endswith("_bulk") and len(server.paths("_bulk")) >= 2 else None
     with pytest.raises(RetrievalError, match="Cannot reach Elasticsearch"):
@@ -387,7 +387,7 @@ def test_too_many_terms(server, indexed):
 
 
 def test_fetch_asks_for_what_it_is_given_only(server, indexed, passages, monkeypatch, waits):
-    monkeypatch.setattr("hf_tlm.retrieval.elastic.search.FETCH_ROWS", 2)
+    monkeypatch.setattr("hf_tlm.retrieval.engines.elasticsearch.search.FETCH_ROWS", 2)
     failures = times(1, UNAVAILABLE)
     server.fail_item = lambda api, key: failures() if key == "p5" else None
     assert fetch(["p5", "p1", "p3"], indexed) == [

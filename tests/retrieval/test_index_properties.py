@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from hf_tlm.retrieval import Bm25Settings, RetrievalError
 from hf_tlm.retrieval.analyzer import Analyzer
 from hf_tlm.retrieval.bm25 import VARIANTS, Statistics
-from hf_tlm.retrieval.index import tiles
-from hf_tlm.retrieval.index.index import Index
-from hf_tlm.retrieval.index.tokenize import tokenize_texts
+from hf_tlm.retrieval.engines.bm25 import tiles
+from hf_tlm.retrieval.engines.bm25.index import Index
+from hf_tlm.retrieval.engines.bm25.tokenize import tokenize_texts
 
 VARIANTS = VARIANTS["bm25"]
 PLAIN = Analyzer(None)

@@ -7,7 +7,7 @@ import pytest
 
 from hf_tlm.corpora import load_corpus
 from hf_tlm.retrieval import RetrievalError, Subset, retrieve
-from toys import make_task
+from support.toys import make_task
 
 MISSING = ["corpus", "task", "retriever", "counts", "query_mode", "top_k", "k1", "b", "variant"]
 INNER = [("corpus", "name"), ("corpus", "fingerprint"), ("task", "name"), ("task", "fingerprint"), ("counts", "union")]

@@ -10,11 +10,11 @@ import pytest
 from datasets import Dataset, Features, Value
 
 from hf_tlm.retrieval import RetrievalError, Subset
+from hf_tlm.retrieval.highlight import mark_shared, marked_spans, marked_terms, spans_to_markdown
 from hf_tlm.retrieval.manifest import COLUMNS
-from hf_tlm.retrieval.marking import mark_shared, marked_spans, marked_terms, spans_to_markdown
 from hf_tlm.retrieval.report import _bar, _spread, retrieval_report
-from hf_tlm.shown import for_markdown
 from hf_tlm.tasks import TaskSpec, task_from_datasets
+from hf_tlm.utils.shown import for_markdown
 
 GOLDEN = Path(__file__).parent / "golden" / "report.md"
 HOSTILE = [

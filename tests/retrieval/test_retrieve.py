@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from datasets import Dataset
 
-from hf_tlm.retrieval import Bm25Settings, RetrievalError, backends, default_top_k, retrieve, tokenize_texts
+from hf_tlm.retrieval import Bm25Settings, RetrievalError, default_top_k, retrieve, tokenize_texts
+from hf_tlm.retrieval.engines import packages as backends
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import math
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 
-from hf_tlm.parser import parse
+from hf_tlm.config import parse
 from hf_tlm.tasks import TASKS, TaskArguments, TaskError, TaskSpec, load_task, reading, task_from_datasets
 
 REGRESSION = TaskSpec(name="t", path="memory", kind="regression")

@@ -3,6 +3,6 @@ import pytest
 
 @pytest.fixture(scope="module")
 def data(tokenizer, corpus_rows):
-    from runs import tokenized
+    from support.training_runs import tokenized
 
     return tokenized(tokenizer, corpus_rows)

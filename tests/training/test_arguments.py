@@ -5,7 +5,7 @@ import pytest
 
 from hf_tlm.training import ArgumentsError, ModelArguments, ScoreModelArguments, TlmArguments, check_model, check_tlm
 from hf_tlm.training.applicable import of_other_stage
-from hf_tlm.training.claim import settings
+from hf_tlm.training.run_folder import settings
 
 BASE = {"output_dir": "unused", "use_cpu": True, "report_to": "none"}
 

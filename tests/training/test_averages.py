@@ -8,11 +8,11 @@ from safetensors.torch import load_file
 from transformers import TrainerCallback, set_seed
 
 from hf_tlm.data import tokenize
-from hf_tlm.evaluation import compute_metrics_for
+from hf_tlm.metrics import compute_metrics_for
 from hf_tlm.training import ArgumentsError, TlmArguments, TlmTrainer
 from hf_tlm.training.averages import RAW_WEIGHTS
-from runs import QUIET, network, run_processes
-from toys import make_task
+from support.toys import make_task
+from support.training_runs import QUIET, network, run_processes
 
 DECAY = 0.7
 DROPPING = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}

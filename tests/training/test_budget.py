@@ -9,7 +9,7 @@ from hf_tlm.training import ArgumentsError, TlmArguments
 from hf_tlm.training import budget as budgets
 from hf_tlm.training.budget import first_step
 from hf_tlm.training.cost import model_flops_utilization
-from runs import history, trainer
+from support.training_runs import history, trainer
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 64, 65, 1000])

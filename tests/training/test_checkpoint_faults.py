@@ -5,7 +5,7 @@ import shutil
 
 from attacks.faults import Faults, injected
 from hf_tlm.training.checkpoints import CheckpointError, last_complete_checkpoint
-from runs import trainer
+from support.training_runs import trainer
 
 
 def test_a_checkpoint(tmp_path, data, tokenizer):

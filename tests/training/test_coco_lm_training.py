@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
 
 from hf_tlm.data import BlockArguments
-from hf_tlm.evaluation import run_pretraining, run_tlm
 from hf_tlm.models import CocoLmForMaskedLM, CorruptAndPredict
 from hf_tlm.objectives import CorrectiveLm, SequenceContrastive, WeightedSum
 from hf_tlm.retrieval import retrieve
+from hf_tlm.runs import run_pretraining, run_tlm
 from hf_tlm.training import (
     ArgumentsError,
     ModelArguments,
@@ -22,9 +22,9 @@ from hf_tlm.training import (
     prepare,
     tlm_objectives,
 )
-from runs import NO_DROPOUT, OBJECTIVES, QUIET, history, trainer, two_are_one, weights
+from support.toys import TINY_CONFIGS
+from support.training_runs import NO_DROPOUT, OBJECTIVES, QUIET, history, trainer, two_are_one, weights
 from test_trainer import Gradients
-from toys import TINY_CONFIGS
 
 COCO_LM = OBJECTIVES["cocolm"]
 LOSSES = ("mlm_loss", "copy_loss", "lm_loss")

@@ -17,15 +17,15 @@ from transformers import AutoConfig, AutoTokenizer, set_seed
 
 from hf_tlm.errors import HfTlmError
 from hf_tlm.models import CorruptAndPredict, TlmModel, auxiliary_config
-from hf_tlm.signals import Terminated
 from hf_tlm.training import ArgumentsError, TlmArguments
 from hf_tlm.training.checkpoints import CheckpointError
 from hf_tlm.training.deepspeed import ELEMENTWISE, check_deepspeed, check_settings
 from hf_tlm.training.optimizers import parameter_groups
-from hf_tlm.training.setup import ModelArguments, check_model
+from hf_tlm.training.prepare import ModelArguments, check_model
 from hf_tlm.training.sharded import skip_unused, trained_model
-from runs import At, history, poison, run_processes, sigterm, tokenized, trainer
-from toys import TINY_CONFIGS
+from hf_tlm.utils.signals import Terminated
+from support.toys import TINY_CONFIGS
+from support.training_runs import At, history, poison, run_processes, sigterm, tokenized, trainer
 
 # Corpus batches leave the classifier alone, which Adam and weight decay must do too; gradients are clipped.
 RUN = {

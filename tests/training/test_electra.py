@@ -8,13 +8,13 @@ import torch
 from transformers import ElectraForPreTraining, ElectraForSequenceClassification
 
 from hf_tlm.data import TlmCollator
-from hf_tlm.evaluation import run_tlm
 from hf_tlm.objectives import Mlm, ReplacedTokenDetection, TaskLoss, WeightedSum
 from hf_tlm.retrieval import retrieve
+from hf_tlm.runs import run_tlm
 from hf_tlm.training import ArgumentsError, ModelArguments, TlmArguments, prepare
-from runs import OBJECTIVES, QUIET, evaluated, history, run_processes, trainer, two_are_one, weights
+from support.toys import TINY_CONFIGS
+from support.training_runs import OBJECTIVES, QUIET, evaluated, history, run_processes, trainer, two_are_one, weights
 from test_trainer import Gradients
-from toys import TINY_CONFIGS
 
 ELECTRA = OBJECTIVES["electra"]
 TERMS = ("mlm_loss", "rtd_loss", "rtd_accuracy_replaced", "rtd_accuracy_original", "replaced_fraction", "generator_accuracy")

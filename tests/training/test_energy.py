@@ -12,7 +12,7 @@ import torch
 
 from hf_tlm.training import ArgumentsError, Cost, TlmArguments
 from hf_tlm.training.energy import Energy
-from runs import At, history, trainer
+from support.training_runs import At, history, trainer
 
 ARGS = {"output_dir": "unused", "use_cpu": True, "report_to": "none"}
 

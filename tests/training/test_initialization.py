@@ -4,15 +4,15 @@ import pytest
 import torch
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, set_seed
 
-from hf_tlm.evaluation import run_tlm
 from hf_tlm.models import CorruptAndPredict
 from hf_tlm.models.initialization import attention_weights, layers_of, position_embeddings
 from hf_tlm.retrieval import retrieve
+from hf_tlm.runs import run_tlm
 from hf_tlm.training import ArgumentsError, ModelArguments, TlmArguments, TlmTrainer, prepare
 from hf_tlm.training.applicable import check_together
 from hf_tlm.training.initialization import with_initialization
-from runs import QUIET
-from toys import FAST, TINY_CONFIGS
+from support.toys import FAST, TINY_CONFIGS
+from support.training_runs import QUIET
 
 ALL = {"embedding_init": "spectral", "weight_init": "width", "attention_init": "neighbors", "lm_head_init": "frequencies"}
 # Every family, with the objective that needs it.

@@ -7,13 +7,13 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModel
 
-from hf_tlm.evaluation.finetuning import CheckpointArguments, FinetuneArguments, finetune
 from hf_tlm.models import CorruptAndPredict, TlmModel, auxiliary_config, export_stock
+from hf_tlm.runs.finetuning import CheckpointArguments, FinetuneArguments, finetune
 from hf_tlm.training import ArgumentsError, ModelArguments, TlmArguments, check_model
 from hf_tlm.training.muon import Muon
 from hf_tlm.training.optimizers import distances_from_top, layer_matrices, parameter_groups
-from runs import QUIET, StopAfter, history, trainer, two_are_one, weights
-from toys import TINY_CONFIGS, make_task
+from support.toys import TINY_CONFIGS, make_task
+from support.training_runs import QUIET, StopAfter, history, trainer, two_are_one, weights
 
 RATE, DECAY = 0.01, 0.1
 OPTIONS = {"optim": "muon", "rho1": 1, "max_steps": 6, "per_device_train_batch_size": 12, "muon_learning_rate": 2e-2}

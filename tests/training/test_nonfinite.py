@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from hf_tlm.training import ArgumentsError, TlmArguments
 from hf_tlm.training.nonfinite import NonFiniteLossError
-from runs import At, poison, trainer
+from support.training_runs import At, poison, trainer
 
 
 @pytest.mark.parametrize("step,stream,rows", [(3, "corpus", "corpus"), (4, "task", "train")])

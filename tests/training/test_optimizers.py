@@ -11,8 +11,8 @@ from hf_tlm.training import ArgumentsError, TlmArguments
 from hf_tlm.training import optimizers as module
 from hf_tlm.training.lamb import Lamb
 from hf_tlm.training.optimizers import distances_from_top, parameter_groups
-from runs import QUIET, history, trainer, weights
-from toys import TINY_CONFIGS
+from support.toys import TINY_CONFIGS
+from support.training_runs import QUIET, history, trainer, weights
 
 RATE, DECAY, EPS = 0.01, 0.1, 1e-6
 

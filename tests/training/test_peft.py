@@ -9,14 +9,15 @@ from peft import PeftConfig, PeftModel
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, TrainerCallback, set_seed
 
+from hf_tlm.config import parse
 from hf_tlm.data import tokenize
-from hf_tlm.evaluation import compute_metrics_for, run_tlm
+from hf_tlm.metrics import compute_metrics_for
 from hf_tlm.models import LoraArguments, TlmModel, add_lora, export_stock
-from hf_tlm.parser import parse
 from hf_tlm.retrieval import retrieve
+from hf_tlm.runs import run_tlm
 from hf_tlm.training import ArgumentsError, ModelArguments, TlmArguments, TlmTrainer
 from hf_tlm.training.checkpoints import last_complete_checkpoint
-from toys import FAST, TINY_CONFIGS, make_task
+from support.toys import FAST, TINY_CONFIGS, make_task
 
 CONFIG = {"model_type": "bert", **{k: v for k, v in TINY_CONFIGS["bert"].items() if k not in ("vocab_size", "num_labels")}}
 TASK_ONLY = {**FAST, "rho1": 0}

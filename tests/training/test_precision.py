@@ -9,7 +9,7 @@ from torch._dynamo.utils import counters
 from transformers import TrainerCallback
 
 from hf_tlm.models import onednn
-from runs import NO_DROPOUT, OBJECTIVES, history, trainer
+from support.training_runs import NO_DROPOUT, OBJECTIVES, history, trainer
 
 
 class _Graphs(TrainerCallback):

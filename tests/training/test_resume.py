@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from hf_tlm.signals import Terminated
 from hf_tlm.training import TlmArguments
 from hf_tlm.training.checkpoints import CheckpointError, damage, last_complete_checkpoint
-from runs import (
+from hf_tlm.utils.signals import Terminated
+from support.training_runs import (
     OBJECTIVES,
     At,
     StopAfter,
@@ -154,7 +154,7 @@ def _break(file, monkeypatch):
     from safetensors import SafetensorError
     from transformers import modeling_utils
 
-    from hf_tlm import seals
+    from hf_tlm.utils import seals
 
     def failing(error, original):
         def write(*args, **kwargs):

@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 
 from hf_tlm.objectives import contrastive_loss
-from runs import run_processes
+from support.training_runs import run_processes
 
 
 def vectors():

@@ -7,12 +7,12 @@ import torch
 import torch.nn.functional as F
 
 from hf_tlm.data.interleave import TASK
-from hf_tlm.evaluation import compute_metrics_for
+from hf_tlm.metrics import compute_metrics_for
 from hf_tlm.objectives import RDrop, TaskLoss, WeightedMean
 from hf_tlm.objectives.task import class_weights
 from hf_tlm.training import TlmArguments, TlmTrainer
 from hf_tlm.training.objectives import tlm_objectives
-from runs import QUIET, network
+from support.training_runs import QUIET, network
 
 
 def stage_2(tmp_path, data, tokenizer, **changes):
@@ -100,7 +100,7 @@ def test_objectives_of_the_stages(tmp_path):
 
 def test_settings_are_written(tmp_path):
     """A run with another balance is another run."""
-    from hf_tlm.training.claim import settings
+    from hf_tlm.training.run_folder import settings
 
     found = settings(TlmArguments(output_dir=str(tmp_path), **QUIET, stage2_class_balance=0.5))
     assert json.loads(json.dumps(found))["stage2_class_balance"] == 0.5 and found["stage2_rho2"] == 0.0

@@ -11,16 +11,16 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 
 from hf_tlm.data import tokenize
-from hf_tlm.evaluation import run_tlm
 from hf_tlm.objectives.task import class_weights
 from hf_tlm.retrieval import retrieve
+from hf_tlm.runs import run_tlm
 from hf_tlm.tasks import TaskSpec, task_from_datasets
 from hf_tlm.training import ModelArguments, TlmArguments
 from hf_tlm.training import teacher as teaching
 from hf_tlm.training.options import ArgumentsError
 from hf_tlm.training.teacher import corrected, linear_teacher, marks_without_passages, most_certain, repeats
-from runs import QUIET, trainer
-from toys import FAST, TINY_CONFIGS, make_task, sentences
+from support.toys import FAST, TINY_CONFIGS, make_task, sentences
+from support.training_runs import QUIET, trainer
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ from transformers import TrainerCallback
 
 from hf_tlm.data.interleave import CORPUS, TASK
 from hf_tlm.training import TlmArguments
-from runs import QUIET, history, trainer, weights
-from toys import TINY_CONFIGS
+from support.toys import TINY_CONFIGS
+from support.training_runs import QUIET, history, trainer, weights
 
 
 class Gradients(TrainerCallback):

@@ -16,8 +16,8 @@ from typing import Any
 from hf_tlm.analysis.cost.published import ROBERTA_LARGE, published_points
 from hf_tlm.analysis.errors import AnalysisError
 from hf_tlm.analysis.runs import RESULTS, Result, read_json
-from hf_tlm.evaluation.reproduction.published import PUBLISHED
-from hf_tlm.shown import for_markdown
+from hf_tlm.experiments.published import PUBLISHED
+from hf_tlm.utils.shown import for_markdown
 
 ROBERTA_LARGE_FLOPS = PUBLISHED[ROBERTA_LARGE].flops
 

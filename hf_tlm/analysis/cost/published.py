@@ -1,6 +1,6 @@
 """The papers' points: what was trained with how many FLOPs, and its scores.
 
-Scores and FLOPs of TLM's Table 2 and ISS's Table 3 are those of `hf_tlm.evaluation.reproduction.PUBLISHED`. Rows of ISS's
+Scores and FLOPs of TLM's Table 2 and ISS's Table 3 are those of `hf_tlm.experiments.PUBLISHED`. Rows of ISS's
 Table 3 that repeat TLM's are left out, as is its Table 4: the FLOPs there are without those of the checkpoints that were
 trained further.
 """
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from hf_tlm.evaluation.reproduction.published import PUBLISHED
+from hf_tlm.experiments.published import PUBLISHED
 from hf_tlm.tasks import TASKS
 
 ROBERTA_LARGE = "TLM Table 2: RoBERTa-Large"

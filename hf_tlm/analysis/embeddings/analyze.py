@@ -18,7 +18,7 @@ from hf_tlm.analysis.encoders import load_encoder
 from hf_tlm.analysis.errors import AnalysisError
 from hf_tlm.analysis.figures import check_installed, to_csv
 from hf_tlm.analysis.findings import Findings, markdown_table
-from hf_tlm.files import atomic_write
+from hf_tlm.utils.files import atomic_write
 
 HEADINGS = {
     "model": "model",

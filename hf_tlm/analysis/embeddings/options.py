@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from hf_tlm.analysis.errors import AnalysisError
-from hf_tlm.ranges import check_ranges
+from hf_tlm.utils.ranges import check_ranges
 
 POOLINGS = ("cls", "mean")
 SPLITS = ("train", "validation", "test")

@@ -22,7 +22,7 @@ from hf_tlm.analysis.heads.head_types import AttentionHead, LayerShares, layer_s
 from hf_tlm.analysis.heads.options import Options
 from hf_tlm.analysis.heads.texts import read_texts
 from hf_tlm.data import load_tokenizer
-from hf_tlm.files import atomic_write
+from hf_tlm.utils.files import atomic_write
 
 
 def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: Options) -> Findings:

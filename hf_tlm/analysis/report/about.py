@@ -8,8 +8,8 @@ from typing import Any
 from hf_tlm.analysis.report.blocks import Code, Column, Facts, Folded, Section, Table, Text, make_table
 from hf_tlm.analysis.report.run_folder import TITLES, RunFolder
 from hf_tlm.analysis.report.settings import settings_of
-from hf_tlm.evaluation.seeds import aggregate, format_score
 from hf_tlm.hub.finetuned_card import METRIC_NAMES
+from hf_tlm.runs.seeds import aggregate, format_score
 
 SPLITS = ("validation", "test")
 COST = {

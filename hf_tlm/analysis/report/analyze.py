@@ -9,7 +9,7 @@ from hf_tlm.analysis.report.blocks import to_markdown
 from hf_tlm.analysis.report.options import Options
 from hf_tlm.analysis.report.page import FILE, compare_runs, write_report
 from hf_tlm.analysis.report.run_folder import read_run
-from hf_tlm.files import atomic_write
+from hf_tlm.utils.files import atomic_write
 
 
 def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: Options) -> Findings:

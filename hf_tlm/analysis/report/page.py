@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from hf_tlm.analysis.errors import AnalysisError
 from hf_tlm.analysis.report import about, errors
-from hf_tlm.analysis.report.against import against
 from hf_tlm.analysis.report.blocks import Facts, Row, Section, Text, printable
+from hf_tlm.analysis.report.compare import against
 from hf_tlm.analysis.report.curves import curves
 from hf_tlm.analysis.report.options import Options
 from hf_tlm.analysis.report.predictions import Predictions, read_predictions
@@ -22,8 +22,8 @@ from hf_tlm.analysis.report.recorded import recorded_subset, recorded_task
 from hf_tlm.analysis.report.retrieved import MOST_BYTES, made_for, retrieved_table
 from hf_tlm.analysis.report.rows import Rows, TrainingWords, rows_of
 from hf_tlm.analysis.report.run_folder import TITLES, RunFolder, read_run
-from hf_tlm.files import atomic_write
 from hf_tlm.hub.run_files import is_foreign
+from hf_tlm.utils.files import atomic_write
 from hf_tlm.version import __version__
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import numpy as np
 
 from hf_tlm.analysis.errors import AnalysisError
 from hf_tlm.analysis.report.run_folder import RunFolder
-from hf_tlm.evaluation.metrics.squad import answer_f1, exact_match
+from hf_tlm.metrics.squad import answer_f1, exact_match
 
 SHOWN_TAGS = 8
 NO_ANSWER = "(no answer)"

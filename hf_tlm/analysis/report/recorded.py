@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from hf_tlm.analysis.arguments import AnalyzedTask
 from hf_tlm.analysis.report.run_folder import RunFolder
+from hf_tlm.config import config_files, read_configs
 from hf_tlm.errors import HfTlmError
 from hf_tlm.hub.run_files import is_foreign
-from hf_tlm.parser import config_files, read_configs
 from hf_tlm.tasks import TASKS
 
 if TYPE_CHECKING:

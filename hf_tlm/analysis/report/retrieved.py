@@ -9,7 +9,7 @@ import numpy as np
 
 from hf_tlm.analysis.report.blocks import Column, Marked, Table, make_table
 from hf_tlm.errors import HfTlmError
-from hf_tlm.retrieval.marking import mark_shared, marked_terms, stemmer_of
+from hf_tlm.retrieval.highlight import mark_shared, marked_terms, stemmer_of
 
 if TYPE_CHECKING:
     from hf_tlm.retrieval import Subset

@@ -40,7 +40,7 @@ def settings_of(run: RunFolder) -> list[Setting]:
 def _defaults(run: RunFolder) -> dict[str, Any]:
     """Of the classes that the recipe of a kind of run takes, as JSON values; fields without a default are left out."""
     from hf_tlm.data import BlockArguments
-    from hf_tlm.evaluation import CheckpointArguments, FewShotArguments, FinetuneArguments
+    from hf_tlm.runs import CheckpointArguments, FewShotArguments, FinetuneArguments
     from hf_tlm.training import ModelArguments, PretrainArguments, TlmArguments
 
     classes = {

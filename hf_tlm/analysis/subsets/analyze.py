@@ -7,7 +7,7 @@ from hf_tlm.analysis.errors import AnalysisError
 from hf_tlm.analysis.findings import Findings
 from hf_tlm.analysis.subsets import views
 from hf_tlm.analysis.subsets.options import Options
-from hf_tlm.files import atomic_write
+from hf_tlm.utils.files import atomic_write
 
 
 def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: Options) -> Findings:

@@ -10,8 +10,8 @@ import numpy as np
 
 from hf_tlm.analysis.errors import AnalysisError
 from hf_tlm.analysis.subsets.columns import check_positive, column, ranks
-from hf_tlm.retrieval.marking import Spans, mark_shared, marked_terms, spans_to_markdown, stemmer_of
-from hf_tlm.shown import for_markdown
+from hf_tlm.retrieval.highlight import Spans, mark_shared, marked_terms, spans_to_markdown, stemmer_of
+from hf_tlm.utils.shown import for_markdown
 
 if TYPE_CHECKING:
     from hf_tlm.retrieval import Subset

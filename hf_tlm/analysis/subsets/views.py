@@ -20,8 +20,8 @@ from hf_tlm.analysis.subsets.overlap import Overlap, by_corpus, describe_corpora
 from hf_tlm.analysis.subsets.ranks import size_against_k, steps
 from hf_tlm.analysis.subsets.sources import source_shares
 from hf_tlm.errors import HfTlmError
-from hf_tlm.files import atomic_write
-from hf_tlm.shown import for_markdown
+from hf_tlm.utils.files import atomic_write
+from hf_tlm.utils.shown import for_markdown
 
 if TYPE_CHECKING:
     from hf_tlm.retrieval import Subset

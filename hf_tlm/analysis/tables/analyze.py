@@ -10,7 +10,7 @@ from hf_tlm.analysis.runs import find_results
 from hf_tlm.analysis.tables.options import Options
 from hf_tlm.analysis.tables.rendering import table_to_latex, table_to_markdown, table_to_rows
 from hf_tlm.analysis.tables.table import sensitivity_table
-from hf_tlm.files import atomic_write
+from hf_tlm.utils.files import atomic_write
 
 
 def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: Options) -> Findings:

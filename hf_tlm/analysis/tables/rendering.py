@@ -7,8 +7,8 @@ from typing import Any
 
 from hf_tlm.analysis.runs import NOT_FINISHED
 from hf_tlm.analysis.tables.table import Cell, SensitivityTable, show_value
-from hf_tlm.evaluation.seeds import format_score
-from hf_tlm.shown import for_markdown
+from hf_tlm.runs.seeds import format_score
+from hf_tlm.utils.shown import for_markdown
 
 _LATEX = {
     **{character: f"\\{character}" for character in "&%$#_{}"},

@@ -19,7 +19,7 @@ from typing import Any
 
 from hf_tlm.analysis.errors import AnalysisError
 from hf_tlm.analysis.runs import SPLITS, Result
-from hf_tlm.evaluation.seeds import aggregate
+from hf_tlm.runs.seeds import aggregate
 
 RUN = "run"  # As a row or a column: the run's name, without that of its task.
 # Of what differs, the first that tell the runs apart are the rows.

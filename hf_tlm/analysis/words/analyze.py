@@ -10,7 +10,7 @@ from hf_tlm.analysis.findings import Findings
 from hf_tlm.analysis.words.figures import draw_frequencies, to_rows
 from hf_tlm.analysis.words.influential_words import InfluentialWord, label_pmi, to_markdown, word_frequencies
 from hf_tlm.analysis.words.options import Options
-from hf_tlm.files import atomic_write
+from hf_tlm.utils.files import atomic_write
 
 
 def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: Options) -> Findings:

@@ -23,8 +23,8 @@ import numpy as np
 from hf_tlm.analysis.errors import AnalysisError
 from hf_tlm.analysis.findings import markdown_table
 from hf_tlm.retrieval.analyzer import Analyzer
-from hf_tlm.retrieval.index.tokenize import tokenize_words
-from hf_tlm.retrieval.index.vocabulary import Vocabulary
+from hf_tlm.retrieval.engines.bm25.tokenize import tokenize_words
+from hf_tlm.retrieval.engines.bm25.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -17,7 +17,6 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from hf_tlm.files import atomic_directory
 from hf_tlm.models.coco_lm.modeling_coco_lm import (
     CocoLmForMultipleChoice,
     CocoLmForQuestionAnswering,
@@ -27,6 +26,7 @@ from hf_tlm.models.coco_lm.modeling_coco_lm import (
     CocoLmPreTrainedModel,
 )
 from hf_tlm.models.errors import ModelError
+from hf_tlm.utils.files import atomic_directory
 
 STOCK = {
     CocoLmModel: BertModel,

@@ -8,7 +8,6 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from hf_tlm.files import atomic_write
 from hf_tlm.hub.cards import converted_card
 from hf_tlm.hub.checkpoint import TOKENIZER_FILES
 from hf_tlm.hub.repo import local_folder
@@ -18,6 +17,7 @@ from hf_tlm.models.pickles import SAFE_WEIGHTS, WEIGHTS
 from hf_tlm.models.released.coco_lm import CONFIG, Released, convert_released
 from hf_tlm.models.released.tlm import ReleasedTlm, convert_released_tlm
 from hf_tlm.tasks.registry import registered_task
+from hf_tlm.utils.files import atomic_write
 
 FILES = [*TOKENIZER_FILES, WEIGHTS, SAFE_WEIGHTS]
 RELEASED_NAME = re.compile(r"tlm-(.+)-(?:small|medium|large)-scale")

@@ -1,0 +1,368 @@
+"""Recipe arguments: YAML files give defaults, the command line overrides them, an unknown key is an error.
+
+    accelerate launch recipes/train_tlm.py --config base.yaml chemprot_small.yaml --learning_rate 1e-4
+
+Later files override earlier ones. Top-level keys are field names. A top-level key that is the name of a recipe holds a
+mapping for that recipe alone, so that one file can describe retrieval and training of one experiment. A value that begins
+with ~ begins with the user's folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import difflib
+import errno
+import functools
+import importlib.util
+import inspect
+import json
+import logging
+import os
+import pkgutil
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+from hf_tlm.errors import HfTlmError
+from hf_tlm.utils.disk import disk_problem
+from hf_tlm.utils.ranges import RANGES, problem
+from hf_tlm.utils.shown import for_terminal
+from hf_tlm.utils.signals import Terminated, on_sigterm
+from hf_tlm.utils.variables import check_variables
+
+# Texts that are JSON, which in a file may be a mapping.
+_JSON = ("executor_options", "grid")
+# Halves of characters, which stand for bytes that are none, and the end of a name to the system.
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")
+HELP, HELP_ALL = {"-h", "--help"}, "--help_all"
+RECIPES = (
+    *("quickstart", "retrieve", "select_influence", "train_tlm", "pretrain"),
+    *("finetune", "few_shot", "reproduce", "analyze", "publish"),
+)
+
+
+class ConfigError(HfTlmError):
+    """A configuration file or command line that cannot be used."""
+
+
+def read_configs(paths: Sequence[str], recipe: str) -> dict[str, Any]:
+    """The merged values of some YAML files for one recipe.
+
+    Raises:
+        ConfigError: a file is missing, not YAML, or not a mapping.
+    """
+    from hf_tlm.utils.safe_yaml import read_yaml
+
+    values: dict[str, Any] = {}
+    for path in paths:
+        content = read_yaml(path, f"--config {path}", ConfigError)
+        content = {} if content is None else content
+        if not isinstance(content, dict):
+            raise ConfigError(f"--config {path} must be a mapping of argument names to values; found {content!r:.60}.")
+        sections = {name: content.pop(name) for name in RECIPES if name in content}
+        sections = {name: {} if section is None else section for name, section in sections.items()}
+        for name, section in sections.items():
+            if not isinstance(section, dict):
+                raise ConfigError(f"--config {path}: section {name!r} must be a mapping; found {section!r:.60}.")
+        values |= content | sections.get(recipe, {})
+    return values
+
+
+def config_files(args: Sequence[str] | None = None) -> list[str]:
+    """The `--config` files of a command line (default `sys.argv`), of which `parse` takes defaults."""
+    # With a parser of their own: a required field may be in one of them.
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument("--config", nargs="+", default=[])
+    return _at_home(finder.parse_known_args(sys.argv[1:] if args is None else list(args))[0].config)
+
+
+def parse(
+    *dataclasses: type,
+    recipe: str,
+    description: str,
+    args: Sequence[str] | None = None,
+    values: Mapping[str, Any] | None = None,
+) -> tuple:
+    """One instance of each dataclass from `--config` files and the command line (default `sys.argv`).
+
+    A dataclass may stand for one that takes seconds to import: an attribute `stands_for`, "module.name", is the class
+    that is parsed into; it inherits the fields of the stand-in, and of the class that the attribute `extends` names.
+    `--help` shows the fields of the stand-in alone, `--help_all` those of the class.
+
+    Args:
+        values: as in one more file, after the others.
+
+    Raises:
+        ConfigError: an unknown key or a value of the wrong type in a file, or values the dataclasses refuse.
+        SystemExit: as argparse does, for `--help`, `--help_all` and for errors of the command line.
+    """
+    args = list(sys.argv[1:] if args is None else args)
+    _check_unicode(args)
+    args = _at_home(args)
+    extended = [cls.extends for cls in dataclasses if "stands_for" in vars(cls)]
+    short_help = bool(HELP & set(args))
+    helps = short_help or HELP_ALL in args
+    if not short_help:
+        dataclasses = tuple(_full(cls) for cls in dataclasses)
+    parser = _hf_argument_parser()(
+        [_titled(cls) for cls in dataclasses] if helps else dataclasses,
+        description=description,
+        formatter_class=_HelpFormatter,
+        allow_abbrev=False,
+    )
+    _check_values(parser)
+    required = [f"{action.option_strings[0]} {action.dest.upper()}" for action in parser._actions if action.required]
+    parser.usage = " ".join(["%(prog)s", *required, "[options]"])
+    # Hundreds of lines of usage would hide the error.
+    parser.error = lambda message: parser.exit(2, f"Error: {_plain(message)}\nSee {recipe}.py --help.\n")
+    parser.add_argument("--config", nargs="+", default=[], metavar="YAML", help="Files of defaults, later ones win.")
+    if extended and short_help:
+        parser.epilog = "\n".join(f"Every option of {name} is accepted too; {HELP_ALL} lists them." for name in extended)
+    more = f"Show the options of {', '.join(extended)} too and exit." if extended else argparse.SUPPRESS
+    parser.add_argument(HELP_ALL, action="help", help=more)
+    if not helps:
+        paths = config_files(args)
+        actions = _actions(parser, dataclasses)
+        for key, value in (read_configs(paths, recipe) | dict(values or {})).items():
+            place = "the values given" if values and key in values else ", ".join(map(str, paths))
+            _check_known(key, actions, f"{place} for {recipe}")
+            # Of all actions of that name: an option that is true by default has its --no_ beside it.
+            parser.set_defaults(**{key: _typed(key, value, actions[key])})
+            actions[key].required = False
+    try:
+        *parsed, unknown = parser.parse_args_into_dataclasses(args=args, return_remaining_strings=True)
+    except HfTlmError:
+        raise
+    except Exception as error:  # Of any type, from __post_init__ of the dataclasses: transformers' checks of its arguments.
+        raise ConfigError(f"{type(error).__name__}: {' '.join(str(error).split()):.500}") from error
+    if unknown:
+        options = [option for action in parser._actions for option in action.option_strings]
+        close = difflib.get_close_matches(unknown[0].split("=")[0], options, n=3)
+        parser.error(f"unknown argument {unknown[0]}" + (f"; did you mean {' or '.join(close)}?" if close else ""))
+    return tuple(parsed[: len(dataclasses)])
+
+
+def _check_unicode(args: Sequence[str]) -> None:
+    """Bytes that are no characters are in no name that Arrow, tokenizers or the Hub can use."""
+    for number, value in enumerate(args):
+        if _NO_TEXT.search(value):
+            option = next((name for name in reversed(args[: number + 1]) if name.startswith("--")), "the command line")
+            raise ConfigError(
+                f"{option}: expected text in UTF-8; received {value!r:.60}. Rename the file, or mend the text."
+            )
+
+
+def _full(cls: type) -> type:
+    """The class that `cls` stands for, or `cls`."""
+    return pkgutil.resolve_name(cls.stands_for) if "stands_for" in vars(cls) else cls
+
+
+def _titled(cls: type) -> type:
+    """The same fields, listed by HfArgumentParser under the first line of the docstring."""
+    title = inspect.getdoc(cls).partition("\n")[0].rstrip(".")
+    return type(cls.__name__, (cls,), {"_argument_group_name": title})
+
+
+@functools.cache
+def _hf_argument_parser() -> type[argparse.ArgumentParser]:
+    """`transformers.HfArgumentParser` from its own file: the package around it takes a second or two to import."""
+    file = Path(importlib.util.find_spec("transformers").origin).with_name("hf_argparser.py")
+    spec = importlib.util.spec_from_file_location("transformers.hf_argparser", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.HfArgumentParser
+
+
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
+    """The recipe's docstring as it is written, and every default that says something."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        silent = action.default is None or action.default is False or action.default == []
+        return action.help if silent else super()._get_help_string(action)
+
+
+def typed_values(cls: type, values: Mapping[str, Sequence[Any]], where: str) -> dict[str, list[Any]]:
+    """Lists of values for fields of a dataclass, each value as the command line would make it ("1e-4" is a string to YAML).
+
+    Args:
+        where: what the values are of, for errors.
+
+    Raises:
+        ConfigError: a field that the dataclass lacks, or a value of the wrong type.
+    """
+    parser = _hf_argument_parser()(_full(cls))
+    _check_values(parser)
+    actions = _actions(parser, [_full(cls)])
+    for key in values:
+        _check_known(key, actions, where)
+    return {key: [_typed(key, value, actions[key]) for value in listed] for key, listed in values.items()}
+
+
+def _actions(parser: argparse.ArgumentParser, dataclasses: Sequence[type]) -> dict[str, argparse.Action]:
+    """The options that a file may give, by name, each with the type of its field as `hint`."""
+    hints = {name: hint for cls in dataclasses for name, hint in get_type_hints(cls).items()}
+    actions = {action.dest: action for action in reversed(parser._actions) if action.dest in hints}
+    for name, action in actions.items():
+        action.hint = hints[name]
+    return actions
+
+
+def _check_values(parser: argparse.ArgumentParser) -> None:
+    """Let options take the numbers of their range alone, and no empty texts, from the command line and from files."""
+    for action in parser._actions:
+        if action.dest in RANGES and action.type in (int, float):
+            action.type = functools.partial(_number, action.dest, action.type)
+        elif action.type is str:
+            action.type = functools.partial(_text, action.default)
+
+
+def _number(name: str, of: type, text: str) -> float:
+    try:
+        value = of(text)
+    except ValueError:
+        value = text
+    if wrong := problem(name, value):
+        raise argparse.ArgumentTypeError(wrong)
+    return value
+
+
+def _text(default: Any, text: str) -> str:
+    if not text.strip() and text != default:  # argparse reads a default that is a text as if it was given.
+        raise argparse.ArgumentTypeError("expected a text; received an empty one. Leave it out for its default.")
+    return text
+
+
+def _check_known(key: str, actions: Mapping[str, argparse.Action], where: str) -> None:
+    if key not in actions:
+        close = difflib.get_close_matches(key, actions, n=3)
+        hint = f" Did you mean {' or '.join(close)}?" if close else ""
+        raise ConfigError(f"Unknown key {key!r:.60} in {where}.{hint}")
+
+
+def _typed(key: str, value: Any, action: argparse.Action) -> Any:
+    """A YAML value as argparse would have made it from the command line ("1e-4" is a string to YAML)."""
+    for text in value if isinstance(value, list) else [value]:
+        if isinstance(text, str) and _NO_TEXT.search(text):
+            raise ConfigError(f"{key}: expected text; received {text!r:.60}, which holds what is no character.")
+    value = _at_home(value)
+    types = {action.hint, *get_args(action.hint)}
+    types = {get_origin(one) or one for one in types} | {of for one in types for of in get_args(one)}
+    if value is None:
+        if type(None) not in types:
+            raise ConfigError(f"{key}: expected a value; received none. Leave the key out for its default.")
+        return value
+    is_list = isinstance(value, list)
+    if is_list and action.nargs != "+":
+        raise ConfigError(f"{key}: expected one value; received the list {value!r:.60}.")
+    if is_list and not value and action.default != []:
+        raise ConfigError(f"{key}: expected one value or more; received an empty list.")
+    takes_json = dict in types or key in _JSON or (str in types and action.nargs == "+")
+    values = value if is_list else [value]
+    for item in values:
+        if item is None or isinstance(item, list) or (isinstance(item, Mapping) and not takes_json):
+            kind = "a mapping" if isinstance(item, Mapping) else "a list" if item is not None else "none"
+            raise ConfigError(f"{key}: expected a single value; received {kind}{'' if item is None else f': {item!r:.60}'}.")
+    try:
+        typed = [_written(item) if action.type is None else action.type(_written(item)) for item in values]
+    except argparse.ArgumentTypeError as error:
+        raise ConfigError(f"{key}: {' '.join(str(error).split()):.300}") from error
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{key}: cannot use {value!r:.60}: {str(error):.100}.") from error
+    if action.choices is not None and any(item not in action.choices for item in typed):
+        raise ConfigError(f"{key}: expected one of {list(action.choices)}; received {value!r:.60}.")
+    return typed if is_list or action.nargs == "+" else typed[0]
+
+
+def _at_home(value: Any) -> Any:
+    """A value whose paths that begin with ~ begin with the user's folder: shells see neither YAML nor --option=~/folder."""
+    if isinstance(value, str):
+        option, equals, rest = value.partition("=")
+        if equals and option.startswith("--"):
+            return f"{option}={os.path.expanduser(rest)}"
+        return os.path.expanduser(value)
+    if isinstance(value, list):
+        return [_at_home(item) for item in value]
+    return {key: _at_home(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def _written(value: Any) -> str:
+    """A value as on the command line, where a mapping is JSON."""
+    return json.dumps(value) if isinstance(value, (Mapping, bool)) else str(value)
+
+
+def _plain(message: str) -> str:
+    """A message of argparse, which names an option by all of its spellings, without those that nobody uses."""
+    return _shortened(re.sub(r"^argument (--\w+)(/--[\w-]+)*:", r"\1:", message))
+
+
+def _shortened(message: str) -> str:
+    """A message without words that nobody reads to their end."""
+    return re.sub(r"\S{250,}", lambda word: f"{word[0][:100]}...{word[0][-20:]}", message)
+
+
+def run(main: Callable[[], Any]) -> None:
+    """Call a recipe's `main` and turn the errors a user can mend into one message and an exit status.
+
+    1 for an `HfTlmError` or a disk that is full or cannot be written, 130 for Ctrl-C, 143 for SIGTERM. Others are bugs and
+    keep their traceback.
+    """
+    if not HELP & set(sys.argv[1:]):
+        from transformers.utils import logging
+
+        # Bars of loading and writing weights would bury those of the jobs; the Trainer's and datasets' own stay.
+        logging.disable_progress_bar()
+    try:
+        with on_sigterm(_terminate), _plain_output():
+            check_variables()
+            main()
+            _leave_process_group()
+    except HfTlmError as error:
+        _stop(str(error), 1)
+    except KeyboardInterrupt:
+        _stop("Interrupted. What was finished is on disk. To go on, run the same command.", 130)
+    except Terminated as end:
+        _stop(end.message, end.code)
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+            _stop(f"A name is longer than that of a file can be: {error.filename!r:.60}... Give another.", 1)
+        if (problem := disk_problem(error)) is None:
+            raise
+        _stop(f"{problem}. What was finished is on disk: then run the same command.", 1)
+
+
+@contextlib.contextmanager
+def _plain_output() -> Iterator[None]:
+    """Names and texts out of files, in what is printed and logged, command no terminal."""
+    logging.lastResort.setFormatter(_PlainFormatter())
+    stream, write = sys.stdout, sys.stdout.write
+    stream.write = lambda text: write(for_terminal(text))
+    try:
+        yield
+    finally:
+        stream.write = write
+
+
+class _PlainFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return for_terminal(super().format(record))
+
+
+def _leave_process_group() -> None:
+    # A process that ends with gloo's threads running is aborted now and then, after all its work was done.
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
+def _terminate() -> None:
+    raise Terminated("Stopped by SIGTERM. What was finished is on disk: the same command continues from there.")
+
+
+def _stop(message: str, status: int) -> None:
+    message, rank = for_terminal(_shortened(message)), os.environ.get("RANK", "0")
+    other = rank.isdecimal() and rank != "0"
+    print(f"\nError on process {rank}: {message}" if other else f"\nError: {message}", file=sys.stderr, flush=True)
+    sys.exit(status)

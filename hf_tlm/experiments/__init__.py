@@ -1,0 +1,25 @@
+"""The papers' tables at a budget of one's own: arms x tasks x seeds, and the published figures beside them."""
+
+from typing import TYPE_CHECKING
+
+from hf_tlm.utils.lazy import export_lazily
+
+if TYPE_CHECKING:
+    from hf_tlm.experiments.arguments import TableArguments
+    from hf_tlm.experiments.arms import Arm, ReproductionError, Selection, TaskEntry
+    from hf_tlm.experiments.plan import Plan, Step, make_plan
+    from hf_tlm.experiments.published import PUBLISHED, Published
+    from hf_tlm.experiments.reproduce import reproduce
+    from hf_tlm.experiments.table import Table
+
+__getattr__, __dir__, __all__ = export_lazily(
+    __name__,
+    {
+        "arguments": ["TableArguments"],
+        "arms": ["Arm", "ReproductionError", "Selection", "TaskEntry"],
+        "plan": ["Plan", "Step", "make_plan"],
+        "published": ["PUBLISHED", "Published"],
+        "reproduce": ["reproduce"],
+        "table": ["Table"],
+    },
+)

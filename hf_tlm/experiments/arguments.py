@@ -1,0 +1,161 @@
+"""How a recipe says what a table has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_tlm.config import read_configs
+from hf_tlm.experiments.arms import Arm, ReproductionError, TaskEntry, read_objective
+from hf_tlm.utils.ranges import check_ranges
+
+if TYPE_CHECKING:
+    from hf_tlm.corpora import CorpusArguments
+    from hf_tlm.experiments.plan import Plan
+
+
+# What ends stage 1, as options of train_tlm.py.
+BUDGETS = frozenset(("max_steps", "max_flops", "max_tokens", "max_hours", "num_train_epochs"))
+
+
+@dataclass
+class TableArguments:
+    """The tasks, arms and seeds of the table, and its budget."""
+
+    tasks: list[str] = field(
+        metadata={
+            "help": "Tasks, each by name or folder, or as JSON: "
+            '\'{"task": "imdb", "seeds": [0], "train_tlm": {"rho1": 19}}\'.'
+        }
+    )
+    arms: list[str] = field(
+        default_factory=lambda: ["task only", "random", "BM25", "BM25 + ISS 20%"],
+        metadata={
+            "help": "task only, random, BM25, 'BM25 + ISS 20%%', "
+            "'DSIR 20%%', 'BM25 20%%' (its best), 'random 20%%' (of it), "
+            "pretrained, 'majority class', linear; or as JSON: "
+            '\'{"name": "rho1 = 3", "subset": "BM25", "train_tlm": {"rho1": 3}}\'.'
+        },
+    )
+    objectives: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "Every arm that is trained from scratch with each of these: mlm, electra, cocolm; or as JSON with "
+            'options of train_tlm.py: \'{"objective": "cocolm", "model_config": "..."}\'. Default: train_tlm.py\'s.'
+        },
+    )
+    seeds: list[int] = field(default_factory=lambda: [0, 1, 2], metadata={"help": "One run each."})
+    tasks_dir: str | None = field(
+        default=None, metadata={"help": "Folder of tasks: one that is there under its name is taken from there."}
+    )
+    pretrained: str | None = field(
+        default=None, metadata={"help": "Encoder of the arm 'pretrained': folder or Hub id. Default: the arm is left out."}
+    )
+    objective_options: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "What every arm with an objective has instead of the scale's train_tlm.py options, each as JSON: "
+            '\'{"objective": "cocolm", "model_config": "...", "learning_rate": 5e-4}\'.'
+        },
+    )
+    tokenizer_name: str | None = field(
+        default=None,
+        metadata={"help": "Tokenizer of all models from scratch. Default: one is trained for each task, for all its arms."},
+    )
+    tokenizer_passages: int = field(
+        default=20_000,
+        metadata={"help": "Random passages of the corpus it is trained on, beside the task's training texts."},
+    )
+    records_dir: str | None = field(
+        default=None,
+        metadata={
+            "help": "Folder of the table and of the JSON records of runs, to be kept or shared without their models; tables "
+            "and cost of analyze.py read it. A run that has a record there is not repeated, on another machine neither if "
+            "corpus and encoder have the same paths there. Default: the output_dir."
+        },
+    )
+    table_name: str = field(
+        default="results",
+        metadata={"help": "Of the table's files. Tables that share their folders share subsets and finished equal runs."},
+    )
+    max_steps: int | None = field(
+        default=None,
+        metadata={
+            "help": "train_tlm.py's, instead of the --config files', for all arms without one of their own. A budget of "
+            "another kind that the files have, max_flops say, ends stage 1 too if it is reached first."
+        },
+    )
+    max_tokens: float | None = field(default=None, metadata={"help": "Likewise; max_steps is then 0 by default."})
+    max_flops: float | None = field(default=None, metadata={"help": "Likewise; max_steps is then 0 by default."})
+
+    def __post_init__(self):
+        check_ranges(self, ReproductionError)
+
+    @property
+    def budget(self) -> dict[str, Any]:
+        """What the command line says of it, as options of train_tlm."""
+        given = {name: getattr(self, name) for name in ("max_steps", "max_tokens", "max_flops")}
+        given = {name: value for name, value in given.items() if value is not None}
+        return {"max_steps": 0, **given} if given else {}
+
+    def plan(self, corpus_args: CorpusArguments, output_dir: str, files: Sequence[str]) -> Plan:
+        """The plan of the table.
+
+        Args:
+            files: configuration files with the options of the recipes that make its steps.
+
+        Raises:
+            ReproductionError: tasks_dir is no folder; see `Arm.read`, `TaskEntry.read`, `read_objective` and `make_plan`.
+        """
+        from hf_tlm.experiments.plan import make_plan
+
+        if self.tasks_dir is not None and not Path(self.tasks_dir).is_dir():
+            raise ReproductionError(f"tasks_dir: expected a folder of tasks; there is none at {self.tasks_dir}.")
+        objectives = [read_objective(text) for text in self.objectives]
+        arms = [arm for text in self.arms for arm in Arm.read(text).with_objectives(objectives)]
+        return make_plan(
+            [TaskEntry.read(text) for text in self.tasks],
+            arms,
+            self.seeds,
+            output_dir,
+            files=files,
+            tasks_dir=self.tasks_dir,
+            corpus=_changed(corpus_args),
+            pretrained=self.pretrained,
+            objective_options=dict(map(read_objective, self.objective_options)),
+            tokenizer_name=self.tokenizer_name,
+            tokenizer_passages=self.tokenizer_passages,
+            budget=self.budget,
+            records_dir=self.records_dir,
+            table_name=self.table_name,
+        )
+
+    def check_budget(self, files: Sequence[str]) -> None:
+        """Whether somebody chose how long stage 1 is: a table is made at a scale, not at train_tlm.py's default.
+
+        Args:
+            files: as of `plan`.
+
+        Raises:
+            ReproductionError: neither the files nor the command line or an arm trained from scratch say it.
+        """
+        if self.budget or BUDGETS & set(read_configs(files, "train_tlm")):
+            return
+        for arm in map(Arm.read, self.arms):
+            if arm.subset is not None and not BUDGETS & set(arm.settings.get("train_tlm", {})):
+                raise ReproductionError(
+                    f"Nothing says how long stage 1 of the arm {arm.name} is: no --config file has one of "
+                    f"{', '.join(sorted(BUDGETS))} in its section train_tlm. Put a scale before the table, for instance "
+                    "recipes/configs/tlm/coffee.yaml, or give --max_flops."
+                )
+
+
+def _changed(options: Any) -> dict[str, Any]:
+    """The fields that are not at their defaults."""
+    return {
+        entry.name: getattr(options, entry.name)
+        for entry in fields(options)
+        if entry.default is MISSING or getattr(options, entry.name) != entry.default
+    }

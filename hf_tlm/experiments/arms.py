@@ -1,0 +1,219 @@
+"""An arm of an experiment as data: what a model is trained on, how, and which published figures go with it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hf_tlm.errors import HfTlmError
+from hf_tlm.experiments.published import BESIDE, PUBLISHED
+
+# What an arm can set: the options of these recipes, by their names, as in a YAML file.
+SECTIONS = ("retrieve", "select_influence", "train_tlm", "finetune")
+PRETRAINED = "pretrained"
+# Arms without a network, by their names.
+BASELINES = ("majority class", "linear")
+METHODS = {"iss": "iss", "dsir": "dsir", "bm25": "bm25-rank", "random": "random"}
+OBJECTIVE_NAMES = {"mlm": "MLM", "electra": "ELECTRA", "ale": "ALE", "cocolm": "COCO-LM"}
+_SELECTION = re.compile(r"(?:bm25 \+ )?(iss|dsir|bm25|random) (\d+(?:\.\d+)?)%", re.IGNORECASE)
+_ARM_KEYS = ("name", "subset", "objective", PRETRAINED, "published", *SECTIONS)
+_TASK_KEYS = ("task", "seeds", *SECTIONS)
+
+Settings = Mapping[str, Mapping[str, Any]]
+
+
+class ReproductionError(HfTlmError):
+    """A table that cannot be planned, or runs that are not its own."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Corpus data of an arm: passages retrieved by BM25 or at random, or what a method keeps of those of BM25.
+
+    retriever: bm25, random; None for task data only.
+    method, fraction: of `hf_tlm.influence.select`; None for the whole subset.
+    """
+
+    retriever: str | None
+    method: str | None = None
+    fraction: float | None = None
+
+    @classmethod
+    def read(cls, text: str) -> Selection:
+        """From the way tables name them: none, random, BM25, BM25 + ISS 20%, DSIR 20%, BM25 20%, random 20%.
+
+        `random` are as many passages of the corpus as BM25 finds, `random 20%` and `BM25 20%` (the best ranked) are of those
+        that BM25 finds.
+
+        Raises:
+            ReproductionError: it is none of these.
+        """
+        simple = {"none": None, "task only": None, "random": "random", "bm25": "bm25"}
+        if text.lower() in simple:
+            return cls(simple[text.lower()])
+        if found := _SELECTION.fullmatch(text):
+            fraction = float(found[2]) / 100
+            if 0 < fraction <= 1:
+                return cls("bm25", METHODS[found[1].lower()], fraction)
+        raise ReproductionError(
+            f"A subset is none, random, BM25, or a share of BM25's such as 'BM25 + ISS 20%', 'DSIR 20%', 'BM25 20%', "
+            f"'random 20%'; received {text!r}."
+        )
+
+
+@dataclass(frozen=True)
+class Arm:
+    """What the runs of one line of a table have in common.
+
+    subset: None where a pretrained encoder is fine-tuned, or without a network.
+    pretrained: its folder or Hub id; "" for the one that the whole table is given.
+    objective: of the language-modelling loss; None for those of the table.
+    baseline: one of `BASELINES`.
+    settings: recipe -> options, on top of the configuration files.
+    published: keys of `PUBLISHED`, rows of the papers' tables to be shown beside this arm.
+    """
+
+    name: str
+    subset: Selection | None = None
+    pretrained: str | None = None
+    objective: str | None = None
+    baseline: str | None = None
+    settings: Settings = field(default_factory=dict)
+    published: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, text: str) -> Arm:
+        """An arm by the name of its subset, or as a JSON object.
+
+        `task only`, `pretrained`, `majority class`, `linear`, and what `Selection.read` takes, with the papers' figures of
+        `BESIDE`. An object has the keys name, subset (default: the name), objective, pretrained (true, or a checkpoint),
+        published, and options under the names of their recipes:
+        `{"name": "rho1 = 3", "subset": "BM25", "train_tlm": {"rho1": 3}}`.
+
+        Raises:
+            ReproductionError: an unknown key, subset or published row.
+        """
+        if text.lower() in BASELINES:
+            return cls(text.lower(), baseline=text.lower())
+        values = _read_object(text, "An arm", _ARM_KEYS)
+        if values is None:
+            values = {"name": text, PRETRAINED: text == PRETRAINED, "published": BESIDE.get(text.lower())}
+        name = str(values.get("name") or values.get("subset") or "")
+        if not slug(name):
+            raise ReproductionError(f"An arm needs a name; received {text}.")
+        published = tuple(values.get("published") or ())
+        if unknown := [row for row in published if row not in PUBLISHED]:
+            raise ReproductionError(f"Arm {name}: no published row {unknown[0]!r}. hf_tlm.experiments.PUBLISHED has them.")
+        pretrained = values.get(PRETRAINED) or None
+        subset = None
+        if pretrained is None:
+            subset = Selection.read(str(values.get("subset") or name))
+        elif "subset" in values or "objective" in values:
+            raise ReproductionError(f"Arm {name} fine-tunes a pretrained encoder: it has no subset and no objective.")
+        return cls(
+            name,
+            subset,
+            "" if pretrained is True else pretrained,
+            values.get("objective"),
+            settings=_settings(values, f"Arm {name}"),
+            published=published,
+        )
+
+    def with_objectives(self, objectives: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Arm]:
+        """This arm with each objective of the table, which is in its name if there are several.
+
+        An arm that has an objective of its own, or is not trained from scratch, stays alone. Published figures stay with
+        the masked LM, whose they are.
+
+        Args:
+            objectives: from `read_objective`.
+        """
+        if self.subset is None or self.objective is not None or not objectives:
+            return [self]
+        return [
+            replace(
+                self,
+                name=self.name if len(objectives) == 1 else f"{self.name}, {OBJECTIVE_NAMES.get(objective, objective)}",
+                objective=objective,
+                published=self.published if objective == "mlm" else (),
+                settings={**self.settings, "train_tlm": {**options, **self.settings.get("train_tlm", {})}},
+            )
+            for objective, options in objectives
+        ]
+
+
+@dataclass(frozen=True)
+class TaskEntry:
+    """A task of a table. seeds: None for those of the table. settings: recipe -> options, which those of an arm override."""
+
+    task: str
+    seeds: tuple[int, ...] | None = None
+    settings: Settings = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, text: str) -> TaskEntry:
+        """A task as recipes take it, or a JSON object: `{"task": "imdb", "seeds": [0], "train_tlm": {"rho1": 19}}`.
+
+        Raises:
+            ReproductionError: an unknown key, no task, or seeds that are none.
+        """
+        values = _read_object(text, "A task", _TASK_KEYS)
+        if values is None:
+            return cls(text)
+        if not isinstance(values.get("task"), str) or not values["task"]:
+            raise ReproductionError(f"A task of a table needs its name or folder under 'task'; received {text}.")
+        seeds = values.get("seeds")
+        if seeds is not None and not (
+            isinstance(seeds, list) and seeds and all(type(seed) is int and 0 <= seed < 2**32 for seed in seeds)
+        ):
+            raise ReproductionError(
+                f"Task {values['task']}: seeds is a list of whole numbers from 0; received {seeds!r:.60}."
+            )
+        settings = _settings(values, f"Task {values['task']}")
+        return cls(values["task"], None if seeds is None else tuple(seeds), settings)
+
+
+def read_objective(text: str) -> tuple[str, dict[str, Any]]:
+    """An objective by name, or as a JSON object of train_tlm's options: `{"objective": "cocolm", "model_config": ...}`.
+
+    Returns:
+        (its name, the other options).
+
+    Raises:
+        ReproductionError: it is neither.
+    """
+    values = _read_object(text, "An objective", None)
+    options = {"objective": text} if values is None else dict(values)
+    name = options.pop("objective", None)
+    if name not in OBJECTIVE_NAMES:
+        raise ReproductionError(f"An objective is one of {', '.join(OBJECTIVE_NAMES)}; received {text}.")
+    return name, options
+
+
+def slug(text: str) -> str:
+    """A name for a folder: `BM25 + ISS 20%` -> `bm25-iss-20`."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def _read_object(text: str, what: str, keys: Sequence[str] | None) -> dict[str, Any] | None:
+    """The object that a text is the JSON of; None for a text that does not begin like one."""
+    if not text.lstrip().startswith("{"):
+        return None
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ReproductionError(f"{what} is a name or a JSON object; received {text!r}: {error}.") from error
+    if unknown := [key for key in values if keys is not None and key not in keys]:
+        raise ReproductionError(f"{what} has no {unknown[0]!r}: it has {', '.join(keys)}. Received {text}.")
+    return values
+
+
+def _settings(values: Mapping[str, Any], what: str) -> dict[str, dict[str, Any]]:
+    settings = {name: values[name] for name in SECTIONS if name in values}
+    for name, options in settings.items():
+        if not isinstance(options, dict):
+            raise ReproductionError(f"{what}: {name} is a mapping of options of recipes/{name}.py; received {options!r}.")
+    return settings

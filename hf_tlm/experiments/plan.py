@@ -1,0 +1,310 @@
+"""The runs that a table needs: tokenizers and subsets first, each once, then one training per seed, task and arm."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from hf_tlm.config import read_configs
+from hf_tlm.experiments.arms import Arm, ReproductionError, Selection, TaskEntry, slug
+from hf_tlm.experiments.own_options import OF_TOKENIZER, check_options
+from hf_tlm.tasks import TaskArguments
+
+TOKENIZER = "tokenizer"
+# The options that say what a task is, beside where it is.
+OF_TASK = tuple(entry.name for entry in fields(TaskArguments) if entry.name != "task")
+TRAININGS = ("train_tlm", "finetune", "baseline")
+# Options that may differ between two starts: they change what is printed or stored, or how fast, not what is computed.
+_FREE = (
+    "report_to disable_tqdm log_level logging_steps save_strategy save_steps save_total_limit dataloader_num_workers "
+    "per_device_eval_batch_size index_dir num_threads query_batch_size work_dir score_batch_size"
+).split()
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing to make, in a folder of its own.
+
+    kind: the recipe that makes it from its command line, or `tokenizer`.
+    name: task/subsets/bm25, task/arm/seed-0, ...: the folder below the table's.
+    task: as recipes take it.
+    options: of the recipe, on top of the configuration files.
+    inputs: option -> name of the step whose folder is its value.
+    arm, seed: of a training.
+    """
+
+    kind: str
+    name: str
+    task: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    arm: Arm | None = None
+    seed: int | None = None
+
+    @property
+    def task_name(self) -> str:
+        return self.name.partition("/")[0]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be made, where.
+
+    phases: steps of one phase need those of earlier ones only.
+    output_dir: folder of the steps' folders.
+    files: configuration files, whose sections are the options of the recipes.
+    left_out: what is not run, and why.
+    records_dir: folder of the steps' JSON records and of the table; None for `output_dir`.
+    table_name: of the table's files there; several tables may share both folders.
+    """
+
+    phases: tuple[tuple[Step, ...], ...]
+    output_dir: Path
+    files: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    records_dir: Path | None = None
+    table_name: str = "results"
+
+    @property
+    def preparations(self) -> tuple[Step, ...]:
+        return tuple(step for phase in self.phases for step in phase if step.kind not in TRAININGS)
+
+    @property
+    def trainings(self) -> tuple[Step, ...]:
+        return tuple(step for phase in self.phases for step in phase if step.kind in TRAININGS)
+
+    @property
+    def records(self) -> Path:
+        return self.records_dir or self.output_dir
+
+    def folder(self, step: Step) -> Path:
+        return self.output_dir / step.name
+
+    def record_file(self, step: Step) -> Path:
+        """Where the step's JSON record is; it is written last."""
+        kind = "runs" if step.kind in TRAININGS else "preparations"
+        return self.records / kind / f"{step.name.replace('/', '.')}.json"
+
+    def values(self, step: Step) -> dict[str, Any]:
+        """All options of the step's recipe that the configuration files leave to the plan."""
+        inputs = {option: str(self.output_dir / name) for option, name in step.inputs.items()}
+        return {"task": step.task, **inputs, **step.options}
+
+    def command(self, step: Step) -> str | None:
+        """What a user would type for this step alone; None for a tokenizer, which has no recipe."""
+        if step.kind == TOKENIZER:
+            return None
+        parts = ["python", f"recipes/{step.kind}.py", *(["--config", *self.files] if self.files else [])]
+        for name, value in {**self.values(step), "output_dir": str(self.folder(step))}.items():
+            parts += [f"--{name}", *map(_written, value if isinstance(value, list) else [value])]
+        return shlex.join(parts)
+
+    def settings(self, step: Step) -> dict[str, Any]:
+        """By what a finished step is known again: options of the files and of the plan, as JSON values."""
+        merged = {**read_configs(self.files, step.kind), **step.options, **step.inputs}
+        return json.loads(json.dumps({name: v for name, v in merged.items() if name not in _FREE}, default=str))
+
+    def fingerprint(self, step: Step) -> str:
+        """Of what a step is made of: its recipe, its task's name, settings, model configuration, and the same of its inputs.
+
+        Runs of two tables with one fingerprint are the same run, whatever their arms are called. Files that settings name
+        are known by their paths alone; the data of tasks are compared by `check`.
+        """
+        steps, settings = {other.name: other for other in self.preparations}, self.settings(step)
+        settings |= {option: self.fingerprint(steps[name]) for option, name in step.inputs.items()}
+        made_of = {"kind": step.kind, "task": step.task_name, "settings": settings}
+        return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def make_plan(
+    tasks: Sequence[TaskEntry],
+    arms: Sequence[Arm],
+    seeds: Sequence[int],
+    output_dir: str | Path,
+    *,
+    files: Sequence[str] = (),
+    tasks_dir: str | None = None,
+    corpus: Mapping[str, Any] | None = None,
+    pretrained: str | None = None,
+    objective_options: Mapping[str, Mapping[str, Any]] | None = None,
+    tokenizer_name: str | None = None,
+    tokenizer_passages: int = 20_000,
+    budget: Mapping[str, Any] | None = None,
+    records_dir: str | Path | None = None,
+    table_name: str = "results",
+) -> Plan:
+    """The plan of a table; of data only the names in the folder `tasks_dir` are read.
+
+    Steps that several arms need are there once. Trainings are in the order of seeds, so that every arm has its first before
+    any has its second.
+
+    Args:
+        tasks_dir: a task whose name is a folder there is taken from there.
+        corpus: options of `CorpusArguments`.
+        objective_options: objective -> options of train_tlm for the arms that name it: a body, a learning rate.
+        pretrained: checkpoint of the arms that fine-tune one and do not name it; None leaves those out.
+        tokenizer_name: of every model that is trained from scratch; None: one is trained for each task, on its training
+            texts and `tokenizer_passages` random passages of the corpus, and shared by all arms: with a vocabulary of its
+            own an arm would have other texts and another model.
+        budget: options of train_tlm for all arms.
+        records_dir, table_name: see `Plan`.
+
+    Raises:
+        ReproductionError: no task, arm or seed, or the same one twice; or no arm is left; or no name for the table's files;
+            or see `check_options`.
+    """
+    if not table_name or slug(table_name).replace("-", "_") != table_name:
+        raise ReproductionError(f"A table's name has lower-case letters, digits and `_`; received {table_name!r}.")
+    if not (tasks and arms and seeds):
+        raise ReproductionError(f"A table needs tasks, arms and seeds; received {len(tasks)}, {len(arms)} and {len(seeds)}.")
+    missing = [arm.name for arm in arms if arm.pretrained == "" and pretrained is None]
+    arms = [arm for arm in arms if arm.name not in missing]
+    if not arms:
+        raise ReproductionError(f"{', '.join(missing)}: no pretrained encoder was given. Give --pretrained, or other arms.")
+    left_out = tuple(f"{name}: no pretrained encoder was given (--pretrained)" for name in missing)
+    _check_distinct("arm", [slug(arm.name) for arm in arms])
+    _check_distinct("task", [_name(entry.task) for entry in tasks])
+    check_options(tasks, arms, files, objective_options or {})
+    shared = _Shared(dict(corpus or {}), tokenizer_name, tokenizer_passages, read_configs(files, "train_tlm"))
+    trainings = []
+    for entry in tasks:
+        name = _name(entry.task)
+        local = None if tasks_dir is None else Path(tasks_dir) / entry.task
+        path = str(local) if local is not None and local.is_dir() else entry.task
+        _check_distinct("seed", entry.seeds or seeds)
+        for position, seed in enumerate(entry.seeds or seeds):
+            for arm in arms:
+                if arm.baseline is not None and position > 0:
+                    continue  # Nothing of it is random.
+                options = {**(budget or {}), **(objective_options or {}).get(arm.objective, {})}
+                step = shared.training(name, path, entry, arm, seed, pretrained, options)
+                trainings.append((position, step))
+    trainings.sort(key=lambda item: item[0])
+    phases = [*shared.phases, [step for _, step in trainings]]
+    records = None if records_dir is None else Path(records_dir)
+    return Plan(
+        tuple(tuple(phase) for phase in phases if phase), Path(output_dir), tuple(files), left_out, records, table_name
+    )
+
+
+class _Shared:
+    """The steps that arms have in common, made as they are asked for."""
+
+    def __init__(
+        self, corpus: dict[str, Any], tokenizer_name: str | None, tokenizer_passages: int, train_tlm: Mapping[str, Any]
+    ):
+        self.corpus, self.tokenizer_name, self.tokenizer_passages = corpus, tokenizer_name, tokenizer_passages
+        self.train_tlm = train_tlm
+        self._steps: dict[str, Step] = {}
+
+    @property
+    def phases(self) -> list[list[Step]]:
+        """Tokenizers; what is retrieved; what is drawn or chosen in comparison with that."""
+        phases: list[list[Step]] = [[], [], []]
+        for step in self._steps.values():
+            phases[0 if step.kind == TOKENIZER else 2 if {"like", "subset"} & set(step.inputs) else 1].append(step)
+        return phases
+
+    def training(
+        self,
+        name: str,
+        path: str,
+        entry: TaskEntry,
+        arm: Arm,
+        seed: int,
+        pretrained: str | None,
+        common: dict[str, Any],
+    ) -> Step:
+        """common: options of train_tlm that tasks and arms may override."""
+        folder = f"{name}/{slug(arm.name)}/seed-{seed}"
+        if arm.baseline is not None:
+            # Of a task's options those of its data, which a section of train_tlm says too.
+            given = {**self.train_tlm, **entry.settings.get("train_tlm", {})}
+            options = {name: given[name] for name in OF_TASK if name in given}
+            return Step("baseline", folder, path, {**options, "baseline": arm.baseline}, {}, arm, seed)
+        if arm.subset is None:
+            options = {**entry.settings.get("finetune", {}), **arm.settings.get("finetune", {})}
+            options |= {"model_name_or_path": arm.pretrained or pretrained, "seed": seed}
+            return Step("finetune", folder, path, options, {}, arm, seed)
+        tokenizer = self._tokenizer(name, path, entry)
+        options = {**tokenizer[0], **common, **entry.settings.get("train_tlm", {})}
+        if arm.subset.retriever is None:
+            options["rho1"] = 0
+        if arm.objective is not None:
+            options["objective"] = arm.objective
+        options |= {**arm.settings.get("train_tlm", {}), "seed": seed}
+        subset = self._subset(name, path, entry, arm)
+        inputs = {**tokenizer[1], **({} if subset is None else {"subset": subset})}
+        return Step("train_tlm", folder, path, options, inputs, arm, seed)
+
+    def _tokenizer(self, name: str, path: str, entry: TaskEntry) -> tuple[dict[str, str], dict[str, str]]:
+        """As an option, or as an input."""
+        if self.tokenizer_name is not None:
+            return {"tokenizer_name": self.tokenizer_name}, {}
+        passages = self.tokenizer_passages if self.corpus.get("corpus") else 0
+        merged = {**self.train_tlm, **entry.settings.get("train_tlm", {})}
+        of_data = [option for option in OF_TASK if option != "metric"]
+        options = {name: merged[name] for name in (*OF_TOKENIZER, "max_length", *of_data) if name in merged}
+        step = Step(TOKENIZER, f"{name}/tokenizer", path, {"passages": passages, **options, **self.corpus})
+        return {}, {"tokenizer_name": self._add(step)}
+
+    def _subset(self, name: str, path: str, entry: TaskEntry, arm: Arm) -> str | None:
+        """The step of an arm's subset; None for task data only."""
+        chosen: Selection = arm.subset
+        if chosen.retriever is None:
+            return None
+        if not self.corpus.get("corpus"):
+            raise ReproductionError(f"Arm {arm.name} needs a corpus: give --corpus.")
+        own = dict(arm.settings.get("retrieve", {}))
+        draw = {"seed": own.pop("seed")} if "seed" in own else {}
+        options = {**self.corpus, **entry.settings.get("retrieve", {}), **own}
+        bm25 = self._add(Step("retrieve", f"{name}/subsets/bm25{_suffix(own)}", path, options))
+        if chosen.retriever == "random":
+            folder = f"{name}/subsets/random{_suffix(own | draw)}"
+            return self._add(Step("retrieve", folder, path, {**options, **draw, "retriever": "random"}, {"like": bm25}))
+        if chosen.method is None:
+            return bm25
+        settings = dict(arm.settings.get("select_influence", {}))
+        folder = f"{name}/subsets/{chosen.method}-{100 * chosen.fraction:g}{_suffix({**own, **settings})}"
+        options = {"method": chosen.method, "fraction": chosen.fraction}
+        inputs = {"subset": bm25}
+        if chosen.method == "iss":
+            option, tokenizer = self._tokenizer(name, path, entry)
+            options, inputs = {**options, **option}, {**inputs, **tokenizer}
+        options |= {**entry.settings.get("select_influence", {}), **settings}
+        return self._add(Step("select_influence", folder, path, options, inputs))
+
+    def _add(self, step: Step) -> str:
+        if self._steps.setdefault(step.name, step) != step:
+            raise ReproductionError(
+                f"Two arms would make different subsets in {step.name}. Give their options shorter values."
+            )
+        return step.name
+
+
+def _name(task: str) -> str:
+    """Of a registered task, a folder, or a Hub id with a revision."""
+    return slug(Path(task.partition("@")[0]).name).replace("-", "_")
+
+
+def _suffix(options: Mapping[str, Any]) -> str:
+    """What distinguishes a subset in the name of its folder: `-top_k=50`."""
+    return "".join(f"-{name}=" + re.sub(r"[^A-Za-z0-9.-]+", "_", str(value)) for name, value in options.items())
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return json.dumps(value) if isinstance(value, Mapping) else str(value)
+
+
+def _check_distinct(what: str, names: Sequence[Any]) -> None:
+    twice = [name for name in names if list(names).count(name) > 1]
+    if twice:
+        raise ReproductionError(f"The {what} {twice[0]} is there twice. Every {what} of a table needs a name of its own.")

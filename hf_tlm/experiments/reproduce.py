@@ -1,0 +1,253 @@
+"""Work through a plan, with any number of processes, and keep its table up to date."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import os
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import hf_tlm
+from hf_tlm.errors import HfTlmError
+from hf_tlm.experiments.arms import ReproductionError
+from hf_tlm.experiments.plan import TOKENIZER, TRAININGS, Plan, Step
+from hf_tlm.experiments.steps import discard_checkpoints, make_step, parse_step, read_record, tokenise
+from hf_tlm.experiments.table import Table
+from hf_tlm.runs.grid import PointsError, work_through
+from hf_tlm.runs.records import command_line, environment
+from hf_tlm.utils.files import atomic_write
+
+logger = logging.getLogger(__name__)
+
+FINISHED, FAILED = "finished", "failed"
+# What only the first process of a job does; the others go on to the next step, where they wait for it.
+_ALONE = (TOKENIZER, "retrieve")
+
+
+def reproduce(plan: Plan, *, prepare_only: bool = False, keep_checkpoints: bool = False) -> Table:
+    """Make everything that is not finished, and the table of all of it.
+
+    Every step leaves a JSON record in `runs/` or `preparations/` of the plan's records, and the table, `<table_name>.md` and
+    `.json`, is written anew after each. A run that has a record is not repeated, wherever its folder is now, and that of an
+    equal run, of another table for instance, is taken over; what was interrupted continues, and other processes that are
+    given the same plan take their share (see `work_through`). Of tokenizers and subsets those are made that a run still
+    needs. A step that fails is named in the table, as are those that needed it, and the others go on; the next start tries
+    it again.
+
+    Args:
+        prepare_only: stop after tokenizers and subsets, and when the data of every model from scratch are tokenised in the
+            cache of `datasets`: a machine whose time is dear, and that sees the same folders and cache, only trains.
+        keep_checkpoints: of finished runs, and models between stages; by default only their models and results are kept.
+
+    Raises:
+        HfTlmError: before anything is begun, an option that a recipe lacks or refuses, a task that there is not or that TLM
+            has no use for, or records of steps that were made with other settings, of other inputs or on other data; with
+            `prepare_only`, at the end, steps that failed.
+    """
+    check(plan)
+    write_table(plan)  # A folder of records that cannot be written is refused before there is work to lose.
+    failed = None
+    needed = _needed(plan)
+
+    def done(step: Step) -> bool:
+        return step.name not in needed or _finished(plan, step) or _taken_over(plan, step)
+
+    for phase in plan.phases:
+        try:
+            if prepare_only and phase[0].kind in TRAININGS:
+                _tokenise(plan, [step for step in phase if step.kind == "train_tlm" and not done(step)])
+            else:
+                work_through(phase, plan.folder, done, lambda step: _run(plan, step, keep_checkpoints))
+        except PointsError as error:
+            failed = failed or error
+            logger.warning("%s", error)
+    if prepare_only and failed:
+        raise failed
+    return write_table(plan)
+
+
+def _tokenise(plan: Plan, trainings: Sequence[Step]) -> None:
+    """What these trainings would tokenise first; the seeds of an arm read the same."""
+    first_seeds: dict[tuple[str, str], Step] = {}
+    for step in trainings:
+        first_seeds.setdefault((step.task_name, step.arm.name), step)
+    tokenised: set[str] = set()
+
+    def tokenise_step(step: Step) -> None:
+        logger.warning("Tokenising for %s.", step.name.rpartition("/")[0])
+        _check_inputs(plan, step)
+        tokenise(plan, step)
+        tokenised.add(step.name)
+
+    work_through(list(first_seeds.values()), plan.folder, lambda step: step.name in tokenised, tokenise_step)
+
+
+def check(plan: Plan) -> None:
+    """Everything that can be refused before the first step.
+
+    Raises:
+        HfTlmError: see `reproduce`.
+    """
+    seen: set[tuple[str, str]] = set()
+    for step in (*plan.preparations, *plan.trainings):
+        what = (step.kind, step.name.rpartition("/")[0] if step.kind in TRAININGS else step.name)
+        if what not in seen:
+            seen.add(what)
+            parse_step(plan, step)
+        record = read_record(plan.record_file(step))
+        if record is not None and record["status"] == FINISHED:
+            _check_settings(plan, step, record)
+    left = {(step.kind, step.task): step for step in plan.trainings if not _finished(plan, step)}
+    for (kind, _), step in left.items():
+        task_args, *_ = parse_step(plan, step)
+        task = task_args.load()
+        if kind == "train_tlm":
+            task.check_kind("TLM", "classification")
+        for file in sorted((plan.records / "runs").glob(f"{step.task_name}.*.json")):
+            of_run = (read_record(file) or {}).get("task_fingerprint", task.fingerprint)
+            if of_run != task.fingerprint:
+                raise ReproductionError(
+                    f"{file} is a run on other data: its task {step.task_name} has fingerprint {of_run}, this one "
+                    f"{task.fingerprint}. Choose another folder of records, or delete that file."
+                )
+
+
+def _check_settings(plan: Plan, step: Step, record: Mapping[str, Any]) -> None:
+    """Whether a finished step is what the plan asks for. Inputs of an equal run that was taken over may have other names."""
+    if record.get("fingerprint") == plan.fingerprint(step):
+        return
+    there, here = record["settings"], plan.settings(step)
+    changed = [name for name in sorted({*there, *here}) if there.get(name) != here.get(name)]
+    if changed:
+        name = changed[0]
+        reason = f"with other settings ({name}: {there.get(name)!r:.60} there, {here.get(name)!r:.60} asked for)"
+    elif "fingerprint" in record:
+        reason = f"from what had other settings ({', '.join(step.inputs.values())})"
+    else:
+        return
+    option = "--output_dir" if plan.records_dir is None else "--records_dir"
+    raise ReproductionError(
+        f"{plan.folder(step)} was made {reason}. Choose another {option}, or delete {plan.record_file(step)} and that "
+        "folder to make it again."
+    )
+
+
+def write_table(plan: Plan) -> Table:
+    """The page and the JSON file of what is finished now."""
+    records = {step.name: read_record(plan.record_file(step)) for step in (*plan.preparations, *plan.trainings)}
+    table = Table(plan, records)
+    if int(os.environ.get("RANK", "0")) == 0:
+        atomic_write(plan.records / f"{plan.table_name}.json", json.dumps(table.to_dict(), indent=2) + "\n")
+        atomic_write(plan.records / f"{plan.table_name}.md", table.to_text() + "\n")
+    return table
+
+
+def _finished(plan: Plan, step: Step) -> bool:
+    """A run once it has a record; what other steps read, while it is there too."""
+    record = read_record(plan.record_file(step))
+    return record is not None and record["status"] == FINISHED and (step.kind in TRAININGS or plan.folder(step).is_dir())
+
+
+def _find_equal(plan: Plan, step: Step) -> dict[str, Any] | None:
+    """The record of a finished run that is made of the same as this one, whatever its arm is called."""
+    if step.kind not in TRAININGS:
+        return None
+    fingerprint = plan.fingerprint(step)
+    files = sorted((plan.records / "runs").glob(f"{step.task_name}.*.seed-{step.seed}.json"))
+    records = filter(None, map(read_record, files))
+    return next((one for one in records if one["status"] == FINISHED and one.get("fingerprint") == fingerprint), None)
+
+
+def _taken_over(plan: Plan, step: Step) -> bool:
+    """Whether an equal run is finished; its record is then this run's too, which says whose it is."""
+    record = _find_equal(plan, step)
+    if record is not None and record["name"] != step.name:  # Its own, if another process finished it in this moment.
+        own = {"name": step.name, "arm": step.arm.name, "same_run_as": record.get("same_run_as", record["name"])}
+        atomic_write(plan.record_file(step), json.dumps({**record, **own}, indent=2) + "\n")
+    return record is not None
+
+
+def _needed(plan: Plan) -> set[str]:
+    """Names of all trainings, and of what those that are not finished are made from."""
+    preparations = {step.name: step for step in plan.preparations}
+    needed = {step.name for step in plan.trainings}
+    left = [step for step in plan.trainings if not _finished(plan, step) and _find_equal(plan, step) is None]
+    while left:
+        inputs = set(left.pop().inputs.values()) - needed
+        needed |= inputs
+        left += [preparations[name] for name in inputs]
+    return needed
+
+
+def _run(plan: Plan, step: Step, keep_checkpoints: bool) -> None:
+    """Make a step, and its record, whether it succeeds or fails."""
+    first = int(os.environ.get("RANK", "0")) == 0
+    if step.kind in _ALONE and not first:
+        return
+    logger.warning("Making %s.", step.name)
+    begun = time.time()
+    record: dict[str, Any] = {
+        "status": FINISHED,
+        "name": step.name,
+        "kind": step.kind,
+        "task": step.task_name,
+        "arm": step.arm and step.arm.name,
+        "objective": None if step.arm is None or step.arm.subset is None else plan.settings(step).get("objective", "mlm"),
+        "seed": step.seed,
+        "command": plan.command(step),
+        "started_by": command_line(),
+        "commit": commit(),
+        "settings": plan.settings(step),
+        "fingerprint": plan.fingerprint(step),
+    }
+    error = None
+    try:
+        _check_inputs(plan, step)
+        record |= make_step(plan, step)
+    except Exception as reason:  # Whatever ends one run, memory that does not suffice for instance, leaves the others.
+        error = reason
+        if not isinstance(reason, HfTlmError):
+            logger.exception("%s failed.", step.name)
+        record |= {"status": FAILED, "error": f"{type(reason).__name__}: {reason}"}
+    record.setdefault("environment", environment())
+    record.setdefault("wall_seconds", round(time.time() - begun, 1))
+    if first:
+        if error is None and not keep_checkpoints:
+            discard_checkpoints(plan.folder(step))
+        atomic_write(plan.record_file(step), json.dumps(record, indent=2, default=str) + "\n")
+        write_table(plan)
+    if torch.cuda.is_available():
+        # The next run's model finds its memory free.
+        gc.collect()
+        torch.cuda.empty_cache()
+    if error is not None:
+        raise error if isinstance(error, HfTlmError) else ReproductionError(record["error"]) from error
+
+
+def _check_inputs(plan: Plan, step: Step) -> None:
+    made = {other.name: other for other in plan.preparations}
+    for name in step.inputs.values():
+        if not _finished(plan, made[name]):
+            reason = (read_record(plan.record_file(made[name])) or {}).get("error", "it was not made")
+            raise ReproductionError(f"It needs {name}, which failed: {reason}")
+
+
+def commit() -> str | None:
+    """The commit of the checkout that the package is imported from, with `+` for changes; None outside of one."""
+    folder = Path(hf_tlm.__file__).parent
+    try:
+        found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, timeout=10)
+        if found.returncode:
+            return None
+        changed = ["git", "status", "--porcelain", "--untracked-files=no", "--", str(folder)]
+        changes = subprocess.run(changed, cwd=folder, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout.strip() + ("+" if changes.stdout.strip() else "")

@@ -1,0 +1,270 @@
+"""How each step of a plan is made: what its recipe does, in this process."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hf_tlm.config import parse
+from hf_tlm.corpora import CorpusArguments
+from hf_tlm.data import train_wordpiece
+from hf_tlm.experiments.plan import TOKENIZER, TRAININGS, Plan, Step
+from hf_tlm.influence import SelectionArguments
+from hf_tlm.models.initialization_arguments import InitializationArguments
+from hf_tlm.retrieval import RetrievalArguments, Subset, retrieval_report
+from hf_tlm.runs.baseline_arguments import BaselineArguments
+from hf_tlm.runs.records import environment
+from hf_tlm.runs.score_model import score_models
+from hf_tlm.runs.tlm import run_tlm
+from hf_tlm.tasks import TaskArguments
+from hf_tlm.training import Cost, ModelArguments, ScoreModelOptions, TlmOptions, prepare
+from hf_tlm.utils.files import atomic_directory
+from hf_tlm.utils.json_files import find_object
+from hf_tlm.utils.locks import awaited
+
+logger = logging.getLogger(__name__)
+
+SAMPLE_SEED = 0
+COSTS = ("steps", "tokens", "real_tokens", "flops", "seconds")
+
+
+@dataclass
+class TokenizerArguments:
+    """A WordPiece vocabulary that all arms of a task share."""
+
+    passages: int = field(metadata={"help": "Random passages of the corpus, beside the task's training texts."})
+    vocab_size: int = ModelArguments.vocab_size
+    lowercase: bool = ModelArguments.lowercase
+    max_length: int = TlmOptions.max_length
+
+
+def parse_step(plan: Plan, step: Step) -> tuple:
+    """The step's arguments, as its recipe would have them.
+
+    Raises:
+        HfTlmError: an option that its recipe lacks, or values that it refuses.
+    """
+    classes, values = CLASSES[step.kind](), plan.values(step)
+    if step.kind == "train_tlm":
+        values.pop("subset", None)
+    if step.kind not in ("retrieve", "baseline", TOKENIZER):
+        values["output_dir"] = str(plan.folder(step))
+    # The sections of the files are those of the recipe; a tokenizer has none.
+    files = ["--config", *plan.files] if plan.files and step.kind != TOKENIZER else []
+    return parse(*classes, recipe=step.kind, description="", args=files, values=values)
+
+
+def make_step(plan: Plan, step: Step) -> dict[str, Any]:
+    """Make a step's folder.
+
+    Returns:
+        What its record says beside what the plan knows: counts of a subset; scores, cost and circumstances of a training.
+
+    Raises:
+        HfTlmError: see what its recipe calls.
+    """
+    return MAKE[step.kind](plan, step, *parse_step(plan, step))
+
+
+def _finetune_classes() -> tuple[type, ...]:
+    from hf_tlm.runs.finetuning import CheckpointArguments, FinetuneOptions
+
+    return TaskArguments, CheckpointArguments, FinetuneOptions
+
+
+CLASSES: Mapping[str, Callable[[], tuple[type, ...]]] = {
+    TOKENIZER: lambda: (TaskArguments, CorpusArguments, TokenizerArguments),
+    "retrieve": lambda: (TaskArguments, CorpusArguments, RetrievalArguments),
+    "select_influence": lambda: (TaskArguments, SelectionArguments, ModelArguments, ScoreModelOptions),
+    "train_tlm": lambda: (TaskArguments, ModelArguments, TlmOptions),
+    "finetune": _finetune_classes,
+    "baseline": lambda: (TaskArguments, BaselineArguments),
+}
+
+
+def _make_tokenizer(
+    plan: Plan, step: Step, task_args: TaskArguments, corpus_args: CorpusArguments, args: TokenizerArguments
+) -> dict[str, Any]:
+    """The texts are the task's and a sample of the whole corpus: no arm's subset has words that another arm lacks."""
+    rows = task_args.load().train
+    texts = [text for name in ("text", "text_pair") if name in rows.column_names for text in rows[name][:]]
+    made = {"task_texts": len(texts), "corpus_passages": 0, "corpus": None}
+    corpus = corpus_args.load(optional=True)
+    if corpus is not None and args.passages:
+        passages = corpus.to_dataset()
+        size = min(args.passages, len(passages))
+        chosen = np.sort(np.random.default_rng(SAMPLE_SEED).choice(len(passages), size, replace=False))
+        texts += passages.select(chosen)["text"][:]
+        made |= {"corpus_passages": size, "corpus": {"name": corpus.name, "fingerprint": corpus.fingerprint}}
+    tokenizer = train_wordpiece(texts, args.vocab_size, lowercase=args.lowercase, max_length=args.max_length)
+    with atomic_directory(plan.folder(step)) as work:
+        tokenizer.save_pretrained(work)
+    return made | {"vocabulary": len(tokenizer)}
+
+
+def _make_retrieval(
+    plan: Plan, step: Step, task_args: TaskArguments, corpus_args: CorpusArguments, args: RetrievalArguments
+) -> dict[str, Any]:
+    task = task_args.load()
+    subset = args.retrieve(task, corpus_args.load(optional=args.retriever == "elasticsearch"))
+    subset.save(plan.folder(step), report=retrieval_report(subset, task))
+    return {"subset": describe_subset(subset)}
+
+
+def _make_selection(
+    plan: Plan,
+    step: Step,
+    task_args: TaskArguments,
+    selection: SelectionArguments,
+    model_args: ModelArguments,
+    args: Any,
+) -> dict[str, Any]:
+    task, subset = task_args.load(), Subset.open(selection.subset)
+    scorer = described = None
+    processes = {"process_index": args.process_index, "num_processes": args.world_size}
+    # Selections of one task share a score model and its scores in the cache, which one of them makes and the others find.
+    together = awaited(plan.folder(step).with_name("influence"))
+    together = together if selection.method == "iss" and args.process_index == 0 else nullcontext()
+    with together:
+        begun = time.time()  # What is waited for is another selection's time.
+        if selection.method == "iss":
+            models, tokenizer, described = score_models(
+                task,
+                subset,
+                selection.score_model,
+                args,
+                model_args,
+                max_length=selection.score_max_length,
+                layer=selection.layer,
+            )
+            scorer = selection.scorer(models, tokenizer)
+        smaller = selection.select(task, subset, scorer, score_model=described, **processes)
+    if args.process_index == 0:
+        smaller.save(plan.folder(step), report=retrieval_report(smaller, task))
+    return {"subset": describe_subset(smaller), "wall_seconds": round(time.time() - begun, 1)}
+
+
+def _make_training(
+    plan: Plan, step: Step, task_args: TaskArguments, model_args: ModelArguments, args: Any
+) -> dict[str, Any]:
+    subset = _subset_of(plan, step)
+    run = run_tlm(task_args.load(), subset, args, model_args)
+    return _of_run(run) | {"subset": None if subset is None else describe_subset(subset)}
+
+
+def _subset_of(plan: Plan, step: Step) -> Subset | None:
+    folder = step.inputs.get("subset")
+    return None if folder is None else Subset.open(str(plan.output_dir / folder))
+
+
+def tokenise(plan: Plan, step: Step) -> None:
+    """What the training of a model from scratch tokenises before its first step, into the cache of `datasets`, where the
+    training finds it: its task's rows and its subset.
+
+    Raises:
+        HfTlmError: see `prepare`.
+    """
+    task_args, model_args, args = parse_step(plan, step)
+    subset = _subset_of(plan, step)
+    # First weights are not kept, and would be counted in vain.
+    of_init = {entry.name: entry.default for entry in fields(InitializationArguments)}
+    model_args = replace(model_args, **of_init)
+    prepare(task_args.load(), None if subset is None else subset.dataset, args, model_args)
+
+
+def _make_finetuning(plan: Plan, step: Step, task_args: TaskArguments, checkpoint: Any, args: Any) -> dict[str, Any]:
+    from hf_tlm.runs.finetuning import finetune
+
+    return _of_run(finetune(task_args.load(), checkpoint, args)) | {"checkpoint": asdict(checkpoint)}
+
+
+def _make_baseline(plan: Plan, step: Step, task_args: TaskArguments, args: BaselineArguments) -> dict[str, Any]:
+    from hf_tlm.runs.baselines import make_baselines
+
+    task = task_args.load()
+    (made,) = make_baselines(task, args.baseline)
+    made.save(plan.folder(step), task)
+    details = {"task_fingerprint": task.fingerprint, "metric": task.metric, "environment": environment()}
+    cost = Cost(seconds=made.seconds).to_dict()
+    return {**details, **made.scores, "cost": cost, "parameters": None, "chosen": made.settings}
+
+
+MAKE: Mapping[str, Callable[..., dict[str, Any]]] = {
+    TOKENIZER: _make_tokenizer,
+    "retrieve": _make_retrieval,
+    "select_influence": _make_selection,
+    "train_tlm": _make_training,
+    "finetune": _make_finetuning,
+    "baseline": _make_baseline,
+}
+
+
+def _of_run(run: Any) -> dict[str, Any]:
+    """The one seed's record of a run, and where and on what it ran."""
+    names = ("task_fingerprint", "metric", "environment", "teacher")
+    details = {name: run.details[name] for name in names if name in run.details}
+    return details | {name: value for name, value in run.seeds[0].items() if name != "seed"}
+
+
+def describe_subset(subset: Subset) -> dict[str, Any]:
+    """What a table says of a subset: how it was made, of how much, and its size."""
+    made = subset.manifest
+    names = ("method", "fraction", "layer", "parameters", "score_model", "size", "of")
+    selection = made.get("selection")
+    return {
+        "passages": len(subset),
+        "retriever": made["retriever"],
+        "top_k": made.get("top_k"),
+        "corpus": made["corpus"],
+        "selection": selection and {name: selection[name] for name in names if name in selection},
+    }
+
+
+def discard_checkpoints(folder: Path) -> None:
+    """Remove what only an unfinished run is continued from: checkpoints, and the models at the ends of stages.
+
+    That of stage 1 stays where the run's result is an adapter, whose base it is.
+    """
+    adapter = (folder / "adapter_config.json").is_file()
+    for pattern in ("seed-*/**/checkpoint-*", "seed-*/stage2/model" if adapter else "seed-*/stage*/model"):
+        for intermediate in sorted(folder.glob(pattern)):
+            if intermediate.is_dir():
+                shutil.rmtree(intermediate)
+
+
+def read_record(file: Path) -> dict[str, Any] | None:
+    """The record of a step; None where it has none yet, or, with a warning, a damaged one."""
+    record = find_object(file)
+    if record is None or _is_record(record):
+        return record
+    logger.warning("%s is damaged: it is not what recipes write. It is made again.", file)
+    return None
+
+
+def _is_record(found: Mapping[str, Any]) -> bool:
+    """Whether an object has the fields of a record that tables are made of."""
+    if found.get("status") not in ("finished", "failed") or not isinstance(found.get("settings"), dict):
+        return False
+    ended = found["status"] == "finished"
+    if not all(isinstance(found.get(name), str) for name in ("name", "kind", *([] if ended else ["error"]))):
+        return False
+    if not ended or found["kind"] not in TRAININGS:
+        return True
+    metric, cost = found.get("metric"), found.get("cost")
+    scores = [found[split] for split in ("validation", "test") if split in found]
+    return (
+        type(found.get("seed")) is int
+        and isinstance(metric, str)
+        and isinstance(cost, dict)
+        and all(isinstance(cost.get(name), (int, float)) for name in COSTS)
+        and all(isinstance(score, dict) and isinstance(score.get(metric), (int, float)) for score in scores)
+        and isinstance(found.get("subset") or {}, dict)
+    )

@@ -1,0 +1,246 @@
+"""The table of a plan: mean and deviation over seeds, what it cost, and the papers' figures beside ours."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from statistics import fmean
+from typing import Any
+
+from hf_tlm.experiments.plan import Plan, Step
+from hf_tlm.experiments.published import PAPERS, PUBLISHED, Published
+from hf_tlm.runs.seeds import aggregate, format_table
+
+SCORES = ("validation", "test")
+MEASURES = (*SCORES, "subset hours")  # of published figures
+
+
+@dataclass
+class Row:
+    """One arm on one task.
+
+    subset_seconds: what its subset took, by the clock; of one that is a part of BM25's, without those of BM25's.
+    seeds: how many runs it has when it is done.
+    runs: records of its finished runs. failed: (seed, error).
+    """
+
+    task: str
+    arm: str
+    published: tuple[str, ...]
+    subset_seconds: float | None = None
+    seeds: int = 0
+    runs: list[dict[str, Any]] = field(default_factory=list)
+    failed: list[tuple[int, str]] = field(default_factory=list)
+
+    def score(self, split: str) -> dict[str, Any] | None:
+        """Mean, deviation, n and values of the task's metric; None where no run has one."""
+        scores = [run[split] for run in self.runs if split in run]
+        return aggregate(scores)[self.runs[0]["metric"]] if scores else None
+
+    def cost(self, name: str) -> float | None:
+        """Mean over seeds of an entry of `Cost`."""
+        return fmean(run["cost"][name] for run in self.runs) if self.runs else None
+
+    def beside(self, measure: str) -> list[str]:
+        """The published figures of this arm for its task, each with its table."""
+        shown = [PUBLISHED[name].show(self.task) for name in self.published if PUBLISHED[name].measure == measure]
+        return [text for text in shown if text is not None]
+
+    def to_dict(self) -> dict[str, Any]:
+        first = self.runs[0] if self.runs else {}
+        return {
+            "task": self.task,
+            "arm": self.arm,
+            "metric": first.get("metric"),
+            "seeds": self.seeds,
+            "finished": [run["seed"] for run in self.runs],
+            "failed": dict(self.failed),
+            **{split: self.score(split) for split in SCORES},
+            "published": {name: PUBLISHED[name].show(self.task) for name in self.published},
+            "parameters": first.get("parameters"),
+            "subset_seconds": self.subset_seconds,
+            "passages": (first.get("subset") or {}).get("passages"),
+            "cost": {name: self.cost(name) for name in ("steps", "tokens", "real_tokens", "flops", "seconds")},
+        }
+
+
+class Table:
+    """Rows of all tasks and arms of a plan.
+
+    Args:
+        records: of the plan's steps by name; None for one that has not ended.
+    """
+
+    def __init__(self, plan: Plan, records: Mapping[str, dict[str, Any] | None]):
+        self.plan, self.total = plan, len(plan.trainings)
+        rows: dict[tuple[str, str], Row] = {}
+        for step in plan.trainings:
+            row = rows.setdefault((step.task_name, step.arm.name), _row(step, records))
+            row.seeds += 1
+            record = records[step.name]
+            if record is None:
+                continue
+            if record["status"] == "finished":
+                row.runs.append(record)
+            else:
+                row.failed.append((step.seed, record["error"]))
+        tasks = list(dict.fromkeys(task for task, _ in rows))
+        self.rows = sorted(rows.values(), key=lambda row: tasks.index(row.task))
+        self.records = [records[step.name] for step in plan.trainings if records[step.name] is not None]
+
+    @property
+    def failures(self) -> list[str]:
+        return [f"{row.task}, {row.arm}, seed {seed}: {error}" for row in self.rows for seed, error in row.failed]
+
+    @cached_property
+    def published(self) -> list[Published]:
+        """The published rows that are shown for a task of the table."""
+        names = dict.fromkeys(name for row in self.rows for name in row.published if PUBLISHED[name].show(row.task))
+        return [PUBLISHED[name] for name in names]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "rows": [row.to_dict() for row in self.rows],
+            "failures": self.failures,
+            "left_out": list(self.plan.left_out),
+            "runs": self.records,
+        }
+
+    def to_text(self) -> str:
+        """Markdown: the table, what failed or is missing, and what the numbers are."""
+        parts = [format_table([self._cells(row) for row in self.rows], self._columns), self._state()]
+        if self.failures:
+            parts.append("Failed:\n\n" + "\n".join(f"- {text}" for text in self.failures))
+        if self.plan.left_out:
+            parts.append("Left out:\n\n" + "\n".join(f"- {text}" for text in self.plan.left_out))
+        return "\n\n".join([*parts, *filter(None, (self._note(), self._published_note()))])
+
+    @cached_property
+    def _columns(self) -> list[str]:
+        beside = [f"published {m}" for m in MEASURES if any(row.beside(m) for row in self.rows)]
+        costs = ("passages", "subset hours", "real tokens", "FLOPs", "hours")
+        return [*("task", "metric", "arm", "seeds", *SCORES), *beside, *costs]
+
+    def _cells(self, row: Row) -> dict[str, Any]:
+        known = row.to_dict()
+        finished = len(row.runs)
+        cost = known["cost"]
+        return {
+            "task": row.task,
+            "metric": known["metric"] or "",
+            "arm": row.arm,
+            "seeds": f"{finished}" + (f" of {row.seeds}" if finished < row.seeds else ""),
+            **{split: known[split] or ("failed" if row.failed and not row.runs else "") for split in SCORES},
+            **{f"published {measure}": "; ".join(row.beside(measure)) for measure in MEASURES},
+            "passages": "" if known["passages"] is None else f"{known['passages']:,}",
+            "subset hours": _hours(row.subset_seconds),
+            "real tokens": "" if cost["real_tokens"] is None else f"{cost['real_tokens']:,.0f}",
+            "FLOPs": "" if cost["flops"] is None else f"{cost['flops']:.3g}",
+            "hours": _hours(cost["seconds"]),
+        }
+
+    def _state(self) -> str:
+        finished = sum(len(row.runs) for row in self.rows)
+        rest = self.total - finished - len(self.failures)
+        text = f"{finished} of {self.total} runs are finished"
+        text += f", {len(self.failures)} failed" if self.failures else ""
+        return text + (f", {rest} to be done." if rest else ".")
+
+    def _note(self) -> str:
+        runs = [run for row in self.rows for run in row.runs]
+        if not runs:
+            return ""
+        machines = " and ".join(dict.fromkeys(_machine(run["environment"]) for run in runs))
+        commands = Counter(run["started_by"] for run in runs)  # Another table's too, of runs that are in both.
+        shares = [f"`{text}`" + (f" ({n} of the runs)" if len(commands) > 1 else "") for text, n in commands.most_common()]
+        made = f"Made by {', '.join(shares)}"
+        if commits := dict.fromkeys(_short(run["commit"]) for run in runs if run["commit"]):
+            made += f" at commit {', '.join(commits)}"
+        last = " (of stage 1 alone, the last)" if any(list(run.get("stages", ())) == ["1"] for run in runs) else ""
+        lines = [
+            f"{made} on {machines}. Scores are in percent, mean ± standard deviation over seeds (n - 1), of the checkpoint "
+            f"best on validation{last}. Tokens (without padding), FLOPs (6 x tokens with padding x parameters) and hours "
+            "are of one run."
+        ]
+        if any(row.subset_seconds is not None for row in self.rows):
+            lines.append(
+                "All seeds have one subset. Subset hours of a part of BM25's are without BM25's own; of several parts by "
+                "influence, the first one's include training the score model, which all of them use."
+            )
+        scratch = [run for run in runs if run["kind"] == "train_tlm"]
+        for task in dict.fromkeys(run["task"] for run in scratch):
+            own = [run for run in scratch if run["task"] == task]
+            steps = _range([run["cost"]["steps"] for run in own])
+            parameters = _range([run["parameters"] for run in own])
+            lines.append(f"{task}, trained from scratch: {steps} steps, {parameters} parameters.")
+        if any(run["kind"] == "baseline" for run in runs):
+            lines.append(
+                "The linear model is a support vector machine on TF-IDF of words and punctuation marks, chosen on "
+                "validation; nothing of it is random."
+            )
+        if any(run["kind"] == "finetune" for run in runs):
+            lines.append("What fine-tuned encoders cost is without their pretraining.")
+        return " ".join(lines)
+
+    def _published_note(self) -> str:
+        """What the columns of the papers are, and by how much their experiments were larger."""
+        if not self.published:
+            return ""
+        papers = dict.fromkeys(row.paper for row in self.published)
+        sources = "; ".join(f"{paper} is {PAPERS[paper]}" for paper in papers)
+        lines = [f"**Published** figures are the papers' own, not measured here ({sources})."]
+        scratch = [run for row in self.rows for run in row.runs if run["kind"] == "train_tlm"]
+        if scratch:
+            flops = fmean(run["cost"]["flops"] for run in scratch)
+            size = fmean(run["parameters"] for run in scratch)
+            lines.append(f"A run here has {flops:.2g} FLOPs and {size / 1e6:.3g} million parameters on average.")
+            for row in self.published:
+                if row.flops is not None:
+                    lines.append(
+                        f"{row.source}, {row.row}: {row.flops:.3g} FLOPs, {_times(row.flops / flops)} times ours, "
+                        f"{row.parameters / 1e6:.0f} million parameters, {row.data / 1e9:g} GB of text."
+                    )
+            if untold := dict.fromkeys(row.source for row in self.published if row.flops is None):
+                smallest = PUBLISHED["TLM Table 2: TLM (small-scale)"].flops
+                lines.append(
+                    f"{', '.join(untold)}: no FLOPs are printed there; TLM's smallest scale has {smallest:.3g}, "
+                    f"{_times(smallest / flops)} times ours."
+                )
+            corpora = dict.fromkeys(
+                f"{corpus['size']:,} passages ({corpus['name']})"
+                for run in scratch
+                if (corpus := (run["subset"] or {}).get("corpus"))
+            )
+            if corpora:
+                lines.append(f"Our corpus: {', '.join(corpora)}; the papers' have 16 GB (BERT's) or 160 GB (RoBERTa's).")
+        return " ".join(lines)
+
+
+def _row(step: Step, records: Mapping[str, dict[str, Any] | None]) -> Row:
+    subset = records[step.inputs["subset"]] if "subset" in step.inputs else None
+    return Row(step.task_name, step.arm.name, step.arm.published, subset and subset["wall_seconds"])
+
+
+def _machine(environment: Mapping[str, Any]) -> str:
+    return environment.get("accelerator") or f"{environment['processor']}, {environment['cpu_cores']} cores"
+
+
+def _short(commit: str) -> str:
+    """12 digits, and `+` where there were changes."""
+    return commit[:12] + commit[40:]
+
+
+def _times(ratio: float) -> str:
+    """Two significant digits: 290,000, 21, 0.35."""
+    return f"{float(f'{ratio:.1e}'):,.15g}"
+
+
+def _hours(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds / 3600:.2g}"
+
+
+def _range(values: Sequence[float]) -> str:
+    low, high = min(values), max(values)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"

@@ -1,0 +1,17 @@
+"""The metrics of every kind of task, by their official definitions, as `evaluate.Metric` modules."""
+
+from typing import TYPE_CHECKING
+
+from hf_tlm.utils.lazy import export_lazily
+
+if TYPE_CHECKING:
+    from hf_tlm.metrics.catalog import KIND_METRICS, METRICS, compute_metrics_for, load_metric
+    from hf_tlm.metrics.squad import best_threshold, normalize_answer
+
+__getattr__, __dir__, __all__ = export_lazily(
+    __name__,
+    {
+        "catalog": ["KIND_METRICS", "METRICS", "compute_metrics_for", "load_metric"],
+        "squad": ["best_threshold", "normalize_answer"],
+    },
+)

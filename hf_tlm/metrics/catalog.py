@@ -1,0 +1,69 @@
+"""All metrics by name, and how the Trainer takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hf_tlm.errors import HfTlmError
+from hf_tlm.metrics.base import TaskMetric
+from hf_tlm.metrics.classification import Accuracy, BinaryF1, MacroF1, Matthews, MicroF1
+from hf_tlm.metrics.regression import Pearson, Spearman
+from hf_tlm.metrics.squad import SquadF1
+from hf_tlm.metrics.tagging import SpanF1, TagAccuracy
+from hf_tlm.tasks.spec import KIND_METRICS
+
+if TYPE_CHECKING:
+    from transformers import EvalPrediction
+
+METRICS: dict[str, type[TaskMetric]] = {
+    metric.name: metric
+    for metric in (
+        *(MicroF1, MacroF1, Accuracy, Matthews, BinaryF1),
+        *(Pearson, Spearman),
+        *(SquadF1, TagAccuracy, SpanF1),
+    )
+}
+
+
+def load_metric(name: str) -> TaskMetric:
+    """A metric by name.
+
+    Raises:
+        HfTlmError: there is none of this name.
+    """
+    if name not in METRICS:
+        raise HfTlmError(f"The metrics are {', '.join(METRICS)}; received {name!r}.")
+    return METRICS[name]()
+
+
+def compute_metrics_for(name: str, *further: str) -> Callable[[EvalPrediction], dict[str, float]]:
+    """For `Trainer(compute_metrics=...)`: metrics of argmax predictions and their accuracy, or of regression's numbers.
+
+    Raises:
+        HfTlmError: there is no metric of this name, or it needs more than logits; when computing: an output is not finite.
+    """
+    regression = name in KIND_METRICS["regression"]
+    usable = KIND_METRICS["regression" if regression else "classification"]
+    metrics = [load_metric(metric) for metric in dict.fromkeys((name, *further, *([] if regression else ["accuracy"])))]
+    if any(metric.name not in usable for metric in metrics):
+        raise HfTlmError(
+            "From logits come the metrics of classification together, or those of regression; received "
+            f"{', '.join((name, *further))}."
+        )
+
+    def compute(prediction: EvalPrediction) -> dict[str, float]:
+        if not np.isfinite(prediction.predictions).all():
+            raise HfTlmError(
+                "The model's logits are not finite: training has diverged. Lower the learning rate or lengthen the warm-up."
+            )
+        outputs = prediction.predictions
+        predicted = outputs.reshape(len(outputs)) if regression else outputs.argmax(axis=-1)
+        scores: dict[str, float] = {}
+        for metric in metrics:
+            scores |= metric.compute(predictions=predicted, references=prediction.label_ids.reshape(len(outputs)))
+        return scores
+
+    return compute

@@ -1,0 +1,126 @@
+"""SQuAD's exact match and F1, as the official evaluation script of version 2.0 defines them, and its null threshold."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Sequence
+
+import datasets
+import numpy as np
+
+from hf_tlm.errors import HfTlmError
+from hf_tlm.metrics.base import TaskMetric
+
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+
+
+def normalize_answer(text: str) -> str:
+    """Lower case, without ASCII punctuation and without English articles, words apart by one space."""
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+
+
+def exact_match(prediction: str, references: Sequence[str]) -> float:
+    """1 if the prediction equals a reference after `normalize_answer`, else 0."""
+    return float(normalize_answer(prediction) in _golds(references))
+
+
+def answer_f1(prediction: str, references: Sequence[str]) -> float:
+    """The best F1 of the prediction's words with a reference's; "no answer" agrees with "no answer" only."""
+    return max(_f1(normalize_answer(prediction).split(), gold.split()) for gold in _golds(references))
+
+
+def _golds(references: Sequence[str]) -> list[str]:
+    """Normalised references; those of which nothing is left do not count, and without any the answer is ""."""
+    return [text for reference in references if (text := normalize_answer(reference))] or [""]
+
+
+def _f1(predicted: list[str], gold: list[str]) -> float:
+    if not predicted or not gold:
+        return float(predicted == gold)
+    common = sum((Counter(predicted) & Counter(gold)).values())
+    return 2 * common / (len(predicted) + len(gold))
+
+
+class SquadF1(TaskMetric):
+    """F1 and exact match of answers, means over questions of the best over a question's references.
+
+    Where there are unanswerable questions, also the same over those and over the others apart: `has_answer_f1`,
+    `has_answer_exact_match`, `no_answer_f1`, `no_answer_exact_match`. The script of version 1.1 differs only where a
+    reference is nothing but articles and punctuation.
+    """
+
+    name = "squad_f1"
+    description = "Mean F1 of the words of predicted and reference answers; exact_match, the share of equal answers."
+    inputs = 'predictions: answers [N], "" for none. references: lists of answers [N], empty for an unanswerable question.'
+    feature = datasets.Value("string")
+    reference_feature = datasets.List(datasets.Value("string"))
+    reference_url = "https://rajpurkar.github.io/SQuAD-explorer/"
+    citation = """@inproceedings{rajpurkar2018know,
+  title = {Know What You Don't Know: Unanswerable Questions for {SQuAD}},
+  author = {Rajpurkar, Pranav and Jia, Robin and Liang, Percy},
+  booktitle = {Proceedings of the 56th Annual Meeting of the Association for Computational Linguistics},
+  year = {2018}
+}"""
+
+    def _compute(self, predictions, references):
+        pairs = list(zip(predictions, references, strict=True))
+        f1 = np.array([answer_f1(*pair) for pair in pairs])
+        exact = np.array([exact_match(*pair) for pair in pairs])
+        scores = {self.name: float(f1.mean()), "exact_match": float(exact.mean())}
+        answerable = np.array([len(texts) > 0 for texts in references])
+        if not answerable.all():
+            for part, rows in (("has_answer", answerable), ("no_answer", ~answerable)):
+                if rows.any():
+                    scores |= {f"{part}_f1": float(f1[rows].mean()), f"{part}_exact_match": float(exact[rows].mean())}
+        return scores
+
+
+def best_threshold(
+    null_scores: Sequence[float],
+    predictions: Sequence[str],
+    references: Sequence[Sequence[str]],
+    *,
+    score: str = "f1",
+) -> tuple[float, float]:
+    """The threshold for SQuAD 2.0 that is best on these questions: an answer is given where null score <= threshold.
+
+    Of equally good thresholds the smallest, so that in doubt there is no answer, as in the official script; one below
+    all null scores is tried too.
+
+    Args:
+        null_scores: [N], larger where "no answer" is more likely, say the score of no answer less that of the best answer.
+        predictions: the best answer to each question, should one be given [N].
+        references: answers to each question, empty for an unanswerable one [N].
+        score: "f1" or "exact_match".
+
+    Returns:
+        The threshold, and the score with it.
+
+    Raises:
+        HfTlmError: unknown score, no questions, lists of different lengths, or a null score that is not finite.
+    """
+    scorers = {"f1": answer_f1, "exact_match": exact_match}
+    if score not in scorers:
+        raise HfTlmError(f"A threshold is best by {' or '.join(scorers)}; received {score!r}.")
+    if not len(null_scores) == len(predictions) == len(references) > 0:
+        raise HfTlmError(
+            "A threshold needs a null score, an answer and references for each of one question or more; received "
+            f"{len(null_scores)}, {len(predictions)} and {len(references)}."
+        )
+    nulls = np.asarray(null_scores, float)
+    if not np.isfinite(nulls).all():
+        raise HfTlmError(f"{(~np.isfinite(nulls)).sum()} of {len(nulls)} null scores are not finite: training has diverged.")
+    pairs = list(zip(predictions, references, strict=True))
+    answered = np.array([scorers[score](*pair) for pair in pairs])
+    silent = np.array([scorers[score]("", texts) for texts in references])
+    order = np.argsort(nulls, kind="stable")
+    # totals[i]: the first i questions in this order are answered, the others are not.
+    totals = silent.sum() + np.concatenate([[0.0], np.cumsum((answered - silent)[order])])
+    thresholds = np.concatenate([[nulls[order[0]] - 1], nulls[order]])
+    # Questions with equal null scores are answered together.
+    possible = np.append(thresholds[1:] != thresholds[:-1], True)
+    best = np.flatnonzero(possible)[np.argmax(totals[possible].round(9))]
+    return float(thresholds[best]), float(totals[best] / len(nulls))

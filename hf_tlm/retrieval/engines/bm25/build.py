@@ -1,0 +1,238 @@
+"""Passages to the files of an index: all cores, one pass, memory that does not grow with the corpus but with its words.
+
+Threads tokenise and invert tiles; the terms' ids are given in between, tile by tile in the corpus's order, so the files
+do not depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from hf_tlm.retrieval.analyzer import Analyzer, RetrievalError
+from hf_tlm.retrieval.engines.bm25 import tiles
+from hf_tlm.retrieval.engines.bm25.files import (
+    FILES,
+    FORMAT,
+    FORMAT_VERSION,
+    IDS_FILE,
+    META_FILE,
+    POSTINGS_FILE,
+    READ_BYTES,
+    check_replaceable,
+    checksum,
+    digest_of,
+    order_of_ids,
+)
+from hf_tlm.retrieval.engines.bm25.tiles import Sample, Tile, make_tile, tokens_of
+from hf_tlm.retrieval.engines.bm25.tokenize import keep_terms, term_ids, tokenize_words
+from hf_tlm.retrieval.engines.bm25.vocabulary import Vocabulary
+from hf_tlm.utils.files import atomic_directory
+from hf_tlm.utils.ranges import check_numbers
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+
+class Extendable(Protocol):
+    """An opened `Index`, of which this reads what there is already."""
+
+    directory: Path
+    analyzer: Analyzer
+    table: np.ndarray
+    sampled: np.ndarray
+    lengths: np.ndarray
+    frequencies: np.ndarray
+    vocabulary: Vocabulary
+
+    def __len__(self) -> int: ...
+
+    def tile(self, number: int) -> Tile: ...
+
+
+class _Words:
+    """One thread's words and the term of each; -1 for stop words."""
+
+    def __init__(self):
+        self.vocabulary = Vocabulary()
+        self.terms = np.empty(0, np.int32)
+
+    def name(self, terms: Vocabulary, analyzer: Analyzer) -> np.ndarray:
+        """The terms of all words seen so far; new terms are added to `terms` in the words' order."""
+        first = len(self.terms)
+        if analyzer.stemmer is None:
+            new = terms_without(self.vocabulary, first, analyzer.stopword_set, terms)
+        else:
+            new = term_ids(analyzer.terms(self.vocabulary.words(first)), terms)
+        self.terms = np.concatenate([self.terms, new])
+        return self.terms
+
+
+def terms_without(words: Vocabulary, first: int, stopwords: frozenset[str], terms: Vocabulary) -> np.ndarray:
+    """`term_ids` of words[first:], without making Python strings of them."""
+    data, offsets = words.encoded(first)
+    stops = words.find(sorted(stopwords))
+    stops = stops[stops >= first] - first
+    if len(stops) == 0:
+        return terms.add(data, offsets)
+    kept = np.ones(len(offsets) - 1, bool)
+    kept[stops] = False
+    lengths = np.diff(offsets)
+    data = data[np.repeat(kept, lengths)]
+    ids = np.full(len(kept), -1, np.int32)
+    ids[kept] = terms.add(data, np.concatenate([[0], np.cumsum(lengths[kept])]))
+    return ids
+
+
+class Builder:
+    """Appends passages to `postings.bin` of a folder.
+
+    terms: the vocabulary; frequencies: int64, passages of each term; lengths: int32 arrays, tokens of each passage;
+    table: rows (offset, num_docs, T, P, M) of the tiles in the file; sample: see `Sample`.
+    """
+
+    def __init__(self, folder: Path, analyzer: Analyzer):
+        self.folder, self.analyzer = folder, analyzer
+        self.terms, self.sample = Vocabulary(), Sample()
+        self.frequencies = np.zeros(0, np.int64)
+        self.lengths: list[np.ndarray] = []
+        self.table: list[list[int]] = []
+        self.num_passages = 0
+
+    def add(self, passages: Dataset, num_threads: int, progress) -> None:
+        """Index the column "text", after what was added before. progress(n): n more passages are done.
+
+        Raises:
+            OSError: the disk cannot be written.
+        """
+        texts = passages.select_columns("text").with_format("arrow")
+        ahead = iter(range(0, len(passages), tiles.TILE))
+        tokenizing: deque[tuple[_Words, Future]] = deque()
+        inverting: deque[Future] = deque()
+        idle = deque(_Words() for _ in range(num_threads))
+        with open(self.folder / POSTINGS_FILE, "ab") as file, ThreadPoolExecutor(num_threads) as pool:
+            while True:
+                while idle and len(inverting) < num_threads and (start := next(ahead, None)) is not None:
+                    column = texts[start : min(start + tiles.TILE, len(passages))]["text"]
+                    words = idle.popleft()
+                    tokenizing.append((words, pool.submit(tokenize_words, column, words.vocabulary)))
+                if tokenizing and (tokenizing[0][1].done() or not inverting):
+                    words, tokens = tokenizing.popleft()
+                    ids, offsets = tokens.result()
+                    terms = words.name(self.terms, self.analyzer)
+                    idle.append(words)
+                    inverting.append(pool.submit(self._invert, ids, offsets, terms, len(self.terms)))
+                elif inverting:
+                    progress(self._append(file, *inverting.popleft().result()))
+                else:
+                    break
+
+    @staticmethod
+    def _invert(ids: np.ndarray, offsets: np.ndarray, terms: np.ndarray, num_terms: int):
+        ids, offsets = keep_terms(ids, offsets, terms)
+        tile = make_tile(ids, offsets, num_terms)
+        return ids, offsets, tile, *tile.to_bytes()
+
+    def _append(self, file, ids, offsets, tile: Tile, shape: list[int], data: bytes) -> int:
+        documents = np.arange(self.num_passages, self.num_passages + tile.num_docs)
+        self.sample.add(documents, ids, offsets)
+        self.table.append([file.tell(), *shape])
+        file.write(data)
+        if len(self.frequencies) < len(self.terms):
+            self.frequencies = np.concatenate(
+                [self.frequencies, np.zeros(len(self.terms) - len(self.frequencies), np.int64)]
+            )
+        self.frequencies[tile.terms] += np.diff(tile.starts)
+        self.lengths.append(np.diff(offsets).astype(np.int32))
+        self.num_passages += tile.num_docs
+        return tile.num_docs
+
+    def finish(self) -> dict[str, np.ndarray]:
+        """Append the sample's tile; the arrays that the index keeps besides the postings."""
+        documents, tile = self.sample.tile(len(self.terms))
+        shape, data = tile.to_bytes()
+        with open(self.folder / POSTINGS_FILE, "ab") as file:
+            table = [*self.table, [file.tell(), *shape]]
+            file.write(data)
+        return {
+            "table": np.array(table, np.int64),
+            "sampled": documents,
+            "lengths": np.concatenate(self.lengths),
+            "frequencies": self.frequencies,
+            **self.terms.trimmed(),
+        }
+
+    @classmethod
+    def of(cls, index: Extendable, folder: Path) -> Builder:
+        """A builder in another folder that has what an index has, to add more."""
+        builder = cls(folder, index.analyzer)
+        builder.table = index.table[:-1].tolist()
+        end = int(index.table[-1, 0])
+        with open(index.directory / POSTINGS_FILE, "rb") as source, open(folder / POSTINGS_FILE, "wb") as target:
+            while end > 0:
+                block = source.read(min(end, READ_BYTES))
+                target.write(block)
+                end -= len(block)
+        builder.num_passages, builder.lengths = len(index), [np.array(index.lengths)]
+        builder.frequencies = np.array(index.frequencies)
+        words = index.vocabulary
+        builder.terms = Vocabulary(np.array(words.arena), np.array(words.starts), np.array(words.slots))
+        builder.sample.add(np.array(index.sampled), *tokens_of(index.tile(len(index.table) - 1)))
+        return builder
+
+
+def write_index(
+    directory: Path,
+    old: Extendable | None,
+    dataset: Dataset,
+    about: dict[str, Any],
+    num_threads: int | None,
+    progress: bool = True,
+) -> dict[str, Any]:
+    """Write an index of the passages of `old` and a dataset, whole or not at all; its description.
+
+    about: corpus and analyser, as in the description.
+
+    Raises:
+        RetrievalError, HfTlmError: see `Index.build`.
+    """
+    from tqdm.auto import tqdm
+
+    check_numbers(RetrievalError, num_threads=num_threads)
+    check_replaceable(directory)
+    new = dataset.select_columns("id").with_format("arrow")[:]["id"].cast(pa.large_string())
+    ids = pa.chunked_array([*(old.ids.chunks if old else []), *new.chunks], pa.large_string())
+    if len(ids) == 0:
+        raise RetrievalError(f"The corpus {about['corpus']['name']} holds no passage: there is nothing to index.")
+    order = order_of_ids(ids)
+    bar = tqdm(total=len(dataset), desc="Indexing the corpus", unit=" passages", disable=None if progress else True)
+    with atomic_directory(directory) as work, bar:
+        builder = Builder.of(old, work) if old else Builder(work, Analyzer(**about["analyzer"]))
+        builder.add(dataset, num_threads or os.cpu_count() or 1, bar.update)
+        arrays = {**builder.finish(), "order": order, "by_place": np.argsort(order).astype(np.int32)}
+        for name, array in arrays.items():
+            np.save(work / f"{name}.npy", array)
+        table = pa.table({"id": ids})
+        with pa.OSFile(str(work / IDS_FILE), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+            writer.write_table(table)
+        meta = {
+            "format": FORMAT,
+            "format_version": FORMAT_VERSION,
+            **about,
+            "passages": len(ids),
+            "tokens": int(arrays["lengths"].sum(dtype=np.int64)),
+            "terms": len(builder.terms),
+            "postings": int(arrays["frequencies"].sum()),
+            "files": {file: checksum(work / file) for file in FILES},
+        }
+        # Last: without it the folder is no index.
+        sealed = {**meta, "checksum": digest_of(meta)}
+        (work / META_FILE).write_text(json.dumps(sealed, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    return meta

@@ -1,0 +1,325 @@
+"""A BM25 index on disk: built once, memory-mapped, searched exactly under any variant and parameters.
+
+    index.json      format, corpus, analyser, counts, and the size and checksum of every other file
+    postings.bin    tiles of postings (see tiles.py), the sample's last
+    ids.arrow       the passages' ids
+    *.npy           table of the tiles; sampled; lengths; frequencies; order and by_place of the ids; arena, starts and
+                    slots of the terms
+
+Nothing of k1, b or the variant is stored, so one index serves every task and setting. A folder is replaced as a whole or
+not at all, and a lock beside it makes a second builder wait for the first.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.lib.format import open_memmap
+
+from hf_tlm.retrieval.analyzer import Analyzer, RetrievalError
+from hf_tlm.retrieval.bm25 import Bm25Settings, Hits, Statistics, length_norms, okapi_idf
+from hf_tlm.retrieval.engines.bm25.build import write_index
+from hf_tlm.retrieval.engines.bm25.contents import check_contents, unsound
+from hf_tlm.retrieval.engines.bm25.files import (
+    ARRAYS,
+    IDS_FILE,
+    META_FILE,
+    POSTINGS_FILE,
+    ChangedIndexError,
+    checked_meta,
+    describe,
+    digest_of,
+    read_meta,
+    written,
+)
+from hf_tlm.retrieval.engines.bm25.query_terms import QueryTerms, query_terms
+from hf_tlm.retrieval.engines.bm25.search import search_batch
+from hf_tlm.retrieval.engines.bm25.tiles import Tile
+from hf_tlm.retrieval.engines.bm25.tokenize import TokenizedTexts
+from hf_tlm.retrieval.engines.bm25.vocabulary import Vocabulary
+from hf_tlm.utils.locks import awaited
+from hf_tlm.utils.ranges import check_numbers
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+KEY_BYTES = 64 * 2**20  # of a batch's candidates
+MAX_BATCH = 2048
+
+
+def corpus_of(name: str, fingerprint: str, parts: list[str] | None) -> dict[str, Any]:
+    return {"name": name, "fingerprint": fingerprint, "parts": parts or [fingerprint]}
+
+
+class Index:
+    """An opened index: `build`, `load` or `open_or_build` give one.
+
+    directory, analyzer, num_tokens; corpus_name, fingerprint and parts (fingerprints) of the corpus; ids: large_string
+    array, of the passages in their order; order: int32 [N], their places when sorted by id; by_place: its inverse;
+    len(): their number. An opened index stays what it is when its folder is extended or replaced.
+    """
+
+    def __init__(self, directory: Path, meta: dict[str, Any]):
+        self.directory, self.meta = directory, meta
+        self.corpus_name, self.fingerprint = meta["corpus"]["name"], meta["corpus"]["fingerprint"]
+        self.parts: list[str] = meta["corpus"]["parts"]
+        self.analyzer = Analyzer(**meta["analyzer"])
+        self.num_tokens = meta["tokens"]
+        # Private maps, though nothing writes to them: numba would compile every kernel once more for read-only arrays.
+        arrays = {name: open_memmap(directory / f"{name}.npy", mode="c") for name in ARRAYS}
+        self.table, self.sampled, self.lengths = arrays["table"], arrays["sampled"], arrays["lengths"]
+        self.frequencies = arrays["frequencies"]
+        self.order, self.by_place = arrays["order"], arrays["by_place"]
+        self.vocabulary = Vocabulary(arrays["arena"], arrays["starts"], arrays["slots"])
+        self.ids = pa.ipc.open_file(pa.memory_map(str(directory / IDS_FILE))).read_all()["id"]
+        with open(directory / POSTINGS_FILE, "rb") as file:
+            self._postings = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+
+    def __len__(self) -> int:
+        return self.meta["passages"]
+
+    @classmethod
+    def build(
+        cls,
+        directory: str | os.PathLike,
+        dataset: Dataset,
+        *,
+        corpus_name: str,
+        fingerprint: str,
+        analyzer: Analyzer | None = None,
+        parts: list[str] | None = None,
+        num_threads: int | None = None,
+        progress: bool = True,
+    ) -> Index:
+        """Index the columns "id" and "text" of a dataset; an index that was there is replaced when the new one is whole.
+
+        Args:
+            fingerprint: of the corpus; `load` compares it.
+            parts: fingerprints of the corpus's parts in their order, so that an extended one is recognised; default, one.
+            num_threads: default, all cores. More cost memory for the tiles they hold, some 100 MB each.
+
+        Raises:
+            RetrievalError: no passage, an id occurs twice, or the folder holds something else.
+            HfTlmError: the disk cannot be written; what was there before is intact.
+        """
+        directory = Path(directory).absolute()
+        about = {"corpus": corpus_of(corpus_name, fingerprint, parts), "analyzer": asdict(analyzer or Analyzer())}
+        with awaited(directory):
+            return cls(directory, write_index(directory, None, dataset, about, num_threads, progress))
+
+    @classmethod
+    def load(
+        cls, directory: str | os.PathLike, *, fingerprint: str | None = None, analyzer: Analyzer | None = None
+    ) -> Index:
+        """Open an index, after comparing every byte with its checksums.
+
+        Args:
+            fingerprint, analyzer: what the index must have been built with; None accepts any.
+
+        Raises:
+            RetrievalError: not an index, of another format version, damaged, or of another corpus or analyser.
+        """
+        directory = Path(directory)
+        while True:
+            found = written(directory)
+            try:
+                index = cls._sound(directory, checked_meta(directory, fingerprint, analyzer))
+            except (ValueError, OSError):  # Ours is a ValueError, too.
+                if written(directory) == found:
+                    raise
+            else:
+                if written(directory) == found:
+                    return index
+            # Another process put a new index there meanwhile.
+
+    @classmethod
+    def _sound(cls, directory: Path, meta: dict[str, Any]) -> Index:
+        """Raises:
+        RetrievalError: its files are not as a build writes them.
+        """
+        try:
+            index = cls(directory, meta)
+        except Exception as error:  # What NumPy and Arrow say of bytes that are none of theirs has many types.
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
+            raise unsound(directory, f"its files cannot be read ({str(error)[:200]})") from error
+        arrays = {name: getattr(index, name) for name in ARRAYS if hasattr(index, name)}
+        size = len(index._postings)
+        check_contents(directory, meta, arrays, index.vocabulary, index.ids, size, index.tile, index._forget)
+        return index
+
+    @classmethod
+    def open_or_build(
+        cls,
+        directory: str | os.PathLike,
+        dataset: Dataset,
+        *,
+        corpus_name: str,
+        fingerprint: str,
+        analyzer: Analyzer | None = None,
+        parts: list[str] | None = None,
+        num_threads: int | None = None,
+    ) -> Index:
+        """The index in this folder if it is there, else a new one; of several processes one builds and the others wait.
+
+        Raises:
+            RetrievalError, HfTlmError: as `load` and `build`.
+        """
+        directory, analyzer = Path(directory).absolute(), analyzer or Analyzer()
+        if not (directory / META_FILE).exists():  # A folder that is read-only has no place for a lock, and needs none.
+            with awaited(directory):
+                if not (directory / META_FILE).exists():
+                    about = {"corpus": corpus_of(corpus_name, fingerprint, parts), "analyzer": asdict(analyzer)}
+                    return cls(directory, write_index(directory, None, dataset, about, num_threads))
+        return cls.load(directory, fingerprint=fingerprint, analyzer=analyzer)
+
+    def extend(
+        self,
+        dataset: Dataset,
+        *,
+        fingerprint: str,
+        corpus_name: str | None = None,
+        parts: list[str] | None = None,
+        num_threads: int | None = None,
+    ) -> Index:
+        """This index with more passages after its own, in the same folder; `fingerprint` is that of the whole corpus.
+
+        Raises:
+            ChangedIndexError: another process has written there since this index was opened.
+            RetrievalError, HfTlmError: as `build`; this index then stays as it was.
+        """
+        with awaited(self.directory):
+            if read_meta(self.directory) != self.meta | {"checksum": digest_of(self.meta)}:
+                raise ChangedIndexError(f"The index {self.directory} was changed since it was opened: load it again.")
+            parts = self.parts + (parts or [fingerprint])
+            about = {
+                "corpus": corpus_of(corpus_name or self.corpus_name, fingerprint, parts),
+                "analyzer": self.meta["analyzer"],
+            }
+            return type(self)(self.directory, write_index(self.directory, self, dataset, about, num_threads))
+
+    def terms(self) -> tuple[list[str], np.ndarray]:
+        """(vocabulary in the order of first occurrence, passages of each term, int64)."""
+        return self.vocabulary.words(), np.array(self.frequencies)
+
+    def document_frequencies(self, terms: list[str]) -> np.ndarray:
+        """int64: the number of passages of each term, 0 for a term that is in none."""
+        ids = self.vocabulary.find(terms)
+        frequencies = np.zeros(len(ids), np.int64)
+        frequencies[ids >= 0] = self.frequencies[ids[ids >= 0]]
+        return frequencies
+
+    def statistics(self, terms: list[str], variant: str = "lucene") -> Statistics:
+        """What scores of this index alone depend on; `terms`: the queries' vocabulary."""
+        average = None
+        if variant == "okapi":
+            # Sorted: then the mean is that of any split of the corpus, to the last bit.
+            frequencies = np.sort(np.array(self.frequencies, np.float64))
+            average = float(okapi_idf(frequencies, len(self)).mean()) if len(frequencies) else 0.0
+        return Statistics(len(self), self.num_tokens, self.document_frequencies(terms), average)
+
+    def search(
+        self,
+        queries: TokenizedTexts,
+        top_k: int,
+        *,
+        settings: Bm25Settings | None = None,
+        statistics: Statistics | None = None,
+        max_query_terms: int | None = None,
+        num_threads: int | None = None,
+        query_batch_size: int | None = None,
+    ) -> Iterator[Hits]:
+        """The hits of every query, in the order of the queries: exact, and the same for any threads and batch size.
+
+        Args:
+            queries: from `tokenize_texts` with this index's analyser.
+            top_k: K; larger than the corpus means the whole corpus.
+            statistics: of a larger corpus of which this index is a part; None: its own.
+            max_query_terms: keep only so many terms of each query, those of highest idf (then the first).
+            num_threads: default, all cores; batches of queries go to different threads.
+            query_batch_size: queries that one thread takes through all tiles at once. A batch costs memory for its
+                candidates and results, 24 bytes x K x queries, and time for preparing each tile, so small batches are slow.
+
+        Raises:
+            RetrievalError: a number below 1, or settings of another analyser.
+        """
+        settings = settings or Bm25Settings(stopwords=self.analyzer.stopwords, stemmer=self.analyzer.stemmer)
+        check_numbers(
+            RetrievalError,
+            top_k=top_k,
+            max_query_terms=max_query_terms,
+            num_threads=num_threads,
+            query_batch_size=query_batch_size,
+        )
+        if settings.analyzer != self.analyzer:
+            raise RetrievalError(
+                f"The index {self.directory} was built with {describe(asdict(self.analyzer))}; the settings ask for "
+                f"{describe(asdict(settings.analyzer))}. Build another index for them."
+            )
+        statistics = statistics or self.statistics(queries.vocabulary, settings.variant)
+        terms = query_terms(queries, self.vocabulary.find(queries.vocabulary), settings, statistics, max_query_terms)
+        threads = num_threads or os.cpu_count() or 1
+        return self._search(terms, min(top_k, len(self)), settings, statistics, threads, query_batch_size)
+
+    def _search(
+        self, terms: QueryTerms, top_k, settings, statistics, threads: int, batch_size: int | None
+    ) -> Iterator[Hits]:
+        number = len(terms.constants)
+        if number == 0:
+            return
+        size = batch_size or max(16, min(MAX_BATCH, KEY_BYTES // (16 * top_k)))
+        rounds = -(-number // (size * threads))
+        size = -(-number // (rounds * threads))  # Equal shares: no thread waits for another's larger batch.
+
+        def tile_of(tile: int):
+            if tile:
+                self._forget(tile - 1)
+            first = self._first[tile]
+            rows = slice(first, first + int(self.table[tile, 1]))
+            return self.tile(tile), length_norms(settings, self.lengths[rows], statistics), self.order[rows]
+
+        sample = None
+        if len(self) >= 4 * len(self.sampled):
+            rows = self.sampled
+            sample = (
+                self.tile(len(self.table) - 1),
+                length_norms(settings, self.lengths[rows], statistics),
+                self.order[rows],
+            )
+
+        def run(first: int) -> list[Hits]:
+            batch = terms.slice(first, min(first + size, number))
+            return list(search_batch(batch, top_k, len(self.table) - 1, tile_of, sample, self.by_place))
+
+        with ThreadPoolExecutor(threads) as pool:
+            firsts = list(range(0, number, size))
+            running = [pool.submit(run, first) for first in firsts[:threads]]
+            for following in [*firsts[threads:], *[None] * len(running)]:
+                hits = running.pop(0).result()
+                if following is not None:
+                    running.append(pool.submit(run, following))
+                yield from hits
+
+    @property
+    def _first(self) -> np.ndarray:
+        """The first passage of every tile."""
+        sizes = self.table[:-1, 1]
+        return np.cumsum(sizes) - sizes
+
+    def _forget(self, tile: int) -> None:
+        """Let the system take back the memory of a tile that was read: what is resident does not grow with the corpus."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            start = int(self.table[tile, 0]) // mmap.PAGESIZE * mmap.PAGESIZE
+            self._postings.madvise(mmap.MADV_DONTNEED, start, int(self.table[tile + 1, 0]) - start)
+
+    def tile(self, number: int) -> Tile:
+        offset, *shape = self.table[number].tolist()
+        return Tile.from_buffer(self._postings, offset, shape)

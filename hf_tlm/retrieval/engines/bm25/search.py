@@ -1,0 +1,151 @@
+"""Exact top-K of thousands of long queries: tiles of passages in the cache, batches of queries over each tile.
+
+For one tile and one batch of queries, every posting of the batch's terms gets a small integer that is an upper bound of
+its share of the score, in units of `step`. Terms that occur in more than one of DENSE_RATIO passages get a row with one
+byte per passage instead. A query adds up its rows (vectorised) and its few rare postings; the passages whose sum reaches
+the query's threshold are scored exactly, and no other can be among the K best. The threshold comes from a uniform sample
+of the corpus and is verified: where fewer than K passages pass it, the query is run again without. It rises whenever
+more than enough passages have passed.
+
+Exact scores are sums of float64 terms in 64-bit fixed point. Such a sum does not depend on the order of its terms, so
+results do not depend on tiles, batches, threads or shards. `benchmarks/retrieval_design.md` explains the design at length.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from hf_tlm.retrieval.bm25 import Hits
+from hf_tlm.retrieval.engines.bm25.kernel import NO_THRESHOLD, bounds_of, decode, last_scores, places_of, search_tile
+from hf_tlm.retrieval.engines.bm25.query_terms import QueryTerms
+from hf_tlm.retrieval.engines.bm25.tiles import Tile
+
+DENSE_RATIO = 16
+BLOCK = 64  # what the width of a tile is a multiple of
+FIXED_BITS = 61
+
+# A tile, float64 [passages] norms of their lengths, int32 [passages] places when all passages are sorted by id.
+TileArguments = tuple[Tile, np.ndarray, np.ndarray]
+
+
+class Room:
+    """An array that is used again for every tile: fresh memory would cost as much as what is computed in it."""
+
+    def __init__(self, dtype, zeros: bool = False):
+        self._array, self._zeros = np.empty(0, dtype), zeros
+
+    def __call__(self, shape: tuple[int, ...]) -> np.ndarray:
+        size = math.prod(shape)
+        if size > len(self._array):
+            self._array = np.empty(size + size // 4, self._array.dtype)
+        array = self._array[:size].reshape(shape)
+        if self._zeros:
+            array[...] = 0
+        return array
+
+
+class Batch:
+    """Some queries against any number of tiles; holds what grows with the batch and not with the corpus."""
+
+    def __init__(self, queries: QueryTerms, top_k: int, capacity: int):
+        self.queries, self.top_k = queries, top_k
+        known = queries.terms >= 0
+        self.terms, slots = np.unique(queries.terms[known], return_inverse=True)
+        self.slots = np.full(len(queries.terms), -1, np.int32)
+        self.slots[known] = slots
+        self.weights = np.zeros(len(self.terms))
+        self.weights[slots] = queries.weights[known]
+        number = len(queries.constants)
+        self.owner = np.repeat(np.arange(number), np.diff(queries.starts))
+        self.slack = np.bincount(self.owner, queries.counts, number).astype(np.int64) + 1
+        total = np.bincount(self.owner, queries.counts * np.abs(queries.weights), number)
+        # A power of two: a score in fixed point cannot overflow.
+        self.scales = np.exp2(FIXED_BITS - np.ceil(np.log2(np.maximum(total, 1e-9))) - 1)
+        self.positive = np.bincount(self.owner, queries.counts * np.maximum(queries.weights, 0), number)
+        self.negative = np.bincount(self.owner, queries.counts * np.maximum(-queries.weights, 0), number)
+        self.keys = np.empty((number, capacity), np.int64)
+        self.filled = np.zeros(number, np.int32)
+        self.thresholds = np.full(number, NO_THRESHOLD)
+        self._rows, self._bounds = Room(np.uint8, zeros=True), Room(np.uint16)
+
+    def add(self, tile: Tile, norms: np.ndarray, order: np.ndarray) -> None:
+        """norms: float64 [passages of the tile]; order: int32, their places when all passages are sorted by id."""
+        queries = self.queries
+        places = places_of(tile.terms, self.terms)
+        present = places >= 0
+        if not present.any():
+            return
+        frequencies = np.where(present, tile.starts[places + 1] - tile.starts[places], 0)
+        dense = frequencies * DENSE_RATIO > tile.num_docs
+        rows = np.where(dense, np.cumsum(dense), 0).astype(np.int32)
+        positive = np.maximum(self.weights, 0)
+        # Sums of bounds: fine enough to let few passages pass in vain; those of dense rows have to fit a byte.
+        step = max(positive[dense].max(initial=0) / 253, positive[present].max() / 1000) or 1.0
+        width = -(-tile.num_docs // BLOCK) * BLOCK
+        row_bounds, row_counts = self._rows((2, 1 + int(dense.sum()), width))
+        bounds = self._bounds((len(tile.docs),))
+        postings = tile.starts, tile.docs, tile.counts, tile.many, norms
+        scored = rows, self.weights, step, bounds, row_bounds, row_counts
+        bounds_of(*postings, places, *scored)
+        # How far bounds may be above true scores: a step each, a rounding to float32, within which scores are ties, and
+        # what okapi takes away for terms of negative weight.
+        vague = 3e-7 * (self.positive + np.abs(queries.constants)) + self.negative
+        slack = self.slack + np.ceil(vague / step).astype(np.int64)
+        fits = self.positive / step + self.slack < 2**16
+        for chosen, kind in ((np.flatnonzero(fits), np.uint16), (np.flatnonzero(~fits), np.uint32)):
+            if len(chosen):
+                search_tile(
+                    *postings, order, places, *scored,
+                    chosen, queries.starts, self.slots, queries.counts, slack, self.scales, queries.constants,
+                    self.top_k, self.keys, self.filled, self.thresholds, np.empty(width, kind),
+                )  # fmt: skip
+
+    def hits(self, query: int, by_place: np.ndarray) -> Hits:
+        """The best of one query; by_place: int32 [N], the passages sorted by id."""
+        keys = self.keys[query, : self.filled[query]]
+        keys.sort()
+        number = min(len(keys), self.top_k)
+        documents, scores = np.empty(number, np.int32), np.empty(number, np.float32)
+        decode(keys, by_place, documents, scores)
+        return documents, scores
+
+
+def search_batch(
+    queries: QueryTerms,
+    top_k: int,
+    num_tiles: int,
+    tile_of: Callable[[int], TileArguments],
+    sample: TileArguments | None,
+    by_place: np.ndarray,
+) -> Iterator[Hits]:
+    """The hits of each query of a batch.
+
+    by_place: int32 [N], the passages sorted by id; sample: of all N, or None for thresholds that only rise.
+    """
+    batch = Batch(queries, top_k, _capacity(top_k))
+    guessed = np.full(len(batch.thresholds), NO_THRESHOLD)
+    if sample is not None:
+        expected = top_k * sample[0].num_docs / len(by_place)
+        # Three standard deviations: one guess in a thousand fails.
+        enough = math.ceil(expected + 3 * math.sqrt(expected) + 2)
+        if enough < sample[0].num_docs:
+            trial = Batch(queries, enough, _capacity(enough))
+            trial.add(*sample)
+            guessed = last_scores(trial.keys, trial.filled, enough)
+    batch.thresholds[:] = guessed
+    for tile in range(num_tiles):
+        batch.add(*tile_of(tile))
+    failed = np.flatnonzero((batch.filled < top_k) & (guessed > NO_THRESHOLD))
+    again = {}
+    if len(failed):
+        results = search_batch(queries.select(failed), top_k, num_tiles, tile_of, None, by_place)
+        again = dict(zip(failed.tolist(), results, strict=True))
+    for query in range(len(batch.filled)):
+        yield again.get(query) or batch.hits(query, by_place)
+
+
+def _capacity(top_k: int) -> int:
+    return 2 * top_k + BLOCK

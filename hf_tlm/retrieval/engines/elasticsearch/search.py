@@ -1,0 +1,288 @@
+"""Retrieval from an Elasticsearch cluster, for a corpus that is in one already or is put there by `index_corpus`.
+
+Scores are Lucene's BM25 with k1 and b of the index, term statistics taken over all shards (`dfs_query_then_fetch`). They
+are those of our own "lucene" variant but for Lucene's storing of lengths in one byte (exact below 40 terms, then within
+an eighth), its float32 arithmetic, deleted passages that still count, and the analyzer of an index of other making.
+
+Tested against a loopback server that answers like Elasticsearch (tests/retrieval/elastic_server.py), with the official
+client, and not against a real cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hf_tlm.retrieval.analyzer import RetrievalError
+from hf_tlm.retrieval.bm25 import Bm25Settings
+from hf_tlm.retrieval.engines.elasticsearch.client import (
+    RETRIED,
+    STAMP,
+    ElasticSettings,
+    Layout,
+    Unfinished,
+    check_settings,
+    connect,
+    patiently,
+    read_layout,
+    reason_of,
+)
+from hf_tlm.retrieval.engines.elasticsearch.index import index_corpus
+from hf_tlm.retrieval.union import Union
+
+if TYPE_CHECKING:
+    from elasticsearch import Elasticsearch
+
+__all__ = ["ElasticHits", "ElasticSettings", "fetch", "index_corpus", "retrieve_elastic", "search"]
+
+FETCH_ROWS = 500
+# What is needed of an answer; an item without hits keeps its status, so items stay aligned with queries.
+FOUND = "hits.hits._id,hits.hits._score,hits.hits.fields,status,error,timed_out,_shards".split(",")
+FILTER = [*(f"responses.{path}" for path in FOUND), "error", "status"]
+
+
+def search(
+    queries: Sequence[str],
+    top_k: int,
+    settings: ElasticSettings,
+    bm25: Bm25Settings,
+    *,
+    query_ids: Sequence[str] | None = None,
+) -> Iterator[tuple[list[str], np.ndarray]]:
+    """(ids, scores float32) of each query in order, at most top_k, by score descending, then id.
+
+    Where the index has a keyword field with the ids, ties at rank K are broken by id as well; else the cluster decides
+    which of several equal passages is the last.
+
+    Raises:
+        RetrievalError: settings the cluster cannot have or the index does not have; top_k above the index's
+            max_result_window; an index that is incomplete; a query that fails, with its number (from 1), its id if
+            query_ids are given, and the reason.
+    """
+    check_settings(bm25)
+    with connect(settings) as client:
+        layout = read_layout(client, settings)
+        _check_layout(layout, top_k, settings, bm25)
+        names = [f"{number} ({name})" for number, name in enumerate(query_ids or [], start=1)]
+        names = names or [str(number + 1) for number in range(len(queries))]
+        for start in range(0, len(queries), settings.batch_size):
+            batch = slice(start, start + settings.batch_size)
+            yield from _search_batch(client, queries[batch], names[batch], top_k, settings, layout)
+
+
+def _check_layout(layout: Layout, top_k: int, settings: ElasticSettings, bm25: Bm25Settings) -> None:
+    index = settings.index
+    if top_k > layout.max_result_window:
+        raise RetrievalError(
+            f"top_k is {top_k}, but the index {index!r} gives at most {layout.max_result_window} passages a query. Lower "
+            f"top_k, or raise the index's setting index.max_result_window to {top_k} (its memory grows with it)."
+        )
+    wanted = {"type": "BM25", "k1": bm25.k1, "b": bm25.b}
+    if layout.similarity != wanted:
+        raise RetrievalError(
+            f"The index {index!r} scores with {layout.similarity}, the settings ask for {wanted}. In Elasticsearch they "
+            "belong to the index: ask for the index's, or make an index with yours."
+        )
+    if layout.stamp is None:
+        return
+    if not layout.stamp["complete"]:
+        raise RetrievalError(f"The index {index!r} is not complete: its making was interrupted. Index the corpus again.")
+    if (stopwords := layout.stamp["settings"]["stopwords"]) != bm25.stopwords:
+        raise RetrievalError(f"The index {index!r} was made with stopwords={stopwords!r}, not {bm25.stopwords!r}.")
+
+
+def _search_batch(
+    client: Elasticsearch, texts: Sequence[str], names: list[str], top_k: int, settings: ElasticSettings, layout: Layout
+) -> list[tuple[list[str], np.ndarray]]:
+    """One `_msearch`, and more for the queries of it that fail for a passing reason."""
+    body: dict[str, Any] = {"size": top_k, "_source": False, "track_total_hits": False}
+    if layout.id_field is not None:
+        # Ids from doc values: nothing stored has to be read, one hit at a time, and ties have an order.
+        body |= {"stored_fields": "_none_", "docvalue_fields": [layout.id_field]}
+        body["sort"] = [{"_score": "desc"}, {layout.id_field: "asc"}]
+    found: dict[int, tuple[list[str], np.ndarray]] = {}
+
+    def ask():
+        pending = [place for place in range(len(texts)) if place not in found]
+        searches: list[dict[str, Any]] = []
+        for place in pending:
+            # The same preference sends all requests to the same copies of the shards, whose statistics may differ.
+            query = {"match": {settings.text_field: {"query": texts[place]}}}
+            searches += [{"preference": STAMP}, {**body, "query": query}]
+        answer = client.msearch(
+            index=settings.index, searches=searches, search_type="dfs_query_then_fetch", filter_path=FILTER
+        )
+        again = None
+        for place, item in zip(pending, answer["responses"], strict=True):
+            problem, passing = _problem(item)
+            if problem is None:
+                found[place] = _hits(item, layout.id_field)
+            elif passing:
+                again = again or _query_error(names[place], problem)
+            else:
+                raise RetrievalError(_query_error(names[place], problem))
+        if again:
+            raise Unfinished(again)
+
+    patiently(ask, settings)
+    return [found[place] for place in range(len(texts))]
+
+
+def _problem(item: dict[str, Any]) -> tuple[str | None, bool]:
+    """(what is wrong with one answer or None, whether it may pass). Hits of some of the shards are no answer."""
+    if "error" in item:
+        reason = reason_of(item["error"])
+        return f"{item.get('status')}, {reason}", item.get("status") in RETRIED
+    if item.get("timed_out"):
+        return "it ran out of time", True
+    shards = item.get("_shards", {})
+    if shards.get("failed"):
+        return f"{shards['failed']} of {shards.get('total')} shards failed: {reason_of(shards.get('failures'))}", True
+    return None, False
+
+
+def _query_error(name: str, problem: str) -> str:
+    message = f"Query number {name} failed in the cluster: {problem}."
+    if any(sign in problem for sign in ("maxClauseCount", "_clauses", "too many clauses")):
+        message += (
+            " It has more terms than the cluster accepts. Shorten the queries (query_mode='rake', or a cap on the length of "
+            "the task's texts). Elasticsearch sets the limit from its nodes' memory; give them a larger heap to raise it."
+        )
+    return message
+
+
+def _hits(item: dict[str, Any], id_field: str | None) -> tuple[list[str], np.ndarray]:
+    hits = item.get("hits", {}).get("hits", [])
+    ids = [hit["_id"] if id_field is None else hit["fields"][id_field][0] for hit in hits]
+    scores = np.array([hit["_score"] for hit in hits], np.float32)
+    order = sorted(range(len(ids)), key=lambda hit: (-scores[hit], ids[hit]))
+    return [ids[hit] for hit in order], scores[order]
+
+
+def fetch(ids: Sequence[str], settings: ElasticSettings) -> list[dict[str, str]]:
+    """{"id", "text", "source"} of passages, in the order of `ids`, which `search` gave.
+
+    Raises:
+        RetrievalError: a passage that is not there any more, is there twice, or has no text.
+    """
+    rows: list[dict[str, str]] = []
+    with connect(settings) as client:
+        layout = read_layout(client, settings)
+        for start in range(0, len(ids), FETCH_ROWS):
+            batch = list(ids[start : start + FETCH_ROWS])
+            found = _fetch_batch(client, batch, settings, layout)
+            for identifier in batch:
+                document = found.get(identifier, {})
+                text = _value(document, layout.text_path)
+                if not isinstance(text, str):
+                    raise RetrievalError(
+                        f"Passage {identifier!r} of index {settings.index!r} has no text under {layout.text_path!r} any "
+                        "more, or it is not one string. Do not change the index while retrieving from it."
+                    )
+                source = layout.source_path and _value(document, layout.source_path)
+                rows.append({"id": identifier, "text": text, "source": str(source or settings.index)})
+    return rows
+
+
+def _fetch_batch(client: Elasticsearch, ids: list[str], settings: ElasticSettings, layout: Layout) -> dict[str, dict]:
+    """id -> _source, for those that are there."""
+    paths = [layout.text_path, *([layout.source_path] if layout.source_path else [])]
+    found: dict[str, dict] = {}
+
+    def get():
+        pending = [identifier for identifier in ids if identifier not in found]
+        again = None
+        for document in client.mget(index=settings.index, ids=pending, source_includes=paths)["docs"]:
+            if "error" in document:
+                again = f"Passage {document['_id']!r} cannot be read: {reason_of(document['error'])}."
+            else:
+                found[document["_id"]] = document.get("_source", {})
+        if again:
+            raise Unfinished(again)
+
+    def find():
+        query = {"terms": {settings.id_field: ids}}
+        size = min(len(ids) + 1, layout.max_result_window)
+        answer = client.search(
+            index=settings.index, query=query, size=size, source=paths, docvalue_fields=[settings.id_field]
+        )
+        problem, _ = _problem(answer.body)
+        if problem:
+            raise Unfinished(f"Passages cannot be read: {problem}.")
+        hits = answer["hits"]["hits"]
+        found.update((hit["fields"][settings.id_field][0], hit.get("_source", {})) for hit in hits)
+        if len(found) < len(hits):
+            raise RetrievalError(
+                f"id_field {settings.id_field!r} of index {settings.index!r} has the same id more than once."
+            )
+
+    patiently(get if settings.id_field is None else find, settings)
+    return found
+
+
+def _value(document: dict[str, Any], path: str) -> Any:
+    """A field of `_source`, where "a.b" may be one key or two."""
+    if path in document or "." not in path:
+        return document.get(path)
+    head, _, rest = path.partition(".")
+    inner = document.get(head)
+    return _value(inner, rest) if isinstance(inner, dict) else None
+
+
+@dataclass
+class ElasticHits:
+    """The union of all queries' hits. ids: passages in the order they were first seen, to which positions in `union` refer.
+
+    counts: queries, passages (in the index). without_hits: positions of the queries that found nothing. fingerprint: of the
+    corpus that `index_corpus` put there; None for an index of other making.
+    """
+
+    ids: list[str]
+    union: Union
+    counts: dict[str, int]
+    without_hits: list[int]
+    fingerprint: str | None
+
+
+def retrieve_elastic(
+    query_ids: Sequence[str],
+    queries: Sequence[str],
+    top_k: int,
+    settings: ElasticSettings,
+    bm25: Bm25Settings,
+    *,
+    max_query_terms: int | None = None,
+) -> ElasticHits:
+    """The top_k passages of every query, joined as `retrieve` joins them; texts come from `fetch`.
+
+    Args:
+        query_ids: name a query in errors.
+        max_query_terms: refused, because analysis happens in the cluster.
+
+    Raises:
+        RetrievalError: see `check_settings` and `search`; no passage at all was found.
+    """
+    from tqdm.auto import tqdm
+
+    check_settings(bm25, max_query_terms)
+    positions: dict[str, int] = {}
+    union, without_hits = Union(), []
+    hits = search(queries, top_k, settings, bm25, query_ids=query_ids)
+    for query, (ids, scores) in enumerate(tqdm(hits, total=len(queries), desc="Retrieving", unit=" queries")):
+        documents = np.array([positions.setdefault(identifier, len(positions)) for identifier in ids], np.int64)
+        union.add(query, documents, scores)
+        if not len(ids):
+            without_hits.append(query)
+    if not positions:
+        raise RetrievalError(
+            f"None of the {len(queries)} queries finds a passage in index {settings.index!r}. Check that task and corpus "
+            f"are in the same language and that text_field ({settings.text_field!r}) is the right one."
+        )
+    with connect(settings) as client:
+        stamp = read_layout(client, settings).stamp
+        passages = patiently(lambda: client.count(index=settings.index), settings)["count"]
+    counts = {"queries": len(queries), "passages": passages}
+    return ElasticHits(list(positions), union, counts, without_hits, stamp and stamp["fingerprint"])

@@ -1,0 +1,321 @@
+"""Where hits come from: every engine takes queries and gives the union of their top K, in the order of a subset."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from hf_tlm.retrieval.analyzer import RetrievalError
+from hf_tlm.retrieval.bm25 import Bm25Settings, Hits, check_engine
+from hf_tlm.retrieval.engines import packages as backends
+from hf_tlm.retrieval.engines.bm25.files import META_FILE, ChangedIndexError, order_of_ids
+from hf_tlm.retrieval.engines.bm25.index import Index
+from hf_tlm.retrieval.engines.bm25.tokenize import TokenizedTexts, tokenize_texts
+from hf_tlm.retrieval.union import Union
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from hf_tlm.corpora import Corpus, Part
+    from hf_tlm.retrieval.engines.elasticsearch.search import ElasticSettings
+
+logger = logging.getLogger(__name__)
+
+NAMED_EXAMPLES = 10
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """How the "sharded" engine cuts its work; see `retrieve_sharded`.
+
+    Args:
+        num_shards: one is indexed and searched by one process.
+        executor: "local", "ray", "slurm" or "jobs".
+        workers: shards at a time; None: all cores for local processes, elsewhere no limit.
+        work_dir: what a killed run continues from; None: a folder of the cache, named by corpus, task and settings.
+        options: of datatrove's executor.
+    """
+
+    num_shards: int = 2
+    executor: str = "local"
+    workers: int | None = None
+    work_dir: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Search:
+    """What every engine is asked.
+
+    query_ids, queries: the training examples and their query texts; folder: where indexes and work in progress are kept;
+    index_dir: a folder for this corpus's index that the user chose.
+    """
+
+    name: str
+    query_ids: Sequence[str]
+    queries: Sequence[str]
+    top_k: int
+    settings: Bm25Settings
+    max_query_terms: int | None
+    folder: Path
+    index_dir: str | None = None
+    num_threads: int | None = None
+    query_batch_size: int | None = None
+
+    def digest(self, *more: Any) -> str:
+        """Names a search and whatever else its work in progress depends on."""
+        asked = [self.queries, self.top_k, asdict(self.settings), self.max_query_terms, *map(str, more)]
+        return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
+
+    def tokenize(self) -> TokenizedTexts:
+        """The queries' terms.
+
+        Raises:
+            RetrievalError: there is not one.
+        """
+        tokenized = tokenize_texts(self.queries, self.settings.analyzer)
+        empty = np.flatnonzero(np.diff(tokenized.offsets) == 0)
+        if len(empty) == len(tokenized):
+            raise RetrievalError(
+                f"All {len(tokenized)} queries of {self.name} are empty once stop words and single characters are "
+                "dropped. Check the task's text column, or keep stop words (stopwords=None)."
+            )
+        if len(empty):
+            logger.warning("%d of %d queries are empty, first: %s.", len(empty), len(tokenized), self.query_ids[empty[0]])
+        return tokenized
+
+    def check_found(self, found: int, passages: int) -> None:
+        """Raise RetrievalError unless something was found."""
+        if found == 0:
+            raise RetrievalError(
+                f"None of the {len(self.queries)} queries of {self.name} shares a word with any of the {passages} "
+                "passages. Check that task and corpus are in the same language and that the right columns are read."
+            )
+
+    def named(self, without_hits: Sequence[int]) -> list[str]:
+        """Ids of the first of some queries."""
+        return [self.query_ids[number] for number in without_hits[:NAMED_EXAMPLES]]
+
+
+@dataclass
+class Found:
+    """Passages (id, text, source) in the order of a subset, the subset's other columns, and counts.
+
+    columns: rank, score, n_queries and best_query, the number of a query.
+    counts: passages (of the corpus), sources (passages of the corpus per source), queries_without_hits and
+    first_queries_without_hits where the engine knows them.
+    """
+
+    passages: Dataset
+    columns: dict[str, Any]
+    counts: dict[str, Any]
+
+    def select(self, rows: np.ndarray) -> Found:
+        """Some of the passages."""
+        columns = {name: np.asarray(values)[rows] for name, values in self.columns.items()}
+        return Found(self.passages.select(rows), columns, self.counts)
+
+
+def search_corpus(engine: str, search: Search, corpus: Corpus) -> Found:
+    """Our own index, or an engine of another package, over a corpus on this machine."""
+    queries = search.tokenize()
+    passages, index = (_indexed if engine == "bm25" else _read)(search, corpus)
+    if search.top_k > len(passages):
+        logger.warning("top_k %d is larger than the corpus: K = %d, all of it.", search.top_k, len(passages))
+    if index is not None:
+        order = index.order
+        hits = index.search(
+            queries,
+            search.top_k,
+            settings=search.settings,
+            max_query_terms=search.max_query_terms,
+            num_threads=search.num_threads,
+            query_batch_size=search.query_batch_size,
+        )
+    else:
+        order = order_of_ids(pa.array(passages["id"][:]))
+        tokenized = tokenize_texts(passages["text"][:], search.settings.analyzer)
+        asked = queries
+        if search.max_query_terms is not None:
+            asked = rarest_terms(queries, tokenized, search.max_query_terms)
+        hits = backends.search(asked, tokenized, search.top_k, backend=engine, settings=search.settings, tie_key=order)
+    union, without_hits = _join(search, hits, len(passages))
+    rows = union.order(order)
+    search.check_found(len(rows), len(passages))
+    without_hits = [number for number in without_hits if queries.offsets[number] < queries.offsets[number + 1]]
+    counts = {
+        "passages": len(passages),
+        "sources": count_sources(passages),
+        "bad_files": list(corpus.bad_files),
+        "queries_without_hits": len(without_hits),
+        "first_queries_without_hits": search.named(without_hits),
+    }
+    return Found(passages.select(rows), _columns(union, rows), counts)
+
+
+def search_shards(search: Search, corpus: Corpus, sharding: Sharding) -> Found:
+    """A corpus larger than one machine."""
+    from hf_tlm.retrieval.engines.sharded.sharded import retrieve_sharded
+
+    found = retrieve_sharded(
+        search.tokenize(),
+        corpus,
+        search.top_k,
+        search.settings,
+        work_dir=sharding.work_dir or search.folder / f"sharded-{corpus.fingerprint}-{search.digest(sharding)}",
+        num_shards=sharding.num_shards,
+        executor=sharding.executor,
+        workers=sharding.workers,
+        max_query_terms=search.max_query_terms,
+        query_batch_size=search.query_batch_size,
+        executor_options=sharding.options,
+        cache_dir=str(search.folder),
+    )
+    search.check_found(len(found.passages), found.counts["passages"])
+    columns = {name: getattr(found, name) for name in ("rank", "score", "n_queries", "best_query")}
+    return Found(found.passages, columns, found.counts | {"first_queries_without_hits": search.named(found.without_hits)})
+
+
+def search_elastic(search: Search, corpus: Corpus | None, elastic: ElasticSettings) -> Found:
+    """A cluster's index; made from the corpus if one is given and the index is not there."""
+    from datasets import Dataset
+
+    from hf_tlm.retrieval.engines.elasticsearch.search import fetch, index_corpus, retrieve_elastic
+
+    counts: dict[str, Any] = {}
+    if corpus is not None:
+        passages = corpus.to_dataset(str(search.folder))
+        index_corpus(passages, elastic, search.settings, corpus_name=corpus.name, fingerprint=corpus.fingerprint)
+        counts |= {"sources": count_sources(passages), "bad_files": list(corpus.bad_files)}
+    found = retrieve_elastic(
+        search.query_ids,
+        search.queries,
+        search.top_k,
+        elastic,
+        search.settings,
+        max_query_terms=search.max_query_terms,
+    )
+    rows = found.union.order(order_of_ids(pa.array(found.ids)))
+    passages = Dataset.from_list(fetch([found.ids[row] for row in rows], elastic))
+    # Those that are empty are counted as such by whoever asked.
+    analyzer = search.settings.analyzer if found.fingerprint else str.split
+    without_hits = [number for number in found.without_hits if analyzer(search.queries[number])]
+    counts |= {
+        "fingerprint": found.fingerprint,
+        "passages": found.counts["passages"],
+        "queries_without_hits": len(without_hits),
+        "first_queries_without_hits": search.named(without_hits),
+    }
+    return Found(passages, _columns(found.union, rows), counts)
+
+
+def rarest_terms(queries: TokenizedTexts, corpus: TokenizedTexts, max_query_terms: int) -> TokenizedTexts:
+    """Every query with only its terms that occur in the fewest passages, at most so many (then the first)."""
+    owner = np.repeat(np.arange(len(corpus)), np.diff(corpus.offsets))
+    in_passages = np.unique(owner * max(len(corpus.vocabulary), 1) + corpus.ids) % max(len(corpus.vocabulary), 1)
+    frequencies = dict(zip(corpus.vocabulary, np.bincount(in_passages, minlength=len(corpus.vocabulary)), strict=True))
+    frequency = np.array([frequencies.get(term, 0) for term in queries.vocabulary])
+    kept = []
+    for query in queries:
+        known = dict.fromkeys(term for term in query if frequency[term])
+        chosen = set(sorted(known, key=frequency.__getitem__)[:max_query_terms])
+        kept.append([term for term in query if term in chosen])
+    offsets = np.concatenate([[0], np.cumsum([len(query) for query in kept])])
+    return TokenizedTexts(np.array([term for query in kept for term in query], np.int32), offsets, queries.vocabulary)
+
+
+def count_sources(passages: Dataset) -> dict[str, int]:
+    """Passages per source, most first."""
+    counted = pc.value_counts(passages.with_format("arrow").data.column("source")).to_pylist()
+    return {entry["values"]: entry["counts"] for entry in sorted(counted, key=lambda e: (-e["counts"], e["values"]))}
+
+
+def check_search(engine: str, settings: Bm25Settings, max_query_terms: int | None = None) -> None:
+    """Raise RetrievalError unless there is such an engine and it has the variant."""
+    if engine == "elasticsearch":
+        from hf_tlm.retrieval.engines.elasticsearch.client import check_settings
+
+        check_settings(settings, max_query_terms)
+    else:
+        check_engine("bm25" if engine == "sharded" else engine, settings)
+
+
+def _read(search: Search, corpus: Corpus) -> tuple[Dataset, None]:
+    return corpus.to_dataset(str(search.folder)), None
+
+
+def _indexed(search: Search, corpus: Corpus) -> tuple[Dataset, Index]:
+    """The corpus and its index, row by row the same passages; a chosen index that lacks new files is extended by them."""
+    passages = corpus.to_dataset(str(search.folder))
+    parts = {part.fingerprint: part for part in corpus.parts if part.name not in corpus.bad_files}
+    fingerprint = corpus.fingerprint
+    if corpus.bad_files:  # Another time they may be readable.
+        fingerprint += "-without-" + hashlib.sha256("\n".join(corpus.bad_files).encode()).hexdigest()[:8]
+    analyzer = search.settings.analyzer
+    name = f"index-{fingerprint}-{analyzer.stopwords or 'all'}-{analyzer.stemmer or 'words'}"
+    directory = Path(search.index_dir or search.folder / name)
+    if search.index_dir is not None and (directory / META_FILE).exists():
+        _extend(directory, parts, fingerprint, corpus.name, search)
+    index = Index.open_or_build(
+        directory,
+        passages,
+        corpus_name=corpus.name,
+        fingerprint=fingerprint,
+        analyzer=analyzer,
+        parts=list(parts),
+        num_threads=search.num_threads,
+    )
+    # An index that was built of the corpus as a whole has its order.
+    if index.parts not in (list(parts), [fingerprint]):
+        passages = _concatenated([parts[part] for part in index.parts], search.folder)
+    return passages, index
+
+
+def _extend(directory: Path, parts: Mapping[str, Part], fingerprint: str, corpus_name: str, search: Search) -> None:
+    """Have an index hold all these parts if it holds some of them; what other processes add meanwhile is not added again."""
+    while True:
+        index = Index.load(directory, analyzer=search.settings.analyzer)
+        if not set(index.parts) < set(parts):
+            return
+        new = [part for part in parts if part not in index.parts]
+        rows = _concatenated([parts[part] for part in new], search.folder)
+        about = {"fingerprint": fingerprint, "corpus_name": corpus_name, "parts": new}
+        with contextlib.suppress(ChangedIndexError):
+            index.extend(rows, **about, num_threads=search.num_threads)
+
+
+def _concatenated(parts: Sequence[Part], folder: Path) -> Dataset:
+    from datasets import concatenate_datasets
+
+    return concatenate_datasets([part.to_dataset(str(folder)) for part in parts])
+
+
+def _join(search: Search, hits: Iterator[Hits], num_passages: int) -> tuple[Union, list[int]]:
+    """(union, numbers of queries without hits)."""
+    from tqdm.auto import tqdm
+
+    union, without_hits = Union(num_passages), []
+    for query, (documents, scores) in enumerate(tqdm(hits, total=len(search.queries), desc="Retrieving", unit=" queries")):
+        union.add(query, documents, scores)
+        if len(documents) == 0:
+            without_hits.append(query)
+    return union, without_hits
+
+
+def _columns(union: Union, rows: np.ndarray) -> dict[str, np.ndarray]:
+    return {
+        "rank": union.best_rank[rows],
+        "score": union.best_score[rows],
+        "n_queries": union.n_queries[rows],
+        "best_query": union.best_query[rows],
+    }

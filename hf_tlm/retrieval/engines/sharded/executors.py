@@ -1,0 +1,323 @@
+"""datatrove's executors, quiet on the terminal and safe to kill, behind one function.
+
+A task's log goes to its stage's folder, and so does its error, by which the run that waits for it can say what happened.
+Two loops are our own: datatrove's local pool waits for ever once a worker is killed, and so does its Ray loop if a node
+leaves while a task starts there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import inspect
+import io
+import json
+import multiprocessing
+import multiprocessing.forkserver
+import os
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from copy import deepcopy
+from multiprocessing.connection import wait
+from typing import Any
+
+from datatrove.executor.base import PipelineExecutor
+from datatrove.executor.jobs import ARRAY_INDEX_ENV_VAR, JobsPipelineExecutor
+from datatrove.executor.local import LocalPipelineExecutor
+from datatrove.executor.ray import RayPipelineExecutor
+from datatrove.executor.slurm import SlurmPipelineExecutor
+from datatrove.pipeline.base import PipelineStep
+from loguru import logger as datatrove_logger
+
+from hf_tlm.errors import HfTlmError
+from hf_tlm.retrieval.analyzer import RetrievalError
+from hf_tlm.retrieval.engines.sharded.slurm_queue import in_queue
+
+# Arguments of datatrove's that are given here, or that our loops have no use for.
+OWN_ARGUMENTS = {"pipeline", "tasks", "logging_dir", "skip_completed", "depends", "depends_job_id", "run_on_dependency_fail"}
+UNUSED_ARGUMENTS = {
+    "local": {"local_tasks", "local_rank_offset"},
+    "ray": {"nodes_per_task", "tasks_per_job", "time", "log_first"},
+}
+RAY_RETRIES = 3  # of a task whose node or process is lost
+SLURM_POLL = 10.0  # seconds
+
+
+class _Quiet:
+    """Tasks write to their log only, and leave their error as `errors/<rank>.json`."""
+
+    _run = PipelineExecutor._run_for_rank
+
+    def _run_for_rank(self, rank: int, local_rank: int = 0, node_rank: int = -1):
+        # Their logger takes sys.stderr for its console whenever a task begins or ends.
+        with contextlib.redirect_stderr(io.StringIO()):
+            try:
+                return self._run(rank, local_rank, node_rank)
+            except Exception as error:
+                known = isinstance(error, HfTlmError)
+                with self.logging_dir.open(f"errors/{rank:05d}.json", "w") as file:
+                    json.dump({"known": known, "message": str(error) if known else f"{type(error).__name__}: {error}"}, file)
+                raise
+
+    def incomplete(self) -> list[int]:
+        """The ranks without a completion marker, as the file system has them now."""
+        self.logging_dir.fs.invalidate_cache()
+        return self.get_incomplete_ranks(skip_completed=True)
+
+    def forget(self, rank: int) -> None:
+        """Take back a task's marker: what it stood for is not there."""
+        self.logging_dir.rm(f"completions/{rank:05d}")
+
+    def forget_errors(self) -> None:
+        """Those of an earlier run."""
+        if self.logging_dir.isdir("errors"):
+            self.logging_dir.rm("errors", recursive=True)
+
+    def errors(self) -> dict[int, dict[str, Any]]:
+        """{"known": an HfTlmError, "message"} of the tasks that failed in this run."""
+        self.logging_dir.fs.invalidate_cache()
+        found = {}
+        for rank in self.incomplete():
+            if self.logging_dir.isfile(path := f"errors/{rank:05d}.json"):
+                with self.logging_dir.open(path, "r") as file:
+                    found[rank] = json.load(file)
+        return found
+
+    def log_of(self, rank: int) -> str:
+        return self.logging_dir.resolve_paths(f"logs/task_{rank:05d}.log")
+
+
+class LocalExecutor(_Quiet, LocalPipelineExecutor):
+    """One process per task, `workers` at a time; a single worker is this process."""
+
+    def run(self) -> None:
+        """Raises RetrievalError when a process was killed; other failures are in `errors`."""
+        ranks = self.get_incomplete_ranks()
+        if self.workers == 1:
+            pipeline = self.pipeline
+            for rank in ranks:
+                self.pipeline = deepcopy(pipeline)
+                self._run_for_rank(rank)
+            return
+        context = multiprocessing.get_context(self.start_method)
+        running: dict[Any, tuple[int, Any]] = {}
+        try:
+            while ranks or running:
+                while ranks and len(running) < self.workers:
+                    rank = ranks.pop(0)
+                    process = context.Process(target=_run_in_process, args=(self, rank), daemon=True)
+                    process.start()
+                    running[process.sentinel] = rank, process
+                for sentinel in wait(list(running)):
+                    rank, process = running.pop(sentinel)
+                    process.join()
+                    if process.exitcode:
+                        _check_exit(rank, process.exitcode, rank in self.errors())
+                        return
+        finally:
+            for _, process in running.values():
+                process.terminate()
+            for _, process in running.values():
+                process.join()
+
+
+def _run_in_process(executor: LocalExecutor, rank: int) -> None:
+    # A task must not outlive a killed run: nobody would stop it.
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    try:
+        executor._run_for_rank(rank)
+    except Exception:  # It is in `errors` and in the log.
+        os._exit(1)
+
+
+def _exit_with_parent() -> None:
+    multiprocessing.parent_process().join()
+    os._exit(1)
+
+
+def _check_exit(rank: int, code: int, told: bool) -> None:
+    if code < 0:
+        raise RetrievalError(
+            f"The process of shard {rank} was killed by signal {-code}; if that was for memory, use more shards or fewer "
+            "workers. Start the same run again: it continues from here."
+        )
+    if not told:
+        raise RetrievalError(
+            f"The process of shard {rank} ended with status {code} before it began. A script that calls this on local "
+            "processes needs `if __name__ == '__main__':` around what it does."
+        )
+
+
+class RayExecutor(_Quiet, RayPipelineExecutor):
+    """Ray tasks, which Ray itself runs elsewhere when a node is lost, and whose processes serve more than one shard."""
+
+    def run(self) -> None:
+        """Raises RetrievalError when no node of the cluster can hold a task."""
+        import ray
+
+        memory = int(self.mem_per_cpu_gb * self.cpus_per_task * 2**30)
+        needs = {"CPU": self.cpus_per_task, "GPU": self.gpus_per_task, "memory": memory}
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        if not any(all(node.get(name, 0) >= amount for name, amount in needs.items()) for node in nodes):
+            raise RetrievalError(
+                f"No node of the Ray cluster has what a task asks for: {self.cpus_per_task} CPUs and "
+                f"{self.mem_per_cpu_gb} GB of memory each. Lower cpus_per_task or mem_per_cpu_gb."
+            )
+        ranks, running = self.get_incomplete_ranks(), []
+        options = {
+            "num_cpus": self.cpus_per_task,
+            "num_gpus": self.gpus_per_task,
+            "memory": memory,
+            "max_retries": RAY_RETRIES,
+            "scheduling_strategy": "SPREAD",
+            **(self.ray_remote_kwargs or {}),
+        }
+        task, executor = ray.remote(_Quiet._run_for_rank).options(**options), ray.put(self)
+        try:
+            while ranks or running:
+                while ranks and len(running) < self.workers:
+                    running.append(task.remote(executor, ranks.pop(0)))
+                for done in ray.wait(running, num_returns=1)[0]:
+                    running.remove(done)
+                    if not _finished(done):
+                        return
+        finally:
+            for waiting in running:
+                ray.cancel(waiting, force=True)
+
+
+def _finished(task) -> bool:
+    import ray
+
+    try:
+        ray.get(task)
+    except ray.exceptions.RayError:  # It is in `errors`, or the task was lost too often.
+        return False
+    return True
+
+
+class SlurmExecutor(_Quiet, SlurmPipelineExecutor):
+    """Array jobs; `run` waits for them, also for those of a killed run that are still in the queue."""
+
+    def run(self) -> None:
+        if "SLURM_ARRAY_TASK_ID" in os.environ:
+            super().run()
+            return
+        job = json.loads(self.logging_dir.cat_file("job.json")) if self.logging_dir.isfile("job.json") else -1
+        if not in_queue(job):
+            super().run()
+            job = self.job_id
+            self.logging_dir.pipe_file("job.json", json.dumps(job).encode())
+        while self.incomplete() and in_queue(job):
+            time.sleep(SLURM_POLL)
+
+    def launch_merge_stats(self) -> None:
+        """Nothing: what is worth counting is in the outputs, and a job less is a queue less."""
+
+
+class JobsExecutor(_Quiet, JobsPipelineExecutor):
+    """Hugging Face Jobs; everything they share is in a remote folder."""
+
+    _run = JobsPipelineExecutor._run_for_rank
+
+
+EXECUTORS: dict[str, type[PipelineExecutor]] = {
+    "local": LocalExecutor,
+    "ray": RayExecutor,
+    "slurm": SlurmExecutor,
+    "jobs": JobsExecutor,
+}
+
+
+def make_executor(
+    name: str, pipeline: list[PipelineStep], tasks: int, logging_dir: str, options: dict[str, Any] | None = None
+) -> PipelineExecutor:
+    """An executor of datatrove for some tasks of a pipeline.
+
+    Args:
+        name: one of EXECUTORS.
+        logging_dir: where logs and completion markers go; every machine that runs a task must see it.
+        options: arguments of datatrove's class of that name, such as `workers`, `cpus_per_task`, `partition`.
+
+    Raises:
+        RetrievalError: see `check_executor`.
+    """
+    options = {key: value for key, value in (options or {}).items() if key != "address"}
+    check_executor(name, options)
+    datatrove_logger.remove()  # Its console; from here on there are only the tasks' logs.
+    return EXECUTORS[name](pipeline=pipeline, tasks=tasks, logging_dir=logging_dir, **options)
+
+
+def check_executor(name: str, options: dict[str, Any]) -> None:
+    """Everything that can be refused before anything runs.
+
+    Raises:
+        RetrievalError: an unknown executor or option; slurm without partition and time or without `sbatch`, or inside an
+            array job; jobs without a token or the packages to install; ray is not installed.
+    """
+    if name not in EXECUTORS:
+        raise RetrievalError(f"executor must be one of {', '.join(EXECUTORS)}; received {name!r}.")
+    known = inspect.signature(EXECUTORS[name]).parameters.keys() - OWN_ARGUMENTS - UNUSED_ARGUMENTS.get(name, set())
+    if name == "ray":
+        known = known | {"address"}
+    if unknown := sorted(options.keys() - known):
+        raise RetrievalError(f"The {name} executor has no option {', '.join(unknown)}; it has {', '.join(sorted(known))}.")
+    if name == "ray" and importlib.util.find_spec("ray") is None:
+        raise RetrievalError("The ray executor needs Ray: pip install 'hf-tlm[ray]'.")
+    if name == "slurm":
+        if missing := [key for key in ("partition", "time") if not options.get(key)]:
+            raise RetrievalError(f"The slurm executor needs {' and '.join(missing)}, as sbatch takes them (time: 04:00:00).")
+        if shutil.which("sbatch") is None:
+            raise RetrievalError("There is no sbatch on the PATH: start this on a login node of the Slurm cluster.")
+        if "SLURM_ARRAY_TASK_ID" in os.environ:
+            raise RetrievalError("This is inside an array job of Slurm. Start it on a login node: it submits its own.")
+    if name == "jobs":
+        from huggingface_hub import get_token
+
+        if not (options.get("token") or get_token()):
+            raise RetrievalError("The jobs executor needs a token of the Hugging Face Hub: set HF_TOKEN or `hf auth login`.")
+        if not options.get("dependencies"):
+            raise RetrievalError(
+                "The jobs executor needs dependencies: what a Job installs, this package among it, such as "
+                '["hf-tlm[sharded] @ git+https://..."].'
+            )
+        if ARRAY_INDEX_ENV_VAR in os.environ:
+            raise RetrievalError("This is inside a Job. Start it elsewhere: it submits its own.")
+
+
+@contextlib.contextmanager
+def cluster(name: str, options: dict[str, Any], preload: list[str]) -> Iterator[None]:
+    """What the tasks of a run need to be there, for its time.
+
+    local: the process that others fork from, which imports the modules of `preload` while this one goes on. ray: the
+    connection there is, else options["address"], $RAY_ADDRESS, or a cluster of this machine alone.
+
+    Raises:
+        RetrievalError: the Ray cluster cannot be reached.
+    """
+    if name == "local" and options.get("workers") != 1 and options.get("start_method", "forkserver") == "forkserver":
+        multiprocessing.set_forkserver_preload(preload)
+        multiprocessing.forkserver.ensure_running()
+    if name != "ray":
+        yield
+        return
+    import ray
+
+    if ray.is_initialized():
+        yield
+        return
+    address = options.get("address") or os.environ.get("RAY_ADDRESS")
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    try:
+        if port.isdecimal():  # Ray itself would try for many minutes.
+            socket.create_connection((host, int(port)), timeout=10).close()
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    except OSError as error:
+        raise RetrievalError(f"Cannot reach the Ray cluster at {address}: {error}.") from error
+    try:
+        yield
+    finally:
+        ray.shutdown()

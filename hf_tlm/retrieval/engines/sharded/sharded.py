@@ -1,0 +1,249 @@
+"""Retrieval from a corpus that is larger than one machine, on datatrove's executors; the result is the single index's.
+
+The corpus is cut into shards. Every shard is indexed by itself; the statistics that scores depend on are summed over the
+shards; every shard is searched under the sums, which makes its scores those of the whole corpus; the best K of all shards
+are the best K; and only the texts of passages in their union are read again. A killed run continues where it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import logging
+import os
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hf_tlm.retrieval.analyzer import RetrievalError
+from hf_tlm.retrieval.bm25 import Bm25Settings, check_engine
+from hf_tlm.retrieval.engines.bm25.tokenize import TokenizedTexts, tokenize_texts
+from hf_tlm.utils.claims import Claim
+from hf_tlm.utils.ranges import check_numbers
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from hf_tlm.corpora import Corpus
+    from hf_tlm.retrieval.engines.sharded.workspace import Workspace
+
+logger = logging.getLogger(__name__)
+
+FORMAT = "hf_tlm.sharded"
+FORMAT_VERSION = 1
+RUN_FILE = "run.json"
+# Shards of one machine: more of them take longer to start than to do.
+MOST_LOCAL = 1024
+PRELOAD = ["hf_tlm.retrieval.engines.sharded.preload"]  # once for all local processes
+
+
+@dataclass
+class ShardedHits:
+    """The union of all queries' top K, ordered as a subset: by rank, score (highest first), id.
+
+    passages: columns id, text, source; rank, n_queries, best_query: int32, score: float32, as in `Union`; without_hits: the
+    queries that are not empty and hit nothing; counts: "passages", "sources" (passages of the corpus per source), "skipped"
+    (documents without text), "bad_files" (names of those left out), "queries_without_hits".
+    """
+
+    passages: Dataset
+    rank: np.ndarray
+    score: np.ndarray
+    n_queries: np.ndarray
+    best_query: np.ndarray
+    without_hits: list[int]
+    counts: dict[str, Any]
+
+
+def retrieve_sharded(
+    queries: TokenizedTexts | Sequence[str],
+    corpus: Corpus,
+    top_k: int,
+    settings: Bm25Settings | None = None,
+    *,
+    work_dir: str | os.PathLike,
+    num_shards: int,
+    executor: str = "local",
+    workers: int | None = None,
+    max_query_terms: int | None = None,
+    query_batch_size: int | None = None,
+    skip_bad_files: bool | None = None,
+    executor_options: dict[str, Any] | None = None,
+    cache_dir: str | None = None,
+) -> ShardedHits:
+    """The union of the top K of every query, in a corpus cut into shards.
+
+    Args:
+        queries: texts, or what `tokenize_texts` makes of them with the analyser of `settings`.
+        work_dir: what the machines share, and what a killed run continues from; each run has its own. A folder on a
+            disk that all of them see, or for "jobs" a URL such as `hf://buckets/<user>/<bucket>/<folder>`.
+        num_shards: one shard is indexed and searched by one process; its index has to fit on a disk, not in memory.
+        executor: "local" processes, "ray", "slurm", or "jobs" of Hugging Face. The sums, the merge and, but for jobs, the
+            reading of the chosen texts are done by this process.
+        workers: shards at a time; default all cores for local processes, elsewhere no limit.
+        max_query_terms, query_batch_size: see `Index.search`.
+        skip_bad_files: leave out whole files that cannot be read, and name them in the counts; None: as the corpus says.
+        executor_options: of datatrove's executor of that name: `cpus_per_task`, `mem_per_cpu_gb`, ...; slurm needs
+            `partition` and `time`, jobs `dependencies`; ray takes the cluster's `address`.
+        cache_dir: where a corpus that is not of files is kept; None: the cache of `datasets`.
+
+    Raises:
+        RetrievalError: an argument is wrong, datatrove or what the executor needs is missing, the work_dir belongs to
+            another run or is in use, a file cannot be read, ids repeat, there is no passage, or a shard failed.
+        CorpusError: the corpus cannot be read.
+    """
+    settings, options = settings or Bm25Settings(), dict(executor_options or {})
+    skip_bad_files = corpus.skip_bad_files if skip_bad_files is None else skip_bad_files
+    workers = options.get("workers") if workers is None else workers
+    _check_arguments(top_k, num_shards, workers, max_query_terms, settings)
+    if importlib.util.find_spec("datatrove") is None:
+        raise RetrievalError("Sharded retrieval needs datatrove: pip install 'hf-tlm[sharded]'.")
+    from hf_tlm.retrieval.engines.sharded import steps
+    from hf_tlm.retrieval.engines.sharded.executors import check_executor, cluster
+    from hf_tlm.retrieval.engines.sharded.pieces import plan, spread
+    from hf_tlm.retrieval.engines.sharded.stages import lock, open_workspace, run_stage
+    from hf_tlm.retrieval.engines.sharded.workspace import write_queries
+
+    if executor == "local":
+        if num_shards > MOST_LOCAL:
+            raise RetrievalError(
+                f"--num_shards: expected at most {MOST_LOCAL:,} with the local executor, whose shards take turns on this "
+                f"machine's cores; received {num_shards:,}."
+            )
+        workers = workers or min(num_shards, os.cpu_count() or 1)
+        threads = max(1, (os.cpu_count() or 1) // workers)
+    else:
+        threads = None if executor == "jobs" else options.get("cpus_per_task", 1)
+    options["workers"] = workers or -1
+    check_executor(executor, options)
+    workspace = open_workspace(work_dir, executor)
+    if not isinstance(queries, TokenizedTexts):
+        queries = tokenize_texts(queries, settings.analyzer)
+
+    with lock(workspace), cluster(executor, options, PRELOAD):
+        claimed = _claim(workspace, _identity(queries, corpus, top_k, settings, max_query_terms, num_shards))
+        if executor in ("local", "ray"):  # Whose tasks ended with the run that was killed.
+            _clear(workspace)
+        with claimed:
+            if not workspace.has("queries"):
+                with workspace.writing("queries") as folder:
+                    write_queries(folder, queries)
+            pieces = None
+            if workspace.local and all(part.size is not None for part in corpus.parts):
+                pieces = plan(corpus.parts, num_shards)
+            else:
+                spread(corpus, workspace, num_shards, cache_dir)
+        here = "local", {"workers": 1}
+        away = executor, options
+        okapi = settings.variant == "okapi"
+        index = steps.IndexShard(workspace, pieces, skip_bad_files, settings.analyzer, okapi, threads)
+        run_stage(index, num_shards, *away, "Indexing")
+        _check_bad_files(workspace, num_shards, skip_bad_files)
+        run_stage(steps.SumStatistics(workspace, num_shards, okapi), 1, *here)
+        search = steps.SearchShard(workspace, top_k, settings, max_query_terms, threads, query_batch_size)
+        run_stage(search, num_shards, *away, "Searching")
+        run_stage(steps.MergeHits(workspace, num_shards, top_k), 1, *here)
+        run_stage(steps.GatherTexts(workspace), num_shards, *(here if workspace.local else away))
+        return _result(workspace, num_shards)
+
+
+def _check_arguments(top_k: int, num_shards: int, workers: int | None, max_query_terms: int | None, settings) -> None:
+    check_engine("bm25", settings)
+    numbers = {"top_k": top_k, "num_shards": num_shards, "workers": workers, "max_query_terms": max_query_terms}
+    check_numbers(RetrievalError, **numbers)
+
+
+def _identity(queries: TokenizedTexts, corpus: Corpus, top_k, settings, max_query_terms, num_shards) -> dict[str, Any]:
+    """What the outputs of a run depend on."""
+    digest = hashlib.sha256(queries.ids.tobytes() + queries.offsets.tobytes() + "\n".join(queries.vocabulary).encode())
+    return {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "corpus": corpus.fingerprint,
+        "queries": f"{len(queries)} of digest {digest.hexdigest()[:16]}",
+        "settings": {**asdict(settings), "delta": settings.used_delta},
+        "top_k": top_k,
+        "max_query_terms": max_query_terms,
+        "num_shards": num_shards,
+    }
+
+
+def _claim(workspace: Workspace, identity: dict[str, Any]) -> Claim:
+    """Begin a run, or see that the one begun here is the same.
+
+    Raises:
+        RetrievalError: it is another, or the folder is something else.
+    """
+    try:
+        found = workspace.read(RUN_FILE)
+    except ValueError as error:
+        raise RetrievalError(f"{workspace.path(RUN_FILE)} is damaged. Use another work_dir, or delete this one.") from error
+    if found is None:
+        if workspace.local and any(not path.name.startswith(".") for path in Path(workspace.location).iterdir()):
+            raise RetrievalError(f"{workspace.location} holds something else. Choose an empty or a new folder as work_dir.")
+        claim = Claim(Path(workspace.location), RUN_FILE, "queries/*")
+        workspace.write(RUN_FILE, identity)
+        claim.new = workspace.local
+        return claim
+    if different := [name for name, value in identity.items() if found.get(name) != value]:
+        was = "; ".join(f"{name} was {found.get(name)}, now {identity[name]}" for name in different)
+        raise RetrievalError(
+            f"{workspace.location} belongs to another run: {was}. Use another work_dir, or delete this one."
+        )
+    return Claim(Path(workspace.location))
+
+
+def _clear(workspace: Workspace) -> None:
+    """Remove what tasks were writing when they were killed; nothing reads it."""
+    for path in Path(workspace.location).glob("*/.*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _counts(workspace: Workspace, num_shards: int) -> tuple[dict[str, Any], dict[str, str]]:
+    """(counts of all shards' passages together, errors of the files that were left out by their names)."""
+    from hf_tlm.retrieval.engines.sharded.workspace import read_json, shard_name
+
+    shards = [read_json(workspace.reading(shard_name("passages", i)) / "counts.json") for i in range(num_shards)]
+    sources = sum((Counter(own["sources"]) for own in shards), Counter())
+    bad_files = dict(sorted(bad for own in shards for bad in own["bad_files"].items()))
+    counts = {
+        "passages": sources.total(),
+        "skipped": sum(own["skipped"] for own in shards),
+        "sources": dict(sorted(sources.items(), key=lambda source: (-source[1], source[0]))),
+        "bad_files": list(bad_files),
+    }
+    return counts, bad_files
+
+
+def _check_bad_files(workspace: Workspace, num_shards: int, skip_bad_files: bool) -> None:
+    """An earlier call may have left out files that this one does not want to miss."""
+    _, bad_files = _counts(workspace, num_shards)
+    if bad_files and not skip_bad_files:
+        raise RetrievalError(
+            f"The run in {workspace.location} has left out files that could not be read: {', '.join(bad_files)}. Go on with "
+            "skip_bad_files, or mend them and choose another work_dir."
+        )
+    for name, error in bad_files.items():
+        logger.warning("%s is left out of the corpus: %s", name, error)
+
+
+def _result(workspace: Workspace, num_shards: int) -> ShardedHits:
+    from datasets import concatenate_datasets
+
+    from hf_tlm.retrieval.engines.sharded.workspace import open_passages, read_json, read_table, shard_name
+
+    union = read_table(workspace.reading("union") / "union.arrow")
+    texts = [open_passages(workspace.reading(shard_name("texts", shard))) for shard in range(num_shards)]
+    # The texts are one shard's after another's, each in the shard's order.
+    rows = np.empty(union.num_rows, np.int64)
+    rows[np.lexsort((union["row"].to_numpy(), union["shard"].to_numpy()))] = np.arange(union.num_rows)
+    passages = concatenate_datasets([part for part in texts if len(part)] or texts[:1])
+    without_hits = read_json(workspace.reading("union") / "counts.json")["without_hits"]
+    counts = {**_counts(workspace, num_shards)[0], "queries_without_hits": len(without_hits)}
+    columns = {name: union[name].to_numpy() for name in ("rank", "score", "n_queries", "best_query")}
+    return ShardedHits(passages.select(rows, keep_in_memory=True), **columns, without_hits=without_hits, counts=counts)

@@ -1,0 +1,290 @@
+"""The steps of a sharded retrieval, as pipeline steps of datatrove, and the folder in which they meet.
+
+    run.json             what the run is of
+    queries/             the tokenised queries
+    passages/<shard>/    passages.arrow (id, text, source), counts.json
+    index/<shard>/       the shard's index (none without passages), frequencies of the queries' terms, hashes of the ids
+    statistics/          summed over the shards
+    hits/<shard>/        the shard's top K of every query under the summed statistics
+    union/               union.arrow: the passages in the top K of any query, as (shard, row) and what they got
+    texts/<shard>/       passages.arrow: the shard's passages of the union
+    logs/<stage>/        of datatrove: logs and completion markers
+
+Every folder is written as a whole, or it is not there. They hold data only. Under logs, datatrove's slurm and jobs
+executors also leave the pickled pipeline that the tasks they submit will load: let only those write there whom you trust.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from datatrove.pipeline.base import PipelineStep
+
+from hf_tlm.corpora.corpus import FEATURES
+from hf_tlm.retrieval.analyzer import Analyzer, RetrievalError
+from hf_tlm.retrieval.bm25 import Bm25Settings, okapi_idf
+from hf_tlm.retrieval.engines.bm25.index import Index
+from hf_tlm.retrieval.engines.sharded.merging import check_ids, hash_ids, merge_hits
+from hf_tlm.retrieval.engines.sharded.pieces import Piece, write_shard
+from hf_tlm.retrieval.engines.sharded.workspace import (
+    PASSAGES_FILE,
+    Workspace,
+    open_passages,
+    read_array,
+    read_json,
+    read_queries,
+    read_statistics,
+    read_table,
+    shard_name,
+    write_json,
+    write_table,
+)
+from hf_tlm.retrieval.union import Union
+
+COPY_ROWS = 1 << 22
+
+
+class Step(PipelineStep):
+    """Writes the folder `output(rank)`, unless a killed run has left it whole."""
+
+    type = "hf_tlm"
+    kind: str
+
+    def __init__(self, workspace: Workspace):
+        super().__init__()
+        self.workspace = workspace
+
+    def output(self, rank: int) -> str:
+        return shard_name(self.kind, rank)
+
+    def done(self, rank: int) -> bool:
+        return self.workspace.has(self.output(rank))
+
+    def run(self, data=None, rank: int = 0, world_size: int = 1) -> None:
+        with self.track_time(unit="task"):
+            if not self.done(rank):
+                with self.workspace.writing(self.output(rank)) as folder:
+                    self.work(folder, rank, world_size)
+
+    @abstractmethod
+    def work(self, folder: Path, rank: int, world_size: int) -> None:
+        """Write the output's files into a folder."""
+
+
+class IndexShard(Step):
+    """Shard r's passages, unless they are there, and their index.
+
+    pieces: of every shard; None if all passages are there.
+    """
+
+    name, kind = "index", "index"
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        pieces: list[list[Piece]] | None,
+        skip_bad_files: bool,
+        analyzer: Analyzer,
+        all_terms: bool,
+        num_threads: int | None,
+    ):
+        super().__init__(workspace)
+        self.pieces, self.skip_bad_files = pieces, skip_bad_files
+        self.analyzer, self.all_terms, self.num_threads = analyzer, all_terms, num_threads
+
+    def work(self, folder: Path, rank: int, world_size: int) -> None:
+        own = shard_name("passages", rank)
+        if not self.workspace.has(own):
+            with self.workspace.writing(own) as work:
+                write_shard(work, self.pieces[rank], self.skip_bad_files)
+        passages = open_passages(self.workspace.reading(own))
+        vocabulary = read_queries(self.workspace).vocabulary
+        frequencies, tokens, hashes = np.zeros(len(vocabulary), np.int64), 0, np.empty(0, np.uint64)
+        words, of_words = [], np.empty(0, np.int64)
+        if len(passages):
+            index = Index.build(
+                folder / "index",
+                passages,
+                corpus_name=f"shard {rank} of {world_size}",
+                fingerprint=str(rank),
+                analyzer=self.analyzer,
+                num_threads=self.num_threads,
+                progress=False,
+            )
+            frequencies, tokens, hashes = index.document_frequencies(vocabulary), index.num_tokens, hash_ids(index.ids)
+            if self.all_terms:
+                words, of_words = index.terms()
+        np.save(folder / "frequencies.npy", frequencies)
+        np.save(folder / "hashes.npy", np.sort(hashes))
+        if self.all_terms:
+            table = {"term": pa.array(words, pa.large_string()), "frequency": of_words}
+            write_table(folder / "terms.arrow", pa.table(table))
+        write_json(folder / "counts.json", {"passages": len(passages), "tokens": tokens})
+
+
+class SumStatistics(Step):
+    """The statistics of all shards together; ids that two shards share are an error."""
+
+    name, kind = "statistics", "statistics"
+
+    def __init__(self, workspace: Workspace, num_shards: int, all_terms: bool):
+        super().__init__(workspace)
+        self.num_shards, self.all_terms = num_shards, all_terms
+
+    def output(self, rank: int) -> str:
+        return self.kind
+
+    def work(self, folder: Path, rank: int, world_size: int) -> None:
+        shards = [self.workspace.reading(shard_name("index", shard)) for shard in range(self.num_shards)]
+        check_ids(shards)
+        counts = [read_json(shard / "counts.json") for shard in shards]
+        num_passages = sum(count["passages"] for count in counts)
+        if num_passages == 0:
+            raise RetrievalError("The corpus holds no passage: there is nothing to retrieve.")
+        average_idf = None
+        if self.all_terms:
+            terms = read_table(shards[0] / "terms.arrow")
+            for shard in shards[1:]:
+                terms = pa.concat_tables([terms, read_table(shard / "terms.arrow")])
+                terms = terms.group_by("term").aggregate([("frequency", "sum")]).rename_columns(["term", "frequency"])
+            # Sorted, so that the rounding of the mean does not depend on the shards.
+            frequencies = np.sort(terms["frequency"].to_numpy()).astype(np.float64)
+            average_idf = float(okapi_idf(frequencies, num_passages).mean()) if len(frequencies) else 0.0
+        np.save(folder / "frequencies.npy", sum(np.load(shard / "frequencies.npy") for shard in shards))
+        values = {
+            "num_passages": num_passages,
+            "num_tokens": sum(count["tokens"] for count in counts),
+            "average_idf": average_idf,
+        }
+        write_json(folder / "counts.json", values)
+
+
+class SearchShard(Step):
+    """Shard r's hits, as if it were all passages of the corpus but the other shards'.
+
+    Files: offsets.npy int64 [Q + 1]; scores.bin float32 and places.bin int32, the hits of query q at offsets[q] to
+    offsets[q + 1], best first; places are those in rows.npy, int32, the rows of the passages that are hit, and ids.arrow.
+    """
+
+    name, kind = "search", "hits"
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        top_k: int,
+        settings: Bm25Settings,
+        max_query_terms: int | None,
+        num_threads: int | None,
+        query_batch_size: int | None,
+    ):
+        super().__init__(workspace)
+        self.top_k, self.settings, self.max_query_terms = top_k, settings, max_query_terms
+        self.num_threads, self.query_batch_size = num_threads, query_batch_size
+
+    def work(self, folder: Path, rank: int, world_size: int) -> None:
+        queries = read_queries(self.workspace)
+        shard = self.workspace.reading(shard_name("index", rank))
+        offsets = np.zeros(len(queries) + 1, np.int64)
+        hit, ids = np.zeros(0, bool), pa.chunked_array([], pa.large_string())
+        with open(folder / "documents.bin", "wb") as documents_file, open(folder / "scores.bin", "wb") as scores_file:
+            if (shard / "index").is_dir():
+                index = Index.load(shard / "index")
+                hit, ids = np.zeros(len(index), bool), index.ids
+                hits = index.search(
+                    queries,
+                    self.top_k,
+                    settings=self.settings,
+                    statistics=read_statistics(self.workspace),
+                    max_query_terms=self.max_query_terms,
+                    num_threads=self.num_threads,
+                    query_batch_size=self.query_batch_size,
+                )
+                for query, (documents, scores) in enumerate(hits):
+                    hit[documents] = True
+                    offsets[query + 1] = len(documents)
+                    documents_file.write(documents.astype(np.int32).tobytes())
+                    scores_file.write(scores.astype(np.float32).tobytes())
+        np.cumsum(offsets, out=offsets)
+        rows = np.flatnonzero(hit).astype(np.int32)
+        place_of = np.cumsum(hit, dtype=np.int32) - 1
+        with open(folder / "places.bin", "wb") as file:
+            documents = read_array(folder / "documents.bin", np.int32)
+            for start in range(0, len(documents), COPY_ROWS):
+                file.write(place_of[documents[start : start + COPY_ROWS]].tobytes())
+        (folder / "documents.bin").unlink()
+        np.save(folder / "offsets.npy", offsets)
+        np.save(folder / "rows.npy", rows)
+        write_table(folder / "ids.arrow", pa.table({"id": ids.take(pa.array(rows))}))
+
+
+class MergeHits(Step):
+    """The K best of all shards for every query, and their union."""
+
+    name, kind = "merge", "union"
+
+    def __init__(self, workspace: Workspace, num_shards: int, top_k: int):
+        super().__init__(workspace)
+        self.num_shards, self.top_k = num_shards, top_k
+
+    def output(self, rank: int) -> str:
+        return self.kind
+
+    def work(self, folder: Path, rank: int, world_size: int) -> None:
+        shards = [self.workspace.reading(shard_name("hits", shard)) for shard in range(self.num_shards)]
+        rows = [np.load(shard / "rows.npy") for shard in shards]
+        ids = pa.concat_tables([read_table(shard / "ids.arrow") for shard in shards])["id"]
+        # A passage's key is its place among all that are hit, by id: it breaks ties, and no string is looked at again.
+        by_id = pc.array_sort_indices(ids.combine_chunks()).to_numpy()
+        keys = np.empty(len(by_id), np.int32)
+        keys[by_id] = np.arange(len(by_id), dtype=np.int32)
+        keys = np.split(keys, np.cumsum([len(r) for r in rows])[:-1])
+        offsets = [np.load(shard / "offsets.npy") for shard in shards]
+        places = [read_array(shard / "places.bin", np.int32) for shard in shards]
+        scores = [read_array(shard / "scores.bin", np.float32) for shard in shards]
+
+        lengths = np.diff(read_queries(self.workspace).offsets)
+        union, without_hits = Union(len(by_id)), []
+        for query in range(len(lengths)):
+            ranges = [slice(o[query], o[query + 1]) for o in offsets]
+            ends = np.cumsum([r.stop - r.start for r in ranges])
+            found = np.concatenate([k[p[r]] for k, p, r in zip(keys, places, ranges, strict=True)])
+            values = np.concatenate([s[r] for s, r in zip(scores, ranges, strict=True)])
+            documents, values = merge_hits(found, values, ends, self.top_k)
+            union.add(query, documents, values)
+            if lengths[query] and len(documents) == 0:
+                without_hits.append(query)
+
+        chosen = union.order(np.arange(len(by_id)))
+        at = by_id[chosen]
+        table = {
+            "shard": np.repeat(np.arange(self.num_shards, dtype=np.int32), [len(r) for r in rows])[at],
+            "row": np.concatenate(rows)[at],
+            "rank": union.best_rank[chosen],
+            "score": union.best_score[chosen],
+            "n_queries": union.n_queries[chosen],
+            "best_query": union.best_query[chosen],
+        }
+        write_table(folder / "union.arrow", pa.table(table))
+        write_json(folder / "counts.json", {"without_hits": without_hits})
+
+
+class GatherTexts(Step):
+    """Shard r's passages of the union, in the shard's order."""
+
+    name, kind = "gather", "texts"
+
+    def work(self, folder: Path, rank: int, world_size: int) -> None:
+        union = read_table(self.workspace.reading("union") / "union.arrow")
+        rows = np.sort(union.filter(pc.equal(union["shard"], rank))["row"].to_numpy())
+        batches = open_passages(self.workspace.reading(shard_name("passages", rank))).data.to_batches()
+        ends = np.cumsum([len(batch) for batch in batches], dtype=np.int64)
+        cuts = np.split(rows, np.searchsorted(rows, ends))
+        with pa.OSFile(str(folder / PASSAGES_FILE), "wb") as sink:
+            with pa.ipc.new_stream(sink, FEATURES.arrow_schema) as writer:
+                for batch, part, end in zip(batches, cuts, ends, strict=False):
+                    if len(part):
+                        writer.write_batch(batch.take(pa.array(part - (end - len(batch)))).cast(FEATURES.arrow_schema))

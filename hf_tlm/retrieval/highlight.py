@@ -1,0 +1,104 @@
+"""A query and a passage side by side with the words that both have marked (TLM, Table 8)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from hf_tlm.retrieval.analyzer import Analyzer
+from hf_tlm.utils.shown import escape, one_line
+
+WINDOWS, WINDOW_WORDS, CONTEXT_WORDS = 2, 30, 4  # of a text that is shown
+LONGEST_PIECE = 60  # characters of a word, or of what is between two
+
+_WORD = re.compile(r"\w+")
+
+# What is shown of a text, on one line and as it is, in pieces: (piece, whether its words are marked).
+Spans = list[tuple[str, bool]]
+
+
+def marked_terms(stemmer: str | None) -> Callable[[str], set[str]]:
+    """The terms of a text that are worth a mark. More stop words are left out here than in a search."""
+    from bm25s.stopwords import STOPWORDS_EN_PLUS
+
+    analyzer, plain, stopwords = Analyzer(stemmer=stemmer), Analyzer(), frozenset(STOPWORDS_EN_PLUS)
+    return lambda text: {term for word in set(plain(text)) - stopwords for term in analyzer(word)}
+
+
+def stemmer_of(manifest: Mapping[str, Any]) -> str | None:
+    """The stemmer of the retrieval that a manifest tells of."""
+    return {**manifest, **(manifest.get("analyzer") or {})}.get("stemmer")
+
+
+def mark_shared(query: str, passages: Sequence[str], terms_of: Callable[[str], set[str]]) -> tuple[Spans, list[Spans]]:
+    """What is shown of a query and of passages, marked: in each passage the query's words, in the query those of any."""
+    of_query, of_passages = terms_of(query), [terms_of(passage) for passage in passages]
+    shared = of_query.intersection(set().union(*of_passages))
+    return marked_spans(query, shared, terms_of), [
+        marked_spans(passage, of_query & found, terms_of) for passage, found in zip(passages, of_passages, strict=True)
+    ]
+
+
+def marked_spans(text: str, terms: set[str], terms_of: Callable[[str], set[str]]) -> Spans:
+    """The parts of a text with the most different ones of the terms, these marked; "…" stands for what is left out.
+
+    Args:
+        terms_of: gives the terms of a word, see `marked_terms`.
+    """
+    text = one_line(text, len(text))
+    words = list(_WORD.finditer(text))
+    if not words:
+        return [(one_line(text, LONGEST_PIECE), False)]
+    of_word = [terms & terms_of(word.group()) if terms else terms for word in words]
+    last = max(0, len(words) - WINDOW_WORDS)
+    shown, missing = np.zeros(len(words), bool), set(terms)
+    for window in range(WINDOWS):
+        starts = [min(max(0, place - CONTEXT_WORDS), last) for place, found in enumerate(of_word) if found & missing]
+        if not starts and window:
+            break
+        within = {
+            start: missing.intersection(set().union(*of_word[start : start + WINDOW_WORDS])) for start in starts or [0]
+        }
+        best = max(within, key=lambda start: len(within[start]))
+        shown[best : best + WINDOW_WORDS] = True
+        missing -= within[best]
+
+    pieces: Spans = [("" if shown[0] else "… ", False)]
+    for place, word in enumerate(words):
+        if shown[place]:
+            before = text[words[place - 1].end() if place else 0 : word.start()]
+            pieces += [
+                (_cut(before if not place or shown[place - 1] else ""), False),
+                (_cut(word.group()), bool(of_word[place])),
+            ]
+        elif place and shown[place - 1]:
+            pieces.append((" … ", False))
+    pieces.append((_cut(text[words[-1].end() :]) if shown[-1] else "", False))
+    return _joined(pieces)
+
+
+def spans_to_markdown(spans: Spans) -> str:
+    """Marked pieces in bold, everything else as it is."""
+    text = "".join(f"**{escape(piece)}**" if marked else escape(piece) for piece, marked in spans)
+    return text.strip() or "(empty)"
+
+
+def _joined(pieces: Sequence[tuple[str, bool]]) -> Spans:
+    """Neighbours of a kind as one; marked words that a space is between are one too."""
+    spans: Spans = []
+    for piece, marked in pieces:
+        if marked and len(spans) > 1 and spans[-1] == (" ", False):
+            spans.pop()
+            piece = f"{spans.pop()[0]} {piece}"
+        elif spans and piece and spans[-1][1] == marked:
+            piece = spans.pop()[0] + piece
+        if piece:
+            spans.append((piece, marked))
+    return spans
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST_PIECE else f"{text[:LONGEST_PIECE]}…"

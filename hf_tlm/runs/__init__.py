@@ -1,0 +1,45 @@
+"""What a command runs: TLM, pretraining, fine-tuning, few-shot, grids; each evaluated and summarised over seeds."""
+
+from typing import TYPE_CHECKING
+
+from hf_tlm.utils.lazy import export_lazily
+
+if TYPE_CHECKING:
+    from hf_tlm.runs.baseline_arguments import BaselineArguments
+    from hf_tlm.runs.baselines import Baseline, linear_model, majority_class, make_baselines
+    from hf_tlm.runs.evaluate import evaluate_checkpoint
+    from hf_tlm.runs.few_shot import FewShotArguments, FewShotRun, PromptClassifier, run_few_shot
+    from hf_tlm.runs.finetuning import (
+        CheckpointArguments,
+        FinetuneArguments,
+        FinetuneOptions,
+        FinetuneRun,
+        PredictArguments,
+        check_predictable,
+        finetune,
+        predict,
+    )
+    from hf_tlm.runs.grid import Grid, GridArguments, GridRun, run_grid, work_through
+    from hf_tlm.runs.pretrain import PretrainingRun, run_pretraining
+    from hf_tlm.runs.score_model import score_models, train_score_model
+    from hf_tlm.runs.seeds import aggregate, format_score, format_table
+    from hf_tlm.runs.tlm import ProtocolError, Run, run_tlm
+
+__getattr__, __dir__, __all__ = export_lazily(
+    __name__,
+    {
+        "baseline_arguments": ["BaselineArguments"],
+        "baselines": ["Baseline", "linear_model", "majority_class", "make_baselines"],
+        "evaluate": ["evaluate_checkpoint"],
+        "few_shot": ["FewShotArguments", "FewShotRun", "PromptClassifier", "run_few_shot"],
+        "finetuning": [
+            *("CheckpointArguments", "FinetuneArguments", "FinetuneOptions", "FinetuneRun", "PredictArguments"),
+            *("check_predictable", "finetune", "predict"),
+        ],
+        "grid": ["Grid", "GridArguments", "GridRun", "run_grid", "work_through"],
+        "pretrain": ["PretrainingRun", "run_pretraining"],
+        "tlm": ["ProtocolError", "Run", "run_tlm"],
+        "score_model": ["score_models", "train_score_model"],
+        "seeds": ["aggregate", "format_score", "format_table"],
+    },
+)

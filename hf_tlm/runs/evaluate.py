@@ -1,0 +1,91 @@
+"""What a classifier says as it is, and its scores: a converted checkpoint, an export, any stock classifier on the Hub."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding, EvalPrediction
+
+from hf_tlm.data import load_tokenizer, tokenize
+from hf_tlm.hub.checkpoint import checkpoint_folder
+from hf_tlm.metrics import compute_metrics_for
+from hf_tlm.models import ModelError
+from hf_tlm.models.loading import reading
+from hf_tlm.tasks import Task
+
+
+def evaluate_checkpoint(model_name_or_path: str, task: Task, **options) -> dict[str, dict[str, float]]:
+    """The task's metric and the accuracy on validation and, where there is one, test: split -> name -> value of at most 1.
+
+    Args and errors are those of `checkpoint_logits`.
+    """
+    found = checkpoint_logits(model_name_or_path, task, **options)
+    metrics = compute_metrics_for(task.metric)
+    return {
+        split: metrics(EvalPrediction(logits, np.asarray(task.splits[split]["label"][:]))) for split, logits in found.items()
+    }
+
+
+@torch.inference_mode()
+def checkpoint_logits(
+    model_name_or_path: str,
+    task: Task,
+    *,
+    max_length: int = 128,
+    batch_size: int = 32,
+    device: str | torch.device | None = None,
+) -> dict[str, np.ndarray]:
+    """What a classifier says of validation and, where there is one, test: split -> logits, float [N, C], in the order of the
+    rows and of the task's classes.
+
+    Classes are matched by name; where model or data only number them, by number.
+
+    Args:
+        model_name_or_path: folder, or Hub id with `@revision` if wanted.
+        max_length: tokens after which a text is cut (TLM's authors: 128, on IMDB 512).
+        device: default: a GPU if there is one.
+
+    Raises:
+        ModelError: it cannot be loaded, or its classes are not the task's.
+        HubError, TokenizerError: see `checkpoint_folder`, `load_tokenizer`.
+        TaskError: the task is of another kind than classification.
+    """
+    task.check_kind("evaluate_checkpoint", "classification")
+    folder = checkpoint_folder(model_name_or_path)
+    tokenizer = load_tokenizer(model_name_or_path)
+    with reading(f"a classifier from {model_name_or_path!r}"):
+        model, info = AutoModelForSequenceClassification.from_pretrained(folder, output_loading_info=True)
+    if missing := sorted(info["missing_keys"]):
+        raise ModelError(
+            f"{model_name_or_path} lacks weights of a classifier ({', '.join(missing[:3])}): there is nothing to evaluate. "
+            "Give a model that has learned the task."
+        )
+    order = _order(model_name_or_path, [name for _, name in sorted(model.config.id2label.items())], task)
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    model.eval().to(device)
+    found = {}
+    for split in ("validation", "test"):
+        if split in task.splits:
+            rows = tokenize(task.splits[split], tokenizer, max_length, description=f"Tokenising {split}")
+            batches = DataLoader(
+                rows.remove_columns("label"), batch_size=batch_size, collate_fn=DataCollatorWithPadding(tokenizer)
+            )
+            logits = [model(**batch.to(device)).logits.float().cpu().numpy() for batch in batches]
+            found[split] = np.concatenate(logits)[:, order]
+    return found
+
+
+def _order(name: str, classes: list[str], task: Task) -> list[int]:
+    """The model's index of each class of the task."""
+    wanted = list(task.label_names)
+    numbers = [str(index) for index in range(len(wanted))]
+    if sorted(classes) == sorted(wanted):
+        return [classes.index(label) for label in wanted]
+    unnamed = wanted == numbers or classes in (numbers, [f"LABEL_{number}" for number in numbers])
+    if len(classes) == len(wanted) and unnamed:
+        return list(range(len(wanted)))
+    raise ModelError(
+        f"{name} tells apart {', '.join(classes)}; the classes of {task.name} are {', '.join(wanted)}. Give a model of this "
+        "task."
+    )

@@ -1,0 +1,129 @@
+"""The arguments of a few-shot run, on top of `transformers.TrainingArguments`."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+from hf_tlm.runs.few_shot.options import FewShotOptions
+from hf_tlm.training.base_arguments import BaseArguments
+from hf_tlm.training.optimizers import OWN
+from hf_tlm.training.options import ArgumentsError
+
+# Options of the Trainer that follow from others here, and from which.
+SETTLED = {
+    "learning_rate": "learning_rates",
+    "num_train_epochs": "max_steps",
+    "gradient_accumulation_steps": "batch_sizes and per_device_train_batch_size",
+    "seed": "split_seeds",
+    "data_seed": "split_seeds",
+    "eval_strategy": "eval_steps",
+    "save_strategy": "eval_steps",
+    "save_steps": "eval_steps",
+    "train_sampling_strategy": "split_seeds",
+    "load_best_model_at_end": "the task's metric",
+    "metric_for_best_model": "the task's metric",
+    "resume_from_checkpoint": "output_dir: the same command continues",
+}
+_DEMONSTRATIONS = ("demonstration_sets", "similarity_model")
+_PROMPT = ("template", "label_words", "demonstrations", *_DEMONSTRATIONS)
+_TRAINING = ("learning_rates", "batch_sizes", "max_steps", "eval_steps")
+
+
+@dataclass(repr=False)
+class FewShotArguments(FewShotOptions, BaseArguments):
+    """`TrainingArguments` plus those of a few-shot run."""
+
+    fits_micro_batch: ClassVar[bool] = True
+    layerwise_lr_decay: ClassVar[float] = 1.0
+
+    hub_strategy: str = "end"
+
+    def __post_init__(self):
+        self._refuse(SETTLED, lambda name: f"it follows from {SETTLED[name]}")
+        if self.method == "finetune":
+            self._refuse(_PROMPT, lambda name: "method finetune has no prompt")
+        if self.method == "zero_shot":
+            self._refuse(_TRAINING, lambda name: "method zero_shot does not train")
+        if not self.demonstrations:
+            self._refuse(_DEMONSTRATIONS, lambda name: "it is for demonstrations, and there are none")
+        if self.push_to_hub:
+            raise ArgumentsError(
+                "A few-shot run ends with one model for every split, in split-<seed>/model. Leave push_to_hub out, and "
+                "publish the one you want with recipes/publish.py."
+            )
+        super().__post_init__()
+        if self.max_steps < 1:
+            raise ArgumentsError(f"max_steps must be at least 1; received {self.max_steps}.")
+        for name in ("split_seeds", "learning_rates", "batch_sizes"):
+            values = getattr(self, name)
+            if not values or len(set(values)) < len(values):
+                raise ArgumentsError(f"{name} must be values that differ, at least one; received {values}.")
+        if self.splits > len(self.split_seeds):
+            raise ArgumentsError(
+                f"{self.splits} splits need as many split_seeds; there are {len(self.split_seeds)}: {self.split_seeds}. "
+                "Give more --split_seeds, or fewer --splits."
+            )
+        if self.eval_steps is None or self.eval_steps > self.max_steps:
+            raise ArgumentsError(
+                f"eval_steps must be at most max_steps {self.max_steps}, so that there is a checkpoint to "
+                f"keep; received {self.eval_steps}."
+            )
+        if self.optim in OWN:
+            raise ArgumentsError(
+                f"optim {self.optim} is for large batches, of which a few-shot run has none. Use adamw_torch_fused."
+            )
+        sharded = self.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true" or self.deepspeed_plugin is not None
+        if sharded:
+            raise ArgumentsError(
+                "A few-shot run is for one device, or for several by DDP: accelerate launch --config_file "
+                "recipes/configs/accelerate/ddp.yaml. Neither FSDP nor DeepSpeed is supported."
+            )
+        if self.ddp_find_unused_parameters is None:
+            self.ddp_find_unused_parameters = True  # The copy head of COCO-LM, for one.
+
+    def _refuse(self, names, reason) -> None:
+        defaults = defaults_of(type(self))
+        for name in names:
+            if getattr(self, name) != defaults[name]:
+                raise ArgumentsError(f"{name} {getattr(self, name)} has no effect: {reason(name)}. Leave it out.")
+
+    @property
+    def run_split_seeds(self) -> list[int]:
+        """The seeds of the samples that are run."""
+        return self.split_seeds[: self.splits]
+
+    @property
+    def total_batch_size(self) -> int:
+        """Of a point of the grid, see `for_point`."""
+        return self.batch_sizes[0]
+
+    def for_point(self, learning_rate: float, batch_size: int, output_dir: str | os.PathLike, seed: int, metric: str):
+        """A copy for the Trainer of one point of the grid.
+
+        Args:
+            output_dir: folder of the checkpoints.
+            metric: the task's, on validation, by which the best checkpoint is chosen.
+
+        Raises:
+            ArgumentsError: the batch does not fit the processes.
+        """
+        args = self._copy(output_dir, seed)
+        args.batch_sizes, args.learning_rates, args.learning_rate = [batch_size], [learning_rate], learning_rate
+        args = args.ready(output_dir, seed)
+        args.eval_strategy = args.save_strategy = "steps"
+        args.save_steps = args.eval_steps
+        args.load_best_model_at_end, args.metric_for_best_model, args.greater_is_better = True, metric, True
+        # `TrainingInputs` are in the order of training.
+        args.train_sampling_strategy = "sequential"
+        return args
+
+
+def defaults_of(cls: type) -> dict[str, Any]:
+    """The fields that a dataclass is made with, and their defaults."""
+    return {
+        entry.name: entry.default_factory() if callable(entry.default_factory) else entry.default
+        for entry in fields(cls)
+        if entry.init
+    }

@@ -1,0 +1,137 @@
+"""From a row to token ids: the template's words, the texts cut to fit, one mask, and perhaps answered examples after it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from datasets import Dataset
+from transformers import PreTrainedTokenizerBase
+
+from hf_tlm.data.tokenization import check_tokenizer
+from hf_tlm.runs.few_shot.label_words import label_word_ids, tokenize_words
+from hf_tlm.runs.few_shot.templates import CHANGES, MASK, TEXTS, Prompt, PromptError
+
+# Token ids of a row's texts, one list for each text of the template, in its order.
+Texts = tuple[list[int], ...]
+
+
+def kept_lengths(lengths: Sequence[int], room: int) -> list[int]:
+    """How many tokens of each text are kept in `room` tokens: the longest are cut, to one length."""
+    kept, left = list(lengths), len(lengths)
+    for index in sorted(range(len(lengths)), key=lengths.__getitem__):
+        kept[index] = min(lengths[index], room // left)
+        room, left = room - kept[index], left - 1
+    return kept
+
+
+@dataclass
+class PromptEncoder:
+    """Fills a prompt with texts.
+
+    Args:
+        max_length: tokens of an input. Texts are cut to it at their ends, the longest first; mask and template never.
+        examples: how many answered examples follow a text, each after the special tokens that end a text (LM-BFF, 6.1).
+
+    Raises:
+        PromptError: see `label_word_ids`; or `max_length` does not hold the template and one token of every text.
+        TokenizerError: the tokenizer has no mask or no padding token.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    prompt: Prompt
+    max_length: int
+    examples: int = 0
+    word_ids: list[int] = field(init=False)
+
+    def __post_init__(self):
+        check_tokenizer(self.tokenizer)
+        self.word_ids = label_word_ids(self.prompt, self.tokenizer)
+        self._begin, self._end = _special_tokens(self.tokenizer)
+        self._words = [
+            None if part.kind in (*TEXTS, MASK) else tokenize_words(self.tokenizer, [part.value], part.space)[0]
+            for part in self.prompt.parts
+        ]
+        filled = 1 + sum(len(ids) for ids in self._words if ids is not None) + len(self._end)
+        self._room = self.max_length - len(self._begin) - (1 + self.examples) * filled
+        least = (1 + self.examples) * len(self.prompt.text_parts)
+        if self._room < least:
+            times = f", {1 + self.examples} times with the demonstrations," if self.examples else ""
+            raise PromptError(
+                f"max_length {self.max_length} is too short: the template {self.prompt.template!r}{times} and a token of "
+                f"every text take {self.max_length - self._room + least}. Raise --max_length."
+            )
+
+    def encode(self, rows: Dataset) -> list[Texts]:
+        """Token ids of the texts of every row. rows: columns `text` and, where the template has it, `text_pair`."""
+        columns = []
+        for part in self.prompt.text_parts:
+            texts = [CHANGES[part.value](text) for text in rows[part.kind][:]]
+            columns.append(tokenize_words(self.tokenizer, texts, part.space) if texts else [])
+        return list(zip(*columns, strict=True))
+
+    def fill(self, texts: Texts, answered: Sequence[tuple[Texts, int]] = ()) -> dict[str, list[int] | int]:
+        """The model's input for one row.
+
+        Args:
+            answered: examples and their classes' indices; as many as `examples`.
+
+        Returns:
+            `input_ids`, int [at most max_length], and `mask_position`, where in it the mask is.
+        """
+        rows = [(texts, self.tokenizer.mask_token_id), *((other, self.word_ids[label]) for other, label in answered)]
+        lengths = [len(ids) for row, _ in rows for ids in row]
+        kept = iter(kept_lengths(lengths, self._room) if sum(lengths) > self._room else lengths)
+        input_ids, position = list(self._begin), 0
+        for number, (row, answer) in enumerate(rows):
+            own = iter(row)
+            for part, words in zip(self.prompt.parts, self._words, strict=True):
+                if words is not None:
+                    input_ids += words
+                elif part.kind == MASK:
+                    position = position if number else len(input_ids)
+                    input_ids.append(answer)
+                else:
+                    input_ids += next(own)[: next(kept)]
+            input_ids += self._end
+        return {"input_ids": input_ids, "mask_position": position}
+
+
+def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
+    """Those before and after a text."""
+    (inner,) = tokenize_words(tokenizer, ["a"], space=False)
+    whole = tokenizer("a", return_attention_mask=False)["input_ids"]
+    start = next(i for i in range(len(whole)) if whole[i : i + len(inner)] == inner)
+    return whole[:start], whole[start + len(inner) :]
+
+
+@dataclass
+class PromptCollator:
+    """Pads filled prompts. For two of them the batch is for example
+
+    {"labels":         [1, 0],
+     "input_ids":      [[2, 17, 40, 4, 9, 3], [2, 40, 4, 9, 3, 0]],
+     "attention_mask": [[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 0]],
+     "mask_positions": [3, 2]}
+
+    without `labels` where the rows have no `label`.
+    """
+
+    pad_token_id: int
+
+    def __call__(self, rows: list[dict]) -> dict[str, torch.Tensor]:
+        lengths = np.array([len(row["input_ids"]) for row in rows])
+        real = np.arange(lengths.max()) < lengths[:, None]
+        input_ids = np.full(real.shape, self.pad_token_id, dtype=np.int64)
+        input_ids[real] = np.concatenate([row["input_ids"] for row in rows])
+        batch = {}
+        if "label" in rows[0]:
+            # First: the Trainer takes the first tensor's length for the number of texts.
+            batch["labels"] = torch.tensor([row["label"] for row in rows])
+        return batch | {
+            "input_ids": torch.from_numpy(input_ids),
+            "attention_mask": torch.from_numpy(real.astype(np.int64)),
+            "mask_positions": torch.tensor([row["mask_position"] for row in rows]),
+        }

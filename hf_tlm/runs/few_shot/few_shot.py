@@ -1,0 +1,230 @@
+"""The protocol of learning from few labels: samples of examples, a grid for each, mean and deviation of the test scores."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from hf_tlm.runs.few_shot.arguments import FewShotArguments
+from hf_tlm.runs.few_shot.episodes import Episode, draw_episode, scored_split
+from hf_tlm.runs.few_shot.points import Point, Prompted, WithHead
+from hf_tlm.runs.few_shot.templates import prompt_for
+from hf_tlm.runs.finetuning import CheckpointArguments
+from hf_tlm.runs.finetuning.loading import load_pretrained
+from hf_tlm.runs.grid.sharing import work_through
+from hf_tlm.runs.records import command_line, environment, predictions_jsonl
+from hf_tlm.runs.seeds import aggregate, format_table
+from hf_tlm.tasks import Task
+from hf_tlm.training.finished import finish, finished
+from hf_tlm.training.options import ArgumentsError
+from hf_tlm.training.run_folder import RESULTS_FILE, claim, settings
+from hf_tlm.utils.files import atomic_directory, atomic_write
+from hf_tlm.utils.json_files import read_object
+from hf_tlm.utils.locks import awaited
+
+TABLE_FILE, EXAMPLES_FILE = "results.md", "examples.json"
+# More of them extend a run.
+_MORE = ("splits", "split_seeds")
+
+
+@dataclass
+class FewShotRun:
+    """What `run_few_shot` returns and writes as `results.json`.
+
+    splits: one record per split: its seed, the point of the grid that was best on its validation examples, the scores there
+        and on the task's test split, and the validation scores of all points.
+    summary: "validation" (of the chosen points) and "test" -> metric -> {"mean", "std", "n", "values"}.
+    """
+
+    splits: list[dict[str, Any]]
+    summary: dict[str, dict[str, Any]]
+    details: dict[str, Any]
+    output_dir: Path
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**self.details, "summary": self.summary, "splits": self.splits}
+
+    def to_text(self) -> str:
+        """The table of `results.md`: a row for each split, and the mean and standard deviation (n - 1); where it is not the
+        task's test split that was scored, that is said."""
+        rows = [{"split": record["seed"], **_chosen(record), **_scores(record)} for record in self.splits]
+        if len(rows) > 1:
+            last = dict.fromkeys(rows[0], "") | {"split": "mean ± std"}
+            for split, scores in self.summary.items():
+                last |= {f"{split} {name}": score for name, score in scores.items()}
+            rows.append(last)
+        table, scored = format_table(rows, list(rows[0])), self.details["scored_split"]
+        return table if scored == "test" else f"{table}\n\nTest scores are on the task's {scored} split: test has no labels."
+
+
+def run_few_shot(task: Task, checkpoint: CheckpointArguments, args: FewShotArguments) -> FewShotRun:
+    """Learn a task from `args.k` examples a class, and test, once for every split (LM-BFF, section 3).
+
+    For each split the grid is trained on its examples; the point and the step best on its validation examples (the first of
+    equals) are tested, on the task's test split, or on its validation split where that has no labels. The folder holds
+    `results.json`, `results.md` and, for each split, `split-<seed>/`: `model`, which `PromptClassifier.from_pretrained`
+    loads, its test predictions and the ids of its examples.
+
+    Finished points are not repeated, and an interrupted one continues, when the same settings are run in the same folder
+    again; several such processes share the work.
+
+    Raises:
+        TaskError: not a classification task, or too few examples.
+        PromptError: no prompt for the task, or one that the tokenizer cannot use.
+        ModelError: no LM head; see `load_masked_lm`.
+        ProtocolError: the folder holds a run with other settings, or other files.
+        ArgumentsError: use_peft with a prompt, or a batch size that the processes cannot share.
+        PointsError: some trainings failed.
+    """
+    task.check_kind("Few-shot learning", "classification")
+    output_dir, scored = Path(args.output_dir), scored_split(task)
+    for batch_size in args.batch_sizes:
+        args.for_point(args.learning_rates[0], batch_size, output_dir, 0, task.metric)
+    if args.method == "zero_shot" and not args.demonstrations:
+        # Nothing is drawn, and all splits would be the same.
+        episodes = {args.run_split_seeds[0]: None}
+    else:
+        episodes = {seed: draw_episode(task, args.k, seed) for seed in args.run_split_seeds}
+    seeds = list(episodes)
+    method, prompt = _method(task, checkpoint, args, episodes[seeds[0]])
+    details = {
+        "task": task.name,
+        "task_fingerprint": task.fingerprint,
+        "metric": task.metric,
+        "scored_split": scored,
+        "method": args.method,
+        "k": args.k,
+        "prompt": prompt,
+        "arguments": {name: value for name, value in settings(args).items() if name not in _MORE},
+        "model": dict(checkpoint.__dict__),
+    }
+    with args.main_process_first(desc="checking the output folder"):
+        data = ("task_fingerprint", "metric", "prompt")
+        # Processes that share the work claim it one after the other.
+        with awaited(output_dir) if args.process_index == 0 else nullcontext():
+            claimed = claim(output_dir, details, data, args.process_index, options=(args, checkpoint))
+    details |= {"command": command_line(), "environment": environment()}
+
+    points = []
+    if args.method != "zero_shot":
+        points = [Point(*values) for values in product(seeds, args.learning_rates, args.batch_sizes)]
+
+    def split_folder(seed: int) -> Path:
+        return output_dir / f"split-{seed}"
+
+    whole: set[int] = set()
+
+    def tested(seed: int) -> bool:
+        if seed not in whole and finished(split_folder(seed), args, local=True) is not None:
+            whole.add(seed)
+        return seed in whole
+
+    def trained(point: Point) -> bool:
+        folder = point.folder(output_dir)
+        # Who tests a split removes the models of its points, maybe while they are looked at here.
+        return (
+            tested(point.split)
+            or (finished(folder, args, local=True) is not None and (folder / "model").is_dir())
+            or tested(point.split)
+        )
+
+    def train(point: Point) -> None:
+        folder = point.folder(output_dir)
+        record = method.train(point, episodes[point.split], folder)
+        record = {"learning_rate": point.learning_rate, "batch_size": point.batch_size, **record}
+        if args.process_index == 0:
+            finish(folder, record, "model")
+
+    def test(seed: int) -> None:
+        own = [point for point in points if point.split == seed]
+        record = _test_split(method, task, episodes[seed], scored, own, split_folder(seed), args)
+        if args.process_index == 0:
+            finish(split_folder(seed), {"seed": seed, **record}, "model", "predictions", EXAMPLES_FILE)
+            for point in own:
+                shutil.rmtree(point.folder(output_dir) / "model", ignore_errors=True)
+
+    with claimed:
+        work_through(points, lambda point: point.folder(output_dir), trained, train)
+        work_through(seeds, split_folder, tested, test)
+
+    records = [read_object(split_folder(seed) / RESULTS_FILE) for seed in seeds]
+    summary = {
+        split: aggregate([record[split] for record in records]) for split in ("validation", "test") if split in records[0]
+    }
+    run = FewShotRun(records, summary, details, output_dir)
+    if args.process_index == 0:
+        atomic_write(output_dir / TABLE_FILE, run.to_text() + "\n")
+        _write(output_dir / RESULTS_FILE, run.to_dict())
+    return run
+
+
+def _method(
+    task: Task, checkpoint: CheckpointArguments, args: FewShotArguments, episode: Episode | None
+) -> tuple[Prompted | WithHead, dict[str, Any] | None]:
+    """The method, and its prompt as JSON values (None without one). What every point would find wrong is found here."""
+    _, tokenizer = load_pretrained(task, checkpoint, args)
+    if args.method == "finetune":
+        return WithHead(task, checkpoint, args), None
+    if checkpoint.use_peft:
+        raise ArgumentsError("use_peft is for --method finetune: a prompt is answered by a whole masked LM. Leave it out.")
+    pairs = "text_pair" in task.train.column_names
+    prompt = prompt_for(task.name, task.label_names, args.template, args.label_words, pairs=pairs)
+    method = Prompted(task, checkpoint, args, tokenizer, prompt)
+    method.classifier(episode)
+    return method, {"template": prompt.template, "label_words": dict(prompt.label_words)}
+
+
+def _test_split(
+    method: Prompted | WithHead,
+    task: Task,
+    episode: Episode | None,
+    scored: str,
+    points: Sequence[Point],
+    folder: Path,
+    args: FewShotArguments,
+) -> dict[str, Any]:
+    """Test the best point of a split, and leave its model in `folder/model`; without points the checkpoint as it is."""
+    record: dict[str, Any] = {}
+    model = folder / "model" if points else None
+    if points:
+        found = [read_object(point.folder(folder.parent) / RESULTS_FILE) for point in points]
+        best = max(range(len(found)), key=lambda index: found[index]["validation"][task.metric])
+        record = {**found[best], "points": found}
+        source = points[best].folder(folder.parent) / "model"
+        with args.main_process_first(local=False, desc="choosing the model"):
+            if args.process_index == 0:
+                # A copy: the point's own is whole until the split is finished, also after a kill.
+                with atomic_directory(model) as work:
+                    shutil.copytree(source, work, dirs_exist_ok=True)
+    scores, logits = method.score(episode, model, scored)
+    record["test"] = scores
+    if args.process_index == 0:
+        text = predictions_jsonl(task.splits[scored], logits, task.id2label)
+        atomic_write(folder / "predictions" / "test.jsonl", text)
+        if episode is not None:
+            drawn = {"train": episode.train["id"][:], "validation": episode.validation["id"][:]}
+            _write(folder / EXAMPLES_FILE, drawn)
+    return record
+
+
+def _chosen(record: dict[str, Any]) -> dict[str, Any]:
+    return {name: record[name] for name in ("learning_rate", "batch_size", "best_step") if name in record}
+
+
+def _scores(record: dict[str, Any]) -> dict[str, str]:
+    return {
+        f"{split} {name}": f"{100 * value:.2f}"
+        for split in ("validation", "test")
+        if split in record
+        for name, value in record[split].items()
+    }
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    atomic_write(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")

@@ -1,0 +1,180 @@
+"""One training on the examples of one split: a point of the grid, by either method."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import EvalPrediction, PreTrainedTokenizerBase, set_seed
+
+from hf_tlm.data import load_tokenizer
+from hf_tlm.metrics import compute_metrics_for
+from hf_tlm.runs.few_shot.arguments import FewShotArguments, defaults_of
+from hf_tlm.runs.few_shot.classifier import PromptClassifier
+from hf_tlm.runs.few_shot.episodes import Episode
+from hf_tlm.runs.few_shot.inputs import averaged
+from hf_tlm.runs.few_shot.model import load_masked_lm
+from hf_tlm.runs.few_shot.templates import Prompt
+from hf_tlm.runs.few_shot.trainer import PromptTrainer
+from hf_tlm.runs.finetuning import CheckpointArguments, FinetuneArguments, finetune
+from hf_tlm.runs.finetuning.evaluation_set import EvaluationSet
+from hf_tlm.runs.finetuning.kinds import kind_module
+from hf_tlm.runs.finetuning.loading import load_finetuned
+from hf_tlm.runs.finetuning.trainer import FinetuneTrainer
+from hf_tlm.tasks import Task
+from hf_tlm.training.stages import final_scores
+
+CHECKPOINTS = "training"
+
+
+@dataclass(frozen=True)
+class Point:
+    """A split, by its seed, and what is trained with."""
+
+    split: int
+    learning_rate: float
+    batch_size: int
+
+    def folder(self, output_dir: Path) -> Path:
+        return output_dir / f"split-{self.split}" / f"lr{self.learning_rate:g}-batch{self.batch_size}"
+
+
+@dataclass
+class Prompted:
+    """The method `prompt`, and `zero_shot`: a masked LM fills the task's prompt.
+
+    tokenizer, prompt: those of every point.
+    """
+
+    task: Task
+    checkpoint: CheckpointArguments
+    args: FewShotArguments
+    tokenizer: PreTrainedTokenizerBase
+    prompt: Prompt
+
+    @property
+    def metrics(self) -> Callable[[EvalPrediction], dict[str, float]]:
+        return compute_metrics_for(self.task.metric, *self.task.spec.further_metrics)
+
+    def classifier(self, episode: Episode | None, folder: Path | None = None) -> PromptClassifier:
+        """The checkpoint's masked LM, or the one in `folder`, with the split's demonstrations.
+
+        episode: None only where there are no demonstrations.
+        """
+        args, checkpoint = self.args, self.checkpoint
+        model = load_masked_lm(
+            checkpoint.model_name_or_path if folder is None else str(folder),
+            revision=checkpoint.model_revision if folder is None else None,
+            trust_remote_code=checkpoint.trust_remote_code,
+            attn_implementation=checkpoint.attn_implementation,
+        )
+        return PromptClassifier(
+            model.to(args.device),
+            self.tokenizer,
+            self.prompt,
+            args.max_length,
+            seed=0 if episode is None else episode.seed,
+            examples=episode.train if args.demonstrations else None,
+            sets=args.demonstration_sets if args.demonstrations else 1,
+            similarity_model=args.similarity_model,
+        )
+
+    def train(self, point: Point, episode: Episode, folder: Path) -> dict[str, Any]:
+        """Train one point, and leave its best model in `folder/model`.
+
+        Returns:
+            The step of the checkpoint that is best on the validation examples, and its scores on them.
+        """
+        args = self.args.for_point(
+            point.learning_rate, point.batch_size, folder / CHECKPOINTS, point.split, self.task.metric
+        )
+        set_seed(args.seed)
+        classifier = self.classifier(episode)
+        trainer = PromptTrainer(
+            classifier.model,
+            args,
+            word_ids=classifier.encoder.word_ids,
+            train_dataset=classifier.training_inputs(episode.train, args.max_steps * point.batch_size),
+            eval_dataset=classifier.inputs(episode.validation),
+            data_collator=classifier.collator,
+            processing_class=self.tokenizer,
+            compute_metrics=self._metrics_of_sets(classifier.draws),
+        )
+        trainer.train(resume_from_checkpoint=True)
+        scores = final_scores(trainer)
+        if trainer.is_world_process_zero():
+            classifier.save(folder / "model")
+            shutil.rmtree(folder / CHECKPOINTS)
+        trainer.accelerator.wait_for_everyone()
+        names = (self.task.metric, *self.task.spec.further_metrics, "accuracy")
+        return {
+            "best_step": trainer.state.best_global_step,
+            "validation": {name: scores[f"eval_{name}"] for name in dict.fromkeys(names)},
+        }
+
+    def score(self, episode: Episode | None, folder: Path | None, split: str) -> tuple[dict[str, float], np.ndarray]:
+        """Scores on a whole split of the task, and the logits, float [N, C], of the model in `folder`, or as it comes."""
+        classifier, rows = self.classifier(episode, folder), self.task.splits[split]
+        trainer = PromptTrainer(
+            classifier.model,
+            self.args.ready(self.args.output_dir, classifier.seed),
+            word_ids=classifier.encoder.word_ids,
+            data_collator=classifier.collator,
+            processing_class=self.tokenizer,
+        )
+        logits = averaged(trainer.predict(classifier.inputs(rows)).predictions, classifier.draws)
+        return self.metrics(EvalPrediction(logits, np.asarray(rows["label"][:]))), logits
+
+    def _metrics_of_sets(self, sets: int) -> Callable[[EvalPrediction], dict[str, float]]:
+        metrics = self.metrics
+        return lambda found: metrics(EvalPrediction(averaged(found.predictions, sets), found.label_ids[::sets]))
+
+
+@dataclass
+class WithHead:
+    """The method `finetune`: the usual fine-tuning, of a model with a new classification head, on the same examples."""
+
+    task: Task
+    checkpoint: CheckpointArguments
+    args: FewShotArguments
+
+    def train(self, point: Point, episode: Episode, folder: Path) -> dict[str, Any]:
+        """As `Prompted.train`."""
+        args = self._arguments(
+            output_dir=str(folder / "model"),
+            seeds=[point.split],
+            learning_rate=point.learning_rate,
+            total_batch_size=point.batch_size,
+            eval_strategy="steps",
+            train_sampling_strategy="random",
+        )
+        splits = {"train": episode.train, "validation": episode.validation}
+        run = finetune(replace(self.task, splits=splits), self.checkpoint, args)
+        return {"validation": run.seeds[0]["validation"]}
+
+    def score(self, episode: Episode, folder: Path, split: str) -> tuple[dict[str, float], np.ndarray]:
+        """As `Prompted.score`, of the model in `folder`."""
+        args = self._arguments(output_dir=str(folder), select_by="last", eval_strategy="no")
+        kind, rows, trust = kind_module("classification"), self.task.splits[split], self.checkpoint.trust_remote_code
+        tokenizer = load_tokenizer(str(folder), trust_remote_code=trust, masking=False)
+        held_out = EvaluationSet(kind, rows, tokenizer, args, self.task.label_names)
+        trainer = FinetuneTrainer(
+            load_finetuned(folder, "classification", args, trust),
+            args,
+            data_collator=kind.collator(tokenizer, args),
+            processing_class=tokenizer,
+        )
+        logits = held_out.outputs(trainer)
+        metrics = compute_metrics_for(self.task.metric, *self.task.spec.further_metrics)
+        return metrics(EvalPrediction(logits, np.asarray(rows["label"][:]))), logits
+
+    def _arguments(self, **values: Any) -> FinetuneArguments:
+        """The options that both have in common, and `values`."""
+        defaults = defaults_of(FinetuneArguments)
+        common = {name for name in defaults_of(FewShotArguments) if name in defaults}
+        changed = {name: value for name in common if (value := getattr(self.args, name)) != defaults[name]}
+        return FinetuneArguments(**changed | values)

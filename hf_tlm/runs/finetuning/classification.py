@@ -1,0 +1,73 @@
+"""Classification and regression of texts and pairs of texts; see `hf_tlm.runs.finetuning.kinds` for the names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_tlm.data import tokenize
+from hf_tlm.metrics import load_metric
+from hf_tlm.runs.finetuning.arguments import FinetuneArguments
+from hf_tlm.tasks import Task
+
+AUTO_CLASS = "AutoModelForSequenceClassification"
+
+
+def encode(
+    rows: Dataset, tokenizer: PreTrainedTokenizerBase, args: FinetuneArguments, label_names: Sequence[str]
+) -> Dataset:
+    """One feature a row: `input_ids`, `token_type_ids` where there are any, `label` (an index or a number), `example`."""
+    features = tokenize(rows, tokenizer, args.max_length, description="Tokenising", all_types=True)
+    return features.add_column("example", np.arange(len(rows)))
+
+
+def collator(
+    tokenizer: PreTrainedTokenizerBase, args: FinetuneArguments
+) -> Callable[[list[dict[str, Any]]], dict[str, torch.Tensor]]:
+    """{"input_ids", "attention_mask": int64 [B, S], "token_type_ids", "labels": int64 or float32 [B]}"""
+    pad = DataCollatorWithPadding(tokenizer)
+    names = ("input_ids", "token_type_ids", "label")
+
+    def collate(features: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        return dict(pad([{name: feature[name] for name in names if name in feature} for feature in features]))
+
+    return collate
+
+
+def decode(
+    outputs: np.ndarray, features: Dataset, rows: Dataset, model: PreTrainedModel, args: FinetuneArguments
+) -> list[dict[str, Any]]:
+    """{"prediction": name of the class, "probabilities": {name: share}}, or {"prediction": number}.
+
+    Args:
+        outputs: logits, float [N, C], or [N, 1] for regression.
+    """
+    if model.config.problem_type == "regression":
+        return [{"prediction": float(value)} for value in outputs.reshape(-1)]
+    names = [model.config.id2label[index] for index in range(outputs.shape[1])]
+    shifted = np.exp(outputs.astype(np.float64) - outputs.max(axis=-1, keepdims=True))
+    return [
+        {
+            "prediction": names[int(row.argmax())],
+            "probabilities": {name: round(float(share), 6) for name, share in zip(names, row, strict=True)},
+        }
+        for row in shifted / shifted.sum(axis=-1, keepdims=True)
+    ]
+
+
+def score(task: Task, predictions: list[dict[str, Any]], rows: Dataset) -> dict[str, float]:
+    """The task's metrics, and the accuracy of a classifier."""
+    predicted = [prediction["prediction"] for prediction in predictions]
+    names = [task.metric, *task.spec.further_metrics]
+    if task.spec.kind == "classification":
+        predicted = [task.label2id[name] for name in predicted]
+        names.append("accuracy")
+    scores: dict[str, float] = {}
+    for name in dict.fromkeys(names):
+        scores |= load_metric(name).compute(predictions=predicted, references=rows["label"][:])
+    return scores

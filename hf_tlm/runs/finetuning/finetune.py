@@ -1,0 +1,260 @@
+"""Fine-tuning by the papers' protocol: one model per seed, chosen by validation, tested once, summarised over seeds."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from peft import PeftModel
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase, set_seed
+
+from hf_tlm.hub.finetuned_card import finetuned_card
+from hf_tlm.models import export_adapter, trained_parameters
+from hf_tlm.runs.finetuning.arguments import FinetuneArguments
+from hf_tlm.runs.finetuning.evaluation_set import EvaluationSet
+from hf_tlm.runs.finetuning.fraction import draw_fraction
+from hf_tlm.runs.finetuning.kinds import PEFT_TASK_TYPES, check_kind, kind_module, label_names
+from hf_tlm.runs.finetuning.loading import load_finetuned, load_model, load_pretrained
+from hf_tlm.runs.finetuning.options import CheckpointArguments
+from hf_tlm.runs.finetuning.predictions import predictions_jsonl
+from hf_tlm.runs.finetuning.saved import SAVED_FILE, read_saved, saved_settings
+from hf_tlm.runs.finetuning.trainer import FinetuneTrainer
+from hf_tlm.runs.records import command_line, environment
+from hf_tlm.runs.summary import SeededRun, summarise
+from hf_tlm.tasks import Task
+from hf_tlm.training import ArgumentsError
+from hf_tlm.training.checkpoint_pushes import CheckpointPushes, fetch_run
+from hf_tlm.training.finished import SEED, finish, finished, unseal
+from hf_tlm.training.optimizers import check_adapted
+from hf_tlm.training.publishing import check_hub, publish_run
+from hf_tlm.training.run_folder import claim, settings
+from hf_tlm.training.sharded import trained_model
+from hf_tlm.utils.files import atomic_directory, atomic_write
+from hf_tlm.utils.locks import owns_output_dir
+
+
+class FinetuneRun(SeededRun):
+    """What `finetune` returns and writes as `results.json`."""
+
+
+@owns_output_dir
+def finetune(task: Task, checkpoint: CheckpointArguments, args: FinetuneArguments, *, test: bool = True) -> FinetuneRun:
+    """Fine-tune a pretrained encoder on a task, once per seed, in `args.output_dir`.
+
+    The folder then holds the stock model of the seed best on validation (an adapter with `use_peft`), its tokenizer and
+    card, `results.json`, and `seed-<n>/` with each seed's model, predictions and results. Finished seeds are not repeated,
+    and an interrupted one continues, when the same settings are run in the same folder again.
+
+    The test split is scored once a seed, with the checkpoint that validation has chosen.
+
+    Args:
+        test: False leaves the test split alone, for runs that are yet to be chosen from. The same call with True scores it.
+
+    Raises:
+        ArgumentsError: options that the kind of task has no use for, or that do not go together.
+        ProtocolError: the folder holds a run with other settings, or other files.
+        LockError: another process is writing it.
+        ModelError, TokenizerError, HubError: see `load_pretrained`, `load_model`.
+    """
+    _check(task, checkpoint, args)
+    output_dir = Path(args.output_dir)
+    details = {
+        "task": task.name,
+        "task_fingerprint": task.fingerprint,
+        "kind": task.spec.kind,
+        "metric": task.metric,
+        "further_metrics": list(task.spec.further_metrics),
+        "arguments": settings(args),
+        "model": asdict(checkpoint),
+    }
+    with args.main_process_first(desc="checking the output folder"):
+        pretrained = load_pretrained(task, checkpoint, args)
+        check_hub(args, checkpoint if checkpoint.use_peft else None)
+        fetch_run(args)
+        data = ("task_fingerprint", "kind", "metric", "further_metrics")
+        claimed = claim(output_dir, details, data, args.process_index, options=(args, checkpoint))
+    pairs = "text_pair" in task.train.column_names
+    details |= {"pairs": pairs, "command": command_line(), "environment": environment()}
+    details["texts_also_in_train"] = task.texts_also_in_train
+    with claimed, CheckpointPushes(output_dir, args) as pushes:
+        run = _Run(task, checkpoint, args, details, *pretrained, pushes, test)
+        records = [run.seed(seed, output_dir / f"seed-{seed}") for seed in args.run_seeds]
+    result = FinetuneRun(records, summarise(records), details, output_dir)
+    result.write(args, finetuned_card)
+    result = replace(result, push=publish_run(output_dir, args))
+    pushes.check()
+    return result
+
+
+def _check(task: Task, checkpoint: CheckpointArguments, args: FinetuneArguments) -> None:
+    check_kind(args, task.spec.kind)
+    if args.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true":
+        raise ArgumentsError(
+            "Fine-tuning does not work with FSDP. Use DDP or ZeRO, for instance recipes/configs/accelerate/ddp.yaml."
+        )
+    if args.crf and args.label_smoothing_factor:
+        raise ArgumentsError(
+            f"label_smoothing_factor {args.label_smoothing_factor} smooths the loss of single tags, and with crf "
+            "the loss is of whole sentences. Leave one of them out."
+        )
+    check_adapted(args, checkpoint.use_peft)
+    if checkpoint.use_peft and args.crf:
+        raise ArgumentsError("use_peft adapts a stock model, and with crf there is a CRF around it. Leave one of them out.")
+
+
+@dataclass
+class _Run:
+    """What the seeds of a run have in common."""
+
+    task: Task
+    checkpoint: CheckpointArguments
+    args: FinetuneArguments
+    details: Mapping[str, Any]
+    config: PreTrainedConfig
+    tokenizer: PreTrainedTokenizerBase
+    pushes: CheckpointPushes
+    test: bool
+
+    @cached_property
+    def held_out(self) -> dict[str, EvaluationSet]:
+        """Validation, and test where there is one and it is asked for. Finished seeds need neither."""
+        splits = ("validation", "test") if self.test else ("validation",)
+        kind, names = kind_module(self.task.spec.kind), self.task.label_names
+        with self.args.main_process_first(desc="tokenising"):
+            return {
+                split: EvaluationSet(kind, self.task.splits[split], self.tokenizer, self.args, names)
+                for split in splits
+                if split in self.task.splits
+            }
+
+    def seed(self, seed: int, folder: Path) -> dict[str, Any]:
+        """Training, evaluation, predictions and export of one seed; loaded where it is finished."""
+        if (record := finished(folder, self.args, fields=SEED)) is not None:
+            untested = self.test and self.task.test is not None and "test" not in record
+            return self._tested(record, folder) if untested else record
+        task, args = self.task, self.args
+        kind, config, tokenizer = kind_module(task.spec.kind), self.config, self.tokenizer
+        chosen = draw_fraction(task.train, args.train_fraction, seed, task.spec.kind)
+        with args.main_process_first(desc="tokenising train"):
+            rows = task.train if len(chosen) == len(task.train) else task.train.select(chosen)
+            features = kind.encode(rows, tokenizer, args, task.label_names)
+        validation = self.held_out["validation"]
+        terms = getattr(kind, "loss_terms", None)
+        set_seed(seed)
+        model = load_model(task, self.checkpoint, config, args)
+        trainer = FinetuneTrainer(
+            model,
+            args.for_seed(folder, seed, task.metric, label_names(task.spec.kind)),
+            train_dataset=features,
+            eval_dataset=validation.by_length,
+            data_collator=kind.collator(tokenizer, args),
+            processing_class=tokenizer,
+            compute_metrics=lambda found: validation.score(task, validation.in_order(found.predictions), model, args),
+            callbacks=[self.pushes],
+            loss_terms=terms and partial(terms, args=args),
+        )
+        trainer.train(resume_from_checkpoint=True)
+        trainer.compute_metrics = None  # It is of validation, and `predict` would apply it to test.
+        record = {
+            "seed": seed,
+            "model_type": config.model_type,
+            "parameters": sum(parameter.numel() for parameter in model.parameters()),
+            "trained_parameters": trained_parameters(model),
+            "train_examples": len(chosen),
+            "cost": trainer.cost().to_dict(),
+            "history": _history(trainer.state.log_history),
+            "tables": {},
+        }
+        written = {}
+        for split, held_out in self.held_out.items():
+            outputs = held_out.outputs(trainer)
+            if split == "validation":
+                args = held_out.settled(task, outputs, model, args)
+            written[split] = self._score(split, held_out.decode(outputs, model, args), record)
+        trained = trained_model(trainer)
+        if trainer.is_world_process_zero():
+            for split, text in written.items():
+                atomic_write(folder / "predictions" / f"{split}.jsonl", text)
+            if len(chosen) < len(task.train):
+                atomic_write(folder / "train_ids.json", json.dumps(rows["id"][:]) + "\n")
+            files = {
+                SAVED_FILE: json.dumps(saved_settings(task, args), indent=2) + "\n",
+                "README.md": finetuned_card({**self.details, "summary": {}, "seeds": [record]}, seed),
+            }
+            _export(trained, tokenizer, folder / "model", files, PEFT_TASK_TYPES.get(task.spec.kind))
+            finish(folder, record, "model", "predictions", "train_ids.json")
+            for left in folder.glob("checkpoint-*"):
+                shutil.rmtree(left, ignore_errors=True)
+        trainer.accelerator.wait_for_everyone()
+        return record
+
+    def _score(self, split: str, predictions: list[dict[str, Any]], record: dict[str, Any]) -> str:
+        """Add a split's scores and tables to the record of a seed; returns the predictions as JSON lines."""
+        task, rows = self.task, self.held_out[split].rows
+        kind = kind_module(task.spec.kind)
+        record[split] = kind.score(task, predictions, rows)
+        if (tables := getattr(kind, "tables", None)) is not None:
+            record["tables"][split] = tables(task, predictions, rows)
+        return predictions_jsonl(task.spec.kind, task.label_names, rows, predictions)
+
+    def _tested(self, record: dict[str, Any], folder: Path) -> dict[str, Any]:
+        """The record of a finished seed that was not to see the test split, with its scores."""
+        model_folder, kind, test = folder / "model", self.task.spec.kind, self.held_out["test"]
+        args = copy.copy(self.args)
+        for name, value in read_saved(model_folder)[2].items():
+            setattr(args, name, value)  # Some was settled on validation.
+        model = load_finetuned(model_folder, kind, args, self.checkpoint.trust_remote_code)
+        trainer = FinetuneTrainer(
+            model,
+            args.for_seed(folder, record["seed"], self.task.metric, label_names(kind)),
+            data_collator=kind_module(kind).collator(self.tokenizer, args),
+            processing_class=self.tokenizer,
+            eval_dataset=test.by_length,
+        )
+        text = self._score("test", test.decode(test.outputs(trainer), model, args), record)
+        if trainer.is_world_process_zero():
+            unseal(folder)
+            atomic_write(folder / "predictions" / "test.jsonl", text)
+            card = finetuned_card({**self.details, "summary": {}, "seeds": [record]}, record["seed"])
+            atomic_write(model_folder / "README.md", card)
+            finish(folder, record, "model", "predictions", "train_ids.json")
+        trainer.accelerator.wait_for_everyone()
+        return record
+
+
+def _history(log: list[dict[str, Any]]) -> list[dict[str, float]]:
+    """The validation scores of every evaluation during training, without what a clock measured."""
+    return [
+        {
+            "step": entry["step"],
+            **{
+                name.removeprefix("eval_"): value
+                for name, value in entry.items()
+                if name.startswith("eval_") and not name.endswith(("runtime", "per_second")) and np.isscalar(value)
+            },
+        }
+        for entry in log
+        if "eval_loss" in entry
+    ]
+
+
+def _export(
+    model, tokenizer: PreTrainedTokenizerBase, output_dir: Path, files: dict[str, str], task_type: str | None
+) -> None:
+    """A folder for stock classes, which appears at once."""
+    if isinstance(model, PeftModel):
+        export_adapter(model, tokenizer, output_dir, files, task_type=task_type)
+        return
+    with atomic_directory(output_dir) as folder:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        for name, content in files.items():
+            (folder / name).write_text(content, encoding="utf-8")

@@ -1,0 +1,137 @@
+"""A pretrained checkpoint with a head for a task, and a fine-tuned folder again."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import transformers
+from torch import nn
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_tlm.data import load_tokenizer
+from hf_tlm.data.known_texts import check_known, spread_texts
+from hf_tlm.hub.checkpoint import checkpoint_folder
+from hf_tlm.models import FAMILIES, add_lora
+from hf_tlm.models.adapters import ADAPTER_FILE, check_targets, load_merged
+from hf_tlm.models.dropout import use_fast_dropout
+from hf_tlm.models.loading import DTYPE, check_fit, hub_options, new_weights, reading
+from hf_tlm.runs.finetuning.arguments import FinetuneArguments
+from hf_tlm.runs.finetuning.kinds import kind_module
+from hf_tlm.runs.finetuning.options import CheckpointArguments
+from hf_tlm.tasks import Task
+
+logger = logging.getLogger(__name__)
+
+
+def load_pretrained(
+    task: Task, checkpoint: CheckpointArguments, args: FinetuneArguments
+) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
+    """The config of a checkpoint, with the classes of a task, and its tokenizer.
+
+    Raises:
+        ModelError: it cannot be loaded, or has fewer positions than `max_length`, or fewer tokens than the tokenizer, or
+            none of the layers that are to be adapted.
+        HubError, TokenizerError: see `checkpoint_folder`, `load_tokenizer`, `check_known`.
+    """
+    options = _options(checkpoint)
+    folder = _folder(checkpoint)
+    with reading(f"a config from {checkpoint.model_name_or_path!r}"):
+        config = AutoConfig.from_pretrained(folder, **_labels(task), **options)
+    tokenizer = load_tokenizer(**checkpoint.tokenizer_source, masking=False)
+    check_fit(
+        config,
+        checkpoint.model_name_or_path,
+        max_length=args.max_length,
+        tokenizer=tokenizer,
+        tokenizer_name=checkpoint.tokenizer_source["name_or_path"],
+    )
+    check_known(tokenizer, spread_texts(task.train), checkpoint.tokenizer_source["name_or_path"])
+    if checkpoint.use_peft:
+        check_targets(checkpoint, config, checkpoint.trust_remote_code)
+    set_token_types(tokenizer, config)
+    tokenizer.model_max_length = args.max_length
+    return config, tokenizer
+
+
+def load_model(
+    task: Task, checkpoint: CheckpointArguments, config: PreTrainedConfig, args: FinetuneArguments
+) -> PreTrainedModel | nn.Module:
+    """The stock model of the task's kind with the weights of a checkpoint; what its head lacks begins at random, under the
+    current seed (`transformers.set_seed`). A head of other sizes is replaced. Its weights are float32. With `use_peft` it
+    has an adapter.
+
+    Raises:
+        ModelError: it cannot be loaded, or lacks weights of its body.
+    """
+    kind = kind_module(task.spec.kind)
+    name = checkpoint.model_name_or_path
+    with reading(f"a model from {name!r}"):
+        model, info = getattr(transformers, kind.AUTO_CLASS).from_pretrained(
+            _folder(checkpoint),
+            config=config,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            dtype=DTYPE,
+            **_options(checkpoint),
+        )
+    new = new_weights(model, info, name)
+    logger.info("%s: these weights begin at random: %s.", name, ", ".join(sorted(new)) or "none")
+    if config.model_type in FAMILIES:
+        use_fast_dropout(model)
+    wrap = getattr(kind, "wrap", None)
+    if wrap is not None:
+        model = wrap(model, args)
+    if checkpoint.use_peft:
+        model = add_lora(model, checkpoint, name, checkpoint.model_revision)
+    return model
+
+
+def load_finetuned(folder: Path, kind: str, args: FinetuneArguments, trust_remote_code: bool = False) -> nn.Module:
+    """The model that fine-tuning wrote to a folder; an adapter is merged into its base.
+
+    Raises:
+        ModelError: it, or the base of an adapter, cannot be loaded.
+    """
+    module = kind_module(kind)
+    with reading(f"the model in {folder}"):
+        if (folder / ADAPTER_FILE).is_file():
+            model = load_merged(folder, module.AUTO_CLASS, trust_remote_code)
+        else:
+            model = getattr(transformers, module.AUTO_CLASS).from_pretrained(folder, trust_remote_code=trust_remote_code)
+    restore = getattr(module, "restore", None)
+    return model if restore is None else restore(model, folder, args)
+
+
+def set_token_types(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig) -> None:
+    """Token types where the body has embeddings of two or more, and none where it has not, for good: tokenizers do not know
+    bodies. Those of ALBERT and XLNet leave the types out (in transformers 5), and a trained WordPiece has them for all."""
+    names = [name for name in tokenizer.model_input_names if name != "token_type_ids"]
+    if config.model_type == "xlnet" or getattr(config, "type_vocab_size", 0) > 1:
+        names.append("token_type_ids")
+    elif config.model_type not in FAMILIES:
+        return
+    # The second is what `save_pretrained` writes.
+    tokenizer.model_input_names = tokenizer.init_kwargs["model_input_names"] = names
+
+
+def _folder(checkpoint: CheckpointArguments) -> str:
+    trust = checkpoint.trust_remote_code
+    return checkpoint_folder(checkpoint.model_name_or_path, checkpoint.model_revision, trust_remote_code=trust)
+
+
+def _options(checkpoint: CheckpointArguments) -> dict[str, Any]:
+    return hub_options(checkpoint.model_revision, checkpoint.trust_remote_code, checkpoint.attn_implementation)
+
+
+def _labels(task: Task) -> dict[str, Any]:
+    """What the config of a model for the task says of its classes."""
+    if task.spec.kind == "regression":
+        return {"num_labels": 1, "problem_type": "regression"}
+    if task.spec.kind == "classification":
+        return {"id2label": task.id2label, "label2id": task.label2id, "problem_type": "single_label_classification"}
+    if task.spec.kind == "tagging":
+        return {"id2label": task.id2label, "label2id": task.label2id}
+    # A start and an end, and nothing of the classes of a checkpoint that was a classifier. Multiple choice reads no number.
+    return {"id2label": {0: "LABEL_0", 1: "LABEL_1"}, "label2id": {"LABEL_0": 0, "LABEL_1": 1}, "problem_type": None}

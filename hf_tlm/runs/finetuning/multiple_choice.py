@@ -1,0 +1,127 @@
+"""Multiple choice (RACE): which option answers a question about a context.
+
+Every option is read with the whole input, [CLS] context [SEP] question and option [SEP], and the model chooses among the
+logits of a question's options. The blank of a cloze question is filled with the option, as in XLNet's code (Yang et al.,
+NeurIPS 2019); otherwise the option follows the question.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+from string import ascii_uppercase as LETTERS
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from transformers import PreTrainedTokenizerBase
+
+from hf_tlm.errors import HfTlmError
+from hf_tlm.runs.finetuning.features import compute_scores, make_features, pad, softmax
+from hf_tlm.tasks import Task
+
+if TYPE_CHECKING:
+    from hf_tlm.runs.finetuning.arguments import FinetuneArguments
+
+AUTO_CLASS = "AutoModelForMultipleChoice"
+
+
+def fill_in(question: str, option: str) -> str:
+    """The option in place of every blank of the question, or after a question without one."""
+    if "_" in question:
+        return re.sub("_+", lambda blank: option, question)
+    return f"{question} {option}"
+
+
+def encode(rows: Dataset, tokenizer: PreTrainedTokenizerBase, args: FinetuneArguments, label_names=()) -> Dataset:
+    """A feature for each row: `input_ids` and [`token_type_ids`] as a list for every option, `example`, and `labels` where
+    the rows have a `label`.
+
+    The context is truncated; where question and option alone are too long, whichever of the two is longer.
+
+    Raises:
+        HfTlmError: `max_length` leaves no room for a token of either.
+    """
+    special = tokenizer.num_special_tokens_to_add(pair=True)
+    if args.max_length < special + 2:
+        raise HfTlmError(
+            f"max_length must leave room for context and option beside {special} special tokens; received "
+            f"{args.max_length}. Raise it: 384 is usual."
+        )
+    options = {"add_special_tokens": False, "return_attention_mask": False, "return_token_type_ids": False}
+
+    def encode_batch(batch: dict[str, list], indices: list[int]) -> dict[str, list]:
+        counts = [len(each) for each in batch["options"]]
+        contexts = [context for context, count in zip(batch["context"], counts, strict=True) for _ in range(count)]
+        texts = [
+            fill_in(question, option)
+            for question, each in zip(batch["question"], batch["options"], strict=True)
+            for option in each
+        ]
+        lengths = [len(ids) for ids in tokenizer(texts, verbose=False, **options)["input_ids"]]
+        tokens: dict[str, list] = {}
+        for truncation, long in (("only_first", False), ("longest_first", True)):
+            chosen = [index for index, length in enumerate(lengths) if (length >= args.max_length - special) == long]
+            encoded = chosen and tokenizer(
+                [contexts[index] for index in chosen],
+                [texts[index] for index in chosen],
+                truncation=truncation,
+                max_length=args.max_length,
+                return_attention_mask=False,
+                return_token_type_ids="token_type_ids" in tokenizer.model_input_names,
+            )
+            for name in encoded:
+                column = tokens.setdefault(name, [None] * len(texts))
+                for index, values in zip(chosen, encoded[name], strict=True):
+                    column[index] = values
+        bounds = np.cumsum([0, *counts])
+        grouped = {
+            name: [values[low:high] for low, high in zip(bounds[:-1], bounds[1:], strict=True)]
+            for name, values in tokens.items()
+        }
+        return grouped | {"example": indices} | ({"labels": batch["label"]} if "label" in batch else {})
+
+    settings = [args.max_length, tokenizer.truncation_side]
+    return make_features(rows, tokenizer, encode_batch, settings, "Tokenising options")
+
+
+def collator(tokenizer: PreTrainedTokenizerBase, args: FinetuneArguments) -> Callable[[list[dict]], dict[str, torch.Tensor]]:
+    """Batches of `input_ids`, `attention_mask`, [`token_type_ids`] int64 [B, options, S] and [`labels`] int64 [B], padded on
+    the tokenizer's side (XLNet reads its last token)."""
+    return partial(_collate, tokenizer)
+
+
+def _collate(tokenizer: PreTrainedTokenizerBase, features: list[dict]) -> dict[str, torch.Tensor]:
+    names = [name for name in ("input_ids", "token_type_ids") if name in features[0]]
+    flat = [
+        dict(zip(names, option, strict=True))
+        for feature in features
+        for option in zip(*(feature[name] for name in names), strict=True)
+    ]
+    padded = pad(flat, tokenizer, side=tokenizer.padding_side)
+    batch = {name: values.view(len(features), -1, values.shape[-1]) for name, values in padded.items()}
+    if "labels" in features[0]:
+        batch["labels"] = torch.tensor([feature["labels"] for feature in features])
+    return batch
+
+
+def decode(outputs, features: Dataset, rows: Dataset, model, args: FinetuneArguments) -> list[dict[str, Any]]:
+    """The letter of the chosen option as `prediction`, and `probabilities` by letter.
+
+    Args:
+        outputs: logits, float [rows, options].
+    """
+    logits = outputs[0] if isinstance(outputs, tuple) else outputs
+    shares = softmax(logits.astype(np.float64)).round(6).tolist()
+    return [
+        {"prediction": LETTERS[best], "probabilities": dict(zip(LETTERS, row, strict=False))}
+        for best, row in zip(logits.argmax(axis=-1), shares, strict=True)
+    ]
+
+
+def score(task: Task, predictions: list[dict[str, Any]], rows: Dataset) -> dict[str, float]:
+    """The share of questions with the right option."""
+    chosen = [LETTERS.index(prediction["prediction"]) for prediction in predictions]
+    return compute_scores(task, chosen, list(rows["label"]))

@@ -1,0 +1,181 @@
+"""Extractive question answering (SQuAD 1.1 and 2.0): a start and an end in the context, or no answer.
+
+A context that does not fit is read through windows that overlap by `doc_stride` tokens (at most half a window), each after
+the whole question. Windows that do not hold the whole answer, and unanswerable questions, point at [CLS] (Devlin et al.,
+NAACL 2019, section 4.3). The question comes first whatever side a tokenizer pads on.
+
+Shapes: W windows, S places, T tokens of a context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from transformers import PreTrainedTokenizerBase
+
+from hf_tlm.errors import HfTlmError
+from hf_tlm.metrics import best_threshold
+from hf_tlm.runs.finetuning.answers import Answers, search
+from hf_tlm.runs.finetuning.features import (
+    check_offsets,
+    compute_scores,
+    make_features,
+    pad,
+    token_spans,
+    tokenize_with_offsets,
+)
+from hf_tlm.tasks import Task
+
+if TYPE_CHECKING:
+    from hf_tlm.runs.finetuning.arguments import FinetuneArguments
+
+AUTO_CLASS = "AutoModelForQuestionAnswering"
+SHOWN = 5  # Answers a prediction lists.
+
+
+def encode(rows: Dataset, tokenizer: PreTrainedTokenizerBase, args: FinetuneArguments, label_names=()) -> Dataset:
+    """The windows of every row, one feature each, in the order of rows and contexts.
+
+    Args:
+        rows: `context` and `question`; with `answers` and `starts` the features are labelled by the first answer.
+
+    Returns:
+        `input_ids`, [`token_type_ids`], `example`, [`start_positions`, `end_positions`], and for `decode`: `cls`, the place
+        of [CLS]; `first`, that of the window's first token of the context; `begins` and `ends`, the characters of the
+        context that its tokens stand for.
+
+    Raises:
+        TokenizerError: the tokenizer is in pure Python.
+        HfTlmError: `max_length` leaves no room for question and context.
+    """
+    check_offsets(tokenizer, "Question answering")
+    special = tokenizer.num_special_tokens_to_add(pair=True)
+    if args.max_length < special + 2:
+        raise HfTlmError(
+            f"max_length must leave room for question and context beside {special} special tokens; received "
+            f"{args.max_length}. Raise it: 384 is usual."
+        )
+    # At most half of a window is question.
+    limit = min(args.max_query_length, (args.max_length - special) // 2)
+
+    def encode_batch(batch: dict[str, list], indices: list[int]) -> dict[str, list]:
+        tokens = tokenize_with_offsets(tokenizer, batch["question"], batch["context"])
+        features: list[dict[str, Any]] = []
+        for row, example in enumerate(indices):
+            parts = np.array([-1 if part is None else part for part in tokens.sequence_ids(row)])
+            question, context = np.flatnonzero(parts == 0), np.flatnonzero(parts == 1)
+            begins, ends = token_spans([tokens["offset_mapping"][row][place] for place in context], batch["context"][row])
+            first, last = (context[0], context[-1] + 1) if len(context) else (len(parts), len(parts))
+            before = np.setdiff1d(np.arange(first), question[limit:])
+            room = args.max_length - len(before) - (len(parts) - last)
+            columns = {name: np.array(tokens[name][row]) for name in ("input_ids", "token_type_ids") if name in tokens}
+            special_cls = (columns["input_ids"] == tokenizer.cls_token_id) & (parts == -1)
+            answer = _tokens_of_answer(batch, row, begins, ends)
+            for start in _starts(len(context), room, args.doc_stride):
+                end = min(start + room, len(context))
+                places = np.concatenate([before, context[start:end], np.arange(last, len(parts))])
+                feature = {name: values[places] for name, values in columns.items()}
+                # Without a [CLS] the first token takes its part.
+                cls = int(special_cls[places].argmax())
+                feature |= {"example": example, "cls": cls, "first": len(before)}
+                feature |= {"begins": begins[start:end], "ends": ends[start:end]}
+                if answer is not None:
+                    inside = start <= answer[0] <= answer[1] < end
+                    place = (len(before) + token - start if inside else cls for token in answer)
+                    feature |= zip(("start_positions", "end_positions"), place, strict=True)
+                features.append(feature)
+        return {name: [feature[name] for feature in features] for name in features[0]}
+
+    settings = [args.max_length, limit, args.doc_stride, tokenizer.cls_token_id]
+    return make_features(rows, tokenizer, encode_batch, settings, "Tokenising questions and contexts")
+
+
+def _starts(tokens: int, room: int, overlap: int) -> range:
+    """Of the windows over a context, which token is their first."""
+    step = room - min(overlap, room // 2)
+    return range(0, max(tokens - room, 0) + step, step)
+
+
+def _tokens_of_answer(batch: Mapping[str, list], row: int, begins: np.ndarray, ends: np.ndarray) -> tuple[int, int] | None:
+    """The first and the last token with a character of the answer; first > last without one; None without labels."""
+    if "starts" not in batch:
+        return None
+    if not batch["starts"][row]:
+        return 1, 0
+    start = batch["starts"][row][0]
+    end = start + len(batch["answers"][row][0])
+    return int((ends <= start).sum()), int((begins < end).sum()) - 1
+
+
+def collator(tokenizer: PreTrainedTokenizerBase, args: FinetuneArguments) -> Callable[[list[dict]], dict[str, torch.Tensor]]:
+    """Batches of `input_ids`, `attention_mask`, [`token_type_ids`] int64 [B, S] and [`start_positions`, `end_positions`]
+    int64 [B], padded on the right whatever the tokenizer's side, so that places in features are places in batches."""
+    return partial(_collate, tokenizer)
+
+
+def _collate(tokenizer: PreTrainedTokenizerBase, features: list[dict]) -> dict[str, torch.Tensor]:
+    labels = [name for name in ("start_positions", "end_positions") if name in features[0]]
+    return pad(features, tokenizer) | {name: torch.tensor([feature[name] for feature in features]) for name in labels}
+
+
+def decode(outputs, features: Dataset, rows: Dataset, model, args: FinetuneArguments) -> list[dict[str, Any]]:
+    """Answers over all windows of a row.
+
+    Args:
+        outputs: start and end logits, float [W, S] each.
+        args: `n_best`, `max_answer_length`; `null_threshold`: None where every question has an answer.
+
+    Returns:
+        For every row `prediction`, a slice of the context, and `probability`, its share among the `n_best` answers by a
+        softmax of start + end; `n_best`: the best five as {"text", "start", "probability"}. With a threshold the prediction
+        is "" where `null_odds`, the score of no answer (the lowest of all windows) less that of the best answer, exceeds
+        it, and `no_answer_probability` is part of the softmax. Where a context has no word the prediction is "".
+    """
+    found = search(outputs, features, len(rows), args)
+    return [_prediction(found, example, context, args.null_threshold) for example, context in enumerate(_contexts(rows))]
+
+
+def settle(task: Task, outputs, features: Dataset, rows: Dataset, model, args: FinetuneArguments) -> dict[str, Any]:
+    """The arguments of `decode` that labelled rows decide: `null_threshold`, by the F1 of all of them.
+
+    What the arguments say, where they say something; None where no training question is unanswerable (SQuAD 1.1).
+    """
+    if args.null_threshold is not None or all(map(len, task.train["starts"])):
+        return {"null_threshold": args.null_threshold}
+    found = search(outputs, features, len(rows), args)
+    best = [found.best(example, context) for example, context in enumerate(_contexts(rows))]
+    return {"null_threshold": best_threshold(found.odds, best, list(rows["answers"]))[0]}
+
+
+def score(task: Task, predictions: list[dict[str, Any]], rows: Dataset) -> dict[str, float]:
+    """F1 and exact match of the answers, by the official script's definitions."""
+    return compute_scores(task, [prediction["prediction"] for prediction in predictions], list(rows["answers"]))
+
+
+def _contexts(rows: Dataset) -> Iterator[str]:
+    for batch in rows.select_columns("context").iter(1000):
+        yield from batch["context"]
+
+
+def _prediction(found: Answers, example: int, context: str, threshold: float | None) -> dict[str, Any]:
+    answers, odds = found.of(example), float(found.odds[example])
+    scores = np.append(found.scores[answers], [] if threshold is None else found.null[example])
+    powers = np.exp(scores - scores.max(initial=-np.inf))
+    probabilities = (powers / powers.sum()).round(6).tolist()
+    listed = [
+        {"text": found.text(answer, context), "start": int(found.begins[answer]), "probability": probability}
+        for answer, probability in zip(range(answers.start, answers.stop)[:SHOWN], probabilities, strict=False)
+    ]
+    prediction = {"prediction": "", "probability": 1.0, "n_best": listed}
+    if listed:
+        prediction |= {"prediction": listed[0]["text"], "probability": listed[0]["probability"]}
+    if threshold is not None:
+        if odds > threshold:
+            prediction |= {"prediction": "", "probability": probabilities[-1]}
+        prediction |= {"no_answer_probability": probabilities[-1], "null_odds": odds}
+    return prediction

@@ -1,0 +1,225 @@
+"""Tagging of words (parts of speech, entities): a word's tag is the one of its first piece (Devlin et al., NAACL 2019,
+section 5.3).
+
+A sentence is tokenised as its words with spaces between them, and characters tell which word a piece belongs to: so every
+fast tokenizer sees the words as in running text. Words of which the tokenizer leaves nothing, and those beyond
+`max_length`, get no tag, which counts as an error.
+
+Shapes: B sentences, S places, W words, C tags.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from transformers import PreTrainedTokenizerBase
+
+from hf_tlm.errors import HfTlmError
+from hf_tlm.runs.finetuning.crf import CRF_FILE, CrfTagger
+from hf_tlm.runs.finetuning.features import (
+    check_offsets,
+    compute_scores,
+    make_features,
+    pad,
+    ragged,
+    softmax,
+    token_spans,
+    tokenize_with_offsets,
+)
+from hf_tlm.tasks import Task
+
+if TYPE_CHECKING:
+    from hf_tlm.runs.finetuning.arguments import FinetuneArguments
+
+logger = logging.getLogger(__name__)
+
+AUTO_CLASS = "AutoModelForTokenClassification"
+DROPPED, TRUNCATED = -1, -2  # In place of a word's first piece.
+SENTENCES = 256  # Decoded together.
+
+
+def encode(rows: Dataset, tokenizer: PreTrainedTokenizerBase, args: FinetuneArguments, label_names=()) -> Dataset:
+    """A feature for each sentence: `input_ids`, [`token_type_ids`], `example`, `labels` where the rows have `tags`, and for
+    `decode` `places`: of every word the place of its first piece, or -1 (it has none) or -2 (it is beyond `max_length`).
+
+    Logs how many words are missing.
+
+    Raises:
+        TokenizerError: the tokenizer is in pure Python.
+        HfTlmError: `max_length` leaves no room for a word.
+    """
+    check_offsets(tokenizer, "Tagging")
+    room = args.max_length - tokenizer.num_special_tokens_to_add(pair=False)
+    if room < 1:
+        raise HfTlmError(
+            f"max_length must leave room for a word beside special tokens; received {args.max_length}. Raise it."
+        )
+
+    def encode_batch(batch: dict[str, list], indices: list[int]) -> dict[str, list]:
+        texts = [" ".join(tokens) for tokens in batch["tokens"]]
+        tokens = tokenize_with_offsets(tokenizer, texts)
+        names = [name for name in ("input_ids", "token_type_ids") if name in tokens]
+        columns: dict[str, list] = {name: [] for name in (*names, "places")}
+        for row, text in enumerate(texts):
+            inner = np.flatnonzero([part == 0 for part in tokens.sequence_ids(row)])
+            begins, ends = token_spans([tokens["offset_mapping"][row][place] for place in inner], text)
+            pieces = _first_pieces(batch["tokens"][row], begins, ends)
+            kept = np.delete(np.arange(len(tokens["input_ids"][row])), inner[room:])
+            for name in names:
+                columns[name].append(np.array(tokens[name][row])[kept])
+            before = inner[0] if len(inner) else 0
+            columns["places"].append(np.where(pieces < room, np.where(pieces < 0, DROPPED, before + pieces), TRUNCATED))
+        if "tags" in batch:
+            columns["labels"] = list(map(_labels, columns["input_ids"], columns["places"], batch["tags"]))
+        return columns | {"example": indices}
+
+    features = make_features(rows, tokenizer, encode_batch, [args.max_length], "Tokenising sentences")
+    _warn_of_missing(features, args.max_length)
+    return features
+
+
+def _first_pieces(words: list[str], begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """int64 [W]: which piece is each word's first, or -1."""
+    solid = np.flatnonzero(begins < ends)
+    lengths = np.array([len(word) for word in words], dtype=np.int64)
+    starts = np.cumsum(lengths + 1) - lengths - 1
+    index = np.searchsorted(begins[solid], starts)
+    piece = np.append(solid, -1)[index]
+    within = np.append(begins[solid], np.iinfo(np.int64).max)[index] < starts + lengths
+    return np.where(within, piece, -1)
+
+
+def _labels(ids: np.ndarray, places: np.ndarray, tags: list[int]) -> np.ndarray:
+    """int64 [S]: the tag at every word's first piece, -100 elsewhere and for tags that training lacks."""
+    labels, tags = np.full(len(ids), -100), np.array(tags)
+    known = (places >= 0) & (tags >= 0)
+    labels[places[known]] = tags[known]
+    return labels
+
+
+def _warn_of_missing(features: Dataset, max_length: int) -> None:
+    places, _ = ragged(features, "places")
+    dropped, truncated = (int((places == reason).sum()) for reason in (DROPPED, TRUNCATED))
+    if dropped or truncated:
+        logger.warning(
+            "Of %d words %d lie beyond max_length %d and of %d the tokenizer leaves nothing: they get no tag and count as "
+            "errors.",
+            *(len(places), truncated, max_length, dropped),
+        )
+
+
+def collator(tokenizer: PreTrainedTokenizerBase, args: FinetuneArguments) -> Callable[[list[dict]], dict[str, torch.Tensor]]:
+    """Batches of `input_ids`, `attention_mask`, [`token_type_ids`, `labels`] int64 [B, S], padded on the right whatever the
+    tokenizer's side, so that places in features are places in batches."""
+    return partial(_collate, tokenizer)
+
+
+def _collate(tokenizer: PreTrainedTokenizerBase, features: list[dict]) -> dict[str, torch.Tensor]:
+    return pad(features, tokenizer, [name for name in ("labels",) if name in features[0]])
+
+
+def loss_terms(batch: dict[str, torch.Tensor], args: FinetuneArguments) -> torch.Tensor:
+    """int64 []: what the loss of a batch is the mean of, its tags or, with a CRF, its sentences that have any."""
+    tags = (batch["labels"] != -100).sum(dim=1)
+    return (tags > 0).sum() if args.crf else tags.sum()
+
+
+def wrap(model, args: FinetuneArguments):
+    """The model with a new CRF, with `args.crf`.
+
+    Raises:
+        HfTlmError: pytorch-crf is not installed.
+    """
+    return CrfTagger(model) if args.crf else model
+
+
+def restore(model, folder: str | Path, args: FinetuneArguments):
+    """A trained model with its CRF, if its folder has one (`crf.safetensors`) or `args.crf` says so.
+
+    Raises:
+        HfTlmError: pytorch-crf is not installed, or the file is not this model's.
+    """
+    with_crf = args.crf or (Path(folder) / CRF_FILE).is_file()
+    return CrfTagger(model).load_crf(folder) if with_crf else model
+
+
+def decode(outputs, features: Dataset, rows: Dataset, model, args: FinetuneArguments) -> list[dict[str, Any]]:
+    """For every sentence `prediction`, a tag for every word, and their `probabilities`; None for a word without a piece.
+
+    With a CRF the tags are the most probable sequence, and the probabilities the tags' marginal ones. `truncated_words` says
+    how many words at the end of a sentence are beyond `max_length`, where there are some.
+
+    Args:
+        outputs: logits, float [rows, S, C].
+    """
+    logits = outputs[0] if isinstance(outputs, tuple) else outputs
+    names = np.array([model.config.id2label[index] for index in range(logits.shape[-1])], dtype=object)
+    flat, bounds = ragged(features, "places")
+    predictions = []
+    for low in range(0, len(features), SENTENCES):
+        places = [flat[start:end] for start, end in zip(bounds[low:-1], bounds[low + 1 :], strict=True)][:SENTENCES]
+        seen = [each[each >= 0] for each in places]
+        counts = np.array([len(each) for each in seen])
+        words = np.arange(max(1, counts.max())) < counts[:, None]
+        emissions = np.zeros((*words.shape, logits.shape[-1]), dtype=np.float32)
+        emissions[words] = logits[low + np.nonzero(words)[0], np.concatenate(seen)]
+        tags, probabilities = _choose(model, emissions, words)
+        for each, count, row_tags, row_probabilities in zip(places, counts, tags, probabilities, strict=True):
+            prediction = np.full(len(each), None, dtype=object)
+            probability = prediction.copy()
+            prediction[each >= 0] = names[row_tags[:count]]
+            probability[each >= 0] = row_probabilities[:count].astype(np.float64).round(6).tolist()
+            cut = int((each == TRUNCATED).sum())
+            record = {"prediction": prediction.tolist(), "probabilities": probability.tolist()}
+            predictions.append(record | ({"truncated_words": cut} if cut else {}))
+    return predictions
+
+
+def _choose(model, emissions: np.ndarray, words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Tags int64 [B, W] and their probabilities float [B, W]."""
+    if isinstance(model, CrfTagger):
+        return model.best_tags(emissions, words)
+    probabilities = softmax(emissions)
+    return probabilities.argmax(axis=-1), probabilities.max(axis=-1)
+
+
+def score(task: Task, predictions: list[dict[str, Any]], rows: Dataset) -> dict[str, float]:
+    """Over all words of all sentences; a word without a tag is an error, and so is one whose tag training lacks."""
+    return compute_scores(task, [prediction["prediction"] for prediction in predictions], _references(task, rows))
+
+
+def _references(task: Task, rows: Dataset) -> list[list[str | None]]:
+    return [[task.label_names[tag] if tag >= 0 else None for tag in tags] for tags in rows["tags"]]
+
+
+def tables(task: Task, predictions: list[dict[str, Any]], rows: Dataset) -> dict[str, list[dict[str, Any]]]:
+    """`tags`: for every tag, the most frequent first, its words (`support`), `precision`, `recall` (the accuracy on its
+    words) and `f1`; the tag None stands for those that training lacks. `missing_words`: how many
+    words have no tag, because of `max_length` or because the tokenizer leaves nothing of them."""
+    pairs: Counter[tuple[str | None, str | None]] = Counter()
+    for prediction, truth in zip(predictions, _references(task, rows), strict=True):
+        pairs.update(zip(truth, prediction["prediction"], strict=True))
+    support, chosen = Counter(), Counter()
+    for (truth, predicted), count in pairs.items():
+        support[truth] += count
+        chosen[predicted] += count
+    table = []
+    for tag in sorted({*support, *chosen} - {None}, key=lambda tag: (-support[tag], tag)) + [None] * (None in support):
+        right = pairs[tag, tag] if tag is not None else 0
+        rates = {
+            "precision": right / max(1, chosen[tag]) if tag is not None else 0.0,
+            "recall": right / max(1, support[tag]),
+            "f1": 2 * right / max(1, support[tag] + chosen[tag]) if tag is not None else 0.0,
+        }
+        table.append({"tag": tag, "support": support[tag]} | rates)
+    truncated = sum(prediction.get("truncated_words", 0) for prediction in predictions)
+    missing = {"words": support.total(), "truncated": truncated, "dropped": chosen[None] - truncated}
+    return {"tags": table, "missing_words": [missing]}

@@ -1,0 +1,21 @@
+"""Many runs of one kind: grids of settings, searches, and how processes share them."""
+
+from typing import TYPE_CHECKING
+
+from hf_tlm.utils.lazy import export_lazily
+
+if TYPE_CHECKING:
+    from hf_tlm.runs.grid.arguments import GridArguments
+    from hf_tlm.runs.grid.grid import GridRun, run_grid
+    from hf_tlm.runs.grid.points import Grid, GridError, Range
+    from hf_tlm.runs.grid.sharing import PointsError, work_through
+
+__getattr__, __dir__, __all__ = export_lazily(
+    __name__,
+    {
+        "arguments": ["GridArguments"],
+        "grid": ["GridRun", "run_grid"],
+        "points": ["Grid", "GridError", "Range"],
+        "sharing": ["PointsError", "work_through"],
+    },
+)

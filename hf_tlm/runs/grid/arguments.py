@@ -1,0 +1,63 @@
+"""How a recipe takes a grid."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from hf_tlm.runs.grid.points import SELECTIONS, GridError
+from hf_tlm.utils.ranges import check_ranges
+
+if TYPE_CHECKING:
+    from hf_tlm.runs.grid.points import Grid
+
+
+@dataclass
+class GridArguments:
+    """The settings to choose from, by their scores on validation."""
+
+    grid: str | None = field(
+        default=None,
+        metadata={
+            "help": "Lists of values by argument, every combination of which is run: a YAML file, or YAML as it is, such as "
+            "'{learning_rate: [2e-5, 3e-5], num_train_epochs: [3, 10]}'. A file may also hold {grid: ..., seeds: ..., "
+            "select_by: ...}. Processes that are given the same --output_dir share the work."
+        },
+    )
+    grid_select_by: str | None = field(
+        default=None,
+        metadata={
+            "help": "Which figure of a point's validation scores over the seeds has to be highest: median (default), mean "
+            "or best.",
+            "choices": list(SELECTIONS),
+        },
+    )
+    optuna_trials: int | None = field(
+        default=None,
+        metadata={
+            "help": "Instead of every combination: so many trials of one seed each, drawn by Optuna (extra [search]); the "
+            "best of them is run with all seeds. The grid may hold ranges too: {learning_rate: {min: 1e-5, max: 1e-4, log: "
+            "true}}."
+        },
+    )
+
+    def __post_init__(self):
+        for name in ("grid_select_by", "optuna_trials"):
+            if self.grid is None and (value := getattr(self, name)) is not None:
+                raise GridError(f"{name} {value} has no effect without --grid, which says what to choose from.")
+        check_ranges(self, GridError)
+
+    def read(self, seeds: list[int] | None = None) -> Grid | None:
+        """The grid; None where none is asked for.
+
+        Args:
+            seeds: of the command line, which win over those of the grid's file.
+
+        Raises:
+            GridError: see `Grid.read`.
+        """
+        if self.grid is None:
+            return None
+        from hf_tlm.runs.grid.points import Grid
+
+        return Grid.read(self.grid, seeds=seeds, select_by=self.grid_select_by)

@@ -1,0 +1,217 @@
+"""A grid of fine-tuning runs: every point once, the best on validation is chosen, and it alone sees the test split."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hf_tlm.errors import HfTlmError
+from hf_tlm.hub.commit import Push
+from hf_tlm.runs.finetuning import CheckpointArguments, FinetuneArguments, FinetuneRun, finetune
+from hf_tlm.runs.grid.points import Grid, GridError, point_name
+from hf_tlm.runs.grid.report import choose, figures, to_markdown
+from hf_tlm.runs.grid.search import check_search, search
+from hf_tlm.runs.grid.sharing import PointsError, once, work_through
+from hf_tlm.runs.records import published_lines
+from hf_tlm.tasks import Task
+from hf_tlm.training.finished import SEED
+from hf_tlm.training.publishing import check_hub, publish_run
+from hf_tlm.training.run_folder import RESULTS_FILE, claim, publish_locally, settings
+from hf_tlm.utils import checked
+from hf_tlm.utils.claims import Claim
+from hf_tlm.utils.files import atomic_write
+from hf_tlm.utils.json_files import find_object, read_object
+from hf_tlm.utils.locks import awaited
+
+logger = logging.getLogger(__name__)
+
+_SEEDS = checked.record(
+    {"seeds": checked.listed(checked.record({name: SEED[name] for name in ("seed", "validation")}), 10_000)}
+)
+POINTS, GRID_FILE, TABLE_FILE, CARD_FILE = "points", "grid.json", "results.md", "README.md"
+
+
+@dataclass
+class GridRun:
+    """What `run_grid` returns.
+
+    record: `grid.json`. points: of each its `values`, its `folder`, and `validation`, by metric the median, mean, std, best
+        and values of the seeds, or `failed`, a message. chosen: `values` and `folder` of one of them, and `test` like
+        `validation`.
+    push: with `push_to_hub`, on the first process: what was published.
+    """
+
+    record: dict[str, Any]
+    output_dir: Path
+    push: Push | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return self.record
+
+    def to_text(self) -> str:
+        """The end of a run, for a person."""
+        return "\n".join([to_markdown(self.record), f"model        {self.output_dir}", *published_lines(self.push)])
+
+
+def run_grid(
+    task: Task, checkpoint: CheckpointArguments, args: FinetuneArguments, grid: Grid, trials: int | None = None
+) -> GridRun:
+    """Fine-tune with every combination of a grid's values and every seed, and publish the combination best on validation.
+
+    Every point is a run of `finetune` in `output_dir/points/<its values>`, which sees train and validation. The chosen one
+    is then scored on test. `output_dir` holds the stock model of its best seed with card and `results.json`, as after
+    `finetune`, and the grid's table as `results.md` and `grid.json`.
+
+    Processes that run the same at the same time share the points. Killed at any moment, the same call goes on; a finished
+    point is not repeated, and a larger grid of the same arguments in the same folder keeps those it has.
+
+    Args:
+        args: what holds for every point; the grid's values and seeds replace theirs.
+        trials: search first: so many trials of one seed each, drawn by Optuna from the grid's lists and ranges. The best
+            one's values are then the only point. See `hf_tlm.runs.grid.search`.
+
+    Raises:
+        GridError: a value that no point can differ in, or ranges without `trials`.
+        ProtocolError: the folder holds a run with other settings.
+        HfTlmError: all points failed. Where only some did, the record says so.
+    """
+    seeds = list(grid.seeds or args.run_seeds)
+    output_dir = Path(args.output_dir)
+    _check_values(grid, args)
+    if trials is None:
+        points = grid.points()
+    else:
+        check_search(grid)
+        points = []
+    arguments = {point_name(point): _point_arguments(args, point, seeds) for point in points}
+    claimed = _claim(task, checkpoint, args, grid)
+
+    record: dict[str, Any] = {"task": task.name, "metric": task.metric, "select_by": grid.select_by, "seeds": seeds}
+    if trials is not None:
+        with claimed:
+            found = search(task, checkpoint, args, grid, trials, seeds[0])
+        points, record["trials"] = [found.values], found.trials
+        arguments = {point_name(found.values): _point_arguments(args, found.values, seeds)}
+
+    def folder(name: str) -> Path:
+        return output_dir / POINTS / name
+
+    def done(name: str) -> bool:
+        # More seeds may be asked for than there were.
+        return [seed["seed"] for seed in _seeds(folder(name))] == seeds
+
+    def run(name: str) -> None:
+        finetune(task, checkpoint, arguments[name], test=False)
+
+    failures: Mapping[Path, HfTlmError] = {}
+    try:
+        with claimed:
+            work_through(list(arguments), folder, done, run)
+    except PointsError as error:
+        failures = error.failures
+        if len(failures) == len(points):
+            # What they have in common is told once.
+            first = next(iter(failures.values()))
+            raise (first if len(set(map(str, failures.values()))) == 1 else error) from None
+
+    record["points"] = [
+        {"values": point, "folder": f"{POINTS}/{name}"}
+        | (
+            {"failed": str(failures[folder(name)])}
+            if folder(name) in failures
+            else {"validation": figures([seed["validation"] for seed in _seeds(folder(name))])}
+        )
+        for point, name in zip(points, arguments, strict=True)
+    ]
+    best = choose(record["points"], task.metric, grid.select_by)
+    record["chosen"] = {"values": best["values"], "folder": best["folder"]}
+    name = Path(best["folder"]).name
+
+    def published() -> bool:
+        there = find_object(output_dir / GRID_FILE) or {}
+        if isinstance(there.get("chosen"), dict):
+            there["chosen"].pop("test", None)
+        return there == json.loads(json.dumps(record))
+
+    def publish() -> None:
+        chosen = finetune(task, checkpoint, arguments[name])
+        if args.process_index == 0:
+            _publish_chosen(record, chosen, output_dir)
+
+    once(output_dir, published, publish)
+    record = read_object(output_dir / GRID_FILE, GridError)
+    return GridRun(record, output_dir, publish_run(output_dir, args))
+
+
+def _check_values(grid: Grid, args: FinetuneArguments) -> None:
+    """Raises:
+    GridError: points would differ in name only, or there are options that a grid does not honour.
+    """
+    if seeds := {"seed", "seeds"}.intersection(grid.values):
+        raise GridError(
+            f"{', '.join(seeds)}: every point is run with each of the seeds. Give --seeds, or seeds beside grid."
+        )
+    if args.resume_from_checkpoint is not None or args.hub_strategy != "end":
+        raise GridError(
+            "The checkpoints of a grid's points stay on this machine, where the same command finds them. Leave out "
+            "resume_from_checkpoint and hub_strategy."
+        )
+    decisive = settings(args)
+    if idle := [name for name in grid.values if name not in decisive]:
+        raise GridError(f"{', '.join(idle)}: points that differ in it compute the same. Leave it out of the grid.")
+
+
+def _claim(task: Task, checkpoint: CheckpointArguments, args: FinetuneArguments, grid: Grid) -> Claim:
+    """Make the output folder this grid's, or check that it is; one process at a time."""
+    # What the grid varies is not the same for all points, and a later grid in this folder may have more of it.
+    varied = {*grid.values, *(["texts_per_step"] if "total_batch_size" in grid.values else [])}
+    details = {
+        "task": task.name,
+        "task_fingerprint": task.fingerprint,
+        "metric": task.metric,
+        "arguments": {name: value for name, value in settings(args).items() if name not in varied},
+        "model": asdict(checkpoint),
+    }
+    with args.main_process_first(desc="checking the output folder"):
+        check_hub(args, checkpoint if checkpoint.use_peft else None)
+        if args.process_index == 0:
+            with awaited(args.output_dir):
+                data = ("task_fingerprint", "metric")
+                return claim(Path(args.output_dir), details, data, 0, options=(args, checkpoint))
+    return Claim(Path(args.output_dir))
+
+
+def _point_arguments(args: FinetuneArguments, point: Mapping[str, Any], seeds: list[int]) -> FinetuneArguments:
+    """Raises:
+    ArgumentsError: a value that cannot be, or not beside the others.
+    """
+    folder = str(Path(args.output_dir) / POINTS / point_name(point))
+    # Only what the whole grid comes to is published.
+    hub = {"push_to_hub": False, "hub_model_id": None, "hub_private_repo": None, "hub_revision": None, "hub_strategy": "end"}
+    return replace(args, **point, **hub, output_dir=folder, seeds=list(seeds))
+
+
+def _publish_chosen(record: Mapping[str, Any], chosen: FinetuneRun, output_dir: Path) -> None:
+    """The chosen point's model, card and results at the top, and the table; `grid.json` says that all is there."""
+    publish_locally(chosen.output_dir / f"seed-{chosen.best['seed']}" / "model", output_dir)
+    for name in (RESULTS_FILE, CARD_FILE):
+        atomic_write(output_dir / name, (chosen.output_dir / name).read_bytes())
+    test = [seed["test"] for seed in chosen.seeds if "test" in seed]
+    scored = {**record, "chosen": {**record["chosen"], **({"test": figures(test)} if test else {})}}
+    atomic_write(output_dir / TABLE_FILE, to_markdown(scored))
+    atomic_write(output_dir / GRID_FILE, json.dumps(scored, indent=2) + "\n")
+
+
+def _seeds(folder: Path) -> list[dict[str, Any]]:
+    """The records of a point's seeds; empty where the point is not finished, or its record is damaged."""
+    try:
+        content = find_object(folder / RESULTS_FILE)
+        return [] if content is None else list(_SEEDS(content)["seeds"])
+    except checked.Unfit as unfit:
+        place = ".".join(map(str, unfit.place))
+        logger.warning("%s: %s must be %s. The point is run again.", folder / RESULTS_FILE, place, unfit.expected)
+        return []

@@ -1,0 +1,142 @@
+"""What a grid is: values by argument, and the points that they make."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import itertools
+import json
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from hf_tlm.config import typed_values
+from hf_tlm.errors import HfTlmError
+from hf_tlm.runs.finetuning.options import FinetuneOptions
+from hf_tlm.utils.safe_yaml import load_yaml, read_yaml
+
+SELECTIONS = ("median", "mean", "best")
+KEYS = ("grid", "seeds", "select_by")
+LONGEST_NAME = 150  # of a point's folder, in characters; file systems allow 255 bytes
+
+
+class GridError(HfTlmError):
+    """A grid that cannot be run."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers from `min` to `max`, for a search; with `log` their logarithms are drawn evenly."""
+
+    min: float
+    max: float
+    log: bool = False
+
+    @classmethod
+    def of(cls, name: str, value: Mapping[str, Any]) -> Range:
+        """Args:
+            name: of the argument, whose numbers these are.
+
+        Raises:
+            GridError: not {min, max}, with or without log; or min is not below max.
+        """
+        known = {field.name for field in fields(cls)}
+        if not {"min", "max"} <= value.keys() <= known or not isinstance(value.get("log", False), bool):
+            raise GridError(f"{name}: a range is {{min: ..., max: ..., log: true or false}}; received {dict(value)}.")
+        ends = typed_values(FinetuneOptions, {name: [value["min"], value["max"]]}, "the grid")[name]
+        if not all(isinstance(end, (int, float)) and not isinstance(end, bool) and math.isfinite(end) for end in ends):
+            raise GridError(f"{name}: a range needs numbers; received {dict(value)}.")
+        if not ends[0] < ends[1] or (value.get("log") and ends[0] <= 0):
+            raise GridError(f"{name}: min must be below max, and above 0 with log; received {dict(value)}.")
+        return cls(*ends, value.get("log", False))
+
+
+@dataclass
+class Grid:
+    """Values of some fields of `FinetuneArguments`; a point is one value of each.
+
+    values: field -> list of its values, or a range for a search; what YAML reads as text, such as 2e-5, becomes a number.
+    seeds: every point is run with each of them; None for those of the arguments.
+    select_by: which figure of a point's validation scores over the seeds has to be highest.
+    """
+
+    values: dict[str, list[Any] | Range]
+    seeds: list[int] | None = None
+    select_by: str = "median"
+
+    def __post_init__(self):
+        if not isinstance(self.values, Mapping) or not self.values:
+            raise GridError(f"A grid is a mapping of arguments to lists of values; received {self.values!r:.80}.")
+        if self.select_by not in SELECTIONS:
+            raise GridError(f"select_by must be one of {', '.join(SELECTIONS)}; received {self.select_by!r}.")
+        if self.seeds is not None and not (
+            isinstance(self.seeds, list) and self.seeds and all(type(seed) is int for seed in self.seeds)
+        ):
+            raise GridError(f"seeds of a grid must be a list of whole numbers; received {self.seeds!r:.80}.")
+        if self.seeds is not None and len(set(self.seeds)) < len(self.seeds):
+            raise GridError(f"seeds of a grid holds a seed twice: {self.seeds}. Each is one run.")
+        ranges = {name: Range.of(name, value) for name, value in self.values.items() if isinstance(value, Mapping)}
+        lists = {
+            name: list(value) if isinstance(value, (list, tuple)) else [value]
+            for name, value in self.values.items()
+            if name not in ranges
+        }
+        lists = typed_values(FinetuneOptions, lists, "the grid")
+        for name, listed in lists.items():
+            if not listed or any(value in listed[:i] for i, value in enumerate(listed)):
+                raise GridError(f"{name} needs values, each once; received {listed}.")
+        self.values = {name: ranges.get(name) or lists[name] for name in self.values}
+
+    @classmethod
+    def read(
+        cls, source: str | os.PathLike | Mapping[str, Any], seeds: list[int] | None = None, select_by: str | None = None
+    ) -> Grid:
+        """From a YAML file, YAML text that is a mapping, or a mapping: the values by argument, or {grid: these, seeds: ...,
+        select_by: ...}.
+
+        Args:
+            seeds, select_by: win over those of the source.
+
+        Raises:
+            GridError: no such file, not YAML, or not of this form; see `Grid` for others.
+        """
+        content = _read_yaml(source) if isinstance(source, (str, os.PathLike)) else source
+        if not isinstance(content, Mapping):
+            raise GridError(f"A grid is a mapping of arguments to lists of values; received {content!r:.80}.")
+        if "grid" not in content:
+            content = {"grid": content}
+        for key in content:
+            if key not in KEYS:
+                close = difflib.get_close_matches(str(key), KEYS, n=1)
+                hint = f" Did you mean {close[0]}?" if close else ""
+                raise GridError(f"Beside grid a grid's file may have seeds and select_by; received {key!r}.{hint}")
+        return cls(content["grid"], seeds or content.get("seeds"), select_by or content.get("select_by") or Grid.select_by)
+
+    def points(self) -> list[dict[str, Any]]:
+        """Every combination, the last argument's values changing fastest.
+
+        Raises:
+            GridError: there are ranges.
+        """
+        if ranges := [name for name, value in self.values.items() if isinstance(value, Range)]:
+            raise GridError(
+                f"{', '.join(ranges)}: a range has no list of values to combine. Give a list, or --optuna_trials to search."
+            )
+        return [dict(zip(self.values, values, strict=True)) for values in itertools.product(*self.values.values())]
+
+
+def point_name(point: Mapping[str, Any]) -> str:
+    """The name of a point's folder, such as `learning_rate=2e-05,num_train_epochs=3.0`."""
+    text = ",".join(f"{name}={value}" for name, value in point.items())
+    name = re.sub(r"[^\w.,=+-]", "-", text)[:LONGEST_NAME]
+    return name if name == text else f"{name}-{hashlib.sha256(json.dumps(text).encode()).hexdigest()[:8]}"
+
+
+def _read_yaml(source: str | os.PathLike) -> Any:
+    text = str(source)
+    if text.lstrip().startswith("{"):
+        return load_yaml(text, f"The grid {text:.60}", GridError)
+    return read_yaml(source, f"the grid {source}", GridError)

@@ -1,0 +1,254 @@
+"""A search of a grid's lists and ranges by Optuna, through the Trainer's own `hyperparameter_search`."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import shutil
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transformers import set_seed
+
+from hf_tlm.errors import HfTlmError
+from hf_tlm.runs.finetuning import CheckpointArguments, FinetuneArguments, draw_fraction, kind_module
+from hf_tlm.runs.finetuning.evaluation_set import EvaluationSet
+from hf_tlm.runs.finetuning.kinds import label_names
+from hf_tlm.runs.finetuning.loading import load_model, load_pretrained
+from hf_tlm.runs.finetuning.trainer import FinetuneTrainer
+from hf_tlm.runs.grid.points import Grid, GridError, Range
+from hf_tlm.runs.grid.sharing import once
+from hf_tlm.tasks import Task
+from hf_tlm.utils.files import atomic_write
+from hf_tlm.utils.json_files import read_object
+
+if TYPE_CHECKING:
+    import optuna
+
+logger = logging.getLogger(__name__)
+
+STUDY_FILE, TRIALS_FILE, STUDY = "study.db", "trials.json", "search"
+# What the Trainer reads anew when a trial begins: the data, the model and the schedule of evaluation are made before.
+SEARCHABLE = (
+    *("learning_rate", "num_train_epochs", "max_steps", "total_batch_size", "warmup_steps", "weight_decay"),
+    *("layerwise_lr_decay", "lr_scheduler_type", "max_grad_norm", "adam_beta1", "adam_beta2", "adam_epsilon"),
+)
+LOWEST = -1.0  # No metric has a lower score: what a trial gets whose training diverged.
+
+
+@dataclass
+class Search:
+    """values: of the best trial. trials: in the order they were run, `values` and `score`; None for one that failed."""
+
+    values: dict[str, Any]
+    trials: list[dict[str, Any]]
+
+
+def check_search(grid: Grid) -> None:
+    """Raises:
+    GridError: Optuna is not installed, or there is a value that cannot be searched.
+    """
+    if find_spec("optuna") is None:
+        raise GridError("optuna_trials needs the package optuna: pip install 'hf-tlm[search]'.")
+    if other := [name for name in grid.values if name not in SEARCHABLE]:
+        raise GridError(
+            f"{', '.join(other)} cannot be searched, only {', '.join(SEARCHABLE)}. Leave them out, or leave out "
+            "--optuna_trials to run every combination."
+        )
+
+
+def search(
+    task: Task, checkpoint: CheckpointArguments, args: FinetuneArguments, grid: Grid, trials: int, seed: int
+) -> Search:
+    """Run trials in `output_dir/trials` until there are as many as asked for, and find the one best on validation.
+
+    A trial is one training run with `seed`; its score is the task's metric on validation, of the best evaluation or the last
+    as `args.select_by` says. Optuna's TPE draws its values from what the trials before it came to. The study is kept in
+    `study.db` (SQLite): the same call continues it, and what a killed trial had drawn is drawn again.
+
+    Args:
+        grid: lists are choices, ranges are drawn from.
+
+    Raises:
+        GridError: see `check_search`; a study of another grid in this folder; or training failed in all trials.
+    """
+    check_search(grid)
+    folder, asked = Path(args.output_dir) / "trials", _asked(grid, seed)
+
+    def finished() -> bool:
+        return len(_read(folder, asked)) >= trials
+
+    def run() -> None:
+        _run_trials(task, checkpoint, args, grid, trials, seed, folder)
+
+    # Each trial waits for those before it: processes cannot share them, and one works while the others wait.
+    once(folder, finished, run)
+    done = _read(folder, asked)[:trials]
+    scored = [trial for trial in done if trial["score"] is not None]
+    if not scored:
+        if args.process_index == 0:
+            shutil.rmtree(folder, ignore_errors=True)  # Of a search that came to nothing another grid is not kept off.
+        raise GridError(f"Training failed in all {trials} trials. Lower the learning rates of the grid, or warm up longer.")
+    return Search(max(scored, key=lambda trial: trial["score"])["values"], done)
+
+
+def _asked(grid: Grid, seed: int) -> dict[str, Any]:
+    """What a study is of, as JSON values."""
+    space = {name: asdict(value) if isinstance(value, Range) else value for name, value in grid.values.items()}
+    return json.loads(json.dumps({"grid": space, "seed": seed}))
+
+
+def _read(folder: Path, asked: dict[str, Any]) -> list[dict[str, Any]]:
+    """The completed trials.
+
+    Raises:
+        GridError: they are of another grid or seed.
+    """
+    path = folder / TRIALS_FILE
+    if not path.is_file():
+        return []
+    found = read_object(path, GridError, "Choose another --output_dir, or delete that file to search anew.")
+    if not isinstance(found.get("trials"), list) or found.get("asked") != asked:
+        raise GridError(
+            f"{folder} holds a search of {found.get('asked')}, and asked for is {asked}. Choose another --output_dir, or "
+            "delete that folder."
+        )
+    return found["trials"]
+
+
+def _run_trials(
+    task: Task,
+    checkpoint: CheckpointArguments,
+    args: FinetuneArguments,
+    grid: Grid,
+    trials: int,
+    seed: int,
+    folder: Path,
+) -> None:
+    import optuna
+
+    study, asked = None, _asked(grid, seed)
+    with args.main_process_first(desc="opening the study"):
+        if args.process_index == 0:
+            study = _open_study(folder)
+            _write_trials(study, folder, asked)
+    make_trainer = _trainer_factory(task, checkpoint, args, seed, folder)
+    for number in range(len(_read(folder, asked)), trials):
+        trainer = make_trainer()
+        trainer.hyperparameter_search(
+            hp_space=lambda trial: _draw(trial, grid, args),
+            compute_objective=trainer.score_of,
+            n_trials=1,
+            direction="maximize",
+            backend="optuna",
+            study_name=STUDY,
+            storage=_storage(folder),
+            load_if_exists=True,
+            # By the number, so that a study that was interrupted goes on as it would have.
+            sampler=optuna.samplers.TPESampler(seed=seed + number),
+            pruner=optuna.pruners.NopPruner(),
+        )
+        if study is not None:
+            _write_trials(study, folder, asked)
+            for left in folder.glob("run-*"):
+                shutil.rmtree(left, ignore_errors=True)
+        trainer.accelerator.wait_for_everyone()
+
+
+def _storage(folder: Path) -> str:
+    return f"sqlite:///{(folder / STUDY_FILE).absolute()}"
+
+
+def _open_study(folder: Path) -> optuna.Study:
+    """The study of this folder, without what a killed process left running."""
+    import optuna
+
+    folder.mkdir(parents=True, exist_ok=True)
+    study = optuna.create_study(study_name=STUDY, storage=_storage(folder), direction="maximize", load_if_exists=True)
+    for trial in study.get_trials(states=[optuna.trial.TrialState.RUNNING]):
+        study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+    return study
+
+
+def _write_trials(study: optuna.Study, folder: Path, asked: dict[str, Any]) -> None:
+    import optuna
+
+    found = study.get_trials(states=[optuna.trial.TrialState.COMPLETE])
+    trials = [{"values": trial.params, "score": None if trial.value <= LOWEST else trial.value} for trial in found]
+    atomic_write(folder / TRIALS_FILE, json.dumps({"asked": asked, "trials": trials}, indent=2) + "\n")
+
+
+def _draw(trial: optuna.Trial, grid: Grid, args: FinetuneArguments) -> dict[str, Any]:
+    """The arguments of a trial, as the Trainer sets them."""
+    values = {}
+    for name, value in grid.values.items():
+        if not isinstance(value, Range):
+            values[name] = trial.suggest_categorical(name, value)
+        elif isinstance(value.min, int) and isinstance(value.max, int):
+            values[name] = trial.suggest_int(name, value.min, value.max, log=value.log)
+        else:
+            values[name] = trial.suggest_float(name, value.min, value.max, log=value.log)
+    args = copy.copy(args)
+    args.total_batch_size = values.get("total_batch_size", args.total_batch_size)
+    ready = args.ready(args.output_dir, args.seed)
+    return values | {name: getattr(ready, name) for name in ("per_device_train_batch_size", "gradient_accumulation_steps")}
+
+
+class TrialTrainer(FinetuneTrainer):
+    """`FinetuneTrainer` of one trial, which computes what `finetune` does with its values. The only changes: training
+    that fails has the lowest score, instead of ending the search, and of several evaluations the best one counts."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.scores: list[float] = []
+
+    def call_model_init(self, trial=None):
+        model = super().call_model_init(trial)
+        set_seed(self.args.seed)  # Dropout is drawn from here on, as after the making of any Trainer.
+        return model
+
+    def train(self, *args, **kwargs):
+        try:
+            return super().train(*args, **kwargs)
+        except HfTlmError as error:
+            logger.warning("The trial failed: %s", error)
+            self.objective = LOWEST
+
+    def score_of(self, metrics: dict[str, float]) -> float:
+        """Of the evaluations so far."""
+        self.scores.append(metrics[f"eval_{self.args.metric_for_best_model}"])
+        return max(self.scores)
+
+
+def _trainer_factory(task: Task, checkpoint: CheckpointArguments, args: FinetuneArguments, seed: int, folder: Path):
+    """A function that makes the trainer of a trial; what trials have in common is made once."""
+    kind = kind_module(task.spec.kind)
+    config, tokenizer = load_pretrained(task, checkpoint, args)
+    chosen = draw_fraction(task.train, args.train_fraction, seed, task.spec.kind)
+    with args.main_process_first(desc="tokenising"):
+        features = kind.encode(task.train.select(chosen), tokenizer, args, task.label_names)
+        validation = EvaluationSet(kind, task.validation, tokenizer, args, task.label_names)
+    base = args.for_seed(folder, seed, task.metric, label_names(task.spec.kind))
+    base.load_best_model_at_end, base.save_strategy = False, "no"
+    if args.select_by == "last":
+        base.eval_strategy = "no"  # The search evaluates at the end.
+
+    def make() -> TrialTrainer:
+        trainer = TrialTrainer(
+            None,
+            copy.copy(base),
+            model_init=lambda: load_model(task, checkpoint, config, args),
+            train_dataset=features,
+            eval_dataset=validation.by_length,
+            data_collator=kind.collator(tokenizer, args),
+            processing_class=tokenizer,
+            compute_metrics=lambda found: validation.score(
+                task, validation.in_order(found.predictions), trainer.model, args
+            ),
+        )
+        return trainer
+
+    return make

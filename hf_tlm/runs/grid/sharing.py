@@ -1,0 +1,117 @@
+"""A list of runs, each with a folder, that any number of processes work through together.
+
+The processes need nothing but a file system that all of them see: a run belongs to the process that holds the lock beside
+its folder, and the system drops the lock when that process ends, however it does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TypeVar
+
+from hf_tlm.errors import HfTlmError
+from hf_tlm.utils.locks import agree, place_in_job, try_lock
+
+logger = logging.getLogger(__name__)
+
+P = TypeVar("P")
+POLL_SECONDS = 2.0  # between looks at runs that are all in other hands
+
+
+class PointsError(HfTlmError):
+    """Some of the runs failed; the others are finished.
+
+    failures: folder -> what went wrong there.
+    """
+
+    def __init__(self, failures: Mapping[Path, HfTlmError], total: int):
+        self.failures = dict(failures)
+        listed = "\n".join(f"  {folder.name}: {error}" for folder, error in self.failures.items())
+        super().__init__(
+            f"{len(self.failures)} of {total} runs failed:\n{listed}\nThe others are finished. The same command tries "
+            "the failed ones again."
+        )
+
+
+def work_through(
+    points: Sequence[P], folder: Callable[[P], Path], done: Callable[[P], bool], run: Callable[[P], None]
+) -> None:
+    """Run every point that is not done, until all are; other processes that do the same take their share.
+
+    A point is run by the one process that holds its folder's lock. When all that is left is being worked on by others, they
+    are waited for, and the points of those that died are taken over; `run` finds what was finished of them. Whatever ends
+    this function, Ctrl-C and SIGTERM among it, its point is free for the next process at once.
+
+    In a job of several processes (`torch.distributed`) the first one decides, and all of them run the same point.
+
+    Args:
+        folder: where a point's results lie; every point has its own.
+        done: whether a point is finished, told by what is in its folder.
+        run: makes a point done. An `HfTlmError` of it is kept for the end, and the other points go on; in a job of
+            several processes, which may not all have failed, it ends the work as any other error does.
+
+    Raises:
+        PointsError: some points failed, and the others are finished.
+        LockError: a lock cannot be made.
+    """
+    rank, processes = place_in_job()
+    left, failures = list(range(len(points))), {}
+    awaited: set[str] = set()
+    while True:
+        taken, lock = None, None
+        if rank == 0:
+            left = [i for i in left if not done(points[i])]
+            taken, lock = _take_one(left, lambda i: folder(points[i]), lambda i: done(points[i]))
+        with lock or contextlib.nullcontext():
+            taken, ended = agree((taken, not left), processes)
+            if taken is not None:
+                path = folder(points[taken])
+                if path.name in awaited:
+                    logger.warning("%s was left unfinished by another process and is continued here.", path.name)
+                awaited = set()
+                try:
+                    run(points[taken])
+                except HfTlmError as error:
+                    if processes > 1:
+                        raise
+                    failures[path] = error
+                    logger.warning("%s failed: %s", path.name, error)
+                left = [i for i in left if i != taken]
+                continue
+        if ended:
+            break
+        names = {folder(points[i]).name for i in left} if rank == 0 else set()
+        if names != awaited:
+            logger.warning("Waiting for other processes, which work on %s.", ", ".join(sorted(names)))
+            awaited = names
+        time.sleep(POLL_SECONDS)
+    if failures:
+        raise PointsError(failures, len(points))
+
+
+def once(folder: Path, done: Callable[[], bool], run: Callable[[], None]) -> None:
+    """One point, see `work_through`: a process runs it, and the others wait for it. What fails is raised as it is."""
+    try:
+        work_through([folder], lambda folder: folder, lambda _: done(), lambda _: run())
+    except PointsError as error:
+        raise error.failures[folder] from None
+
+
+def _take_one(
+    left: list[int], folder: Callable[[int], Path], done: Callable[[int], bool]
+) -> tuple[int | None, AbstractContextManager | None]:
+    """The first point that nobody works on, with its lock held. One that was finished just now leaves `left`."""
+    for index in list(left):
+        lock = try_lock(folder(index))
+        if lock is None:
+            continue
+        if not done(index):
+            return index, lock
+        with lock:
+            left.remove(index)
+    return None, None

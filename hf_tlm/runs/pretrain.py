@@ -1,0 +1,307 @@
+"""Pretraining on a corpus alone: vocabulary, blocks, training, loss on held-out blocks, stock model."""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import json
+import math
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import xxhash
+from datasets import Dataset
+from peft import PeftModel
+from tqdm.auto import tqdm
+from transformers import PreTrainedTokenizerBase, set_seed
+
+from hf_tlm.corpora import Corpus
+from hf_tlm.data import (
+    BlockArguments,
+    BlockShards,
+    Preparation,
+    StreamedBlocks,
+    cached_wordpiece,
+    kept_tokenizer,
+    load_tokenizer,
+)
+from hf_tlm.data.known_texts import check_known
+from hf_tlm.data.shards import held_out
+from hf_tlm.hub.cards import pretrained_card
+from hf_tlm.hub.commit import Push
+from hf_tlm.models import export_adapter, export_stock, trained_parameters
+from hf_tlm.runs.records import command_line, cost_lines, environment, published_lines
+from hf_tlm.training import (
+    ArgumentsError,
+    ModelArguments,
+    PretrainArguments,
+    TlmTrainer,
+    check_model,
+    check_sources,
+    final_scores,
+    model_factory,
+)
+from hf_tlm.training.checkpoint_pushes import CheckpointPushes, fetch_run
+from hf_tlm.training.finished import MODEL, finished
+from hf_tlm.training.initialization import with_initialization
+from hf_tlm.training.publishing import check_hub, publish_run
+from hf_tlm.training.run_folder import RESULTS_FILE, claim, publish_locally, settings
+from hf_tlm.training.sharded import trained_model
+from hf_tlm.utils.locks import owns_output_dir
+from hf_tlm.utils.seals import write_seal
+
+# What transformers names the classes of a model that has learned none: the heads that need them are not exported.
+ID2LABEL = {0: "LABEL_0", 1: "LABEL_1"}
+TOKENIZER, TRAINING, EXPORT, ADAPTER = "tokenizer", "training", "export", "adapter"
+
+
+@dataclass
+class PretrainingRun:
+    """What `run_pretraining` returns.
+
+    record: `results.json`: what was asked for, the corpus's blocks, cost, losses of the last steps (`training`) and on
+        held-out blocks (`validation`).
+    push: with `push_to_hub`, on the first process: what was published.
+    """
+
+    record: dict[str, Any]
+    output_dir: Path
+    push: Push | None = None
+
+    def to_text(self) -> str:
+        """The end of a run, for a person."""
+        record, lines = self.record, []
+        scores = {name: value for name, value in record["validation"].items() if name != "loss"}
+        if scores:
+            listed = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in scores.items())
+            if record["arguments"]["objective"] == "mlm":
+                listed += f" (perplexity {math.exp(min(scores['mlm_loss'], 700.0)):.4g})"
+            lines.append(f"validation   {listed}")
+        if record["corpus"]["blocks"] is not None:
+            lines.append(f"corpus       {record['corpus']['blocks']:,} blocks, {record['corpus']['tokens']:,} tokens")
+        lines += cost_lines(record["cost"])
+        trained, parameters = record["trained_parameters"], record["parameters"]
+        some = f", {trained:,} trained" if trained < parameters else ""
+        lines.append(f"model        {self.output_dir} ({parameters:,} parameters{some})")
+        return "\n".join([*lines, *published_lines(self.push)])
+
+
+@owns_output_dir
+def run_pretraining(
+    corpus: Corpus, args: PretrainArguments, model_args: ModelArguments, block_args: BlockArguments
+) -> PretrainingRun:
+    """Pretrain one model on a corpus in `args.output_dir`.
+
+    The folder then holds the stock model (see `hf_tlm.models.export_stock`: the masked LM, or the discriminator with the
+    masked LM in `generator`), its card, `results.json`, and `training/` with the log and the checkpoints. With `use_peft`
+    the model has its adapter merged in, which is in `adapter` by itself too. The same settings in the same folder continue
+    an interrupted run; a finished one is loaded.
+
+    Raises:
+        ProtocolError: the folder holds a run with other settings, or other files.
+        LockError: another process is writing it.
+        ArgumentsError: arguments that pretraining cannot honour.
+        BlocksError, CorpusError, TokenizerError, ModelError: see `BlockShards`, `cached_wordpiece`, `model_factory`.
+    """
+    _check(args, model_args, block_args)
+    output_dir = Path(args.output_dir)
+    details = {
+        "corpus": {"name": corpus.name, "fingerprint": corpus.fingerprint},
+        "corpus_fingerprint": corpus.fingerprint,
+        "arguments": {**settings(args), "seed": args.seed},
+        "model": asdict(model_args.settled(args.objective)),
+        "blocks": {name: value for name, value in asdict(block_args).items() if name != "shards_ahead"},
+    }
+    export = output_dir / EXPORT
+    with args.main_process_first(desc="checking the output folder"):
+        if not any((folder / RESULTS_FILE).is_file() for folder in (output_dir, export)):
+            check_sources(model_args, args.max_length)
+        check_hub(args, model_args if model_args.use_peft else None)
+        fetch_run(args)
+        options = (args, model_args, block_args)
+        claimed = claim(output_dir, details, ("corpus_fingerprint",), args.process_index, options=options)
+    with claimed, CheckpointPushes(output_dir, args) as pushes:
+        record = finished(export, args, fields=MODEL) or finished(output_dir, args, fields=MODEL)
+        if record is None:
+            record = _train(corpus, args, model_args, block_args, details, output_dir, pushes)
+    with args.main_process_first(local=False, desc="publishing the model"):
+        if args.process_index == 0 and export.is_dir():
+            # Without its record it is what a kill left of one that was published.
+            if (export / RESULTS_FILE).is_file():
+                publish_locally(export, output_dir)
+                (export / RESULTS_FILE).unlink()
+            shutil.rmtree(export, ignore_errors=True)
+    run = PretrainingRun(record, output_dir, publish_run(output_dir, args))
+    pushes.check()
+    return run
+
+
+def _check(args: PretrainArguments, model_args: ModelArguments, block_args: BlockArguments) -> None:
+    if model_args.use_peft and model_args.model_name_or_path is None:
+        raise ArgumentsError(
+            "use_peft leaves the body's weights as they are, and from scratch they would stay random. Give "
+            "--model_name_or_path a checkpoint to pretrain further, or leave use_peft out."
+        )
+    check_model(args, model_args)
+    if args.eval_strategy != "no" and block_args.validation_share == 0:
+        raise ArgumentsError(
+            f"eval_strategy {args.eval_strategy} needs held-out blocks, and validation_share is 0. Raise it, or leave "
+            "eval_strategy out."
+        )
+    if block_args.streaming_blocks:
+        _check_streaming(args, model_args, block_args)
+
+
+def _check_streaming(args: PretrainArguments, model_args: ModelArguments, block_args: BlockArguments) -> None:
+    problem = None
+    if block_args.blocks != "contiguous":
+        problem = f"blocks of one length: --blocks contiguous, not {block_args.blocks}"
+    elif args.max_steps < 1 and not args.has_budget:
+        problem = "max_steps, max_flops, max_tokens or max_hours: how long an epoch is shows at its end only"
+    elif args.total_batch_tokens is not None:
+        problem = "batches measured in texts: total_batch_size, not total_batch_tokens"
+    elif model_args.needs_texts:
+        problem = "embedding_init random and lm_head_init random: all blocks are counted before the first step"
+    if problem is not None:
+        raise ArgumentsError(f"streaming_blocks needs {problem}.")
+
+
+def _train(
+    corpus: Corpus,
+    args: PretrainArguments,
+    model_args: ModelArguments,
+    block_args: BlockArguments,
+    details: dict[str, Any],
+    output_dir: Path,
+    pushes: CheckpointPushes,
+) -> dict[str, Any]:
+    """Everything up to the finished model in the folder `export`; returns the record."""
+    with args.main_process_first(desc="making the tokenizer"):
+        tokenizer = _tokenizer(corpus, args, model_args, block_args, output_dir / TOKENIZER)
+    make_model = model_factory(args, model_args, tokenizer, id2label=ID2LABEL, max_length=args.max_length, classifier=False)
+    shards = BlockShards(
+        corpus,
+        tokenizer,
+        args.max_length,
+        block_args.blocks,
+        shard_size=block_args.shard_size,
+        validation_share=block_args.validation_share,
+    )
+    with args.main_process_first(desc="preparing held-out blocks"):
+        held = shards.validation(block_args.max_validation_blocks) if block_args.validation_share else None
+    initialization = None
+    with _prepared(shards, args, block_args) as blocks:
+        if model_args.needs_texts or model_args.attention_init != "random":
+            # Streamed blocks, which cannot be counted beforehand, are for what needs no texts.
+            rows = [] if block_args.streaming_blocks else blocks["input_ids"]
+            make_model, initialization = with_initialization(
+                make_model, rows, tokenizer, model_args, objective=args.objective
+            )
+        set_seed(args.seed)
+        trainer = TlmTrainer(
+            make_model(),
+            args.ready(output_dir / TRAINING, args.seed),
+            train_dataset=None,
+            corpus_dataset=blocks,
+            eval_dataset=held,
+            processing_class=tokenizer,
+            callbacks=[pushes],
+        )
+        trainer.train(resume_from_checkpoint=True)
+    validation = {} if held is None else _scores(final_scores(trainer), "eval_")
+    model = trained_model(trainer)
+    trainer.save_state()
+    logged = [entry for entry in trainer.state.log_history if "loss" in entry]
+    record = {
+        **details,
+        "corpus": {**details["corpus"], **(shards.totals or dict.fromkeys(("blocks", "tokens")))},
+        "command": command_line(),
+        "environment": environment(),
+        "vocabulary": len(tokenizer),
+        "model_type": model.config.model_type,
+        "parameters": model.num_parameters(),
+        "trained_parameters": trained_parameters(model),
+        "cost": trainer.cost().to_dict(),
+        "training": _scores(logged[-1], "corpus/") if logged else {},
+        "validation": validation,
+        "validation_blocks": 0 if held is None else len(held),
+        "initialization": None if initialization is None else initialization.report,
+    }
+    if trainer.is_world_process_zero():
+        files = {"README.md": pretrained_card(record), RESULTS_FILE: json.dumps(record, indent=2) + "\n"}
+        if isinstance(model, PeftModel):
+            export_adapter(model, tokenizer, output_dir / ADAPTER)
+            model = model.merge_and_unload()
+        export_stock(model, tokenizer, output_dir / EXPORT, files, classifier=False)
+        write_seal(output_dir / EXPORT)
+    trainer.accelerator.wait_for_everyone()
+    return json.loads(json.dumps(record))
+
+
+@contextlib.contextmanager
+def _prepared(
+    shards: BlockShards, args: PretrainArguments, block_args: BlockArguments
+) -> Iterator[Dataset | StreamedBlocks]:
+    """All blocks, made by the first process of the machine; or those that are there, while it makes the others."""
+    if not block_args.streaming_blocks:
+        if args.local_process_index > 0:
+            shards.wait()
+        yield shards.to_dataset()
+    elif args.local_process_index == 0:
+        with Preparation(shards, block_args.shards_ahead) as preparation:
+            yield StreamedBlocks(shards, preparation)
+    else:
+        yield StreamedBlocks(shards)
+
+
+def _scores(entry: dict[str, float], prefix: str) -> dict[str, float]:
+    """Losses and shares of a line of the log, without their prefix and what was measured by a clock."""
+    names = [name for name in entry if name.startswith(prefix) and not name.endswith(("runtime", "per_second", "_time"))]
+    return {name.removeprefix(prefix): entry[name] for name in names}
+
+
+def _tokenizer(
+    corpus: Corpus, args: PretrainArguments, model_args: ModelArguments, block_args: BlockArguments, folder: Path
+) -> PreTrainedTokenizerBase:
+    """The one asked for; else one trained on passages of the corpus, kept in the run's folder."""
+    source = model_args.tokenizer_source
+    if source is not None:
+        tokenizer = load_tokenizer(**source)
+        with tqdm(disable=True) as bar:
+            check_known(tokenizer, (row["text"] for row in _rows(corpus, bar)), source["name_or_path"])
+    else:
+
+        def make() -> PreTrainedTokenizerBase:
+            among = 10 * block_args.vocab_texts if block_args.streaming_blocks else None
+            texts = _sample(corpus, block_args.vocab_texts, block_args.validation_share, among)
+            return cached_wordpiece(texts, model_args.vocab_size, lowercase=model_args.lowercase, max_length=args.max_length)
+
+        tokenizer = kept_tokenizer(folder, make, unsealed=True)
+    tokenizer.model_max_length = args.max_length
+    return tokenizer
+
+
+def _sample(corpus: Corpus, count: int, validation_share: float, among: int | None = None) -> list[str]:
+    """At most `count` texts that are not held out, those whose ids have the smallest hashes: the same whatever the order
+    of the corpus's files, and no more than that in memory.
+
+    among: look at so many passages only, the first ones.
+    """
+    # Of another seed than what holds passages out, which is a bound on the hash too.
+    kept: list[tuple[int, str]] = []
+    with tqdm(desc="Choosing texts for the vocabulary", unit=" passages") as bar:
+        for row in islice(_rows(corpus, bar), among):
+            rank = -xxhash.xxh3_64_intdigest(row["id"].encode(), seed=1)
+            if (len(kept) < count or rank > kept[0][0]) and not held_out(corpus, row["id"], validation_share):
+                (heapq.heappush if len(kept) < count else heapq.heapreplace)(kept, (rank, row["text"]))
+    return [text for _, text in sorted(kept, reverse=True)]
+
+
+def _rows(corpus: Corpus, bar: tqdm) -> Iterator[dict[str, str]]:
+    for _, batch in corpus.batches():
+        bar.update(len(batch))
+        yield from batch.to_pylist()

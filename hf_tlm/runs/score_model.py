@@ -1,0 +1,198 @@
+"""Score models of ISS: trained on the task, or any checkpoints, ready for an `InfluenceScorer`."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import config
+from transformers import AutoConfig, PreTrainedTokenizerBase
+
+from hf_tlm.data import load_tokenizer
+from hf_tlm.data.known_texts import check_known, spread_texts
+from hf_tlm.hub.checkpoint import checkpoint_folder
+from hf_tlm.models import TlmModel, read_config
+from hf_tlm.retrieval import Subset
+from hf_tlm.runs.tlm import run_tlm
+from hf_tlm.tasks import Task
+from hf_tlm.training import ArgumentsError, ModelArguments, ScoreModelArguments
+from hf_tlm.training.applicable import of_training
+from hf_tlm.training.run_folder import RESULTS_FILE, local_files, settings
+from hf_tlm.utils.json_files import read_object
+from hf_tlm.utils.locks import awaited
+
+SCRATCH = "scratch"
+# Of the validation examples that are not of the largest class, so large a share should be told right in addition.
+_LEAST_GAIN = 0.1
+
+logger = logging.getLogger(__name__)
+
+
+def score_models(
+    task: Task,
+    subset: Subset,
+    names: Sequence[str],
+    args: ScoreModelArguments,
+    model_args: ModelArguments,
+    *,
+    max_length: int | None = None,
+    layer: int = -1,
+) -> tuple[list[TlmModel], PreTrainedTokenizerBase, Any]:
+    """The score models on this process's device, their tokenizer, and what a manifest says of them.
+
+    Args:
+        subset: with the task's training texts, what a tokenizer is trained on.
+        names: "scratch", to train one (see `train_score_model`), or folders or Hub ids (with `@revision` if wanted) of
+            checkpoints of one model.
+        max_length: tokens of the longest text that is to be scored; None is as many as a model is trained on.
+        layer: whose gradients are wanted of it.
+
+    Raises:
+        ArgumentsError: "scratch" among checkpoints, arguments that a score model cannot honour, a layer that it will not
+            have, texts to be scored that are longer than those it is trained on, or a checkpoint without one of the two
+            heads, with a classifier for other labels, or with another tokenizer than the first.
+        HubError, ModelError, TokenizerError, ProtocolError: see `TlmModel.from_checkpoint`, `load_tokenizer`, `run_tlm`.
+        TaskError: the task is of another kind than classification.
+    """
+    task.check_kind("Selection by influence", "classification")
+    if list(names) == [SCRATCH]:
+        longest = max(args.max_length, args.corpus_max_length or 0)
+        if max_length is not None and max_length > longest:
+            raise ArgumentsError(
+                f"A score model that is trained on texts of up to {longest} tokens has learned no later positions; received "
+                f"score_max_length {max_length}. Give --score_max_length {longest} or less, or another --max_length."
+            )
+        _check_layer(layer, model_args)
+        folder = train_score_model(task, subset, args, model_args)
+        names, described = [str(folder)], _described(folder, args, model_args)
+        if args.process_index == 0:
+            _warn_if_useless(described["validation"]["accuracy"], task)
+    elif SCRATCH in names:
+        raise ArgumentsError(f"score_model is scratch, or checkpoints; received both: {', '.join(names)}.")
+    else:
+        if args.process_index == 0 and (idle := of_training(args)):
+            logger.warning("No score model is trained: %s have no effect.", ", ".join(idle))
+        # Enough to recognise them by, and nothing of the machine.
+        described = ["/".join(Path(name).absolute().parts[-2:]) if Path(name).is_dir() else name for name in names]
+    options = {
+        "revision": model_args.model_revision,
+        "trust_remote_code": model_args.trust_remote_code,
+        "attn_implementation": model_args.attn_implementation,
+    }
+    dtype = torch.bfloat16 if args.bf16 else torch.float32
+    models = [_whole(name, task, options).to(device=args.device, dtype=dtype) for name in names]
+    # The revision is the checkpoints': another repository has its own.
+    revision = None if model_args.tokenizer_name else model_args.model_revision
+    tokenizer = load_tokenizer(
+        model_args.tokenizer_name or names[0], revision=revision, trust_remote_code=model_args.trust_remote_code
+    )
+    check_known(tokenizer, spread_texts(task.train), model_args.tokenizer_name or names[0])
+    if not model_args.tokenizer_name:
+        for name in names[1:]:
+            own = load_tokenizer(name, revision=revision, trust_remote_code=model_args.trust_remote_code)
+            if own.get_vocab() != tokenizer.get_vocab():
+                raise ArgumentsError(
+                    f"The tokenizers of {names[0]} and {name} have other tokens. Scores are averaged over checkpoints of "
+                    "one run: give those, or --tokenizer_name if one tokenizer is all theirs."
+                )
+    return models, tokenizer, described
+
+
+def _check_layer(layer: int, model_args: ModelArguments) -> None:
+    """Raise ArgumentsError before a model is trained that has no such layer."""
+    if model_args.model_name_or_path is None:
+        config = read_config(model_args.model_config)
+    else:
+        trust = {"trust_remote_code": model_args.trust_remote_code}
+        folder = checkpoint_folder(model_args.model_name_or_path, model_args.model_revision, **trust)
+        config = AutoConfig.from_pretrained(folder, **trust)
+    count = config.num_hidden_layers
+    if not -count - 1 <= layer <= count:
+        raise ArgumentsError(
+            f"layer must be between {-count - 1} and {count} for a score model of {count} layers (0 is the embeddings, "
+            f"{count} or -1 the last layer); received {layer}."
+        )
+
+
+def _warn_if_useless(accuracy: float, task: Task) -> None:
+    """Gradients of a model that has not learned the task say little of its labels."""
+    largest = max(Counter(task.validation["label"][:]).values()) / len(task.validation)
+    if accuracy - largest < _LEAST_GAIN * (1 - largest):
+        logger.warning(
+            "The score model tells %.1f%% of the validation examples right, not or hardly more than the %.1f%% of their "
+            "largest class: its gradients say little of the labels. Train it longer (--max_steps or "
+            "--num_train_epochs) or at another --learning_rate, or give --score_model a model that is trained.",
+            100 * accuracy,
+            100 * largest,
+        )
+
+
+def _whole(name: str, task: Task, options: Mapping[str, Any]) -> TlmModel:
+    """A checkpoint with both heads: from random ones the gradients would be noise."""
+    model = TlmModel.from_checkpoint(name, id2label=task.id2label, **options)
+    folder = checkpoint_folder(name, options["revision"], trust_remote_code=options["trust_remote_code"])
+    labels = AutoConfig.from_pretrained(folder, trust_remote_code=options["trust_remote_code"]).id2label
+    unnamed = all(label == f"LABEL_{index}" for index, label in labels.items())
+    other = model.classifier_is_new or (labels != task.id2label and not unnamed)
+    heads = ((f"a classifier for {', '.join(task.id2label.values())}", other), ("a masked-LM head", model.mlm_head_is_new))
+    if lacking := [head for head, is_lacking in heads if is_lacking]:
+        raise ArgumentsError(
+            f"The score model {name} lacks {' and '.join(lacking)}. Influence is of the gradients of both losses: give a "
+            f"model that train_tlm.py made of this task, or --score_model scratch --model_name_or_path {name}, which trains "
+            "the heads."
+        )
+    return model
+
+
+def train_score_model(task: Task, subset: Subset, args: ScoreModelArguments, model_args: ModelArguments) -> Path:
+    """The folder of a model trained on the task alone with L_mlm and L_task (ISS, section 3.2), in the cache of `datasets`.
+
+    One that was trained with the same task, subset, settings and local files is found again; an interrupted training
+    continues.
+
+    Raises:
+        ArgumentsError: an objective other than mlm, adapters, or several seeds.
+    """
+    if args.objective != "mlm" or model_args.use_peft or len(args.run_seeds) > 1:
+        raise ArgumentsError(
+            "A score model is one whole model trained with masked language modelling; received objective "
+            f"{args.objective}, use_peft {model_args.use_peft}, seeds {args.run_seeds}. For others train one with "
+            "recipes/train_tlm.py and give its folder as --score_model."
+        )
+    details = {
+        "task": task.fingerprint,
+        "subset": subset.manifest,
+        "arguments": settings(args),
+        "seed": args.run_seeds,
+        "model": model_args.settled("mlm").__dict__,
+    }
+    details["files"] = local_files(details["model"])
+    digest = hashlib.sha256(json.dumps(details, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    args = copy.copy(args)
+    args.output_dir = str(Path(config.HF_DATASETS_CACHE) / "hf_tlm" / f"score_model-{digest}")
+    args.push_to_hub = False  # The smaller subset is what is published.
+    splits = {name: rows for name, rows in task.splits.items() if name != "test"}
+    folder = Path(args.output_dir)
+    # Selections at the same time, of two fractions say, want the same model: one trains it, the others find it.
+    with awaited(folder) if args.process_index == 0 else nullcontext():
+        run_tlm(replace(task, splits=splits), subset, args, model_args)
+    return folder
+
+
+def _described(folder: Path, args: ScoreModelArguments, model_args: ModelArguments) -> dict[str, Any]:
+    """What a reader of a manifest asks for first, how well it classifies, and a digest of all settings."""
+    names = ("rho2", "mlm_probability", "learning_rate", "num_train_epochs", "max_steps", "max_length")
+    start = model_args.model_name_or_path or model_args.model_config
+    start = {"model": start if isinstance(start, dict) else Path(start).name}
+    run = read_object(folder / RESULTS_FILE)
+    found = {"validation": run["seeds"][0]["validation"], "digest": folder.name.rpartition("-")[2]}
+    return start | {name: getattr(args, name) for name in names} | {"seed": args.run_seeds[0]} | found

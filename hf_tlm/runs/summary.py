@@ -1,0 +1,86 @@
+"""A run over several seeds: what it returns, writes as `results.json`, and tells a person."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_tlm.hub.commit import Push
+from hf_tlm.runs.records import cost_lines, published_lines
+from hf_tlm.runs.seeds import aggregate
+from hf_tlm.training.run_folder import RESULTS_FILE, publish_locally
+from hf_tlm.training.teacher import described
+from hf_tlm.utils.files import atomic_write
+
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
+
+SPLITS = ("validation", "test")
+
+
+@dataclass
+class SeededRun:
+    """A finished run.
+
+    seeds: one record per seed: scores on validation and test, cost.
+    summary: split -> metric -> {"mean", "std", "n", "values"}, for validation and test.
+    details: what was asked for, and where it ran.
+    push: with `push_to_hub`, on the first process: what was published.
+    """
+
+    seeds: list[dict[str, Any]]
+    summary: dict[str, dict[str, Any]]
+    details: dict[str, Any]
+    output_dir: Path
+    push: Push | None = None
+
+    @property
+    def best(self) -> dict[str, Any]:
+        """The record of the seed that is best on validation."""
+        return max(self.seeds, key=lambda record: record["validation"][self.details["metric"]])
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**self.details, "summary": self.summary, "seeds": self.seeds}
+
+    def write(self, args: TrainingArguments, card: Callable[[Mapping[str, Any], int], str]) -> None:
+        """Make the model of the best seed that of the folder, with `results.json` and its card.
+
+        The first process writes, and the others wait: they may be about to read it.
+
+        card: (the record of the run, seed) -> README.md.
+        """
+        with args.main_process_first(local=False, desc="publishing the model"):
+            if args.process_index > 0:
+                return
+            record, seed = self.to_dict(), self.best["seed"]
+            publish_locally(self.output_dir / f"seed-{seed}" / "model", self.output_dir)
+            atomic_write(self.output_dir / RESULTS_FILE, json.dumps(record, indent=2) + "\n")
+            atomic_write(self.output_dir / "README.md", card(record, seed))
+
+    def to_text(self) -> str:
+        """The end of a run, for a person."""
+        asked, lines = [self.details["metric"], *self.details.get("further_metrics", ())], []
+        # What a metric brings along, too; every classifier has its accuracy.
+        metrics = dict.fromkeys([*asked, *(name for name in self.summary["validation"] if name != "accuracy")])
+        for split in SPLITS:
+            for metric in metrics:
+                if score := self.summary.get(split, {}).get(metric):
+                    spread = "" if score["std"] is None else f" ± {100 * score['std']:.2f} over {score['n']} seeds"
+                    lines.append(f"{split:<12}{metric} {100 * score['mean']:.2f}{spread}")
+        if teacher := self.details.get("teacher"):
+            lines.append(f"teacher      {described(teacher)}")
+        cost, trained, parameters = (self.seeds[-1][name] for name in ("cost", "trained_parameters", "parameters"))
+        if trained < parameters:
+            lines.append(f"parameters   {trained:,} of {parameters:,} trained ({100 * trained / parameters:.2g}%)")
+        lines += cost_lines(cost, " a seed")
+        lines.append(f"model        {self.output_dir}")
+        lines += published_lines(self.push)
+        return "\n".join(lines)
+
+
+def summarise(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """split -> `aggregate` of the seeds' scores on it."""
+    return {split: aggregate([record[split] for record in records]) for split in SPLITS if split in records[0]}

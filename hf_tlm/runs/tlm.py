@@ -1,0 +1,189 @@
+"""TLM's protocol: both stages per seed, the checkpoint best on validation, test scores, mean and deviation over seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from transformers import set_seed
+
+from hf_tlm.hub.cards import tlm_card
+from hf_tlm.metrics import compute_metrics_for
+from hf_tlm.models import TrainedModel, add_lora, export_model, trained_parameters
+from hf_tlm.retrieval import Subset
+from hf_tlm.runs.records import command_line, environment, predictions_jsonl
+from hf_tlm.runs.summary import SeededRun, summarise
+from hf_tlm.tasks import Task
+from hf_tlm.training import (
+    Cost,
+    ModelArguments,
+    Setup,
+    TlmArguments,
+    TlmTrainer,
+    check_sources,
+    check_tlm,
+    prepare,
+    run_stage,
+)
+from hf_tlm.training.checkpoint_pushes import CheckpointPushes, fetch_run
+from hf_tlm.training.finished import SEED, finish, finished
+from hf_tlm.training.publishing import check_hub, publish_run
+from hf_tlm.training.run_folder import ProtocolError as ProtocolError
+from hf_tlm.training.run_folder import claim, settings
+from hf_tlm.training.stages import prepare_stage_2
+from hf_tlm.utils.files import atomic_write
+from hf_tlm.utils.locks import owns_output_dir
+
+
+class Run(SeededRun):
+    """What `run_tlm` returns and writes as `results.json`; the cost of a seed is per stage and in total."""
+
+
+@owns_output_dir
+def run_tlm(
+    task: Task,
+    subset: Subset | None,
+    args: TlmArguments,
+    model_args: ModelArguments,
+) -> Run:
+    """Train and evaluate one model per seed in `args.output_dir`, and export the one best on validation.
+
+    The folder then holds the stock model of the best seed (see `hf_tlm.models.export_stock`; `export_adapter` with
+    `use_peft`) with its card, `results.json`, and `seed-<n>/` with each seed's model, predictions, results, and stages.
+    Finished seeds and stages are not repeated, and an interrupted one continues, when the same settings are run in the
+    same folder again.
+
+    Args:
+        subset: the corpus data of stage 1, of the vocabulary, and of spectral embeddings; None for task data only.
+
+    Raises:
+        ProtocolError: the folder holds a run with other settings, or other files.
+        LockError: another process is writing it.
+        TaskError: the task is of another kind than classification.
+        ArgumentsError, ModelError, TokenizerError: see `prepare`.
+    """
+    task.check_kind("TLM", "classification")
+    check_tlm(subset is not None, args, model_args)
+    output_dir = Path(args.output_dir)
+    details = {
+        "task": task.name,
+        "task_fingerprint": task.fingerprint,
+        "metric": task.metric,
+        "subset": None if subset is None else subset.manifest,
+        "arguments": settings(args),
+        "model": {**model_args.settled(args.objective).__dict__},
+    }
+    with args.main_process_first(desc="checking the output folder"):
+        check_sources(model_args, max(args.max_length, args.corpus_max_length or 0, args.stage2_max_length or 0))
+        check_hub(args, model_args if model_args.use_peft else None)
+        fetch_run(args)
+        data = ("task_fingerprint", "metric", "subset")
+        claimed = claim(output_dir, details, data, args.process_index, options=(args, model_args))
+    with claimed:
+        setup = prepare(task, None if subset is None else subset.dataset, args, model_args)
+    details |= {"command": command_line(), "environment": environment(), "texts_also_in_train": task.texts_also_in_train}
+    args = setup.args
+    if setup.initialization is not None:
+        details["initialization"] = setup.initialization.report
+    if setup.teacher is not None:
+        details["teacher"] = setup.teacher.report
+    with claimed, CheckpointPushes(output_dir, args) as pushes:
+        records = [
+            _run_seed(seed, task, setup, args, model_args, details, output_dir / f"seed-{seed}", pushes)
+            for seed in args.run_seeds
+        ]
+    run = Run(records, summarise(records), details, output_dir)
+    run.write(args, tlm_card)
+    run = replace(run, push=publish_run(output_dir, args))
+    pushes.check()
+    return run
+
+
+def _run_seed(
+    seed: int,
+    task: Task,
+    setup: Setup,
+    args: TlmArguments,
+    model_args: ModelArguments,
+    details: Mapping[str, Any],
+    folder: Path,
+    pushes: CheckpointPushes,
+) -> dict[str, Any]:
+    """Both stages, evaluation, predictions and export of one seed; loaded where they are finished."""
+    if (record := finished(folder, args, fields=SEED)) is not None:
+        return record
+    compute_metrics = compute_metrics_for(task.metric)
+    shared = {"compute_metrics": compute_metrics, "id2label": task.id2label, "callbacks": [pushes]}
+    shared["attn_implementation"] = model_args.attn_implementation
+    stages: dict[str, Any] = {}
+    total = Cost()
+    make_model = setup.make_model
+    for stage in args.stages:
+        stage_args = args.for_stage(stage, folder / f"stage{stage}", seed, task.metric)
+        start = _for_stage_2(make_model, args, seed) if stage == 2 else make_model
+        if stage == 2 and model_args.use_peft and model_args.model_name_or_path is None:
+            start = _with_adapter(start, model_args, folder / "stage1" / "model")
+        model, cost, scores = run_stage(stage, start, stage_args, setup.data[stage], setup.tokenizer, **shared)
+        stages[str(stage)] = {"cost": cost.to_dict(), "validation": scores, "max_length": stage_args.max_length}
+        total += cost
+        make_model = _returning(model)
+    trainer = TlmTrainer(
+        model,
+        stage_args,
+        train_dataset=setup.data[stage].train,
+        eval_dataset=setup.data[stage].validation,
+        processing_class=setup.tokenizer,
+        compute_metrics=compute_metrics,
+    )
+    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+        # Left to itself the Trainer would shard the model, which both do with an optimizer only.
+        trainer.accelerator.prepare_model(model.to(args.device), evaluation_mode=True)
+        trainer.is_deepspeed_enabled = False
+    record = {
+        "seed": seed,
+        "model_type": model.config.model_type,
+        "parameters": model.num_parameters(),
+        "trained_parameters": trained_parameters(model),
+        "cost": total.to_dict(),
+        "stages": stages,
+    }
+    predictions = {}
+    for split, rows, source in (
+        ("validation", setup.data[stage].validation, task.validation),
+        ("test", setup.test, task.test),
+    ):
+        if rows is not None:
+            output = trainer.predict(rows, metric_key_prefix=split)
+            names = (task.metric, "accuracy")
+            record[split] = {name: output.metrics[f"{split}_{name}"] for name in names}
+            predictions[split] = predictions_jsonl(source, output.predictions, task.id2label)
+    if trainer.is_world_process_zero():
+        for split, text in predictions.items():
+            atomic_write(folder / "predictions" / f"{split}.jsonl", text)
+        card = tlm_card({**details, "summary": {}, "seeds": [record]}, seed)
+        export_model(model, setup.tokenizer, folder / "model", {"README.md": card})
+        finish(folder, record, "model", "predictions")
+    trainer.accelerator.wait_for_everyone()
+    return record
+
+
+def _returning(model: TrainedModel):
+    return lambda: model
+
+
+def _with_adapter(make_model, lora: ModelArguments, base: Path):
+    return lambda: add_lora(make_model(), lora, base)
+
+
+def _for_stage_2(make_model, args: TlmArguments, seed: int):
+    def make() -> TrainedModel:
+        model = make_model()
+        if args.stage2_reset_classifier:
+            set_seed(seed)
+            model.reset_classifier()
+        prepare_stage_2(model, args)
+        return model
+
+    return make

@@ -1,0 +1,157 @@
+"""Whose an output folder is: the settings of its run, by which the same command is known again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+from hf_tlm.errors import HfTlmError
+from hf_tlm.models import MLM_SUBFOLDER
+from hf_tlm.models.composite_files import GENERATOR
+from hf_tlm.training.base_arguments import BaseArguments
+from hf_tlm.utils.claims import Claim
+from hf_tlm.utils.files import atomic_file, atomic_write, sha256
+from hf_tlm.utils.json_files import read_object
+from hf_tlm.utils.seals import SEAL, write_seal
+
+SETTINGS_FILE = "settings.json"
+RESULTS_FILE = "results.json"
+
+# Arguments that may change between two starts of one run: they change what is printed or stored, not what is computed.
+_FREE = (
+    "output_dir run_name report_to project logging_strategy logging_steps logging_first_step disable_tqdm log_level "
+    "log_level_replica log_on_each_node dataloader_num_workers dataloader_prefetch_factor dataloader_pin_memory "
+    "dataloader_persistent_workers save_strategy save_steps save_total_limit save_only_model seeds seed "
+    "per_device_eval_batch_size local_rank push_to_hub hub_model_id hub_dataset_id hub_strategy hub_token hub_private_repo "
+    "hub_always_push hub_revision resume_from_checkpoint"
+).split()
+
+# Files beside a model that another start of its run may write anew.
+RECORDS = (SETTINGS_FILE, RESULTS_FILE, "grid.json", SEAL)
+# Not in the settings of folders from before files counted, or not as they were computed.
+_LATER = ("bf16", "fp16", "texts_per_micro_batch", "tokens_per_micro_batch")
+# What of a model may be a folder or a file.
+LOCAL = ("model_config", "model_name_or_path", "auxiliary_name_or_path", "tokenizer_name")
+
+
+class ProtocolError(HfTlmError):
+    """A run that cannot be started or continued in this folder."""
+
+
+def settings(args: BaseArguments) -> dict[str, Any]:
+    """The arguments that decide what is computed, as JSON values."""
+    values = {name: value for name, value in args.to_dict().items() if name not in _FREE and not name.endswith("token")}
+    # The number of processes may change, the texts of a step may not.
+    one = args.ready(args.output_dir, args.seed)
+    if values.get("total_batch_tokens") is None:
+        values["texts_per_step"] = one.train_batch_size * one.gradient_accumulation_steps * one.world_size
+    if values.get("objective") == "cocolm" and values["scl"]:
+        # The only loss that depends on them: a text is told from the others of its micro-batch.
+        if values.get("total_batch_tokens") is None:
+            values["texts_per_micro_batch"] = one.train_batch_size * one.world_size
+        else:
+            values["tokens_per_micro_batch"] = values["total_batch_tokens"] // one.gradient_accumulation_steps
+    for name in ("per_device_train_batch_size", "gradient_accumulation_steps"):
+        del values[name]
+    return json.loads(json.dumps(values, default=str))
+
+
+def local_files(model: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
+    """Of the options whose values are local models, tokenizers or configs: their files and digests, without cards and
+    records. After a change there a run is another one."""
+    found = {}
+    for name in LOCAL:
+        if name == "model_config" and model.get("model_name_or_path") is not None:
+            continue  # It is not read.
+        value = model.get(name)
+        path = Path(value) if isinstance(value, str) else None
+        if path is None or not path.exists():
+            continue
+        folders = (path, path / MLM_SUBFOLDER, path / GENERATOR)
+        files = [path] if path.is_file() else [file for folder in folders for file in folder.glob("*")]
+        files = [file for file in files if file.is_file() and file.suffix != ".md" and file.name not in RECORDS]
+        found[name] = sorted((str(file.relative_to(path)), sha256(file)) for file in files)
+    return found
+
+
+def claim(
+    output_dir: Path, details: Mapping[str, Any], data: Sequence[str], process_index: int, *, options: Sequence[Any] = ()
+) -> Claim:
+    """Make the folder this run's, or check that it is.
+
+    Args:
+        details: sections `arguments`, `model` and `blocks`, of which every value counts, and more. Of local files that
+            `model` names the content counts.
+        data: sections that count as wholes.
+        process_index: the first process, 0, writes.
+        options: the dataclasses that arguments and model come from. An option that a folder from before it was made lacks
+            counts as its default.
+
+    Returns:
+        A context for what follows: of a run that is refused before anything worth keeping is there, nothing is left.
+
+    Raises:
+        ProtocolError: it holds another run, or files of something else.
+    """
+    path, made = output_dir / SETTINGS_FILE, Claim(output_dir, SETTINGS_FILE)
+    wanted = json.loads(json.dumps({**details, "files": local_files(details["model"])}, default=str))
+    if path.is_file():
+        found = read_object(path, ProtocolError, "Choose another --output_dir, or delete that folder to start over.")
+        defaults = {
+            entry.name: entry.default for given in options for entry in fields(given) if entry.default is not MISSING
+        }
+        changed = [
+            f"{name}: {there!r:.60} there, {here!r:.60} asked for"
+            for section in ("arguments", "model", "blocks")
+            for name, here in wanted.get(section, {}).items()
+            if (there := _section(found, section).get(name, defaults.get(name))) != here
+            and ("files" in found or name not in _LATER)
+        ]
+        # Folders from before files counted do not have them, and some count records.
+        changed += [
+            f"the files of {name} {wanted['model'][name]} have changed"
+            for name, files in wanted["files"].items()
+            if "files" in found and files != _without_records(_section(found, "files").get(name))
+        ]
+        changed += [f"another {name.replace('_', ' ')}" for name in data if found.get(name) != wanted[name]]
+        if changed:
+            raise ProtocolError(
+                f"{output_dir} holds a run with other settings ({'; '.join(changed[:5])}). Choose another "
+                "--output_dir, or delete that folder to start over."
+            )
+        return made
+    if process_index == 0:
+        if output_dir.is_dir() and any(output_dir.iterdir()):
+            raise ProtocolError(f"{output_dir} is not empty and holds no run. Choose an empty --output_dir.")
+        atomic_write(path, json.dumps(wanted, indent=2) + "\n")
+        made.new = True
+    return made
+
+
+def _section(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A section of settings; empty where it is missing, or damaged."""
+    section = content.get(name)
+    return section if isinstance(section, dict) else {}
+
+
+def _without_records(files: Any) -> Any:
+    """What `local_files` gives of one option, as an earlier version wrote it."""
+    if not isinstance(files, list):
+        return files
+    return [file for file in files if not (isinstance(file, list) and file and file[0] in RECORDS)]
+
+
+def publish_locally(source: Path, target: Path) -> None:
+    """Copy a model folder's files into `target`, each whole or not at all, then configs, results and a seal."""
+    last = ("config.json", "adapter_config.json", RESULTS_FILE)
+    files = sorted((p for p in source.rglob("*") if p.is_file()), key=lambda p: (p.name in last, p.name == RESULTS_FILE, p))
+    files = [file for file in files if file != source / SEAL]
+    (target / SEAL).unlink(missing_ok=True)
+    for file in files:
+        with open(file, "rb") as content, atomic_file(target / file.relative_to(source)) as stream:
+            shutil.copyfileobj(content, stream)
+    write_seal(target, *(file.relative_to(source).as_posix() for file in files))

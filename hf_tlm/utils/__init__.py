@@ -1,0 +1,1 @@
+"""What everything else stands on: files, locks, seals, numbers and texts that are checked."""

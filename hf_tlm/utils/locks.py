@@ -1,0 +1,242 @@
+"""One writer a folder: a lock beside it, which says who holds it and since when."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import json
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hf_tlm.errors import HfTlmError
+from hf_tlm.utils.disk import told
+from hf_tlm.utils.flock import Flock
+
+logger = logging.getLogger(__name__)
+
+F = TypeVar("F", bound=Callable)
+POLL_SECONDS = 0.2
+_TRIES = 100
+# The locks of this process by their files: who holds one would wait for itself.
+_HERE: dict[Path, _Held] = {}
+
+
+class LockError(HfTlmError):
+    """A folder that another process writes."""
+
+
+@contextlib.contextmanager
+def owned(folder: str | os.PathLike, choose: str = "choose another --output_dir") -> Iterator[None]:
+    """Hold a folder's lock, of all processes of a job by its first one; or refuse, in all of them.
+
+    The lock is a hidden file beside the folder. Where there can be none, a warning says so and the block runs without. In
+    a folder that `awaited` or `try_lock` holds for it, it goes on.
+
+    Args:
+        choose: what to do instead of waiting, for the message.
+
+    Raises:
+        LockError: another process holds it.
+    """
+    rank, processes = place_in_job()
+    with contextlib.ExitStack() as stack:
+        problem = None
+        if rank == 0 and not ((outer := _held_here(folder)) and outer.lent):
+            held = _Held.of(folder)
+            if held is None:
+                problem = _refusal(folder, choose)
+            else:
+                held.lent = False
+                stack.enter_context(held)
+        problem = agree(problem, processes)
+        if problem is not None:
+            raise LockError(problem)
+        yield
+
+
+def owns_output_dir(function: F) -> F:
+    """Have a function of arguments `args` hold the lock of `args.output_dir` until it ends; see `owned`."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def holding(*given: Any, **named: Any) -> Any:
+        with owned(signature.bind(*given, **named).arguments["args"].output_dir):
+            return function(*given, **named)
+
+    return holding
+
+
+@contextlib.contextmanager
+def awaited(folder: str | os.PathLike) -> Iterator[None]:
+    """Hold a folder's lock, after those who had it before; whom it waits for is said.
+
+    Raises:
+        LockError: it is held here already, as the one that this command writes.
+    """
+    if _held_here(folder):
+        raise LockError(f"{folder} is where the results of this command come. Choose another folder for what it works with.")
+    held = _Held.of(folder)
+    if held is None:
+        logger.warning("Waiting for %s, which writes %s.", owner_of(folder), folder)
+    while held is None:
+        time.sleep(POLL_SECONDS)
+        held = _Held.of(folder)
+    with held:
+        yield
+
+
+def try_lock(folder: str | os.PathLike) -> contextlib.AbstractContextManager | None:
+    """The lock of a folder, held until the end of a `with` block; None if another process or thread holds it.
+
+    Raises:
+        LockError: there can be no lock, without which several processes would do the same work.
+    """
+    try:
+        return _Held.of(folder, needed=True)
+    except OSError as error:
+        reason = told(error, folder, "Choose an output folder that can be written, on a file system with locks")
+        raise LockError(f"Cannot lock {folder}: {reason}.") from error
+
+
+@contextlib.contextmanager
+def locked(folder: str | os.PathLike, choose: str) -> Iterator[None]:
+    """Hold a folder's lock in this process, whatever others of its job do; or refuse. See `owned`.
+
+    Raises:
+        LockError: another process holds it, or there can be none.
+    """
+    held = try_lock(folder)
+    if held is None:
+        raise LockError(_refusal(folder, choose))
+    with held:
+        yield
+
+
+def _refusal(folder: str | os.PathLike, choose: str) -> str:
+    return f"{folder} is being written by {owner_of(folder)}. Wait for it to end, or {choose}."
+
+
+def _held_here(folder: str | os.PathLike) -> _Held | None:
+    """The lock of a folder that this thread holds."""
+    held = _HERE.get(lock_file(folder))
+    return held if held is not None and held.thread == threading.get_ident() else None
+
+
+def lock_file(folder: str | os.PathLike) -> Path:
+    """Beside the folder, as a folder that is replaced as a whole would take a file in it along."""
+    folder = Path(folder).resolve()
+    return folder.parent / f".{folder.name}.lock"
+
+
+def owner_of(folder: str | os.PathLike) -> str:
+    """Who holds a folder's lock, in words."""
+    try:
+        owner = json.loads(lock_file(folder).read_text(encoding="utf-8"))
+        who = f"process {int(owner['pid'])} on {owner['host']:.60} ({owner['command']:.60})"
+        return f"{who} since {owner['since']:.30}"
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return "another process"
+
+
+class _Held:
+    """A lock that is held until `release`, or to the end of a `with` block.
+
+    lent: whether a run in the folder may take it for its own.
+    """
+
+    def __init__(self, path: Path, lock: Flock | None, made: list[Path]):
+        self.path, self.lock, self.made = path, lock, made
+        self.thread, self.lent = threading.get_ident(), True
+
+    @classmethod
+    def of(cls, folder: str | os.PathLike, needed: bool = False) -> _Held | None:
+        """The lock of a folder; None if another process has it. Where there can be none a hold on nothing, or an error.
+
+        Raises:
+            OSError: there can be none, and it is `needed`.
+        """
+        path, made = lock_file(folder), []
+        try:
+            for _ in range(_TRIES):
+                try:
+                    made += _make(path.parent)
+                    lock = Flock.open(path, os.O_RDWR | os.O_CREAT)
+                except FileNotFoundError:  # Who made the folder has removed it again.
+                    continue
+                taken = lock.lock()
+                if taken and lock.is_of(path):
+                    break
+                lock.release()
+                if taken is False:
+                    return None
+                if taken is None:
+                    raise OSError("the file system has no locks")
+            else:
+                raise OSError("it comes and goes")
+        except OSError as error:
+            if needed:
+                raise
+            logger.warning("Cannot lock %s: %s. Start nothing else that writes there.", folder, error)
+            return cls(path, None, made)
+        held = cls(path, lock, made)
+        held._sign()
+        _HERE[path] = held
+        return held
+
+    def __enter__(self) -> _Held:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def _sign(self) -> None:
+        owner = {"pid": os.getpid(), "host": socket.gethostname(), "command": Path(sys.argv[0]).name}
+        owner["since"] = datetime.now().astimezone().isoformat(" ", "seconds")
+        with contextlib.suppress(OSError):  # It holds without a name, too.
+            os.ftruncate(self.lock.descriptor, 0)
+            os.pwrite(self.lock.descriptor, json.dumps(owner).encode(), 0)
+
+    def release(self) -> None:
+        if self.lock is not None and self.lock.descriptor is not None:
+            _HERE.pop(self.path, None)
+            with contextlib.suppress(OSError):
+                self.path.unlink()
+            self.lock.release()
+        for folder in reversed(self.made):
+            with contextlib.suppress(OSError):  # It is in use.
+                folder.rmdir()
+
+
+def _make(folder: Path) -> list[Path]:
+    """The folders that were made for this one to be there, the outermost first."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()][::-1]
+    folder.mkdir(parents=True, exist_ok=True)
+    return missing
+
+
+def place_in_job() -> tuple[int, int]:
+    """Rank and number of processes of this job. There is none where torch has not been imported, which takes seconds."""
+    torch = sys.modules.get("torch")
+    if torch is None or not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return 0, 1
+    return torch.distributed.get_rank(), torch.distributed.get_world_size()
+
+
+def agree(decision: Any, processes: int) -> Any:
+    """The decision of the job's first process, on all of them."""
+    if processes == 1:
+        return decision
+    from torch.distributed import broadcast_object_list
+
+    decisions = [decision]
+    broadcast_object_list(decisions, src=0)
+    return decisions[0]

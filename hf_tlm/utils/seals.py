@@ -1,0 +1,150 @@
+"""Sealed folders: one that was not written to its end, or was damaged since, is never taken for a whole one.
+
+The last file of a folder is its seal, `seal.json`: size and checksum (xxh3, 128 bits) of every other file. A folder without
+a seal is what a kill left of a save; a file that does not match its seal is damaged. Files that came later do no harm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from hf_tlm.errors import HfTlmError
+from hf_tlm.utils.files import atomic_directory, atomic_write
+
+SEAL = "seal.json"
+
+logger = logging.getLogger(__name__)
+
+
+class SealError(HfTlmError):
+    """A folder that was damaged, or edited, since it was sealed."""
+
+
+def write_seal(folder: str | os.PathLike, *parts: str, **facts: Any) -> None:
+    """Write the seal of a folder whose files are all there.
+
+    Args:
+        parts: of the folder only these files and folders, but Markdown, which people edit; those that are not there are
+            left out. None: everything.
+        facts: JSON values to keep beside the files' checksums, for `read_seal`.
+
+    Raises:
+        OSError, HfTlmError: a file cannot be read, or the seal not be written.
+    """
+    folder = Path(folder)
+    found = set(folder.rglob("*")) if not parts else {file for name in parts for file in _within(folder / name)}
+    files = {
+        path.relative_to(folder).as_posix(): {"size": path.stat().st_size, "xxh3": _checksum(path)}
+        for path in sorted(found)
+        if path.is_file() and path != folder / SEAL and not (parts and path.suffix == ".md")
+    }
+    atomic_write(folder / SEAL, json.dumps({**facts, "files": files}, indent=2) + "\n")
+
+
+def read_seal(folder: str | os.PathLike) -> dict[str, Any]:
+    """The facts of a seal, and `files`: of every sealed file, by its name, `size` and `xxh3`.
+
+    Raises:
+        OSError, ValueError: it cannot be read.
+    """
+    return json.loads((Path(folder) / SEAL).read_text(encoding="utf-8"))
+
+
+def seal_problem(folder: str | os.PathLike, *needed: str) -> str | None:
+    """What is wrong with a folder, in one line that names the file; None if every file is as it was when sealed.
+
+    Args:
+        needed: names of files that must be among the sealed ones.
+    """
+    try:
+        return broken_seal(folder, *needed)
+    except OSError as error:
+        return f"{folder} cannot be read: {type(error).__name__}: {error}"
+
+
+def broken_seal(folder: str | os.PathLike, *needed: str) -> str | None:
+    """As `seal_problem`, where a disk that fails is no damage: it may answer the next time.
+
+    Raises:
+        OSError: a file is there and cannot be read.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        return f"{folder} is missing"
+    if not (folder / SEAL).is_file():
+        return f"{folder} has no {SEAL}: its save was cut short"
+    try:
+        files = read_seal(folder)["files"]
+        for name in dict.fromkeys([*needed, *files]):
+            path = folder / name
+            if name not in files or not path.is_file():
+                return f"{path} is missing"
+            if (size := path.stat().st_size) != files[name]["size"]:
+                return f"{path} has {size:,} bytes and had {files[name]['size']:,} when it was saved"
+            if _checksum(path) != files[name]["xxh3"]:
+                return f"{path} has changed since it was saved (its checksum differs)"
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        return f"{folder} cannot be read: {type(error).__name__}: {error}"
+    return None
+
+
+def check_seal(folder: str | os.PathLike) -> None:
+    """
+    Raises:
+        SealError: the folder has a seal that a file does not match. A process looks once at a folder.
+    """
+    with contextlib.suppress(OSError):
+        _check(str(Path(folder).resolve()), os.stat(Path(folder) / SEAL).st_mtime_ns)
+
+
+@functools.cache
+def _check(folder: str, _: int) -> None:
+    if (problem := seal_problem(folder)) is not None:
+        raise SealError(
+            f"{problem}. Copy the folder again, or run the command again that made it, which mends it; if the change is "
+            f"yours, remove {SEAL} there."
+        )
+
+
+def keep_sealed(folder: str | os.PathLike, make: Callable[[Path], object], *needed: str, unsealed: bool = False) -> None:
+    """Have what `make` writes in a sealed folder: made where it is not there yet, and again where it is damaged.
+
+    Args:
+        make: writes the files into the folder that it is given.
+        needed: names of files that must be among them.
+        unsealed: a folder without a seal that has these files is as good, as those of before there were seals.
+
+    Raises:
+        HfTlmError: the folder cannot be written.
+    """
+    folder = Path(folder)
+    if unsealed and not (folder / SEAL).is_file() and all((folder / name).is_file() for name in needed):
+        return
+    if (problem := seal_problem(folder, *needed)) is None:
+        return
+    if folder.is_dir():
+        logger.warning("%s. It is made again.", problem)
+    with atomic_directory(folder) as work:
+        make(work)
+        write_seal(work)
+
+
+def _within(path: Path) -> list[Path]:
+    return [path] if path.is_file() else list(path.rglob("*"))
+
+
+def _checksum(path: Path) -> str:
+    digest = xxhash.xxh3_128()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,57 @@
+"""SIGTERM, by which schedulers and clusters ask a process to end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+
+
+class Terminated(SystemExit):
+    """SIGTERM ends the process with status 143, without a traceback. `hf_tlm.config.run` prints the message."""
+
+    def __init__(self, message: str):
+        super().__init__(128 + signal.SIGTERM)
+        self.message = message
+
+    def __str__(self) -> str:
+        return self.message
+
+
+@contextlib.contextmanager
+def on_sigterm(handler: Callable[[], None]) -> Iterator[None]:
+    """Call `handler` when SIGTERM comes within the block; afterwards the previous handler is back.
+
+    Only the process that enters the block is concerned: SIGTERM ends processes forked in it, as pools expect. In other
+    threads than the main one Python cannot set a handler, and the block changes nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    owner = os.getpid()
+
+    def handle(number, frame):
+        if os.getpid() == owner:
+            handler()
+        else:
+            end_at_once()
+
+    previous = signal.signal(signal.SIGTERM, handle)
+    try:
+        yield
+    finally:
+        # None stands for a handler that was not set from Python and cannot be set again from it.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if previous is None else previous)
+
+
+def end_at_once() -> None:
+    """What SIGTERM does to a process that has no handler for it."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def ignore_sigterm(worker: int) -> None:
+    """For a DataLoader's workers: clusters signal every process, and training needs its workers up to its last step."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)

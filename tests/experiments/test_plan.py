@@ -1,0 +1,363 @@
+"""What is made for a table, and in which order, without making anything."""
+
+import json
+import re
+import shlex
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from transformers import AutoConfig
+
+from hf_tlm.config import ConfigError, parse, read_configs
+from hf_tlm.corpora import CorpusArguments
+from hf_tlm.experiments import PUBLISHED, Arm, ReproductionError, Selection, TableArguments, TaskEntry, make_plan
+from hf_tlm.experiments.steps import parse_step
+from hf_tlm.models.auxiliary import auxiliary_config
+from hf_tlm.tasks import TaskArguments
+from hf_tlm.training import ModelArguments, TlmOptions
+from hf_tlm.training.run_folder import settings
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIGS = ROOT / "recipes" / "configs" / "reproduce"
+CORPUS = {"corpus": "corpus.parquet"}
+
+
+def planned(arms, tasks=("one",), seeds=(0,), **options):
+    arms = [Arm.read(arm if isinstance(arm, str) else json.dumps(arm)) for arm in arms]
+    tasks = [TaskEntry.read(task if isinstance(task, str) else json.dumps(task)) for task in tasks]
+    return make_plan(tasks, arms, seeds, "out", **{"corpus": CORPUS, **options})
+
+
+def names(steps):
+    return [step.name for step in steps]
+
+
+@pytest.mark.parametrize(
+    "text,expected",
+    [
+        ("none", (None, None, None)),
+        ("task only", (None, None, None)),
+        ("random", ("random", None, None)),
+        ("bm25", ("bm25", None, None)),
+        ("BM25 + ISS 20%", ("bm25", "iss", 0.2)),
+        ("ISS 2.5%", ("bm25", "iss", 0.025)),
+        ("DSIR 40%", ("bm25", "dsir", 0.4)),
+        ("BM25 20%", ("bm25", "bm25-rank", 0.2)),
+        ("random 80%", ("bm25", "random", 0.8)),
+    ],
+)
+def test_subsets_by_the_names_of_tables(text, expected):
+    found = Selection.read(text)
+    assert (found.retriever, found.method) == expected[:2] and found.fraction == pytest.approx(expected[2])
+
+
+@pytest.mark.parametrize(
+    "text,message",
+    [
+        ("BM26", "A subset is none, random, BM25"),
+        ("ISS 0%", "received 'ISS 0%'"),
+        ("ISS 120%", "received 'ISS 120%'"),
+        ('{"name": "x", "subset": "BM25", "rho1": 3}', "An arm has no 'rho1': it has name, subset"),
+        ('{"name": "x", "subset": "BM25"', "a name or a JSON object"),
+        ('{"subset": "BM25", "published": ["TLM Table 9: x"]}', "no published row 'TLM Table 9: x'"),
+        ('{"name": "x", "pretrained": true, "subset": "BM25"}', "has no subset and no objective"),
+        ('{"name": "x", "subset": "BM25", "train_tlm": 3}', "a mapping of options of recipes/train_tlm.py"),
+        ("{}", "needs a name"),
+    ],
+)
+def test_arms_that_are_none(text, message):
+    with pytest.raises(ReproductionError, match=message):
+        Arm.read(text)
+
+
+def test_steps_are_shared_and_in_order():
+    arms = ["task only", "random", "BM25", "BM25 + ISS 20%", "BM25 20%"]
+    plan = planned(arms, tasks=["one", {"task": "data/two", "seeds": [7]}], seeds=[0, 1])
+    assert [sorted(names(phase)) for phase in plan.phases[:3]] == [
+        ["one/tokenizer", "two/tokenizer"],
+        ["one/subsets/bm25", "two/subsets/bm25"],
+        [f"{task}/subsets/{kind}" for task in ("one", "two") for kind in ("bm25-rank-20", "iss-20", "random")],
+    ]
+    folders = ["task-only", "random", "bm25", "bm25-iss-20", "bm25-20"]
+    expected = [f"{task}/{arm}/seed-{seed}" for task, seed in (("one", 0), ("two", 7), ("one", 1)) for arm in folders]
+    assert names(plan.trainings) == expected and len(plan.phases) == 4
+    everything = names((*plan.preparations, *plan.trainings))
+    assert len(everything) == len(set(everything))
+    made = set()
+    for phase in plan.phases:  # Nothing needs what is not made before.
+        assert all(set(step.inputs.values()) <= made for step in phase)
+        made |= set(names(phase))
+
+
+def test_baselines_are_made_once_and_score_as_the_other_arms_do():
+    task = {"task": "data/two", "train_tlm": {"metric": "micro_f1", "rho1": 1}}
+    plan = planned(["majority class", "linear", "task only"], tasks=[task], seeds=[3, 4], objective_options={"mlm": {}})
+    without, trained = plan.trainings[:2], plan.trainings[2:]
+    assert names(without) == ["two/majority-class/seed-3", "two/linear/seed-3"] and len(trained) == 2
+    for step in without:
+        assert (step.kind, step.inputs) == ("baseline", {})
+        task_args, args = parse_step(plan, step)
+        assert task_args.metric == "micro_f1" and args.baseline == step.arm.name
+        assert plan.record_file(step).parent.name == "runs"
+    assert shlex.split(plan.command(without[1]))[:2] == ["python", "recipes/baseline.py"]
+    assert [arm.name for arm in Arm.read("linear").with_objectives([("mlm", {}), ("cocolm", {})])] == ["linear"]
+
+
+def test_every_arm_has_the_same_tokenizer_and_budget():
+    plan = planned(["task only", "random", "ISS 20%"], budget={"max_steps": 50})
+    assert [step.inputs.get("subset") for step in plan.trainings] == [None, "one/subsets/random", "one/subsets/iss-20"]
+    assert {step.inputs["tokenizer_name"] for step in plan.trainings} == {"one/tokenizer"}
+    assert [step.options for step in plan.trainings] == [
+        {"max_steps": 50, "rho1": 0, "seed": 0},
+        {"max_steps": 50, "seed": 0},
+        {"max_steps": 50, "seed": 0},
+    ]
+    (iss,) = [step for step in plan.preparations if step.kind == "select_influence"]
+    assert iss.inputs == {"subset": "one/subsets/bm25", "tokenizer_name": "one/tokenizer"}
+    given = planned(["task only", "ISS 20%"], tokenizer_name="some/tokenizer")
+    assert "one/tokenizer" not in names(given.preparations)
+    assert all(given.values(step)["tokenizer_name"] == "some/tokenizer" for step in given.trainings)
+
+
+def test_settings_of_tasks_and_arms():
+    task = {"task": "one", "train_tlm": {"rho1": 9, "vocab_size": 99}, "retrieve": {"top_k": 5}}
+    arms = ["BM25", {"name": "K = 7", "subset": "BM25", "retrieve": {"top_k": 7}}]
+    arms += [{"name": "rho1 = 1", "subset": "BM25", "train_tlm": {"rho1": 1}}]
+    arms += [{"name": "last layer", "subset": "ISS 20%", "select_influence": {"layer": -1}}]
+    arms += [{"name": "first layer", "subset": "ISS 20%", "select_influence": {"layer": 1}}]
+    arms += [{"name": "another draw", "subset": "random", "retrieve": {"seed": 4}}]
+    plan = planned(arms, tasks=[task])
+    options = {step.name: step.options for step in plan.preparations}
+    assert options["one/subsets/bm25"]["top_k"] == 5 and options["one/subsets/bm25-top_k=7"]["top_k"] == 7
+    assert options["one/subsets/random-seed=4"]["seed"] == 4 and "seed" not in options["one/subsets/bm25"]
+    assert options["one/subsets/iss-20-layer=-1"]["layer"] == -1 and options["one/subsets/iss-20-layer=1"]["layer"] == 1
+    assert options["one/tokenizer"]["vocab_size"] == 99
+    assert [step.options["rho1"] for step in plan.trainings] == [9, 9, 1, 9, 9, 9]
+    assert [step.inputs["subset"].split("/")[-1] for step in plan.trainings][:3] == ["bm25", "bm25-top_k=7", "bm25"]
+
+
+def test_objectives_multiply_arms():
+    read = TableArguments(tasks=["one"], arms=["BM25", "pretrained"], seeds=[0], pretrained="encoder")
+    read.objectives = ["mlm", '{"objective": "cocolm", "model_config": "cocolm.json"}']
+    plan = read.plan(CorpusArguments(corpus="corpus.parquet"), "out", ())
+    assert names(plan.trainings) == ["one/bm25-mlm/seed-0", "one/bm25-coco-lm/seed-0", "one/pretrained/seed-0"]
+    assert [step.options.get("objective") for step in plan.trainings] == ["mlm", "cocolm", None]
+    assert [step.options.get("model_config") for step in plan.trainings] == [None, "cocolm.json", None]
+    # The papers' figures for BM25's subset are those of masked LMs.
+    assert [bool(step.arm.published) for step in plan.trainings] == [True, False, True]
+    assert plan.trainings[2].kind == "finetune" and plan.values(plan.trainings[2])["model_name_or_path"] == "encoder"
+    read.objectives = ["mlm", "electra", '{"objective": "cocolm", "learning_rate": "5e-4"}']
+    read.objective_options = ['{"objective": "electra", "model_config": "narrow.json"}']
+    read.objective_options += ['{"objective": "cocolm", "model_config": "body.json", "learning_rate": "1e-3"}']
+    plan = read.plan(CorpusArguments(corpus="corpus.parquet"), "out", ())
+    assert [step.options.get("model_config") for step in plan.trainings] == [None, "narrow.json", "body.json", None]
+    assert [step.options.get("learning_rate") for step in plan.trainings] == [None, None, "5e-4", None]  # The arm's own.
+    read.objectives = ["xlm"]
+    with pytest.raises(ReproductionError, match="An objective is one of mlm, electra"):
+        read.plan(CorpusArguments(corpus="corpus.parquet"), "out", ())
+
+
+def test_budget_of_the_command_line():
+    assert TableArguments(tasks=["one"]).budget == {}
+    assert TableArguments(tasks=["one"], max_flops=1e14).budget == {"max_steps": 0, "max_flops": 1e14}
+    assert TableArguments(tasks=["one"], max_steps=5, max_tokens=10).budget == {"max_steps": 5, "max_tokens": 10}
+
+
+def test_an_encoder_that_is_not_at_hand_is_left_out_and_said():
+    plan = planned(["task only", "pretrained"])
+    assert names(plan.trainings) == ["one/task-only/seed-0"]
+    assert plan.left_out == ("pretrained: no pretrained encoder was given (--pretrained)",)
+    with pytest.raises(ReproductionError, match="pretrained: no pretrained encoder was given. Give --pretrained"):
+        planned(["pretrained"])
+
+
+def test_tasks_of_a_folder(tmp_path):
+    (tmp_path / "one").mkdir()
+    plan = planned(["task only"], tasks=["one", "owner/two@main"], tasks_dir=str(tmp_path))
+    assert [step.task for step in plan.trainings] == [str(tmp_path / "one"), "owner/two@main"]
+    assert names(plan.trainings) == ["one/task-only/seed-0", "two/task-only/seed-0"]
+
+
+@pytest.mark.parametrize(
+    "arms,options,message",
+    [
+        ([], {}, "needs tasks, arms and seeds"),
+        (["BM25", "bm25"], {}, "The arm bm25 is there twice"),
+        (["BM25"], {"tasks": ["one", "data/one"]}, "The task one is there twice"),
+        (["BM25"], {"seeds": [0, 0]}, "The seed 0 is there twice"),
+        (["BM25"], {"corpus": {}}, "needs a corpus: give --corpus"),
+    ],
+)
+def test_plans_that_are_none(arms, options, message):
+    with pytest.raises(ReproductionError, match=message):
+        planned(arms, **options)
+
+
+CPU = ("../tlm/coffee.yaml", "cpu.yaml")
+SCALES = pytest.mark.parametrize("scale", [CPU, ("gpu.yaml",)], ids=["cpu", "gpu"])
+
+
+# What arms of these tables set.
+CHANGED = ("stage", "max_flops", "learning_rate", "per_device_train_batch_size", "stage2_learning_rate", "stage2_max_steps")
+
+
+def from_files(*files, args=()):
+    files = [str(CONFIGS / file) for file in files]
+    arguments = ["--config", *files, "--corpus", "corpus.parquet", *args]
+    table_args, corpus_args = parse(TableArguments, CorpusArguments, recipe="reproduce", description="", args=arguments)
+    return table_args.plan(corpus_args, "out", files)
+
+
+@SCALES
+@pytest.mark.parametrize(
+    "table", ["fractions", "layers", "main", "objectives", "rho1", "rho2", "stages", "teacher", "tiny", "top_k", "tuning"]
+)
+def test_every_table_can_be_made(table, scale, monkeypatch):
+    """Every step is parsed as its recipe would."""
+    monkeypatch.chdir(ROOT)
+    plan = from_files(
+        *scale, f"{table}.yaml", args=["--pretrained", "encoder", *(["--tasks", "x"] if table == "tiny" else [])]
+    )
+    arms = {step.arm.name: step for step in plan.trainings}
+    assert len(arms) >= 2 and all(name in PUBLISHED for step in arms.values() for name in step.arm.published)
+    for step in ({step.kind: step for step in plan.preparations} | arms).values():
+        if step.kind in ("select_influence", "train_tlm", "finetune"):
+            # bf16 is refused where there is no GPU.
+            step = replace(step, options={**step.options, "bf16": False})
+        assert parse_step(plan, step)
+
+
+def test_tables_of_the_papers():
+    shown = {
+        file.stem: {name.partition(":")[0] for step in from_files(*CPU, file.name).trainings for name in step.arm.published}
+        for file in CONFIGS.glob("*.yaml")
+        if "tasks" in read_configs([str(file)], "reproduce")
+    }
+    assert shown == {
+        "main": {"TLM Table 2", "TLM Table 3", "TLM Table 4", "ISS Table 3", "ISS Table 5"},
+        "top_k": {"TLM Table 4"},
+        "rho1": {"TLM Table 5"},
+        "rho2": {"TLM Table 6"},
+        "stages": {"TLM Table 7"},
+        "teacher": {"TLM Table 2", "TLM Table 3"},
+        "fractions": {"TLM Table 2", "TLM Table 3", "ISS Table 3", "ISS Table 5"},
+        "layers": {"ISS Table 7"},
+        "objectives": {"COCO-LM Table 1"},
+        "budget": {"TLM Table 2", "TLM Table 3", "TLM Table 4"},
+        "tuning": set(),
+        "tuning_seeds": set(),
+        "tuning_objectives": set(),
+        "score_model": {"TLM Table 2", "TLM Table 3"},
+    }
+    rho1 = [step.options["rho1"] for step in from_files(*CPU, "rho1.yaml").trainings if step.name.startswith("scierc")]
+    assert rho1[:5] == [1, 3, 99, 999, float("inf")]
+
+
+@pytest.mark.parametrize("table", ["budget", "tuning", "tuning_seeds", "stages"])
+def test_arms_differ_and_are_what_their_names_say(table):
+    """The FLOPs in a name are those of stage 1, and no two arms are one run."""
+    scale = read_configs([str(CONFIGS / file) for file in CPU], "train_tlm")
+    arms = {step.arm.name: (step.arm.subset, scale | step.options) for step in from_files(*CPU, f"{table}.yaml").trainings}
+    own = {name: (subset, *(options.get(key) for key in CHANGED)) for name, (subset, options) in arms.items()}
+    assert len(set(own.values())) == len(own) > 1
+    for name, (_, options) in arms.items():
+        if found := re.search(r", (\d[\d.]*e1\d)$", name):
+            assert float(options["max_flops"]) == float(found[1]), name
+    if table == "budget":
+        assert {float(options["max_flops"]) for _, options in arms.values()} == {4e13, 4e13 / 4, 4e13 / 16}
+    if table == "stages":
+        # 6 x 1.55e6 parameters x 16 texts of 96 tokens in a step of stage 2.
+        stage_2 = 6 * 1.55e6 * 16 * 96
+        both = float(scale["max_flops"]) + int(scale["stage2_max_steps"]) * stage_2
+        assert float(arms["stage 1 only, FLOPs of both"][1]["max_flops"]) == pytest.approx(both, rel=0.1)
+        assert arms["stage 2 only, FLOPs of both"][1]["stage2_max_steps"] * stage_2 == pytest.approx(both, rel=0.15)
+
+
+@dataclass
+class SubsetArguments:
+    subset: str
+
+
+def test_the_command_of_a_step_does_the_same(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    plan = from_files(*CPU, "rho1.yaml")
+    step = next(step for step in plan.trainings if step.arm.name == "corpus only")
+    python, recipe, *arguments = shlex.split(plan.command(step))
+    assert (python, recipe) == ("python", "recipes/train_tlm.py")
+    classes = (TaskArguments, ModelArguments, TlmOptions, SubsetArguments)
+    *typed, subset = parse(*classes, recipe="train_tlm", description="", args=arguments)
+    task_args, model_args, args = parse_step(plan, step)
+    assert typed[:2] == [task_args, model_args] and settings(typed[2]) == settings(args)
+    assert args.rho1 == float("inf") and args.output_dir == "out/scierc/corpus-only/seed-0"
+    assert subset.subset == "out/scierc/subsets/bm25"
+
+
+def test_a_table_without_a_scale_is_refused():
+    own = '{"name": "short", "subset": "none", "train_tlm": {"max_steps": 3}}'
+    cpu, coffee = str(CONFIGS / "cpu.yaml"), str(CONFIGS / CPU[0])
+    with pytest.raises(ReproductionError, match="Nothing says how long stage 1 of the arm task only is.*coffee.yaml"):
+        TableArguments(tasks=["x"]).check_budget([cpu])
+    TableArguments(tasks=["x"]).check_budget([coffee, cpu])
+    TableArguments(tasks=["x"], max_flops=1e12).check_budget([cpu])
+    TableArguments(tasks=["x"], arms=["linear", "pretrained", own]).check_budget([cpu])
+
+
+def test_an_option_that_a_recipe_lacks_is_refused():
+    plan = planned([{"name": "x", "subset": "none", "train_tlm": {"rho": 3}}])
+    with pytest.raises(ConfigError, match="Unknown key 'rho' in the values given for train_tlm. Did you mean rho"):
+        parse_step(plan, plan.trainings[0])
+
+
+@pytest.mark.parametrize(
+    "arm,message",
+    [
+        (
+            {"train_tlm": {"tokenizer_name": "x"}},
+            "Arm y: train_tlm's tokenizer_name is given by the table .--tokenizer_name",
+        ),
+        ({"train_tlm": {"subset": "x"}}, "subset is given by the table .an arm's own key `subset`"),
+        ({"train_tlm": {"seed": 3}}, "seed is given by the table .--seeds"),
+        ({"train_tlm": {"vocab_size": 9}}, "Arm y: vocab_size is the tokenizer's, which all arms of a task share"),
+        ({"select_influence": {"fraction": 0.3}}, "select_influence's fraction is given by the table"),
+        ({"finetune": {"model_name_or_path": "x"}}, "finetune's model_name_or_path is given by the table .--pretrained"),
+    ],
+)
+def test_options_that_would_be_lost_are_refused(arm, message):
+    with pytest.raises(ReproductionError, match=message):
+        planned([{"name": "y", "subset": "BM25 + ISS 20%", **arm}])
+
+
+def test_options_that_would_be_lost_in_files_and_tasks(tmp_path):
+    (tmp_path / "scale.yaml").write_text("train_tlm: {tokenizer_name: x}")
+    with pytest.raises(ReproductionError, match="Section train_tlm of .*scale.yaml: train_tlm's tokenizer_name is given"):
+        planned(["BM25"], files=[str(tmp_path / "scale.yaml")])
+    with pytest.raises(ReproductionError, match="Task one: retrieve's output_dir is given by the table"):
+        planned(["BM25"], tasks=[{"task": "one", "retrieve": {"output_dir": "x"}}])
+    with pytest.raises(ReproductionError, match="Objective cocolm: lowercase is the tokenizer's"):
+        planned(["BM25"], objective_options={"cocolm": {"lowercase": False}})
+
+
+def test_the_tokenizer_reads_the_task_as_its_models_do(tmp_path):
+    (tmp_path / "scale.yaml").write_text("train_tlm: {text_column: sentence, metric: accuracy}")
+    plan = planned(
+        ["BM25"], tasks=[{"task": "one", "train_tlm": {"task_config": "small"}}], files=[str(tmp_path / "scale.yaml")]
+    )
+    task_args = parse_step(plan, plan.preparations[0])[0]
+    assert plan.preparations[0].kind == "tokenizer"
+    assert (task_args.text_column, task_args.task_config) == ("sentence", "small")
+
+
+@SCALES
+def test_the_body_of_every_objective_has_an_auxiliary_model(scale):
+    """ELECTRA's is narrower than its main model or, where token embeddings are as wide as that, shallower."""
+    args = ["--objectives", "electra", "--arms", "task only", "--tasks", "x"]
+    scale_options = read_configs([str(CONFIGS / file) for file in scale], "train_tlm")
+    options = scale_options | from_files(*scale, args=args).trainings[0].options
+    assert options["objective"] == "electra"
+    body, mlm = (json.loads((ROOT / of["model_config"]).read_text()) for of in (options, scale_options))
+    size, layers = options.get("auxiliary_size", 0.25), options.get("auxiliary_layers")
+    auxiliary = auxiliary_config(AutoConfig.for_model(**body), size, layers)
+    assert any(getattr(auxiliary, name) < body[name] for name in ("hidden_size", "num_hidden_layers"))
+    sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+    assert [body[name] for name in sizes] == [mlm[name] for name in sizes], "arms differ in their objective alone"

@@ -1,0 +1,440 @@
+"""Tables of tiny runs: what is written, what is not repeated, what fails, and two processes at one table."""
+
+import json
+import multiprocessing
+import re
+import runpy
+import shutil
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import datasets
+import pytest
+import yaml
+from datasets import Dataset
+
+from hf_tlm.config import ConfigError
+from hf_tlm.errors import HfTlmError
+from hf_tlm.experiments import Arm, ReproductionError, Step, TaskEntry, make_plan, reproduce
+from hf_tlm.experiments.reproduce import write_table
+from hf_tlm.experiments.table import Table
+from hf_tlm.runs.grid import PointsError, sharing
+from hf_tlm.tasks import TaskError
+from support.toys import FAST, TINY_CONFIGS, sentences
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = {name: value for name, value in TINY_CONFIGS["bert"].items() if name not in ("vocab_size", "num_labels")}
+ARMS = [{"name": "task only"}, {"name": "BM25", "published": ["TLM Table 4: Top-50", "TLM Table 2: TLM (small-scale)"]}]
+# Of a run: what depends on the clock.
+CLOCK = ("seconds", "wall_seconds", "subset_seconds", "started_by", "commit", "environment")
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    """A task, named as one of the papers', a corpus, and the options of all recipes."""
+    folder = tmp_path_factory.mktemp("work")
+    (folder / "tasks" / "scierc").mkdir(parents=True)
+    for split, count in (("train", 24), ("validation", 12), ("test", 12)):
+        Dataset.from_list(sentences(count, len(split))).to_json(folder / "tasks" / "scierc" / f"{split}.jsonl")
+    Dataset.from_list([{"text": row["text"]} for row in sentences(60, 9)]).to_parquet(folder / "corpus.parquet")
+    (folder / "model.json").write_text(json.dumps({"model_type": "bert", **MODEL}))
+    shared = {"model_config": str(folder / "model.json"), "report_to": "none", "disable_tqdm": True, "use_cpu": True}
+    train = {**FAST, **shared, "max_steps": 2, "stage2_max_steps": 2, "stage2_eval_steps": 1, "vocab_size": 120}
+    influence = {**shared, "max_length": 32, "num_train_epochs": 1, "save_strategy": "no"}
+    finetune = {"max_steps": 2, "max_length": 32, "report_to": "none", "disable_tqdm": True, "use_cpu": True}
+    files = {"retrieve": {"top_k": 4}, "train_tlm": train, "select_influence": influence, "finetune": finetune}
+    (folder / "options.yaml").write_text(yaml.safe_dump(files))
+    return folder
+
+
+def planned(work, output_dir, arms=ARMS, seeds=(0, 1), **options):
+    arms = [Arm.read(arm if isinstance(arm, str) else json.dumps(arm)) for arm in arms]
+    corpus = {"corpus": {"corpus": str(work / "corpus.parquet")}}
+    places = corpus | {"files": [str(work / "options.yaml")], "tasks_dir": str(work / "tasks")}
+    return make_plan([TaskEntry("scierc")], arms, seeds, output_dir, **{**places, **options})
+
+
+def without_clock(value):
+    if isinstance(value, dict):
+        return {name: without_clock(entry) for name, entry in value.items() if name not in CLOCK}
+    return [without_clock(entry) for entry in value] if isinstance(value, list) else value
+
+
+@pytest.fixture(scope="module")
+def whole(work, tmp_path_factory):
+    """A finished table of two arms and two seeds, without its folder's name."""
+    out = tmp_path_factory.mktemp("whole") / "out"
+    return out, reproduce(planned(work, out))
+
+
+def comparable(*folders):
+    """The results of the first, without the clock and without the name of any of the folders."""
+    text = json.dumps(without_clock(json.loads((folders[0] / "results.json").read_text())), indent=1)
+    for folder in folders:
+        text = text.replace(str(folder), "OUT")
+    return text
+
+
+MODULE = sys.modules[reproduce.__module__]
+
+
+def fake_step(plan, step):
+    """A record without any work, its scores made of the step's name."""
+    plan.folder(step).mkdir(parents=True, exist_ok=True)
+    if "broken" in step.name or step.options.get("layer") == 9:
+        raise HfTlmError("it is broken")
+    if step.kind not in ("train_tlm", "finetune"):
+        return {}
+    scores = {split: {"macro_f1": len(step.name) / 100 + step.seed / 10} for split in ("validation", "test")}
+    cost = {"steps": 4, "tokens": 9, "real_tokens": 8, "flops": 7.0, "seconds": 6.0}
+    return {"metric": "macro_f1", "parameters": 5, "cost": cost, "subset": None, **scores}
+
+
+@pytest.fixture
+def faked(monkeypatch):
+    """Nothing is trained: the names of the steps that would be made."""
+    names = []
+    monkeypatch.setattr(MODULE, "make_step", lambda plan, step: (names.append(step.name), fake_step(plan, step))[1])
+    monkeypatch.setattr(MODULE, "tokenise", lambda plan, step: names.append(f"tokenised {step.name}"))
+    monkeypatch.setattr(sharing, "POLL_SECONDS", 0.05)
+    return names
+
+
+def test_what_is_written(work, whole):
+    out, table = whole
+    assert sorted(path.name for path in (out / "runs").glob("*.json")) == [
+        f"scierc.{arm}.seed-{seed}.json" for arm in ("bm25", "task-only") for seed in (0, 1)
+    ]
+    assert len(list((out / "preparations").glob("*.json"))) == 2 and not list(out.rglob("*.lock"))
+    record = json.loads((out / "runs/scierc.bm25.seed-1.json").read_text())
+    results = json.loads((out / "scierc/bm25/seed-1/results.json").read_text())
+    assert record["command"].startswith("python recipes/train_tlm.py --config ") and record["started_by"]
+    assert (record["task"], record["arm"], record["seed"], record["objective"]) == ("scierc", "BM25", 1, "mlm")
+    for name in ("validation", "test", "cost", "parameters", "stages"):
+        assert record[name] == results["seeds"][0][name]
+    assert record["cost"]["steps"] == 4 and record["subset"]["passages"] == results["subset"]["counts"]["union"]
+    assert record["environment"]["torch"] and record["metric"] == "macro_f1"
+    # None outside of a checkout.
+    assert record["commit"] is None or re.fullmatch("[0-9a-f]{40}[+]?", record["commit"])
+    assert not list(out.rglob("checkpoint-*")), "finished runs are not continued"
+
+    values = [json.loads((out / f"runs/scierc.bm25.seed-{seed}.json").read_text())["test"]["macro_f1"] for seed in (0, 1)]
+    row = table.rows[1].to_dict()
+    assert row["test"]["values"] == values and row["test"]["mean"] == pytest.approx(sum(values) / 2)
+    assert row["test"]["std"] == pytest.approx(abs(values[0] - values[1]) / 2**0.5)
+    assert json.loads((out / "results.json").read_text())["rows"] == json.loads(
+        json.dumps([r.to_dict() for r in table.rows])
+    )
+
+
+def test_the_same_tokenizer_and_as_many_parameters(whole):
+    out, table = whole
+    folders = ("tokenizer", "bm25/seed-0", "task-only/seed-1")
+    vocabularies = [json.loads((out / "scierc" / name / "tokenizer.json").read_text())["model"]["vocab"] for name in folders]
+    assert vocabularies[0] == vocabularies[1] == vocabularies[2]
+    assert len({row.to_dict()["parameters"] for row in table.rows}) == 1
+    prepared = json.loads((out / "preparations/scierc.tokenizer.json").read_text())
+    assert prepared["task_texts"] == 24 and prepared["corpus_passages"] == 60 and prepared["command"] is None
+
+
+def test_the_page(whole):
+    out, table = whole
+    text = (out / "results.md").read_text()
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
+    cells = [dict(zip(lines[0], line, strict=True)) for line in lines[2:]]
+    assert [(row["task"], row["arm"], row["seeds"]) for row in cells] == [
+        ("scierc", "task only", "2"),
+        ("scierc", "BM25", "2"),
+    ]
+    assert cells[1]["published validation"] == "77.61 ± 1.75 (TLM Table 4: Top-50)"
+    assert cells[1]["published test"] == "80.51 ± 1.53 (TLM Table 2: TLM (small-scale))" and cells[0]["published test"] == ""
+    score = table.rows[1].score("test")
+    assert cells[1]["test"] == f"{100 * score['mean']:.2f} ± {100 * score['std']:.2f}"
+    assert "4 of 4 runs are finished." in text and "Published** figures are the papers' own" in text
+    flops = sum(run["cost"]["flops"] for run in table.records) / 4
+    assert f"TLM Table 2, TLM (small-scale): 2.74e+18 FLOPs, {float(f'{2.74e18 / flops:.1e}'):,.0f} times ours" in text
+    assert "scierc, trained from scratch: 4 steps, " in text and "60 passages (work" in text
+
+
+def test_the_page_says_by_what_it_was_made(work, whole):
+    out, table = whole
+    plan = planned(work, out)
+    records = {record["name"]: dict(record) for record in table.records}
+    first, second = list(records.values())[:2]
+    first["commit"], second["commit"] = "a" * 40, "b" * 40 + "+"
+    second["environment"] = {**second["environment"], "accelerator": "1 x GPU"}
+    steps = (*plan.preparations, *plan.trainings)
+    text = Table(plan, {step.name: records.get(step.name) for step in steps}).to_text()
+    assert f"{'a' * 12}" in text and f"{'b' * 12}+" in text and "1 x GPU" in text
+    assert "of the runs)" not in text and "the last" not in text
+    # Another table's command made a run that both have; a run of one stage has no choice of checkpoints.
+    first["started_by"], second["started_by"] = "another table", second["started_by"] + " --this"
+    first["stages"] = {"1": first["stages"]["1"]}
+    third, fourth = list(records.values())[2:]
+    third["started_by"] = fourth["started_by"] = second["started_by"]
+    text = Table(plan, {step.name: records.get(step.name) for step in steps}).to_text()
+    assert f"Made by `{second['started_by']}` (3 of the runs), `another table` (1 of the runs) at commit" in text
+    assert "the checkpoint best on validation (of stage 1 alone, the last)." in text
+
+
+def test_a_table_that_was_interrupted_is_the_same(work, whole, tmp_path, monkeypatch):
+    """The last run was killed when its model was trained, and before its record was written."""
+    out = tmp_path / "out"
+    shutil.copytree(whole[0], out)
+    plan = planned(work, out)
+    for name in ("scierc/task-only/seed-1/seed-1", "scierc/task-only/seed-1/results.json"):
+        path = out / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    settings = out / "scierc/task-only/seed-1/settings.json"
+    settings.write_text(settings.read_text().replace(str(whole[0]), str(out)))
+    (out / "runs/scierc.task-only.seed-1.json").unlink()
+    assert "3 of 4 runs are finished, 1 to be done." in write_table(plan).to_text()
+    made, original = [], MODULE.make_step
+    monkeypatch.setattr(MODULE, "make_step", lambda plan, step: (made.append(step.name), original(plan, step))[1])
+    reproduce(plan)
+    assert made == ["scierc/task-only/seed-1"]
+    assert comparable(out, whole[0]) == comparable(whole[0])
+
+
+def test_a_pretrained_encoder(work, whole, tmp_path):
+    encoder = str(whole[0] / "scierc/bm25/seed-0")
+    table = reproduce(planned(work, tmp_path / "out", ["pretrained"], seeds=[0], pretrained=encoder))
+    assert table.failures == []
+    record = table.records[0]
+    assert record["kind"] == "finetune" and record["checkpoint"]["model_name_or_path"] == encoder
+    assert record["cost"]["steps"] == 2 and 0 <= record["test"]["macro_f1"] <= 1 and record["objective"] is None
+    assert "1 of 1 runs are finished." in (tmp_path / "out/results.md").read_text()
+
+
+def test_baselines_stand_beside(work, tmp_path):
+    """Made for real: deterministic, so once, whatever the seeds."""
+    table = reproduce(planned(work, tmp_path, ["majority class", "linear"], seeds=(0, 1)))
+    rows = {row.arm: row.to_dict() for row in table.rows}
+    assert rows["linear"]["test"]["mean"] > rows["majority class"]["test"]["mean"] > 0
+    assert rows["linear"]["seeds"] == 1 and rows["linear"]["finished"] == [0] and rows["linear"]["parameters"] is None
+    record = json.loads((tmp_path / "runs" / "scierc.linear.seed-0.json").read_text())
+    assert record["chosen"]["n_grams"] in (1, 2, 3) and record["metric"] == "macro_f1"
+    assert (tmp_path / "scierc" / "linear" / "seed-0" / "predictions" / "test.jsonl").is_file()
+    assert "2 of 2 runs are finished" in table.to_text() and "support vector machine" in table.to_text()
+    assert "fine-tuned encoders" not in table.to_text()
+
+
+def test_ctrl_c_and_the_rest_later(work, tmp_path, faked, monkeypatch):
+    plan = planned(work, tmp_path / "out")
+    fake = MODULE.make_step
+
+    def interrupted(plan, step):
+        if step.name == "scierc/task-only/seed-1":
+            raise KeyboardInterrupt
+        return fake(plan, step)
+
+    monkeypatch.setattr(MODULE, "make_step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        reproduce(plan)
+    assert "2 of 4 runs are finished, 2 to be done." in (tmp_path / "out/results.md").read_text()
+    assert [path.name for path in (tmp_path / "out/runs").glob("*seed-1*")] == []
+    monkeypatch.setattr(MODULE, "make_step", fake)
+    del faked[:]
+    reproduce(plan)
+    assert faked == ["scierc/task-only/seed-1", "scierc/bm25/seed-1"]
+    del faked[:]
+    assert reproduce(plan).total == 4 and faked == []
+
+
+def test_failures_are_named_and_the_rest_goes_on(work, tmp_path, faked):
+    arms = ["task only", {"name": "broken", "subset": "BM25"}]
+    arms += [{"name": "no layer", "subset": "ISS 20%", "select_influence": {"layer": 9}}]
+    plan = planned(work, tmp_path / "out", arms, seeds=[0])
+    table = reproduce(plan)
+    assert [len(row.runs) for row in table.rows] == [1, 0, 0]
+    assert table.failures == [
+        "scierc, broken, seed 0: HfTlmError: it is broken",
+        "scierc, no layer, seed 0: ReproductionError: It needs scierc/subsets/iss-20-layer=9, which failed: HfTlmError: "
+        "it is broken",
+    ]
+    text = (tmp_path / "out/results.md").read_text()
+    assert "1 of 3 runs are finished, 2 failed." in text and all(failure in text for failure in table.failures)
+    del faked[:]
+    assert len(reproduce(plan).failures) == 2
+    assert sorted(faked) == ["scierc/broken/seed-0", "scierc/subsets/iss-20-layer=9"], "what failed is tried again"
+    del faked[:]
+    with pytest.raises(PointsError, match="iss-20-layer=9: "):
+        reproduce(plan, prepare_only=True)
+    assert [name for name in faked if name.startswith("tokenised")] == ["tokenised scierc/broken/seed-0"]
+
+
+def test_the_recipe_fails_when_a_run_did(work, tmp_path, faked, monkeypatch, capsys):
+    files = [work / "options.yaml", "--tasks_dir", work / "tasks", "--tasks", "scierc", "--output_dir", tmp_path / "out"]
+    arms = ["--arms", "task only", '{"name": "broken", "subset": "none", "train_tlm": {"rho2": 1}}', "--seeds", "0"]
+    monkeypatch.setattr(sys, "argv", list(map(str, ["recipes/reproduce.py", "--config", *files, *arms])))
+    main = runpy.run_path(str(ROOT / "recipes" / "reproduce.py"), run_name="recipe")["main"]
+    with pytest.raises(ReproductionError, match="1 of 2 runs failed"):
+        main()
+    assert "1 of 2 runs are finished, 1 failed." in capsys.readouterr().out
+    # Beforehand nothing of it is tried, and nothing failed.
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--prepare_only"])
+    main()
+    assert "Prepared in " in capsys.readouterr().out
+
+
+def test_what_a_step_waited_for_is_not_its_time(work, tmp_path, faked, monkeypatch):
+    monkeypatch.setattr(MODULE, "make_step", lambda plan, step: {**fake_step(plan, step), "wall_seconds": 7.5})
+    plan = planned(work, tmp_path / "out", ["task only"], seeds=[0])
+    assert reproduce(plan).records[0]["wall_seconds"] == 7.5
+
+
+def test_an_error_that_is_a_bug_fails_its_run_alone(work, tmp_path, faked, monkeypatch):
+    fake = MODULE.make_step
+
+    def out_of_memory(plan, step):
+        return fake(plan, step) if step.seed != 0 else {}["memory"]
+
+    monkeypatch.setattr(MODULE, "make_step", out_of_memory)
+    table = reproduce(planned(work, tmp_path / "out", ["task only"]))
+    assert table.failures == ["scierc, task only, seed 0: KeyError: 'memory'"] and len(table.rows[0].runs) == 1
+
+
+def test_what_stops_a_table_before_it_begins(work, whole, tmp_path, faked):
+    plan = planned(work, tmp_path / "out", [{"name": "x", "subset": "none", "train_tlm": {"rho_1": 2}}])
+    with pytest.raises(ConfigError, match="Unknown key 'rho_1'"):
+        reproduce(plan)
+    changed = planned(work, whole[0], budget={"max_steps": 3})
+    with pytest.raises(ReproductionError, match="made with other settings .max_steps: 2 there, 3 asked for"):
+        reproduce(changed)
+    with pytest.raises(TaskError, match="nosuch"):
+        reproduce(replace(plan, phases=((Step("train_tlm", "a/b/seed-0", "nosuch", arm=Arm("b")),),)))
+    assert faked == [] and not (tmp_path / "out").exists()
+    (tmp_path / "records").write_text("A file.")
+    with pytest.raises(HfTlmError, match="Cannot write .*records"):
+        reproduce(planned(work, tmp_path / "out", ["random"], records_dir=str(tmp_path / "records")))
+    assert faked == []
+
+
+def test_subsets_beforehand_and_checkpoints(work, tmp_path, faked):
+    plan = planned(work, tmp_path / "out", ["random", "BM25", "BM25 20%"])
+    reproduce(plan, prepare_only=True)
+    made = [f"scierc/{name}" for name in ("tokenizer", "subsets/bm25", "subsets/random", "subsets/bm25-rank-20")]
+    arms = [f"tokenised scierc/{arm}/seed-0" for arm in ("random", "bm25", "bm25-20")]
+    assert faked == made + arms and not list((tmp_path / "out").rglob("*.lock"))
+    plan = planned(work, tmp_path / "out", ["random", "BM25", "BM25 20%"], seeds=[0])
+    for keep in (True, False):
+        for step in plan.trainings:
+            for name in ("stage1/checkpoint-2", "stage1/model", "model"):
+                (plan.folder(step) / "seed-0" / name).mkdir(parents=True)
+        reproduce(plan, keep_checkpoints=keep)
+        assert len(list((tmp_path / "out").rglob("checkpoint-2"))) == (3 if keep else 0)
+        assert len(list((tmp_path / "out").rglob("model"))) == (6 if keep else 3)
+        shutil.rmtree(tmp_path / "out" / "scierc")
+        shutil.rmtree(tmp_path / "out" / "runs")
+    # An adapter's base is the model of stage 1.
+    folder = plan.folder(plan.trainings[0])
+    for name in ("stage1/model", "stage2/model", "stage2/checkpoint-2"):
+        (folder / "seed-0" / name).mkdir(parents=True)
+    (folder / "adapter_config.json").touch()
+    reproduce(plan)
+    assert [path.parent.name for path in (tmp_path / "out").rglob("model")] == ["stage1"]
+    assert not list((tmp_path / "out").rglob("checkpoint-2"))
+
+
+def test_tokenised_beforehand(work, tmp_path):
+    """A training after `prepare_only` finds all it reads in the cache of `datasets`."""
+
+    def tokenised():
+        return set(Path(datasets.config.HF_DATASETS_CACHE).rglob("cache-*.arrow"))
+
+    corpus = {"corpus": str(tmp_path / "corpus.parquet")}
+    Dataset.from_list([{"text": row["text"]} for row in sentences(40, 77)]).to_parquet(corpus["corpus"])
+    before, plan = tokenised(), planned(work, tmp_path / "out", ["BM25"], seeds=[0], corpus=corpus)
+    table = reproduce(plan, prepare_only=True)
+    beforehand = tokenised()
+    assert beforehand > before and table.total == 1 and not table.rows[0].runs
+    assert len(reproduce(plan).rows[0].runs) == 1 and tokenised() == beforehand
+
+
+def test_records_outlive_the_folders(work, tmp_path, faked):
+    """On another machine only the records are there: no run is repeated, and only subsets that are still needed are."""
+    places = {"records_dir": tmp_path / "records", "table_name": "main"}
+    arms = ["random", "BM25", "BM25 20%"]
+    table = reproduce(planned(work, tmp_path / "out", arms, seeds=[0], **places))
+    assert sorted(path.name for path in (tmp_path / "records").iterdir()) == ["main.json", "main.md", "preparations", "runs"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["scierc"]
+    del faked[:]
+    shutil.rmtree(tmp_path / "out")
+    again = reproduce(planned(work, tmp_path / "out", arms, seeds=[0], **places))
+    assert faked == [] and again.to_text() == table.to_text() and not (tmp_path / "out").exists()
+    (tmp_path / "records/runs/scierc.bm25-20.seed-0.json").unlink()
+    again = reproduce(planned(work, tmp_path / "out", arms, seeds=[0], **places))
+    made = ["tokenizer", "subsets/bm25", "subsets/bm25-rank-20", "bm25-20/seed-0"]
+    assert faked == [f"scierc/{name}" for name in made]
+    assert again.to_dict()["rows"] == table.to_dict()["rows"]
+
+
+def test_tables_that_share_runs(work, tmp_path, faked):
+    """An arm of one table is an arm of another under its own name, if it is made of the same."""
+    reproduce(planned(work, tmp_path / "out", ["task only", "BM25"], seeds=[0]))
+    del faked[:]
+    same = {"name": "K = 4", "subset": "BM25", "retrieve": {"top_k": 4}}  # as in the options of the scale
+    more = {"name": "K = 6", "subset": "BM25", "retrieve": {"top_k": 6}}
+    longer = {"name": "longer", "subset": "BM25", "train_tlm": {"max_steps": 3}}
+    plan = planned(work, tmp_path / "out", [same, more, longer, {"name": "none"}], seeds=[0], table_name="top_k")
+    table = reproduce(plan)
+    assert faked == ["scierc/subsets/bm25-top_k=6", "scierc/k-6/seed-0", "scierc/longer/seed-0"]
+    assert [(row.arm, len(row.runs)) for row in table.rows] == [("K = 4", 1), ("K = 6", 1), ("longer", 1), ("none", 1)]
+    record = json.loads((tmp_path / "out/runs/scierc.k-4.seed-0.json").read_text())
+    first = json.loads((tmp_path / "out/runs/scierc.bm25.seed-0.json").read_text())
+    assert record == {**first, "name": "scierc/k-4/seed-0", "arm": "K = 4", "same_run_as": "scierc/bm25/seed-0"}
+    assert "4 of 4 runs are finished." in table.to_text()
+    del faked[:]
+    assert reproduce(plan).to_text() == table.to_text() and faked == [], "the same command again"
+    assert "| K = 4 " in (tmp_path / "out/top_k.md").read_text() and (tmp_path / "out/results.md").is_file()
+    file, before = tmp_path / "out/runs/scierc.k-6.seed-0.json", (tmp_path / "out/runs/scierc.k-6.seed-0.json").read_text()
+    step = next(step for step in plan.trainings if step.name == "scierc/k-6/seed-0")
+    assert MODULE._taken_over(plan, step) and file.read_text() == before, "finished by another process: no copy of itself"
+    for name in ("a/b", ""):
+        with pytest.raises(ReproductionError, match=f"A table's name has lower-case letters.*; received '{name}'"):
+            planned(work, tmp_path / "out", table_name=name)
+
+
+def test_runs_of_other_subsets_and_data_are_refused(work, tmp_path, faked):
+    """Nothing in a table is of what the plan no longer asks for."""
+    plan = planned(work, tmp_path / "out", ["BM25"], seeds=[0])
+    reproduce(plan)
+    more = tmp_path / "more.yaml"
+    more.write_text("retrieve: {top_k: 5}")
+    changed = planned(work, tmp_path / "out", ["BM25"], seeds=[0, 1], files=[str(work / "options.yaml"), str(more)])
+    with pytest.raises(ReproductionError, match="subsets/bm25 was made with other settings .top_k: 4 there, 5 asked for"):
+        reproduce(changed)
+    (tmp_path / "out/preparations/scierc.subsets.bm25.json").unlink()
+    with pytest.raises(ReproductionError, match="made from what had other settings .scierc/tokenizer, scierc/subsets/bm25"):
+        reproduce(changed)
+    record = tmp_path / "out/runs/scierc.bm25.seed-0.json"
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"task_fingerprint": "another"}))
+    with pytest.raises(ReproductionError, match="seed-0.json is a run on other data: its task scierc has fingerprint anot"):
+        reproduce(planned(work, tmp_path / "out", ["task only"], seeds=[1]))
+
+
+def test_two_processes_share_a_table(work, tmp_path, faked, monkeypatch):
+    """Forked, so that they need not import everything again."""
+
+    def work_in_child(name):
+        def slowly(plan, step):
+            (tmp_path / f"{name}.{step.name.replace('/', '.')}").touch()
+            time.sleep(0.1)
+            return fake_step(plan, step)
+
+        monkeypatch.setattr(MODULE, "make_step", slowly)
+        reproduce(planned(work, tmp_path / "shared", [*ARMS, "random"]))
+
+    fork = multiprocessing.get_context("fork")
+    pair = [fork.Process(target=work_in_child, args=(name,)) for name in "ab"]
+    for process in pair:
+        process.start()
+    for process in pair:
+        process.join(60)
+    assert [process.exitcode for process in pair] == [0, 0]
+    by = {name: {path.name[2:] for path in tmp_path.glob(f"{name}.*")} for name in "ab"}
+    assert len(by["a"] | by["b"]) == 9 and not by["a"] & by["b"] and by["a"] and by["b"]
+    reproduce(planned(work, tmp_path / "alone", [*ARMS, "random"]))
+    assert comparable(tmp_path / "shared") == comparable(tmp_path / "alone")

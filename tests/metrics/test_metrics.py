@@ -1,0 +1,90 @@
+import numpy as np
+import pytest
+from sklearn.metrics import f1_score, matthews_corrcoef
+from transformers import EvalPrediction
+
+from hf_tlm.errors import HfTlmError
+from hf_tlm.metrics import KIND_METRICS, METRICS, compute_metrics_for, load_metric
+from hf_tlm.tasks import METRICS as TASK_METRICS
+
+REFERENCES = [0, 0, 0, 1, 1, 2]
+PREDICTIONS = [0, 0, 1, 1, 2, 2]
+
+
+def test_by_hand():
+    # Class 0: precision 1, recall 2/3. Class 1: 1/2, 1/2. Class 2: 1/2, 1.
+    names = ("accuracy", "micro_f1", "macro_f1", "matthews")
+    values = {name: load_metric(name).compute(predictions=PREDICTIONS, references=REFERENCES)[name] for name in names}
+    assert values["accuracy"] == values["micro_f1"] == pytest.approx(4 / 6)
+    assert values["macro_f1"] == pytest.approx((4 / 5 + 1 / 2 + 2 / 3) / 3)
+    # 4 of 6 right; predicted [2, 2, 2] times, referred to [3, 2, 1] times.
+    assert values["matthews"] == pytest.approx((4 * 6 - (2 * 3 + 2 * 2 + 2 * 1)) / ((36 - 12) * (36 - 14)) ** 0.5)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_against_scikit_learn(seed):
+    references, predictions = np.random.default_rng(seed).integers(0, 5, (2, 100))
+    for name in ("micro", "macro"):
+        ours = load_metric(f"{name}_f1").compute(predictions=predictions, references=references)
+        assert ours[f"{name}_f1"] == pytest.approx(f1_score(references, predictions, average=name))
+    ours = load_metric("matthews").compute(predictions=predictions, references=references)["matthews"]
+    assert ours == pytest.approx(matthews_corrcoef(references, predictions)) and abs(ours) > 1e-3
+
+
+def test_classes_that_never_occur_do_not_count():
+    assert load_metric("macro_f1").compute(predictions=[0, 0], references=[0, 0]) == {"macro_f1": 1.0}
+    # A class that is predicted but never right counts with 0.
+    assert load_metric("macro_f1").compute(predictions=[0, 3], references=[0, 0])["macro_f1"] == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("name", ["accuracy", "micro_f1", "macro_f1", "matthews"])
+def test_for_the_trainer(name):
+    logits = np.eye(3)[PREDICTIONS] * 2 - 1
+    scores = compute_metrics_for(name)(EvalPrediction(predictions=logits, label_ids=np.array(REFERENCES)))
+    assert set(scores) == {name, "accuracy"} and scores["accuracy"] == pytest.approx(4 / 6)
+
+
+@pytest.mark.parametrize("shape", [(3,), (3, 1)])
+def test_regression_for_the_trainer(shape):
+    outputs = EvalPrediction(predictions=np.array([0.0, 1, 4]).reshape(shape), label_ids=np.array([0.0, 1, 2]))
+    scores = compute_metrics_for("pearson", "spearman")(outputs)
+    assert scores == {"pearson": pytest.approx(4 / (2 * 26 / 3) ** 0.5), "spearman": pytest.approx(1)}
+
+
+@pytest.mark.parametrize("names", [("squad_f1",), ("pearson", "accuracy"), ("accuracy", "pearson"), ("tag_accuracy",)])
+def test_metrics_that_do_not_follow_from_one_head(names):
+    with pytest.raises(HfTlmError, match="classification together, or those of regression"):
+        compute_metrics_for(*names)
+
+
+def test_binary_f1(caplog):
+    f1 = load_metric("f1")
+    # Class 1: precision 2/3, recall 1/2.
+    assert f1.compute(predictions=[1, 1, 1, 0, 0, 0], references=[1, 1, 0, 1, 1, 0]) == {"f1": pytest.approx(4 / 7)}
+    assert f1.compute(predictions=[0, 0], references=[1, 0]) == {"f1": 0.0} and not caplog.text
+    assert f1.compute(predictions=[0, 0], references=[0, 0]) == {"f1": 0.0}
+    assert "class 1 is neither" in caplog.text
+    with pytest.raises(HfTlmError, match="received class 2"):
+        f1.compute(predictions=[0, 1], references=[0, 2])
+
+
+@pytest.mark.parametrize("side", ["predictions", "references"])
+def test_matthews_of_a_single_class_is_zero_with_a_warning(side, caplog):
+    values = {"predictions": [0, 1, 1], "references": [0, 1, 0], side: [1, 1, 1]}
+    assert load_metric("matthews").compute(**values) == {"matthews": 0.0}
+    assert f"the {side} are all of one class" in caplog.text
+
+
+def test_every_task_metric_exists():
+    assert set(TASK_METRICS) == set(METRICS)
+    assert set().union(*KIND_METRICS.values()) == set(METRICS)
+
+
+def test_unknown():
+    with pytest.raises(HfTlmError, match="received 'bleu'"):
+        load_metric("bleu")
+
+
+def test_diverged_training_is_not_scored():
+    with pytest.raises(HfTlmError, match="diverged"):
+        compute_metrics_for("accuracy")(EvalPrediction(predictions=np.full((2, 3), np.nan), label_ids=np.array([0, 1])))

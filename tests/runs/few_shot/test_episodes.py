@@ -1,0 +1,141 @@
+"""Samples of examples: balanced, disjoint, reproducible; and the demonstrations drawn from them."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from datasets import Dataset
+
+from hf_tlm.runs.few_shot import Prompt, PromptError, draw_episode
+from hf_tlm.runs.few_shot.demonstrations import Demonstrations, embed
+from hf_tlm.runs.few_shot.encoding import PromptEncoder
+from hf_tlm.runs.few_shot.episodes import scored_split
+from hf_tlm.runs.few_shot.inputs import EvaluationInputs, TrainingInputs, averaged
+from hf_tlm.tasks import TaskError
+from support.prompts import TEMPLATE, WORDS, masked_lm, wordpiece
+from support.toys import make_task
+
+
+def test_episodes_are_balanced_disjoint_and_reproducible(task):
+    first, again, other = (draw_episode(task, 5, seed) for seed in (13, 13, 21))
+    for episode in (first, other):
+        for rows in (episode.train, episode.validation):
+            assert Counter(rows["label"][:]) == {0: 5, 1: 5, 2: 5}
+        assert not set(episode.train["id"]) & set(episode.validation["id"])
+    assert first.train.to_list() == again.train.to_list() and first.validation.to_list() == again.validation.to_list()
+    assert set(first.train["id"]) != set(other.train["id"])
+    # From the training split alone.
+    assert set(first.train["id"]) | set(first.validation["id"]) <= set(task.train["id"])
+
+
+def test_too_few_examples(task):
+    with pytest.raises(TaskError, match="16 training examples of class 'down'; k = 9 .* smaller --k, at most 8"):
+        draw_episode(task, 9, 13)
+    with pytest.raises(TaskError, match="at least 1; received 0"):
+        draw_episode(task, 0, 13)
+
+
+def test_validation_is_scored_where_test_has_no_labels(task):
+    assert scored_split(task) == "test"
+    del task.splits["test"]
+    assert scored_split(task) == "validation"
+
+
+def examples(count=12):
+    return [([i],) for i in range(count)], [i % 3 for i in range(count)]
+
+
+def test_demonstrations_are_one_of_each_class():
+    texts, labels = examples()
+    demonstrations = Demonstrations(texts, labels)
+    seen = set()
+    for seed in range(50):
+        drawn = demonstrations.draw(np.random.default_rng(seed), besides=4)
+        assert [label for _, label in drawn] == [0, 1, 2]
+        assert all(labels[text[0][0]] == label for text, label in drawn)
+        seen |= {text[0][0] for text, _ in drawn}
+    assert seen == set(range(12)) - {4}
+    with pytest.raises(PromptError, match="two examples a class"):
+        Demonstrations(*examples(5))
+
+
+def test_similar_examples_are_the_better_half_of_a_class():
+    texts, labels = examples()
+    demonstrations = Demonstrations(texts, labels)
+    similarities = np.arange(12.0)
+    seen = set()
+    for seed in range(50):
+        generator = np.random.default_rng(seed)
+        seen |= {text[0][0] for text, _ in demonstrations.draw(generator, similarities=similarities)}
+    assert seen == {6, 7, 8, 9, 10, 11}
+    # Without the one that is asked about three of its class are left, and half of three is one.
+    besides = {
+        demonstrations.draw(np.random.default_rng(s), besides=11, similarities=similarities)[2][0][0][0] for s in range(20)
+    }
+    assert besides == {8}
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    return PromptEncoder(wordpiece(), Prompt(TEMPLATE, WORDS), 128, examples=3)
+
+
+@pytest.fixture
+def encoded(task, encoder):
+    rows = draw_episode(task, 4, 13).train
+    return encoder.encode(rows), rows["label"][:]
+
+
+def shown(encoder, row):
+    """The texts after the one that is asked about, as tuples of ids, by the template's end and the separators."""
+    ids, sep = row["input_ids"][1:], encoder.tokenizer.sep_token_id
+    parts = [[]]
+    for token in ids:
+        parts[-1].append(token)
+        if token == sep:
+            parts.append([])
+    return [tuple(part[:-5]) for part in parts[1:-1]]  # It, was, word, full stop, [SEP]
+
+
+def test_training_never_shows_a_text_beside_itself_and_draws_anew(encoder, encoded):
+    texts, labels = encoded
+    inputs = TrainingInputs(encoder, texts, labels, 60, 7, Demonstrations(texts, labels))
+    rows = [inputs[place] for place in range(60)]
+    beside = {}
+    for row in rows:
+        mask = row["mask_position"]
+        own = tuple(row["input_ids"][1 : mask - 2])
+        others = shown(encoder, row)
+        assert len(others) == 3 and own not in others
+        beside.setdefault(own, set()).add(tuple(others))
+    assert len(beside) == 12 and all(len(sets) > 1 for sets in beside.values())
+    # Every pass has every example once, in an order of its own.
+    orders = [[tuple(row["input_ids"][1 : row["mask_position"] - 2]) for row in rows[i : i + 12]] for i in (0, 12, 24)]
+    assert all(len(set(order)) == 12 for order in orders) and orders[0] != orders[1] != orders[2]
+    # A place is a function of the seed alone.
+    assert inputs[41] == rows[41]
+    assert TrainingInputs(encoder, texts, labels, 60, 8, Demonstrations(texts, labels))[41] != rows[41]
+
+
+def test_evaluation_averages_sets_that_do_not_depend_on_the_neighbours(encoder, encoded):
+    texts, labels = encoded
+    demonstrations = Demonstrations(texts, labels)
+    inputs = EvaluationInputs(encoder, texts[:5], labels[:5], 7, demonstrations, sets=3)
+    alone = EvaluationInputs(encoder, texts[2:3], None, 7, demonstrations, sets=3)
+    assert len(inputs) == 15 and inputs[0]["label"] == inputs[2]["label"] == labels[0]
+    assert len({tuple(inputs[i]["input_ids"]) for i in range(3)}) > 1
+    for i in range(3):
+        assert alone[i]["input_ids"] == inputs[6 + i]["input_ids"] and "label" not in alone[i]
+    logits = np.arange(12.0).reshape(6, 2)
+    assert averaged(logits, 3).tolist() == [[2.0, 3.0], [8.0, 9.0]]
+
+
+def test_embeddings_are_means_of_length_one(tmp_path, monkeypatch):
+    tokenizer = wordpiece()
+    masked_lm(tokenizer=tokenizer).bert.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    task = make_task(6, 3, 3)
+    vectors = embed(task.train, str(tmp_path), batch_size=4)
+    assert vectors.shape == (6, 16) and np.linalg.norm(vectors, axis=1) == pytest.approx(np.ones(6), abs=1e-5)
+    alone = embed(Dataset.from_list([task.train[5]]), str(tmp_path))
+    assert alone[0] == pytest.approx(vectors[5], abs=1e-5), "padding does not count"

@@ -1,0 +1,132 @@
+"""Label words as pieces, and texts cut to fit around a mask that stays."""
+
+import random
+
+import numpy as np
+import pytest
+from datasets import Dataset
+
+from hf_tlm.runs.few_shot import Prompt, PromptError
+from hf_tlm.runs.few_shot.encoding import PromptCollator, PromptEncoder, kept_lengths
+from hf_tlm.runs.few_shot.label_words import label_word_ids
+from support.prompts import TEMPLATE, WORDS, byte_level, wordpiece
+
+TOKENIZERS = {"wordpiece": wordpiece(), "byte_level": byte_level()}
+PAIR = "{text:bare}? {mask}, {text_pair:lower}"
+YES_NO = {"entailment": "Yes", "not_entailment": "No"}
+
+
+@pytest.fixture(params=TOKENIZERS)
+def tokenizer(request):
+    return TOKENIZERS[request.param]
+
+
+def test_label_words_are_the_pieces_of_their_place(tokenizer):
+    pieces = tokenizer.convert_ids_to_tokens(label_word_ids(Prompt(TEMPLATE, WORDS), tokenizer))
+    mark = "Ġ" if tokenizer is TOKENIZERS["byte_level"] else ""
+    assert pieces == [f"{mark}bad", f"{mark}fine", f"{mark}good"]
+
+
+def test_a_place_without_a_space_is_another_piece():
+    tokenizer, words = TOKENIZERS["byte_level"], {"up": "good"}
+    assert tokenizer.convert_ids_to_tokens(label_word_ids(Prompt("{text} {mask}", words), tokenizer)) == ["Ġgood"]
+    with pytest.raises(PromptError, match="'good' of class 'up' must be one piece .* it is g ood"):
+        label_word_ids(Prompt("{mask}: {text}", words), tokenizer)
+    (yes,) = label_word_ids(Prompt("{mask}: {text}", {"up": "Yes"}), tokenizer)
+    assert tokenizer.convert_ids_to_tokens(yes) == "Yes"
+
+
+@pytest.mark.parametrize("word,advice", [("Goodly", "good"), ("GOOD", "good"), ("fines", "fine")])
+def test_words_of_several_pieces_are_refused_with_advice(word, advice):
+    for tokenizer in TOKENIZERS.values():
+        if tokenizer is TOKENIZERS["wordpiece"] and word == "GOOD":
+            assert label_word_ids(Prompt(TEMPLATE, {"up": word}), tokenizer)  # It is lower-cased.
+            continue
+        with pytest.raises(PromptError, match=rf"label word {word!r} of class 'up' must be one piece") as refusal:
+            label_word_ids(Prompt(TEMPLATE, {"up": word}), tokenizer)
+        named = str(refusal.value).partition("spelled like it: ")[2].partition(". Give")[0].split(", ")
+        assert advice in named
+        for other in named:
+            assert label_word_ids(Prompt(TEMPLATE, {"up": other}), tokenizer)
+
+
+def test_unknown_words_and_equal_ones_are_refused():
+    with pytest.raises(PromptError, match="must be one piece"):
+        label_word_ids(Prompt(TEMPLATE, {"up": "漢"}), TOKENIZERS["wordpiece"])
+    with pytest.raises(PromptError, match="'a' and 'b' have one label word"):
+        label_word_ids(Prompt(TEMPLATE, {"a": "Yes", "b": "yes"}), TOKENIZERS["wordpiece"])
+
+
+def test_an_input_is_what_the_tokenizer_makes_of_the_filled_template(tokenizer):
+    encoder = PromptEncoder(tokenizer, Prompt(PAIR, YES_NO), 64)
+    rows = Dataset.from_list([{"text": "the enzyme blocks the gene.", "text_pair": "It binds the cell."}])
+    (texts,) = encoder.encode(rows)
+    filled = encoder.fill(texts)
+    expected = tokenizer("the enzyme blocks the gene? Yes, it binds the cell.")["input_ids"]
+    expected[expected.index(encoder.word_ids[0])] = tokenizer.mask_token_id
+    assert filled["input_ids"] == expected
+    assert filled["input_ids"][filled["mask_position"]] == tokenizer.mask_token_id
+
+
+def test_a_special_token_in_a_text_is_text(tokenizer):
+    encoder = PromptEncoder(tokenizer, Prompt(TEMPLATE, WORDS), 64)
+    rows = Dataset.from_list([{"text": f"{tokenizer.mask_token} {tokenizer.sep_token} the gene"}])
+    filled = encoder.fill(encoder.encode(rows)[0])
+    assert filled["input_ids"].count(tokenizer.mask_token_id) == filled["input_ids"].count(tokenizer.sep_token_id) == 1
+
+
+def test_the_longest_texts_are_cut():
+    assert kept_lengths([10, 3], 8) == [5, 3]
+    assert kept_lengths([10, 9], 7) == [4, 3] or kept_lengths([10, 9], 7) == [3, 4]
+    assert kept_lengths([0, 20, 5], 12) == [0, 7, 5]
+    generator = random.Random(0)
+    for _ in range(300):
+        lengths = [generator.randint(0, 30) for _ in range(generator.randint(1, 8))]
+        room = generator.randint(len(lengths), 60)
+        kept = kept_lengths(lengths, room)
+        assert sum(kept) == min(room, sum(lengths)) and all(a <= b for a, b in zip(kept, lengths, strict=True))
+        cut = [a for a, b in zip(kept, lengths, strict=True) if a < b]
+        assert not cut or max(kept) - min(cut) <= 1, "what is cut is as long as the longest that is left"
+
+
+@pytest.mark.parametrize("shown", [0, 2])
+def test_truncation_keeps_mask_template_and_answers(tokenizer, shown):
+    """Whatever the lengths: one mask, where it is said to be, between the template's own words, and a full input."""
+    encoder = PromptEncoder(tokenizer, Prompt(PAIR, YES_NO), 40, examples=shown)
+    lengths = [(1, 1), (1, 60), (60, 1), (60, 60), (3, 200)]
+    rows = Dataset.from_list([{"text": "gene " * a, "text_pair": "cell " * b} for a, b in lengths])
+    encoded = encoder.encode(rows)
+    shape = [part for part in encoder._words if part is not None]
+    for texts in encoded:
+        filled = encoder.fill(texts, [(encoded[3], 1), (encoded[4], 0)][:shown])
+        ids, position = filled["input_ids"], filled["mask_position"]
+        assert ids.count(tokenizer.mask_token_id) == 1 and ids[position] == tokenizer.mask_token_id
+        assert len(ids) <= 40 and (len(ids) == 40 or sum(map(len, texts)) < 30)
+        assert ids[position - len(shape[0]) : position] == shape[0]
+        assert ids[position + 1 : position + 1 + len(shape[1])] == shape[1]
+        assert [i for i in ids if i in encoder.word_ids] == [encoder.word_ids[1], encoder.word_ids[0]][:shown]
+        assert ids.count(tokenizer.sep_token_id) == 1 + shown
+
+
+def test_a_template_that_does_not_fit_is_refused(tokenizer):
+    PromptEncoder(tokenizer, Prompt(TEMPLATE, WORDS), 7)  # [CLS], a token of text, It was, mask, full stop, [SEP]
+    with pytest.raises(PromptError, match="take 7. Raise --max_length"):
+        PromptEncoder(tokenizer, Prompt(TEMPLATE, WORDS), 6)
+    with pytest.raises(PromptError, match="4 times with the demonstrations, and a token of every text take 25"):
+        PromptEncoder(tokenizer, Prompt(TEMPLATE, WORDS), 24, examples=3)
+
+
+def test_the_batch():
+    rows = [
+        {"input_ids": [2, 17, 40, 4, 9, 3], "mask_position": 3, "label": 1},
+        {"input_ids": [2, 40, 4, 9, 3], "mask_position": 2, "label": 0},
+    ]
+    batch = PromptCollator(0)(rows)
+    assert {name: value.tolist() for name, value in batch.items()} == {
+        "labels": [1, 0],
+        "input_ids": [[2, 17, 40, 4, 9, 3], [2, 40, 4, 9, 3, 0]],
+        "attention_mask": [[1] * 6, [1] * 5 + [0]],
+        "mask_positions": [3, 2],
+    }
+    unlabelled = PromptCollator(1)([{"input_ids": row["input_ids"], "mask_position": 1} for row in rows])
+    assert "labels" not in unlabelled and np.all(unlabelled["input_ids"][1].numpy() == [2, 40, 4, 9, 3, 1])

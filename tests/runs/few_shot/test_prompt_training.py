@@ -1,0 +1,122 @@
+"""The training of a prompt stops as every other: SIGTERM saves, and a loss that is not finite ends it before the weights."""
+
+import json
+import math
+import multiprocessing
+import signal
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hf_tlm.runs import PromptClassifier
+from hf_tlm.runs.few_shot import draw_episode, load_masked_lm, prompt_for
+from hf_tlm.runs.few_shot.trainer import PromptTrainer
+from hf_tlm.runs.grid.sharing import PointsError
+from hf_tlm.training.checkpoints import damage
+from hf_tlm.training.nonfinite import NonFiniteLossError
+from hf_tlm.utils.signals import Terminated
+from support.prompts import LABEL_WORDS, TEMPLATE, go, save, wordpiece
+
+# Two points of four steps, each of two micro-batches, with dropout.
+SETTINGS = {"splits": 1, "learning_rates": [1e-2, 1e-3], "per_device_train_batch_size": 2}
+FIRST, SECOND = "split-13/lr0.01-batch4", "split-13/lr0.001-batch4"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    dropout = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
+    return save(tmp_path_factory.mktemp("masked-lm"), wordpiece(), max_position_embeddings=80, **dropout)
+
+
+@pytest.fixture
+def before_step(monkeypatch):
+    """before_step(n, action): does something with the model in the n-th micro-batch, counted from 1 over all points; gives
+    the list of the steps' places, (folder, steps before it)."""
+    training_step = PromptTrainer.training_step
+
+    def set_up(number, action):
+        places = []
+
+        def training_step_with_action(self, model, *args, **kwargs):
+            places.append((self.args.output_dir, self.state.global_step))
+            if len(places) == number:
+                action(model)
+            return training_step(self, model, *args, **kwargs)
+
+        monkeypatch.setattr(PromptTrainer, "training_step", training_step_with_action)
+        return places
+
+    return set_up
+
+
+def sigterm(model):
+    signal.raise_signal(signal.SIGTERM)
+
+
+def poison(model):
+    with torch.no_grad():
+        model.get_input_embeddings().weight[2] = math.nan
+
+
+@pytest.mark.parametrize("step", [3, 4])
+def test_sigterm_saves_and_the_run_continues(task, checkpoint, tmp_path, before_step, step):
+    """In the second point, within its training and at its end."""
+    whole = go(tmp_path / "whole", task, checkpoint, **SETTINGS)
+    out, before = tmp_path / "out", signal.getsignal(signal.SIGTERM)
+    places = before_step(2 * (4 + step) - 1, sigterm)
+    with pytest.raises(Terminated, match=f"Stopped by SIGTERM after step {step}; saved. The same command") as caught:
+        go(out, task, checkpoint, **SETTINGS)
+    assert caught.value.code == 143 and signal.getsignal(signal.SIGTERM) is before
+    assert len(places) == 2 * (4 + step), "the step was not finished, or others followed"
+    assert (out / FIRST / "results.json").is_file() and not (out / SECOND / "results.json").exists()
+    assert damage(out / SECOND / f"training/checkpoint-{step}") is None
+    places.clear()
+    assert go(out, task, checkpoint, **SETTINGS).splits == whole.splits
+    assert places == [(str(out / SECOND / "training"), n) for n in range(step, 4) for _ in range(2)]
+
+
+@pytest.mark.parametrize("method", ["training_step", "prediction_step"])
+def test_workers_outlast_sigterm(task, checkpoint, tmp_path, monkeypatch, method):
+    """Clusters signal them too, and the step and an evaluation that is due need them to their end."""
+    original, told = getattr(PromptTrainer, method), []
+
+    def telling(self, *args, **kwargs):
+        if not told:
+            told.extend(multiprocessing.active_children())
+            for worker in told:
+                worker.terminate()
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(PromptTrainer, method, telling)
+    settings = {**SETTINGS, "learning_rates": [1e-2], "per_device_eval_batch_size": 1, "dataloader_num_workers": 1}
+    run = go(tmp_path / "out", task, checkpoint, **settings)
+    assert told and len(run.splits) == 1
+
+
+def test_a_loss_that_is_not_finite_ends_its_point_alone(task, checkpoint, tmp_path, before_step):
+    """In the second micro-batch of the first point's third step."""
+    out, models = tmp_path / "out", []
+    places = before_step(6, lambda model: (poison(model), models.append(model)))
+    with pytest.raises(PointsError) as caught:
+        go(out, task, checkpoint, **SETTINGS)
+    # Three steps of the first point, four of the other.
+    assert len(places) == 2 * (3 + 4) and (out / SECOND / "results.json").is_file()
+    error, dump = caught.value.failures[out / FIRST], out / FIRST / "training/nonfinite-step-3"
+    assert isinstance(error, NonFiniteLossError) and str(dump) in str(error)
+    assert "The loss of step 3 is not finite. Stream: task; loss nan; learning rate 0.005. The optimizer" in str(error)
+    # The step was not taken: one row is poisoned, no parameter else.
+    bad = [value for value in models[0].parameters() if not torch.isfinite(value).all()]
+    assert len(bad) == 1 and bad[0] is models[0].get_input_embeddings().weight
+
+    record = json.loads((dump / "process-0.json").read_text())
+    assert [math.isfinite(float(part["loss"])) for part in record["micro_batches"]] == [True, False]
+    tensors = load_file(dump / "process-0.safetensors")
+    prompt = prompt_for("toy", task.label_names, TEMPLATE, LABEL_WORDS)
+    classifier = PromptClassifier(load_masked_lm(checkpoint), wordpiece(), prompt, max_length=32, seed=13)
+    inputs = classifier.training_inputs(draw_episode(task, 4, 13).train, 16)
+    for number, place in enumerate((8, 10)):
+        batch = classifier.collator([inputs[place], inputs[place + 1]])
+        assert set(batch) == {name.split(".")[1] for name in tensors if name.startswith(f"{number}.")}
+        for name, value in batch.items():
+            assert torch.equal(value, tensors[f"{number}.{name}"]), name

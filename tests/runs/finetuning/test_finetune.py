@@ -1,0 +1,298 @@
+"""Fine-tuning of stock models: what is written, that everything learns, that it repeats and resumes exactly."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from safetensors.torch import load_file, save_file
+from sklearn.metrics import f1_score
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoModelForPreTraining,
+    BertConfig,
+    BertForSequenceClassification,
+    pipeline,
+    set_seed,
+)
+
+from hf_tlm.data import load_tokenizer
+from hf_tlm.runs import CheckpointArguments, FinetuneArguments
+from hf_tlm.runs.finetuning import classification, draw_fraction
+from hf_tlm.runs.finetuning.evaluation_set import feature_lengths
+from hf_tlm.runs.finetuning.loading import load_model, load_pretrained
+from hf_tlm.runs.finetuning.trainer import FinetuneTrainer
+from hf_tlm.tasks import TaskSpec, task_from_datasets
+from support.tiny_checkpoints import FAST, files, go, pretrained
+from support.toys import TINY_CONFIGS, code_blocks, make_task, sentences
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory, tokenizer):
+    return pretrained(tmp_path_factory.mktemp("base") / "bert", tokenizer)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, base):
+    """Two seeds, two epochs of 6 steps, with dropout."""
+    out = tmp_path_factory.mktemp("whole") / "out"
+    return out, go(out, base, seeds=[3, 4], num_train_epochs=2)
+
+
+def test_what_a_run_leaves(whole):
+    out, run = whole
+    task, results = make_task(), json.loads((out / "results.json").read_text())
+    assert results == json.loads(json.dumps(run.to_dict()))
+    assert [record["seed"] for record in results["seeds"]] == [3, 4]
+    for split in ("validation", "test"):
+        values = [record[split]["macro_f1"] for record in results["seeds"]]
+        assert results["summary"][split]["macro_f1"]["mean"] == pytest.approx(sum(values) / 2)
+        lines = [json.loads(line) for line in (out / f"seed-4/predictions/{split}.jsonl").read_text().splitlines()]
+        assert [line["id"] for line in lines] == task.splits[split]["id"][:]
+        score = f1_score([line["label"] for line in lines], [line["prediction"] for line in lines], average="macro")
+        assert score == pytest.approx(values[1])
+        assert all(sum(line["probabilities"].values()) == pytest.approx(1, abs=1e-4) for line in lines)
+    record = results["seeds"][0]
+    lengths = feature_lengths(Dataset.from_list([{"input_ids": [1, 2]}, {"input_ids": [1]}]))
+    assert lengths.tolist() == [2, 1]
+    assert record["cost"]["steps"] == 12 and record["cost"]["tokens"] == 12 * 8 * 32
+    assert record["cost"]["flops"] == 6 * record["cost"]["tokens"] * record["parameters"]
+    assert 12 * 8 * 5 < record["cost"]["real_tokens"] < record["cost"]["tokens"]
+    assert [entry["step"] for entry in record["history"]] == [6, 12]
+    assert record["validation"]["macro_f1"] == max(entry["macro_f1"] for entry in record["history"])
+    assert "±" in run.to_text() and "accuracy" not in run.to_text()
+    # The folder is the model of the seed best on validation; checkpoints are gone.
+    best = run.best["seed"]
+    for name in ("model.safetensors", "config.json", "tokenizer.json"):
+        assert (out / name).read_bytes() == (out / f"seed-{best}/model" / name).read_bytes()
+    assert not list(out.rglob("checkpoint-*")) and not list(out.rglob("train_ids.json"))
+    assert f"seed {best}" in (out / "README.md").read_text() and "mean ± std of 2 seeds" in (out / "README.md").read_text()
+
+
+def test_the_pipeline_says_what_the_predictions_say(whole):
+    out, run = whole
+    classify = pipeline("text-classification", model=str(out), top_k=None, device="cpu")
+    lines = [json.loads(line) for line in (out / f"seed-{run.best['seed']}/predictions/test.jsonl").read_text().splitlines()]
+    for line, found in zip(lines, classify(make_task().test["text"][:]), strict=True):
+        assert {entry["label"]: pytest.approx(entry["score"], abs=1e-5) for entry in found} == line["probabilities"]
+        assert found[0]["label"] == line["prediction"]
+
+
+def test_the_same_seed_is_the_same_run_and_another_is_not(whole, base, tmp_path):
+    out, _ = whole
+    go(tmp_path / "out", base, seeds=[3], num_train_epochs=2)
+    same, other = (load_file(folder / "model/model.safetensors") for folder in (tmp_path / "out/seed-3", out / "seed-4"))
+    for name, value in load_file(out / "seed-3/model/model.safetensors").items():
+        assert torch.equal(value, same[name]), name
+    assert not torch.equal(same["classifier.weight"], other["classifier.weight"])
+
+
+def test_an_interrupted_run_continues_exactly(whole, base, tmp_path, monkeypatch):
+    out, run = whole
+    shutil.copytree(out / "seed-3", tmp_path / "out" / "seed-3")
+    shutil.copy(out / "settings.json", tmp_path / "out")
+    steps, original = [], FinetuneTrainer.training_step
+
+    def dies(self, *args, **kwargs):
+        steps.append(self.state.global_step)
+        if len(steps) == 9:
+            raise KeyboardInterrupt
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(FinetuneTrainer, "training_step", dies)
+    with pytest.raises(KeyboardInterrupt):
+        go(tmp_path / "out", base, seeds=[3, 4], num_train_epochs=2)
+    assert [path.name for path in (tmp_path / "out").rglob("checkpoint-*")] == ["checkpoint-6"]
+    again = go(tmp_path / "out", base, seeds=[3, 4], num_train_epochs=2)
+    # The finished seed was not repeated; of the other only the second epoch was.
+    assert steps == [*range(9), *range(6, 12)]
+    for name in ("history", "validation", "test"):
+        assert again.seeds[1][name] == run.seeds[1][name]
+    assert files(tmp_path / "out/seed-4/model").keys() == files(out / "seed-4/model").keys()
+    assert (tmp_path / "out/model.safetensors").read_bytes() == (out / "model.safetensors").read_bytes()
+    assert (tmp_path / "out/seed-4/model/model.safetensors").read_bytes() == (
+        out / "seed-4/model/model.safetensors"
+    ).read_bytes()
+    # Nothing is left to do.
+    go(tmp_path / "out", base, seeds=[3, 4], num_train_epochs=2)
+    assert len(steps) == 15
+
+
+@pytest.mark.parametrize("model_type", ["bert", "xlnet", "electra", "albert", "modernbert", "cocolm", "roberta"])
+def test_everything_learns(model_type, tokenizer, tmp_path):
+    """Of bodies that have no head for the task, and of ELECTRA's discriminator."""
+    auto = {"auto_class": AutoModelForPreTraining} if model_type == "electra" else {}
+    folder = pretrained(tmp_path / "base", tokenizer, model_type, **auto)
+    task, out = make_task(train=16, validation=6, test=6), tmp_path / "out"
+    run = go(out, folder, task, select_by="last", eval_strategy="no", max_steps=3)
+    checkpoint, args = CheckpointArguments(model_name_or_path=str(folder)), FinetuneArguments(**FAST)
+    config, _ = load_pretrained(task, checkpoint, args)
+    set_seed(0)
+    before = load_model(task, checkpoint, config, args).state_dict()
+    after = load_file(out / "model.safetensors")
+    unused = {"transformer.mask_emb"}  # XLNet's, of pretraining.
+    still = {name for name, value in after.items() if torch.equal(value, before[name])}
+    assert still <= unused and run.seeds[0]["model_type"] == model_type
+    classify = pipeline("text-classification", model=str(out), device="cpu", trust_remote_code=model_type == "cocolm")
+    assert classify(task.test["text"][0])[0]["label"] in ("down", "none", "up")
+
+
+def regression_task(labels=None):
+    rows = sentences(40)
+    values = labels or [len(row["text"].split()) / 10 for row in rows]
+    data = Dataset.from_list(
+        [{"text": row["text"], "text_pair": "the cell", "label": value} for row, value in zip(rows, values, strict=True)]
+    )
+    spec = TaskSpec(name="toy", path="memory", kind="regression", text_columns=("text", "text_pair"))
+    return task_from_datasets(spec, {"train": data, "validation": data.select(range(12)), "test": data.select(range(6))})
+
+
+def test_regression_of_pairs(base, tmp_path):
+    run = go(tmp_path / "out", base, regression_task(), num_train_epochs=4)
+    record = run.seeds[0]
+    assert set(record["test"]) == {"pearson", "spearman"} and record["validation"]["pearson"] > 0.5
+    lines = [json.loads(line) for line in (tmp_path / "out/seed-0/predictions/test.jsonl").read_text().splitlines()]
+    texts = [{"text": row["text"], "text_pair": row["text_pair"]} for row in regression_task().test]
+    found = pipeline("text-classification", model=str(tmp_path / "out"), device="cpu")(texts)
+    assert [answer["score"] for answer in found] == pytest.approx([line["prediction"] for line in lines], abs=1e-4)
+    assert "spearman" in run.to_text()
+    card = (tmp_path / "out/README.md").read_text()
+    assert code_blocks(card, tmp_path / "out") == 1 and '"text_pair": ' in card
+    with pytest.raises(ValueError, match="label_smoothing_factor 0.1 has no effect on a regression task"):
+        go(tmp_path / "other", base, regression_task(), label_smoothing_factor=0.1)
+
+
+def test_constant_predictions_score_zero(base, tmp_path):
+    """Of a model whose head is zero and does not learn: correlations are undefined."""
+    run = go(tmp_path / "out", base, regression_task([0.5] * 40), learning_rate=0.0, max_steps=1)
+    assert run.seeds[0]["validation"]["pearson"] == 0.0
+    run = go(tmp_path / "other", base, make_task(metric="matthews", train=12), learning_rate=0.0, max_steps=1)
+    assert run.seeds[0]["validation"]["matthews"] == 0.0
+
+
+def test_last_is_the_end_of_training(whole, base, tmp_path):
+    run = go(tmp_path / "out", base, num_train_epochs=2, select_by="last", eval_strategy="no", save_strategy="no")
+    assert run.seeds[0]["history"] == []
+    every = go(tmp_path / "every", base, max_steps=12, eval_strategy="steps", eval_steps=0.25)
+    assert [entry["step"] for entry in every.seeds[0]["history"]] == [3, 6, 9, 12]
+
+
+def test_fractions():
+    labels = [0] * 50 + [1] * 30 + [2] * 3
+    rows = Dataset.from_dict({"label": labels})
+    tenth, fifth = (draw_fraction(rows, share, 5, "classification") for share in (0.1, 0.2))
+    assert np.bincount(np.array(labels)[tenth]).tolist() == [5, 3, 1]
+    assert set(tenth) < set(fifth) and list(tenth) == sorted(tenth)
+    assert list(tenth) == list(draw_fraction(rows, 0.1, 5, "classification"))
+    assert list(tenth) != list(draw_fraction(rows, 0.1, 6, "classification"))
+    assert [len(draw_fraction(rows, share, 0, "tagging")) for share in (1.0, 0.5, 0.001)] == [83, 42, 1]
+    numbers = Dataset.from_dict({"label": [float(i) for i in np.random.default_rng(0).permutation(100)]})
+    drawn = np.array(numbers["label"])[draw_fraction(numbers, 0.2, 0, "regression")]
+    assert np.bincount((drawn // 10).astype(int)).tolist() == [2] * 10
+
+
+def test_a_run_on_a_fraction_says_so(base, tmp_path):
+    run = go(tmp_path / "out", base, train_fraction=0.25, max_steps=1)
+    ids = json.loads((tmp_path / "out/seed-0/train_ids.json").read_text())
+    train = make_task().train
+    assert ids == train.select(draw_fraction(train, 0.25, 0, "classification"))["id"][:]
+    assert run.seeds[0]["train_examples"] == len(ids) == 12
+    assert "12 training examples (25% of the training split" in (tmp_path / "out/README.md").read_text()
+
+
+def test_another_number_of_texts_at_a_time_is_the_same_run(tokenizer, tmp_path):
+    folder = pretrained(tmp_path / "base", tokenizer, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    one = go(tmp_path / "one", folder, max_steps=4)
+    four = go(tmp_path / "four", folder, max_steps=4, per_device_train_batch_size=3)
+    assert four.details["arguments"]["texts_per_step"] == 8
+    losses = [run.seeds[0]["history"][-1]["loss"] for run in (one, four)]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(base, tmp_path):
+    shutil.copytree(base, tmp_path / "base")
+    weights = load_file(base / "model.safetensors")
+    weights["embeddings.LayerNorm.weight"][:] = float("nan")
+    save_file(weights, tmp_path / "base" / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match="The loss of step 1 is not finite"):
+        go(tmp_path / "out", tmp_path / "base")
+
+
+def test_a_body_with_weights_missing_is_refused(base, tmp_path):
+    shutil.copytree(base, tmp_path / "base")
+    weights = load_file(base / "model.safetensors")
+    save_file(
+        {k: v for k, v in weights.items() if "layer.1" not in k}, tmp_path / "base/model.safetensors", {"format": "pt"}
+    )
+    with pytest.raises(ValueError, match=r"lacks weights of its body \(bert.encoder.layer.1"):
+        go(tmp_path / "out", tmp_path / "base")
+
+
+@pytest.mark.parametrize(
+    "changes,message",
+    [
+        ({"train_fraction": 0.0}, "train_fraction: expected"),
+        ({"eval_strategy": "no"}, "select_by best needs validation scores"),
+        ({"save_strategy": "steps", "save_steps": 7}, "select_by best saves a checkpoint whenever it evaluates"),
+        ({"save_strategy": "no"}, "leave save_strategy no and save_steps 500 out; or give --select_by last"),
+        ({"select_by": "worst"}, "select_by must be best or last"),
+        ({"metric_for_best_model": "loss"}, "chosen by the task's metric"),
+        ({"seeds": [1, 1]}, "holds a seed twice"),
+        ({"total_batch_size": 0}, "total_batch_size: expected"),
+        ({"gradient_accumulation_steps": 2}, "follows from total_batch_size"),
+        ({"train_sampling_strategy": "sequential"}, "must be group_by_length or random"),
+        ({"max_length": 2}, "max_length: expected"),
+        ({"max_length": 41}, "more than the 40 positions"),
+        ({"crf": True}, "crf True has no effect on a classification task"),
+        ({"doc_stride": 4}, "doc_stride 4 has no effect"),
+        ({"layerwise_lr_decay": 1.5}, r"layerwise_lr_decay: expected"),
+    ],
+)
+def test_bad_arguments(base, tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message):
+        go(tmp_path / "out", base, **changes)
+    assert not (tmp_path / "out" / "seed-0").exists()
+
+
+def test_bad_checkpoints(base, tokenizer, tmp_path):
+    with pytest.raises(ValueError, match="Cannot load a config from"):
+        go(tmp_path / "out", tmp_path / "nothing")
+    small = pretrained(tmp_path / "small", tokenizer, vocab_size=60)
+    with pytest.raises(ValueError, match=r"has 120 tokens, and .* knows 60"):
+        go(tmp_path / "out", small)
+
+
+def test_a_checkpoint_in_half_precision_learns_in_float32(base, tmp_path):
+    AutoModelForMaskedLM.from_pretrained(base, dtype=torch.float16).save_pretrained(tmp_path)
+    load_tokenizer(str(base)).save_pretrained(tmp_path)
+    task, args, checkpoint = make_task(), FinetuneArguments(**FAST), CheckpointArguments(model_name_or_path=str(tmp_path))
+    model = load_model(task, checkpoint, load_pretrained(task, checkpoint, args)[0], args)
+    assert {value.dtype for value in model.parameters()} == {torch.float32}
+
+
+def test_the_order_of_examples_has_a_seed_of_its_own_if_it_is_given(base, tmp_path):
+    task, tokenizer = make_task(train=24), load_tokenizer(str(base))
+    batches = []
+    for seeds in ({}, {"data_seed": 0}, {"data_seed": 1}):
+        args = FinetuneArguments(**FAST, **seeds, select_by="last", eval_strategy="no")
+        features = classification.encode(task.train, tokenizer, args, task.label_names)
+        run = args.for_seed(tmp_path, 0, "macro_f1", ["labels"])
+        model = BertForSequenceClassification(BertConfig(**TINY_CONFIGS["bert"]))
+        trainer = FinetuneTrainer(model, run, data_collator=len, processing_class=tokenizer, train_dataset=features)
+        batches.append(list(trainer.batch_sampler))
+    assert batches[0] == batches[1] != batches[2]
+
+
+def test_layers_learn_at_their_own_rates(base, tmp_path):
+    task, args = make_task(train=12), FinetuneArguments(**FAST, layerwise_lr_decay=0.5, select_by="last", eval_strategy="no")
+    checkpoint = CheckpointArguments(model_name_or_path=str(base))
+    config, tokenizer = load_pretrained(task, checkpoint, args)
+    model = load_model(task, checkpoint, config, args)
+    run = args.for_seed(tmp_path, 0, "macro_f1", ["labels"])
+    trainer = FinetuneTrainer(model, run, data_collator=len, processing_class=tokenizer)
+    groups = trainer.create_optimizer().param_groups
+    rates = {id(p): group["lr"] for group in groups for p in group["params"]}
+    assert rates[id(model.classifier.weight)] == pytest.approx(1e-2)
+    assert rates[id(model.bert.embeddings.word_embeddings.weight)] == pytest.approx(1e-2 / 8)

@@ -1,0 +1,111 @@
+"""Predictions for unlabelled data: those of the run, in every format, whole or not at all."""
+
+import importlib
+import json
+
+import pytest
+from datasets import Dataset
+
+from hf_tlm.runs import predict
+from hf_tlm.runs.finetuning.predictions import PredictionFile, glue_task, glue_value
+from hf_tlm.tasks import TaskSpec
+from support.tiny_checkpoints import go, pretrained
+from support.toys import make_task
+
+CPU = {"use_cpu": True}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, tokenizer):
+    folder = tmp_path_factory.mktemp("run")
+    base = pretrained(folder / "base", tokenizer)
+    go(folder / "out", base, make_task(train=12), max_steps=1)
+    return folder / "out"
+
+
+@pytest.fixture
+def unlabelled_file(tmp_path):
+    rows = [{"id": row["id"], "text": row["text"]} for row in make_task().test]
+    Dataset.from_list(rows).to_json(tmp_path / "texts.jsonl")
+    return tmp_path / "texts.jsonl"
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_predictions_are_those_of_the_run(run, unlabelled_file, tmp_path, monkeypatch):
+    # In chunks of 10 rows.
+
+    module = importlib.import_module("hf_tlm.runs.finetuning.predict")
+    original = module.unlabelled
+    monkeypatch.setattr(module, "unlabelled", lambda *args, **options: original(*args, chunk=10, **options))
+    path = predict(str(run), str(unlabelled_file), tmp_path / "out.jsonl", **CPU)
+    found, expected = lines(path), lines(run / "seed-0/predictions/test.jsonl")
+    assert len(found) == 24
+    for one, other in zip(found, expected, strict=True):
+        assert "label" not in one and (one["id"], one["prediction"]) == (other["id"], other["prediction"])
+        assert one["probabilities"] == pytest.approx(other["probabilities"], abs=1e-5)
+    assert predict(str(run), str(unlabelled_file), **CPU) == run / "predictions" / "texts.jsonl"
+
+
+def test_nothing_is_left_of_a_file_that_fails(run, tmp_path):
+    rows = [{"text": "the gene binds"}, {"text": " "}]
+    Dataset.from_list(rows).to_json(tmp_path / "texts.jsonl")
+    with pytest.raises(ValueError, match="blank text"):
+        predict(str(run), str(tmp_path / "texts.jsonl"), tmp_path / "out.jsonl", **CPU)
+    assert [path.name for path in tmp_path.iterdir()] == ["texts.jsonl"]
+    predict(str(run), str(tmp_path / "texts.jsonl"), tmp_path / "out.jsonl", drop_bad_rows=True, **CPU)
+    assert [line["id"] for line in lines(tmp_path / "out.jsonl")] == ["0"]
+
+
+def test_what_cannot_predict(run, unlabelled_file, tmp_path):
+    with pytest.raises(ValueError, match="holds no fine-tuned model"):
+        predict(str(tmp_path), str(unlabelled_file), **CPU)
+    with pytest.raises(ValueError, match="predict_format glue is for GLUE's tasks"):
+        predict(str(run), str(unlabelled_file), predict_format="glue", **CPU)
+    with pytest.raises(ValueError, match="predict_format squad is for question answering"):
+        predict(str(run), str(unlabelled_file), predict_format="squad", **CPU)
+    with pytest.raises(ValueError, match="predict_format must be one of"):
+        predict(str(run), str(unlabelled_file), predict_format="xml", **CPU)
+    with pytest.raises(ValueError, match="Predictions are a file, and .* is a folder"):
+        predict(str(run), str(unlabelled_file), tmp_path, **CPU)
+
+
+@pytest.mark.parametrize(
+    "name,prediction,value",
+    [
+        ("cola", "acceptable", 1),
+        ("glue_cola", "0", "0"),
+        ("mnli_mm", "contradiction", "contradiction"),
+        ("mnli", "1", "neutral"),
+        ("glue/rte", "1", "not_entailment"),
+        ("glue-mnli-mm", "0", "entailment"),
+        ("stsb", 5.6, "5.000"),
+        ("stsb", 2.34567, "2.346"),
+        ("sst2", "negative", 0),
+    ],
+)
+def test_glue_values(name, prediction, value):
+    assert glue_value(glue_task(name), prediction) == value
+
+
+def test_glue_file(tmp_path):
+    rows = Dataset.from_dict({"id": ["a", "b"]})
+    with PredictionFile(tmp_path, "glue", TaskSpec(name="glue_rte", path="")) as file:
+        file.add(rows, [{"prediction": "entailment"}, {"prediction": "not_entailment"}])
+        file.add(rows.select([0]), [{"prediction": "entailment"}])
+        assert not (tmp_path / "RTE.tsv").exists()
+    assert (tmp_path / "RTE.tsv").read_text() == ("index\tprediction\n0\tentailment\n1\tnot_entailment\n2\tentailment\n")
+
+
+def test_squad_files(tmp_path):
+    spec = TaskSpec(name="squad_small", path="", kind="question_answering")
+    rows = Dataset.from_dict({"id": ["a", 'b"']})
+    with PredictionFile(tmp_path / "dev.json", "squad", spec) as file:
+        file.add(rows, [{"prediction": "Zürich", "null_odds": -2.5}, {"prediction": "", "null_odds": 1.5}])
+    assert json.loads((tmp_path / "dev.json").read_text()) == {"a": "Zürich", 'b"': ""}
+    assert json.loads((tmp_path / "dev_null_odds.json").read_text()) == {"a": -2.5, 'b"': 1.5}
+    with PredictionFile(tmp_path / "none.json", "squad", spec):
+        pass
+    assert json.loads((tmp_path / "none.json").read_text()) == {}

@@ -1,0 +1,210 @@
+"""Grids of runs: what is chosen and reported, that a kill changes nothing, and that processes share; then a real one."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from hf_tlm.errors import HfTlmError
+from hf_tlm.runs import CheckpointArguments, FinetuneArguments
+from hf_tlm.runs.grid import Grid, grid, run_grid, sharing
+from hf_tlm.training.run_folder import ProtocolError
+from support.toys import make_task
+
+RATES, EPOCHS = [1e-5, 2e-5, 4e-5], [2, 3]
+GRID = {"learning_rate": RATES, "num_train_epochs": EPOCHS}
+# What a fake run scores on validation, by the point: the mean is highest at (2e-5, 3), the median at (4e-5, 2), the best
+# at (1e-5, 2).
+SCORES = {
+    (1e-5, 2): [0.1, 0.2, 0.99],
+    (1e-5, 3): [0.1, 0.1, 0.1],
+    (2e-5, 2): [0.3, 0.3, 0.3],
+    (2e-5, 3): [0.5, 0.6, 0.95],
+    (4e-5, 2): [0.7, 0.65, 0.1],
+    (4e-5, 3): [0.2, 0.2, 0.2],
+}
+
+
+class FakeRun:
+    """As little of a `FinetuneRun` as a grid needs; takes `pause` seconds a seed, and logs what it does."""
+
+    def __init__(self, log, pause=0.0, fail=()):
+        self.log, self.pause, self.fail = log, pause, fail
+
+    def __call__(self, task, checkpoint, args, *, test=True):
+        point = (args.learning_rate, args.num_train_epochs)
+        self.output_dir, self.seeds = Path(args.output_dir), []
+        if point in self.fail:
+            raise HfTlmError(f"diverged at {point[0]}")
+        for seed, score in zip(args.run_seeds, SCORES[point], strict=False):
+            time.sleep(self.pause)
+            record = {"seed": seed, "validation": {"macro_f1": score, "accuracy": score / 2}}
+            if test:
+                record["test"] = {"macro_f1": score - 0.05}
+            self.seeds.append(record)
+            folder = self.output_dir / f"seed-{seed}" / "model"
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "config.json").write_text(json.dumps([*point, seed]))
+        self.best = max(self.seeds, key=lambda record: record["validation"]["macro_f1"])
+        (self.output_dir / "results.json").write_text(json.dumps({"seeds": self.seeds}))
+        (self.output_dir / "README.md").write_text("the card")
+        with open(self.log, "a") as file:
+            file.write(f"{self.output_dir.name} {'test' if test else 'validation'} {os.getpid()}\n")
+        return self
+
+
+def go(folder, values=GRID, select_by="median", seeds=(0, 1, 2), trials=None, base="none", task=None, **changes):
+    args = FinetuneArguments(output_dir=str(folder), report_to="none", use_cpu=True, disable_tqdm=True, **changes)
+    asked = Grid(dict(values), list(seeds), select_by)
+    return run_grid(task or make_task(), CheckpointArguments(model_name_or_path=str(base)), args, asked, trials)
+
+
+@pytest.fixture
+def fake(monkeypatch, tmp_path):
+    fake = FakeRun(tmp_path / "log")
+    monkeypatch.setattr(grid, "finetune", fake)
+    return fake
+
+
+def log(tmp_path):
+    return [line.split()[:2] for line in (tmp_path / "log").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("select_by,point", [("median", (4e-5, 2)), ("mean", (2e-5, 3)), ("best", (1e-5, 2))])
+def test_the_figure_asked_for_chooses_and_only_the_chosen_is_tested(tmp_path, fake, select_by, point):
+    run = go(tmp_path / "out", select_by=select_by)
+    chosen = f"learning_rate={point[0]},num_train_epochs={float(point[1])}"
+    assert run.record["chosen"]["folder"] == f"points/{chosen}"
+    assert [name for name, split in log(tmp_path) if split == "test"] == [chosen]
+    assert len(log(tmp_path)) == 7 and len(run.record["points"]) == 6
+    # The model is that of the point's best seed.
+    best = SCORES[point].index(max(SCORES[point]))
+    assert json.loads((tmp_path / "out/config.json").read_text()) == [point[0], point[1], best]
+    test = run.record["chosen"]["test"]["macro_f1"]
+    assert test["values"] == pytest.approx([score - 0.05 for score in SCORES[point]])
+    assert json.loads((tmp_path / "out/results.json").read_text())["seeds"][0]["test"]
+    assert json.loads((tmp_path / "out/grid.json").read_text()) == run.to_dict()
+    assert not list((tmp_path / "out").rglob("*.lock")) and not list(tmp_path.glob("*.lock"))
+
+
+def test_the_table(tmp_path, fake):
+    go(tmp_path / "out")
+    lines = (tmp_path / "out/results.md").read_text().splitlines()
+    assert lines[0] == "# toy: a grid of 6" and "over seeds 0, 1, 2, in percent" in lines[2]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+    assert rows[0] == ["learning_rate", "num_train_epochs", "median", "mean", "std", "best", ""]
+    assert rows[2] == ["4e-05", "2", "65.00", "48.33", "33.29", "70.00", "chosen"]
+    assert [row[2] for row in rows[2:8]] == ["65.00", "60.00", "30.00", "20.00", "20.00", "10.00"]
+    assert rows[-1] == ["macro_f1", "60.00", "43.33", "33.29", "65.00"]
+
+
+def test_a_finished_grid_is_not_repeated_and_may_grow(tmp_path, fake):
+    go(tmp_path / "out", {**GRID, "learning_rate": RATES[:2]})
+    assert len(log(tmp_path)) == 5
+    go(tmp_path / "out", {**GRID, "learning_rate": RATES[:2]})
+    assert len(log(tmp_path)) == 5
+    run = go(tmp_path / "out")
+    assert len(log(tmp_path)) == 5 + 2 + 1 and run.record["chosen"]["values"]["learning_rate"] == 4e-5
+    go(tmp_path / "out", seeds=[0, 1])
+    assert len(log(tmp_path)) == 8 + 6 + 1
+    with pytest.raises(ProtocolError, match="weight_decay: 0.01 there, 0.5 asked for"):
+        go(tmp_path / "out", weight_decay=0.5)
+
+
+def test_failing_points_are_in_the_table_and_the_others_are_chosen_from(tmp_path, fake):
+    fake.fail = [(4e-5, 2)]
+    run = go(tmp_path / "out")
+    assert run.record["chosen"]["values"] == {"learning_rate": 2e-5, "num_train_epochs": 3}
+    assert "points/learning_rate=4e-05,num_train_epochs=2.0: diverged at 4e-05" in run.to_text()
+    fake.fail = []
+    assert go(tmp_path / "out").record["chosen"]["values"]["learning_rate"] == 4e-5
+    fake.fail = list(SCORES)
+    with pytest.raises(HfTlmError, match="6 of 6 runs failed"):
+        go(tmp_path / "other")
+    with pytest.raises(HfTlmError, match="^diverged at 4e-05$"):
+        go(tmp_path / "third", {"learning_rate": [4e-5], "num_train_epochs": [2, 3]})
+    # Nothing is kept of them, so that other settings can have their folders.
+    assert (tmp_path / "out/settings.json").is_file() and not (tmp_path / "other").exists()
+    fake.fail = []
+    assert go(tmp_path / "third", {"learning_rate": [2e-5], "num_train_epochs": [2]}, weight_decay=0.5)
+
+
+@pytest.mark.parametrize(
+    "values,message",
+    [
+        ({"logging_steps": [1, 2]}, "logging_steps: points that differ in it compute the same"),
+        ({"seed": [1, 2]}, "Give --seeds, or seeds beside grid"),
+        ({"learning_rate": {"min": 1e-5, "max": 1e-4}}, "--optuna_trials"),
+        ({"layerwise_lr_decay": [0.9, 1.5]}, "layerwise_lr_decay: expected a number above 0 and at most 1; received 1.5"),
+    ],
+)
+def test_values_that_cannot_be_points(tmp_path, fake, values, message):
+    with pytest.raises(HfTlmError, match=message):
+        go(tmp_path / "out", values)
+    with pytest.raises(HfTlmError, match="Leave out resume_from_checkpoint and hub_strategy"):
+        go(tmp_path / "out", resume_from_checkpoint="alice/run@main-checkpoints")
+    assert not (tmp_path / "out").exists() and not (tmp_path / "log").exists()
+
+
+def start(folder, log, pause):
+    """A process with fake runs. It is forked, as imports would take longer than all the rest."""
+    child = os.fork()
+    if child:
+        return child
+    status = 1
+    try:
+        grid.finetune, sharing.POLL_SECONDS = FakeRun(log, pause), 0.05
+        go(folder)
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def report(folder):
+    names = ("grid.json", "results.md", "results.json", "config.json", "README.md")
+    return {name: (folder / name).read_bytes() for name in names}
+
+
+@pytest.mark.timeout(120)
+def test_two_processes_one_of_them_killed_come_to_the_same_table(tmp_path, fake):
+    go(tmp_path / "whole")
+    log = tmp_path / "shared-log"
+    processes = [start(tmp_path / "cut", log, 0.12) for _ in range(2)]
+    end = time.monotonic() + 60
+    while not log.exists() or len({line.split()[2] for line in log.read_text().splitlines()}) < 2:
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    os.kill(processes[0], signal.SIGKILL)
+    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in processes] == [-signal.SIGKILL, 0]
+    assert report(tmp_path / "cut") == report(tmp_path / "whole")
+    runs = [line.split()[0] for line in log.read_text().splitlines() if "validation" in line]
+    assert sorted(runs) == sorted(set(runs)), "a point was run twice"
+
+
+@pytest.mark.timeout(120)
+def test_a_real_grid(tmp_path, tokenizer):
+    """On real runs: the chosen point's test scores are those of the same run without a grid."""
+    from hf_tlm.runs import finetune
+    from support.tiny_checkpoints import FAST, pretrained
+
+    base = pretrained(tmp_path / "base", tokenizer)
+    fast = {name: value for name, value in FAST.items() if name not in ("report_to", "disable_tqdm", "use_cpu")}
+    values = {"learning_rate": [1e-3, 1e-2], "total_batch_size": [8]}
+    run = go(tmp_path / "out", values, seeds=[3], base=base, **fast)
+    assert [set(point["validation"]) for point in run.record["points"]] == [{"macro_f1", "accuracy"}] * 2
+    for point in run.record["points"]:
+        tested = list((tmp_path / "out" / point["folder"]).glob("seed-*/predictions/test.jsonl"))
+        assert len(tested) == (1 if point["folder"] == run.record["chosen"]["folder"] else 0)
+
+    arguments = {**FAST, **run.record["chosen"]["values"], "seeds": [3], "output_dir": str(tmp_path / "alone")}
+    checkpoint = CheckpointArguments(model_name_or_path=str(base))
+    alone = finetune(make_task(), checkpoint, FinetuneArguments(**arguments))
+    assert run.record["chosen"]["test"]["macro_f1"]["values"] == alone.summary["test"]["macro_f1"]["values"]
+    for name in ("model.safetensors", "seed-3/predictions/test.jsonl"):
+        place = tmp_path / "out" / ("" if "seed" not in name else run.record["chosen"]["folder"])
+        assert (place / name).read_bytes() == (tmp_path / "alone" / name).read_bytes()
+    card = (tmp_path / "out/README.md").read_text()
+    assert "test" in card.lower() and "model-index" in card

@@ -1,0 +1,117 @@
+"""Searches on tiny models: trials are drawn from the grid, kept and continued, and the best is run with every seed."""
+
+import pytest
+import torch
+
+from hf_tlm.errors import HfTlmError
+from hf_tlm.runs import CheckpointArguments, FinetuneArguments
+from hf_tlm.runs.finetuning.trainer import FinetuneTrainer
+from hf_tlm.runs.grid import Grid, GridError, run_grid, search
+from support.tiny_checkpoints import FAST, pretrained
+from support.toys import make_task
+
+SPACE = {
+    "learning_rate": {"min": 1e-3, "max": 3e-2, "log": True},
+    "total_batch_size": [8, 12],
+    "max_steps": {"min": 6, "max": 9},
+}
+# Some searches come with fake training: the higher the learning rate, the better.
+SEED = 5
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory, tokenizer):
+    pytest.importorskip("optuna")
+    return pretrained(tmp_path_factory.mktemp("base"), tokenizer)
+
+
+def parts(folder, base, **changes):
+    """The first three arguments of a search."""
+    args = FinetuneArguments(output_dir=str(folder), **{**FAST, **changes})
+    return make_task(train=24, validation=12, test=12), CheckpointArguments(model_name_or_path=str(base)), args
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    """The numbers of the trials that were trained. Number `stop` is killed, those in `fail` diverge."""
+    seen, plan = [], {"stop": None, "fail": []}
+
+    def train(self, *args, trial, **kwargs):
+        seen.append(trial.number)
+        self._hp_search_setup(trial)
+        if trial.number == plan["stop"]:
+            raise SystemExit
+        if trial.number in plan["fail"]:
+            raise HfTlmError("diverged")
+        self.objective = 10 * self.args.learning_rate
+
+    monkeypatch.setattr(FinetuneTrainer, "train", train)
+    monkeypatch.setattr(search, "load_model", lambda *arguments: torch.nn.Linear(1, 1))
+    return seen, plan
+
+
+def test_two_trials_then_the_best_with_every_seed(tmp_path, base):
+    run = run_grid(*parts(tmp_path / "out", base), Grid(SPACE, [SEED, 6]), trials=2)
+    trials = run.record["trials"]
+    for trial in trials:
+        assert 1e-3 <= trial["values"]["learning_rate"] <= 3e-2 and trial["values"]["total_batch_size"] in (8, 12)
+        assert type(trial["values"]["max_steps"]) is int and 6 <= trial["values"]["max_steps"] <= 9
+    assert trials[0]["values"] != trials[1]["values"]
+    best = max(trials, key=lambda trial: trial["score"])
+    (point,) = run.record["points"]
+    assert point["values"] == best["values"] == run.record["chosen"]["values"]
+    # The best trial was what the run of the first seed is; the second seed is new.
+    scores = point["validation"]["macro_f1"]["values"]
+    assert len(scores) == 2 and scores[0] == pytest.approx(best["score"])
+    assert f"2 trials of seed {SEED} (Optuna)" in run.to_text() and "test" in run.record["chosen"]
+    assert {path.name for path in (tmp_path / "out/trials").iterdir()} == {"study.db", "trials.json"}
+
+
+def test_a_killed_search_goes_on_as_it_would_have(tmp_path, base, fake):
+    import optuna
+
+    seen, plan = fake
+    whole = search.search(*parts(tmp_path / "whole", base), Grid(SPACE), 3, SEED)
+    assert whole.values == max(whole.trials, key=lambda trial: trial["values"]["learning_rate"])["values"]
+    assert len({trial["values"]["learning_rate"] for trial in whole.trials}) == 3
+    seen.clear()
+    plan["stop"] = 1
+    with pytest.raises(SystemExit):
+        search.search(*parts(tmp_path / "cut", base), Grid(SPACE), 3, SEED)
+    study = optuna.load_study(study_name="search", storage=f"sqlite:///{tmp_path}/cut/trials/study.db")
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE", "RUNNING"]
+    assert search.search(*parts(tmp_path / "cut", base), Grid(SPACE), 3, SEED) == whole
+    assert search.search(*parts(tmp_path / "cut", base), Grid(SPACE), 3, SEED) == whole
+    assert seen == [0, 1, 2, 3]
+    with pytest.raises(GridError, match="holds a search of .* Choose another --output_dir"):
+        search.search(*parts(tmp_path / "cut", base), Grid({**SPACE, "total_batch_size": [8]}), 3, SEED)
+
+
+def test_trials_whose_training_fails_are_the_worst(tmp_path, base, fake):
+    _, plan = fake
+    plan["fail"] = [0]
+    with pytest.raises(GridError, match="Training failed in all 1 trials"):
+        search.search(*parts(tmp_path, base), Grid(SPACE), 1, SEED)
+    assert not list(tmp_path.rglob("study.db"))  # Another grid may have the folder.
+    found = search.search(*parts(tmp_path, base), Grid(SPACE), 2, SEED)
+    assert found.trials[0]["score"] is None and found.values == found.trials[1]["values"]
+
+
+def test_batches_of_a_trial_are_those_asked_for(tmp_path, base):
+    _, _, args = parts(tmp_path, base, per_device_train_batch_size=6)
+
+    class Trial:
+        def suggest_categorical(self, name, values):
+            return values[-1]
+
+    drawn = search._draw(Trial(), Grid({"total_batch_size": [8, 12]}), args)
+    assert drawn == {"total_batch_size": 12, "per_device_train_batch_size": 6, "gradient_accumulation_steps": 2}
+
+
+def test_what_cannot_be_searched(tmp_path, base, monkeypatch):
+    with pytest.raises(GridError, match="max_length cannot be searched, only learning_rate, "):
+        run_grid(*parts(tmp_path / "out", base), Grid({"max_length": [16, 32]}), trials=2)
+    monkeypatch.setattr(search, "find_spec", lambda name: None)
+    with pytest.raises(GridError, match=r"pip install 'hf-tlm\[search\]'"):
+        run_grid(*parts(tmp_path / "out", base), Grid(SPACE), trials=2)
+    assert not (tmp_path / "out").exists()

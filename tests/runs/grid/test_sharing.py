@@ -1,0 +1,153 @@
+"""Points shared by real processes: each is run once, nothing is lost with a process, and failures do not stop the rest."""
+
+import json
+import logging
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from hf_tlm.errors import HfTlmError
+from hf_tlm.runs.grid import PointsError, sharing, work_through
+from hf_tlm.utils import locks
+
+NAMES = ["a", "b", "c", "d", "e", "f"]
+# Points are names; a finished one has a line of the process and the time. The point "hang" never ends.
+PROGRAM = """
+import os, sys, time
+from pathlib import Path
+from hf_tlm.runs.grid.sharing import work_through
+root, names, pause = Path(sys.argv[1]), sys.argv[2].split(), float(sys.argv[3])
+def run(name):
+    (root / name).mkdir(exist_ok=True)
+    (root / name / "begun").write_text("")
+    time.sleep(60 if name == "hang" else pause)
+    with open(root / name / "done", "a") as file:
+        file.write(f"{os.getpid()}\\n")
+(root / f"ready-{os.getpid()}").write_text("")
+while len(list(root.glob("ready-*"))) < int(sys.argv[4]):
+    time.sleep(0.01)
+work_through(names, lambda name: root / name, lambda name: (root / name / "done").is_file(), run)
+"""
+IN_A_JOB = """
+import sys
+import torch.distributed as distributed
+from pathlib import Path
+from hf_tlm.runs.grid import sharing
+root, rank = Path(sys.argv[1]), int(sys.argv[2])
+sharing.POLL_SECONDS = 0.05
+distributed.init_process_group("gloo", init_method=f"file://{root}/rendezvous", rank=rank, world_size=2)
+def run(name):
+    (root / name).mkdir(exist_ok=True)
+    (root / name / str(rank)).write_text("")
+    distributed.barrier()
+# Only the first process looks at what is done.
+done = lambda name: 1 / (1 - rank) and (root / name / "0").is_file()
+sharing.work_through(["a", "b", "c"], lambda name: root / name, done, run)
+distributed.destroy_process_group()
+"""
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(sharing, "POLL_SECONDS", 0.05)
+
+
+def start(root, names, pause=0.0, processes=1):
+    return subprocess.Popen([sys.executable, "-c", PROGRAM, str(root), " ".join(names), str(pause), str(processes)])
+
+
+def work(root, names=NAMES, fail=(), ran=None):
+    """In this process; returns the names it ran, in order."""
+    ran = [] if ran is None else ran
+
+    def run(name):
+        ran.append(name)
+        if name in fail:
+            raise HfTlmError(f"no {name} today")
+        (root / name).mkdir(exist_ok=True)
+        (root / name / "done").write_text("here\n")
+
+    work_through(names, lambda name: root / name, lambda name: (root / name / "done").is_file(), run)
+    return ran
+
+
+def wait_for(path):
+    end = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_two_processes_share(tmp_path):
+    processes = [start(tmp_path, NAMES, pause=0.1, processes=2) for _ in range(2)]
+    assert [process.wait(60) for process in processes] == [0, 0]
+    lines = [(tmp_path / name / "done").read_text().splitlines() for name in NAMES]
+    assert all(len(line) == 1 for line in lines), "a point was run twice"
+    assert {line[0] for line in lines} == {str(process.pid) for process in processes}
+    assert not list(tmp_path.glob("*.lock"))
+    assert work(tmp_path) == []
+
+
+def test_points_of_a_killed_process_are_taken_over(tmp_path, caplog):
+    other = start(tmp_path, ["a", "hang", "b"])
+    wait_for(tmp_path / "hang" / "begun")
+    ran = []
+    worker = threading.Thread(target=work, args=(tmp_path, ["a", "hang", "b"], (), ran))
+    with caplog.at_level(logging.WARNING):
+        worker.start()
+        wait_for(tmp_path / "b" / "done")
+        time.sleep(0.2)
+        assert worker.is_alive() and ran == ["b"]
+        other.kill()
+        worker.join(30)
+    other.wait()
+    assert ran == ["b", "hang"]
+    first, second = (record.getMessage() for record in caplog.records)
+    assert first == "Waiting for other processes, which work on hang."
+    assert "hang was left unfinished by another process" in second
+
+
+def test_a_failing_point_does_not_stop_the_others(tmp_path):
+    with pytest.raises(PointsError, match="2 of 6 runs failed:\n  a: no a today\n  e: no e today\n") as error:
+        work(tmp_path, fail=("a", "e"))
+    assert set(error.value.failures) == {tmp_path / "a", tmp_path / "e"}
+    assert work(tmp_path) == ["a", "e"]
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit, RuntimeError])
+def test_what_ends_the_work_leaves_its_point_free(tmp_path, stop):
+    def run(name):
+        raise stop
+
+    with pytest.raises(stop):
+        work_through(["a"], lambda name: tmp_path / name, lambda name: False, run)
+    assert work(tmp_path, ["a"]) == ["a"]
+
+
+def test_a_point_finished_just_before_its_lock_was_had_is_not_run(tmp_path):
+    answers = iter([False, True])
+    work_through(["a"], lambda name: tmp_path / name, lambda name: next(answers), lambda name: pytest.fail("run again"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_lock_ends_with_its_block(tmp_path):
+    with locks.try_lock(tmp_path / "a"):
+        assert locks.try_lock(tmp_path / "a") is None
+    with locks.awaited(tmp_path / "a"):
+        assert locks.try_lock(tmp_path / "a") is None
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_place_without_locks_is_a_message(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(HfTlmError, match="Cannot lock .*file/a: .* Choose an output folder"):
+        work(tmp_path / "file", ["a"])
+
+
+def test_processes_of_one_job_run_the_same_points(tmp_path):
+    jobs = [subprocess.Popen([sys.executable, "-c", IN_A_JOB, str(tmp_path), str(rank)]) for rank in range(2)]
+    assert [job.wait(100) for job in jobs] == [0, 0]
+    assert json.dumps({name: len(list((tmp_path / name).iterdir())) for name in "abc"}) == '{"a": 2, "b": 2, "c": 2}'

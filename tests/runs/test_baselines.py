@@ -1,0 +1,93 @@
+"""Baselines: the scores of scikit-learn's own pipeline, chosen on validation, and what is written of them."""
+
+import json
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.metrics import f1_score
+from sklearn.pipeline import make_pipeline
+from sklearn.svm import LinearSVC
+
+from hf_tlm.data.tfidf import TOKENS
+from hf_tlm.runs import baselines as module
+from hf_tlm.runs import linear_model, majority_class, make_baselines
+from hf_tlm.tasks import TaskError
+from support.toys import make_task
+
+
+@pytest.fixture(scope="module")
+def task():
+    return make_task()
+
+
+def test_the_majority_class(task):
+    made = majority_class(task)
+    (largest, _), *_ = Counter(task.train["label"][:]).most_common()
+    assert made.settings == {"class": task.id2label[largest]} and made.name == "majority class"
+    labels = np.asarray(task.validation["label"][:])
+    assert made.scores["validation"]["accuracy"] == pytest.approx((labels == largest).mean())
+    assert set(made.scores) == {"validation", "test"} and set(made.predictions["test"].tolist()) == {largest}
+
+
+def test_the_linear_model_is_the_best_of_its_grid(task):
+    """Each point by scikit-learn's pipeline; the first best on validation is kept, and test has no part in it."""
+    expected = {}
+    for n in (1, 2, 3):
+        for weight in (None, "balanced"):
+            for c in module.C:
+                vectorizer = TfidfVectorizer(ngram_range=(1, n), sublinear_tf=True, token_pattern=TOKENS)
+                model = make_pipeline(vectorizer, LinearSVC(C=c, class_weight=weight, random_state=0))
+                model.fit(task.train["text"][:], task.train["label"][:])
+                expected[n, weight, c] = [
+                    f1_score(rows["label"][:], model.predict(rows["text"][:]), average="macro")
+                    for rows in (task.validation, task.test)
+                ]
+    made = linear_model(task)
+    best = max(expected, key=lambda point: expected[point][0])
+    assert (made.settings["n_grams"], made.settings["class_weight"], made.settings["C"]) == best
+    assert [made.scores[split]["macro_f1"] for split in ("validation", "test")] == pytest.approx(expected[best])
+    other = replace(task, splits={**task.splits, "test": task.test.map(lambda row: {"label": 0})})
+    assert linear_model(other).settings == made.settings
+
+
+def test_punctuation_counts_and_trigrams_only_where_there_are_few_words(task, monkeypatch):
+    marks = [f"one [[ {name} ]] two" for name in "abc"]
+    vectorizer = TfidfVectorizer(token_pattern=TOKENS).fit(marks)
+    assert "[" in vectorizer.vocabulary_ and "]" in vectorizer.vocabulary_
+    monkeypatch.setattr(module, "MOST_WORDS_FOR_TRIGRAMS", 10)
+    assert [n for n, _ in module._features(task)] == [1, 2]
+
+
+def test_texts_of_a_pair_are_told_apart(task):
+    """What the label depends on stands in one of two columns, among words that the other has too."""
+
+    def pairs(rows):
+        return rows.map(lambda row: {"text": f"{row['label']} no", "text_pair": f"{(row['label'] + 1) % 3} yes"})
+
+    paired = replace(task, splits={split: pairs(rows) for split, rows in task.splits.items()})
+    made = linear_model(paired)
+    assert made.scores["test"]["accuracy"] == 1.0
+    assert made.settings["features"] == 2 * (3 + 1), "three digits and a word in each"
+
+
+def test_what_is_written(task, tmp_path):
+    made = make_baselines(task)
+    assert [one.name for one in made] == ["majority class", "linear"]
+    made[1].save(tmp_path, task)
+    record = json.loads((tmp_path / "results.json").read_text())
+    assert record["scores"] == made[1].scores and record["task_fingerprint"] == task.fingerprint
+    lines = [json.loads(line) for line in (tmp_path / "predictions" / "test.jsonl").read_text().splitlines()]
+    assert [line["id"] for line in lines] == task.test["id"][:]
+    right = np.mean([line["label"] == line["prediction"] for line in lines])
+    assert right == pytest.approx(made[1].scores["test"]["accuracy"])
+    assert [one.name for one in make_baselines(task, "linear")] == ["linear"]
+
+
+def test_other_kinds_are_refused(task):
+    tagging = replace(task, spec=replace(task.spec, kind="tagging", metric="tag_accuracy"))
+    for maker in (majority_class, linear_model):
+        with pytest.raises(TaskError, match="takes classification tasks"):
+            maker(tagging)

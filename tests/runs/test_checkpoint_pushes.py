@@ -1,0 +1,175 @@
+"""--hub_strategy checkpoint: what is on the branch, that a run goes on from it elsewhere, and pushes that fail."""
+
+import json
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from hf_tlm.data import BlockArguments
+from hf_tlm.errors import HubError
+from hf_tlm.hub.background import Uploads
+from hf_tlm.retrieval import retrieve
+from hf_tlm.runs import ProtocolError, run_pretraining, run_tlm
+from hf_tlm.training import ModelArguments, PretrainArguments, TlmArguments, checkpoint_pushes
+from hf_tlm.training.checkpoint_pushes import CheckpointPushes, fetch_run, needed_to_continue
+from support.toys import FAST, TINY_CONFIGS
+
+CONFIG = {"model_type": "bert", **{k: v for k, v in TINY_CONFIGS["bert"].items() if k not in ("vocab_size", "num_labels")}}
+SAVING = {**FAST, "save_strategy": "steps", "save_steps": 2, "seeds": [0, 1]}
+PUSHING = {"push_to_hub": True, "hub_model_id": "alice/toy", "hub_strategy": "checkpoint"}
+BRANCH = "main-checkpoints"
+MODEL = {"model_config": CONFIG, "vocab_size": 120}
+
+
+def go(folder, task, subset, **changes):
+    return run_tlm(task, subset, TlmArguments(output_dir=str(folder), **{**SAVING, **changes}), ModelArguments(**MODEL))
+
+
+@pytest.fixture
+def subset(task, corpus):
+    return retrieve(task, corpus, top_k=5)
+
+
+class Killed(Exception):
+    pass
+
+
+def killed_after(monkeypatch, saves):
+    """Every push is finished before training goes on, and after so many saves the run ends."""
+    original, seen = CheckpointPushes.on_save, []
+
+    def on_save(self, *args, **kwargs):
+        original(self, *args, **kwargs)
+        self.uploads.wait()
+        seen.append(self)
+        if len(seen) == saves:
+            raise Killed
+
+    monkeypatch.setattr(CheckpointPushes, "on_save", on_save)
+
+
+def without_time(record):
+    drop = ("seconds", "environment", "command")
+    return json.loads(json.dumps(record), object_hook=lambda d: {k: v for k, v in d.items() if k not in drop})
+
+
+def test_a_run_goes_on_from_the_hub(hub, tmp_path, task, subset, monkeypatch):
+    whole = go(tmp_path / "whole", task, subset)
+    with monkeypatch.context() as patch:
+        killed_after(patch, 7)  # 2 saves of stage 1 and 3 of stage 2 with the first seed, 2 of the second
+        with pytest.raises(Killed):
+            go(tmp_path / "killed", task, subset, **PUSHING)
+    files = hub.files("alice/toy", revision=BRANCH)
+    assert {"settings.json", "seed-0/results.json", "seed-0/model/model.safetensors"} <= set(files)
+    assert not [name for name in files if name.startswith("seed-0/stage") or "checkpoint-2/" in name]
+    assert "seed-1/stage1/checkpoint-4/seal.json" in files and hub.repository("alice/toy").private
+    assert not list((tmp_path / "killed").glob(".upload-*"))
+
+    # Elsewhere: another folder, and nothing but the branch.
+    continued = go(tmp_path / "elsewhere", task, subset, resume_from_checkpoint=f"alice/toy@{BRANCH}")
+    assert without_time(continued.seeds) == without_time(whole.seeds)
+    state = json.loads((tmp_path / "elsewhere/seed-1/stage1/trainer_state.json").read_text())
+    assert [entry["step"] for entry in state["log_history"] if "train_runtime" in entry] == [4]
+
+    # The same command again has nothing to fetch.
+    hub.log.clear()
+    go(tmp_path / "elsewhere", task, subset, resume_from_checkpoint=f"alice/toy@{BRANCH}")
+    assert not hub.log
+
+
+def test_pretraining_goes_on_from_the_hub(hub, tmp_path, corpus, monkeypatch):
+    fast = {name: value for name, value in SAVING.items() if not name.startswith(("rho", "stage2", "seeds"))}
+
+    def pretrain(folder, **changes):
+        args = PretrainArguments(output_dir=str(folder), **{**fast, **changes})
+        return run_pretraining(corpus, args, ModelArguments(**MODEL), BlockArguments(validation_share=0.2))
+
+    whole = pretrain(tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        killed_after(patch, 1)
+        with pytest.raises(Killed):
+            pretrain(tmp_path / "killed", **PUSHING)
+    files = hub.files("alice/toy", revision=BRANCH)
+    assert {"settings.json", "tokenizer/tokenizer.json", "training/checkpoint-2/seal.json"} <= set(files)
+    continued = pretrain(tmp_path / "elsewhere", resume_from_checkpoint=f"alice/toy@{BRANCH}")
+    assert without_time(continued.record) == without_time(whole.record)
+
+
+def test_pushes_that_fail_do_not_stop_training(hub, sleeps, tmp_path, task, caplog):
+    hub.fail(lambda method, path: f"/commit/{BRANCH}" in path, 500, times=10**6)
+    with pytest.raises(HubError, match=f"none of its .* checkpoints could be pushed to alice/toy@{BRANCH}") as caught:
+        go(tmp_path / "out", task, None, rho1=0, seeds=[0], **PUSHING)
+    assert f"whole in {tmp_path / 'out'}" in str(caught.value) and ".upload-" not in str(caught.value) + caplog.text
+    assert "the work goes on" in caplog.text and not list((tmp_path / "out").glob(".upload-*"))
+    # The model itself was published.
+    assert hub.files("alice/toy")["model.safetensors"] == (tmp_path / "out" / "model.safetensors").read_bytes()
+
+
+def test_one_push_that_succeeds_is_enough(tmp_path):
+    args = SimpleNamespace(push_to_hub=True, hub_strategy="checkpoint", process_index=0)
+    pushes = CheckpointPushes(tmp_path, args)
+    pushes.uploads.errors.append(HubError("no"))
+    pushes.uploads.succeeded = 1
+    pushes.check()
+
+
+def test_there_is_nothing_to_continue(hub, tmp_path, task):
+    hub.put("alice/toy", {"config.json": "{}"})
+    with pytest.raises(ProtocolError, match="alice/toy holds no run to continue"):
+        go(tmp_path / "out", task, None, rho1=0, resume_from_checkpoint="alice/toy")
+    assert not (tmp_path / "out").exists()
+    assert fetch_run(SimpleNamespace(resume_from_checkpoint="alice/toy", process_index=1, output_dir=str(tmp_path))) is None
+
+
+def test_of_a_folder_only_what_is_needed(tmp_path):
+    names = [
+        *("settings.json", ".upload-x/settings.json", "runs/events", "seed-0/results.json", "seed-0/model/config.json"),
+        *("seed-0/stage1/model/stage.json", "seed-1/stage1/model/stage.json", "seed-1/stage1/checkpoint-4/seal.json"),
+        *("seed-1/stage2/nonfinite-step-3/batch.pt", "seed-1/stage2/checkpoint-10/model.safetensors"),
+        *(f"seed-1/stage2/checkpoint-{n}/{name}" for n in (2, 4, 6) for name in ("seal.json", "trainer_state.json")),
+    ]
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(json.dumps({"best_model_checkpoint": "/elsewhere/checkpoint-2"}))
+    found = {path.relative_to(tmp_path).as_posix() for path in needed_to_continue(tmp_path)}
+    assert found == {
+        *("settings.json", "seed-0/results.json", "seed-0/model/config.json", "seed-1/stage1/model/stage.json"),
+        *(f"seed-1/stage2/checkpoint-{n}/{name}" for n in (2, 6) for name in ("seal.json", "trainer_state.json")),
+    }
+
+
+def test_without_hard_links_files_are_copied(tmp_path, monkeypatch):
+    def refuse(*args):
+        raise OSError("not here")
+
+    monkeypatch.setattr(checkpoint_pushes.os, "link", refuse)
+    args = SimpleNamespace(push_to_hub=True, hub_strategy="checkpoint", process_index=0)
+    pushes, seen = CheckpointPushes(tmp_path, args), []
+    pushes.uploads = Uploads(lambda folder: seen.append((folder / "settings.json").read_text()))
+    (tmp_path / "settings.json").write_text("{}")
+    with pushes:
+        pushes.on_save(None, None, None)
+    assert seen == ["{}"] and [path.name for path in tmp_path.iterdir()] == ["settings.json"]
+
+
+def test_of_waiting_uploads_the_newest_is_next(tmp_path):
+    started, go_on, seen = threading.Event(), threading.Event(), []
+
+    def upload(folder):
+        started.set()
+        assert go_on.wait(30)
+        seen.append(folder.name)
+        if folder.name == "0":
+            raise ValueError("broken")
+
+    uploads = Uploads(upload)
+    for number in range(4):
+        (tmp_path / str(number)).mkdir()
+        uploads.submit(tmp_path / str(number))
+        assert started.wait(30)
+    go_on.set()
+    uploads.wait()
+    assert seen == ["0", "3"] and uploads.succeeded == 1 and not list(tmp_path.iterdir())
+    assert [str(error) for error in uploads.errors] == ["broken"]
+    uploads.wait()

@@ -1,0 +1,46 @@
+"""Steps of TLM refuse kinds of tasks that they have no use for before they do anything."""
+
+from types import SimpleNamespace
+
+import pytest
+from datasets import Dataset
+
+from hf_tlm import run_tlm, select
+from hf_tlm.analysis import label_pmi
+from hf_tlm.retrieval import retrieve
+from hf_tlm.runs import evaluate_checkpoint, score_models
+from hf_tlm.tasks import TaskError, TaskSpec, task_from_datasets
+
+COLUMNS = {
+    "regression": {"text": ["a", "b"], "label": [0.5, 1.5]},
+    "tagging": {"tokens": [["a", "b"]], "tags": [["X", "Y"]]},
+}
+STEPS = {
+    "TLM": lambda task: run_tlm(task, None, SimpleNamespace(output_dir="nowhere"), None),
+    "Selection by influence": lambda task: select(task, None, fraction=0.5),
+    "evaluate_checkpoint": lambda task: evaluate_checkpoint("nowhere", task),
+    "label_pmi": lambda task: label_pmi(task),
+}
+
+
+def make(kind):
+    rows = Dataset.from_dict(COLUMNS[kind])
+    return task_from_datasets(TaskSpec(name="other", path="memory", kind=kind), {"train": rows, "validation": rows})
+
+
+@pytest.mark.parametrize("kind", COLUMNS)
+@pytest.mark.parametrize("step", STEPS)
+def test_only_classification(step, kind):
+    with pytest.raises(TaskError, match=f"{step} takes classification tasks; other is a {kind} task.*recipes/finetune.py"):
+        STEPS[step](make(kind))
+
+
+def test_score_models():
+    with pytest.raises(TaskError, match="Selection by influence takes classification"):
+        score_models(make("regression"), None, ["scratch"], None, None)
+
+
+def test_retrieval_needs_texts_and_no_labels(corpus):
+    with pytest.raises(TaskError, match="Retrieval takes classification and regression tasks; other is a tagging task"):
+        retrieve(make("tagging"), corpus, top_k=1)
+    assert len(retrieve(make("regression"), corpus, retriever="random", num_passages=3).dataset) == 3

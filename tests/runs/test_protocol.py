@@ -1,0 +1,360 @@
+"""The whole protocol on toy data: what is written, that it loads anywhere, that it resumes, and that errors help."""
+
+import dataclasses
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from sklearn.metrics import f1_score
+from transformers import TrainerCallback, pipeline
+
+from hf_tlm.data import TokenizerError
+from hf_tlm.models import ModelError
+from hf_tlm.retrieval import retrieve
+from hf_tlm.runs import ProtocolError, run_tlm
+from hf_tlm.training import ArgumentsError, ModelArguments, TlmArguments, prepare
+from support.toys import FAST, TINY_CONFIGS, make_task
+
+
+def config(model_type):
+    own = ("vocab_size", "num_labels")
+    return {"model_type": model_type, **{k: v for k, v in TINY_CONFIGS[model_type].items() if k not in own}}
+
+
+CONFIG = config("bert")
+
+
+def go(folder, task, subset, model=None, **changes):
+    args = TlmArguments(output_dir=str(folder), **{**FAST, **changes})
+    return run_tlm(task, subset, args, ModelArguments(**{"model_config": CONFIG, "vocab_size": 120, **(model or {})}))
+
+
+@pytest.fixture
+def subset(task, corpus):
+    return retrieve(task, corpus, top_k=5)
+
+
+def files(folder):
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_whole_run(tmp_path, task, subset):
+    out = tmp_path / "out"
+    run = go(out, task, subset, seeds=[3, 4])
+    results = json.loads((out / "results.json").read_text())
+    assert results == json.loads(json.dumps(run.to_dict()))
+    assert [record["seed"] for record in results["seeds"]] == [3, 4]
+    for split in ("validation", "test"):
+        values = [record[split]["macro_f1"] for record in results["seeds"]]
+        assert results["summary"][split]["macro_f1"]["values"] == values
+        assert results["summary"][split]["macro_f1"]["mean"] == pytest.approx(sum(values) / 2)
+        assert results["summary"][split]["macro_f1"]["std"] == pytest.approx(abs(values[0] - values[1]) / 2**0.5)
+    record = results["seeds"][0]
+    assert record["cost"]["steps"] == 10
+    assert record["cost"]["tokens"] == 10 * 8 * 32
+    assert record["cost"]["flops"] == 6 * record["cost"]["tokens"] * record["parameters"]
+    assert results["subset"]["counts"]["union"] == len(subset.dataset)
+    assert "±" in run.to_text() and "2 seeds" in run.to_text() and "energy" not in run.to_text()
+    cost = {**record["cost"], "energy_kwh": 0.25, "estimated_kwh": 0.05, "co2_kg": 0.014}
+    tracked = dataclasses.replace(run, seeds=[{**record, "cost": cost}])
+    assert "energy       0.25 kWh a seed (20% of it estimated), 0.014 kg of CO2" in tracked.to_text()
+
+    # The saved predictions give the reported score.
+    lines = [json.loads(line) for line in (out / "seed-3/predictions/test.jsonl").read_text().splitlines()]
+    assert [line["id"] for line in lines] == task.test["id"][:]
+    score = f1_score([line["label"] for line in lines], [line["prediction"] for line in lines], average="macro")
+    assert score == pytest.approx(record["test"]["macro_f1"])
+    assert all(sum(line["probabilities"].values()) == pytest.approx(1, abs=1e-4) for line in lines)
+
+    # The folder itself is the model of the seed best on validation, with its card.
+    best = max(results["seeds"], key=lambda r: r["validation"]["macro_f1"])["seed"]
+    for name in ("model.safetensors", "mlm/model.safetensors", "config.json", "tokenizer.json"):
+        assert (out / name).read_bytes() == (out / f"seed-{best}/model" / name).read_bytes()
+    card = (out / "README.md").read_text()
+    assert f"seed {best}" in card and "mean ± std of 2 seeds" in card and "library_name: transformers" in card
+
+
+PROGRAM = """
+import sys
+sys.modules["hf_tlm"] = None  # importing it fails
+from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, pipeline
+folder, code = sys.argv[1], {"trust_remote_code": sys.argv[2] == "cocolm"}
+for auto, path in ((AutoModelForSequenceClassification, folder), (AutoModelForMaskedLM, folder + "/mlm")):
+    model, info = auto.from_pretrained(path, output_loading_info=True, **code)
+    assert not (info["missing_keys"] or info["unexpected_keys"] or info["mismatched_keys"]), info
+long = "the gene inhibits the cell " * 200
+answers = pipeline("text-classification", folder, **code)(["the gene inhibits the cell", long], truncation=True)
+assert {answer["label"] for answer in answers} <= {"up", "down", "none"}, answers
+assert pipeline("fill-mask", folder + "/mlm", **code)("the [MASK] binds")
+"""
+
+
+@pytest.mark.parametrize("model_type", ["bert", "cocolm"])
+def test_the_result_works_where_hf_tlm_is_not_installed(tmp_path, task, subset, model_type):
+    go(tmp_path / "out", task, subset, {"model_config": config(model_type)})
+    program = [sys.executable, "-c", PROGRAM, str(tmp_path / "out"), model_type]
+    done = subprocess.run(program, capture_output=True, text=True)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert ("trust_remote_code=True" in card) == (model_type == "cocolm")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_finished_run_is_not_repeated_and_an_interrupted_one_continues(tmp_path, task, subset, monkeypatch):
+    whole = go(tmp_path / "whole", task, subset, seeds=[0, 1])
+    # Killed after the first stage of the second seed.
+    cut = tmp_path / "cut"
+    shutil.copytree(tmp_path / "whole", cut)
+    shutil.rmtree(cut / "seed-1" / "stage2")
+    for name in ("seed-1/results.json", "results.json"):
+        (cut / name).unlink()
+    from hf_tlm.training import stages
+
+    trained = []
+    original = stages.TlmTrainer.train
+    monkeypatch.setattr(
+        stages.TlmTrainer, "train", lambda self, **kw: (trained.append(self.args.output_dir), original(self, **kw))[1]
+    )
+    again = go(cut, task, subset, seeds=[0, 1])
+    assert trained == [str(cut / "seed-1" / "stage2")]
+
+    def without_seconds(records):
+        return json.loads(json.dumps(records), object_hook=lambda d: {k: v for k, v in d.items() if k != "seconds"})
+
+    assert without_seconds(again.seeds) == without_seconds(whole.seeds)
+    trained.clear()
+    go(cut, task, subset, seeds=[0, 1])
+    assert trained == []
+
+
+def test_other_settings_in_the_same_folder_are_refused(tmp_path, task, subset):
+    go(tmp_path / "out", task, subset)
+    with pytest.raises(ProtocolError, match="max_steps: 4 there, 5 asked for"):
+        go(tmp_path / "out", task, subset, max_steps=5)
+    with pytest.raises(ProtocolError, match="another task fingerprint"):
+        go(tmp_path / "out", make_task(train=30), subset)
+    with pytest.raises(ProtocolError, match="vocab_size"):
+        run_tlm(
+            task,
+            subset,
+            TlmArguments(output_dir=str(tmp_path / "out"), **FAST),
+            ModelArguments(model_config=CONFIG, vocab_size=110),
+        )
+    with pytest.raises(ProtocolError, match="texts_per_step: 8 there, 4 asked for"):
+        go(tmp_path / "out", task, subset, per_device_train_batch_size=4)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").write_text("")
+    with pytest.raises(ProtocolError, match="is not empty and holds no run"):
+        go(tmp_path / "other", task, subset)
+
+
+def test_a_local_file_that_has_changed_is_another_run(tmp_path, task, subset):
+    """Of the seeds of one table one would have another architecture."""
+    file = tmp_path / "model.json"
+    file.write_text(json.dumps(CONFIG))
+    go(tmp_path / "out", task, subset, {"model_config": str(file)})
+    file.write_text(json.dumps(CONFIG | {"hidden_dropout_prob": 0.3}))
+    with pytest.raises(ProtocolError, match="the files of model_config .*model.json have changed"):
+        go(tmp_path / "out", task, subset, {"model_config": str(file)}, seeds=[0, 1])
+    file.write_text(json.dumps(CONFIG))
+    start = tmp_path / "out"
+    go(tmp_path / "further", task, subset, {"model_config": None, "vocab_size": 30522, "model_name_or_path": str(start)})
+    (start / "README.md").write_text("A card of one's own.")
+    go(tmp_path / "further", task, subset, {"model_config": None, "vocab_size": 30522, "model_name_or_path": str(start)})
+    (start / "results.json").write_text("{}")  # As another start of that run writes it.
+    go(tmp_path / "further", task, subset, {"model_config": None, "vocab_size": 30522, "model_name_or_path": str(start)})
+    # A folder from before precision and files counted.
+    settings = json.loads((tmp_path / "further/settings.json").read_text())
+    files, settings["arguments"]["bf16"] = settings.pop("files"), True
+    (tmp_path / "further/settings.json").write_text(json.dumps(settings))
+    go(tmp_path / "further", task, subset, {"model_config": None, "vocab_size": 30522, "model_name_or_path": str(start)})
+    (tmp_path / "further/settings.json").write_text(json.dumps(settings | {"files": files}))
+    with pytest.raises(ProtocolError, match="bf16: True there, False asked for"):
+        go(tmp_path / "further", task, subset, {"model_config": None, "vocab_size": 30522, "model_name_or_path": str(start)})
+    settings["arguments"]["bf16"] = False
+    (tmp_path / "further/settings.json").write_text(json.dumps(settings | {"files": files}))
+    shutil.copy(start / "config.json", start / "mlm" / "more.json")
+    with pytest.raises(ProtocolError, match="the files of model_name_or_path .*out have changed"):
+        go(tmp_path / "further", task, subset, {"model_config": None, "vocab_size": 30522, "model_name_or_path": str(start)})
+
+
+def test_corpus_batches_need_a_subset(tmp_path, task):
+    with pytest.raises(ArgumentsError, match="give --subset"):
+        go(tmp_path / "out", task, None)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_start_that_is_refused_does_not_claim_the_folder(tmp_path, task, subset):
+    """What is mistyped or does not fit is corrected in the same folder."""
+    one = go(tmp_path / "one", task, subset, stage="1")
+    with pytest.raises(TokenizerError, match="onne"):
+        go(tmp_path / "two", task, None, stage="2", model={"model_name_or_path": str(tmp_path / "onne")})
+    base = {"model_name_or_path": str(one.output_dir)}
+    with pytest.raises(ModelError, match="max_length 900 is more than"):
+        go(tmp_path / "two", task, None, stage="2", model=base, max_length=900)
+    with pytest.raises(ModelError, match="no.json"):
+        go(tmp_path / "two", task, None, rho1=0, model={"model_config": str(tmp_path / "no.json")})
+    assert not (tmp_path / "two").exists()
+    go(tmp_path / "two", task, None, stage="2", model=base)
+
+
+def test_task_data_only_and_one_stage(tmp_path, task):
+    run = go(tmp_path / "one", task, None, rho1=0, stage="1")
+    assert set(run.seeds[0]["stages"]) == {"1"} and run.seeds[0]["cost"]["steps"] == 4
+    run = go(tmp_path / "two", task, None, stage="2", model=None)
+    assert set(run.seeds[0]["stages"]) == {"2"} and run.seeds[0]["cost"]["steps"] == 6
+
+
+def test_stage_two_from_a_stage_one_folder(tmp_path, task, subset):
+    go(tmp_path / "one", task, subset, stage="1")
+    run = go(tmp_path / "two", task, None, stage="2", model={"model_name_or_path": str(tmp_path / "one")})
+    both = go(tmp_path / "both", task, subset)
+    assert run.seeds[0]["test"] == both.seeds[0]["test"]
+    assert "trained further from" in (tmp_path / "two" / "README.md").read_text()
+
+
+def test_reset_classifier_changes_stage_two_only(tmp_path, task, subset):
+    kept = go(tmp_path / "kept", task, subset)
+    reset = go(tmp_path / "reset", task, subset, stage2_reset_classifier=True)
+    stage1 = [r.seeds[0]["stages"]["1"]["validation"] for r in (kept, reset)]
+    stage2 = [r.seeds[0]["stages"]["2"]["validation"] for r in (kept, reset)]
+    assert stage1[0] == stage1[1] and stage2[0] != stage2[1]
+
+
+def test_spectral_start_is_used_and_declared(tmp_path, task, subset):
+    run = go(tmp_path / "out", task, subset, model={"embedding_init": "spectral", "spectral_scale": 0.5})
+    plain = go(tmp_path / "plain", task, subset)
+    assert run.details["initialization"]["spectral"]["scale"] == 0.5
+    assert run.seeds[0]["stages"]["1"]["validation"] != plain.seeds[0]["stages"]["1"]["validation"]
+    assert "spectral warm start" in (tmp_path / "out" / "README.md").read_text()
+    assert "spectral" not in (tmp_path / "plain" / "README.md").read_text()
+
+
+def test_best_checkpoint_on_validation_is_kept(tmp_path, task, subset):
+    run = go(tmp_path / "out", task, subset, stage2_max_steps=12)
+    state = json.loads((tmp_path / "out/seed-0/stage2/trainer_state.json").read_text())
+    scores = [entry["eval_macro_f1"] for entry in state["log_history"] if "eval_macro_f1" in entry]
+    assert run.seeds[0]["validation"]["macro_f1"] == max(scores) == state["best_metric"]
+
+
+def test_report_to_tensorboard(tmp_path, task, subset, monkeypatch):
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "tb"))
+    go(tmp_path / "out", task, subset, report_to="tensorboard", logging_steps=1)
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(next((tmp_path / "tb").rglob("events*")).parent)).Reload()
+    assert {"train/loss", "train/corpus/mlm_loss", "train/task/task_loss", "train/flops"} <= set(events.Tags()["scalars"])
+
+
+def test_no_token_is_stored(tmp_path, task, subset):
+    go(tmp_path / "out", task, subset, hub_token="hf_secret")
+    for path in (tmp_path / "out").rglob("*"):
+        assert not path.is_file() or b"hf_secret" not in path.read_bytes(), path
+
+
+def test_weights_are_finite_safetensors(tmp_path, task, subset):
+    from safetensors.torch import load_file
+
+    go(tmp_path / "out", task, subset)
+    assert not any(name.endswith(".bin") and "training_args" not in name for name in files(tmp_path / "out"))
+    assert all(torch.isfinite(t).all() for t in load_file(tmp_path / "out" / "model.safetensors").values())
+
+
+def test_the_attention_asked_for_is_the_model_s(task, subset):
+    args = TlmArguments(**FAST)
+    # With a faster dropout in it, see `hf_tlm.models.dropout`.
+    for model_args, expected in (({}, "hf_tlm_sdpa"), ({"attn_implementation": "eager"}, "eager")):
+        model_args = ModelArguments(model_config=CONFIG, vocab_size=120, **model_args)
+        model = prepare(task, subset.dataset, args, model_args).make_model()
+        assert model.base_model.config._attn_implementation == expected
+
+
+@pytest.mark.parametrize("objective", ["mlm", "electra"])
+def test_a_stage_that_continues_has_the_attention_asked_for(tmp_path, task, subset, monkeypatch, objective):
+    """What stage 1 has left is loaded with it for stage 2."""
+    model = {"attn_implementation": "eager", "model_config": config("bert" if objective == "mlm" else "electra")}
+    go(tmp_path / "out", task, subset, model, objective=objective)
+    shutil.rmtree(tmp_path / "out/seed-0/stage2")
+    (tmp_path / "out/seed-0/results.json").unlink()
+    from hf_tlm.training import stages
+
+    found, original = [], stages.TlmTrainer.train
+    monkeypatch.setattr(stages.TlmTrainer, "train", lambda self, **kw: (found.append(self.model), original(self, **kw))[1])
+    go(tmp_path / "out", task, subset, model, objective=objective)
+    (trained,) = found
+    configs = {module.config._attn_implementation for module in trained.modules() if hasattr(module, "config")}
+    assert configs == {"eager"}
+
+
+STAGE_2 = {"stage2_max_length": 0, "stage2_dropout": 0.2, "stage2_classifier_pooling": "mean", "max_length": 16}
+
+
+def test_stage_2_at_its_own_settings(tmp_path, task, subset):
+    out = tmp_path / "out"
+    model = {"model_config": config("modernbert")}
+    run = go(out, task, subset, model, **STAGE_2)
+    stages = run.seeds[0]["stages"]
+    assert {stage: record["max_length"] for stage, record in stages.items()} == {"1": 16, "2": 32}
+    exported = json.loads((out / "config.json").read_text())
+    assert exported["classifier_pooling"] == "mean" and exported["attention_dropout"] == 0.2
+    first = json.loads((out / "seed-0/stage1/model/config.json").read_text())
+    assert first["classifier_pooling"] == "cls" and first["attention_dropout"] == 0.0
+    assert json.loads((out / "tokenizer_config.json").read_text())["model_max_length"] == 32
+    card = (out / "README.md").read_text()
+    assert "Texts of up to 32 tokens there" in card and "Dropout 0.2 there" in card and "the mean over all tokens" in card
+    # The stock class computes what was scored.
+    classify = pipeline("text-classification", str(out), top_k=None)
+    lines = [json.loads(line) for line in (out / "seed-0/predictions/test.jsonl").read_text().splitlines()]
+    for text, line in zip(task.test["text"][:4], lines, strict=False):
+        found = {answer["label"]: answer["score"] for answer in classify([text], truncation=True)[0]}
+        assert found == pytest.approx(line["probabilities"], abs=1e-4)
+
+
+def test_stage_2_at_its_own_settings_resumes_bit_for_bit(tmp_path, task, subset, monkeypatch):
+    model = {"model_config": config("modernbert")}
+    settings = STAGE_2 | {"save_strategy": "steps", "save_steps": 2}
+    whole = go(tmp_path / "whole", task, subset, model, **settings)
+
+    class Cut(TrainerCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            if "stage2" in args.output_dir and state.global_step == 4:
+                raise KeyboardInterrupt
+
+    from hf_tlm.training import stages
+
+    original = stages.TlmTrainer.__init__
+
+    def interrupted(self, *arguments, callbacks=(), **kwargs):
+        original(self, *arguments, callbacks=[*callbacks, Cut()], **kwargs)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(stages.TlmTrainer, "__init__", interrupted)
+        go(tmp_path / "cut", task, subset, model, **settings)
+    assert not (tmp_path / "cut" / "results.json").exists()
+    go(tmp_path / "cut", task, subset, model, **settings)
+    assert (tmp_path / "cut/model.safetensors").read_bytes() == (tmp_path / "whole/model.safetensors").read_bytes()
+    assert whole.seeds
+
+
+def test_pooling_is_for_bodies_that_can(tmp_path, task, subset):
+    with pytest.raises(
+        ArgumentsError, match="stock classifier can pool .modernbert.; received 'mean' for a body of the type"
+    ):
+        go(tmp_path / "out", task, subset, stage2_classifier_pooling="mean")
+    with pytest.raises(ModelError, match="max_length 64 needs 64 positions"):
+        go(tmp_path / "other", task, subset, stage2_max_length=64)
+
+
+def test_a_folder_from_before_an_option_opens(tmp_path, task, subset):
+    go(tmp_path / "out", task, subset)
+    path = tmp_path / "out" / "settings.json"
+    settings = json.loads(path.read_text())
+    for name in ("stage2_max_length", "stage2_dropout", "stage2_min_steps", "rho2"):
+        del settings["arguments"][name]
+    del settings["model"]["embedding_init"]
+    path.write_text(json.dumps(settings))
+    go(tmp_path / "out", task, subset)
+    with pytest.raises(ProtocolError, match="stage2_dropout: None there, 0.1 asked for"):
+        go(tmp_path / "out", task, subset, stage2_dropout=0.1)

@@ -1,0 +1,127 @@
+"""--push_to_hub of a run: checked before training, once, from the finished folder; and what happens when it fails."""
+
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+from datasets import Dataset
+from transformers import AutoModelForSequenceClassification
+
+from hf_tlm.corpora import load_corpus
+from hf_tlm.data import BlockArguments
+from hf_tlm.errors import HubError
+from hf_tlm.hub import publish_model
+from hf_tlm.runs import run_pretraining, run_tlm
+from hf_tlm.training import ArgumentsError, ModelArguments, PretrainArguments, TlmArguments
+from hf_tlm.training.publishing import publish_run
+from support.toys import FAST, TINY_CONFIGS, sentences
+
+CONFIG = {"model_type": "bert", **{k: v for k, v in TINY_CONFIGS["bert"].items() if k not in ("vocab_size", "num_labels")}}
+SHORT = {**FAST, "rho1": 0, "max_steps": 2, "stage2_max_steps": 2, "push_to_hub": True, "hub_model_id": "alice/toy"}
+
+
+def go(folder, task, model=None, **changes):
+    args = TlmArguments(output_dir=str(folder), **{**SHORT, **changes})
+    return run_tlm(task, None, args, ModelArguments(**{"model_config": CONFIG, "vocab_size": 120, **(model or {})}))
+
+
+def sent(hub):
+    return [path for method, path in hub.log if method != "GET"]
+
+
+def test_the_finished_folder_is_published_once(hub, tmp_path, task):
+    run = go(tmp_path / "out", task, seeds=[0, 1])
+    files = hub.files("alice/toy")
+    for name in ("model.safetensors", "mlm/model.safetensors", "config.json", "tokenizer.json", "results.json"):
+        assert files[name] == (tmp_path / "out" / name).read_bytes(), name
+    assert json.loads(files["settings.json"])["arguments"]["rho2"] == 20
+    assert b'model="alice/toy"' in files["README.md"] and not [name for name in files if "seed" in name]
+    assert len(hub.history("alice/toy")) == 2 and hub.repository("alice/toy").private
+    assert f"published    {hub.url}/alice/toy (commit {run.push.commit[:12]})" in run.to_text()
+    loaded = AutoModelForSequenceClassification.from_pretrained("alice/toy")
+    assert set(loaded.config.label2id) == {"down", "none", "up"}
+
+    # The same command again trains nothing, and finds nothing new to publish; to another place it is published again.
+    again = go(tmp_path / "out", task, seeds=[0, 1])
+    assert again.push.commit is None and "has this content already" in again.to_text()
+    again = go(tmp_path / "out", task, seeds=[0, 1], hub_model_id="alice/other", hub_private_repo=False, hub_revision="next")
+    assert again.push.commit == hub.history("alice/other", revision="next")[0] and not hub.repository("alice/other").private
+
+
+def test_pretraining(hub, tmp_path):
+    args = {name: value for name, value in SHORT.items() if not name.startswith(("rho", "stage2"))}
+    corpus = load_corpus(Dataset.from_list([{"text": row["text"] + "."} for row in sentences(60, seed=9)]))
+    model_args = ModelArguments(model_config=CONFIG, vocab_size=120)
+    blocks = BlockArguments(validation_share=0.2)
+    run = run_pretraining(corpus, PretrainArguments(output_dir=str(tmp_path / "out"), **args), model_args, blocks)
+    files = hub.files("alice/toy")
+    assert files["model.safetensors"] == (tmp_path / "out" / "model.safetensors").read_bytes()
+    assert b'model="alice/toy"' in files["README.md"] and not [name for name in files if name.startswith("training/")]
+    assert "published    " in run.to_text()
+
+
+@pytest.mark.parametrize(
+    "problem,message", [("nobody", "Log in with `hf auth login`"), ("stranger", "cannot publish as 'bob'")]
+)
+def test_it_is_checked_before_anything_is_trained(hub, tmp_path, task, monkeypatch, problem, message):
+    if problem == "nobody":
+        monkeypatch.delenv("HF_TOKEN")
+    with pytest.raises(HubError, match=message):
+        go(tmp_path / "out", task, hub_model_id="alice/toy" if problem == "nobody" else "bob/toy")
+    assert not (tmp_path / "out").exists() and not sent(hub)
+
+
+def test_an_adapter_to_a_model_of_this_machine_is_refused(hub, tmp_path, task):
+    with pytest.raises(ArgumentsError, match="belong to a model of this machine"):
+        go(tmp_path / "out", task, {"use_peft": True})
+    assert not (tmp_path / "out").exists() and not hub.log
+
+
+def test_the_adapter_of_further_pretraining(hub, tmp_path):
+    """Published beside the merged model, it names its base by the repo id; to one of this machine it is refused."""
+    corpus = load_corpus(Dataset.from_list([{"text": row["text"] + "."} for row in sentences(60, seed=9)]))
+    args = {name: value for name, value in SHORT.items() if not name.startswith(("rho", "stage2", "hub"))}
+
+    def pretrain(name, **model):
+        arguments = PretrainArguments(output_dir=str(tmp_path / name), hub_model_id=f"alice/{name}", **args)
+        return run_pretraining(corpus, arguments, ModelArguments(**model), BlockArguments(validation_share=0.2))
+
+    pretrain("base", model_config=CONFIG, vocab_size=120)
+    with pytest.raises(ArgumentsError, match="belong to a model of this machine"):
+        pretrain("refused", model_name_or_path=str(tmp_path / "base"), use_peft=True)
+    assert not (tmp_path / "refused").exists()
+    pretrain("further", model_name_or_path="alice/base", use_peft=True, lora_r=2)
+    files = hub.files("alice/further")
+    assert json.loads(files["adapter/adapter_config.json"])["base_model_name_or_path"] == "alice/base"
+    assert "adapter/adapter_model.safetensors" in files and "model.safetensors" in files
+    assert not [name for name, content in files.items() if str(tmp_path).encode() in content]
+
+
+def test_a_push_that_fails_leaves_the_run_and_says_how_to_publish_it(
+    hub, sleeps, tmp_path, task, caplog, capfd, monkeypatch
+):
+    token = hub.add_user("alice")
+    monkeypatch.setattr(sys, "argv", ["train_tlm.py", "--hub_token", token, f"--hub_token={token}", "--hub-token", token])
+    hub.fail(lambda method, path: "/commit/" in path, 500, times=100)
+    with pytest.raises(HubError) as caught:
+        go(tmp_path / "out", task, hub_token=token)
+    message = str(caught.value)
+    assert "Nothing was published" in message
+    assert f"python recipes/publish.py --model {tmp_path / 'out'} --repo_id alice/toy" in message
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert results["command"] == "train_tlm.py --hub_token '<hidden>' '--hub_token=<hidden>' --hub-token '<hidden>'"
+    assert results["summary"] and "Trying again" in caplog.text
+    hub.faults.clear()
+    assert publish_model(tmp_path / "out", "alice/toy", token=token).commit
+
+    # The token is nowhere: in no file here or there, and in nothing that was said.
+    said = "".join(capfd.readouterr()) + caplog.text + message
+    assert token not in said
+    everything = [path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert not [data for data in [*everything, *hub.files("alice/toy").values()] if token.encode() in data]
+
+
+def test_other_processes_publish_nothing(hub, tmp_path):
+    args = SimpleNamespace(push_to_hub=True, process_index=1)
+    assert publish_run(tmp_path, args) is None and not hub.log

@@ -1,0 +1,38 @@
+import math
+
+import pytest
+
+from hf_tlm.runs import aggregate, format_score, format_table
+
+
+def test_mean_and_sample_deviation():
+    summary = aggregate([{"f1": 0.5, "extra": 1}, {"f1": 0.7}, {"f1": 0.6}])
+    assert set(summary) == {"f1"}
+    assert summary["f1"] == {"mean": pytest.approx(0.6), "std": pytest.approx(0.1), "n": 3, "values": [0.5, 0.7, 0.6]}
+    assert format_score(summary["f1"]) == "60.00 ± 10.00"
+
+
+def test_one_seed_has_no_deviation():
+    summary = aggregate([{"f1": 0.5}])
+    assert summary["f1"]["std"] is None and format_score(summary["f1"]) == "50.00"
+
+
+def test_a_seed_that_diverged():
+    summary = aggregate([{"loss": math.nan}, {"loss": 1.0}])["loss"]
+    assert math.isnan(summary["mean"]) and math.isnan(summary["std"]) and summary["n"] == 2
+
+
+def test_table():
+    rows = [{"arm": "a", "f1": aggregate([{"x": 0.5}])["x"]}, {"arm": "longer", "f1": aggregate([{"x": 0.25}])["x"]}]
+    assert format_table(rows, ["arm", "f1"]).splitlines() == [
+        "| arm    | f1    |",
+        "| ------ | ----- |",
+        "| a      | 50.00 |",
+        "| longer | 25.00 |",
+    ]
+
+
+def test_names_in_a_table_are_no_markup():
+    lines = format_table([{"arm": "a|b *c*\n[d](http://x)", "f1|": "1"}], ["arm", "f1|"]).splitlines()
+    assert len(lines) == 3 and lines[0].endswith("| f1\\| |")
+    assert lines[2].startswith(r"| a\|b \*c\* \[d\](http:")

@@ -1,0 +1,1 @@
+"""What tests share: toys, servers, launchers, plain transcriptions. Tests import from here, never from each other."""

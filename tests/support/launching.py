@@ -1,0 +1,53 @@
+"""Recipes as a user starts them: `accelerate launch`, two steps, toy files."""
+
+import contextlib
+import io
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+TINY = ["--max_length", "32", "--vocab_size", "120", "--max_steps", "2", "--stage2_max_steps", "2", "--report_to", "none"]
+TINY += ["--stage2_eval_steps", "1", "--use_cpu", "true", "--save_strategy", "no", "--rho1", "1"]
+PRETRAIN = ["--max_length", "16", "--vocab_size", "120", "--max_steps", "3", "--total_batch_size", "4", "--use_cpu", "true"]
+PRETRAIN += ["--report_to", "none", "--save_strategy", "no", "--logging_steps", "1", "--validation_share", "0.2"]
+PRETRAIN += ["--config", "recipes/configs/pretrain/tiny.yaml"]
+
+
+def launch(*arguments, config=None, processes=1, status=0):
+    """Run a recipe from the repository root; its standard output, or its standard error where it has to fail.
+
+    config: of `recipes/configs/accelerate`; on CPUs whatever it is for.
+    """
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--mixed_precision", "no", "--dynamo_backend", "no"]
+    command += ["--num_machines", "1", "--num_processes", str(processes)]
+    if config is None:
+        command += ["--cpu"]
+    else:
+        command += ["--config_file", f"recipes/configs/accelerate/{config}.yaml"]
+        command += ["--main_process_port", str(20000 + os.getpid() % 20000)]
+        command += ["tests/support/fsdp_on_cpus.py"] if config == "fsdp" else []
+    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    if config == "zero2":
+        environment |= {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [*command, *map(str, arguments)], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=480
+    )
+    assert (done.returncode != 0) == (status != 0), done.stdout[-3000:] + done.stderr[-6000:]
+    return done.stdout if status == 0 else done.stderr
+
+
+def fails(recipe, *arguments, message):
+    """A recipe ends with this message and without a traceback. In this process: a new one imports for ten seconds."""
+    errors = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(errors), pytest.raises(SystemExit) as stop:
+        patch.chdir(ROOT)
+        patch.setattr(sys, "argv", [recipe, *map(str, arguments)])
+        runpy.run_path(recipe, run_name="__main__")
+    assert stop.value.code in (1, 2)
+    assert message in errors.getvalue() and "Traceback" not in errors.getvalue(), errors.getvalue()[-3000:]

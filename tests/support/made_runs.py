@@ -1,0 +1,61 @@
+"""Folders as recipes leave them, made without training."""
+
+import json
+import runpy
+import sys
+
+from support.launching import ROOT
+
+
+def write(path, content):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+    return path
+
+
+def make_run(
+    folder, task, scores, metric="macro_f1", flops=1e12, model=None, subset=None, splits=("validation", "test"), **arguments
+):
+    """A finished run. scores: seed -> share of 1, on every split, or split -> seed -> share."""
+    by_split = scores if isinstance(next(iter(scores.values())), dict) else dict.fromkeys(splits, scores)
+    seeds = [
+        {"seed": seed, "cost": {"steps": 10, "flops": flops}}
+        | {split: {"accuracy": 0.5, metric: of[seed]} for split, of in by_split.items()}
+        for seed in next(iter(by_split.values()))
+    ]
+    content = {
+        "task": task,
+        "metric": metric,
+        "subset": subset,
+        "arguments": arguments,
+        "model": model or {},
+        "seeds": seeds,
+    }
+    write(folder / "results.json", content)
+    return folder
+
+
+def make_record(folder, task, arm, seed, score=None, error=None, **settings):
+    """One run of `reproduce.py`; failed with an error."""
+    name = f"{task}/{arm}/seed-{seed}"
+    record = {"status": "failed" if error else "finished", "name": name, "kind": "train_tlm", "task": task, "arm": arm}
+    record |= {"seed": seed, "settings": {**settings, "seed": seed}}
+    if error:
+        record["error"] = error
+    else:
+        record |= {"metric": "macro_f1", "test": {"macro_f1": score}, "cost": {"flops": 1e12}, "subset": None}
+    return write(folder / "runs" / f"{name.replace('/', '.')}.json", record)
+
+
+def make_state(file, entries):
+    return write(file, {"global_step": 9, "log_history": entries})
+
+
+def run_analyze(*arguments):
+    """The recipe in this process."""
+    before = sys.argv
+    sys.argv = ["analyze.py", *map(str, arguments)]
+    try:
+        runpy.run_path(str(ROOT / "recipes" / "analyze.py"), run_name="recipe")["main"]()
+    finally:
+        sys.argv = before

@@ -1,0 +1,144 @@
+from dataclasses import dataclass, field
+
+import pytest
+
+from hf_tlm.config import ConfigError, config_files, parse, run
+from hf_tlm.errors import HfTlmError
+
+
+@dataclass
+class One:
+    name: str
+    rate: float = 0.1
+    flag: bool = False
+    kind: str = field(default="a", metadata={"choices": ["a", "b"]})
+
+
+@dataclass
+class Two:
+    seeds: list[int] | None = field(default=None, metadata={"nargs": "+"})
+    size: int = 3
+
+
+def read(tmp_path, *files, args=(), recipe="train_tlm"):
+    paths = []
+    for i, text in enumerate(files):
+        path = tmp_path / f"{i}.yaml"
+        path.write_text(text)
+        paths.append(str(path))
+    config = ["--config", *paths] if paths else []
+    return parse(One, Two, recipe=recipe, description="", args=[*config, *args])
+
+
+def test_later_files_and_the_command_line_win(tmp_path):
+    one, two = read(
+        tmp_path, "name: x\nrate: 1e-4\nsize: 5", "rate: 1e-3\nflag: true", args=["--size", "7", "--seeds", "1", "2"]
+    )
+    assert (one.name, one.rate, one.flag, one.kind) == ("x", 1e-3, True, "a")
+    assert (two.size, two.seeds) == (7, [1, 2])
+
+
+def test_values_win_over_files_and_are_checked_as_they_are(tmp_path):
+    (tmp_path / "0.yaml").write_text("name: x\nrate: 1\nsize: 5")
+    arguments = {"recipe": "train_tlm", "description": "", "args": ["--config", str(tmp_path / "0.yaml")]}
+    one, two = parse(One, Two, values={"rate": 2, "seeds": [1]}, **arguments)
+    assert (one.name, one.rate, two.size, two.seeds) == ("x", 2.0, 5, [1])
+    with pytest.raises(ConfigError, match="Unknown key 'rates' in the values given for train_tlm. Did you mean rate"):
+        parse(One, Two, values={"rates": 2}, **arguments)
+    assert config_files(["--size", "3", "--config", "a.yaml", "b.yaml", "--rate", "1"]) == ["a.yaml", "b.yaml"]
+
+
+def test_paths_of_the_users_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "0.yaml").write_text("name: ~/x")
+    for args in (["--config", "~/0.yaml"], ["--config=~/0.yaml"], ["--name", "~/x"], ["--name=~/x"]):
+        assert read(tmp_path, args=args)[0].name == f"{tmp_path}/x"
+    assert config_files(["--config", "~/0.yaml"]) == [f"{tmp_path}/0.yaml"]
+    assert read(tmp_path, args=["--name", "a~/x"])[0].name == "a~/x"
+
+    @dataclass
+    class Places:
+        places: list[str] = field(default_factory=list)
+
+    (tmp_path / "0.yaml").write_text("places: [~/a, {b: ~/c}, ~nobody here/d]")
+    (places,) = parse(Places, recipe="train_tlm", description="", args=["--config", "~/0.yaml"])
+    assert places.places == [f"{tmp_path}/a", f'{{"b": "{tmp_path}/c"}}', "~nobody here/d"]
+
+
+def test_one_value_of_a_list_may_stand_alone(tmp_path):
+    assert read(tmp_path, "name: x\nseeds: 3")[1].seeds == [3]
+
+
+def test_a_mapping_among_texts_is_json(tmp_path):
+    @dataclass
+    class Texts:
+        arms: list[str] = field(default_factory=list)
+
+    (tmp_path / "0.yaml").write_text("arms: [x, {name: y, rate: 1e-4, steps: .inf}]")
+    (texts,) = parse(Texts, recipe="reproduce", description="", args=["--config", str(tmp_path / "0.yaml")])
+    assert texts.arms == ["x", '{"name": "y", "rate": "1e-4", "steps": Infinity}']
+
+
+def test_types_are_those_of_the_command_line(tmp_path):
+    one, two = read(tmp_path, "name: 5\nrate: 1\nseeds: [3, 4]\nflag: false")
+    assert one.name == "5" and one.rate == 1.0 and isinstance(one.rate, float) and one.flag is False
+    assert two.seeds == [3, 4]
+
+
+def test_sections_are_for_their_recipe(tmp_path):
+    text = "name: x\ntrain_tlm:\n  size: 9\nretrieve:\n  top_k: 4\n"
+    assert read(tmp_path, text)[1].size == 9
+    assert read(tmp_path, text.replace("top_k: 4", "size: 2"), recipe="retrieve")[1].size == 2
+
+
+@pytest.mark.parametrize(
+    "text,message",
+    [
+        ("name: x\nrates: 1", "Unknown key 'rates'.*Did you mean rate"),
+        ("name: x\nrate: fast", "rate: cannot use 'fast'"),
+        ("name: x\nkind: z", "kind: expected one of"),
+        ("- 1", "must be a mapping"),
+        ("name: [", "is not YAML"),
+        ("train_tlm: 3", "section 'train_tlm' must be a mapping"),
+    ],
+)
+def test_bad_files(tmp_path, text, message):
+    with pytest.raises(ConfigError, match=message):
+        read(tmp_path, text)
+
+
+def test_missing_file(tmp_path):
+    with pytest.raises(ConfigError, match="Cannot read --config"):
+        parse(One, recipe="retrieve", description="", args=["--config", str(tmp_path / "no.yaml")])
+
+
+@pytest.mark.parametrize("args", [["--name", "x", "--unknown", "1"], [], ["--name", "x", "--siz", "4"]])
+def test_bad_command_line_is_one_line(tmp_path, args, capsys):
+    with pytest.raises(SystemExit) as stop:
+        read(tmp_path, args=args)
+    assert stop.value.code == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    "error,status,message",
+    [
+        (HfTlmError("do this"), 1, "Error: do this"),
+        (KeyboardInterrupt(), 130, "Interrupted"),
+        (OSError(28, "No space left on device"), 1, "disk is full"),
+        (RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)"), 1, "disk is full"),
+    ],
+)
+def test_run_turns_errors_into_messages(error, status, message, capsys):
+    def main():
+        raise error
+
+    with pytest.raises(SystemExit) as stop:
+        run(main)
+    assert stop.value.code == status
+    assert message in capsys.readouterr().err
+
+
+def test_run_keeps_tracebacks_of_bugs():
+    with pytest.raises(ZeroDivisionError):
+        run(lambda: 1 / 0)

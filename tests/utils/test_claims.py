@@ -1,0 +1,95 @@
+"""A claim is taken back where nothing worth keeping came of it, and at no other time."""
+
+import json
+
+import pytest
+
+from hf_tlm.errors import HfTlmError
+from hf_tlm.training.run_folder import ProtocolError, claim
+from hf_tlm.utils.claims import Claim
+from hf_tlm.utils.files import sha256
+from hf_tlm.utils.locks import awaited
+
+
+def claimed(folder):
+    claim = Claim(folder, "settings.json")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "settings.json").write_text("{}")
+    claim.new = True
+    return claim
+
+
+def refused(claim, *files, error=HfTlmError):
+    """End the claim's block in an error when some files are there."""
+    with pytest.raises(error), claim:
+        for name in files:
+            (claim.folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (claim.folder / name).write_text("x")
+        raise error
+
+
+def test_a_refused_run_leaves_nothing(tmp_path):
+    refused(claimed(tmp_path / "runs" / "one"), "tokenizer/vocab.txt", "points/a.lock", ".settings.json.1", "seed-0/.a/b")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_was_there_stays(tmp_path):
+    (tmp_path / "one").mkdir()
+    refused(claimed(tmp_path / "one"))
+    assert (tmp_path / "one").is_dir() and not list((tmp_path / "one").iterdir())
+
+
+def test_other_runs_beside_it_stay(tmp_path):
+    claim = claimed(tmp_path / "runs" / "one")
+    (tmp_path / "runs" / "two").mkdir()
+    refused(claim)
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["two"]
+
+
+@pytest.mark.parametrize(
+    "file", ["seed-0/checkpoint-1/trainer_state.json", "results.json", "notes.txt", "seed-0/settings.json"]
+)
+def test_what_is_worth_keeping_keeps_its_claim(tmp_path, file):
+    refused(claimed(tmp_path / "one"), file)
+    assert (tmp_path / "one" / file).is_file() and (tmp_path / "one" / "settings.json").is_file()
+
+
+def test_a_link_out_of_the_folder_is_kept_and_not_followed(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "a.lock").write_text("x")
+    claim = claimed(tmp_path / "one")
+    (tmp_path / "one" / "link").symlink_to(tmp_path / "mine")
+    refused(claim)
+    assert (tmp_path / "mine" / "a.lock").is_file() and (tmp_path / "one" / "settings.json").is_file()
+
+
+def test_others_at_work_keep_it(tmp_path):
+    claim = claimed(tmp_path / "one")
+    with awaited(tmp_path / "one" / "point"):
+        refused(claim)
+    assert (tmp_path / "one" / "settings.json").is_file()
+
+
+@pytest.mark.parametrize("new,error", [(True, KeyboardInterrupt), (True, SystemExit), (False, HfTlmError)])
+def test_an_interrupted_run_and_a_claim_of_before_stay(tmp_path, new, error):
+    claim = claimed(tmp_path / "one")
+    claim.new = new
+    refused(claim, error=error)
+    assert (tmp_path / "one" / "settings.json").is_file()
+
+
+def test_a_run_of_a_checkpoint_whose_seal_counted_goes_on(tmp_path):
+    """Versions before seals were records counted `seal.json` among the files of a local model."""
+    model, out = tmp_path / "checkpoint-2", tmp_path / "out"
+    model.mkdir()
+    for name in ("config.json", "seal.json"):
+        (model / name).write_text("{}")
+    details = {"arguments": {}, "model": {"model_name_or_path": str(model)}}
+    claim(out, details, (), 0)
+    settings = json.loads((out / "settings.json").read_text())
+    settings["files"]["model_name_or_path"].append(["seal.json", sha256(model / "seal.json")])
+    (out / "settings.json").write_text(json.dumps(settings))
+    claim(out, details, (), 0)
+    (model / "config.json").write_text("[]")
+    with pytest.raises(ProtocolError, match="the files of model_name_or_path .* have changed"):
+        claim(out, details, (), 0)

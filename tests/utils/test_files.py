@@ -1,0 +1,78 @@
+import os
+
+import pytest
+
+from hf_tlm.errors import HfTlmError
+from hf_tlm.utils.files import atomic_directory, atomic_write, sha256
+
+
+def test_directory_appears_whole(tmp_path):
+    with atomic_directory(tmp_path / "a" / "out") as work:
+        (work / "one").write_text("1")
+        assert not (tmp_path / "a" / "out").exists()
+    assert (tmp_path / "a" / "out" / "one").read_text() == "1"
+    assert os.listdir(tmp_path / "a") == ["out"]
+
+
+def test_directory_is_replaced_whole(tmp_path):
+    for name in ("old", "new"):
+        with atomic_directory(tmp_path / "out") as work:
+            (work / name).write_text(name)
+    assert os.listdir(tmp_path / "out") == ["new"] and os.listdir(tmp_path) == ["out"]
+
+
+def test_directory_is_replaced_where_folders_cannot_be_exchanged(tmp_path, monkeypatch):
+    monkeypatch.setattr("hf_tlm.utils.files._exchange", lambda first, second: False)
+    test_directory_is_replaced_whole(tmp_path)
+    rename = os.rename
+
+    def full(source, target):
+        if (tmp_path / source / "third").exists():
+            raise OSError(28, "No space left on device")
+        rename(source, target)
+
+    monkeypatch.setattr("hf_tlm.utils.files.os.rename", full)
+    with pytest.raises(HfTlmError, match="What was there before is unchanged"), atomic_directory(tmp_path / "out") as work:
+        (work / "third").write_text("third")
+    assert os.listdir(tmp_path / "out") == ["new"] and os.listdir(tmp_path) == ["out"]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("bug"), KeyboardInterrupt(), OSError(28, "No space left on device")])
+def test_failure_leaves_the_old_directory(tmp_path, error):
+    with atomic_directory(tmp_path / "out") as work:
+        (work / "old").write_text("old")
+    expected = HfTlmError if isinstance(error, OSError) else type(error)
+    with pytest.raises(expected), atomic_directory(tmp_path / "out") as work:
+        (work / "new").write_text("half")
+        raise error
+    assert os.listdir(tmp_path / "out") == ["old"] and os.listdir(tmp_path) == ["out"]
+
+
+def test_unwritable_place(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(HfTlmError, match="Choose another output folder"), atomic_directory(tmp_path / "file" / "out"):
+        pass
+    with pytest.raises(HfTlmError, match="Cannot write"):
+        atomic_write(tmp_path / "file" / "x", "text")
+
+
+def test_write_and_digest(tmp_path):
+    atomic_write(tmp_path / "x", "old")
+    atomic_write(tmp_path / "x", "abc")
+    assert os.listdir(tmp_path) == ["x"]
+    assert sha256(tmp_path / "x") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+
+def test_a_folder_that_somebody_else_makes_meanwhile_is_replaced(tmp_path, monkeypatch):
+    rename, path = os.rename, tmp_path / "out"
+
+    def after_another(source, target):
+        if target == path and not path.exists():
+            path.mkdir()
+            (path / "theirs").touch()
+        rename(source, target)
+
+    monkeypatch.setattr("os.rename", after_another)
+    with atomic_directory(path) as work:
+        (work / "ours").touch()
+    assert [file.name for file in tmp_path.rglob("*")] == ["out", "ours"]

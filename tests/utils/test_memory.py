@@ -1,0 +1,49 @@
+"""Memory that was freed is not asked for again, counted by the pages that the system hands out."""
+
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from hf_tlm.utils import memory
+
+PROGRAM = """
+import resource, sys
+from hf_tlm.utils.memory import keep_freed_memory
+if sys.argv[1] == "keep":
+    keep_freed_memory()
+pages = []
+for _ in range(4):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    bytearray(64 << 20)
+    pages.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+print(sum(pages[1:]) * resource.getpagesize() / (3 * 64 << 20))
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc's malloc is told anything")
+def test_freed_memory_is_kept():
+    shares = [
+        float(subprocess.run([sys.executable, "-c", PROGRAM, how], check=True, capture_output=True, text=True).stdout)
+        for how in ("as it is", "keep")
+    ]
+    assert shares[1] < 0.01 < 0.5 < shares[0]
+
+
+@pytest.mark.parametrize(
+    "most,taken", [(2**31, [(-3, 2**30), (-1, 2**31 - 1)]), (2**25, [(-3, 2**25), (-1, 2**31 - 1)]), (0, [])]
+)
+def test_what_older_versions_refuse(monkeypatch, most, taken):
+    """Where no threshold is accepted nothing is fixed, so that it goes on growing by itself."""
+    accepted = []
+
+    class Libc:
+        def mallopt(self, parameter, value):
+            accepted.extend([(parameter, value)] if parameter == -1 or value <= most else [])
+            return int(parameter == -1 or value <= most)
+
+    monkeypatch.setattr(memory.platform, "libc_ver", lambda: ("glibc", "2.17"))
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: Libc())
+    memory.keep_freed_memory()
+    assert accepted == taken

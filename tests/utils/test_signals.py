@@ -1,0 +1,80 @@
+"""SIGTERM: one message and status 143, the handler of before, and children that end."""
+
+import os
+import signal
+import threading
+
+import pytest
+
+from hf_tlm.config import run
+from hf_tlm.training import interruptions
+from hf_tlm.training.interruptions import Interruption
+from hf_tlm.utils.signals import Terminated, on_sigterm
+
+
+def sigterm():
+    signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize(
+    "main,message",
+    [
+        (sigterm, "Stopped by SIGTERM. What was finished is on disk"),
+        (lambda: (_ for _ in ()).throw(Terminated("Stopped by SIGTERM after step 3")), "Stopped by SIGTERM after step 3"),
+    ],
+)
+def test_a_recipe_ends_with_a_message(capsys, main, message):
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as end:
+        run(main)
+    assert end.value.code == 143 and message in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_one_that_no_step_answers_goes_to_the_previous_handler():
+    received, interruption = [], Interruption()
+    with on_sigterm(lambda: received.append(1)):
+        with interruption.listening():
+            sigterm()
+            assert interruption.requested and not received
+        assert received == [1]
+
+
+def in_a_fork(action):
+    """The exit status of a forked process, negative where a signal ended it."""
+    child = os.fork()
+    if child == 0:
+        action()
+        os._exit(7)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_a_second_one_ends_the_process_at_once_an_echo_of_the_first_does_not(monkeypatch):
+    def twice():
+        with Interruption().listening():
+            sigterm()
+            sigterm()
+            os._exit(7)
+
+    assert in_a_fork(twice) == 7
+    monkeypatch.setattr(interruptions, "ECHO_SECONDS", 0.0)
+    assert in_a_fork(twice) == -signal.SIGTERM
+
+
+def test_forked_children_end():
+    with on_sigterm(lambda: None):
+        sigterm()
+        assert in_a_fork(sigterm) == -signal.SIGTERM
+
+
+def test_in_another_thread_nothing_changes():
+    before, seen = signal.getsignal(signal.SIGTERM), []
+
+    def work():
+        with on_sigterm(lambda: None):
+            seen.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [before]
