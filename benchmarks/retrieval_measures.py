@@ -258,7 +258,7 @@ def measure_whole(*, data, corpus, folder, stopwords, top_k, num_queries, shards
 
     from hf_tlm.corpora import load_corpus
     from hf_tlm.retrieval.engines.bm25.index import Index
-    from hf_tlm.retrieval.union import Union
+    from hf_tlm.retrieval.hit_union import HitUnion
 
     disable_progress_bars()
     dataset, settings, texts = Dataset.from_file(corpus), settings_of(stopwords), query_texts(data, num_queries)
@@ -278,7 +278,7 @@ def measure_whole(*, data, corpus, folder, stopwords, top_k, num_queries, shards
         options = {"corpus_name": "b", "fingerprint": "b", "analyzer": settings.analyzer, "progress": False}
         index = Index.build(folder, dataset, **options)
         built = time.perf_counter() - begin
-        union = Union(len(index))
+        union = HitUnion(len(index))
         for query, found in enumerate(our_search(index, texts, top_k)):
             union.add(query, *found)
         rows = np.flatnonzero(union.n_queries)

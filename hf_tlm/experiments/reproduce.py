@@ -20,7 +20,7 @@ from hf_tlm.experiments.arms import ReproductionError
 from hf_tlm.experiments.plan import TOKENIZER, TRAININGS, Plan, Step
 from hf_tlm.experiments.steps import discard_checkpoints, make_step, parse_step, read_record, tokenise
 from hf_tlm.experiments.table import Table
-from hf_tlm.runs.grid import PointsError, work_through
+from hf_tlm.runs.grid import PointsError, run_shared
 from hf_tlm.runs.records import command_line, environment
 from hf_tlm.utils.files import atomic_write
 
@@ -37,7 +37,7 @@ def reproduce(plan: Plan, *, prepare_only: bool = False, keep_checkpoints: bool 
     Every step leaves a JSON record in `runs/` or `preparations/` of the plan's records, and the table, `<table_name>.md` and
     `.json`, is written anew after each. A run that has a record is not repeated, wherever its folder is now, and that of an
     equal run, of another table for instance, is taken over; what was interrupted continues, and other processes that are
-    given the same plan take their share (see `work_through`). Of tokenizers and subsets those are made that a run still
+    given the same plan take their share (see `run_shared`). Of tokenizers and subsets those are made that a run still
     needs. A step that fails is named in the table, as are those that needed it, and the others go on; the next start tries
     it again.
 
@@ -64,7 +64,7 @@ def reproduce(plan: Plan, *, prepare_only: bool = False, keep_checkpoints: bool 
             if prepare_only and phase[0].kind in TRAININGS:
                 _tokenise(plan, [step for step in phase if step.kind == "train_tlm" and not done(step)])
             else:
-                work_through(phase, plan.folder, done, lambda step: _run(plan, step, keep_checkpoints))
+                run_shared(phase, plan.folder, done, lambda step: _run(plan, step, keep_checkpoints))
         except PointsError as error:
             failed = failed or error
             logger.warning("%s", error)
@@ -86,7 +86,7 @@ def _tokenise(plan: Plan, trainings: Sequence[Step]) -> None:
         tokenise(plan, step)
         tokenised.add(step.name)
 
-    work_through(list(first_seeds.values()), plan.folder, lambda step: step.name in tokenised, tokenise_step)
+    run_shared(list(first_seeds.values()), plan.folder, lambda step: step.name in tokenised, tokenise_step)
 
 
 def check(plan: Plan) -> None:

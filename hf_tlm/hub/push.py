@@ -12,7 +12,7 @@ from hf_tlm.errors import HubError
 from hf_tlm.hub.commit import LocalFile, Publication, Push
 from hf_tlm.hub.errors import LOG_IN
 from hf_tlm.hub.repo_id import Repo, parse_repo
-from hf_tlm.hub.retry import patiently
+from hf_tlm.hub.retry import with_retries
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -48,7 +48,7 @@ def check_push(repo_id: str, token: str | None = None) -> None:
             owner is neither its user nor one of their organisations; the Hub cannot be reached.
     """
     repo = repo_to_push(repo_id, "model", None)
-    account = patiently(_api(token, repo).whoami, repo)
+    account = with_retries(_api(token, repo).whoami, repo)
     names = [account["name"], *(organisation["name"] for organisation in account.get("orgs", []))]
     owner = repo_id.split("/")[0]
     if owner not in names:
@@ -80,7 +80,7 @@ def push(
     """Publish a folder in one commit, which holds all that is new in it, or in none.
 
     Files that are there already are not sent again, and nothing new makes no commit. Another writer's commit in between
-    is kept: the push starts over from it. After passing failures it is tried again (see `patiently`).
+    is kept: the push starts over from it. After passing failures it is tried again (see `with_retries`).
 
     Args:
         folder: a finished folder; what `NOT_PUBLISHED` matches is not sent.
@@ -109,9 +109,9 @@ def push(
     replaced = REPLACED[type] if replace is None else replace
     work = Publication(_api(token, repo, anonymous=dry_run), repo, local, replaced, private, tag, message)
     if dry_run:
-        return patiently(work.plan, repo, retries)
+        return with_retries(work.plan, repo, retries)
     try:
-        return patiently(work.run, repo, retries, work.starts_over)
+        return with_retries(work.run, repo, retries, work.starts_over)
     except HubError as error:
         if work.refused:
             raise

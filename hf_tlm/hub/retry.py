@@ -24,7 +24,7 @@ def client_errors() -> tuple[type[Exception], ...]:
     return httpx2.HTTPError, OSError, RuntimeError, ValueError, RevisionResolutionError
 
 
-def patiently(
+def with_retries(
     call: Callable[[], Result],
     repo: Repo,
     retries: int = 5,

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from hf_tlm.errors import HubError
 from hf_tlm.hub.rendering import PLACEHOLDER, published_card, render
 from hf_tlm.hub.repo_id import Repo
-from hf_tlm.hub.retry import patiently
+from hf_tlm.hub.retry import with_retries
 
 Result = TypeVar("Result")
 CARD, MANIFEST = "README.md", "manifest.json"
@@ -35,7 +35,7 @@ def repo_files(repo: Repo, token: str | None = None) -> list[str]:
         except (RepositoryNotFoundError, RevisionNotFoundError):
             return []
 
-    return sorted(patiently(files, repo))
+    return sorted(with_retries(files, repo))
 
 
 def _at_branch(repo: Repo, call: Callable[..., Result]) -> Result:
@@ -78,7 +78,7 @@ def config_cards(repo: Repo, names: Sequence[str], token: str | None = None) -> 
         download = partial(hf_hub_download, repo.id, f"{name}/{CARD}", repo_type=repo.type, token=token)
         return Path(_at_branch(repo, download)).read_text(encoding="utf-8")
 
-    return {name: patiently(lambda name=name: read(name), repo) for name in names}
+    return {name: with_retries(lambda name=name: read(name), repo) for name in names}
 
 
 def configs_card(cards: Mapping[str, str], repo_id: str) -> str:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from hf_tlm.models import TlmModel
 from hf_tlm.models.linear_cross_entropy import linear_cross_entropy
-from hf_tlm.models.tail import encode_chosen
+from hf_tlm.models.tail import encode_masked_positions
 
 
 @dataclass
@@ -41,7 +41,7 @@ def mlm_loss(
     masked = batch["mlm_labels"] != -100
     labels, text = batch["mlm_labels"][masked], masked.nonzero()[:, 0]
     inputs = (batch["input_ids"], batch["attention_mask"], batch.get("token_type_ids"))
-    hidden = model.family.transform(model.mlm_head, encode_chosen(model.base_model, masked, *inputs))
+    hidden = model.family.transform(model.mlm_head, encode_masked_positions(model.base_model, masked, *inputs))
     wide = torch.promote_types(hidden.dtype, torch.float32)
     weights = (1 / masked.sum(dim=1).to(wide))[text]
     errors = None if vocabulary is None else torch.empty(len(labels), len(vocabulary), dtype=wide, device=hidden.device)

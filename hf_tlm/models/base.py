@@ -12,10 +12,10 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.albert.modeling_albert import AlbertTransformer
 from transformers.utils.generic import is_flash_attention_requested
 
+from hf_tlm.models.encoded_texts import EncodedTexts, packed_attention_mask
 from hf_tlm.models.errors import ModelError
 from hf_tlm.models.families import family_of
 from hf_tlm.models.linear_cross_entropy import MAX_LOGITS
-from hf_tlm.models.texts import Texts, packed_attention_mask
 
 
 class TrainedModel(PreTrainedModel):
@@ -85,7 +85,7 @@ def encode(
     position_ids: torch.LongTensor | None = None,
     text_ids: torch.LongTensor | None = None,
     first_tokens: torch.LongTensor | None = None,
-) -> Texts:
+) -> EncodedTexts:
     """One pass of a body over a padded or packed batch, see `TlmCollator`; shapes as in `TlmModel.forward`."""
     config = body.config
     inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
@@ -94,14 +94,14 @@ def encode(
         inputs["token_type_ids"] = token_type_ids
     if text_ids is None:
         hidden = body(**inputs, return_dict=True).last_hidden_state
-        return Texts(hidden, attention_mask, text_ids, first_tokens)
+        return EncodedTexts(hidden, attention_mask, text_ids, first_tokens)
     inputs["position_ids"] = position_ids + family_of(config).first_position(config)
     if is_flash_attention_requested(config):
         hidden = _without_padding(body, inputs, text_ids > 0, position_ids)
     else:
         inputs["attention_mask"] = packed_attention_mask(text_ids, config, body.dtype)
         hidden = body(**inputs, return_dict=True).last_hidden_state
-    return Texts(hidden, attention_mask, text_ids, first_tokens)
+    return EncodedTexts(hidden, attention_mask, text_ids, first_tokens)
 
 
 def _without_padding(

@@ -20,13 +20,13 @@ from hf_tlm.models.auxiliary import Auxiliary, shared_parameters
 from hf_tlm.models.base import TrainedModel, encode, layer_classes, refusals_of
 from hf_tlm.models.composite_files import clm_heads_state, load_auxiliary, rtd_head_state
 from hf_tlm.models.dropout import use_fast_dropout
+from hf_tlm.models.encoded_texts import EncodedTexts
 from hf_tlm.models.errors import ModelError
 from hf_tlm.models.families import family_of
 from hf_tlm.models.loading import hub_options, load_classifier, reading
 from hf_tlm.models.prediction_heads import ClmHeads, ContrastHead, CorruptionOutput, LmLoss, RtdHead
 from hf_tlm.models.sampling import sample_tokens
-from hf_tlm.models.tail import encode_chosen
-from hf_tlm.models.texts import Texts
+from hf_tlm.models.tail import encode_masked_positions
 
 logger = logging.getLogger(__name__)
 
@@ -251,10 +251,10 @@ class CorruptAndPredict(TrainedModel):
             return self._predict(output, encode(self.main.base_model, input_ids, *places), None, labels)
         masked, apart = mlm_labels != -100, self.apart and self.auxiliary.training
         with self.auxiliary.without_dropout() if apart else nullcontext():
-            hidden = encode_chosen(self.auxiliary.base_model, masked, input_ids, *places)
+            hidden = encode_masked_positions(self.auxiliary.base_model, masked, input_ids, *places)
             output, read = self._corrupt(hidden, input_ids, attention_mask, mlm_labels, uniforms)
         if apart:
-            hidden = encode_chosen(self.auxiliary.base_model, masked, input_ids, *places)
+            hidden = encode_masked_positions(self.auxiliary.base_model, masked, input_ids, *places)
             output.mlm_loss = self._mlm_loss(hidden, mlm_labels)
         texts, cropped = encode(self.main.base_model, read, *places), None
         if crops:
@@ -304,8 +304,8 @@ class CorruptAndPredict(TrainedModel):
     def _predict(
         self,
         output: CorruptionOutput,
-        texts: Texts,
-        cropped: Texts | None,
+        texts: EncodedTexts,
+        cropped: EncodedTexts | None,
         labels: torch.Tensor | None,
         read: torch.Tensor | None = None,
         mlm_labels: torch.Tensor | None = None,

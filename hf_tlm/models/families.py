@@ -17,8 +17,8 @@ from torch.nn.functional import gelu
 from transformers import PreTrainedConfig
 
 import hf_tlm.models.coco_lm  # noqa: F401  the Auto classes know its type from here on
+from hf_tlm.models.encoded_texts import EncodedTexts
 from hf_tlm.models.errors import ModelError
-from hf_tlm.models.texts import Texts
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Family:
     first_position: (config) -> the position id of a text's first token.
     """
 
-    classify: Callable[[nn.Module, Texts], torch.Tensor]
+    classify: Callable[[nn.Module, EncodedTexts], torch.Tensor]
     transform: Callable[[nn.ModuleDict, torch.Tensor], torch.Tensor]
     decoder: Callable[[nn.ModuleDict], nn.Linear]
     first_position: Callable[[PreTrainedConfig], int] = lambda config: 0

@@ -48,7 +48,7 @@ class Tail:
             handle.remove()
 
 
-def encode_chosen(body: PreTrainedModel, chosen: torch.Tensor, *places: torch.Tensor | None) -> torch.Tensor:
+def encode_masked_positions(body: PreTrainedModel, chosen: torch.Tensor, *places: torch.Tensor | None) -> torch.Tensor:
     """float [M, H]: the hidden states of the M chosen tokens, bool [R, S], where nothing reads the others'.
 
     They are those of `encode` with the same arguments. Where the body allows it, the tail is computed for them alone.

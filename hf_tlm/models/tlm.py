@@ -22,12 +22,12 @@ from transformers.utils import SAFE_WEIGHTS_NAME, ModelOutput
 from hf_tlm.hub.checkpoint import checkpoint_folder
 from hf_tlm.models.base import TrainedModel, encode, layer_classes, refusals_of
 from hf_tlm.models.dropout import use_fast_dropout
+from hf_tlm.models.encoded_texts import EncodedTexts
 from hf_tlm.models.errors import ModelError
 from hf_tlm.models.families import Family, family_of
 from hf_tlm.models.linear_cross_entropy import linear_cross_entropy
 from hf_tlm.models.loading import DTYPE, head_is_new, hub_options, load_classifier, reading
-from hf_tlm.models.tail import encode_chosen
-from hf_tlm.models.texts import Texts
+from hf_tlm.models.tail import encode_masked_positions
 
 MLM_SUBFOLDER = "mlm"
 TRAINER_STATE = "trainer_state.json"
@@ -217,13 +217,13 @@ class TlmModel(TrainedModel):
         """
         places = (input_ids, attention_mask, token_type_ids, position_ids, text_ids, first_tokens)
         if mlm_labels is not None and labels is None:
-            masked = encode_chosen(self.base_model, mlm_labels != -100, *places)
+            masked = encode_masked_positions(self.base_model, mlm_labels != -100, *places)
             return TlmOutput(mlm_loss=self._mlm_loss(masked, mlm_labels))
         return self._heads(encode(self.base_model, *places), mlm_labels, labels)
 
     # The number of masked tokens differs from batch to batch: compiled, this part would be compiled again and again.
     @torch.compiler.disable
-    def _heads(self, texts: Texts, mlm_labels: torch.Tensor | None, labels: torch.Tensor | None) -> TlmOutput:
+    def _heads(self, texts: EncodedTexts, mlm_labels: torch.Tensor | None, labels: torch.Tensor | None) -> TlmOutput:
         logits, mlm_loss = self.family.classify(self, texts), None
         if mlm_labels is not None:
             mlm_loss = self._mlm_loss(texts.hidden[mlm_labels != -100], mlm_labels)

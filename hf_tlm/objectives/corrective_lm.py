@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from hf_tlm.errors import HfTlmError
 from hf_tlm.models.linear_cross_entropy import MAX_LOGITS, linear_cross_entropy
-from hf_tlm.objectives.shares import corruption_shares, mean, share
+from hf_tlm.objectives.reductions import corruption_shares, mean, share
 
 
 def copy_loss(copy_logits: torch.Tensor, original: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from hf_tlm.objectives.shares import mean
+from hf_tlm.objectives.reductions import mean
 
 
 class Mlm:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 import torch.nn.functional as F
 
-from hf_tlm.objectives.shares import corruption_shares, mean, share
+from hf_tlm.objectives.reductions import corruption_shares, mean, share
 
 
 class ReplacedTokenDetection:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from hf_tlm.errors import HfTlmError
-from hf_tlm.objectives.shares import mean, share, wide
+from hf_tlm.objectives.reductions import accumulation_dtype, mean, share
 
 
 class _Gather(torch.autograd.Function):
@@ -53,7 +53,7 @@ def contrastive_loss(
     corrupted: torch.Tensor, cropped: torch.Tensor, temperature: float = 1.0
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Equation 3, summed over this process's 2 n sequences, a scalar; and of the cosines of their positive and of their
-    negative pairs (sum, count), `wide` [2] each, without gradient.
+    negative pairs (sum, count), `accumulation_dtype` [2] each, without gradient.
 
     Of each sequence the positive is its other view, and the negatives are the 2 N - 2 other sequences of all processes,
     both views. Summed over processes it is the loss of one process with the joined batch, gradients included.
@@ -72,7 +72,7 @@ def contrastive_loss(
     itself, other = torch.cat([place, place + number]), torch.cat([place + number, place])
     scores = (cosines / temperature).scatter(1, itself[:, None], -math.inf)
     loss = F.cross_entropy(scores, other, reduction="sum")
-    cosines = cosines.detach().to(wide(cosines.device))
+    cosines = cosines.detach().to(accumulation_dtype(cosines.device))
     positive = cosines.gather(1, other[:, None]).sum()
     negative = cosines.scatter(1, itself[:, None], 0.0).sum() - positive
     return loss, share(positive, 2 * own), share(negative, 2 * own * (2 * number - 2))

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from hf_tlm.objectives.shares import mean
+from hf_tlm.objectives.reductions import mean
 
 # torch's cross-entropy leaves it out.
 NO_LABEL = -100

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 import torch.nn.functional as F
 
-from hf_tlm.objectives.shares import mean
+from hf_tlm.objectives.reductions import mean
 
 
 class TeacherLoss:

@@ -21,8 +21,8 @@ from hf_tlm.retrieval.deduplicate import check_deduplication, near_duplicates
 from hf_tlm.retrieval.engines.bm25.files import order_of_ids
 from hf_tlm.retrieval.engines.engine import (
     NAMED_EXAMPLES,
-    Found,
-    Search,
+    RetrievalRequest,
+    RetrievalResult,
     Sharding,
     check_search,
     count_sources,
@@ -124,7 +124,7 @@ def retrieve(
     else:
         query_ids = task.train["id"][:]
         queries = build_queries(example_texts(task.train), query_mode)
-        search = Search(
+        search = RetrievalRequest(
             task.name, query_ids, queries, top_k, settings, max_query_terms, folder, index_dir, num_threads, query_batch_size
         )
         if retriever == "sharded":
@@ -188,7 +188,7 @@ def retrieve(
     return Subset(_dataset(found, manifest), manifest)
 
 
-def _clean(found: Found, guard: Decontaminator | None) -> tuple[Found, list[str]]:
+def _clean(found: RetrievalResult, guard: Decontaminator | None) -> tuple[RetrievalResult, list[str]]:
     """Without the passages that hold held-out texts, and their ids, sorted."""
     if guard is None:
         return found, []
@@ -199,7 +199,7 @@ def _clean(found: Found, guard: Decontaminator | None) -> tuple[Found, list[str]
     return found.select(np.flatnonzero(~leaks)), sorted(found.passages.select(np.flatnonzero(leaks))["id"][:])
 
 
-def _distinct(found: Found, threshold: float) -> tuple[Found, list[str]]:
+def _distinct(found: RetrievalResult, threshold: float) -> tuple[RetrievalResult, list[str]]:
     """Without near-duplicates of better passages, and their ids."""
     repeats = near_duplicates(found.passages["text"][:], threshold=threshold)
     return found.select(np.flatnonzero(repeats < 0)), found.passages.select(np.flatnonzero(repeats >= 0))["id"][:]
@@ -207,7 +207,7 @@ def _distinct(found: Found, threshold: float) -> tuple[Found, list[str]]:
 
 def _random(
     passages: Dataset, num_passages: int, seed: int, guard: Decontaminator | None, deduplicate: float | None
-) -> tuple[Found, list[str], list[str] | None]:
+) -> tuple[RetrievalResult, list[str], list[str] | None]:
     """Passages drawn without replacement; what holds held-out texts, or nearly repeats an earlier one, is replaced by
     another draw. And the ids of both."""
     order_of_ids(pa.array(passages["id"][:]))
@@ -219,10 +219,10 @@ def _random(
     left = np.ones(len(passages), bool)
     while True:
         left[drawn] = False
-        clean, more = _clean(Found(passages.select(drawn), {"row": drawn}, {}), guard)
+        clean, more = _clean(RetrievalResult(passages.select(drawn), {"row": drawn}, {}), guard)
         rows, leaked = np.concatenate([rows, clean.columns["row"]]), leaked + more
         if deduplicate is not None:
-            distinct, more = _distinct(Found(passages.select(rows), {"row": rows}, {}), deduplicate)
+            distinct, more = _distinct(RetrievalResult(passages.select(rows), {"row": rows}, {}), deduplicate)
             rows, repeated = distinct.columns["row"], repeated + more
         if len(rows) == num_passages:
             break
@@ -240,7 +240,7 @@ def _random(
     }
     counts = {"queries": 0, "empty_queries": 0, "queries_without_hits": 0}
     counts |= {"passages": len(passages), "sources": count_sources(passages)}
-    found = Found(passages.select(rows), columns, counts)
+    found = RetrievalResult(passages.select(rows), columns, counts)
     return found, sorted(leaked), None if deduplicate is None else repeated
 
 
@@ -274,7 +274,7 @@ def _corpus(corpus: Corpus | None, elastic: ElasticSettings | None, counts: dict
     return {"name": corpus.name, "fingerprint": corpus.fingerprint, "size": counts["passages"]}
 
 
-def _dataset(found: Found, manifest: dict[str, Any]) -> Dataset:
+def _dataset(found: RetrievalResult, manifest: dict[str, Any]) -> Dataset:
     """The subset's rows of the corpus with their columns, in memory."""
     schema = Features({name: Value(kind) for name, kind in COLUMNS.items()}).arrow_schema
     texts = found.passages.select_columns(["id", "text", "source"]).with_format("arrow")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         finetune,
         predict,
     )
-    from hf_tlm.runs.grid import Grid, GridArguments, GridRun, run_grid, work_through
+    from hf_tlm.runs.grid import Grid, GridArguments, GridRun, run_grid, run_shared
     from hf_tlm.runs.pretrain import PretrainingRun, run_pretraining
     from hf_tlm.runs.score_model import score_models, train_score_model
     from hf_tlm.runs.seeds import aggregate, format_score, format_table
@@ -36,7 +36,7 @@ __getattr__, __dir__, __all__ = export_lazily(
             *("CheckpointArguments", "FinetuneArguments", "FinetuneOptions", "FinetuneRun", "PredictArguments"),
             *("check_predictable", "finetune", "predict"),
         ],
-        "grid": ["Grid", "GridArguments", "GridRun", "run_grid", "work_through"],
+        "grid": ["Grid", "GridArguments", "GridRun", "run_grid", "run_shared"],
         "pretrain": ["PretrainingRun", "run_pretraining"],
         "tlm": ["ProtocolError", "Run", "run_tlm"],
         "score_model": ["score_models", "train_score_model"],

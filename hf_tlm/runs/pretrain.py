@@ -49,7 +49,7 @@ from hf_tlm.training.checkpoint_pushes import CheckpointPushes, fetch_run
 from hf_tlm.training.finished import MODEL, finished
 from hf_tlm.training.initialization import with_initialization
 from hf_tlm.training.publishing import check_hub, publish_run
-from hf_tlm.training.run_folder import RESULTS_FILE, claim, publish_locally, settings
+from hf_tlm.training.run_folder import RESULTS_FILE, claim, copy_best_model, settings
 from hf_tlm.training.sharded import trained_model
 from hf_tlm.utils.locks import owns_output_dir
 from hf_tlm.utils.seals import write_seal
@@ -132,7 +132,7 @@ def run_pretraining(
         if args.process_index == 0 and export.is_dir():
             # Without its record it is what a kill left of one that was published.
             if (export / RESULTS_FILE).is_file():
-                publish_locally(export, output_dir)
+                copy_best_model(export, output_dir)
                 (export / RESULTS_FILE).unlink()
             shutil.rmtree(export, ignore_errors=True)
     run = PretrainingRun(record, output_dir, publish_run(output_dir, args))

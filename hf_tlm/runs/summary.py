@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hf_tlm.hub.commit import Push
 from hf_tlm.runs.records import cost_lines, published_lines
 from hf_tlm.runs.seeds import aggregate
-from hf_tlm.training.run_folder import RESULTS_FILE, publish_locally
+from hf_tlm.training.run_folder import RESULTS_FILE, copy_best_model
 from hf_tlm.training.teacher import described
 from hf_tlm.utils.files import atomic_write
 
@@ -56,7 +56,7 @@ class SeededRun:
             if args.process_index > 0:
                 return
             record, seed = self.to_dict(), self.best["seed"]
-            publish_locally(self.output_dir / f"seed-{seed}" / "model", self.output_dir)
+            copy_best_model(self.output_dir / f"seed-{seed}" / "model", self.output_dir)
             atomic_write(self.output_dir / RESULTS_FILE, json.dumps(record, indent=2) + "\n")
             atomic_write(self.output_dir / "README.md", card(record, seed))
 

@@ -24,7 +24,7 @@ def first_step(reached: Callable[[int], bool]) -> int:
     return high
 
 
-class Clock(TrainerCallback):
+class TimeBudgetCallback(TrainerCallback):
     """Training time over interruptions, and the end of a run whose budget is time (Izsak et al. 2021 train so).
 
     Clocks read differently on every process, so `progress` is what the Trainer's reduction agreed on
@@ -49,6 +49,7 @@ class Clock(TrainerCallback):
         return 0.0 if self.limit is None else self.seconds / self.limit
 
     def on_train_begin(self, args, state, control, **kwargs):
+        # The key is the name that the first versions wrote.
         self._before = state.stateful_callbacks.get("Clock", {}).get("seconds", 0.0)
         self._started = time.monotonic()
         self.progress = self.share

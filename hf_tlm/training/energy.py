@@ -10,7 +10,7 @@ import torch
 from accelerate import Accelerator
 from transformers import TrainerCallback
 
-from hf_tlm.objectives.shares import wide
+from hf_tlm.objectives.reductions import accumulation_dtype
 from hf_tlm.training.options import ArgumentsError
 
 logger = logging.getLogger(__name__)
@@ -137,7 +137,7 @@ class Energy(TrainerCallback):
         if own is not None:
             values = [own.energy_consumed, sum(getattr(own, part) for part in self._modelled), own.emissions]
         device = self._accelerator.device
-        values = torch.tensor(values, dtype=wide(device), device=device)
+        values = torch.tensor(values, dtype=accumulation_dtype(device), device=device)
         kwh, estimated, co2 = self._accelerator.reduce(values, reduction="sum").tolist()
         self.total = Reading(before.kwh + kwh, before.estimated_kwh + estimated, before.co2_kg + co2)
         state.stateful_callbacks["Energy"] = asdict(self.total)

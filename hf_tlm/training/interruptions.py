@@ -16,11 +16,11 @@ from hf_tlm.utils.signals import Terminated, end_at_once, on_sigterm
 ECHO_SECONDS = 5.0
 
 
-class Interruption(TrainerCallback):
+class SigtermCallback(TrainerCallback):
     """Ends a run at SIGTERM after the current step, its evaluation if one is due, and a checkpoint.
 
     Processes get the signal at different moments, or only some of them do. They agree on the step in the exchange that
-    `LossWatch` makes before every optimizer step, so it costs nothing of its own.
+    `NonFiniteLossCallback` makes before every optimizer step, so it costs nothing of its own.
 
     agreed: all processes stop after this step.
     """

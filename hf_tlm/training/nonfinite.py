@@ -17,7 +17,7 @@ from transformers import TrainerCallback
 
 from hf_tlm.data.interleave import CORPUS, TASK, InterleavedBatchSampler
 from hf_tlm.errors import HfTlmError
-from hf_tlm.training.interruptions import Interruption
+from hf_tlm.training.interruptions import SigtermCallback
 from hf_tlm.utils.files import atomic_write
 from hf_tlm.version import __version__
 
@@ -26,7 +26,7 @@ class NonFiniteLossError(HfTlmError):
     """The loss of a step is infinite or not a number."""
 
 
-class LossWatch(TrainerCallback):
+class NonFiniteLossCallback(TrainerCallback):
     """Looks at the losses of a step before the optimizer does, on all processes together.
 
     It gathers two integers a process, whether a loss is not finite and whether SIGTERM came, and waits once for the
@@ -38,7 +38,7 @@ class LossWatch(TrainerCallback):
     """
 
     def __init__(
-        self, accelerator: Accelerator, sampler: Callable[[], InterleavedBatchSampler | None], interruption: Interruption
+        self, accelerator: Accelerator, sampler: Callable[[], InterleavedBatchSampler | None], interruption: SigtermCallback
     ):
         self.accelerator, self.sampler, self.interruption = accelerator, sampler, interruption
         self.stream, self.batches = "", []

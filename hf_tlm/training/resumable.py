@@ -28,8 +28,8 @@ from hf_tlm.training.checkpoints import (
     seal,
     warn_of_other_processes,
 )
-from hf_tlm.training.interruptions import Interruption
-from hf_tlm.training.nonfinite import LossWatch
+from hf_tlm.training.interruptions import SigtermCallback
+from hf_tlm.training.nonfinite import NonFiniteLossCallback
 from hf_tlm.utils.seals import SEAL
 from hf_tlm.utils.signals import ignore_sigterm
 
@@ -57,8 +57,8 @@ class ResumableTrainer(Trainer):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.interruption = Interruption()
-        self.watch = LossWatch(self.accelerator, lambda: self.batch_sampler, self.interruption)
+        self.interruption = SigtermCallback()
+        self.watch = NonFiniteLossCallback(self.accelerator, lambda: self.batch_sampler, self.interruption)
         self.add_callback(self.interruption)
         self.add_callback(self.watch)
         self._failure: Exception | None = None

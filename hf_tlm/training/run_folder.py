@@ -145,7 +145,7 @@ def _without_records(files: Any) -> Any:
     return [file for file in files if not (isinstance(file, list) and file and file[0] in RECORDS)]
 
 
-def publish_locally(source: Path, target: Path) -> None:
+def copy_best_model(source: Path, target: Path) -> None:
     """Copy a model folder's files into `target`, each whole or not at all, then configs, results and a seal."""
     last = ("config.json", "adapter_config.json", RESULTS_FILE)
     files = sorted((p for p in source.rglob("*") if p.is_file()), key=lambda p: (p.name in last, p.name == RESULTS_FILE, p))

@@ -8,7 +8,7 @@ from transformers import TrainerCallback
 
 from hf_tlm.data.interleave import InterleavedBatchSampler, InterleavedDataset
 from hf_tlm.data.streaming import StreamedBlocks
-from hf_tlm.training.budget import Clock
+from hf_tlm.training.budget import TimeBudgetCallback
 from hf_tlm.training.optimizers import grouped_optimizer
 from hf_tlm.training.sharded import ShardedTrainer
 from hf_tlm.utils.memory import keep_freed_memory
@@ -43,7 +43,7 @@ class SampledTrainer(ShardedTrainer):
 
     def __init__(self, *args, max_hours: float | None = None, **kwargs):
         super().__init__(*args, **kwargs)
-        self.clock = Clock(max_hours)
+        self.clock = TimeBudgetCallback(max_hours)
         for callback in (_Epochs(self), self.clock):
             self.add_callback(callback)
 

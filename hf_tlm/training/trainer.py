@@ -25,7 +25,7 @@ from hf_tlm.data.tokenization import text_lengths
 from hf_tlm.models.base import TrainedModel, applied_parameters
 from hf_tlm.models.corruption import CorruptAndPredict
 from hf_tlm.objectives import RDrop, TaskLoss
-from hf_tlm.objectives.shares import wide
+from hf_tlm.objectives.reductions import accumulation_dtype
 from hf_tlm.objectives.task import class_weights
 from hf_tlm.training.applicable import check_rdrop
 from hf_tlm.training.arguments import ArgumentsError, TlmArguments
@@ -33,9 +33,9 @@ from hf_tlm.training.averages import AveragedWeights
 from hf_tlm.training.budget import TICKS, first_step
 from hf_tlm.training.cost import Cost, count_flops, model_flops_utilization, nominal_tokens, training_flops
 from hf_tlm.training.energy import Energy
+from hf_tlm.training.loss_averages import LossAverages, in_pairs
 from hf_tlm.training.objectives import corrective_lm, tlm_objectives
 from hf_tlm.training.sampled import SampledTrainer
-from hf_tlm.training.terms import Terms, in_pairs
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class TlmTrainer(SampledTrainer):
             weights = class_weights(train_dataset["label"][:], model.config.num_labels, args.class_balance)
         self.objectives = dict(objectives or tlm_objectives(args, weights))
         self.corpus_dataset = corpus_dataset
-        self._terms, self._eval_terms, self._micro_batches = Terms(), Terms(), 1
+        self._terms, self._eval_terms, self._micro_batches = LossAverages(), LossAverages(), 1
         super().__init__(
             model=model,
             args=args,
@@ -226,7 +226,7 @@ class TlmTrainer(SampledTrainer):
                 counts[name] = counts.get(name, 0) + count
         # DDP averages gradients over processes, so each divides its sum by the mean count.
         values = [*counts.values(), torch.tensor(self.clock.share)]
-        values = torch.stack([value.to(device, wide(device)) for value in values])
+        values = torch.stack([value.to(device, accumulation_dtype(device)) for value in values])
         *totals, progress = self.accelerator.reduce(values, reduction="mean").unbind()
         if self.clock.limit is not None:
             self.clock.progress = progress.item()

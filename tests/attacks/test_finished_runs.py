@@ -11,7 +11,7 @@ from attacks.attack import assert_refused, attack, tree
 from hf_tlm.errors import HfTlmError, HubError
 from hf_tlm.hub.publish import publish_model
 from hf_tlm.training.finished import SEED, finish, finished
-from hf_tlm.training.run_folder import publish_locally
+from hf_tlm.training.run_folder import copy_best_model
 
 
 def flipped(data):
@@ -133,7 +133,7 @@ def test_a_copy_is_sealed_but_for_its_card(tmp_path):
         (model / name).write_text(name)
     finish(folder, {"seed": 0}, "model", "predictions")
     assert finished(folder, None, local=True) == {"seed": 0}
-    publish_locally(model, tmp_path / "out")
+    copy_best_model(model, tmp_path / "out")
     sealed = json.loads((tmp_path / "out" / "seal.json").read_text())["files"]
     assert set(sealed) == {"config.json", "model.safetensors"}
 

@@ -5,7 +5,7 @@ import torch
 
 from hf_tlm.data import TlmCollator
 from hf_tlm.models.base import encode
-from hf_tlm.models.tail import Tail, encode_chosen
+from hf_tlm.models.tail import Tail, encode_masked_positions
 from test_packed import EXACT, texts
 from test_tlm_model import families, tiny
 
@@ -17,7 +17,10 @@ def both_ways(model, tokenizer, row_length, choose=lambda chosen: chosen):
     batch = TlmCollator(tokenizer, mlm_probability=0.3, row_length=row_length, seed=1)(texts(False, pairs=True))
     places, chosen = [batch.get(name) for name in PLACES], choose(batch["mlm_labels"] != -100)
     found = []
-    for hidden in (encode_chosen(model.base_model, chosen, *places), encode(model.base_model, *places).hidden[chosen]):
+    for hidden in (
+        encode_masked_positions(model.base_model, chosen, *places),
+        encode(model.base_model, *places).hidden[chosen],
+    ):
         model.zero_grad()
         weights = torch.linspace(-1, 1, hidden.numel(), dtype=hidden.dtype).view_as(hidden)
         (hidden.sin() * weights).sum().backward()

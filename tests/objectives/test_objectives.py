@@ -8,7 +8,7 @@ import torch
 
 from hf_tlm.errors import HfTlmError
 from hf_tlm.objectives import Mlm, TaskLoss, WeightedMean, WeightedSum
-from hf_tlm.objectives.shares import mean, wide
+from hf_tlm.objectives.reductions import accumulation_dtype, mean
 
 RHO2 = 20.0
 
@@ -23,8 +23,8 @@ def test_a_mean_over_processes_may_be_of_less_than_one_token():
 
 
 def test_sums_are_as_wide_as_the_device_allows():
-    assert wide(torch.device("cpu")) == wide(torch.device("cuda")) == torch.float64
-    assert wide(torch.device("mps")) == torch.float32
+    assert accumulation_dtype(torch.device("cpu")) == accumulation_dtype(torch.device("cuda")) == torch.float64
+    assert accumulation_dtype(torch.device("mps")) == torch.float32
 
 
 def case():

@@ -21,7 +21,7 @@ from hf_tlm.retrieval.bm25 import VARIANTS, Bm25Settings
 from hf_tlm.retrieval.engines.bm25.index import Index
 from hf_tlm.retrieval.engines.bm25.tokenize import tokenize_texts
 from hf_tlm.retrieval.engines.sharded.sharded import retrieve_sharded
-from hf_tlm.retrieval.union import Union
+from hf_tlm.retrieval.hit_union import HitUnion
 from hf_tlm.utils.locks import LockError, awaited
 
 pytest.importorskip("datatrove", reason="NO SHARDED RETRIEVAL TESTED: pip install 'hf-tlm[sharded]'")
@@ -65,7 +65,7 @@ def single(queries, corpus, top_k, bm25, folder, **options):
         analyzer=bm25.analyzer,
         progress=False,
     )
-    union = Union(len(passages))
+    union = HitUnion(len(passages))
     hits = index.search(tokenize_texts(queries, bm25.analyzer), top_k, settings=bm25, **options)
     for query, (documents, scores) in enumerate(hits):
         union.add(query, documents, scores)

@@ -43,7 +43,7 @@ def test_compiled_equals_eager_and_does_not_recompile(tmp_path, data, tokenizer,
     compiled.train()
     names = ("loss", "corpus/mlm_loss", "task/mlm_loss", "task/task_loss", "corpus/rtd_loss", "task/generator_accuracy")
     names += ("corpus/lm_loss", "corpus/scl_loss")
-    # Not to the last bit: compiled, the tokens that no loss reads are computed as well (see `encode_chosen`).
+    # Not to the last bit: compiled, the tokens that no loss reads are computed as well (see `encode_masked_positions`).
     for ours, expected in zip(history(compiled, *names), history(eager, *names), strict=True):
         assert ours == pytest.approx(expected, rel=1e-5)
     bodies = 1 if objective == "mlm" else 2

@@ -8,7 +8,7 @@ import pytest
 
 from hf_tlm.config import run
 from hf_tlm.training import interruptions
-from hf_tlm.training.interruptions import Interruption
+from hf_tlm.training.interruptions import SigtermCallback
 from hf_tlm.utils.signals import Terminated, on_sigterm
 
 
@@ -32,7 +32,7 @@ def test_a_recipe_ends_with_a_message(capsys, main, message):
 
 
 def test_one_that_no_step_answers_goes_to_the_previous_handler():
-    received, interruption = [], Interruption()
+    received, interruption = [], SigtermCallback()
     with on_sigterm(lambda: received.append(1)):
         with interruption.listening():
             sigterm()
@@ -51,7 +51,7 @@ def in_a_fork(action):
 
 def test_a_second_one_ends_the_process_at_once_an_echo_of_the_first_does_not(monkeypatch):
     def twice():
-        with Interruption().listening():
+        with SigtermCallback().listening():
             sigterm()
             sigterm()
             os._exit(7)

@@ -21,7 +21,7 @@ from hf_tlm.retrieval.engines import packages as backends
 from hf_tlm.retrieval.engines.bm25.files import META_FILE, ChangedIndexError, order_of_ids
 from hf_tlm.retrieval.engines.bm25.index import Index
 from hf_tlm.retrieval.engines.bm25.tokenize import TokenizedTexts, tokenize_texts
-from hf_tlm.retrieval.union import Union
+from hf_tlm.retrieval.hit_union import HitUnion
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -54,7 +54,7 @@ class Sharding:
 
 
 @dataclass(frozen=True)
-class Search:
+class RetrievalRequest:
     """What every engine is asked.
 
     query_ids, queries: the training examples and their query texts; folder: where indexes and work in progress are kept;
@@ -108,7 +108,7 @@ class Search:
 
 
 @dataclass
-class Found:
+class RetrievalResult:
     """Passages (id, text, source) in the order of a subset, the subset's other columns, and counts.
 
     columns: rank, score, n_queries and best_query, the number of a query.
@@ -120,13 +120,13 @@ class Found:
     columns: dict[str, Any]
     counts: dict[str, Any]
 
-    def select(self, rows: np.ndarray) -> Found:
+    def select(self, rows: np.ndarray) -> RetrievalResult:
         """Some of the passages."""
         columns = {name: np.asarray(values)[rows] for name, values in self.columns.items()}
-        return Found(self.passages.select(rows), columns, self.counts)
+        return RetrievalResult(self.passages.select(rows), columns, self.counts)
 
 
-def search_corpus(engine: str, search: Search, corpus: Corpus) -> Found:
+def search_corpus(engine: str, search: RetrievalRequest, corpus: Corpus) -> RetrievalResult:
     """Our own index, or an engine of another package, over a corpus on this machine."""
     queries = search.tokenize()
     passages, index = (_indexed if engine == "bm25" else _read)(search, corpus)
@@ -160,10 +160,10 @@ def search_corpus(engine: str, search: Search, corpus: Corpus) -> Found:
         "queries_without_hits": len(without_hits),
         "first_queries_without_hits": search.named(without_hits),
     }
-    return Found(passages.select(rows), _columns(union, rows), counts)
+    return RetrievalResult(passages.select(rows), _columns(union, rows), counts)
 
 
-def search_shards(search: Search, corpus: Corpus, sharding: Sharding) -> Found:
+def search_shards(search: RetrievalRequest, corpus: Corpus, sharding: Sharding) -> RetrievalResult:
     """A corpus larger than one machine."""
     from hf_tlm.retrieval.engines.sharded.sharded import retrieve_sharded
 
@@ -183,10 +183,12 @@ def search_shards(search: Search, corpus: Corpus, sharding: Sharding) -> Found:
     )
     search.check_found(len(found.passages), found.counts["passages"])
     columns = {name: getattr(found, name) for name in ("rank", "score", "n_queries", "best_query")}
-    return Found(found.passages, columns, found.counts | {"first_queries_without_hits": search.named(found.without_hits)})
+    return RetrievalResult(
+        found.passages, columns, found.counts | {"first_queries_without_hits": search.named(found.without_hits)}
+    )
 
 
-def search_elastic(search: Search, corpus: Corpus | None, elastic: ElasticSettings) -> Found:
+def search_elastic(search: RetrievalRequest, corpus: Corpus | None, elastic: ElasticSettings) -> RetrievalResult:
     """A cluster's index; made from the corpus if one is given and the index is not there."""
     from datasets import Dataset
 
@@ -216,7 +218,7 @@ def search_elastic(search: Search, corpus: Corpus | None, elastic: ElasticSettin
         "queries_without_hits": len(without_hits),
         "first_queries_without_hits": search.named(without_hits),
     }
-    return Found(passages, _columns(found.union, rows), counts)
+    return RetrievalResult(passages, _columns(found.union, rows), counts)
 
 
 def rarest_terms(queries: TokenizedTexts, corpus: TokenizedTexts, max_query_terms: int) -> TokenizedTexts:
@@ -250,11 +252,11 @@ def check_search(engine: str, settings: Bm25Settings, max_query_terms: int | Non
         check_engine("bm25" if engine == "sharded" else engine, settings)
 
 
-def _read(search: Search, corpus: Corpus) -> tuple[Dataset, None]:
+def _read(search: RetrievalRequest, corpus: Corpus) -> tuple[Dataset, None]:
     return corpus.to_dataset(str(search.folder)), None
 
 
-def _indexed(search: Search, corpus: Corpus) -> tuple[Dataset, Index]:
+def _indexed(search: RetrievalRequest, corpus: Corpus) -> tuple[Dataset, Index]:
     """The corpus and its index, row by row the same passages; a chosen index that lacks new files is extended by them."""
     passages = corpus.to_dataset(str(search.folder))
     parts = {part.fingerprint: part for part in corpus.parts if part.name not in corpus.bad_files}
@@ -281,7 +283,9 @@ def _indexed(search: Search, corpus: Corpus) -> tuple[Dataset, Index]:
     return passages, index
 
 
-def _extend(directory: Path, parts: Mapping[str, Part], fingerprint: str, corpus_name: str, search: Search) -> None:
+def _extend(
+    directory: Path, parts: Mapping[str, Part], fingerprint: str, corpus_name: str, search: RetrievalRequest
+) -> None:
     """Have an index hold all these parts if it holds some of them; what other processes add meanwhile is not added again."""
     while True:
         index = Index.load(directory, analyzer=search.settings.analyzer)
@@ -300,11 +304,11 @@ def _concatenated(parts: Sequence[Part], folder: Path) -> Dataset:
     return concatenate_datasets([part.to_dataset(str(folder)) for part in parts])
 
 
-def _join(search: Search, hits: Iterator[Hits], num_passages: int) -> tuple[Union, list[int]]:
+def _join(search: RetrievalRequest, hits: Iterator[Hits], num_passages: int) -> tuple[HitUnion, list[int]]:
     """(union, numbers of queries without hits)."""
     from tqdm.auto import tqdm
 
-    union, without_hits = Union(num_passages), []
+    union, without_hits = HitUnion(num_passages), []
     for query, (documents, scores) in enumerate(tqdm(hits, total=len(search.queries), desc="Retrieving", unit=" queries")):
         union.add(query, documents, scores)
         if len(documents) == 0:
@@ -312,7 +316,7 @@ def _join(search: Search, hits: Iterator[Hits], num_passages: int) -> tuple[Unio
     return union, without_hits
 
 
-def _columns(union: Union, rows: np.ndarray) -> dict[str, np.ndarray]:
+def _columns(union: HitUnion, rows: np.ndarray) -> dict[str, np.ndarray]:
     return {
         "rank": union.best_rank[rows],
         "score": union.best_score[rows],

@@ -17,7 +17,7 @@ from hf_tlm.runs.few_shot.points import Point, Prompted, WithHead
 from hf_tlm.runs.few_shot.templates import prompt_for
 from hf_tlm.runs.finetuning import CheckpointArguments
 from hf_tlm.runs.finetuning.loading import load_pretrained
-from hf_tlm.runs.grid.sharing import work_through
+from hf_tlm.runs.grid.sharing import run_shared
 from hf_tlm.runs.records import command_line, environment, predictions_jsonl
 from hf_tlm.runs.seeds import aggregate, format_table
 from hf_tlm.tasks import Task
@@ -150,8 +150,8 @@ def run_few_shot(task: Task, checkpoint: CheckpointArguments, args: FewShotArgum
                 shutil.rmtree(point.folder(output_dir) / "model", ignore_errors=True)
 
     with claimed:
-        work_through(points, lambda point: point.folder(output_dir), trained, train)
-        work_through(seeds, split_folder, tested, test)
+        run_shared(points, lambda point: point.folder(output_dir), trained, train)
+        run_shared(seeds, split_folder, tested, test)
 
     records = [read_object(split_folder(seed) / RESULTS_FILE) for seed in seeds]
     summary = {

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from hf_tlm.runs.grid.arguments import GridArguments
     from hf_tlm.runs.grid.grid import GridRun, run_grid
     from hf_tlm.runs.grid.points import Grid, GridError, Range
-    from hf_tlm.runs.grid.sharing import PointsError, work_through
+    from hf_tlm.runs.grid.sharing import PointsError, run_shared
 
 __getattr__, __dir__, __all__ = export_lazily(
     __name__,
@@ -16,6 +16,6 @@ __getattr__, __dir__, __all__ = export_lazily(
         "arguments": ["GridArguments"],
         "grid": ["GridRun", "run_grid"],
         "points": ["Grid", "GridError", "Range"],
-        "sharing": ["PointsError", "work_through"],
+        "sharing": ["PointsError", "run_shared"],
     },
 )

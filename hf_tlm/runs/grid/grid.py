@@ -15,12 +15,12 @@ from hf_tlm.runs.finetuning import CheckpointArguments, FinetuneArguments, Finet
 from hf_tlm.runs.grid.points import Grid, GridError, point_name
 from hf_tlm.runs.grid.report import choose, figures, to_markdown
 from hf_tlm.runs.grid.search import check_search, search
-from hf_tlm.runs.grid.sharing import PointsError, once, work_through
+from hf_tlm.runs.grid.sharing import PointsError, once, run_shared
 from hf_tlm.runs.records import published_lines
 from hf_tlm.tasks import Task
 from hf_tlm.training.finished import SEED
 from hf_tlm.training.publishing import check_hub, publish_run
-from hf_tlm.training.run_folder import RESULTS_FILE, claim, publish_locally, settings
+from hf_tlm.training.run_folder import RESULTS_FILE, claim, copy_best_model, settings
 from hf_tlm.utils import checked
 from hf_tlm.utils.claims import Claim
 from hf_tlm.utils.files import atomic_write
@@ -110,7 +110,7 @@ def run_grid(
     failures: Mapping[Path, HfTlmError] = {}
     try:
         with claimed:
-            work_through(list(arguments), folder, done, run)
+            run_shared(list(arguments), folder, done, run)
     except PointsError as error:
         failures = error.failures
         if len(failures) == len(points):
@@ -197,7 +197,7 @@ def _point_arguments(args: FinetuneArguments, point: Mapping[str, Any], seeds: l
 
 def _publish_chosen(record: Mapping[str, Any], chosen: FinetuneRun, output_dir: Path) -> None:
     """The chosen point's model, card and results at the top, and the table; `grid.json` says that all is there."""
-    publish_locally(chosen.output_dir / f"seed-{chosen.best['seed']}" / "model", output_dir)
+    copy_best_model(chosen.output_dir / f"seed-{chosen.best['seed']}" / "model", output_dir)
     for name in (RESULTS_FILE, CARD_FILE):
         atomic_write(output_dir / name, (chosen.output_dir / name).read_bytes())
     test = [seed["test"] for seed in chosen.seeds if "test" in seed]

@@ -38,7 +38,7 @@ class PointsError(HfTlmError):
         )
 
 
-def work_through(
+def run_shared(
     points: Sequence[P], folder: Callable[[P], Path], done: Callable[[P], bool], run: Callable[[P], None]
 ) -> None:
     """Run every point that is not done, until all are; other processes that do the same take their share.
@@ -95,9 +95,9 @@ def work_through(
 
 
 def once(folder: Path, done: Callable[[], bool], run: Callable[[], None]) -> None:
-    """One point, see `work_through`: a process runs it, and the others wait for it. What fails is raised as it is."""
+    """One point, see `run_shared`: a process runs it, and the others wait for it. What fails is raised as it is."""
     try:
-        work_through([folder], lambda folder: folder, lambda _: done(), lambda _: run())
+        run_shared([folder], lambda folder: folder, lambda _: done(), lambda _: run())
     except PointsError as error:
         raise error.failures[folder] from None
 

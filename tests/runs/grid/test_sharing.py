@@ -10,7 +10,7 @@ import time
 import pytest
 
 from hf_tlm.errors import HfTlmError
-from hf_tlm.runs.grid import PointsError, sharing, work_through
+from hf_tlm.runs.grid import PointsError, run_shared, sharing
 from hf_tlm.utils import locks
 
 NAMES = ["a", "b", "c", "d", "e", "f"]
@@ -18,7 +18,7 @@ NAMES = ["a", "b", "c", "d", "e", "f"]
 PROGRAM = """
 import os, sys, time
 from pathlib import Path
-from hf_tlm.runs.grid.sharing import work_through
+from hf_tlm.runs.grid.sharing import run_shared
 root, names, pause = Path(sys.argv[1]), sys.argv[2].split(), float(sys.argv[3])
 def run(name):
     (root / name).mkdir(exist_ok=True)
@@ -29,7 +29,7 @@ def run(name):
 (root / f"ready-{os.getpid()}").write_text("")
 while len(list(root.glob("ready-*"))) < int(sys.argv[4]):
     time.sleep(0.01)
-work_through(names, lambda name: root / name, lambda name: (root / name / "done").is_file(), run)
+run_shared(names, lambda name: root / name, lambda name: (root / name / "done").is_file(), run)
 """
 IN_A_JOB = """
 import sys
@@ -45,7 +45,7 @@ def run(name):
     distributed.barrier()
 # Only the first process looks at what is done.
 done = lambda name: 1 / (1 - rank) and (root / name / "0").is_file()
-sharing.work_through(["a", "b", "c"], lambda name: root / name, done, run)
+sharing.run_shared(["a", "b", "c"], lambda name: root / name, done, run)
 distributed.destroy_process_group()
 """
 
@@ -70,7 +70,7 @@ def work(root, names=NAMES, fail=(), ran=None):
         (root / name).mkdir(exist_ok=True)
         (root / name / "done").write_text("here\n")
 
-    work_through(names, lambda name: root / name, lambda name: (root / name / "done").is_file(), run)
+    run_shared(names, lambda name: root / name, lambda name: (root / name / "done").is_file(), run)
     return ran
 
 
@@ -123,13 +123,13 @@ def test_what_ends_the_work_leaves_its_point_free(tmp_path, stop):
         raise stop
 
     with pytest.raises(stop):
-        work_through(["a"], lambda name: tmp_path / name, lambda name: False, run)
+        run_shared(["a"], lambda name: tmp_path / name, lambda name: False, run)
     assert work(tmp_path, ["a"]) == ["a"]
 
 
 def test_a_point_finished_just_before_its_lock_was_had_is_not_run(tmp_path):
     answers = iter([False, True])
-    work_through(["a"], lambda name: tmp_path / name, lambda name: next(answers), lambda name: pytest.fail("run again"))
+    run_shared(["a"], lambda name: tmp_path / name, lambda name: next(answers), lambda name: pytest.fail("run again"))
     assert not list(tmp_path.iterdir())
 
 

@@ -114,7 +114,7 @@ def connect(settings: ElasticSettings) -> Elasticsearch:
     return Elasticsearch(settings.url, **options)
 
 
-def patiently(
+def with_retries(
     call: Callable[[], T], settings: ElasticSettings, *, statuses: Collection[int] = RETRIED, drops: bool = True
 ) -> T:
     """`call()`, repeated with back-off after timeouts, lost connections (`drops`), `statuses` and Unfinished.
@@ -231,7 +231,7 @@ def read_layout(client: Elasticsearch, settings: ElasticSettings) -> Layout:
         RetrievalError: no such index, indices that differ, or fields that cannot be used.
     """
     # Nothing listening is a wrong address far more often than a passing trouble: no use in waiting for it.
-    answer = patiently(lambda: client.indices.get(index=settings.index), settings, drops=False)
+    answer = with_retries(lambda: client.indices.get(index=settings.index), settings, drops=False)
     if not answer.body:
         raise RetrievalError(f"There is no index {settings.index!r} at {settings.url}. Check the name.")
     layouts = [_layout(name, described, settings) for name, described in answer.body.items()]

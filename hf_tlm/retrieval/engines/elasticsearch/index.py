@@ -14,9 +14,9 @@ from hf_tlm.retrieval.engines.elasticsearch.client import (
     ElasticSettings,
     check_settings,
     connect,
-    patiently,
     read_layout,
     reason_of,
+    with_retries,
 )
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def index_corpus(
         "complete": False,
     }
     with connect(settings) as client:
-        exists = patiently(lambda: client.indices.exists(index=settings.index), settings, drops=False)
+        exists = with_retries(lambda: client.indices.exists(index=settings.index), settings, drops=False)
         if not exists:
             _create(client, settings, bm25, stamp)
         found = read_layout(client, settings).stamp
@@ -79,9 +79,9 @@ def index_corpus(
                     _bulk(client, rows, fields, settings)
                     bar.update(len(rows["id"]))
             interval = {"index": {"refresh_interval": None}}
-            patiently(lambda: client.indices.put_settings(index=settings.index, settings=interval), settings)
-            patiently(lambda: client.indices.refresh(index=settings.index), settings)
-        count = patiently(lambda: client.count(index=settings.index), settings)["count"]
+            with_retries(lambda: client.indices.put_settings(index=settings.index, settings=interval), settings)
+            with_retries(lambda: client.indices.refresh(index=settings.index), settings)
+        count = with_retries(lambda: client.count(index=settings.index), settings)["count"]
         if count != len(dataset):
             raise RetrievalError(
                 f"The index {settings.index!r} holds {count} passages, the corpus {len(dataset)}. Ids repeat in the corpus, "
@@ -89,7 +89,7 @@ def index_corpus(
             )
         if not found["complete"]:
             meta = {STAMP: {**stamp, "complete": True}}
-            patiently(lambda: client.indices.put_mapping(index=settings.index, meta=meta), settings)
+            with_retries(lambda: client.indices.put_mapping(index=settings.index, meta=meta), settings)
     return count
 
 
@@ -129,7 +129,7 @@ def _create(client: Elasticsearch, settings: ElasticSettings, bm25: Bm25Settings
         if "error" in answer and "resource_already_exists_exception" not in reason_of(answer.body):
             raise RetrievalError(f"Elasticsearch does not create the index {settings.index!r}: {reason_of(answer.body)}.")
 
-    patiently(create, settings, drops=False)
+    with_retries(create, settings, drops=False)
 
 
 def _check_same(found: dict[str, Any] | None, stamp: dict[str, Any], settings: ElasticSettings) -> None:
@@ -188,4 +188,4 @@ def _bulk(client: Elasticsearch, rows: dict[str, list], fields: dict[str, str], 
                     "What is indexed stays; run the same again to continue."
                 )
 
-    patiently(send, settings, statuses=())  # streaming_bulk itself waits out overload; lost connections are left to us
+    with_retries(send, settings, statuses=())  # streaming_bulk itself waits out overload; lost connections are left to us

@@ -4,7 +4,7 @@ Scores are Lucene's BM25 with k1 and b of the index, term statistics taken over 
 are those of our own "lucene" variant but for Lucene's storing of lengths in one byte (exact below 40 terms, then within
 an eighth), its float32 arithmetic, deleted passages that still count, and the analyzer of an index of other making.
 
-Tested against a loopback server that answers like Elasticsearch (tests/retrieval/elastic_server.py), with the official
+Tested against a loopback server that answers like Elasticsearch (tests/support/elastic_server.py), with the official
 client, and not against a real cluster.
 """
 
@@ -26,12 +26,12 @@ from hf_tlm.retrieval.engines.elasticsearch.client import (
     Unfinished,
     check_settings,
     connect,
-    patiently,
     read_layout,
     reason_of,
+    with_retries,
 )
 from hf_tlm.retrieval.engines.elasticsearch.index import index_corpus
-from hf_tlm.retrieval.union import Union
+from hf_tlm.retrieval.hit_union import HitUnion
 
 if TYPE_CHECKING:
     from elasticsearch import Elasticsearch
@@ -127,7 +127,7 @@ def _search_batch(
         if again:
             raise Unfinished(again)
 
-    patiently(ask, settings)
+    with_retries(ask, settings)
     return [found[place] for place in range(len(texts))]
 
 
@@ -219,7 +219,7 @@ def _fetch_batch(client: Elasticsearch, ids: list[str], settings: ElasticSetting
                 f"id_field {settings.id_field!r} of index {settings.index!r} has the same id more than once."
             )
 
-    patiently(get if settings.id_field is None else find, settings)
+    with_retries(get if settings.id_field is None else find, settings)
     return found
 
 
@@ -241,7 +241,7 @@ class ElasticHits:
     """
 
     ids: list[str]
-    union: Union
+    union: HitUnion
     counts: dict[str, int]
     without_hits: list[int]
     fingerprint: str | None
@@ -269,7 +269,7 @@ def retrieve_elastic(
 
     check_settings(bm25, max_query_terms)
     positions: dict[str, int] = {}
-    union, without_hits = Union(), []
+    union, without_hits = HitUnion(), []
     hits = search(queries, top_k, settings, bm25, query_ids=query_ids)
     for query, (ids, scores) in enumerate(tqdm(hits, total=len(queries), desc="Retrieving", unit=" queries")):
         documents = np.array([positions.setdefault(identifier, len(positions)) for identifier in ids], np.int64)
@@ -283,6 +283,6 @@ def retrieve_elastic(
         )
     with connect(settings) as client:
         stamp = read_layout(client, settings).stamp
-        passages = patiently(lambda: client.count(index=settings.index), settings)["count"]
+        passages = with_retries(lambda: client.count(index=settings.index), settings)["count"]
     counts = {"queries": len(queries), "passages": passages}
     return ElasticHits(list(positions), union, counts, without_hits, stamp and stamp["fingerprint"])

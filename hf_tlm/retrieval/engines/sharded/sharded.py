@@ -46,9 +46,9 @@ PRELOAD = ["hf_tlm.retrieval.engines.sharded.preload"]  # once for all local pro
 class ShardedHits:
     """The union of all queries' top K, ordered as a subset: by rank, score (highest first), id.
 
-    passages: columns id, text, source; rank, n_queries, best_query: int32, score: float32, as in `Union`; without_hits: the
-    queries that are not empty and hit nothing; counts: "passages", "sources" (passages of the corpus per source), "skipped"
-    (documents without text), "bad_files" (names of those left out), "queries_without_hits".
+    passages: columns id, text, source; rank, n_queries, best_query: int32, score: float32, as in `HitUnion`; without_hits:
+    the queries that are not empty and hit nothing; counts: "passages", "sources" (passages of the corpus per source),
+    "skipped" (documents without text), "bad_files" (names of those left out), "queries_without_hits".
     """
 
     passages: Dataset

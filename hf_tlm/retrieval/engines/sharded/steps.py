@@ -43,7 +43,7 @@ from hf_tlm.retrieval.engines.sharded.workspace import (
     write_json,
     write_table,
 )
-from hf_tlm.retrieval.union import Union
+from hf_tlm.retrieval.hit_union import HitUnion
 
 COPY_ROWS = 1 << 22
 
@@ -247,7 +247,7 @@ class MergeHits(Step):
         scores = [read_array(shard / "scores.bin", np.float32) for shard in shards]
 
         lengths = np.diff(read_queries(self.workspace).offsets)
-        union, without_hits = Union(len(by_id)), []
+        union, without_hits = HitUnion(len(by_id)), []
         for query in range(len(lengths)):
             ranges = [slice(o[query], o[query + 1]) for o in offsets]
             ends = np.cumsum([r.stop - r.start for r in ranges])

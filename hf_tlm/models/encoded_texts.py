@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig
 
 
 @dataclass
-class Texts:
+class EncodedTexts:
     """Hidden states of a batch, and each text's own.
 
     hidden: float [R, S, H]; attention_mask: int64 [R, S]; text_ids, first_tokens: of a packed batch, else None.

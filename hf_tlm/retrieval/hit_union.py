@@ -21,7 +21,7 @@ def _add(query, documents, scores, best_rank, score_at_best_rank, best_score, be
             best_query[document] = query
 
 
-class Union:
+class HitUnion:
     """Arrays indexed by passage, which grow as needed; n_queries is 0 where no query hit.
 
     best_rank: int32, from 1; best_score: float32, over all queries; best_query: int32, the query that gave the best
@@ -53,7 +53,7 @@ class Union:
         return rows[np.lexsort((tie_key[rows], -self.best_score[rows], self.best_rank[rows]))]
 
     def _grow(self, size: int) -> None:
-        longer = Union(size)
+        longer = HitUnion(size)
         for name, array in vars(self).items():
             getattr(longer, name)[: len(array)] = array
         vars(self).update(vars(longer))

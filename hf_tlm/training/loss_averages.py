@@ -7,17 +7,17 @@ from collections.abc import Callable, Mapping
 import torch
 from accelerate import Accelerator
 
-from hf_tlm.objectives.shares import wide
+from hf_tlm.objectives.reductions import accumulation_dtype
 
 
-class Terms:
+class LossAverages:
     """Sums and what they are divided by, by name, since they were last read."""
 
     def __init__(self):
         self._pairs: dict[str, torch.Tensor] = {}
 
     def add(self, pairs: Mapping[str, torch.Tensor], prefix: str = "") -> None:
-        """Collect pairs (sum, count), `wide` [2], by name."""
+        """Collect pairs (sum, count), `accumulation_dtype` [2], by name."""
         for name, pair in pairs.items():
             self._pairs[prefix + name] = self._pairs.get(prefix + name, 0.0) + pair
 
@@ -40,6 +40,8 @@ def in_pairs(terms: Mapping[str, torch.Tensor], sums: Callable[[str, torch.Tenso
     def pair(name: str, value: torch.Tensor) -> torch.Tensor:
         if value.dim():
             return value
-        return torch.stack([torch.as_tensor(x).to(value.device, wide(value.device)) for x in sums(name, value)])
+        return torch.stack(
+            [torch.as_tensor(x).to(value.device, accumulation_dtype(value.device)) for x in sums(name, value)]
+        )
 
     return {name: pair(name, value) for name, value in terms.items()}

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 import torch
 
 
-def wide(device: torch.device | str) -> torch.dtype:
-    """What sums over many tokens are kept in: float64, and float32 on Apple's GPUs (mps), which have no float64."""
+def accumulation_dtype(device: torch.device | str) -> torch.dtype:
+    """Return the dtype of sums over many tokens: float64, and float32 on Apple's GPUs (mps), which have no float64."""
     return torch.float32 if torch.device(device).type == "mps" else torch.float64
 
 
 def share(total: torch.Tensor, count: torch.Tensor | int) -> torch.Tensor:
-    """A pair (sum, count), `wide` [2] without gradient: what was so, of how many."""
-    total = total.detach().to(wide(total.device))
+    """A pair (sum, count), `accumulation_dtype` [2] without gradient: what was so, of how many."""
+    total = total.detach().to(accumulation_dtype(total.device))
     return torch.stack([total, torch.as_tensor(count, dtype=total.dtype, device=total.device)])
 
 
