@@ -10,6 +10,7 @@ from typing import Any
 
 from hf_tlm.errors import HfTlmError
 from hf_tlm.experiments.published import BESIDE, PUBLISHED
+from hf_tlm.objective_specs import OBJECTIVES
 
 # What an arm can set: the options of these recipes, by their names, as in a YAML file.
 SECTIONS = ("retrieve", "select_influence", "train_tlm", "finetune")
@@ -17,7 +18,6 @@ PRETRAINED = "pretrained"
 # Arms without a network, by their names.
 BASELINES = ("majority class", "linear")
 METHODS = {"iss": "iss", "dsir": "dsir", "bm25": "bm25-rank", "random": "random"}
-OBJECTIVE_NAMES = {"mlm": "MLM", "electra": "ELECTRA", "ale": "ALE", "cocolm": "COCO-LM"}
 _SELECTION = re.compile(r"(?:bm25 \+ )?(iss|dsir|bm25|random) (\d+(?:\.\d+)?)%", re.IGNORECASE)
 _ARM_KEYS = ("name", "subset", "objective", PRETRAINED, "published", *SECTIONS)
 _TASK_KEYS = ("task", "seeds", *SECTIONS)
@@ -136,7 +136,7 @@ class Arm:
         return [
             replace(
                 self,
-                name=self.name if len(objectives) == 1 else f"{self.name}, {OBJECTIVE_NAMES.get(objective, objective)}",
+                name=self.name if len(objectives) == 1 else f"{self.name}, {OBJECTIVES[objective].title}",
                 objective=objective,
                 published=self.published if objective == "mlm" else (),
                 settings={**self.settings, "train_tlm": {**options, **self.settings.get("train_tlm", {})}},
@@ -188,8 +188,8 @@ def read_objective(text: str) -> tuple[str, dict[str, Any]]:
     values = _read_object(text, "An objective", None)
     options = {"objective": text} if values is None else dict(values)
     name = options.pop("objective", None)
-    if name not in OBJECTIVE_NAMES:
-        raise ReproductionError(f"An objective is one of {', '.join(OBJECTIVE_NAMES)}; received {text}.")
+    if name not in OBJECTIVES:
+        raise ReproductionError(f"An objective is one of {', '.join(OBJECTIVES)}; received {text}.")
     return name, options
 
 

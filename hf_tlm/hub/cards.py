@@ -8,14 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from hf_tlm.hub.finetuned_card import METRIC_NAMES, METRIC_TYPES
 from hf_tlm.hub.rendering import dataset_sentence, displayed_name, hub_dataset, hub_name, license_sentence, render
+from hf_tlm.objective_specs import OBJECTIVES
 from hf_tlm.version import __version__
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult
-
-KINDS = {"mlm": "Masked language model", "electra": "ELECTRA", "ale": "ALE", "cocolm": "COCO-LM"}
-# Of the language-modelling losses; `mlm` has none of its own beside a task's.
-CITATIONS = {"mlm": [], "electra": ["electra"], "ale": ["electra", "ale"], "cocolm": ["coco_lm"]}
 
 
 def tlm_card(run: Mapping[str, Any], seed: int) -> str:
@@ -73,7 +70,7 @@ def tlm_card(run: Mapping[str, Any], seed: int) -> str:
         coco_lm_losses=_coco_lm_losses(arguments),
         dataset_sentence=dataset_sentence(dataset),
         license_sentence=license_sentence(None),
-        citations=["tlm", *({method} & {"iss", "dsir"}), *CITATIONS[objective]],
+        citations=["tlm", *({method} & {"iss", "dsir"}), *OBJECTIVES[objective].citations],
     )
 
 
@@ -107,12 +104,12 @@ def pretrained_card(run: Mapping[str, Any]) -> str:
         data,
         run=run,
         arguments=arguments,
-        title=f"{KINDS[objective]} pretrained on {corpus}",
+        title=f"{OBJECTIVES[objective].model_title} pretrained on {corpus}",
         base_name=displayed_name(base),
         coco_lm_losses=_coco_lm_losses(arguments),
         dataset_sentence=dataset_sentence(dataset),
         license_sentence=license_sentence(None),
-        citations=CITATIONS[objective] or ["bert"],
+        citations=OBJECTIVES[objective].citations or ["bert"],
     )
 
 
@@ -182,7 +179,8 @@ def _held_out_results(run: Mapping[str, Any], task_type: str) -> list[EvalResult
 
 def _coco_lm_losses(arguments: Mapping[str, Any]) -> str | None:
     """What a run of the objective cocolm adds up, in words."""
-    if arguments.get("objective") != "cocolm":
+    spec = OBJECTIVES.get(arguments.get("objective"))
+    if spec is None or not spec.corrects:
         return None
     weight = f"{arguments['rtd_weight']:g}"
     words = {

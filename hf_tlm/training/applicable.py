@@ -5,24 +5,8 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
+from hf_tlm.objective_specs import OBJECTIVES, takers
 from hf_tlm.training.options import ArgumentsError
-
-COMPOSITES = ("electra", "ale", "cocolm")
-OBJECTIVES = {
-    "rtd_weight": COMPOSITES,
-    "clm": ("cocolm",),
-    "stop_gradient": ("cocolm",),
-    "scl": ("cocolm",),
-    "scl_temperature": ("cocolm",),
-    "scl_projection": ("cocolm",),
-    "crop_fraction": ("cocolm",),
-    "auxiliary_size": COMPOSITES,
-    "auxiliary_layers": COMPOSITES,
-    "auxiliary_name_or_path": COMPOSITES,
-    "freeze_auxiliary": COMPOSITES,
-    "temperature": COMPOSITES,
-    "replacements": COMPOSITES,
-}
 
 DEFAULT_MAX_STEPS = 10_000
 OF_STAGE_1 = (
@@ -52,10 +36,10 @@ def check_applicable(options: Any, objective: str) -> None:
     ArgumentsError: a field of the dataclass `options` is not at its default, and `objective` has no use for it.
     """
     for entry in fields(options):
-        takers, value = OBJECTIVES.get(entry.name), getattr(options, entry.name)
-        if takers and objective not in takers and value != entry.default:
+        of, value = takers(entry.name), getattr(options, entry.name)
+        if of and objective not in of and value != entry.default:
             raise ArgumentsError(
-                f"{entry.name} {value} has no effect with objective {objective}: it is for {', '.join(takers)}. Leave it "
+                f"{entry.name} {value} has no effect with objective {objective}: it is for {', '.join(of)}. Leave it "
                 "out, or change --objective."
             )
 
@@ -73,7 +57,7 @@ def check_together(args: Any, model_args: Any) -> None:
         # ELECTRA's main model has no masked-LM head; of COCO-LM's that corrects tokens the output bias is meant.
         "lm_head_init": (
             model_args,
-            model_args.freeze_auxiliary and (args.objective != "cocolm" or args.clm == "rtd"),
+            model_args.freeze_auxiliary and not (OBJECTIVES[args.objective].corrects and args.clm != "rtd"),
             "freeze_auxiliary: no head that predicts tokens learns",
         ),
     }

@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass
 from typing import ClassVar
 
+from hf_tlm.objective_specs import OBJECTIVES
 from hf_tlm.training.applicable import DEFAULT_MAX_STEPS, check_applicable
 from hf_tlm.training.base_arguments import BaseArguments
 from hf_tlm.training.energy import check_energy
@@ -36,7 +37,7 @@ class RunArguments(RunOptions, BaseArguments):
                 f"stop_gradient false is for clm full, whose LM loss has a copy probability; received clm {self.clm}. Leave "
                 "it out."
             )
-        if self.objective == "cocolm" and self.clm == "full" and self.stop_gradient and self.rtd_weight == 0:
+        if OBJECTIVES[self.objective].corrects and self.clm == "full" and self.stop_gradient and self.rtd_weight == 0:
             raise ArgumentsError(
                 "rtd_weight 0 leaves the copy head of clm full untrained. Give another --rtd_weight, --stop_gradient false, "
                 "or another --clm."

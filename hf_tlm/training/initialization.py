@@ -27,6 +27,7 @@ from hf_tlm.models.initialization import (
 from hf_tlm.models.initialization_arguments import InitializationArguments
 from hf_tlm.models.spectral import SpectralEmbeddings, spectral_embeddings
 from hf_tlm.models.tlm import MlmHead
+from hf_tlm.objective_specs import OBJECTIVES
 
 logger = logging.getLogger(__name__)
 
@@ -115,7 +116,7 @@ def with_initialization(
         logger.info("Spectral embeddings: %s", spectral.report)
     if options.lm_head_init == "frequencies":
         counts = token_counts(rows, len(tokenizer))
-    never = () if objective == "cocolm" else special
+    never = () if OBJECTIVES[objective].mask_special else special
     initialization = Initialization(spectral, neighbors, counts, never)
 
     def make() -> TrainedModel:

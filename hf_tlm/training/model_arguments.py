@@ -8,6 +8,7 @@ from typing import Any
 from hf_tlm.hub.checkpoint import split_revision
 from hf_tlm.models.initialization_arguments import InitializationArguments
 from hf_tlm.models.lora_arguments import LoraArguments
+from hf_tlm.objective_specs import OBJECTIVES
 from hf_tlm.training.options import ArgumentsError
 from hf_tlm.utils.ranges import check_ranges
 
@@ -121,9 +122,9 @@ class ModelArguments(InitializationArguments, LoraArguments):
 
     def settled(self, objective: str) -> ModelArguments:
         """A copy with the defaults that depend on the objective."""
-        size, temperature = (1.0, 1.0) if objective == "cocolm" else (0.25, 0.8)
+        spec = OBJECTIVES[objective]
         return replace(
             self,
-            auxiliary_size=size if self.auxiliary_size is None else self.auxiliary_size,
-            temperature=temperature if self.temperature is None else self.temperature,
+            auxiliary_size=spec.auxiliary_size if self.auxiliary_size is None else self.auxiliary_size,
+            temperature=spec.temperature if self.temperature is None else self.temperature,
         )

@@ -45,17 +45,25 @@ def language_objective(args: RunArguments) -> Any:
     token detection (Clark et al. 2020, section 2); for cocolm plus corrective language modelling and sequence contrastive
     learning (Meng et al., NeurIPS 2021, equation 4), or what `clm` and `scl` leave of them (Table 3).
     """
-    if args.objective == "mlm":
-        return Mlm()
-    detection = (args.rtd_weight, ReplacedTokenDetection())
-    if args.objective != "cocolm":
-        return WeightedSum((1.0, Mlm()), detection)
+    return LANGUAGE_OBJECTIVES[args.objective](args)
+
+
+def _detecting(args: RunArguments) -> WeightedSum:
+    return WeightedSum((1.0, Mlm()), (args.rtd_weight, ReplacedTokenDetection()))
+
+
+def _correcting(args: RunArguments) -> WeightedSum:
     if args.clm == "all_token":
         correction = (1.0, CorrectiveLm(0.0, stop_gradient=False, all_tokens=True))
     else:
         correction = (1.0, CorrectiveLm(args.rtd_weight, copy=args.clm == "full", stop_gradient=args.stop_gradient))
+    detection = (args.rtd_weight, ReplacedTokenDetection())
     parts = [(1.0, Mlm()), detection if args.clm == "rtd" else correction]
     return WeightedSum(*parts, *([(1.0, SequenceContrastive(args.scl_temperature))] if args.scl else []))
+
+
+# Their names and all else that is known of them are in `hf_tlm.objective_specs`.
+LANGUAGE_OBJECTIVES = {"mlm": lambda args: Mlm(), "electra": _detecting, "ale": _detecting, "cocolm": _correcting}
 
 
 def corrective_lm(objectives: Mapping[str, Any]) -> CorrectiveLm | None:

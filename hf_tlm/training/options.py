@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from hf_tlm.errors import HfTlmError
+from hf_tlm.objective_specs import OBJECTIVES
 from hf_tlm.training.hub_options import HubOptions
 
 
@@ -72,7 +73,7 @@ class RunOptions(HubOptions):
             "help": "Language-modelling loss. mlm: masked tokens are predicted. electra: a small auxiliary model predicts "
             "and replaces them, and the model tells which tokens were replaced. ale: the same on an ALBERT body. cocolm: "
             "the model corrects the replaced tokens, and two views of a text are drawn together.",
-            "choices": ["mlm", "electra", "ale", "cocolm"],
+            "choices": list(OBJECTIVES),
         },
     )
     rtd_weight: float = field(

@@ -21,6 +21,7 @@ from hf_tlm.models.adapters import check_targets
 from hf_tlm.models.families import longest_input
 from hf_tlm.models.initialization import scale_to_width
 from hf_tlm.models.loading import check_fit, reading
+from hf_tlm.objective_specs import OBJECTIVES
 from hf_tlm.tasks import Task
 from hf_tlm.training.applicable import check_applicable, check_rdrop, check_together, of_other_stage
 from hf_tlm.training.arguments import RunArguments, TlmArguments
@@ -246,11 +247,11 @@ def model_factory(
         ArgumentsError: objective ale without an ALBERT body, cocolm without its own, or (when a model is made) an adapter
             for a checkpoint without a masked-LM head.
     """
-    composite, model_args = args.objective != "mlm", model_args.settled(args.objective)
+    spec, model_args = OBJECTIVES[args.objective], model_args.settled(args.objective)
     settings = {
         "temperature": model_args.temperature,
-        "heads": "clm" if args.objective == "cocolm" and args.clm != "rtd" else "rtd",
-        "apart": args.objective == "cocolm",
+        "heads": "clm" if spec.corrects and args.clm != "rtd" else "rtd",
+        "apart": spec.separate_sampling,
         "replacements": model_args.replacements,
         "frozen": model_args.freeze_auxiliary,
         "scl_projection": args.scl_projection,
@@ -265,7 +266,7 @@ def model_factory(
         }
 
         def from_checkpoint() -> TrainedModel | PeftModel:
-            if composite:
+            if spec.corrupts:
                 model = CorruptAndPredict.from_checkpoint(
                     model_args.model_name_or_path, model_args.auxiliary_name_or_path, **settings, **options
                 )
@@ -287,7 +288,7 @@ def model_factory(
     config._attn_implementation = model_args.attn_implementation
     if model_args.weight_init == "width":
         scale_to_width(config)
-    if not composite:
+    if not spec.corrupts:
         return partial(TlmModel.from_config, config)
     _check_body(args, config.model_type)
     auxiliary = _auxiliary(args, model_args, config)
@@ -336,15 +337,15 @@ def check_model(args: RunArguments, model_args: ModelArguments) -> None:
             "use_peft does not work with DeepSpeed: what it trains is too small to be worth sharding. Use DDP, for instance "
             "recipes/configs/accelerate/ddp.yaml."
         )
-    composite, model_args = args.objective != "mlm", model_args.settled(args.objective)
-    if composite and (model_args.use_peft or args.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true"):
+    spec, model_args = OBJECTIVES[args.objective], model_args.settled(args.objective)
+    if spec.corrupts and (model_args.use_peft or args.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true"):
         raise ArgumentsError(
             f"objective {args.objective} works neither with use_peft nor with FSDP: both of its models are trained whole, "
             "and the main one is small. Use DDP; adapt the exported model afterwards with --stage 2 --use_peft."
         )
     if model_args.model_name_or_path is None:
         config = read_config(model_args.model_config)
-        if composite:
+        if spec.corrupts:
             _check_body(args, config.model_type)
             _auxiliary(args, model_args, config)
 
@@ -354,18 +355,16 @@ def _auxiliary(args: RunArguments, model_args: ModelArguments, config: PreTraine
     if model_args.freeze_auxiliary:
         return model_args.auxiliary_name_or_path
     layers = model_args.auxiliary_layers
-    if layers is None and args.objective == "cocolm":
-        layers = max(1, config.num_hidden_layers // 3)
+    depth = OBJECTIVES[args.objective].auxiliary_depth
+    if layers is None and depth is not None:
+        layers = max(1, config.num_hidden_layers // depth)
     return auxiliary_config(config, model_args.auxiliary_size, layers)
 
 
 def _check_body(args: RunArguments, model_type: str) -> None:
-    bodies = {
-        "ale": (("albert",), "ELECTRA on an ALBERT body", "ale_small"),
-        "cocolm": (("cocolm", "modernbert"), "for COCO-LM's body or a ModernBERT", "cocolm_base"),
-    }
-    if args.objective in bodies and model_type not in bodies[args.objective][0]:
-        _, what, file = bodies[args.objective]
+    spec = OBJECTIVES[args.objective]
+    if spec.encoders and model_type not in spec.encoders:
+        what, file = spec.encoder_advice
         raise ArgumentsError(
             f"objective {args.objective} is {what} (recipes/configs/models/{file}.json); received the type {model_type!r}. "
             "For other bodies the objective is electra."

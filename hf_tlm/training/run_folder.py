@@ -12,6 +12,7 @@ from typing import Any
 from hf_tlm.errors import HfTlmError
 from hf_tlm.models import MLM_SUBFOLDER
 from hf_tlm.models.composite_files import GENERATOR
+from hf_tlm.objective_specs import OBJECTIVES
 from hf_tlm.training.base_arguments import BaseArguments
 from hf_tlm.utils.claims import Claim
 from hf_tlm.utils.files import atomic_file, atomic_write, sha256
@@ -49,7 +50,7 @@ def settings(args: BaseArguments) -> dict[str, Any]:
     one = args.ready(args.output_dir, args.seed)
     if values.get("total_batch_tokens") is None:
         values["texts_per_step"] = one.train_batch_size * one.gradient_accumulation_steps * one.world_size
-    if values.get("objective") == "cocolm" and values["scl"]:
+    if OBJECTIVES[values.get("objective", "mlm")].contrasts and values["scl"]:
         # The only loss that depends on them: a text is told from the others of its micro-batch.
         if values.get("total_batch_tokens") is None:
             values["texts_per_micro_batch"] = one.train_batch_size * one.world_size

@@ -24,6 +24,7 @@ from hf_tlm.data.streaming import ShardStream, StreamedBlocks
 from hf_tlm.data.tokenization import text_lengths
 from hf_tlm.models.base import TrainedModel, applied_parameters
 from hf_tlm.models.corruption import CorruptAndPredict
+from hf_tlm.objective_specs import OBJECTIVES
 from hf_tlm.objectives import RDrop, TaskLoss
 from hf_tlm.objectives.reductions import accumulation_dtype
 from hf_tlm.objectives.task import class_weights
@@ -80,6 +81,7 @@ class TlmTrainer(SampledTrainer):
             weights = class_weights(train_dataset["label"][:], model.config.num_labels, args.class_balance)
         self.objectives = dict(objectives or tlm_objectives(args, weights))
         self.corpus_dataset = corpus_dataset
+        spec = OBJECTIVES[args.objective]
         self._terms, self._eval_terms, self._micro_batches = LossAverages(), LossAverages(), 1
         super().__init__(
             model=model,
@@ -93,9 +95,9 @@ class TlmTrainer(SampledTrainer):
                 seed=args.seed,
                 row_length=args.row_length if args.layout == "pack" else None,
                 eval_row_length=args.row_length if args.layout != "none" else None,
-                replacing=args.objective != "mlm",
-                mask_special=args.objective == "cocolm",
-                crop_fraction=args.crop_fraction if args.objective == "cocolm" and args.scl else None,
+                replacing=spec.corrupts,
+                mask_special=spec.mask_special,
+                crop_fraction=args.crop_fraction if spec.contrasts and args.scl else None,
             ),
             **kwargs,
         )
