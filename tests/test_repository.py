@@ -43,6 +43,14 @@ def test_no_traces_of_a_machine(pattern):
     assert not matches(pattern, FILES)
 
 
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "SECURITY.md"])
+def test_places_that_are_named_are_there(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    places = re.findall(r"`((?:hf_tlm|tests|recipes|benchmarks)/[\w./]*)`", text)
+    assert places or page == "SECURITY.md"
+    assert not [place for place in places if not (ROOT / place).exists()]
+
+
 def test_nothing_is_unfinished():
     code = [path for path in FILES if path.suffix == ".py" and path.relative_to(ROOT).parts[0] in ("hf_tlm", "recipes")]
     assert code
