@@ -32,8 +32,10 @@ def load_encoder(
     trust_remote_code: bool = False,
     attn_implementation: str | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """(body, tokenizer): of a checkpoint with whatever head, of an adapter with its base, the encoder alone of both
-    encoder and decoder. On a GPU if there is one, in evaluation mode.
+    """Load an encoder and its tokenizer, on a GPU if there is one, in evaluation mode.
+
+    Returns (body, tokenizer): of a checkpoint with whatever head, of an adapter with its base, the encoder alone of both
+    encoder and decoder.
 
     Args:
         name_or_path: folder, or Hub id with `@revision` if wanted.

@@ -56,7 +56,8 @@ STYLE = {
 
 
 def check_installed(*modules: str) -> None:
-    """
+    """Check that packages which the analysis needs are installed.
+
     Raises:
         AnalysisError: a module of the extra `analysis` is not installed.
     """
@@ -83,8 +84,9 @@ def style() -> Iterator[None]:
 
 
 def new_figure(rows: int = 1, columns: int = 1, *, width: float = WIDTH, height: float = HEIGHT, **subplots: Any):
-    """(figure, axes) as of `pyplot.subplots`, without pyplot's global state and without a display. What is drawn on them
-    has the style of all figures within `style()` only.
+    """Return (figure, axes) as `pyplot.subplots` does, without pyplot's global state and without a display.
+
+    What is drawn on them has the style of all figures within `style()` only.
 
     Args:
         width, height: of the whole figure, inches.

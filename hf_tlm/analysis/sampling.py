@@ -9,8 +9,9 @@ from hf_tlm.corpora import load_corpus
 
 
 def sample_corpus(corpus: str, count: int, *, seed: int = 0, least: int = 1, text_column: str = "text") -> list[str]:
-    """As many texts of a corpus, or all if it has fewer, each with the same probability, in the corpus's order; it is read
-    through once, and what is drawn is all that is kept.
+    """Draw `count` texts of a corpus, or all if it has fewer, each with the same probability, in the corpus's order.
+
+    The corpus is read through once, and what is drawn is all that is kept.
 
     Args:
         corpus: a file, folder or Hub id.

@@ -202,8 +202,11 @@ def _is_output(folder: Path) -> bool:
 
 
 def _ends(path: Path) -> bytes:
-    """The first and last 64 KiB: with name and size, enough to tell files apart without reading a terabyte. What changes
-    in between and leaves the size as it is goes unseen."""
+    """Return the first and last 64 KiB of a file.
+
+    With name and size they are enough to tell files apart without reading a terabyte. What changes in between and leaves the
+    size as it is goes unseen.
+    """
     try:
         with open(path, "rb") as file:
             head = file.read(_SAMPLE)

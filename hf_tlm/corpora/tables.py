@@ -140,8 +140,10 @@ def _checking(path: Path, builder: str) -> Iterator[None]:
 
 
 def _csv_problem(path: Path, rows: int | None = None) -> str | None:
-    """Args:
-    rows: how many are looked at; None for all.
+    """Describe the first row of a CSV file that has more fields than the header names; None if there is none.
+
+    Args:
+        rows: how many are looked at; None for all.
     """
     with suppress(OSError, ValueError, csv.Error):
         lines = _csv_lines(path)

@@ -14,8 +14,9 @@ from hf_tlm.errors import HfTlmError
 
 @dataclass(frozen=True)
 class Cropper:
-    """Crops texts: `fraction` of the tokens of each, one after the other, at least one; [CLS] in front and, where the
-    tokenizer has one, [SEP] at the end, so that both views of a text have one form.
+    """Crops texts to `fraction` of their tokens, one after the other, at least one.
+
+    [CLS] is in front and, where the tokenizer has one, [SEP] at the end, so that both views of a text have one form.
 
     The tokens are those between the special tokens around a text (separators inside it stay); their number is rounded. The
     paper has [CLS] as the sequence's first token and does not speak of [SEP]. Where the part begins is one random number,

@@ -51,8 +51,10 @@ def mask_tokens(
     mask_share: float = 0.8,
     random_share: float = 0.1,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Each maskable token is chosen with `mlm_probability`. Of those, `mask_share` become the mask token, `random_share`
-    a random token of the vocabulary, the others stay. The default shares are BERT's.
+    """Choose tokens for masked language modelling, and corrupt them.
+
+    Each maskable token is chosen with `mlm_probability`. Of those, `mask_share` become the mask token, `random_share` a
+    random token of the vocabulary, the others stay. The default shares are BERT's.
 
     Args:
         input_ids: int64 [T], the tokens of any number of texts, in any order.

@@ -80,8 +80,10 @@ class Layout:
 
 
 def leading_texts(batch: Mapping[str, torch.Tensor], count: int) -> dict[str, torch.Tensor]:
-    """A batch of `TlmCollator` with its first `count` texts only: the rows of the others are gone, their places in packed
-    rows are padding."""
+    """Return a batch of `TlmCollator` with its first `count` texts only.
+
+    The rows of the others are gone, their places in packed rows are padding.
+    """
     packed = {prefix: batch[f"{prefix}text_ids"] for prefix in ("", "crop_") if f"{prefix}text_ids" in batch}
     texts = {}
     for name, values in batch.items():

@@ -37,8 +37,10 @@ _FORMAT = 1
 
 
 def held_out(corpus: Corpus, identifier: str, share: float) -> bool:
-    """Whether a passage is kept from training: by a hash of its document's id, so the same in every run, whatever the
-    order or the other passages."""
+    """Whether a passage is kept from training.
+
+    A hash of its document's id decides, so it is the same in every run, whatever the order or the other passages.
+    """
     document = identifier.rpartition("#")[0] if corpus.cut or corpus.max_words is not None else identifier
     return xxhash.xxh3_64_intdigest(document.encode()) < share * 2**64
 
@@ -86,8 +88,11 @@ class BlockShards:
 
     @property
     def totals(self) -> dict[str, Any] | None:
-        """Of the whole corpus, None while it is being prepared: shards, blocks, tokens (special ones not counted), tokens of
-        the last block, passages, held-out passages among them, and the files that were left out."""
+        """Numbers of the whole corpus; None while it is being prepared.
+
+        They are: shards, blocks, tokens (special ones not counted), tokens of the last block, passages, held-out passages
+        among them, and the files that were left out.
+        """
         totals = find_object(self.folder / TOTALS_FILE)
         return totals if totals is None or {"shards", "blocks", "tokens"} <= totals.keys() else None
 
@@ -112,8 +117,9 @@ class BlockShards:
             time.sleep(POLL_SECONDS)
 
     def prepare(self, *, progress: bool = False, pause: Callable[[], object] | None = None) -> Iterator[int]:
-        """Make the missing shards, in order. Yields the number of every shard, those that were there too, as soon as it can
-        be read.
+        """Make the missing shards, in order.
+
+        Yields the number of every shard, those that were there too, as soon as it can be read.
 
         Args:
             pause: called before every batch of passages; an error that it raises ends the preparation.
@@ -160,8 +166,10 @@ class BlockShards:
         atomic_write(self.folder / TOTALS_FILE, json.dumps(totals, indent=2) + "\n")
 
     def validation(self, max_blocks: int, *, progress: bool = True) -> Dataset:
-        """The first blocks made of held-out passages, at most `max_blocks`: columns `input_ids`, and `draw`, from which each
-        block's mask is derived, so that it is the same at every evaluation and in every run.
+        """Return the first blocks made of held-out passages, at most `max_blocks`.
+
+        The columns are `input_ids`, and `draw`, from which each block's mask is derived, so that it is the same at every
+        evaluation and in every run.
 
         Raises:
             BlocksError: no passage is held out.

@@ -61,8 +61,10 @@ class Preparation:
             self._change.notify_all()
 
     def check(self) -> None:
-        """Raises:
-        BlocksError: the thread ended with an error.
+        """Check that the thread that prepares the shards has not failed.
+
+        Raises:
+            BlocksError: the thread ended with an error.
         """
         if self._error is not None:
             raise BlocksError(f"The corpus could not be prepared further: {self._error}") from self._error
@@ -174,11 +176,13 @@ class StreamedBlocks:
 
 
 class ShardStream:
-    """`StreamedBlocks` as an endless sequence of passes, as `InterleavedBatchSampler` takes it: shard after shard, the
-    blocks of each in an order that depends on `key`, pass and shard only. So it is the same sequence in every process and
-    after every interruption. It waits for a shard when it comes to it.
+    """`StreamedBlocks` as an endless sequence of passes, as `InterleavedBatchSampler` takes it.
 
-    size, total: blocks and tokens of a pass, by far too many (`INDEX_SPACE`).
+    Shard comes after shard, the blocks of each in an order that depends on `key`, pass and shard only. So it is the same
+    sequence in every process and after every interruption. It waits for a shard when it comes to it.
+
+    Attributes:
+        size, total: blocks and tokens of a pass, by far too many (`INDEX_SPACE`).
     """
 
     by_tokens = False

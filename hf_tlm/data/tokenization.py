@@ -30,7 +30,9 @@ class TokenizerError(HfTlmError):
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, masking: bool = True) -> None:
-    """Args:
+    """Check that a tokenizer has the special tokens that training needs.
+
+    Args:
         masking: whether it is for masked language modelling.
 
     Raises:
@@ -89,8 +91,10 @@ def load_tokenizer(
 
 
 def without_limits(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """The tokenizer without the truncation and padding that calls leave in it: what is saved of it does not depend on which
-    texts were tokenised and which were found in the cache."""
+    """Return the tokenizer without the truncation and padding that calls leave in it.
+
+    What is saved of it then does not depend on which texts were tokenised and which were found in the cache.
+    """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
         backend.no_truncation()
@@ -153,8 +157,9 @@ def train_wordpiece(
 def cached_wordpiece(
     texts: Iterable[str], vocab_size: int, *, lowercase: bool = True, max_length: int = 512
 ) -> PreTrainedTokenizerBase:
-    """`train_wordpiece`, kept in the cache of `datasets` for every run with equal texts and arguments, and made again where
-    what is there is damaged.
+    """`train_wordpiece`, kept in the cache of `datasets` for every run with equal texts and arguments.
+
+    It is made again where what is there is damaged.
 
     Raises:
         TokenizerError: see `train_wordpiece`.
@@ -231,8 +236,11 @@ def tokenize(
 
 
 def _fingerprint(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int, all_types: bool) -> str | None:
-    """What the tokenised rows depend on. `datasets` would hash the whole tokenizer, whose truncation each call sets, so
-    that a second run may not find what the first one made. None, and so that hash, for a tokenizer in pure Python."""
+    """Hash what the tokenised rows depend on; None leaves the hash to `datasets`.
+
+    `datasets` would hash the whole tokenizer, whose truncation each call sets, so that a second run may not find what the
+    first one made. That hash is left for a tokenizer in pure Python.
+    """
     settings = backend_settings(tokenizer)
     if settings is None:
         return None

@@ -166,8 +166,9 @@ def _subset_of(plan: Plan, step: Step) -> Subset | None:
 
 
 def tokenise(plan: Plan, step: Step) -> None:
-    """What the training of a model from scratch tokenises before its first step, into the cache of `datasets`, where the
-    training finds it: its task's rows and its subset.
+    """Tokenise what the training of a model from scratch does before its first step.
+
+    Its task's rows and its subset go into the cache of `datasets`, where the training finds them.
 
     Raises:
         HfTlmError: see `prepare`.

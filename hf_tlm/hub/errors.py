@@ -98,8 +98,10 @@ def redacted(error: BaseException) -> str:
 
 @contextmanager
 def explaining(repo: Repo) -> Iterator[None]:
-    """Raises:
-    HubError: what the Hub's client raises, explained.
+    """Raise as a `HubError` with an explanation what the Hub's client raises within the block.
+
+    Raises:
+        HubError: what the Hub's client raises, explained.
     """
     import httpx2
     from huggingface_hub.errors import RevisionResolutionError

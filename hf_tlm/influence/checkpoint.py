@@ -25,9 +25,11 @@ _NOT_OF_THE_MODEL = {"_name_or_path", "architectures", "dtype", "transformers_ve
 
 
 class Checkpoint:
-    """
-    modules: those that own the chosen parameters.
-    gradients: of each parameter, the place of its module and what is kept of gradients. Keys begin with `number`.
+    """A trained model, and the gradients that are taken of its chosen parameters.
+
+    Attributes:
+        modules: those that own the chosen parameters.
+        gradients: of each parameter, the place of its module and what is kept of gradients. Keys begin with `number`.
     """
 
     def __init__(self, model: TlmModel, parameters: Sequence[Parameter], number: int, projection_dim: int | None, seed: int):
@@ -72,8 +74,10 @@ class Checkpoint:
 
 
 def check_alike(models: Sequence[TlmModel]) -> None:
-    """Raises:
-    InfluenceError: models have other parameters than the first.
+    """Check that the models have the same parameters.
+
+    Raises:
+        InfluenceError: models have other parameters than the first.
     """
     first, *others = ({name: tuple(p.shape) for name, p in model.named_parameters()} for model in models)
     for number, shapes in enumerate(others, start=2):

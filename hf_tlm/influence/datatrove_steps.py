@@ -146,8 +146,10 @@ class ScoreDocuments(PipelineStep):
         self.scorer, self.output, self.max_length, self.device = scorer, Workspace(output), max_length, device
 
     def run(self, data: Iterable[Document], rank: int = 0, world_size: int = 1) -> Iterator[Document]:
-        """Raises:
-        InfluenceError: the scorer has no task gradients, or the output is of another scorer, length or number of tasks.
+        """Score documents, and pass them on with their mean score in `metadata["influence"]`.
+
+        Raises:
+            InfluenceError: the scorer has no task gradients, or the output is of another scorer, length or number of tasks.
         """
         scorer, documents = load_scorer(self._claim(world_size), self.device or machine_device(rank)), iter(data)
         scorer.max_length(self.max_length)
@@ -200,8 +202,9 @@ class ScoreDocuments(PipelineStep):
 
 
 class KeepDocuments(PipelineStep):
-    """Passes on the documents that were chosen, in a second run of the pipeline whose documents `ScoreDocuments` has scored,
-    with `metadata["influence"]` and `metadata["influence_rank"]`.
+    """Passes on the documents that were chosen, in a second run of the pipeline that scored them.
+
+    `ScoreDocuments` scored them; now they get `metadata["influence"]` and `metadata["influence_rank"]`.
 
         chosen = select_rows(DocumentScores("scores"), num_passages=10_000)
         pipeline = [ParquetReader("corpus"), KeepDocuments("scores", chosen), ParquetWriter("kept")]
@@ -219,8 +222,10 @@ class KeepDocuments(PipelineStep):
         self.scores, self.selection = scores, selection
 
     def run(self, data: Iterable[Document], rank: int = 0, world_size: int = 1) -> Iterator[Document]:
-        """Raises:
-        InfluenceError: there are no such scores, or the documents or tasks are not those that were scored.
+        """Pass on the chosen documents, with their influence and its rank in their metadata.
+
+        Raises:
+            InfluenceError: there are no such scores, or the documents or tasks are not those that were scored.
         """
         scores = DocumentScores(self.scores)
         other = f"{self.scores} holds scores of other documents. Run the pipeline that was scored, with as many tasks."

@@ -17,8 +17,9 @@ from hf_tlm.models.tail import encode_masked_positions
 
 @dataclass
 class Decoded:
-    """What the output embedding's gradient is made of: row k of a text's is the sum over its masked tokens m of
-    errors[m, k] hidden[m].
+    """What the output embedding's gradient is made of.
+
+    Row k of a text's is the sum over its masked tokens m of errors[m, k] hidden[m].
 
     vocabulary: int64 [K], ascending. text: int64 [M], ascending. hidden: float [M, E]. errors: float [M, K], of the
     vocabulary's tokens softmax minus one-hot, divided by the masked tokens of the text. Floats are float32 or wider.

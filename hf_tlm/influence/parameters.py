@@ -32,9 +32,11 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Choice:
-    """
-    layer: 0 is the embeddings, 1 the first layer.
-    depth: layers that are applied from the first use of its parameters on.
+    """The parameters of one layer that were chosen.
+
+    Attributes:
+        layer: 0 is the embeddings, 1 the first layer.
+        depth: layers that are applied from the first use of its parameters on.
     """
 
     layer: int

@@ -72,8 +72,10 @@ class ScoreFiles:
         return [number for number in range(self.num_shards) if self.find(number) is None]
 
     def write(self, number: int, scores: np.ndarray) -> None:
-        """Raises:
-        HfTlmError: the disk cannot be written.
+        """Write the scores of a shard.
+
+        Raises:
+            HfTlmError: the disk cannot be written.
         """
         file = io.BytesIO()
         np.save(file, np.asfortranarray(scores, np.float32))

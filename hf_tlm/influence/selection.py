@@ -145,7 +145,7 @@ def _rank(scores: Scores, group_size: int, of_batch: np.ndarray) -> _Ranking:
 
 
 def _fill(ranking: _Ranking, scored: np.ndarray, group_size: int, num_passages: int) -> np.ndarray:
-    """bool [N]: the classes' groups in turn until there are so many passages."""
+    """Mark chosen passages, bool [N]: the classes' groups in turn until there are `num_passages`."""
     orders = [iter(np.lexsort((-total, best)).tolist()) for best, total in zip(ranking.best, ranking.total, strict=True)]
     taken = np.zeros(ranking.best.shape[1], bool)
     chosen = np.zeros(len(scored), bool)

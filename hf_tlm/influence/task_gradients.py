@@ -28,9 +28,11 @@ Block = dict[str, dict[str, torch.Tensor]]
 
 
 class TaskGradients:
-    """`block-<digest>-<n>.safetensors` has the gradients of consecutive task batches; `task_gradients.json`, which is
-    written first and whose digest that is, says which ones, and with what `settings` they are made. A block appears as a
-    whole and is never changed.
+    """The gradients of task batches, in a folder, in blocks of consecutive batches.
+
+    `block-<digest>-<n>.safetensors` has the gradients of such batches; `task_gradients.json`, which is written first and
+    whose digest that is, says which ones, and with what `settings` they are made. A block appears as a whole and is never
+    changed.
 
     Attributes:
         stops: of each block, the task batch after its last one.
@@ -45,8 +47,10 @@ class TaskGradients:
 
     @classmethod
     def begin(cls, folder: Path, device: torch.device, stops: list[int], settings: dict[str, Any]) -> TaskGradients:
-        """A folder for blocks of these task batches and settings, of which another process may have begun to make some;
-        what there is of other settings is removed."""
+        """Prepare a folder for blocks of these task batches and settings.
+
+        Another process may have begun to make some of them; what there is of other settings is removed.
+        """
         if (found := _read_meta(folder)) and found["settings"] != settings:
             shutil.rmtree(folder)
         meta = {"format": _FORMAT, "stops": stops, "settings": settings}
@@ -63,8 +67,10 @@ class TaskGradients:
 
     @classmethod
     def open(cls, folder: Path, device: torch.device, fingerprint: str) -> TaskGradients:
-        """Raises:
-        InfluenceError: they are not there, not whole, or were made by another model or with other settings.
+        """Open a folder that has all blocks, made by the same model with the same settings (`fingerprint`).
+
+        Raises:
+            InfluenceError: they are not there, not whole, or were made by another model or with other settings.
         """
         if not (folder / _META).is_file():
             raise InfluenceError(f"{folder} holds no task gradients. Make them with InfluenceScorer.fit and save.")
@@ -98,8 +104,10 @@ class TaskGradients:
         return self._path(number).is_file()
 
     def write(self, number: int, block: Block) -> None:
-        """Raises:
-        HfTlmError: the disk cannot be written.
+        """Write the gradients of a block.
+
+        Raises:
+            HfTlmError: the disk cannot be written.
         """
         tensors = {f"{key}/{name}": x.contiguous().cpu() for key, parts in block.items() for name, x in parts.items()}
         atomic_write(self._path(number), save(tensors))

@@ -117,8 +117,10 @@ def _token_embeddings(body: PreTrainedModel) -> str:
 
 
 def shared_parameters(main: PreTrainedModel, auxiliary: PreTrainedModel, frozen: bool) -> dict[str, str]:
-    """The parameters that are one, target -> source, by their names in `CorruptAndPredict`; of a frozen auxiliary model
-    none are the main one's."""
+    """Return the parameters that the two models share, target -> source, by their names in `CorruptAndPredict`.
+
+    Of a frozen auxiliary model none are the main one's.
+    """
     body, theirs = f"{auxiliary.base_model_prefix}.", dict(main.base_model.named_modules())
     same = {
         name: name

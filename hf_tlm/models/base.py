@@ -60,8 +60,9 @@ class TrainedModel(PreTrainedModel):
 
 
 def applied_parameters(model: nn.Module) -> int:
-    """The parameters, those that ALBERT shares between layers, and those of COCO-LM's further passes, as often as they are
-    applied.
+    """Count the parameters of a model, each as often as it is applied.
+
+    That is more than once for those that ALBERT shares between layers, and those of COCO-LM's further passes.
 
     6 x tokens x parameters is the cost of a step because every weight takes part in one product a token; a layer that is
     applied twelve times takes part in twelve.
@@ -141,7 +142,10 @@ def layer_classes(body: nn.Module) -> set[str]:
 
 @contextmanager
 def refusals_of(config: PreTrainedConfig) -> Iterator[None]:
-    """transformers' refusal of a config as a ModelError: an attention implementation that is not there, for instance."""
+    """Raise as a ModelError what transformers raises, within the block, for a config that it cannot make a model of.
+
+    It refuses an attention implementation that is not there, for instance.
+    """
     try:
         yield
     except (ImportError, ValueError) as error:

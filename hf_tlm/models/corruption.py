@@ -34,8 +34,10 @@ TEMPERATURE = 0.8
 
 
 class CorruptAndPredict(TrainedModel):
-    """The two networks of ELECTRA (Clark et al. 2020, section 2), of ALE (Shao, section II.E) and of COCO-LM (Meng et al.,
-    NeurIPS 2021, section 3.3).
+    """An auxiliary model that corrupts texts and a main one that reads them: ELECTRA, ALE or COCO-LM.
+
+    These are the two networks of ELECTRA (Clark et al. 2020, section 2), of ALE (Shao, section II.E) and of COCO-LM (Meng et
+    al., NeurIPS 2021, section 3.3).
 
     `auxiliary` is a masked LM. At the masked positions tokens are drawn from its softmax, and `main` reads the result.
     No gradient goes through the draw. `main` is a stock `ForSequenceClassification` model, so that a labelled task can be

@@ -72,7 +72,9 @@ def attention(
     scaling: float | None = None,
     **kwargs,
 ) -> tuple[torch.Tensor, None]:
-    """transformers' `sdpa`; in training on a CPU plain products, with dropout (for which torch has no kernel there) or not.
+    """Compute attention as transformers' `sdpa` does, but in training on a CPU by plain products.
+
+    They come with dropout (for which torch has no kernel there) or not.
 
     Args:
         query, key, value: float [R, heads, S, D].
@@ -111,8 +113,10 @@ def use_fast_dropout(model: nn.Module) -> None:
 
 
 def set_dropout(model: nn.Module, p: float) -> None:
-    """Give every dropout of a model the probability p, and its configs, so that an export says it; a LoRA adapter's own
-    stays. Heads of other tasks that a config has fields for are meant too."""
+    """Give every dropout of a model the probability p, and its configs, so that an export says it.
+
+    A LoRA adapter's own stays. Heads of other tasks that a config has fields for are meant too.
+    """
     for path, parent in list(model.named_modules()):
         if path.endswith("lora_dropout"):
             continue

@@ -78,7 +78,8 @@ def export_stock(
 
 
 def check_replaceable(output_dir: str | os.PathLike) -> None:
-    """
+    """Check that a folder may be replaced by a model: it is not there, is empty, or holds a model.
+
     Raises:
         ModelError: the folder holds something else than a model (with its masked LM in `mlm`), which writing another there
             would remove.

@@ -110,8 +110,10 @@ def family_of(config: PreTrainedConfig) -> Family:
 
 
 def check_family(model_type: str) -> None:
-    """Raises:
-    ModelError: no family has this `model_type`.
+    """Check that there is a family of encoders with this `model_type`.
+
+    Raises:
+        ModelError: no family has this `model_type`.
     """
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise ModelError(

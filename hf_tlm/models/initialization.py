@@ -95,8 +95,12 @@ def near_identity(dense: nn.Linear, carried: torch.Tensor) -> None:
 
 @dataclass(frozen=True)
 class AttentionWeights:
-    """The matrices of one attention layer as views: query, key, value float [H, H], a head's D rows one after another;
-    output float [H, H], a head's D columns one after another."""
+    """The matrices of one attention layer, as views.
+
+    Attributes:
+        query, key, value: float [H, H], a head's D rows one after another.
+        output: float [H, H], a head's D columns one after another.
+    """
 
     query: torch.Tensor
     key: torch.Tensor

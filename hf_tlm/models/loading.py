@@ -31,8 +31,10 @@ UNREADABLE = (OSError, RuntimeError, KeyError, ImportError, ValueError, Safetens
 
 @contextmanager
 def reading(what: str, advice: str = "") -> Iterator[None]:
-    """Raises:
-    ModelError: `what` cannot be loaded; ends with `advice`.
+    """Raise as a ModelError what is raised, within the block, for a model that cannot be loaded.
+
+    Raises:
+        ModelError: `what` cannot be loaded; ends with `advice`.
     """
     try:
         with reading_pickles(what, ModelError):
@@ -96,8 +98,10 @@ def new_weights(model: PreTrainedModel, info: Mapping[str, Any], name: str) -> s
 def check_fit(
     config: PreTrainedConfig, name: str, *, max_length: int, tokenizer: PreTrainedTokenizerBase, tokenizer_name: str
 ) -> None:
-    """Raises:
-    ModelError: the checkpoint `name` has fewer positions than `max_length`, or fewer tokens than the tokenizer.
+    """Check that a checkpoint has enough positions for `max_length`, and enough tokens for the tokenizer.
+
+    Raises:
+        ModelError: the checkpoint `name` has fewer positions than `max_length`, or fewer tokens than the tokenizer.
     """
     positions = longest_input(config)
     if positions is not None and max_length > positions:

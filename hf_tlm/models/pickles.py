@@ -26,7 +26,9 @@ def weights_file(folder: Path) -> Path:
 
 @contextmanager
 def reading_pickles(path: str | Path | None, refusal: type[HfTlmError]) -> Iterator[None]:
-    """torch reads no more of a pickle than tensors and numbers. What it says of others ends with how to run their code.
+    """Raise as a `refusal` what torch raises, within the block, for a pickle that it does not read.
+
+    It reads no more of one than tensors and numbers. What it says of others ends with how to run their code.
 
     Args:
         path: the file or folder that is read.

@@ -22,15 +22,17 @@ LmLoss = Callable[..., tuple[torch.Tensor, torch.BoolTensor]]
 
 @dataclass
 class CorruptionOutput(TlmOutput):
-    """
-    logits, mlm_loss: as in `TlmOutput`, of the main transformer and of the auxiliary one.
-    replaced: bool [T], of each of the batch's T real tokens, row by row: it differs from the original.
-    guesses: int64 scalar, masked positions at which the auxiliary model's most likely token is the original.
-    rtd_logits: float [T], how much each token looks replaced; None without a head for that.
-    copy_logits, lm_loss, lm_right: float [T], scalar, bool [T], of corrective language modelling, see
-        `hf_tlm.objectives.CorrectiveLm`; None without its heads.
-    corrupted_vectors, cropped_vectors: float [B, H], of each text, corrupted and cropped, the first token's hidden state, or
-        what a `ContrastHead` makes of it; None for a batch without crops.
+    """What `CorruptAndPredict` returns.
+
+    Attributes:
+        logits, mlm_loss: as in `TlmOutput`, of the main transformer and of the auxiliary one.
+        replaced: bool [T], of each of the batch's T real tokens, row by row: it differs from the original.
+        guesses: int64 scalar, masked positions at which the auxiliary model's most likely token is the original.
+        rtd_logits: float [T], how much each token looks replaced; None without a head for that.
+        copy_logits, lm_loss, lm_right: float [T], scalar, bool [T], of corrective language modelling, see
+            `hf_tlm.objectives.CorrectiveLm`; None without its heads.
+        corrupted_vectors, cropped_vectors: float [B, H], of each text, corrupted and cropped, the first token's hidden
+            state, or what a `ContrastHead` makes of it; None for a batch without crops.
     """
 
     replaced: torch.BoolTensor | None = None
@@ -93,8 +95,11 @@ class ClmHeads(nn.Module):
 
 
 class ContrastHead(nn.Module):
-    """Between [CLS] and the cosine of sequence contrastive learning: what the published COCO-LM model has there and the
-    paper has not. It is as wide as the body (the published one 768 in every size)."""
+    """The head between [CLS] and the cosine of sequence contrastive learning.
+
+    It is what the published COCO-LM model has there and the paper has not. It is as wide as the body (the published one 768
+    in every size).
+    """
 
     def __init__(self, config: PreTrainedConfig):
         super().__init__()

@@ -49,9 +49,10 @@ class Tail:
 
 
 def encode_masked_positions(body: PreTrainedModel, chosen: torch.Tensor, *places: torch.Tensor | None) -> torch.Tensor:
-    """float [M, H]: the hidden states of the M chosen tokens, bool [R, S], where nothing reads the others'.
+    """Return the hidden states of the M chosen tokens, float [M, H], where nothing reads the others'.
 
-    They are those of `encode` with the same arguments. Where the body allows it, the tail is computed for them alone.
+    `chosen` is bool [R, S]. The states are those of `encode` with the same arguments. Where the body allows it, the tail
+    is computed for them alone.
     """
     # What is compiled must not depend on M. A layer that is computed again in the backward pass, for its gradient, would be
     # computed whole. BERT's pooler wants a first token, whatever it is.

@@ -35,11 +35,13 @@ TRAINER_STATE = "trainer_state.json"
 
 @dataclass
 class TlmOutput(ModelOutput):
-    """
-    logits: class logits, float [B, C]; None for a batch without a classification loss.
-    mlm_loss: the masked-LM loss summed over the masked tokens, a float32 scalar; None for a batch without. A sum,
-        because the mean is over the whole optimizer step (`hf_tlm.objectives`); a loss and not logits, because they are
-        never all in memory.
+    """What `TlmModel` returns.
+
+    Attributes:
+        logits: class logits, float [B, C]; None for a batch without a classification loss.
+        mlm_loss: the masked-LM loss summed over the masked tokens, a float32 scalar; None for a batch without. A sum,
+            because the mean is over the whole optimizer step (`hf_tlm.objectives`); a loss and not logits, because they are
+            never all in memory.
     """
 
     logits: torch.FloatTensor | None = None

@@ -150,8 +150,10 @@ class CorrectiveLm:
         masked: torch.Tensor,
         max_logits: int = MAX_LOGITS,
     ) -> tuple[torch.Tensor, torch.BoolTensor]:
-        """The sum that becomes `outputs.lm_loss`, from the T real tokens of a batch, see `corrective_lm_loss`; and at which
-        tokens p_LM is largest at the original one, bool [T], False where it is not computed.
+        """Return the summed loss of a batch, and at which tokens p_LM is right.
+
+        The sum becomes `outputs.lm_loss`; it is of the T real tokens of the batch, see `corrective_lm_loss`. Tokens are bool
+        [T], True where p_LM is largest at the original one, False where it is not computed.
 
         Args:
             hidden: float [T, H]; copy_logits: float [T]; labels, input_ids: int64 [T]; masked: bool [T], those in M.
@@ -179,7 +181,9 @@ class CorrectiveLm:
     def __call__(
         self, outputs, batch: Mapping[str, torch.Tensor], counts: Mapping[str, torch.Tensor] | None = None
     ) -> dict[str, torch.Tensor]:
-        """`{"loss", "copy_loss", "lm_loss"}`, and pairs (sum, count) of shares (Figure 8): `copy_accuracy_replaced`,
+        """Return the losses of a batch, and accuracies of both heads (Figure 8).
+
+        These are `{"loss", "copy_loss", "lm_loss"}`, and pairs (sum, count) of shares: `copy_accuracy_replaced`,
         `copy_accuracy_original`, `lm_accuracy_replaced` and `lm_accuracy_original` (of masked tokens, by p_LM's largest),
         and those of `corruption_shares`.
 

@@ -19,13 +19,18 @@ def share(total: torch.Tensor, count: torch.Tensor | int) -> torch.Tensor:
 
 
 def mean(total: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-    """total / count, and 0 of nothing. A count that is itself a mean over processes may lie between 0 and 1."""
+    """Return total / count, and 0 of nothing.
+
+    A count that is itself a mean over processes may lie between 0 and 1.
+    """
     return total / (count + (count == 0))
 
 
 def corruption_shares(outputs, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What a batch's corruption was like, as pairs: `replaced_fraction` of all tokens, and `generator_accuracy`, of masked
-    tokens those at which the auxiliary model's most likely one is the original.
+    """Return what a batch's corruption was like, as pairs (sum, count) of shares.
+
+    `replaced_fraction` is of all tokens. `generator_accuracy` is of masked tokens: those at which the auxiliary model's most
+    likely one is the original.
 
     Reads `outputs.replaced` bool [T], `outputs.guesses` and `batch["mlm_labels"]`.
     """

@@ -30,8 +30,10 @@ class ReplacedTokenDetection:
     def __call__(
         self, outputs, batch: Mapping[str, torch.Tensor], counts: Mapping[str, torch.Tensor] | None = None
     ) -> dict[str, torch.Tensor]:
-        """`{"loss", "rtd_loss"}`, and pairs (sum, count) of shares: `rtd_accuracy_replaced`, `rtd_accuracy_original`, and
-        those of `corruption_shares`.
+        """Return the loss of a batch, and accuracies.
+
+        These are `{"loss", "rtd_loss"}`, and pairs (sum, count) of shares: `rtd_accuracy_replaced`, `rtd_accuracy_original`,
+        and those of `corruption_shares`.
 
         `counts` replaces the batch's own number of tokens as the divisor of the loss.
         """

@@ -52,8 +52,10 @@ def gather_rows(own: torch.Tensor) -> tuple[torch.Tensor, int]:
 def contrastive_loss(
     corrupted: torch.Tensor, cropped: torch.Tensor, temperature: float = 1.0
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Equation 3, summed over this process's 2 n sequences, a scalar; and of the cosines of their positive and of their
-    negative pairs (sum, count), `accumulation_dtype` [2] each, without gradient.
+    """Return the loss of equation 3, summed over this process's 2 n sequences, and the cosines of their pairs.
+
+    The loss is a scalar. The cosines are those of positive and those of negative pairs (sum, count), `accumulation_dtype`
+    [2] each, without gradient.
 
     Of each sequence the positive is its other view, and the negatives are the 2 N - 2 other sequences of all processes,
     both views. Summed over processes it is the loss of one process with the joined batch, gradients included.

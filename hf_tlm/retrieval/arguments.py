@@ -190,8 +190,10 @@ class RetrievalArguments:
 
 
 def parse_executor_options(text: str) -> dict[str, Any]:
-    """Raises:
-    RetrievalError: it is not a JSON object.
+    """Parse the value of --executor_options, a JSON object.
+
+    Raises:
+        RetrievalError: it is not a JSON object.
     """
     from hf_tlm.utils.safe_yaml import load_yaml
 

@@ -19,8 +19,10 @@ CACHED_TEXTS = 4096
 
 
 def check_deduplication(threshold: float, num_perm: int = 1, ngram: int = 1) -> None:
-    """Raises:
-    RetrievalError: a setting out of range, or datasketch is not installed.
+    """Check the settings of deduplication, and that its package is installed.
+
+    Raises:
+        RetrievalError: a setting out of range, or datasketch is not installed.
     """
     if not 0 < threshold <= 1 or num_perm < 1 or ngram < 1:
         raise RetrievalError(

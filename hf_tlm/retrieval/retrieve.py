@@ -208,8 +208,11 @@ def _distinct(found: RetrievalResult, threshold: float) -> tuple[RetrievalResult
 def _random(
     passages: Dataset, num_passages: int, seed: int, guard: Decontaminator | None, deduplicate: float | None
 ) -> tuple[RetrievalResult, list[str], list[str] | None]:
-    """Passages drawn without replacement; what holds held-out texts, or nearly repeats an earlier one, is replaced by
-    another draw. And the ids of both."""
+    """Draw passages without replacement.
+
+    A passage that holds held-out texts, or nearly repeats an earlier one, is replaced by another draw. Returns the passages,
+    and the ids of both kinds of replaced ones.
+    """
     order_of_ids(pa.array(passages["id"][:]))
     if num_passages > len(passages):
         raise RetrievalError(f"Cannot draw {num_passages} distinct passages: the corpus has {len(passages)}.")

@@ -132,7 +132,7 @@ def _most(task: Task) -> int:
 
 
 def _features(task: Task) -> Iterator[tuple[int, dict[str, sparse.csr_matrix]]]:
-    """n -> TF-IDF of all splits, with n-grams of up to n words."""
+    """Yield n and the TF-IDF of all splits, with n-grams of up to n words."""
     columns = [column for column in ("text", "text_pair") if column in task.train.column_names]
     for n in range(1, _most(task) + 1):
         parts: dict[str, list[sparse.csr_matrix]] = {split: [] for split in task.splits}

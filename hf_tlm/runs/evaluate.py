@@ -36,8 +36,9 @@ def checkpoint_logits(
     batch_size: int = 32,
     device: str | torch.device | None = None,
 ) -> dict[str, np.ndarray]:
-    """What a classifier says of validation and, where there is one, test: split -> logits, float [N, C], in the order of the
-    rows and of the task's classes.
+    """Compute a classifier's logits on validation and, where there is one, test.
+
+    Returns split -> logits, float [N, C], in the order of the rows and of the task's classes.
 
     Classes are matched by name; where model or data only number them, by number.
 

@@ -286,10 +286,12 @@ def _tokenizer(
 
 
 def _sample(corpus: Corpus, count: int, validation_share: float, among: int | None = None) -> list[str]:
-    """At most `count` texts that are not held out, those whose ids have the smallest hashes: the same whatever the order
-    of the corpus's files, and no more than that in memory.
+    """Choose at most `count` texts that are not held out: those whose ids have the smallest hashes.
 
-    among: look at so many passages only, the first ones.
+    They are the same whatever the order of the corpus's files, and no more than that is in memory.
+
+    Args:
+        among: look at so many passages only, the first ones.
     """
     # Of another seed than what holds passages out, which is a bound on the hash too.
     kept: list[tuple[int, str]] = []

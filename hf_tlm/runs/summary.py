@@ -82,5 +82,5 @@ class SeededRun:
 
 
 def summarise(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """split -> `aggregate` of the seeds' scores on it."""
+    """Summarise the scores of the seeds: split -> `aggregate` of those on it."""
     return {split: aggregate([record[split] for record in records]) for split in SPLITS if split in records[0]}

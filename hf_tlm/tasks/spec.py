@@ -176,8 +176,10 @@ class Task:
         return {split: counts[key] for split, counts in self.report.items() if key in counts}
 
     def check_kind(self, user: str, *kinds: str) -> None:
-        """Raises:
-        TaskError: `user` (say, "TLM") has no use for a task of this kind.
+        """Check that the task is of one of these kinds.
+
+        Raises:
+            TaskError: `user` (say, "TLM") has no use for a task of this kind.
         """
         if self.kind not in kinds:
             raise TaskError(
@@ -187,8 +189,10 @@ class Task:
 
     @cached_property
     def fingerprint(self) -> str:
-        """16 hex digits of a digest over all columns of all rows and the label names: equal data, equal fingerprint,
-        anywhere."""
+        """Return a fingerprint of the data: equal data, equal fingerprint, anywhere.
+
+        It is 16 hex digits of a digest over all columns of all rows and the label names.
+        """
         digest = hashlib.sha256()
         for split in SPLITS:
             if split in self.splits:

@@ -69,8 +69,10 @@ def label_names(spec: TaskSpec, train: Dataset) -> tuple[str, ...]:
 
 
 def _check_alike(spec: TaskSpec, values: set[Any]) -> None:
-    """Raises:
-    TaskError: two classes differ in the space around them alone.
+    """Check that no two classes differ only in the space around their names.
+
+    Raises:
+        TaskError: two classes differ in the space around them alone.
     """
     seen: dict[str, str] = {}
     for name in sorted(map(str, values)):

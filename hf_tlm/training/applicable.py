@@ -18,7 +18,8 @@ OF_STAGE_1 = (
 def of_other_stage(args: Any) -> list[str]:
     """Of a run of one stage of TLM alone the options that are not at their default and are the other's, as "name value".
 
-    They are no error: one config serves runs of both stages and of either."""
+    They are no error: one config serves runs of both stages and of either.
+    """
     return [said for said in of_training(args) if args.stage == ("1" if said.startswith("stage2_") else "2")]
 
 
@@ -32,8 +33,10 @@ def of_training(args: Any) -> list[str]:
 
 
 def check_applicable(options: Any, objective: str) -> None:
-    """Raises:
-    ArgumentsError: a field of the dataclass `options` is not at its default, and `objective` has no use for it.
+    """Check that `objective` has a use for every option that was given.
+
+    Raises:
+        ArgumentsError: a field of the dataclass `options` is not at its default, and `objective` has no use for it.
     """
     for entry in fields(options):
         of, value = takers(entry.name), getattr(options, entry.name)

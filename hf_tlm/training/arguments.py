@@ -91,8 +91,11 @@ class RunArguments(RunOptions, BaseArguments):
 
     @property
     def layout(self) -> str:
-        """`packing`, with auto settled. On CPUs the kernel for attention with dropout takes no mask, and the wide rows of a
-        pack cost more than the last padding of a group (benchmarks/results/training.md)."""
+        """`packing`, with auto settled.
+
+        On CPUs the kernel for attention with dropout takes no mask, and the wide rows of a pack cost more than the last
+        padding of a group (benchmarks/results/training.md).
+        """
         if self.packing != "auto":
             return self.packing
         return "group" if self.device.type == "cpu" else "pack"

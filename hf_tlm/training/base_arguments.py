@@ -29,8 +29,10 @@ Arguments = TypeVar("Arguments", bound="BaseArguments")
 
 
 class BaseArguments(TrainingArguments):
-    """`TrainingArguments` of a run that resumes by itself, ends at a loss that is not finite, and publishes a finished
-    folder. Subclasses have the fields of `HubOptions`, `layerwise_lr_decay`, `max_length` and `total_batch_size`."""
+    """`TrainingArguments` of a run that resumes by itself, ends at a non-finite loss, and publishes a finished folder.
+
+    Subclasses have the fields of `HubOptions`, `layerwise_lr_decay`, `max_length` and `total_batch_size`.
+    """
 
     hub_id_name: ClassVar[str] = "hub_model_id"
     # Whether a micro-batch is made smaller, if need be, until it divides the total batch.
@@ -166,9 +168,11 @@ class BaseArguments(TrainingArguments):
 
 
 def _check_hub(args: BaseArguments, id_name: str) -> None:
-    """Raises:
-    ArgumentsError: arguments of the Trainer's own pushes, which take whatever the folder holds at the time; or `id_name`,
-        the argument that names the repository, is missing or to no effect.
+    """Check the arguments of publishing to the Hub.
+
+    Raises:
+        ArgumentsError: arguments of the Trainer's own pushes, which take whatever the folder holds at the time; or
+            `id_name`, the argument that names the repository, is missing or to no effect.
     """
     strategies = ("end", "checkpoint") if id_name == "hub_model_id" else ("end",)
     if args.hub_strategy not in strategies or args.hub_always_push:

@@ -77,8 +77,10 @@ class CheckpointPushes(TrainerCallback):
         self.uploads.submit(staged)
 
     def check(self) -> None:
-        """Raises:
-        HubError: there were pushes, and all of them failed.
+        """Check that of the pushes of checkpoints one succeeded, if there were any.
+
+        Raises:
+            HubError: there were pushes, and all of them failed.
         """
         errors = self.uploads.errors
         if errors and not self.uploads.succeeded:
@@ -173,8 +175,10 @@ def fetch_run(args: BaseArguments) -> None:
 
 
 def _copy(snapshot: Path, name: str, size: int, target: Path) -> None:
-    """Raises:
-    ProtocolError: what came is not what was listed, lies outside of the cached repository, or is code that is not ours.
+    """Copy a file of a downloaded checkpoint, once it is known to be the one that was listed.
+
+    Raises:
+        ProtocolError: what came is not what was listed, lies outside of the cached repository, or is code that is not ours.
     """
     source = (snapshot / name).resolve()
     if not source.is_relative_to(snapshot.parents[1].resolve()) or not source.is_file() or source.stat().st_size != size:

@@ -42,8 +42,11 @@ def seal(checkpoint: Path, *, step: int, world_size: int, resumable: bool = True
 
 
 def damage(checkpoint: Path) -> str | None:
-    """Why a run cannot resume from the folder; None if it can: sealed, every file as it was when sealed, and the same for
-    the checkpoint best on validation so far, from which the run would export its model."""
+    """Return why a run cannot resume from the folder; None if it can.
+
+    It can if the folder is sealed, every file is as it was when sealed, and the same holds for the checkpoint best on
+    validation so far, from which the run would export its model.
+    """
     problem = _damage(checkpoint)
     if problem is None:
         best = best_of(checkpoint)

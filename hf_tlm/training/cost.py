@@ -65,8 +65,10 @@ def _sum(one: float | None, other: float | None) -> float | None:
 
 
 def nominal_tokens(sampler: InterleavedBatchSampler, args: RunArguments, step: int) -> int:
-    """Training tokens of the first `step` steps as TLM section 4.1 counts them: texts x sequence length, or, for batches
-    measured in tokens, those."""
+    """Count the training tokens of the first `step` steps as TLM section 4.1 counts them.
+
+    That is texts x sequence length, or, for batches measured in tokens, those.
+    """
     amount = sampler.amount * sampler.batches_per_step
     if sampler.batch_size is None:
         return amount * step

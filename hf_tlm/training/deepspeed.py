@@ -21,14 +21,18 @@ def is_launched() -> bool:
 
 
 def backend() -> str | None:
-    """What joins DeepSpeed's processes on a machine without accelerator: left to itself accelerate joins them on
-    accelerators only, and every process would think that it is alone."""
+    """Name the backend that joins DeepSpeed's processes on a machine without accelerator, else None.
+
+    Left to itself accelerate joins them on accelerators only, and every process would think that it is alone.
+    """
     return "gloo" if "LOCAL_RANK" in os.environ and not torch.accelerator.is_available() else None
 
 
 def check_deepspeed(args: TrainingArguments) -> None:
-    """Raises:
-    ArgumentsError: options of a run with which DeepSpeed would not be used, or would not compute what DDP computes.
+    """Check that a run with these options would use DeepSpeed, and compute with it what DDP computes.
+
+    Raises:
+        ArgumentsError: options of a run with which DeepSpeed would not be used, or would not compute what DDP computes.
     """
     if args.deepspeed:
         raise ArgumentsError(
@@ -50,7 +54,9 @@ def check_deepspeed(args: TrainingArguments) -> None:
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:
-    """Args:
+    """Check that DeepSpeed's settings leave to the run what is the run's.
+
+    Args:
         settings: DeepSpeed's, as accelerate made them of its config.
 
     Raises:

@@ -21,7 +21,8 @@ _MODELLED_CPU = ("cpu_load", "constant")
 
 
 def check_energy(country: str | None) -> None:
-    """
+    """Check that the energy of a run can be tracked, and its emissions estimated for `country`.
+
     Raises:
         ArgumentsError: codecarbon is not installed, or has no data for the country.
     """
@@ -38,10 +39,12 @@ def check_energy(country: str | None) -> None:
 
 @dataclass(frozen=True)
 class Reading:
-    """
-    kwh: electricity.
-    estimated_kwh: the part of it that no counter measured: codecarbon models it by load, rated power and size.
-    co2_kg: what producing it emitted, kilograms of CO2 equivalents by the country's energy mix.
+    """The electricity that was used, and what producing it emitted.
+
+    Attributes:
+        kwh: electricity.
+        estimated_kwh: the part of it that no counter measured: codecarbon models it by load, rated power and size.
+        co2_kg: what producing it emitted, kilograms of CO2 equivalents by the country's energy mix.
     """
 
     kwh: float = 0.0

@@ -1,5 +1,7 @@
-"""Finished parts of a run (stages, seeds, splits): a record and the model beside it, sealed, so that damage is seen before
-either is used or published. A damaged part is not finished, and is made again from what else there is.
+"""Finished parts of a run (stages, seeds, splits): a record and the model beside it, sealed.
+
+The seal shows damage before either is used or published. A damaged part is not finished, and is made again from what else
+there is.
 """
 
 from __future__ import annotations

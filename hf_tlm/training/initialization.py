@@ -77,8 +77,10 @@ class Initialization:
 
 
 def _bodies_and_heads(model: TrainedModel) -> Iterator[tuple[PreTrainedModel, MlmHead | None]]:
-    """The bodies of a model that learn, each with its masked-LM head, which a main transformer beside an auxiliary one has
-    not."""
+    """Yield the bodies of a model that learn, each with its masked-LM head.
+
+    A main transformer beside an auxiliary one has no such head.
+    """
     if isinstance(model, CorruptAndPredict):
         yield model.main.base_model, None
         if not model.auxiliary.frozen:

@@ -36,8 +36,10 @@ class SigtermCallback(TrainerCallback):
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Take SIGTERM as a request within the block. A second one ends the process at once, and one that came too late
-        for a step is handed to the previous handler."""
+        """Take SIGTERM as a request within the block.
+
+        A second one ends the process at once, and one that came too late for a step is handed to the previous handler.
+        """
         self.agreed, self._saving, self._since = False, False, None
         with on_sigterm(self._request):
             yield

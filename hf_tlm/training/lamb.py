@@ -8,7 +8,9 @@ import pytorch_optimizer
 
 
 class Lamb(pytorch_optimizer.Lamb):
-    """LAMB (You et al., ICLR 2020, https://arxiv.org/abs/1904.00962, algorithm 2 with phi(z) = z):
+    """LAMB (You et al., ICLR 2020, https://arxiv.org/abs/1904.00962, algorithm 2 with phi(z) = z).
+
+    A step computes
 
         m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2;  u = m / (sqrt(v) + eps) + weight_decay w
         w = w - lr ||w|| / ||u|| u

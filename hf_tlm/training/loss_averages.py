@@ -22,7 +22,7 @@ class LossAverages:
             self._pairs[prefix + name] = self._pairs.get(prefix + name, 0.0) + pair
 
     def read(self, accelerator: Accelerator) -> dict[str, float]:
-        """sum / count of every term over all processes, which must call this together; begins anew.
+        """Return sum / count of every term over all processes, which must call this together; begin anew.
 
         A term of nothing (the accuracy on replaced tokens where none was) is left out.
         """

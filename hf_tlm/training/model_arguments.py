@@ -15,8 +15,10 @@ from hf_tlm.utils.ranges import check_ranges
 
 @dataclass
 class ModelArguments(InitializationArguments, LoraArguments):
-    """Which model, from scratch (`model_config`) or from a checkpoint (`model_name_or_path`), its tokenizer, its adapter,
-    and how its weights begin."""
+    """Which model, its tokenizer, its adapter, and how its weights begin.
+
+    The model is from scratch (`model_config`) or from a checkpoint (`model_name_or_path`).
+    """
 
     model_config: str = field(
         default="recipes/configs/models/bert_tiny.json",

@@ -67,8 +67,10 @@ class NonFiniteLossCallback(TrainerCallback):
             self.look(args, state.global_step, optimizer)
 
     def look(self, args, step: int, optimizer: torch.optim.Optimizer) -> None:
-        """Raises:
-        NonFiniteLossError: a loss of the `step`-th step, counted from 0, is not finite on one of the processes.
+        """Look at the losses of a step on all processes, and stop the run if one is not finite.
+
+        Raises:
+            NonFiniteLossError: a loss of the `step`-th step, counted from 0, is not finite on one of the processes.
         """
         finite = torch.isfinite(torch.stack(self.losses)).all()
         flags = torch.stack([~finite, torch.tensor(self.interruption.requested, device=finite.device)])
@@ -127,8 +129,11 @@ class NonFiniteLossCallback(TrainerCallback):
         atomic_write(folder / f"process-{process}.json", json.dumps(record, indent=2) + "\n")
 
     def _texts(self, args, step: int) -> list[dict[str, list[int]]]:
-        """Of every micro-batch of this process, where a sampler knows it: the texts' `rows` in the tokenised task or corpus
-        data, and their `draws`, which their masks were derived from."""
+        """Return which texts are in every micro-batch of this process, where a sampler knows it.
+
+        Of each there are the texts' `rows` in the tokenised task or corpus data, and their `draws`, which their masks were
+        derived from.
+        """
         sampler = self.sampler()
         if sampler is None:
             return [{} for _ in self.losses]

@@ -21,7 +21,9 @@ from hf_tlm.training.arguments import RunArguments
 
 
 def tlm_objectives(args: RunArguments, weights: Sequence[float] | None = None) -> dict[str, Any]:
-    """Stage 1 (TLM, section 3.1): corpus batches L_lm; task batches rho2 L_lm + L_task, divided by rho2 + 1 where
+    """Return the objectives of a run of TLM: of corpus batches, where it has any, and of task batches.
+
+    Stage 1 (TLM, section 3.1): corpus batches L_lm; task batches rho2 L_lm + L_task, divided by rho2 + 1 where
     `loss_normalization` is `mean`; L_lm is `language_objective`. Stage 2 (`for_stage(2)`): L_task, or with `stage2_rdrop`
     R-Drop's; with `stage2_rho2` the language-modelling loss beside it as in stage 1. With a `teacher` L_task has
     `teacher_weight` x `TeacherLoss` added in both stages.
@@ -41,7 +43,9 @@ def tlm_objectives(args: RunArguments, weights: Sequence[float] | None = None) -
 
 
 def language_objective(args: RunArguments) -> Any:
-    """L_lm: the masked-LM loss; for `objective` electra and ale that of the auxiliary model plus `rtd_weight` times replaced
+    """Return L_lm, the language-modelling objective.
+
+    It is the masked-LM loss; for `objective` electra and ale that of the auxiliary model plus `rtd_weight` times replaced
     token detection (Clark et al. 2020, section 2); for cocolm plus corrective language modelling and sequence contrastive
     learning (Meng et al., NeurIPS 2021, equation 4), or what `clm` and `scl` leave of them (Table 3).
     """

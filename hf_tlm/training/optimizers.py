@@ -40,8 +40,10 @@ def check_optimizer(args: TrainingArguments) -> None:
 
 
 def check_adapted(args: TrainingArguments, use_peft: bool) -> None:
-    """Raises:
-    ArgumentsError: an adapter is to be trained by Muon.
+    """Check that Muon is not to train an adapter.
+
+    Raises:
+        ArgumentsError: an adapter is to be trained by Muon.
     """
     if use_peft and args.optim == MUON:
         raise ArgumentsError(
@@ -186,9 +188,10 @@ def layer_matrices(model: nn.Module) -> set[str]:
 
 
 def distances_from_top(model: nn.Module) -> dict[str, int]:
-    """How deep parameters lie in the bodies of `model`: 1 for a body's last layer, 2 for the one before, ..., and one more
-    than the number of layers for its embeddings. Heads, poolers and a last normalisation are 0. Layers that ALBERT shares
-    are one.
+    """Return how deep parameters lie in the bodies of `model`, counted from the top.
+
+    It is 1 for a body's last layer, 2 for the one before, ..., and one more than the number of layers for its embeddings.
+    Heads, poolers and a last normalisation are 0. Layers that ALBERT shares are one.
 
     Of a parameter that two bodies share the first one's place counts.
     """

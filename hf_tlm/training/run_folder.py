@@ -62,8 +62,10 @@ def settings(args: BaseArguments) -> dict[str, Any]:
 
 
 def local_files(model: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
-    """Of the options whose values are local models, tokenizers or configs: their files and digests, without cards and
-    records. After a change there a run is another one."""
+    """List the files, with their digests, of the options whose values are local models, tokenizers or configs.
+
+    Cards and records are left out. After a change there a run is another one.
+    """
     found = {}
     for name in LOCAL:
         if name == "model_config" and model.get("model_name_or_path") is not None:

@@ -77,8 +77,9 @@ def skip_unused(optimizer: torch.optim.Optimizer) -> None:
 
 
 def trained_model(trainer: Trainer) -> nn.Module:
-    """The model that `trainer` trained, whole and free of what distributed it. All processes must call this, and the
-    trainer cannot train any more.
+    """Return the model that `trainer` trained, whole and free of what distributed it.
+
+    All processes must call this, and the trainer cannot train any more.
 
     With DeepSpeed weights are float32 whatever it computed in, as with DDP: they are the optimizer's.
     """

@@ -291,9 +291,11 @@ def most_certain(probabilities: np.ndarray, shares: np.ndarray, count: int) -> n
 
 
 def marks_without_passages(texts: Sequence[str], passages: Sequence[str]) -> list[str]:
-    """Punctuation that more than half of the task's texts have, and less than one of a hundred passages: where a label
-    depends on it, as on marked entities, the teacher cannot know that of a passage."""
+    """List the punctuation that the task's texts often have and passages hardly ever.
 
+    More than half of the texts have it, and less than one of a hundred passages: where a label depends on it, as on marked
+    entities, the teacher cannot know that of a passage.
+    """
     counts = Counter(mark for text in texts for mark in _marks(text))
     often = {mark for mark, count in counts.items() if count > OFTEN * len(texts)}
     there = Counter(mark for text in passages for mark in _marks(text) & often) if often else Counter()

@@ -202,8 +202,10 @@ class TlmTrainer(SampledTrainer):
         return super().get_train_dataloader()
 
     def _check_warmup(self) -> None:
-        """Raises:
-        ArgumentsError: a budget ends the run before the learning rate has reached its peak.
+        """Check that the learning rate reaches its peak before the run ends.
+
+        Raises:
+            ArgumentsError: a budget ends the run before the learning rate has reached its peak.
         """
         args = self.args
         if not 1 <= args.max_steps <= args.warmup_steps:
@@ -269,8 +271,11 @@ class TlmTrainer(SampledTrainer):
         return (loss, outputs) if return_outputs else loss
 
     def _evaluated(self, model: TrainedModel, inputs: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, Any]:
-        """Loss and outputs of an evaluation batch: task texts are scored unmasked, whatever the training objective is;
-        passages by that objective, whose terms are collected."""
+        """Return loss and outputs of an evaluation batch.
+
+        Task texts are scored unmasked, whatever the training objective is; passages by that objective, whose terms are
+        collected.
+        """
         if _stream_of(inputs) == TASK:
             outputs = model(**inputs)
             return TaskLoss()(outputs, inputs)["loss"], outputs

@@ -18,8 +18,10 @@ _USUAL = ("adamw_torch", "adamw_torch_fused", *OWN)
 
 
 def check_trainer_options(args: TrainingArguments) -> None:
-    """Raises:
-    ArgumentsError: a tracker, scheduler, optimizer, or compiler that is not there, or an option that these do not take.
+    """Check that the trackers, scheduler, optimizer and compiler of a run are there, and take its other options.
+
+    Raises:
+        ArgumentsError: a tracker, scheduler, optimizer, or compiler that is not there, or an option that these do not take.
     """
     _check_trackers(args.report_to)
     _check_optimizer(args)

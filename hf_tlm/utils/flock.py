@@ -25,8 +25,10 @@ class Flock:
 
     @classmethod
     def open(cls, path: str | os.PathLike, flags: int = os.O_RDONLY) -> Flock:
-        """Raises:
-        OSError: it cannot be opened.
+        """Open a file, to lock it.
+
+        Raises:
+            OSError: it cannot be opened.
         """
         return cls(os.open(path, flags | os.O_CLOEXEC, 0o666))
 

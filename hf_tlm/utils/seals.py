@@ -98,7 +98,8 @@ def broken_seal(folder: str | os.PathLike, *needed: str) -> str | None:
 
 
 def check_seal(folder: str | os.PathLike) -> None:
-    """
+    """Check the files of a sealed folder against its seal.
+
     Raises:
         SealError: the folder has a seal that a file does not match. A process looks once at a folder.
     """

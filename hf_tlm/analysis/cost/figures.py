@@ -17,8 +17,11 @@ WIDE = 6.8  # inches: the width of a page
 
 @style()
 def cost_figure(found: Comparison) -> Figure:
-    """All points by FLOPs, one's own filled and coloured, published ones hollow and grey; and beside them, where there are
-    several, one's own scores alone, which are close together in the first panel, with the seeds' deviation."""
+    """Draw all points by FLOPs, one's own filled and coloured, published ones hollow and grey.
+
+    Beside them are, where there are several, one's own scores alone, which are close together in the first panel, with the
+    seeds' deviation.
+    """
     several = len(found.own) > 1
     height = max(2.6, 1.0 + 0.2 * len(found.own)) + (0.5 if found.published else 0.0)
     figure, axes = new_figure(1, 1 + several, width=WIDE if several else WIDTH, height=height, squeeze=False)

@@ -104,8 +104,10 @@ def read_runs(places: Mapping[str, str | os.PathLike]) -> dict[str, RunLog]:
 
 
 def read_log(folder: Path) -> list[dict[str, float]]:
-    """What a Trainer logged in a folder: the numbers of each step, `step` among them, without what a resume went back over;
-    of an unfinished training up to its newest checkpoint. Empty where there is neither.
+    """Read what a Trainer logged in a folder: the numbers of each step, `step` among them.
+
+    What a resume went back over is left out; an unfinished training is read up to its newest checkpoint. Empty without a
+    checkpoint or the end of the training.
 
     Raises:
         AnalysisError: a file is not what the Trainer writes.
@@ -206,8 +208,11 @@ def _of_results(history: Sequence[Mapping[str, Any]], cost: Mapping[str, float])
 
 
 def _places(entries: Sequence[tuple[float, Mapping[str, float]]]) -> dict[str, np.ndarray]:
-    """Where the entries are on every axis that their stage has logged, float64 [N]; what is not logged with each of them, as
-    beside evaluations, is in proportion to the steps between two that have it, from 0 at the beginning."""
+    """Return where the entries are on every axis that their stage has logged, float64 [N].
+
+    What is not logged with each of them, as beside evaluations, is in proportion to the steps between two that have it, from
+    0 at the beginning.
+    """
     steps = np.array([step for step, _ in entries], np.float64)
     places = {"steps": steps}
     for axis in AXES:

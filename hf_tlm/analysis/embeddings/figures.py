@@ -62,8 +62,9 @@ def draw_classes(
 def draw_pairs(
     projections: Mapping[str, np.ndarray], pairs: np.ndarray, directory: str | os.PathLike, *, seed: int = 0
 ) -> list[Path]:
-    """Figure 6 of the COCO-LM paper: embeddings_tsne.png, .svg and .csv, texts of similar pairs, some of the pairs marked by
-    the same shape and joined by a line.
+    """Draw figure 6 of the COCO-LM paper: texts of similar pairs, some of the pairs marked.
+
+    Marked ones have the same shape and are joined by a line. Writes embeddings_tsne.png, .svg and .csv.
 
     Args:
         projections: name of a model -> [N, 2].
@@ -95,8 +96,9 @@ def draw_pairs(
 
 @style()
 def draw_cosines(cosines: Mapping[str, Mapping[str, np.ndarray]], vector: str, directory: str | os.PathLike) -> list[Path]:
-    """Figures 1 and 5 of the COCO-LM paper: embeddings_cosine.png, .svg and .csv, a panel for each model, histograms of the
-    cosine similarities of some kinds of pairs, with kernel density estimates and means.
+    """Draw figures 1 and 5 of the COCO-LM paper: histograms of the cosine similarities of some kinds of pairs.
+
+    There is a panel for each model, with kernel density estimates and means. Writes embeddings_cosine.png, .svg and .csv.
 
     Args:
         cosines: name of a model -> kind of pairs, such as "random" -> [P].

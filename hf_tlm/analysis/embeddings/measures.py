@@ -27,14 +27,17 @@ SILHOUETTE_TEXTS = 5000
 
 
 def random_pairs(count: int, limit: int, *, seed: int = 0) -> np.ndarray:
-    """int64 [P, 2]: pairs of two different ones of `count` texts; all of them if they are at most `limit`, else as many
-    draws with replacement."""
+    """Return pairs of two different ones of `count` texts, int64 [P, 2].
+
+    All pairs if they are at most `limit`, else as many draws with replacement.
+    """
     return same_class_pairs(np.zeros(count, np.int64), limit, seed=seed)
 
 
 def same_class_pairs(labels: np.ndarray, limit: int, *, seed: int = 0) -> np.ndarray:
-    """int64 [P, 2]: pairs of two different texts of one class; all of them if they are at most `limit`, else as many
-    draws with replacement, every pair with the same probability.
+    """Return pairs of two different texts of one class, int64 [P, 2].
+
+    All pairs if they are at most `limit`, else as many draws with replacement, every pair with the same probability.
 
     Args:
         labels: int64 [N].

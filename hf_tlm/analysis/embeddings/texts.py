@@ -28,11 +28,14 @@ SIMILAR_SHARE = 0.8
 
 @dataclass(frozen=True)
 class DrawnTexts:
-    """texts: N different ones, or as many inputs of two with `text_pairs`.
-    similar: int64 [P, 2], rows of `texts`.
-    random: int64 [R, 2], rows of `texts`, or of `random_texts` where there are such.
-    similar_are, random_are: what they are, to be read.
-    labels: int64 [N], indices of `label_names`; None where texts have no class.
+    """Texts to embed, and pairs of them to compare.
+
+    Attributes:
+        texts: N different ones, or as many inputs of two with `text_pairs`.
+        similar: int64 [P, 2], rows of `texts`.
+        random: int64 [R, 2], rows of `texts`, or of `random_texts` where there are such.
+        similar_are, random_are: what they are, to be read.
+        labels: int64 [N], indices of `label_names`; None where texts have no class.
     """
 
     texts: list[str]
@@ -49,7 +52,9 @@ class DrawnTexts:
 def draw_texts(
     task: Task, options: Options, *, max_texts: int = 2000, random_from: str | None = None, seed: int = 0
 ) -> DrawnTexts:
-    """Args:
+    """Draw texts of a task's split, and similar and random pairs of them.
+
+    Args:
         max_texts: of a split with more as many are drawn; of pairs all similar ones first, as far as they go.
         random_from: a corpus by file, folder or Hub id, for the random pairs.
 

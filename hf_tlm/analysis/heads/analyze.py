@@ -26,8 +26,11 @@ from hf_tlm.utils.files import atomic_write
 
 
 def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: Options) -> Findings:
-    """heads.md, heads_counts.csv, and the figures heads (shares by layer), heads_<model>_maps, and heads_maps of several
-    models."""
+    """Classify the attention heads of models, and draw their maps of a text.
+
+    Writes heads.md, heads_counts.csv, and the figures heads (shares by layer), heads_<model>_maps, and heads_maps of several
+    models.
+    """
     if not args.encoders:
         raise AnalysisError("--what heads needs models: give --models, or --run.")
     check_installed("matplotlib")  # Before the work of minutes.
@@ -102,8 +105,10 @@ def _file_names(names: Sequence[str]) -> dict[str, str]:
 
 
 def _drawn(texts: Sequence[Text], tokenizers: Sequence[PreTrainedTokenizerBase], options: Options) -> tuple[Text, str]:
-    """The text whose maps are drawn, and how it is shown: the one that was given, or the first that no tokenizer truncates,
-    or the first."""
+    """Return the text whose maps are drawn, and how it is shown.
+
+    It is the one that was given, or the first that no tokenizer truncates, or the first.
+    """
     candidates = [options.heads_text] if options.heads_text is not None else texts
     lengths = most_tokens(candidates, tokenizers, options.heads_tokens + 1)  # One more tells which are longer.
     text = candidates[int(np.argmax(lengths <= options.heads_tokens))]

@@ -45,8 +45,10 @@ def draw_head_shares(by_model: Mapping[str, Sequence[LayerShares]]) -> Figure:
 
 @style()
 def draw_attention_maps(models: Mapping[str, Drawn], text: str) -> Figure:
-    """All attention maps of one text, layers by heads, for each of several models: positional heads framed, vertical ones on
-    grey."""
+    """Draw all attention maps of one text, layers by heads, for each of several models.
+
+    Positional heads are framed, vertical ones on grey.
+    """
     from matplotlib.cm import ScalarMappable
     from matplotlib.patches import Patch
 
@@ -106,8 +108,10 @@ def _norm():
 
 
 def _places(models: Mapping[str, Drawn], width: float) -> tuple[dict[str, tuple[float, float]], float, float, float]:
-    """(top left corner of each model's maps, side of a map, right and lower end of it all), inches: models side by side
-    while there is room for their heads and names, then below."""
+    """Place the models side by side while there is room for their heads and names, then below.
+
+    Returns (top left corner of each model's maps, side of a map, right and lower end of it all), inches.
+    """
     heads = {name: _most(maps) for name, (_, maps) in models.items()}
     titles = {name: TITLE * len(_title(name)) for name in models}
     rows: list[list[str]] = [[]]
@@ -164,7 +168,10 @@ def _draw_panel(canvas, name: str, heads: Sequence[AttentionHead], maps: TextMap
 
 
 def _mosaic(heads: Sequence[AttentionHead], maps: TextMaps) -> np.ndarray:
-    """float [layers x cell, heads x cell, 3]: a pixel for each weight; vertical heads are on grey."""
+    """Return the maps as an image, float [layers x cell, heads x cell, 3]: a pixel for each weight.
+
+    Vertical heads are on grey.
+    """
     from matplotlib import colormaps
     from matplotlib.colors import to_rgb
 

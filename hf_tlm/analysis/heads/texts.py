@@ -15,8 +15,9 @@ COLUMNS = ("text", "text_pair", "question", "context")
 
 
 def read_texts(args: AnalyzeArguments, task: AnalyzedTask) -> tuple[str, list[Text]]:
-    """(what they are, the texts): those of `--texts`, else of the task's test, validation or training split; no more than
-    `max_texts`, drawn with the seed and in their order.
+    """Read texts: those of `--texts`, else of the task's test, validation or training split.
+
+    Returns (what they are, the texts); no more than `max_texts`, drawn with the seed and in their order.
 
     Raises:
         AnalysisError: neither was given, or the file has no text. CorpusError, TaskError: they cannot be read.

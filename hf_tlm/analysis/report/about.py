@@ -148,7 +148,10 @@ def highlights(run: RunFolder) -> list[tuple[str, str, str]]:
 
 
 def summary_of(run: RunFolder, split: str) -> dict[str, dict[str, Any]]:
-    """metric -> mean, std, n, values over the finished seeds; empty where none has been scored on the split."""
+    """Summarise a run's scores on a split: metric -> mean, std, n, values over the finished seeds.
+
+    Empty where none has been scored on the split.
+    """
     scored = [
         {name: value for name, value in record[split].items() if value is not None}
         for record in run.seeds

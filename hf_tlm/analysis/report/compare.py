@@ -128,8 +128,10 @@ def _group_table(found: Pairing, kind: str, by: str, groups: list[Group]) -> Tab
 def _examples(
     found: Pairing, first: Predictions, second: Predictions, rows: Rows | None, options: Options, better: bool
 ) -> Table:
-    """Rows on which the second run's mean score over its seeds is better than the first's (or worse), the farthest apart
-    first."""
+    """Tabulate rows on which the second run is better than the first (or worse), the farthest apart first.
+
+    What is compared is a run's mean score over its seeds.
+    """
     sign = (1 if better else -1) * (1 if first.larger_is_better else -1)
     apart = sign * (found.second.mean(axis=0) - found.first.mean(axis=0))
     chosen = [int(at) for at in np.argsort(-apart, kind="stable") if apart[at] > 1e-12]

@@ -22,8 +22,10 @@ class Agreement:
 
     @property
     def p(self) -> float:
-        """Two-sided: how likely so uneven a split of the rows that only one has right is, were both as likely to (McNemar,
-        Psychometrika 1947, with the binomial distribution)."""
+        """The two-sided p-value of McNemar's test (Psychometrika 1947), with the binomial distribution.
+
+        It is how likely so uneven a split of the rows that only one has right is, were both as likely to.
+        """
         from scipy.stats import binomtest
 
         only_one = self.first + self.second
@@ -53,8 +55,10 @@ class Pairing:
 
 
 def agreement(first: np.ndarray, second: np.ndarray) -> Agreement:
-    """Args:
-    first, second: bool [N], whether each model has each row right.
+    """Count the rows that both models have right, only one of them, or neither.
+
+    Args:
+        first, second: bool [N], whether each model has each row right.
     """
     parts = (first & second, first & ~second, ~first & second, ~first & ~second)
     return Agreement(*(int(part.sum()) for part in parts))

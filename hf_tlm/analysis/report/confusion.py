@@ -26,22 +26,22 @@ class Confusion:
 
     @property
     def shares(self) -> np.ndarray:
-        """float [C, C]: of each true class; 0 where a class has no rows."""
+        """The predictions' shares of each true class, float [C, C]; 0 where a class has no rows."""
         return self.counts / np.maximum(1, self.support)[:, None]
 
     @property
     def recall(self) -> np.ndarray:
-        """float [C]: the accuracy on each true class."""
+        """The accuracy on each true class, float [C]."""
         return np.diagonal(self.shares)
 
     @property
     def precision(self) -> np.ndarray:
-        """float [C]; 0 for a class that was never predicted."""
+        """The precision of each class, float [C]; 0 for a class that was never predicted."""
         return np.diagonal(self.counts) / np.maximum(1, self.counts.sum(axis=0))
 
     @property
     def f1(self) -> np.ndarray:
-        """float [C]; 0 for a class that is neither there nor predicted."""
+        """The F1 of each class, float [C]; 0 for a class that is neither there nor predicted."""
         return 2 * np.diagonal(self.counts) / np.maximum(1, self.counts.sum(axis=0) + self.support)
 
 

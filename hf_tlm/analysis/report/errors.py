@@ -37,8 +37,10 @@ def confusions(found: Predictions) -> list[Any]:
 
 
 def error_table(found: Predictions, rows: Rows | None, best: int | None, options: Options) -> Table:
-    """What the model best on validation got wrong, the surest errors first (of numbers the farthest), and in how many seeds
-    each is wrong."""
+    """Tabulate what the model best on validation got wrong, and in how many seeds each is wrong.
+
+    The surest errors come first (of numbers the farthest).
+    """
     seed = best if best in found.by_seed else found.seeds[0]
     judged = found.by_seed[seed]
     regression = found.kind == "regression"

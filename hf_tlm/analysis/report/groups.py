@@ -23,8 +23,11 @@ class Group:
 
 @dataclass(frozen=True)
 class Difference:
-    """Of two runs on one group: means over their seeds, second minus first, and the sample standard deviation of that
-    difference over the seeds that both have (None for fewer than two)."""
+    """The difference of two runs on one group.
+
+    Both are means over their seeds, and the difference is second minus first; `std` is the sample standard deviation of that
+    difference over the seeds that both have (None for fewer than two).
+    """
 
     first: float
     second: float
@@ -48,8 +51,10 @@ def document_frequency(texts: Iterable[str]) -> Counter[str]:
 def lengths_and_rare_shares(
     texts: Sequence[str], frequency: Mapping[str, int], rare_below: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Of each text the number of words, int64 [N], and the share of them that fewer than `rare_below` training texts have,
-    float [N]; 0 without words."""
+    """Return the number of words of each text, and the share of them that is rare.
+
+    These are int64 [N] and float [N]; 0 without words. A word is rare that fewer than `rare_below` training texts have.
+    """
     known = {word for word, count in frequency.items() if count >= rare_below}
     lengths, rare = np.zeros(len(texts), np.int64), np.zeros(len(texts))
     for at, text in enumerate(texts):

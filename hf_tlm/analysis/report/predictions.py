@@ -66,12 +66,12 @@ class Predictions:
 
     @cached_property
     def scores(self) -> np.ndarray:
-        """float [seeds, rows]."""
+        """The scores of all rows, float [seeds, rows]."""
         return np.array([[row.score for row in rows] for rows in self.by_seed.values()])
 
     @cached_property
     def right(self) -> np.ndarray:
-        """bool [seeds, rows]; all False for regression."""
+        """Whether predictions are right, bool [seeds, rows]; all False for regression."""
         return np.array([[bool(row.right) for row in rows] for rows in self.by_seed.values()])
 
     @property

@@ -40,7 +40,8 @@ def ranks(subset: Subset) -> np.ndarray:
 
 
 def check_positive(**values: int) -> None:
-    """
+    """Check that values are positive.
+
     Raises:
         AnalysisError: a value is below 1.
     """

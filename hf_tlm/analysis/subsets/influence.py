@@ -31,8 +31,13 @@ class RankBin:
 
 @dataclass(frozen=True)
 class RankInfluence:
-    """spearman: correlation of rank (1 is the best) and influence, below 0 where better ranks have more influence, NaN where
-    one of the two does not vary; passages: those with influence; of: those that they were selected from.
+    """How the influence of passages depends on their rank.
+
+    Attributes:
+        spearman: correlation of rank (1 is the best) and influence, below 0 where better ranks have more influence, NaN
+            where one of the two does not vary.
+        passages: those with influence.
+        of: those that they were selected from.
     """
 
     bins: Sequence[RankBin]

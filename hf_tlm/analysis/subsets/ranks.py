@@ -16,8 +16,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SizeAgainstK:
-    """k: int64 [K], 1 .. K; passages: int64 [K], in the union of all queries' top k; score, deviation: float64 [K], mean and
-    standard deviation of the BM25 score of the passages whose best rank is k, NaN where there is none.
+    """How many passages a smaller K would have retrieved, and how they score.
+
+    Attributes:
+        k: int64 [K], 1 .. K.
+        passages: int64 [K], in the union of all queries' top k.
+        score, deviation: float64 [K], mean and standard deviation of the BM25 score of the passages whose best rank is k,
+            NaN where there is none.
     """
 
     k: np.ndarray
@@ -27,8 +32,10 @@ class SizeAgainstK:
 
 
 def size_against_k(subset: Subset) -> SizeAgainstK:
-    """Size of the union of the queries' hits for every K up to the subset's, exactly: a passage is in the union of the top k
-    if its best rank is k or better. Passages that were left out (with held-out texts, or near-duplicates) are not counted.
+    """Compute the size of the union of the queries' hits for every K up to the subset's, exactly.
+
+    A passage is in the union of the top k if its best rank is k or better. Passages that were left out (with held-out texts,
+    or near-duplicates) are not counted.
 
     A passage's score is its best over all queries, not always the one of the query that ranked it best.
 

@@ -14,8 +14,10 @@ from hf_tlm.utils.files import atomic_write
 
 
 def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: Options) -> Findings:
-    """The words of each label with the largest PMI, and how often the subsets have them: words.md, words.csv, and with
-    subsets words.png and words.svg."""
+    """Find the words of each label with the largest PMI, and how often the subsets have them.
+
+    Writes words.md, words.csv, and with subsets words.png and words.svg.
+    """
     loaded = task.load("--what words")
     found = label_pmi(loaded, options.top_words, min_count=options.min_count)
     frequencies = word_frequencies([word.word for word in found], args.opened_subsets)

@@ -19,8 +19,10 @@ NAME_WIDTH = 22
 
 
 def to_rows(words: Sequence[InfluentialWord], frequencies: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
-    """A row for each word: what it is, the share of each subset's words that it has, and of two subsets the ratio of the
-    first's to the second's, empty where the second lacks the word."""
+    """Return a row for each word: what it is, and the share of each subset's words that it has.
+
+    Of two subsets it has the ratio of the first's to the second's too, empty where the second lacks the word.
+    """
     rows = []
     for at, word in enumerate(words):
         row = {"word": word.word, "label": word.label, "pmi": word.pmi, "count": word.count}
@@ -36,8 +38,9 @@ def to_rows(words: Sequence[InfluentialWord], frequencies: Mapping[str, Sequence
 def draw_frequencies(
     words: Sequence[InfluentialWord], frequencies: Mapping[str, Sequence[float]], directory: str | os.PathLike
 ) -> list[Path]:
-    """words.png, words.svg and words.csv: a line for each word, under its label, with a dot for each subset; of two subsets
-    the ratio too.
+    """Draw a line for each word, under its label, with a dot for each subset; of two subsets the ratio too.
+
+    Writes words.png, words.svg and words.csv.
 
     The picture has the first words of every label, so many that there are about 28; the csv has all.
 

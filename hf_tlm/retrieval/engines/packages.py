@@ -54,7 +54,10 @@ def search(
 
 @contextmanager
 def _torch_threads_kept():
-    """numba's parallel loops set OpenMP's number of threads, which is torch's too, and leave it so."""
+    """Restore torch's number of threads after the block.
+
+    The parallel loops of numba set OpenMP's number of threads, which is torch's too, and leave it so.
+    """
     torch = sys.modules.get("torch")
     threads = torch and torch.get_num_threads()
     try:

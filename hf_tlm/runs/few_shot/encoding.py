@@ -109,7 +109,9 @@ def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list
 
 @dataclass
 class PromptCollator:
-    """Pads filled prompts. For two of them the batch is for example
+    """Pads filled prompts to batches.
+
+    For two prompts the batch is for example
 
     {"labels":         [1, 0],
      "input_ids":      [[2, 17, 40, 4, 9, 3], [2, 40, 4, 9, 3, 0]],

@@ -20,7 +20,7 @@ class Episode:
 
 
 def draw_episode(task: Task, k: int, seed: int) -> Episode:
-    """k training and k other validation examples of every class, both from the task's training split.
+    """Draw k training and k other validation examples of every class, both from the task's training split.
 
     Equal tasks, k and seed give equal examples.
 

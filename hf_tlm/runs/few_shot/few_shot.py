@@ -51,8 +51,10 @@ class FewShotRun:
         return {**self.details, "summary": self.summary, "splits": self.splits}
 
     def to_text(self) -> str:
-        """The table of `results.md`: a row for each split, and the mean and standard deviation (n - 1); where it is not the
-        task's test split that was scored, that is said."""
+        """Return the table of `results.md`: a row for each split, and the mean and standard deviation (n - 1).
+
+        Where it is not the task's test split that was scored, that is said.
+        """
         rows = [{"split": record["seed"], **_chosen(record), **_scores(record)} for record in self.splits]
         if len(rows) > 1:
             last = dict.fromkeys(rows[0], "") | {"split": "mean ± std"}

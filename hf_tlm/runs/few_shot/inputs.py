@@ -17,13 +17,16 @@ _ORDER, _TRAIN, _SET = range(3)
 
 @dataclass
 class TrainingInputs(Dataset):
-    """All texts of a training run in their order: pass after pass over the examples, each pass in an order of its own, each
-    text with demonstrations drawn for that very place, never itself.
+    """All texts of a training run in their order.
+
+    Pass after pass goes over the examples, each pass in an order of its own, each text with demonstrations drawn for that
+    very place, never itself.
 
     A text is a function of seed and place alone, so that a run that resumes, or has more processes, sees the same.
 
-    length: of the run, steps x batch.
-    similarities: of the examples to each other, float [N, N], or None.
+    Attributes:
+        length: of the run, steps x batch.
+        similarities: of the examples to each other, float [N, N], or None.
     """
 
     encoder: PromptEncoder

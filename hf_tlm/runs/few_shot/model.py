@@ -22,8 +22,9 @@ def load_masked_lm(
     trust_remote_code: bool = False,
     attn_implementation: str | None = None,
 ) -> PreTrainedModel:
-    """A stock masked LM: any checkpoint that has an LM head, or the folder of one of our runs, whose `mlm/` is taken.
-    The weights are float32, whatever the checkpoint's are.
+    """Load a stock masked LM: any checkpoint that has an LM head, or the folder of one of our runs.
+
+    Of a run `mlm/` is taken. The weights are float32, whatever the checkpoint's are.
 
     Raises:
         HubError: see `checkpoint_folder`.
@@ -53,7 +54,9 @@ def label_word_logits(
     mask_positions: torch.LongTensor,
     stock: PreTrainedModel | None = None,
 ) -> torch.Tensor:
-    """float [B, C]: a masked LM's logits of the label words at the masks. Only these tokens reach its LM head.
+    """Compute a masked LM's logits of the label words at the masks, float [B, C].
+
+    Only these tokens reach its LM head.
 
     Args:
         word_ids: int [C], a class's label word.
@@ -67,8 +70,11 @@ def label_word_logits(
 
 @contextmanager
 def _only_at(stock: PreTrainedModel, positions: torch.LongTensor) -> Iterator[None]:
-    """The body hands on one hidden state a text, [B, 1, H], and the head, which judges every token for itself, computes
-    the logits of these alone, [B, 1, V], in the stock class's own `forward`."""
+    """Restrict a masked LM, within the block, to the logits at one position of each text.
+
+    The body hands on one hidden state a text, [B, 1, H], and the head, which judges every token for itself, computes the
+    logits of these alone, [B, 1, V], in the stock class's own `forward`.
+    """
 
     def choose(body, inputs, outputs):
         rows = torch.arange(len(positions), device=positions.device)

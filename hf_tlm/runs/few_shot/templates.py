@@ -45,12 +45,14 @@ class Part:
 
 @dataclass(frozen=True)
 class Prompt:
-    """A template and label words (Gao, Fisch and Chen, ACL 2021, https://aclanthology.org/2021.acl-long.295, section 4):
-    a masked LM fills {mask}, and the class is the one whose word it likes best.
+    """A template and label words: a masked LM fills {mask}, and the class is the one whose word it likes best.
 
-    template: such as "{text} It was {mask}." or "{text:bare}? {mask}, {text_pair:lower}". `:bare` leaves out the
-        punctuation at a text's end, `:lower` makes its first letter small.
-    label_words: class -> word, in the order of the classes' indices.
+    The method is that of Gao, Fisch and Chen, ACL 2021, https://aclanthology.org/2021.acl-long.295, section 4.
+
+    Attributes:
+        template: such as "{text} It was {mask}." or "{text:bare}? {mask}, {text_pair:lower}". `:bare` leaves out the
+            punctuation at a text's end, `:lower` makes its first letter small.
+        label_words: class -> word, in the order of the classes' indices.
 
     Raises:
         PromptError: the template has not one {mask} and a text, or an unknown field; a label word is empty.

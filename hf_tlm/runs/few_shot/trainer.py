@@ -13,8 +13,10 @@ from hf_tlm.training.resumable import ResumableTrainer
 
 
 class PromptTrainer(ResumableTrainer):
-    """`ResumableTrainer` on a stock masked LM. The only change is the loss, the cross entropy of the classes over the logits
-    of their label words at the mask (LM-BFF, equation 1), and that these logits are what evaluation sees.
+    """`ResumableTrainer` on a stock masked LM.
+
+    The only change is the loss, the cross entropy of the classes over the logits of their label words at the mask (LM-BFF,
+    equation 1), and that these logits are what evaluation sees.
 
     Args:
         model: a stock masked LM (`load_masked_lm`); it is what checkpoints hold.

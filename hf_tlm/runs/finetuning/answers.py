@@ -57,8 +57,9 @@ class Answers:
 
 
 def search(outputs: tuple[np.ndarray, ...], features: Dataset, num_examples: int, args: FinetuneArguments) -> Answers:
-    """The `n_best` different answers of every example: the highest start + end logits within one window's context, of at
-    most `max_answer_length` tokens.
+    """Find the `n_best` different answers of every example.
+
+    They are those with the highest start + end logits within one window's context, of at most `max_answer_length` tokens.
 
     Args:
         outputs: start and end logits, float [W, S] each.

@@ -29,7 +29,10 @@ def encode(
 def collator(
     tokenizer: PreTrainedTokenizerBase, args: FinetuneArguments
 ) -> Callable[[list[dict[str, Any]]], dict[str, torch.Tensor]]:
-    """{"input_ids", "attention_mask": int64 [B, S], "token_type_ids", "labels": int64 or float32 [B]}"""
+    """Return a function that pads features to batches.
+
+    A batch is {"input_ids", "attention_mask": int64 [B, S], "token_type_ids", "labels": int64 or float32 [B]}.
+    """
     pad = DataCollatorWithPadding(tokenizer)
     names = ("input_ids", "token_type_ids", "label")
 

@@ -21,8 +21,9 @@ CRF_FILE = "crf.safetensors"
 
 
 def new_crf(num_tags: int) -> nn.Module:
-    """torchcrf's CRF, transitions drawn from U(-0.1, 0.1): `transitions` [C, C], from row to column; `start_transitions`
-    and `end_transitions` [C].
+    """Make the CRF of torchcrf, with transitions drawn from U(-0.1, 0.1).
+
+    These are `transitions` [C, C], from row to column; `start_transitions` and `end_transitions` [C].
 
     Raises:
         HfTlmError: pytorch-crf is not installed.
@@ -64,8 +65,11 @@ class CrfTagger(nn.Module):
         token_type_ids: torch.LongTensor | None = None,
         labels: torch.LongTensor | None = None,
     ) -> TokenClassifierOutput:
-        """Logits float [B, S, C]; `labels`, int64 [B, S] with -100 where there is no word's first piece: the mean over
-        sentences of the negative log-likelihood of their tags. A sentence without a labelled word does not count."""
+        """Compute the logits, float [B, S, C], and with `labels` the loss.
+
+        `labels` are int64 [B, S] with -100 where there is no word's first piece. The loss is the mean over sentences of the
+        negative log-likelihood of their tags. A sentence without a labelled word does not count.
+        """
         types = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
         logits = self.tagger(input_ids=input_ids, attention_mask=attention_mask, **types).logits
         return TokenClassifierOutput(None if labels is None else self._loss(logits.float(), labels), logits)
@@ -123,8 +127,10 @@ class CrfTagger(nn.Module):
 
 
 def to_words(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Emissions [B', W, C], tags int64 [B', W] and mask bool [B', W] of the places with a label other than -100, moved to
-    the left; B' sentences have one."""
+    """Move the places with a label other than -100 to the left.
+
+    Returns their emissions [B', W, C], tags int64 [B', W] and mask bool [B', W]; B' sentences have one.
+    """
     mask = labels != -100
     counts = mask.sum(dim=1)
     places = (~mask).long().argsort(dim=1, stable=True)[:, : int(counts.max())]

@@ -24,8 +24,10 @@ SPACES = np.array([chr(code).isspace() for code in range(0x3001)] + [False])  # 
 
 
 def check_offsets(tokenizer: PreTrainedTokenizerBase, kind: str) -> None:
-    """Raises:
-    TokenizerError: the tokenizer is in pure Python, which knows no offsets.
+    """Check that a tokenizer tells which characters a token stands for.
+
+    Raises:
+        TokenizerError: the tokenizer is in pure Python, which knows no offsets.
     """
     if not tokenizer.is_fast:
         raise TokenizerError(
@@ -41,8 +43,10 @@ def make_features(
     settings: Sequence[Any],
     description: str,
 ) -> Dataset:
-    """What `encode` makes of the rows, in their order; stored in the cache of `datasets` where the rows are on disk, as a
-    task's are, and found again by every run with equal rows, tokenizer and settings.
+    """Return what `encode` makes of the rows, in their order.
+
+    It is stored in the cache of `datasets` where the rows are on disk, as a task's are, and found again by every run with
+    equal rows, tokenizer and settings.
 
     Args:
         encode: columns of a batch of rows and their indices -> columns of its features.
@@ -68,8 +72,10 @@ def make_features(
 
 
 def tokenize_with_offsets(tokenizer: PreTrainedTokenizerBase, *texts: list[str]) -> BatchEncoding:
-    """Whole texts, or pairs of them, with special tokens: `input_ids`, `token_type_ids` where the tokenizer makes them, and
-    `offset_mapping`."""
+    """Tokenise whole texts, or pairs of them, with special tokens.
+
+    Returns `input_ids`, `token_type_ids` where the tokenizer makes them, and `offset_mapping`.
+    """
     return tokenizer(
         *texts,
         return_offsets_mapping=True,

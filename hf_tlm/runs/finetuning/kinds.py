@@ -73,8 +73,10 @@ def label_names(kind: str) -> list[str]:
 
 
 def check_kind(args: Any, kind: str) -> None:
-    """Raises:
-    ArgumentsError: an option of `args`, a `FinetuneArguments`, is not at its default, and the kind has no use for it.
+    """Check that a task of this kind has a use for every option that was given.
+
+    Raises:
+        ArgumentsError: an option of `args`, a `FinetuneArguments`, is not at its default, and the kind has no use for it.
     """
     for entry in fields(args):
         takers, value = OPTIONS.get(entry.name), getattr(args, entry.name)

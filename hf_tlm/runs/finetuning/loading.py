@@ -58,9 +58,10 @@ def load_pretrained(
 def load_model(
     task: Task, checkpoint: CheckpointArguments, config: PreTrainedConfig, args: FinetuneArguments
 ) -> PreTrainedModel | nn.Module:
-    """The stock model of the task's kind with the weights of a checkpoint; what its head lacks begins at random, under the
-    current seed (`transformers.set_seed`). A head of other sizes is replaced. Its weights are float32. With `use_peft` it
-    has an adapter.
+    """Load the stock model of the task's kind with the weights of a checkpoint.
+
+    What its head lacks begins at random, under the current seed (`transformers.set_seed`). A head of other sizes is
+    replaced. Its weights are float32. With `use_peft` it has an adapter.
 
     Raises:
         ModelError: it cannot be loaded, or lacks weights of its body.
@@ -105,8 +106,11 @@ def load_finetuned(folder: Path, kind: str, args: FinetuneArguments, trust_remot
 
 
 def set_token_types(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig) -> None:
-    """Token types where the body has embeddings of two or more, and none where it has not, for good: tokenizers do not know
-    bodies. Those of ALBERT and XLNet leave the types out (in transformers 5), and a trained WordPiece has them for all."""
+    """Make a tokenizer give token types where the body has embeddings of two or more, and none where it has not.
+
+    That is for good: tokenizers do not know bodies. Those of ALBERT and XLNet leave the types out (in transformers 5), and a
+    trained WordPiece has them for all.
+    """
     names = [name for name in tokenizer.model_input_names if name != "token_type_ids"]
     if config.model_type == "xlnet" or getattr(config, "type_vocab_size", 0) > 1:
         names.append("token_type_ids")

@@ -36,8 +36,10 @@ def fill_in(question: str, option: str) -> str:
 
 
 def encode(rows: Dataset, tokenizer: PreTrainedTokenizerBase, args: FinetuneArguments, label_names=()) -> Dataset:
-    """A feature for each row: `input_ids` and [`token_type_ids`] as a list for every option, `example`, and `labels` where
-    the rows have a `label`.
+    """Make a feature of each row.
+
+    It has `input_ids` and [`token_type_ids`] as a list for every option, `example`, and `labels` where the rows have a
+    `label`.
 
     The context is truncated; where question and option alone are too long, whichever of the two is longer.
 
@@ -88,8 +90,10 @@ def encode(rows: Dataset, tokenizer: PreTrainedTokenizerBase, args: FinetuneArgu
 
 
 def collator(tokenizer: PreTrainedTokenizerBase, args: FinetuneArguments) -> Callable[[list[dict]], dict[str, torch.Tensor]]:
-    """Batches of `input_ids`, `attention_mask`, [`token_type_ids`] int64 [B, options, S] and [`labels`] int64 [B], padded on
-    the tokenizer's side (XLNet reads its last token)."""
+    """Return a function that pads features to batches, on the tokenizer's side (XLNet reads its last token).
+
+    A batch has `input_ids`, `attention_mask`, [`token_type_ids`] int64 [B, options, S] and [`labels`] int64 [B].
+    """
     return partial(_collate, tokenizer)
 
 

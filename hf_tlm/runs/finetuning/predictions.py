@@ -63,8 +63,9 @@ def glue_task(name: str) -> str:
 
 
 def glue_value(task: str, prediction: Any) -> Any:
-    """A prediction as the leaderboard takes it: class names for MNLI, QNLI and RTE, numbers for the others, for STS-B within
-    0 to 5.
+    """Convert a prediction to what the leaderboard takes.
+
+    That is class names for MNLI, QNLI and RTE, numbers for the others, for STS-B within 0 to 5.
 
     Args:
         task: from `glue_task`.

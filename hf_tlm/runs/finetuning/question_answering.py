@@ -113,8 +113,11 @@ def _tokens_of_answer(batch: Mapping[str, list], row: int, begins: np.ndarray, e
 
 
 def collator(tokenizer: PreTrainedTokenizerBase, args: FinetuneArguments) -> Callable[[list[dict]], dict[str, torch.Tensor]]:
-    """Batches of `input_ids`, `attention_mask`, [`token_type_ids`] int64 [B, S] and [`start_positions`, `end_positions`]
-    int64 [B], padded on the right whatever the tokenizer's side, so that places in features are places in batches."""
+    """Return a function that pads features to batches, on the right whatever the tokenizer's side.
+
+    So places in features are places in batches. A batch has `input_ids`, `attention_mask`, [`token_type_ids`] int64 [B, S]
+    and [`start_positions`, `end_positions`] int64 [B].
+    """
     return partial(_collate, tokenizer)
 
 

@@ -1,5 +1,6 @@
-"""Tagging of words (parts of speech, entities): a word's tag is the one of its first piece (Devlin et al., NAACL 2019,
-section 5.3).
+"""Tagging of words (parts of speech, entities): a word's tag is the one of its first piece.
+
+Devlin et al., NAACL 2019, section 5.3, do so.
 
 A sentence is tokenised as its words with spaces between them, and characters tell which word a piece belongs to: so every
 fast tokenizer sees the words as in running text. Words of which the tokenizer leaves nothing, and those beyond
@@ -47,8 +48,10 @@ SENTENCES = 256  # Decoded together.
 
 
 def encode(rows: Dataset, tokenizer: PreTrainedTokenizerBase, args: FinetuneArguments, label_names=()) -> Dataset:
-    """A feature for each sentence: `input_ids`, [`token_type_ids`], `example`, `labels` where the rows have `tags`, and for
-    `decode` `places`: of every word the place of its first piece, or -1 (it has none) or -2 (it is beyond `max_length`).
+    """Make a feature of each sentence.
+
+    It has `input_ids`, [`token_type_ids`], `example`, `labels` where the rows have `tags`, and for `decode` `places`: of
+    every word the place of its first piece, or -1 (it has none) or -2 (it is beyond `max_length`).
 
     Logs how many words are missing.
 
@@ -117,8 +120,11 @@ def _warn_of_missing(features: Dataset, max_length: int) -> None:
 
 
 def collator(tokenizer: PreTrainedTokenizerBase, args: FinetuneArguments) -> Callable[[list[dict]], dict[str, torch.Tensor]]:
-    """Batches of `input_ids`, `attention_mask`, [`token_type_ids`, `labels`] int64 [B, S], padded on the right whatever the
-    tokenizer's side, so that places in features are places in batches."""
+    """Return a function that pads features to batches, on the right whatever the tokenizer's side.
+
+    So places in features are places in batches. A batch has `input_ids`, `attention_mask`, [`token_type_ids`, `labels`]
+    int64 [B, S].
+    """
     return partial(_collate, tokenizer)
 
 
@@ -201,9 +207,12 @@ def _references(task: Task, rows: Dataset) -> list[list[str | None]]:
 
 
 def tables(task: Task, predictions: list[dict[str, Any]], rows: Dataset) -> dict[str, list[dict[str, Any]]]:
-    """`tags`: for every tag, the most frequent first, its words (`support`), `precision`, `recall` (the accuracy on its
-    words) and `f1`; the tag None stands for those that training lacks. `missing_words`: how many
-    words have no tag, because of `max_length` or because the tokenizer leaves nothing of them."""
+    """Return two tables: how well every tag is predicted, and how many words have no tag.
+
+    `tags`: for every tag, the most frequent first, its words (`support`), `precision`, `recall` (the accuracy on its words)
+    and `f1`; the tag None stands for those that training lacks. `missing_words`: how many words have no tag, because of
+    `max_length` or because the tokenizer leaves nothing of them.
+    """
     pairs: Counter[tuple[str | None, str | None]] = Counter()
     for prediction, truth in zip(predictions, _references(task, rows), strict=True):
         pairs.update(zip(truth, prediction["prediction"], strict=True))

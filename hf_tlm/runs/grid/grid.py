@@ -148,8 +148,10 @@ def run_grid(
 
 
 def _check_values(grid: Grid, args: FinetuneArguments) -> None:
-    """Raises:
-    GridError: points would differ in name only, or there are options that a grid does not honour.
+    """Check that the values of a grid make points that differ, and that a grid can honour the options.
+
+    Raises:
+        GridError: points would differ in name only, or there are options that a grid does not honour.
     """
     if seeds := {"seed", "seeds"}.intersection(grid.values):
         raise GridError(
@@ -186,8 +188,10 @@ def _claim(task: Task, checkpoint: CheckpointArguments, args: FinetuneArguments,
 
 
 def _point_arguments(args: FinetuneArguments, point: Mapping[str, Any], seeds: list[int]) -> FinetuneArguments:
-    """Raises:
-    ArgumentsError: a value that cannot be, or not beside the others.
+    """Return the arguments of one point of a grid.
+
+    Raises:
+        ArgumentsError: a value that cannot be, or not beside the others.
     """
     folder = str(Path(args.output_dir) / POINTS / point_name(point))
     # Only what the whole grid comes to is published.

@@ -37,7 +37,9 @@ class Range:
 
     @classmethod
     def of(cls, name: str, value: Mapping[str, Any]) -> Range:
-        """Args:
+        """Read a range from {min, max}, with or without log.
+
+        Args:
             name: of the argument, whose numbers these are.
 
         Raises:
@@ -94,8 +96,9 @@ class Grid:
     def read(
         cls, source: str | os.PathLike | Mapping[str, Any], seeds: list[int] | None = None, select_by: str | None = None
     ) -> Grid:
-        """From a YAML file, YAML text that is a mapping, or a mapping: the values by argument, or {grid: these, seeds: ...,
-        select_by: ...}.
+        """Read a grid from a YAML file, YAML text that is a mapping, or a mapping.
+
+        It has the values by argument, or {grid: these, seeds: ..., select_by: ...}.
 
         Args:
             seeds, select_by: win over those of the source.

@@ -48,8 +48,10 @@ class Search:
 
 
 def check_search(grid: Grid) -> None:
-    """Raises:
-    GridError: Optuna is not installed, or there is a value that cannot be searched.
+    """Check that Optuna is installed, and can search the values of a grid.
+
+    Raises:
+        GridError: Optuna is not installed, or there is a value that cannot be searched.
     """
     if find_spec("optuna") is None:
         raise GridError("optuna_trials needs the package optuna: pip install 'hf-tlm[search]'.")
@@ -198,8 +200,11 @@ def _draw(trial: optuna.Trial, grid: Grid, args: FinetuneArguments) -> dict[str,
 
 
 class TrialTrainer(FinetuneTrainer):
-    """`FinetuneTrainer` of one trial, which computes what `finetune` does with its values. The only changes: training
-    that fails has the lowest score, instead of ending the search, and of several evaluations the best one counts."""
+    """`FinetuneTrainer` of one trial, which computes what `finetune` does with its values.
+
+    The only changes: training that fails has the lowest score, instead of ending the search, and of several evaluations the
+    best one counts.
+    """
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)

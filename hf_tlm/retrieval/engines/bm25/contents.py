@@ -39,8 +39,10 @@ class Unsound(Exception):
 
 
 def check_meta(directory: Path, meta: Mapping[str, Any], files: tuple[str, ...]) -> None:
-    """Raises:
-    RetrievalError: a field of the description is missing or of another type, or it lists other files.
+    """Check that the description of an index has all fields and lists its files.
+
+    Raises:
+        RetrievalError: a field of the description is missing or of another type, or it lists other files.
     """
     for path, kind in _FIELDS.items():
         value: Any = meta

@@ -142,8 +142,10 @@ class Index:
 
     @classmethod
     def _sound(cls, directory: Path, meta: dict[str, Any]) -> Index:
-        """Raises:
-        RetrievalError: its files are not as a build writes them.
+        """Open an index with this description, and check what its files hold.
+
+        Raises:
+            RetrievalError: its files are not as a build writes them.
         """
         try:
             index = cls(directory, meta)

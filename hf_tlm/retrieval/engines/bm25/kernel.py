@@ -72,7 +72,7 @@ def bounds_of(starts, docs, counts, many, norms, places, rows, weights, step, bo
 
 @njit(nogil=True, cache=True)
 def _add_rows(sums, rows, row, factor):
-    """sums += the weighted sum of four rows."""
+    """Add the weighted sum of four rows to `sums`."""
     first, second, third, fourth = rows[row[0]], rows[row[1]], rows[row[2]], rows[row[3]]
     a, b, c, d = factor[0], factor[1], factor[2], factor[3]
     for i in range(len(sums)):

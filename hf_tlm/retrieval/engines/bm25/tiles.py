@@ -78,7 +78,10 @@ def _document_frequencies(ids, offsets, place, frequencies):
 
 @njit(nogil=True, cache=True)
 def _fill(ids, offsets, place, starts, docs, counts):
-    """docs and counts of every posting. Passages come in order, so a term's are ascending by themselves."""
+    """Fill in `docs` and `counts` of every posting.
+
+    Passages come in order, so a term's are ascending by themselves.
+    """
     last = np.full(len(starts) - 1, -1, np.int32)
     to = starts[:-1].copy()
     for doc in range(len(offsets) - 1):

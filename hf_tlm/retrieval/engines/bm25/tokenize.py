@@ -34,7 +34,7 @@ def lower_table() -> np.ndarray:
 
 @njit(nogil=True, cache=True)
 def _texts_with(data, offsets, first, second, found):
-    """found |= the text has the character of these two bytes (or ends between them, which costs nothing but time)."""
+    """Set `found` where a text has the character of these two bytes."""
     for text in range(len(offsets) - 1):
         hits = 0
         for i in range(offsets[text], offsets[text + 1] - 1):

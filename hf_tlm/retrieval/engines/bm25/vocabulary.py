@@ -109,8 +109,10 @@ class Vocabulary:
         return self.size
 
     def reserve(self, words: int, num_bytes: int) -> None:
-        """Make room for so many more words, and their bytes. Kernels have no room of their own to find: it costs them half
-        their speed to hold arrays that may change."""
+        """Make room for so many more words, and their bytes.
+
+        Kernels have no room of their own to find: it costs them half their speed to hold arrays that may change.
+        """
         while len(self.arena) < self.starts[self.size] + num_bytes:
             self.arena = longer(self.arena)
         while len(self.starts) < self.size + words + 1:

@@ -188,7 +188,7 @@ def fetch(ids: Sequence[str], settings: ElasticSettings) -> list[dict[str, str]]
 
 
 def _fetch_batch(client: Elasticsearch, ids: list[str], settings: ElasticSettings, layout: Layout) -> dict[str, dict]:
-    """id -> _source, for those that are there."""
+    """Fetch passages by their ids: id -> `_source`, for those that are there."""
     paths = [layout.text_path, *([layout.source_path] if layout.source_path else [])]
     found: dict[str, dict] = {}
 

@@ -46,8 +46,11 @@ class Piece:
 
 
 def plan(parts: Iterable[Part], num_shards: int) -> list[list[Piece]]:
-    """Every shard's pieces: the largest first, always to the shard that has least. A file that is larger than what a
-    shard should have is cut."""
+    """Distribute the parts of a corpus over shards of about equal size.
+
+    The largest pieces go first, always to the shard that has least. A file that is larger than what a shard should have is
+    cut.
+    """
     parts = list(parts)
     fair = max(1, sum(part.size for part in parts) / num_shards)
     cuts = [(part, min(num_shards, max(1, round(part.size / fair)))) for part in parts]
@@ -91,8 +94,9 @@ def write_shard(folder: Path, pieces: Iterable[Piece], skip_bad_files: bool) -> 
 
 
 def spread(corpus: Corpus, workspace: Workspace, num_shards: int, cache_dir: str | None = None) -> None:
-    """Every shard's passages, written from here in equal shares: of a corpus that is not of files, or whose files the
-    shards cannot see.
+    """Write every shard's passages from here, in equal shares.
+
+    This is for a corpus that is not of files, or whose files the shards cannot see.
 
     Raises:
         CorpusError: see `Corpus.to_dataset`.

@@ -1,5 +1,7 @@
-"""Importing this loads what indexing and searching run, compiled code too: once in the process that local tasks fork from,
-rather than half a second in each of them."""
+"""A module whose import loads what indexing and searching run, compiled code too.
+
+It does so once, in the process that local tasks fork from, rather than for half a second in each of them.
+"""
 
 import contextlib
 import tempfile

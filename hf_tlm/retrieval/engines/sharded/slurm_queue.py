@@ -9,8 +9,11 @@ logger = logging.getLogger(__name__)
 
 
 def in_queue(job: str | int) -> bool:
-    """Slurm forgets a job some time after its end, and then answers that there is none. Another error, as of a busy
-    controller, says nothing of the job: it is asked for again later."""
+    """Whether Slurm still lists a job.
+
+    Slurm forgets a job some time after its end, and then answers that there is none. Another error, as of a busy controller,
+    says nothing of the job: it is asked for again later.
+    """
     if job == -1:
         return False
     listed = subprocess.run(["squeue", "--noheader", "--jobs", str(job)], capture_output=True, text=True)

@@ -28,8 +28,10 @@ class StageStep(Protocol):
 
 
 def open_workspace(work_dir: str | os.PathLike, executor: str) -> Workspace:
-    """Raises:
-    RetrievalError: the machines of this executor cannot all see it.
+    """Return the workspace at `work_dir`: a remote location for the executor jobs, a folder for others.
+
+    Raises:
+        RetrievalError: the machines of this executor cannot all see it.
     """
     location = str(work_dir)
     if ("://" in location) != (executor == "jobs"):
