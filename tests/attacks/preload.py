@@ -11,8 +11,7 @@ import hf_tlm
 
 torch.set_num_threads(1)
 transformers.utils.logging.disable_progress_bar()
-for name in ("data", "tasks", "corpora", "models", "retrieval", "training", "evaluation", "influence", "hub", "analysis"):
-    package = importlib.import_module(f"hf_tlm.{name}")
-    for module in pkgutil.iter_modules(package.__path__):
-        importlib.import_module(f"hf_tlm.{name}.{module.name}")
+for package in (found for found in pkgutil.iter_modules(hf_tlm.__path__, "hf_tlm.") if found.ispkg):
+    for module in pkgutil.iter_modules(importlib.import_module(package.name).__path__, f"{package.name}."):
+        importlib.import_module(module.name)
 assert hf_tlm.__version__

@@ -152,11 +152,9 @@ class CocoLmModel(CocoLmPreTrainedModel):
 
 @dataclass
 class CocoLmMaskedLMOutput(MaskedLMOutput):
-    """What `CocoLmForMaskedLM` returns.
-
-    Attributes:
-        logits: float [B, S, V], of the tokens that belong there.
-        copy_logits: float [B, S], w^T h: positive where the token that is there looks original; None without a copy head.
+    """
+    logits: float [B, S, V], of the tokens that belong there.
+    copy_logits: float [B, S], w^T h: positive where the token that is there looks original; None without a copy head.
     """
 
     copy_logits: torch.FloatTensor | None = None

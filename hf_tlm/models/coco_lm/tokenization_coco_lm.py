@@ -27,11 +27,8 @@ def is_punctuation(character: str) -> bool:
 
 
 def split_words(text: str) -> str:
-    """Rewrite a text as those that sentencepiece was trained on.
-
-    These have plain quotes and hyphens, one space between words, punctuation at the ends of a word apart, and English
-    contractions ('s, 'll, ...) in one.
-    """
+    """The text as sentencepiece was trained on it: plain quotes and hyphens, one space between words, punctuation at the
+    ends of a word apart, and English contractions ('s, 'll, ...) in one."""
     words = []
     for word in text.strip().replace("``", '"').replace("''", '"').translate(TYPOGRAPHY).split():
         inner = [place for place, character in enumerate(word) if not is_punctuation(character)]
