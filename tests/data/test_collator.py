@@ -6,10 +6,7 @@ import torch
 from transformers import AddedToken, BertTokenizer
 
 from hf_tlm.data import TlmCollator, TokenizerError, collator
-
-
-def rows(tokenizer, *texts, **extra):
-    return [{"input_ids": tokenizer(text)["input_ids"], **extra} for text in texts]
+from support.token_texts import rows
 
 
 def test_task_batch(tokenizer):

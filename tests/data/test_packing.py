@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from hf_tlm.data import TlmCollator
 from hf_tlm.data.packing import leading_texts, pack
-from test_collator import rows
+from support.token_texts import rows
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=60))

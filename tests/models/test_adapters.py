@@ -17,6 +17,7 @@ from hf_tlm.models import (
     load_adapter,
     trained_parameters,
 )
+from support.tiny_models import families
 from support.toys import TINY_CONFIGS
 
 # What a family's classification head consists of.
@@ -29,7 +30,6 @@ HEADS = {
     "modernbert": {"classifier", "head"},
     "cocolm": {"classifier", "cocolm.pooler"},
 }
-families = pytest.mark.parametrize("model_type", TINY_CONFIGS)
 CLASSES = dict(enumerate("abcd"))
 
 

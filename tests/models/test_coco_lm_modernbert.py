@@ -21,9 +21,9 @@ from hf_tlm.objectives import CorrectiveLm, Mlm, SequenceContrastive, WeightedSu
 from hf_tlm.retrieval import retrieve
 from hf_tlm.runs import run_tlm
 from hf_tlm.training import ModelArguments, TlmArguments
+from support.tiny_models import main_input
+from support.token_texts import texts
 from support.toys import FAST, TINY_CONFIGS
-from test_corruption import main_input
-from test_packed import texts
 
 LABELS = {0: "a", 1: "b", 2: "c"}
 CLM = CorrectiveLm()

@@ -20,9 +20,9 @@ from hf_tlm.objectives import (
 )
 from hf_tlm.training import PretrainArguments
 from hf_tlm.training.objectives import corrective_lm, language_objective
+from support.tiny_models import loss_and_gradients, main_input
+from support.token_texts import texts
 from support.toys import TINY_CONFIGS
-from test_corruption import main_input
-from test_packed import loss_and_gradients, texts
 
 LABELS = {0: "a", 1: "b", 2: "c"}
 CLM = CorrectiveLm()

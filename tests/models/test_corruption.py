@@ -23,9 +23,9 @@ from transformers.models.electra.modeling_electra import ElectraDiscriminatorPre
 from hf_tlm.data import TlmCollator
 from hf_tlm.models import FAMILIES, CorruptAndPredict, ModelError, auxiliary_config, export_stock, load_exported
 from hf_tlm.objectives import Mlm, ReplacedTokenDetection, TaskLoss, WeightedMean, WeightedSum
+from support.tiny_models import families, loss_and_gradients, main_input
+from support.token_texts import texts
 from support.toys import TINY_CONFIGS
-from test_packed import loss_and_gradients, texts
-from test_tlm_model import families
 
 STOCK = [name for name in TINY_CONFIGS if name != "cocolm"]
 LABELS = {0: "a", 1: "b", 2: "c"}
@@ -42,17 +42,6 @@ def composite(model_type="electra", temperature=0.8, **changes):
 def batch(tokenizer, row_length=None, rows=None, probability=0.3):
     collate = TlmCollator(tokenizer, mlm_probability=probability, row_length=row_length, seed=1, replacing=True)
     return collate(texts(True, pairs=True) if rows is None else rows)
-
-
-def main_input(model, inputs):
-    """The ids that the main model reads, and which of them were replaced, caught on their way into its body."""
-    caught = {}
-    hook = model.main.base_model.register_forward_pre_hook(
-        lambda module, args, kwargs: caught.update(kwargs), with_kwargs=True
-    )
-    output = model(**inputs)
-    hook.remove()
-    return caught["input_ids"], output
 
 
 @pytest.mark.parametrize("model_type", STOCK)

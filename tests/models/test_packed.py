@@ -1,6 +1,5 @@
 """Several texts in a row equal one a row: outputs and every gradient, for every family and objective."""
 
-import numpy as np
 import pytest
 import torch
 from transformers import modeling_flash_attention_utils
@@ -8,10 +7,10 @@ from transformers import modeling_flash_attention_utils
 from hf_tlm.data import TlmCollator
 from hf_tlm.models import ModelError
 from hf_tlm.objectives import Mlm, TaskLoss, WeightedMean
+from support.tiny_models import EXACT, families, loss_and_gradients, tiny
+from support.token_texts import texts
 from support.toys import TINY_CONFIGS
-from test_tlm_model import families, tiny
 
-EXACT = {"rtol": 1e-9, "atol": 1e-12}
 OBJECTIVES = {
     "mlm": (Mlm(), 0.3, False),
     "task": (TaskLoss(), 0.0, True),
@@ -19,28 +18,8 @@ OBJECTIVES = {
 }
 
 
-def texts(labelled, pairs=False, count=9):
-    rng = np.random.default_rng(5)
-    found = []
-    for draw in range(count):
-        ids = [2, *rng.integers(5, 120, rng.integers(1, 20)).tolist(), 3]
-        found.append({"input_ids": ids, "draw": draw})
-        if labelled:
-            found[-1]["label"] = draw % 3
-        if pairs:
-            found[-1]["token_type_ids"] = [int(i > len(ids) // 2) for i in range(len(ids))]
-    return found
-
-
 def collate(tokenizer, rows, row_length, mlm_probability):
     return TlmCollator(tokenizer, mlm_probability=mlm_probability, row_length=row_length, seed=1)(rows)
-
-
-def loss_and_gradients(model, objective, batch):
-    model.zero_grad()
-    loss = objective(model(**batch), batch)["loss"]
-    loss.backward()
-    return loss, {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
 @families

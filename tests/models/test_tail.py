@@ -6,8 +6,8 @@ import torch
 from hf_tlm.data import TlmCollator
 from hf_tlm.models.base import encode
 from hf_tlm.models.tail import Tail, encode_masked_positions
-from test_packed import EXACT, texts
-from test_tlm_model import families, tiny
+from support.tiny_models import EXACT, families, tiny
+from support.token_texts import texts
 
 PLACES = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "text_ids", "first_tokens")
 SHORTER = ("bert", "roberta", "electra", "cocolm")

@@ -3,18 +3,12 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSequenceClassification, set_seed
+from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
 
 from hf_tlm.models import ModelError, TlmModel, build_config, export_stock
 from hf_tlm.objectives import Mlm, TaskLoss, WeightedSum
+from support.tiny_models import families, tiny
 from support.toys import TINY_CONFIGS
-
-families = pytest.mark.parametrize("model_type", TINY_CONFIGS)
-
-
-def tiny(model_type, **changes):
-    set_seed(0)
-    return TlmModel.from_config(AutoConfig.for_model(model_type, **{**TINY_CONFIGS[model_type], **changes}))
 
 
 def batch(masked=5):
