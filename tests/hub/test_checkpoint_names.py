@@ -11,6 +11,7 @@ from hf_tlm.errors import HubError
 from hf_tlm.hub.checkpoint import checkpoint_folder, split_revision
 from hf_tlm.models import CorruptAndPredict, ModelError, TlmModel, convert_legacy, export_stock, read_config
 from hf_tlm.training import ModelArguments
+from support.released_tlm import SCIERC, published
 from support.toys import TINY_CONFIGS
 
 ID2LABEL = {0: "down", 1: "none", 2: "up"}
@@ -131,8 +132,6 @@ class TestRefusals:
 
 def test_a_released_checkpoint_from_the_hub(hub, tmp_path, tokenizer):
     """Its pickle was asked for; what else of training lies there stays."""
-    from models.test_released_tlm import SCIERC, published
-
     model = published()
     tokenizer.save_pretrained(tmp_path / "released")
     model.config.save_pretrained(tmp_path / "released")

@@ -10,49 +10,16 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import nn
-from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, BertConfig, BertForMaskedLM
+from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
 
 from hf_tlm.models import ModelError, convert_legacy, load_released_tlm
 from hf_tlm.runs import evaluate_checkpoint
 from hf_tlm.tasks import load_task
 from hf_tlm.utils.files import atomic_write
+from support.released_tlm import SCIERC, published
 from support.toys import code_blocks, sentences
 
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "publish.py"
-SIZES = {
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-    "max_position_embeddings": 40,
-    "layer_norm_eps": 1e-7,
-    "vocab_size": 150,
-}
-CLASSES = 7
-
-
-class Published(BertForMaskedLM):
-    """The released network: `cls_layer` on the first token's hidden state, beside BERT's masked-LM head."""
-
-    def __init__(self, config):
-        super().__init__(config)
-        width = config.hidden_size
-        self.cls_layer = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, CLASSES))
-
-    def both(self, **inputs):
-        hidden = self.bert(**inputs).last_hidden_state
-        return self.cls_layer(hidden[:, 0]), self.cls(hidden)
-
-
-def published(seed=0, **values):
-    """Weights as large as those of a trained model: differences between the two classes would show."""
-    torch.manual_seed(seed)
-    model = Published(BertConfig(**{**SIZES, **values})).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += torch.randn_like(parameter) * 0.3
-    return model
 
 
 @pytest.fixture
@@ -149,9 +116,6 @@ def test_half_precision_is_read_without_loss(folder):
     model = load_released_tlm(folder(state=state)).model
     assert model.dtype == torch.float32
     assert torch.equal(model.classifier.dense.weight, state["cls_layer.0.weight"].float())
-
-
-SCIERC = ["COMPARE", "CONJUNCTION", "EVALUATE-FOR", "FEATURE-OF", "HYPONYM-OF", "PART-OF", "USED-FOR"]
 
 
 @pytest.mark.parametrize(

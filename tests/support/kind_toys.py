@@ -9,7 +9,7 @@ from tokenizers import ByteLevelBPETokenizer, Tokenizer, models, pre_tokenizers,
 from transformers import PreTrainedTokenizerFast, XLNetTokenizer
 
 from hf_tlm.tasks import Task, TaskSpec
-from support.toys import TINY_CONFIGS
+from support.toys import SUBJECTS, TINY_CONFIGS
 
 TEXTS = [
     "the enzyme that Zoë found in café Müller raises the gene in the tumor",
@@ -17,6 +17,7 @@ TEXTS = [
     "Where does the naïve cell meet the acid ? In 1990s Zürich , says the report of the group .",
 ] * 4
 XLNET = {"vocab_size": 300, "d_model": 16, "n_layer": 2, "n_head": 2, "d_inner": 32}
+TAGS = ("DT", "NN", "VBZ")
 ARGS = {"max_length": 48, "max_query_length": 12, "max_answer_length": 10, "doc_stride": 8, "n_best": 20}
 
 
@@ -105,3 +106,28 @@ def task_of(kind, rows, label_names=(), train=None, **values):
     train = rows if train is None else Dataset.from_list(train)
     spec = TaskSpec(name="toy", path="memory", kind=kind, **values)
     return Task(spec, {"train": train, "validation": rows}, tuple(label_names))
+
+
+def rows_of(kind, count):
+    """Rows with a rule; every third question has no answer."""
+    rows = []
+    for index in range(count):
+        subject, other = SUBJECTS[index % 8], SUBJECTS[(3 * index + 1) % 8]
+        row = {"id": str(index)}
+        if kind == "tagging":
+            row |= {"tokens": ["the", subject, "blocks", "the", other], "tags": [0, 1, 2, 0, 1]}
+        elif kind == "multiple_choice":
+            options = [subject, "meets", "and", "lowers"]
+            row |= {"context": f"the {other} blocks the {subject}", "question": f"the {other} blocks the _"}
+            row |= {"options": options[-index % 4 :] + options[: -index % 4], "label": index % 4}
+        else:
+            context = f"{'the cell meets the acid and ' * 4}the {other} blocks the {subject}"
+            answers = [] if index % 3 == 0 else [subject]
+            row |= {"context": context, "question": f"the {other} blocks", "answers": answers}
+            row |= {"starts": [context.rindex(subject) for _ in answers]}
+        rows.append(row)
+    return rows
+
+
+def labels_of(kind):
+    return {"tagging": TAGS, "multiple_choice": ("A", "B", "C", "D")}.get(kind, ())

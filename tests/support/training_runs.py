@@ -1,4 +1,4 @@
-"""Tiny trainings that the tests of this folder share."""
+"""Tiny trainings: whole runs and stages of them, in this process and in others, and what is seen of them."""
 
 import gc
 import json
@@ -106,6 +106,17 @@ class StopAfter(TrainerCallback):
 
     def on_step_end(self, args, state, control, **kwargs):
         control.should_training_stop = state.global_step >= self.step
+
+
+class Gradients(TrainerCallback):
+    """Keeps the gradients of the first optimizer step, as the optimizer sees them (clipping is off)."""
+
+    def __init__(self):
+        self.first = None
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+        if self.first is None:
+            self.first = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
 
 def sigterm(model):

@@ -23,8 +23,7 @@ from hf_tlm.training import (
     tlm_objectives,
 )
 from support.toys import TINY_CONFIGS
-from support.training_runs import NO_DROPOUT, OBJECTIVES, QUIET, history, trainer, two_are_one, weights
-from test_trainer import Gradients
+from support.training_runs import NO_DROPOUT, OBJECTIVES, QUIET, Gradients, history, trainer, two_are_one, weights
 
 COCO_LM = OBJECTIVES["cocolm"]
 LOSSES = ("mlm_loss", "copy_loss", "lm_loss")

@@ -13,8 +13,17 @@ from hf_tlm.retrieval import retrieve
 from hf_tlm.runs import run_tlm
 from hf_tlm.training import ArgumentsError, ModelArguments, TlmArguments, prepare
 from support.toys import TINY_CONFIGS
-from support.training_runs import OBJECTIVES, QUIET, evaluated, history, run_processes, trainer, two_are_one, weights
-from test_trainer import Gradients
+from support.training_runs import (
+    OBJECTIVES,
+    QUIET,
+    Gradients,
+    evaluated,
+    history,
+    run_processes,
+    trainer,
+    two_are_one,
+    weights,
+)
 
 ELECTRA = OBJECTIVES["electra"]
 TERMS = ("mlm_loss", "rtd_loss", "rtd_accuracy_replaced", "rtd_accuracy_original", "replaced_fraction", "generator_accuracy")

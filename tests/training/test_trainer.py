@@ -5,23 +5,11 @@ import math
 
 import pytest
 import torch
-from transformers import TrainerCallback
 
 from hf_tlm.data.interleave import CORPUS, TASK
 from hf_tlm.training import TlmArguments
 from support.toys import TINY_CONFIGS
-from support.training_runs import QUIET, history, trainer, weights
-
-
-class Gradients(TrainerCallback):
-    """Keeps the gradients of the first optimizer step, as the optimizer sees them (clipping is off)."""
-
-    def __init__(self):
-        self.first = None
-
-    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
-        if self.first is None:
-            self.first = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+from support.training_runs import QUIET, Gradients, history, trainer, weights
 
 
 @pytest.mark.parametrize("rho1", [0, 1, math.inf])

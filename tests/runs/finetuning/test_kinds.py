@@ -19,37 +19,10 @@ from hf_tlm.data import train_wordpiece
 from hf_tlm.runs.finetuning import multiple_choice, question_answering, tagging
 from hf_tlm.runs.finetuning.crf import CRF_FILE
 from hf_tlm.tasks import load_task
-from support.kind_toys import TOKENIZERS, arguments, predict, task_of, tiny_model
+from support.kind_toys import TAGS, TOKENIZERS, arguments, labels_of, predict, rows_of, task_of, tiny_model
 from support.tiny_checkpoints import go, pretrained
 
 MODULES = {"question_answering": question_answering, "multiple_choice": multiple_choice, "tagging": tagging}
-SUBJECTS = ["enzyme", "protein", "drug", "gene", "cell", "tumor", "receptor", "acid"]
-TAGS = ("DT", "NN", "VBZ")
-
-
-def rows_of(kind, count):
-    """Rows with a rule; every third question has no answer."""
-    rows = []
-    for index in range(count):
-        subject, other = SUBJECTS[index % 8], SUBJECTS[(3 * index + 1) % 8]
-        row = {"id": str(index)}
-        if kind == "tagging":
-            row |= {"tokens": ["the", subject, "blocks", "the", other], "tags": [0, 1, 2, 0, 1]}
-        elif kind == "multiple_choice":
-            options = [subject, "meets", "and", "lowers"]
-            row |= {"context": f"the {other} blocks the {subject}", "question": f"the {other} blocks the _"}
-            row |= {"options": options[-index % 4 :] + options[: -index % 4], "label": index % 4}
-        else:
-            context = f"{'the cell meets the acid and ' * 4}the {other} blocks the {subject}"
-            answers = [] if index % 3 == 0 else [subject]
-            row |= {"context": context, "question": f"the {other} blocks", "answers": answers}
-            row |= {"starts": [context.rindex(subject) for _ in answers]}
-        rows.append(row)
-    return rows
-
-
-def labels_of(kind):
-    return {"tagging": TAGS, "multiple_choice": ("A", "B", "C", "D")}.get(kind, ())
 
 
 @pytest.mark.parametrize("family", ["bert", "xlnet", "modernbert", "cocolm"])

@@ -4,10 +4,9 @@ import dataclasses
 import json
 
 import pytest
-from test_kinds import labels_of, rows_of
 
 from hf_tlm.runs import CheckpointArguments, FinetuneArguments, finetune
-from support.kind_toys import task_of
+from support.kind_toys import labels_of, rows_of, task_of
 from support.tiny_checkpoints import FAST, files, pretrained
 from support.toys import make_task
 
