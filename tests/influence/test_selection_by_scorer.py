@@ -7,47 +7,26 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from datasets import Dataset
 
-from hf_tlm.data import tokenize, train_wordpiece
-from hf_tlm.influence import InfluenceScorer, score, score_files, select
+from hf_tlm.influence import InfluenceScorer, select
 from hf_tlm.retrieval import retrieve
+from support.influence_shares import scored
 from support.naive import tiny
-from support.toys import make_task, sentences
 
-TESTS = Path(__file__).resolve().parent
+TESTS = Path(__file__).resolve().parents[1]
 # Data and model are made again in the other process.
 PROGRAM = """
 import sys
 from pathlib import Path
-sys.path += [{tests!r}, {tests!r} + "/influence", {root!r}]
+sys.path += [{tests!r}, {root!r}]
 import conftest
-from test_selection_by_scorer import scored
+from support.influence_shares import scored
 scored(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
 """
 
 
-def scored(folder, process_index=0, num_processes=1):
-    texts = [row["text"] for row in sentences(50, seed=9)]
-    texts[11] = ""
-    tokenizer = train_wordpiece(texts, 120, max_length=32)
-    rows = tokenize(Dataset.from_dict({"text": texts}), tokenizer, 32).add_column("id", [f"p{row}" for row in range(50)])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(score_files, "SHARD_ROWS", 8)
-        found = score(
-            tokenize(make_task().validation, tokenizer, 32),
-            rows,
-            InfluenceScorer([tiny("bert")], tokenizer, parameters="attention.*.weight"),
-            folder,
-            task_batch_size=4,
-            process_index=process_index,
-            num_processes=num_processes,
-        )
-        return found[:, 0:99]
-
-
 def test_two_processes_and_one_give_the_same_files(tmp_path):
-    program = PROGRAM.format(tests=str(TESTS.parent), root=str(TESTS.parent.parent))
+    program = PROGRAM.format(tests=str(TESTS), root=str(TESTS.parent))
     command = [sys.executable, "-c", program, str(tmp_path / "two"), "1", "2"]
     other = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,30 +19,7 @@ from hf_tlm.retrieval.engines.bm25 import files as index_files
 from hf_tlm.retrieval.engines.bm25 import tiles
 from hf_tlm.retrieval.engines.bm25.index import Index
 from hf_tlm.retrieval.engines.bm25.tokenize import tokenize_texts
-
-QUERIES = ["alpha beta", "w3 w5 w7 w3", "needle", "alpha w1 w2 gamma", "absent", "", "late"]
-
-
-def rows(first, last):
-    texts = [
-        f"alpha w{i % 11} beta w{i % 7} gamma{' needle' * (i % 50 == 7)}{' late' * (i > 150)}" for i in range(first, last)
-    ]
-    return Dataset.from_dict({"id": [f"p{(i * 37) % 1009}" for i in range(first, last)], "text": texts})
-
-
-def build(path, first=0, last=200, **options):
-    options = {"corpus_name": "toy", "fingerprint": "f", "analyzer": Analyzer(), "progress": False, **options}
-    return Index.build(path, rows(first, last), **options)
-
-
-def results(index, top_k=20):
-    hits = index.search(tokenize_texts(QUERIES, index.analyzer), top_k)
-    ids = index.ids.to_pylist()
-    return [([ids[document] for document in documents], scores.tolist()) for documents, scores in hits]
-
-
-def content(folder):
-    return {file.name: file.read_bytes() for file in folder.iterdir()}
+from support.small_indexes import build, content, results, rows
 
 
 @pytest.fixture
@@ -271,11 +249,11 @@ from pathlib import Path
 from tqdm.auto import tqdm
 
 sys.path.insert(0, {tests!r})
-from test_index_files import build, content, results, rows
 from hf_tlm.utils.files import HfTlmError
 from hf_tlm.retrieval import RetrievalError
 from hf_tlm.retrieval.analyzer import Analyzer
 from hf_tlm.retrieval.engines.bm25.index import Index
+from support.small_indexes import build, content, results, rows
 
 # A shell that runs the tests in the background has its children ignore Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -374,7 +352,7 @@ FORKS = pytest.mark.skipif(not hasattr(os, "fork") or sys.platform != "linux", r
 
 
 def drive(tmp_path, program, *prefix):
-    driver = DRIVER.format(tests=os.path.dirname(__file__)) + textwrap.dedent(program)
+    driver = DRIVER.format(tests=str(Path(__file__).parents[1])) + textwrap.dedent(program)
     command = [*prefix, sys.executable, "-c", driver, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

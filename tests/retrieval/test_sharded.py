@@ -8,7 +8,6 @@ import textwrap
 import time
 from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
 from datasets import Dataset
@@ -18,70 +17,11 @@ from hypothesis import strategies as st
 from hf_tlm.corpora import load_corpus
 from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.retrieval.bm25 import VARIANTS, Bm25Settings
-from hf_tlm.retrieval.engines.bm25.index import Index
-from hf_tlm.retrieval.engines.bm25.tokenize import tokenize_texts
 from hf_tlm.retrieval.engines.sharded.sharded import retrieve_sharded
-from hf_tlm.retrieval.hit_union import HitUnion
 from hf_tlm.utils.locks import LockError, awaited
+from support.sharded_retrieval import WORDS, check_same, random_texts, rows_of, single, write_parts
 
 pytest.importorskip("datatrove", reason="NO SHARDED RETRIEVAL TESTED: pip install 'hf-tlm[sharded]'")
-
-WORDS = [f"word{i}" for i in range(60)]
-SOURCES = ("biology", "news", "wikipedia")
-
-
-def rows_of(texts, ids=None):
-    ids = [f"p{(i * 7919) % 100_003}" for i in range(len(texts))] if ids is None else ids
-    return {"id": ids, "text": texts, "source": [SOURCES[i % 3] for i in range(len(texts))]}
-
-
-def random_texts(number, seed=0, longest=30):
-    rng = np.random.default_rng(seed)
-    weights = 1 / np.arange(1, len(WORDS) + 1)
-    weights /= weights.sum()
-    return [" ".join(rng.choice(WORDS, rng.integers(1, longest), p=weights)) for _ in range(number)]
-
-
-def write_parts(folder, texts, parts):
-    """A corpus of jsonl files of very different sizes."""
-    folder.mkdir(parents=True, exist_ok=True)
-    columns = rows_of(texts)
-    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    cuts = [int(len(rows) * (part / parts) ** 2) for part in range(parts + 1)]
-    for part in range(parts):
-        lines = [json.dumps(row) + "\n" for row in rows[cuts[part] : cuts[part + 1]]]
-        (folder / f"part{part}.jsonl").write_text("".join(lines), encoding="utf-8")
-    return load_corpus(str(folder), id_column="id")
-
-
-def single(queries, corpus, top_k, bm25, folder, **options):
-    """What one index over everything finds: (ids, rank, score, n_queries, best_query)."""
-    passages = corpus.to_dataset(folder / "single")
-    index = Index.build(
-        folder / "single" / "index",
-        passages,
-        corpus_name="single",
-        fingerprint=corpus.fingerprint,
-        analyzer=bm25.analyzer,
-        progress=False,
-    )
-    union = HitUnion(len(passages))
-    hits = index.search(tokenize_texts(queries, bm25.analyzer), top_k, settings=bm25, **options)
-    for query, (documents, scores) in enumerate(hits):
-        union.add(query, documents, scores)
-    ids = passages["id"][:]
-    chosen = union.order(np.argsort(np.argsort(np.array(ids))))
-    texts = dict(zip(ids, passages["text"][:], strict=True))
-    columns = (union.best_rank, union.best_score, union.n_queries, union.best_query)
-    return [ids[row] for row in chosen], [column[chosen].tolist() for column in columns], texts
-
-
-def check_same(result, expected):
-    ids, columns, texts = expected
-    assert result.passages["id"][:] == ids
-    assert [c.tolist() for c in (result.rank, result.score, result.n_queries, result.best_query)] == columns
-    assert result.passages["text"][:] == [texts[identifier] for identifier in ids]
-    assert result.passages.column_names == ["id", "text", "source"]
 
 
 # Passages of "the" and "x" alone have no token.
@@ -148,7 +88,9 @@ def test_processes_finish_quietly_and_again_at_once(tmp_path, capfd):
 DRIVER = """
     import sys
     sys.path.insert(0, {tests!r})
-    from test_sharded import load_corpus, random_texts, retrieve_sharded
+    from hf_tlm.corpora import load_corpus
+    from hf_tlm.retrieval.engines.sharded.sharded import retrieve_sharded
+    from support.sharded_retrieval import random_texts
     if __name__ == "__main__":
         corpus = load_corpus({corpus!r}, id_column="id")
         retrieve_sharded(random_texts(10, seed=1), corpus, 5, work_dir={work!r}, num_shards=6, workers=2)
@@ -158,7 +100,7 @@ DRIVER = """
 def test_killed_run_continues(tmp_path):
     corpus = write_parts(tmp_path / "corpus", random_texts(3000), 6)
     work, script = tmp_path / "work", tmp_path / "driver.py"
-    program = DRIVER.format(tests=str(Path(__file__).parent), corpus=str(tmp_path / "corpus"), work=str(work))
+    program = DRIVER.format(tests=str(Path(__file__).parents[1]), corpus=str(tmp_path / "corpus"), work=str(work))
     script.write_text(textwrap.dedent(program))
     driver = subprocess.Popen([sys.executable, script], stderr=subprocess.DEVNULL)
     # Killed when some shards are indexed and others are not.

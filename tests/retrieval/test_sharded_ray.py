@@ -6,7 +6,9 @@ import time
 import pytest
 
 from hf_tlm.retrieval.analyzer import RetrievalError
-from test_sharded import Bm25Settings, check_same, random_texts, retrieve_sharded, single, write_parts
+from hf_tlm.retrieval.bm25 import Bm25Settings
+from hf_tlm.retrieval.engines.sharded.sharded import retrieve_sharded
+from support.sharded_retrieval import check_same, random_texts, single, write_parts
 
 pytest.importorskip("datatrove", reason="NO SHARDED RETRIEVAL TESTED: pip install 'hf-tlm[sharded]'")
 ray = pytest.importorskip("ray", reason="NO RAY CLUSTER TESTED: pip install 'hf-tlm[ray]'")
