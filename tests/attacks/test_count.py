@@ -2,21 +2,20 @@
 
 import re
 
-from attacks import test_numbers, test_paths, test_tasks_and_models, test_trainer_options, test_types
 from attacks.attack import ROOT
+from attacks.bad_input import checkpoints, numbers, paths, recipe_classes, tasks, trainer_options, wrong_types
 
 
 def attacks():
     """Table -> command lines that a recipe has to refuse."""
-    models, tasks = test_tasks_and_models, test_tasks_and_models.TASKS
     return {
-        "paths": len(test_paths.CASES) + 5 * len(test_paths.WRITTEN),
-        "types": len(test_types.CASES) + 4 * len(test_types.CLASSES),
-        "numbers": len(test_numbers.SAMPLE),
-        "options of the Trainer": len(test_trainer_options.CASES),
-        "tasks": len(tasks) * len(models.OF_TASKS),
-        "checkpoints": len(models.MODELS) * len(models.OF_MODELS),
-        "sizes": len(models.LARGE),
+        "paths": len(paths.CASES) + len(paths.OUTPUTS) * len(paths.WRITTEN),
+        "types": len(wrong_types.CASES) + len(wrong_types.NO_OPTIONS) * len(recipe_classes.CLASSES),
+        "numbers": len(numbers.SAMPLE),
+        "options of the Trainer": len(trainer_options.CASES),
+        "tasks": len(tasks.TASKS) * len(tasks.OF_TASKS),
+        "checkpoints": len(checkpoints.MODELS) * len(checkpoints.OF_MODELS),
+        "sizes": len(checkpoints.LARGE),
     }
 
 

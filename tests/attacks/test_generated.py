@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from attacks.test_numbers import CLASSES
+from attacks.bad_input.recipe_classes import CLASSES
 from hf_tlm import config as parser
 from hf_tlm.config import parse, typed_values
 from hf_tlm.corpora import load_corpus

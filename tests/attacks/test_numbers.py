@@ -1,45 +1,21 @@
 """Extreme numbers for every numeric option of every recipe, from the fields of the recipes' own classes."""
 
 import math
-import runpy
-import sys
 from dataclasses import MISSING, fields
 from typing import get_args, get_type_hints
 
 import pytest
 
-from attacks.attack import ROOT, assert_refused, attack
+from attacks.attack import assert_refused, attack
+from attacks.bad_input.numbers import SAMPLE
+from attacks.bad_input.recipe_classes import CLASSES, RECIPES
 from hf_tlm import config as parser
 from hf_tlm.errors import HfTlmError
 from hf_tlm.utils.ranges import RANGES, Range
 
 EXTREMES = (math.nan, math.inf, -math.inf, -1, 0, 1e308, 2**63, -(2**63))
-RECIPES = sorted(path.stem for path in (ROOT / "recipes").glob("*.py"))
 # What a class needs to be made at all.
 NEEDED = {"SelectionArguments": {"fraction": 0.5}, "GridArguments": {"grid": "{learning_rate: [1e-4]}"}}
-
-
-class Parsed(Exception):
-    """Ends a recipe when it has said which classes it parses."""
-
-
-def classes_of(recipe):
-    """The classes that a recipe parses its command line into."""
-    found = []
-
-    def parse(*classes, **_):
-        found.extend(map(parser._full, classes))
-        raise Parsed
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parser, "parse", parse)
-        patch.setattr(sys, "path", [*sys.path, str(ROOT / "recipes")])
-        with pytest.raises(Parsed):
-            runpy.run_path(str(ROOT / "recipes" / f"{recipe}.py"), run_name="recipe")["main"]()
-    return found
-
-
-CLASSES = {recipe: classes_of(recipe) for recipe in RECIPES}
 
 
 def numeric(cls):
@@ -128,24 +104,6 @@ def test_what_is_no_whole_number_is_refused_from_python(value):
 )
 def test_a_range_says_what_it_is(of, text):
     assert str(of) == text
-
-
-SAMPLE = [
-    ("train_tlm", "learning_rate", "nan", "expected a number from 0 to 100; received nan"),
-    ("train_tlm", "seeds", "-1", "expected a whole number from 0 to 4,294,967,295; received -1"),
-    ("train_tlm", "seeds", "4294967296", "expected a whole number"),
-    ("train_tlm", "max_steps", "1e30", "expected a whole number from -1 to 2,147,483,647; received '1e30'"),
-    ("train_tlm", "per_device_train_batch_size", "9999999999", "from 1 to 65,536"),
-    ("train_tlm", "warmup_steps", "inf", "received inf"),
-    ("train_tlm", "vocab_size", "1", "from 6 to"),
-    ("train_tlm", "dataloader_num_workers", "100000", "from 0 to 256"),
-    ("pretrain", "validation_share", "nan", "received nan"),
-    ("pretrain", "total_batch_size", "0", "received 0"),
-    ("pretrain", "max_hours", "inf", "received inf"),
-    ("retrieve", "k1", "nan", "received nan"),
-    ("retrieve", "top_k", "-5", "received -5"),
-    ("retrieve", "num_examples", "-1", "received -1"),
-]
 
 
 @pytest.mark.parametrize("recipe,name,value,expected", SAMPLE, ids=[f"{row[0]}-{row[1]}-{row[2]}" for row in SAMPLE])

@@ -3,41 +3,7 @@
 import pytest
 
 from attacks.attack import assert_refused, attack, tree
-
-TASK, FOLDER, FILE = "task", "folder", "file"
-# Recipe (and analysis) -> options that name what is read.
-READ = {
-    "retrieve": ("task", "corpus", "config", "like"),
-    "select_influence": ("task", "subset", "score_model", "config", "tokenizer_name"),
-    "train_tlm": ("task", "subset", "model_config", "config", "tokenizer_name", "model_name_or_path"),
-    "baseline": ("task", "config"),
-    "pretrain": ("corpus", "model_config", "config", "tokenizer_name", "model_name_or_path"),
-    "finetune": ("task", "model_name_or_path", "config", "grid", "tokenizer_name"),
-    "few_shot": ("task", "model_name_or_path", "config"),
-    "publish": ("model", "config"),
-    "reproduce": ("tasks", "corpus", "config"),
-    "quickstart": ("task", "corpus", "config"),
-    "analyze heads": ("models", "texts"),
-    "analyze words": ("task", "subsets"),
-    "analyze embeddings": ("models", "task"),
-    "analyze curves": ("run",),
-    "analyze cost": ("run",),
-    "analyze subsets": ("subsets", "task"),
-    "analyze tables": ("run",),
-    "analyze report": ("run",),
-}
-PLACES = ("missing", "empty folder", "empty file", "binary file", "nothing", "newline", "escape", "long", "surrogate")
-# What these options take: a file without keys changes nothing.
-FINE = {("config", "empty file")}
-# One option of a recipe shows what the parser says of names, whatever they are of.
-NAMES = ("newline", "escape", "long", "surrogate")
-CASES = [
-    (recipe, option, place)
-    for recipe, options in READ.items()
-    for number, option in enumerate(options)
-    for place in PLACES
-    if (option, place) not in FINE and (place not in NAMES or number == 0)
-]
+from attacks.bad_input.paths import CASES, OUTPUTS, WRITTEN
 
 
 @pytest.fixture(scope="module")
@@ -63,12 +29,8 @@ def test_it_is_refused_in_one_line(toys, places, recipe, option, place):
     assert not toys.out.exists() or (recipe, option) == ("reproduce", "corpus")
 
 
-WRITTEN = ["retrieve", "select_influence", "train_tlm", "baseline", "pretrain", "finetune", "few_shot", "reproduce"]
-WRITTEN += ["quickstart", *(name for name in READ if name.startswith("analyze"))]
-
-
 @pytest.mark.parametrize("recipe", WRITTEN)
-@pytest.mark.parametrize("place", ["a file", "below a file", "long", "surrogate", "null"])
+@pytest.mark.parametrize("place", OUTPUTS)
 def test_an_output_folder_that_cannot_be_is_refused(toys, tmp_path, recipe, place):
     (tmp_path / "file").write_text("mine")
     out = {"a file": tmp_path / "file", "below a file": tmp_path / "file" / "out", "long": tmp_path / ("x" * 300)}

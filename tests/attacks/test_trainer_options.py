@@ -5,46 +5,9 @@ from transformers import TrainerCallback
 from transformers.integrations import integration_utils
 
 from attacks.attack import assert_refused, attack
+from attacks.bad_input.trainer_options import CASES
 from hf_tlm.runs import FinetuneArguments
 from hf_tlm.training import ArgumentsError
-
-CASES = [
-    (("--lr_scheduler_kwargs", '{"a": 1}'), "lr_scheduler_type linear with lr_scheduler_kwargs {'a': 1} cannot be made"),
-    (("--lr_scheduler_type", "cosine", "--lr_scheduler_kwargs", '{"num_cycles": "x"}'), "cannot be made"),
-    (("--lr_scheduler_kwargs", "[1]"), "lr_scheduler_kwargs: expected a JSON object; received '[1]'"),
-    (("--lr_scheduler_kwargs", "x"), "lr_scheduler_kwargs: expected a JSON object; received 'x'"),
-    (("--lr_scheduler_type", "warmup_stable_decay"), "num_decay_steps"),
-    (("--lr_scheduler_type", "bogus"), "--lr_scheduler_type: invalid choice"),
-    (("--report_to", "bogus"), "report_to: expected none, all or some of", "received 'bogus'"),
-    (("--report_to", "kubeflow", "bogus"), "report_to"),
-    (("--optim_args", "a=1"), "optim_args: optim adamw_torch_fused takes no a. Leave it out."),
-    (("--optim", "sgd", "--optim_args", "momentum=x"), "optim sgd with optim_args 'momentum=x' cannot be made"),
-    (("--optim", "sgd", "--optim_args", "momentum=-1"), "cannot be made"),
-    (("--optim", "sgd", "--optim_args", "momentum"), "optim_args: expected name=value,name=value; received 'momentum'"),
-    (("--optim", "bogus"), "bogus"),
-    (("--optim", "galore_adamw"), "optim galore_adamw needs the package galore_torch"),
-    (("--optim_target_modules", "x"), "optim_target_modules has no effect"),
-    (("--total_batch_tokens", 1009, "--per_device_train_batch_size", 8), "total_batch_tokens 1009", "Give 1024"),
-    (("--accelerator_config", '{"a": 1}'), "unexpected keyword argument 'a'"),
-    (("--accelerator_config", "nofile.json"), "nofile.json"),
-    (("--gradient_checkpointing_kwargs", '{"a": 1}'), "gradient_checkpointing_kwargs: expected a JSON object"),
-    (("--fsdp", "full_shard"), "fsdp shards a model over several processes, and this is one"),
-    (("--fsdp", "bogus"), "bogus"),
-    (("--torch_compile_backend", "bogus"), "torch_compile_backend: expected one of"),
-    (("--torch_compile_mode", "bogus"), "torch_compile_mode: expected default"),
-    (("--use_liger_kernel", "true"), "use_liger_kernel"),
-    (("--parallelism_config", "x"), "--parallelism_config"),
-    (("--ddp_backend", "bogus"), "--ddp_backend: invalid choice"),
-    (("--metric_for_best_model", "bogus"), "The best checkpoint is chosen by the task's metric"),
-    (("--include_for_metrics", "bogus"), "include_for_metrics is not supported"),
-    (("--label_names", "a"), "label_names ['a'] has no effect"),
-    (("--dataloader_prefetch_factor", 2), "dataloader_prefetch_factor"),
-    (("--energy_country", "FRA"), "has no effect without track_energy"),
-    (("--hub_strategy", "bogus"), "bogus"),
-    (("--debug", "bogus"), "--debug"),
-    (("--bf16", "true", "--fp16", "true"), "fp16 and bf16"),
-    (("--deepspeed", "nofile.json"), "DeepSpeed's settings are accelerate's"),
-]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(map(str, case[0])))

@@ -1,0 +1,39 @@
+"""Options that take a path, and what is not there, empty, of another kind, or of a hostile name."""
+
+# Recipe (and analysis) -> options that name what is read.
+READ = {
+    "retrieve": ("task", "corpus", "config", "like"),
+    "select_influence": ("task", "subset", "score_model", "config", "tokenizer_name"),
+    "train_tlm": ("task", "subset", "model_config", "config", "tokenizer_name", "model_name_or_path"),
+    "baseline": ("task", "config"),
+    "pretrain": ("corpus", "model_config", "config", "tokenizer_name", "model_name_or_path"),
+    "finetune": ("task", "model_name_or_path", "config", "grid", "tokenizer_name"),
+    "few_shot": ("task", "model_name_or_path", "config"),
+    "publish": ("model", "config"),
+    "reproduce": ("tasks", "corpus", "config"),
+    "quickstart": ("task", "corpus", "config"),
+    "analyze heads": ("models", "texts"),
+    "analyze words": ("task", "subsets"),
+    "analyze embeddings": ("models", "task"),
+    "analyze curves": ("run",),
+    "analyze cost": ("run",),
+    "analyze subsets": ("subsets", "task"),
+    "analyze tables": ("run",),
+    "analyze report": ("run",),
+}
+PLACES = ("missing", "empty folder", "empty file", "binary file", "nothing", "newline", "escape", "long", "surrogate")
+# What these options take: a file without keys changes nothing.
+FINE = {("config", "empty file")}
+# One option of a recipe shows what the parser says of names, whatever they are of.
+NAMES = ("newline", "escape", "long", "surrogate")
+CASES = [
+    (recipe, option, place)
+    for recipe, options in READ.items()
+    for number, option in enumerate(options)
+    for place in PLACES
+    if (option, place) not in FINE and (place not in NAMES or number == 0)
+]
+WRITTEN = ["retrieve", "select_influence", "train_tlm", "baseline", "pretrain", "finetune", "few_shot", "reproduce"]
+WRITTEN += ["quickstart", *(name for name in READ if name.startswith("analyze"))]
+# What an output folder cannot be.
+OUTPUTS = ("a file", "below a file", "long", "surrogate", "null")

@@ -1,0 +1,34 @@
+"""The classes that each recipe parses its command line into."""
+
+import runpy
+import sys
+
+import pytest
+
+from attacks.attack import ROOT
+from hf_tlm import config as parser
+
+RECIPES = sorted(path.stem for path in (ROOT / "recipes").glob("*.py"))
+
+
+class Parsed(Exception):
+    """Ends a recipe when it has said which classes it parses."""
+
+
+def classes_of(recipe):
+    """The classes that a recipe parses its command line into."""
+    found = []
+
+    def parse(*classes, **_):
+        found.extend(map(parser._full, classes))
+        raise Parsed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parser, "parse", parse)
+        patch.setattr(sys, "path", [*sys.path, str(ROOT / "recipes")])
+        with pytest.raises(Parsed):
+            runpy.run_path(str(ROOT / "recipes" / f"{recipe}.py"), run_name="recipe")["main"]()
+    return found
+
+
+CLASSES = {recipe: classes_of(recipe) for recipe in RECIPES}
