@@ -1,6 +1,7 @@
 """The folders tell the pipeline's story: imports point backwards, files stay short, exports are lazy and complete."""
 
 import ast
+import re
 import subprocess
 import sys
 from graphlib import CycleError, TopologicalSorter
@@ -74,6 +75,25 @@ def test_there_are_no_circles():
         list(TopologicalSorter(imports).static_order())
     except CycleError as error:
         pytest.fail(f"A circle of imports: {' <- '.join(error.args[1])}")
+
+
+def test_no_module_of_tests_imports_another():
+    """What tests share is in tests/support or in a module without tests; programs that tests hold as strings count too."""
+    of_tests = sorted((ROOT / "tests").rglob("*.py"))
+    names, found = {path.stem for path in of_tests if path.stem.startswith("test_")}, set()
+    for path in of_tests:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            parts = []
+            if isinstance(node, ast.Import):
+                parts = [part for alias in node.names for part in alias.name.split(".")]
+            elif isinstance(node, ast.ImportFrom):
+                parts = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                lines = re.findall(r"^\s*(?:from|import)\s+(.*)", node.value, re.MULTILINE)
+                parts = [word for line in lines for word in re.findall(r"\w+", line)]
+            found |= {f"{path.relative_to(ROOT)}: {part}" for part in parts if part in names}
+    assert names
+    assert not found
 
 
 def test_files_stay_short():
