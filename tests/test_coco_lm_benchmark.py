@@ -38,11 +38,13 @@ def run(name, small_data, tmp_path, *sizes):
     return section["rows"]
 
 
+@pytest.mark.slow
 def test_a_long_run(small_data, tmp_path):
     (row,) = run("coco_lm_long", small_data, tmp_path, "--steps", "2", "--every", "2")
     assert row["step"] == 2 and row["MLM loss"] > 1 and 0 <= row["copy accuracy, replaced"] <= 1
 
 
+@pytest.mark.slow
 def test_both_arms(small_data, tmp_path):
     sizes = ["--steps", "3", "--every", "2", "--batch_size", "8", "--validation_blocks", "16"]
     rows = run("coco_lm", small_data, tmp_path, *sizes)

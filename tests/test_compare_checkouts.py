@@ -30,6 +30,7 @@ def compare(*arguments):
     return subprocess.run(command, capture_output=True, text=True, timeout=280, cwd=ROOT)
 
 
+@pytest.mark.slow
 def test_a_commit_is_identical_to_itself(commit, tmp_path):
     done = compare("HEAD", commit, "--only", "retrieve-random", "--keep", tmp_path / "kept")
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]

@@ -103,6 +103,7 @@ def test_files_stay_short():
     assert recipes and not {p.name: n for p in recipes if (n := len(p.read_text().splitlines())) > 140}
 
 
+@pytest.mark.slow
 def test_exports_are_lazy_and_complete():
     program = (
         "import sys, hf_tlm\n"

@@ -85,6 +85,7 @@ def test_a_cache_that_is_a_file(toys, tmp_path):
 READ_ONLY = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o ro tmpfs "$0" && exec "$@"')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["retrieve", "pretrain"])
 def test_a_recipe_with_a_cache_that_is_read_only(toys, tmp_path, recipe):
     """A mounted one, as root may write everywhere else."""

@@ -109,6 +109,7 @@ def test_a_file(tmp_path):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exchange", [True, False])
 def test_a_model(tmp_path, model, tokenizer, exchange, monkeypatch):
     if not exchange:

@@ -61,6 +61,7 @@ def models(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in found}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("harms", HARMS.values(), ids=HARMS)
 def test_a_damaged_part_is_made_again(whole, tmp_path, harms):
     (folder, command), out = whole, tmp_path / "out"

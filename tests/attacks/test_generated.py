@@ -55,6 +55,7 @@ def assert_plain(error):
     assert message.strip() and "Traceback" not in message and len(message) < 2000, message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cls", sorted(NAMES, key=str), ids=lambda cls: cls.__name__)
 @examples(150)
 @given(data=st.data())

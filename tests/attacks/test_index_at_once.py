@@ -22,6 +22,7 @@ def at_once(toys, corpus, folder, cache):
         return list(pool.map(run, range(3)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("begun", [False, True])
 def test_an_index_is_made_once_by_several(toys, tmp_path, begun):
     rows = pd.read_parquet(toys.corpus)

@@ -46,6 +46,7 @@ def test_ranges_are_of_fields():
     assert set(RANGES) == {name for classes in CLASSES.values() for cls in classes for name in numeric(cls)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_extremes_are_in_range_or_refused_by_the_command_line(recipe):
     """And by YAML, in one line each."""

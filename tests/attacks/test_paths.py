@@ -17,6 +17,7 @@ def places(tmp_path_factory):
     return folder, names | {"long": f"{folder}/{'x' * 300}", "surrogate": f"{folder}/\udc80"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe,option,place", CASES)
 def test_it_is_refused_in_one_line(toys, places, recipe, option, place):
     folder, names = places
@@ -29,6 +30,7 @@ def test_it_is_refused_in_one_line(toys, places, recipe, option, place):
     assert not toys.out.exists() or (recipe, option) == ("reproduce", "corpus")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", WRITTEN)
 @pytest.mark.parametrize("place", OUTPUTS)
 def test_an_output_folder_that_cannot_be_is_refused(toys, tmp_path, recipe, place):

@@ -34,6 +34,7 @@ def table(made_toys, tmp_path_factory):
     return folder, command
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["runs", "preparations"])
 @pytest.mark.parametrize("harm", CONTENTS.values(), ids=CONTENTS)
 def test_a_damaged_record_is_made_again(table, place, harm):

@@ -10,6 +10,7 @@ LATE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", LATE)
 @pytest.mark.parametrize("there", [False, True], ids=["new", "empty"])
 def test_the_corrected_command_works(toys, recipe, there):

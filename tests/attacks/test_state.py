@@ -131,6 +131,7 @@ def test_damaged_trials_of_a_search(tmp_path, content):
         _read(tmp_path, {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", ["exported", "published"])
 @pytest.mark.parametrize("name", ["model.safetensors", "results.json", "config.json", "seal.json"])
 def test_a_damaged_pretrained_model_is_made_again(toys, tmp_path, state, name):

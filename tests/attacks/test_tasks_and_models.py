@@ -22,6 +22,7 @@ def task(tmp_path):
     return write
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", OF_TASKS)
 @pytest.mark.parametrize("name", TASKS)
 def test_a_task_that_lacks_something_is_refused(toys, task, recipe, name):
@@ -40,6 +41,7 @@ def test_a_split_that_is_no_file_is_not_left_out(toys, task, split, make):
     assert not toys.out.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", OF_MODELS)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_damaged_checkpoint_is_refused(toys, tmp_path, recipe, name):

@@ -7,6 +7,7 @@ from attacks.bad_input.recipe_classes import CLASSES
 from attacks.bad_input.wrong_types import CASES, NO_OPTIONS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe,name,value", sorted(CASES))
 def test_it_is_refused_with_the_option(toys, recipe, name, value):
     command = next(line for key, line in toys.commands.items() if key.split()[0] == recipe)

@@ -68,6 +68,7 @@ def test_shards_hold_the_blocks_of_all_passages(make, tokenizer, mode):
     assert made.totals == {"shards": -(-len(blocks) // 7), **expected}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["contiguous", "sentences"])
 @pytest.mark.parametrize("batch", [2, 1000])
 def test_a_preparation_that_was_stopped_continues(make, monkeypatch, mode, batch):

@@ -28,6 +28,7 @@ print(len(vocabulary), hashlib.sha256(repr(sorted(vocabulary.items())).encode())
 """
 
 
+@pytest.mark.slow
 def test_training_is_reproducible_across_processes():
     """The trainer's hash tables differ per process; the vocabulary must not."""
     outputs = {subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True).stdout for _ in range(3)}

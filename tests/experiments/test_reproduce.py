@@ -102,6 +102,7 @@ def faked(monkeypatch):
     return names
 
 
+@pytest.mark.slow
 def test_what_is_written(work, whole):
     out, table = whole
     assert sorted(path.name for path in (out / "runs").glob("*.json")) == [

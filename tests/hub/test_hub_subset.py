@@ -145,6 +145,7 @@ class TestNamed:
         assert rows(Subset.from_hub("alice/passages", config="b")) == rows(subset)
         assert rows(Subset.from_hub("alice/passages", config="c")) == rows(other)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("how", [500, "reset"])
     def test_a_failure_at_any_request_is_tried_again(self, hub, subset, other, sleeps, how):
         def push(name):

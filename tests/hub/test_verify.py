@@ -33,6 +33,7 @@ def folder(tmp_path, tokenizer):
     return tmp_path / "run"
 
 
+@pytest.mark.slow
 def test_models(hub, tmp_path, tokenizer):
     """In a process of its own: models whose code travels with them, and looks for this package."""
     config = AutoConfig.for_model("cocolm", **TINY_CONFIGS["cocolm"])

@@ -21,6 +21,7 @@ QUIET = {"report_to": "none", "disable_tqdm": True, "use_cpu": True, "save_strat
 LEAST_SPEARMAN, LEAST_SHARE = 0.99, 0.9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layer", [0, 1, -1])
 def test_the_ranking_is_that_of_float32(layer, task, tmp_path, monkeypatch):
     """One trained model, loaded both ways; the two trainings would not end at the same model."""

@@ -25,6 +25,7 @@ scored(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
 """
 
 
+@pytest.mark.slow
 def test_two_processes_and_one_give_the_same_files(tmp_path):
     program = PROGRAM.format(tests=str(TESTS), root=str(TESTS.parent))
     command = [sys.executable, "-c", program, str(tmp_path / "two"), "1", "2"]

@@ -250,6 +250,7 @@ def test_the_recipe_scores_what_it_converted(folder, tmp_path, monkeypatch, caps
     assert f"test        {line}" in printed and f"validation  {line}" in printed
 
 
+@pytest.mark.slow
 def test_the_recipe_writes_a_folder_that_loads_without_hf_tlm(folder, batch, tmp_path, monkeypatch, capsys, tokenizer):
     model, out = published(), tmp_path / "out"
     monkeypatch.setattr(sys, "argv", ["publish.py", "--legacy_checkpoint", str(folder(model)), "--output_dir", str(out)])

@@ -84,6 +84,7 @@ def work(rank, port, results):
     results.put(rank)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_gradients_of_sharded_models():
     with socket.socket() as free:

@@ -8,6 +8,7 @@ from support.launching import PRETRAIN, TINY, launch
 from support.toys import TINY_CONFIGS
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_coco_lm_and_a_task_trained_from_it(work, subset):
     """Pretraining on two processes; then the subset and a task, which nobody has tried."""

@@ -35,6 +35,7 @@ def predictions(folder):
     return {line["id"]: line["probabilities"] for line in map(json.loads, lines)}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_two_processes_compute_what_one_does(work, checkpoint):
     config = work / "few_shot.yaml"

@@ -37,6 +37,7 @@ def here(monkeypatch, capsys, *arguments):
     return capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_two_processes_find_what_one_finds_and_a_finished_run_predicts(work, base, tmp_path, monkeypatch, capsys):
     one = here(monkeypatch, capsys, *command(work, base, tmp_path / "one", "--seeds", "0", "1", "--report"))
     page = (tmp_path / "one/analysis/report.html").read_text(encoding="utf-8")

@@ -8,6 +8,7 @@ from support.launching import PRETRAIN, TINY, fails, launch
 from support.toys import TINY_CONFIGS
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_pretrain_on_one_and_two_processes(work):
     """Equal total batches: the same losses, on the same blocks, to rounding. Masked LM and ELECTRA."""
@@ -36,6 +37,7 @@ def test_pretrain_on_one_and_two_processes(work):
         assert name == "loss" or records[2]["validation"][name] == pytest.approx(value, rel=1e-4), name
 
 
+@pytest.mark.slow
 def test_pretrain_from_yaml_and_on(work):
     """A masked LM, and a task trained from it."""
     config = work / "pretrain.yaml"

@@ -58,6 +58,7 @@ def test_select_influence(hub, recipe, work, subset, tmp_path, monkeypatch):
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.slow
 def test_a_run_of_two_processes_is_published_once(hub, recipe, work, tmp_path):
     out = launch(
         "recipes/train_tlm.py", "--task", work / "task", "--model_config", work / "model.json", *TINY, "--rho1", "0",

@@ -18,6 +18,7 @@ def options(work):
     return [*TABLE, work / "options.yaml", "--corpus", work / "corpus.parquet", "--tasks_dir", work]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_table_and_what_it_is_made_of(work, options):
     out = work / "table"

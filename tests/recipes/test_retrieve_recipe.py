@@ -17,6 +17,7 @@ def retrieved(work):
     return work / "retrieved"
 
 
+@pytest.mark.slow
 def test_retrieve_random_like(work, retrieved):
     launch(
         "recipes/retrieve.py", "--task", work / "task", "--corpus", work / "corpus.parquet", "--retriever", "random",
@@ -25,6 +26,7 @@ def test_retrieve_random_like(work, retrieved):
     assert len(Subset.load(work / "random").dataset) == len(Subset.load(retrieved).dataset)
 
 
+@pytest.mark.slow
 def test_retrieve_sharded_equals_one_index(work, retrieved):
     out = launch(
         "recipes/retrieve.py", "--task", work / "task", "--corpus", work / "corpus.parquet", "--top_k", "4",

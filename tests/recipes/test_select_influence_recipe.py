@@ -13,6 +13,7 @@ SCORE = ["--max_length", "32", "--vocab_size", "120", "--num_train_epochs", "1",
 SCORE += ["--save_strategy", "no"]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_influence_on_one_and_two_processes_and_training_on_it(work, subset):
     common = ["recipes/select_influence.py", "--task", work / "task", "--subset", subset, *SCORE, "--fraction", "0.3"]
@@ -50,6 +51,7 @@ def test_influence_on_one_and_two_processes_and_training_on_it(work, subset):
     assert record["corpus"]["name"].endswith(", for task") and record["trained_parameters"] < record["parameters"]
 
 
+@pytest.mark.slow
 def test_a_control(work, subset):
     out = work / "dsir"
     text = launch(

@@ -1,5 +1,6 @@
 """recipes/select_influence.py on an executor: the score files and the subset of one process."""
 
+import pytest
 from transformers import AutoConfig, set_seed
 
 from hf_tlm.data import train_wordpiece
@@ -9,6 +10,7 @@ from support.launching import launch
 from support.toys import TINY_CONFIGS, sentences
 
 
+@pytest.mark.slow
 def test_influence_on_an_executor(work, subset):
     set_seed(0)
     model = TlmModel.from_config(AutoConfig.for_model("electra", **TINY_CONFIGS["electra"]))

@@ -13,6 +13,7 @@ NEEDS_DEEPSPEED = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 def test_train_tlm_with_replaced_token_detection(work, subset):
     values = {k: v for k, v in TINY_CONFIGS["electra"].items() if k not in ("vocab_size", "num_labels")}
     (work / "electra.json").write_text(json.dumps({"model_type": "electra", **values}))
@@ -67,6 +68,7 @@ def on_one_process(work, subset):
     return trained(work, subset, None, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "config,file",
@@ -84,6 +86,7 @@ def test_train_tlm_on_two_processes(work, subset, on_one_process, config, file):
     compare(one, two)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_teacher_on_two_processes(work, subset):
     teacher = ("--teacher", "linear", "--teacher_passages", "20")
@@ -105,6 +108,7 @@ def compare(one, two):
         assert one["results"]["seeds"][0]["cost"][key] == two["results"]["seeds"][0]["cost"][key], key
 
 
+@pytest.mark.slow
 def test_train_tlm_from_yaml(work, subset):
     config = work / "config.yaml"
     config.write_text(f"train_tlm:\n  model_config: {work / 'model.json'}\n  rho2: 5\nretrieve:\n  top_k: 3\n")
@@ -116,6 +120,7 @@ def test_train_tlm_from_yaml(work, subset):
     assert results["arguments"]["rho2"] == 5 and len(results["seeds"]) == 2
 
 
+@pytest.mark.slow
 def test_quickstart_on_own_data(work):
     out = launch(
         "recipes/quickstart.py", "--task", work / "task", "--corpus", work / "corpus.parquet", "--output_dir",

@@ -39,6 +39,7 @@ def run(data, tmp_path, *arguments):
     return done.stdout, json.loads((tmp_path / "results" / "retrieval.json").read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 def test_all_sections(small_data, tmp_path):
     pytest.importorskip("datatrove")

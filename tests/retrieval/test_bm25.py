@@ -95,6 +95,7 @@ def assert_same_up_to_ties(found, expected, scores, rtol=1e-5):
     np.testing.assert_allclose(scores[documents], scores[expected], rtol=rtol, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("backend,variant", [(b, v) for b in VARIANTS for v in VARIANTS[b] if v != "okapi"])
 def test_every_engine_and_variant_equals_the_exhaustive_reference(backend, variant, seed, search):

@@ -51,6 +51,7 @@ def rows(subset):
     return subset.dataset.to_list()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"max_query_terms": 3}, {"settings": Bm25Settings("bm25l", stopwords=None)}])
 def test_every_engine_gives_the_same_subset(run, task, folder, options):
     corpus = load_corpus(str(folder))
@@ -217,6 +218,7 @@ def test_an_output_folder_is_looked_at_first(tmp_path, run, task, folder):
         RetrievalArguments().check(str(tmp_path / "subset"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("retriever", ["bm25", "bm25s", "rank_bm25", "elasticsearch", "sharded"])
 def test_queries_that_find_nothing_are_counted_once(run, make_task, folder, retriever):
     """One has words that no passage has, one has stop words alone and is empty."""

@@ -359,6 +359,7 @@ def drive(tmp_path, program, *prefix):
     return done.stdout
 
 
+@pytest.mark.slow
 @FORKS
 @pytest.mark.parametrize("mode", ["build", "extend"])
 @pytest.mark.parametrize("signal", ["SIGKILL", "SIGINT"])
@@ -385,6 +386,7 @@ def test_a_kill_or_ctrl_c_at_any_point_leaves_nothing_half_done(tmp_path, mode, 
     )
 
 
+@pytest.mark.slow
 @FORKS
 @pytest.mark.parametrize("mode", ["build", "extend"])
 def test_a_kill_at_any_time_leaves_nothing_half_done(tmp_path, mode):
@@ -410,6 +412,7 @@ def test_a_kill_at_any_time_leaves_nothing_half_done(tmp_path, mode):
     )
 
 
+@pytest.mark.slow
 @FORKS
 @pytest.mark.parametrize("mode", ["build", "extend"])
 def test_a_full_disk_gives_a_clear_error_and_leaves_the_previous_state(tmp_path, mode):
@@ -454,6 +457,7 @@ def can_mount():
     )
 
 
+@pytest.mark.slow
 @FORKS
 @pytest.mark.parametrize("mode", ["build", "extend"])
 def test_a_really_full_disk(tmp_path, mode):
@@ -515,6 +519,7 @@ def test_a_read_only_index_can_be_searched(tmp_path):
     )
 
 
+@pytest.mark.slow
 @FORKS
 def test_concurrent_builders_end_with_the_same_index(tmp_path):
     drive(
@@ -571,6 +576,7 @@ def test_concurrent_builders_end_with_the_same_index(tmp_path):
     )
 
 
+@pytest.mark.slow
 @FORKS
 def test_loading_while_another_process_replaces_the_index(tmp_path):
     drive(

@@ -158,6 +158,7 @@ def cases(draw):
     }
 
 
+@pytest.mark.slow
 @settings(max_examples=60, **HYPOTHESIS)
 @given(case=cases())
 def test_every_variant_equals_exhaustive_scoring(case, tmp_path_factory):

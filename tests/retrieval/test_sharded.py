@@ -30,6 +30,7 @@ TEXTS = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     texts=TEXTS,
@@ -97,6 +98,7 @@ DRIVER = """
 """
 
 
+@pytest.mark.slow
 def test_killed_run_continues(tmp_path):
     corpus = write_parts(tmp_path / "corpus", random_texts(3000), 6)
     work, script = tmp_path / "work", tmp_path / "driver.py"
@@ -411,6 +413,7 @@ SLURM = {
 }
 
 
+@pytest.mark.slow
 def test_slurm_stand_in(tmp_path, monkeypatch):
     commands = tmp_path / "bin"
     commands.mkdir()

@@ -38,6 +38,7 @@ def cluster():
     cluster.shutdown()
 
 
+@pytest.mark.slow
 def test_no_node_is_large_enough(cluster, tmp_path):
     corpus = write_parts(tmp_path / "corpus", random_texts(20), 2)
     with pytest.raises(RetrievalError, match="No node of the Ray cluster has what a task asks for: 3 CPUs"):
@@ -52,6 +53,7 @@ def test_no_node_is_large_enough(cluster, tmp_path):
         )
 
 
+@pytest.mark.slow
 def test_a_node_is_lost(cluster, tmp_path):
     corpus = write_parts(tmp_path / "corpus", random_texts(20_000, longest=60), 8)
     queries, work = random_texts(10, seed=1), tmp_path / "work"

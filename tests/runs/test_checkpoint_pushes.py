@@ -54,6 +54,7 @@ def without_time(record):
     return json.loads(json.dumps(record), object_hook=lambda d: {k: v for k, v in d.items() if k not in drop})
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_the_hub(hub, tmp_path, task, subset, monkeypatch):
     whole = go(tmp_path / "whole", task, subset)
     with monkeypatch.context() as patch:

@@ -108,6 +108,7 @@ def loads(*pairs):
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+@pytest.mark.slow
 def test_electra_and_ale(tmp_path, corpus, finished):
     electra = go(tmp_path / "electra", corpus, "electra", objective="electra", model_args=HALF)
     ale = go(tmp_path / "ale", corpus, "albert", objective="ale", model_args=HALF)
@@ -240,6 +241,7 @@ def test_a_checkpoint_that_the_run_does_not_fit(tmp_path, corpus, finished, monk
     assert not (tmp_path / "long").exists() and not (tmp_path / "other").exists(), "to be corrected in the same folder"
 
 
+@pytest.mark.slow
 def test_an_adapter(tmp_path, corpus, finished):
     """It alone learns; merged in, it gives the stock model of the folder; by itself it goes on the base."""
     base = str(finished.output_dir)

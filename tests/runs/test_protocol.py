@@ -92,6 +92,7 @@ assert pipeline("fill-mask", folder + "/mlm", **code)("the [MASK] binds")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", ["bert", "cocolm"])
 def test_the_result_works_where_hf_tlm_is_not_installed(tmp_path, task, subset, model_type):
     go(tmp_path / "out", task, subset, {"model_config": config(model_type)})
@@ -102,6 +103,7 @@ def test_the_result_works_where_hf_tlm_is_not_installed(tmp_path, task, subset, 
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_not_repeated_and_an_interrupted_one_continues(tmp_path, task, subset, monkeypatch):
     whole = go(tmp_path / "whole", task, subset, seeds=[0, 1])
     # Killed after the first stage of the second seed.
@@ -150,6 +152,7 @@ def test_other_settings_in_the_same_folder_are_refused(tmp_path, task, subset):
         go(tmp_path / "other", task, subset)
 
 
+@pytest.mark.slow
 def test_a_local_file_that_has_changed_is_another_run(tmp_path, task, subset):
     """Of the seeds of one table one would have another architecture."""
     file = tmp_path / "model.json"
@@ -186,6 +189,7 @@ def test_corpus_batches_need_a_subset(tmp_path, task):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_start_that_is_refused_does_not_claim_the_folder(tmp_path, task, subset):
     """What is mistyped or does not fit is corrected in the same folder."""
     one = go(tmp_path / "one", task, subset, stage="1")
@@ -200,6 +204,7 @@ def test_a_start_that_is_refused_does_not_claim_the_folder(tmp_path, task, subse
     go(tmp_path / "two", task, None, stage="2", model=base)
 
 
+@pytest.mark.slow
 def test_task_data_only_and_one_stage(tmp_path, task):
     run = go(tmp_path / "one", task, None, rho1=0, stage="1")
     assert set(run.seeds[0]["stages"]) == {"1"} and run.seeds[0]["cost"]["steps"] == 4
@@ -207,6 +212,7 @@ def test_task_data_only_and_one_stage(tmp_path, task):
     assert set(run.seeds[0]["stages"]) == {"2"} and run.seeds[0]["cost"]["steps"] == 6
 
 
+@pytest.mark.slow
 def test_stage_two_from_a_stage_one_folder(tmp_path, task, subset):
     go(tmp_path / "one", task, subset, stage="1")
     run = go(tmp_path / "two", task, None, stage="2", model={"model_name_or_path": str(tmp_path / "one")})
@@ -215,6 +221,7 @@ def test_stage_two_from_a_stage_one_folder(tmp_path, task, subset):
     assert "trained further from" in (tmp_path / "two" / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_reset_classifier_changes_stage_two_only(tmp_path, task, subset):
     kept = go(tmp_path / "kept", task, subset)
     reset = go(tmp_path / "reset", task, subset, stage2_reset_classifier=True)
@@ -223,6 +230,7 @@ def test_reset_classifier_changes_stage_two_only(tmp_path, task, subset):
     assert stage1[0] == stage1[1] and stage2[0] != stage2[1]
 
 
+@pytest.mark.slow
 def test_spectral_start_is_used_and_declared(tmp_path, task, subset):
     run = go(tmp_path / "out", task, subset, model={"embedding_init": "spectral", "spectral_scale": 0.5})
     plain = go(tmp_path / "plain", task, subset)
@@ -232,6 +240,7 @@ def test_spectral_start_is_used_and_declared(tmp_path, task, subset):
     assert "spectral" not in (tmp_path / "plain" / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_best_checkpoint_on_validation_is_kept(tmp_path, task, subset):
     run = go(tmp_path / "out", task, subset, stage2_max_steps=12)
     state = json.loads((tmp_path / "out/seed-0/stage2/trainer_state.json").read_text())
@@ -239,6 +248,7 @@ def test_best_checkpoint_on_validation_is_kept(tmp_path, task, subset):
     assert run.seeds[0]["validation"]["macro_f1"] == max(scores) == state["best_metric"]
 
 
+@pytest.mark.slow
 def test_report_to_tensorboard(tmp_path, task, subset, monkeypatch):
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "tb"))
     go(tmp_path / "out", task, subset, report_to="tensorboard", logging_steps=1)
@@ -248,12 +258,14 @@ def test_report_to_tensorboard(tmp_path, task, subset, monkeypatch):
     assert {"train/loss", "train/corpus/mlm_loss", "train/task/task_loss", "train/flops"} <= set(events.Tags()["scalars"])
 
 
+@pytest.mark.slow
 def test_no_token_is_stored(tmp_path, task, subset):
     go(tmp_path / "out", task, subset, hub_token="hf_secret")
     for path in (tmp_path / "out").rglob("*"):
         assert not path.is_file() or b"hf_secret" not in path.read_bytes(), path
 
 
+@pytest.mark.slow
 def test_weights_are_finite_safetensors(tmp_path, task, subset):
     from safetensors.torch import load_file
 
@@ -271,6 +283,7 @@ def test_the_attention_asked_for_is_the_model_s(task, subset):
         assert model.base_model.config._attn_implementation == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["mlm", "electra"])
 def test_a_stage_that_continues_has_the_attention_asked_for(tmp_path, task, subset, monkeypatch, objective):
     """What stage 1 has left is loaded with it for stage 2."""

@@ -32,6 +32,7 @@ def test_first_rows_of_the_largest(data_dir):
     assert task.report["test"]["examples"] == 50
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXPECTED)
 def test_a_folder_needs_no_flags(data_dir, name):
     kind, metrics, names, sizes = EXPECTED[name]

@@ -17,6 +17,7 @@ def test_first_step(step):
     assert first_step(lambda n: n >= step) == step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"total_batch_tokens": 128}, {"per_device_train_batch_size": 4}])
 @pytest.mark.parametrize("name,cost", [("max_flops", "flops"), ("max_tokens", "real_tokens")])
 def test_the_step_that_reaches_the_budget_is_the_last(tmp_path, data, tokenizer, name, cost, options):
@@ -37,6 +38,7 @@ def test_the_step_that_reaches_the_budget_is_the_last(tmp_path, data, tokenizer,
     assert sooner.args.max_steps == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name,cost", [("max_flops", "flops"), ("max_tokens", "real_tokens")])
 def test_warm_up_fits_a_budget(tmp_path, data, tokenizer, name, cost, caplog):
     """A share of the budgeted steps; a number of them that reaches the end is refused, and without a budget warned of."""

@@ -62,6 +62,7 @@ def test_the_first_step_is_the_equation(tmp_path, data, tokenizer):
     assert [entry[f"task/{name}"] for name in COSINES] == pytest.approx([positive, negative], abs=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clm", ["full", "all_token", "rtd"])
 def test_1x8_equals_8x1_without_contrast(tmp_path, data, tokenizer, clm):
     """Of contrastive learning the negatives are those of a micro-batch; every other term does not notice."""
@@ -153,6 +154,7 @@ def config(tmp_path, **changes):
     return str(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clm", ["full", "rtd"])
 def test_both_stages_and_export(tmp_path, task, corpus, tokenizer, clm):
     steps = {"max_steps": 4, "stage2_max_steps": 4, "stage2_eval_steps": 2}

@@ -137,6 +137,7 @@ def test_passages_are_evaluated_by_the_corpus_objective(tmp_path, data, tokenize
     assert "corpus/rtd_loss" in run.state.log_history[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["electra", "ale"])
 def test_both_stages_and_export(tmp_path, task, corpus, tokenizer, objective):
     config = TINY_CONFIGS["albert" if objective == "ale" else "electra"]

@@ -42,6 +42,7 @@ def bodies(model):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", BODIES)
 def test_what_is_written_is_learned(task, corpus, model_type):
     """In every body that an objective trains; the same under the same seed; and every parameter moves."""
@@ -116,6 +117,7 @@ def test_a_frozen_auxiliary_model_stays(task, corpus, tmp_path):
     assert before and all(torch.equal(value, after[name]) for name, value in before.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", ["bert", "modernbert", "electra"])
 def test_a_run_exports_stock_models_and_says_how_they_began(tmp_path, task, corpus, model_type):
     subset = retrieve(task, corpus, top_k=5)

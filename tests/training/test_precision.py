@@ -22,6 +22,7 @@ class _Graphs(TrainerCallback):
         self.counts.append(counters["stats"]["unique_graphs"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective,packing", [("mlm", "group"), ("mlm", "pack"), ("electra", "pack"), ("cocolm", "pack")])
 def test_compiled_equals_eager_and_does_not_recompile(tmp_path, data, tokenizer, objective, packing):
     """Two streams; in every batch another number of masked tokens, and other lengths of texts or another number of rows."""
@@ -51,6 +52,7 @@ def test_compiled_equals_eager_and_does_not_recompile(tmp_path, data, tokenizer,
     assert compiled.cost().measured_flops == eager.cost().measured_flops > 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="this torch has no oneDNN")
 @pytest.mark.parametrize("objective,recompute", [*((objective, False) for objective in OBJECTIVES), ("mlm", True)])
 def test_products_by_onednn(tmp_path, data, tokenizer, monkeypatch, objective, recompute):
@@ -71,6 +73,7 @@ def test_products_by_onednn(tmp_path, data, tokenizer, monkeypatch, objective, r
     assert own_losses == pytest.approx(losses, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_inductor(tmp_path, data, tokenizer):
     """Compiled by the default backend: the losses of eager steps. Texts of one length, so that there is one shape."""
     if shutil.which("g++") is None:
@@ -90,6 +93,7 @@ def test_inductor(tmp_path, data, tokenizer):
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["mlm", "electra", "cocolm"])
 @pytest.mark.parametrize("rho1,packing", [(0, "group"), (1, "pack")])
 def test_bfloat16(tmp_path, data, tokenizer, rho1, packing, objective):

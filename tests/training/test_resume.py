@@ -61,6 +61,7 @@ def again(folder, data, tokenizer, **changes):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("last", [3, 5, 8])
 def test_resume_is_exact(tmp_path, data, tokenizer, whole, last):
     """Within an epoch, at its end, and at the end of the run, where no step is left."""
@@ -70,6 +71,7 @@ def test_resume_is_exact(tmp_path, data, tokenizer, whole, last):
     same(again(tmp_path, data, tokenizer, save_steps=last), whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_every_objective_resumes_exactly(tmp_path, data, tokenizer, case):
     """Stopped between two evaluations: every term and weight, which checkpoint is the best, and what is tied."""
@@ -202,6 +204,7 @@ def toy(tmp_path_factory, tokenizer, corpus_rows):
     return str(folder), corpus_rows
 
 
+@pytest.mark.slow
 def test_killed_again_and_again(tmp_path, toy):
     """Both stages: in the middle of files, of seals, of the removal of older checkpoints, and at random moments."""
     assert run_processes(both_stages, str(tmp_path / "whole"), *toy) == [0]
@@ -217,6 +220,7 @@ def test_killed_again_and_again(tmp_path, toy):
         assert left[0] == left[1] and 2 <= len(left[0]) <= 3
 
 
+@pytest.mark.slow
 def test_two_processes(tmp_path, toy):
     """They stop together, whichever of them is told to, fails to write, or meets a loss that is not finite."""
     assert run_processes(pair, str(tmp_path), *toy, "all", processes=2) == [0, 0]
@@ -243,6 +247,7 @@ def test_two_processes(tmp_path, toy):
     assert outcome(tmp_path / "cut", "model.safetensors") == expected
 
 
+@pytest.mark.slow
 def test_two_processes_with_every_objective(tmp_path, toy):
     """Stopped in stage 1 and in stage 2."""
     assert run_processes(stopped_in_each_stage, str(tmp_path), *toy, processes=2, patience=240) == [0, 0]
@@ -252,6 +257,7 @@ def test_two_processes_with_every_objective(tmp_path, toy):
             assert ends[0] == ends[1], (objective, stage)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_streamed_corpus_killed(tmp_path, toy, processes):
     """In the middle of the second checkpoint, while the corpus is being prepared."""

@@ -176,6 +176,7 @@ def answered(data, task, tokenizer):
     return {**data, "train": made.answered(texts, passages, 0.5)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"rho1": 1}, {"rho1": 0, "loss_normalization": "sum", "mlm_probability": 0.3}])
 def test_1x8_equals_8x1(tmp_path, answered, tokenizer, options):
     weights = []
@@ -206,6 +207,7 @@ def test_the_loss_is_the_sum_of_its_parts(tmp_path, answered, tokenizer):
     torch.testing.assert_close(loss, 2 * outputs.mlm_loss / masked + task_loss + 0.5 * teacher_loss, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_learns_from_its_teacher_and_says_so(tmp_path, task, corpus, caplog):
     config = {
         "model_type": "bert",

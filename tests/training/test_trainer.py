@@ -12,6 +12,7 @@ from support.toys import TINY_CONFIGS
 from support.training_runs import QUIET, Gradients, history, trainer, weights
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rho1", [0, 1, math.inf])
 @pytest.mark.parametrize("normalization", ["mean", "sum"])
 def test_1x8_equals_8x1(tmp_path, data, tokenizer, rho1, normalization):
@@ -65,6 +66,7 @@ def test_the_first_step_is_the_equation(tmp_path, data, tokenizer):
     assert run.state.log_history[0]["task/task_loss"] == pytest.approx(task.item(), rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", TINY_CONFIGS)
 def test_every_parameter_moves_and_loss_falls(tmp_path, data, tokenizer, model_type):
     run = trainer(tmp_path, data, tokenizer, model_type, config={}, rho1=1, max_steps=40, learning_rate=5e-3, rho2=1.0)

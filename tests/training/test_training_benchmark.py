@@ -78,6 +78,7 @@ def run(benchmark, work, tmp_path, monkeypatch):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 def test_speed_and_memory(run, tmp_path, monkeypatch):
     monkeypatch.setattr(dropout, "dropout_noise", dropout.dropout_noise)  # The section replaces it.
@@ -97,6 +98,7 @@ def test_speed_and_memory(run, tmp_path, monkeypatch):
     assert "| ratio" in (tmp_path / "training.md").read_text() and "| all" not in (tmp_path / "training.md").read_text()
 
 
+@pytest.mark.slow
 def test_loss_curves_are_equal(run):
     (rows,) = run("curves", options=["--steps", "12"])
     assert [row["layout"] for row in rows] == ["none", "group", "pack"]
@@ -143,6 +145,7 @@ def test_the_loop_takes_the_trainer_s_steps(run, benchmark, monkeypatch):
     assert labelled == [step % 4 == 3 for step in range(20) for _ in range(2)] and logged[:2] == [4, 8]
 
 
+@pytest.mark.slow
 def test_precision_and_compilation(run):
     (rows,) = run("precision", options=COMPILED)
     names = ["float32, torch's products", "float32", "bf16", "float32, compiled", "bf16, compiled"]
@@ -151,6 +154,7 @@ def test_precision_and_compilation(run):
     assert [row["recompilations"] for row in rows] == [0] * 5
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 def test_the_sections_for_a_gpu_on_a_cpu(run, benchmark):
     arms, kernels = run("gpu", "kernels", options=[*COMPILED, "--bf16", "--steps", "3", "--packing", "pack"])

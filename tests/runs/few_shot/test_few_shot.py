@@ -42,6 +42,7 @@ def read(path):
     return json.loads(path.read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow
 def test_a_run_chooses_on_validation_and_tests_once(whole, task):
     run, out = whole
     assert read(out / "results.json") == json.loads(json.dumps(run.to_dict()))
@@ -137,6 +138,7 @@ def test_a_split_that_another_process_tests_meanwhile_is_not_trained_again(
     assert {folder.relative_to(out).parts[0] for folder in trained} == {"split-21"}
 
 
+@pytest.mark.slow
 def test_a_run_stopped_between_choosing_and_testing_as_models_were_moved(task, checkpoint, tmp_path, monkeypatch):
     """Of before there were seals: the point's model is in the split's folder, which has no record yet."""
     run = go(tmp_path / "out", task, checkpoint, splits=1)

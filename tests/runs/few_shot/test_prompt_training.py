@@ -59,6 +59,7 @@ def poison(model):
         model.get_input_embeddings().weight[2] = math.nan
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [3, 4])
 def test_sigterm_saves_and_the_run_continues(task, checkpoint, tmp_path, before_step, step):
     """In the second point, within its training and at its end."""

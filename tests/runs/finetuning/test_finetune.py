@@ -120,6 +120,7 @@ def test_an_interrupted_run_continues_exactly(whole, base, tmp_path, monkeypatch
     assert len(steps) == 15
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", ["bert", "xlnet", "electra", "albert", "modernbert", "cocolm", "roberta"])
 def test_everything_learns(model_type, tokenizer, tmp_path):
     """Of bodies that have no head for the task, and of ELECTRA's discriminator."""

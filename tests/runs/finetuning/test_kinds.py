@@ -152,6 +152,7 @@ def texts_of(task):
     return sum(columns, []) if columns else [" ".join(tokens) for tokens in task.train["tokens"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "train", "metric", "floor", "changes"),
     [

@@ -30,6 +30,7 @@ def task_for(kind):
     return task_of(kind, rows_of(kind, 6), labels_of(kind), train=rows_of(kind, 12))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("peft", [False, True], ids=["all", "lora"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_card_s_code_runs_and_predictions_are_the_run_s(kind, peft, base, tmp_path):

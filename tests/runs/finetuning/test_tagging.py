@@ -171,6 +171,7 @@ def test_with_a_crf_the_best_sequence_is_predicted(tokenizers):
     assert 0 < min(predictions[1]["probabilities"]) < max(predictions[1]["probabilities"]) <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("crf", [False, True])
 def test_a_step_is_the_same_however_it_is_divided(tokenizers, tmp_path, crf):
     """Sentences have one word to eleven, and one has no tag at all: a mean of micro-batches' means would be another."""

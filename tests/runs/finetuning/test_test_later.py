@@ -11,6 +11,7 @@ from support.tiny_checkpoints import FAST, files, pretrained
 from support.toys import make_task
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind,crf,peft", [("classification", 0, 1), ("question_answering", 0, 0), ("tagging", 1, 0)])
 def test_scores_and_predictions_are_those_of_a_whole_run(kind, crf, peft, tmp_path, tokenizer):
     task = make_task(12, 6, 5)

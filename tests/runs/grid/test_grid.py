@@ -184,6 +184,7 @@ def test_two_processes_one_of_them_killed_come_to_the_same_table(tmp_path, fake)
     assert sorted(runs) == sorted(set(runs)), "a point was run twice"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_real_grid(tmp_path, tokenizer):
     """On real runs: the chosen point's test scores are those of the same run without a grid."""

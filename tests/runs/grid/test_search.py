@@ -50,6 +50,7 @@ def fake(monkeypatch):
     return seen, plan
 
 
+@pytest.mark.slow
 def test_two_trials_then_the_best_with_every_seed(tmp_path, base):
     run = run_grid(*parts(tmp_path / "out", base), Grid(SPACE, [SEED, 6]), trials=2)
     trials = run.record["trials"]
@@ -67,6 +68,7 @@ def test_two_trials_then_the_best_with_every_seed(tmp_path, base):
     assert {path.name for path in (tmp_path / "out/trials").iterdir()} == {"study.db", "trials.json"}
 
 
+@pytest.mark.slow
 def test_a_killed_search_goes_on_as_it_would_have(tmp_path, base, fake):
     import optuna
 
@@ -87,6 +89,7 @@ def test_a_killed_search_goes_on_as_it_would_have(tmp_path, base, fake):
         search.search(*parts(tmp_path / "cut", base), Grid({**SPACE, "total_batch_size": [8]}), 3, SEED)
 
 
+@pytest.mark.slow
 def test_trials_whose_training_fails_are_the_worst(tmp_path, base, fake):
     _, plan = fake
     plan["fail"] = [0]
