@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from hf_tlm.models.errors import ModelError
     from hf_tlm.models.export import export_stock, load_exported
     from hf_tlm.models.families import FAMILIES
+    from hf_tlm.models.fsdp import gather_fsdp
     from hf_tlm.models.lora_arguments import LoraArguments
     from hf_tlm.models.prediction_heads import CorruptionOutput
     from hf_tlm.models.released.coco_lm import convert_released, load_released
     from hf_tlm.models.released.convert import convert_legacy
     from hf_tlm.models.released.tlm import ReleasedTlm, convert_released_tlm, load_released_tlm
-    from hf_tlm.models.sharding import whole
     from hf_tlm.models.tlm import MLM_SUBFOLDER, TlmModel, TlmOutput
 
 __getattr__, __dir__, __all__ = export_lazily(
@@ -61,7 +61,7 @@ __getattr__, __dir__, __all__ = export_lazily(
         "released.coco_lm": ["convert_released", "load_released"],
         "released.convert": ["convert_legacy"],
         "released.tlm": ["ReleasedTlm", "convert_released_tlm", "load_released_tlm"],
-        "sharding": ["whole"],
+        "fsdp": ["gather_fsdp"],
         "tlm": ["MLM_SUBFOLDER", "TlmModel", "TlmOutput"],
     },
 )

@@ -113,7 +113,7 @@ def run_pretraining(
         "corpus": {"name": corpus.name, "fingerprint": corpus.fingerprint},
         "corpus_fingerprint": corpus.fingerprint,
         "arguments": {**settings(args), "seed": args.seed},
-        "model": asdict(model_args.settled(args.objective)),
+        "model": asdict(model_args.with_objective_defaults(args.objective)),
         "blocks": {name: value for name, value in asdict(block_args).items() if name != "shards_ahead"},
     }
     export = output_dir / EXPORT

@@ -173,7 +173,7 @@ def train_score_model(task: Task, subset: Subset, args: ScoreModelArguments, mod
         "subset": subset.manifest,
         "arguments": settings(args),
         "seed": args.run_seeds,
-        "model": model_args.settled("mlm").__dict__,
+        "model": model_args.with_objective_defaults("mlm").__dict__,
     }
     details["files"] = local_files(details["model"])
     digest = hashlib.sha256(json.dumps(details, sort_keys=True, default=str).encode()).hexdigest()[:16]

@@ -73,7 +73,7 @@ def run_tlm(
         "metric": task.metric,
         "subset": None if subset is None else subset.manifest,
         "arguments": settings(args),
-        "model": {**model_args.settled(args.objective).__dict__},
+        "model": {**model_args.with_objective_defaults(args.objective).__dict__},
     }
     with args.main_process_first(desc="checking the output folder"):
         check_sources(model_args, max(args.max_length, args.corpus_max_length or 0, args.stage2_max_length or 0))

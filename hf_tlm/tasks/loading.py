@@ -144,7 +144,7 @@ def task_from_datasets(spec: TaskSpec, splits: Mapping[str, Dataset], *, drop_ba
             )
     reader = kind_module(spec.kind)
     if not ROLES[spec.kind]:
-        spec = reader.settled(spec, splits["train"])
+        spec = reader.with_columns_of(spec, splits["train"])
     names = reader.label_names(spec, splits["train"])
     problems: list[str] = []
     checked: dict[str, Dataset] = {}

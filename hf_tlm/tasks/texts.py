@@ -16,7 +16,7 @@ from hf_tlm.tasks.spec import TaskError, TaskSpec
 ADVICE = "Choose with --text_column, --label_column or --id_column."
 
 
-def settled(spec: TaskSpec, rows: Dataset) -> TaskSpec:
+def with_columns_of(spec: TaskSpec, rows: Dataset) -> TaskSpec:
     """The spec with the text columns that these rows have, of those it allows."""
     for columns in (spec.text_columns, *spec.other_text_columns):
         if all(column in rows.column_names for column in columns):

@@ -41,7 +41,7 @@ def unlabelled(path: str, spec: TaskSpec, *, drop_bad_rows: bool = False, chunk:
         except (ValueError, TypeError, pa.ArrowException) as error:  # Of texts that are no Unicode, for instance.
             raise TaskError(f"Cannot read {path} after row {done}: {error}") from error
         if not ROLES[spec.kind]:
-            spec = reader.settled(spec, rows)
+            spec = reader.with_columns_of(spec, rows)
         ids = ids_of(spec, path, rows, [None] * len(rows))
         ids = [str(done + row) if identifier is None else identifier for row, identifier in enumerate(ids)]
         values = reader.read(spec, path, rows, (), labelled=False)

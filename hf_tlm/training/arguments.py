@@ -190,7 +190,7 @@ class TlmArguments(TlmOptions, RunArguments):
     def for_stage(self, stage: int, output_dir: str | os.PathLike, seed: int, metric: str) -> TlmArguments:
         """A copy with the values of one stage (1 or 2), for `TlmTrainer`.
 
-        What depends on the task's texts is settled before, see `settled_by_task`.
+        What depends on the task's texts is settled before, see `with_task_defaults`.
 
         Args:
             output_dir: the stage's own folder of checkpoints.

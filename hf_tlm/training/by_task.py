@@ -20,7 +20,7 @@ MULTIPLE = 32
 LONGEST = 512
 
 
-def settled_by_task(
+def with_task_defaults(
     args: TlmArguments, train: Dataset, tokenizer: PreTrainedTokenizerBase, positions: int | None
 ) -> TlmArguments:
     """A copy of `args` whose stage 2 has a length and a number of steps of its own, where they were left to the task.

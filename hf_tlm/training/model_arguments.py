@@ -122,7 +122,7 @@ class ModelArguments(InitializationArguments, LoraArguments):
         revision = self.model_revision if not self.tokenizer_name and self.model_name_or_path else None
         return {"name_or_path": name, "revision": revision, "trust_remote_code": self.trust_remote_code}
 
-    def settled(self, objective: str) -> ModelArguments:
+    def with_objective_defaults(self, objective: str) -> ModelArguments:
         """A copy with the defaults that depend on the objective."""
         spec = OBJECTIVES[objective]
         return replace(

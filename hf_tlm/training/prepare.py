@@ -25,7 +25,7 @@ from hf_tlm.objective_specs import OBJECTIVES
 from hf_tlm.tasks import Task
 from hf_tlm.training.applicable import check_applicable, check_rdrop, check_together, of_other_stage
 from hf_tlm.training.arguments import RunArguments, TlmArguments
-from hf_tlm.training.by_task import settled_by_task
+from hf_tlm.training.by_task import with_task_defaults
 from hf_tlm.training.deepspeed import is_launched
 from hf_tlm.training.initialization import Initialization, with_initialization
 from hf_tlm.training.model_arguments import ModelArguments
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 class Setup:
     """A run ready to start.
 
-    args: the run's, with what depends on the task settled (`settled_by_task`).
+    args: the run's, with what depends on the task settled (`with_task_defaults`).
     data: of the stages that are run, whose texts may be of different lengths. With a teacher the training texts are those
         that it has answered for (`Teacher.answered`).
     test: as long as those of the last stage.
@@ -90,7 +90,7 @@ def prepare(task: Task, corpus: Dataset | None, args: TlmArguments, model_args: 
     config = source_config(model_args)
     check_stage_2(args, config, model_args)
     with args.main_process_first(desc="measuring the task"):
-        args = settled_by_task(args, task.train, tokenizer, longest_input(config))
+        args = with_task_defaults(args, task.train, tokenizer, longest_input(config))
     lengths = {stage: args.for_stage(stage, args.output_dir, args.seed, "").max_length for stage in args.stages}
     longest = max(corpus_length, *lengths.values())
     tokenizer.model_max_length = lengths[args.stages[-1]]
@@ -247,7 +247,7 @@ def model_factory(
         ArgumentsError: objective ale without an ALBERT body, cocolm without its own, or (when a model is made) an adapter
             for a checkpoint without a masked-LM head.
     """
-    spec, model_args = OBJECTIVES[args.objective], model_args.settled(args.objective)
+    spec, model_args = OBJECTIVES[args.objective], model_args.with_objective_defaults(args.objective)
     settings = {
         "temperature": model_args.temperature,
         "heads": "clm" if spec.corrects and args.clm != "rtd" else "rtd",
@@ -337,7 +337,7 @@ def check_model(args: RunArguments, model_args: ModelArguments) -> None:
             "use_peft does not work with DeepSpeed: what it trains is too small to be worth sharding. Use DDP, for instance "
             "recipes/configs/accelerate/ddp.yaml."
         )
-    spec, model_args = OBJECTIVES[args.objective], model_args.settled(args.objective)
+    spec, model_args = OBJECTIVES[args.objective], model_args.with_objective_defaults(args.objective)
     if spec.corrupts and (model_args.use_peft or args.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true"):
         raise ArgumentsError(
             f"objective {args.objective} works neither with use_peft nor with FSDP: both of its models are trained whole, "

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from transformers import Trainer
 
-from hf_tlm.models import whole
+from hf_tlm.models import gather_fsdp
 from hf_tlm.training.checkpoints import CheckpointError
 from hf_tlm.training.deepspeed import renew_deepspeed
 from hf_tlm.training.resumable import ResumableTrainer
@@ -85,7 +85,7 @@ def trained_model(trainer: Trainer) -> nn.Module:
     """
     model = trainer.accelerator.unwrap_model(trainer.model)
     if not trainer.is_deepspeed_enabled:
-        return whole(model)
+        return gather_fsdp(model)
     from deepspeed.utils import safe_get_full_fp32_param
 
     for parameter in model.parameters():

@@ -66,7 +66,7 @@ def test_an_auxiliary_model_of_a_revision(models, tmp_path, tokenizer):
 def test_arguments_record_id_and_revision(hub):
     args = ModelArguments(model_name_or_path="alice/tlm@v1")
     assert (args.model_name_or_path, args.model_revision) == ("alice/tlm", "v1")
-    assert args.tokenizer_source["revision"] == "v1" and args.settled("electra").model_revision == "v1"
+    assert args.tokenizer_source["revision"] == "v1" and args.with_objective_defaults("electra").model_revision == "v1"
     args = ModelArguments(model_name_or_path="alice/tlm", model_revision="v1", tokenizer_name="bob/words")
     assert args.tokenizer_source == {"name_or_path": "bob/words", "revision": None, "trust_remote_code": False}
     with pytest.raises(HubError, match="alice/tlm@v1 names a revision, and 'v2' is another"):

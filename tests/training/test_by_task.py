@@ -5,7 +5,7 @@ from datasets import Dataset
 
 from hf_tlm.models.configure import read_config
 from hf_tlm.training import ArgumentsError, ModelArguments, TlmArguments, prepare
-from hf_tlm.training.by_task import settled_by_task
+from hf_tlm.training.by_task import with_task_defaults
 from hf_tlm.training.prepare import check_stage_2
 from support.toys import TINY_CONFIGS
 
@@ -16,7 +16,7 @@ def settled(tmp_path, tokenizer, words, positions=None, **changes):
     """`words`: how many each training text has; special tokens are two more."""
     rows = Dataset.from_list([{"text": " ".join(["the"] * count), "label": 0} for count in words])
     args = TlmArguments(output_dir=str(tmp_path), **QUIET, **changes)
-    found = settled_by_task(args, rows, tokenizer, positions)
+    found = with_task_defaults(args, rows, tokenizer, positions)
     assert args.stage2_max_length == changes.get("stage2_max_length"), "the given arguments are left alone"
     return found
 

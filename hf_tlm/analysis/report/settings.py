@@ -59,7 +59,9 @@ def _defaults(run: RunFolder) -> dict[str, Any]:
                 values[field.name] = field.default
     if ModelArguments in classes:
         # Some are decided by the objective.
-        values |= ModelArguments().settled((run.record.get("arguments") or {}).get("objective", "mlm")).__dict__
+        values |= (
+            ModelArguments().with_objective_defaults((run.record.get("arguments") or {}).get("objective", "mlm")).__dict__
+        )
     # As the record holds them: an enumeration is its value.
     return json.loads(json.dumps(values, default=str))
 

@@ -83,17 +83,19 @@ class EvaluationSet:
         """One prediction a row."""
         return self.kind.decode(outputs, self.features, self.rows, model, args)
 
-    def settled(self, task: Task, outputs: Any, model: nn.Module, args: FinetuneArguments) -> FinetuneArguments:
+    def with_validation_choices(
+        self, task: Task, outputs: Any, model: nn.Module, args: FinetuneArguments
+    ) -> FinetuneArguments:
         """`args`, and what these labelled rows decide of them."""
-        settle = getattr(self.kind, "settle", None)
-        if settle is None:
+        validation_choices = getattr(self.kind, "validation_choices", None)
+        if validation_choices is None:
             return args
         args = copy.copy(args)
-        for name, value in settle(task, outputs, self.features, self.rows, model, args).items():
+        for name, value in validation_choices(task, outputs, self.features, self.rows, model, args).items():
             setattr(args, name, value)
         return args
 
     def score(self, task: Task, outputs: Any, model: nn.Module, args: FinetuneArguments) -> dict[str, float]:
         """The task's metrics on these rows, which decide what `args` leave open."""
-        args = self.settled(task, outputs, model, args)
+        args = self.with_validation_choices(task, outputs, model, args)
         return self.kind.score(task, self.decode(outputs, model, args), self.rows)

@@ -177,7 +177,7 @@ class _Run:
         for split, held_out in self.held_out.items():
             outputs = held_out.outputs(trainer)
             if split == "validation":
-                args = held_out.settled(task, outputs, model, args)
+                args = held_out.with_validation_choices(task, outputs, model, args)
             written[split] = self._score(split, held_out.decode(outputs, model, args), record)
         trained = trained_model(trainer)
         if trainer.is_world_process_zero():

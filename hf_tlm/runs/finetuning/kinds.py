@@ -21,7 +21,7 @@ And where a kind needs it:
         The same from a folder that its `save_pretrained` wrote, for the stock model of that folder.
     loss_terms(batch, args) -> Tensor
         int64 []: what the loss of a batch is the mean of, where that is not its rows.
-    settle(task, outputs, features, rows, model, args) -> dict[str, Any]
+    validation_choices(task, outputs, features, rows, model, args) -> dict[str, Any]
         Options that the labels of validation decide, such as `null_threshold`; args -> their values from then on.
     tables(task, predictions, rows) -> dict[str, list[dict]]
         Tables for `results.json`.

@@ -143,7 +143,9 @@ def decode(outputs, features: Dataset, rows: Dataset, model, args: FinetuneArgum
     return [_prediction(found, example, context, args.null_threshold) for example, context in enumerate(_contexts(rows))]
 
 
-def settle(task: Task, outputs, features: Dataset, rows: Dataset, model, args: FinetuneArguments) -> dict[str, Any]:
+def validation_choices(
+    task: Task, outputs, features: Dataset, rows: Dataset, model, args: FinetuneArguments
+) -> dict[str, Any]:
     """The arguments of `decode` that labelled rows decide: `null_threshold`, by the F1 of all of them.
 
     What the arguments say, where they say something; None where no training question is unanswerable (SQuAD 1.1).

@@ -175,7 +175,7 @@ def test_without_unanswerable_training_questions_there_is_always_an_answer(token
         logits[:] = 0
         logits[:, 0] = 10  # [CLS]
     task = task_of("question_answering", ROWS[:2])
-    assert qa.settle(task, nothing, features, rows, None, args) == {"null_threshold": None}
+    assert qa.validation_choices(task, nothing, features, rows, None, args) == {"null_threshold": None}
     predictions = qa.decode(nothing, features, rows, None, args)
     assert all(prediction["prediction"] and "null_odds" not in prediction for prediction in predictions)
 
@@ -190,13 +190,13 @@ def test_the_threshold_is_the_best_on_validation(tokenizers):
     start[2, features[2]["first"]], end[2, features[2]["first"]] = 19, 0
     end[2, 0] = 10
     task = task_of("question_answering", ROWS[:3])
-    settled = qa.settle(task, (start, end), features, rows, None, args)
+    settled = qa.validation_choices(task, (start, end), features, rows, None, args)
     assert settled["null_threshold"] == pytest.approx(-11)
     args.null_threshold = settled["null_threshold"]
     predictions = qa.decode((start, end), features, rows, None, args)
     assert qa.score(task, predictions, rows)["squad_f1"] == 1
     args.null_threshold = 2.5
-    assert qa.settle(task, (start, end), features, rows, None, args) == {"null_threshold": 2.5}
+    assert qa.validation_choices(task, (start, end), features, rows, None, args) == {"null_threshold": 2.5}
 
 
 def test_very_long_contexts_and_questions(tokenizers):

@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from transformers import AutoConfig, set_seed
 
-from hf_tlm.models import TlmModel, whole
+from hf_tlm.models import TlmModel, gather_fsdp
 from support.toys import TINY_CONFIGS
 
 PROCESSES = 2
@@ -68,7 +68,7 @@ def check_family(model_type, rank, changes):
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
-    copy = whole(model)
+    copy = gather_fsdp(model)
     for name, value in reference.state_dict().items():
         torch.testing.assert_close(copy.state_dict()[name], value, rtol=1e-4, atol=1e-6, msg=f"{model_type} {name}")
     assert copy.num_parameters() == reference.num_parameters() == model.num_parameters()
@@ -97,4 +97,4 @@ def test_gradients_of_sharded_models():
 
 def test_a_model_that_is_not_sharded_is_itself():
     model = TlmModel.from_config(AutoConfig.for_model("bert", **TINY_CONFIGS["bert"]))
-    assert whole(model) is model
+    assert gather_fsdp(model) is model

@@ -9,8 +9,8 @@ from torch.distributed.tensor import DTensor
 from hf_tlm.models.tlm import TlmModel
 
 
-def whole(model: nn.Module) -> nn.Module:
-    """`model`; where FSDP2 has sharded its parameters, a whole copy of it on each process, all of which must call this.
+def gather_fsdp(model: nn.Module) -> nn.Module:
+    """Return the model, or where FSDP2 has sharded it a whole copy on each process, all of which must call this.
 
     FSDP shards a model in place and for good, and what follows a stage needs all of it: the export, and the next stage,
     which shards it anew.
