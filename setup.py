@@ -63,7 +63,7 @@ EXTRAS = {
     "analysis": ANALYSIS,
     "deepspeed": DEEPSPEED,
     "test": TEST,
-    "dev": [*TEST, "ruff>=0.12", "pre-commit>=4"],
+    "dev": [*TEST, "ruff>=0.12", "mypy>=2.4,<3", "pre-commit>=4"],
 }
 
 setup(
@@ -75,7 +75,11 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.10",
     packages=find_packages(include=["hf_tlm", "hf_tlm.*"]),
-    package_data={"hf_tlm.hub": ["templates/*.md"], "hf_tlm.analysis.report": ["templates/*"]},
+    package_data={
+        "hf_tlm": ["py.typed"],
+        "hf_tlm.hub": ["templates/*.md"],
+        "hf_tlm.analysis.report": ["templates/*"],
+    },
     install_requires=INSTALL,
     extras_require=EXTRAS,
     classifiers=[

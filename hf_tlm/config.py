@@ -24,7 +24,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from hf_tlm.errors import HfTlmError
 from hf_tlm.utils.disk import disk_problem
@@ -32,6 +32,9 @@ from hf_tlm.utils.ranges import RANGES, problem
 from hf_tlm.utils.shown import for_terminal
 from hf_tlm.utils.signals import Terminated, on_sigterm
 from hf_tlm.utils.variables import check_variables
+
+if TYPE_CHECKING:
+    from transformers import HfArgumentParser
 
 # Texts that are JSON, which in a file may be a mapping.
 _JSON = ("executor_options", "grid")
@@ -80,7 +83,7 @@ def config_files(args: Sequence[str] | None = None) -> list[str]:
 
 
 def parse(
-    *dataclasses: type,
+    *dataclasses: type[Any],
     recipe: str,
     description: str,
     args: Sequence[str] | None = None,
@@ -107,8 +110,9 @@ def parse(
     helps = short_help or HELP_ALL in args
     if not short_help:
         dataclasses = tuple(_full(cls) for cls in dataclasses)
+    shown: Any = [_titled(cls) for cls in dataclasses] if helps else dataclasses
     parser = _hf_argument_parser()(
-        [_titled(cls) for cls in dataclasses] if helps else dataclasses,
+        shown,
         description=description,
         formatter_class=_HelpFormatter,
         allow_abbrev=False,
@@ -117,7 +121,9 @@ def parse(
     required = [f"{action.option_strings[0]} {action.dest.upper()}" for action in parser._actions if action.required]
     parser.usage = " ".join(["%(prog)s", *required, "[options]"])
     # Hundreds of lines of usage would hide the error.
-    parser.error = lambda message: parser.exit(2, f"Error: {_plain(message)}\nSee {recipe}.py --help.\n")
+    parser.error = lambda message: parser.exit(  # type: ignore[method-assign]  # Of this parser, by the recipe's name.
+        2, f"Error: {_plain(message)}\nSee {recipe}.py --help.\n"
+    )
     parser.add_argument("--config", nargs="+", default=[], metavar="YAML", help="Files of defaults, later ones win.")
     if extended and short_help:
         parser.epilog = "\n".join(f"Every option of {name} is accepted too; {HELP_ALL} lists them." for name in extended)
@@ -155,22 +161,25 @@ def _check_unicode(args: Sequence[str]) -> None:
             )
 
 
-def _full(cls: type) -> type:
+def _full(cls: type[Any]) -> Any:
     """The class that `cls` stands for, or `cls`."""
     return pkgutil.resolve_name(cls.stands_for) if "stands_for" in vars(cls) else cls
 
 
 def _titled(cls: type) -> type:
     """The same fields, listed by HfArgumentParser under the first line of the docstring."""
-    title = inspect.getdoc(cls).partition("\n")[0].rstrip(".")
+    title = (inspect.getdoc(cls) or "").partition("\n")[0].rstrip(".")
     return type(cls.__name__, (cls,), {"_argument_group_name": title})
 
 
 @functools.cache
-def _hf_argument_parser() -> type[argparse.ArgumentParser]:
+def _hf_argument_parser() -> type[HfArgumentParser]:
     """`transformers.HfArgumentParser` from its own file: the package around it takes a second or two to import."""
-    file = Path(importlib.util.find_spec("transformers").origin).with_name("hf_argparser.py")
+    package = importlib.util.find_spec("transformers")
+    assert package is not None and package.origin is not None
+    file = Path(package.origin).with_name("hf_argparser.py")
     spec = importlib.util.spec_from_file_location("transformers.hf_argparser", file)
+    assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.HfArgumentParser
@@ -204,7 +213,7 @@ def typed_values(cls: type, values: Mapping[str, Sequence[Any]], where: str) -> 
 def _actions(parser: argparse.ArgumentParser, dataclasses: Sequence[type]) -> dict[str, argparse.Action]:
     """The options that a file may give, by name, each with the type of its field as `hint`."""
     hints = {name: hint for cls in dataclasses for name, hint in get_type_hints(cls).items()}
-    actions = {action.dest: action for action in reversed(parser._actions) if action.dest in hints}
+    actions: dict[str, Any] = {action.dest: action for action in reversed(parser._actions) if action.dest in hints}
     for name, action in actions.items():
         action.hint = hints[name]
     return actions
@@ -242,8 +251,12 @@ def _check_known(key: str, actions: Mapping[str, argparse.Action], where: str) -
         raise ConfigError(f"Unknown key {key!r:.60} in {where}.{hint}")
 
 
-def _typed(key: str, value: Any, action: argparse.Action) -> Any:
-    """A YAML value as argparse would have made it from the command line ("1e-4" is a string to YAML)."""
+def _typed(key: str, value: Any, action: Any) -> Any:
+    """A YAML value as argparse would have made it from the command line ("1e-4" is a string to YAML).
+
+    Args:
+        action: one of `_actions`, with its `hint`.
+    """
     for text in value if isinstance(value, list) else [value]:
         if isinstance(text, str) and _NO_TEXT.search(text):
             raise ConfigError(f"{key}: expected text; received {text!r:.60}, which holds what is no character.")
@@ -336,8 +349,10 @@ def run(main: Callable[[], Any]) -> None:
 @contextlib.contextmanager
 def _plain_output() -> Iterator[None]:
     """Names and texts out of files, in what is printed and logged, command no terminal."""
-    logging.lastResort.setFormatter(_PlainFormatter())
-    stream, write = sys.stdout, sys.stdout.write
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(_PlainFormatter())
+    stream: Any = sys.stdout
+    write = stream.write
     stream.write = lambda text: write(for_terminal(text))
     try:
         yield

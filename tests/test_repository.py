@@ -57,6 +57,20 @@ def test_nothing_is_unfinished():
     assert not matches(r"\b(?:TODO|FIXME|XXX|NotImplementedError)\b|^\s*except:", code)
 
 
+def test_ignored_types_have_a_code_and_a_reason():
+    """The reason is a comment behind it, or on the line above."""
+    found = 0
+    for path in (path for path in FILES if path.suffix == ".py"):
+        above = ""
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            if re.search(r"#\s*type:\s*ignore", line):
+                found += 1
+                named = re.search(r"# type:[ ]ignore\[[a-z-]+(, [a-z-]+)*\](  # \w.*)?$", line)
+                assert named and (named[2] or re.match(r"\s*# \w", above)), f"{path.relative_to(ROOT)}:{number}"
+            above = line
+    assert found
+
+
 def test_no_two_test_files_have_one_name():
     """Test folders are no packages: pytest would import the second file under the name of the first, and stop."""
     names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]

@@ -19,7 +19,8 @@ def check_lines(path: Path) -> None:
         ValueError: the first line that it cannot read.
         OSError: the file cannot be read, nor decompressed.
     """
-    pending, opened = [], 0
+    pending: list[bytes] = []
+    opened = 0
     with fsspec.open(str(path), "rb", compression="infer") as file:
         for number, line in enumerate(file, 1):
             if line[:1] != b"{" and re.match(rb"(\xef\xbb\xbf)?\s*null(?!\w)", line) and not pending:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -37,9 +37,9 @@ def read_file(path: Path, name: str, columns: Columns) -> Iterator[pa.RecordBatc
     try:
         if path.stat().st_size == 0:  # A shard without rows; the readers would find no schema in it.
             return
-        batches = (
-            _parquet(path, columns) if path.suffix.lower() == ".parquet" else row_batches(path, builder_of(path), BATCH)
-        )
+        builder = builder_of(path)
+        assert builder is not None
+        batches = _parquet(path, columns) if path.suffix.lower() == ".parquet" else row_batches(path, builder, BATCH)
     except Exception as error:  # The readers raise their own types for a corrupt file; none is a bug of ours.
         raise CorpusError(f"Cannot read {path}: {reading_error(error)}") from error
     yield from read_batches(batches, name, _stem(path), columns)
@@ -118,7 +118,7 @@ def _strings(values: list | pa.Array) -> pa.Array:
     return strings
 
 
-def _holds_strings(values: list | pa.Array) -> bool:
+def _holds_strings(values: list | pa.Array) -> TypeGuard[pa.Array]:
     if isinstance(values, list):
         return False
     kind = values.type.value_type if pa.types.is_dictionary(values.type) else values.type

@@ -22,7 +22,10 @@ from hf_tlm.corpora.json_lines import check_lines
 from hf_tlm.utils.disk import cache_problem
 
 # Only an empty field is null: pandas would also take the words "null", "None" and "NA" for one.
-OPTIONS = {"csv": {"keep_default_na": False, "na_values": [""]}, "text": {"encoding": "utf-8-sig"}}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "csv": {"keep_default_na": False, "na_values": [""]},
+    "text": {"encoding": "utf-8-sig"},
+}
 _write_zstd = compr.get("zstd")
 
 
@@ -68,7 +71,7 @@ def row_batches(path: Path, builder: str, size: int) -> Iterator[dict[str, list[
         rows = _read_array(path)
         yield from (columns_of(rows[start : start + size]) for start in range(0, len(rows), size))
         return
-    source = {"data_files": glob.escape(str(path)), "split": "train", "streaming": True}
+    source: dict[str, Any] = {"data_files": glob.escape(str(path)), "split": "train", "streaming": True}
     with _checking(path, builder):
         yield from load_dataset(builder, **source, **OPTIONS.get(builder, {})).iter(size)
 

@@ -112,7 +112,8 @@ class BlockMaker:
 
 
 def _by_size(texts: Sequence[str]) -> Iterator[list[str]]:
-    some, size = [], 0
+    some: list[str] = []
+    size = 0
     for text in texts:
         if some and size + len(text) > _CHARACTERS:
             yield some

@@ -48,9 +48,9 @@ class InterleavedDataset:
         """The rows of one batch (all of one stream), each with its `draw`."""
         indices = [draw % len(self) for draw in draws]
         if indices[0] < self.num_task:
-            rows = self.task[indices]
+            rows = self.task[indices]  # type: ignore[index]  # No draw names a row of a stream that is not there.
         else:
-            rows = self.corpus[[index - self.num_task for index in indices]]
+            rows = self.corpus[[index - self.num_task for index in indices]]  # type: ignore[index]  # As above.
         columns = list(rows)
         return [
             {"draw": draw, **dict(zip(columns, values, strict=True))}
@@ -229,7 +229,9 @@ class InterleavedBatchSampler:
         self.rho1 = rho1
         # None, as a sampler's batches may differ in size: accelerate would drop those that are not `batch_size` long.
         self.batch_size = batch_size
-        self.amount = batch_size or batch_tokens
+        amount = batch_size or batch_tokens
+        assert amount is not None
+        self.amount = amount
         self.batches_per_step = world_size * gradient_accumulation_steps
         self.epoch = 0
         per_step = self.amount * self.batches_per_step

@@ -7,10 +7,12 @@ vectorised pass over the batch, and the same masks however the texts are batched
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 
-def _mix(x: np.ndarray) -> np.ndarray:
+def _mix(x: np.ndarray | np.uint64) -> Any:
     """The splitmix64 finaliser (Steele et al. 2014): a bijection of uint64 whose output bits all depend on all input."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

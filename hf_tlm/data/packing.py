@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 
-def pack(lengths: Sequence[int], capacity: int) -> tuple[np.ndarray, np.ndarray]:
+def pack(lengths: Sequence[int] | np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
     """Best-fit decreasing: every text, longest first, goes into the fullest row that still has room for it.
 
     At most 11/9 of the fewest possible rows, plus one (Johnson et al. 1974).
@@ -22,11 +22,11 @@ def pack(lengths: Sequence[int], capacity: int) -> tuple[np.ndarray, np.ndarray]
     Returns:
         (row of each text, place in that row of its first token), int64 [N] each. Equal lengths keep their order.
     """
-    lengths = np.asarray(lengths)
-    rows, starts = np.zeros(len(lengths), np.int64), np.zeros(len(lengths), np.int64)
+    sizes = np.asarray(lengths)
+    rows, starts = np.zeros(len(sizes), np.int64), np.zeros(len(sizes), np.int64)
     room: list[tuple[int, int]] = []  # (free places, row), ascending
-    for text in np.argsort(-lengths, kind="stable").tolist():
-        length = int(lengths[text])
+    for text in np.argsort(-sizes, kind="stable").tolist():
+        length = int(sizes[text])
         at = bisect.bisect_left(room, (length, 0))
         free, row = room.pop(at) if at < len(room) else (capacity, len(room))
         rows[text], starts[text] = row, capacity - free
@@ -64,7 +64,7 @@ class Layout:
 
     def table(self, values: np.ndarray, padding: int, dtype: type = np.int64) -> np.ndarray:
         """[T] values in rows, [R, S]."""
-        table = np.full(self.shape, padding, dtype)
+        table: np.ndarray = np.full(self.shape, padding, dtype)
         table.reshape(-1)[self.first_tokens[self.text_of] + self.positions] = values
         return table
 

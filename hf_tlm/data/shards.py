@@ -134,7 +134,7 @@ class BlockShards:
         if totals is not None and number == totals["shards"]:
             return
         maker = BlockMaker(self.tokenizer, self.max_length, self.mode)
-        at = {"part": 0, "row": 0, "passages": 0, "held_out": 0, "bad_files": {}}
+        at: dict[str, Any] = {"part": 0, "row": 0, "passages": 0, "held_out": 0, "bad_files": {}}
         if number:
             at = json.loads((self.folder / f"shard-{number - 1:05d}" / STATE_FILE).read_text(encoding="utf-8"))
             maker.restore(at["maker"])
@@ -160,6 +160,7 @@ class BlockShards:
             yield number
             number += 1
         last = self.find(number - 1)
+        assert last is not None
         totals = {"shards": number, "blocks": (number - 1) * self.shard_size + len(last), "tokens": maker.tokens}
         totals |= {"last_block": len(last[-1]["input_ids"])}
         totals |= {name: at[name] for name in ("passages", "held_out", "bad_files")}
@@ -193,6 +194,7 @@ class BlockShards:
                 )
             _save(folder, maker.blocks[:max_blocks], {})
             found = _load(folder)
+            assert found is not None
         # Draws of training are not negative.
         return found.add_column("draw", [-1 - number for number in range(len(found))])
 

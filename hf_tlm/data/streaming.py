@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from datasets import Dataset
@@ -74,7 +76,7 @@ class Preparation:
         try:
             for number in self.shards.prepare(pause=self._pause):
                 with _idle(), self._change:
-                    self._change.wait_for(lambda number=number: self._stopped or number < self._needed + self.ahead)
+                    self._change.wait_for(functools.partial(self._goes_on, number))
                 if self._stopped:
                     return
         except _Stopped:
@@ -83,6 +85,9 @@ class Preparation:
             self._error = error
         finally:
             _WORKING.release()
+
+    def _goes_on(self, number: int) -> bool:
+        return self._stopped or number < self._needed + self.ahead
 
     def _pause(self) -> None:
         if self._stopped:
@@ -131,7 +136,8 @@ class StreamedBlocks:
         blocks: list[list[int]] = [[]] * len(indices)
         for number in np.unique(numbers).tolist():
             at = np.flatnonzero(numbers == number)
-            for place, ids in zip(at.tolist(), self._shard(number)[rows[at].tolist()]["input_ids"], strict=True):
+            shard: Any = self._shard(number)
+            for place, ids in zip(at.tolist(), shard[rows[at].tolist()]["input_ids"], strict=True):
                 blocks[place] = ids
         return {"input_ids": blocks}
 

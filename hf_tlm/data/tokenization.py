@@ -278,7 +278,9 @@ def text_lengths(dataset: Dataset | None) -> np.ndarray:
 
 
 def _lengths(dataset: Dataset | None) -> Iterator[np.ndarray]:
-    rows = [] if dataset is None else dataset.select_columns("input_ids").with_format("arrow")
+    if dataset is None:
+        return
+    rows = dataset.select_columns("input_ids").with_format("arrow")
     for start in range(0, len(rows), _ROWS):
         for ids in rows[start : start + _ROWS]["input_ids"].chunks:
             yield pc.list_value_length(ids).to_numpy(zero_copy_only=False).astype(np.int32)

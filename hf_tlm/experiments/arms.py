@@ -206,7 +206,7 @@ def _read_object(text: str, what: str, keys: Sequence[str] | None) -> dict[str, 
         values = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ReproductionError(f"{what} is a name or a JSON object; received {text!r}: {error}.") from error
-    if unknown := [key for key in values if keys is not None and key not in keys]:
+    if keys is not None and (unknown := [key for key in values if key not in keys]):
         raise ReproductionError(f"{what} has no {unknown[0]!r}: it has {', '.join(keys)}. Received {text}.")
     return values
 

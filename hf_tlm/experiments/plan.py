@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_tlm.config import read_configs
-from hf_tlm.experiments.arms import Arm, ReproductionError, Selection, TaskEntry, slug
+from hf_tlm.experiments.arms import Arm, ReproductionError, TaskEntry, slug
 from hf_tlm.experiments.own_options import OF_TOKENIZER, check_options
 from hf_tlm.tasks import TaskArguments
 
@@ -182,7 +182,8 @@ def make_plan(
             for arm in arms:
                 if arm.baseline is not None and position > 0:
                     continue  # Nothing of it is random.
-                options = {**(budget or {}), **(objective_options or {}).get(arm.objective, {})}
+                own = {} if arm.objective is None else (objective_options or {}).get(arm.objective, {})
+                options = {**(budget or {}), **own}
                 step = shared.training(name, path, entry, arm, seed, pretrained, options)
                 trainings.append((position, step))
     trainings.sort(key=lambda item: item[0])
@@ -256,7 +257,8 @@ class _Shared:
 
     def _subset(self, name: str, path: str, entry: TaskEntry, arm: Arm) -> str | None:
         """The step of an arm's subset; None for task data only."""
-        chosen: Selection = arm.subset
+        chosen = arm.subset
+        assert chosen is not None
         if chosen.retriever is None:
             return None
         if not self.corpus.get("corpus"):
@@ -270,6 +272,7 @@ class _Shared:
             return self._add(Step("retrieve", folder, path, {**options, **draw, "retriever": "random"}, {"like": bm25}))
         if chosen.method is None:
             return bm25
+        assert chosen.fraction is not None
         settings = dict(arm.settings.get("select_influence", {}))
         folder = f"{name}/subsets/{chosen.method}-{100 * chosen.fraction:g}{_suffix({**own, **settings})}"
         options = {"method": chosen.method, "fraction": chosen.fraction}

@@ -77,6 +77,7 @@ def _tokenise(plan: Plan, trainings: Sequence[Step]) -> None:
     """What these trainings would tokenise first; the seeds of an arm read the same."""
     first_seeds: dict[tuple[str, str], Step] = {}
     for step in trainings:
+        assert step.arm is not None
         first_seeds.setdefault((step.task_name, step.arm.name), step)
     tokenised: set[str] = set()
 
@@ -169,6 +170,7 @@ def _taken_over(plan: Plan, step: Step) -> bool:
     """Whether an equal run is finished; its record is then this run's too, which says whose it is."""
     record = _find_equal(plan, step)
     if record is not None and record["name"] != step.name:  # Its own, if another process finished it in this moment.
+        assert step.arm is not None
         own = {"name": step.name, "arm": step.arm.name, "same_run_as": record.get("same_run_as", record["name"])}
         atomic_write(plan.record_file(step), json.dumps({**record, **own}, indent=2) + "\n")
     return record is not None

@@ -6,7 +6,7 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -96,7 +96,7 @@ def _make_tokenizer(
     """The texts are the task's and a sample of the whole corpus: no arm's subset has words that another arm lacks."""
     rows = task_args.load().train
     texts = [text for name in ("text", "text_pair") if name in rows.column_names for text in rows[name][:]]
-    made = {"task_texts": len(texts), "corpus_passages": 0, "corpus": None}
+    made: dict[str, Any] = {"task_texts": len(texts), "corpus_passages": 0, "corpus": None}
     corpus = corpus_args.load(optional=True)
     if corpus is not None and args.passages:
         passages = corpus.to_dataset()
@@ -131,7 +131,7 @@ def _make_selection(
     scorer = described = None
     processes = {"process_index": args.process_index, "num_processes": args.world_size}
     # Selections of one task share a score model and its scores in the cache, which one of them makes and the others find.
-    together = awaited(plan.folder(step).with_name("influence"))
+    together: AbstractContextManager = awaited(plan.folder(step).with_name("influence"))
     together = together if selection.method == "iss" and args.process_index == 0 else nullcontext()
     with together:
         begun = time.time()  # What is waited for is another selection's time.

@@ -77,6 +77,7 @@ class Table:
         self.plan, self.total = plan, len(plan.trainings)
         rows: dict[tuple[str, str], Row] = {}
         for step in plan.trainings:
+            assert step.arm is not None and step.seed is not None
             row = rows.setdefault((step.task_name, step.arm.name), _row(step, records))
             row.seeds += 1
             record = records[step.name]
@@ -198,12 +199,14 @@ class Table:
             lines.append(f"A run here has {flops:.2g} FLOPs and {size / 1e6:.3g} million parameters on average.")
             for row in self.published:
                 if row.flops is not None:
+                    assert row.parameters is not None and row.data is not None
                     lines.append(
                         f"{row.source}, {row.row}: {row.flops:.3g} FLOPs, {_times(row.flops / flops)} times ours, "
                         f"{row.parameters / 1e6:.0f} million parameters, {row.data / 1e9:g} GB of text."
                     )
             if untold := dict.fromkeys(row.source for row in self.published if row.flops is None):
                 smallest = PUBLISHED["TLM Table 2: TLM (small-scale)"].flops
+                assert smallest is not None
                 lines.append(
                     f"{', '.join(untold)}: no FLOPs are printed there; TLM's smallest scale has {smallest:.3g}, "
                     f"{_times(smallest / flops)} times ours."
@@ -220,7 +223,8 @@ class Table:
 
 def _row(step: Step, records: Mapping[str, dict[str, Any] | None]) -> Row:
     subset = records[step.inputs["subset"]] if "subset" in step.inputs else None
-    return Row(step.task_name, step.arm.name, step.arm.published, subset and subset["wall_seconds"])
+    assert step.arm is not None
+    return Row(step.task_name, step.arm.name, step.arm.published, subset["wall_seconds"] if subset else None)
 
 
 def _machine(environment: Mapping[str, Any]) -> str:

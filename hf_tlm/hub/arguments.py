@@ -40,7 +40,7 @@ class SubsetHubArguments:
         Raises:
             HubError: see `hf_tlm.hub.check_push`.
         """
-        if self.push_to_hub:
+        if self.push_to_hub and self.hub_dataset_id is not None:
             check_push(self.hub_dataset_id, self.hub_token)
 
     def publish(self, folder: str | os.PathLike) -> Push | None:
@@ -49,7 +49,11 @@ class SubsetHubArguments:
         Raises:
             HubError: it could not be published; the message says how to do it later.
         """
-        if not self.push_to_hub:
+        if not self.push_to_hub or self.hub_dataset_id is None:
             return None
-        place = {"private": self.hub_private_repo, "revision": self.hub_revision}
-        return publish_result("subset", folder, self.hub_dataset_id, token=self.hub_token, **place)
+        return publish_result(
+            *("subset", folder, self.hub_dataset_id),
+            token=self.hub_token,
+            private=self.hub_private_repo,
+            revision=self.hub_revision,
+        )

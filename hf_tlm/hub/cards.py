@@ -179,7 +179,7 @@ def _held_out_results(run: Mapping[str, Any], task_type: str) -> list[EvalResult
 
 def _coco_lm_losses(arguments: Mapping[str, Any]) -> str | None:
     """What a run of the objective cocolm adds up, in words."""
-    spec = OBJECTIVES.get(arguments.get("objective"))
+    spec = OBJECTIVES.get(arguments.get("objective", ""))
     if spec is None or not spec.corrects:
         return None
     weight = f"{arguments['rtd_weight']:g}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from hf_tlm.errors import HubError
 from hf_tlm.hub.errors import status_of
@@ -112,16 +112,14 @@ class Publication:
         """Try it once."""
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
-        plan, head = self._compare(self._head() or self._create())
+        found = self._head() or self._create()
+        plan, head = self._compare(found)[0], found[0]
         self._check_tag(head, plan)
         if not plan.is_empty:
-            operations = [
-                *(CommitOperationAdd(path, str(self.local[path].path)) for path in plan.pushed),
-                *(CommitOperationDelete(path) for path in plan.deleted),
-            ]
-            options = {"repo_type": self.repo.type, "revision": self.repo.revision}
+            additions = [CommitOperationAdd(path, str(self.local[path].path)) for path in plan.pushed]
+            operations: list[Any] = [*additions, *(CommitOperationDelete(path) for path in plan.deleted)]
+            options: dict[str, Any] = {"repo_type": self.repo.type, "revision": self.repo.revision}
             # Else the server would leave out, silently, what a .gitignore in the repository matches.
-            additions = operations[: len(plan.pushed)]
             self.api.preupload_lfs_files(self.repo.id, additions, gitignore_content=NOTHING, free_memory=False, **options)
             self.sent, self.commit = plan, None
             # With its parent named the commit is refused if somebody else's came first.
@@ -130,7 +128,7 @@ class Publication:
         elif self.sent is not None and self.commit is None:
             self.commit = head  # The commit was made, and the answer to it was lost.
         if self.tag is not None:
-            self._set_tag(self.commit or head)
+            self._set_tag(self.tag, self.commit or head)
         return self.result() or replace(plan, dry_run=False)
 
     def result(self) -> Push | None:
@@ -162,7 +160,7 @@ class Publication:
         from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
         from huggingface_hub.hf_api import RepoFile
 
-        options = {"repo_type": self.repo.type}
+        options: dict[str, Any] = {"repo_type": self.repo.type}
         try:
             info = self.api.repo_info(self.repo.id, revision=self.repo.revision, **options)
         except GatedRepoError:
@@ -175,11 +173,13 @@ class Publication:
                 "choose another name."
             )
         entries = self.api.list_repo_tree(self.repo.id, recursive=True, revision=info.sha, **options)
-        return info.sha, {entry.path: entry for entry in entries if isinstance(entry, RepoFile)}
+        files = {entry.path: entry for entry in entries if isinstance(entry, RepoFile)}
+        # An empty repository of a server that is not huggingface.co may have no commit.
+        return info.sha, files  # type: ignore[return-value]
 
     def _create(self) -> tuple[str, dict[str, RepoFile]]:
         """Make the repository and the branch where they are not there; their head."""
-        options = {"repo_type": self.repo.type, "exist_ok": True}
+        options: dict[str, Any] = {"repo_type": self.repo.type, "exist_ok": True}
         self.new = True
         self.api.create_repo(self.repo.id, private=self.private is not False, **options)
         if self.repo.revision is not None:
@@ -208,16 +208,16 @@ class Publication:
                 "what they are. Choose another tag."
             )
 
-    def _set_tag(self, commit: str) -> None:
+    def _set_tag(self, tag: str, commit: str) -> None:
         from huggingface_hub.errors import HfHubHTTPError
 
-        if self._tags().get(self.tag) == commit:
+        if self._tags().get(tag) == commit:
             return
         try:
-            self.api.create_tag(self.repo.id, tag=self.tag, revision=commit, repo_type=self.repo.type)
+            self.api.create_tag(self.repo.id, tag=tag, revision=commit, repo_type=self.repo.type)
         except HfHubHTTPError as error:
             # Somebody, or a try of which the answer was lost, has set it.
-            if status_of(error) != 409 or self._tags().get(self.tag) != commit:
+            if status_of(error) != 409 or self._tags().get(tag) != commit:
                 raise
 
     def _tags(self) -> dict[str, str]:

@@ -78,7 +78,7 @@ def finetuned_card(run: Mapping[str, Any], seed: int) -> str:
     record = next(record for record in run["seeds"] if record["seed"] == seed)
     base, metric = run["model"]["model_name_or_path"], run["metric"]
     pipeline, auto_class, what, call = KINDS[run["kind"]]
-    if run["pairs"]:
+    if run["pairs"] and call is not None:
         call = (call[0], PAIR)
     splits = [split for split in ("validation", "test") if split in record]
     shown = [metric, *(name for name in record[splits[0]] if name != metric and name in METRIC_NAMES)]

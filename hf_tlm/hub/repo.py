@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from hf_tlm.errors import HubError
 from hf_tlm.hub.errors import explaining
@@ -65,13 +66,14 @@ def fetch(
     from huggingface_hub.errors import OfflineModeIsEnabled
     from huggingface_hub.utils import filter_repo_objects
 
-    options = {"repo_id": repo.id, "repo_type": repo.type}
+    options: dict[str, Any] = {"repo_id": repo.id, "repo_type": repo.type}
     unwanted = [] if trust_remote_code and repo.type == "model" else ["*.py"]
     if repo.type == "model" and not allow_pickle:
         unwanted += PICKLES
 
     def check(files: list[str]) -> list[str]:
-        chosen = list(filter_repo_objects(files, allow_patterns=allow_patterns))
+        # Any sequence will do.
+        chosen = list(filter_repo_objects(files, allow_patterns=allow_patterns))  # type: ignore[arg-type]
         if repo.type == "dataset":
             return []
         return check_model(repo, chosen, trust_remote_code, allow_pickle)
@@ -79,7 +81,7 @@ def fetch(
     with explaining(repo):
         api = HfApi(token=token)
         revision = api.resolve_revision(repo.id, revision=repo.revision, repo_type=repo.type)
-        filters = {"revision": revision, "allow_patterns": allow_patterns, "token": token}
+        filters: dict[str, Any] = {"revision": revision, "allow_patterns": allow_patterns, "token": token}
         try:
             files = api.list_repo_files(**options, revision=revision.resolved)
         except (httpx2.TransportError, OfflineModeIsEnabled):
@@ -101,7 +103,7 @@ def file_sizes(repo: Repo, token: str | None = None) -> tuple[Repo, dict[str, in
     from huggingface_hub.errors import OfflineModeIsEnabled
     from huggingface_hub.hf_api import RepoFile
 
-    options = {"repo_type": repo.type}
+    options: dict[str, Any] = {"repo_type": repo.type}
     with explaining(repo):
         api = HfApi(token=token)
         commit = api.resolve_revision(repo.id, revision=repo.revision, **options).resolved

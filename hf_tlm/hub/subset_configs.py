@@ -78,7 +78,7 @@ def config_cards(repo: Repo, names: Sequence[str], token: str | None = None) -> 
         download = partial(hf_hub_download, repo.id, f"{name}/{CARD}", repo_type=repo.type, token=token)
         return Path(_at_branch(repo, download)).read_text(encoding="utf-8")
 
-    return {name: with_retries(lambda name=name: read(name), repo) for name in names}
+    return {name: with_retries(partial(read, name), repo) for name in names}
 
 
 def configs_card(cards: Mapping[str, str], repo_id: str) -> str:

@@ -11,6 +11,7 @@ import tempfile
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from hf_tlm.errors import HubError
 from hf_tlm.hub.errors import explaining, redacted
@@ -91,7 +92,7 @@ def verify(
         raise HubError(f"Expected a repository as owner/name, its revision apart from that; received {repo_id!r}.")
     repo, token = Repo(repo_id, revision, type), token or get_token()
     with explaining(repo):
-        info = HfApi(token=token).repo_info(repo.id, revision=revision, repo_type=type)
+        info: Any = HfApi(token=token).repo_info(repo.id, revision=revision, repo_type=type)
     listed = [sibling.rfilename for sibling in info.siblings]
     if type == "model":
         check_model(repo, listed, trust_remote_code)

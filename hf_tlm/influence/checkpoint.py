@@ -33,11 +33,13 @@ class Checkpoint:
     """
 
     def __init__(self, model: TlmModel, parameters: Sequence[Parameter], number: int, projection_dim: int | None, seed: int):
-        self.model, self.tail = model, Tail(model.base_model)
+        body: Any = model.base_model
+        self.model, self.tail = model, Tail(body)
         self.modules = list(dict.fromkeys(parameter.module for parameter in parameters))
         self.gradients: list[tuple[int, Gradient]] = []
         for place, parameter in enumerate(parameters):
             module, key = parameter.module, f"{number}/{place}/{parameter.name}"
+            gradient: Gradient
             if isinstance(module, nn.Embedding):
                 gradient = EmbeddingGradient(key, module, tied=module.weight is model.mlm_head.weight)
             elif isinstance(module, nn.Linear) and parameter.attribute == "weight":

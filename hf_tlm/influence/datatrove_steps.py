@@ -17,6 +17,7 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -234,7 +235,8 @@ class KeepDocuments(PipelineStep):
         rows, documents = scores.rows_of(rank), iter(data)
         places = {int(row): place for place, row in enumerate(self.selection.rows) if rows.start <= row < rows.stop}
         expected = zip(rows, scores.ids_of(rank), strict=True)
-        for document, (row, name) in itertools.zip_longest(documents, expected, fillvalue=(None, None)):
+        together: Iterator[Any] = itertools.zip_longest(documents, expected, fillvalue=(None, None))
+        for document, (row, name) in together:
             found = None if document == (None, None) else document.id
             if found != name:
                 raise InfluenceError(f"{other} Task {rank} has come to {found!r} where it was {name!r}.")
@@ -249,7 +251,9 @@ def machine_device(rank: int) -> torch.device:
     """The accelerator of this machine, one of several by rank; without any the CPU."""
     if not torch.accelerator.is_available():
         return torch.device("cpu")
-    return torch.device(torch.accelerator.current_accelerator().type, rank % torch.accelerator.device_count())
+    accelerator = torch.accelerator.current_accelerator()
+    assert accelerator is not None
+    return torch.device(accelerator.type, rank % torch.accelerator.device_count())
 
 
 def write_rows(folder: Path, rows: Dataset) -> None:

@@ -48,11 +48,11 @@ class DocumentScores:
         ends = [self.workspace.read(end_name(rank)) for rank in range(settings["tasks"])]
         if missing := [str(rank) for rank, end in enumerate(ends) if not end]:
             raise InfluenceError(f"The tasks {', '.join(missing[:10])} of {len(ends)} have not come to their end. Run them.")
-        self.num_tasks, self._ends = len(ends), ends
+        self.num_tasks, self._ends = len(ends), [end for end in ends if end]
         self._batches = [name for rank in range(len(ends)) for name in self._batches_of(rank)]
         if not self._batches:
             raise InfluenceError(f"{location} holds the scores of no document: the pipeline has read none.")
-        self.shape = (sum(end["documents"] for end in ends), self._scores(self._batches[0]).shape[1])
+        self.shape = (sum(end["documents"] for end in self._ends), self._scores(self._batches[0]).shape[1])
 
     @cached_property
     def ids(self) -> list[str]:

@@ -187,8 +187,8 @@ class EmbeddingGradient:
         store["rows"].append(self._rows(tokens.inputs, tokens.text, tokens.gradients, store["count"]))
 
     def finish(self, store: dict) -> Tensors:
-        together = map(torch.cat, zip(*store["rows"], strict=True))
-        return dict(zip(("id", "task", "rows"), self._rows(*together, store["count"]), strict=True))
+        ids, tasks, rows = map(torch.cat, zip(*store["rows"], strict=True))
+        return dict(zip(("id", "task", "rows"), self._rows(ids, tasks, rows, store["count"]), strict=True))
 
     def of_passages(self, tokens: Tokens, num_passages: int, decoded: Decoded | None) -> tuple:
         rows = self._rows(tokens.inputs, tokens.text, tokens.gradients, num_passages)

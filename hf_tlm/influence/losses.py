@@ -6,6 +6,7 @@ Shapes: B texts, M masked tokens, E width of the output embedding, K tokens of t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -42,13 +43,15 @@ def mlm_loss(
     masked = batch["mlm_labels"] != -100
     labels, text = batch["mlm_labels"][masked], masked.nonzero()[:, 0]
     inputs = (batch["input_ids"], batch["attention_mask"], batch.get("token_type_ids"))
-    hidden = model.family.transform(model.mlm_head, encode_masked_positions(model.base_model, masked, *inputs))
+    body: Any = model.base_model
+    hidden = model.family.transform(model.mlm_head, encode_masked_positions(body, masked, *inputs))
     wide = torch.promote_types(hidden.dtype, torch.float32)
     weights = (1 / masked.sum(dim=1).to(wide))[text]
     errors = None if vocabulary is None else torch.empty(len(labels), len(vocabulary), dtype=wide, device=hidden.device)
 
     def visit(rows: slice, logits: torch.Tensor) -> None:
-        errors[rows] = (logits[:, vocabulary] - logits.logsumexp(dim=1, keepdim=True)).exp_()
+        # Called only where there are errors.
+        errors[rows] = (logits[:, vocabulary] - logits.logsumexp(dim=1, keepdim=True)).exp_()  # type: ignore[index]
 
     decoder = model.family.decoder(model.mlm_head)
     loss = linear_cross_entropy(
@@ -60,7 +63,7 @@ def mlm_loss(
         visit=None if errors is None else visit,
         outer=lambda rows, log_p: (-weights[rows] * log_p, -weights[rows]),
     )
-    if errors is None:
+    if errors is None or vocabulary is None:
         return loss, None
     column = torch.searchsorted(vocabulary, labels).clamp_(max=len(vocabulary) - 1)
     there = vocabulary[column] == labels

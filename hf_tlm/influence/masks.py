@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import count
 
 import numpy as np
 import torch
@@ -38,11 +37,13 @@ class MaskedTexts:
         ids = [text["id"] for text in texts]
         columns = [name for name in ("input_ids", "token_type_ids") if name in texts[0]]
         drawn = draws(ids, self.seed)
-        for attempt in count(1):
+        attempt = 0
+        while True:
             batch = self.collator(
                 [{"draw": draw, **{name: text[name] for name in columns}} for draw, text in zip(drawn, texts, strict=True)]
             )
             empty = (batch["mlm_labels"] == -100).all(dim=1).numpy()
             if not empty.any():
                 return batch
+            attempt += 1
             drawn = np.where(empty, draws(ids, self.seed + attempt), drawn)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any
 
 from torch import nn
 from transformers.models.albert.modeling_albert import AlbertLayerGroup
@@ -54,7 +55,7 @@ def layers_of(model: TlmModel) -> list[list[tuple[str, nn.Module]]]:
     if not isinstance(stack[0], AlbertLayerGroup):
         return [before, *([("", layer)] for layer in stack)]
     count = model.config.num_hidden_layers
-    groups = [stack[int(layer / (count / len(stack)))] for layer in range(count)]
+    groups: list[Any] = [stack[int(layer / (count / len(stack)))] for layer in range(count)]
     return [before, *([("", layer) for layer in group.albert_layers] for group in groups)]
 
 

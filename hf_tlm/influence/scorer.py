@@ -160,6 +160,7 @@ class InfluenceScorer:
         if not len(rows):
             raise InfluenceError("Influence on a task needs labelled texts, those of its validation split; received none.")
         classes = self._checkpoints[0].model.config.num_labels
+        assert classes is not None
         wrong = sorted(set(rows["label"]) - set(range(classes)))
         if wrong:
             raise InfluenceError(f"The labels of a model with {classes} classes are 0 to {classes - 1}; found {wrong[0]}.")
@@ -197,11 +198,11 @@ class InfluenceScorer:
         self._tasks = TaskGradients.open(Path(folder), self.device, self.fingerprint)
         self.num_task_batches = self._tasks.num_task_batches
         self._adopt(self._tasks)
-        self._vocabularies = []
+        self._vocabularies: list[torch.Tensor | None] = []
         for checkpoint in self._checkpoints:
             tied = [g.key for _, g in checkpoint.gradients if isinstance(g, EmbeddingGradient) and g.tied]
             ids = [ids for key in tied for ids in self._tasks.tensors(key, "id")]
-            found = torch.unique(torch.cat(ids)).to(self.device) if ids else ()
+            found: Any = torch.unique(torch.cat(ids)).to(self.device) if ids else ()
             self._vocabularies.append(found if len(found) else None)
 
     def score(self, rows: Dataset) -> np.ndarray:
@@ -242,7 +243,7 @@ class InfluenceScorer:
         """Bring the scores of batches that wait, with their places in `result` [N, T], there; none waits any longer."""
         options: dict[str, Any] = {"dtype": self._wide, "device": self.device}
         sums = [torch.zeros(len(places), self.num_task_batches, **options) for places, _ in waiting]
-        for tasks, block in self._tasks.blocks() if waiting else ():
+        for tasks, block in self._fitted().blocks() if waiting else ():
             for total, (_, passages) in zip(sums, waiting, strict=True):
                 for checkpoint, values in zip(self._checkpoints, passages, strict=True):
                     for (_, gradient), value in zip(checkpoint.gradients, values, strict=True):

@@ -59,7 +59,8 @@ def load_scorer(folder: str | os.PathLike, device: str | torch.device = "cpu") -
     folder, details = Path(folder), describe_scorer(folder)
     id2label = {int(label): name for label, name in details["id2label"].items()}
     models = [
-        TlmModel.from_checkpoint(
+        # The wrapper that transformers has around torch's method hides that it is one.
+        TlmModel.from_checkpoint(  # type: ignore[call-arg]
             str(folder / f"model-{number}"), id2label=id2label, attn_implementation=details["attn_implementation"]
         ).to(device=device, dtype=getattr(torch, details["dtype"]))
         for number in range(details["models"])

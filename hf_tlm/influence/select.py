@@ -95,7 +95,7 @@ def select(
         corpus_batch_size=corpus_batch_size,
         task_batch_size=task_batch_size,
     )
-    sizes = {"fraction": fraction, "top_k": top_k, "num_passages": num_passages}
+    sizes: dict[str, Any] = {"fraction": fraction, "top_k": top_k, "num_passages": num_passages}
     size = check_inputs(task, subset, method, **sizes)
     if method == "iss" and scorer is None:
         raise InfluenceError("Selection by influence needs a scorer: an InfluenceScorer of the score model.")
@@ -103,6 +103,7 @@ def select(
     made: dict[str, Any] = {"method": method, **{name: value for name, value in sizes.items() if value is not None}}
     columns: dict[str, np.ndarray] = {}
     if method == "iss":
+        assert scorer is not None
         max_length = scorer.max_length(max_length)
         rows, classes, left_out = _task_rows(task, scorer.tokenizer, max_length, task_batch_size, balance)
         passages = _passage_rows(subset, scorer.tokenizer, max_length)
@@ -130,12 +131,14 @@ def select(
         }
     elif method == "dsir":
         weights = log_importance_weights(example_texts(task.train), subset.dataset["text"])
+        assert size is not None
         chosen = resample(weights, subset.dataset["id"][:], size, seed)
         made |= {"num_buckets": NUM_BUCKETS, "seed": seed}
     elif method == "random":
         chosen = np.sort(np.random.default_rng(seed % 2**64).permutation(len(subset))[:size])
         made |= {"seed": seed}
     else:
+        assert size is not None
         chosen = np.arange(size)
     return _selected(subset, chosen, columns, made)
 
@@ -210,8 +213,8 @@ def _task_rows(
             )
         kept.append(members[: batches * batch_size])
         classes += [int(label)] * batches
-    kept = np.concatenate(kept)
-    return rows.select(kept), classes, len(rows) - len(kept)
+    chosen = np.concatenate(kept)
+    return rows.select(chosen), classes, len(rows) - len(chosen)
 
 
 def _passage_rows(subset: Subset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Dataset:

@@ -106,6 +106,7 @@ def select_rows(
     if top_k is not None:
         chosen = scored & (best <= -(-top_k // corpus_batch_size))[group_of]
     else:
+        assert num_passages is not None
         if num_passages > scored.sum():
             raise InfluenceError(
                 f"{num_passages:,} passages were asked for, and {scored.sum():,} of {passages:,} have a score: {unscored:,} "

@@ -40,6 +40,7 @@ class TaskGradients:
 
     def __init__(self, folder: Path, device: torch.device):
         meta = _read_meta(folder)
+        assert meta is not None
         self.folder, self.device, self.stops, self.settings = folder, device, meta["stops"], meta["settings"]
         self._digest = xxhash.xxh3_64_hexdigest(json.dumps(meta).encode())
         self._kept: dict[int, Block] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -59,11 +59,13 @@ def compute_metrics_for(name: str, *further: str) -> Callable[[EvalPrediction], 
             raise HfTlmError(
                 "The model's logits are not finite: training has diverged. Lower the learning rate or lengthen the warm-up."
             )
-        outputs = prediction.predictions
+        # Of models with one output, and one label a text.
+        outputs: Any = prediction.predictions
+        labels: Any = prediction.label_ids
         predicted = outputs.reshape(len(outputs)) if regression else outputs.argmax(axis=-1)
         scores: dict[str, float] = {}
         for metric in metrics:
-            scores |= metric.compute(predictions=predicted, references=prediction.label_ids.reshape(len(outputs)))
+            scores |= metric.compute(predictions=predicted, references=labels.reshape(len(outputs)))
         return scores
 
     return compute

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -19,7 +20,7 @@ class WeightedSum:
         HfTlmError: a weight is negative or not finite, or no weight is positive.
     """
 
-    def __init__(self, *parts: tuple[float, object]):
+    def __init__(self, *parts: tuple[float, Any]):
         if any(weight < 0 or not math.isfinite(weight) for weight, _ in parts) or not any(w > 0 for w, _ in parts):
             raise HfTlmError(
                 f"{type(self).__name__} needs finite weights >= 0, one of them positive; "
@@ -50,6 +51,6 @@ class WeightedMean(WeightedSum):
     The direction of the gradient is the sum's; its size does not depend on rho2, so one learning rate serves all rho2.
     """
 
-    def __init__(self, *parts: tuple[float, object]):
+    def __init__(self, *parts: tuple[float, Any]):
         super().__init__(*parts)
         self.divisor = sum(weight for weight, _ in self.parts)

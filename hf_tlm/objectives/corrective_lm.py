@@ -39,7 +39,7 @@ def copy_mixture(log_p: torch.Tensor, copy_logits: torch.Tensor, copied: torch.T
     return -mixture, -torch.exp(corrected - mixture)
 
 
-def corrected_tokens(logits: torch.Tensor, copy_logits: torch.Tensor, input_ids: torch.Tensor) -> torch.LongTensor:
+def corrected_tokens(logits: torch.Tensor, copy_logits: torch.Tensor, input_ids: torch.Tensor) -> torch.Tensor:
     """The most likely token of p_LM of equation 2, int64 [M].
 
     Args:
@@ -149,7 +149,7 @@ class CorrectiveLm:
         input_ids: torch.Tensor,
         masked: torch.Tensor,
         max_logits: int = MAX_LOGITS,
-    ) -> tuple[torch.Tensor, torch.BoolTensor]:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the summed loss of a batch, and at which tokens p_LM is right.
 
         The sum becomes `outputs.lm_loss`; it is of the T real tokens of the batch, see `corrective_lm_loss`. Tokens are bool
@@ -169,8 +169,13 @@ class CorrectiveLm:
             else:
                 predicted[block] = logits.argmax(dim=-1)
 
-        options = {"copy": self.copy, "stop_gradient": self.stop_gradient, "max_logits": max_logits, "visit": predict}
-        loss = corrective_lm_loss(hidden, weight, bias, copy_logits, labels, input_ids, **options)
+        loss = corrective_lm_loss(
+            *(hidden, weight, bias, copy_logits, labels, input_ids),
+            copy=self.copy,
+            stop_gradient=self.stop_gradient,
+            max_logits=max_logits,
+            visit=predict,
+        )
         return loss, torch.zeros_like(masked).masked_scatter(chosen, predicted == labels)
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -64,7 +64,7 @@ def class_weights(labels: Sequence[int], num_classes: int, balance: float) -> li
     Returns:
         One a class; 0 for one without a text.
     """
-    labels = np.asarray(labels)
-    counts = np.bincount(labels[labels != NO_LABEL], minlength=num_classes).astype(np.float64)
+    array = np.asarray(labels)
+    counts = np.bincount(array[array != NO_LABEL], minlength=num_classes).astype(np.float64)
     weights = np.where(counts > 0, np.maximum(counts, 1.0) ** -balance, 0.0)
     return (weights * counts.sum() / (weights * counts).sum()).tolist()

@@ -34,7 +34,7 @@ def demo_task(seed: int = 0, per_class: int = 40, cache_dir: Path | None = None)
         if text not in seen:
             seen.add(text)
             by_class[category].append((f"train-{row}", text, category))
-    splits = {"train": [], "validation": []}
+    splits: dict[str, list[tuple[str, str, str]]] = {"train": [], "validation": []}
     generator = np.random.default_rng(seed)
     for category in sorted(by_class):
         rows = [by_class[category][i] for i in generator.permutation(len(by_class[category]))]

@@ -96,7 +96,7 @@ def _find(task: str, config_name: str | None) -> tuple[TaskSpec, bool]:
         known = TASKS.get(name.removeprefix("glue_"))
         if known is not None:
             logger.info("%s is named like the registered task %s: its metric is %s.", task, known.name, known.metric)
-            local = {"path": task, "config_name": None, "data_files": None, "split_sizes": None}
+            local: dict[str, Any] = {"path": task, "config_name": None, "data_files": None, "split_sizes": None}
             return dataclasses.replace(known, name=name, **local), True
         return TaskSpec(name=name, path=task), False
     path, _, revision = task.partition("@")

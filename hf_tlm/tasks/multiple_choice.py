@@ -45,7 +45,7 @@ def read(spec: TaskSpec, split: str, rows: Dataset, names: tuple[str, ...], labe
     """
     contexts, questions, options = columns_of(spec, split, rows, "context", "question", "options")
     number = len(names) or next((len(row) for row in options if isinstance(row, list) and row), 0)
-    labels = [0] * len(rows)
+    labels: list[Any] = [0] * len(rows)
     if labelled:
         (labels,) = columns_of(spec, split, rows, "label")
         feature = rows.features[column_of(spec, "label", rows)]
@@ -78,7 +78,8 @@ def numbered(spec: TaskSpec, rows: Dataset, ids: list[str | None]) -> list[str |
     passages: dict[str | None, set[str]] = {}
     for identifier, context in zip(ids, contexts, strict=True):
         passages.setdefault(identifier, set()).add(str(context))
-    times, number, found = Counter(ids), Counter(), []
+    times, found = Counter(ids), []
+    number: Counter[str | None] = Counter()
     for identifier in ids:
         of_passage = identifier is not None and times[identifier] > 1 and len(passages[identifier]) == 1
         found.append(f"{identifier}:{number[identifier]}" if of_passage else identifier)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hf_tlm.tasks.spec import TaskSpec
 
 
@@ -72,9 +74,9 @@ _RCT = ("BACKGROUND", "CONCLUSIONS", "METHODS", "OBJECTIVE", "RESULTS")
 _PAIR = ("sentence1", "sentence2")
 _QUESTIONS = ("question1", "question2")
 _ENTAILMENT = ("entailment", "not_entailment")
-_F1 = {"metric": "f1", "further_metrics": ("accuracy",)}
-_SCORE = {"kind": "regression", "metric": "pearson", "further_metrics": ("spearman",)}
-_RACE = {"path": "ehovy/race", "kind": "multiple_choice"}
+_F1: dict[str, Any] = {"metric": "f1", "further_metrics": ("accuracy",)}
+_SCORE: dict[str, Any] = {"kind": "regression", "metric": "pearson", "further_metrics": ("spearman",)}
+_RACE: dict[str, Any] = {"path": "ehovy/race", "kind": "multiple_choice"}
 
 TASKS: dict[str, TaskSpec] = {
     spec.name: spec

@@ -64,7 +64,7 @@ def missing(spec: TaskSpec, split: str, absent: list[str], rows: Dataset, advice
     )
 
 
-def ids_of(spec: TaskSpec, split: str, rows: Dataset, default: Iterable[str]) -> list[str | None]:
+def ids_of(spec: TaskSpec, split: str, rows: Dataset, default: Iterable[str | None]) -> list[str | None]:
     """The ids of the id column, or the default where there is none.
 
     Raises:
@@ -102,7 +102,7 @@ def canonical(
         unique: a repeated id makes a row unusable.
         first_row: the number of the first of these rows in the source.
     """
-    seen: set[str] = set()
+    seen: set[str | None] = set()
     first: dict[str, tuple[int, str]] = {}
     bad: dict[str, int] = {}
     data: dict[str, list[Any]] = {name: [] for name in features}

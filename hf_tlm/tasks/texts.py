@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from datasets import ClassLabel, Dataset, Features, Value
@@ -110,7 +110,7 @@ def read(spec: TaskSpec, split: str, rows: Dataset, names: tuple[str, ...], labe
     if absent := [column for column in needed if column not in rows.column_names]:
         raise missing(spec, split, absent, rows, ADVICE)
     index = {name: position for position, name in enumerate(names)}
-    labels = [()] * len(rows)
+    labels: Iterable[tuple | Bad] = [()] * len(rows)
     if labelled and spec.kind == "regression":
         labels = map(_number, rows[spec.label_column][:])
     elif labelled:

@@ -37,7 +37,9 @@ def disk_problem(error: BaseException, path: str | os.PathLike | None = None) ->
     for one in _causes(error):
         code = _code(one)
         named = getattr(one, "filename", None)
-        place = Path(os.fsdecode(named)) if isinstance(named, (str, bytes, os.PathLike)) else path and Path(path)
+        if not isinstance(named, (str, bytes, os.PathLike)):
+            named = path
+        place = None if named is None else Path(os.fsdecode(named))
         if place is not None and code in _CACHE and (cache := _cache_of(place)) is not None:
             return f"The cache {cache} is {_CACHE[code]}: set HF_HOME or HF_DATASETS_CACHE to a folder that can be written"
         if code not in _WORDS:

@@ -34,6 +34,7 @@ class Flock:
 
     def lock(self) -> bool | None:
         """Whether the lock was free and now is held; None where the file system has no locks."""
+        assert self.descriptor is not None
         try:
             fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -42,6 +43,7 @@ class Flock:
 
     def is_of(self, path: str | os.PathLike) -> bool:
         """Whether the path still names what was opened."""
+        assert self.descriptor is not None
         try:
             return os.path.samestat(os.fstat(self.descriptor), os.stat(path, follow_symlinks=False))
         except OSError:
@@ -59,6 +61,7 @@ class Flock:
     def _close(self) -> None:
         Flock._held.discard(self)
         descriptor, self.descriptor = self.descriptor, None
+        assert descriptor is not None
         os.close(descriptor)
 
     @staticmethod

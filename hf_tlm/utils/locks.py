@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from hf_tlm.errors import HfTlmError
 from hf_tlm.utils.disk import told
@@ -23,7 +23,8 @@ from hf_tlm.utils.flock import Flock
 
 logger = logging.getLogger(__name__)
 
-F = TypeVar("F", bound=Callable)
+P = ParamSpec("P")
+R = TypeVar("R")
 POLL_SECONDS = 0.2
 _TRIES = 100
 # The locks of this process by their files: who holds one would wait for itself.
@@ -63,12 +64,12 @@ def owned(folder: str | os.PathLike, choose: str = "choose another --output_dir"
         yield
 
 
-def owns_output_dir(function: F) -> F:
+def owns_output_dir(function: Callable[P, R]) -> Callable[P, R]:
     """Have a function of arguments `args` hold the lock of `args.output_dir` until it ends; see `owned`."""
     signature = inspect.signature(function)
 
     @functools.wraps(function)
-    def holding(*given: Any, **named: Any) -> Any:
+    def holding(*given: P.args, **named: P.kwargs) -> R:
         with owned(signature.bind(*given, **named).arguments["args"].output_dir):
             return function(*given, **named)
 
@@ -199,6 +200,7 @@ class _Held:
         self.release()
 
     def _sign(self) -> None:
+        assert self.lock is not None and self.lock.descriptor is not None
         owner = {"pid": os.getpid(), "host": socket.gethostname(), "command": Path(sys.argv[0]).name}
         owner["since"] = datetime.now().astimezone().isoformat(" ", "seconds")
         with contextlib.suppress(OSError):  # It holds without a name, too.

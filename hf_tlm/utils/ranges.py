@@ -28,7 +28,8 @@ class Range:
 
     def holds(self, value: Any) -> bool:
         """Whether a value is a number of this range."""
-        if isinstance(value, bool) or not isinstance(value, Integral if self.whole else Real):
+        kind: Any = Integral if self.whole else Real
+        if isinstance(value, bool) or not isinstance(value, kind):
             return False
         if value in self.also:
             return True

@@ -22,6 +22,8 @@ _STR, _INT, _FLOAT, _BOOL, _NULL, _SEQ, _MAP, _MERGE = (
 class _Float(float):
     """A number that is written as it was: a branch 1.10 is not 1.1."""
 
+    written: str
+
     def __new__(cls, value: float, written: str):
         number = super().__new__(cls, value)
         number.written = written
@@ -42,7 +44,8 @@ class _Loader(yaml.SafeLoader):
 
     def __init__(self, text: str):
         super().__init__(text)
-        self.depth, self.sizes, self.total = 0, {}, 0
+        self.depth, self.total = 0, 0
+        self.sizes: dict[int, int] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
         mark = self.peek_event().start_mark
@@ -109,9 +112,9 @@ for _tag, _construct in (
     (_NULL, lambda loader, node: None),
     (_SEQ, yaml.SafeLoader.construct_yaml_seq),
     (_MAP, yaml.SafeLoader.construct_yaml_map),
-    (None, yaml.SafeLoader.construct_undefined),
 ):
     _Loader.add_constructor(_tag, _construct)
+_Loader.add_constructor(None, yaml.SafeLoader.construct_undefined)
 
 
 def load_yaml(text: str, what: str, error: type[HfTlmError]) -> Any:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 class Terminated(SystemExit):
     """SIGTERM ends the process with status 143, without a traceback. `hf_tlm.config.run` prints the message."""
 
+    code: int
+
     def __init__(self, message: str):
         super().__init__(128 + signal.SIGTERM)
         self.message = message

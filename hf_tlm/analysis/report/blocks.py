@@ -141,6 +141,7 @@ def make_table(
         total: how many rows there are; None: len(rows).
         most, characters, most_bytes: rows; characters of a cell; bytes of all cells.
     """
+    # Who leaves it out gives a sequence.
     total = len(rows) if total is None else total  # type: ignore[arg-type]
     kept: list[list[Cell]] = []
     size = 0

@@ -84,6 +84,7 @@ def pair(first: Predictions, second: Predictions, best: tuple[int | None, int | 
     pairs = [(seed, seed) for seed in common]
     if not pairs:
         chosen = zip(best, (first.seeds, second.seeds), strict=True)
+        # One seed of each of the two.
         pairs = [tuple(seed if seed in seeds else seeds[0] for seed, seeds in chosen)]  # type: ignore[list-item]
     return Pairing(
         first.ids,
