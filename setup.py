@@ -73,7 +73,7 @@ setup(
     long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
-    python_requires=">=3.10",
+    python_requires=">=3.11",
     packages=find_packages(include=["hf_tlm", "hf_tlm.*"]),
     package_data={
         "hf_tlm": ["py.typed"],
