@@ -17,6 +17,8 @@ from hf_tlm.utils.checked import Check, Unfit, listed, mapped, maybe, read_field
 if TYPE_CHECKING:
     from datasets import Dataset
 
+    from hf_tlm.tasks import Task
+
 FORMAT = "hf_tlm.subset"
 FORMAT_VERSION = 1
 COLUMNS = {
@@ -163,6 +165,8 @@ class SubsetLike(Protocol):
     manifest: dict[str, Any]
 
     def __len__(self) -> int: ...
+
+    def examples(self, task: Task, n: int) -> list[tuple[str, str, float]]: ...
 
     def save(self, directory: str | os.PathLike, *, report: str | None = None) -> None: ...
 

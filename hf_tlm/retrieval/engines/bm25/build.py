@@ -51,6 +51,7 @@ class Extendable(Protocol):
     lengths: np.ndarray
     frequencies: np.ndarray
     vocabulary: Vocabulary
+    ids: pa.Array
 
     def __len__(self) -> int: ...
 
