@@ -25,7 +25,8 @@ def uniforms(seed: int, draws: np.ndarray, positions: np.ndarray, stream: int) -
     Args:
         draws: int64 [T], the draw of each token's text.
         positions: int64 [T], each token's place in its text, from 0.
-        stream: which of several independent tables is wanted.
+        stream: which of several independent tables is wanted: 0 chosen tokens, 1 what becomes of them, 2 random tokens, 3
+            replacements (`TlmCollator`), 4 crops (`Cropper`).
     """
     golden = np.uint64(0x9E3779B97F4A7C15)
     with np.errstate(over="ignore"):

@@ -66,6 +66,7 @@ def tlm_card(run: Mapping[str, Any], seed: int) -> str:
         metric=metric,
         metric_name=METRIC_NAMES[metric],
         arguments={"objective": "mlm", **arguments},
+        corrupts=OBJECTIVES[objective].corrupts,
         base_name=displayed_name(base),
         coco_lm_losses=_coco_lm_losses(arguments),
         dataset_sentence=dataset_sentence(dataset),
@@ -84,7 +85,8 @@ def pretrained_card(run: Mapping[str, Any]) -> str:
 
     arguments, base, corpus = run["arguments"], run["model"]["model_name_or_path"], run["corpus"]["name"]
     objective = arguments["objective"]
-    fills_masks = objective == "mlm" or (run.get("model_type") == "cocolm" and arguments["clm"] != "rtd")
+    corrupts = OBJECTIVES[objective].corrupts
+    fills_masks = not corrupts or (run.get("model_type") == "cocolm" and arguments["clm"] != "rtd")
     pipeline_tag = "fill-mask" if fills_masks else "feature-extraction"
     dataset = hub_dataset(corpus)
     results = _held_out_results(run, pipeline_tag)
@@ -105,6 +107,7 @@ def pretrained_card(run: Mapping[str, Any]) -> str:
         run=run,
         arguments=arguments,
         title=f"{OBJECTIVES[objective].model_title} pretrained on {corpus}",
+        corrupts=corrupts,
         base_name=displayed_name(base),
         coco_lm_losses=_coco_lm_losses(arguments),
         dataset_sentence=dataset_sentence(dataset),
@@ -161,7 +164,7 @@ def _held_out_results(run: Mapping[str, Any], task_type: str) -> list[EvalResult
     from huggingface_hub import EvalResult
 
     found = {("accuracy", name.replace("_", " ")): value for name, value in run["validation"].items() if "accuracy" in name}
-    if run["arguments"]["objective"] == "mlm" and "mlm_loss" in run["validation"]:
+    if not OBJECTIVES[run["arguments"]["objective"]].corrupts and "mlm_loss" in run["validation"]:
         found["perplexity", "perplexity of masked tokens"] = math.exp(min(run["validation"]["mlm_loss"], 700.0))
     return [
         EvalResult(

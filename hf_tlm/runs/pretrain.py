@@ -34,6 +34,7 @@ from hf_tlm.data.shards import held_out
 from hf_tlm.hub.cards import pretrained_card
 from hf_tlm.hub.commit import Push
 from hf_tlm.models import export_adapter, export_stock, trained_parameters
+from hf_tlm.objective_specs import OBJECTIVES
 from hf_tlm.runs.records import command_line, cost_lines, environment, published_lines
 from hf_tlm.training import (
     ArgumentsError,
@@ -78,7 +79,7 @@ class PretrainingRun:
         scores = {name: value for name, value in record["validation"].items() if name != "loss"}
         if scores:
             listed = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in scores.items())
-            if record["arguments"]["objective"] == "mlm":
+            if not OBJECTIVES[record["arguments"]["objective"]].corrupts:
                 listed += f" (perplexity {math.exp(min(scores['mlm_loss'], 700.0)):.4g})"
             lines.append(f"validation   {listed}")
         if record["corpus"]["blocks"] is not None:
