@@ -44,6 +44,7 @@ CRF = ["pytorch-crf>=0.7.2,<0.8"]
 SEARCH = ["optuna>=4,<6"]
 DEEPSPEED = ["deepspeed>=0.19.8,<0.20"]  # its engine is called step by step; built where it is installed
 ANALYSIS = ["matplotlib>=3.8,<4"]  # scikit-learn is needed anyway
+DOCS = ["sphinx>=9,<10", "furo>=2025.12", "myst-parser>=5,<6", "sphinx-copybutton>=0.5,<1"]
 TEST = [
     *(*STEM, *DEDUP, *RAY, *ELASTIC, *ENERGY, *SENTENCEPIECE, *OPTIM, *CRF, *SEARCH, *ANALYSIS),
     *("pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "pytest-rerunfailures>=15"),
@@ -62,8 +63,9 @@ EXTRAS = {
     "search": SEARCH,
     "analysis": ANALYSIS,
     "deepspeed": DEEPSPEED,
+    "docs": DOCS,
     "test": TEST,
-    "dev": [*TEST, "ruff>=0.12", "mypy>=2.4,<3", "pre-commit>=4"],
+    "dev": [*TEST, *DOCS, "ruff>=0.12", "mypy>=2.4,<3", "pre-commit>=4"],
 }
 
 setup(
