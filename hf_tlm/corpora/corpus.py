@@ -16,7 +16,7 @@ from datasets import Dataset, Features, Value, concatenate_datasets, config
 
 from hf_tlm.corpora.passages import split_passages
 from hf_tlm.errors import HfTlmError
-from hf_tlm.utils.arrow_files import find_rows
+from hf_tlm.utils.arrow_files import find_rows, seal_rows
 from hf_tlm.utils.files import atomic_directory
 from hf_tlm.utils.json_files import find_object
 
@@ -102,6 +102,7 @@ class Part:
                         rows += len(batch)
                         if advance:
                             advance(len(batch))
+                seal_rows(work / "passages.arrow", rows)
                 counts = {"skipped": self.skipped, "passages": rows}
                 (work / "counts.json").write_text(json.dumps(counts), encoding="utf-8")
             found = self._kept(folder)

@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase
 from hf_tlm.corpora import Corpus
 from hf_tlm.data.blocks import CONTIGUOUS, BlockMaker, BlocksError
 from hf_tlm.data.tokenization import backend_settings
-from hf_tlm.utils.arrow_files import find_rows
+from hf_tlm.utils.arrow_files import find_rows, seal_rows
 from hf_tlm.utils.files import atomic_directory, atomic_write
 from hf_tlm.utils.json_files import find_object
 from hf_tlm.utils.ranges import check_numbers
@@ -234,6 +234,7 @@ def _save(folder: Path, blocks: Sequence[np.ndarray], state: dict[str, Any]) -> 
     with atomic_directory(folder) as work:
         with pa.OSFile(str(work / BLOCKS_FILE), "wb") as sink, pa.ipc.new_stream(sink, SCHEMA) as writer:
             writer.write_batch(pa.record_batch([column], schema=SCHEMA))
+        seal_rows(work / BLOCKS_FILE, len(blocks))
         (work / STATE_FILE).write_text(json.dumps({**state, "blocks": len(blocks)}), encoding="utf-8")
 
 

@@ -1,7 +1,14 @@
-"""Arrow files of caches: one that was cut short or overwritten is made again, not trusted and no traceback."""
+"""Arrow files of caches: one that was cut short or changed is made again, not trusted and no traceback.
+
+Beside each lies its seal, `<name>.seal`: rows, size, time of change and checksum. A file whose size and time are the sealed
+ones is taken at its word, so that a corpus is not read whole at every start; any other is read and compared. What changes
+bytes and leaves the time as it was (a failing disk) is for the file system to notice.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -10,24 +17,41 @@ from typing import Any
 import pyarrow as pa
 from datasets import Dataset
 
+from hf_tlm.errors import HfTlmError
+from hf_tlm.utils.files import atomic_write
+from hf_tlm.utils.json_files import find_object
+from hf_tlm.utils.seals import checksum
+
 logger = logging.getLogger(__name__)
+
+
+def seal_rows(file: Path, rows: int) -> None:
+    """Write the seal of an Arrow file that is whole.
+
+    Raises:
+        OSError, HfTlmError: it cannot be read, or the seal not be written.
+    """
+    facts = {"rows": rows, **_stamp(file), "xxh3": checksum(file)}
+    atomic_write(_seal(file), json.dumps(facts) + "\n")
 
 
 def find_rows(file: Path, rows: int | None = None) -> Dataset | None:
     """The rows in an Arrow file, memory-mapped; None where there is no whole one, with a warning where it is damaged.
 
     Args:
-        rows: how many there must be. A file that ends between two batches looks whole; None takes it.
+        rows: how many there must be. A file without a seal that ends between two batches looks whole; None takes it.
     """
     if not file.is_file():
         return None
     try:
-        found = Dataset.from_file(str(file))
+        problem = _broken(file)
+        found = None if problem else Dataset.from_file(str(file))
     except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-        logger.warning("%s is damaged and will be made again (%s).", file, str(error).partition("\n")[0])
-        return None
-    if rows is not None and len(found) != rows:
-        logger.warning("%s is damaged and will be made again (%s rows of %s).", file, f"{len(found):,}", f"{rows:,}")
+        found, problem = None, str(error).partition("\n")[0]
+    if found is not None and rows is not None and len(found) != rows:
+        problem = f"{len(found):,} rows of {rows:,}"
+    if problem:
+        logger.warning("%s is damaged and will be made again (%s).", file, problem)
         return None
     return found
 
@@ -37,11 +61,54 @@ def map_rows(rows: Dataset, function: Callable, **options: Any) -> Dataset:
     try:
         found = rows.map(function, **options)
         problem = None if len(found) == len(rows) else f"{len(found):,} rows of {len(rows):,}"
+        problem = problem or next(filter(None, map(_broken, _files(found))), None)
     except (OSError, pa.ArrowException) as error:
         if getattr(error, "errno", None) is not None:  # Of the system, as of a full disk; Arrow's have none.
             raise
         problem = str(error).partition("\n")[0]
-    if problem is None:
-        return found
-    logger.warning("%s: what the cache holds is damaged and will be made again (%s).", options.get("desc", "Rows"), problem)
-    return rows.map(function, load_from_cache_file=False, **options)
+    if problem is not None:
+        name = options.get("desc", "Rows")
+        logger.warning("%s: what the cache holds is damaged and will be made again (%s).", name, problem)
+        found = rows.map(function, load_from_cache_file=False, **options)
+    for file in _files(found):
+        if problem is not None or not _seal(file).exists():
+            with contextlib.suppress(OSError, HfTlmError):  # A cache that others made, and that cannot be written.
+                seal_rows(file, len(found))
+    return found
+
+
+def _broken(file: Path) -> str | None:
+    """What is wrong with a file that has a seal; None if it is as it was when sealed, or has none.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    if not _seal(file).is_file():
+        return None
+    sealed = find_object(_seal(file))
+    if sealed is None or not {"size", "mtime_ns", "xxh3"} <= sealed.keys():
+        return "its seal cannot be read"
+    stamp = _stamp(file)
+    if stamp == {name: sealed[name] for name in stamp}:
+        return None
+    if stamp["size"] != sealed["size"]:
+        return f"{stamp['size']:,} bytes of {sealed['size']!s:.20}"
+    if checksum(file) != sealed["xxh3"]:
+        return "its checksum differs"
+    with contextlib.suppress(OSError, HfTlmError):  # A copy: it need not be read again at the next start.
+        atomic_write(_seal(file), json.dumps(sealed | stamp) + "\n")
+    return None
+
+
+def _seal(file: Path) -> Path:
+    return file.with_name(f"{file.name}.seal")
+
+
+def _stamp(file: Path) -> dict[str, int]:
+    status = file.stat()
+    return {"size": status.st_size, "mtime_ns": status.st_mtime_ns}
+
+
+def _files(rows: Dataset) -> list[Path]:
+    """The files that rows on disk are in."""
+    return [Path(file["filename"]) for file in rows.cache_files]

@@ -43,7 +43,7 @@ def write_seal(folder: str | os.PathLike, *parts: str, **facts: Any) -> None:
     folder = Path(folder)
     found = set(folder.rglob("*")) if not parts else {file for name in parts for file in _within(folder / name)}
     files = {
-        path.relative_to(folder).as_posix(): {"size": path.stat().st_size, "xxh3": _checksum(path)}
+        path.relative_to(folder).as_posix(): {"size": path.stat().st_size, "xxh3": checksum(path)}
         for path in sorted(found)
         if path.is_file() and path != folder / SEAL and not (parts and path.suffix == ".md")
     }
@@ -90,7 +90,7 @@ def broken_seal(folder: str | os.PathLike, *needed: str) -> str | None:
                 return f"{path} is missing"
             if (size := path.stat().st_size) != files[name]["size"]:
                 return f"{path} has {size:,} bytes and had {files[name]['size']:,} when it was saved"
-            if _checksum(path) != files[name]["xxh3"]:
+            if checksum(path) != files[name]["xxh3"]:
                 return f"{path} has changed since it was saved (its checksum differs)"
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return f"{folder} cannot be read: {type(error).__name__}: {error}"
@@ -143,7 +143,12 @@ def _within(path: Path) -> list[Path]:
     return [path] if path.is_file() else list(path.rglob("*"))
 
 
-def _checksum(path: Path) -> str:
+def checksum(path: Path) -> str:
+    """The checksum of a file: xxh3, 128 bits, in hexadecimal.
+
+    Raises:
+        OSError: it cannot be read.
+    """
     digest = xxhash.xxh3_128()
     with open(path, "rb") as file:
         while block := file.read(1 << 20):

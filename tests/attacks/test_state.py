@@ -16,6 +16,7 @@ from hf_tlm.runs.grid.points import GridError
 from hf_tlm.runs.grid.search import TRIALS_FILE, _read
 from hf_tlm.tasks import load_task
 from hf_tlm.utils.json_files import find_object, read_object
+from hf_tlm.utils.seals import checksum
 
 DAMAGES = {
     "cut in two": lambda data: data[: len(data) // 2],
@@ -25,6 +26,16 @@ DAMAGES = {
     "its first bytes": lambda data: b"\0" * 64 + data[64:],
 }
 damaged = pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+
+
+def flip(data, place):
+    """One bit of one byte, so that the file is as long as before and Arrow reads it."""
+    at = int(place * (len(data) - 1))
+    return data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :]
+
+
+# In the values of an Arrow file: before them is its schema, after them its end.
+flipped = pytest.mark.parametrize("place", [0.4, 0.55, 0.7, 0.85])
 
 
 @pytest.fixture
@@ -66,6 +77,70 @@ def test_tokens_of_the_cache(cache, made_toys, damage):
     assert tokenize(load_task(str(made_toys.task)).train, tokenizer, 32)[:] == rows
 
 
+@flipped
+def test_a_corpus_of_the_cache_with_a_flipped_bit(cache, made_toys, place, caplog):
+    before = load_corpus(str(made_toys.corpus)).to_dataset()[:]
+    (file,) = cache.rglob("passages.arrow")
+    hurt(file, lambda data: flip(data, place))
+    assert load_corpus(str(made_toys.corpus)).to_dataset()[:] == before
+    assert "passages.arrow is damaged and will be made again (its checksum differs)" in caplog.text
+
+
+@flipped
+def test_blocks_of_the_cache_with_a_flipped_bit(cache, made_toys, place, caplog):
+    corpus = load_corpus(str(made_toys.corpus))
+    tokenizer = train_wordpiece(corpus.to_dataset()["text"], 120)
+    before = BlockShards(corpus, tokenizer, 16, shard_size=4).to_dataset()["input_ids"][:]
+    file = next(cache.rglob("shard-00001/blocks.arrow"))
+    hurt(file, lambda data: flip(data, place))
+    assert BlockShards(corpus, tokenizer, 16, shard_size=4).to_dataset()["input_ids"][:] == before
+    assert "its checksum differs" in caplog.text
+
+
+@flipped
+def test_tokens_of_the_cache_with_a_flipped_bit(cache, made_toys, place, caplog):
+    tokenizer = train_wordpiece(load_task(str(made_toys.task)).train["text"], 120)
+    before = tokenize(load_task(str(made_toys.task)).train, tokenizer, 32)
+    (file,), rows = [cache.__class__(file["filename"]) for file in before.cache_files], before[:]
+    del before
+    for _ in range(2):  # What is made again is sealed again.
+        hurt(file, lambda data: flip(data, place))
+        caplog.clear()
+        assert tokenize(load_task(str(made_toys.task)).train, tokenizer, 32)[:] == rows
+        assert "what the cache holds is damaged and will be made again (its checksum differs)" in caplog.text
+
+
+@damaged
+def test_a_damaged_seal_of_the_cache(cache, made_toys, damage, caplog):
+    before = load_corpus(str(made_toys.corpus)).to_dataset()[:]
+    (seal,) = cache.rglob("passages.arrow.seal")
+    hurt(seal, damage)
+    assert load_corpus(str(made_toys.corpus)).to_dataset()[:] == before
+    assert "passages.arrow is damaged and will be made again (its seal cannot be read)" in caplog.text
+    caplog.clear()
+    load_corpus(str(made_toys.corpus)).to_dataset()
+    assert not caplog.text
+
+
+def test_a_cache_that_was_copied_is_read_once(cache, made_toys, caplog, monkeypatch):
+    """A copy has other times: it is compared by content, and at the next start taken at its word."""
+    load_corpus(str(made_toys.corpus)).to_dataset()
+    (file,) = cache.rglob("passages.arrow")
+    hurt(file, lambda data: data)
+    read = []
+    monkeypatch.setattr("hf_tlm.utils.arrow_files.checksum", lambda path: read.append(path) or checksum(path))
+    for _ in range(2):
+        load_corpus(str(made_toys.corpus)).to_dataset()
+    assert read == [file] and not caplog.text
+
+
+def test_a_cache_of_before_there_were_seals(cache, made_toys, caplog):
+    before = load_corpus(str(made_toys.corpus)).to_dataset()
+    (seal,) = cache.rglob("passages.arrow.seal")
+    seal.unlink()
+    assert load_corpus(str(made_toys.corpus)).to_dataset().cache_files == before.cache_files and not caplog.text
+
+
 def test_tokens_that_end_between_two_batches(cache, made_toys, caplog):
     import pyarrow as pa
 
@@ -76,6 +151,7 @@ def test_tokens_that_end_between_two_batches(cache, made_toys, caplog):
     table = before.data.table.slice(0, 5)
     del before
     cache.__class__(file).unlink()
+    cache.__class__(f"{file}.seal").unlink()
     with pa.OSFile(file, "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
     assert tokenize(load_task(str(made_toys.task)).train, tokenizer, 32)[:] == rows

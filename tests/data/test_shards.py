@@ -28,11 +28,11 @@ def corpus_files(folder, rows=ROWS, count=3):
 
 
 def contents(made):
-    """Every file of shards by name, states without what only says how far preparation had read."""
+    """Every file of shards by name, without states and seals, which say how far preparation had read, and when."""
     return {
         path.relative_to(made.folder).as_posix(): path.read_bytes()
         for path in sorted(made.folder.rglob("*"))
-        if path.is_file() and path.name != shards.STATE_FILE
+        if path.is_file() and path.name != shards.STATE_FILE and path.suffix != ".seal"
     }
 
 
