@@ -1,0 +1,183 @@
+"""Every command on every page: it exists, takes these options with values like these, and its presets are there.
+
+Commands are parsed by the recipes' own parsers and not run; that the tutorials' run is another file's matter.
+"""
+
+import re
+
+import pytest
+
+from commands import PRESETS, ROOT, commands, preset_path, read_command
+from hf_tlm.config import ConfigError, parse
+from hf_tlm.errors import HfTlmError
+from support.documentation import blocks, inline_code, page_name, pages, shell_commands
+
+PAGES = pages()
+# What pages call beside our commands: looked at no further.
+OTHERS = {
+    *("accelerate", "pip", "pytest", "python", "python3", "sphinx-build", "ruff", "mypy", "pre-commit", "tensorboard", "uv"),
+    *("cat", "cd", "cp", "curl", "echo", "export", "head", "hf", "ls", "mkdir", "mv", "printf", "rm", "sbatch", "tail"),
+    *("docker", "git", "run"),
+}
+OPTION = re.compile(r"--[a-z]\w*")
+# Of programs other than ours, where pages speak of them; and the shell completion's and the launcher's.
+OPTIONS_OF_OTHERS = {"--num_processes", "--config_file", "--help", "--help_all", "--version"}
+
+
+def of_ours(words):
+    """The command's name and its arguments where `words` call one of ours, else None."""
+    words = words[1:] if words[0] == "exec" else words
+    program = words[0].rsplit("/", 1)[-1]
+    if program == "hf-tlm" and len(words) > 1 and not words[1].startswith("-"):
+        return words[1], words[2:]
+    if program in ("python", "python3", "accelerate", "torchrun"):
+        for place, word in enumerate(words):
+            if script := re.fullmatch(r"(?:\S*/)?recipes/(\w+)\.py", word):
+                named = {read_command(name).recipe: name for name in commands()}
+                return named.get(script[1], script[1]), words[place + 1 :]
+            if word == "hf_tlm.cli" and place + 1 < len(words):
+                return words[place + 1], words[place + 2 :]
+    return None
+
+
+def problem(name, arguments, capsys):
+    """Why a command would refuse its command line, or None. An ellipsis stands for whatever else it needs."""
+    if name not in commands():
+        return f"there is no command {name}; there are {', '.join(commands())}"
+    arguments = with_paths_of_presets(arguments)
+    whole = not {"...", "…"} & set(arguments)
+    arguments = [word for word in arguments if word not in ("...", "…")]
+    arguments = without_launcher(arguments)
+    if {"--help", "--help_all", "-h"} & set(arguments):
+        return None
+    command = read_command(name)
+    while True:
+        try:
+            parse(*command.classes, recipe=command.recipe, description=command.description, args=arguments)
+            return None
+        except SystemExit:
+            message = capsys.readouterr().err
+            missing = re.search(r"the following arguments are required: (.*)", message)
+            if whole or missing is None:
+                return message.splitlines()[0]
+            arguments = [*arguments, *(word for option in OPTION.findall(missing[1]) for word in (option, "1"))]
+        except ConfigError as error:
+            return str(error)
+        except HfTlmError as error:
+            # Files of the reader's are not here.
+            return None if "there is no" in str(error) else str(error)
+
+
+def with_paths_of_presets(arguments):
+    """Names of presets behind --config as the paths of their files; other words as they are."""
+    given, of_config = [], False
+    for word in arguments:
+        of_config = word == "--config" or (of_config and not word.startswith("--"))
+        path = preset_path(word) if of_config else None
+        given.append(str(path) if path else word)
+    return given
+
+
+def without_launcher(arguments):
+    """Without `--num_processes N`, which hf-tlm hands to accelerate."""
+    if "--num_processes" not in arguments:
+        return arguments
+    place = arguments.index("--num_processes")
+    return [*arguments[:place], *arguments[place + 2 :]]
+
+
+def commands_of(text):
+    """The lines of a page that call something: of bash blocks, skipped or not, and of inline code."""
+    for block in blocks(text):
+        if block.language in ("bash", "sh", "shell", "console") and not block.skipped:
+            yield from shell_commands(block.text)
+    for code in inline_code(text):
+        if re.match(r"(hf-tlm|python (recipes|benchmarks)/|accelerate launch) ?\S", code):
+            yield from shell_commands(code)
+
+
+@pytest.fixture
+def in_clone(monkeypatch):
+    """Presets name files of a clone's top folder."""
+    monkeypatch.chdir(ROOT)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_commands_are_accepted(page, capsys, in_clone):
+    found = []
+    for words in commands_of(page.read_text(encoding="utf-8")):
+        line = " ".join(words)
+        if ours := of_ours(words):
+            if wrong := problem(*ours, capsys):
+                found.append(f"{line}\n    {wrong}")
+        elif benchmark := next((word for word in words if re.fullmatch(r"benchmarks/\w+\.py", word)), None):
+            found += [f"{line}\n    {wrong}" for wrong in problems_of_benchmark(benchmark, words)]
+        elif words[0].rsplit("/", 1)[-1] not in {*OTHERS, "hf-tlm"}:
+            found.append(f"{line}\n    {words[0]} is no command that the pages use; add it to OTHERS if it should be.")
+    assert not found, "\n".join(["", *found])
+
+
+def problems_of_benchmark(script, words):
+    """A benchmark's options are looked for in its source, and in that of what they share."""
+    if not (ROOT / script).is_file():
+        return [f"there is no {script}"]
+    shared = [ROOT / script, ROOT / "benchmarks" / "results_file.py"]
+    source = "".join(path.read_text(encoding="utf-8") for path in shared)
+    return [f"no option {word}" for word in words if OPTION.fullmatch(word) and f'"{word}"' not in source]
+
+
+@pytest.fixture(scope="module")
+def all_options():
+    """Every option of every command, the Trainer's among them, and of the benchmarks."""
+    found = set(OPTIONS_OF_OTHERS)
+    for script in (ROOT / "benchmarks").glob("*.py"):
+        found |= set(re.findall(r'"(--\w+)"', script.read_text(encoding="utf-8")))
+    for name in commands():
+        command = read_command(name)
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):
+            written = []
+            patch.setattr("argparse.ArgumentParser._print_message", lambda self, text, file=None, w=written: w.append(text))
+            parse(*command.classes, recipe=command.recipe, description="", args=["--help_all"])
+        found |= set(OPTION.findall("".join(written)))
+    assert {"--rho1", "--bf16", "--top_k", "--what"} <= found
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_options_that_are_spoken_of_are_there(page, all_options):
+    """In prose and tables: `--rho1 3` is an option of some command."""
+    found = []
+    for code in inline_code(page.read_text(encoding="utf-8")):
+        if code.startswith("--") or re.match(r"(hf-tlm|python recipes)", code):
+            found += [option for option in OPTION.findall(code) if option not in all_options]
+    assert not found
+
+
+def test_presets_that_are_spoken_of_are_there():
+    """Paths and names: `recipes/configs/tlm/coffee.yaml`, `tlm/coffee.yaml`."""
+    kinds = "|".join(path.name for path in PRESETS.iterdir() if path.is_dir())
+    found = []
+    for page in PAGES:
+        for code in inline_code(page.read_text(encoding="utf-8")):
+            if named := re.fullmatch(rf"(?:recipes/configs/)?((?:{kinds})/[\w/]+)\.(yaml|json)", code):
+                found += [f"{page_name(page)}: {code}"] if not (PRESETS / f"{named[1]}.{named[2]}").is_file() else []
+    assert not found
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ("hf-tlm trian --task x", "there is no command trian"),
+        ("hf-tlm train --task x --subset y --output_dir z --rho 3", "unknown argument --rho"),
+        ("hf-tlm train --config tlm/espresso --task x --output_dir z", "tlm/espresso"),
+        ("hf-tlm train --task x --subset y --output_dir z --rho1 many", "--rho1"),
+        ("hf-tlm retrieve --task x", "required"),
+        ("accelerate launch recipes/train_tlm.py --retriever bm25 ...", "unknown argument --retriever"),
+        ("hf-tlm train --config tlm/coffee --task x --subset y --output_dir z", None),
+        ("hf-tlm train --rho1 3 ...", None),
+    ],
+)
+def test_what_is_wrong_with_a_command_is_said(line, wrong, capsys, in_clone):
+    (words,) = shell_commands(line)
+    said = problem(*of_ours(words), capsys)
+    assert wrong in said if wrong else said is None

@@ -1,0 +1,99 @@
+"""Every block of every tutorial runs, in the order of its page, in one empty folder, at the scale of its directives."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from support.documentation import DOCS, ROOT, blocks, page_name
+
+TUTORIALS = [path for path in sorted((DOCS / "tutorials").glob("*.md")) if path.name != "index.md"]
+SHELL = ("bash", "sh", "shell")
+
+
+def run_page(text, folder, monkeypatch, capfd):
+    """Run a page's blocks in `folder`; a block that is not for a shell or Python is for the eye.
+
+    Python blocks share their names, as in one session.
+    """
+    monkeypatch.chdir(folder)
+    names = {"__name__": "__main__"}
+    for block in blocks(text):
+        if block.skipped or block.language not in (*SHELL, "python"):
+            assert block.skipped or not block.directives, f"line {block.line}: directives of a block that does not run"
+            continue
+        code = block.runnable()
+        if block.language == "python":
+            exec(compile("\n" * block.line + code, "the page", "exec"), names)
+            continue
+        done = subprocess.run(["bash", "-euo", "pipefail", "-c", code], cwd=folder, check=False, timeout=600)
+        written = capfd.readouterr()
+        assert done.returncode == 0, f"line {block.line}:\n{code}\n{written.out[-3000:]}\n{written.err[-3000:]}"
+
+
+@pytest.fixture
+def as_installed(tmp_path, monkeypatch):
+    """Our command and this Python first on the PATH, whatever is installed; the recipes beside the page's folder."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "hf-tlm").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m hf_tlm.cli "$@"\n')
+    for name in ("python", "python3"):
+        (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    for program in programs.iterdir():
+        program.chmod(0o755)
+    path = os.pathsep.join([str(programs), os.path.dirname(sys.executable), os.environ["PATH"]])
+    monkeypatch.setenv("PATH", path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep))
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("page", TUTORIALS, ids=page_name)
+def test_a_tutorial_runs(page, as_installed, monkeypatch, capfd):
+    run_page(page.read_text(encoding="utf-8"), as_installed, monkeypatch, capfd)
+
+
+def test_a_page_runs_in_its_order(as_installed, monkeypatch, capfd):
+    page = """
+<!-- test: replace 1000 -> 3 -->
+<!-- test: append > numbers -->
+```bash
+seq 1 \\
+    1000
+```
+```python
+numbers = open("numbers").read().split()
+```
+```python
+assert numbers == ["1", "2", "3"]
+open("done", "w").close()
+```
+<!-- test: skip needs the Hub -->
+```bash
+false
+```
+```json
+{"for": "the eye"}
+```
+"""
+    run_page(page, as_installed, monkeypatch, capfd)
+    assert (as_installed / "done").exists()
+
+
+@pytest.mark.parametrize(
+    ("page", "wrong"),
+    [
+        ("```bash\nfalse | cat\n```\n", "line 1"),
+        ("<!-- test: replace a -> b -->\n```bash\nls\n```\n", "no 'a' to replace"),
+        ("<!-- test: apend x -->\n```bash\nls\n```\n", "unknown directive apend"),
+        ("<!-- test: append x -->\n```text\nls\n```\n", "directives of a block that does not run"),
+        ("```python\nassert 1 == 2, 'not equal'\n```\n", "not equal"),
+    ],
+)
+def test_what_does_not_run_is_said(page, wrong, as_installed, monkeypatch, capfd):
+    with pytest.raises(AssertionError, match=wrong):
+        run_page(page, as_installed, monkeypatch, capfd)

@@ -1,0 +1,137 @@
+"""Pages of documentation as tests read them: code blocks with their directives, commands, links, anchors."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+FENCE = re.compile(
+    r"^(?P<indent> *)(?P<fence>```+|~~~+)(?P<language>[\w-]*)[^\n]*\n(?P<text>.*?)^(?P=indent)(?P=fence)[ ]*$", re.M | re.S
+)
+DIRECTIVE = re.compile(r"<!-- test: (\w+) ?(.*?) ?-->$")
+CONTROL = {"&&", "||", ";", "|", "&"}
+
+
+def pages() -> list[Path]:
+    """Every page that a person reads: those of the top folder and of docs/."""
+    return [*sorted(ROOT.glob("*.md")), *sorted(path for path in DOCS.rglob("*.md") if "_build" not in path.parts)]
+
+
+def page_name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@dataclass
+class Block:
+    """A fenced block of a page and the directives on the lines directly above it."""
+
+    language: str
+    text: str
+    line: int
+    directives: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def skipped(self) -> str | None:
+        """Why no test runs the block, or None."""
+        return next((rest or "no reason" for name, rest in self.directives if name == "skip"), None)
+
+    def runnable(self) -> str:
+        """The text with what its directives replace and append.
+
+        Raises:
+            AssertionError: an unknown directive, or a replacement of what is not there.
+        """
+        text = self.text.rstrip("\n")
+        for name, rest in self.directives:
+            if name == "replace":
+                old, arrow, new = rest.partition(" -> ")
+                assert arrow and old in text, f"line {self.line}: there is no {old!r} to replace"
+                text = text.replace(old, new)
+            elif name == "append":
+                text += f" {rest}"
+            else:
+                assert name == "skip" and rest, f"line {self.line}: unknown directive {name} {rest}"
+        return text + "\n"
+
+
+def blocks(text: str) -> list[Block]:
+    """The fenced blocks of a page in their order."""
+    found = []
+    for match in FENCE.finditer(text):
+        directives = []
+        for line in reversed(text[: match.start()].splitlines()):
+            directive = DIRECTIVE.match(line.strip())
+            if directive is None:
+                break
+            directives.insert(0, (directive[1], directive[2]))
+        body = re.sub(rf"^{match['indent']}", "", match["text"], flags=re.M)
+        found.append(Block(match["language"], body, text.count("\n", 0, match.start()) + 1, directives))
+    return found
+
+
+def without_blocks(text: str) -> str:
+    """The page with every fenced block left out."""
+    return FENCE.sub("", text)
+
+
+def shell_commands(text: str) -> list[list[str]]:
+    """The simple commands of a bash block, each as its words, without assignments before it and redirections after it."""
+    found = []
+    for line in text.replace("\\\n", " ").splitlines():
+        lexer = shlex.shlex(line, posix=True, punctuation_chars=";|&")
+        lexer.whitespace_split = True
+        lexer.commenters = "#"
+        words: list[str] = []
+        for word in [*lexer, ";"]:
+            if word not in CONTROL:
+                words.append(word)
+                continue
+            while words and re.match(r"[A-Z_]+=", words[0]):
+                words.pop(0)
+            if words:
+                found.append([one for word in words for one in _expanded(word)])
+            words = []
+    return found
+
+
+def _expanded(word: str) -> list[str]:
+    """Braces as bash expands them: {a,b}.yaml is a.yaml and b.yaml."""
+    match = re.search(r"\{([^{}\s\"':]*,[^{}\s\"':]*)\}", word)
+    if match is None:
+        return [word]
+    return [one for part in match[1].split(",") for one in _expanded(word[: match.start()] + part + word[match.end() :])]
+
+
+def inline_code(text: str) -> list[str]:
+    """What stands between backticks, outside fenced blocks."""
+    return re.findall(r"(?<!`)`([^`\n]+)`(?!`)", without_blocks(text))
+
+
+# Pictures too, and links whose text is one.
+LINK = re.compile(r"(?<!\\)\[(?:[^\[\]]|\[[^\[\]]*\]|!\[[^\]]*\]\([^)]*\))*\]\(\s*<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\s*\)")
+
+
+def links(text: str) -> list[str]:
+    """The targets of a page's links and pictures."""
+    text = re.sub(r"(?<!`)`[^`\n]+`(?!`)", "", without_blocks(text))
+    inner = re.findall(r"!\[[^\]]*\]\(([^)\s]+)\)", text)
+    return list(dict.fromkeys([*LINK.findall(text), *inner, *re.findall(r"^\[[^\]]+\]:\s+(\S+)", text, re.M)]))
+
+
+@cache
+def anchors(path: Path) -> frozenset[str]:
+    """The anchors of a page: its headings as GitHub names them, and `<a id=...>`."""
+    text = path.read_text(encoding="utf-8")
+    found: dict[str, int] = {}
+    names = set(re.findall(r"""<a (?:id|name)=["']([^"']+)["']""", text)) | set(re.findall(r"^\(([\w-]+)\)=$", text, re.M))
+    for heading in re.findall(r"^ {0,3}#{1,6}\s+(.*?)\s*#*$", without_blocks(text), re.M):
+        heading = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", re.sub(r"<[^>]+>", "", heading))
+        slug = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        names.add(f"{slug}-{found[slug]}" if slug in found else slug)
+        found[slug] = found.get(slug, 0) + 1
+    return frozenset(names)
