@@ -22,6 +22,7 @@ import os
 import pkgutil
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 _JSON = ("executor_options", "grid")
 # Halves of characters, which stand for bytes that are none, and the end of a name to the system.
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")
+OTHERS_WAIT = 3.0  # seconds
 HELP, HELP_ALL = {"-h", "--help"}, "--help_all"
 RECIPES = (
     *("quickstart", "retrieve", "select_influence", "train_tlm", "pretrain"),
@@ -379,5 +381,8 @@ def _terminate() -> None:
 def _stop(message: str, status: int) -> None:
     message, rank = for_terminal(_shortened(message)), os.environ.get("RANK", "0")
     other = rank.isdecimal() and rank != "0"
+    if other:
+        # Of what all processes meet the first one tells, whose launcher then ends the others: one line instead of one each.
+        time.sleep(OTHERS_WAIT)
     print(f"\nError on process {rank}: {message}" if other else f"\nError: {message}", file=sys.stderr, flush=True)
     sys.exit(status)

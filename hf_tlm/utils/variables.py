@@ -26,6 +26,12 @@ def check_variables() -> None:
         value = os.environ.get(name)
         if value is not None and value.lower() not in choices:
             raise _refused(name, value, f"one of {', '.join(choices)}")
+    name = "ACCELERATE_DYNAMO_BACKEND"
+    if (value := os.environ.get(name)) is not None:
+        from accelerate.utils import DynamoBackend  # Seconds to import; who sets the variable will need it anyway.
+
+        if value.upper() not in DynamoBackend.list():
+            raise _refused(name, value, f"one of {', '.join(DynamoBackend.list())}")
 
 
 def _refused(name: str, value: str, expected: str) -> HfTlmError:

@@ -10,6 +10,7 @@ CASES = [
     ("finetune", "ACCELERATE_USE_CPU", "abc"),
     ("train_tlm", "LOCAL_RANK", "abc"),
     ("retrieve", "RANK", "abc"),
+    ("train_tlm", "ACCELERATE_DYNAMO_BACKEND", "bogus"),
     ("retrieve", "NUMBA_NUM_THREADS", "0"),
     ("baseline", "RANK", ""),
     ("reproduce", "WORLD_SIZE", "abc"),
