@@ -28,7 +28,6 @@ from hf_tlm.analysis.cost.comparison import compare, to_markdown, to_rows
 from hf_tlm.analysis.cost.figures import cost_figure
 from hf_tlm.analysis.errors import AnalysisError
 from hf_tlm.analysis.figures import label_decades, new_figure, save_figure, series_style, style
-from hf_tlm.analysis.findings import markdown_table
 from hf_tlm.analysis.runs import find_results
 from hf_tlm.experiments import PUBLISHED
 from hf_tlm.experiments.arms import BASELINES
@@ -38,6 +37,7 @@ from hf_tlm.runs.seeds import format_score
 from hf_tlm.runs.summary import summarise
 from hf_tlm.training.run_folder import RESULTS_FILE
 from hf_tlm.utils.files import atomic_write
+from hf_tlm.utils.markdown import markdown_table
 from hf_tlm.utils.shown import Markdown
 
 RESULTS = Path(__file__).resolve().parent / "results"

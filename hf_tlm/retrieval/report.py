@@ -18,7 +18,8 @@ from hf_tlm.retrieval.highlight import (
     spans_to_markdown,
     stemmer_of,
 )
-from hf_tlm.utils.shown import for_markdown
+from hf_tlm.utils.markdown import markdown_table
+from hf_tlm.utils.shown import Markdown, for_markdown
 
 if TYPE_CHECKING:
     from hf_tlm.retrieval.manifest import SubsetLike
@@ -74,7 +75,7 @@ def retrieval_report(subset: SubsetLike, task: Task | None = None, num_examples:
     parts += [_sources(subset), _lengths(subset)]
     if num_examples:
         parts.append(_passages(subset, num_examples) if random or released else _examples(subset, task, num_examples))
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
 
 
 def describe_selection(selection: dict[str, Any]) -> str:
@@ -108,10 +109,8 @@ def _score_model(made: dict[str, Any]) -> str:
     return f"{model} trained on the task ({', '.join(said)})"
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], *, left: Sequence[int] = ()) -> list[str]:
-    """Lines of a table; all columns but those of the numbers in `left` are aligned right."""
-    lines = [head, [":---" if column in left else "---:" for column in range(len(head))], *rows]
-    return [f"| {' | '.join(line)} |" for line in lines]
+def _numbers(head: Sequence[str], numbers: Iterable[float], style: str) -> str:
+    return markdown_table(head, [[format(number, style) for number in numbers]], texts=0)
 
 
 def _counts(made: dict[str, Any], rows: int) -> str:
@@ -131,16 +130,16 @@ def _counts(made: dict[str, Any], rows: int) -> str:
         table.append(("queries", f"{counts['queries']:,}"))
         for what, key in (("empty queries", "empty_queries"), ("other queries without hits", "queries_without_hits")):
             number = counts.get(key, 0)
-            table.append((what, f"{number:,}{_names(counts.get(f'first_{key}'), number)}"))
+            table.append((what, Markdown(f"{number:,}{_names(counts.get(f'first_{key}'), number)}")))
     for what, key in (("passages with held-out texts", "decontamination"), ("near-duplicates", "deduplication")):
         left_out = made.get(key)
         number = f"{left_out['passages']:,} left out" if left_out else "not looked for"
-        table.append((what, number + (_names(left_out.get("ids"), left_out["passages"]) if left_out else "")))
+        table.append((what, Markdown(number + (_names(left_out.get("ids"), left_out["passages"]) if left_out else ""))))
     settings = {**made, **(made.get("analyzer") or {})}
     if settings.get("top_k_requested") == settings.get("top_k"):
         settings.pop("top_k_requested", None)
     used = [f"{name.replace('_', ' ')} {_value(settings[name])}" for name in SETTINGS if settings.get(name) is not None]
-    lines = ["## Counts", "", *_table((" ", " "), table, left=[0, 1]), "", f"Settings: {', '.join(used)}."]
+    lines = ["## Counts", "", markdown_table((" ", " "), table, texts=2), f"Settings: {', '.join(used)}."]
     if selection:
         lines += ["", f"Selection: {for_markdown(describe_selection(selection), 1000)}."]
     return "\n".join(lines)
@@ -159,7 +158,7 @@ def _union(subset: SubsetLike) -> str:
             "",
             "How many of these passages a smaller K gives.",
             "",
-            *_table(("K", *BARS), rows, left=[3]),
+            markdown_table(("K", *BARS), rows, texts=[3]),
         ]
     )
 
@@ -173,7 +172,7 @@ def _hits(subset: SubsetLike) -> str:
         label = f"{low:,}" if low == high else f"{low:,} to {high:,}"
         rows.append((label, f"{number:,}", _percent(number, len(hits)), _bar(number, max(numbers))))
     facts = f"Mean {hits.mean():,.1f}, median {np.median(hits):,.1f}, most {hits.max():,}; {hits.sum():,} hits in all."
-    return "\n".join(["## Queries that hit a passage", "", facts, "", *_table(("queries", *BARS), rows, left=[3])])
+    return "\n".join(["## Queries that hit a passage", "", facts, "", markdown_table(("queries", *BARS), rows, texts=[3])])
 
 
 def _influence(subset: SubsetLike) -> str:
@@ -182,7 +181,9 @@ def _influence(subset: SubsetLike) -> str:
     numbers = [*np.quantile(values, (0, 0.25, 0.5, 0.75, 1)), values.mean()]
     head = ["lowest", "25%", "median", "75%", "highest", "mean"]
     about = "What a training step on the passage takes off the validation loss, to first order, by the learning rate."
-    return "\n".join(["## Influence", "", about, "", *_table(head, [[f"{number:,.3g}" for number in numbers]])])
+    return "\n".join(
+        ["## Influence", "", about, "", markdown_table(head, [[f"{number:,.3g}" for number in numbers]], texts=0)]
+    )
 
 
 def _sources(subset: SubsetLike) -> str:
@@ -190,7 +191,7 @@ def _sources(subset: SubsetLike) -> str:
     found = Counter(source or "" for source in subset.dataset["source"][:])
     corpus = subset.manifest["counts"].get("sources") or {}
     names = sorted({*found, *corpus}, key=lambda name: (-found[name], name))
-    groups = [(for_markdown(name) or "(none)", [name]) for name in names[:NAMED_SOURCES]]
+    groups = [(name or "(none)", [name]) for name in names[:NAMED_SOURCES]]
     if len(names) > NAMED_SOURCES:
         groups.append((f"{len(names) - NAMED_SOURCES:,} others", names[NAMED_SOURCES:]))
     rows = []
@@ -202,7 +203,7 @@ def _sources(subset: SubsetLike) -> str:
             row += [f"{there:,}", f"{share:.1%}", f"{here / len(subset) / share:,.2f}" if there else ""]
         rows.append(row)
     head = ["source", "passages", "share", *(["in the corpus", "share", "ratio of shares"] if corpus else [])]
-    return "\n".join(["## Sources", "", *_table(head, rows, left=[0])])
+    return "\n".join(["## Sources", "", markdown_table(head, rows)])
 
 
 def _lengths(subset: SubsetLike) -> str:
@@ -210,7 +211,9 @@ def _lengths(subset: SubsetLike) -> str:
     words = np.array([len(text.split()) for text in texts])
     numbers = [*np.quantile(words, (0, 0.25, 0.5, 0.75, 1)), words.mean(), words.sum()]
     head = ["shortest", "25%", "median", "75%", "longest", "mean", "in all"]
-    return "\n".join(["## Words of a passage", "", *_table(head, [[f"{number:,.0f}" for number in numbers]])])
+    return "\n".join(
+        ["## Words of a passage", "", markdown_table(head, [[f"{number:,.0f}" for number in numbers]], texts=0)]
+    )
 
 
 def _passages(subset: SubsetLike, number: int) -> str:

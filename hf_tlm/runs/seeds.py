@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hf_tlm.utils.shown import for_markdown
+from hf_tlm.utils.markdown import markdown_table
 
 
 def aggregate(scores: Sequence[Mapping[str, float]]) -> dict[str, dict[str, Any]]:
@@ -45,13 +45,10 @@ def format_score(score: Mapping[str, Any]) -> str:
 def _cell(value: Any) -> str:
     if isinstance(value, Mapping):
         return format_score(value)
-    return for_markdown(value if isinstance(value, str) else str(value), 500)
+    return value if isinstance(value, str) else str(value)
 
 
 def format_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
     """A markdown table, padded to be readable as text; values of `aggregate` become percentages, and no name is markup."""
     cells = [[_cell(row[column]) for column in columns] for row in rows]
-    head = [for_markdown(column) for column in columns]
-    widths = [max(len(line[i]) for line in [head, *cells]) for i in range(len(columns))]
-    lines = [head, ["-" * width for width in widths], *cells]
-    return "\n".join("| " + " | ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) + " |" for line in lines)
+    return markdown_table(columns, cells, padded=True, longest=500).rstrip("\n")

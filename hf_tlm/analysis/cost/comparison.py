@@ -17,6 +17,7 @@ from hf_tlm.analysis.cost.published import ROBERTA_LARGE, published_points
 from hf_tlm.analysis.errors import AnalysisError
 from hf_tlm.analysis.runs import RESULTS, Result, read_json
 from hf_tlm.experiments.published import PUBLISHED
+from hf_tlm.utils.markdown import markdown_table
 from hf_tlm.utils.shown import for_markdown
 
 ROBERTA_LARGE_FLOPS = PUBLISHED[ROBERTA_LARGE].flops
@@ -226,11 +227,12 @@ def to_rows(found: Comparison) -> list[dict[str, Any]]:
 def to_markdown(found: Comparison) -> str:
     """All points by FLOPs, and over which tasks their averages are."""
     tasks = ", ".join(f"{task} ({metric.replace('_', ' ').replace('f1', 'F1')})" for task, metric in found.tasks.items())
-    lines = ["| | FLOPs | of RoBERTa-Large's | score | published in |", "| --- | ---: | ---: | ---: | --- |"]
+    rows = []
     for point in sorted(found.points, key=lambda point: point.flops):
         score = f"{point.score:.2f}" + ("" if point.deviation is None else f" ± {point.deviation:.2f} ({point.seeds} seeds)")
-        name, source = for_markdown(point.name), for_markdown((point.source or "").partition(":")[0])
-        lines.append(f"| {name} | {point.flops:.3g} | {point.ratio:.2g} | {score} | {source} |")
+        source = (point.source or "").partition(":")[0]
+        rows.append([point.name, f"{point.flops:.3g}", f"{point.ratio:.2g}", score, source])
+    head = ["", "FLOPs", "of RoBERTa-Large's", "score", "published in"]
     text = (
         f"Averages of {found.split} scores in percent over {tasks}: every point is the average over exactly these. "
         "FLOPs are 6 x tokens x parameters of training, of checkpoints too that a run started from, without retrieval and "
@@ -240,4 +242,4 @@ def to_markdown(found: Comparison) -> str:
         text += " Rows with a source are published figures, from other corpora and models; they were not measured here. "
         text += "FLOPs that the papers print for TLM and ISS are means over their eight tasks, not over these."
     notes = "\n".join(f"- {for_markdown(note, 1000)}" for note in dict.fromkeys(found.notes))
-    return "\n".join(lines) + f"\n\n{text}\n" + (f"\n{notes}\n" if notes else "")
+    return f"{markdown_table(head, rows, texts=[0, 4])}\n{text}\n" + (f"\n{notes}\n" if notes else "")

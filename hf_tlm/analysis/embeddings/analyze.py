@@ -17,8 +17,9 @@ from hf_tlm.analysis.embeddings.vectors import embed_texts
 from hf_tlm.analysis.encoders import load_encoder
 from hf_tlm.analysis.errors import AnalysisError
 from hf_tlm.analysis.figures import check_installed, to_csv
-from hf_tlm.analysis.findings import Findings, markdown_table
+from hf_tlm.analysis.findings import Findings
 from hf_tlm.utils.files import atomic_write
+from hf_tlm.utils.markdown import markdown_table
 
 HEADINGS = {
     "model": "model",

@@ -15,7 +15,7 @@ from hf_tlm.analysis.arguments import AnalyzeArguments, AnalyzedTask
 from hf_tlm.analysis.encoders import load_encoder
 from hf_tlm.analysis.errors import AnalysisError
 from hf_tlm.analysis.figures import check_installed, save_figure, to_csv
-from hf_tlm.analysis.findings import Findings, markdown_table
+from hf_tlm.analysis.findings import Findings
 from hf_tlm.analysis.heads.attention import Text, measure_heads, most_tokens, text_maps
 from hf_tlm.analysis.heads.figures import Drawn, draw_attention_maps, draw_head_shares, map_rows
 from hf_tlm.analysis.heads.head_types import AttentionHead, LayerShares, layer_shares
@@ -23,6 +23,7 @@ from hf_tlm.analysis.heads.options import Options
 from hf_tlm.analysis.heads.texts import read_texts
 from hf_tlm.data import load_tokenizer
 from hf_tlm.utils.files import atomic_write
+from hf_tlm.utils.markdown import markdown_table
 
 
 def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: Options) -> Findings:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hf_tlm.analysis.figures import save_figure, to_csv
-from hf_tlm.analysis.findings import Findings, markdown_table
+from hf_tlm.analysis.findings import Findings
 from hf_tlm.analysis.subsets import figures
 from hf_tlm.analysis.subsets.case_study import case_studies, case_studies_to_markdown
 from hf_tlm.analysis.subsets.influence import QUANTILES, rank_against_influence
@@ -21,6 +21,7 @@ from hf_tlm.analysis.subsets.ranks import size_against_k, steps
 from hf_tlm.analysis.subsets.sources import source_shares
 from hf_tlm.errors import HfTlmError
 from hf_tlm.utils.files import atomic_write
+from hf_tlm.utils.markdown import markdown_table
 from hf_tlm.utils.shown import for_markdown
 
 if TYPE_CHECKING:

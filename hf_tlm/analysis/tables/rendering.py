@@ -8,7 +8,8 @@ from typing import Any
 from hf_tlm.analysis.runs import NOT_FINISHED
 from hf_tlm.analysis.tables.table import Cell, SensitivityTable, show_value
 from hf_tlm.runs.seeds import format_score
-from hf_tlm.utils.shown import for_markdown
+from hf_tlm.utils.markdown import markdown_table
+from hf_tlm.utils.shown import Markdown, for_markdown
 
 _LATEX = {
     **{character: f"\\{character}" for character in "&%$#_{}"},
@@ -19,18 +20,14 @@ _LATEX = {
 
 def table_to_markdown(table: SensitivityTable) -> str:
     """The table, the best of each task in bold, and below it what the numbers are."""
-    head = [
-        *map(for_markdown, table.rows),
-        *(" / ".join(for_markdown(show_value(v)) for v in key) for key in table.column_keys),
-    ]
+    head = [*table.rows, *(" / ".join(map(show_value, key)) for key in table.column_keys)]
     if not table.columns:
-        head[-1] = for_markdown(_only_task(table))
-    lines = [head, ["---"] * len(table.rows) + ["---:"] * len(table.column_keys)]
-    best = table.best
+        head[-1] = _only_task(table)
+    rows, best = [], table.best
     for row in table.row_keys:
-        cells = [_cell(table, (row, column), best, "**{}**", for_markdown) for column in table.column_keys]
-        lines.append([*(for_markdown(show_value(value)) for value in row), *cells])
-    text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        cells = [Markdown(_cell(table, (row, column), best, "**{}**", for_markdown)) for column in table.column_keys]
+        rows.append([*map(show_value, row), *cells])
+    text = markdown_table(head, rows, len(table.rows)).rstrip("\n")
     return "\n\n".join([text, caption(table), *failures(table)]) + "\n"
 
 

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hf_tlm.analysis.errors import AnalysisError
-from hf_tlm.analysis.findings import markdown_table
 from hf_tlm.retrieval.analyzer import Analyzer
 from hf_tlm.retrieval.engines.bm25.tokenize import tokenize_words
 from hf_tlm.retrieval.engines.bm25.vocabulary import Vocabulary
+from hf_tlm.utils.markdown import markdown_table
 
 if TYPE_CHECKING:
     from datasets import Dataset
