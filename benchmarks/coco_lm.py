@@ -72,7 +72,7 @@ class Benchmark:
         from hf_tlm.config import parse
         from hf_tlm.corpora import CorpusArguments
         from hf_tlm.data import BlockArguments
-        from hf_tlm.training import ModelArguments, PretrainOptions
+        from hf_tlm.training import ModelArguments, PretrainArguments
 
         options = self.options
         values = {
@@ -90,7 +90,7 @@ class Benchmark:
         }
         arguments = [part for name, value in values.items() for part in (f"--{name}", str(value))]
         return parse(
-            *(CorpusArguments, BlockArguments, ModelArguments, PretrainOptions),
+            *(CorpusArguments, BlockArguments, ModelArguments, PretrainArguments),
             recipe="pretrain",
             description=__doc__,
             args=["--config", *CONFIGS, *arguments, *ARMS[arm]],

@@ -41,7 +41,7 @@ from hf_tlm.metrics import compute_metrics_for
 from hf_tlm.models import TlmModel, export_model, load_exported
 from hf_tlm.retrieval import Subset
 from hf_tlm.runs.seeds import format_table
-from hf_tlm.training import ModelArguments, TlmOptions, TlmTrainer, prepare
+from hf_tlm.training import ModelArguments, TlmArguments, TlmTrainer, prepare
 from hf_tlm.training.cost import nominal_tokens, training_flops
 from hf_tlm.training.stages import prepare_stage_2
 from hf_tlm.utils.files import atomic_write
@@ -178,7 +178,9 @@ class LeverRun:
         tokenizer, output_dir = str(self.texts.tokenizer_folder), str(self.texts.folder / "work" / f"{name}-seed-{seed}")
         values = options | {"tokenizer_name": tokenizer, "output_dir": output_dir, "seed": seed}
         values |= {"save_strategy": "no", "report_to": "none", "disable_tqdm": True, "use_cpu": True}
-        model_args, self.args = parse(ModelArguments, TlmOptions, recipe="train_tlm", description="", args=[], values=values)
+        model_args, self.args = parse(
+            ModelArguments, TlmArguments, recipe="train_tlm", description="", args=[], values=values
+        )
         self.setup = prepare(self.task, self.texts.subset.dataset, self.args, model_args)
         self.args = self.setup.args
         self.record: dict[str, Any] = {"lever": name, "task": task_name, "seed": seed, "metric": self.task.metric}

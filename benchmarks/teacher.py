@@ -18,7 +18,7 @@ from hf_tlm.corpora.demo import demo_corpus
 from hf_tlm.retrieval import Subset, retrieve
 from hf_tlm.runs import make_baselines, run_tlm
 from hf_tlm.tasks.demo import demo_task
-from hf_tlm.training import ModelArguments, TlmOptions
+from hf_tlm.training import ModelArguments, TlmArguments
 
 SECTION = "reuters_r8"
 # Name -> (passages, options of train_tlm).
@@ -50,7 +50,7 @@ def main() -> None:
         values = {"output_dir": str(output / name.replace(" ", "-").replace("'", "").replace(",", "")), **changes}
         values |= {"seeds": options.seeds, "use_cpu": True, "disable_tqdm": True, "report_to": "none"}
         line = ["--config", options.config]
-        model_args, args = parse(ModelArguments, TlmOptions, recipe="train_tlm", description="", args=line, values=values)
+        model_args, args = parse(ModelArguments, TlmArguments, recipe="train_tlm", description="", args=line, values=values)
         rows.append(_row(name, run_tlm(task, _subset(kind, task, output), args, model_args), task.metric))
         file.add(SECTION, rows)
     print("\n" + file.to_text())

@@ -14,12 +14,12 @@ import contextlib
 import difflib
 import errno
 import functools
+import importlib
 import importlib.util
 import inspect
 import json
 import logging
 import os
-import pkgutil
 import re
 import sys
 import time
@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from hf_tlm.errors import HfTlmError
 from hf_tlm.utils.disk import disk_problem
+from hf_tlm.utils.outline import outline
 from hf_tlm.utils.ranges import RANGES, problem
 from hf_tlm.utils.shown import for_terminal
 from hf_tlm.utils.signals import Terminated, on_sigterm
@@ -85,7 +86,7 @@ def config_files(args: Sequence[str] | None = None) -> list[str]:
 
 
 def parse(
-    *dataclasses: type[Any],
+    *dataclasses: type[Any] | str,
     recipe: str,
     description: str,
     args: Sequence[str] | None = None,
@@ -93,11 +94,9 @@ def parse(
 ) -> tuple:
     """One instance of each dataclass from `--config` files and the command line (default `sys.argv`).
 
-    A dataclass may stand for one that takes seconds to import: an attribute `stands_for`, "module.name", is the class
-    that is parsed into; it inherits the fields of the stand-in, and of the class that the attribute `extends` names.
-    `--help` shows the fields of the stand-in alone, `--help_all` those of the class.
-
     Args:
+        dataclasses: one that takes seconds to import by its name, such as "hf_tlm.training.TlmArguments": `--help` shows
+            what is declared in this package (see `outline`), without importing it; `--help_all` all of its fields.
         values: as in one more file, after the others.
 
     Raises:
@@ -107,12 +106,12 @@ def parse(
     args = list(sys.argv[1:] if args is None else args)
     _check_unicode(args)
     args = _at_home(args)
-    extended = [cls.extends for cls in dataclasses if "stands_for" in vars(cls)]
     short_help = bool(HELP & set(args))
     helps = short_help or HELP_ALL in args
-    if not short_help:
-        dataclasses = tuple(_full(cls) for cls in dataclasses)
-    shown: Any = [_titled(cls) for cls in dataclasses] if helps else dataclasses
+    outlines = {cls: outline(cls) for cls in dataclasses if isinstance(cls, str) and helps}
+    extended = [name for cls in outlines.values() for name in cls.extends]
+    classes: Any = [outlines[cls] if short_help and cls in outlines else imported(cls) for cls in dataclasses]
+    shown: Any = [_titled(cls) for cls in classes] if helps else classes
     parser = _hf_argument_parser()(
         shown,
         description=description,
@@ -133,7 +132,7 @@ def parse(
     parser.add_argument(HELP_ALL, action="help", help=more)
     if not helps:
         paths = config_files(args)
-        actions = _actions(parser, dataclasses)
+        actions = _actions(parser, classes)
         for key, value in (read_configs(paths, recipe) | dict(values or {})).items():
             place = "the values given" if values and key in values else ", ".join(map(str, paths))
             _check_known(key, actions, f"{place} for {recipe}")
@@ -163,9 +162,12 @@ def _check_unicode(args: Sequence[str]) -> None:
             )
 
 
-def _full(cls: type[Any]) -> Any:
-    """The class that `cls` stands for, or `cls`."""
-    return pkgutil.resolve_name(cls.stands_for) if "stands_for" in vars(cls) else cls
+def imported(cls: type[Any] | str) -> type[Any]:
+    """The class that `cls` names, or `cls`."""
+    if not isinstance(cls, str):
+        return cls
+    module, _, name = cls.rpartition(".")
+    return getattr(importlib.import_module(module), name)
 
 
 def _titled(cls: type) -> type:
@@ -204,9 +206,9 @@ def typed_values(cls: type, values: Mapping[str, Sequence[Any]], where: str) -> 
     Raises:
         ConfigError: a field that the dataclass lacks, or a value of the wrong type.
     """
-    parser = _hf_argument_parser()(_full(cls))
+    parser = _hf_argument_parser()(cls)  # type: ignore[arg-type]  # A dataclass, of any fields.
     _check_values(parser)
-    actions = _actions(parser, [_full(cls)])
+    actions = _actions(parser, [cls])
     for key in values:
         _check_known(key, actions, where)
     return {key: [_typed(key, value, actions[key]) for value in listed] for key, listed in values.items()}

@@ -15,14 +15,13 @@ from __future__ import annotations
 from hf_tlm import runs
 from hf_tlm.analysis import ReportArguments
 from hf_tlm.config import parse, run
-from hf_tlm.runs.few_shot import FewShotOptions
 from hf_tlm.runs.finetuning import CheckpointArguments
 from hf_tlm.tasks import TaskArguments
 
 
 def main() -> None:
     # 1. Arguments: YAML files, then the command line.
-    classes = (TaskArguments, CheckpointArguments, ReportArguments, FewShotOptions)
+    classes = (TaskArguments, CheckpointArguments, ReportArguments, "hf_tlm.runs.FewShotArguments")
     task_args, checkpoint, report_args, args = parse(*classes, recipe="few_shot", description=__doc__)
     task = task_args.load()
 

@@ -14,14 +14,18 @@ from __future__ import annotations
 from hf_tlm import runs
 from hf_tlm.analysis import ReportArguments
 from hf_tlm.config import parse, run
-from hf_tlm.runs import CheckpointArguments, FinetuneOptions, GridArguments, PredictArguments
+from hf_tlm.runs import CheckpointArguments, GridArguments, PredictArguments
 from hf_tlm.tasks import TaskArguments
 
 
 def main() -> None:
     # 1. Arguments: YAML files, then the command line.
-    classes = (TaskArguments, CheckpointArguments, GridArguments, PredictArguments, ReportArguments, FinetuneOptions)
-    task_args, checkpoint, grid_args, predicting, report_args, args = parse(*classes, recipe="finetune", description=__doc__)
+    task_args, checkpoint, grid_args, predicting, report_args, args = parse(
+        *(TaskArguments, CheckpointArguments, GridArguments, PredictArguments, ReportArguments),
+        "hf_tlm.runs.FinetuneArguments",
+        recipe="finetune",
+        description=__doc__,
+    )
     grid = grid_args.read(args.seeds)
 
     # 2. The labelled task. What could not be predicted on in the end is refused before the training.

@@ -21,7 +21,7 @@ from hf_tlm.analysis import ReportArguments
 from hf_tlm.config import parse, run
 from hf_tlm.corpora import CorpusArguments
 from hf_tlm.data import BlockArguments
-from hf_tlm.training import ArgumentsError, ModelArguments, PretrainOptions
+from hf_tlm.training import ArgumentsError, ModelArguments
 
 
 @dataclass
@@ -39,9 +39,11 @@ class SubsetArguments:
 
 def main() -> None:
     # 1. Arguments: YAML files, then the command line.
-    classes = (CorpusArguments, SubsetArguments, BlockArguments, ModelArguments, ReportArguments, PretrainOptions)
     corpus_args, subset_args, block_args, model_args, report_args, args = parse(
-        *classes, recipe="pretrain", description=__doc__
+        *(CorpusArguments, SubsetArguments, BlockArguments, ModelArguments, ReportArguments),
+        "hf_tlm.training.PretrainArguments",
+        recipe="pretrain",
+        description=__doc__,
     )
     if corpus_args.corpus and subset_args.subset:
         raise ArgumentsError(f"Give --corpus or --subset, not both; received {corpus_args.corpus} and {subset_args.subset}.")

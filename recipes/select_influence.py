@@ -15,20 +15,23 @@ interrupted run.
 
 from __future__ import annotations
 
-from hf_tlm import retrieval, runs
+from hf_tlm import retrieval, runs, training
 from hf_tlm.analysis import ReportArguments
 from hf_tlm.config import parse, run
 from hf_tlm.hub import SubsetHubArguments
 from hf_tlm.influence import SelectionArguments
 from hf_tlm.tasks import TaskArguments
-from hf_tlm.training import ArgumentsError, ModelArguments, ScoreModelOptions
+from hf_tlm.training import ArgumentsError, ModelArguments
 from hf_tlm.utils.locks import owned
 
 
 def main() -> None:
     # 1. Arguments: YAML files, then the command line.
-    classes = (TaskArguments, SelectionArguments, ModelArguments, ReportArguments, ScoreModelOptions)
-    task_args, selection, model_args, report_args, args = parse(*classes, recipe="select_influence", description=__doc__)
+    task_args, selection, model_args, report_args, args = parse(
+        *(TaskArguments, SelectionArguments, ModelArguments, ReportArguments, "hf_tlm.training.ScoreModelArguments"),
+        recipe="select_influence",
+        description=__doc__,
+    )
     if not args.output_dir:
         raise ArgumentsError("--output_dir is missing: the folder of the smaller subset.")
 
@@ -47,7 +50,7 @@ def make(
     selection: SelectionArguments,
     model_args: ModelArguments,
     report_args: ReportArguments,
-    args: ScoreModelOptions,
+    args: training.ScoreModelArguments,
     hub_args: SubsetHubArguments,
 ) -> None:
     """The smaller subset's folder, and what is said of it."""

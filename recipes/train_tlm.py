@@ -16,7 +16,7 @@ from hf_tlm import retrieval, runs
 from hf_tlm.analysis import ReportArguments
 from hf_tlm.config import parse, run
 from hf_tlm.tasks import TaskArguments
-from hf_tlm.training import ModelArguments, TlmOptions
+from hf_tlm.training import ModelArguments
 
 
 @dataclass
@@ -34,7 +34,7 @@ class SubsetArguments:
 
 def main() -> None:
     # 1. Arguments: YAML files, then the command line.
-    classes = (TaskArguments, SubsetArguments, ModelArguments, ReportArguments, TlmOptions)
+    classes = (TaskArguments, SubsetArguments, ModelArguments, ReportArguments, "hf_tlm.training.TlmArguments")
     task_args, subset_args, model_args, report_args, args = parse(*classes, recipe="train_tlm", description=__doc__)
 
     # 2. Data: the labelled task, and the subset of the corpus that was retrieved for it.

@@ -3,29 +3,26 @@
 import ast
 import dataclasses
 import importlib
+import inspect
 import math
 import pickle
 import pydoc
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 from transformers import HfArgumentParser, TrainingArguments
 
 from hf_tlm.config import ConfigError, parse
-from hf_tlm.runs import FinetuneArguments, FinetuneOptions
-from hf_tlm.training import (
-    PretrainArguments,
-    PretrainOptions,
-    ScoreModelArguments,
-    ScoreModelOptions,
-    TlmArguments,
-    TlmOptions,
-)
+from hf_tlm.training import PretrainArguments, TlmArguments
+from hf_tlm.utils.outline import outline
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAVY = ["torch", "transformers", "datasets", "evaluate", "numba", "scipy", "sklearn", "pandas", "pyarrow", "numpy"]
+TLM, PRETRAIN = "hf_tlm.training.TlmArguments", "hf_tlm.training.PretrainArguments"
 RECIPES = sorted((ROOT / "recipes").glob("*.py"))
 PACKAGES = [
     ".".join(path.parent.relative_to(ROOT).parts)
@@ -66,8 +63,8 @@ def test_help_imports_nothing_heavy(recipe):
         if isinstance(field, ast.AnnAssign)
     ]
     assert not [name for name in own if f"\n  --{name}" not in text]
-    takes_tlms = "TlmOptions" in source or "ScoreModelOptions" in source
-    takes_trainers = takes_tlms or "PretrainOptions" in source or "FinetuneOptions" in source or "FewShotOptions" in source
+    takes_tlms = f'"{TLM}"' in source or '"hf_tlm.training.ScoreModelArguments"' in source
+    takes_trainers = takes_tlms or re.search(r'"hf_tlm\.\w+\.(Pretrain|Finetune|FewShot)Arguments"', source) is not None
     assert own or takes_trainers or "AnalyzeArguments" in source
     assert takes_trainers == ("Every option of transformers.TrainingArguments is accepted too" in text)
     assert takes_tlms == ("\n  --rho1 RHO1" in text) and "gradient_accumulation_steps GR" not in text
@@ -82,7 +79,7 @@ def help_of(capsys, *dataclasses, option="--help"):
 
 def test_help_all_adds_the_trainers_options(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    text = help_of(capsys, TlmOptions, option="--help_all")
+    text = help_of(capsys, TLM, option="--help_all")
     missing = [f.name for f in dataclasses.fields(TlmArguments) if f.init and f"--{f.name}" not in text]
     assert not missing and "--help_all lists them" not in text
 
@@ -90,21 +87,21 @@ def test_help_all_adds_the_trainers_options(capsys, monkeypatch):
 def test_help_shows_a_field_as_transformers_does(capsys, monkeypatch):
     """Flags, choices and help, line by line; a default is added where there is one to tell."""
     monkeypatch.setenv("COLUMNS", "400")
-    theirs = HfArgumentParser(TlmOptions).format_help().splitlines()
+    theirs = HfArgumentParser(outline(TLM)).format_help().splitlines()
     theirs = [line.removesuffix(" (default: None)").removesuffix(" (default: False)") for line in theirs]
-    ours = help_of(capsys, TlmOptions).splitlines()
+    ours = help_of(capsys, TLM).splitlines()
     for name in ("stage", "seeds", "rho1", "packing", "stage2_reset_classifier"):
         (at,) = [i for i, line in enumerate(ours) if line.startswith(f"  --{name} ") or line.startswith(f"  --{name},")]
         expected = [i for i, line in enumerate(theirs) if line == ours[at]]
         assert expected and theirs[expected[0] + 1] == ours[at + 1], ours[at : at + 2]
 
 
-def test_parse_makes_the_class_that_options_stand_for(tmp_path):
+def test_parse_makes_the_class_that_is_named(tmp_path):
     command = ["--output_dir", str(tmp_path), "--gradient_accumulation_steps", "3", "--use_cpu", "true"]
-    (args,) = parse(TlmOptions, recipe="train_tlm", description="", args=[*command, "--rho1", "7"])
+    (args,) = parse(TLM, recipe="train_tlm", description="", args=[*command, "--rho1", "7"])
     assert type(args) is TlmArguments
     assert (args.rho1, args.gradient_accumulation_steps) == (7, 3)
-    (args,) = parse(PretrainOptions, recipe="pretrain", description="", args=command)
+    (args,) = parse(PRETRAIN, recipe="pretrain", description="", args=command)
     assert type(args) is PretrainArguments
     assert (args.rho1, args.gradient_accumulation_steps) == (math.inf, 3)
 
@@ -112,29 +109,41 @@ def test_parse_makes_the_class_that_options_stand_for(tmp_path):
 @pytest.mark.parametrize("option", ["rho1", "rho2", "loss_normalization", "stage", "seeds", "stage2_max_steps"])
 def test_pretraining_has_no_options_of_a_task(tmp_path, capsys, option):
     with pytest.raises(SystemExit):
-        parse(PretrainOptions, recipe="pretrain", description="", args=["--output_dir", str(tmp_path), f"--{option}", "1"])
+        parse(PRETRAIN, recipe="pretrain", description="", args=["--output_dir", str(tmp_path), f"--{option}", "1"])
     assert f"unknown argument --{option}" in capsys.readouterr().err
     (tmp_path / "a.yaml").write_text(f"{option}: 1")
     with pytest.raises(ConfigError, match=f"Unknown key '{option}'"):
-        parse(PretrainOptions, recipe="pretrain", description="", args=["--config", str(tmp_path / "a.yaml")])
+        parse(PRETRAIN, recipe="pretrain", description="", args=["--config", str(tmp_path / "a.yaml")])
 
 
-@pytest.mark.parametrize(
-    "options,full",
-    [
-        (TlmOptions, TlmArguments),
-        (PretrainOptions, PretrainArguments),
-        (ScoreModelOptions, ScoreModelArguments),
-        (FinetuneOptions, FinetuneArguments),
-    ],
-)
-def test_defaults_of_the_options_win(options, full):
-    theirs = {field.name: field.default for field in dataclasses.fields(TrainingArguments)}
-    ours = {field.name: field.default for field in dataclasses.fields(options)}
-    both = {field.name: field.default for field in dataclasses.fields(full)}
-    assert both == theirs | ours
-    changed = {name for name in ours.keys() & theirs if ours[name] != theirs[name]}
-    assert {"learning_rate", "seed", "weight_decay"} <= changed
+NAMED = [
+    *("hf_tlm.training.TlmArguments", "hf_tlm.training.ScoreModelArguments", "hf_tlm.training.PretrainArguments"),
+    *("hf_tlm.runs.FinetuneArguments", "hf_tlm.runs.FewShotArguments"),
+]
+
+
+def test_all_classes_that_recipes_name_are_tried():
+    found = {name for recipe in RECIPES for name in re.findall(r'"(hf_tlm[\w.]+Arguments)"', recipe.read_text())}
+    assert found == set(NAMED)
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_help_shows_what_a_class_adds_to_the_trainers(name):
+    """Fields, types, defaults and help; what `--help` leaves out is the Trainer's own."""
+    package, _, own = name.rpartition(".")
+    cls = getattr(importlib.import_module(package), own)
+
+    def described(of):
+        hints = get_type_hints(of)
+        made = [(f, f.default_factory() if callable(f.default_factory) else f.default) for f in dataclasses.fields(of)]
+        return {field.name: (hints[field.name], default, dict(field.metadata)) for field, default in made if field.init}
+
+    shown, theirs, full = described(outline(name)), described(TrainingArguments), described(cls)
+    assert outline(name).extends == ("transformers.TrainingArguments",)
+    assert full == theirs | shown
+    assert outline(name).__doc__ == inspect.getdoc(cls)
+    changed = {field for field in shown.keys() & theirs if shown[field][1] != theirs[field][1]}
+    assert {"logging_nan_inf_filter", "save_total_limit", "per_device_eval_batch_size"} <= changed
 
 
 @pytest.mark.parametrize("package", PACKAGES)

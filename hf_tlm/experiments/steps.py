@@ -25,7 +25,7 @@ from hf_tlm.runs.records import environment
 from hf_tlm.runs.score_model import score_models
 from hf_tlm.runs.tlm import run_tlm
 from hf_tlm.tasks import TaskArguments
-from hf_tlm.training import Cost, ModelArguments, ScoreModelOptions, TlmOptions, prepare
+from hf_tlm.training import Cost, ModelArguments, ScoreModelArguments, TlmArguments, prepare
 from hf_tlm.utils.files import atomic_directory
 from hf_tlm.utils.json_files import find_object
 from hf_tlm.utils.locks import awaited
@@ -43,7 +43,7 @@ class TokenizerArguments:
     passages: int = field(metadata={"help": "Random passages of the corpus, beside the task's training texts."})
     vocab_size: int = ModelArguments.vocab_size
     lowercase: bool = ModelArguments.lowercase
-    max_length: int = TlmOptions.max_length
+    max_length: int = TlmArguments.max_length
 
 
 def parse_step(plan: Plan, step: Step) -> tuple:
@@ -75,16 +75,16 @@ def make_step(plan: Plan, step: Step) -> dict[str, Any]:
 
 
 def _finetune_classes() -> tuple[type, ...]:
-    from hf_tlm.runs.finetuning import CheckpointArguments, FinetuneOptions
+    from hf_tlm.runs.finetuning import CheckpointArguments, FinetuneArguments
 
-    return TaskArguments, CheckpointArguments, FinetuneOptions
+    return TaskArguments, CheckpointArguments, FinetuneArguments
 
 
 CLASSES: Mapping[str, Callable[[], tuple[type, ...]]] = {
     TOKENIZER: lambda: (TaskArguments, CorpusArguments, TokenizerArguments),
     "retrieve": lambda: (TaskArguments, CorpusArguments, RetrievalArguments),
-    "select_influence": lambda: (TaskArguments, SelectionArguments, ModelArguments, ScoreModelOptions),
-    "train_tlm": lambda: (TaskArguments, ModelArguments, TlmOptions),
+    "select_influence": lambda: (TaskArguments, SelectionArguments, ModelArguments, ScoreModelArguments),
+    "train_tlm": lambda: (TaskArguments, ModelArguments, TlmArguments),
     "finetune": _finetune_classes,
     "baseline": lambda: (TaskArguments, BaselineArguments),
 }

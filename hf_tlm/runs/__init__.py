@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from hf_tlm.runs.finetuning import (
         CheckpointArguments,
         FinetuneArguments,
-        FinetuneOptions,
         FinetuneRun,
         PredictArguments,
         check_predictable,
@@ -33,7 +32,7 @@ __getattr__, __dir__, __all__ = export_lazily(
         "evaluate": ["evaluate_checkpoint"],
         "few_shot": ["FewShotArguments", "FewShotRun", "PromptClassifier", "run_few_shot"],
         "finetuning": [
-            *("CheckpointArguments", "FinetuneArguments", "FinetuneOptions", "FinetuneRun", "PredictArguments"),
+            *("CheckpointArguments", "FinetuneArguments", "FinetuneRun", "PredictArguments"),
             *("check_predictable", "finetune", "predict"),
         ],
         "grid": ["Grid", "GridArguments", "GridRun", "run_grid", "run_shared"],

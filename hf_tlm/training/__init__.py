@@ -7,11 +7,10 @@ from hf_tlm.utils.lazy import export_lazily
 if TYPE_CHECKING:
     from hf_tlm.training.arguments import PretrainArguments, ScoreModelArguments, TlmArguments
     from hf_tlm.training.cost import ROBERTA_LARGE_FLOPS, Cost, training_flops
+    from hf_tlm.training.errors import ArgumentsError
     from hf_tlm.training.model_arguments import ModelArguments
     from hf_tlm.training.objectives import tlm_objectives
-    from hf_tlm.training.options import ArgumentsError, PretrainOptions, TlmOptions
     from hf_tlm.training.prepare import Setup, check_model, check_sources, check_tlm, model_factory, prepare
-    from hf_tlm.training.score_model_options import ScoreModelOptions
     from hf_tlm.training.stages import StageData, final_scores, run_stage
     from hf_tlm.training.trainer import TlmTrainer
 
@@ -20,10 +19,9 @@ __getattr__, __dir__, __all__ = export_lazily(
     {
         "arguments": ["PretrainArguments", "ScoreModelArguments", "TlmArguments"],
         "cost": ["ROBERTA_LARGE_FLOPS", "Cost", "training_flops"],
+        "errors": ["ArgumentsError"],
         "objectives": ["tlm_objectives"],
         "model_arguments": ["ModelArguments"],
-        "options": ["ArgumentsError", "PretrainOptions", "TlmOptions"],
-        "score_model_options": ["ScoreModelOptions"],
         "prepare": ["Setup", "check_model", "check_sources", "check_tlm", "model_factory", "prepare"],
         "stages": ["StageData", "final_scores", "run_stage"],
         "trainer": ["TlmTrainer"],

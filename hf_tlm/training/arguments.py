@@ -1,148 +1,148 @@
-"""The arguments of a run, on top of `transformers.TrainingArguments`."""
+"""The arguments of a run of TLM, of a score model and of pretraining, on top of `transformers.TrainingArguments`."""
 
 from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
-from hf_tlm.objective_specs import OBJECTIVES
-from hf_tlm.training.applicable import DEFAULT_MAX_STEPS, check_applicable
-from hf_tlm.training.base_arguments import BaseArguments
-from hf_tlm.training.energy import check_energy
-from hf_tlm.training.options import ArgumentsError, PretrainOptions, RunOptions, TlmOptions
-from hf_tlm.training.score_model_options import ScoreModelOptions
-
-
-# The Trainer's repr leaves tokens out; a generated one would show them.
-@dataclass(repr=False)
-class RunArguments(RunOptions, BaseArguments):
-    """What the arguments of TLM and of pretraining have in common. Made as `TlmArguments` or `PretrainArguments`."""
-
-    corpus_max_length: ClassVar[int | None] = None
-    # Of stage 2 of TLM alone, see `TlmArguments.for_stage`.
-    rdrop: ClassVar[float] = 0.0
-    ema_decay: ClassVar[float] = 0.0
-    class_balance: ClassVar[float] = 0.0
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_applicable(self, self.objective)
-        for name in ("scl_temperature", "scl_projection", "crop_fraction"):
-            if not self.scl and getattr(self, name) != getattr(RunOptions, name):
-                raise ArgumentsError(f"{name} {getattr(self, name)} has no effect with scl false. Leave it out.")
-        if not self.stop_gradient and self.clm != "full":
-            raise ArgumentsError(
-                f"stop_gradient false is for clm full, whose LM loss has a copy probability; received clm {self.clm}. Leave "
-                "it out."
-            )
-        if OBJECTIVES[self.objective].corrects and self.clm == "full" and self.stop_gradient and self.rtd_weight == 0:
-            raise ArgumentsError(
-                "rtd_weight 0 leaves the copy head of clm full untrained. Give another --rtd_weight, --stop_gradient false, "
-                "or another --clm."
-            )
-        if self.train_sampling_strategy != "random":
-            raise ArgumentsError(
-                f"Runs draw their own batches; train_sampling_strategy {self.train_sampling_strategy!r} has no effect. "
-                "Leave it at random."
-            )
-        self._check_budget()
-        if self.energy_country is not None and not self.track_energy:
-            raise ArgumentsError(f"energy_country {self.energy_country!r} has no effect without track_energy.")
-        if self.track_energy:
-            check_energy(self.energy_country)
-        if self.total_batch_tokens is not None and self.total_batch_size is not None:
-            raise ArgumentsError(
-                f"Give total_batch_size (texts) or total_batch_tokens, not both; received {self.total_batch_size} and "
-                f"{self.total_batch_tokens}."
-            )
-        # Corpus batches leave the classifier without a gradient, stage 2 the masked-LM head.
-        if self.ddp_find_unused_parameters is None:
-            self.ddp_find_unused_parameters = True
-
-    def _check_budget(self) -> None:
-        if self.num_train_epochs != type(self).num_train_epochs and (self.max_steps == 0 or self.has_budget):
-            ends = "the budget ends the run" if self.has_budget else "max_steps ends the run"
-            raise ArgumentsError(
-                f"num_train_epochs {self.num_train_epochs} has no effect: {ends}. Leave it out, or give --max_steps -1 and "
-                "no budget (max_flops, max_tokens, max_hours)."
-            )
-        if self.max_steps == 0:
-            # As many as a budget allows is settled by the trainer, which knows the texts and the model.
-            self.max_steps = -1 if self.has_budget else DEFAULT_MAX_STEPS
-        if self.max_hours is None:
-            return
-        if self.warmup_steps >= 1:
-            raise ArgumentsError(
-                f"With max_hours warm-up is a share of the time, below 1; received warmup_steps {self.warmup_steps}."
-            )
-        if self.max_steps < 1 and self.max_flops is None and self.max_tokens is None:
-            for name in ("logging_steps", "save_steps", "eval_steps"):
-                if getattr(self, name) is not None and getattr(self, name) < 1:
-                    raise ArgumentsError(
-                        f"{name} {getattr(self, name)} is a share of a number of steps that max_hours leaves open. Give "
-                        "it in steps."
-                    )
-
-    @property
-    def has_budget(self) -> bool:
-        return any(limit is not None for limit in (self.max_flops, self.max_tokens, self.max_hours))
-
-    @property
-    def layout(self) -> str:
-        """`packing`, with auto settled.
-
-        On CPUs the kernel for attention with dropout takes no mask, and the wide rows of a pack cost more than the last
-        padding of a group (benchmarks/results/training.md).
-        """
-        if self.packing != "auto":
-            return self.packing
-        return "group" if self.device.type == "cpu" else "pack"
-
-    @property
-    def row_length(self) -> int:
-        """Tokens of a packed row: the longest text's, and not less than 128."""
-        return max(self.max_length, self.corpus_max_length or 0, 128)
-
-    @property
-    def micro_batch_tokens(self) -> int | None:
-        """Tokens of one micro-batch of one process where `total_batch_tokens` is set."""
-        if self.total_batch_tokens is None:
-            return None
-        return self.total_batch_tokens // (self.world_size * self.gradient_accumulation_steps)
-
-    def _token_accumulation(self) -> int:
-        """The fewest accumulated micro-batches that keep each within per_device_train_batch_size x max_length tokens."""
-        share, rest = divmod(self.total_batch_tokens, self.world_size)
-        if rest:
-            raise ArgumentsError(
-                f"total_batch_tokens {self.total_batch_tokens} cannot be split evenly over {self.world_size} processes. "
-                "Choose a multiple."
-            )
-        most = self.per_device_train_batch_size * max(self.max_length, self.corpus_max_length or 0)
-        longest = max(self.max_length, self.corpus_max_length or 0)
-        fewest = -(-share // most)
-        # More micro-batches would be too small for the longest text.
-        for count in range(fewest, max(fewest, share // longest) + 1):
-            if share % count == 0:
-                return count
-        raise ArgumentsError(
-            f"total_batch_tokens {self.total_batch_tokens}: {share} tokens of a process cannot be cut into equal "
-            f"micro-batches of {longest} (the longest text) to {most} tokens (per_device_train_batch_size such texts). Give "
-            f"{max(1, round(share / most)) * most * self.world_size}, or another multiple of them."
-        )
-
-    def ready(self, output_dir: str | os.PathLike, seed: int) -> RunArguments:
-        args = super().ready(output_dir, seed)
-        if self.total_batch_tokens is not None:
-            args.gradient_accumulation_steps = self._token_accumulation()
-        return args
+from hf_tlm.training.errors import ArgumentsError
+from hf_tlm.training.run_arguments import RunArguments
 
 
 @dataclass(repr=False)
-class TlmArguments(TlmOptions, RunArguments):
-    """`TrainingArguments` plus TLM's. The inherited ones hold for stage 1; stage 2 takes its own from `stage2_*`."""
+class TlmArguments(RunArguments):
+    """TLM's own options, and those of the Trainer whose defaults it changes.
+
+    They are `TrainingArguments`: the inherited ones hold for stage 1, and stage 2 takes its own from `stage2_*`.
+    """
+
+    # The method (TLM, section 3.1; Table B.1).
+    rho1: float = field(
+        default=3,
+        metadata={"help": "Corpus batches per task batch in stage 1: 0 is task data only, inf corpus data only."},
+    )
+    rho2: float = field(default=20, metadata={"help": "Weight of the masked-LM loss on task data in stage 1."})
+    loss_normalization: str = field(
+        default="mean",
+        metadata={
+            "help": "Task batches: mean is (rho2 L_mlm + L_task)/(rho2 + 1), the released code's; sum is the paper's.",
+            "choices": ["mean", "sum"],
+        },
+    )
+    corpus_max_length: int | None = field(
+        default=None, metadata={"help": "Longest corpus passage in tokens. Default: max_length."}
+    )
+    stage: str = field(
+        default="both",
+        metadata={
+            "help": "1: joint training only. 2: fine-tuning only (give --model_name_or_path a stage-1 model). both.",
+            "choices": ["1", "2", "both"],
+        },
+    )
+    teacher: str = field(
+        default="none",
+        metadata={
+            "help": "Who answers for the task's texts and for passages of the subset, which then are training texts of both "
+            "stages too. linear: a linear model on TF-IDF, on the task's texts out of fold; for tasks whose texts are like "
+            "passages.",
+            "choices": ["none", "linear"],
+        },
+    )
+    teacher_weight: float = field(
+        default=1.0, metadata={"help": "Weight of the cross-entropy against the teacher's answers beside the task loss."}
+    )
+    teacher_passages: int = field(
+        default=4000,
+        metadata={
+            "help": "Passages that the teacher answers for: those it is most certain of, in proportion to the task's "
+            "classes. 0: the task's texts alone."
+        },
+    )
+    teacher_share: float = field(
+        default=0.5, metadata={"help": "Of the texts of task batches at most so many, below 1, are the teacher's passages."}
+    )
+    seeds: list[int] | None = field(
+        default=None, metadata={"help": "One whole run per seed, then mean and standard deviation.", "nargs": "+"}
+    )
+
+    # Stage 2: the task loss alone, on unmasked task texts; the checkpoint best on validation is kept.
+    stage2_max_steps: int = field(default=-1, metadata={"help": "Stage 2: optimizer steps. -1: by epochs."})
+    stage2_num_train_epochs: float = field(default=10.0, metadata={"help": "Stage 2: passes over the training split."})
+    stage2_min_steps: int = field(
+        default=0, metadata={"help": "Stage 2 by epochs: at least so many optimizer steps, for tasks of few texts."}
+    )
+    stage2_learning_rate: float = field(default=2e-5, metadata={"help": "Stage 2: peak learning rate."})
+    stage2_muon_learning_rate: float | None = field(
+        default=None, metadata={"help": "Stage 2: as muon_learning_rate. Default: stage2_learning_rate."}
+    )
+    stage2_weight_decay: float = field(default=0.0, metadata={"help": "Stage 2: weight decay."})
+    stage2_layerwise_lr_decay: float = field(
+        default=1.0, metadata={"help": "Stage 2: as layerwise_lr_decay; ELECTRA's fine-tuning has 0.8, its large model 0.9."}
+    )
+    stage2_warmup_steps: float = field(default=0, metadata={"help": "Stage 2: warm-up steps, or a share below 1."})
+    stage2_total_batch_size: int = field(default=32, metadata={"help": "Stage 2: texts per optimizer step."})
+    stage2_eval_steps: float = field(
+        default=0.05,
+        metadata={"help": "Stage 2: evaluate and save every so many steps, or a share of all steps below 1."},
+    )
+    stage2_reset_classifier: bool = field(
+        default=False,
+        metadata={"help": "Start stage 2 from a fresh classification head, as the released scripts do."},
+    )
+    stage2_max_length: int | None = field(
+        default=None,
+        metadata={
+            "help": "Stage 2 and scoring: longest text in tokens. 0: the task's own, which 99%% of its training texts keep "
+            "to. Default: max_length."
+        },
+    )
+    stage2_rho2: float = field(
+        default=0.0,
+        metadata={
+            "help": "Stage 2: weight of the language-modelling loss on the task's texts, which are then masked as in stage "
+            "1; 0: the task loss alone, on unmasked texts."
+        },
+    )
+    stage2_class_balance: float = field(
+        default=0.0,
+        metadata={
+            "help": "Stage 2: classes count by their frequency to the power of minus this: 0 as frequent as they are, 1 all "
+            "alike, which macro-averaged scores do."
+        },
+    )
+    stage2_dropout: float | None = field(
+        default=None, metadata={"help": "Stage 2: all dropout probabilities of the model. Default: those of stage 1."}
+    )
+    stage2_label_smoothing: float | None = field(
+        default=None,
+        metadata={
+            "help": "Stage 2: so much of each label's weight goes to all classes alike. Default: label_smoothing_factor."
+        },
+    )
+    stage2_rdrop: float = field(
+        default=0.0,
+        metadata={
+            "help": "Stage 2: every text passes twice under other dropout, and so many times their divergence is added to "
+            "the loss (R-Drop's alpha)."
+        },
+    )
+    stage2_ema_decay: float = field(
+        default=0.0,
+        metadata={
+            "help": "Stage 2: weights are scored and kept as their exponential moving average, of which so much is left "
+            "after a step; 0.99 for some 2,000 steps."
+        },
+    )
+    stage2_classifier_pooling: str | None = field(
+        default=None,
+        metadata={
+            "help": "Stage 2 and after: what the classifier reads, the first token (cls) or the mean over tokens; bodies of "
+            "the type modernbert. Default: as in stage 1.",
+            "choices": ["cls", "mean"],
+        },
+    )
 
     def __post_init__(self):
         super().__post_init__()
@@ -171,7 +171,7 @@ class TlmArguments(TlmOptions, RunArguments):
     def _check_teacher(self) -> None:
         if self.teacher == "none":
             for name in ("teacher_weight", "teacher_passages", "teacher_share"):
-                if getattr(self, name) != getattr(TlmOptions, name):
+                if getattr(self, name) != getattr(TlmArguments, name):
                     raise ArgumentsError(f"{name} {getattr(self, name)} has no effect without a teacher. Leave it out.")
             return
         if self.teacher_weight == 0:
@@ -231,15 +231,35 @@ class TlmArguments(TlmOptions, RunArguments):
 
 
 @dataclass(repr=False)
-class ScoreModelArguments(ScoreModelOptions, TlmArguments):
-    """`TlmArguments` with the defaults of a score model."""
+class ScoreModelArguments(TlmArguments):
+    """Options of training a score model (ISS, section 3.2): TLM's stage 1 on task data only.
+
+    Defaults are those of ISS's released code where it has one.
+    """
 
     hub_id_name: ClassVar[str] = "hub_dataset_id"
 
+    output_dir: str | None = field(default="", metadata={"help": "Folder of the smaller subset."})
+    push_to_hub: bool = field(default=False, metadata={"help": "Publish the smaller subset as a dataset of the Hub."})
+    hub_dataset_id: str | None = field(default=None, metadata={"help": "push_to_hub: the repository, owner/name."})
+    max_steps: int = field(
+        default=-1,
+        metadata={"help": "Score model: optimizer steps. -1: by num_train_epochs. 0: by a budget."},
+    )
+    num_train_epochs: float = field(default=3.0, metadata={"help": "Score model: passes over the training split."})
+    learning_rate: float = field(default=2e-5, metadata={"help": "Score model: peak learning rate."})
+    mlm_probability: float = field(default=0.1, metadata={"help": "Score model: share of tokens chosen for prediction."})
+    rho1: float = field(default=0, metadata={"help": "Score model: corpus batches per task batch; 0 is task data only."})
+    rho2: float = field(default=5, metadata={"help": "Score model: weight of the masked-LM loss."})
+    stage: str = field(default="1", metadata={"help": "Score model: 1, joint training; both, fine-tuning after it too."})
+
 
 @dataclass(repr=False)
-class PretrainArguments(PretrainOptions, RunArguments):
-    """`TrainingArguments` plus what pretraining on a corpus alone takes. To `TlmTrainer` it is rho1 = inf."""
+class PretrainArguments(RunArguments):
+    """Options of pretraining on a corpus alone, and those of the Trainer whose defaults it changes.
+
+    To `TlmTrainer` pretraining is rho1 = inf.
+    """
 
     rho1: ClassVar[float] = math.inf
     rho2: ClassVar[float] = 0.0

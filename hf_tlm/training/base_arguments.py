@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import copy
 import os
+from dataclasses import dataclass, field
 from typing import ClassVar, TypeVar
 
 from transformers import TrainingArguments
 
 from hf_tlm.hub.repo_id import find_repo
 from hf_tlm.training.deepspeed import backend, check_deepspeed, check_settings, is_launched
+from hf_tlm.training.errors import ArgumentsError
 from hf_tlm.training.optimizers import MUON, OWN, check_optimizer
-from hf_tlm.training.options import ArgumentsError
 from hf_tlm.training.trainer_options import check_trainer_options
 from hf_tlm.utils.ranges import check_ranges
 
@@ -31,7 +32,7 @@ Arguments = TypeVar("Arguments", bound="BaseArguments")
 class BaseArguments(TrainingArguments):
     """`TrainingArguments` of a run that resumes by itself, ends at a non-finite loss, and publishes a finished folder.
 
-    Subclasses have the fields of `HubOptions`, `layerwise_lr_decay`, `max_length` and `total_batch_size`.
+    Subclasses have the fields `layerwise_lr_decay`, `max_length` and `total_batch_size`.
     """
 
     hub_id_name: ClassVar[str] = "hub_model_id"
@@ -165,6 +166,25 @@ class BaseArguments(TrainingArguments):
         if self.device.type == "cpu":
             args.dataloader_pin_memory = False  # Of no use there, and torch says so for every loader.
         return args
+
+
+@dataclass(repr=False)
+class PublishedArguments(BaseArguments):
+    """A model is pushed once, from its finished folder, and not from what lies in it at some step."""
+
+    push_to_hub: bool = field(default=False, metadata={"help": "Publish the finished model on the Hub."})
+    hub_model_id: str | None = field(default=None, metadata={"help": "push_to_hub: the repository, owner/name."})
+    hub_private_repo: bool | None = field(
+        default=None, metadata={"help": "push_to_hub: whether a repository that is made now is private; default: yes."}
+    )
+    hub_revision: str | None = field(default=None, metadata={"help": "push_to_hub: branch; made if it is not there."})
+    hub_strategy: str = field(
+        default="end",
+        metadata={
+            "help": "push_to_hub: end, once the run is finished. checkpoint, also after every save, to the branch "
+            "<hub_revision or main>-checkpoints, which --resume_from_checkpoint owner/name@main-checkpoints continues from."
+        },
+    )
 
 
 def _check_hub(args: BaseArguments, id_name: str) -> None:

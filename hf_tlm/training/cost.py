@@ -12,7 +12,7 @@ import torch
 from torch.utils import flop_counter
 
 from hf_tlm.data.interleave import CORPUS, TASK, InterleavedBatchSampler
-from hf_tlm.training.arguments import RunArguments
+from hf_tlm.training.run_arguments import RunArguments
 
 # TLM paper, section 1 and Table 2.
 ROBERTA_LARGE_FLOPS = 4.36e21

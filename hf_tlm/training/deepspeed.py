@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import TrainingArguments
 
-from hf_tlm.training.options import ArgumentsError
+from hf_tlm.training.errors import ArgumentsError
 
 # Those that treat every number alike. Others look at whole tensors, and ZeRO hands them flat pieces of many.
 ELEMENTWISE = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop")

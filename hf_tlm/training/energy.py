@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from transformers import TrainerCallback
 
 from hf_tlm.objectives.reductions import accumulation_dtype
-from hf_tlm.training.options import ArgumentsError
+from hf_tlm.training.errors import ArgumentsError
 
 logger = logging.getLogger(__name__)
 

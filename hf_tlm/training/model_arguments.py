@@ -9,7 +9,7 @@ from hf_tlm.hub.checkpoint import split_revision
 from hf_tlm.models.initialization_arguments import InitializationArguments
 from hf_tlm.models.lora_arguments import LoraArguments
 from hf_tlm.objective_specs import OBJECTIVES
-from hf_tlm.training.options import ArgumentsError
+from hf_tlm.training.errors import ArgumentsError
 from hf_tlm.utils.ranges import check_ranges
 
 

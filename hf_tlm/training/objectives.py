@@ -17,7 +17,7 @@ from hf_tlm.objectives import (
     WeightedMean,
     WeightedSum,
 )
-from hf_tlm.training.arguments import RunArguments
+from hf_tlm.training.run_arguments import RunArguments
 
 
 def tlm_objectives(args: RunArguments, weights: Sequence[float] | None = None) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel, TrainingArguments
 
-from hf_tlm.training.options import ArgumentsError
+from hf_tlm.training.errors import ArgumentsError
 
 LAMB, MUON = "lamb", "muon"
 # Those that are not the Trainer's.

@@ -24,13 +24,14 @@ from hf_tlm.models.loading import check_fit, reading
 from hf_tlm.objective_specs import OBJECTIVES
 from hf_tlm.tasks import Task
 from hf_tlm.training.applicable import check_applicable, check_rdrop, check_together, of_other_stage
-from hf_tlm.training.arguments import RunArguments, TlmArguments
+from hf_tlm.training.arguments import TlmArguments
 from hf_tlm.training.by_task import with_task_defaults
 from hf_tlm.training.deepspeed import is_launched
+from hf_tlm.training.errors import ArgumentsError
 from hf_tlm.training.initialization import Initialization, with_initialization
 from hf_tlm.training.model_arguments import ModelArguments
 from hf_tlm.training.optimizers import check_adapted
-from hf_tlm.training.options import ArgumentsError
+from hf_tlm.training.run_arguments import RunArguments
 from hf_tlm.training.stages import StageData
 
 if TYPE_CHECKING:

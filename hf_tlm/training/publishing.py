@@ -9,7 +9,7 @@ from hf_tlm.hub.commit import Push
 from hf_tlm.hub.publish import publish_result
 from hf_tlm.hub.push import check_push
 from hf_tlm.hub.rendering import hub_name
-from hf_tlm.training.options import ArgumentsError
+from hf_tlm.training.errors import ArgumentsError
 
 if TYPE_CHECKING:
     from hf_tlm.training.base_arguments import BaseArguments

@@ -27,7 +27,7 @@ from datasets import Dataset, Features, List, Value, concatenate_datasets, confi
 from tqdm.auto import tqdm
 
 from hf_tlm.tasks import Task
-from hf_tlm.training.options import ArgumentsError
+from hf_tlm.training.errors import ArgumentsError
 from hf_tlm.utils.seals import keep_sealed
 
 if TYPE_CHECKING:

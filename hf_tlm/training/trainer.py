@@ -29,11 +29,12 @@ from hf_tlm.objectives import RDrop, TaskLoss
 from hf_tlm.objectives.reductions import accumulation_dtype
 from hf_tlm.objectives.task import class_weights
 from hf_tlm.training.applicable import check_rdrop
-from hf_tlm.training.arguments import ArgumentsError, TlmArguments
+from hf_tlm.training.arguments import TlmArguments
 from hf_tlm.training.averages import AveragedWeights
 from hf_tlm.training.budget import TICKS, first_step
 from hf_tlm.training.cost import Cost, count_flops, model_flops_utilization, nominal_tokens, training_flops
 from hf_tlm.training.energy import Energy
+from hf_tlm.training.errors import ArgumentsError
 from hf_tlm.training.loss_averages import LossAverages, in_pairs
 from hf_tlm.training.objectives import corrective_lm, tlm_objectives
 from hf_tlm.training.sampled import SampledTrainer

@@ -8,8 +8,8 @@ from typing import Any
 
 from transformers import TrainingArguments
 
+from hf_tlm.training.errors import ArgumentsError
 from hf_tlm.training.optimizers import OWN
-from hf_tlm.training.options import ArgumentsError
 
 _COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 # Optimizers that choose matrices of the model, by the beginning of their names, and what they come from.

@@ -11,7 +11,7 @@ from hf_tlm.retrieval.arguments import RetrievalArguments, parse_executor_option
 from hf_tlm.runs.grid.arguments import GridArguments
 from hf_tlm.runs.grid.points import Grid
 from hf_tlm.tasks import TaskArguments
-from hf_tlm.training import ModelArguments, ScoreModelArguments, ScoreModelOptions, TlmArguments, TlmOptions
+from hf_tlm.training import ModelArguments, ScoreModelArguments, TlmArguments
 
 LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
@@ -86,7 +86,7 @@ def options(tmp_path, content, *classes, args=()):
 )
 def test_refused(tmp_path, content, expected):
     with pytest.raises(ConfigError) as refusal:
-        options(tmp_path, content, ModelArguments, TlmOptions)
+        options(tmp_path, content, ModelArguments, TlmArguments)
     message = str(refusal.value)
     assert expected in message and "\n" not in message and len(message) < 600, message
 
@@ -112,7 +112,9 @@ def test_refused(tmp_path, content, expected):
     ids=lambda value: repr(value)[:40],
 )
 def test_what_is_meant(tmp_path, content, name, value):
-    found = options(tmp_path, content, ModelArguments, TlmOptions, args=["--use_cpu", "true", "--output_dir", str(tmp_path)])
+    found = options(
+        tmp_path, content, ModelArguments, TlmArguments, args=["--use_cpu", "true", "--output_dir", str(tmp_path)]
+    )
     (holder,) = [one for one in found if hasattr(one, name)]
     assert getattr(holder, name) == value
 
@@ -194,7 +196,7 @@ def test_empty_texts_on_the_command_line(toys, recipe, name):
 
 def test_a_missing_folder_of_a_selection_is_missing(tmp_path):
     assert ScoreModelArguments().output_dir == ""
-    (arguments,) = parse(ScoreModelOptions, recipe="select_influence", description="", args=["--use_cpu", "true"])
+    (arguments,) = parse(ScoreModelArguments, recipe="select_influence", description="", args=["--use_cpu", "true"])
     assert arguments.output_dir == ""
     with pytest.raises(HfTlmError, match="output_dir is empty"):
         TlmArguments(output_dir=" ", use_cpu=True)

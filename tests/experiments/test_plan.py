@@ -15,7 +15,7 @@ from hf_tlm.experiments import PUBLISHED, Arm, ReproductionError, Selection, Tab
 from hf_tlm.experiments.steps import parse_step
 from hf_tlm.models.auxiliary import auxiliary_config
 from hf_tlm.tasks import TaskArguments
-from hf_tlm.training import ModelArguments, TlmOptions
+from hf_tlm.training import ModelArguments, TlmArguments
 from hf_tlm.training.run_folder import settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -285,7 +285,7 @@ def test_the_command_of_a_step_does_the_same(monkeypatch):
     step = next(step for step in plan.trainings if step.arm.name == "corpus only")
     python, recipe, *arguments = shlex.split(plan.command(step))
     assert (python, recipe) == ("python", "recipes/train_tlm.py")
-    classes = (TaskArguments, ModelArguments, TlmOptions, SubsetArguments)
+    classes = (TaskArguments, ModelArguments, TlmArguments, SubsetArguments)
     *typed, subset = parse(*classes, recipe="train_tlm", description="", args=arguments)
     task_args, model_args, args = parse_step(plan, step)
     assert typed[:2] == [task_args, model_args] and settings(typed[2]) == settings(args)

@@ -9,7 +9,6 @@ from transformers import AutoConfig, AutoModelForMaskedLM, set_seed
 from hf_tlm.config import parse
 from hf_tlm.data import train_wordpiece
 from hf_tlm.runs import CheckpointArguments, FewShotArguments, run_few_shot
-from hf_tlm.runs.few_shot import FewShotOptions
 from hf_tlm.tasks import TaskArguments, load_task
 from support.launching import launch
 from support.toys import TINY_CONFIGS, sentences
@@ -62,7 +61,7 @@ def test_two_processes_compute_what_one_does(work, checkpoint):
 def parsed(tmp_path, *files):
     config = ["--config", *(str(CONFIGS / f"{name}.yaml") for name in files)]
     needed = ["--task", "x", "--model_name_or_path", "x", "--output_dir", str(tmp_path), "--use_cpu", "true"]
-    classes = (TaskArguments, CheckpointArguments, FewShotOptions)
+    classes = (TaskArguments, CheckpointArguments, FewShotArguments)
     return parse(*classes, recipe="few_shot", description="", args=[*config, *needed])[-1]
 
 
@@ -78,8 +77,8 @@ def test_the_papers_settings(tmp_path):
     changed = {name for name, value in ours.to_dict().items() if value != args.to_dict()[name]}
     assert changed == {"learning_rates"}
     assert parsed(tmp_path, "tiny").splits == 2
-    # Options alone have the same grid.
-    plain = FewShotOptions()
+    # The defaults have the same grid.
+    plain = FewShotArguments(use_cpu=True)
     assert (plain.learning_rates, plain.batch_sizes, plain.split_seeds) == (
         args.learning_rates,
         args.batch_sizes,

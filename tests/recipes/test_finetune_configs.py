@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hf_tlm.config import parse
-from hf_tlm.runs import CheckpointArguments, FinetuneOptions, GridArguments
+from hf_tlm.runs import CheckpointArguments, FinetuneArguments, GridArguments
 from hf_tlm.tasks import TaskArguments
 
 FOLDER = Path(__file__).resolve().parents[2] / "recipes" / "configs" / "finetune"
@@ -48,7 +48,7 @@ def read(*names, path):
     """(arguments, grid) as the recipe has them."""
     files = [str(FOLDER / f"{name}.yaml") for name in names]
     command = ["--task", "x", "--model_name_or_path", "x", "--output_dir", str(path), "--use_cpu", "true"]
-    classes = (TaskArguments, CheckpointArguments, GridArguments, FinetuneOptions)
+    classes = (TaskArguments, CheckpointArguments, GridArguments, FinetuneArguments)
     parsed = parse(*classes, recipe="finetune", description="", args=["--config", *files, *command])
     return parsed[-1], parsed[-2].read(parsed[-1].seeds)
 

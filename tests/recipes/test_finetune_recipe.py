@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModel, set_seed
 
 from hf_tlm import HfTlmError
 from hf_tlm.config import parse
-from hf_tlm.runs import CheckpointArguments, FinetuneArguments, FinetuneOptions, PredictArguments
+from hf_tlm.runs import CheckpointArguments, FinetuneArguments, PredictArguments
 from support.launching import ROOT, fails, launch
 
 FAST = ["--max_length", "32", "--max_steps", "2", "--total_batch_size", "8", "--report_to", "none", "--use_cpu", "true"]
@@ -77,7 +77,7 @@ def test_what_is_missing():
     ],
 )
 def test_bad_input(arguments, message, tmp_path):
-    classes = (CheckpointArguments, PredictArguments, FinetuneOptions)
+    classes = (CheckpointArguments, PredictArguments, FinetuneArguments)
     command = ["--model_name_or_path", "x", "--output_dir", str(tmp_path), "--use_cpu", "true", *arguments]
     with pytest.raises(HfTlmError, match=message):
         parse(*classes, recipe="finetune", description="", args=command)
@@ -87,6 +87,6 @@ def test_files_give_what_the_command_line_gives(tmp_path):
     sections = "finetune:\n  seeds: [1, 2]\npretrain:\n  blocks: sentences\n"
     (tmp_path / "a.yaml").write_text(f"model_name_or_path: x\nlearning_rate: 3e-5\n{sections}")
     command = ["--config", str(tmp_path / "a.yaml"), "--output_dir", str(tmp_path), "--use_cpu", "true"]
-    checkpoint, args = parse(CheckpointArguments, FinetuneOptions, recipe="finetune", description="", args=command)
+    checkpoint, args = parse(CheckpointArguments, FinetuneArguments, recipe="finetune", description="", args=command)
     assert (checkpoint.model_name_or_path, args.learning_rate, args.run_seeds) == ("x", 3e-5, [1, 2])
     assert type(args) is FinetuneArguments

@@ -12,7 +12,7 @@ from hf_tlm.config import parse
 from hf_tlm.corpora import CorpusArguments
 from hf_tlm.data import BlockArguments
 from hf_tlm.models import auxiliary_config
-from hf_tlm.training import ModelArguments, PretrainOptions
+from hf_tlm.training import ModelArguments, PretrainArguments
 
 CONFIGS = Path(__file__).resolve().parent.parent.parent / "recipes" / "configs"
 # Table V of the ALE paper.
@@ -181,7 +181,7 @@ def test_tiny_models_have_an_auxiliary_model(name):
 def test_files_parse_on_top_of_base(name, tmp_path):
     files = [str(CONFIGS / "pretrain" / f"{file}.yaml") for file in COCO_LM_FILES.get(name, ("base", name))]
     _, _, model_args, args = parse(
-        *(CorpusArguments, BlockArguments, ModelArguments, PretrainOptions),
+        *(CorpusArguments, BlockArguments, ModelArguments, PretrainArguments),
         recipe="pretrain",
         description="",
         args=["--config", *files, "--corpus", "x", "--output_dir", str(tmp_path), "--use_cpu", "true"],

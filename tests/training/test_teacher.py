@@ -17,7 +17,7 @@ from hf_tlm.runs import run_tlm
 from hf_tlm.tasks import TaskSpec, task_from_datasets
 from hf_tlm.training import ModelArguments, TlmArguments
 from hf_tlm.training import teacher as teaching
-from hf_tlm.training.options import ArgumentsError
+from hf_tlm.training.errors import ArgumentsError
 from hf_tlm.training.teacher import corrected, linear_teacher, marks_without_passages, most_certain, repeats
 from support.toys import FAST, TINY_CONFIGS, make_task, sentences
 from support.training_runs import QUIET, trainer

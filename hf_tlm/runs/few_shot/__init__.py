@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from hf_tlm.runs.few_shot.episodes import Episode, draw_episode
     from hf_tlm.runs.few_shot.few_shot import FewShotRun, run_few_shot
     from hf_tlm.runs.few_shot.model import label_word_logits, load_masked_lm
-    from hf_tlm.runs.few_shot.options import FewShotOptions
     from hf_tlm.runs.few_shot.templates import PROMPTS, Prompt, PromptError, prompt_for
 
 __getattr__, __dir__, __all__ = export_lazily(
@@ -21,7 +20,6 @@ __getattr__, __dir__, __all__ = export_lazily(
         "episodes": ["Episode", "draw_episode"],
         "few_shot": ["FewShotRun", "run_few_shot"],
         "model": ["label_word_logits", "load_masked_lm"],
-        "options": ["FewShotOptions"],
         "templates": ["PROMPTS", "Prompt", "PromptError", "prompt_for"],
     },
 )

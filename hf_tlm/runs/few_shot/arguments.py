@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
-from hf_tlm.runs.few_shot.options import FewShotOptions
 from hf_tlm.training.base_arguments import BaseArguments
+from hf_tlm.training.errors import ArgumentsError
 from hf_tlm.training.optimizers import OWN
-from hf_tlm.training.options import ArgumentsError
 
 # Options of the Trainer that follow from others here, and from which.
 SETTLED = {
@@ -32,13 +32,86 @@ _TRAINING = ("learning_rates", "batch_sizes", "max_steps", "eval_steps")
 
 
 @dataclass(repr=False)
-class FewShotArguments(FewShotOptions, BaseArguments):
-    """`TrainingArguments` plus those of a few-shot run."""
+class FewShotArguments(BaseArguments):
+    """Options of learning from few labels, and those of the Trainer whose defaults they change.
+
+    Defaults are LM-BFF's (Gao, Fisch and Chen, ACL 2021).
+    """
 
     fits_micro_batch: ClassVar[bool] = True
     layerwise_lr_decay: ClassVar[float] = 1.0
 
-    hub_strategy: str = "end"
+    output_dir: str | None = field(
+        default=None, metadata={"help": "Folder of the run: its models and results. Default: trainer_output."}
+    )
+    method: str = field(
+        default="prompt",
+        metadata={
+            "help": "prompt: fine-tune a masked LM to fill the prompt. finetune: with a classification head, the baseline, "
+            "on the same examples. zero_shot: fill the prompt without training; k, splits and the grid have no effect then.",
+            "choices": ["prompt", "finetune", "zero_shot"],
+        },
+    )
+
+    # The examples.
+    k: int = field(default=16, metadata={"help": "Training examples of each class, and as many for validation."})
+    splits: int = field(default=5, metadata={"help": "How many samples of examples: the first of split_seeds."})
+    split_seeds: list[int] = field(
+        default_factory=lambda: [13, 21, 42, 87, 100],
+        metadata={"help": "Seeds of samples and their training.", "nargs": "+"},
+    )
+
+    # The prompt.
+    template: str | None = field(
+        default=None,
+        metadata={
+            "help": "Such as '{text} It was {mask}.'; {text:bare} is without its final punctuation, {text_pair:lower} "
+            "begins small. Default: LM-BFF's for GLUE's tasks and SNLI."
+        },
+    )
+    label_words: list[str] | None = field(
+        default=None,
+        metadata={"help": "class=word for every class. Default: LM-BFF's for GLUE's tasks and SNLI.", "nargs": "+"},
+    )
+    demonstrations: bool = field(
+        default=False, metadata={"help": "One answered example of each class follows the text that is asked about."}
+    )
+    demonstration_sets: int = field(
+        default=16, metadata={"help": "With demonstrations: how many sets of them are averaged over in evaluation."}
+    )
+    similarity_model: str | None = field(
+        default=None,
+        metadata={
+            "help": "With demonstrations: a sentence encoder, folder or Hub id; examples are of the half most similar to "
+            "the text by its mean-pooled vectors. Default: any."
+        },
+    )
+
+    # The grid, of which every split takes the point best on its validation examples.
+    learning_rates: list[float] = field(
+        default_factory=lambda: [1e-5, 2e-5, 5e-5], metadata={"help": "Peak learning rates to choose from.", "nargs": "+"}
+    )
+    batch_sizes: list[int] = field(
+        default_factory=lambda: [2, 4, 8],
+        metadata={"help": "Texts per optimizer step over all processes, to choose from.", "nargs": "+"},
+    )
+
+    # Overridden defaults.
+    max_steps: int = field(default=1000, metadata={"help": "Optimizer steps of each training."})
+    eval_steps: float | None = field(
+        default=100, metadata={"help": "Evaluate every so many steps (a share of all below 1); the best checkpoint is kept."}
+    )
+    max_length: int = field(
+        default=128, metadata={"help": "Longest input in tokens: texts are cut, the longest first, the prompt never."}
+    )
+    per_device_train_batch_size: int = field(default=8, metadata={"help": "Texts per device and micro-batch, at most."})
+    per_device_eval_batch_size: int = field(default=64, metadata={"help": "Inputs per device when evaluating."})
+    logging_steps: float = field(default=100, metadata={"help": "Log every so many optimizer steps."})
+    save_total_limit: int | None = field(
+        default=1, metadata={"help": "Checkpoints to keep beside the best one; they go when a training is finished."}
+    )
+    logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Not here: such a loss ends the run."})
+    hub_strategy: str = field(default="end", metadata={"help": argparse.SUPPRESS})  # push_to_hub is refused.
 
     def __post_init__(self):
         self._refuse(SETTLED, lambda name: f"it follows from {SETTLED[name]}")

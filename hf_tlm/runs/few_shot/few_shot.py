@@ -21,8 +21,8 @@ from hf_tlm.runs.grid.sharing import run_shared
 from hf_tlm.runs.records import command_line, environment, predictions_jsonl
 from hf_tlm.runs.seeds import aggregate, format_table
 from hf_tlm.tasks import Task
+from hf_tlm.training.errors import ArgumentsError
 from hf_tlm.training.finished import finish, finished
-from hf_tlm.training.options import ArgumentsError
 from hf_tlm.training.run_folder import RESULTS_FILE, claim, settings
 from hf_tlm.utils.files import atomic_directory, atomic_write
 from hf_tlm.utils.json_files import read_object

@@ -6,20 +6,22 @@ from hf_tlm.utils.lazy import export_lazily
 
 if TYPE_CHECKING:
     from hf_tlm.runs.finetuning.arguments import FinetuneArguments
+    from hf_tlm.runs.finetuning.checkpoint_arguments import CheckpointArguments
     from hf_tlm.runs.finetuning.finetune import FinetuneRun, finetune
     from hf_tlm.runs.finetuning.fraction import draw_fraction
     from hf_tlm.runs.finetuning.kinds import kind_module
-    from hf_tlm.runs.finetuning.options import CheckpointArguments, FinetuneOptions, PredictArguments
     from hf_tlm.runs.finetuning.predict import check_predictable, predict
+    from hf_tlm.runs.finetuning.predict_arguments import PredictArguments
 
 __getattr__, __dir__, __all__ = export_lazily(
     __name__,
     {
         "arguments": ["FinetuneArguments"],
+        "checkpoint_arguments": ["CheckpointArguments"],
         "finetune": ["FinetuneRun", "finetune"],
         "fraction": ["draw_fraction"],
         "kinds": ["kind_module"],
-        "options": ["CheckpointArguments", "FinetuneOptions", "PredictArguments"],
         "predict": ["check_predictable", "predict"],
+        "predict_arguments": ["PredictArguments"],
     },
 )

@@ -3,22 +3,120 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from hf_tlm.runs.finetuning.options import FinetuneOptions
-from hf_tlm.training.base_arguments import BaseArguments
-from hf_tlm.training.options import ArgumentsError
+from hf_tlm.training.base_arguments import PublishedArguments
+from hf_tlm.training.errors import ArgumentsError
 
 # What predictions do not depend on, but for rounding: the machine's.
 MACHINE = ("per_device_eval_batch_size", "use_cpu", "bf16_full_eval", "fp16_full_eval", "dataloader_num_workers")
 
 
 @dataclass(repr=False)
-class FinetuneArguments(FinetuneOptions, BaseArguments):
-    """`TrainingArguments` plus those of fine-tuning."""
+class FinetuneArguments(PublishedArguments):
+    """Options of fine-tuning, and those of the Trainer whose defaults they change.
+
+    Defaults are BERT's (Devlin et al., NAACL 2019, appendix A.3) where they have one.
+    """
 
     fits_micro_batch: ClassVar[bool] = True
+
+    output_dir: str | None = field(
+        default=None, metadata={"help": "Folder of the run: its model and results. Default: trainer_output."}
+    )
+    seeds: list[int] | None = field(
+        default=None, metadata={"help": "One whole run per seed, then mean and standard deviation.", "nargs": "+"}
+    )
+    train_fraction: float = field(
+        default=1.0,
+        metadata={
+            "help": "Share of the training examples to learn from, as many of every class as that is (at least one), drawn "
+            "by the seed: the same ones for every model."
+        },
+    )
+    select_by: str = field(
+        default="best",
+        metadata={
+            "help": "best: the checkpoint with the best validation score of all evaluations (eval_strategy). last: the "
+            "model at the end of training.",
+            "choices": ["best", "last"],
+        },
+    )
+
+    # Overridden defaults.
+    max_length: int = field(default=128, metadata={"help": "Longest input in tokens: longer texts are truncated."})
+    learning_rate: float = field(default=2e-5, metadata={"help": "Peak learning rate."})
+    num_train_epochs: float = field(default=3.0, metadata={"help": "Passes over the training split."})
+    max_steps: int = field(default=-1, metadata={"help": "Optimizer steps, instead of num_train_epochs."})
+    total_batch_size: int = field(
+        default=32,
+        metadata={"help": "Examples per optimizer step over all processes; sets gradient_accumulation_steps."},
+    )
+    warmup_steps: float = field(default=0.1, metadata={"help": "Warm-up steps, or a share of all steps below 1."})
+    weight_decay: float = field(default=0.01, metadata={"help": "Weight decay."})
+    layerwise_lr_decay: float = field(
+        default=1.0,
+        metadata={
+            "help": "Every layer learns at so many times the rate of the one above it; ELECTRA has 0.8, its large model 0.9."
+        },
+    )
+    optim: str = field(
+        default="adamw_torch_fused",
+        metadata={
+            "help": "Optimizer: muon (matrices of the layers; AdamW for all else), lamb (extra [optim]), or one of the "
+            "Trainer's: adamw_torch_fused, adamw_torch, ..."
+        },
+    )
+    muon_learning_rate: float | None = field(
+        default=None,
+        metadata={
+            "help": "optim muon: peak learning rate of the matrices, whose steps are as long as AdamW's. Default: "
+            "learning_rate."
+        },
+    )
+    eval_strategy: str = field(
+        default="epoch",
+        metadata={"help": "When to evaluate: epoch; steps, every eval_steps (a share of all steps below 1); or no."},
+    )
+    train_sampling_strategy: str = field(
+        default="group_by_length",
+        metadata={"help": "group_by_length: texts of similar length share a step. random: any do."},
+    )
+    per_device_train_batch_size: int = field(default=32, metadata={"help": "Examples per device and micro-batch, at most."})
+    per_device_eval_batch_size: int = field(default=64, metadata={"help": "Examples per device when evaluating."})
+    logging_steps: float = field(default=50, metadata={"help": "Log every so many optimizer steps."})
+    save_total_limit: int | None = field(
+        default=2, metadata={"help": "Checkpoints to keep, the best one among them; 2: there is one before the newest."}
+    )
+    logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Not here: such a loss ends the run."})
+    seed: int = field(default=0, metadata={"help": "Seed; `seeds` takes precedence."})
+
+    # Question answering.
+    doc_stride: int = field(
+        default=128,
+        metadata={
+            "help": "Question answering: tokens that neighbouring windows of a long context have in common; half a "
+            "window at most."
+        },
+    )
+    max_query_length: int = field(default=64, metadata={"help": "Question answering: tokens after which a question is cut."})
+    max_answer_length: int = field(default=30, metadata={"help": "Question answering: longest answer in tokens."})
+    n_best: int = field(
+        default=20, metadata={"help": "Question answering: the best answers to a question, which share its probability."}
+    )
+    null_threshold: float | None = field(
+        default=None,
+        metadata={
+            "help": "Question answering with unanswerable questions: no answer where the score of none is so much above "
+            "that of the best answer. Default: the threshold best on validation."
+        },
+    )
+
+    # Tagging.
+    crf: bool = field(
+        default=False, metadata={"help": "Tagging: a linear-chain CRF over the tags of a sentence (extra [crf])."}
+    )
 
     def __post_init__(self):
         if self.load_best_model_at_end or self.metric_for_best_model is not None:

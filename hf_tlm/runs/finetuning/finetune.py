@@ -19,11 +19,11 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase, set_seed
 from hf_tlm.hub.finetuned_card import finetuned_card
 from hf_tlm.models import export_adapter, trained_parameters
 from hf_tlm.runs.finetuning.arguments import FinetuneArguments
+from hf_tlm.runs.finetuning.checkpoint_arguments import CheckpointArguments
 from hf_tlm.runs.finetuning.evaluation_set import EvaluationSet
 from hf_tlm.runs.finetuning.fraction import draw_fraction
 from hf_tlm.runs.finetuning.kinds import PEFT_TASK_TYPES, check_kind, kind_module, label_names
 from hf_tlm.runs.finetuning.loading import load_finetuned, load_model, load_pretrained
-from hf_tlm.runs.finetuning.options import CheckpointArguments
 from hf_tlm.runs.finetuning.predictions import predictions_jsonl
 from hf_tlm.runs.finetuning.saved import SAVED_FILE, read_saved, saved_settings
 from hf_tlm.runs.finetuning.trainer import FinetuneTrainer

@@ -18,8 +18,8 @@ from hf_tlm.models.adapters import ADAPTER_FILE, check_targets, load_merged
 from hf_tlm.models.dropout import use_fast_dropout
 from hf_tlm.models.loading import DTYPE, check_fit, hub_options, new_weights, reading
 from hf_tlm.runs.finetuning.arguments import FinetuneArguments
+from hf_tlm.runs.finetuning.checkpoint_arguments import CheckpointArguments
 from hf_tlm.runs.finetuning.kinds import kind_module
-from hf_tlm.runs.finetuning.options import CheckpointArguments
 from hf_tlm.tasks import Task
 
 logger = logging.getLogger(__name__)

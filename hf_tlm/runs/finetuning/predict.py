@@ -19,7 +19,7 @@ from hf_tlm.runs.finetuning.arguments import FinetuneArguments
 from hf_tlm.runs.finetuning.evaluation_set import EvaluationSet
 from hf_tlm.runs.finetuning.kinds import kind_module
 from hf_tlm.runs.finetuning.loading import load_finetuned
-from hf_tlm.runs.finetuning.options import PredictArguments
+from hf_tlm.runs.finetuning.predict_arguments import PredictArguments
 from hf_tlm.runs.finetuning.predictions import PredictionFile
 from hf_tlm.runs.finetuning.saved import SAVED_FILE, read_saved
 from hf_tlm.runs.finetuning.trainer import FinetuneTrainer

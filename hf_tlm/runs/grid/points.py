@@ -15,7 +15,6 @@ from typing import Any
 
 from hf_tlm.config import typed_values
 from hf_tlm.errors import HfTlmError
-from hf_tlm.runs.finetuning.options import FinetuneOptions
 from hf_tlm.utils.safe_yaml import load_yaml, read_yaml
 
 SELECTIONS = ("median", "mean", "best")
@@ -48,7 +47,7 @@ class Range:
         known = {field.name for field in fields(cls)}
         if not {"min", "max"} <= value.keys() <= known or not isinstance(value.get("log", False), bool):
             raise GridError(f"{name}: a range is {{min: ..., max: ..., log: true or false}}; received {dict(value)}.")
-        ends = typed_values(FinetuneOptions, {name: [value["min"], value["max"]]}, "the grid")[name]
+        ends = _typed({name: [value["min"], value["max"]]})[name]
         if not all(isinstance(end, (int, float)) and not isinstance(end, bool) and math.isfinite(end) for end in ends):
             raise GridError(f"{name}: a range needs numbers; received {dict(value)}.")
         if not ends[0] < ends[1] or (value.get("log") and ends[0] <= 0):
@@ -86,7 +85,7 @@ class Grid:
             for name, value in self.values.items()
             if name not in ranges
         }
-        lists = typed_values(FinetuneOptions, lists, "the grid")
+        lists = _typed(lists)
         for name, listed in lists.items():
             if not listed or any(value in listed[:i] for i, value in enumerate(listed)):
                 raise GridError(f"{name} needs values, each once; received {listed}.")
@@ -136,6 +135,13 @@ def point_name(point: Mapping[str, Any]) -> str:
     text = ",".join(f"{name}={value}" for name, value in point.items())
     name = re.sub(r"[^\w.,=+-]", "-", text)[:LONGEST_NAME]
     return name if name == text else f"{name}-{hashlib.sha256(json.dumps(text).encode()).hexdigest()[:8]}"
+
+
+def _typed(values: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+    """As the command line would make them. The class is imported when there is a grid: `--help` has none."""
+    from hf_tlm.runs.finetuning.arguments import FinetuneArguments
+
+    return typed_values(FinetuneArguments, values, "the grid")
 
 
 def _read_yaml(source: str | os.PathLike) -> Any:

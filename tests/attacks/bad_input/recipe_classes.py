@@ -20,7 +20,7 @@ def classes_of(recipe):
     found = []
 
     def parse(*classes, **_):
-        found.extend(map(parser._full, classes))
+        found.extend(map(parser.imported, classes))
         raise Parsed
 
     with pytest.MonkeyPatch.context() as patch:

@@ -1,0 +1,47 @@
+"""Which pretrained encoder is fine-tuned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from hf_tlm.hub.checkpoint import split_revision
+from hf_tlm.models.lora_arguments import LoraArguments
+
+
+@dataclass
+class CheckpointArguments(LoraArguments):
+    """The pretrained model."""
+
+    model_name_or_path: str = field(
+        kw_only=True,
+        metadata={"help": "The pretrained encoder: folder, or Hub id with @revision if wanted."},
+    )
+    model_revision: str | None = field(
+        default=None, metadata={"help": "Branch, tag or commit of the checkpoint, instead of @revision."}
+    )
+    tokenizer_name: str | None = field(
+        default=None,
+        metadata={"help": "Tokenizer by folder, or Hub id with @revision if wanted. Default: the checkpoint's."},
+    )
+    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the checkpoint."})
+    attn_implementation: str | None = field(
+        default=None,
+        metadata={"help": "sdpa, eager, flash_attention_2, ...; the last needs its package, a GPU and bf16. Default: sdpa."},
+    )
+    use_peft: bool = field(
+        default=False, metadata={"help": "Train a LoRA adapter and the head of the task instead of all weights."}
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        # What is recorded, and what a card calls the base model, is the id.
+        self.model_name_or_path, self.model_revision = split_revision(self.model_name_or_path, self.model_revision)
+
+    @property
+    def tokenizer_source(self) -> dict[str, Any]:
+        """The arguments of `load_tokenizer`."""
+        # The revision is the checkpoint's: another repository has its own.
+        revision = None if self.tokenizer_name else self.model_revision
+        name = self.tokenizer_name or self.model_name_or_path
+        return {"name_or_path": name, "revision": revision, "trust_remote_code": self.trust_remote_code}

@@ -1,0 +1,276 @@
+"""The arguments of every run that trains a language model: TLM, pretraining, score models."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from hf_tlm.objective_specs import OBJECTIVES
+from hf_tlm.training.applicable import DEFAULT_MAX_STEPS, check_applicable
+from hf_tlm.training.base_arguments import PublishedArguments
+from hf_tlm.training.energy import check_energy
+from hf_tlm.training.errors import ArgumentsError
+
+
+# The Trainer's repr leaves tokens out; a generated one would show them.
+@dataclass(repr=False)
+class RunArguments(PublishedArguments):
+    """Options of every training run, and those of the Trainer whose defaults they change.
+
+    Made as `TlmArguments` or `PretrainArguments`. Defaults are those of TLM's released scripts where they have one, for a
+    single device. In a TLM run they hold for stage 1, and stage 2 has its own.
+    """
+
+    output_dir: str | None = field(
+        default=None, metadata={"help": "Folder of the run: its model and results. Default: trainer_output."}
+    )
+
+    # Overridden defaults.
+    max_steps: int = field(
+        default=0,
+        metadata={
+            "help": "Optimizer steps (TLM: of stage 1). 0: 10,000, or as many as the budget allows. -1: by num_train_epochs."
+        },
+    )
+    learning_rate: float = field(default=1e-4, metadata={"help": "Peak learning rate (TLM: of stage 1)."})
+    weight_decay: float = field(default=0.01, metadata={"help": "Weight decay (TLM: of stage 1)."})
+    layerwise_lr_decay: float = field(
+        default=1.0,
+        metadata={
+            "help": "Every layer learns at so many times the rate of the one above it; 1: at the same (TLM: in stage 1)."
+        },
+    )
+    optim: str = field(
+        default="adamw_torch_fused",
+        metadata={
+            "help": "Optimizer: muon (matrices of the layers; AdamW for all else), lamb (extra [optim]), or one of the "
+            "Trainer's: adamw_torch_fused, adamw_torch, ..."
+        },
+    )
+    muon_learning_rate: float | None = field(
+        default=None,
+        metadata={
+            "help": "optim muon: peak learning rate of the matrices, whose steps are as long as AdamW's (TLM: of stage 1). "
+            "Default: learning_rate."
+        },
+    )
+    per_device_train_batch_size: int = field(default=32, metadata={"help": "Texts per device and micro-batch."})
+    per_device_eval_batch_size: int = field(default=64, metadata={"help": "Texts per device when evaluating."})
+    logging_steps: float = field(default=50, metadata={"help": "Log every so many optimizer steps, in both stages of TLM."})
+    save_total_limit: int | None = field(
+        default=2, metadata={"help": "Checkpoints to keep, the best one among them; 2: there is one before the newest."}
+    )
+    logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Not here: such a loss ends the run."})
+    seed: int = field(default=0, metadata={"help": "Seed; `seeds` of TLM takes precedence."})
+
+    # The language-modelling loss, and what a step holds.
+    objective: str = field(
+        default="mlm",
+        metadata={
+            "help": "Language-modelling loss. mlm: masked tokens are predicted. electra: a small auxiliary model predicts "
+            "and replaces them, and the model tells which tokens were replaced. ale: the same on an ALBERT body. cocolm: "
+            "the model corrects the replaced tokens, and two views of a text are drawn together.",
+            "choices": list(OBJECTIVES),
+        },
+    )
+    rtd_weight: float = field(
+        default=50.0,
+        metadata={
+            "help": "electra, ale: weight of replaced token detection beside the auxiliary model's loss. cocolm: of the "
+            "copy loss (lambda_copy), or with clm rtd of the detection."
+        },
+    )
+    clm: str = field(
+        default="full",
+        metadata={
+            "help": "cocolm: token-level loss of the model. full: corrective language modelling. no_copy: its LM loss does "
+            "without the copy probability. all_token: its LM loss on all tokens, alone. rtd: replaced token detection.",
+            "choices": ["full", "no_copy", "all_token", "rtd"],
+        },
+    )
+    stop_gradient: bool = field(
+        default=True, metadata={"help": "cocolm with clm full: the LM loss does not train the copy head."}
+    )
+    scl: bool = field(
+        default=True,
+        metadata={"help": "cocolm: sequence contrastive learning too; negatives are all processes' texts of a micro-batch."},
+    )
+    scl_temperature: float = field(default=1.0, metadata={"help": "cocolm with scl: what the cosines are divided by."})
+    scl_projection: str = field(
+        default="none",
+        metadata={
+            "help": "cocolm with scl. none: cosines are of [CLS] (the paper). mlp: of what a dense layer, GELU and LayerNorm"
+            " make of it (the published code); that head is trained, not exported, and begins anew from a checkpoint.",
+            "choices": ["none", "mlp"],
+        },
+    )
+    crop_fraction: float = field(
+        default=0.9, metadata={"help": "cocolm with scl: how much of a text its second view keeps, in (0, 1]."}
+    )
+    mlm_probability: float = field(default=0.15, metadata={"help": "Share of tokens chosen for prediction."})
+    max_length: int = field(
+        default=128,
+        metadata={"help": "Longest text in tokens: longer ones are truncated. In pretraining the length of a block."},
+    )
+    total_batch_size: int | None = field(
+        default=None,
+        metadata={"help": "Texts per optimizer step over all processes; sets gradient_accumulation_steps."},
+    )
+    total_batch_tokens: int | None = field(
+        default=None,
+        metadata={
+            "help": "Tokens per optimizer step over all processes, instead of total_batch_size; a micro-batch holds at "
+            "most per_device_train_batch_size x max_length of them."
+        },
+    )
+    max_flops: float | None = field(
+        default=None,
+        metadata={"help": "The step that reaches so many FLOPs (6 x tokens x parameters) is the last (TLM: of stage 1)."},
+    )
+    max_tokens: float | None = field(
+        default=None,
+        metadata={"help": "The step that reaches so many tokens, padding not counted, is the last (TLM: of stage 1)."},
+    )
+    max_hours: float | None = field(
+        default=None, metadata={"help": "Training (TLM: stage 1) ends after so many hours; the schedule follows the clock."}
+    )
+    track_energy: bool = field(
+        default=False,
+        metadata={"help": "Read the machine's electricity during training (codecarbon, no network; extra `energy`)."},
+    )
+    energy_country: str | None = field(
+        default=None, metadata={"help": "Three-letter ISO code, such as FRA: tell the CO2 by that country's energy mix too."}
+    )
+    packing: str = field(
+        default="auto",
+        metadata={
+            "help": "What is done about padding. pack: several texts share a row and do not see each other. group: texts "
+            "of similar length share a step. none: texts are padded to the longest of their batch. auto: group on CPUs, "
+            "else pack.",
+            "choices": ["auto", "none", "group", "pack"],
+        },
+    )
+    max_logits: int = field(
+        default=1 << 25,
+        metadata={"help": "Most vocabulary logits in memory at any time, forward or backward; 2^25 are 128 MiB of float32."},
+    )
+
+    corpus_max_length: ClassVar[int | None] = None
+    # Of stage 2 of TLM alone, see `TlmArguments.for_stage`.
+    rdrop: ClassVar[float] = 0.0
+    ema_decay: ClassVar[float] = 0.0
+    class_balance: ClassVar[float] = 0.0
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_applicable(self, self.objective)
+        for name in ("scl_temperature", "scl_projection", "crop_fraction"):
+            if not self.scl and getattr(self, name) != getattr(RunArguments, name):
+                raise ArgumentsError(f"{name} {getattr(self, name)} has no effect with scl false. Leave it out.")
+        if not self.stop_gradient and self.clm != "full":
+            raise ArgumentsError(
+                f"stop_gradient false is for clm full, whose LM loss has a copy probability; received clm {self.clm}. Leave "
+                "it out."
+            )
+        if OBJECTIVES[self.objective].corrects and self.clm == "full" and self.stop_gradient and self.rtd_weight == 0:
+            raise ArgumentsError(
+                "rtd_weight 0 leaves the copy head of clm full untrained. Give another --rtd_weight, --stop_gradient false, "
+                "or another --clm."
+            )
+        if self.train_sampling_strategy != "random":
+            raise ArgumentsError(
+                f"Runs draw their own batches; train_sampling_strategy {self.train_sampling_strategy!r} has no effect. "
+                "Leave it at random."
+            )
+        self._check_budget()
+        if self.energy_country is not None and not self.track_energy:
+            raise ArgumentsError(f"energy_country {self.energy_country!r} has no effect without track_energy.")
+        if self.track_energy:
+            check_energy(self.energy_country)
+        if self.total_batch_tokens is not None and self.total_batch_size is not None:
+            raise ArgumentsError(
+                f"Give total_batch_size (texts) or total_batch_tokens, not both; received {self.total_batch_size} and "
+                f"{self.total_batch_tokens}."
+            )
+        # Corpus batches leave the classifier without a gradient, stage 2 the masked-LM head.
+        if self.ddp_find_unused_parameters is None:
+            self.ddp_find_unused_parameters = True
+
+    def _check_budget(self) -> None:
+        if self.num_train_epochs != type(self).num_train_epochs and (self.max_steps == 0 or self.has_budget):
+            ends = "the budget ends the run" if self.has_budget else "max_steps ends the run"
+            raise ArgumentsError(
+                f"num_train_epochs {self.num_train_epochs} has no effect: {ends}. Leave it out, or give --max_steps -1 and "
+                "no budget (max_flops, max_tokens, max_hours)."
+            )
+        if self.max_steps == 0:
+            # As many as a budget allows is settled by the trainer, which knows the texts and the model.
+            self.max_steps = -1 if self.has_budget else DEFAULT_MAX_STEPS
+        if self.max_hours is None:
+            return
+        if self.warmup_steps >= 1:
+            raise ArgumentsError(
+                f"With max_hours warm-up is a share of the time, below 1; received warmup_steps {self.warmup_steps}."
+            )
+        if self.max_steps < 1 and self.max_flops is None and self.max_tokens is None:
+            for name in ("logging_steps", "save_steps", "eval_steps"):
+                if getattr(self, name) is not None and getattr(self, name) < 1:
+                    raise ArgumentsError(
+                        f"{name} {getattr(self, name)} is a share of a number of steps that max_hours leaves open. Give "
+                        "it in steps."
+                    )
+
+    @property
+    def has_budget(self) -> bool:
+        return any(limit is not None for limit in (self.max_flops, self.max_tokens, self.max_hours))
+
+    @property
+    def layout(self) -> str:
+        """`packing`, with auto settled.
+
+        On CPUs the kernel for attention with dropout takes no mask, and the wide rows of a pack cost more than the last
+        padding of a group (benchmarks/results/training.md).
+        """
+        if self.packing != "auto":
+            return self.packing
+        return "group" if self.device.type == "cpu" else "pack"
+
+    @property
+    def row_length(self) -> int:
+        """Tokens of a packed row: the longest text's, and not less than 128."""
+        return max(self.max_length, self.corpus_max_length or 0, 128)
+
+    @property
+    def micro_batch_tokens(self) -> int | None:
+        """Tokens of one micro-batch of one process where `total_batch_tokens` is set."""
+        if self.total_batch_tokens is None:
+            return None
+        return self.total_batch_tokens // (self.world_size * self.gradient_accumulation_steps)
+
+    def _token_accumulation(self) -> int:
+        """The fewest accumulated micro-batches that keep each within per_device_train_batch_size x max_length tokens."""
+        share, rest = divmod(self.total_batch_tokens, self.world_size)
+        if rest:
+            raise ArgumentsError(
+                f"total_batch_tokens {self.total_batch_tokens} cannot be split evenly over {self.world_size} processes. "
+                "Choose a multiple."
+            )
+        most = self.per_device_train_batch_size * max(self.max_length, self.corpus_max_length or 0)
+        longest = max(self.max_length, self.corpus_max_length or 0)
+        fewest = -(-share // most)
+        # More micro-batches would be too small for the longest text.
+        for count in range(fewest, max(fewest, share // longest) + 1):
+            if share % count == 0:
+                return count
+        raise ArgumentsError(
+            f"total_batch_tokens {self.total_batch_tokens}: {share} tokens of a process cannot be cut into equal "
+            f"micro-batches of {longest} (the longest text) to {most} tokens (per_device_train_batch_size such texts). Give "
+            f"{max(1, round(share / most)) * most * self.world_size}, or another multiple of them."
+        )
+
+    def ready(self, output_dir: str | os.PathLike, seed: int) -> RunArguments:
+        args = super().ready(output_dir, seed)
+        if self.total_batch_tokens is not None:
+            args.gradient_accumulation_steps = self._token_accumulation()
+        return args
