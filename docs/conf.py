@@ -1,8 +1,9 @@
 """Sphinx's settings. Build with `sphinx-build -W -b html docs docs/_build/html`.
 
-The pages are Markdown that GitHub shows as it is. So that they need no directives, two things are done here while a page is
-read: the index page of a section gets a toctree of the pages that it links, in its order, and of those that it does not;
-and links to folders outside docs/, which a browser of the built pages does not have, become plain text.
+The pages are Markdown that GitHub shows as it is. So that they need no directives, three things are done here while a page
+is read: the index page of a section gets a toctree of the pages that it links, in its order, and of those that it does not;
+links to files outside docs/, which a reader of the built pages does not have, become plain text; and the pages of the Python
+interface get the docstrings.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import sys
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
-sys.path.insert(0, str(DOCS.parent))
+sys.path[:0] = [str(DOCS.parent), str(DOCS)]
 
+import make_reference  # noqa: E402
 from hf_tlm.version import __version__  # noqa: E402
 
 project = "hf_tlm"
@@ -35,23 +37,28 @@ copybutton_exclude = ".linenos, .gp, .go"
 
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+autodoc_inherit_docstrings = False
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 
 SECTIONS = ("tutorials", "how_to", "explanation", "reference", "results")
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
+LONGEST_SIGNATURE = 400  # Classes of arguments have a hundred, which their own lines tell.
 
 
 def read_page(app, docname: str, source: list[str]) -> None:
-    """Add toctrees to index pages and take links to folders out; called by Sphinx with the page's text in `source`."""
+    """Complete a page; called by Sphinx with the page's text in `source`."""
     folder = DOCS / posixpath.dirname(docname)
 
-    def without_folders(link: re.Match) -> str:
-        outside = "://" not in link[2] and (folder / link[2]).is_dir()
-        return link[1] if outside else link[0]
+    def without_outside(link: re.Match) -> str:
+        inside = "://" in link[2] or (folder / link[2]).resolve().is_relative_to(DOCS)
+        return link[0] if inside else link[1]
 
-    text = LINK.sub(without_folders, source[0])
+    text = LINK.sub(without_outside, source[0])
+    if docname.startswith("reference/api_"):
+        text += make_reference.autodoc(docname.removeprefix("reference/api_"))
     section = posixpath.dirname(docname)
     if docname == "index":
         text += toctree([f"{name}/index" for name in SECTIONS])
@@ -68,6 +75,27 @@ def toctree(names: list[str]) -> str:
     return "\n\n```{toctree}\n:hidden:\n\n" + "\n".join(names) + "\n```\n"
 
 
+def shorten_signature(app, what, name, obj, options, signature, return_annotation):
+    """Leave the longest signatures out; called by Sphinx for every name."""
+    return ("(...)" if signature and len(signature) > LONGEST_SIGNATURE else signature), return_annotation
+
+
+def name_attributes(app, what, name, obj, options, lines: list[str]) -> None:
+    """Make the list of fields in a class's docstring a section "Attributes"; called by Sphinx before napoleon.
+
+    The lists are paragraphs of `field: what it is`, one a field, as Python's `help` shows them.
+    """
+    fields = {field for cls in getattr(obj, "__mro__", ()) for field in vars(cls).get("__annotations__", ())}
+    for place in range(1, len(lines) if what == "class" else 0):
+        start = re.match(r"(\w+)[\w, ]*: ", lines[place].strip())
+        if start and start[1] in fields and not lines[place - 1].strip():
+            end = next((row for row in range(place, len(lines)) if not lines[row].strip()), len(lines))
+            lines[place:end] = ["Attributes:", *(f"    {line}" for line in lines[place:end])]
+            return
+
+
 def setup(app) -> None:
-    """Called by Sphinx."""
+    """Connect what is above; called by Sphinx."""
     app.connect("source-read", read_page)
+    app.connect("autodoc-process-signature", shorten_signature)
+    app.connect("autodoc-process-docstring", name_attributes, priority=400)

@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 from hf_tlm.version import __version__
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("hf_tlm", "recipes", "benchmarks", "tests", ".ci")
+FOLDERS = ("hf_tlm", "recipes", "benchmarks", "docs", "tests", ".ci")
 SUFFIXES = {"", ".py", ".md", ".yaml", ".json", ".toml", ".txt", ".cff"}
 FILES = [
     path

@@ -10,6 +10,7 @@ import pytest
 from commands import PRESETS, ROOT, commands, preset_path, read_command
 from hf_tlm.config import ConfigError, parse
 from hf_tlm.errors import HfTlmError
+from make_reference import parser_of
 from support.documentation import blocks, inline_code, page_name, pages, shell_commands
 
 PAGES = pages()
@@ -28,7 +29,7 @@ def of_ours(words):
     """The command's name and its arguments where `words` call one of ours, else None."""
     words = words[1:] if words[0] == "exec" else words
     program = words[0].rsplit("/", 1)[-1]
-    if program == "hf-tlm" and len(words) > 1 and not words[1].startswith("-"):
+    if program == "hf-tlm" and len(words) > 1 and re.match(r"[a-z]", words[1]):  # And not COMMAND.
         return words[1], words[2:]
     if program in ("python", "python3", "accelerate", "torchrun"):
         for place, word in enumerate(words):
@@ -40,12 +41,15 @@ def of_ours(words):
     return None
 
 
-def problem(name, arguments, capsys):
-    """Why a command would refuse its command line, or None. An ellipsis stands for whatever else it needs."""
+def problem(name, arguments, capsys, whole=True):
+    """Why a command would refuse its command line, or None.
+
+    An ellipsis stands for whatever else it needs, and so does what is missing from one that is not `whole`.
+    """
     if name not in commands():
         return f"there is no command {name}; there are {', '.join(commands())}"
     arguments = with_paths_of_presets(arguments)
-    whole = not {"...", "…"} & set(arguments)
+    whole = whole and not {"...", "…"} & set(arguments)
     arguments = [word for word in arguments if word not in ("...", "…")]
     arguments = without_launcher(arguments)
     if {"--help", "--help_all", "-h"} & set(arguments):
@@ -60,12 +64,15 @@ def problem(name, arguments, capsys):
             missing = re.search(r"the following arguments are required: (.*)", message)
             if whole or missing is None:
                 return message.splitlines()[0]
-            arguments = [*arguments, *(word for option in OPTION.findall(missing[1]) for word in (option, "1"))]
+            for option in missing[1].split(", "):
+                name = option.split("/")[0]
+                choices = next(a.choices for a in parser_of(command)._actions if name in a.option_strings)
+                arguments = [*arguments, name, choices[0] if choices else "1"]
         except ConfigError as error:
             return str(error)
         except HfTlmError as error:
-            # Files of the reader's are not here.
-            return None if "there is no" in str(error) else str(error)
+            # Files of the reader's and a cluster are not here; a command in a sentence is not all of it.
+            return None if not whole or "there is no" in str(error).lower() else str(error)
 
 
 def with_paths_of_presets(arguments):
@@ -87,13 +94,13 @@ def without_launcher(arguments):
 
 
 def commands_of(text):
-    """The lines of a page that call something: of bash blocks, skipped or not, and of inline code."""
+    """The commands of a page, and whether each is whole: of bash blocks that are not skipped, and of inline code."""
     for block in blocks(text):
         if block.language in ("bash", "sh", "shell", "console") and not block.skipped:
-            yield from shell_commands(block.text)
+            yield from ((words, True) for words in shell_commands(block.text))
     for code in inline_code(text):
         if re.match(r"(hf-tlm|python (recipes|benchmarks)/|accelerate launch) ?\S", code):
-            yield from shell_commands(code)
+            yield from ((words, False) for words in shell_commands(code))
 
 
 @pytest.fixture
@@ -105,10 +112,10 @@ def in_clone(monkeypatch):
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_commands_are_accepted(page, capsys, in_clone):
     found = []
-    for words in commands_of(page.read_text(encoding="utf-8")):
+    for words, whole in commands_of(page.read_text(encoding="utf-8")):
         line = " ".join(words)
         if ours := of_ours(words):
-            if wrong := problem(*ours, capsys):
+            if wrong := problem(*ours, capsys, whole):
                 found.append(f"{line}\n    {wrong}")
         elif benchmark := next((word for word in words if re.fullmatch(r"benchmarks/\w+\.py", word)), None):
             found += [f"{line}\n    {wrong}" for wrong in problems_of_benchmark(benchmark, words)]

@@ -1,0 +1,332 @@
+"""Write the pages of docs/reference that the code itself can tell.
+
+    python docs/make_reference.py           # write them
+    python docs/make_reference.py --check   # say which are out of date, and fail where one is
+
+A page per command has every option of its parser, with its default and what it may be, and one per package the names that
+it exports. Other pages are written by hand but for the parts between `<!-- generated: NAME -->` and `<!-- end -->`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import importlib
+import inspect
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from unittest.mock import patch
+
+from commands import PRESETS, ROOT, Command, commands, read_command
+
+REFERENCE = ROOT / "docs" / "reference"
+# Packages of the Python interface, in the order of the pipeline, with what each is for.
+PACKAGES = {
+    "tasks": "What a labelled task is, and how it is read",
+    "corpora": "What a general corpus is, and how it is read",
+    "retrieval": "Task and corpus to a subset",
+    "data": "Texts to batches: tokens, blocks, interleaving, masks",
+    "models": "Bodies with their heads, corrupting pairs, export to stock classes",
+    "objectives": "Losses, and how they add up",
+    "influence": "A subset to a smaller one",
+    "metrics": "Scores of predictions",
+    "training": "Arguments, the Trainer, the stages, cost",
+    "runs": "What a command runs, over seeds",
+    "experiments": "Arms x tasks x seeds to tables",
+    "analysis": "Figures, tables and the report",
+    "hub": "Publish, load, verify",
+}
+GENERATED = re.compile(r"(<!-- generated: (\w+) -->\n)(.*?)(<!-- end -->)", re.S)
+BEYOND = "transformers.TrainingArguments"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of Markdown whose cells are Markdown."""
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
+
+
+def plain(text: str) -> str:
+    """Text for a cell, none of whose characters Markdown reads, with code between backticks left as it is."""
+    text = " ".join(text.split()).replace("|", "\\|")
+    parts = re.split(r"(`[^`]+`)", text)
+    return "".join(part if part.startswith("`") else re.sub(r"([*<$\[\]])", r"\\\1", part) for part in parts)
+
+
+def code(value: object) -> str:
+    """A value as code in a cell."""
+    return "`" + str(value).replace("|", "\\|") + "`"
+
+
+# Commands
+
+
+def parser_of(command: Command) -> argparse.ArgumentParser:
+    """The parser that prints the command's --help."""
+    from hf_tlm.config import parse
+
+    found: list[argparse.ArgumentParser] = []
+
+    def print_help(parser: argparse.ArgumentParser, file: object = None) -> None:
+        found.append(parser)
+
+    with patch.object(argparse.ArgumentParser, "print_help", print_help), contextlib.suppress(SystemExit):
+        parse(*command.classes, recipe=command.recipe, description=command.description, args=["--help"])
+    return found[0]
+
+
+def takes(action: argparse.Action) -> str:
+    """What may follow an option."""
+    many = " ..." if action.nargs in ("+", "*") else ""
+    if action.choices is not None:
+        return ", ".join(code(choice) for choice in action.choices) + many
+    kinds = [action.type, *getattr(action.type, "args", ())]  # Ranges are checked by a function around the type.
+    kind = next((kind.__name__ for kind in kinds if kind in (int, float)), None)
+    if kind is None:
+        kind = "true or false" if getattr(action.type, "__name__", "") == "string_to_bool" else "text"
+    return {"int": "whole number", "float": "number"}.get(kind, kind) + many
+
+
+def default(action: argparse.Action) -> str:
+    """The default of an option; nothing where it has none."""
+    if action.required:
+        return "*required*"
+    value = action.default
+    if value is None or value == [] or value == argparse.SUPPRESS:
+        return ""
+    if isinstance(value, bool):
+        return code(str(value).lower())
+    if isinstance(value, list):
+        return code(" ".join(map(str, value)))
+    return code(f"{value:g}" if isinstance(value, float) else value)
+
+
+def option_row(action: argparse.Action) -> list[str]:
+    help_text = (action.help or "") % {**vars(action), "prog": ""} if "%" in (action.help or "") else action.help or ""
+    return [code(action.option_strings[0]), takes(action), default(action), plain(help_text)]
+
+
+def is_shown(action: argparse.Action) -> bool:
+    """Whether an option has a line of its own: a true default has its --no_ beside it, which needs none."""
+    is_negation = action.option_strings[0].startswith("--no_") and action.const is False
+    return action.help != argparse.SUPPRESS and not is_negation and action.dest not in ("help", "help_all", "config")
+
+
+def command_page(name: str) -> str:
+    """The page of a command."""
+    command = read_command(name)
+    summary, _, rest = command.description.partition("\n")
+    parser = parser_of(command)
+    parts = [
+        f"# hf-tlm {name}",
+        plain(summary),
+        *described(rest),
+        f"`accelerate launch recipes/{command.recipe}.py` in a clone is the same command. "
+        "`--config` takes files of defaults and [presets](presets.md); see [YAML](yaml.md).",
+    ]
+    head = ["option", "takes", "default", "what"]
+    for group in parser._action_groups:
+        if actions := [action for action in group._group_actions if is_shown(action)]:
+            parts.append(f"## {group.title}\n\n" + table(head, map(option_row, actions)).rstrip())
+    if parser.epilog and BEYOND in parser.epilog:
+        parts.append(
+            "## Options of the Trainer\n\n"
+            f"Every option of `{BEYOND}` is accepted too, with transformers' default where the tables above have no "
+            f"other. `hf-tlm {name} --help_all` lists them."
+        )
+    return GENERATED_NOTE.format("the command's parser") + "\n\n".join(parts) + "\n"
+
+
+def described(text: str) -> list[str]:
+    """The paragraphs of a recipe's docstring, those that are indented as commands."""
+    parts = [part for part in text.strip("\n").split("\n\n") if part.strip()]
+    return [f"```bash\n{textwrap.dedent(part)}\n```" if part.startswith("    ") else plain(part) for part in parts]
+
+
+GENERATED_NOTE = "<!-- Made by docs/make_reference.py from {}. -->\n\n"
+
+
+def command_table() -> str:
+    """The commands with what they do."""
+    lines = []
+    for name in commands():
+        command = read_command(name)
+        summary = command.description.strip().partition("\n")[0]
+        lines.append([f"[`hf-tlm {name}`]({name.replace('-', '_')}.md)", f"`recipes/{command.recipe}.py`", plain(summary)])
+    return table(["command", "recipe", "what"], lines)
+
+
+# Presets, tasks, errors
+
+
+def preset_table() -> str:
+    """Every file that comes with the package, by folder."""
+    parts = []
+    for folder in sorted(path for path in PRESETS.iterdir() if path.is_dir()):
+        files = sorted(path for path in folder.iterdir() if path.suffix in (".yaml", ".json"))
+        lines = [[code(f"{folder.name}/{path.stem}"), plain(first_sentence(path))] for path in files]
+        parts.append(f"## {folder.name}\n\n" + table(["name", "what"], lines))
+    return "\n".join(parts)
+
+
+def first_sentence(path: Path) -> str:
+    """The first sentence of a preset's comment; of a model its type and size."""
+    if path.suffix == ".json":
+        import json
+
+        config = json.loads(path.read_text(encoding="utf-8"))
+        return f"{config['model_type']}, {config['num_hidden_layers']} layers x {config['hidden_size']}"
+    comment = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            break
+        comment.append(line.removeprefix("#").strip())
+    return re.split(r"(?<=\.) (?=[A-Z])", " ".join(comment), maxsplit=1)[0]
+
+
+def task_table() -> str:
+    """The registered tasks."""
+    from hf_tlm.tasks import TASKS
+
+    lines = []
+    for name, spec in TASKS.items():
+        sizes = ", ".join(f"{size:,}" for size in spec.split_sizes) if spec.split_sizes else ""
+        data = f"`{spec.path}`" + (f" (`{spec.config_name}`)" if spec.config_name else "") if spec.path else "your own files"
+        metrics = ", ".join(code(metric) for metric in (spec.metric, *spec.further_metrics))
+        lines.append([code(name), spec.kind.replace("_", " "), str(len(spec.classes) or ""), metrics, data, sizes])
+    return table(["name", "kind", "classes", "metrics", "data set of the Hub", "train, validation, test"], lines)
+
+
+def error_table() -> str:
+    """Every error that is raised for a user, with the module it is in."""
+    classes = {}
+    for path in sorted((ROOT / "hf_tlm").rglob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                bases = [base.id for base in node.bases if isinstance(base, ast.Name)]
+                module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+                classes[node.name] = (module, bases, (ast.get_docstring(node) or "").partition("\n")[0])
+    errors = {"HfTlmError"}
+    while more := {name for name, (_, bases, _) in classes.items() if errors & set(bases)} - errors:
+        errors |= more
+    lines = []
+    for name in sorted(name for name in errors if not name.startswith("_")):
+        _, bases, first = classes[name]
+        lines.append([code(name), code(" ".join(bases) or "Exception"), plain(first)])
+    return table(["error", "of", "when"], lines)
+
+
+# The Python interface
+
+
+def exported(package: str) -> dict[str, object]:
+    """What a package exports, by name."""
+    module = importlib.import_module(f"hf_tlm.{package}")
+    return {name: getattr(module, name) for name in sorted(module.__all__)}
+
+
+def is_documented(value: object) -> bool:
+    """Whether a class or function of ours, and no constant."""
+    return (inspect.isclass(value) or inspect.isfunction(value)) and value.__module__.startswith("hf_tlm")
+
+
+def first_line(value: object) -> str:
+    """The first sentence of a docstring that is the object's own."""
+    text = vars(value).get("__doc__") if inspect.isclass(value) else getattr(value, "__doc__", None)
+    text = inspect.cleandoc(text or "").partition("\n\n")[0]
+    return "" if text.startswith(f"{getattr(value, '__name__', '')}(") else text  # What dataclasses write themselves.
+
+
+def api_page(package: str) -> str:
+    """The page of a package: a line for each name. Sphinx adds the docstrings, see `autodoc`."""
+    lines = []
+    for name, value in exported(package).items():
+        kind = "class" if inspect.isclass(value) else "function"
+        documented = is_documented(value)
+        lines.append([code(name), kind if documented else "constant", plain(first_line(value)) if documented else ""])
+    head = f"# hf_tlm.{package}\n\n{PACKAGES[package]}.\n\n"
+    return GENERATED_NOTE.format("what the package exports") + head + table(["name", "", "what"], lines)
+
+
+def autodoc(package: str) -> str:
+    """Sphinx's directives for the docstrings of a package's names, as a block of MyST."""
+    lines = []
+    for name, value in exported(package).items():
+        if is_documented(value):
+            kind = "autoclass" if inspect.isclass(value) else "autofunction"
+            lines.append(f".. {kind}:: hf_tlm.{package}.{name}\n" + ("   :members:\n" if inspect.isclass(value) else ""))
+    return "\n\n## In full\n\n```{eval-rst}\n" + "\n".join(lines) + "```\n"
+
+
+def root_table() -> str:
+    """The names of `hf_tlm` itself, and the pages that they are on."""
+    import hf_tlm
+
+    homes = {name: package for package in reversed(PACKAGES) for name in exported(package)}
+    lines = []
+    for name in sorted(hf_tlm.__all__):
+        value = getattr(hf_tlm, name)
+        page = f"[{homes[name]}](api_{homes[name]}.md)" if name in homes else ""
+        lines.append([code(name), page, plain(first_line(value)) if is_documented(value) else ""])
+    return table(["name", "page", "what"], lines)
+
+
+def package_table() -> str:
+    """The packages, and their pages."""
+    return table(["package", "what"], [[f"[`hf_tlm.{name}`](api_{name}.md)", what] for name, what in PACKAGES.items()])
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "commands": command_table,
+    "presets": preset_table,
+    "tasks": task_table,
+    "errors": error_table,
+    "names": root_table,
+    "packages": package_table,
+}
+
+
+def filled(text: str, parts: dict[str, Callable[[], str]]) -> str:
+    """A page whose generated parts are made anew."""
+    return GENERATED.sub(lambda match: f"{match[1]}\n{parts[match[2]]().rstrip()}\n\n{match[4]}", text)
+
+
+def make_pages() -> dict[Path, str]:
+    """Every page that is made here, whole or in part."""
+    pages = {REFERENCE / f"{name.replace('-', '_')}.md": command_page(name) for name in commands()}
+    pages |= {REFERENCE / f"api_{package}.md": api_page(package) for package in PACKAGES}
+    for path in sorted(REFERENCE.glob("*.md")):
+        if path not in pages and "<!-- generated: " in (text := path.read_text(encoding="utf-8")):
+            pages[path] = filled(text, PARTS)
+    return pages
+
+
+def outdated(pages: dict[Path, str], folder: Path = REFERENCE) -> list[str]:
+    """Names of pages that are not as they would be made now, or that nothing makes any more."""
+    stale = [path.name for path, text in pages.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
+    mark = GENERATED_NOTE.partition("{")[0]
+    others = (path for path in folder.glob("*.md") if path not in pages)
+    gone = [path.name for path in others if path.read_text(encoding="utf-8").startswith(mark)]
+    return sorted([*stale, *gone])
+
+
+def main() -> None:
+    """Write the pages, or check them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="Only say which pages are out of date.")
+    check = parser.parse_args().check
+    pages = make_pages()
+    if check:
+        if stale := outdated(pages):
+            sys.exit(f"Out of date: {', '.join(stale)}. Run python docs/make_reference.py.")
+        return
+    for path, text in pages.items():
+        path.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

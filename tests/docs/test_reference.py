@@ -1,0 +1,61 @@
+"""The reference is what the code says: its pages are as they would be made now, and formats name what is written."""
+
+import pytest
+
+from commands import commands
+from hf_tlm.config import parse
+from hf_tlm.retrieval.engines.bm25.files import FILES, META_FILE
+from hf_tlm.retrieval.manifest import CARD_FILE, COLUMNS, DATA_FILE, MANIFEST_FILE, REPORT_FILE
+from hf_tlm.training.run_folder import RECORDS
+from make_reference import REFERENCE, filled, make_pages, outdated, plain, read_command, takes
+
+
+def test_pages_are_current():
+    assert not outdated(make_pages()), "run python docs/make_reference.py"
+
+
+@pytest.mark.parametrize("name", commands())
+def test_a_page_has_every_option(name, capsys):
+    """Of --help, as argparse prints it."""
+    command = read_command(name)
+    with pytest.raises(SystemExit):
+        parse(*command.classes, recipe=command.recipe, description="", args=["--help"])
+    printed = [line.split()[0].rstrip(",") for line in capsys.readouterr().out.splitlines() if line.startswith("  --")]
+    page = (REFERENCE / f"{name.replace('-', '_')}.md").read_text(encoding="utf-8")
+    own = [option for option in printed if option not in ("--help_all", "--config") and not option.startswith("--no_")]
+    assert len(own) > 3
+    assert not [option for option in own if f"| `{option}` |" not in page]
+
+
+def test_a_stale_page_is_named(tmp_path):
+    pages = {tmp_path / "a.md": "new\n", tmp_path / "b.md": "same\n", tmp_path / "c.md": "missing\n"}
+    (tmp_path / "a.md").write_text("old\n")
+    (tmp_path / "b.md").write_text("same\n")
+    (tmp_path / "d.md").write_text("<!-- Made by docs/make_reference.py from what is gone. -->\n")
+    (tmp_path / "e.md").write_text("by hand\n")
+    assert outdated(pages, tmp_path) == ["a.md", "c.md", "d.md"]
+
+
+def test_generated_parts_are_filled_and_nothing_else():
+    page = "a\n<!-- generated: x -->\nold\n<!-- end -->\nb\n"
+    assert filled(page, {"x": lambda: "new\n"}) == "a\n<!-- generated: x -->\n\nnew\n\n<!-- end -->\nb\n"
+    assert filled(filled(page, {"x": lambda: "new"}), {"x": lambda: "new"}) == filled(page, {"x": lambda: "new"})
+
+
+def test_cells_show_what_was_written():
+    assert plain("a|b *c* <d>\n e `*f*`") == "a\\|b \\*c\\* \\<d> e `*f*`"
+
+
+def test_formats_name_every_file_and_column():
+    page = (REFERENCE / "file_formats.md").read_text(encoding="utf-8")
+    names = [*COLUMNS, DATA_FILE, MANIFEST_FILE, CARD_FILE, REPORT_FILE, META_FILE, *FILES, *RECORDS]
+    assert not [name for name in names if f"`{name}`" not in page]
+
+
+def test_what_an_option_takes():
+    import argparse
+
+    parser = argparse.ArgumentParser()
+    assert takes(parser.add_argument("--a", type=int, nargs="+")) == "whole number ..."
+    assert takes(parser.add_argument("--b", choices=["x", "y"])) == "`x`, `y`"
+    assert takes(parser.add_argument("--c")) == "text"
