@@ -76,8 +76,12 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.11",
-    packages=find_packages(include=["hf_tlm", "hf_tlm.*"]),
+    # The recipes are the commands of `hf-tlm`, wherever it is installed.
+    packages=[*find_packages(include=["hf_tlm", "hf_tlm.*"]), "hf_tlm.recipes"],
+    package_dir={"hf_tlm.recipes": "recipes"},
+    entry_points={"console_scripts": ["hf-tlm = hf_tlm.cli:main"]},
     package_data={
+        "hf_tlm.recipes": ["configs/*/*"],
         "hf_tlm": ["py.typed"],
         "hf_tlm.hub": ["templates/*.md"],
         "hf_tlm.analysis.report": ["templates/*"],

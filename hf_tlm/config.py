@@ -1,10 +1,10 @@
 """Recipe arguments: YAML files give defaults, the command line overrides them, an unknown key is an error.
 
-    accelerate launch recipes/train_tlm.py --config base.yaml chemprot_small.yaml --learning_rate 1e-4
+    hf-tlm train --config tlm/base mine.yaml --learning_rate 1e-4
 
-Later files override earlier ones. Top-level keys are field names. A top-level key that is the name of a recipe holds a
-mapping for that recipe alone, so that one file can describe retrieval and training of one experiment. A value that begins
-with ~ begins with the user's folder.
+Files are presets by name (`hf_tlm.presets`) or one's own. Later ones override earlier ones. Top-level keys are field
+names. A top-level key that is the name of a recipe holds a mapping for that recipe alone, so that one file can describe
+retrieval and training of one experiment. A value that begins with ~ begins with the user's folder.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
+from hf_tlm.commands import RECIPES
 from hf_tlm.errors import HfTlmError
+from hf_tlm.presets import did_you_mean, find
 from hf_tlm.utils.disk import disk_problem
 from hf_tlm.utils.outline import outline
 from hf_tlm.utils.ranges import RANGES, problem
@@ -44,10 +46,6 @@ _JSON = ("executor_options", "grid")
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")
 OTHERS_WAIT = 3.0  # seconds
 HELP, HELP_ALL = {"-h", "--help"}, "--help_all"
-RECIPES = (
-    *("quickstart", "retrieve", "select_influence", "train_tlm", "pretrain"),
-    *("finetune", "few_shot", "reproduce", "analyze", "publish"),
-)
 
 
 class ConfigError(HfTlmError):
@@ -64,7 +62,10 @@ def read_configs(paths: Sequence[str], recipe: str) -> dict[str, Any]:
 
     values: dict[str, Any] = {}
     for path in paths:
-        content = read_yaml(path, f"--config {path}", ConfigError)
+        file = find(path)
+        if not os.path.lexists(file) and (hint := did_you_mean(path)):
+            raise ConfigError(f"Cannot read --config {path}: no such file or preset.{hint} `hf-tlm presets` lists them.")
+        content = read_yaml(file, f"--config {path}", ConfigError)
         content = {} if content is None else content
         if not isinstance(content, dict):
             raise ConfigError(f"--config {path} must be a mapping of argument names to values; found {content!r:.60}.")
@@ -123,9 +124,11 @@ def parse(
     parser.usage = " ".join(["%(prog)s", *required, "[options]"])
     # Hundreds of lines of usage would hide the error.
     parser.error = lambda message: parser.exit(  # type: ignore[method-assign]  # Of this parser, by the recipe's name.
-        2, f"Error: {_plain(message)}\nSee {recipe}.py --help.\n"
+        2, f"Error: {_plain(message)}\nSee {parser.prog} --help.\n"
     )
-    parser.add_argument("--config", nargs="+", default=[], metavar="YAML", help="Files of defaults, later ones win.")
+    parser.add_argument(
+        "--config", nargs="+", default=[], metavar="YAML", help="Files of defaults or presets (tlm/coffee), later ones win."
+    )
     if extended and short_help:
         parser.epilog = "\n".join(f"Every option of {name} is accepted too; {HELP_ALL} lists them." for name in extended)
     more = f"Show the options of {', '.join(extended)} too and exit." if extended else argparse.SUPPRESS

@@ -1,8 +1,8 @@
 r"""See what happened: figures and tables of runs, models and subsets, and a report of a run that opens in any browser.
 
-    python recipes/analyze.py --what report --run runs/scierc
-    python recipes/analyze.py --what heads --models tlm=runs/scierc bert=path/or/repo-id --texts texts.jsonl
-    python recipes/analyze.py --what words subsets --task path/to/scierc --subsets BM25=runs/bm25 ISS=runs/iss
+    hf-tlm analyze --what report --run runs/scierc
+    hf-tlm analyze --what heads --models tlm=runs/scierc bert=path/or/repo-id --texts texts.jsonl
+    hf-tlm analyze --what words subsets --task path/to/scierc --subsets BM25=runs/bm25 ISS=runs/iss
 
 Every figure is written as PNG and SVG, with its numbers as csv beside it.
 """

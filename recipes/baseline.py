@@ -1,7 +1,9 @@
 r"""What a task's score is without a network, in seconds: before a model is trained, to know what it has to beat.
 
-python recipes/baseline.py --task path/to/scierc
-python recipes/baseline.py --task path/to/scierc --baseline linear --output_dir runs/scierc-linear
+    hf-tlm baseline --task path/to/scierc
+    hf-tlm baseline --task path/to/scierc --baseline linear --output_dir runs/scierc-linear
+
+Both are arms of `hf-tlm reproduce` too.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 r"""Learn a task from k labelled examples a class, by filling a prompt (LM-BFF), and test it: mean and deviation over splits.
 
-    accelerate launch recipes/few_shot.py --config recipes/configs/few_shot/lm_bff.yaml --task sst2 \
-        --model_name_or_path path/to/masked_lm --k 16 --splits 5 --output_dir runs/sst2-prompt
-    accelerate launch recipes/few_shot.py --task path/to/reviews --template '{text} All in all, it was {mask}.' \
+    hf-tlm few-shot --config few_shot/lm_bff --task sst2 --model_name_or_path path/to/masked_lm --k 16 --splits 5 \
+        --output_dir runs/sst2-prompt
+    hf-tlm few-shot --task path/to/reviews --template '{text} All in all, it was {mask}.' \
         --label_words neg=bad pos=good --model_name_or_path path/to/masked_lm --output_dir runs/reviews-prompt
 
 The model is any masked LM, or the folder of a run whose `mlm/` holds one (TLM, masked LM pretraining, COCO-LM). --method
-finetune is the baseline with a classification head, --method zero_shot the prompt without training. Run the same command
-again to continue an interrupted run, or several times at once to share its trainings.
+finetune is the baseline with a classification head, --method zero_shot the prompt without training. On several devices:
+`accelerate launch recipes/few_shot.py ...`, or --num_processes. Run the same command again to continue an interrupted run,
+or several times at once to share its trainings.
 """
 
 from __future__ import annotations

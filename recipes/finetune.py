@@ -1,12 +1,12 @@
 r"""Fine-tune a pretrained encoder on a labelled task of any kind, and evaluate it: mean and deviation over seeds.
 
-    accelerate launch recipes/finetune.py --task path/to/glue_mrpc --model_name_or_path path/or/repo-id \
-        --seeds 0 1 2 3 4 --output_dir runs/mrpc
-    accelerate launch recipes/finetune.py --task path/to/glue_mrpc --model_name_or_path path/or/repo-id \
-        --seeds 0 1 2 3 4 --output_dir runs/mrpc --predict path/to/unlabelled.jsonl
+    hf-tlm finetune --task path/to/glue_mrpc --model_name_or_path path/or/repo-id --seeds 0 1 2 3 4 --output_dir runs/mrpc
+    hf-tlm finetune --task path/to/glue_mrpc --model_name_or_path path/or/repo-id --seeds 0 1 2 3 4 --output_dir runs/mrpc \
+        --predict path/to/unlabelled.jsonl
 
-With --grid every combination of its values is run, and the best on validation is published; recipes/configs/finetune has
-the papers'. Run the same command again to continue an interrupted run; a finished one only predicts.
+With --grid every combination of its values is run, and the best on validation is published; the papers' are presets
+(`hf-tlm presets finetune`). On several devices: `accelerate launch recipes/finetune.py ...`, or --num_processes. Run the
+same command again to continue an interrupted run; a finished one only predicts.
 """
 
 from __future__ import annotations

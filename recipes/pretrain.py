@@ -1,15 +1,13 @@
 r"""Pretrain a text model on a general corpus, without a task: masked language modelling, ELECTRA, ALE or COCO-LM.
 
-    accelerate launch recipes/pretrain.py --config recipes/configs/pretrain/tiny.yaml \
-        --corpus 'path/to/corpus/*.parquet' --output_dir runs/bert-tiny
-    accelerate launch recipes/pretrain.py --corpus 'path/to/corpus/*.parquet' --objective electra \
-        --model_config recipes/configs/models/electra_small.json --max_flops 1e17 --output_dir runs/electra-small
+    hf-tlm pretrain --config pretrain/tiny --corpus 'path/to/corpus/*.parquet' --output_dir runs/bert-tiny
+    hf-tlm pretrain --corpus 'path/to/corpus/*.parquet' --objective electra --model_config models/electra_small \
+        --max_flops 1e17 --output_dir runs/electra-small
+    hf-tlm pretrain --subset runs/scierc-iss --model_name_or_path path/or/repo-id --max_steps 50000 \
+        --output_dir runs/minilm-scierc
 
-    accelerate launch recipes/pretrain.py --subset runs/scierc-iss --model_name_or_path path/or/repo-id \
-        --max_steps 50000 --output_dir runs/minilm-scierc
-
-The folder loads with the Auto classes of transformers, and as --model_name_or_path of recipes/train_tlm.py. Run the same
-command again to continue an interrupted run.
+The folder loads with the Auto classes of transformers, and as --model_name_or_path of `hf-tlm train`. On several devices:
+`accelerate launch recipes/pretrain.py ...`, or --num_processes. Run the same command again to continue an interrupted run.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 r"""Publish a finished model or a subset on the Hub, or convert a checkpoint that a paper released, and publish that.
 
-    python recipes/publish.py --model runs/scierc-tlm --repo_id me/tlm-scierc --dataset me/scierc-bm25 --license apache-2.0
-    python recipes/publish.py --subset runs/scierc-bm25 --repo_id me/scierc-bm25 --private false --tag v1 --verify
-    python recipes/publish.py --legacy_checkpoint yxchar/tlm-sciie-small-scale --output_dir runs/tlm-sciie
-    python recipes/publish.py --legacy_checkpoint path/to/cocolm-base --output_dir runs/cocolm-base
+    hf-tlm publish --model runs/scierc-tlm --repo_id me/tlm-scierc --dataset me/scierc-bm25 --license apache-2.0
+    hf-tlm publish --subset runs/scierc-bm25 --repo_id me/scierc-bm25 --private false --tag v1 --verify
+    hf-tlm publish --legacy_checkpoint yxchar/tlm-sciie-small-scale --output_dir runs/tlm-sciie
+    hf-tlm publish --legacy_checkpoint path/to/cocolm-base --output_dir runs/cocolm-base
 
 A push is one commit with all that is new, or none. A repository that is made for it is private unless --private false.
 --dry_run only lists what would be pushed. --verify loads what was published in a process without hf_tlm and with an empty

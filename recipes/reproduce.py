@@ -1,13 +1,13 @@
 r"""The papers' comparisons at a budget of your own: arms x tasks x seeds -> one table, published figures beside it.
 
-    python recipes/reproduce.py --config recipes/configs/{tlm/coffee,reproduce/cpu,reproduce/main}.yaml \
+    hf-tlm reproduce --config tlm/coffee reproduce/cpu reproduce/main \
         --tasks_dir path/to/tasks --corpus 'path/to/corpus/*.parquet' --output_dir runs/main
-    python recipes/reproduce.py --config recipes/configs/{tlm/minute,reproduce/cpu}.yaml --tasks scierc chemprot \
+    hf-tlm reproduce --config tlm/minute reproduce/cpu --tasks scierc chemprot \
         --arms 'task only' random BM25 'BM25 + ISS 20%' --objectives mlm electra --seeds 0 1 2 --max_flops 2e13 \
         --tasks_dir path/to/tasks --corpus 'path/to/corpus/*.parquet' --output_dir runs/objectives
 
 Sections retrieve, select_influence, train_tlm and finetune of the YAML files are the options of those recipes, equal for
-all arms: a scale of recipes/configs/tlm, what the other recipes have beside it, a table. The result is results.md and
+all arms: a scale (`hf-tlm presets tlm`), what the other recipes have beside it, a table. The result is results.md and
 results.json, or has the name that its file says (main.md); the runs are runs/*.json. Start the same command again to
 continue, and several times at once, one for each GPU for instance, to share the work.
 Several tables, each with a --table_name, may share an --output_dir (and a --records_dir): what one of them has finished is

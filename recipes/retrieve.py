@@ -1,8 +1,7 @@
 r"""Retrieve the passages of a general corpus that resemble a labelled task: task + corpus -> subset.
 
-    python recipes/retrieve.py --task path/to/scierc --corpus 'path/to/corpus/*.parquet' --top_k 50 \
-        --output_dir runs/scierc-bm25
-    python recipes/retrieve.py --task path/to/scierc --corpus 'path/to/corpus/*.parquet' --retriever random \
+    hf-tlm retrieve --task path/to/scierc --corpus 'path/to/corpus/*.parquet' --top_k 50 --output_dir runs/scierc-bm25
+    hf-tlm retrieve --task path/to/scierc --corpus 'path/to/corpus/*.parquet' --retriever random \
         --like runs/scierc-bm25 --output_dir runs/scierc-random
 
 The folder loads with `hf_tlm.Subset.load` and with `datasets.load_dataset`; its `report.md` says what was found.

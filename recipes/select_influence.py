@@ -1,16 +1,16 @@
 r"""Keep the most influential part of a subset (ISS): task + subset -> smaller subset.
 
-    accelerate launch recipes/select_influence.py --task path/to/scierc --subset runs/scierc-bm25 --fraction 0.2 \
-        --model_config recipes/configs/models/bert_tiny.json --output_dir runs/scierc-iss
-    python recipes/select_influence.py --task path/to/scierc --subset runs/scierc-bm25 --method random --fraction 0.2 \
+    hf-tlm select-influence --task path/to/scierc --subset runs/scierc-bm25 --fraction 0.2 \
+        --model_config models/bert_tiny --output_dir runs/scierc-iss
+    hf-tlm select-influence --task path/to/scierc --subset runs/scierc-bm25 --method random --fraction 0.2 \
         --output_dir runs/scierc-random-20
-    python recipes/select_influence.py --task path/to/scierc --subset runs/scierc-bm25 --fraction 0.2 \
+    hf-tlm select-influence --task path/to/scierc --subset runs/scierc-bm25 --fraction 0.2 \
         --score_model runs/score-model --work_dir /shared/scierc-scores --executor slurm --num_shards 16 \
         --executor_options '{"partition": "gpu", "time": "2:00:00"}' --output_dir runs/scierc-iss
 
 A score model is trained on the task (--score_model scratch; the options of training are its own), or given. Every
-process, or every task of an executor, scores its share of the passages. Run the same command again to continue an
-interrupted run.
+process (`accelerate launch recipes/select_influence.py ...`, or --num_processes), or every task of an executor, scores its
+share of the passages. Run the same command again to continue an interrupted run.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 r"""Train a text classifier from scratch on a labelled task and a retrieved subset (TLM), and evaluate it.
 
-    python recipes/retrieve.py --task path/to/scierc --corpus 'path/to/corpus/*.parquet' --output_dir runs/scierc-bm25
-    accelerate launch recipes/train_tlm.py --config recipes/configs/tlm/tiny.yaml \
-        --task path/to/scierc --subset runs/scierc-bm25 --seeds 0 1 2 --output_dir runs/scierc-tlm
+    hf-tlm retrieve --task path/to/scierc --corpus 'path/to/corpus/*.parquet' --output_dir runs/scierc-bm25
+    hf-tlm train --config tlm/tiny --task path/to/scierc --subset runs/scierc-bm25 --seeds 0 1 2 \
+        --output_dir runs/scierc-tlm
 
-The paper's settings are in recipes/configs/tlm: `--config recipes/configs/tlm/base.yaml
-recipes/configs/tlm/scierc_small.yaml`. Run the same command again to continue an interrupted run.
+The paper's settings are presets: `--config tlm/base tlm/scierc_small`; `hf-tlm presets tlm` lists them. On several devices:
+`accelerate launch recipes/train_tlm.py ...`, or --num_processes. Run the same command again to continue an interrupted run.
 """
 
 from __future__ import annotations

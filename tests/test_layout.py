@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 # Later groups may import from earlier ones; members of a group from each other.
 ORDER = [
-    {"version", "errors", "objective_specs", "utils"},
+    {"version", "errors", "objective_specs", "commands", "presets", "utils"},
     {"config", "hub"},
     {"tasks", "corpora"},
     {"retrieval"},
@@ -25,6 +25,7 @@ ORDER = [
     {"runs"},
     {"experiments"},
     {"analysis"},
+    {"completion", "launch", "cli", "__main__"},
 ]
 MODULES = sorted((ROOT / "hf_tlm").rglob("*.py"))
 # By the name that it is imported by.

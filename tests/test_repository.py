@@ -115,6 +115,6 @@ def test_one_version_everywhere(metadata):
 
 def test_package_data_is_there(metadata):
     for package, patterns in metadata["package_data"].items():
-        folder = ROOT / package.replace(".", "/")
+        folder = ROOT / metadata["package_dir"].get(package, package.replace(".", "/"))
         assert package in metadata["packages"]
         assert all(list(folder.glob(pattern)) for pattern in patterns)

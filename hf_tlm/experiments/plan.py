@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from hf_tlm.commands import command_of
 from hf_tlm.config import read_configs
 from hf_tlm.experiments.arms import Arm, ReproductionError, TaskEntry, slug
 from hf_tlm.experiments.own_options import OF_TOKENIZER, check_options
@@ -100,7 +101,7 @@ class Plan:
         """What a user would type for this step alone; None for a tokenizer, which has no recipe."""
         if step.kind == TOKENIZER:
             return None
-        parts = ["python", f"recipes/{step.kind}.py", *(["--config", *self.files] if self.files else [])]
+        parts = ["hf-tlm", str(command_of(step.kind)), *(["--config", *self.files] if self.files else [])]
         for name, value in {**self.values(step), "output_dir": str(self.folder(step))}.items():
             parts += [f"--{name}", *map(_written, value if isinstance(value, list) else [value])]
         return shlex.join(parts)

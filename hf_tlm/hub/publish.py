@@ -107,7 +107,7 @@ def publish_result(
     try:
         return publish(folder, repo_id, token=token, private=private, revision=revision)
     except HubError as error:
-        command = ["python", "recipes/publish.py", f"--{kind}", str(folder), "--repo_id", repo_id]
+        command = ["hf-tlm", "publish", f"--{kind}", str(folder), "--repo_id", repo_id]
         command += [] if private is None else ["--private", str(private).lower()]
         command += [] if revision is None else ["--revision", revision]
         later = f"The result is whole in {folder}. To publish it later:\n  {shlex.join(command)}"

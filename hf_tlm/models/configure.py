@@ -18,6 +18,7 @@ from transformers.activations import ACT2FN
 from hf_tlm.hub.checkpoint import split_revision
 from hf_tlm.models.errors import ModelError
 from hf_tlm.models.families import check_family, family_of
+from hf_tlm.presets import did_you_mean, find
 
 # Of older configs, without an effect where they have these values.
 _LEFT = {"position_embedding_type": "absolute", "gradient_checkpointing": False}
@@ -35,8 +36,9 @@ def read_config(model_config: str | os.PathLike | dict) -> PreTrainedConfig:
         ModelError: not readable, no `model_type`, or an unsupported one; an impossible value, or in a file a key that
             this type of model has not.
     """
-    if isinstance(model_config, dict) or Path(model_config).is_file():
-        values = model_config if isinstance(model_config, dict) else _read_json(Path(model_config))
+    file = None if isinstance(model_config, dict) else find(model_config)
+    if file is None or file.is_file():
+        values = model_config if file is None else _read_json(file)
         if "model_type" not in values:
             raise ModelError(f"A model config needs a `model_type` (bert, roberta, ...); found {sorted(values)}.")
         check_family(values["model_type"])
@@ -44,7 +46,7 @@ def read_config(model_config: str | os.PathLike | dict) -> PreTrainedConfig:
             config = AutoConfig.for_model(**values)
         except (ValueError, TypeError, AttributeError, StrictDataclassError) as error:
             raise ModelError(f"transformers makes no config of {_shown(model_config)}: {error}") from error
-        if values is not model_config:
+        if file is not None:
             _check_names(values, config, model_config)
         _check_values(config, _shown(model_config))
     else:
@@ -53,7 +55,8 @@ def read_config(model_config: str | os.PathLike | dict) -> PreTrainedConfig:
             config = AutoConfig.from_pretrained(name, revision=revision)
         except (OSError, ValueError, TypeError, AttributeError, StrictDataclassError) as error:
             raise ModelError(
-                f"--model_config {model_config!r} is neither a JSON file nor a model with a config: {error}"
+                f"--model_config {model_config!r} is neither a JSON file, a preset, nor a model with a config."
+                f"{did_you_mean(name)} {error}"
             ) from error
     family_of(config)
     return config
@@ -119,8 +122,8 @@ def build_config(
     """Architecture from `model_config`; vocabulary and special ids from the tokenizer; classes from the task.
 
     Args:
-        model_config: a JSON file or a mapping of config values with `model_type`, or a Hub id,
-            with `@revision` if wanted, whose config is taken (its weights are not).
+        model_config: a JSON file, a preset (`models/bert_tiny`) or a mapping of config values with `model_type`, or a
+            Hub id, with `@revision` if wanted, whose config is taken (its weights are not).
         max_length: longest sequence in tokens; the config must have that many positions.
 
     Raises:

@@ -52,7 +52,7 @@ def _processor() -> str:
 
 def command_line() -> str:
     """The command of this process as a record of it shows it: without the folders of the recipe, and without a token."""
-    shown = [Path(sys.argv[0]).name]
+    shown = Path(sys.argv[0]).name.split()  # `train_tlm.py`, or `hf-tlm train`.
     for before, argument in zip(sys.argv, sys.argv[1:], strict=False):
         name, equals, _ = argument.partition("=")
         if name in TOKENS and equals:

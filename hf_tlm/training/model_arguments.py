@@ -23,8 +23,8 @@ class ModelArguments(InitializationArguments, LoraArguments):
     model_config: str = field(
         default="recipes/configs/models/bert_tiny.json",
         metadata={
-            "help": "JSON file with a transformers config, or a Hub id (@revision if wanted) whose architecture is "
-            "used, not its weights."
+            "help": "JSON file with a transformers config, a preset (models/bert_tiny), or a Hub id (@revision if wanted) "
+            "whose architecture is used, not its weights."
         },
     )
     model_name_or_path: str | None = field(

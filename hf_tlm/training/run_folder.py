@@ -13,6 +13,7 @@ from hf_tlm.errors import HfTlmError
 from hf_tlm.models import MLM_SUBFOLDER
 from hf_tlm.models.composite_files import GENERATOR
 from hf_tlm.objective_specs import OBJECTIVES
+from hf_tlm.presets import find
 from hf_tlm.training.base_arguments import BaseArguments
 from hf_tlm.utils.claims import Claim
 from hf_tlm.utils.files import atomic_file, atomic_write, sha256
@@ -71,7 +72,7 @@ def local_files(model: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
         if name == "model_config" and model.get("model_name_or_path") is not None:
             continue  # It is not read.
         value = model.get(name)
-        path = Path(value) if isinstance(value, str) else None
+        path = None if not isinstance(value, str) else find(value) if name == "model_config" else Path(value)
         if path is None or not path.exists():
             continue
         folders = (path, path / MLM_SUBFOLDER, path / GENERATOR)

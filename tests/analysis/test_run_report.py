@@ -141,11 +141,13 @@ def test_the_recorded_task_is_found_again(run, tmp_path, monkeypatch):
     (tmp_path / "task.yaml").write_text("train_tlm: {task: data}\n")
     results = json.loads((run / "results.json").read_text())
     monkeypatch.chdir(tmp_path)
-    for command in ("train_tlm.py --task data --seeds 0 1", "train_tlm.py --config task.yaml --rho1 3"):
+    commands = ["train_tlm.py --task data --seeds 0 1", "train_tlm.py --config task.yaml --rho1 3"]
+    commands += ["hf-tlm train --config task.yaml --rho1 3", "hf-tlm train --config tlm/tiny --task data"]
+    for command in commands:
         write_json(run / "results.json", results | {"command": command})
         assert "text" in page_of(run, tmp_path).tables["test: errors, the surest first"][0]
     # Other data than the run's have other texts, and a command can be anything.
-    for command in ("train_tlm.py --task data --text_column label", "train_tlm.py --task nowhere", "'", 7, ""):
+    for command in ("train_tlm.py --task data --text_column label", "train_tlm.py --task nowhere", "hf-tlm", "'", 7, ""):
         write_json(run / "results.json", results | {"command": command})
         assert "text" not in page_of(run, tmp_path).tables["test: errors, the surest first"][0]
 

@@ -100,7 +100,7 @@ def test_baselines_are_made_once_and_score_as_the_other_arms_do():
         task_args, args = parse_step(plan, step)
         assert task_args.metric == "micro_f1" and args.baseline == step.arm.name
         assert plan.record_file(step).parent.name == "runs"
-    assert shlex.split(plan.command(without[1]))[:2] == ["python", "recipes/baseline.py"]
+    assert shlex.split(plan.command(without[1]))[:2] == ["hf-tlm", "baseline"]
     assert [arm.name for arm in Arm.read("linear").with_objectives([("mlm", {}), ("cocolm", {})])] == ["linear"]
 
 
@@ -283,8 +283,8 @@ def test_the_command_of_a_step_does_the_same(monkeypatch):
     monkeypatch.chdir(ROOT)
     plan = from_files(*CPU, "rho1.yaml")
     step = next(step for step in plan.trainings if step.arm.name == "corpus only")
-    python, recipe, *arguments = shlex.split(plan.command(step))
-    assert (python, recipe) == ("python", "recipes/train_tlm.py")
+    program, command, *arguments = shlex.split(plan.command(step))
+    assert (program, command) == ("hf-tlm", "train")
     classes = (TaskArguments, ModelArguments, TlmArguments, SubsetArguments)
     *typed, subset = parse(*classes, recipe="train_tlm", description="", args=arguments)
     task_args, model_args, args = parse_step(plan, step)

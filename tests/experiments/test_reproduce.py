@@ -111,7 +111,7 @@ def test_what_is_written(work, whole):
     assert len(list((out / "preparations").glob("*.json"))) == 2 and not list(out.rglob("*.lock"))
     record = json.loads((out / "runs/scierc.bm25.seed-1.json").read_text())
     results = json.loads((out / "scierc/bm25/seed-1/results.json").read_text())
-    assert record["command"].startswith("python recipes/train_tlm.py --config ") and record["started_by"]
+    assert record["command"].startswith("hf-tlm train --config ") and record["started_by"]
     assert (record["task"], record["arm"], record["seed"], record["objective"]) == ("scierc", "BM25", 1, "mlm")
     for name in ("validation", "test", "cost", "parameters", "stages"):
         assert record[name] == results["seeds"][0][name]

@@ -134,5 +134,5 @@ def test_arguments_of_recipes_that_make_a_subset(hub, subset, tmp_path, monkeypa
     assert token not in repr(args)
     with pytest.raises(HubError) as caught:
         args.publish(tmp_path / "subset")
-    later = f"recipes/publish.py --subset {tmp_path / 'subset'} --repo_id alice/passages --private false --revision next"
+    later = f"hf-tlm publish --subset {tmp_path / 'subset'} --repo_id alice/passages --private false --revision next"
     assert later in str(caught.value) and token not in str(caught.value)

@@ -108,7 +108,7 @@ def test_a_push_that_fails_leaves_the_run_and_says_how_to_publish_it(
         go(tmp_path / "out", task, hub_token=token)
     message = str(caught.value)
     assert "Nothing was published" in message
-    assert f"python recipes/publish.py --model {tmp_path / 'out'} --repo_id alice/toy" in message
+    assert f"hf-tlm publish --model {tmp_path / 'out'} --repo_id alice/toy" in message
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert results["command"] == "train_tlm.py --hub_token '<hidden>' '--hub_token=<hidden>' --hub-token '<hidden>'"
     assert results["summary"] and "Trying again" in caplog.text

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from hf_tlm.analysis.arguments import AnalyzedTask
 from hf_tlm.analysis.report.run_folder import RunFolder
+from hf_tlm.commands import COMMANDS
 from hf_tlm.config import config_files, read_configs
 from hf_tlm.errors import HfTlmError
 from hf_tlm.hub.run_files import is_foreign
+from hf_tlm.presets import find
 from hf_tlm.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -66,12 +68,15 @@ def _options(run: RunFolder) -> dict[str, Any]:
     command = None if is_foreign(run.path) else run.record.get("command")
     try:
         recipe, *arguments = shlex.split(command) if isinstance(command, str) else [""]
+        if recipe == "hf-tlm":  # Its command names the recipe.
+            recipe, *arguments = arguments
+            recipe, _ = COMMANDS.get(recipe, ("", ""))
     except ValueError:
         return {}
     values: dict[str, Any] = {}
     try:
         files = config_files(arguments)
-        values |= read_configs(files, recipe.removesuffix(".py")) if all(map(os.path.isfile, files)) else {}
+        values |= read_configs(files, recipe.removesuffix(".py")) if all(find(file).is_file() for file in files) else {}
     except (ValueError, OSError, HfTlmError, argparse.ArgumentError, SystemExit):
         pass  # The files are elsewhere; what stands in the command itself still holds.
     name = None

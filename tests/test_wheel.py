@@ -1,0 +1,84 @@
+"""The package as a wheel installs it, in an empty folder: no clone is near, and recipes and presets are there."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hf_tlm.commands import COMMANDS
+from support.launching import TINY
+from support.toys import write_files
+
+ROOT = Path(__file__).resolve().parent.parent
+pytestmark = pytest.mark.slow
+
+
+def run(command, folder, environment, status=0):
+    done = subprocess.run(list(map(str, command)), cwd=folder, env=environment, capture_output=True, text=True, timeout=480)
+    assert done.returncode == status, done.stdout[-3000:] + done.stderr[-6000:]
+    return done.stdout if status == 0 else done.stderr
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """(command, empty folder, environment) of a wheel that was built and installed beside the dependencies."""
+    base = tmp_path_factory.mktemp("wheel")
+    source, target, empty = base / "source", base / "installed", base / "empty"
+    empty.mkdir()
+    ignore = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    for name in ("hf_tlm", "recipes"):
+        shutil.copytree(ROOT / name, source / name, ignore=ignore)
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source / name)
+    pip, quiet = [sys.executable, "-m", "pip"], ["--quiet", "--disable-pip-version-check", "--no-deps", "--no-index"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    run([*pip, "wheel", *quiet, "--no-build-isolation", "--wheel-dir", base, source], base, environment)
+    (wheel,) = base.glob("hf_tlm-*.whl")
+    run([*pip, "install", *quiet, "--target", target, wheel], base, environment)
+    shutil.rmtree(source)
+    environment |= {"PYTHONPATH": str(target), "OMP_NUM_THREADS": "1"}
+    return target / "bin" / "hf-tlm", empty, environment
+
+
+def test_every_command_has_help_and_presets_a_name(installed):
+    command, folder, environment = installed
+    place = run([sys.executable, "-c", "import hf_tlm; print(hf_tlm.__file__)"], folder, environment)
+    assert Path(place.strip()) == command.parent.parent / "hf_tlm" / "__init__.py"
+    assert run([command, "--version"], folder, environment).startswith("hf-tlm ")
+    for name in COMMANDS:
+        assert f"usage: hf-tlm {name} " in run([command, name, "--help"], folder, environment)
+    presets = run([command, "presets"], folder, environment).splitlines()
+    configs = [path for path in (ROOT / "recipes" / "configs").glob("*/*") if path.is_file()]
+    assert len(presets) == len(configs) > 100
+    assert "Did you mean tlm/coffee?" in run([command, "presets", "tlm/cofee"], folder, environment, status=1)
+
+
+def test_retrieve_and_train_on_two_processes(installed):
+    command, folder, environment = installed
+    work = folder / "data"
+    work.mkdir(exist_ok=True)  # A test that failed is run again.
+    write_files(work)
+    data = ["--task", work / "task"]
+    run(
+        [command, "retrieve", *data, "--corpus", work / "corpus.parquet", "--top_k", 4, "--output_dir", "bm25"],
+        folder,
+        environment,
+    )
+    assert (folder / "bm25" / "report.md").is_file()
+    train = ["train", "--config", "tlm/tiny", *data, "--subset", "bm25", "--output_dir", "tlm"]
+    train += ["--model_config", "models/bert_tiny", *TINY, "--total_batch_size", "8"]
+    run([command, *train, "--num_processes", "2"], folder, environment)
+    results = json.loads((folder / "tlm" / "results.json").read_text(encoding="utf-8"))
+    assert results["environment"]["processes"] == 2 and results["command"].startswith(
+        "hf-tlm train --config tlm/tiny --task "
+    )
+    # A finished run is only told again, by accelerate's own command too.
+    accelerate = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", 1, "--num_machines", 1]
+    accelerate += ["--mixed_precision", "no", "--dynamo_backend", "no", "-m", "hf_tlm.cli"]
+    assert "test" in run([*accelerate, *train], folder, environment)
+    wrong = run([command, *train, "--rho1", "5"], folder, environment, status=1)
+    assert "other settings (rho1" in wrong and "Traceback" not in wrong
