@@ -42,7 +42,6 @@ SENTENCEPIECE = ["sentencepiece>=0.2,<0.3"]
 OPTIM = ["pytorch_optimizer>=4.1,<4.2"]  # its LAMB is subclassed and set through its internals
 CRF = ["pytorch-crf>=0.7.2,<0.8"]
 SEARCH = ["optuna>=4,<6"]
-DEEPSPEED = ["deepspeed>=0.19.8,<0.20"]  # its engine is called step by step; built where it is installed
 ANALYSIS = ["matplotlib>=3.8,<4"]  # scikit-learn is needed anyway
 DOCS = ["sphinx>=9,<10", "furo>=2025.12", "myst-parser>=5,<6", "sphinx-copybutton>=0.5,<1"]
 TEST = [
@@ -62,7 +61,6 @@ EXTRAS = {
     "crf": CRF,
     "search": SEARCH,
     "analysis": ANALYSIS,
-    "deepspeed": DEEPSPEED,
     "docs": DOCS,
     "test": TEST,
     "dev": [*TEST, *DOCS, "ruff>=0.12", "mypy>=2.4,<3", "pre-commit>=4"],

@@ -50,8 +50,8 @@ from hf_tlm.training.checkpoint_pushes import CheckpointPushes, fetch_run
 from hf_tlm.training.finished import MODEL, finished
 from hf_tlm.training.initialization import with_initialization
 from hf_tlm.training.publishing import check_hub, publish_run
+from hf_tlm.training.resumable import trained_model
 from hf_tlm.training.run_folder import RESULTS_FILE, claim, copy_best_model, settings
-from hf_tlm.training.sharded import trained_model
 from hf_tlm.utils.locks import owns_output_dir
 from hf_tlm.utils.seals import write_seal
 

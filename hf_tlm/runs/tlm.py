@@ -137,10 +137,9 @@ def _run_seed(
         processing_class=setup.tokenizer,
         compute_metrics=compute_metrics,
     )
-    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
-        # Left to itself the Trainer would shard the model, which both do with an optimizer only.
+    if trainer.is_fsdp_enabled:
+        # Left to itself the Trainer would shard the model, which FSDP does with an optimizer only.
         trainer.accelerator.prepare_model(model.to(args.device), evaluation_mode=True)
-        trainer.is_deepspeed_enabled = False
     record = {
         "seed": seed,
         "model_type": model.config.model_type,

@@ -155,10 +155,10 @@ class TlmArguments(RunArguments):
                 "them out."
             )
         self._check_rate("stage2_muon_learning_rate")
-        sharded = self.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true" or self.deepspeed_plugin is not None
+        sharded = self.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true"
         if self.stage2_ema_decay and sharded:
             raise ArgumentsError(
-                "stage2_ema_decay works neither with FSDP nor with DeepSpeed, whose processes do not hold whole weights "
+                "stage2_ema_decay does not work with FSDP, whose processes do not hold whole weights "
                 "between steps. Use DDP, or leave it out."
             )
         if self.stage2_min_steps and self.stage2_max_steps > 0:

@@ -10,7 +10,6 @@ from typing import ClassVar, TypeVar
 from transformers import TrainingArguments
 
 from hf_tlm.hub.repo_id import find_repo
-from hf_tlm.training.deepspeed import backend, check_deepspeed, check_settings, is_launched
 from hf_tlm.training.errors import ArgumentsError
 from hf_tlm.training.optimizers import MUON, OWN, check_optimizer
 from hf_tlm.training.trainer_options import check_trainer_options
@@ -46,13 +45,11 @@ class BaseArguments(TrainingArguments):
         # A score model's default is "": its folder is chosen later.
         if self.output_dir not in (None, type(self).output_dir) and not str(self.output_dir).strip():
             raise ArgumentsError("output_dir is empty. Give a folder, or leave it out.")
-        check_deepspeed(self)
+        _check_deepspeed(self)
         optim = self.optim
         if optim in OWN:
             check_optimizer(self)
             self.optim = "adamw_torch"  # The Trainer knows its own optimizers only; see `grouped_optimizer`.
-        if is_launched() and self.ddp_backend is None:
-            self.ddp_backend = backend()
         super().__post_init__()
         if optim in OWN:
             self.optim = optim
@@ -60,8 +57,6 @@ class BaseArguments(TrainingArguments):
         self._check_rate("muon_learning_rate")
         # What accelerate's config asks for counts as asked for here: settings and cards say what a run was computed in.
         self.bf16, self.fp16 = (self.mixed_precision == name for name in ("bf16", "fp16"))
-        if self.deepspeed_plugin is not None:
-            check_settings(self.deepspeed_plugin.deepspeed_config)
         _check_hub(self, self.hub_id_name)
         if str(self.resume_from_checkpoint).lower() == "true":
             self.resume_from_checkpoint = None  # It is what a run does.
@@ -185,6 +180,15 @@ class PublishedArguments(BaseArguments):
             "<hub_revision or main>-checkpoints, which --resume_from_checkpoint owner/name@main-checkpoints continues from."
         },
     )
+
+
+def _check_deepspeed(args: BaseArguments) -> None:
+    if args.deepspeed or os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true":
+        raise ArgumentsError(
+            "Runs do not use DeepSpeed; received "
+            + (f"deepspeed {args.deepspeed!r}" if args.deepspeed else "accelerate's distributed_type DEEPSPEED")
+            + ". Start the processes with recipes/configs/accelerate/ddp.yaml, or with fsdp.yaml, which shards a model."
+        )
 
 
 def _check_hub(args: BaseArguments, id_name: str) -> None:

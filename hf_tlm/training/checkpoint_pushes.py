@@ -20,7 +20,6 @@ from hf_tlm.hub.run_files import CODE, CONTINUING, NAMES, check_sizes, is_ours, 
 from hf_tlm.models import coco_lm
 from hf_tlm.training.base_arguments import BaseArguments
 from hf_tlm.training.checkpoints import best_of, checkpoints_in
-from hf_tlm.training.deepspeed import is_launched
 from hf_tlm.training.run_folder import RESULTS_FILE, SETTINGS_FILE, ProtocolError
 from hf_tlm.training.stages import STAGE_FILE
 from hf_tlm.utils.files import atomic_directory
@@ -131,22 +130,15 @@ def fetch_run(args: BaseArguments) -> None:
 
     A folder that has something in it is left alone, so that the same command continues what it began. Only files of the
     names that recipes write come, and how many bytes of them is said before. Checkpoints hold pickles (of the optimizer and
-    of random generators); this option asks for them. Read as tensors and numbers only, they run no code; DeepSpeed reads
-    them otherwise, and never gets them.
+    of random generators); this option asks for them. Read as tensors and numbers only, they run no code.
 
     Raises:
         HubError: see `hf_tlm.hub.repo.file_sizes`, `hf_tlm.hub.fetch`; or a file is larger than those of runs.
-        ProtocolError: there is no run; it has code that this package did not write; or DeepSpeed would read it.
+        ProtocolError: there is no run; or it has code that this package did not write.
     """
     output_dir = Path(args.output_dir)
     if args.resume_from_checkpoint is None:
         return
-    if is_launched():
-        raise ProtocolError(
-            f"{args.resume_from_checkpoint} is not continued with DeepSpeed, whose checkpoints are pickles that it reads as "
-            "code: somebody else could have written them. Start without DeepSpeed (recipes/configs/accelerate/ddp.yaml) a "
-            "run that was saved without it."
-        )
     if args.process_index != 0 or (output_dir.is_dir() and any(output_dir.iterdir())):
         return
     asked = find_repo(args.resume_from_checkpoint, "model")

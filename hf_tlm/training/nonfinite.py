@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator, DistributedType
+from accelerate import Accelerator
 from safetensors.torch import save
 from transformers import TrainerCallback
 
@@ -62,15 +62,10 @@ class NonFiniteLossCallback(TrainerCallback):
             self.rng["cuda"] = torch.cuda.get_rng_state(args.device)
 
     def on_pre_optimizer_step(self, args, state, control, optimizer=None, **kwargs):
-        # DeepSpeed has taken the step by now: the trainer had it looked at before.
-        if self.accelerator.distributed_type != DistributedType.DEEPSPEED:
-            self.look(args, state.global_step, optimizer)
-
-    def look(self, args, step: int, optimizer: torch.optim.Optimizer) -> None:
-        """Look at the losses of a step on all processes, and stop the run if one is not finite.
+        """Look at the losses of the step on all processes, and stop the run if one is not finite.
 
         Raises:
-            NonFiniteLossError: a loss of the `step`-th step, counted from 0, is not finite on one of the processes.
+            NonFiniteLossError: a loss of the step is not finite on one of the processes.
         """
         finite = torch.isfinite(torch.stack(self.losses)).all()
         flags = torch.stack([~finite, torch.tensor(self.interruption.requested, device=finite.device)])
@@ -78,7 +73,7 @@ class NonFiniteLossCallback(TrainerCallback):
         self.interruption.agreed = any(requested for _, requested in flags)
         bad = [process for process, (nonfinite, _) in enumerate(flags) if nonfinite]
         if bad:
-            self._stop(args, step, bad, optimizer.param_groups[0]["lr"])
+            self._stop(args, state.global_step, bad, optimizer.param_groups[0]["lr"])
 
     def _stop(self, args, step: int, bad: list[int], learning_rate: float) -> None:
         folder = Path(args.output_dir) / f"nonfinite-step-{step + 1}"

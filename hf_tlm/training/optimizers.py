@@ -57,7 +57,6 @@ def grouped_optimizer(
     model: nn.Module,
     decaying: Collection[str],
     trainers_choice: Callable[[TrainingArguments, nn.Module], tuple[Any, dict[str, Any]]],
-    apart: bool = False,
 ) -> tuple[Any, dict[str, Any]]:
     """The optimizer's class and arguments, with `params` where the groups are not the Trainer's two.
 
@@ -65,7 +64,6 @@ def grouped_optimizer(
         args: a `TlmArguments`: `optim`, `layerwise_lr_decay`, and what the optimizer takes.
         decaying: names of the parameters that weight decay is for.
         trainers_choice: `Trainer.get_optimizer_cls_and_kwargs`.
-        apart: see `parameter_groups`.
 
     Raises:
         ArgumentsError: `layerwise_lr_decay` with an optimizer that makes groups of its own.
@@ -75,7 +73,7 @@ def grouped_optimizer(
         cls, kwargs = _own(args.optim), {"lr": args.learning_rate, "betas": betas, "eps": args.adam_epsilon}
     else:
         cls, kwargs = trainers_choice(args, model)
-        if args.layerwise_lr_decay == 1 and not apart:
+        if args.layerwise_lr_decay == 1:
             return cls, kwargs
         if not isinstance(cls, type) or {"params", "model", "optimizer_dict"} & kwargs.keys():
             raise ArgumentsError(
@@ -90,7 +88,6 @@ def grouped_optimizer(
         layerwise_lr_decay=args.layerwise_lr_decay,
         # As in the authors' code: with a ratio of norms, a bias that starts at 0 would stay near it.
         others={"adam": True} if args.optim == LAMB else {},
-        apart=apart,
         muon_learning_rate=(args.muon_learning_rate or args.learning_rate) if args.optim == MUON else None,
     )
     return cls, kwargs | {"params": groups}
@@ -114,7 +111,6 @@ def parameter_groups(
     weight_decay: float,
     layerwise_lr_decay: float = 1.0,
     others: Mapping[str, Any] = MappingProxyType({}),
-    apart: bool = False,
     muon_learning_rate: float | None = None,
 ) -> list[dict[str, Any]]:
     """Every trainable parameter in one group: learning rate x layerwise_lr_decay ^ its distance from the top.
@@ -125,7 +121,6 @@ def parameter_groups(
     Args:
         decaying: names of the parameters that weight decay is for.
         others: further entries of the groups that do not decay.
-        apart: also divide them so that what is in a group is used in the same batches: bodies, and each module of a head.
         muon_learning_rate: the matrices of the layers have groups of their own, with this rate and `"muon": True`, after
             the others. None: they have none.
 
@@ -133,25 +128,21 @@ def parameter_groups(
         Groups for an optimizer: `params`, `lr`, `weight_decay`; those of the full rate first, since the Trainer logs the
         first group's.
     """
-    distances = distances_from_top(model) if layerwise_lr_decay != 1 or apart else {}
+    distances = distances_from_top(model) if layerwise_lr_decay != 1 else {}
     matrices = set() if muon_learning_rate is None else layer_matrices(model)
-    groups: dict[tuple[bool, int, bool, str], list[nn.Parameter]] = {}
+    groups: dict[tuple[bool, int, bool], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            distance, part = distances.get(name, 0), ""
-            if apart:
-                part = name.split(".")[0] if distance else name.rpartition(".")[0]
-            if layerwise_lr_decay == 1:
-                distance = 0
-            groups.setdefault((name in matrices, distance, name not in decaying, part), []).append(parameter)
+            distance = distances.get(name, 0)
+            groups.setdefault((name in matrices, distance, name not in decaying), []).append(parameter)
     return [
         {
-            "params": groups[muon, distance, plain, part],
+            "params": groups[muon, distance, plain],
             "lr": (muon_learning_rate if muon else learning_rate) * layerwise_lr_decay**distance,
             **({"weight_decay": 0.0, **others} if plain else {"weight_decay": weight_decay}),
             **({"muon": True} if muon else {}),
         }
-        for muon, distance, plain, part in sorted(groups)
+        for muon, distance, plain in sorted(groups)
     ]
 
 

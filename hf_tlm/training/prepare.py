@@ -26,7 +26,6 @@ from hf_tlm.tasks import Task
 from hf_tlm.training.applicable import check_applicable, check_rdrop, check_together, of_other_stage
 from hf_tlm.training.arguments import TlmArguments
 from hf_tlm.training.by_task import with_task_defaults
-from hf_tlm.training.deepspeed import is_launched
 from hf_tlm.training.errors import ArgumentsError
 from hf_tlm.training.initialization import Initialization, with_initialization
 from hf_tlm.training.model_arguments import ModelArguments
@@ -315,7 +314,7 @@ def check_model(args: RunArguments, model_args: ModelArguments) -> None:
 
     Raises:
         ArgumentsError: an objective that does not go with the body, with use_peft or with FSDP, or that has no use for an
-            option; use_peft with DeepSpeed or Muon.
+            option; use_peft with Muon.
         ModelError: see `read_config` and `auxiliary_config`.
     """
     if args.fsdp and args.parallel_mode.value != "distributed":
@@ -333,11 +332,6 @@ def check_model(args: RunArguments, model_args: ModelArguments) -> None:
                 f"{name} {getattr(model_args, name)} is of an auxiliary model from scratch; this run's is read from "
                 f"{read_from!r} as it is. Leave {name} out."
             )
-    if model_args.use_peft and is_launched():
-        raise ArgumentsError(
-            "use_peft does not work with DeepSpeed: what it trains is too small to be worth sharding. Use DDP, for instance "
-            "recipes/configs/accelerate/ddp.yaml."
-        )
     spec, model_args = OBJECTIVES[args.objective], model_args.with_objective_defaults(args.objective)
     if spec.corrupts and (model_args.use_peft or args.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true"):
         raise ArgumentsError(

@@ -12,11 +12,12 @@ from pathlib import Path
 import torch
 from accelerate.utils import broadcast_object_list
 from safetensors import SafetensorError
+from torch import nn
 from transformers import Trainer
 
 from hf_tlm.data.interleave import InterleavedBatchSampler
 from hf_tlm.errors import HfTlmError
-from hf_tlm.hub.run_files import is_foreign
+from hf_tlm.models import gather_fsdp
 from hf_tlm.models.onednn import OneDnnLinear
 from hf_tlm.models.pickles import reading_pickles
 from hf_tlm.training.checkpoints import (
@@ -92,8 +93,6 @@ class ResumableTrainer(Trainer):
     def watched(self, loss: torch.Tensor, terms: Mapping[str, torch.Tensor]) -> None:
         """Have a micro-batch's training loss looked at, with its named terms, scalars."""
         self.watch.add(loss, terms)
-        if self.is_deepspeed_enabled and self.accelerator.sync_gradients:
-            self.watch.look(self.args, self.state.global_step, self.optimizer)  # It steps at the end of backward.
 
     def _checkpoint_to_resume(self, wanted: str | bool | None) -> str | None:
         """One process reads and checks, so that all take the same."""
@@ -104,7 +103,7 @@ class ResumableTrainer(Trainer):
             try:
                 path = last_complete_checkpoint(self.args.output_dir) if wanted is True else check_checkpoint(wanted)
                 if path is not None:
-                    self._check_foreign(path)
+                    _check_readable(Path(path))
                     warn_of_other_processes(path, self.args.world_size)
             except CheckpointError as error:
                 problem = str(error)
@@ -165,13 +164,6 @@ class ResumableTrainer(Trainer):
         if self.args.should_save:
             rotate(folder, limit=limit)
 
-    def _check_foreign(self, checkpoint: str) -> None:
-        if self.is_deepspeed_enabled and is_foreign(checkpoint):
-            raise CheckpointError(
-                f"{checkpoint} came from the Hub, and DeepSpeed's checkpoints are pickles that it reads as code: somebody "
-                "else could have written them. Nothing was loaded. Start without DeepSpeed, or in another output folder."
-            )
-
     @contextlib.contextmanager
     def _keeping_failures(self) -> Iterator[None]:
         """Keep the first error of the disk instead of raising it."""
@@ -203,3 +195,20 @@ class ResumableTrainer(Trainer):
             f"Could not save {folder}: {cause}. {before}. Free or enlarge the disk, or make the folder writable, then run "
             "the same command: it continues."
         ) from self._failure
+
+
+def _check_readable(checkpoint: Path) -> None:
+    """Refuse a checkpoint of DeepSpeed, which earlier versions wrote: the Trainer would go on without its optimizer."""
+    if any(checkpoint.glob("global_step*/*_optim_states.pt")):
+        raise CheckpointError(
+            f"{checkpoint} was saved with DeepSpeed, which runs do not use any more, and its optimizer's state is read by "
+            "nothing else. Start in another output folder; recipes/configs/accelerate/fsdp.yaml shards a model."
+        )
+
+
+def trained_model(trainer: Trainer) -> nn.Module:
+    """Return the model that `trainer` trained, whole and free of what distributed it.
+
+    All processes must call this.
+    """
+    return gather_fsdp(trainer.accelerator.unwrap_model(trainer.model))

@@ -10,7 +10,7 @@ from hf_tlm.data.interleave import InterleavedBatchSampler, InterleavedDataset
 from hf_tlm.data.streaming import StreamedBlocks
 from hf_tlm.training.budget import TimeBudgetCallback
 from hf_tlm.training.optimizers import grouped_optimizer
-from hf_tlm.training.sharded import ShardedTrainer
+from hf_tlm.training.resumable import ResumableTrainer
 from hf_tlm.utils.memory import keep_freed_memory
 from hf_tlm.utils.signals import ignore_sigterm
 
@@ -26,7 +26,7 @@ class _Epochs(TrainerCallback):
         sampler.set_epoch(state.global_step // sampler.steps_per_epoch)
 
 
-class SampledTrainer(ShardedTrainer):
+class SampledTrainer(ResumableTrainer):
     """What `TlmTrainer` and the Trainer of fine-tuning have in common.
 
     The only changes: training batches are those of `batch_sampler`, a pure function of seed and step, whatever the number
@@ -54,7 +54,7 @@ class SampledTrainer(ShardedTrainer):
 
     def get_optimizer_cls_and_kwargs(self, args, model=None):
         decaying, theirs = self.get_decay_parameter_names(model), super().get_optimizer_cls_and_kwargs
-        return grouped_optimizer(args, model, decaying, theirs, apart=self.is_deepspeed_enabled)
+        return grouped_optimizer(args, model, decaying, theirs)
 
     def get_train_dataloader(self) -> DataLoader:
         args = self.args

@@ -17,7 +17,7 @@ from hf_tlm.models.dropout import set_dropout
 from hf_tlm.training.arguments import TlmArguments
 from hf_tlm.training.cost import Cost
 from hf_tlm.training.finished import STAGE, finished
-from hf_tlm.training.sharded import trained_model
+from hf_tlm.training.resumable import trained_model
 from hf_tlm.training.trainer import TlmTrainer
 from hf_tlm.utils.seals import write_seal
 

@@ -51,8 +51,7 @@ class TlmTrainer(SampledTrainer):
     The only changes: task and corpus batches take turns (`InterleavedBatchSampler`); `compute_loss` applies the
     objective of the batch's stream, normalised over the whole optimizer step (`get_batch_samples` counts what each mean
     is over, on all processes); `log` adds the objectives' named terms and the cost. A loss that is not finite ends the run,
-    checkpoints are sealed and SIGTERM saves (`ResumableTrainer`), DeepSpeed computes what DDP does (`ShardedTrainer`);
-    evaluation, schedules and distribution are the Trainer's.
+    checkpoints are sealed and SIGTERM saves (`ResumableTrainer`); evaluation, schedules and distribution are the Trainer's.
 
     Args:
         model: a `TlmModel`, or for objectives with replaced tokens a `CorruptAndPredict`.

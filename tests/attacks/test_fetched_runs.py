@@ -19,7 +19,7 @@ from hf_tlm.runs import ProtocolError, predict, run_tlm
 from hf_tlm.training import ModelArguments, TlmArguments
 from hf_tlm.training.checkpoint_pushes import OWN_CODE, CheckpointPushes, _copy, fetch_run
 from hf_tlm.training.checkpoints import CheckpointError, checkpoints_in, seal
-from hf_tlm.training.resumable import ResumableTrainer
+from hf_tlm.training.resumable import _check_readable
 from hf_tlm.utils.seals import SEAL
 from support.report_runs import tlm_run
 from support.toys import FAST, TINY_CONFIGS, make_task
@@ -91,19 +91,13 @@ def test_links_out_of_the_repository_are_not_followed(tmp_path):
     assert not (tmp_path / "copy").exists()
 
 
-def test_deepspeed_gets_no_run_of_the_hub(hub, tmp_path, monkeypatch):
-    """Neither before it is fetched nor later, when the command is started again."""
-    hub.put("mallory/run", RUN)
-    fetch(tmp_path / "out")
-    hub.log.clear()
-    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
-    with pytest.raises(ProtocolError, match="not continued with DeepSpeed"):
-        fetch(tmp_path / "other")
-    assert not hub.log and not (tmp_path / "other").exists()
-    trainer = SimpleNamespace(is_deepspeed_enabled=True)
-    with pytest.raises(CheckpointError, match="came from the Hub, and DeepSpeed's checkpoints are pickles"):
-        ResumableTrainer._check_foreign(trainer, str(tmp_path / "out/seed-0/stage1/checkpoint-2"))
-    ResumableTrainer._check_foreign(trainer, str(tmp_path / "own/seed-0/stage1/checkpoint-2"))
+def test_checkpoints_of_deepspeed_are_refused(tmp_path):
+    """Earlier versions wrote them; the Trainer would continue without the optimizer's state."""
+    checkpoint = tmp_path / "checkpoint-2"
+    (checkpoint / "global_step2").mkdir(parents=True)
+    (checkpoint / "global_step2" / "zero_pp_rank_0_mp_rank_00_optim_states.pt").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="checkpoint-2 was saved with DeepSpeed.*another output folder"):
+        _check_readable(checkpoint)
 
 
 @pytest.fixture

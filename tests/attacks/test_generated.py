@@ -76,7 +76,7 @@ def test_any_value_of_a_file_is_typed_or_refused(cls, data):
 @examples(25)
 @given(data=st.data())
 def test_any_command_line_is_parsed_or_refused(recipe, data):
-    names = sorted({name for cls in CLASSES[recipe] for name in NAMES[cls]} - {"config", "deepspeed"})
+    names = sorted({name for cls in CLASSES[recipe] for name in NAMES[cls]} - {"config"})
     line = []
     for _ in range(data.draw(st.integers(1, 3))):
         line += ["--" + data.draw(st.sampled_from(names)), *data.draw(st.lists(TEXTS, max_size=2))]

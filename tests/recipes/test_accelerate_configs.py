@@ -15,7 +15,6 @@ KINDS = {
     "cpu_2": DistributedType.MULTI_GPU,
     "ddp": DistributedType.MULTI_GPU,
     "fsdp": DistributedType.FSDP,
-    "zero2": DistributedType.DEEPSPEED,
 }
 
 
@@ -35,16 +34,15 @@ def test_accelerate_reads_the_file(name):
     assert load_config_from_file(str(path)).distributed_type == KINDS[name]
     args = launched(name, *(["--num_processes", "4"] if name != "cpu_2" else []))
     assert args.num_processes == (2 if name == "cpu_2" else 4) and args.num_machines == 1
-    assert (args.use_fsdp, args.use_deepspeed) == (name == "fsdp", name == "zero2")
+    assert (args.use_fsdp, args.use_deepspeed) == (name == "fsdp", False)
     assert args.multi_gpu == (name in ("cpu_2", "ddp")) and args.use_cpu == (name == "cpu_2")
     # accelerate takes any key in a section; those it has no option for do nothing.
     options = vars(launch_command_parser().parse_args(["x.py"]))
-    for section in ("fsdp_config", "deepspeed_config"):
-        for key, value in yaml.safe_load(path.read_text()).get(section, {}).items():
-            assert key in options and getattr(args, key) == value, key
+    for key, value in yaml.safe_load(path.read_text()).get("fsdp_config", {}).items():
+        assert key in options and getattr(args, key) == value, key
 
 
-@pytest.mark.parametrize("name", ["ddp", "fsdp", "zero2"])
+@pytest.mark.parametrize("name", ["ddp", "fsdp"])
 def test_the_number_of_gpus_is_asked_for(name):
     with pytest.raises(ValueError, match="--num_processes"):
         launched(name)
@@ -58,8 +56,3 @@ def test_fsdp_settings_arrive(monkeypatch):
     assert plugin.fsdp_version == 2 and plugin.reshard_after_forward is True and not plugin.cpu_ram_efficient_loading
     assert plugin.auto_wrap_policy is transformer_auto_wrap_policy
     assert "FULL_STATE_DICT" in str(plugin.state_dict_type)
-
-
-def test_zero2_settings_arrive():
-    args = launched("zero2", "--num_processes", "2")
-    assert args.zero_stage == 2 and args.gradient_accumulation_steps == "auto" and args.mixed_precision == "bf16"

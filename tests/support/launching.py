@@ -33,8 +33,6 @@ def launch(*arguments, config=None, processes=1, status=0):
         command += ["tests/support/fsdp_on_cpus.py"] if config == "fsdp" else []
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    if config == "zero2":
-        environment |= {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
         [*command, *map(str, arguments)], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=480
     )

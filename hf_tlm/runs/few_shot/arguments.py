@@ -147,11 +147,11 @@ class FewShotArguments(BaseArguments):
             raise ArgumentsError(
                 f"optim {self.optim} is for large batches, of which a few-shot run has none. Use adamw_torch_fused."
             )
-        sharded = self.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true" or self.deepspeed_plugin is not None
+        sharded = self.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true"
         if sharded:
             raise ArgumentsError(
                 "A few-shot run is for one device, or for several by DDP: accelerate launch --config_file "
-                "recipes/configs/accelerate/ddp.yaml. Neither FSDP nor DeepSpeed is supported."
+                "recipes/configs/accelerate/ddp.yaml. FSDP is not supported."
             )
         if self.ddp_find_unused_parameters is None:
             self.ddp_find_unused_parameters = True  # The copy head of COCO-LM, for one.

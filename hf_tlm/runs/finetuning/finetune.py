@@ -35,8 +35,8 @@ from hf_tlm.training.checkpoint_pushes import CheckpointPushes, fetch_run
 from hf_tlm.training.finished import SEED, finish, finished, unseal
 from hf_tlm.training.optimizers import check_adapted
 from hf_tlm.training.publishing import check_hub, publish_run
+from hf_tlm.training.resumable import trained_model
 from hf_tlm.training.run_folder import claim, settings
-from hf_tlm.training.sharded import trained_model
 from hf_tlm.utils.files import atomic_directory, atomic_write
 from hf_tlm.utils.locks import owns_output_dir
 

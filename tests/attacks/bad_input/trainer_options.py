@@ -35,5 +35,5 @@ CASES = [
     (("--hub_strategy", "bogus"), "bogus"),
     (("--debug", "bogus"), "--debug"),
     (("--bf16", "true", "--fp16", "true"), "fp16 and bf16"),
-    (("--deepspeed", "nofile.json"), "DeepSpeed's settings are accelerate's"),
+    (("--deepspeed", "nofile.json"), "Runs do not use DeepSpeed; received deepspeed 'nofile.json'"),
 ]
