@@ -53,7 +53,9 @@ def as_installed(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", TUTORIALS, ids=page_name)
-def test_a_tutorial_runs(page, as_installed, monkeypatch, capfd):
+def test_a_tutorial_runs(page, as_installed, request, monkeypatch, capfd):
+    if page.stem == "publish_and_load":
+        request.getfixturevalue("hub")  # alice is logged in.
     run_page(page.read_text(encoding="utf-8"), as_installed, monkeypatch, capfd)
 
 
