@@ -42,10 +42,11 @@ SENTENCEPIECE = ["sentencepiece>=0.2,<0.3"]
 OPTIM = ["pytorch_optimizer>=4.1,<4.2"]  # its LAMB is subclassed and set through its internals
 CRF = ["pytorch-crf>=0.7.2,<0.8"]
 SEARCH = ["optuna>=4,<6"]
+EXCEL = ["openpyxl>=3.1,<4"]
 ANALYSIS = ["matplotlib>=3.8,<4"]  # scikit-learn is needed anyway
 DOCS = ["sphinx>=9,<10", "furo>=2025.12", "myst-parser>=5,<6", "sphinx-copybutton>=0.5,<1"]
 TEST = [
-    *(*STEM, *DEDUP, *RAY, *ELASTIC, *ENERGY, *SENTENCEPIECE, *OPTIM, *CRF, *SEARCH, *ANALYSIS),
+    *(*STEM, *DEDUP, *RAY, *ELASTIC, *ENERGY, *SENTENCEPIECE, *OPTIM, *CRF, *SEARCH, *EXCEL, *ANALYSIS),
     *("pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "pytest-rerunfailures>=15"),
     *("hypothesis>=6.100", "psutil>=5.9", "tensorboard>=2.17"),
 ]
@@ -60,6 +61,7 @@ EXTRAS = {
     "optim": OPTIM,
     "crf": CRF,
     "search": SEARCH,
+    "excel": EXCEL,
     "analysis": ANALYSIS,
     "docs": DOCS,
     "test": TEST,

@@ -26,6 +26,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "csv": {"keep_default_na": False, "na_values": [""]},
     "text": {"encoding": "utf-8-sig"},
 }
+SEPARATORS = (",", ";", "\t", "|")
 _write_zstd = compr.get("zstd")
 
 
@@ -49,19 +50,37 @@ def open_parquet(path: Path) -> pq.ParquetFile:
     return pq.ParquetFile(path, pre_buffer=False, page_checksum_verification=True)
 
 
-def read_rows(path: Path, builder: str) -> Dataset:
+def find_separator(path: Path) -> str:
+    """Find what separates the fields of a CSV file: that of comma, semicolon, tab and bar by which its head is a table.
+
+    That is the one by which the header has the most fields, and the rows after it (20 are looked at) as many; comma where
+    there is none, or where others have no more.
+    """
+    best, most = ",", 1
+    for separator in SEPARATORS:
+        with suppress(OSError, ValueError, csv.Error):
+            fields = [len(row) for _, row in itertools.islice(_csv_lines(path, separator), 21)]
+            if fields and fields[0] > most and set(fields) == {fields[0]}:
+                best, most = separator, fields[0]
+    return best
+
+
+def read_rows(path: Path, builder: str, separator: str = ",") -> Dataset:
     """All rows of a CSV, JSON or text file.
+
+    Args:
+        separator: of the fields of CSV.
 
     Raises:
         Exception: of many types; `reading_error` gives the words.
     """
     if builder == "json" and _is_array(path):
         return Dataset.from_list(_read_array(path), on_mixed_types="use_json")
-    with _checking(path, builder):
-        return load_dataset(builder, data_files=glob.escape(str(path)), split="train", **OPTIONS.get(builder, {}))
+    with _checking(path, builder, separator):
+        return load_dataset(builder, data_files=glob.escape(str(path)), split="train", **_options(builder, separator))
 
 
-def row_batches(path: Path, builder: str, size: int) -> Iterator[dict[str, list[Any]]]:
+def row_batches(path: Path, builder: str, size: int, separator: str = ",") -> Iterator[dict[str, list[Any]]]:
     """The columns of a CSV, JSON or text file in batches of so many rows; `datasets` decompresses by the name.
 
     Raises:
@@ -72,8 +91,14 @@ def row_batches(path: Path, builder: str, size: int) -> Iterator[dict[str, list[
         yield from (columns_of(rows[start : start + size]) for start in range(0, len(rows), size))
         return
     source: dict[str, Any] = {"data_files": glob.escape(str(path)), "split": "train", "streaming": True}
-    with _checking(path, builder):
-        yield from load_dataset(builder, **source, **OPTIONS.get(builder, {})).iter(size)
+    with _checking(path, builder, separator):
+        yield from load_dataset(builder, **source, **_options(builder, separator)).iter(size)
+
+
+def _options(builder: str, separator: str) -> dict[str, Any]:
+    """Options of the reader of `datasets`; the comma is its own, which caches of before know."""
+    own = {"sep": separator} if builder == "csv" and separator != "," else {}
+    return {**OPTIONS.get(builder, {}), **own}
 
 
 def columns_of(rows: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
@@ -86,6 +111,11 @@ def reading_error(error: Exception) -> str:
     if problem := cache_problem(error):
         return f"{problem}."
     cause = error.__cause__ or error
+    if isinstance(cause, UnicodeDecodeError):
+        byte = f"byte 0x{cause.object[cause.start]:02x}"
+        return f"it is not text in UTF-8 ({byte}). Save it as UTF-8; Excel calls that CSV UTF-8."
+    if "corresponds to no data" in str(cause):
+        return "it has no rows."
     return str(cause).strip() or type(cause).__name__
 
 
@@ -123,7 +153,7 @@ def check_columns(names: Iterable[str], builder: str | None) -> None:
 
 
 @contextmanager
-def _checking(path: Path, builder: str) -> Iterator[None]:
+def _checking(path: Path, builder: str, separator: str) -> Iterator[None]:
     """Name the first line of a CSV file with too many fields, and what to do, wherever a reader fails at it.
 
     Where that is the first row pandas does not fail, and takes the first fields of all rows for an index. What Arrow's
@@ -131,38 +161,42 @@ def _checking(path: Path, builder: str) -> Iterator[None]:
     """
     if builder == "json":
         check_lines(path)
-    if builder == "csv" and (problem := _csv_problem(path, rows=1)):
+    if builder == "csv" and (problem := _csv_problem(path, separator, rows=1)):
         raise ValueError(problem)
     try:
         yield
     except Exception:
-        problem = _csv_problem(path) if builder == "csv" else None
+        problem = _csv_problem(path, separator) if builder == "csv" else None
         if problem is None:
             raise
         raise ValueError(problem) from None
 
 
-def _csv_problem(path: Path, rows: int | None = None) -> str | None:
+def _csv_problem(path: Path, separator: str, rows: int | None = None) -> str | None:
     """Describe the first row of a CSV file that has more fields than the header names; None if there is none.
 
     Args:
         rows: how many are looked at; None for all.
     """
     with suppress(OSError, ValueError, csv.Error):
-        lines = _csv_lines(path)
+        lines = _csv_lines(path, separator)
         _, header = next(lines, (0, []))
         for number, fields in itertools.islice(lines, rows):
             if len(fields) > len(header):
                 return (
                     f"line {number} has {len(fields)} fields, and the header names {len(header)} "
-                    f"({', '.join(header):.200}). Put fields that hold commas in double quotes."
+                    f"({', '.join(header):.200}). Put fields that hold {_named(separator)} in double quotes."
                 )
     return None
 
 
-def _csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
+def _named(separator: str) -> str:
+    return {",": "commas", ";": "semicolons", "\t": "tabs"}.get(separator, repr(separator))
+
+
+def _csv_lines(path: Path, separator: str = ",") -> Iterator[tuple[int, list[str]]]:
     """(number of its last line, from 1; its fields) of the header and every row that is not blank."""
     csv.field_size_limit(2**31 - 1)  # Else a text of more than 128 KiB is an error.
     with fsspec.open(str(path), "rt", encoding="utf-8-sig", newline="", compression="infer") as file:
-        reader = csv.reader(file)
+        reader = csv.reader(file, delimiter=separator)
         yield from ((reader.line_num, fields) for fields in reader if len(fields) > 1 or "".join(fields).strip())

@@ -70,6 +70,7 @@ def run_tlm(
     details = {
         "task": task.name,
         "task_fingerprint": task.fingerprint,
+        **task.about_splits(),
         "metric": task.metric,
         "subset": None if subset is None else subset.manifest,
         "arguments": settings(args),
@@ -83,7 +84,7 @@ def run_tlm(
         claimed = claim(output_dir, details, data, args.process_index, options=(args, model_args))
     with claimed:
         setup = prepare(task, None if subset is None else subset.dataset, args, model_args)
-    details |= {"command": command_line(), "environment": environment(), "texts_also_in_train": task.texts_also_in_train}
+    details |= {"command": command_line(), "environment": environment()}
     args = setup.args
     if setup.initialization is not None:
         details["initialization"] = setup.initialization.report

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from hf_tlm.tasks.registry import TASKS
 from hf_tlm.tasks.spec import KINDS, METRICS, Task, TaskError
+from hf_tlm.utils.ranges import check_ranges
 
 
 @dataclass
@@ -14,8 +15,9 @@ class TaskArguments:
 
     task: str = field(
         metadata={
-            "help": f"A registered task ({', '.join(TASKS)}), a Hub dataset id (@revision if wanted), or a folder "
-            "with train, validation and test files (parquet, jsonl, csv; SQuAD's json; CoNLL, CoNLL-U)."
+            "help": "A table of texts and labels (csv, tsv, xlsx, jsonl, parquet), some of which are held out for "
+            "validation and test; a folder with train, validation and test files (these, SQuAD's json, CoNLL, CoNLL-U); a "
+            f"Hub dataset id (@revision if wanted); or a registered task ({', '.join(TASKS)})."
         }
     )
     task_kind: str | None = field(
@@ -28,6 +30,10 @@ class TaskArguments:
     text_column: str | None = field(default=None, metadata={"help": "Column of the texts (default: text)."})
     text_pair_column: str | None = field(default=None, metadata={"help": "Column of the second texts of pairs."})
     label_column: str | None = field(default=None, metadata={"help": "Column of the labels (default: label)."})
+    label_names: list[str] | None = field(
+        default=None,
+        metadata={"help": "Names of classes that the data only number, in the order of the numbers.", "nargs": "+"},
+    )
     columns: list[str] | None = field(
         default=None,
         metadata={
@@ -43,10 +49,27 @@ class TaskArguments:
     )
     task_config: str | None = field(default=None, metadata={"help": "Configuration of a Hub dataset."})
     task_revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit of a Hub dataset."})
+    separator: str | None = field(
+        default=None,
+        metadata={"help": "What separates the fields of csv and tsv files: ; or tab, say. Default: it is looked for."},
+    )
+    validation_share: float | None = field(
+        default=None,
+        metadata={
+            "help": "Of a table, or a task without a validation split, hold out so many texts for it, of every class "
+            "(default for a table: 0.1)."
+        },
+    )
+    test_share: float | None = field(
+        default=None, metadata={"help": "The same for test (default for a table: 0.1; 0: there is none)."}
+    )
     drop_bad_rows: bool = field(
         default=False,
         metadata={"help": "Leave out rows with null or blank texts, unknown labels, misplaced answers or repeated ids."},
     )
+
+    def __post_init__(self):
+        check_ranges(self, TaskError)
 
     def load(self) -> Task:
         """Read the task.
@@ -67,10 +90,14 @@ class TaskArguments:
             kind=self.task_kind,
             text_columns=texts,
             label_column=self.label_column,
+            label_names=self.label_names,
             columns={role: column for role, _, column in pairs} or None,
             id_column=self.id_column,
             metric=self.metric,
             config_name=self.task_config,
             revision=self.task_revision,
+            separator=self.separator,
+            validation_share=self.validation_share,
+            test_share=self.test_share,
             drop_bad_rows=self.drop_bad_rows,
         )

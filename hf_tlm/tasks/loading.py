@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -12,7 +13,8 @@ from typing import Any
 
 from datasets import Dataset
 
-from hf_tlm.tasks.reading import read_splits
+from hf_tlm.tasks.held_out import SHARE, hold_out
+from hf_tlm.tasks.reading import TABLE, named_splits, read_splits
 from hf_tlm.tasks.registry import TASKS, registered_task
 from hf_tlm.tasks.rows import Canonical, canonical, ids_of, stored
 from hf_tlm.tasks.spec import ROLES, SPLITS, Task, TaskError, TaskSpec
@@ -21,32 +23,46 @@ logger = logging.getLogger(__name__)
 
 
 def load_task(
-    task: str,
+    task: str | os.PathLike | Dataset | Mapping[str, Dataset],
     *,
+    name: str | None = None,
     kind: str | None = None,
-    text_columns: tuple[str, ...] | None = None,
+    text_columns: str | Sequence[str] | None = None,
     label_column: str | None = None,
+    label_names: Sequence[str] | None = None,
     columns: Mapping[str, str] | None = None,
     id_column: str | None = None,
     metric: str | None = None,
     config_name: str | None = None,
     revision: str | None = None,
+    separator: str | None = None,
+    validation_share: float | None = None,
+    test_share: float | None = None,
     drop_bad_rows: bool = False,
 ) -> Task:
     """A task with its data.
 
     Args:
-        task: a name of `hf_tlm.tasks.TASKS`, or that of its release (sciie), or a Hub dataset id, with `@revision` if
-            wanted; or a folder with one file `train`, `validation` (or `valid`, `dev`) and optionally `test` each, as
-            parquet, jsonl, json or csv, as SQuAD's json, or in columns of words and tags (.conll, .conllu, .iob, .iob2,
-            .pos, .txt). A folder called like a registered task (cola, glue_cola) takes that task's kind, metrics and
-            columns.
+        task: a table: a file (csv, tsv, xlsx, jsonl, json, parquet), a folder with one such file, or a `Dataset`, of which
+            validation and test texts are held out (`validation_share`, `test_share`). Or a source with splits: a name of
+            `hf_tlm.tasks.TASKS`, or that of its release (sciie), or a Hub dataset id, with `@revision` if wanted; or
+            a folder with one file `train`, `validation` (or `valid`, `dev`) and optionally `test` each, as such a table, as
+            SQuAD's json, or in columns of words and tags (.conll, .conllu, .iob, .iob2, .pos, .txt); or a `DatasetDict` with
+            these splits. A folder or file called like a registered task (cola, glue_cola) takes that task's kind, metrics
+            and columns.
+        name: what the task is called. Default: like its file, folder or data set.
         kind: one of `hf_tlm.tasks.KINDS`. By default the registered task's, or the one that the columns tell: a `text` is
             classified; else context, question and options are multiple choice, context, question and answers are question
             answering, tokens and tags are tagging.
-        text_columns, label_column: of classification and regression (default `text`, `label`).
+        text_columns, label_column: of classification and regression (default `text`, `label`); one text column, or two for
+            pairs of texts.
+        label_names: names of classes that the data only number, in the order of these numbers; or the data's own, in the
+            order that their indices shall have.
         columns: of the other kinds: role -> column of the source; see `hf_tlm.tasks.spec.ROLES`.
         id_column, metric: override the spec (default `id` where there is one, the kind's usual metric).
+        separator: of the fields of csv and tsv files (default: what makes a table of the file).
+        validation_share, test_share: of the texts of a table, or of a source's training split that has no such split, how
+            many are held out for it (default for a table: 0.1; 0 for none); see `hf_tlm.tasks.held_out.hold_out`.
         drop_bad_rows: leave out rows with null or blank text, without a label, an option, or an answer at its offset, of
             wrong lengths, with a repeated id, or (classification, outside train) with a label that train lacks, and count
             them in `Task.report`. By default they are an error.
@@ -56,16 +72,21 @@ def load_task(
             with their counts and the first row of each.
         HfTlmError: the cache of `datasets`, in which the splits are kept, cannot be written.
     """
-    spec, registered = _find(task, config_name)
-    if Path(spec.path).is_dir() and (config_name is not None or revision is not None):
-        given = ", ".join(name for name, value in (("config", config_name), ("revision", revision)) if value is not None)
-        raise TaskError(f"{given} of the task: for a dataset of the Hub, and {task} is a folder. Leave it out.")
-    if "@" in task and None not in (spec.revision, revision) and spec.revision != revision:
-        raise TaskError(f"{task} names the revision {spec.revision}, and the option another, {revision}. Give one of them.")
-    spec = _replace(spec, config_name=config_name, revision=revision)
-    splits = read_splits(spec, columns or spec.columns)
-    if kind is None and not registered and text_columns is None and label_column is None and "train" in splits:
-        kind = _kind_of_columns(splits["train"].column_names, columns or {})
+    shares = {"validation": validation_share, "test": test_share}
+    if isinstance(task, (str, os.PathLike)):
+        task = os.fspath(task)
+        spec, registered = _find(task, config_name)
+        _check_hub_options(spec, task, config_name, revision)
+        spec = _replace(spec, name=name, config_name=config_name, revision=revision)
+        splits = read_splits(spec, columns or spec.columns, separator)
+    else:
+        spec, registered = TaskSpec(name=name or _name_of(task), path="memory"), False
+        splits = _in_memory(spec, task)
+    if isinstance(text_columns, str):
+        text_columns = (text_columns,)
+    some = splits.get("train", splits.get(TABLE))
+    if kind is None and not registered and text_columns is None and label_column is None and some is not None:
+        kind = _kind_of_columns(some.column_names, columns or {})
     if kind not in (None, spec.kind):
         spec = dataclasses.replace(spec, kind=kind, metric="", further_metrics=(), classes=(), columns={})
     if metric is not None:
@@ -78,9 +99,57 @@ def load_task(
             f"a {spec.kind} task is which with --columns; the roles are {', '.join(ROLES[spec.kind])}."
         )
     if text_columns is not None:
-        spec = dataclasses.replace(spec, text_columns=text_columns, other_text_columns=())
+        spec = dataclasses.replace(spec, text_columns=tuple(text_columns), other_text_columns=())
     spec = _replace(spec, label_column=label_column, columns=columns, id_column=id_column)
-    return task_from_datasets(spec, splits, drop_bad_rows=drop_bad_rows)
+    splits, held_out = _with_shares(spec, splits, shares)
+    made = task_from_datasets(spec, splits, label_names=label_names, drop_bad_rows=drop_bad_rows)
+    return dataclasses.replace(made, held_out=held_out)
+
+
+def _check_hub_options(spec: TaskSpec, task: str, config_name: str | None, revision: str | None) -> None:
+    if Path(spec.path).exists() and (config_name is not None or revision is not None):
+        given = ", ".join(name for name, value in (("config", config_name), ("revision", revision)) if value is not None)
+        kind = "folder" if Path(spec.path).is_dir() else "file"
+        raise TaskError(f"{given} of the task: for a dataset of the Hub, and {task} is a {kind}. Leave it out.")
+    if "@" in task and None not in (spec.revision, revision) and spec.revision != revision:
+        raise TaskError(f"{task} names the revision {spec.revision}, and the option another, {revision}. Give one of them.")
+
+
+def _in_memory(spec: TaskSpec, data: Dataset | Mapping[str, Dataset]) -> dict[str, Dataset]:
+    """Data sets as `read_splits` gives them."""
+    splits = {TABLE: data} if isinstance(data, Dataset) else data
+    if not isinstance(splits, Mapping) or (other := [one for one in splits.values() if not isinstance(one, Dataset)]):
+        received = type(other[0] if isinstance(splits, Mapping) else data).__name__
+        raise TaskError(
+            f"A task is a name, a path, a datasets.Dataset, or a mapping of splits to them; received {received}. Make one "
+            "of it with Dataset.from_list(list(rows))."
+        )
+    if isinstance(data, Dataset):
+        return dict(splits)
+    named = named_splits(spec, splits)
+    return named or dict(zip([TABLE], splits.values(), strict=True)) if len(splits) == 1 else named
+
+
+def _name_of(data: Any) -> str:
+    some = next(iter(data.values()), None) if isinstance(data, Mapping) else data
+    return getattr(getattr(some, "info", None), "dataset_name", None) or "dataset"
+
+
+def _with_shares(
+    spec: TaskSpec, splits: Mapping[str, Dataset], shares: Mapping[str, float | None]
+) -> tuple[dict[str, Dataset], dict[str, float]]:
+    """The splits with those that are held out of a table or of train; and the shares of these."""
+    for split, share in shares.items():
+        if share and split in splits:
+            raise TaskError(f"{split}_share {share:g}: {spec.name} has a {split} split of its own. Leave the option out.")
+    if TABLE in splits:
+        given = {split: SHARE if share is None else share for split, share in shares.items()}
+        found = hold_out(spec, splits[TABLE], given)
+    elif (given := {split: share for split, share in shares.items() if share}) and "train" in splits:
+        found = {**splits, **hold_out(spec, splits["train"], given)}
+    else:
+        return dict(splits), {}
+    return found, {split: float(share) for split, share in given.items() if share}
 
 
 def _replace(spec: TaskSpec, **changes: Any) -> TaskSpec:
@@ -91,8 +160,8 @@ def _find(task: str, config_name: str | None) -> tuple[TaskSpec, bool]:
     """The spec of a registry name, a folder or a Hub id, in this order; and whether it is a registered task's."""
     if task in TASKS and (TASKS[task].path or not Path(task).is_dir()):
         return TASKS[task], True
-    if Path(task).is_dir():
-        name = Path(task).resolve().name
+    if Path(task).is_dir() or Path(task).is_file():
+        name = Path(task).resolve().name if Path(task).is_dir() else Path(task).stem
         known = TASKS.get(name.removeprefix("glue_"))
         if known is not None:
             logger.info("%s is named like the registered task %s: its metric is %s.", task, known.name, known.metric)
@@ -105,7 +174,7 @@ def _find(task: str, config_name: str | None) -> tuple[TaskSpec, bool]:
     if path.count("/") == 1 and not path.startswith((".", "/", "~")):
         return TaskSpec(name=path.split("/")[1], path=path, revision=revision or None), False
     raise TaskError(
-        f"No task {task!r}: it is neither a registered task ({', '.join(TASKS)}), nor a folder here, nor a Hub id "
+        f"No task {task!r}: it is neither a registered task ({', '.join(TASKS)}), nor a folder or file here, nor a Hub id "
         "(owner/name)."
     )
 
@@ -125,11 +194,18 @@ def kind_module(kind: str) -> ModuleType:
     return importlib.import_module(f"hf_tlm.tasks.{name}")
 
 
-def task_from_datasets(spec: TaskSpec, splits: Mapping[str, Dataset], *, drop_bad_rows: bool = False) -> Task:
+def task_from_datasets(
+    spec: TaskSpec,
+    splits: Mapping[str, Dataset],
+    *,
+    label_names: Sequence[str] | None = None,
+    drop_bad_rows: bool = False,
+) -> Task:
     """A task from data sets with the spec's columns, checked as `load_task` checks.
 
     String labels become indices into their sorted names, or into the spec's classes if they are these; `ClassLabel`
-    features keep their names and order; integers 0 .. n-1 are named "0" .. "n-1". Labels of other splits are matched to
+    features keep their names and order; integers (and whole numbers that a null made floats) are named by their digits, in
+    their order; `label_names` names them anew. Labels of other splits are matched to
     train's by name. A test split without any label (as of GLUE on the Hub) is left out, with a warning.
 
     Raises:
@@ -139,13 +215,15 @@ def task_from_datasets(spec: TaskSpec, splits: Mapping[str, Dataset], *, drop_ba
         if name not in splits or len(splits[name]) == 0:
             raise TaskError(
                 f"Task {spec.name} has no {name} examples (splits found: {', '.join(splits) or 'none'} in {spec.path}). "
-                "TLM needs labelled training and validation examples; split off some of the training examples if there "
-                "is no validation set."
+                "TLM needs labelled training and validation examples; without a validation set, --validation_share 0.1 "
+                "holds out a tenth of the training texts."
             )
     reader = kind_module(spec.kind)
     if not ROLES[spec.kind]:
         spec = reader.with_columns_of(spec, splits["train"])
     names = reader.label_names(spec, splits["train"])
+    if label_names is not None and sorted(label_names) == sorted(names):
+        names = tuple(label_names)
     problems: list[str] = []
     checked: dict[str, Dataset] = {}
     report: dict[str, dict[str, Any]] = {}
@@ -176,9 +254,26 @@ def task_from_datasets(spec: TaskSpec, splits: Mapping[str, Dataset], *, drop_ba
         if split != "train":
             report[split]["texts_also_in_train"] = sum(content in seen_in_training for content in contents)
     task = Task(spec, {split: stored(rows) for split, rows in checked.items()}, names, report)
+    if label_names is not None:
+        task.label_names = _renamed(spec, names, label_names)
     if spec.classes and len(spec.classes) != task.num_labels:
         logger.warning("Task %s has %d classes here; the papers report %d.", spec.name, task.num_labels, len(spec.classes))
     return task
+
+
+def _renamed(spec: TaskSpec, names: tuple[str, ...], given: Sequence[str]) -> tuple[str, ...]:
+    """The names given, for classes that are only numbered, or are these.
+
+    Raises:
+        TaskError: they are not as many, not different, or other ones than the data's.
+    """
+    numbered = all(name.isdecimal() for name in names)
+    if len(set(given)) != len(given) or len(given) != len(names) or not (numbered or set(given) == set(names)):
+        raise TaskError(
+            f"label_names: expected {len(names)} different names, for the classes {', '.join(names):.200} in this order; "
+            f"received {', '.join(given):.200}."
+        )
+    return tuple(given)
 
 
 def _read(spec: TaskSpec, split: str, rows: Dataset, names: tuple[str, ...]) -> Canonical:

@@ -11,39 +11,78 @@ from typing import Any
 
 from datasets import Dataset, IterableDataset, load_dataset
 
-from hf_tlm.corpora.tables import OPTIONS, check_columns, columns_of, open_parquet, read_rows, reading_error, row_batches
+from hf_tlm.corpora.tables import (
+    OPTIONS,
+    check_columns,
+    columns_of,
+    find_separator,
+    open_parquet,
+    read_rows,
+    reading_error,
+    row_batches,
+)
 from hf_tlm.hub.errors import explaining
 from hf_tlm.hub.repo_id import Repo
 from hf_tlm.tasks.conll import SUFFIXES, read_conll
+from hf_tlm.tasks.excel import read_excel
 from hf_tlm.tasks.spec import SPLITS, TaskError, TaskSpec
 from hf_tlm.tasks.squad_json import is_squad_json, read_squad_json
 
-BUILDERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv"}
+BUILDERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv", ".tsv": "csv", ".xlsx": "excel"}
+# The rows of a source that has no splits.
+TABLE = "table"
 SPLIT_NAMES = {"train": ("train",), "validation": ("validation", "valid", "dev"), "test": ("test",)}
 LOCAL = "Without a network, give the path of a folder with train, validation and test files."
 
 
-def read_splits(spec: TaskSpec, columns: Mapping[str, str] | None = None) -> dict[str, Dataset]:
-    """The splits that there are.
+def read_splits(
+    spec: TaskSpec, columns: Mapping[str, str] | None = None, separator: str | None = None
+) -> dict[str, Dataset]:
+    """The splits that there are; of a file, or a folder with one table that is called like no split, `TABLE` alone.
 
     Args:
         columns: role -> column, for files whose columns have no names (CoNLL).
+        separator: of the fields of csv and tsv; see `read_file`.
 
     Raises:
-        TaskError: they cannot be read, or a split has several files.
+        TaskError: they cannot be read, a split has several files, or a folder has none.
     """
-    if not spec.path or not Path(spec.path).is_dir():
-        found = _load_hub(spec)
-        there = {split: [name for name in _names(spec, split) if name in found] for split in SPLITS}
-        return {split: found[names[0]] for split, names in there.items() if names}
+    path = Path(spec.path)
+    if spec.path and path.is_file():
+        return {TABLE: read_file(path, columns or {}, separator)}
+    if not spec.path or not path.is_dir():
+        return named_splits(spec, _load_hub(spec))
     splits = {}
     for split in SPLITS:
-        files = split_files(Path(spec.path), _names(spec, split))
+        files = split_files(path, _names(spec, split))
         if len(files) > 1:
             raise TaskError(f"{spec.path} holds several files for {split}: {', '.join(p.name for p in files)}. Keep one.")
         if files:
-            splits[split] = read_file(files[0], columns or {})
-    return splits
+            splits[split] = read_file(files[0], columns or {}, separator)
+    return splits or {TABLE: read_file(_only_table(path), columns or {}, separator)}
+
+
+def named_splits(spec: TaskSpec, found: Mapping[str, Dataset]) -> dict[str, Dataset]:
+    """Data sets under our names for their splits."""
+    there = {split: [name for name in _names(spec, split) if name in found] for split in SPLITS}
+    return {split: found[names[0]] for split, names in there.items() if names}
+
+
+def _only_table(folder: Path) -> Path:
+    """The one table of a folder.
+
+    Raises:
+        TaskError: there is none, or there are several.
+    """
+    names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
+    tables = [folder / name for name in names if Path(name).suffix.lower() in BUILDERS and (folder / name).is_file()]
+    if len(tables) == 1:
+        return tables[0]
+    shown = ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
+    raise TaskError(
+        f"{folder} holds {shown or 'nothing'}: expected files called train, validation (valid, dev) and test, or one table "
+        f"({', '.join(BUILDERS)}), of which some texts are held out. Rename the files, or give one of them as the task."
+    )
 
 
 def _names(spec: TaskSpec, split: str) -> tuple[str, ...]:
@@ -73,8 +112,11 @@ def split_files(folder: Path, stems: tuple[str, ...]) -> list[Path]:
     return []
 
 
-def read_file(path: Path, columns: Mapping[str, str]) -> Dataset:
+def read_file(path: Path, columns: Mapping[str, str], separator: str | None = None) -> Dataset:
     """All rows of a file.
+
+    Args:
+        separator: of the fields of csv and tsv. Default: the tab for .tsv, what makes a table of it for .csv.
 
     Raises:
         TaskError: it is empty, or cannot be read.
@@ -82,45 +124,74 @@ def read_file(path: Path, columns: Mapping[str, str]) -> Dataset:
     if path.stat().st_size == 0:  # The readers fail at it without a word.
         raise TaskError(f"{path} is empty: it has no examples, and no columns.")
     try:
-        if path.suffix in SUFFIXES:
+        suffix = path.suffix.lower()
+        if suffix in SUFFIXES:
             rows = list(read_conll(path, columns))
             if any(row["id"] is None for row in rows):
                 rows = [{name: cell for name, cell in row.items() if name != "id"} for row in rows]
             return Dataset.from_list(rows)
         if is_squad_json(path):
             return read_squad_json(path)
-        builder = BUILDERS[path.suffix]
-        if builder == "parquet":
+        _check_type(path)
+        if suffix == ".parquet":
             return Dataset(open_parquet(path).read())
-        return read_rows(path, builder)
+        if suffix == ".xlsx":
+            return Dataset.from_dict(read_excel(path))
+        return read_rows(path, BUILDERS[suffix], separator_of(path, separator))
     except TaskError:
         raise
     except Exception as error:  # The readers raise their own types for a corrupt file; none is a bug of ours.
         raise TaskError(f"Cannot read {path}: {reading_error(error)}") from error
 
 
-def stream_file(path: Path, spec: TaskSpec, rows: int) -> Iterator[dict[str, list[Any]]]:
+def separator_of(path: Path, separator: str | None = None) -> str:
+    """What separates the fields of a csv or tsv file; see `read_file`.
+
+    Raises:
+        TaskError: the one that was given is not one character.
+    """
+    if separator is None:
+        suffix = path.suffix.lower()
+        return "\t" if suffix == ".tsv" else find_separator(path) if suffix == ".csv" else ","
+    separator = {"\\t": "\t", "tab": "\t"}.get(separator, separator)
+    if len(separator) != 1 or separator in '"\r\n' or not separator.isascii():
+        raise TaskError(f"separator must be one character, such as ; or tab; received {separator!r:.40}.")
+    return separator
+
+
+def _check_type(path: Path) -> None:
+    if path.suffix.lower() not in BUILDERS:
+        known = ", ".join(dict.fromkeys([*BUILDERS, *SUFFIXES]))
+        raise TaskError(f"{path}: the types of files are {known}; received {path.suffix!r}.")
+
+
+def stream_file(path: Path, spec: TaskSpec, rows: int, separator: str | None = None) -> Iterator[dict[str, list[Any]]]:
     """The columns of a file in chunks of so many rows; without those of labels where a format needs none.
+
+    Args:
+        separator: see `read_file`.
 
     Raises:
         TaskError: it cannot be read, or is of no known type.
     """
     if path.stat().st_size == 0:  # The readers would find no columns in it.
         return
+    suffix = path.suffix.lower()
     try:
-        if path.suffix == ".txt" and spec.kind != "tagging":
+        if suffix == ".txt" and spec.kind != "tagging":
             yield from _chunks(({spec.text_columns[0]: line.rstrip("\n")} for line in path.open(encoding="utf-8-sig")), rows)
-        elif path.suffix in SUFFIXES:
+        elif suffix in SUFFIXES:
             yield from _chunks(read_conll(path, spec.columns, tagged=False), rows)
-        elif path.suffix not in BUILDERS:
-            known = ", ".join(dict.fromkeys([*BUILDERS, *SUFFIXES]))
-            raise TaskError(f"{path}: the types of files are {known}; received {path.suffix!r}.")
         elif is_squad_json(path):
             yield from read_squad_json(path).iter(rows)
-        elif path.suffix == ".parquet":
-            yield from (batch.to_pydict() for batch in open_parquet(path).iter_batches(rows))
         else:
-            yield from row_batches(path, BUILDERS[path.suffix], rows)
+            _check_type(path)
+            if suffix == ".parquet":
+                yield from (batch.to_pydict() for batch in open_parquet(path).iter_batches(rows))
+            elif suffix == ".xlsx":
+                yield from Dataset.from_dict(read_excel(path)).iter(rows)
+            else:
+                yield from row_batches(path, BUILDERS[suffix], rows, separator_of(path, separator))
     except TaskError:
         raise
     except Exception as error:  # See read_file.

@@ -126,12 +126,14 @@ class Task:
 
     label_names: names of classes, options or tags; a label is an index into them. Empty for the other kinds.
     report: per split, what was found in the data: examples, dropped rows by reason, repeated texts.
+    held_out: split -> its share, of those that were taken from a table without splits.
     """
 
     spec: TaskSpec
     splits: dict[str, Dataset]
     label_names: tuple[str, ...]
     report: dict[str, dict[str, Any]] = field(default_factory=dict)
+    held_out: dict[str, float] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -174,6 +176,11 @@ class Task:
         """Split -> how many of its texts the training split has too; empty where the data were not looked at."""
         key = "texts_also_in_train"
         return {split: counts[key] for split, counts in self.report.items() if key in counts}
+
+    def about_splits(self) -> dict[str, Any]:
+        """What records and cards say of the splits, as JSON values: shares that were held out, texts that train has too."""
+        held_out = {"held_out": dict(self.held_out)} if self.held_out else {}
+        return {**held_out, "texts_also_in_train": self.texts_also_in_train}
 
     def check_kind(self, user: str, *kinds: str) -> None:
         """Check that the task is of one of these kinds.

@@ -32,13 +32,14 @@ def label_names(spec: TaskSpec, train: Dataset) -> tuple[str, ...]:
         return ()
     feature = train.features[spec.label_column]
     named = feature.names if isinstance(feature, ClassLabel) else None
-    labels = named or _labels(spec, train)
-    if lists := [label for label in labels if isinstance(label, (list, dict))]:
+    found = named or labels(spec, train)
+    if lists := [label for label in found if isinstance(label, (list, dict))]:
         raise TaskError(
-            f"Task {spec.name}: a label in {spec.label_column!r} is {type(lists[0]).__name__}, not a class. A tag a word is "
-            "--task_kind tagging; for classes choose with --label_column."
+            f"Task {spec.name}: a label in {spec.label_column!r} is a {type(lists[0]).__name__}, not a class. Several "
+            "classes a text (multi-label) are not supported: a text has one. A tag a word is --task_kind tagging; for "
+            "classes choose with --label_column."
         )
-    values = set(labels) - {None}
+    values = set(found) - {None}
     if numbers := [value for value in values if isinstance(value, float)]:
         raise TaskError(
             f"Task {spec.name}: the labels in {spec.label_column!r} are numbers such as {min(numbers)}; TLM classifies. "
@@ -60,11 +61,11 @@ def label_names(spec: TaskSpec, train: Dataset) -> tuple[str, ...]:
     if values == set(spec.classes):
         return spec.classes
     if all(isinstance(value, int) and not isinstance(value, bool) for value in values):
-        if sorted(values) != list(range(len(values))):
+        if spec.classes and sorted(values) != list(range(len(values))):
             raise TaskError(
                 f"Task {spec.name}: integer labels must be 0 .. n-1 without gaps in train; found {sorted(values)[:20]}."
             )
-        return tuple(str(value) for value in range(len(values)))
+        return tuple(map(str, sorted(values)))
     return tuple(sorted(str(value) for value in values))
 
 
@@ -82,20 +83,23 @@ def _check_alike(spec: TaskSpec, values: set[Any]) -> None:
             )
 
 
-def _labels(spec: TaskSpec, rows: Dataset) -> list[Any]:
-    """Class names or numbers; None for a null, an empty name, and the -1 by which the Hub marks rows without a label."""
+def labels(spec: TaskSpec, rows: Dataset) -> list[Any]:
+    """The class of every row by its name or number, which is whole where all of the column are.
+
+    None stands for a null, an empty name, and the -1 by which the Hub marks rows without a label.
+    """
     feature, values = rows.features[spec.label_column], rows[spec.label_column][:]
     if isinstance(feature, ClassLabel):
         return [None if value is None or value < 0 else feature.names[value] for value in values]
-    if None in values and all(value is None or isinstance(value, float) and value.is_integer() for value in values):
-        # Integers with a gap in a CSV file are read as floats.
+    if all(value is None or isinstance(value, float) and value.is_integer() for value in values):
+        # What pandas makes of integers where one is missing, in this split or when the file was written.
         values = [None if value is None else int(value) for value in values]
     return [None if value == -1 or isinstance(value, str) and not value.strip() else value for value in values]
 
 
 def unlabelled(spec: TaskSpec, rows: Dataset) -> bool:
     """Whether no row has a label, as in GLUE's test splits."""
-    return spec.label_column in rows.column_names and not any(label is not None for label in _labels(spec, rows))
+    return spec.label_column in rows.column_names and not any(label is not None for label in labels(spec, rows))
 
 
 def features(spec: TaskSpec, labelled: bool) -> Features:
@@ -110,12 +114,12 @@ def read(spec: TaskSpec, split: str, rows: Dataset, names: tuple[str, ...], labe
     if absent := [column for column in needed if column not in rows.column_names]:
         raise missing(spec, split, absent, rows, ADVICE)
     index = {name: position for position, name in enumerate(names)}
-    labels: Iterable[tuple | Bad] = [()] * len(rows)
+    answers: Iterable[tuple | Bad] = [()] * len(rows)
     if labelled and spec.kind == "regression":
-        labels = map(_number, rows[spec.label_column][:])
+        answers = map(_number, rows[spec.label_column][:])
     elif labelled:
-        labels = (_class(label, index) for label in _labels(spec, rows))
-    for label, *texts in zip(labels, *(rows[column][:] for column in spec.text_columns), strict=True):
+        answers = (_class(label, index) for label in labels(spec, rows))
+    for label, *texts in zip(answers, *(rows[column][:] for column in spec.text_columns), strict=True):
         problem = check_text("text", *texts)
         yield problem or (label if isinstance(label, Bad) else (*map(str, texts), *label))
 
@@ -137,10 +141,10 @@ def _number(label: Any) -> tuple[float] | Bad:
 
 
 def report(spec: TaskSpec, rows: Dataset, names: tuple[str, ...]) -> dict[str, Any]:
-    labels = rows["label"][:]
+    values = rows["label"][:]
     if spec.kind == "regression":
-        return {"labels": {"least": min(labels), "mean": math.fsum(labels) / len(labels), "most": max(labels)}}
-    return {"classes": dict(sorted(Counter(names[label] for label in labels).items()))}
+        return {"labels": {"least": min(values), "mean": math.fsum(values) / len(values), "most": max(values)}}
+    return {"classes": dict(sorted(Counter(names[label] for label in values).items()))}
 
 
 def content(rows: Dataset) -> list[str] | list[tuple[str, str]]:

@@ -28,6 +28,7 @@ _UNSUPPORTED = {
 Arguments = TypeVar("Arguments", bound="BaseArguments")
 
 
+@dataclass(repr=False)
 class BaseArguments(TrainingArguments):
     """`TrainingArguments` of a run that resumes by itself, ends at a non-finite loss, and publishes a finished folder.
 
@@ -39,6 +40,9 @@ class BaseArguments(TrainingArguments):
     fits_micro_batch: ClassVar[bool] = False
     # A subclass that can be asked for Muon has a field of this name.
     muon_learning_rate: ClassVar[float | None] = None
+
+    # The Trainer's columns of labels, which a run knows; the option of this name is the task's, for names of classes.
+    label_names: list[str] | None = field(default=None, init=False)
 
     def __post_init__(self):
         check_ranges(self, ArgumentsError)
@@ -81,8 +85,6 @@ class BaseArguments(TrainingArguments):
             raise ArgumentsError(
                 "logging_nan_inf_filter would hide a loss that is not finite, which ends a run. Leave it out."
             )
-        if self.label_names not in (None, ["labels"]):
-            raise ArgumentsError(f"label_names {self.label_names} has no effect: a run knows its labels. Leave it out.")
         # The Trainer would take every argument of the model with "label" in its name for one it must find in a batch.
         self.label_names = ["labels"]
         # The collator takes what it needs, of columns that the model has no use for too.

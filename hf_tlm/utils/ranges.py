@@ -119,7 +119,7 @@ RANGES: dict[str, Range] = {
     # Corpora and blocks.
     **_each("max_words vocab_texts max_validation_blocks shards_ahead", _COUNT),
     "tokenizer_passages": Range(0, COUNT, whole=True),
-    "validation_share": _FRACTION,
+    **_each("validation_share test_share", _FRACTION),
     "shard_size": Range(1, 2**24, whole=True),
     # Retrieval and influence.
     **_each("top_k num_passages max_query_terms", _COUNT),

@@ -27,7 +27,7 @@ WRONG_CSV = {
     "a comma too many": (b"text,label\na good film,pos,\na bad film,neg,\n", "line 2 has 3 fields"),
     "row names": (b"text,label\n1,a good film,pos\n2,a bad film,neg\n", "Put fields that hold commas in double quotes"),
     "a quote that is not closed": (b'text,label\n"a good film,pos\n', "EOF inside string"),
-    "another encoding": ("text,label\na,b\n".encode("utf-16"), "codec can't decode"),
+    "another encoding": ("text,label\na,b\n".encode("utf-16"), "not text in UTF-8"),
 }
 FINE_CSV = {
     "byte order mark, CRLF and empty lines": BOM + b"text,label\r\na good film,pos\r\na bad film,neg\r\n\r\n\r\n",

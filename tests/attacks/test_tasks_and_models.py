@@ -57,3 +57,29 @@ def test_a_damaged_checkpoint_is_refused(toys, tmp_path, recipe, name):
 def test_more_than_there_is_is_refused(toys, recipe, arguments, expected):
     assert_refused(attack(recipe, *toys.commands[recipe], *arguments), expected)
     assert not toys.out.exists()
+
+
+TABLES = {
+    "nothing to classify": (b"text,label\na,x\nb,x\nc,x\n", (), "two classes or more"),
+    "no such columns": (b"Body;queue\na;x\nb;y\n", (), "the columns are Body, queue"),
+    "a header alone": (b"text,label\n", (), "it has no rows"),
+    "of another separator": (b"text;label\na;x\nb;y\n", ("--separator", ","), "the columns are text;label"),
+    "a separator of two": (b"text;label\na;x\nb;y\n", ("--separator", ";;"), "one character"),
+    "too few texts": (b"text,label\na,x\nb,y\n", (), "too few for a validation split"),
+    "shares that leave nothing": (b"text,label\na,x\nb,y\n", ("--validation_share", 0.5, "--test_share", 0.5), "below 1"),
+    "names for other classes": (
+        "".join(["text,label\n", *(f"text {i},{i % 2}\n" for i in range(60))]).encode(),
+        ("--label_names", "a", "b", "c"),
+        "expected 2 different names",
+    ),
+    "not UTF-8": ("text,label\nTür,x\nStraße,y\n".encode("latin-1"), (), "UTF-8"),
+    "binary": (bytes(range(256)) * 8, (), "tokenizing"),
+}
+
+
+@pytest.mark.parametrize("recipe", ["retrieve", "train_tlm", "finetune"])
+@pytest.mark.parametrize("content,options,expected", TABLES.values(), ids=TABLES)
+def test_a_table_that_is_no_task_is_refused(toys, tmp_path, recipe, content, options, expected):
+    (tmp_path / "table.csv").write_bytes(content)
+    assert_refused(attack(recipe, *toys.commands[recipe], "--task", tmp_path / "table.csv", *options), expected)
+    assert not toys.out.exists()

@@ -55,6 +55,12 @@ def test_sentences():
     assert "spectral" not in card and "None" not in card and "{{" not in card and "{%" not in card
 
 
+def test_held_out_texts_are_said():
+    card = tlm_card(RUN | {"held_out": {"validation": 0.1, "test": 0.05}}, 1)
+    assert "The validation and test splits were held out of the task's table, which had none: 10%, 5% of the texts" in card
+    assert "The test split was held out" in tlm_card(RUN | {"held_out": {"test": 0.1}}, 1)
+
+
 @pytest.mark.parametrize(
     "change,present,absent",
     [

@@ -80,7 +80,7 @@ def test_bad_rows_are_named_by_their_number_in_the_file(tmp_path, caplog):
     [
         ("new.csv", "body\nx\n", "no column 'text'; the columns are body"),
         ("new.jsonl", "", "no rows to predict on"),
-        ("new.xlsx", "x", "the types of files are .parquet, .*received '.xlsx'"),
+        ("new.doc", "x", "the types of files are .parquet, .*received '.doc'"),
         ("new.parquet", "PAR1", "Cannot read .*new.parquet"),
         ("absent.csv", None, "No file .*absent.csv"),
     ],

@@ -176,6 +176,9 @@ def _facts(run: RunFolder) -> list[tuple[str, str]]:
     manifest = record if run.kind == "subset" else record.get("subset")
     if isinstance(task := record.get("task"), str):
         facts.append(("Task", f"{task} ({run.task_kind.replace('_', ' ')})"))
+    if isinstance(held_out := record.get("held_out"), Mapping):
+        shares = ", ".join(f"{split} {100 * share:g}%" for split, share in held_out.items())
+        facts.append(("Held out of the table", f"{shares} of the texts of every class"))
     if run.kind == "tlm" and manifest is None:
         facts.append(("Subset", "none: task data only"))
     if isinstance(manifest, Mapping):

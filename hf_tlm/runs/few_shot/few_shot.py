@@ -98,6 +98,7 @@ def run_few_shot(task: Task, checkpoint: CheckpointArguments, args: FewShotArgum
     details = {
         "task": task.name,
         "task_fingerprint": task.fingerprint,
+        **task.about_splits(),
         "metric": task.metric,
         "scored_split": scored,
         "method": args.method,

@@ -69,6 +69,7 @@ def finetune(task: Task, checkpoint: CheckpointArguments, args: FinetuneArgument
     details = {
         "task": task.name,
         "task_fingerprint": task.fingerprint,
+        **task.about_splits(),
         "kind": task.spec.kind,
         "metric": task.metric,
         "further_metrics": list(task.spec.further_metrics),
@@ -83,7 +84,6 @@ def finetune(task: Task, checkpoint: CheckpointArguments, args: FinetuneArgument
         claimed = claim(output_dir, details, data, args.process_index, options=(args, checkpoint))
     pairs = "text_pair" in task.train.column_names
     details |= {"pairs": pairs, "command": command_line(), "environment": environment()}
-    details["texts_also_in_train"] = task.texts_also_in_train
     with claimed, CheckpointPushes(output_dir, args) as pushes:
         run = _Run(task, checkpoint, args, details, *pretrained, pushes, test)
         records = [run.seed(seed, output_dir / f"seed-{seed}") for seed in args.run_seeds]

@@ -29,7 +29,7 @@ CASES = [
     (("--ddp_backend", "bogus"), "--ddp_backend: invalid choice"),
     (("--metric_for_best_model", "bogus"), "The best checkpoint is chosen by the task's metric"),
     (("--include_for_metrics", "bogus"), "include_for_metrics is not supported"),
-    (("--label_names", "a"), "label_names ['a'] has no effect"),
+    (("--label_names", "a"), "label_names: expected 3 different names"),
     (("--dataloader_prefetch_factor", 2), "dataloader_prefetch_factor"),
     (("--energy_country", "FRA"), "has no effect without track_energy"),
     (("--hub_strategy", "bogus"), "bogus"),

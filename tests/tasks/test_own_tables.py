@@ -1,0 +1,248 @@
+"""Tables of one's own as tasks: files, separators, held-out texts, classes that are numbers."""
+
+import json
+import random
+
+import pandas as pd
+import pytest
+from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
+
+from hf_tlm.tasks import TaskArguments, TaskError, load_task
+
+WORDS = "Drucker Lüfter Netz Konto Rechnung Passwort Bildschirm Tür Schlüssel Straße".split()
+SHARES = {"label_column": "queue", "text_columns": "Body"}
+
+
+def tickets(count, classes=("billing", "network", "hardware"), seed=0):
+    draw = random.Random(seed)
+    return [
+        {"Body": f"{' '.join(draw.choices(WORDS, k=6))} {i}", "queue": classes[i % len(classes)], "nr": i}
+        for i in range(count)
+    ]
+
+
+def write(path, rows):
+    frame = pd.DataFrame(rows)
+    if path.suffix == ".parquet":
+        frame.to_parquet(path)
+    elif path.suffix == ".xlsx":
+        frame.to_excel(path, index=False)
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        frame.to_csv(path, index=False, sep="\t" if path.suffix == ".tsv" else ",")
+    return str(path)
+
+
+def texts_of(task):
+    return {split: set(rows["text"][:]) for split, rows in task.splits.items()}
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".parquet", ".xlsx", ".CSV"])
+def test_a_table_of_any_type_is_the_same_task(tmp_path, suffix):
+    if suffix == ".xlsx":
+        pytest.importorskip("openpyxl")
+    rows = tickets(60)
+    task = load_task(write(tmp_path / f"tickets{suffix}", rows), **SHARES)
+    assert (task.name, task.label_names) == ("tickets", ("billing", "hardware", "network"))
+    assert task.held_out == {"validation": 0.1, "test": 0.1}
+    assert task.fingerprint == load_task(Dataset.from_list(rows), **SHARES).fingerprint
+    assert set.union(*texts_of(task).values()) == {row["Body"] for row in rows}
+    assert task.train["id"][0] == "row-0"
+
+
+def test_every_class_has_its_share_in_every_part():
+    rows = [{"text": f"text {i}", "label": "rare" if i % 20 == 0 else "common"} for i in range(1000)]
+    task = load_task(Dataset.from_list(rows), validation_share=0.2, test_share=0.1)
+    for split, share in (("validation", 0.2), ("test", 0.1)):
+        counts = task.report[split]["classes"]
+        for name, of in (("rare", 50), ("common", 950)):
+            assert abs(counts[name] - share * of) <= 2, (split, counts)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_longer_file_keeps_its_assignment(seed):
+    rows = tickets(400, seed=seed)
+    short, long = (texts_of(load_task(Dataset.from_list(some), **SHARES)) for some in (rows[:150], rows))
+    for split, texts in short.items():
+        assert texts <= long[split]
+
+
+def test_equal_texts_are_on_one_side():
+    rows = tickets(200)
+    again = [{**row, "Body": f"  {row['Body']} "} for row in rows] + rows
+    task = load_task(Dataset.from_list(rows + again), **SHARES)
+    sides = {}
+    for split, texts in texts_of(task).items():
+        for text in texts:
+            assert sides.setdefault(text.strip(), split) == split
+    assert not any(task.texts_also_in_train.values())
+
+
+def test_the_content_decides_more_than_the_place():
+    rows = tickets(300, ("one", "two"))
+    first, last = (texts_of(load_task(Dataset.from_list(some), **SHARES)) for some in (rows, rows[::-1]))
+    assert len(first["test"] & last["test"]) > 2 * len(first["test"]) * 0.1
+
+
+def test_questions_to_a_context_are_on_one_side():
+    rows = [
+        {
+            "context": f"Story {i // 5} of {WORDS[i // 5 % 10]}",
+            "question": f"Who {i}?",
+            "answer_text": "Story",
+            "answer_start": 0,
+        }
+        for i in range(200)
+    ]
+    task = load_task(Dataset.from_list(rows))
+    contexts = [set(rows["context"][:]) for rows in task.splits.values()]
+    assert task.kind == "question_answering" and len(set.union(*contexts)) == sum(map(len, contexts))
+
+
+def test_shares_of_a_task_without_a_validation_split(tmp_path):
+    write(tmp_path / "train.csv", tickets(60))
+    write(tmp_path / "test.csv", tickets(10, seed=1))
+    with pytest.raises(TaskError, match="--validation_share 0.1 holds out"):
+        load_task(str(tmp_path), **SHARES)
+    task = load_task(str(tmp_path), validation_share=0.2, **SHARES)
+    assert task.held_out == {"validation": 0.2} and len(task.test) == 10 and len(task.train) + len(task.validation) == 60
+    with pytest.raises(TaskError, match="test_share 0.2: .* has a test split of its own"):
+        load_task(str(tmp_path), validation_share=0.2, test_share=0.2, **SHARES)
+
+
+def test_a_dict_of_datasets_has_its_splits():
+    task = load_task(
+        DatasetDict(train=Dataset.from_list(tickets(30)), dev=Dataset.from_list(tickets(9))), name="mine", **SHARES
+    )
+    assert (task.name, list(task.splits), task.held_out) == ("mine", ["train", "validation"], {})
+    one = load_task(DatasetDict(all=Dataset.from_list(tickets(60))), **SHARES)
+    assert set(one.splits) == {"train", "validation", "test"}
+
+
+@pytest.mark.parametrize(
+    "data", [[{"text": "a", "label": 1}], {"train": [1]}, 3, Dataset.from_list(tickets(30)).to_iterable_dataset()]
+)
+def test_what_is_no_data_set_is_named(data):
+    with pytest.raises(TaskError, match="A task is a name, a path, a datasets.Dataset"):
+        load_task(data)
+
+
+@pytest.mark.parametrize("separator", [";", "\t", "|", ","])
+def test_separators_are_found_and_quotes_kept(tmp_path, separator):
+    rows = [{**row, "Body": f'{row["Body"]}; so, | und\t"so"'} for row in tickets(40)]
+    pd.DataFrame(rows).to_csv(tmp_path / "t.csv", index=False, sep=separator, encoding="utf-8-sig")
+    task = load_task(str(tmp_path / "t.csv"), **SHARES)
+    assert set.union(*texts_of(task).values()) == {row["Body"] for row in rows}
+    assert load_task(str(tmp_path / "t.csv"), separator=separator, **SHARES).fingerprint == task.fingerprint
+
+
+def test_a_separator_that_is_none(tmp_path):
+    with pytest.raises(TaskError, match="separator must be one character"):
+        load_task(write(tmp_path / "t.csv", tickets(30)), separator="::", **SHARES)
+    with pytest.raises(TaskError, match="no column 'Body'; the columns are Body,queue,nr"):
+        load_task(write(tmp_path / "t.csv", tickets(30)), separator=";", **SHARES)
+
+
+def test_commas_in_texts_of_a_file_with_commas_stay(tmp_path):
+    (tmp_path / "t.csv").write_text("text,label\n" + "".join(f"a;b;c {i},{'yn'[i % 2]}\n" for i in range(40)))
+    assert load_task(str(tmp_path / "t.csv")).train["text"][0] == "a;b;c 0"
+
+
+def test_whole_floats_are_the_same_classes_in_every_split(tmp_path):
+    for split, labels in (("train", [1.0, 2.0, 4.0, None]), ("validation", [1, 2, 4]), ("test", [4.0, 2.0])):
+        rows = [{"text": f"{split} {i}", "label": label} for i, label in enumerate(labels)]
+        write(tmp_path / f"{split}{'.jsonl' if split == 'validation' else '.parquet'}", rows)
+    task = load_task(str(tmp_path), drop_bad_rows=True)
+    assert task.label_names == ("1", "2", "4")
+    assert [rows["label"][:] for rows in task.splits.values()] == [[0, 1, 2], [0, 1, 2], [2, 1]]
+
+
+def test_numbers_are_named_in_their_order():
+    rows = Dataset.from_list([{"text": f"text {i}", "label": float(i % 11 + 1)} for i in range(220)])
+    assert load_task(rows).label_names == tuple(map(str, range(1, 12)))
+    names = [f"star {i}" for i in range(11)]
+    task = load_task(rows, label_names=names)
+    assert task.label_names == tuple(names) and task.train[0]["label"] == 0
+
+
+def test_label_names_order_the_data_s_own():
+    rows = Dataset.from_list(tickets(60))
+    names = ("network", "billing", "hardware")
+    task = load_task(rows, label_names=names, **SHARES)
+    assert task.label_names == names and task.train[0]["label"] == 1  # billing
+    for wrong in (names[:2], (*names[:2], "network"), ("a", "b", "c")):
+        with pytest.raises(TaskError, match="label_names: expected 3 different names, for the classes billing, hardware"):
+            load_task(rows, label_names=wrong, **SHARES)
+
+
+def test_a_folder_without_a_table_says_what_it_holds(tmp_path):
+    for name in ("part1.csv", "part2.csv", "notes.docx"):
+        (tmp_path / name).write_text("text,label\n")
+    with pytest.raises(TaskError, match="holds notes.docx, part1.csv, part2.csv: expected files called train"):
+        load_task(str(tmp_path))
+    (tmp_path / "none").mkdir()
+    with pytest.raises(TaskError, match="none holds nothing: expected files"):
+        load_task(str(tmp_path / "none"))
+
+
+def test_the_only_table_of_a_folder(tmp_path):
+    write(tmp_path / "export.csv", tickets(60))
+    (tmp_path / "README.md").write_text("Tickets.")
+    task = load_task(str(tmp_path), **SHARES)
+    assert task.name == tmp_path.name and task.held_out
+
+
+def test_several_classes_a_text_are_said_to_be_unsupported():
+    rows = Dataset.from_list([{"text": f"text {i}", "label": ["a", "b"][: i % 3]} for i in range(40)])
+    with pytest.raises(TaskError, match="multi-label.* not supported"):
+        load_task(rows)
+    features = Features({"text": Value("string"), "label": List(ClassLabel(names=["a", "b"]))})
+    with pytest.raises(TaskError, match="multi-label.* not supported"):
+        load_task(Dataset.from_dict({"text": ["x", "y"], "label": [[0], [1, 0]]}, features=features))
+
+
+def test_too_few_texts_for_a_part():
+    with pytest.raises(TaskError, match="4 different texts are too few for a validation split of 10%.*--validation_share"):
+        load_task(Dataset.from_list(tickets(4, ("a", "b", "c", "d"))), **SHARES)
+
+
+@pytest.mark.parametrize("shares", [(0.6, 0.4), (1.0, 0.0), (-0.1, 0.1), ("x", 0.1)])
+def test_shares_that_are_none(shares):
+    with pytest.raises(TaskError, match="_share"):
+        load_task(Dataset.from_list(tickets(60)), validation_share=shares[0], test_share=shares[1], **SHARES)
+
+
+def test_rows_without_text_or_label_are_found_in_train():
+    rows = tickets(60)
+    rows[7]["queue"], rows[9]["Body"] = None, None
+    with pytest.raises(TaskError, match="1 of .* rows with no label.*row-7"):
+        load_task(Dataset.from_list(rows), **SHARES)
+    task = load_task(Dataset.from_list(rows), drop_bad_rows=True, **SHARES)
+    assert task.report["train"]["dropped"] == {"no label": 1, "null text": 1}
+
+
+def test_arguments_reach_the_task(tmp_path):
+    path = write(tmp_path / "t.csv", tickets(60))
+    arguments = TaskArguments(path, text_column="Body", label_column="queue", validation_share=0.2, test_share=0.0)
+    task = arguments.load()
+    assert task.held_out == {"validation": 0.2} and task.test is None
+
+
+def test_sheets_mix_texts_numbers_and_dates(tmp_path):
+    pytest.importorskip("openpyxl")
+    rows = [
+        {"Body": f"Text {i}" if i % 2 else i, "queue": float(i % 2), "day": pd.Timestamp("2026-01-02")} for i in range(40)
+    ]
+    with pd.ExcelWriter(tmp_path / "t.xlsx") as book:
+        pd.DataFrame(rows).to_excel(book, index=False, sheet_name="one")
+        pd.DataFrame([{"a": 1}]).to_excel(book, index=False, sheet_name="two")
+    task = load_task(str(tmp_path / "t.xlsx"), **SHARES)
+    assert task.label_names == ("0", "1") and task.train["text"][0] == "0"
+
+
+def test_without_openpyxl_it_is_said(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "openpyxl", None)
+    (tmp_path / "t.xlsx").write_bytes(b"PK")
+    with pytest.raises(TaskError, match=r"pip install 'hf-tlm\[excel\]'"):
+        load_task(str(tmp_path / "t.xlsx"))
