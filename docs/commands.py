@@ -1,4 +1,4 @@
-"""The commands of hf_tlm, what each takes, and the presets: what the reference and the checks of the pages read.
+"""What each command of hf_tlm takes: for the reference, and for the checks of the pages.
 
 A command's classes are those that its recipe hands to `hf_tlm.config.parse`; the recipe is stopped there.
 """
@@ -12,24 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hf_tlm.commands import COMMANDS
+from hf_tlm.presets import recipes_folder
+
 ROOT = Path(__file__).resolve().parent.parent
-RECIPES = ROOT / "recipes"
-PRESETS = RECIPES / "configs"
-# Command of hf-tlm -> its recipe; in the order in which a person meets them.
-COMMANDS = {
-    "quickstart": "quickstart",
-    "retrieve": "retrieve",
-    "select-influence": "select_influence",
-    "train": "train_tlm",
-    "pretrain": "pretrain",
-    "finetune": "finetune",
-    "few-shot": "few_shot",
-    "predict": "predict",
-    "analyze": "analyze",
-    "baseline": "baseline",
-    "publish": "publish",
-    "reproduce": "reproduce",
-}
 
 
 @dataclass(frozen=True)
@@ -48,14 +34,14 @@ class _ParserReachedError(Exception):
 
 @functools.cache
 def read_command(name: str) -> Command:
-    """A command by its name in `COMMANDS`, without running it.
+    """A command by its name in `hf_tlm.commands.COMMANDS`, without running it.
 
     Raises:
         KeyError: there is no such command.
     """
-    recipe = COMMANDS[name]
+    recipe, _ = COMMANDS[name]
     module_name = f"documented_{recipe}"
-    spec = importlib.util.spec_from_file_location(module_name, RECIPES / f"{recipe}.py")
+    spec = importlib.util.spec_from_file_location(module_name, recipes_folder() / f"{recipe}.py")
     assert spec is not None and spec.loader is not None
     module: Any = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module  # Dataclasses look their module up.
@@ -72,16 +58,3 @@ def read_command(name: str) -> Command:
     except _ParserReachedError:
         return Command(**found)
     raise AssertionError(f"{recipe}.py does not parse its arguments.")
-
-
-def commands() -> list[str]:
-    """The names of the commands that are there."""
-    return [name for name, recipe in COMMANDS.items() if (RECIPES / f"{recipe}.py").is_file()]
-
-
-def preset_path(name: str) -> Path | None:
-    """The file of a preset by name (`tlm/coffee`), or by its path in a clone (`recipes/configs/tlm/coffee.yaml`)."""
-    for path in (PRESETS / f"{name}.yaml", ROOT / name):
-        if path.is_file():
-            return path
-    return None

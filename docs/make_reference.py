@@ -21,7 +21,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from unittest.mock import patch
 
-from commands import PRESETS, ROOT, Command, commands, read_command
+from commands import ROOT, Command, read_command
+from hf_tlm.commands import COMMANDS
+from hf_tlm.presets import describe, presets
 
 REFERENCE = ROOT / "docs" / "reference"
 # Packages of the Python interface, in the order of the pipeline, with what each is for.
@@ -125,8 +127,9 @@ def command_page(name: str) -> str:
         f"# hf-tlm {name}",
         plain(summary),
         *described(rest),
-        f"`accelerate launch recipes/{command.recipe}.py` in a clone is the same command. "
-        "`--config` takes files of defaults and [presets](presets.md); see [YAML](yaml.md).",
+        f"`python recipes/{command.recipe}.py` in a clone is the same command. `--config` takes files of defaults and "
+        "[presets](presets.md), see [YAML](yaml.md); `--num_processes 2` starts several processes, and so does "
+        f"`accelerate launch recipes/{command.recipe}.py`.",
     ]
     head = ["option", "takes", "default", "what"]
     for group in parser._action_groups:
@@ -153,10 +156,8 @@ GENERATED_NOTE = "<!-- Made by docs/make_reference.py from {}. -->\n\n"
 def command_table() -> str:
     """The commands with what they do."""
     lines = []
-    for name in commands():
-        command = read_command(name)
-        summary = command.description.strip().partition("\n")[0]
-        lines.append([f"[`hf-tlm {name}`]({name.replace('-', '_')}.md)", f"`recipes/{command.recipe}.py`", plain(summary)])
+    for name, (recipe, line) in COMMANDS.items():
+        lines.append([f"[`hf-tlm {name}`]({name.replace('-', '_')}.md)", f"`recipes/{recipe}.py`", plain(line)])
     return table(["command", "recipe", "what"], lines)
 
 
@@ -166,26 +167,11 @@ def command_table() -> str:
 def preset_table() -> str:
     """Every file that comes with the package, by folder."""
     parts = []
-    for folder in sorted(path for path in PRESETS.iterdir() if path.is_dir()):
-        files = sorted(path for path in folder.iterdir() if path.suffix in (".yaml", ".json"))
-        lines = [[code(f"{folder.name}/{path.stem}"), plain(first_sentence(path))] for path in files]
-        parts.append(f"## {folder.name}\n\n" + table(["name", "what"], lines))
+    for folder in sorted({name.partition("/")[0] for name in presets()}):
+        files = {name: path for name, path in presets().items() if name.startswith(f"{folder}/")}
+        lines = [[code(name), plain(describe(path))] for name, path in files.items()]
+        parts.append(f"## {folder}\n\n" + table(["name", "what"], lines))
     return "\n".join(parts)
-
-
-def first_sentence(path: Path) -> str:
-    """The first sentence of a preset's comment; of a model its type and size."""
-    if path.suffix == ".json":
-        import json
-
-        config = json.loads(path.read_text(encoding="utf-8"))
-        return f"{config['model_type']}, {config['num_hidden_layers']} layers x {config['hidden_size']}"
-    comment = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if not line.startswith("#"):
-            break
-        comment.append(line.removeprefix("#").strip())
-    return re.split(r"(?<=\.) (?=[A-Z])", " ".join(comment), maxsplit=1)[0]
 
 
 def task_table() -> str:
@@ -297,7 +283,7 @@ def filled(text: str, parts: dict[str, Callable[[], str]]) -> str:
 
 def make_pages() -> dict[Path, str]:
     """Every page that is made here, whole or in part."""
-    pages = {REFERENCE / f"{name.replace('-', '_')}.md": command_page(name) for name in commands()}
+    pages = {REFERENCE / f"{name.replace('-', '_')}.md": command_page(name) for name in COMMANDS}
     pages |= {REFERENCE / f"api_{package}.md": api_page(package) for package in PACKAGES}
     for path in sorted(REFERENCE.glob("*.md")):
         if path not in pages and "<!-- generated: " in (text := path.read_text(encoding="utf-8")):

@@ -7,9 +7,12 @@ import re
 
 import pytest
 
-from commands import PRESETS, ROOT, commands, preset_path, read_command
+from commands import ROOT, read_command
+from hf_tlm.commands import COMMANDS, command_of
 from hf_tlm.config import ConfigError, parse
 from hf_tlm.errors import HfTlmError
+from hf_tlm.launch import launch_options
+from hf_tlm.presets import presets
 from make_reference import parser_of
 from support.documentation import blocks, inline_code, page_name, pages, shell_commands
 
@@ -21,8 +24,9 @@ OTHERS = {
     *("docker", "git", "run"),
 }
 OPTION = re.compile(r"--[a-z]\w*")
-# Of programs other than ours, where pages speak of them; and the shell completion's and the launcher's.
-OPTIONS_OF_OTHERS = {"--num_processes", "--config_file", "--help", "--help_all", "--version"}
+# Of programs other than ours, and of ours before a command or for accelerate.
+OPTIONS_OF_OTHERS = {"--help", "--help_all", "--version", "--num_processes", "--config_file"}
+OPTIONS_OF_OTHERS |= {"--gpu_ids", "--num_machines", "--machine_rank", "--main_process_ip", "--main_process_port"}
 
 
 def of_ours(words):
@@ -34,8 +38,7 @@ def of_ours(words):
     if program in ("python", "python3", "accelerate", "torchrun"):
         for place, word in enumerate(words):
             if script := re.fullmatch(r"(?:\S*/)?recipes/(\w+)\.py", word):
-                named = {read_command(name).recipe: name for name in commands()}
-                return named.get(script[1], script[1]), words[place + 1 :]
+                return command_of(script[1]) or script[1], words[place + 1 :]
             if word == "hf_tlm.cli" and place + 1 < len(words):
                 return words[place + 1], words[place + 2 :]
     return None
@@ -46,12 +49,13 @@ def problem(name, arguments, capsys, whole=True):
 
     An ellipsis stands for whatever else it needs, and so does what is missing from one that is not `whole`.
     """
-    if name not in commands():
-        return f"there is no command {name}; there are {', '.join(commands())}"
-    arguments = with_paths_of_presets(arguments)
+    if name in ("presets", "completion"):
+        return None
+    if name not in COMMANDS:
+        return f"there is no command {name}; there are {', '.join(COMMANDS)}"
     whole = whole and not {"...", "…"} & set(arguments)
     arguments = [word for word in arguments if word not in ("...", "…")]
-    arguments = without_launcher(arguments)
+    _, arguments = launch_options(arguments)
     if {"--help", "--help_all", "-h"} & set(arguments):
         return None
     command = read_command(name)
@@ -73,24 +77,6 @@ def problem(name, arguments, capsys, whole=True):
         except HfTlmError as error:
             # Files of the reader's and a cluster are not here; a command in a sentence is not all of it.
             return None if not whole or "there is no" in str(error).lower() else str(error)
-
-
-def with_paths_of_presets(arguments):
-    """Names of presets behind --config as the paths of their files; other words as they are."""
-    given, of_config = [], False
-    for word in arguments:
-        of_config = word == "--config" or (of_config and not word.startswith("--"))
-        path = preset_path(word) if of_config else None
-        given.append(str(path) if path else word)
-    return given
-
-
-def without_launcher(arguments):
-    """Without `--num_processes N`, which hf-tlm hands to accelerate."""
-    if "--num_processes" not in arguments:
-        return arguments
-    place = arguments.index("--num_processes")
-    return [*arguments[:place], *arguments[place + 2 :]]
 
 
 def commands_of(text):
@@ -139,7 +125,7 @@ def all_options():
     found = set(OPTIONS_OF_OTHERS)
     for script in (ROOT / "benchmarks").glob("*.py"):
         found |= set(re.findall(r'"(--\w+)"', script.read_text(encoding="utf-8")))
-    for name in commands():
+    for name in COMMANDS:
         command = read_command(name)
         with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):
             written = []
@@ -161,13 +147,13 @@ def test_options_that_are_spoken_of_are_there(page, all_options):
 
 
 def test_presets_that_are_spoken_of_are_there():
-    """Paths and names: `recipes/configs/tlm/coffee.yaml`, `tlm/coffee.yaml`."""
-    kinds = "|".join(path.name for path in PRESETS.iterdir() if path.is_dir())
+    """Paths and names: `recipes/configs/tlm/coffee.yaml`, `tlm/coffee`."""
+    kinds = "|".join({name.partition("/")[0] for name in presets()})
     found = []
     for page in PAGES:
         for code in inline_code(page.read_text(encoding="utf-8")):
-            if named := re.fullmatch(rf"(?:recipes/configs/)?((?:{kinds})/[\w/]+)\.(yaml|json)", code):
-                found += [f"{page_name(page)}: {code}"] if not (PRESETS / f"{named[1]}.{named[2]}").is_file() else []
+            named = re.fullmatch(rf"(?:recipes/configs/)?((?:{kinds})/[\w.]+?)(?:\.yaml|\.json)?", code)
+            found += [f"{page_name(page)}: {code}"] if named and named[1] not in presets() else []
     assert not found
 
 

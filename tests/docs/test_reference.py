@@ -2,7 +2,7 @@
 
 import pytest
 
-from commands import commands
+from hf_tlm.commands import COMMANDS
 from hf_tlm.config import parse
 from hf_tlm.retrieval.engines.bm25.files import FILES, META_FILE
 from hf_tlm.retrieval.manifest import CARD_FILE, COLUMNS, DATA_FILE, MANIFEST_FILE, REPORT_FILE
@@ -14,7 +14,7 @@ def test_pages_are_current():
     assert not outdated(make_pages()), "run python docs/make_reference.py"
 
 
-@pytest.mark.parametrize("name", commands())
+@pytest.mark.parametrize("name", COMMANDS)
 def test_a_page_has_every_option(name, capsys):
     """Of --help, as argparse prints it."""
     command = read_command(name)

@@ -1,0 +1,348 @@
+"""Write the pages of docs/results from the records in benchmarks/results, and README's table.
+
+    python docs/make_results.py           # write them
+    python docs/make_results.py --check   # say which are out of date, and fail where one is
+
+A page gathers what benchmarks wrote beside their records: the tables, each with its command and machine, and the pictures.
+What they say is written by hand in benchmarks/results/notes, one file a page; a figure there that neither a table of the
+page has nor a file that the note links is an error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import posixpath
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from commands import ROOT
+
+PAGES = ROOT / "docs" / "results"
+RECORDS = ROOT / "benchmarks" / "results"
+NOTES = RECORDS / "notes"
+README = ROOT / "README.md"
+# Whole numbers up to this one count things that no table has: seeds, tasks, columns.
+SMALL = 12
+
+
+@dataclass(frozen=True)
+class Topic:
+    """A page: the question it answers, and the files of benchmarks/results that it is made of.
+
+    sources: Markdown that benchmarks wrote; `file.md#Heading` is the part of a file under the heading of the
+        first level that begins so.
+    pictures: with what they show.
+    """
+
+    page: str
+    title: str
+    question: str
+    sources: Sequence[str]
+    pictures: Sequence[tuple[str, str]] = ()
+    tables: Sequence[str] = field(default=())
+
+
+TOPICS = (
+    Topic(
+        "real_tasks",
+        "Real tasks, from scratch",
+        "What do retrieval and selection buy on labelled tasks, beside a linear model and a pretrained encoder?",
+        ["findings.md"],
+        tables=("coffee", "cpu"),
+    ),
+    Topic(
+        "coffee",
+        "The scale tlm/coffee",
+        "What does a coffee break of one core reach, and how far is that from the papers?",
+        ["RESULTS.md#One core"],
+    ),
+    Topic(
+        "ablations",
+        "Ablations, at the scale before it",
+        "Which of the papers' choices matter: stages, rho1, rho2, K, objectives, how much is kept and by which gradients?",
+        ["RESULTS.md#Two CPU cores"],
+    ),
+    Topic(
+        "quickstart",
+        "The quickstart",
+        "What does the quickstart print, and what can be expected of minutes?",
+        ["quickstart.md", "teacher.md"],
+    ),
+    Topic(
+        "teacher",
+        "A linear model as a teacher",
+        "When does it pay to let a linear model teach the network?",
+        ["teacher.md", "coffee/teacher.md"],
+    ),
+    Topic(
+        "plateau",
+        "Leaving the plateau",
+        "How soon does stage 1 leave the frequencies of words, by which settings, and is a lower loss a better model?",
+        ["plateau.md"],
+    ),
+    Topic(
+        "first_weights",
+        "First weights",
+        "What are spectral token embeddings worth?",
+        ["spectral.md", "tlm_tiny_spectral.md"],
+    ),
+    Topic(
+        "tiny_scale",
+        "The tiny scale",
+        "What can be told after half a million tokens?",
+        ["tlm_tiny.md"],
+    ),
+    Topic(
+        "retrieval",
+        "Retrieval",
+        "How fast is retrieval beside other engines, and what does it find?",
+        ["retrieval.md", "coverage.md"],
+    ),
+    Topic(
+        "influence",
+        "Influential subset selection",
+        "What does ISS keep, how fast, and what is it worth?",
+        ["iss_tiny.md", "iss_fractions.md", "iss_layers.md", "influence.md", "influence_peer.md", "analysis/words.md"],
+    ),
+    Topic(
+        "training",
+        "Speed and memory of training",
+        "How fast is a step beside the plain Trainer, and what do optimizers and start-up cost?",
+        ["training.md", "optimizers.md", "startup.md"],
+    ),
+    Topic(
+        "objectives",
+        "ELECTRA, ALE and BERT",
+        "Which objective is best at equal FLOPs, and what does a step cost?",
+        ["objectives.md", "objectives_short.md", "objectives_short_bf16.md"],
+    ),
+    Topic(
+        "coco_lm",
+        "COCO-LM",
+        "What does sequence contrastive learning do, and when does copying begin?",
+        ["coco_lm.md", "coco_lm_long.md"],
+        [
+            ("coco_lm.png", "Cosines, copy accuracy and LM accuracy against steps"),
+            ("coco_lm_long.png", "The same, of the longer run"),
+        ],
+    ),
+    Topic(
+        "fine_tuning",
+        "Fine-tuning an encoder",
+        "What does a small pretrained encoder reach, and does further pretraining help it?",
+        ["finetune.md", "further_pretraining.md"],
+    ),
+    Topic(
+        "analysis",
+        "What models look like inside",
+        "What do attention heads, embeddings and copying look like in models that were trained here?",
+        ["analysis/heads.md", "analysis/embeddings.md"],
+        [
+            ("analysis/heads_maps.png", "Attention maps of four models"),
+            ("analysis/embeddings_tsne.png", "t-SNE of ChemProt's test texts in four models"),
+            ("analysis/curves.png", "Copy accuracy and cosines of COCO-LM against tokens"),
+            ("analysis/cost.png", "Average score against FLOPs"),
+        ],
+    ),
+)
+HEADING = re.compile(r"^(#+) (.*)$", re.M)
+LINK = re.compile(r"(!?\[[^\]]*\]\()([^)\s]+)(\))")
+NUMBER = re.compile(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?")
+# Columns of the short tables.
+ARMS = ("majority class", "linear", "task only", "random", "BM25", "BM25 + ISS 20%", "pretrained")
+SCALES = {"coffee": "At the scale `tlm/coffee`", "cpu": "At the scale before it, at four times the FLOPs in stage 1"}
+
+
+def source_text(source: str) -> str:
+    """What a page takes of a source: Markdown whose headings begin at the second level and whose links are the page's."""
+    name, _, heading = source.partition("#")
+    text = (RECORDS / name).read_text(encoding="utf-8").strip()
+    if heading:
+        text = part(text, heading)
+    return with_links(shifted(text), name)
+
+
+def part(text: str, heading: str) -> str:
+    """What stands under the heading of the first level that begins so, without it.
+
+    Raises:
+        ValueError: there is none.
+    """
+    parts = re.split(r"^# (.*)$", text, flags=re.M)
+    for name, content in zip(parts[1::2], parts[2::2], strict=True):
+        if name.startswith(heading):
+            return content.strip()
+    raise ValueError(f"There is no heading {heading!r}; there are {parts[1::2]}.")
+
+
+def shifted(text: str) -> str:
+    """The same with the highest headings at the second level."""
+    levels = [len(marks) for marks, _ in HEADING.findall(text)]
+    more = 2 - min(levels, default=2)
+    return HEADING.sub(lambda match: "#" * (len(match[1]) + more) + " " + match[2], text)
+
+
+def with_links(text: str, source: str) -> str:
+    """Links of a source as links of a page: to the page that has the other source, else to the file."""
+    homes = {name.partition("#")[0]: topic.page for topic in reversed(TOPICS) for name in topic.sources}
+    homes |= {f"{topic.page}.md": topic.page for topic in TOPICS}
+
+    def moved(link: re.Match) -> str:
+        if "://" in link[2] or link[2].startswith("#"):
+            return link[0]
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(source), link[2]))
+        place = f"{homes[target]}.md" if target in homes else posixpath.relpath(RECORDS / target, PAGES)
+        return link[1] + place + link[3]
+
+    return LINK.sub(moved, text)
+
+
+def read_rows(scale: str) -> list[dict[str, Any]]:
+    """The rows of a scale's main table."""
+    return json.loads((RECORDS / scale / "main.json").read_text(encoding="utf-8"))["rows"]
+
+
+def arms_table(scale: str, arms: Sequence[str] = ARMS, tasks: Sequence[str] | None = None) -> str:
+    """Test scores of arms by task, with how many seeds there are where that is fewer than were planned."""
+    from hf_tlm.runs.seeds import format_score
+
+    cells: dict[str, dict[str, str]] = {}
+    metrics: dict[str, str] = {}
+    for row in read_rows(scale):
+        if row["test"] is not None and (tasks is None or row["task"] in tasks):
+            left = "" if len(row["finished"]) == row["seeds"] else f" ({len(row['finished'])} seed)"
+            cells.setdefault(row["task"], {})[row["arm"]] = format_score(row["test"]) + left
+            metrics[row["task"]] = row["metric"]
+    shown = [arm for arm in arms if any(arm in found for found in cells.values())]
+    lines = [f"| task | metric | {' | '.join(shown)} |", "|---|---|" + "---:|" * len(shown)]
+    for task, found in cells.items():
+        lines.append(f"| {task} | {metrics[task]} | " + " | ".join(found.get(arm, "") for arm in shown) + " |")
+    return "\n".join(lines)
+
+
+def note(topic: Topic) -> str:
+    """What is said of a page's tables by hand; nothing where nothing is."""
+    path = NOTES / f"{topic.page}.md"
+    return with_links(path.read_text(encoding="utf-8").strip(), "notes.md") if path.is_file() else ""
+
+
+def linked(topic: Topic) -> list[str]:
+    """The texts of the result files that a page's note links."""
+    path = NOTES / f"{topic.page}.md"
+    targets = [target for _, target, _ in LINK.findall(path.read_text(encoding="utf-8"))] if path.is_file() else []
+    files = [RECORDS / target for target in targets if target.endswith(".md")]
+    return [file.read_text(encoding="utf-8") for file in files if file.is_file()]
+
+
+def unfounded(text: str, evidence: str) -> list[str]:
+    """The figures of a text that no figure of the evidence is, or is when it is rounded as they are.
+
+    Code, links and small whole numbers are left out.
+    """
+    there = {one.replace(",", "") for one in NUMBER.findall(evidence)}
+    values = [float(one) for one in there]
+    plain = re.sub(r"`[^`]*`|\]\([^)]*\)|https?://\S+|\d+ x \d+", "", text)
+    missing = []
+    for figure in NUMBER.findall(plain):
+        bare = figure.replace(",", "")
+        decimals = len(bare.partition(".")[2])
+        small = decimals == 0 and float(bare) <= SMALL
+        half = 0.5001 * 10**-decimals  # A table's 63.55 may be 63.6 or 63.5.
+        if not small and bare not in there and not any(abs(value - float(bare)) <= half for value in values):
+            missing.append(figure)
+    return missing
+
+
+def page_text(topic: Topic) -> str:
+    """A page.
+
+    Raises:
+        ValueError: its note has figures that its tables do not.
+    """
+    about = "Test scores, percent, mean ± standard deviation over seeds."
+    tables = [f"## {SCALES[scale]}\n\n{about}\n\n{arms_table(scale)}" for scale in topic.tables]
+    sources = [source_text(source) for source in topic.sources]
+    said = note(topic)
+    if missing := unfounded(said, "\n".join([*tables, *sources, *linked(topic)])):
+        raise ValueError(f"notes/{topic.page}.md has figures that no table has: {', '.join(missing)}.")
+    pictures = [f"![{what}]({posixpath.relpath(RECORDS / name, PAGES)})" for name, what in topic.pictures]
+    names = dict.fromkeys(source.partition("#")[0] for source in topic.sources)
+    files = ", ".join(f"[{name}]({posixpath.relpath(RECORDS / name, PAGES)})" for name in names)
+    parts = [
+        "<!-- Made by docs/make_results.py from benchmarks/results. -->",
+        f"# {topic.title}",
+        topic.question,
+        *([f"## What they say\n\n{said}"] if said else []),
+        *tables,
+        *pictures,
+        *map(with_heading, sources, topic.sources),
+        f"## Records\n\nMade from {files} of `benchmarks/results`; the JSON files beside them have every figure.",
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def with_heading(text: str, source: str) -> str:
+    """A source's text, under a heading of its name where it has none."""
+    return text if HEADING.search(text) else f"## {source.removesuffix('.md')}\n\n{text}"
+
+
+def index_text() -> str:
+    """The page that lists the others."""
+    lines = [f"| [{topic.title}]({topic.page}.md) | {topic.question} |" for topic in TOPICS]
+    return "\n".join(
+        [
+            "<!-- Made by docs/make_results.py from benchmarks/results. -->\n",
+            "# Results\n",
+            "One page a topic, made from the records in `benchmarks/results`. Measured figures stand here and nowhere else, "
+            "each table with its command and its machine: CPUs, where nothing else is said.\n",
+            "| page | question |",
+            "|---|---|",
+            *lines,
+            "",
+        ]
+    )
+
+
+README_TABLE = re.compile(r"(<!-- generated: results -->\n)(.*?)(<!-- end -->)", re.S)
+
+
+def readme_text() -> str:
+    """README with its table of results made anew."""
+    tasks = ("chemprot", "scierc", "acl_arc", "hyperpartisan")
+    table = arms_table("coffee", ("majority class", "linear", "task only", "random", "BM25"), tasks)
+    return README_TABLE.sub(lambda match: f"{match[1]}\n{table}\n\n{match[3]}", README.read_text(encoding="utf-8"))
+
+
+def make_pages() -> dict[Path, str]:
+    """Every page that is made here."""
+    pages = {PAGES / f"{topic.page}.md": page_text(topic) for topic in TOPICS}
+    return {PAGES / "index.md": index_text(), **pages, README: readme_text()}
+
+
+def outdated(pages: dict[Path, str]) -> list[str]:
+    """Names of pages that are not as they would be made now, or that nothing makes."""
+    stale = [path.name for path, text in pages.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
+    return sorted([*stale, *(path.name for path in PAGES.glob("*.md") if path not in pages)])
+
+
+def main() -> None:
+    """Write the pages, or check them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="Only say which pages are out of date.")
+    check = parser.parse_args().check
+    pages = make_pages()
+    if check:
+        if stale := outdated(pages):
+            sys.exit(f"Out of date: {', '.join(stale)}. Run python docs/make_results.py.")
+        return
+    for path, text in pages.items():
+        path.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

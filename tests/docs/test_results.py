@@ -1,0 +1,85 @@
+"""Measured figures stand in docs/results alone, where they are what the records say."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+import make_results
+from make_results import (
+    README_TABLE,
+    TOPICS,
+    arms_table,
+    make_pages,
+    outdated,
+    page_text,
+    part,
+    shifted,
+    unfounded,
+    with_links,
+)
+from support.documentation import DOCS, page_name, pages, without_blocks
+
+# A score with its deviation, or how often or how fast something was.
+MEASURED = re.compile(r"\d ± \d|\d+(\.\d+)? (times (as|the speed|faster|slower)|(passages|queries|tokens) (a|per) second)")
+
+
+def test_pages_are_current():
+    assert not outdated(make_pages()), "run python docs/make_results.py"
+
+
+@pytest.mark.parametrize("page", [page for page in pages() if page.name != "README.md"], ids=page_name)
+def test_measured_figures_are_results(page):
+    if page.is_relative_to(DOCS / "results"):
+        return
+    text = README_TABLE.sub("", page.read_text(encoding="utf-8"))
+    text = re.sub(r"`[^`\n]+`", "", without_blocks(text))
+    assert not (found := MEASURED.search(text)), f"{found[0]!r} belongs to a page of docs/results"
+
+
+def test_a_table_has_what_the_records_say(monkeypatch):
+    rows = [
+        {"task": "a", "arm": "linear", "metric": "f1", "seeds": 1, "finished": [0], "test": {"mean": 0.5, "std": None}},
+        {"task": "a", "arm": "BM25", "metric": "f1", "seeds": 3, "finished": [0], "test": {"mean": 0.25, "std": None}},
+        {"task": "b", "arm": "BM25", "metric": "f1", "seeds": 3, "finished": [0, 1, 2], "test": {"mean": 0.1, "std": 0.01}},
+        {"task": "b", "arm": "random", "metric": None, "seeds": 3, "finished": [], "test": None},
+    ]
+    monkeypatch.setattr(make_results, "read_rows", lambda scale: rows)
+    lines = arms_table("coffee").splitlines()
+    assert lines[0] == "| task | metric | linear | BM25 |"
+    assert lines[2:] == ["| a | f1 | 50.00 | 25.00 (1 seed) |", "| b | f1 |  | 10.00 ± 1.00 |"]
+    assert len(arms_table("coffee", tasks=["b"]).splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "missing"),
+    [
+        ("12.34 ± 0.56 and 1,234 passages", []),
+        ("12.3, and half a percent more: 0.6", []),
+        ("12.4", ["12.4"]),
+        ("1,235 passages", ["1,235"]),
+        ("3 seeds of 12 tasks", []),
+        ("13 tasks", ["13"]),
+        ("`13`, 13 x 13, [a](13.md)", []),
+    ],
+)
+def test_figures_of_notes_are_in_the_tables(text, missing):
+    assert unfounded(text, "| 12.34 ± 0.56 | 1234 |") == missing
+
+
+def test_a_figure_that_no_table_has_is_refused(tmp_path, monkeypatch):
+    topic = replace(TOPICS[0], page="made_up")
+    (tmp_path / "made_up.md").write_text("A score of 99.87.")
+    monkeypatch.setattr(make_results, "NOTES", tmp_path)
+    with pytest.raises(ValueError, match=r"made_up.md has figures that no table has: 99.87"):
+        page_text(topic)
+
+
+def test_sources_become_parts_of_a_page():
+    assert shifted("### a\n#### b\n") == "## a\n### b\n"
+    assert part("x\n# One core, b\ny\n## z\n# Two\n", "One core") == "y\n## z"
+    with pytest.raises(ValueError, match="no heading 'Three'"):
+        part("# One\n", "Three")
+    assert with_links("[a](plateau.md) [b](coffee/main.json) [c](https://x.org)", "findings.md") == (
+        "[a](plateau.md) [b](../../benchmarks/results/coffee/main.json) [c](https://x.org)"
+    )
