@@ -6,7 +6,7 @@
     subset.save("scierc-bm25")
 
     args = TlmArguments(output_dir="scierc-tlm", rho1=3, rho2=20, max_steps=1000, seeds=[0, 1, 2])
-    model_args = ModelArguments(model_config="recipes/configs/models/bert_tiny.json")
+    model_args = ModelArguments(model_config="models/bert_tiny")
     run = run_tlm(task, subset, args, model_args)                 # stage 1, stage 2, evaluation, export
     print(run.to_text())                                          # and scierc-tlm is a stock checkpoint
 

@@ -29,7 +29,7 @@ class SubsetArguments:
     subset: str | None = field(
         default=None,
         metadata={
-            "help": "Instead of --corpus: folder of a subset (retrieve.py, select_influence.py), or a dataset of the Hub: "
+            "help": "Instead of --corpus: folder of a subset (hf-tlm retrieve, select-influence), or a dataset of the Hub: "
             "owner/name, owner/name:config, either with @revision."
         },
     )

@@ -30,7 +30,7 @@ class PublishArguments:
     """What is published, and where to."""
 
     model: str | None = field(default=None, metadata={"help": "Folder of a finished run."})
-    subset: str | None = field(default=None, metadata={"help": "Folder of a subset (retrieve.py, select_influence.py)."})
+    subset: str | None = field(default=None, metadata={"help": "Folder of a subset (hf-tlm retrieve, select-influence)."})
     legacy_checkpoint: str | None = field(
         default=None,
         metadata={

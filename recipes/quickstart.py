@@ -32,8 +32,8 @@ SCALE = ROOT / "recipes" / "configs" / "tlm" / "minute.yaml"
 class QuickstartArguments:
     """What to run, and where the results go."""
 
-    task: str | None = field(default=None, metadata={"help": "Your own task: a folder, as in train_tlm.py."})
-    corpus: str | None = field(default=None, metadata={"help": "Your own corpus: files, as in retrieve.py."})
+    task: str | None = field(default=None, metadata={"help": "Your own task: a folder, as in hf-tlm train."})
+    corpus: str | None = field(default=None, metadata={"help": "Your own corpus: files, as in hf-tlm retrieve."})
     output_dir: str = field(default="quickstart_output", metadata={"help": "Where subsets, runs and the model go."})
     top_k: int = field(default=100, metadata={"help": "Passages per training text (BM25)."})
     max_flops: float = field(default=1e13, metadata={"help": "FLOPs of stage 1 of every arm; 1e13 take two cores a minute."})

@@ -26,7 +26,7 @@ class SubsetArguments:
     subset: str | None = field(
         default=None,
         metadata={
-            "help": "Folder of a subset (retrieve.py, select_influence.py), or a dataset of the Hub: owner/name, "
+            "help": "Folder of a subset (hf-tlm retrieve, select-influence), or a dataset of the Hub: owner/name, "
             "owner/name:config, either with @revision. Leave out for task data only (rho1 0)."
         },
     )

@@ -148,7 +148,7 @@ class TableArguments:
                 raise ReproductionError(
                     f"Nothing says how long stage 1 of the arm {arm.name} is: no --config file has one of "
                     f"{', '.join(sorted(BUDGETS))} in its section train_tlm. Put a scale before the table, for instance "
-                    "recipes/configs/tlm/coffee.yaml, or give --max_flops."
+                    "the preset tlm/coffee, or give --max_flops."
                 )
 
 

@@ -56,7 +56,7 @@ def publish_model(
     if not ({CONFIG, ADAPTER_CONFIG}.intersection(names) and any(name.endswith(".safetensors") for name in names)):
         raise HubError(
             f"{folder} holds no model: expected config.json (or adapter_config.json) and safetensors, as "
-            "recipes/train_tlm.py and recipes/pretrain.py leave them."
+            "`hf-tlm train` and `hf-tlm pretrain` leave them."
         )
     if SEAL in names and (problem := seal_problem(folder)) is not None:
         raise HubError(
@@ -118,9 +118,7 @@ def _check_subset(folder: Path) -> None:
     try:
         data = read_fields(folder / MANIFEST, {"files": mapped(words(200), 100)}, HubError)["files"].items()
     except OSError:
-        raise HubError(
-            f"{folder} holds no subset: expected a folder that recipes/retrieve.py or Subset.save wrote."
-        ) from None
+        raise HubError(f"{folder} holds no subset: expected a folder that `hf-tlm retrieve` or Subset.save wrote.") from None
     if damaged := [name for name, digest in data if not (folder / name).is_file() or sha256(folder / name) != digest]:
         raise HubError(
             f"{folder} is damaged or was edited: {', '.join(damaged)} is not what its {MANIFEST} describes. Copy it again, "

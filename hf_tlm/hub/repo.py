@@ -159,7 +159,7 @@ def check_model(repo: Repo, files: list[str], trust_remote_code: bool, allow_pic
         raise HubError(
             f"The weights of {repo} are pickles ({_some(pickled)}), which can run code when they are read; safetensors "
             "cannot. Use a revision with safetensors (its page may offer one as a pull request: @refs/pr/N). If you trust "
-            "this one, download it and give the folder; of TLM and COCO-LM, convert it: recipes/publish.py "
+            "this one, download it and give the folder; of TLM and COCO-LM, convert it: hf-tlm publish "
             "--legacy_checkpoint."
         )
     return [file for file in weights if file not in pickled]

@@ -32,7 +32,7 @@ class SelectionArguments:
 
     subset: str = field(
         metadata={
-            "help": "Folder written by recipes/retrieve.py, or a dataset of the Hub: owner/name, owner/name:config, either "
+            "help": "Folder written by hf-tlm retrieve, or a dataset of the Hub: owner/name, owner/name:config, either "
             "with @revision."
         }
     )

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from hf_tlm.hub import Push
     from hf_tlm.tasks import Task
 
-# Of the subset that is there, and replaced with it: what recipes/analyze.py makes in its folder.
+# Of the subset that is there, and replaced with it: what `hf-tlm analyze` makes in its folder.
 ANALYSIS = "analysis/"
 ROW_GROUP = 1000
 
@@ -123,7 +123,7 @@ class Subset:
         if manifest is None:
             raise RetrievalError(
                 f"{directory} is not a saved subset: it has no readable {MANIFEST_FILE} of hf_tlm. Expected a folder "
-                "that Subset.save or recipes/retrieve.py wrote."
+                "that Subset.save or `hf-tlm retrieve` wrote."
             )
         if manifest.get("format_version") != FORMAT_VERSION:
             raise RetrievalError(
@@ -159,7 +159,7 @@ class Subset:
 
     @classmethod
     def from_hub(cls, repo_id: str, *, revision: str | None = None, config: str | None = None) -> Subset:
-        """A subset of the Hub: one that `push_to_hub` or recipes/publish.py published, or one that TLM's authors released.
+        """A subset of the Hub: one that `push_to_hub` or `hf-tlm publish` published, or one that TLM's authors released.
 
         Args:
             revision: branch, tag or commit. The manifest has the commit, as `hub`.

@@ -147,8 +147,8 @@ def _whole(name: str, task: Task, options: Mapping[str, Any]) -> TlmModel:
     if lacking := [head for head, is_lacking in heads if is_lacking]:
         raise ArgumentsError(
             f"The score model {name} lacks {' and '.join(lacking)}. Influence is of the gradients of both losses: give a "
-            f"model that train_tlm.py made of this task, or --score_model scratch --model_name_or_path {name}, which trains "
-            "the heads."
+            f"model that `hf-tlm train` made of this task, or --score_model scratch --model_name_or_path {name}, which "
+            "trains the heads."
         )
     return model
 
@@ -166,7 +166,7 @@ def train_score_model(task: Task, subset: Subset, args: ScoreModelArguments, mod
         raise ArgumentsError(
             "A score model is one whole model trained with masked language modelling; received objective "
             f"{args.objective}, use_peft {model_args.use_peft}, seeds {args.run_seeds}. For others train one with "
-            "recipes/train_tlm.py and give its folder as --score_model."
+            "`hf-tlm train` and give its folder as --score_model."
         )
     details = {
         "task": task.fingerprint,

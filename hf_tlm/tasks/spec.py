@@ -190,7 +190,7 @@ class Task:
         """
         if self.kind not in kinds:
             raise TaskError(
-                f"{user} takes {' and '.join(kinds)} tasks; {self.name} is a {self.kind} task. recipes/finetune.py trains "
+                f"{user} takes {' and '.join(kinds)} tasks; {self.name} is a {self.kind} task. `hf-tlm finetune` trains "
                 "and evaluates a model on it; another kind is chosen with --task_kind."
             )
 

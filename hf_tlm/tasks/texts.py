@@ -44,7 +44,7 @@ def label_names(spec: TaskSpec, train: Dataset) -> tuple[str, ...]:
         raise TaskError(
             f"Task {spec.name}: the labels in {spec.label_column!r} are numbers such as {min(numbers)}; TLM classifies. "
             "Give a column of class names or class indices with --label_column, or learn the numbers with --task_kind "
-            "regression (recipes/finetune.py)."
+            "regression (`hf-tlm finetune`)."
         )
     _check_alike(spec, values)
     if len(values) < 2:

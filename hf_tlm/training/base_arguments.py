@@ -73,8 +73,7 @@ class BaseArguments(TrainingArguments):
         if self.n_gpu > 1:
             raise ArgumentsError(
                 f"This process sees {self.n_gpu} GPUs, which it would drive by torch's DataParallel: that is not supported. "
-                "Start one process for each (accelerate launch --config_file recipes/configs/accelerate/ddp.yaml), or let "
-                "it see one (CUDA_VISIBLE_DEVICES=0)."
+                f"Start one process for each (--num_processes {self.n_gpu}), or let it see one (CUDA_VISIBLE_DEVICES=0)."
             )
         for name, reason in _UNSUPPORTED.items():
             if getattr(self, name):
@@ -189,7 +188,7 @@ def _check_deepspeed(args: BaseArguments) -> None:
         raise ArgumentsError(
             "Runs do not use DeepSpeed; received "
             + (f"deepspeed {args.deepspeed!r}" if args.deepspeed else "accelerate's distributed_type DEEPSPEED")
-            + ". Start the processes with recipes/configs/accelerate/ddp.yaml, or with fsdp.yaml, which shards a model."
+            + ". Start the processes with the preset accelerate/ddp, or with accelerate/fsdp, which shards a model."
         )
 
 

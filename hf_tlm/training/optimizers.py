@@ -35,7 +35,7 @@ def check_optimizer(args: TrainingArguments) -> None:
     if args.optim == MUON and (args.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true"):
         raise ArgumentsError(
             "optim muon makes the singular values of whole matrices alike, and with FSDP a process holds pieces of them. "
-            "Use DDP, for instance recipes/configs/accelerate/ddp.yaml, or another optim."
+            "Use DDP (the preset accelerate/ddp), or another optim."
         )
 
 

@@ -141,7 +141,7 @@ def check_tlm(has_corpus: bool, args: TlmArguments, model_args: ModelArguments) 
     """
     if args.stage != "2" and args.rho1 > 0 and not has_corpus:
         raise ArgumentsError(
-            f"rho1 is {args.rho1:g}, so stage 1 needs corpus passages: give --subset (recipes/retrieve.py makes one), "
+            f"rho1 is {args.rho1:g}, so stage 1 needs corpus passages: give --subset (`hf-tlm retrieve` makes one), "
             "or set --rho1 0 for task data only."
         )
     if model_args.use_peft and model_args.model_name_or_path is None and args.stage != "both":
@@ -151,8 +151,8 @@ def check_tlm(has_corpus: bool, args: TlmArguments, model_args: ModelArguments) 
         )
     if model_args.use_peft and (args.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true"):
         raise ArgumentsError(
-            "use_peft does not work with FSDP: what it trains is too small to be worth sharding. Use DDP, for instance "
-            "recipes/configs/accelerate/ddp.yaml."
+            "use_peft does not work with FSDP: what it trains is too small to be worth sharding. Use DDP: the preset "
+            "accelerate/ddp."
         )
     if args.process_index == 0 and (idle := of_other_stage(args)):
         logger.warning("Stage %s alone is run: %s are of the other stage, and have no effect.", args.stage, ", ".join(idle))
@@ -319,8 +319,8 @@ def check_model(args: RunArguments, model_args: ModelArguments) -> None:
     """
     if args.fsdp and args.parallel_mode.value != "distributed":
         raise ArgumentsError(
-            "fsdp shards a model over several processes, and this is one. Start them with accelerate "
-            "launch --config_file recipes/configs/accelerate/fsdp.yaml, or leave it out."
+            "fsdp shards a model over several processes, and this is one. Start them with --num_processes "
+            "and --config_file accelerate/fsdp, or leave it out."
         )
     check_applicable(model_args, args.objective)
     check_together(args, model_args)
@@ -361,7 +361,7 @@ def _check_body(args: RunArguments, model_type: str) -> None:
     if spec.encoders and model_type not in spec.encoders:
         what, file = spec.encoder_advice
         raise ArgumentsError(
-            f"objective {args.objective} is {what} (recipes/configs/models/{file}.json); received the type {model_type!r}. "
+            f"objective {args.objective} is {what} (--model_config models/{file}); received the type {model_type!r}. "
             "For other bodies the objective is electra."
         )
 

@@ -202,7 +202,7 @@ def _check_readable(checkpoint: Path) -> None:
     if any(checkpoint.glob("global_step*/*_optim_states.pt")):
         raise CheckpointError(
             f"{checkpoint} was saved with DeepSpeed, which runs do not use any more, and its optimizer's state is read by "
-            "nothing else. Start in another output folder; recipes/configs/accelerate/fsdp.yaml shards a model."
+            "nothing else. Start in another output folder; the preset accelerate/fsdp shards a model."
         )
 
 

@@ -31,7 +31,7 @@ def make(kind):
 @pytest.mark.parametrize("kind", COLUMNS)
 @pytest.mark.parametrize("step", STEPS)
 def test_only_classification(step, kind):
-    with pytest.raises(TaskError, match=f"{step} takes classification tasks; other is a {kind} task.*recipes/finetune.py"):
+    with pytest.raises(TaskError, match=f"{step} takes classification tasks; other is a {kind} task.*hf-tlm finetune"):
         STEPS[step](make(kind))
 
 

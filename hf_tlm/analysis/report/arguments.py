@@ -20,7 +20,7 @@ class ReportArguments:
         default=False,
         metadata={
             "help": "Write analysis/report.html into output_dir: one page for any browser, with scores, cost, errors and "
-            "curves. recipes/analyze.py --what report makes it later, too."
+            "curves. hf-tlm analyze --what report makes it later, too."
         },
     )
 

@@ -96,8 +96,8 @@ def read_run(path: str | os.PathLike, name: str | None = None) -> RunFolder:
         if folders := sorted(folder for folder in path.glob("seed-*") if _is_of_a_seed(folder)):
             return _of_arm(name, path, [read_run(folder) for folder in folders])
         raise AnalysisError(
-            f"{path} holds no run: expected {RESULTS} or {SETTINGS}, as recipes/train_tlm.py, finetune.py, few_shot.py and "
-            f"pretrain.py leave them, or a subset's {MANIFEST}."
+            f"{path} holds no run: expected {RESULTS} or {SETTINGS}, as `hf-tlm train`, finetune, few-shot and "
+            f"pretrain leave them, or a subset's {MANIFEST}."
         )
     record = files.get(RESULTS) or files[SETTINGS]
     missing = [] if RESULTS in files else [f"The run is not finished: there is no {RESULTS} yet."]

@@ -124,7 +124,7 @@ class FewShotArguments(BaseArguments):
         if self.push_to_hub:
             raise ArgumentsError(
                 "A few-shot run ends with one model for every split, in split-<seed>/model. Leave push_to_hub out, and "
-                "publish the one you want with recipes/publish.py."
+                "publish the one you want with `hf-tlm publish`."
             )
         super().__post_init__()
         if self.max_steps < 1:
@@ -150,8 +150,7 @@ class FewShotArguments(BaseArguments):
         sharded = self.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true"
         if sharded:
             raise ArgumentsError(
-                "A few-shot run is for one device, or for several by DDP: accelerate launch --config_file "
-                "recipes/configs/accelerate/ddp.yaml. FSDP is not supported."
+                "A few-shot run is for one device, or for several by DDP (the preset accelerate/ddp). FSDP is not supported."
             )
         if self.ddp_find_unused_parameters is None:
             self.ddp_find_unused_parameters = True  # The copy head of COCO-LM, for one.

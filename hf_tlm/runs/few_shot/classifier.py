@@ -84,7 +84,7 @@ class PromptClassifier:
         except OSError as error:
             raise PromptError(
                 f"{name_or_path} has no {PROMPT_FILE}, which says how it classifies. Give split-<seed>/model of a run of "
-                "recipes/few_shot.py, or make a PromptClassifier with a prompt of your own."
+                "`hf-tlm few-shot`, or make a PromptClassifier with a prompt of your own."
             ) from error
         if saved["similarity_model"] is not None:
             check_named(saved["similarity_model"], folder)

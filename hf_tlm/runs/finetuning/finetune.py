@@ -97,9 +97,7 @@ def finetune(task: Task, checkpoint: CheckpointArguments, args: FinetuneArgument
 def _check(task: Task, checkpoint: CheckpointArguments, args: FinetuneArguments) -> None:
     check_kind(args, task.spec.kind)
     if args.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true":
-        raise ArgumentsError(
-            "Fine-tuning does not work with FSDP. Use DDP or ZeRO, for instance recipes/configs/accelerate/ddp.yaml."
-        )
+        raise ArgumentsError("Fine-tuning does not work with FSDP. Use DDP: the preset accelerate/ddp.")
     if args.crf and args.label_smoothing_factor:
         raise ArgumentsError(
             f"label_smoothing_factor {args.label_smoothing_factor} smooths the loss of single tags, and with crf "

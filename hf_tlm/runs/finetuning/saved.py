@@ -59,6 +59,6 @@ def read_saved(folder: Path) -> tuple[TaskSpec, tuple[str, ...], dict[str, Any]]
     except OSError as error:
         raise ModelError(
             f"{folder} holds no fine-tuned model: cannot read {SAVED_FILE} ({error.strerror}). Give the --output_dir of a "
-            "finished run of recipes/finetune.py, or what it pushed to the Hub."
+            "finished run of `hf-tlm finetune`, or what it pushed to the Hub."
         ) from error
     return TaskSpec(path="", **saved["task"]), saved["label_names"], saved["arguments"]
