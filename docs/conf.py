@@ -28,8 +28,10 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphin
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"hf_tlm {__version__}"
-html_static_path: list[str] = []
+html_static_path = ["_static"]
+html_css_files = ["tables.css"]
 html_show_sourcelink = False
+smartquotes = False  # -- is the beginning of an option.
 
 myst_enable_extensions = ["amsmath", "dollarmath", "deflist"]
 myst_heading_anchors = 4  # As GitHub names them.

@@ -82,15 +82,13 @@ def parser_of(command: Command) -> argparse.ArgumentParser:
 
 
 def takes(action: argparse.Action) -> str:
-    """What may follow an option."""
-    many = " ..." if action.nargs in ("+", "*") else ""
-    if action.choices is not None:
-        return ", ".join(code(choice) for choice in action.choices) + many
+    """What may follow an option, in words."""
     kinds = [action.type, *getattr(action.type, "args", ())]  # Ranges are checked by a function around the type.
     kind = next((kind.__name__ for kind in kinds if kind in (int, float)), None)
     if kind is None:
         kind = "true or false" if getattr(action.type, "__name__", "") == "string_to_bool" else "text"
-    return {"int": "whole number", "float": "number"}.get(kind, kind) + many
+    kind = "choice" if action.choices is not None else {"int": "whole number", "float": "number"}.get(kind, kind)
+    return kind + (" ..." if action.nargs in ("+", "*") else "")
 
 
 def default(action: argparse.Action) -> str:
@@ -108,8 +106,13 @@ def default(action: argparse.Action) -> str:
 
 
 def option_row(action: argparse.Action) -> list[str]:
-    help_text = (action.help or "") % {**vars(action), "prog": ""} if "%" in (action.help or "") else action.help or ""
-    return [code(action.option_strings[0]), takes(action), default(action), plain(help_text)]
+    """The cells of an option: its name and what it takes; its default; its help, with the choices that it does not name."""
+    text = action.help or ""
+    text = text % {**vars(action), "prog": ""} if "%" in text else text
+    choices = [str(choice) for choice in action.choices or ()]
+    if not all(re.search(rf"\b{re.escape(choice)}\b", text) for choice in choices):
+        text += f" One of {', '.join(code(choice) for choice in choices)}."
+    return [f"{code(action.option_strings[0])}<br>{takes(action)}", default(action), plain(text)]
 
 
 def is_shown(action: argparse.Action) -> bool:
@@ -131,7 +134,7 @@ def command_page(name: str) -> str:
         "[presets](presets.md), see [YAML](yaml.md); `--num_processes 2` starts several processes, and so does "
         f"`accelerate launch recipes/{command.recipe}.py`.",
     ]
-    head = ["option", "takes", "default", "what"]
+    head = ["option", "default", "what"]
     for group in parser._action_groups:
         if actions := [action for action in group._group_actions if is_shown(action)]:
             parts.append(f"## {group.title}\n\n" + table(head, map(option_row, actions)).rstrip())

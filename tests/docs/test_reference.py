@@ -1,5 +1,7 @@
 """The reference is what the code says: its pages are as they would be made now, and formats name what is written."""
 
+import argparse
+
 import pytest
 
 from hf_tlm.commands import COMMANDS
@@ -7,7 +9,7 @@ from hf_tlm.config import parse
 from hf_tlm.retrieval.engines.bm25.files import FILES, META_FILE
 from hf_tlm.retrieval.manifest import CARD_FILE, COLUMNS, DATA_FILE, MANIFEST_FILE, REPORT_FILE
 from hf_tlm.training.run_folder import RECORDS
-from make_reference import REFERENCE, filled, make_pages, outdated, plain, read_command, takes
+from make_reference import REFERENCE, filled, make_pages, option_row, outdated, plain, read_command
 
 
 def test_pages_are_current():
@@ -24,7 +26,7 @@ def test_a_page_has_every_option(name, capsys):
     page = (REFERENCE / f"{name.replace('-', '_')}.md").read_text(encoding="utf-8")
     own = [option for option in printed if option not in ("--help_all", "--config") and not option.startswith("--no_")]
     assert len(own) > 3
-    assert not [option for option in own if f"| `{option}` |" not in page]
+    assert not [option for option in own if f"| `{option}`<br>" not in page]
 
 
 def test_a_stale_page_is_named(tmp_path):
@@ -52,10 +54,12 @@ def test_formats_name_every_file_and_column():
     assert not [name for name in names if f"`{name}`" not in page]
 
 
-def test_what_an_option_takes():
-    import argparse
-
+def test_a_line_of_an_option():
     parser = argparse.ArgumentParser()
-    assert takes(parser.add_argument("--a", type=int, nargs="+")) == "whole number ..."
-    assert takes(parser.add_argument("--b", choices=["x", "y"])) == "`x`, `y`"
-    assert takes(parser.add_argument("--c")) == "text"
+    several = parser.add_argument("--a", type=int, nargs="+", default=[1, 2], help="Some.")
+    assert option_row(several) == ["`--a`<br>whole number ...", "`1 2`", "Some."]
+    choice = parser.add_argument("--b", choices=["x", "y"], required=True, help="x or another.")
+    assert option_row(choice) == ["`--b`<br>choice", "*required*", "x or another. One of `x`, `y`."]
+    named = parser.add_argument("--c", choices=["x", "y"], default="x", help="x, y (default: %(default)s).")
+    assert option_row(named) == ["`--c`<br>choice", "`x`", "x, y (default: x)."]
+    assert option_row(parser.add_argument("--d")) == ["`--d`<br>text", "", ""]
