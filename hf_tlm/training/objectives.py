@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hf_tlm.data.interleave import CORPUS, TASK
+from hf_tlm.objective_specs import OBJECTIVES
 from hf_tlm.objectives import (
     CorrectiveLm,
     Mlm,
@@ -43,31 +44,26 @@ def tlm_objectives(args: RunArguments, weights: Sequence[float] | None = None) -
 
 
 def language_objective(args: RunArguments) -> Any:
-    """Return L_lm, the language-modelling objective.
+    """Return L_lm, the language-modelling objective, as the facts of `args.objective` ask for it.
 
-    It is the masked-LM loss; for `objective` electra and ale that of the auxiliary model plus `rtd_weight` times replaced
-    token detection (Clark et al. 2020, section 2); for cocolm plus corrective language modelling and sequence contrastive
-    learning (Meng et al., NeurIPS 2021, equation 4), or what `clm` and `scl` leave of them (Table 3).
+    It is the masked-LM loss; where an auxiliary model replaces tokens (electra, ale) that of the auxiliary model plus
+    `rtd_weight` times replaced token detection (Clark et al. 2020, section 2); where the main model corrects them (cocolm)
+    plus corrective language modelling and sequence contrastive learning (Meng et al., NeurIPS 2021, equation 4), or what
+    `clm` and `scl` leave of them (Table 3).
     """
-    return LANGUAGE_OBJECTIVES[args.objective](args)
-
-
-def _detecting(args: RunArguments) -> WeightedSum:
-    return WeightedSum((1.0, Mlm()), (args.rtd_weight, ReplacedTokenDetection()))
-
-
-def _correcting(args: RunArguments) -> WeightedSum:
-    if args.clm == "all_token":
-        correction = (1.0, CorrectiveLm(0.0, stop_gradient=False, all_tokens=True))
+    spec = OBJECTIVES[args.objective]
+    if not spec.corrupts:
+        return Mlm()
+    parts: list[tuple[float, Any]] = [(1.0, Mlm())]
+    if not spec.corrects or args.clm == "rtd":
+        parts.append((args.rtd_weight, ReplacedTokenDetection()))
+    elif args.clm == "all_token":
+        parts.append((1.0, CorrectiveLm(0.0, stop_gradient=False, all_tokens=True)))
     else:
-        correction = (1.0, CorrectiveLm(args.rtd_weight, copy=args.clm == "full", stop_gradient=args.stop_gradient))
-    detection = (args.rtd_weight, ReplacedTokenDetection())
-    parts = [(1.0, Mlm()), detection if args.clm == "rtd" else correction]
-    return WeightedSum(*parts, *([(1.0, SequenceContrastive(args.scl_temperature))] if args.scl else []))
-
-
-# Their names and all else that is known of them are in `hf_tlm.objective_specs`.
-LANGUAGE_OBJECTIVES = {"mlm": lambda args: Mlm(), "electra": _detecting, "ale": _detecting, "cocolm": _correcting}
+        parts.append((1.0, CorrectiveLm(args.rtd_weight, copy=args.clm == "full", stop_gradient=args.stop_gradient)))
+    if spec.contrasts and args.scl:
+        parts.append((1.0, SequenceContrastive(args.scl_temperature)))
+    return WeightedSum(*parts)
 
 
 def corrective_lm(objectives: Mapping[str, Any]) -> CorrectiveLm | None:
