@@ -24,6 +24,7 @@ class ObjectiveSpec:
     corrupts: an auxiliary model replaces tokens of the main model's input; else tokens are masked.
     corrects: the main model predicts the tokens that were replaced, and not only which they are.
     separate_sampling: tokens are drawn in a pass of their own, without dropout; see `CorruptAndPredict`.
+    masks_spans: spans of tokens are chosen, not single ones (SpanBERT, section 3.1).
     mask_special: special tokens are chosen like any other (COCO-LM, appendix D).
     contrasts: two crops of a text are drawn together where `scl` is on.
     auxiliary_size: width of the auxiliary model over the main one's, by default.
@@ -40,6 +41,7 @@ class ObjectiveSpec:
     corrupts: bool = False
     corrects: bool = False
     separate_sampling: bool = False
+    masks_spans: bool = False
     mask_special: bool = False
     contrasts: bool = False
     auxiliary_size: float = 0.25
@@ -51,6 +53,7 @@ class ObjectiveSpec:
 
 OBJECTIVES = {
     "mlm": ObjectiveSpec("MLM", "Masked language model"),
+    "span": ObjectiveSpec("Span MLM", "Span-masked language model", ("spanbert",), masks_spans=True),
     "electra": ObjectiveSpec("ELECTRA", "ELECTRA", ("electra",), tuple(_CORRUPTING), corrupts=True),
     "ale": ObjectiveSpec(
         "ALE",

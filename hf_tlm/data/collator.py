@@ -45,6 +45,7 @@ class TlmCollator:
         replacing: every chosen token becomes the mask token (ELECTRA's corruption, Clark et al. 2020, equation 1), and
             `uniforms`, float32 [R, S], are the random numbers in [0, 1) that replacements are drawn with
             (`hf_tlm.models.CorruptAndPredict`).
+        spans: spans of tokens are chosen, not single ones (`hf_tlm.data.masking.choose_spans`).
         mask_special: special tokens are chosen like any other (RoBERTa's way; COCO-LM, appendix D).
         crop_fraction: a masked batch has rows of the texts cropped to this share too (`hf_tlm.data.cropping.Cropper`), the
             same names with `crop_` before them; texts are in the same order, packed where the others are. None: it has none.
@@ -60,6 +61,7 @@ class TlmCollator:
     row_length: int | None = None
     eval_row_length: int | None = None
     replacing: bool = False
+    spans: bool = False
     mask_special: bool = False
     crop_fraction: float | None = None
     special: np.ndarray = field(init=False, repr=False)
@@ -94,6 +96,7 @@ class TlmCollator:
                 vocab_size=len(self.tokenizer),
                 mask_share=1.0 if self.replacing else 0.8,
                 random_share=0.0 if self.replacing else 0.1,
+                spans=self.spans,
             )
         batch |= layout.rows(input_ids, types, self.tokenizer.pad_token_id)
         if masking:

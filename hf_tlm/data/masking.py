@@ -7,9 +7,13 @@ vectorised pass over the batch, and the same masks however the texts are batched
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
+
+# P(l > k), k = 0, ..., 9, of the length l of a span: P(l) is proportional to 0.2 * 0.8 ** (l - 1) up to 10; 3.8 on average.
+_LASTS = (0.8 ** np.arange(10) - 0.8**10) / (1 - 0.8**10)
 
 
 def _mix(x: np.ndarray | np.uint64) -> Any:
@@ -41,6 +45,37 @@ def single(numbers: np.ndarray) -> np.ndarray:
     return np.minimum(numbers, 1 - 2.0**-24).astype(np.float32)
 
 
+def choose_spans(draws: np.ndarray, positions: np.ndarray, seed: int, mlm_probability: float) -> np.ndarray:
+    """Which tokens are in spans, whose lengths are geometric, 10 at most (SpanBERT, Joshi et al., TACL 2020, section 3.1).
+
+    A span begins at every place with one probability, at places before the first token too, so that every token is chosen
+    with `mlm_probability`. One uniform a place says whether a span begins there, and how long it lasts. SpanBERT's spans are
+    of whole words, drawn until a share of the text is reached; these are of tokens, and each is drawn for itself, so that a
+    text is masked alike in every batch.
+
+    Args:
+        draws, positions: int64 [T], see `uniforms`.
+
+    Returns:
+        bool [T], special tokens not left out.
+    """
+    begins = _begin_probability(mlm_probability)
+    covered = np.zeros(len(draws), dtype=bool)
+    for behind, lasts in enumerate(_LASTS):
+        covered |= uniforms(seed, draws, positions - behind, stream=0) < begins * lasts
+    return covered
+
+
+@functools.cache
+def _begin_probability(mlm_probability: float) -> float:
+    """The probability p with which spans begin: 1 - prod_k (1 - p P(l > k)) is `mlm_probability`."""
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if 1 - np.prod(1 - middle * _LASTS) < mlm_probability else (low, middle)
+    return high
+
+
 def mask_tokens(
     input_ids: np.ndarray,
     maskable: np.ndarray,
@@ -53,11 +88,13 @@ def mask_tokens(
     vocab_size: int,
     mask_share: float = 0.8,
     random_share: float = 0.1,
+    spans: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Choose tokens for masked language modelling, and corrupt them.
 
-    Each maskable token is chosen with `mlm_probability`. Of those, `mask_share` become the mask token, `random_share` a
-    random token of the vocabulary, the others stay. The default shares are BERT's.
+    Each maskable token is chosen with `mlm_probability`, with `spans` along with its neighbours (`choose_spans`). Of those,
+    `mask_share` become the mask token, `random_share` a random token of the vocabulary, the others stay: each for itself, or
+    all of a span alike. The default shares are BERT's.
 
     Args:
         input_ids: int64 [T], the tokens of any number of texts, in any order.
@@ -67,10 +104,18 @@ def mask_tokens(
     Returns:
         (corrupted ids int64 [T], labels int64 [T] with the original id at chosen tokens and -100 elsewhere).
     """
-    chosen = np.flatnonzero((uniforms(seed, draws, positions, stream=0) < mlm_probability) & maskable)
+    if spans:
+        covered = choose_spans(draws, positions, seed, mlm_probability) & maskable
+        # What becomes of a span is decided where it begins; spans that touch are one.
+        begins = covered & ~(np.roll(covered, 1) & (positions > 0))
+        decided_at = np.maximum.accumulate(np.where(begins, np.arange(len(covered)), 0))
+    else:
+        covered = (uniforms(seed, draws, positions, stream=0) < mlm_probability) & maskable
+        decided_at = np.arange(len(covered))
+    chosen = np.flatnonzero(covered)
     labels, corrupted = np.full_like(input_ids, -100), input_ids.copy()
     labels[chosen] = input_ids[chosen]
-    action = uniforms(seed, draws[chosen], positions[chosen], stream=1)
+    action = uniforms(seed, draws[chosen], positions[decided_at[chosen]], stream=1)
     random_ids = (uniforms(seed, draws[chosen], positions[chosen], stream=2) * vocab_size).astype(np.int64)
     corrupted[chosen[action < mask_share]] = mask_token_id
     randomly = action >= 1.0 - random_share

@@ -68,7 +68,8 @@ class RunArguments(PublishedArguments):
     objective: str = field(
         default="mlm",
         metadata={
-            "help": "Language-modelling loss. mlm: masked tokens are predicted. electra: a small auxiliary model predicts "
+            "help": "Language-modelling loss. mlm: masked tokens are predicted. span: masked spans of "
+            "tokens, one to ten long, are predicted. electra: a small auxiliary model predicts "
             "and replaces them, and the model tells which tokens were replaced. ale: the same on an ALBERT body. cocolm: "
             "the model corrects the replaced tokens, and two views of a text are drawn together.",
             "choices": list(OBJECTIVES),

@@ -96,6 +96,7 @@ class TlmTrainer(SampledTrainer):
                 row_length=args.row_length if args.layout == "pack" else None,
                 eval_row_length=args.row_length if args.layout != "none" else None,
                 replacing=spec.corrupts,
+                spans=spec.masks_spans,
                 mask_special=spec.mask_special,
                 crop_fraction=args.crop_fraction if spec.contrasts and args.scl else None,
             ),

@@ -1,15 +1,15 @@
 import numpy as np
 
-from hf_tlm.data.masking import mask_tokens, uniforms
+from hf_tlm.data.masking import choose_spans, mask_tokens, uniforms
 
 MASK, V = 4, 1000
 
 
-def corrupt(ids, draws, seed=0, probability=0.15, maskable=None):
+def corrupt(ids, draws, seed=0, probability=0.15, maskable=None, **options):
     """Of texts of one length, [B, S]."""
     maskable = np.ones_like(ids, dtype=bool) if maskable is None else maskable
     tokens = [values.ravel() for values in (ids, maskable, *tokens_of(draws, ids.shape[1]))]
-    pair = mask_tokens(*tokens, seed=seed, mlm_probability=probability, mask_token_id=MASK, vocab_size=V)
+    pair = mask_tokens(*tokens, seed=seed, mlm_probability=probability, mask_token_id=MASK, vocab_size=V, **options)
     return tuple(values.reshape(ids.shape) for values in pair)
 
 
@@ -69,3 +69,68 @@ def test_a_text_is_masked_alike_in_every_batch_and_differently_in_every_visit():
     other_visit, _ = corrupt(ids, draws + 77)
     other_seed, _ = corrupt(ids, draws, seed=1)
     assert (other_visit != whole).any(axis=1).all() and (other_seed != whole).any(axis=1).all()
+
+
+def spans_of(draw, length, seed, probability):
+    """A text's spans, one by one: every place may begin one, which lasts for a geometric number of tokens, 10 at most."""
+    chances = [0.2 * 0.8**k for k in range(10)]
+    lasts = [sum(chances[k:]) / sum(chances) for k in range(10)]  # P(l > k)
+    candidates = np.linspace(0, 1, 100_001)  # Such that no span covers a token with 1 - probability.
+    begins = candidates[np.prod([1 - candidates * share for share in lasts], axis=0) <= 1 - probability][0]
+    spans = []
+    for start in range(-9, length):
+        number = uniforms(seed, np.array([draw]), np.array([start]), stream=0)[0]
+        if number < begins:
+            spans.append((start, start + sum(number < begins * share for share in lasts)))
+    return spans
+
+
+def test_spans_are_those_of_a_loop():
+    draws, length, seed, probability = np.arange(40), 50, 3, 0.2
+    chosen = choose_spans(*(values.ravel() for values in tokens_of(draws, length)), seed, probability).reshape(40, length)
+    different = 0
+    for draw in draws:
+        expected = np.zeros(length, dtype=bool)
+        for start, end in spans_of(draw, length, seed, probability):
+            expected[max(0, start) : max(0, end)] = True
+        different += (expected != chosen[draw]).sum()
+    assert different <= 1  # The loop's probability is right to 1e-5.
+    lengths = [end - start for draw in range(500) for start, end in spans_of(draw, 20, 1, probability)]
+    assert max(lengths) == 10 and min(lengths) == 1
+    assert abs(np.mean(lengths) - 3.8) < 0.1  # SpanBERT, section 3.1.
+
+
+def test_every_place_is_in_a_span_with_the_same_probability():
+    for probability in (0.15, 0.3):
+        chosen = choose_spans(*(values.ravel() for values in tokens_of(np.arange(20_000), 24)), 0, probability)
+        assert abs(chosen.reshape(20_000, 24).mean(axis=0) - probability).max() < 0.013
+
+
+def test_what_becomes_of_a_span():
+    """All of its tokens are masked, random or kept, by 80, 10 and 10 in 100; a special token ends it."""
+    ids = np.random.default_rng(0).integers(5, V, (3000, 60))
+    maskable = np.ones_like(ids, dtype=bool)
+    maskable[:, [0, 30, 59]] = False
+    corrupted, labels = corrupt(ids, np.arange(3000), maskable=maskable, spans=True)
+    chosen = labels != -100
+    assert not chosen[:, [0, 30, 59]].any() and (corrupted == ids)[~chosen].all() and (labels[chosen] == ids[chosen]).all()
+    masked, kept, counts = corrupted == MASK, corrupted == ids, {"masked": 0, "kept": 0, "random": 0}
+    for row in range(3000):
+        edges = np.flatnonzero(np.diff(np.concatenate([[0], chosen[row].astype(int), [0]])))
+        for start, end in edges.reshape(-1, 2):
+            here = slice(start, end)
+            what = [name for name, at in (("masked", masked), ("kept", kept)) if at[row, here].all()]
+            if not what:  # A random token may by chance be the mask token, or the one that was there.
+                assert masked[row, here].sum() <= 1
+            counts[(what or ["random"])[0]] += 1
+    shares = np.array(list(counts.values())) / sum(counts.values())
+    assert abs(shares - [0.8, 0.1, 0.1]).max() < 0.02
+
+
+def test_a_text_has_the_same_spans_in_every_batch():
+    ids = np.random.default_rng(0).integers(5, V, (8, 30))
+    draws = np.array([3, 1, 4, 1000003, 59, 26, 53, 58])
+    whole, _ = corrupt(ids, draws, spans=True)
+    for i in range(8):
+        alone, _ = corrupt(ids[i : i + 1, :], draws[i : i + 1], spans=True)
+        assert (alone[0] == whole[i]).all()

@@ -44,6 +44,7 @@ NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 # What `trainer` takes for each.
 OBJECTIVES = {
     "mlm": {"model_type": "bert", "objective": "mlm"},
+    "span": {"model_type": "bert", "objective": "span"},
     "electra": {"model_type": "electra", "objective": "electra"},
     "ale": {"model_type": "albert", "objective": "ale"},
     "cocolm": {"model_type": "cocolm", "objective": "cocolm"},
@@ -53,7 +54,7 @@ OBJECTIVES = {
 def network(args, tokenizer, model_type, config):
     """The model that an objective trains, as large as the tokenizer needs it."""
     config = AutoConfig.for_model(model_type, **{**TINY_CONFIGS[model_type], "vocab_size": len(tokenizer), **config})
-    if args.objective == "mlm":
+    if args.objective in ("mlm", "span"):
         return TlmModel.from_config(config)
     if args.objective == "cocolm":
         options = {"heads": "rtd" if args.clm == "rtd" else "clm", "apart": True, "scl_projection": args.scl_projection}

@@ -6,11 +6,28 @@ import pytest
 
 from hf_tlm.objective_specs import OBJECTIVES, takers
 from hf_tlm.training import ModelArguments, TlmArguments
-from hf_tlm.training.objectives import LANGUAGE_OBJECTIVES
+from hf_tlm.training.objectives import tlm_objectives
 
 
-def test_every_objective_has_losses():
-    assert set(LANGUAGE_OBJECTIVES) == set(OBJECTIVES)
+@pytest.mark.parametrize(
+    "objective, terms",
+    [
+        ("mlm", {"mlm"}),
+        ("span", {"mlm"}),
+        ("electra", {"mlm", "rtd"}),
+        ("ale", {"mlm", "rtd"}),
+        ("cocolm", {"mlm", "clm", "scl"}),
+    ],
+)
+def test_losses_of_every_objective(objective, terms):
+    losses = tlm_objectives(TlmArguments(output_dir="unused", report_to="none", use_cpu=True, objective=objective))
+    parts = getattr(losses["corpus"], "parts", [(1.0, losses["corpus"])])
+    assert {part.name for _, part in parts} == terms
+
+
+def test_no_objective_is_left_out():
+    (cases,) = (mark.args[1] for mark in test_losses_of_every_objective.pytestmark)
+    assert {name for name, _ in cases} == set(OBJECTIVES)
 
 
 def test_options_of_objectives_are_fields():
