@@ -7,7 +7,8 @@ Every lever of benchmarks/plateau.yaml is some options of recipes/train_tlm.py. 
 (K = 50) until its FLOPs are spent; meanwhile the masked-LM loss is measured on passages that were taken out of the corpus
 before retrieval, always the same with the same masks. Tokens (padding not counted), FLOPs and seconds of one core are those
 of training alone. Then stage 2 is run, and scored on validation; on test only with `--test`. One JSON file a run is kept in
-benchmarks/results/plateau, a finished run is not repeated, and the page is made of all of them, with findings.md before.
+benchmarks/results/plateau, in git one line a run in plateau.jsonl beside it (records.py); a finished run is not repeated, and
+the page is made of all of them, with findings.md before.
 `--share 0/2` and `1/2` run every second lever each, for two processes side by side.
 """
 
@@ -32,6 +33,7 @@ from transformers import logging as transformers_logging
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from corpus_sample import ROOT, data_dir
+from records import pack, unpack
 from results_file import machine
 
 from hf_tlm import load_corpus, load_task, retrieve
@@ -268,7 +270,7 @@ def page(records: list[dict[str, Any]], findings: str = "") -> str:
     """The results as Markdown: what was found in them, and one table a task."""
     parts = [__doc__.split("\n\n")[0] + "\n", *([findings] if findings else [])]
     parts.append(
-        "Made by `python benchmarks/plateau.py` from the records beside this page; benchmarks/plateau.yaml says what a "
+        "Made by `python benchmarks/plateau.py` from the records in plateau.jsonl; benchmarks/plateau.yaml says what a "
         "lever is. *to 5.0*: million tokens until the held-out masked-LM loss is that low, in brackets seconds of one core. "
         "Scores are in percent: *validation* of the best checkpoint of stage 2, *last three* the mean of its last three.\n"
     )
@@ -319,6 +321,8 @@ def main() -> None:
     levers, results = read_levers(), Path(options.results_dir)
     if unknown := set(options.levers or ()) - set(levers):
         raise SystemExit(f"No lever {', '.join(sorted(unknown))} in {LEVERS.name}: it has {', '.join(levers)}.")
+    if options.results_dir == str(RESULTS):
+        unpack(RESULTS)
     first, step = map(int, options.share.split("/"))
     runs = [(seed, name) for seed in options.seeds for name in options.levers or levers][first::step]
     for seed, name in runs:
@@ -331,6 +335,8 @@ def main() -> None:
     findings = results / FINDINGS
     text = findings.read_text(encoding="utf-8") if findings.is_file() else ""
     atomic_write(results.with_suffix(".md"), page(records_in(results), text))
+    if options.results_dir == str(RESULTS):
+        pack(RESULTS)
 
 
 if __name__ == "__main__":
