@@ -6,9 +6,9 @@ r"""How soon stage 1 leaves the plateau of word frequencies, with today's recipe
 Every lever of benchmarks/plateau.yaml is some options of recipes/train_tlm.py. It is trained on BM25's subset of the task
 (K = 50) until its FLOPs are spent; meanwhile the masked-LM loss is measured on passages that were taken out of the corpus
 before retrieval, always the same with the same masks. Tokens (padding not counted), FLOPs and seconds of one core are those
-of training alone. Then stage 2 is run, and scored on validation; on test only with `--test`. One JSON file a run is kept in
-benchmarks/results/plateau, in git one line a run in plateau.jsonl beside it (records.py); a finished run is not repeated, and
-the page is made of all of them, with findings.md before.
+of training alone. Then stage 2 is run, and scored on validation; on test only with `--test`. A JSON file a run is kept in
+benchmarks/results/plateau, and in git a line a run in plateau.jsonl beside it (records.py); a finished run is not repeated,
+and the page is made of all of them, with findings.md before.
 `--share 0/2` and `1/2` run every second lever each, for two processes side by side.
 """
 

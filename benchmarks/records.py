@@ -27,8 +27,8 @@ def read_packed(file: Path) -> dict[str, Any]:
     """Place in the table's folder -> record; empty where there is no file."""
     if not file.is_file():
         return {}
-    lines = map(json.loads, file.read_text(encoding="utf-8").splitlines())
-    return {line["file"]: line["record"] for line in lines}
+    with open(file, encoding="utf-8") as lines:  # Not str.splitlines, to which U+2028 within a text ends a line.
+        return {line["file"]: line["record"] for line in map(json.loads, lines)}
 
 
 def pack(folder: Path) -> int:
