@@ -13,8 +13,8 @@ from packaging.utils import canonicalize_name
 from hf_tlm.version import __version__
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("hf_tlm", "recipes", "benchmarks", "docs", "tests", ".ci")
-SUFFIXES = {"", ".py", ".md", ".yaml", ".json", ".toml", ".txt", ".cff"}
+FOLDERS = ("hf_tlm", "recipes", "examples", "benchmarks", "docs", "tests", ".ci")
+SUFFIXES = {"", ".py", ".md", ".yaml", ".json", ".toml", ".txt", ".cff", ".ipynb"}
 FILES = [
     path
     for path in sorted({*ROOT.iterdir(), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*"))})
@@ -46,7 +46,7 @@ def test_no_traces_of_a_machine(pattern):
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "SECURITY.md"])
 def test_places_that_are_named_are_there(page):
     text = (ROOT / page).read_text(encoding="utf-8")
-    places = re.findall(r"`((?:hf_tlm|tests|recipes|benchmarks)/[\w./]*)`", text)
+    places = re.findall(r"`((?:hf_tlm|tests|recipes|examples|benchmarks)/[\w./]*)`", text)
     assert places or page == "SECURITY.md"
     assert not [place for place in places if not (ROOT / place).exists()]
 
