@@ -28,7 +28,7 @@ def test_pages_are_current():
     assert not outdated(make_pages()), "run python docs/make_results.py"
 
 
-@pytest.mark.parametrize("page", [page for page in pages() if page.name != "README.md"], ids=page_name)
+@pytest.mark.parametrize("page", pages(), ids=page_name)
 def test_measured_figures_are_results(page):
     if page.is_relative_to(DOCS / "results"):
         return

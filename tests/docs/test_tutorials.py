@@ -1,35 +1,13 @@
 """Every block of every tutorial runs, in the order of its page, in one empty folder, at the scale of its directives."""
 
 import os
-import subprocess
 import sys
 
 import pytest
 
-from support.documentation import DOCS, ROOT, blocks, page_name
+from support.documentation import DOCS, ROOT, page_name, run_page
 
 TUTORIALS = [path for path in sorted((DOCS / "tutorials").glob("*.md")) if path.name != "index.md"]
-SHELL = ("bash", "sh", "shell")
-
-
-def run_page(text, folder, monkeypatch, capfd):
-    """Run a page's blocks in `folder`; a block that is not for a shell or Python is for the eye.
-
-    Python blocks share their names, as in one session.
-    """
-    monkeypatch.chdir(folder)
-    names = {"__name__": "__main__"}
-    for block in blocks(text):
-        if block.skipped or block.language not in (*SHELL, "python"):
-            assert block.skipped or not block.directives, f"line {block.line}: directives of a block that does not run"
-            continue
-        code = block.runnable()
-        if block.language == "python":
-            exec(compile("\n" * block.line + code, "the page", "exec"), names)
-            continue
-        done = subprocess.run(["bash", "-euo", "pipefail", "-c", code], cwd=folder, check=False, timeout=600)
-        written = capfd.readouterr()
-        assert done.returncode == 0, f"line {block.line}:\n{code}\n{written.out[-3000:]}\n{written.err[-3000:]}"
 
 
 @pytest.fixture

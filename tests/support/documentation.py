@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -14,6 +15,7 @@ FENCE = re.compile(
     r"^(?P<indent> *)(?P<fence>```+|~~~+)(?P<language>[\w-]*)[^\n]*\n(?P<text>.*?)^(?P=indent)(?P=fence)[ ]*$", re.M | re.S
 )
 DIRECTIVE = re.compile(r"<!-- test: (\w+) ?(.*?) ?-->$")
+SHELL = ("bash", "sh", "shell")
 CONTROL = {"&&", "||", ";", "|", "&"}
 
 
@@ -135,3 +137,23 @@ def anchors(path: Path) -> frozenset[str]:
         names.add(f"{slug}-{found[slug]}" if slug in found else slug)
         found[slug] = found.get(slug, 0) + 1
     return frozenset(names)
+
+
+def run_page(text, folder, monkeypatch, capfd):
+    """Run a page's blocks in `folder`; a block that is not for a shell or Python is for the eye.
+
+    Python blocks share their names, as in one session.
+    """
+    monkeypatch.chdir(folder)
+    names = {"__name__": "__main__"}
+    for block in blocks(text):
+        if block.skipped or block.language not in (*SHELL, "python"):
+            assert block.skipped or not block.directives, f"line {block.line}: directives of a block that does not run"
+            continue
+        code = block.runnable()
+        if block.language == "python":
+            exec(compile("\n" * block.line + code, "the page", "exec"), names)
+            continue
+        done = subprocess.run(["bash", "-euo", "pipefail", "-c", code], cwd=folder, check=False, timeout=600)
+        written = capfd.readouterr()
+        assert done.returncode == 0, f"line {block.line}:\n{code}\n{written.out[-3000:]}\n{written.err[-3000:]}"

@@ -1,0 +1,47 @@
+"""README: short, with the two commands first, and Python that runs as it stands there."""
+
+import subprocess
+
+import pytest
+from datasets import Dataset
+
+from support.documentation import ROOT, blocks, run_page, shell_commands
+from support.toys import sentences
+
+TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_it_is_short():
+    assert len(TEXT.split()) <= 1000
+
+
+def test_the_first_shell_blocks_install_and_test():
+    first, second = [block.text for block in blocks(TEXT) if block.language == "bash"][:2]
+    install = "python3 -m venv .venv && .venv/bin/pip install -c constraints.txt -e"
+    assert first == f"{install} . && .venv/bin/python recipes/quickstart.py\n"
+    assert second == f"{install} '.[test]' && .venv/bin/python -m pytest\n"
+    # As .ci/run takes it.
+    program = (ROOT / ".ci" / "run").read_text(encoding="utf-8").partition("command=$(")[2].partition(")\n")[0]
+    found = subprocess.run(["bash", "-c", program], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert found == second
+
+
+def test_there_are_commands_for_ones_own_data():
+    third = [block.text for block in blocks(TEXT) if block.language == "bash"][2]
+    assert [words[:2] for words in shell_commands(third)] == [["hf-tlm", name] for name in ("baseline", "retrieve", "train")]
+
+
+@pytest.mark.slow
+def test_its_python_runs(tmp_path, monkeypatch, capfd):
+    """On a table of one's own, in a folder that has nothing else."""
+    Dataset.from_list([{"text": row["text"], "label": row["label"]} for row in sentences(120, 1)]).to_csv(
+        tmp_path / "reviews.csv"
+    )
+    (tmp_path / "corpus").mkdir()
+    Dataset.from_list([{"text": row["text"]} for row in sentences(200, 2)]).to_parquet(tmp_path / "corpus" / "a.parquet")
+    capfd.readouterr()
+    (python,) = (block for block in blocks(TEXT) if block.language == "python")
+    assert len([line for line in python.text.splitlines() if line.strip()]) <= 10
+    run_page(TEXT[TEXT.index("## In Python") : TEXT.index("## What to expect")], tmp_path, monkeypatch, capfd)
+    assert (tmp_path / "runs" / "reviews" / "config.json").is_file()
+    assert "score" in capfd.readouterr().out
