@@ -18,9 +18,9 @@ from hf_tlm.errors import HfTlmError
 def main() -> None:
     # 1. Arguments: what all analyses share, the task, and the options of each analysis.
     args, task, *options = parse(
-        AnalyzeArguments, AnalyzedTask, *analysis.OPTIONS.values(), recipe="analyze", description=__doc__
+        AnalyzeArguments, AnalyzedTask, *analysis.ARGUMENTS.values(), recipe="analyze", description=__doc__
     )
-    options = dict(zip(analysis.OPTIONS, options, strict=True))
+    options = dict(zip(analysis.ARGUMENTS, options, strict=True))
 
     # 2. One analysis after another; one that fails does not stop the others.
     failed = []

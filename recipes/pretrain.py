@@ -12,27 +12,13 @@ The folder loads with the Auto classes of transformers, and as --model_name_or_p
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
-from hf_tlm import retrieval, runs
+from hf_tlm import runs
 from hf_tlm.analysis import ReportArguments
 from hf_tlm.config import parse, run
 from hf_tlm.corpora import CorpusArguments
 from hf_tlm.data import BlockArguments
+from hf_tlm.retrieval import SubsetArguments
 from hf_tlm.training import ArgumentsError, ModelArguments
-
-
-@dataclass
-class SubsetArguments:
-    """What was chosen from a corpus."""
-
-    subset: str | None = field(
-        default=None,
-        metadata={
-            "help": "Instead of --corpus: folder of a subset (hf-tlm retrieve, select-influence), or a dataset of the Hub: "
-            "owner/name, owner/name:config, either with @revision."
-        },
-    )
 
 
 def main() -> None:
@@ -47,7 +33,8 @@ def main() -> None:
         raise ArgumentsError(f"Give --corpus or --subset, not both; received {corpus_args.corpus} and {subset_args.subset}.")
 
     # 2. The corpus, not read yet, or a subset.
-    corpus = retrieval.Subset.open(subset_args.subset).as_corpus() if subset_args.subset else corpus_args.load()
+    subset = subset_args.open()
+    corpus = corpus_args.load() if subset is None else subset.as_corpus()
 
     # 3. Vocabulary, blocks, training, loss on held-out blocks, export.
     result = runs.run_pretraining(corpus, args, model_args, block_args)

@@ -10,26 +10,12 @@ The paper's settings are presets: `--config tlm/base tlm/scierc_small`; `hf-tlm 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
-from hf_tlm import retrieval, runs
+from hf_tlm import runs
 from hf_tlm.analysis import ReportArguments
 from hf_tlm.config import parse, run
+from hf_tlm.retrieval import SubsetArguments
 from hf_tlm.tasks import TaskArguments
 from hf_tlm.training import ModelArguments
-
-
-@dataclass
-class SubsetArguments:
-    """The corpus data of stage 1."""
-
-    subset: str | None = field(
-        default=None,
-        metadata={
-            "help": "Folder of a subset (hf-tlm retrieve, select-influence), or a dataset of the Hub: owner/name, "
-            "owner/name:config, either with @revision. Leave out for task data only (rho1 0)."
-        },
-    )
 
 
 def main() -> None:
@@ -39,7 +25,7 @@ def main() -> None:
 
     # 2. Data: the labelled task, and the subset of the corpus that was retrieved for it.
     task = task_args.load()
-    subset = retrieval.Subset.open(subset_args.subset) if subset_args.subset else None
+    subset = subset_args.open()
 
     # 3. Stage 1 (joint), stage 2 (task only), evaluation; once per seed, and the best model exported.
     result = runs.run_tlm(task, subset, args, model_args)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from hf_tlm.utils.lazy import export_lazily
 
 if TYPE_CHECKING:
-    from hf_tlm.analysis.analyze import OPTIONS, analyze
+    from hf_tlm.analysis.analyze import ARGUMENTS, analyze
     from hf_tlm.analysis.arguments import AnalyzeArguments, AnalyzedTask
     from hf_tlm.analysis.cost.comparison import Comparison, Scored, compare
     from hf_tlm.analysis.cost.figures import cost_figure
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 __getattr__, __dir__, __all__ = export_lazily(
     __name__,
     {
-        "analyze": ["OPTIONS", "analyze"],
+        "analyze": ["ARGUMENTS", "analyze"],
         "arguments": ["AnalyzeArguments", "AnalyzedTask"],
         "cost.comparison": ["Comparison", "Scored", "compare"],
         "cost.figures": ["cost_figure"],

@@ -5,16 +5,37 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from hf_tlm.analysis.arguments import WHAT, AnalyzeArguments, AnalyzedTask
+from hf_tlm.analysis.arguments import (
+    AnalyzeArguments,
+    AnalyzedTask,
+    CostArguments,
+    CurvesArguments,
+    EmbeddingsArguments,
+    HeadsArguments,
+    ReportPageArguments,
+    SubsetsArguments,
+    TablesArguments,
+    WordsArguments,
+)
 from hf_tlm.analysis.findings import Findings
 
-OPTIONS = {what: importlib.import_module(f"hf_tlm.analysis.{what}.options").Options for what in WHAT}
+# Of each analysis, what is its own.
+ARGUMENTS = {
+    "heads": HeadsArguments,
+    "words": WordsArguments,
+    "embeddings": EmbeddingsArguments,
+    "curves": CurvesArguments,
+    "cost": CostArguments,
+    "subsets": SubsetsArguments,
+    "tables": TablesArguments,
+    "report": ReportPageArguments,
+}
 
 
 def analyze(what: str, args: AnalyzeArguments, task: AnalyzedTask, options: Any) -> Findings:
     """Run one analysis: `analyze` of the package of its name.
 
     Args:
-        options: an instance of the package's own `Options`.
+        options: an instance of its class in `ARGUMENTS`.
     """
     return importlib.import_module(f"hf_tlm.analysis.{what}.analyze").analyze(args, task, options)

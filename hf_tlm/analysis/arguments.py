@@ -1,4 +1,4 @@
-"""What every analysis takes: runs, models, subsets, a task, texts."""
+"""What analyses take: all of them runs, models, subsets, a task, texts; each what is its own."""
 
 from __future__ import annotations
 
@@ -18,11 +18,28 @@ if TYPE_CHECKING:
     from hf_tlm.tasks import Task
 
 WHAT = ("heads", "words", "embeddings", "curves", "cost", "subsets", "tables", "report")
+# Axes of curves, by what they are called in a picture. Totals since the beginning of the first stage.
+AXES = {
+    "steps": "steps",
+    "tokens": "tokens, padding included",
+    "real_tokens": "tokens",
+    "flops": "FLOPs",
+    "seconds": "seconds of training",
+}
+SPREADS = ("band", "lines")
+POOLINGS = ("cls", "mean")
+SPLITS = ("train", "validation", "test")
+SCORED_SPLITS = ("validation", "test")
 NAMED = "`name=place` pairs, or places that are their own names"
 
 
+class _CheckedArguments:
+    def __post_init__(self):
+        check_ranges(self, AnalysisError)
+
+
 @dataclass
-class AnalyzeArguments:
+class AnalyzeArguments(_CheckedArguments):
     """What is analysed."""
 
     what: list[str] = field(metadata={"help": f"One or several of {', '.join(WHAT)}.", "choices": WHAT})
@@ -44,9 +61,6 @@ class AnalyzeArguments:
     max_length: int = field(default=128, metadata={"help": "Longest text in tokens: longer ones are truncated."})
     seed: int = field(default=0, metadata={"help": "Of whatever is drawn."})
     trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with a model."})
-
-    def __post_init__(self):
-        check_ranges(self, AnalysisError)
 
     @property
     def folder(self) -> Path:
@@ -99,6 +113,146 @@ class AnalyzedTask(TaskArguments):
         if self.task is None:
             raise AnalysisError(f"{what} needs --task: a registered name, a folder or a Hub id.")
         return super().load()
+
+
+@dataclass
+class HeadsArguments(_CheckedArguments):
+    """Attention heads (--what heads)."""
+
+    heads_text: str | None = field(
+        default=None, metadata={"help": "Text whose attention maps are drawn. Default: the first that is short enough."}
+    )
+    heads_tokens: int = field(default=24, metadata={"help": "Tokens of that text at most: longer ones are truncated."})
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.heads_text is not None and not self.heads_text.strip():
+            raise AnalysisError("--heads_text is blank. Give a text, or leave it out.")
+
+
+@dataclass
+class WordsArguments(_CheckedArguments):
+    """Task-influential words (--what words)."""
+
+    top_words: int = field(default=5, metadata={"help": "Words of a label."})
+    min_count: int = field(default=10, metadata={"help": "Leave out words that are rarer in the training texts."})
+
+
+@dataclass
+class EmbeddingsArguments(_CheckedArguments):
+    """Embeddings (--what embeddings)."""
+
+    pooling: str = field(
+        default="cls",
+        metadata={"help": "A text's vector: of [CLS], as in the papers, or the mean over its tokens.", "choices": POOLINGS},
+    )
+    layer: int = field(default=-1, metadata={"help": "Layer of the vectors: -1 is the last, 0 the embedding layer."})
+    embedding_split: str | None = field(
+        default=None, metadata={"help": "Split of the task (default: test, or validation without one).", "choices": SPLITS}
+    )
+    similar_from: float | None = field(
+        default=None,
+        metadata={
+            "help": "Score from which on a pair of texts is similar, of tasks with scores. Default: four fifths of the "
+            "largest, 4 of STS-B's 5; COCO-LM takes 5."
+        },
+    )
+    similar_label: str | None = field(
+        default=None,
+        metadata={"help": "Class whose pairs of texts are similar, as of MRPC. Default: texts of one class are similar."},
+    )
+    max_pairs: int = field(
+        default=10_000, metadata={"help": "Pairs drawn: random ones, of --texts if given, and those of one class."}
+    )
+    perplexity: float = field(default=30.0, metadata={"help": "Of t-SNE; at most a third of the number of texts."})
+
+
+@dataclass
+class CurvesArguments(_CheckedArguments):
+    """Training curves (--what curves)."""
+
+    x: str = field(default="steps", metadata={"help": f"One of {', '.join(AXES)}.", "choices": tuple(AXES)})
+    quantities: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "What is drawn: names as logged, with or without `corpus/` and `task/`, or patterns such as *_loss."
+        },
+    )
+    smoothing: int = field(default=1, metadata={"help": "Draw means of as many points, those before and after it equally."})
+    spread: str = field(
+        default="band",
+        metadata={
+            "help": "Of several seeds: their standard deviation around the mean, or lines of their own.",
+            "choices": SPREADS,
+        },
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.smoothing % 2 == 0:
+            raise AnalysisError(f"--smoothing must be an odd number of points, 1 for none; received {self.smoothing}.")
+
+
+@dataclass
+class CostArguments(_CheckedArguments):
+    """Average score against training FLOPs (--what cost)."""
+
+    cost_split: str = field(
+        default="test", metadata={"help": f"Whose scores: {' or '.join(SCORED_SPLITS)}.", "choices": SCORED_SPLITS}
+    )
+    cost_tasks: list[str] | None = field(
+        default=None, metadata={"help": "Tasks to average over. Default: those that all compared runs have."}
+    )
+    pretraining_flops: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "`checkpoint=FLOPs` of checkpoints that runs started from, by the last part of their names, where their "
+            "own results are not at hand."
+        },
+    )
+    published: bool = field(default=True, metadata={"help": "Draw the papers' published points too, hollow."})
+
+
+@dataclass
+class SubsetsArguments(_CheckedArguments):
+    """Views of subsets: case study, size against K, sources, rank against influence, overlap (--what subsets)."""
+
+    case_studies: int = field(default=10, metadata={"help": "Task texts of the case study; 0 leaves it out. Needs --task."})
+    case_passages: int = field(default=2, metadata={"help": "Passages that are shown of a task text at most."})
+    top_sources: int = field(default=10, metadata={"help": "Sources that are shown; the others are one."})
+    rank_bins: int = field(default=10, metadata={"help": "Groups of BM25 ranks that influence is averaged over."})
+
+
+@dataclass
+class TablesArguments(_CheckedArguments):
+    """Sensitivity tables (--what tables)."""
+
+    table_rows: list[str] | None = field(
+        default=None,
+        metadata={"help": "Settings whose values are rows: rho1, rho2, top_k, fraction, subset, ... Default: what differs."},
+    )
+    table_columns: list[str] | None = field(
+        default=None, metadata={"help": "Settings whose values are columns. Default: task, where there are several."}
+    )
+    table_split: str = field(
+        default="validation",
+        metadata={
+            "help": f"Whose scores: {' or '.join(SCORED_SPLITS)}. The papers' are on validation.",
+            "choices": SCORED_SPLITS,
+        },
+    )
+
+
+@dataclass
+class ReportPageArguments(_CheckedArguments):
+    """One page for any browser about a run, alone or beside a second (--what report)."""
+
+    report_rows: int = field(default=300, metadata={"help": "Rows of a table of texts, at most."})
+    report_characters: int = field(default=500, metadata={"help": "Characters after which the page cuts a text."})
+    rare_below: int = field(
+        default=5,
+        metadata={"help": "Fewer training texts than these have a rare word: errors are told apart by them."},
+    )
 
 
 def named(values: Sequence[str] | None, option: str) -> dict[str, str]:

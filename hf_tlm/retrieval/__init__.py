@@ -6,7 +6,7 @@ from hf_tlm.utils.lazy import export_lazily
 
 if TYPE_CHECKING:
     from hf_tlm.retrieval.analyzer import Analyzer, RetrievalError
-    from hf_tlm.retrieval.arguments import RetrievalArguments
+    from hf_tlm.retrieval.arguments import RetrievalArguments, SubsetArguments
     from hf_tlm.retrieval.bm25 import Bm25Settings
     from hf_tlm.retrieval.engines.bm25.index import Index
     from hf_tlm.retrieval.engines.bm25.tokenize import tokenize_texts
@@ -22,7 +22,7 @@ __getattr__, __dir__, __all__ = export_lazily(
     __name__,
     {
         "analyzer": ["Analyzer", "RetrievalError"],
-        "arguments": ["RetrievalArguments"],
+        "arguments": ["RetrievalArguments", "SubsetArguments"],
         "bm25": ["Bm25Settings"],
         "engines.elasticsearch.client": ["ElasticSettings"],
         "engines.engine": ["Sharding"],

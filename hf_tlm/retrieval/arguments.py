@@ -189,6 +189,32 @@ class RetrievalArguments:
         )
 
 
+@dataclass
+class SubsetArguments:
+    """What was chosen from a corpus."""
+
+    subset: str | None = field(
+        default=None,
+        metadata={
+            "help": "Folder of a subset (hf-tlm retrieve, select-influence), or a dataset of the Hub: owner/name, "
+            "owner/name:config, either with @revision. Training: without one, task data only (rho1 0). Pretraining: instead "
+            "of --corpus."
+        },
+    )
+
+    def open(self) -> Subset | None:
+        """Return the subset; None where none is given.
+
+        Raises:
+            RetrievalError, HubError: see `Subset.open`.
+        """
+        if not self.subset:
+            return None
+        from hf_tlm.retrieval.subset import Subset
+
+        return Subset.open(self.subset)
+
+
 def parse_executor_options(text: str) -> dict[str, Any]:
     """Parse the value of --executor_options, a JSON object.
 

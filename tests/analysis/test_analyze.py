@@ -58,10 +58,15 @@ def test_bad_numbers_and_no_task():
 
 def test_every_analysis_has_options_of_its_own_names():
     args, task, *options = parse(
-        AnalyzeArguments, AnalyzedTask, *analysis.OPTIONS.values(), recipe="analyze", description="", args=["--what", *WHAT]
+        AnalyzeArguments,
+        AnalyzedTask,
+        *analysis.ARGUMENTS.values(),
+        recipe="analyze",
+        description="",
+        args=["--what", *WHAT],
     )
     assert args.what == list(WHAT) and len(options) == len(WHAT) and task.task is None
-    fields = [name for cls in (AnalyzeArguments, AnalyzedTask, *analysis.OPTIONS.values()) for name in cls.__annotations__]
+    fields = [name for cls in (AnalyzeArguments, AnalyzedTask, *analysis.ARGUMENTS.values()) for name in cls.__annotations__]
     assert len(fields) == len(set(fields))
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from hf_tlm.analysis import AnalysisError, AnalyzeArguments, average, choose_quantities, curves_figure, read_runs
+from hf_tlm.analysis.arguments import CurvesArguments
 from hf_tlm.analysis.curves.analyze import analyze
-from hf_tlm.analysis.curves.options import Options
 from hf_tlm.analysis.curves.series import point_rows, smooth, unit
 from support.launching import fails
 from support.made_runs import make_state, run_analyze, write
@@ -101,7 +101,7 @@ def test_what_is_not_finite(tmp_path, two_stages, unsaved):
     assert mean.mean.tolist() == [2.0, 1.5, 1.0, 0.5] and mean.seeds.tolist() == [2, 2, 1, 2]
     assert math.isnan(mean.deviation[2])
     assert len(run.seeds[1].points["loss"]) == 3
-    findings = analyze(arguments(tmp_path, run=[str(two_stages)]), None, Options(quantities=["task_loss"]))
+    findings = analyze(arguments(tmp_path, run=[str(two_stages)]), None, CurvesArguments(quantities=["task_loss"]))
     assert "run, seed 1: task/task_loss is not finite at step 24" in findings.text
 
 
@@ -182,7 +182,7 @@ def test_running_means():
     values[2] = np.nan
     assert smooth(values, stages, 3).tolist() == [0, 1.5, 1.5, 4.5, 9, 100, 300]
     with pytest.raises(AnalysisError, match="odd number of points, 1 for none; received 4"):
-        Options(smoothing=4)
+        CurvesArguments(smoothing=4)
 
 
 def test_every_point_is_in_the_csv(two_stages):
@@ -216,9 +216,9 @@ def test_the_picture(two_stages, tmp_path):
 def test_an_axis_that_is_not_logged(two_stages, tmp_path, unsaved):
     make_state(tmp_path / "plain/trainer_state.json", [entry(1, loss=1.0), entry(2, loss=0.5)])
     args = arguments(tmp_path, run=[str(two_stages), str(tmp_path / "plain")])
-    assert "- plain is left out: its log does not tell tokens" in analyze(args, None, Options(x="tokens")).text
+    assert "- plain is left out: its log does not tell tokens" in analyze(args, None, CurvesArguments(x="tokens")).text
     with pytest.raises(AnalysisError, match=r"plain: the log does not tell FLOPs \(--x flops\)"):
-        analyze(arguments(tmp_path, run=[str(tmp_path / "plain")]), None, Options(x="flops"))
+        analyze(arguments(tmp_path, run=[str(tmp_path / "plain")]), None, CurvesArguments(x="flops"))
 
 
 def test_the_recipe(two_stages, tmp_path, capsys):

@@ -13,8 +13,8 @@ from datasets import ClassLabel, Dataset
 from transformers import AutoConfig, AutoModelForSequenceClassification, set_seed
 
 from hf_tlm.analysis import AnalysisError, cosine_similarities, embed_texts, load_encoder, uniformity
+from hf_tlm.analysis.arguments import EmbeddingsArguments
 from hf_tlm.analysis.embeddings.figures import draw_classes, draw_cosines, draw_pairs
-from hf_tlm.analysis.embeddings.options import Options
 from hf_tlm.analysis.embeddings.texts import draw_texts
 from hf_tlm.analysis.sampling import sample_corpus
 from hf_tlm.tasks import TaskError, TaskSpec, task_from_datasets
@@ -55,7 +55,7 @@ def read(path):
 
 def test_classes():
     task = make_task()
-    drawn = draw_texts(task, Options())
+    drawn = draw_texts(task, EmbeddingsArguments())
     assert sorted(drawn.texts) == sorted(task.test["text"][:]) and drawn.text_pairs is None
     labels = dict(zip(task.test["text"], task.test["label"], strict=True))
     assert [labels[text] for text in drawn.texts] == drawn.labels.tolist() and drawn.label_names == task.label_names
@@ -64,9 +64,12 @@ def test_classes():
         and (drawn.labels[drawn.similar[:, 0]] == drawn.labels[drawn.similar[:, 1]]).all()
     )
     assert len(drawn.random) == 24 * 23 // 2
-    few = draw_texts(task, Options(max_pairs=11, embedding_split="train"), max_texts=9, seed=1)
+    few = draw_texts(task, EmbeddingsArguments(max_pairs=11, embedding_split="train"), max_texts=9, seed=1)
     assert len(few.texts) == 9 and set(few.texts) <= set(task.train["text"]) and len(few.random) == 11
-    assert draw_texts(task, Options(), max_texts=9, seed=2).texts != draw_texts(task, Options(), max_texts=9).texts
+    assert (
+        draw_texts(task, EmbeddingsArguments(), max_texts=9, seed=2).texts
+        != draw_texts(task, EmbeddingsArguments(), max_texts=9).texts
+    )
 
 
 def similar_texts(drawn):
@@ -76,28 +79,32 @@ def similar_texts(drawn):
 def test_pairs_with_scores():
     task = scored()
     rows = list(zip(task.validation["text"], task.validation["text_pair"], SCORES, strict=True))
-    for least, options in ((4.0, Options()), (5.0, Options(similar_from=5)), (0.0, Options(similar_from=0))):
+    for least, options in (
+        (4.0, EmbeddingsArguments()),
+        (5.0, EmbeddingsArguments(similar_from=5)),
+        (0.0, EmbeddingsArguments(similar_from=0)),
+    ):
         drawn = draw_texts(task, options)
         assert similar_texts(drawn) == {(first, second) for first, second, score in rows if score >= least}
         assert drawn.similar_are == f"with a score of {least:g} or more" and drawn.labels is None
         assert len(set(drawn.texts)) == len(drawn.texts) and set(drawn.texts) == {t for row in rows for t in row[:2]}
-    few = draw_texts(task, Options(), max_texts=7)
+    few = draw_texts(task, EmbeddingsArguments(), max_texts=7)
     assert len(few.similar) == 3 and len(few.texts) <= 6
 
 
 def test_a_class_of_similar_pairs():
     task = scored(kind="classification", labels=["yes", "no", "no", "yes"])
-    drawn = draw_texts(task, Options(similar_label="yes"))
+    drawn = draw_texts(task, EmbeddingsArguments(similar_label="yes"))
     assert similar_texts(drawn) == {(task.train["text"][at], task.train["text_pair"][at]) for at in (0, 3)}
     assert drawn.similar_are == "of the class yes" and drawn.labels is None
-    joint = draw_texts(task, Options())
+    joint = draw_texts(task, EmbeddingsArguments())
     assert sorted(joint.text_pairs) == sorted(task.train["text_pair"][:]) and joint.similar_are == "of one class"
 
 
 def test_random_pairs_of_a_corpus(tmp_path):
     path = tmp_path / "corpus.jsonl"
     Dataset.from_list([{"text": f"passage {i}" if i % 5 else None} for i in range(50)]).to_json(path)
-    drawn = draw_texts(scored(), Options(max_pairs=30), max_texts=20, random_from=str(path))
+    drawn = draw_texts(scored(), EmbeddingsArguments(max_pairs=30), max_texts=20, random_from=str(path))
     assert len(drawn.random_texts) == len(set(drawn.random_texts)) == 20 and len(drawn.random) == 30
     assert 10 < drawn.random.max() < 20 and drawn.random_are == "of corpus.jsonl"
     everything = [f"passage {i}" for i in range(50) if i % 5]
@@ -106,7 +113,7 @@ def test_random_pairs_of_a_corpus(tmp_path):
     assert sample_corpus(str(path), 5, seed=1) != sample_corpus(str(path), 5, seed=2)
     path.write_text('{"text": "alone"}\n')
     with pytest.raises(AnalysisError, match="has 1 texts that are not blank; 2 or more are needed"):
-        draw_texts(scored(), Options(), random_from=str(path))
+        draw_texts(scored(), EmbeddingsArguments(), random_from=str(path))
 
 
 @pytest.mark.parametrize(
@@ -128,21 +135,21 @@ def test_random_pairs_of_a_corpus(tmp_path):
 )
 def test_what_cannot_be_drawn(make, options, message):
     with pytest.raises(AnalysisError, match=message):
-        draw_texts(make(), Options(**options))
+        draw_texts(make(), EmbeddingsArguments(**options))
 
 
 def test_one_class_only_and_other_kinds():
     task = make_task()
     task.splits["test"] = task.test.filter(lambda row: row["label"] == 1)
     with pytest.raises(AnalysisError, match="Two classes are needed; the 8 test texts of toy are all none"):
-        draw_texts(task, Options())
+        draw_texts(task, EmbeddingsArguments())
     tokens = Dataset.from_list([{"tokens": ["a"], "tags": ["x"]}, {"tokens": ["b"], "tags": ["y"]}])
     tagging = TaskSpec(name="toy", path="memory", kind="tagging")
     with pytest.raises(TaskError, match="takes classification and regression tasks"):
-        draw_texts(task_from_datasets(tagging, dict.fromkeys(("train", "validation"), tokens)), Options())
+        draw_texts(task_from_datasets(tagging, dict.fromkeys(("train", "validation"), tokens)), EmbeddingsArguments())
     for bad in ({"max_pairs": 0}, {"perplexity": 0.0}):
         with pytest.raises(AnalysisError, match="expected"):
-            Options(**bad)
+            EmbeddingsArguments(**bad)
 
 
 def test_the_figure_of_classes(tmp_path):

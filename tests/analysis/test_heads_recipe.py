@@ -13,9 +13,9 @@ from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassificati
 
 from hf_tlm import analysis
 from hf_tlm.analysis import AnalysisError, AttentionHead, TextMaps, draw_attention_maps, draw_head_shares, layer_shares
+from hf_tlm.analysis.arguments import HeadsArguments
 from hf_tlm.analysis.figures import to_svg
 from hf_tlm.analysis.heads import figures
-from hf_tlm.analysis.heads.options import Options
 from hf_tlm.analysis.heads.texts import read_texts
 from support.launching import ROOT, fails
 from support.toys import TINY_CONFIGS
@@ -95,7 +95,7 @@ def test_texts_of_a_task(tmp_path, task, tokenizer, monkeypatch):
     place = save(tmp_path / "run", "bert", tokenizer)
     args = analysis.AnalyzeArguments(what=["heads"], run=[str(place)], max_texts=5, max_length=40)
     chosen = analysis.AnalyzedTask(task=str(tmp_path / "toy"))
-    found = analysis.analyze("heads", args, chosen, Options(heads_text="the gene binds " * 9, heads_tokens=6))
+    found = analysis.analyze("heads", args, chosen, HeadsArguments(heads_text="the gene binds " * 9, heads_tokens=6))
     assert "5 texts (toy, test)" in found.text and {path.parent for path in found.files} == {place / "analysis"}
     svg = (place / "analysis" / "heads_run_maps.svg").read_text(encoding="utf-8")
     assert "First 6 tokens of: the gene binds" in svg and not (place / "analysis" / "heads_maps.svg").exists()
@@ -171,4 +171,4 @@ def test_errors(tmp_path, tokenizer):
     fails(RECIPE, *given, "--models", place, message="Cannot load an encoder from")
     assert not (tmp_path / "out").exists()
     with pytest.raises(AnalysisError, match="--heads_text is blank"):
-        Options(heads_text=" ")
+        HeadsArguments(heads_text=" ")

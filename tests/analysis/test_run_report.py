@@ -14,7 +14,7 @@ from datasets import Dataset
 
 from hf_tlm import analysis
 from hf_tlm.analysis import AnalysisError, AnalyzeArguments, AnalyzedTask, read_run, write_report
-from hf_tlm.analysis.report.options import Options
+from hf_tlm.analysis.arguments import ReportPageArguments
 from hf_tlm.retrieval import RetrievalError, Subset, retrieve
 from hf_tlm.tasks import TaskSpec, task_from_datasets
 from support.report_runs import EVIL, classified, kind_run, text_task, tlm_run, write_json, write_lines
@@ -116,7 +116,7 @@ def row_label(task, at):
 
 def test_the_surest_errors_come_first_and_the_rest_is_counted(run, task, tmp_path):
     shutil.rmtree(run / "seed-4")
-    page = page_of(run, tmp_path, task=task, options=Options(report_rows=2, report_characters=12))
+    page = page_of(run, tmp_path, task=task, options=ReportPageArguments(report_rows=2, report_characters=12))
     errors = page.tables["test: errors, the surest first"]
     assert [row[0] for row in errors[1:]] == ["test-5", "test-2"] and all(len(row[1]) <= 13 for row in errors[1:])
     assert "2 more rows are left out." in page.sections["errors"]
@@ -294,7 +294,7 @@ def test_it_stays_small(tmp_path):
     task = text_task(dict.fromkeys(("train", "validation", "test"), long))
     run = tlm_run(tmp_path / "run", task, {0: set(range(500))}, [0.1])
     second = tlm_run(tmp_path / "second", task, {0: set()}, [0.1])
-    options = Options(report_rows=10**6, report_characters=10**6)
+    options = ReportPageArguments(report_rows=10**6, report_characters=10**6)
     path = write_report(run, tmp_path / "report.html", task=task, second=second, options=options)
     assert 1e6 < path.stat().st_size < 5e6
     assert "rows are left out" in Page(path.read_text(encoding="utf-8")).sections["errors"]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from hf_tlm.analysis import AnalysisError
+from hf_tlm.analysis.arguments import ReportPageArguments
 from hf_tlm.analysis.report import about
 from hf_tlm.analysis.report.blocks import Column, make_table, printable
 from hf_tlm.analysis.report.charts import MOST_DOTS, MOST_POINTS, line_chart, scatter
@@ -20,7 +21,6 @@ from hf_tlm.analysis.report.groups import (
     mean_and_std,
     question_word,
 )
-from hf_tlm.analysis.report.options import Options
 from hf_tlm.analysis.report.predictions import Judged, Predictions
 from hf_tlm.analysis.report.run_folder import RunFolder
 
@@ -137,7 +137,7 @@ def test_charts_thin_out_what_is_long():
 @pytest.mark.parametrize("name", ["report_rows", "report_characters", "rare_below"])
 def test_bad_options(name):
     with pytest.raises(AnalysisError, match=f"--{name}: expected .*; received 0"):
-        Options(**{name: 0})
+        ReportPageArguments(**{name: 0})
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,8 @@ from hf_tlm.analysis import (
     source_shares,
     subset_overlap,
 )
+from hf_tlm.analysis.arguments import SubsetsArguments
 from hf_tlm.analysis.subsets import figures, views
-from hf_tlm.analysis.subsets.options import Options
 from hf_tlm.corpora import load_corpus
 from hf_tlm.retrieval import Subset, retrieve
 from hf_tlm.retrieval.manifest import COLUMNS
@@ -324,9 +324,9 @@ def test_the_recipe(retrieved, tmp_path, monkeypatch, capsys, coarse):
 def test_the_recipe_refuses(retrieved, tmp_path):
     fails("recipes/analyze.py", "--what", "subsets", message="--what subsets needs --subsets")
     with pytest.raises(AnalysisError, match="--rank_bins: expected .*; received 0"):
-        Options(rank_bins=0)
-    assert Options(case_studies=0).case_studies == 0
+        SubsetsArguments(rank_bins=0)
+    assert SubsetsArguments(case_studies=0).case_studies == 0
     args = AnalyzeArguments(what=["subsets"], output_dir=str(tmp_path))
     args.opened_subsets = {"filled": retrieved[1], "empty": make([])}
     with pytest.raises(AnalysisError, match="'empty' is empty: there is nothing to show"):
-        analyze("subsets", args, AnalyzedTask(), Options())
+        analyze("subsets", args, AnalyzedTask(), SubsetsArguments())

@@ -3,7 +3,7 @@
 import json
 import re
 import shlex
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from hf_tlm.corpora import CorpusArguments
 from hf_tlm.experiments import PUBLISHED, Arm, ReproductionError, Selection, TableArguments, TaskEntry, make_plan
 from hf_tlm.experiments.steps import parse_step
 from hf_tlm.models.auxiliary import auxiliary_config
+from hf_tlm.retrieval import SubsetArguments
 from hf_tlm.tasks import TaskArguments
 from hf_tlm.training import ModelArguments, TlmArguments
 from hf_tlm.training.run_folder import settings
@@ -272,11 +273,6 @@ def test_arms_differ_and_are_what_their_names_say(table):
         both = float(scale["max_flops"]) + int(scale["stage2_max_steps"]) * stage_2
         assert float(arms["stage 1 only, FLOPs of both"][1]["max_flops"]) == pytest.approx(both, rel=0.1)
         assert arms["stage 2 only, FLOPs of both"][1]["stage2_max_steps"] * stage_2 == pytest.approx(both, rel=0.15)
-
-
-@dataclass
-class SubsetArguments:
-    subset: str
 
 
 def test_the_command_of_a_step_does_the_same(monkeypatch):

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 
-from hf_tlm.analysis.arguments import AnalyzeArguments, AnalyzedTask, named
+from hf_tlm.analysis.arguments import AnalyzeArguments, AnalyzedTask, CostArguments, named
 from hf_tlm.analysis.cost.comparison import compare, to_markdown, to_rows
 from hf_tlm.analysis.cost.figures import cost_figure
-from hf_tlm.analysis.cost.options import Options
 from hf_tlm.analysis.errors import AnalysisError
 from hf_tlm.analysis.figures import save_figure
 from hf_tlm.analysis.findings import Findings
 from hf_tlm.analysis.runs import find_results
 
 
-def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: Options) -> Findings:
+def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: CostArguments) -> Findings:
     """cost.png, cost.svg, and the points in cost.csv."""
     if not args.run:
         raise AnalysisError("--what cost needs --run: runs, or a folder of runs.")

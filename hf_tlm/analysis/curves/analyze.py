@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from hf_tlm.analysis.arguments import AnalyzeArguments, AnalyzedTask
+from hf_tlm.analysis.arguments import AXES, AnalyzeArguments, AnalyzedTask, CurvesArguments
 from hf_tlm.analysis.curves.figures import curves_figure
-from hf_tlm.analysis.curves.options import AXES, Options
 from hf_tlm.analysis.curves.series import choose_quantities, point_rows
 from hf_tlm.analysis.curves.states import RunLog, read_runs
 from hf_tlm.analysis.errors import AnalysisError
@@ -15,7 +14,7 @@ from hf_tlm.analysis.figures import save_figure
 from hf_tlm.analysis.findings import Findings
 
 
-def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: Options) -> Findings:
+def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: CurvesArguments) -> Findings:
     """curves.png, curves.svg, and every point in curves.csv."""
     if not args.run:
         raise AnalysisError("--what curves needs --run: runs, or a folder of runs.")
@@ -33,7 +32,7 @@ def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: Options) -> Fin
     return Findings("Training curves", _text(drawn, quantities, lacking, options), files)
 
 
-def _text(runs: Mapping[str, RunLog], quantities: list[str], lacking: list[str], options: Options) -> str:
+def _text(runs: Mapping[str, RunLog], quantities: list[str], lacking: list[str], options: CurvesArguments) -> str:
     lines = [f"Drawn against {AXES[options.x]}: {', '.join(quantities)}."]
     for name, run in runs.items():
         seeds = f"{len(run.seeds)} seeds" if len(run.seeds) > 1 else "one seed"

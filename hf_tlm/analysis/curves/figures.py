@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hf_tlm.analysis.curves.options import AXES
+from hf_tlm.analysis.arguments import AXES
 from hf_tlm.analysis.curves.series import average, smooth, unit
 from hf_tlm.analysis.curves.states import RunLog
 from hf_tlm.analysis.errors import AnalysisError

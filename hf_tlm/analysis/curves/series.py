@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from hf_tlm.analysis.curves.options import AXES
+from hf_tlm.analysis.arguments import AXES
 from hf_tlm.analysis.curves.states import RunLog
 from hf_tlm.analysis.errors import AnalysisError
 

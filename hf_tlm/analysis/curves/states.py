@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from hf_tlm.analysis.curves.options import AXES
+from hf_tlm.analysis.arguments import AXES
 from hf_tlm.analysis.errors import AnalysisError
 from hf_tlm.analysis.runs import RESULTS, read_json, subfolders
 

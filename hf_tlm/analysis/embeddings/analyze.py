@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from hf_tlm.analysis.arguments import AnalyzeArguments, AnalyzedTask
+from hf_tlm.analysis.arguments import AnalyzeArguments, AnalyzedTask, EmbeddingsArguments
 from hf_tlm.analysis.embeddings.figures import draw_classes, draw_cosines, draw_pairs
 from hf_tlm.analysis.embeddings.measures import alignment, cosine_similarities, silhouette, uniformity
-from hf_tlm.analysis.embeddings.options import Options
 from hf_tlm.analysis.embeddings.projection import project
 from hf_tlm.analysis.embeddings.texts import DrawnTexts, draw_texts
 from hf_tlm.analysis.embeddings.vectors import embed_texts
@@ -31,7 +30,7 @@ HEADINGS = {
 }
 
 
-def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: Options) -> Findings:
+def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: EmbeddingsArguments) -> Findings:
     """embeddings_tsne and embeddings_cosine as .png, .svg and .csv, and the table: embeddings.md and embeddings.csv.
 
     Raises:
@@ -89,7 +88,7 @@ def to_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _embed(
-    name: str, place: str, drawn: DrawnTexts, args: AnalyzeArguments, options: Options
+    name: str, place: str, drawn: DrawnTexts, args: AnalyzeArguments, options: EmbeddingsArguments
 ) -> tuple[np.ndarray, np.ndarray]:
     """A model's vectors of the texts, and of those that random pairs are of."""
     length = args.max_length
@@ -102,7 +101,7 @@ def _embed(
     return vectors, embed_texts(model, tokenizer, drawn.random_texts, **settings)
 
 
-def _explained(drawn: DrawnTexts, options: Options) -> str:
+def _explained(drawn: DrawnTexts, options: EmbeddingsArguments) -> str:
     vector = "The vector of [CLS]" if options.pooling == "cls" else "The mean over tokens"
     layer = "last layer" if options.layer == -1 else f"layer {options.layer}"
     return (

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
+from hf_tlm.analysis.arguments import EmbeddingsArguments
 from hf_tlm.analysis.embeddings.measures import random_pairs, same_class_pairs
-from hf_tlm.analysis.embeddings.options import Options
 from hf_tlm.analysis.embeddings.projection import LEAST_TEXTS
 from hf_tlm.analysis.errors import AnalysisError
 from hf_tlm.analysis.sampling import sample_corpus
@@ -50,7 +50,7 @@ class DrawnTexts:
 
 
 def draw_texts(
-    task: Task, options: Options, *, max_texts: int = 2000, random_from: str | None = None, seed: int = 0
+    task: Task, options: EmbeddingsArguments, *, max_texts: int = 2000, random_from: str | None = None, seed: int = 0
 ) -> DrawnTexts:
     """Draw texts of a task's split, and similar and random pairs of them.
 
@@ -112,7 +112,7 @@ def draw_texts(
     )
 
 
-def _similar(task: Task, labels: Sequence[float], options: Options) -> tuple[np.ndarray, str]:
+def _similar(task: Task, labels: Sequence[float], options: EmbeddingsArguments) -> tuple[np.ndarray, str]:
     """(which rows are similar pairs, what that means)."""
     labels = np.asarray(labels)
     if task.kind == "regression":

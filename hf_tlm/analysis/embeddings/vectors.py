@@ -16,7 +16,7 @@ import torch
 from tqdm.auto import tqdm
 from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_tlm.analysis.embeddings.options import POOLINGS
+from hf_tlm.analysis.arguments import POOLINGS
 from hf_tlm.analysis.errors import AnalysisError
 
 # Batches whose texts are tokenised, and sorted by length, together.

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from hf_tlm.analysis.arguments import AnalyzeArguments, AnalyzedTask
+from hf_tlm.analysis.arguments import AnalyzeArguments, AnalyzedTask, HeadsArguments
 from hf_tlm.analysis.encoders import load_encoder
 from hf_tlm.analysis.errors import AnalysisError
 from hf_tlm.analysis.figures import check_installed, save_figure, to_csv
@@ -19,14 +19,13 @@ from hf_tlm.analysis.findings import Findings
 from hf_tlm.analysis.heads.attention import Text, measure_heads, most_tokens, text_maps
 from hf_tlm.analysis.heads.figures import Drawn, draw_attention_maps, draw_head_shares, map_rows
 from hf_tlm.analysis.heads.head_types import AttentionHead, LayerShares, layer_shares
-from hf_tlm.analysis.heads.options import Options
 from hf_tlm.analysis.heads.texts import read_texts
 from hf_tlm.data import load_tokenizer
 from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.markdown import markdown_table
 
 
-def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: Options) -> Findings:
+def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: HeadsArguments) -> Findings:
     """Classify the attention heads of models, and draw their maps of a text.
 
     Writes heads.md, heads_counts.csv, and the figures heads (shares by layer), heads_<model>_maps, and heads_maps of several
@@ -105,7 +104,9 @@ def _file_names(names: Sequence[str]) -> dict[str, str]:
     return files
 
 
-def _drawn(texts: Sequence[Text], tokenizers: Sequence[PreTrainedTokenizerBase], options: Options) -> tuple[Text, str]:
+def _drawn(
+    texts: Sequence[Text], tokenizers: Sequence[PreTrainedTokenizerBase], options: HeadsArguments
+) -> tuple[Text, str]:
     """Return the text whose maps are drawn, and how it is shown.
 
     It is the one that was given, or the first that no tokenizer truncates, or the first.

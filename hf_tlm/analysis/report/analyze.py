@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from hf_tlm.analysis.arguments import AnalyzeArguments, AnalyzedTask
+from hf_tlm.analysis.arguments import AnalyzeArguments, AnalyzedTask, ReportPageArguments
 from hf_tlm.analysis.errors import AnalysisError
 from hf_tlm.analysis.findings import Findings
 from hf_tlm.analysis.report.blocks import to_markdown
-from hf_tlm.analysis.report.options import Options
 from hf_tlm.analysis.report.page import FILE, compare_runs, write_report
 from hf_tlm.analysis.report.run_folder import read_run
 from hf_tlm.utils.files import atomic_write
 
 
-def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: Options) -> Findings:
+def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: ReportPageArguments) -> Findings:
     """report.html of the first of --run; a second is what it is compared with, the tables of that in report.md too."""
     runs = [read_run(path, name) for name, path in args.runs.items()]
     if not 1 <= len(runs) <= 2:

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from hf_tlm.analysis.arguments import ReportPageArguments
 from hf_tlm.analysis.report.about import COST, hours, metric_name, subset_facts, summary_of
 from hf_tlm.analysis.report.blocks import LARGE_TABLE, Column, Row, Section, Table, Text, make_table
 from hf_tlm.analysis.report.comparison import Pairing, pair
 from hf_tlm.analysis.report.groups import Group, difference, heading
-from hf_tlm.analysis.report.options import Options
 from hf_tlm.analysis.report.predictions import SCORES, Predictions
 from hf_tlm.analysis.report.rows import Rows
 from hf_tlm.analysis.report.run_folder import TITLES, RunFolder
@@ -25,7 +25,7 @@ def against(
     predictions: tuple[Predictions, Predictions],
     groups: dict[str, list[Group]],
     rows: Rows | None,
-    options: Options,
+    options: ReportPageArguments,
 ) -> Section:
     """The section of the comparison on one split.
 
@@ -126,7 +126,7 @@ def _group_table(found: Pairing, kind: str, by: str, groups: list[Group]) -> Tab
 
 
 def _examples(
-    found: Pairing, first: Predictions, second: Predictions, rows: Rows | None, options: Options, better: bool
+    found: Pairing, first: Predictions, second: Predictions, rows: Rows | None, options: ReportPageArguments, better: bool
 ) -> Table:
     """Tabulate rows on which the second run is better than the first (or worse), the farthest apart first.
 

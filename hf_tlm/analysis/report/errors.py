@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from hf_tlm.analysis.arguments import ReportPageArguments
 from hf_tlm.analysis.report.blocks import LARGE_TABLE, Column, Matrix, Table, Text, make_table, printable
 from hf_tlm.analysis.report.charts import Chart, scatter
 from hf_tlm.analysis.report.confusion import confusion, fewer_classes
 from hf_tlm.analysis.report.groups import Group, by_quantile, by_value, heading, mean_and_std
-from hf_tlm.analysis.report.options import Options
 from hf_tlm.analysis.report.predictions import SCORES, Predictions, tags_of
 from hf_tlm.analysis.report.rows import Rows
 
@@ -36,7 +36,7 @@ def confusions(found: Predictions) -> list[Any]:
     return [Matrix(caption, names, counts, shown.shares.tolist())]
 
 
-def error_table(found: Predictions, rows: Rows | None, best: int | None, options: Options) -> Table:
+def error_table(found: Predictions, rows: Rows | None, best: int | None, options: ReportPageArguments) -> Table:
     """Tabulate what the model best on validation got wrong, and in how many seeds each is wrong.
 
     The surest errors come first (of numbers the farthest).

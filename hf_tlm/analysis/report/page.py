@@ -11,12 +11,12 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hf_tlm.analysis.arguments import ReportPageArguments
 from hf_tlm.analysis.errors import AnalysisError
 from hf_tlm.analysis.report import about, errors
 from hf_tlm.analysis.report.blocks import Facts, Row, Section, Text, printable
 from hf_tlm.analysis.report.compare import against
 from hf_tlm.analysis.report.curves import curves
-from hf_tlm.analysis.report.options import Options
 from hf_tlm.analysis.report.predictions import Predictions, read_predictions
 from hf_tlm.analysis.report.recorded import recorded_subset, recorded_task
 from hf_tlm.analysis.report.retrieved import MOST_BYTES, made_for, retrieved_table
@@ -42,7 +42,7 @@ def write_report(
     second: str | os.PathLike | RunFolder | None = None,
     task: Task | None = None,
     subsets: Mapping[str, Subset] | None = None,
-    options: Options | None = None,
+    options: ReportPageArguments | None = None,
 ) -> Path:
     """Write the page of `report_page` as one file, whole or not at all.
 
@@ -66,7 +66,7 @@ def report_page(
     second: RunFolder | None = None,
     task: Task | None = None,
     subsets: Mapping[str, Subset] | None = None,
-    options: Options | None = None,
+    options: ReportPageArguments | None = None,
 ) -> str:
     """The report of a run as HTML, under 5 MB however long the data are.
 
@@ -79,7 +79,7 @@ def report_page(
     Raises:
         AnalysisError: the task is not that of the run, the two runs are of other rows, or a file is damaged.
     """
-    options, missing = options or Options(), list(run.missing)
+    options, missing = options or ReportPageArguments(), list(run.missing)
     if is_foreign(run.path):
         missing.append(
             "The run came from the Hub, so nothing that it names was loaded: all of this is in its own files, or was given."
@@ -105,14 +105,14 @@ def report_page(
 
 
 def compare_runs(
-    run: RunFolder, second: RunFolder, *, task: Task | None = None, options: Options | None = None
+    run: RunFolder, second: RunFolder, *, task: Task | None = None, options: ReportPageArguments | None = None
 ) -> Section | None:
     """The section of `report_page` with two runs in which they are compared; None where no split of both has predictions.
 
     Raises:
         AnalysisError: see `report_page`.
     """
-    options = options or Options()
+    options = options or ReportPageArguments()
     judged, rows = _predictions(run, _task_of(run, task), options, [])
     return _against(run, second, judged, rows, options, [])
 
@@ -134,7 +134,7 @@ def _task_of(run: RunFolder, task: Task | None) -> Task | None:
 
 
 def _predictions(
-    run: RunFolder, task: Task | None, options: Options, missing: list[str]
+    run: RunFolder, task: Task | None, options: ReportPageArguments, missing: list[str]
 ) -> tuple[dict[str, Predictions], dict[str, Rows | None]]:
     """By split, what was predicted, and the rows it is of; adds to `missing`."""
     judged: dict[str, Predictions] = {}
@@ -159,7 +159,7 @@ def _predictions(
 
 
 def _error_sections(
-    run: RunFolder, judged: Mapping[str, Predictions], rows: Mapping[str, Rows | None], options: Options
+    run: RunFolder, judged: Mapping[str, Predictions], rows: Mapping[str, Rows | None], options: ReportPageArguments
 ) -> list[Section]:
     """Confusions, errors and their analysis, on every split."""
     parts: dict[str, list[Any]] = {"confusion": [], "errors": [], "analysis": []}
@@ -182,7 +182,7 @@ def _against(
     second: RunFolder,
     judged: Mapping[str, Predictions],
     rows: Mapping[str, Rows | None],
-    options: Options,
+    options: ReportPageArguments,
     missing: list[str],
 ) -> Section | None:
     """On test where both have it, else on validation."""
@@ -203,7 +203,7 @@ def _against(
 
 
 def _retrieved(
-    run: RunFolder, task: Task | None, subsets: Mapping[str, Subset] | None, options: Options, missing: list[str]
+    run: RunFolder, task: Task | None, subsets: Mapping[str, Subset] | None, options: ReportPageArguments, missing: list[str]
 ) -> Section | None:
     if not subsets and run.kind == "subset":
         from hf_tlm.retrieval import Subset

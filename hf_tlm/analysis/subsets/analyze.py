@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from hf_tlm.analysis.arguments import AnalyzeArguments, AnalyzedTask
+from hf_tlm.analysis.arguments import AnalyzeArguments, AnalyzedTask, SubsetsArguments
 from hf_tlm.analysis.errors import AnalysisError
 from hf_tlm.analysis.findings import Findings
 from hf_tlm.analysis.subsets import views
-from hf_tlm.analysis.subsets.options import Options
 from hf_tlm.utils.files import atomic_write
 
 
-def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: Options) -> Findings:
+def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: SubsetsArguments) -> Findings:
     """Case study, size against K, sources, rank against influence, overlap: subsets.md, pictures and tables.
 
     A view that a subset has nothing for says why.

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from hf_tlm.analysis.arguments import AnalyzeArguments, AnalyzedTask
+from hf_tlm.analysis.arguments import AnalyzeArguments, AnalyzedTask, TablesArguments
 from hf_tlm.analysis.errors import AnalysisError
 from hf_tlm.analysis.figures import to_csv
 from hf_tlm.analysis.findings import Findings
 from hf_tlm.analysis.runs import find_results
-from hf_tlm.analysis.tables.options import Options
 from hf_tlm.analysis.tables.rendering import table_to_latex, table_to_markdown, table_to_rows
 from hf_tlm.analysis.tables.table import sensitivity_table
 from hf_tlm.utils.files import atomic_write
 
 
-def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: Options) -> Findings:
+def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: TablesArguments) -> Findings:
     """table.md, table.tex and table.csv of the runs."""
     if not args.run:
         raise AnalysisError("--what tables needs --run: runs, or a folder of runs.")

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from hf_tlm.analysis.arguments import AnalyzeArguments, AnalyzedTask
+from hf_tlm.analysis.arguments import AnalyzeArguments, AnalyzedTask, WordsArguments
 from hf_tlm.analysis.figures import to_csv
 from hf_tlm.analysis.findings import Findings
 from hf_tlm.analysis.words.figures import draw_frequencies, to_rows
 from hf_tlm.analysis.words.influential_words import InfluentialWord, label_pmi, to_markdown, word_frequencies
-from hf_tlm.analysis.words.options import Options
 from hf_tlm.utils.files import atomic_write
 
 
-def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: Options) -> Findings:
+def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: WordsArguments) -> Findings:
     """Find the words of each label with the largest PMI, and how often the subsets have them.
 
     Writes words.md, words.csv, and with subsets words.png and words.svg.
