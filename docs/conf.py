@@ -16,6 +16,9 @@ from pathlib import Path
 DOCS = Path(__file__).resolve().parent
 sys.path[:0] = [str(DOCS.parent), str(DOCS)]
 
+from docutils import nodes  # noqa: E402
+from docutils.utils.math.latex2mathml import tex2mathml  # noqa: E402
+
 import make_reference  # noqa: E402
 from hf_tlm.version import __version__  # noqa: E402
 
@@ -24,13 +27,14 @@ author = "The hf_tlm authors"
 copyright = "The hf_tlm authors"
 version = release = __version__
 root_doc = "index"
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax", "sphinx_copybutton"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"hf_tlm {__version__}"
 html_static_path = ["_static"]
 html_css_files = ["tables.css"]
 html_show_sourcelink = False
+html_math_renderer = "mathml"
 smartquotes = False  # -- is the beginning of an option.
 
 myst_enable_extensions = ["amsmath", "dollarmath", "deflist"]
@@ -96,8 +100,21 @@ def name_attributes(app, what, name, obj, options, lines: list[str]) -> None:
             return
 
 
+def write_math(writer, node) -> None:
+    """Write a formula as MathML, which browsers show by themselves; called by Sphinx for every formula.
+
+    Raises:
+        SkipNode: always, as there is nothing more to write of it.
+    """
+    is_block = isinstance(node, nodes.math_block)
+    written = tex2mathml(node.astext(), as_block=is_block)
+    writer.body.append(f'<div class="math">{written}</div>' if is_block else written)
+    raise nodes.SkipNode
+
+
 def setup(app) -> None:
     """Connect what is above; called by Sphinx."""
+    app.add_html_math_renderer("mathml", inline_renderers=(write_math, None), block_renderers=(write_math, None))
     app.connect("source-read", read_page)
     app.connect("autodoc-process-signature", shorten_signature)
     app.connect("autodoc-process-docstring", name_attributes, priority=400)
