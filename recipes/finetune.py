@@ -53,7 +53,7 @@ def main() -> None:
             predict_format=predicting.predict_format,
             drop_bad_rows=task_args.drop_bad_rows,
             trust_remote_code=checkpoint.trust_remote_code,
-            **args.for_predicting(),
+            **runs.machine_options(args),
         )
         if args.process_index == 0:
             print(f"predictions  {path}")

@@ -14,17 +14,22 @@ from hf_tlm import runs
 from hf_tlm.analysis import ReportArguments
 from hf_tlm.config import parse, run
 from hf_tlm.retrieval import SubsetArguments
+from hf_tlm.runs import PredictArguments
 from hf_tlm.tasks import TaskArguments
 from hf_tlm.training import ModelArguments
 
 
 def main() -> None:
     # 1. Arguments: YAML files, then the command line.
-    classes = (TaskArguments, SubsetArguments, ModelArguments, ReportArguments, "hf_tlm.training.TlmArguments")
-    task_args, subset_args, model_args, report_args, args = parse(*classes, recipe="train_tlm", description=__doc__)
+    classes = (TaskArguments, SubsetArguments, ModelArguments, PredictArguments, ReportArguments)
+    task_args, subset_args, model_args, predicting, report_args, args = parse(
+        *classes, "hf_tlm.training.TlmArguments", recipe="train_tlm", description=__doc__
+    )
 
-    # 2. Data: the labelled task, and the subset of the corpus that was retrieved for it.
+    # 2. Data: the labelled task, and the subset of the corpus that was retrieved for it. What could not be predicted on in
+    # the end is refused before the training.
     task = task_args.load()
+    runs.check_predictable(task, predicting, args.output_dir, drop_bad_rows=task_args.drop_bad_rows)
     subset = subset_args.open()
 
     # 3. Stage 1 (joint), stage 2 (task only), evaluation; once per seed, and the best model exported.
@@ -35,6 +40,19 @@ def main() -> None:
         print("\n" + result.to_text())
         if page := report_args.write(args.output_dir, task, subset):
             print(f"report       {page}")
+
+    # 5. Predictions for unlabelled data.
+    if predicting.predict is not None:
+        path = runs.predict(
+            args.output_dir,
+            predicting.predict,
+            predicting.predict_output,
+            predict_format=predicting.predict_format,
+            drop_bad_rows=task_args.drop_bad_rows,
+            **runs.machine_options(args),
+        )
+        if args.process_index == 0:
+            print(f"predictions  {path}")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import fsspec
+import pandas
 import pyarrow as pa
 import pyarrow.parquet as pq
 from datasets import Dataset, load_dataset
@@ -83,6 +84,9 @@ def read_rows(path: Path, builder: str, separator: str = ",") -> Dataset:
 def row_batches(path: Path, builder: str, size: int, separator: str = ",") -> Iterator[dict[str, list[Any]]]:
     """The columns of a CSV, JSON or text file in batches of so many rows; `datasets` decompresses by the name.
 
+    Args:
+        separator: of the fields of CSV.
+
     Raises:
         Exception: as in `read_rows`.
     """
@@ -93,6 +97,18 @@ def row_batches(path: Path, builder: str, size: int, separator: str = ",") -> It
     source: dict[str, Any] = {"data_files": glob.escape(str(path)), "split": "train", "streaming": True}
     with _checking(path, builder, separator):
         yield from load_dataset(builder, **source, **_options(builder, separator)).iter(size)
+
+
+def csv_batches(path: Path, size: int, separator: str) -> Iterator[dict[str, list[str | None]]]:
+    """The columns of a CSV file in batches of so many rows, every field as it is written; None where it is empty.
+
+    Raises:
+        Exception: as in `read_rows`.
+    """
+    with _checking(path, "csv", separator):
+        options: dict[str, Any] = {"sep": separator, "dtype": str, "chunksize": size, **OPTIONS["csv"]}
+        for frame in pandas.read_csv(path, **options):
+            yield {str(name): [None if pandas.isna(cell) else cell for cell in frame[name]] for name in frame.columns}
 
 
 def _options(builder: str, separator: str) -> dict[str, Any]:

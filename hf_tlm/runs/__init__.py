@@ -9,16 +9,15 @@ if TYPE_CHECKING:
     from hf_tlm.runs.baselines import Baseline, linear_model, majority_class, make_baselines
     from hf_tlm.runs.evaluate import evaluate_checkpoint
     from hf_tlm.runs.few_shot import FewShotArguments, FewShotRun, PromptClassifier, run_few_shot
-    from hf_tlm.runs.finetuning import (
-        CheckpointArguments,
-        FinetuneArguments,
-        FinetuneRun,
+    from hf_tlm.runs.finetuning import CheckpointArguments, FinetuneArguments, FinetuneRun, finetune
+    from hf_tlm.runs.grid import Grid, GridArguments, GridRun, run_grid, run_shared
+    from hf_tlm.runs.prediction import (
         PredictArguments,
+        PredictorArguments,
         check_predictable,
-        finetune,
+        machine_options,
         predict,
     )
-    from hf_tlm.runs.grid import Grid, GridArguments, GridRun, run_grid, run_shared
     from hf_tlm.runs.pretrain import PretrainingRun, run_pretraining
     from hf_tlm.runs.score_model import score_models, train_score_model
     from hf_tlm.runs.seeds import aggregate, format_score, format_table
@@ -31,11 +30,9 @@ __getattr__, __dir__, __all__ = export_lazily(
         "baselines": ["Baseline", "linear_model", "majority_class", "make_baselines"],
         "evaluate": ["evaluate_checkpoint"],
         "few_shot": ["FewShotArguments", "FewShotRun", "PromptClassifier", "run_few_shot"],
-        "finetuning": [
-            *("CheckpointArguments", "FinetuneArguments", "FinetuneRun", "PredictArguments"),
-            *("check_predictable", "finetune", "predict"),
-        ],
+        "finetuning": ["CheckpointArguments", "FinetuneArguments", "FinetuneRun", "finetune"],
         "grid": ["Grid", "GridArguments", "GridRun", "run_grid", "run_shared"],
+        "prediction": ["PredictArguments", "PredictorArguments", "check_predictable", "machine_options", "predict"],
         "pretrain": ["PretrainingRun", "run_pretraining"],
         "tlm": ["ProtocolError", "Run", "run_tlm"],
         "score_model": ["score_models", "train_score_model"],

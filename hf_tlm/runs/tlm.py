@@ -14,6 +14,7 @@ from hf_tlm.metrics import compute_metrics_for
 from hf_tlm.models import TrainedModel, add_lora, export_model, trained_parameters
 from hf_tlm.retrieval import Subset
 from hf_tlm.runs.records import command_line, environment, predictions_jsonl
+from hf_tlm.runs.saved import SAVED_FILE, saved_settings
 from hf_tlm.runs.summary import SeededRun, summarise
 from hf_tlm.tasks import Task
 from hf_tlm.training import (
@@ -163,7 +164,8 @@ def _run_seed(
         for split, text in predictions.items():
             atomic_write(folder / "predictions" / f"{split}.jsonl", text)
         card = tlm_card({**details, "summary": {}, "seeds": [record]}, seed)
-        export_model(model, setup.tokenizer, folder / "model", {"README.md": card})
+        saved = saved_settings(task, {"max_length": stage_args.max_length})
+        export_model(model, setup.tokenizer, folder / "model", {SAVED_FILE: saved, "README.md": card})
         finish(folder, record, "model", "predictions")
     trainer.accelerator.wait_for_everyone()
     return record

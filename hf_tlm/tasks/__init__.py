@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from hf_tlm.tasks.loading import load_task, task_from_datasets
     from hf_tlm.tasks.registry import TASKS, registered_task
     from hf_tlm.tasks.spec import KIND_METRICS, KINDS, METRICS, Task, TaskError, TaskSpec
-    from hf_tlm.tasks.unlabelled import unlabelled
+    from hf_tlm.tasks.unlabelled import unlabelled, unlabelled_chunks
 
 __getattr__, __dir__, __all__ = export_lazily(
     __name__,
@@ -20,6 +20,6 @@ __getattr__, __dir__, __all__ = export_lazily(
         "loading": ["load_task", "task_from_datasets"],
         "registry": ["TASKS", "registered_task"],
         "spec": ["KIND_METRICS", "KINDS", "METRICS", "Task", "TaskError", "TaskSpec"],
-        "unlabelled": ["unlabelled"],
+        "unlabelled": ["unlabelled", "unlabelled_chunks"],
     },
 )

@@ -15,6 +15,7 @@ from hf_tlm.corpora.tables import (
     OPTIONS,
     check_columns,
     columns_of,
+    csv_batches,
     find_separator,
     open_parquet,
     read_rows,
@@ -125,6 +126,8 @@ def read_file(path: Path, columns: Mapping[str, str], separator: str | None = No
         raise TaskError(f"{path} is empty: it has no examples, and no columns.")
     try:
         suffix = path.suffix.lower()
+        if separator is not None:
+            separator_of(path, separator)
         if suffix in SUFFIXES:
             rows = list(read_conll(path, columns))
             if any(row["id"] is None for row in rows):
@@ -153,6 +156,8 @@ def separator_of(path: Path, separator: str | None = None) -> str:
     if separator is None:
         suffix = path.suffix.lower()
         return "\t" if suffix == ".tsv" else find_separator(path) if suffix == ".csv" else ","
+    if path.suffix.lower() not in (".csv", ".tsv"):
+        raise TaskError(f"separator {separator}: for csv and tsv files, and this is {path}. Leave it out.")
     separator = {"\\t": "\t", "tab": "\t"}.get(separator, separator)
     if len(separator) != 1 or separator in '"\r\n' or not separator.isascii():
         raise TaskError(f"separator must be one character, such as ; or tab; received {separator!r:.40}.")
@@ -168,6 +173,8 @@ def _check_type(path: Path) -> None:
 def stream_file(path: Path, spec: TaskSpec, rows: int, separator: str | None = None) -> Iterator[dict[str, list[Any]]]:
     """The columns of a file in chunks of so many rows; without those of labels where a format needs none.
 
+    Fields of csv and tsv files are texts as they are written: 007 is not 7.
+
     Args:
         separator: see `read_file`.
 
@@ -177,6 +184,8 @@ def stream_file(path: Path, spec: TaskSpec, rows: int, separator: str | None = N
     if path.stat().st_size == 0:  # The readers would find no columns in it.
         return
     suffix = path.suffix.lower()
+    if separator is not None:
+        separator_of(path, separator)
     try:
         if suffix == ".txt" and spec.kind != "tagging":
             yield from _chunks(({spec.text_columns[0]: line.rstrip("\n")} for line in path.open(encoding="utf-8-sig")), rows)
@@ -190,8 +199,10 @@ def stream_file(path: Path, spec: TaskSpec, rows: int, separator: str | None = N
                 yield from (batch.to_pydict() for batch in open_parquet(path).iter_batches(rows))
             elif suffix == ".xlsx":
                 yield from Dataset.from_dict(read_excel(path)).iter(rows)
+            elif BUILDERS[suffix] == "csv":
+                yield from csv_batches(path, rows, separator_of(path, separator))
             else:
-                yield from row_batches(path, BUILDERS[suffix], rows, separator_of(path, separator))
+                yield from row_batches(path, BUILDERS[suffix], rows)
     except TaskError:
         raise
     except Exception as error:  # See read_file.

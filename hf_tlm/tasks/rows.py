@@ -79,9 +79,14 @@ def ids_of(spec: TaskSpec, split: str, rows: Dataset, default: Iterable[str | No
 
 
 class Canonical(NamedTuple):
-    """rows: those that can be used. bad: reason -> how many rows it left out, of which one is named in `problems`."""
+    """What can be used of rows, and what cannot.
+
+    rows: those that can be used. kept: their numbers. bad: reason -> how many rows it left out, of which one is named in
+    `problems`.
+    """
 
     rows: Dataset
+    kept: list[int]
     bad: dict[str, int]
     problems: list[str]
 
@@ -106,6 +111,7 @@ def canonical(
     first: dict[str, tuple[int, str]] = {}
     bad: dict[str, int] = {}
     data: dict[str, list[Any]] = {name: [] for name in features}
+    kept: list[int] = []
     for row, (identifier, value) in enumerate(zip(ids, values, strict=True)):
         if not isinstance(value, Bad):
             if identifier is None:
@@ -117,6 +123,7 @@ def canonical(
             bad[value.kind] = bad.get(value.kind, 0) + 1
             continue
         seen.add(identifier)
+        kept.append(row)
         for name, cell in zip(features, (identifier, *value), strict=True):
             data[name].append(cell)
     problems = [
@@ -124,7 +131,7 @@ def canonical(
         f"(id {ids[first[kind][0]]!r}{first[kind][1] and ', ' + first[kind][1]})"
         for kind, count in bad.items()
     ]
-    return Canonical(Dataset.from_dict(data, features=features), bad, problems)
+    return Canonical(Dataset.from_dict(data, features=features), kept, bad, problems)
 
 
 def stored(rows: Dataset) -> Dataset:

@@ -6,6 +6,7 @@ import dataclasses
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from datasets import Dataset
@@ -18,7 +19,26 @@ from hf_tlm.tasks.spec import ROLES, TaskError, TaskSpec
 logger = logging.getLogger(__name__)
 
 
+class Chunk(NamedTuple):
+    """Some rows of a source.
+
+    rows: in the columns of a `Task`, without labels.
+    source: the source's own columns, as lists, of the same rows.
+    """
+
+    rows: Dataset
+    source: dict[str, list[Any]]
+
+
 def unlabelled(path: str, spec: TaskSpec, *, drop_bad_rows: bool = False, chunk: int = 10_000) -> Iterator[Dataset]:
+    """The rows of a file in the columns of a `Task` of this spec; see `unlabelled_chunks`."""
+    for found in unlabelled_chunks(path, spec, drop_bad_rows=drop_bad_rows, chunk=chunk):
+        yield found.rows
+
+
+def unlabelled_chunks(
+    path: str, spec: TaskSpec, *, drop_bad_rows: bool = False, chunk: int = 10_000, separator: str | None = None
+) -> Iterator[Chunk]:
     """The rows of a file in the columns of a `Task` of this spec, without labels: `chunk` at most at once, in order.
 
     Whatever labels the file has are not read. `id` is the source's, or the number of the row, from 0.
@@ -28,6 +48,7 @@ def unlabelled(path: str, spec: TaskSpec, *, drop_bad_rows: bool = False, chunk:
             with `@revision` if wanted, whose test split or only split is read.
         spec: `Task.spec` of the task the model was trained on, which says what the columns are called.
         drop_bad_rows: leave out rows that cannot be used, with a warning that counts them.
+        separator: of the fields of csv and tsv files; default: what makes a table of the file.
 
     Raises:
         TaskError: it cannot be read, a column is missing, there is no row, or (where they are not to be dropped) rows that
@@ -35,7 +56,7 @@ def unlabelled(path: str, spec: TaskSpec, *, drop_bad_rows: bool = False, chunk:
     """
     reader = kind_module(spec.kind)
     done = 0
-    for columns in _stream(path, spec, chunk):
+    for columns in _stream(path, spec, chunk, separator):
         try:
             rows = Dataset.from_dict(columns, on_mixed_types="use_json")
         except (ValueError, TypeError, pa.ArrowException) as error:  # Of texts that are no Unicode, for instance.
@@ -56,14 +77,18 @@ def unlabelled(path: str, spec: TaskSpec, *, drop_bad_rows: bool = False, chunk:
             logger.warning("%s, rows %d to %d: left out %s.", path, done, done + len(rows) - 1, found.bad)
         done += len(rows)
         if len(found.rows):
-            yield found.rows
+            whole = len(found.kept) == len(rows)
+            yield Chunk(
+                found.rows,
+                {name: cells if whole else [cells[row] for row in found.kept] for name, cells in columns.items()},
+            )
     if not done:
         raise TaskError(f"{path} has no rows to predict on.")
 
 
-def _stream(path: str, spec: TaskSpec, chunk: int) -> Iterator[dict[str, list]]:
+def _stream(path: str, spec: TaskSpec, chunk: int, separator: str | None) -> Iterator[dict[str, list]]:
     if Path(path).is_file():
-        return stream_file(Path(path), spec, chunk)
+        return stream_file(Path(path), spec, chunk, separator)
     name, _, revision = path.partition("@")
     if name.count("/") != 1 or name.startswith((".", "/", "~")) or Path(name).exists():
         raise TaskError(f"No file {path!r} to predict on: give a file, or a Hub id (owner/name).")

@@ -38,6 +38,38 @@ def test_rows_to_predict(toys, tmp_path, content, expected):
     assert not toys.out.exists()  # It was not trained first.
 
 
+@pytest.mark.parametrize("content, expected", ROWS.values(), ids=ROWS)
+def test_rows_for_a_finished_model(toys, tmp_path, content, expected):
+    rows = tmp_path / "rows.jsonl"
+    if content is not None:
+        rows.write_bytes(content)
+    assert_refused(attack("predict", *toys.commands["predict"], "--data", rows), expected)
+    assert not toys.out.exists() or not list(toys.out.iterdir())
+
+
+def test_rows_to_predict_after_a_run_of_tlm(toys, tmp_path):
+    """What could not be predicted on in the end is refused before the training."""
+    (tmp_path / "rows.csv").write_text("body\nthe gene\n")
+    outcome = attack("train_tlm", *toys.commands["train_tlm"], "--predict", tmp_path / "rows.csv")
+    assert_refused(outcome, "no column 'text'")
+    assert not toys.out.exists()
+
+
+def test_a_finished_model_writes_over_nothing(toys, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"text": "the gene"}) + "\n")
+    for model in (toys.run, toys.checkpoint):
+        command = ("--model_name_or_path", model, "--data", rows, "--use_cpu", "true", "--output")
+        assert_refused(attack("predict", *command, rows), "is the file to predict on")
+        before = tree(model)
+        for name in ("model.safetensors", "config.json", "tokenizer.json"):
+            assert_refused(attack("predict", *command, model / name), "is a file of the run")
+        assert tree(model) == before
+    assert_refused(attack("predict", *command, tmp_path / "out.doc"), "received '.doc'")
+    assert_refused(attack("predict", *command, tmp_path), "is a folder")
+    assert_refused(attack("predict", *command, tmp_path / "o.csv", "--separator", ";;", "--data", toys.texts), "separator")
+
+
 def test_a_format_and_a_place_that_do_not_go(toys, tmp_path):
     for given, expected in (
         (("--predict_format", "glue"), "GLUE"),

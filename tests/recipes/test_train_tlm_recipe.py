@@ -1,5 +1,6 @@
 """recipes/train_tlm.py and recipes/quickstart.py as a user starts them; the former on two processes too."""
 
+import csv
 import json
 
 import pytest
@@ -89,6 +90,48 @@ def compare(one, two):
             assert ours["probabilities"] == pytest.approx(expected["probabilities"], abs=1e-4)
     for key in ("steps", "tokens", "real_tokens", "flops"):
         assert one["results"]["seeds"][0]["cost"][key] == two["results"]["seeds"][0]["cost"][key], key
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_table_of_ones_own_from_retrieval_to_predictions(work, tmp_path):
+    """With nothing said again: what two processes predict is what the run predicted."""
+    rows = [row for split in ("train", "validation", "test") for row in _rows(work / "task" / f"{split}.jsonl")]
+    lines = ["number;Body;queue", *(f"{i:04};{row['text']};{row['label']}" for i, row in enumerate(rows))]
+    (tmp_path / "tickets.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    table = ["--task", tmp_path / "tickets.csv", "--text_column", "Body", "--label_column", "queue"]
+    launch(
+        "recipes/retrieve.py",
+        *table,
+        "--corpus",
+        work / "corpus.parquet",
+        "--top_k",
+        "4",
+        "--output_dir",
+        tmp_path / "subset",
+    )
+    out = launch(
+        "recipes/train_tlm.py", *table, "--subset", tmp_path / "subset", "--model_config", work / "model.json", *TINY,
+        "--output_dir", tmp_path / "run", "--predict", tmp_path / "tickets.csv",
+    )  # fmt: skip
+    assert f"predictions  {tmp_path / 'run/predictions/tickets.jsonl'}" in out
+    assert json.loads((tmp_path / "run/settings.json").read_text())["held_out"] == {"validation": 0.1, "test": 0.1}
+    out = launch(
+        "recipes/predict.py", "--model_name_or_path", tmp_path / "run", "--data", tmp_path / "tickets.csv", "--output",
+        tmp_path / "answered.csv", "--use_cpu", "true", config="cpu_2", processes=2,
+    )  # fmt: skip
+    assert out.count("predictions  ") == 1
+    with (tmp_path / "answered.csv").open(encoding="utf-8", newline="") as file:
+        found = list(csv.DictReader(file))
+    assert [row["number"] for row in found] == [f"{i:04}" for i in range(len(rows))]
+    first = _rows(tmp_path / "run/predictions/tickets.jsonl")
+    for one, other in zip(found, first, strict=True):
+        for name, share in other["probabilities"].items():
+            assert float(one[f"probability_{name}"]) == pytest.approx(share, abs=1e-5)
+
+
+def _rows(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -106,13 +107,18 @@ class PromptClassifier:
             "examples": None if self.examples is None else self._shown().to_list(),
         }
 
-    def save(self, folder: str | os.PathLike) -> None:
-        """Write the stock masked LM, its tokenizer and prompt.json. The whole folder appears at once."""
+    def save(self, folder: str | os.PathLike, files: Mapping[str, str] | None = None) -> None:
+        """Write the stock masked LM, its tokenizer and prompt.json. The whole folder appears at once.
+
+        Args:
+            files: further text files, name -> content.
+        """
         with atomic_directory(folder) as work:
             self.model.save_pretrained(work)
             self.tokenizer.save_pretrained(work)
             text = json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n"
-            (work / PROMPT_FILE).write_text(text, encoding="utf-8")
+            for name, content in {PROMPT_FILE: text, **(files or {})}.items():
+                (work / name).write_text(content, encoding="utf-8")
 
     def inputs(self, rows: Dataset) -> EvaluationInputs:
         """Texts to be classified: columns `text`, `text_pair` (of pairs) and, where it is known, `label`."""

@@ -25,6 +25,7 @@ from hf_tlm.runs.finetuning.evaluation_set import EvaluationSet
 from hf_tlm.runs.finetuning.kinds import kind_module
 from hf_tlm.runs.finetuning.loading import load_finetuned
 from hf_tlm.runs.finetuning.trainer import FinetuneTrainer
+from hf_tlm.runs.saved import SAVED_FILE, saved_settings
 from hf_tlm.tasks import Task
 from hf_tlm.training.stages import final_scores
 
@@ -107,7 +108,7 @@ class Prompted:
         trainer.train(resume_from_checkpoint=True)
         scores = final_scores(trainer)
         if trainer.is_world_process_zero():
-            classifier.save(folder / "model")
+            classifier.save(folder / "model", {SAVED_FILE: saved_settings(self.task, {"max_length": self.args.max_length})})
             shutil.rmtree(folder / CHECKPOINTS)
         trainer.accelerator.wait_for_everyone()
         names = (self.task.metric, *self.task.spec.further_metrics, "accuracy")

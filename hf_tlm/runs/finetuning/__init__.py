@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from hf_tlm.runs.finetuning.finetune import FinetuneRun, finetune
     from hf_tlm.runs.finetuning.fraction import draw_fraction
     from hf_tlm.runs.finetuning.kinds import kind_module
-    from hf_tlm.runs.finetuning.predict import check_predictable, predict
-    from hf_tlm.runs.finetuning.predict_arguments import PredictArguments
 
 __getattr__, __dir__, __all__ = export_lazily(
     __name__,
@@ -21,7 +19,5 @@ __getattr__, __dir__, __all__ = export_lazily(
         "finetune": ["FinetuneRun", "finetune"],
         "fraction": ["draw_fraction"],
         "kinds": ["kind_module"],
-        "predict": ["check_predictable", "predict"],
-        "predict_arguments": ["PredictArguments"],
     },
 )

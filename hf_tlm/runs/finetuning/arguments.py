@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from hf_tlm.training.base_arguments import PublishedArguments
 from hf_tlm.training.errors import ArgumentsError
-
-# What predictions do not depend on, but for rounding: the machine's.
-MACHINE = ("per_device_eval_batch_size", "use_cpu", "bf16_full_eval", "fp16_full_eval", "dataloader_num_workers")
 
 
 @dataclass(repr=False)
@@ -150,10 +147,6 @@ class FinetuneArguments(PublishedArguments):
                 f"{self.total_batch_size} and per_device_train_batch_size {self.per_device_train_batch_size}. Leave it out."
             )
         self._check_seeds()
-
-    def for_predicting(self) -> dict[str, Any]:
-        """Further arguments of `predict` on the machine of this run."""
-        return {name: getattr(self, name) for name in MACHINE}
 
     def for_seed(self, output_dir: str | os.PathLike, seed: int, metric: str, label_names: list[str]) -> FinetuneArguments:
         """A copy for the Trainer of one seed.

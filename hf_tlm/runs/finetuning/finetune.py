@@ -25,9 +25,9 @@ from hf_tlm.runs.finetuning.fraction import draw_fraction
 from hf_tlm.runs.finetuning.kinds import PEFT_TASK_TYPES, check_kind, kind_module, label_names
 from hf_tlm.runs.finetuning.loading import load_finetuned, load_model, load_pretrained
 from hf_tlm.runs.finetuning.predictions import predictions_jsonl
-from hf_tlm.runs.finetuning.saved import SAVED_FILE, read_saved, saved_settings
 from hf_tlm.runs.finetuning.trainer import FinetuneTrainer
 from hf_tlm.runs.records import command_line, environment
+from hf_tlm.runs.saved import SAVED_FILE, read_saved, saved_settings
 from hf_tlm.runs.summary import SeededRun, summarise
 from hf_tlm.tasks import Task
 from hf_tlm.training import ArgumentsError
@@ -184,7 +184,7 @@ class _Run:
             if len(chosen) < len(task.train):
                 atomic_write(folder / "train_ids.json", json.dumps(rows["id"][:]) + "\n")
             files = {
-                SAVED_FILE: json.dumps(saved_settings(task, args), indent=2) + "\n",
+                SAVED_FILE: saved_settings(task, vars(args)),
                 "README.md": finetuned_card({**self.details, "summary": {}, "seeds": [record]}, seed),
             }
             _export(trained, tokenizer, folder / "model", files, PEFT_TASK_TYPES.get(task.spec.kind))

@@ -13,7 +13,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrain
 from hf_tlm.data import load_tokenizer
 from hf_tlm.data.known_texts import check_known, spread_texts
 from hf_tlm.hub.checkpoint import checkpoint_folder
-from hf_tlm.models import FAMILIES, add_lora
+from hf_tlm.models import FAMILIES, ModelError, add_lora
 from hf_tlm.models.adapters import ADAPTER_FILE, check_targets, load_merged
 from hf_tlm.models.dropout import use_fast_dropout
 from hf_tlm.models.loading import DTYPE, check_fit, hub_options, new_weights, reading
@@ -100,7 +100,13 @@ def load_finetuned(folder: Path, kind: str, args: FinetuneArguments, trust_remot
         if (folder / ADAPTER_FILE).is_file():
             model = load_merged(folder, module.AUTO_CLASS, trust_remote_code)
         else:
-            model = getattr(transformers, module.AUTO_CLASS).from_pretrained(folder, trust_remote_code=trust_remote_code)
+            model, info = getattr(transformers, module.AUTO_CLASS).from_pretrained(
+                folder, trust_remote_code=trust_remote_code, output_loading_info=True
+            )
+            if missing := sorted(info["missing_keys"]):
+                raise ModelError(
+                    f"{folder} lacks weights ({', '.join(missing[:3])}), which would be random. Give a finished model."
+                )
     restore = getattr(module, "restore", None)
     return model if restore is None else restore(model, folder, args)
 

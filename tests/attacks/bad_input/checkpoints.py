@@ -44,6 +44,7 @@ OF_MODELS = {
     "pretrain": "model_name_or_path",
     "finetune": "model_name_or_path",
     "few_shot": "model_name_or_path",
+    "predict": "model_name_or_path",
     "select_influence": "score_model",
     "analyze embeddings": "models",
     "analyze heads": "models",

@@ -9,6 +9,7 @@ READ = {
     "pretrain": ("corpus", "model_config", "config", "tokenizer_name", "model_name_or_path"),
     "finetune": ("task", "model_name_or_path", "config", "grid", "tokenizer_name"),
     "few_shot": ("task", "model_name_or_path", "config"),
+    "predict": ("model_name_or_path", "data", "config"),
     "publish": ("model", "config"),
     "reproduce": ("tasks", "corpus", "config"),
     "quickstart": ("task", "corpus", "config"),

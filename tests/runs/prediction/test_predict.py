@@ -7,7 +7,7 @@ import pytest
 from datasets import Dataset
 
 from hf_tlm.runs import predict
-from hf_tlm.runs.finetuning.predictions import PredictionFile, glue_task, glue_value
+from hf_tlm.runs.prediction.files import PredictionFile, glue_task, glue_value
 from hf_tlm.tasks import TaskSpec
 from support.tiny_checkpoints import go, pretrained
 from support.toys import make_task
@@ -37,9 +37,9 @@ def lines(path):
 def test_predictions_are_those_of_the_run(run, unlabelled_file, tmp_path, monkeypatch):
     # In chunks of 10 rows.
 
-    module = importlib.import_module("hf_tlm.runs.finetuning.predict")
-    original = module.unlabelled
-    monkeypatch.setattr(module, "unlabelled", lambda *args, **options: original(*args, chunk=10, **options))
+    module = importlib.import_module("hf_tlm.runs.prediction.predict")
+    original = module.unlabelled_chunks
+    monkeypatch.setattr(module, "unlabelled_chunks", lambda *args, **options: original(*args, chunk=10, **options))
     path = predict(str(run), str(unlabelled_file), tmp_path / "out.jsonl", **CPU)
     found, expected = lines(path), lines(run / "seed-0/predictions/test.jsonl")
     assert len(found) == 24
@@ -60,7 +60,7 @@ def test_nothing_is_left_of_a_file_that_fails(run, tmp_path):
 
 
 def test_what_cannot_predict(run, unlabelled_file, tmp_path):
-    with pytest.raises(ValueError, match="holds no fine-tuned model"):
+    with pytest.raises(ValueError, match="holds no model to predict with"):
         predict(str(tmp_path), str(unlabelled_file), **CPU)
     with pytest.raises(ValueError, match="predict_format glue is for GLUE's tasks"):
         predict(str(run), str(unlabelled_file), predict_format="glue", **CPU)

@@ -1,14 +1,15 @@
-"""What a fine-tuned folder says of itself, so that predictions need nothing else: `finetuned.json`."""
+"""What a finished folder says of its task, so that predictions need nothing else: `finetuned.json`."""
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from hf_tlm.models import ModelError
-from hf_tlm.runs.finetuning.arguments import FinetuneArguments
 from hf_tlm.tasks import Task, TaskSpec
 from hf_tlm.utils.checked import listed, mapped, maybe, read_fields, real, record, truth, whole, words
 
@@ -17,14 +18,16 @@ SAVED_FILE = "finetuned.json"
 PREDICTING = ("max_length", "doc_stride", "max_query_length", "max_answer_length", "n_best", "null_threshold", "crf")
 
 
-def saved_settings(task: Task, args: FinetuneArguments) -> dict[str, Any]:
-    """The task's columns and classes, and the options of predicting, as JSON values."""
+def saved_settings(task: Task, arguments: Mapping[str, Any]) -> str:
+    """The text of the file: the task's columns and classes, and the options of predicting.
+
+    Args:
+        arguments: those of `PREDICTING` that the model was trained with, and others, which are left out.
+    """
     spec = {name: value for name, value in asdict(task.spec).items() if name not in ("path", "data_files")}
-    return {
-        "task": spec,
-        "label_names": list(task.label_names),
-        "arguments": {name: getattr(args, name) for name in PREDICTING},
-    }
+    predicting = {name: arguments[name] for name in PREDICTING if name in arguments}
+    saved = {"task": spec, "label_names": list(task.label_names), "arguments": predicting}
+    return json.dumps(saved, indent=2) + "\n"
 
 
 # A stranger may have written the file: of the task what reading a file of its kind takes, and no place of data.
@@ -48,7 +51,7 @@ _SAVED = {
 
 
 def read_saved(folder: Path) -> tuple[TaskSpec, tuple[str, ...], dict[str, Any]]:
-    """(spec of the task, names of its labels, arguments of predicting) of a fine-tuned folder.
+    """(spec of the task, names of its labels, arguments of predicting) of a finished folder.
 
     Raises:
         ModelError: it is none, or its file is not what `saved_settings` gives.
@@ -57,8 +60,5 @@ def read_saved(folder: Path) -> tuple[TaskSpec, tuple[str, ...], dict[str, Any]]
     try:
         saved = read_fields(folder / SAVED_FILE, _SAVED, ModelError)
     except OSError as error:
-        raise ModelError(
-            f"{folder} holds no fine-tuned model: cannot read {SAVED_FILE} ({error.strerror}). Give the --output_dir of a "
-            "finished run of `hf-tlm finetune`, or what it pushed to the Hub."
-        ) from error
+        raise ModelError(f"{folder} does not say what was learned: cannot read {SAVED_FILE} ({error.strerror}).") from error
     return TaskSpec(path="", **saved["task"]), saved["label_names"], saved["arguments"]

@@ -1,0 +1,118 @@
+"""What a finished model predicts on, and where that goes."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+from hf_tlm.hub.repo_id import find_repo
+from hf_tlm.training.errors import ArgumentsError
+from hf_tlm.utils.ranges import check_ranges
+
+# What predictions do not depend on, but for rounding: the machine's.
+MACHINE = ("per_device_eval_batch_size", "use_cpu", "bf16_full_eval", "fp16_full_eval", "dataloader_num_workers")
+_FORMAT = {
+    "help": "jsonl, csv, tsv, parquet, xlsx: the rows, with predictions and probabilities beside them. txt: a "
+    "prediction a line. glue: a file for GLUE's leaderboard; predict_output is its folder. squad: a JSON object, id "
+    "-> answer. Default: what the name of predict_output says; without one jsonl.",
+    "choices": ["jsonl", "csv", "tsv", "parquet", "xlsx", "txt", "glue", "squad"],
+}
+
+
+@dataclass
+class PredictArguments:
+    """Predictions for unlabelled data."""
+
+    predict: str | None = field(
+        default=None,
+        metadata={
+            "help": "File, or Hub dataset, to predict on with the finished model; it has the columns of the task, and "
+            "needs no labels."
+        },
+    )
+    predict_output: str | None = field(
+        default=None, metadata={"help": "Where predictions go. Default: a file of that name in output_dir/predictions."}
+    )
+    predict_format: str | None = field(default=None, metadata=dict(_FORMAT))
+
+    def __post_init__(self):
+        # Before a training, at whose end it would come out.
+        check_data("predict", self.predict)
+        if self.predict_output and self.predict and os.path.realpath(self.predict_output) == os.path.realpath(self.predict):
+            raise ArgumentsError(f"predict_output {self.predict_output} is the file to predict on. Give another.")
+        for name in ("predict_output", "predict_format"):
+            if self.predict is None and getattr(self, name) != getattr(PredictArguments, name):
+                raise ArgumentsError(f"{name} {getattr(self, name)} has no effect without predict. Give --predict a file.")
+
+
+@dataclass
+class PredictorArguments:
+    """What is predicted, by which model."""
+
+    model_name_or_path: str = field(
+        metadata={
+            "help": "The folder of a finished run (train_tlm, finetune, few_shot; adapters too), or a stock checkpoint with "
+            "the head of a task; or one of these on the Hub, with @revision if wanted."
+        }
+    )
+    data: str = field(
+        metadata={
+            "help": "File (csv, tsv, xlsx, jsonl, parquet, or txt with a text a line), or Hub dataset, in the columns that "
+            "the model was trained on; labels are not needed."
+        }
+    )
+    output: str | None = field(
+        default=None,
+        metadata={
+            "help": "Where predictions go: a file ending with .csv, .tsv, .xlsx, .jsonl, .parquet or .txt. Default: a "
+            ".jsonl called like the data, in the folder predictions beside the model."
+        },
+    )
+    predict_format: str | None = field(default=None, metadata=dict(_FORMAT))
+    text_column: str | None = field(
+        default=None, metadata={"help": "Column of the texts. Default: that of the training; of stock checkpoints text."}
+    )
+    text_pair_column: str | None = field(default=None, metadata={"help": "Column of the second texts of pairs."})
+    separator: str | None = field(
+        default=None,
+        metadata={"help": "What separates the fields of csv and tsv files: ; or tab, say. Default: it is looked for."},
+    )
+    max_length: int | None = field(
+        default=None,
+        metadata={
+            "help": "Tokens after which a text is cut. Default: as in training; of stock checkpoints the longest they take."
+        },
+    )
+    drop_bad_rows: bool = field(default=False, metadata={"help": "Leave out rows with null or blank texts."})
+    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the checkpoint."})
+    per_device_eval_batch_size: int = field(default=64, metadata={"help": "Texts per device and batch."})
+    dataloader_num_workers: int = field(default=0, metadata={"help": "Processes that prepare batches."})
+    use_cpu: bool = field(default=False, metadata={"help": "Leave a GPU alone."})
+    bf16_full_eval: bool = field(default=False, metadata={"help": "Compute in bfloat16."})
+    fp16_full_eval: bool = field(default=False, metadata={"help": "Compute in float16."})
+
+    def __post_init__(self):
+        check_ranges(self, ArgumentsError)
+        check_data("data", self.data)
+
+    def options(self) -> dict[str, Any]:
+        """The keyword arguments of `hf_tlm.runs.predict`."""
+        texts = None
+        if self.text_column is not None or self.text_pair_column is not None:
+            texts = [column for column in (self.text_column or "text", self.text_pair_column) if column is not None]
+        names = ("predict_format", "separator", "max_length", "drop_bad_rows", "trust_remote_code", *MACHINE)
+        return {"text_columns": texts, **{name: getattr(self, name) for name in names}}
+
+
+def check_data(name: str, data: str | None) -> None:
+    """Check that what is to be predicted on is a file, or may be on the Hub.
+
+    Raises:
+        ArgumentsError: it is neither.
+    """
+    if data is not None and not os.path.isfile(data):
+        if os.path.exists(data):
+            raise ArgumentsError(f"{name}: expected a file, or a dataset of the Hub; {data} is no file.")
+        if find_repo(data, "dataset") is None:
+            raise ArgumentsError(f"{name}: expected a file, or a dataset of the Hub; there is no {data}.")

@@ -1,0 +1,262 @@
+"""Predictions as files: tables with the input's columns beside them, GLUE's and SQuAD's formats."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import datetime
+import io
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from datasets import Dataset
+
+from hf_tlm.tasks import TASKS, TaskSpec
+from hf_tlm.tasks.excel import check_excel, write_excel
+from hf_tlm.training import ArgumentsError
+from hf_tlm.utils.files import atomic_file
+
+# What the name of a file ends with -> its format.
+SUFFIXES = {
+    **{".jsonl": "jsonl", ".json": "jsonl", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet", ".xlsx": "xlsx"},
+    **{".txt": "txt"},
+}
+FORMATS = (*dict.fromkeys(SUFFIXES.values()), "glue", "squad")
+# What the leaderboard calls a registered task's file.
+GLUE_FILES = {
+    "cola": "CoLA.tsv",
+    "sst2": "SST-2.tsv",
+    "mrpc": "MRPC.tsv",
+    "stsb": "STS-B.tsv",
+    "qqp": "QQP.tsv",
+    "mnli": "MNLI-m.tsv",
+    "mnli_mm": "MNLI-mm.tsv",
+    "qnli": "QNLI.tsv",
+    "rte": "RTE.tsv",
+}
+
+
+def glue_task(name: str) -> str:
+    """The GLUE task of a task's name: `cola` of cola, glue_cola, glue/cola.
+
+    Raises:
+        ArgumentsError: it is none.
+    """
+    short = name.removeprefix("glue").strip("_-/").replace("-", "_")
+    if short not in GLUE_FILES:
+        raise ArgumentsError(f"predict_format glue is for GLUE's tasks ({', '.join(GLUE_FILES)}); this one is {name}.")
+    return short
+
+
+def glue_value(task: str, prediction: Any) -> Any:
+    """Convert a prediction to what the leaderboard takes.
+
+    That is class names for MNLI, QNLI and RTE, numbers for the others, for STS-B within 0 to 5.
+
+    Args:
+        task: from `glue_task`.
+        prediction: the name of a class; where the data only number them, its number in GLUE's order.
+    """
+    if task == "stsb":
+        return f"{min(max(float(prediction), 0.0), 5.0):.3f}"
+    names = TASKS[task].classes
+    if task in ("mnli", "mnli_mm", "qnli", "rte"):
+        return names[int(prediction)] if str(prediction).isdecimal() else prediction
+    return prediction if str(prediction).isdecimal() else names.index(prediction)
+
+
+def format_of(path: Path, predict_format: str | None) -> str:
+    """The format of a file: the one given, or what its name says.
+
+    Raises:
+        ArgumentsError: its name says nothing.
+    """
+    if predict_format is not None:
+        return predict_format
+    if path.suffix.lower() not in SUFFIXES:
+        raise ArgumentsError(
+            f"{path}: predictions are written as its name says, which ends with one of {', '.join(SUFFIXES)}; received "
+            f"{path.suffix or 'no ending'!r}. Give another, or a format with --predict_format."
+        )
+    return SUFFIXES[path.suffix.lower()]
+
+
+def check_format(predict_format: str, spec: TaskSpec, label_names: Sequence[str]) -> None:
+    """Whether predictions of a task can be written in a format.
+
+    Raises:
+        ArgumentsError: it is unknown, or for other tasks or classes.
+    """
+    if predict_format not in FORMATS:
+        raise ArgumentsError(f"predict_format must be one of {', '.join(FORMATS)}; received {predict_format!r}.")
+    if predict_format == "squad" and spec.kind != "question_answering":
+        raise ArgumentsError(f"predict_format squad is for question answering; {spec.name} is a {spec.kind} task.")
+    if predict_format == "glue":
+        task = glue_task(spec.name)
+        if spec.kind != TASKS[task].kind:
+            raise ArgumentsError(f"predict_format glue: {task} is a {TASKS[task].kind} task, and this one {spec.kind}.")
+        classes = TASKS[task].classes or ()
+        known = {*classes, *map(str, range(len(classes)))}
+        if spec.kind == "classification" and (other := [name for name in label_names if name not in known]):
+            raise ArgumentsError(
+                f"predict_format glue: the classes of {task} are {', '.join(classes)}, or their numbers from 0; this task "
+                f"has {', '.join(other):.200}."
+            )
+
+
+class PredictionFile(contextlib.ExitStack):
+    """Predictions, written a chunk at a time to a file that appears whole, at the end of the context, or not at all.
+
+    In tables the columns of the input come first, then `prediction`, and `probability` or `probabilities`: in JSON lines an
+    object, class -> share of 1, elsewhere a column `probability_<class>` each. A column of the input that has such a name is
+    kept as `input_<name>`. JSON lines have an `id` too. Tables for Excel and in parquet are held in memory until the end.
+
+    Args:
+        path: the file; a folder for `glue`.
+        predict_format: one of `FORMATS`. Default: what the name of the file says.
+
+    Raises:
+        ArgumentsError: see `format_of`, `check_format`; the file is a folder.
+    """
+
+    def __init__(self, path: Path, predict_format: str | None, spec: TaskSpec, label_names: Sequence[str] = ()):
+        super().__init__()
+        if predict_format != "glue" and path.is_dir():
+            raise ArgumentsError(f"Predictions are a file, and {path} is a folder. Give another --predict_output.")
+        self.format = format_of(path, predict_format)
+        check_format(self.format, spec, label_names)
+        self.task = glue_task(spec.name) if self.format == "glue" else None
+        self.path = path / GLUE_FILES[self.task] if self.task else path
+        if self.path.is_dir():
+            raise ArgumentsError(f"Predictions are a file, and {self.path} is a folder. Give another --predict_output.")
+        if self.format == "xlsx":
+            check_excel(self.path)
+        self.spec, self.written = spec, 0
+        self._columns: list[str] = []
+        self._kept: list[pa.Table] = []
+
+    def __enter__(self) -> PredictionFile:
+        super().__enter__()
+        self._stream = self.enter_context(atomic_file(self.path))
+        if self.task:
+            self._write("index\tprediction\n")
+        if self.format == "squad":
+            odds = self.path.with_name(f"{self.path.stem}_null_odds.json")
+            self._objects = [
+                self.enter_context(_json_object(stream)) for stream in (self._stream, self.enter_context(atomic_file(odds)))
+            ]
+        return self
+
+    def __exit__(self, *error: Any) -> bool | None:
+        if error[0] is None and self.format in ("parquet", "xlsx"):
+            table = pa.concat_tables(self._kept, promote_options="permissive") if self._kept else pa.table({})
+            if self.format == "parquet":
+                pq.write_table(table, self._stream)
+            else:
+                write_excel(table.to_pydict(), self._stream)
+        return super().__exit__(*error)
+
+    def add(
+        self, rows: Dataset, predictions: Sequence[Mapping[str, Any]], source: Mapping[str, Sequence[Any]] | None = None
+    ) -> None:
+        """The next rows.
+
+        Args:
+            rows: in the columns of the task.
+            source: the columns of the input for these rows.
+        """
+        if self.task:
+            lines = (f"{self.written + i}\t{glue_value(self.task, p['prediction'])}\n" for i, p in enumerate(predictions))
+            self._write("".join(lines))
+        elif self.format == "squad":
+            answers, odds = self._objects
+            for identifier, found in zip(rows["id"], predictions, strict=True):
+                answers(identifier, found["prediction"])
+                odds(identifier, found.get("null_odds", 0.0))
+        elif self.format == "txt":
+            self._write("".join(f"{_cell(one['prediction'])}\n" for one in predictions))
+        elif self.format == "jsonl":
+            before = _records(source or {}, len(predictions), set(predictions[0]) if predictions else set())
+            lines = (
+                json.dumps({"id": identifier, **row, **found}, ensure_ascii=False, default=str) + "\n"
+                for identifier, row, found in zip(rows["id"], before, predictions, strict=True)
+            )
+            self._write("".join(lines))
+        else:
+            self._add_table(source or {}, [_flat(found) for found in predictions])
+        self.written += len(predictions)
+
+    def _add_table(self, source: Mapping[str, Sequence[Any]], found: Sequence[Mapping[str, Any]]) -> None:
+        records = [
+            {**row, **one}
+            for row, one in zip(_records(source, len(found), set(found[0]) if found else set()), found, strict=True)
+        ]
+        if self.format == "parquet":
+            self._kept.append(_table(records))
+        elif self.format == "xlsx":
+            self._kept.append(_table([{name: _plain(value) for name, value in row.items()} for row in records]))
+        else:
+            first = not self._columns
+            self._columns = self._columns or list(records[0])
+            text = io.StringIO()
+            writer = csv.DictWriter(
+                text, self._columns, delimiter="\t" if self.format == "tsv" else ",", lineterminator="\n", restval=""
+            )
+            if first:
+                writer.writeheader()
+            writer.writerows({name: _cell(value) for name, value in row.items()} for row in records)
+            self._write(text.getvalue())
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text.encode("utf-8"))
+
+
+def _records(source: Mapping[str, Sequence[Any]], count: int, taken: set[str]) -> list[dict[str, Any]]:
+    """The rows of the input, whose columns make way for those of predictions."""
+    names = [f"input_{name}" if name in taken else name for name in source]
+    return [dict(zip(names, row, strict=True)) for row in zip(*source.values(), strict=True)] if names else [{}] * count
+
+
+def _flat(found: Mapping[str, Any]) -> dict[str, Any]:
+    """A prediction as cells of a table."""
+    cells: dict[str, Any] = {}
+    for name, value in found.items():
+        cells |= {f"probability_{key}": share for key, share in value.items()} if isinstance(value, dict) else {name: value}
+    return cells
+
+
+def _plain(value: Any) -> Any:
+    """A value as a spreadsheet can hold it."""
+    simple = value is None or isinstance(value, (str, int, float, bool, datetime.date, datetime.time))
+    return value if simple else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _cell(value: Any) -> str:
+    """A value as the text of a cell."""
+    return "" if value is None else str(_plain(value))
+
+
+def _table(records: list[dict[str, Any]]) -> pa.Table:
+    """Rows as an Arrow table; a column that mixes types is of texts."""
+    try:
+        return pa.Table.from_pylist(records)
+    except pa.ArrowException:
+        return pa.Table.from_pylist([{name: _cell(value) for name, value in row.items()} for row in records])
+
+
+@contextlib.contextmanager
+def _json_object(stream: BinaryIO) -> Iterator[Callable[[str, Any], None]]:
+    """What writes the next entry of a JSON object."""
+    before = "{"
+
+    def add(name: str, value: Any) -> None:
+        nonlocal before
+        stream.write(f"{before}{json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}".encode())
+        before = ",\n"
+
+    yield add
+    stream.write(b"}\n" if before != "{" else b"{}\n")

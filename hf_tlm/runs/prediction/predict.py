@@ -1,0 +1,218 @@
+"""Predictions of a finished model for unlabelled data, chunk by chunk."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import datasets
+from accelerate.utils import gather_object
+from datasets import Dataset
+from torch import nn
+from tqdm.auto import tqdm
+
+from hf_tlm.data import load_tokenizer
+from hf_tlm.hub.checkpoint import FILES
+from hf_tlm.models import ModelError
+from hf_tlm.runs.few_shot.classifier import PromptClassifier
+from hf_tlm.runs.finetuning.arguments import FinetuneArguments
+from hf_tlm.runs.finetuning.evaluation_set import EvaluationSet
+from hf_tlm.runs.finetuning.kinds import kind_module
+from hf_tlm.runs.finetuning.loading import load_finetuned, set_token_types
+from hf_tlm.runs.finetuning.trainer import FinetuneTrainer
+from hf_tlm.runs.prediction.arguments import MACHINE, PredictArguments
+from hf_tlm.runs.prediction.files import PredictionFile
+from hf_tlm.runs.prediction.source import Source, find_source
+from hf_tlm.runs.saved import SAVED_FILE
+from hf_tlm.tasks import Task, unlabelled_chunks
+from hf_tlm.training import ArgumentsError
+from hf_tlm.training.base_arguments import BaseArguments
+from hf_tlm.training.run_folder import RESULTS_FILE, SETTINGS_FILE
+from hf_tlm.utils.seals import SEAL, read_seal
+
+# Beside a model; it is not published.
+FOLDER = "predictions"
+SUFFIXES = {"squad": "json", None: "jsonl"}
+
+
+def predict(
+    model_name_or_path: str,
+    data: str,
+    output: str | Path | None = None,
+    *,
+    predict_format: str | None = None,
+    text_columns: str | Sequence[str] | None = None,
+    separator: str | None = None,
+    max_length: int | None = None,
+    drop_bad_rows: bool = False,
+    trust_remote_code: bool = False,
+    **options: Any,
+) -> Path:
+    """Write what a finished model says of every row of a file.
+
+    The columns of the input stay, and beside them are `prediction` and the probabilities of all classes; see
+    `hf_tlm.runs.prediction.files.PredictionFile`. Long texts are cut as they were in training, and the columns are those of
+    the training: of our own folders nothing need be said again.
+
+    Rows are read, tokenised, predicted and written 10,000 at a time, so that the file may be of any size; what is written
+    appears whole or not at all. With several processes each predicts a share of a chunk, and all must call this.
+
+        predict("runs/tickets", "new.csv", "answered.csv")
+
+    Args:
+        model_name_or_path: folder of a finished run of TLM, fine-tuning (adapters too) or few-shot learning (of its splits
+            the one best on validation), of a stock checkpoint with the head of a task, or one of these on the Hub, with
+            `@revision` if wanted.
+        data: file (csv, tsv, xlsx, jsonl, json, parquet, or txt with a text a line), or Hub dataset, in the columns of the
+            task, whose labels are not read; see `hf_tlm.tasks.unlabelled`, also for `drop_bad_rows`.
+        output: a file, for `glue` a folder. Default: one called like the data, in the folder `predictions` beside the model,
+            or here if that is on the Hub.
+        predict_format: jsonl, csv, tsv, parquet, xlsx: a table. txt: a prediction a line. glue: a file for GLUE's
+            leaderboard, under the name that it has there. squad: a JSON object, id -> answer, and another in
+            `<name>_null_odds.json`, id -> how much the score of no answer is above that of the best one. Default: what the
+            name of `output` says; without one jsonl.
+        text_columns, max_length: see `find_source`.
+        separator: of the fields of csv and tsv data; default: what makes a table of the file.
+        options: further `FinetuneArguments`, such as `per_device_eval_batch_size`, `use_cpu`, `bf16_full_eval`.
+
+    Returns:
+        The file.
+
+    Raises:
+        ModelError: it holds no model that predicts, or its files do not go together.
+        ArgumentsError: the format is unknown or does not go with the task; the file is a folder, the data, or the model's.
+        TaskError: see `unlabelled`.
+    """
+    source = find_source(
+        model_name_or_path, trust_remote_code=trust_remote_code, text_columns=text_columns, max_length=max_length
+    )
+    file = _file(model_name_or_path, data, output, predict_format, source)
+    with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as stack:
+        quiet = {"report_to": "none", "disable_tqdm": True, "select_by": "last", "eval_strategy": "no"}
+        args = FinetuneArguments(output_dir=scratch, **quiet, **source.arguments, **options)
+        answer = _prompted(source, args) if source.prompted else _with_head(source, args, trust_remote_code)
+        main = args.process_index == 0
+        stack.enter_context(_without_bars_of_chunks())
+        if main:
+            stack.enter_context(file)
+        bar = stack.enter_context(tqdm(desc="Predicting", unit=" rows", disable=not main))
+        for rows, columns in unlabelled_chunks(data, source.spec, drop_bad_rows=drop_bad_rows, separator=separator):
+            predictions = answer(rows)
+            if main:
+                file.add(rows, predictions, columns)
+            bar.update(len(rows))
+        with args.main_process_first(local=False, desc="writing the predictions"):
+            if main:
+                stack.close()
+    return file.path
+
+
+Answer = Callable[[Dataset], list[dict[str, Any]]]
+
+
+def _with_head(source: Source, args: FinetuneArguments, trust_remote_code: bool) -> Answer:
+    """Rows -> predictions of a stock model with the head of the task. All processes must call it."""
+    kind = kind_module(source.spec.kind)
+    tokenizer = load_tokenizer(str(source.folder), trust_remote_code=trust_remote_code, masking=False)
+    model = load_finetuned(source.folder, source.spec.kind, args, trust_remote_code)
+    _check_classes(model, source)
+    if source.stock:
+        set_token_types(tokenizer, model.config)
+    if source.spec.kind == "regression":
+        model.config.problem_type = "regression"
+    trainer = FinetuneTrainer(model, args, data_collator=kind.collator(tokenizer, args), processing_class=tokenizer)
+
+    def answer(rows: Dataset) -> list[dict[str, Any]]:
+        chunk = EvaluationSet(kind, rows, tokenizer, args, source.label_names)
+        return chunk.decode(chunk.outputs(trainer), model, args)
+
+    return answer
+
+
+def _prompted(source: Source, args: FinetuneArguments) -> Answer:
+    """Rows -> predictions of a masked LM with a prompt. All processes must call it."""
+    classifier = PromptClassifier.from_pretrained(str(source.folder))
+    classifier.model.to(args.device)
+
+    def answer(rows: Dataset) -> list[dict[str, Any]]:
+        share = rows.shard(args.world_size, args.process_index, contiguous=True)
+        found = classifier.predict(share, args.per_device_eval_batch_size) if len(share) else []
+        rounded = [
+            one | {"probabilities": {name: round(value, 6) for name, value in one["probabilities"].items()}} for one in found
+        ]
+        return gather_object(rounded) if args.world_size > 1 else rounded
+
+    return answer
+
+
+def machine_options(args: BaseArguments) -> dict[str, Any]:
+    """Further arguments of `predict` on the machine of a run."""
+    return {name: getattr(args, name) for name in MACHINE}
+
+
+def check_predictable(task: Task, predicting: PredictArguments, output_dir: str, *, drop_bad_rows: bool = False) -> None:
+    """Refuse what `predict` would refuse at the end of a training: a format, a place, or the first rows of the data.
+
+    Raises:
+        ArgumentsError, TaskError: see `predict`.
+    """
+    if predicting.predict is None:
+        return
+    place = Path(predicting.predict_output or f"{FOLDER}/rows.{SUFFIXES.get(predicting.predict_format, 'jsonl')}")
+    _check_place(place, predicting.predict, Path(output_dir))
+    file = PredictionFile(place, predicting.predict_format, task.spec, task.label_names)
+    _check_place(file.path, predicting.predict, Path(output_dir))
+    next(unlabelled_chunks(predicting.predict, task.spec, drop_bad_rows=drop_bad_rows), None)
+
+
+def _file(name: str, data: str, output: str | Path | None, predict_format: str | None, source: Source) -> PredictionFile:
+    if output is None:
+        beside = Path(name) / FOLDER if Path(name).is_dir() else Path(FOLDER)
+        suffix = SUFFIXES.get(predict_format, predict_format)
+        output = beside if predict_format == "glue" else beside / f"{Path(data).stem}.{suffix}"
+    for folder in (Path(name), source.folder):
+        _check_place(Path(output), data, folder)
+    file = PredictionFile(Path(output), predict_format, source.spec, source.label_names)
+    for folder in (Path(name), source.folder):
+        _check_place(file.path, data, folder)
+    return file
+
+
+def _check_place(path: Path, data: str, folder: Path) -> None:
+    """Predictions take the place of neither what they are of nor the model's files."""
+    place, folder = path.resolve(), folder.resolve()
+    if Path(data).is_file() and place == Path(data).resolve():
+        raise ArgumentsError(f"predict_output {path} is the file to predict on. Give another.")
+    if place.exists() and folder in place.parents:
+        name = place.relative_to(folder)
+        own = name.parts[0].startswith(("seed-", "split-")) or str(name) in {SEAL, SETTINGS_FILE, RESULTS_FILE}
+        if (folder / SEAL).is_file():
+            own |= str(name) in read_seal(folder)["files"]
+        elif len(name.parts) == 1:
+            own |= any(fnmatch(name.name, glob) for glob in FILES)
+        if own:
+            raise ArgumentsError(f"predict_output {path} is a file of the run. Give another.")
+
+
+def _check_classes(model: nn.Module, source: Source) -> None:
+    if source.spec.kind in ("classification", "tagging") and model.config.num_labels != len(source.label_names):
+        raise ModelError(
+            f"The model in {source.folder} has {model.config.num_labels} classes, and {SAVED_FILE} names "
+            f"{len(source.label_names)}. Take the two from one run."
+        )
+
+
+@contextlib.contextmanager
+def _without_bars_of_chunks() -> Iterator[None]:
+    """One bar is enough."""
+    shown = datasets.is_progress_bar_enabled()
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if shown:
+            datasets.enable_progress_bars()

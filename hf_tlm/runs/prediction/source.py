@@ -1,0 +1,161 @@
+"""What a folder can predict: its kind of task, columns, classes, and how long its texts are."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerBase
+
+from hf_tlm.data import load_tokenizer
+from hf_tlm.hub.checkpoint import checkpoint_folder, split_revision
+from hf_tlm.hub.repo_id import find_repo
+from hf_tlm.models import ModelError
+from hf_tlm.models.adapters import ADAPTER_FILE
+from hf_tlm.models.families import longest_input
+from hf_tlm.models.loading import reading
+from hf_tlm.runs.few_shot.classifier import PROMPT_FILE
+from hf_tlm.runs.saved import SAVED_FILE, read_saved
+from hf_tlm.tasks import TaskError, TaskSpec
+from hf_tlm.training.run_folder import RESULTS_FILE, SETTINGS_FILE
+from hf_tlm.utils.json_files import read_object
+
+# What the name of a stock class ends with -> the kind of task.
+HEADS = {
+    "ForSequenceClassification": "classification",
+    "ForTokenClassification": "tagging",
+    "ForQuestionAnswering": "question_answering",
+    "ForMultipleChoice": "multiple_choice",
+}
+# A tokenizer that knows no limit says some 1e30; and where a model has none either.
+_NO_LIMIT, _LENGTH = 1 << 20, 512
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model to predict with.
+
+    folder: of the model, here or in the Hub's cache.
+    spec: the task, and how its columns are called.
+    label_names: of classes or tags.
+    arguments: those of `FinetuneArguments` that predictions depend on.
+    prompted: whether it is a masked LM with a prompt.
+    stock: whether the folder says nothing of its task, as a checkpoint of transformers does.
+    """
+
+    folder: Path
+    spec: TaskSpec
+    label_names: tuple[str, ...]
+    arguments: dict[str, Any]
+    prompted: bool = False
+    stock: bool = False
+
+
+def find_source(
+    model_name_or_path: str,
+    *,
+    trust_remote_code: bool = False,
+    text_columns: str | Sequence[str] | None = None,
+    max_length: int | None = None,
+) -> Source:
+    """What a finished folder, or one on the Hub, can predict.
+
+    Args:
+        text_columns: instead of those that the model was trained on (stock checkpoints: `text`).
+        max_length: tokens after which a text is cut, instead of as in training (stock checkpoints: the longest that they
+            take, 512 where there is no limit).
+
+    Raises:
+        ModelError: it holds no model that predicts, or one of several labels a text.
+        TaskError: columns for a task of another kind.
+        HubError, SealError: see `checkpoint_folder`.
+    """
+    name, revision = split_revision(model_name_or_path)
+    if not Path(name).exists() and find_repo(name, "model") is None:
+        raise ModelError(f"No model {name!r}: expected a folder of a finished run, or a name on the Hub (owner/name).")
+    folder = Path(checkpoint_folder(name, revision, trust_remote_code=trust_remote_code))
+    if (best := _best_split(folder)) is not None:
+        folder = Path(checkpoint_folder(str(best)))
+    if not any((folder / file).is_file() for file in ("config.json", ADAPTER_FILE)):
+        raise ModelError(_why_none(model_name_or_path, folder))
+    prompted, stock = (folder / PROMPT_FILE).is_file(), not (folder / SAVED_FILE).is_file()
+    if not stock:
+        spec, label_names, arguments = read_saved(folder)
+    elif prompted:
+        spec, label_names, arguments = _of_prompt(folder)
+    else:
+        spec, label_names, arguments = _of_checkpoint(folder, model_name_or_path, trust_remote_code)
+    if text_columns is not None:
+        if spec.kind not in ("classification", "regression"):
+            raise TaskError(f"text_columns are of classification and regression; {model_name_or_path} is for {spec.kind}.")
+        texts = (text_columns,) if isinstance(text_columns, str) else tuple(text_columns)
+        spec = dataclasses.replace(spec, text_columns=texts, other_text_columns=())
+    if max_length is not None:
+        arguments = {**arguments, "max_length": max_length}
+    return Source(folder, spec, tuple(label_names), arguments, prompted, stock and not prompted)
+
+
+def _best_split(folder: Path) -> Path | None:
+    """The model of a few-shot run's split that is best on validation; None for other folders.
+
+    Raises:
+        ModelError: it was not trained.
+    """
+    if (folder / "config.json").exists() or not (folder / RESULTS_FILE).is_file():
+        return None
+    record = read_object(folder / RESULTS_FILE)
+    splits, metric = record.get("splits"), record.get("metric")
+    if not isinstance(splits, list) or "scored_split" not in record:
+        return None
+    trained = [one for one in splits if (folder / f"split-{one.get('seed')}" / "model").is_dir()]
+    if not trained:
+        raise ModelError(
+            f"{folder} is a few-shot run without training, which leaves no model. Give one with a method that trains."
+        )
+    best = max(trained, key=lambda one: one.get("validation", {}).get(metric, 0.0))
+    return folder / f"split-{best['seed']}" / "model"
+
+
+def _why_none(name: str, folder: Path) -> str:
+    if (folder / SETTINGS_FILE).is_file() and not (folder / RESULTS_FILE).is_file():
+        return f"{name} is an unfinished run: run its command again to its end, then predict."
+    return (
+        f"{name} holds no model to predict with: neither config.json nor {ADAPTER_FILE}. Give the --output_dir of a "
+        "finished run, or a checkpoint with the head of a task."
+    )
+
+
+def _of_prompt(folder: Path) -> tuple[TaskSpec, Sequence[str], dict[str, Any]]:
+    """Of a masked LM with a prompt that was saved without its task."""
+    template = str(read_object(folder / PROMPT_FILE).get("template"))
+    texts = ("text", "text_pair") if "{text_pair" in template else ("text",)
+    return TaskSpec(name=folder.name, path="", text_columns=texts), (), {}
+
+
+def _of_checkpoint(folder: Path, name: str, trust_remote_code: bool) -> tuple[TaskSpec, Sequence[str], dict[str, Any]]:
+    with reading(f"a config from {name!r}"):
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    classes = [str(one) for one in config.architectures or ()]
+    kind = next((kind for one in classes for head, kind in HEADS.items() if one.endswith(head)), None)
+    if kind is None:
+        raise ModelError(
+            f"{name} has no head of a task ({', '.join(classes) or 'its config names no class'}): it predicts nothing. "
+            "Fine-tune it first (`hf-tlm finetune`), or give a model that has learned a task."
+        )
+    if config.problem_type == "multi_label_classification":
+        raise ModelError(f"{name} gives several labels a text (multi-label), which is not supported.")
+    if kind == "classification" and (config.problem_type == "regression" or config.num_labels == 1):
+        kind = "regression"
+    labels = tuple(label for _, label in sorted(config.id2label.items())) if kind in ("classification", "tagging") else ()
+    tokenizer = load_tokenizer(str(folder), trust_remote_code=trust_remote_code, masking=False)
+    spec = TaskSpec(name=Path(name).name, path="", kind=kind)
+    return spec, labels, {"max_length": _longest(config, tokenizer)}
+
+
+def _longest(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> int:
+    """The longest text that a checkpoint takes, in tokens."""
+    limits = [limit for limit in (tokenizer.model_max_length, longest_input(config)) if limit and limit < _NO_LIMIT]
+    return int(min(limits, default=_LENGTH))

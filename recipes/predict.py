@@ -1,0 +1,33 @@
+r"""Predict with a finished model: a table of texts -> the same table with predictions and probabilities.
+
+    hf-tlm predict --model_name_or_path runs/tickets --data new.csv --output answered.csv
+    hf-tlm predict --model_name_or_path owner/name --data new.parquet --output answered.parquet --text_column body
+
+On several devices: `accelerate launch recipes/predict.py ...`, or --num_processes. The model is the folder of a finished
+run (train_tlm, finetune, few_shot; adapters too), a stock checkpoint of transformers with the head of a task, or one of
+these on the Hub. Its folder says what columns it reads and where texts are cut.
+"""
+
+from __future__ import annotations
+
+import os
+
+from hf_tlm import runs
+from hf_tlm.config import parse, run
+from hf_tlm.runs import PredictorArguments
+
+
+def main() -> None:
+    # 1. Arguments: YAML files, then the command line.
+    (args,) = parse(PredictorArguments, recipe="predict", description=__doc__)
+
+    # 2. Predictions, chunk by chunk; the file appears whole.
+    path = runs.predict(args.model_name_or_path, args.data, args.output, **args.options())
+
+    # 3. Where they are.
+    if int(os.environ.get("RANK", "0")) == 0:
+        print(f"predictions  {path}")
+
+
+if __name__ == "__main__":
+    run(main)
