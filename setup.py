@@ -1,4 +1,7 @@
-"""Packaging. Tool settings are in pyproject.toml, the exact versions the tests passed with in constraints.txt."""
+"""What of the package is computed: its version, its dependencies and its files; what is plain is in pyproject.toml.
+
+constraints.txt has the exact versions that the tests passed with. `.ci/lowest` tests with the lowest ones named here.
+"""
 
 from pathlib import Path
 
@@ -8,7 +11,8 @@ HERE = Path(__file__).parent
 version: dict[str, str] = {}
 exec((HERE / "hf_tlm" / "version.py").read_text(encoding="utf-8"), version)
 
-# Lower bounds are the versions whose behaviour the code relies on; upper bounds stop before the next major version.
+# Lower bounds are the lowest versions that resolve together and that the quick tests pass with (`.ci/lowest`); a reason that
+# is known is said. Upper bounds stop before the next major version.
 INSTALL = [
     "torch>=2.10,<3",
     "transformers>=5.23,<6",  # Trainer.get_batch_samples, loss_is_scaled_for_ga, dict-valued tied weights
@@ -23,16 +27,16 @@ INSTALL = [
     "rank_bm25>=0.2.2,<0.3",
     "rake-nltk>=1.0.6,<2",
     "scikit-learn>=1.5,<2",
-    "scipy>=1.11,<2",
-    "numpy>=1.26,<3",
+    "scipy>=1.13,<2",
+    "numpy>=2,<3",
     "pyyaml>=6,<7",
     "jinja2>=3,<4",  # model cards
-    "tqdm>=4.66,<5",
+    "tqdm>=4.66.3,<5",
     "zstandard>=0.22,<1",  # .zst corpora
-    "pyarrow>=16",  # the tokeniser reads its buffers; `datasets` needs it too
+    "pyarrow>=24",  # the tokeniser reads its buffers; `datasets` needs it too
     "xxhash>=3.4,<5",  # checksums of indexes; `datasets` needs it too
 ]
-STEM = ["PyStemmer>=2.2,<4"]
+STEM = ["PyStemmer>=2.2.0.2,<4"]  # 2.2.0 cannot be built
 DEDUP = ["datasketch>=1.6,<3"]
 SHARDED = ["datatrove>=0.10.1,<0.11"]  # executors are subclassed, and its minor versions change them
 RAY = [*SHARDED, "ray>=2.40,<3"]
@@ -48,7 +52,7 @@ DOCS = ["sphinx>=9,<10", "furo>=2025.12", "myst-parser>=5,<6", "sphinx-copybutto
 TEST = [
     *(*STEM, *DEDUP, *RAY, *ELASTIC, *ENERGY, *SENTENCEPIECE, *OPTIM, *CRF, *SEARCH, *EXCEL, *ANALYSIS),
     *("pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "pytest-rerunfailures>=15"),
-    *("hypothesis>=6.100", "psutil>=5.9", "tensorboard>=2.17"),
+    *("hypothesis>=6.100", "psutil>=6", "tensorboard>=2.17"),
 ]
 EXTRAS = {
     "stem": STEM,
@@ -69,17 +73,10 @@ EXTRAS = {
 }
 
 setup(
-    name="hf-tlm",
     version=version["__version__"],
-    description="Task-driven training of text models from scratch, on the Hugging Face Trainer",
-    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
-    long_description_content_type="text/markdown",
-    license="Apache-2.0",
-    python_requires=">=3.11",
     # The recipes are the commands of `hf-tlm`, wherever it is installed.
     packages=[*find_packages(include=["hf_tlm", "hf_tlm.*"]), "hf_tlm.recipes"],
     package_dir={"hf_tlm.recipes": "recipes"},
-    entry_points={"console_scripts": ["hf-tlm = hf_tlm.cli:main"]},
     package_data={
         "hf_tlm.recipes": ["configs/*/*"],
         "hf_tlm": ["py.typed"],
@@ -88,9 +85,4 @@ setup(
     },
     install_requires=INSTALL,
     extras_require=EXTRAS,
-    classifiers=[
-        "Programming Language :: Python :: 3",
-        "Operating System :: POSIX",
-        "Topic :: Scientific/Engineering :: Artificial Intelligence",
-    ],
 )

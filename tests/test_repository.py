@@ -2,6 +2,7 @@
 
 import re
 import runpy
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,12 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+import hf_tlm.cli
 from hf_tlm.version import __version__
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("hf_tlm", "recipes", "examples", "benchmarks", "docs", "tests", ".ci")
-SUFFIXES = {"", ".py", ".md", ".yaml", ".json", ".toml", ".txt", ".cff", ".ipynb"}
+FOLDERS = ("hf_tlm", "recipes", "examples", "benchmarks", "docs", "tests", ".ci", ".github")
+SUFFIXES = {"", ".py", ".md", ".yaml", ".json", ".toml", ".txt", ".cff", ".ipynb", ".yml"}
 FILES = [
     path
     for path in sorted({*ROOT.iterdir(), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*"))})
@@ -79,6 +81,12 @@ def test_no_two_test_files_have_one_name():
 
 
 @pytest.fixture(scope="module")
+def project():
+    """The table of pyproject.toml that tools read."""
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+@pytest.fixture(scope="module")
 def metadata():
     """The arguments setup.py hands to setuptools."""
     captured = {}
@@ -107,10 +115,39 @@ def test_every_dependency_has_a_constraint_within_its_bounds(metadata):
         assert pinned[canonicalize_name(requirement.name)] in requirement.specifier, str(requirement)
 
 
-def test_one_version_everywhere(metadata):
+def test_one_version_everywhere(metadata, project):
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert metadata["version"] == citation["version"] == __version__
-    assert metadata["license"] == citation["license"] == "Apache-2.0"
+    assert project["license"] == citation["license"] == "Apache-2.0"
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert re.search(r"^## (\S+)", changes, flags=re.MULTILINE)[1] == __version__
+
+
+def test_what_is_said_of_the_package_is_said_once(metadata, project):
+    """setup.py has what pyproject.toml calls dynamic, and nothing else that a tool could read there."""
+    names = {"version": "version", "dependencies": "install_requires", "optional-dependencies": "extras_require"}
+    assert project["dynamic"] == list(names) and not set(names) & set(project)
+    assert set(metadata) == {*names.values(), "packages", "package_dir", "package_data"}
+    assert project["scripts"] == {"hf-tlm": "hf_tlm.cli:main"} and callable(hf_tlm.cli.main)
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
+    python = tools["mypy"]["python_version"]
+    assert project["requires-python"] == f">={python}" and tools["ruff"]["target-version"] == f"py{python.replace('.', '')}"
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / ".github").rglob("*.yml")), ids=lambda path: path.name)
+def test_what_github_runs_is_there(file):
+    """Workflows may only read, and call scripts and files of this repository; forms of issues have their fields."""
+    content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    if file.parent.name == "workflows":
+        assert content["permissions"] == {"contents": "read"}
+        assert all("timeout-minutes" in job for job in content["jobs"].values())
+        steps = [step for job in content["jobs"].values() for step in job["steps"]]
+        commands = "\n".join(step["run"] for step in steps if "run" in step)
+        places = re.findall(r"(?:^|\s)((?:\.ci|docs)/\w+(?:\.py)?)(?=\s|$)", commands, flags=re.MULTILINE)
+        assert places and all((ROOT / place).is_file() for place in places)
+        assert all(re.fullmatch(r"actions/[\w-]+@v\d+", step["uses"]) for step in steps if "uses" in step)
+    elif file.name != "config.yml":
+        assert {"name", "description", "body"} <= set(content)
 
 
 def test_package_data_is_there(metadata):

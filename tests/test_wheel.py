@@ -5,16 +5,24 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
 
 from hf_tlm.commands import COMMANDS
+from hf_tlm.version import __version__
 from support.launching import TINY
 from support.toys import write_files
 
 ROOT = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.slow
+
+
+def metadata(name, folder):
+    """What an installed package says of itself."""
+    (found,) = distributions(name=name, path=[str(folder)])
+    return found.metadata
 
 
 def run(command, folder, environment, status=0):
@@ -40,6 +48,10 @@ def installed(tmp_path_factory):
     (wheel,) = base.glob("hf_tlm-*.whl")
     run([*pip, "install", *quiet, "--target", target, wheel], base, environment)
     shutil.rmtree(source)
+    said = metadata("hf-tlm", target)
+    assert said["Requires-Python"] == ">=3.11" and said["License-Expression"] == "Apache-2.0"
+    assert said["Version"] == __version__ and "stem" in said.get_all("Provides-Extra")
+    assert any(each.startswith("torch") for each in said.get_all("Requires-Dist"))
     environment |= {"PYTHONPATH": str(target), "OMP_NUM_THREADS": "1"}
     return target / "bin" / "hf-tlm", empty, environment
 
