@@ -45,6 +45,7 @@ napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 autodoc_inherit_docstrings = False
+default_role = "py:obj"  # What stands between backticks in docstrings: a link where it is documented, else code.
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
@@ -86,11 +87,13 @@ def shorten_signature(app, what, name, obj, options, signature, return_annotatio
     return ("(...)" if signature and len(signature) > LONGEST_SIGNATURE else signature), return_annotation
 
 
-def name_attributes(app, what, name, obj, options, lines: list[str]) -> None:
-    """Make the list of fields in a class's docstring a section "Attributes"; called by Sphinx before napoleon.
+def prepare_docstring(app, what, name, obj, options, lines: list[str]) -> None:
+    """Make what napoleon reads of a docstring; called by Sphinx before it, for every name.
 
-    The lists are paragraphs of `field: what it is`, one a field, as Python's `help` shows them.
+    A class's list of fields, a paragraph with lines of `field: what it is`, becomes a section "Attributes".
     """
+    if what == "property":  # napoleon takes what stands before a colon for its type.
+        lines[:1] = [lines[0].replace(": ", " -- ")]
     fields = {field for cls in getattr(obj, "__mro__", ()) for field in vars(cls).get("__annotations__", ())}
     for place in range(1, len(lines) if what == "class" else 0):
         start = re.match(r"(\w+)[\w, ]*: ", lines[place].strip())
@@ -117,4 +120,4 @@ def setup(app) -> None:
     app.add_html_math_renderer("mathml", inline_renderers=(write_math, None), block_renderers=(write_math, None))
     app.connect("source-read", read_page)
     app.connect("autodoc-process-signature", shorten_signature)
-    app.connect("autodoc-process-docstring", name_attributes, priority=400)
+    app.connect("autodoc-process-docstring", prepare_docstring, priority=400)

@@ -17,7 +17,7 @@ import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from unittest.mock import patch
 
@@ -230,13 +230,25 @@ def first_line(value: object) -> str:
     return "" if text.startswith(f"{getattr(value, '__name__', '')}(") else text  # What dataclasses write themselves.
 
 
+def shown(value: object) -> str:
+    """What a constant is: names, numbers, or of a mapping its keys; nothing of what is longer than a line."""
+    if isinstance(value, Mapping):
+        value = list(value)
+    parts = value if isinstance(value, (list, tuple)) else [value]
+    if not all(isinstance(part, (str, int, float)) for part in parts):
+        return ""
+    text = ", ".join(code(part) for part in parts)
+    return text if len(text) < 400 else ""
+
+
 def api_page(package: str) -> str:
     """The page of a package: a line for each name. Sphinx adds the docstrings, see `autodoc`."""
     lines = []
     for name, value in exported(package).items():
-        kind = "class" if inspect.isclass(value) else "function"
-        documented = is_documented(value)
-        lines.append([code(name), kind if documented else "constant", plain(first_line(value)) if documented else ""])
+        if is_documented(value):
+            lines.append([code(name), "class" if inspect.isclass(value) else "function", plain(first_line(value))])
+        else:
+            lines.append([code(name), "constant", shown(value)])
     head = f"# hf_tlm.{package}\n\n{PACKAGES[package]}.\n\n"
     return GENERATED_NOTE.format("what the package exports") + head + table(["name", "", "what"], lines)
 
