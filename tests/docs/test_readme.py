@@ -1,10 +1,12 @@
 """README: short, with the two commands first, and Python that runs as it stands there."""
 
+import re
 import subprocess
 
 import pytest
 from datasets import Dataset
 
+from hf_tlm.commands import COMMANDS
 from support.documentation import ROOT, blocks, run_page, shell_commands
 from support.toys import sentences
 
@@ -29,6 +31,11 @@ def test_the_first_shell_blocks_install_and_test():
 def test_there_are_commands_for_ones_own_data():
     third = [block.text for block in blocks(TEXT) if block.language == "bash"][2]
     assert [words[:2] for words in shell_commands(third)] == [["hf-tlm", name] for name in ("baseline", "retrieve", "train")]
+
+
+def test_every_command_is_in_the_table():
+    named = re.findall(r"\| \[`hf-tlm ([\w-]+)`\]", TEXT)
+    assert sorted(named) == sorted(COMMANDS)
 
 
 @pytest.mark.slow
