@@ -98,7 +98,7 @@ def term_weights(settings: Bm25Settings, statistics: Statistics) -> tuple[np.nda
 
     Terms of no passage have weight and constant 0.
     """
-    variant, k1, delta = settings.variant, settings.k1, settings.used_delta
+    variant, k1, delta = settings.variant, settings.k1, settings.used_delta or 0.0
     n, df = statistics.num_passages, np.maximum(statistics.document_frequencies, 1).astype(np.float64)
     constants = np.zeros(len(df))
     if variant == "lucene":
@@ -108,6 +108,7 @@ def term_weights(settings: Bm25Settings, statistics: Statistics) -> tuple[np.nda
     elif variant == "atire":
         weights = np.log(n / df) * (k1 + 1)
     elif variant == "okapi":
+        assert statistics.average_idf is not None  # whoever counts for okapi gives it
         idf = okapi_idf(df, n)
         weights = np.where(idf < 0, OKAPI_EPSILON * statistics.average_idf, idf) * (k1 + 1)
     elif variant == "bm25+":
@@ -122,7 +123,9 @@ def term_weights(settings: Bm25Settings, statistics: Statistics) -> tuple[np.nda
 
 def length_norms(settings: Bm25Settings, lengths: np.ndarray, statistics: Statistics) -> np.ndarray:
     """float64: k1 * B of passages of some lengths in tokens, B = 1 - b + b * length / mean; for BM25L (k1 + delta) * B."""
-    k1 = settings.k1 + (settings.used_delta if settings.variant == "bm25l" else 0)
+    k1 = settings.k1
+    if settings.variant == "bm25l":
+        k1 += settings.used_delta or 0.0
     mean = max(statistics.num_tokens, 1) / statistics.num_passages
     return k1 * (1 - settings.b + settings.b * lengths / mean)
 

@@ -130,9 +130,9 @@ class Decontaminator:
             sure[sure] = self._keys[places[sure]] == found[sure]
             hits.append(found[sure])
             hit_of.append(of[sure])
-        hits, hit_of = np.concatenate(hits), np.concatenate(hit_of)
-        order = np.argsort(hit_of, kind="stable")
-        return hits[order], hit_of[order]
+        all_hits, all_of = np.concatenate(hits), np.concatenate(hit_of)
+        order = np.argsort(all_of, kind="stable")
+        return all_hits[order], all_of[order]
 
     def _worst(self, text: str, hits: np.ndarray, num_own: int) -> Leak | None:
         """The leak of the highest share, confirmed on the words. hits: distinct; num_own: distinct n-grams of `text`."""

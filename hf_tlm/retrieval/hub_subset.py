@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from hf_tlm.errors import HubError
 from hf_tlm.hub import Push, Repo, fetch, publish_subset, push
@@ -29,7 +29,15 @@ DATA_FOLDER = Path(DATA_FILE).parent.name
 ROUNDS = 20  # times that a card is brought up to date with what others push meanwhile
 
 
-def parse_name(name: str) -> dict[str, str | None]:
+class SubsetName(TypedDict):
+    """The arguments of `Subset.from_hub`."""
+
+    repo_id: str
+    revision: str | None
+    config: str | None
+
+
+def parse_name(name: str) -> SubsetName:
     """The arguments of `Subset.from_hub` that `owner/name[:config][@revision]` stands for.
 
     Raises:
@@ -52,14 +60,16 @@ def download(repo_id: str, revision: str | None, config: str | None) -> tuple[Pa
     """
     repo = _repo(repo_id, revision)
     _check_config(config)
-    released = None if config is None else RELEASED_FILE.format(config)
-    wanted = [MANIFEST_FILE, f"{DATA_FOLDER}/*"] if config is None else [f"{config}/*", released]
+    if config is None:
+        wanted = [MANIFEST_FILE, f"{DATA_FOLDER}/*"]
+    else:
+        wanted = [f"{config}/*", RELEASED_FILE.format(config)]
     snapshot = fetch(repo, allow_patterns=wanted)
     folder = snapshot if config is None else snapshot / config
     if (folder / MANIFEST_FILE).is_file():
         return folder, snapshot.name
-    if config is not None and (snapshot / released).is_file():
-        return read_released(snapshot / released, repo_id, snapshot.name), snapshot.name
+    if config is not None and (released := snapshot / RELEASED_FILE.format(config)).is_file():
+        return read_released(released, repo_id, snapshot.name), snapshot.name
     files, end = repo_files(repo), RELEASED_FILE.format("")
     names = sorted(config_names(files) + [file.removesuffix(end) for file in files if file.endswith(end)])
     raise RetrievalError(
@@ -97,7 +107,7 @@ def _push_config(subset: SubsetLike, folder: Path, repo: Repo, config: str, repo
     there = repo_files(repo, token)
     if MANIFEST_FILE in there:
         raise RetrievalError(f"{repo} has a subset without a name. Choose another repository, or leave the name out.")
-    done = None
+    done: Push | None = None
     for _ in range(ROUNDS):
         cards = {config: own} | config_cards(repo, [name for name in config_names(there) if name != config], token)
         atomic_write(whole, configs_card({name: cards[name] for name in sorted(cards)}, repo.id))
@@ -109,6 +119,7 @@ def _push_config(subset: SubsetLike, folder: Path, repo: Repo, config: str, repo
         there = repo_files(repo, token)
         if set(config_names(there)) <= set(cards):
             break
+    assert done is not None  # after the first of the rounds
     if tag is not None:
         push(folder, repo.id, files={**files, CARD_FILE: whole}, tag=tag, **options)
     return done

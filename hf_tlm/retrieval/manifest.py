@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 import json
 import os
+from dataclasses import Field
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.retrieval.names import RETRIEVERS, VARIANTS
@@ -161,6 +162,7 @@ def check_manifest(path: Path) -> dict[str, Any]:
 class SubsetLike(Protocol):
     """A `Subset`, for the modules that it is made of, which cannot import it."""
 
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
     dataset: Dataset
     manifest: dict[str, Any]
 

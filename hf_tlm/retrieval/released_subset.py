@@ -96,11 +96,12 @@ def _scan(path: Path) -> dict[str, Any]:
 def _rows(path: str, source: str, shift: int | None, digest: str) -> Iterator[dict[str, Any]]:
     for number, row in enumerate(_read(Path(path))):
         if row["text"].strip():
+            rank = None if shift is None else _integer(row["rank"])
             yield {
                 "id": f"{Path(path).name}:{number}",
                 "text": row["text"],
                 "source": source,
-                "rank": number + 1 if shift is None else _integer(row["rank"]) + shift,
+                "rank": number + 1 if shift is None or rank is None else rank + shift,
                 "score": None,
                 "n_queries": None,
                 "best_query": None,

@@ -231,12 +231,11 @@ def _examples(subset: SubsetLike, task: Task | None, number: int) -> str:
     shown = []
     examples = dataclasses.replace(subset, dataset=rows).examples(task, len(rows))
     for row, (query, passage, score) in zip(rows, examples, strict=True):
-        query, (passage,) = mark_shared(query, [passage], terms_of)
-        query, passage = spans_to_markdown(query), spans_to_markdown(passage)
+        query_spans, (passage_spans,) = mark_shared(query, [passage], terms_of)
         queries = f"{row['n_queries']:,} {'query' if row['n_queries'] == 1 else 'queries'}"
         found = f"rank {row['rank']:,}, score {score:,.1f}, hit by {queries}"
-        asked = f"> **Query** {for_markdown(row['best_query'])}: {query}"
-        shown.append(f"{asked}\n>\n> **Passage**, {found}: {passage}\n>\n> {_origin(row)}")
+        asked = f"> **Query** {for_markdown(row['best_query'])}: {spans_to_markdown(query_spans)}"
+        shown.append(f"{asked}\n>\n> **Passage**, {found}: {spans_to_markdown(passage_spans)}\n>\n> {_origin(row)}")
     intro = "Words that both have are bold, stop words aside. The examples are spread over the ranks, and over the queries."
     return "\n\n".join(["## Examples", intro, *_numbered(shown)])
 

@@ -117,7 +117,9 @@ def retrieve(
     folder = Path(cache_dir or Path(config.HF_DATASETS_CACHE) / "hf_tlm")
     guard = Decontaminator(held_out_texts(task)) if decontaminate else None
 
+    method: dict[str, Any]
     if retriever == "random":
+        assert corpus is not None and num_passages is not None  # Checked above.
         found, leaked, repeated = _random(corpus.to_dataset(str(folder)), num_passages, seed, guard, deduplicate)
         found.counts["bad_files"] = list(corpus.bad_files)
         method = {"seed": seed, "num_passages": num_passages}
@@ -127,12 +129,14 @@ def retrieve(
         search = RetrievalRequest(
             task.name, query_ids, queries, top_k, settings, max_query_terms, folder, index_dir, num_threads, query_batch_size
         )
-        if retriever == "sharded":
-            found = search_shards(search, corpus, sharding or Sharding())
-        elif retriever == "elasticsearch":
+        if elastic is not None:
             found = search_elastic(search, corpus, elastic)
         else:
-            found = search_corpus(retriever, search, corpus)
+            assert corpus is not None  # Checked above.
+            if retriever == "sharded":
+                found = search_shards(search, corpus, sharding or Sharding())
+            else:
+                found = search_corpus(retriever, search, corpus)
         # An index of other making has an analyzer of its own.
         foreign = retriever == "elasticsearch" and found.counts["fingerprint"] is None
         analyzer = str.split if foreign else settings.analyzer
@@ -218,7 +222,9 @@ def _random(
         raise RetrievalError(f"Cannot draw {num_passages} distinct passages: the corpus has {len(passages)}.")
     rng = np.random.default_rng(seed)
     drawn = rng.choice(len(passages), size=num_passages, replace=False)
-    rows, leaked, repeated = np.empty(0, np.int64), [], []
+    rows = np.empty(0, np.int64)
+    leaked: list[str] = []
+    repeated: list[str] = []
     left = np.ones(len(passages), bool)
     while True:
         left[drawn] = False
@@ -241,7 +247,7 @@ def _random(
         "n_queries": np.zeros(num_passages, np.int32),
         "best_query": np.array([None] * num_passages),
     }
-    counts = {"queries": 0, "empty_queries": 0, "queries_without_hits": 0}
+    counts: dict[str, Any] = {"queries": 0, "empty_queries": 0, "queries_without_hits": 0}
     counts |= {"passages": len(passages), "sources": count_sources(passages)}
     found = RetrievalResult(passages.select(rows), columns, counts)
     return found, sorted(leaked), None if deduplicate is None else repeated
@@ -273,6 +279,7 @@ def _check_arguments(retriever, query_mode, settings, max_query_terms, num_passa
 def _corpus(corpus: Corpus | None, elastic: ElasticSettings | None, counts: dict[str, Any]) -> dict[str, Any]:
     made_from = counts.pop("fingerprint", None)
     if corpus is None:
+        assert elastic is not None  # Nothing else does without a corpus.
         return {"name": elastic.index, "fingerprint": made_from, "size": counts["passages"]}
     return {"name": corpus.name, "fingerprint": corpus.fingerprint, "size": counts["passages"]}
 

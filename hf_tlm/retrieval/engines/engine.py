@@ -293,9 +293,8 @@ def _extend(
             return
         new = [part for part in parts if part not in index.parts]
         rows = _concatenated([parts[part] for part in new], search.folder)
-        about = {"fingerprint": fingerprint, "corpus_name": corpus_name, "parts": new}
         with contextlib.suppress(ChangedIndexError):
-            index.extend(rows, **about, num_threads=search.num_threads)
+            index.extend(rows, fingerprint=fingerprint, corpus_name=corpus_name, parts=new, num_threads=search.num_threads)
 
 
 def _concatenated(parts: Sequence[Part], folder: Path) -> Dataset:

@@ -94,20 +94,21 @@ def _search_bm25s(
         known = [query for query in batch if query]
         if known and top_k < len(corpus):
             # One more than K shows whether the cut falls inside a tie, where bm25s keeps arbitrary documents.
+            threads = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]  # Numba sets its options as it is imported.
             with _torch_threads_kept():
-                found = engine.retrieve(known, k=top_k + 1, show_progress=False, n_threads=numba.config.NUMBA_NUM_THREADS)
-            rows = zip(found.documents, found.scores.astype(np.float32), strict=True)
+                found = engine.retrieve(known, k=top_k + 1, show_progress=False, n_threads=threads)
+            rows: Iterator[Hits | None] = zip(found.documents, found.scores.astype(np.float32), strict=True)
         else:
-            rows = ((None, None) for _ in known)
+            rows = (None for _ in known)
         for query in batch:
             if not query:
                 yield NO_HITS
                 continue
-            documents, scores = next(rows)
-            if documents is not None and scores[top_k - 1] > scores[top_k]:
+            row = next(rows)
+            if row is not None and row[1][top_k - 1] > row[1][top_k]:
                 # Every variant here adds something above or equal to 0 for a shared token and the same constant for
                 # all others: what beats the (K+1)-th shares a token.
-                documents, scores = documents[:top_k], scores[:top_k]
+                documents, scores = row[0][:top_k], row[1][:top_k]
             else:
                 shares = np.zeros(len(corpus), bool)
                 for token in set(query):

@@ -20,14 +20,20 @@ from hf_tlm.retrieval.engines.bm25.tiles import MANY, Tile
 from hf_tlm.retrieval.engines.bm25.vocabulary import Vocabulary
 
 # dtype and number of dimensions
-_KINDS = {
-    **{"table": (np.int64, 2), "sampled": (np.int64, 1), "lengths": (np.int32, 1), "frequencies": (np.int64, 1)},
-    **{"order": (np.int32, 1), "by_place": (np.int32, 1)},
-    **{"arena": (np.uint8, 1), "starts": (np.int64, 1), "slots": (np.int64, 2)},
+_KINDS: dict[str, tuple[type[np.integer], int]] = {
+    "table": (np.int64, 2),
+    "sampled": (np.int64, 1),
+    "lengths": (np.int32, 1),
+    "frequencies": (np.int64, 1),
+    "order": (np.int32, 1),
+    "by_place": (np.int32, 1),
+    "arena": (np.uint8, 1),
+    "starts": (np.int64, 1),
+    "slots": (np.int64, 2),
 }
 # Elements that are looked at together.
 _BLOCK = 1 << 22
-_FIELDS = {
+_FIELDS: dict[tuple[str, ...], type | tuple[type, ...]] = {
     **{("corpus", name): str for name in ("name", "fingerprint")},
     **{("corpus", "parts"): list, ("analyzer", "stopwords"): (str, type(None)), ("analyzer", "stemmer"): (str, type(None))},
     **{(name,): int for name in ("passages", "tokens", "terms", "postings")},
@@ -49,7 +55,7 @@ def check_meta(directory: Path, meta: Mapping[str, Any], files: tuple[str, ...])
         for name in path:
             value = value.get(name) if isinstance(value, dict) else None
         missing = value is None and kind != (str, type(None))
-        if missing or not isinstance(value, kind) or isinstance(value, bool) or (kind is int and value < 0):
+        if missing or not isinstance(value, kind) or isinstance(value, bool) or (isinstance(value, int) and value < 0):
             raise unsound(directory, f"its description has {value!r:.60} as {'.'.join(path)}")
     if set(meta["analyzer"]) != {"stopwords", "stemmer"} or not all(
         isinstance(part, str) for part in meta["corpus"]["parts"]
@@ -208,7 +214,7 @@ def _count(starts, docs, counts, many, counted):
     return next_many == len(many)
 
 
-def _need(is_so: bool, name: str, expected: str) -> None:
+def _need(is_so: bool | np.bool_, name: str, expected: str) -> None:
     if not is_so:
         raise Unsound(f"{name} must be {expected}")
 

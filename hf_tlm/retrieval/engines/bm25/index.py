@@ -74,7 +74,7 @@ class Index:
         self.analyzer = Analyzer(**meta["analyzer"])
         self.num_tokens = meta["tokens"]
         # Private maps, though nothing writes to them: numba would compile every kernel once more for read-only arrays.
-        arrays = {name: open_memmap(directory / f"{name}.npy", mode="c") for name in ARRAYS}
+        arrays: dict[str, np.ndarray] = {name: open_memmap(directory / f"{name}.npy", mode="c") for name in ARRAYS}
         self.table, self.sampled, self.lengths = arrays["table"], arrays["sampled"], arrays["lengths"]
         self.frequencies = arrays["frequencies"]
         self.order, self.by_place = arrays["order"], arrays["by_place"]

@@ -49,19 +49,20 @@ class Tile:
     @classmethod
     def from_buffer(cls, buffer, offset: int, shape: tuple[int, int, int, int]) -> Tile:
         """A view of what `to_bytes` wrote at `offset` of a buffer."""
-        num_docs, terms, postings, many = map(int, shape)
+        num_docs, num_terms, postings, num_many = map(int, shape)
         arrays = []
         for dtype, count in (
-            (np.int32, terms),
-            (np.int32, terms + 1),
+            (np.int32, num_terms),
+            (np.int32, num_terms + 1),
             (np.uint16, postings),
             (np.uint8, postings),
-            (np.int64, 2 * many),
+            (np.int64, 2 * num_many),
         ):
             arrays.append(np.frombuffer(buffer, dtype, count, offset))
             size = arrays[-1].nbytes
             offset += size + -size % _ALIGN
-        return cls(num_docs, *arrays[:4], arrays[4].reshape(-1, 2))
+        terms, starts, docs, counts, many = arrays
+        return cls(num_docs, terms, starts, docs, counts, many.reshape(-1, 2))
 
 
 @njit(nogil=True, cache=True)
@@ -139,7 +140,7 @@ def sampling_order(documents: np.ndarray) -> np.ndarray:
 class Sample:
     """The first SAMPLE passages in `sampling_order` of all that were added, with their tokens; memory stays bounded."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._documents: list[np.ndarray] = []
         self._ids: list[np.ndarray] = []
         self._lengths: list[np.ndarray] = []

@@ -134,7 +134,8 @@ def tokenize_words(texts: pa.Array | pa.ChunkedArray, words: Vocabulary) -> tupl
     data, offsets = _buffers(texts)
     needs_context = np.zeros(len(texts), bool)
     for letter in CONTEXT_LETTERS:
-        _texts_with(data, offsets, *letter.encode(), needs_context)
+        first, second = letter.encode()
+        _texts_with(data, offsets, first, second, needs_context)
     if needs_context.any():
         mask = pa.array(needs_context)
         lowered = pa.array([text.lower() for text in texts.filter(mask).to_pylist()], texts.type)

@@ -131,8 +131,8 @@ class Vocabulary:
         return self.arena[starts[0] : starts[-1]], starts - starts[0]
 
     def words(self, first: int = 0, last: int | None = None) -> list[str]:
-        data, offsets = self.encoded(first, last)
-        data, offsets = data.tobytes(), offsets.tolist()
+        arena, starts = self.encoded(first, last)
+        data, offsets = arena.tobytes(), starts.tolist()
         return [data[start:end].decode() for start, end in zip(offsets, offsets[1:], strict=False)]
 
     def add(self, data: np.ndarray, offsets: np.ndarray) -> np.ndarray:

@@ -125,6 +125,7 @@ def with_retries(
     from elasticsearch import ApiError, ConnectionTimeout, SSLError, TransportError
     from elasticsearch import ConnectionError as Dropped
 
+    reason: Exception
     for attempt in range(settings.max_retries + 1):
         if attempt:
             time.sleep(min(MAX_BACKOFF, BACKOFF * 2 ** (attempt - 1)))

@@ -70,8 +70,7 @@ def index_corpus(
         exists = with_retries(lambda: client.indices.exists(index=settings.index), settings, drops=False)
         if not exists:
             _create(client, settings, bm25, stamp)
-        found = read_layout(client, settings).stamp
-        _check_same(found, stamp, settings)
+        found = _same(read_layout(client, settings).stamp, stamp, settings)
         if not found["complete"]:
             bar = tqdm(total=len(dataset), desc="Indexing the corpus", unit=" passages", disable=None if progress else True)
             with bar:
@@ -132,8 +131,8 @@ def _create(client: Elasticsearch, settings: ElasticSettings, bm25: Bm25Settings
     with_retries(create, settings, drops=False)
 
 
-def _check_same(found: dict[str, Any] | None, stamp: dict[str, Any], settings: ElasticSettings) -> None:
-    """Raise RetrievalError unless the index is one of ours with the same corpus and settings."""
+def _same(found: dict[str, Any] | None, stamp: dict[str, Any], settings: ElasticSettings) -> dict[str, Any]:
+    """What was found, or RetrievalError unless the index is one of ours with the same corpus and settings."""
     advice = "Choose another index name, or delete that index."
     if found is None:
         raise RetrievalError(
@@ -152,6 +151,7 @@ def _check_same(found: dict[str, Any] | None, stamp: dict[str, Any], settings: E
         f"{name} {theirs.get(name)!r} instead of {ours[name]!r}" for name in ours if theirs.get(name) != ours[name]
     ]:
         raise RetrievalError(f"The index {settings.index!r} was made with other settings: {', '.join(other)}. {advice}")
+    return found
 
 
 def _bulk(client: Elasticsearch, rows: dict[str, list], fields: dict[str, str], settings: ElasticSettings) -> None:

@@ -105,7 +105,7 @@ def _search_batch(
         body["sort"] = [{"_score": "desc"}, {layout.id_field: "asc"}]
     found: dict[int, tuple[list[str], np.ndarray]] = {}
 
-    def ask():
+    def ask() -> None:
         pending = [place for place in range(len(texts)) if place not in found]
         searches: list[dict[str, Any]] = []
         for place in pending:
@@ -285,4 +285,4 @@ def retrieve_elastic(
         stamp = read_layout(client, settings).stamp
         passages = with_retries(lambda: client.count(index=settings.index), settings)["count"]
     counts = {"queries": len(queries), "passages": passages}
-    return ElasticHits(list(positions), union, counts, without_hits, stamp and stamp["fingerprint"])
+    return ElasticHits(list(positions), union, counts, without_hits, stamp["fingerprint"] if stamp else None)

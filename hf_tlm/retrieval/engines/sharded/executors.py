@@ -12,6 +12,7 @@ import importlib.util
 import inspect
 import io
 import json
+import logging
 import multiprocessing
 import multiprocessing.forkserver
 import os
@@ -46,9 +47,10 @@ RAY_RETRIES = 3  # of a task whose node or process is lost
 SLURM_POLL = 10.0  # seconds
 
 
-class _Quiet:
+class _Quiet(PipelineExecutor):
     """Tasks write to their log only, and leave their error as `errors/<rank>.json`."""
 
+    pipeline: list[PipelineStep]
     _run = PipelineExecutor._run_for_rank
 
     def _run_for_rank(self, rank: int, local_rank: int = 0, node_rank: int = -1):
@@ -134,7 +136,9 @@ def _run_in_process(executor: LocalExecutor, rank: int) -> None:
 
 
 def _exit_with_parent() -> None:
-    multiprocessing.parent_process().join()
+    parent = multiprocessing.parent_process()
+    assert parent is not None  # only in the main process of a run
+    parent.join()
     os._exit(1)
 
 
@@ -166,7 +170,8 @@ class RayExecutor(_Quiet, RayPipelineExecutor):
                 f"No node of the Ray cluster has what a task asks for: {self.cpus_per_task} CPUs and "
                 f"{self.mem_per_cpu_gb} GB of memory each. Lower cpus_per_task or mem_per_cpu_gb."
             )
-        ranks, running = self.get_incomplete_ranks(), []
+        ranks = self.get_incomplete_ranks()
+        running: list[ray.ObjectRef] = []
         options = {
             "num_cpus": self.cpus_per_task,
             "num_gpus": self.gpus_per_task,
@@ -224,7 +229,7 @@ class JobsExecutor(_Quiet, JobsPipelineExecutor):
     _run = JobsPipelineExecutor._run_for_rank
 
 
-EXECUTORS: dict[str, type[PipelineExecutor]] = {
+EXECUTORS: dict[str, type[_Quiet]] = {
     "local": LocalExecutor,
     "ray": RayExecutor,
     "slurm": SlurmExecutor,
@@ -234,7 +239,7 @@ EXECUTORS: dict[str, type[PipelineExecutor]] = {
 
 def make_executor(
     name: str, pipeline: list[PipelineStep], tasks: int, logging_dir: str, options: dict[str, Any] | None = None
-) -> PipelineExecutor:
+) -> _Quiet:
     """An executor of datatrove for some tasks of a pipeline.
 
     Args:
@@ -314,7 +319,7 @@ def cluster(name: str, options: dict[str, Any], preload: list[str]) -> Iterator[
     try:
         if port.isdecimal():  # Ray itself would try for many minutes.
             socket.create_connection((host, int(port)), timeout=10).close()
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except OSError as error:
         raise RetrievalError(f"Cannot reach the Ray cluster at {address}: {error}.") from error
     try:

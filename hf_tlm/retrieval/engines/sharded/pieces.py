@@ -35,7 +35,7 @@ class Piece:
 
     @property
     def size(self) -> float:
-        return self.part.size / self.of
+        return _bytes_of(self.part) / self.of
 
     def passages(self) -> Iterator[pa.RecordBatch]:
         """As `Part.passages`; then `skipped` has the part's number, counted in one piece only."""
@@ -45,15 +45,21 @@ class Piece:
         self.skipped = documents.skipped if self.number == 0 else 0
 
 
+def _bytes_of(part: Part) -> int:
+    """The size of a part that is a file."""
+    assert part.size is not None
+    return part.size
+
+
 def plan(parts: Iterable[Part], num_shards: int) -> list[list[Piece]]:
-    """Distribute the parts of a corpus over shards of about equal size.
+    """Distribute the parts of a corpus over shards of about equal size; the parts are files.
 
     The largest pieces go first, always to the shard that has least. A file that is larger than what a shard should have is
     cut.
     """
     parts = list(parts)
-    fair = max(1, sum(part.size for part in parts) / num_shards)
-    cuts = [(part, min(num_shards, max(1, round(part.size / fair)))) for part in parts]
+    fair = max(1, sum(map(_bytes_of, parts)) / num_shards)
+    cuts = [(part, min(num_shards, max(1, round(_bytes_of(part) / fair)))) for part in parts]
     pieces = [Piece(part, number, of) for part, of in cuts for number in range(of)]
     shards: list[list[Piece]] = [[] for _ in range(num_shards)]
     sizes = [0.0] * num_shards
@@ -70,12 +76,13 @@ def write_shard(folder: Path, pieces: Iterable[Piece], skip_bad_files: bool) -> 
     Raises:
         CorpusError: a file cannot be read, unless it is to be skipped; then nothing of it is written.
     """
-    sources, skipped, bad_files = Counter(), 0, {}
+    sources: Counter[str] = Counter()
+    skipped, bad_files = 0, {}
     with open(folder / PASSAGES_FILE, "wb") as file, pa.ipc.new_stream(file, FEATURES.arrow_schema) as writer:
         # The schema goes with the first batch, and has to stay if the first file does not.
         writer.write_batch(pa.RecordBatch.from_pylist([], schema=FEATURES.arrow_schema))
         for piece in pieces:
-            start, own = file.tell(), Counter()
+            start, own = file.tell(), Counter[str]()
             try:
                 for batch in piece.passages():
                     writer.write_batch(batch)

@@ -20,8 +20,9 @@ from hf_tlm.retrieval.engines.sharded.merging import hash_ids
 def _warm() -> None:
     passages = Dataset.from_dict({"id": ["0", "1"], "text": ["two words", "more words"]})
     with tempfile.TemporaryDirectory() as folder:
-        options = {"corpus_name": "warm", "fingerprint": "warm", "num_threads": 1, "progress": False}
-        index = Index.build(Path(folder) / "index", passages, **options)
+        index = Index.build(
+            Path(folder) / "index", passages, corpus_name="warm", fingerprint="warm", num_threads=1, progress=False
+        )
         hash_ids(index.ids)
         for _ in index.search(tokenize_texts(["words"], Analyzer()), 1, num_threads=1):
             pass

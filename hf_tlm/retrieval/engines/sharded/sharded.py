@@ -116,7 +116,7 @@ def retrieve_sharded(
                 f"machine's cores; received {num_shards:,}."
             )
         workers = workers or min(num_shards, os.cpu_count() or 1)
-        threads = max(1, (os.cpu_count() or 1) // workers)
+        threads: int | None = max(1, (os.cpu_count() or 1) // workers)
     else:
         threads = None if executor == "jobs" else options.get("cpus_per_task", 1)
     options["workers"] = workers or -1

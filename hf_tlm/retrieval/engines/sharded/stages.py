@@ -87,10 +87,10 @@ def run_stage(step: StageStep, tasks: int, name: str, options: dict[str, Any], t
                 raise RetrievalError(f"The stage {step.name} could not run: {type(error).__name__}: {error}") from error
     if missing := executor.incomplete():
         errors = executor.errors()
-        rank, error = next(iter(errors.items()), (missing[0], None))
-        if error and error["known"]:
-            raise RetrievalError(error["message"])
-        what = error["message"] if error else "its process or machine was lost"
+        rank, failure = next(iter(errors.items()), (missing[0], None))
+        if failure and failure["known"]:
+            raise RetrievalError(failure["message"])
+        what = failure["message"] if failure else "its process or machine was lost"
         raise RetrievalError(
             f"Shard {rank} failed in the stage {step.name}: {what}. See {executor.log_of(rank)}; the same call continues "
             "from here."

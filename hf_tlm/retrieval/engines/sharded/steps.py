@@ -99,12 +99,14 @@ class IndexShard(Step):
     def work(self, folder: Path, rank: int, world_size: int) -> None:
         own = shard_name("passages", rank)
         if not self.workspace.has(own):
+            assert self.pieces is not None  # not all passages are there
             with self.workspace.writing(own) as work:
                 write_shard(work, self.pieces[rank], self.skip_bad_files)
         passages = open_passages(self.workspace.reading(own))
         vocabulary = read_queries(self.workspace).vocabulary
         frequencies, tokens, hashes = np.zeros(len(vocabulary), np.int64), 0, np.empty(0, np.uint64)
-        words, of_words = [], np.empty(0, np.int64)
+        words: list[str] = []
+        of_words = np.empty(0, np.int64)
         if len(passages):
             index = Index.build(
                 folder / "index",
@@ -241,7 +243,7 @@ class MergeHits(Step):
         by_id = pc.array_sort_indices(ids.combine_chunks()).to_numpy()
         keys = np.empty(len(by_id), np.int32)
         keys[by_id] = np.arange(len(by_id), dtype=np.int32)
-        keys = np.split(keys, np.cumsum([len(r) for r in rows])[:-1])
+        keys_of = np.split(keys, np.cumsum([len(r) for r in rows])[:-1])
         offsets = [np.load(shard / "offsets.npy") for shard in shards]
         places = [read_array(shard / "places.bin", np.int32) for shard in shards]
         scores = [read_array(shard / "scores.bin", np.float32) for shard in shards]
@@ -251,7 +253,7 @@ class MergeHits(Step):
         for query in range(len(lengths)):
             ranges = [slice(o[query], o[query + 1]) for o in offsets]
             ends = np.cumsum([r.stop - r.start for r in ranges])
-            found = np.concatenate([k[p[r]] for k, p, r in zip(keys, places, ranges, strict=True)])
+            found = np.concatenate([k[p[r]] for k, p, r in zip(keys_of, places, ranges, strict=True)])
             values = np.concatenate([s[r] for s, r in zip(scores, ranges, strict=True)])
             documents, values = merge_hits(found, values, ends, self.top_k)
             union.add(query, documents, values)
