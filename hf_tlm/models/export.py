@@ -160,7 +160,7 @@ def _composite_parts(model: CorruptAndPredict, classifier: bool) -> Iterator[tup
         yield "classifier", _stock(AutoModelForSequenceClassification, config, state, model.dtype)
     if model.clm_heads is not None and config.model_type == "cocolm":
         yield MLM_SUBFOLDER, _stock(AutoModelForMaskedLM, config, state | _state(model.clm_heads), model.dtype)
-    elif config.model_type == "electra":
+    elif model.rtd_head is not None and config.model_type == "electra":
         state |= {f"discriminator_predictions.{name}": tensor for name, tensor in _state(model.rtd_head).items()}
         yield DISCRIMINATOR, _stock(AutoModelForPreTraining, config, state, model.dtype)
     else:

@@ -344,6 +344,19 @@ def test_export_and_back(tokenizer, tmp_path):
         torch.testing.assert_close(again[name], model(**inputs)[name], rtol=1e-6, atol=1e-6)
 
 
+def test_an_electra_that_corrects_tokens_is_loaded_as_one(tokenizer, tmp_path):
+    """ELECTRA has a stock class for replaced tokens only: its body goes to `discriminator`, and the heads beside it."""
+    set_seed(0)
+    config = AutoConfig.for_model("electra", **{**TINY_CONFIGS["electra"], "embedding_size": 16})
+    model = CorruptAndPredict.from_config(config, auxiliary_config(config, 1, 1), 1.0, heads="clm").eval()
+    export_stock(model, tokenizer, tmp_path / "out")
+    again = load_exported(tmp_path / "out", id2label=LABELS).eval()
+    model.lm_loss = again.lm_loss = CLM.lm_loss
+    inputs = batch(tokenizer)
+    for name in ("logits", "mlm_loss", "copy_logits", "lm_loss", "cropped_vectors"):
+        torch.testing.assert_close(again(**inputs)[name], model(**inputs)[name], rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     "options",
     [
