@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedMode
 
 from hf_tlm.hub.checkpoint import checkpoint_folder
 from hf_tlm.hub.repo import check_named
-from hf_tlm.models.base import TrainedModel
+from hf_tlm.models.base import TrainedModel, body_of
 from hf_tlm.models.errors import ModelError
 from hf_tlm.models.export import export_stock
 from hf_tlm.models.loading import POOLER
@@ -68,12 +68,12 @@ def add_lora(
         ModelError: the body has no linear layer of a name in `lora.lora_target_modules`.
     """
     body = model.base_model_prefix
-    wanted = _targets(model.base_model, lora)
+    wanted = _targets(body_of(model), lora)
     head = [name for name, module in model.named_children() if name not in (body, "mlm_head") and list(module.parameters())]
     head += [POOLER] if getattr(model.base_model, POOLER, None) is not None else []
     config = LoraConfig(
         r=lora.lora_r,
-        lora_alpha=lora.lora_alpha,
+        lora_alpha=lora.lora_alpha,  # type: ignore[arg-type]  # A factor, which need not be whole.
         lora_dropout=lora.lora_dropout,
         # One expression that holds for the stock classifier too, where the head has layers of the same names.
         target_modules=rf"{body}\.(?!{POOLER}\b)(.*\.)?({'|'.join(map(re.escape, sorted(wanted)))})",
@@ -152,12 +152,13 @@ def export_adapter(
     output_dir = Path(output_dir)
     with atomic_directory(output_dir) as folder:
         # The embeddings are the base's; left to itself peft would ask the Hub whether they are.
-        model.save_pretrained(folder, save_embedding_layers=False)
+        model.save_pretrained(str(folder), save_embedding_layers=False)
         (folder / "README.md").unlink(missing_ok=True)
         config = deepcopy(model.peft_config[ADAPTER])
+        assert isinstance(config, LoraConfig)  # as `add_lora` makes it
         # While it is trained, `TlmModel.forward` must get its own arguments; the stock classifier has the usual ones.
         config.task_type, config.inference_mode = task_type if config.modules_to_save else None, True
-        config.save_pretrained(folder)
+        config.save_pretrained(str(folder))
         model.config.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         for name, content in (files or {}).items():
@@ -172,15 +173,15 @@ def read_adapter(folder: str | os.PathLike) -> LoraConfig:
         ModelError: there is none, or it is of another kind, or has options that recipes leave as they are.
     """
     path = Path(folder) / ADAPTER_FILE
-    usual = LoraConfig()
-    usual = json.loads(json.dumps({entry.name: getattr(usual, entry.name) for entry in fields(usual)}, default=str))
+    plain = LoraConfig()
+    usual = json.loads(json.dumps({entry.name: getattr(plain, entry.name) for entry in fields(plain)}, default=str))
     others = {name: one_of(value, None) for name, value in usual.items() if name not in (*_READ, *_OF_TRAINING)}
     others |= {"peft_type": one_of("LORA"), "target_modules": _modules, "init_lora_weights": one_of(True, False, "gaussian")}
     try:
         found = read_fields(path, {**others, **_READ}, ModelError, optional={*others, *_READ} - {"base_model_name_or_path"})
     except OSError as error:
         raise ModelError(f"Cannot read {path}: {error.strerror}. Give the folder of an adapter.") from error
-    read = {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
+    read: dict[str, Any] = {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
     return LoraConfig(**{name: value for name, value in read.items() if name in _READ or name == "target_modules"})
 
 
@@ -200,14 +201,15 @@ def load_merged(folder: str | os.PathLike, auto_class: str, trust_remote_code: b
         ModelError: see `read_adapter`.
         HubError: see `check_named`, `checkpoint_folder`.
     """
-    adapter, trust = read_adapter(folder), {"trust_remote_code": trust_remote_code}
+    adapter = read_adapter(folder)
     base = adapter.base_model_name_or_path
+    assert base is not None  # read_adapter needs it
     check_named(base, folder)
     model = getattr(transformers, auto_class).from_pretrained(
-        checkpoint_folder(base, adapter.revision, **trust),
-        config=AutoConfig.from_pretrained(folder, **trust),
+        checkpoint_folder(base, adapter.revision, trust_remote_code=trust_remote_code),
+        config=AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code),
         ignore_mismatched_sizes=True,
-        **trust,
+        trust_remote_code=trust_remote_code,
         **options,
     )
     return PeftModel.from_pretrained(model, folder, config=adapter).merge_and_unload()
@@ -228,5 +230,6 @@ def export_model(
     files: dict[str, str] | None = None,
 ) -> Path:
     """`export_adapter` of a model with an adapter, `export_stock` of one without."""
-    export = export_adapter if isinstance(model, PeftModel) else export_stock
-    return export(model, tokenizer, output_dir, files)
+    if isinstance(model, PeftModel):
+        return export_adapter(model, tokenizer, output_dir, files)
+    return export_stock(model, tokenizer, output_dir, files)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from transformers import ElectraConfig, PreTrainedConfig, PreTrainedModel
 
+from hf_tlm.models.base import body_of
 from hf_tlm.models.errors import ModelError
 from hf_tlm.models.families import family_of
 from hf_tlm.models.tlm import MlmHead
@@ -72,7 +73,8 @@ def _electra(config: PreTrainedConfig) -> ElectraConfig:
     names = set(ElectraConfig().to_dict()) - {"model_type", "transformers_version", "architectures", "auto_map"}
     values = {name: value for name, value in config.to_dict().items() if name in names}
     values |= {"embedding_size": config.hidden_size, "type_vocab_size": max(1, config.type_vocab_size)}
-    return ElectraConfig(**values, attn_implementation=config._attn_implementation)
+    values["attn_implementation"] = config._attn_implementation
+    return ElectraConfig(**values)
 
 
 class Auxiliary(nn.Module):
@@ -128,7 +130,7 @@ def shared_parameters(main: PreTrainedModel, auxiliary: PreTrainedModel, frozen:
         if isinstance(module, nn.Embedding) and name in theirs and module.weight.shape == theirs[name].weight.shape
     }
     # Families may name those of tokens differently.
-    same[_token_embeddings(auxiliary.base_model)] = _token_embeddings(main.base_model)
+    same[_token_embeddings(body_of(auxiliary))] = _token_embeddings(body_of(main))
     embeddings = {
         f"{body}{name}.weight": f"main.{main.base_model_prefix}.{source}.weight"
         for name, source in same.items()

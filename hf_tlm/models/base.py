@@ -18,6 +18,18 @@ from hf_tlm.models.families import family_of
 from hf_tlm.models.linear_cross_entropy import MAX_LOGITS
 
 
+def body_of(model: PreTrainedModel) -> PreTrainedModel:
+    """The `base_model` of a model, which transformers types as any module."""
+    return getattr(model, model.base_model_prefix, model)
+
+
+def embedding_weight(model: PreTrainedModel) -> torch.Tensor:
+    """The weight of a model's input embedding, float [V, E]."""
+    weight = model.get_input_embeddings().weight
+    assert isinstance(weight, torch.Tensor)
+    return weight
+
+
 class TrainedModel(PreTrainedModel):
     """A model whose losses the objectives compute: `TlmModel`, `CorruptAndPredict`."""
 
@@ -80,12 +92,12 @@ def applied_parameters(model: nn.Module) -> int:
 
 def encode(
     body: PreTrainedModel,
-    input_ids: torch.LongTensor,
-    attention_mask: torch.LongTensor,
-    token_type_ids: torch.LongTensor | None = None,
-    position_ids: torch.LongTensor | None = None,
-    text_ids: torch.LongTensor | None = None,
-    first_tokens: torch.LongTensor | None = None,
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor,
+    token_type_ids: torch.Tensor | None = None,
+    position_ids: torch.Tensor | None = None,
+    text_ids: torch.Tensor | None = None,
+    first_tokens: torch.Tensor | None = None,
 ) -> EncodedTexts:
     """One pass of a body over a padded or packed batch, see `TlmCollator`; shapes as in `TlmModel.forward`."""
     config = body.config
@@ -96,12 +108,13 @@ def encode(
     if text_ids is None:
         hidden = body(**inputs, return_dict=True).last_hidden_state
         return EncodedTexts(hidden, attention_mask, text_ids, first_tokens)
+    assert position_ids is not None  # a packed batch has them
     inputs["position_ids"] = position_ids + family_of(config).first_position(config)
     if is_flash_attention_requested(config):
         hidden = _without_padding(body, inputs, text_ids > 0, position_ids)
     else:
-        inputs["attention_mask"] = packed_attention_mask(text_ids, config, body.dtype)
-        hidden = body(**inputs, return_dict=True).last_hidden_state
+        mask = packed_attention_mask(text_ids, config, body.dtype)
+        hidden = body(**{**inputs, "attention_mask": mask}, return_dict=True).last_hidden_state
     return EncodedTexts(hidden, attention_mask, text_ids, first_tokens)
 
 

@@ -35,6 +35,7 @@ def load_auxiliary(name_or_path: str | None, main: str | None = None, **options)
     trusted, revision = options.get("trust_remote_code", False), options.pop("revision", None)
     name, place, advice = name_or_path, {}, ""
     if name is None:
+        assert main is not None  # the checkpoint that it is in
         name, place = f"the folder {GENERATOR!r} of {main}", {"subfolder": GENERATOR, "revision": revision}
         advice = " Give auxiliary_name_or_path, the generator it was trained with."
         folder = checkpoint_folder(main, revision, trust_remote_code=trusted)

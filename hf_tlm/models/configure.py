@@ -36,9 +36,13 @@ def read_config(model_config: str | os.PathLike | dict) -> PreTrainedConfig:
         ModelError: not readable, no `model_type`, or an unsupported one; an impossible value, or in a file a key that
             this type of model has not.
     """
-    file = None if isinstance(model_config, dict) else find(model_config)
-    if file is None or file.is_file():
-        values = model_config if file is None else _read_json(file)
+    values: dict[str, Any] | None
+    if from_file := not isinstance(model_config, dict):
+        file = find(model_config)
+        values = _read_json(file) if file.is_file() else None
+    else:
+        values = model_config
+    if values is not None:
         if "model_type" not in values:
             raise ModelError(f"A model config needs a `model_type` (bert, roberta, ...); found {sorted(values)}.")
         check_family(values["model_type"])
@@ -46,8 +50,8 @@ def read_config(model_config: str | os.PathLike | dict) -> PreTrainedConfig:
             config = AutoConfig.for_model(**values)
         except (ValueError, TypeError, AttributeError, StrictDataclassError) as error:
             raise ModelError(f"transformers makes no config of {_shown(model_config)}: {error}") from error
-        if file is not None:
-            _check_names(values, config, model_config)
+        if from_file:
+            _check_names(values, config, _shown(model_config))
         _check_values(config, _shown(model_config))
     else:
         name, revision = split_revision(str(model_config))
@@ -76,7 +80,7 @@ def _shown(model_config: str | os.PathLike | dict) -> str:
     return f"{model_config!r:.200}" if isinstance(model_config, dict) else str(model_config)
 
 
-def _check_names(values: Mapping[str, Any], config: PreTrainedConfig, path: str | os.PathLike) -> None:
+def _check_names(values: Mapping[str, Any], config: PreTrainedConfig, path: str) -> None:
     """Every key of a file must be one that the config's class reads: transformers keeps others, and uses the default.
 
     Configs that are read by name, as those of the Hub, may hold keys of other versions.

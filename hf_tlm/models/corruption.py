@@ -17,7 +17,7 @@ from transformers import (
 
 from hf_tlm.hub.checkpoint import checkpoint_folder
 from hf_tlm.models.auxiliary import Auxiliary, shared_parameters
-from hf_tlm.models.base import TrainedModel, encode, layer_classes, refusals_of
+from hf_tlm.models.base import TrainedModel, body_of, embedding_weight, encode, layer_classes, refusals_of
 from hf_tlm.models.composite_files import clm_heads_state, load_auxiliary, rtd_head_state
 from hf_tlm.models.dropout import use_fast_dropout
 from hf_tlm.models.encoded_texts import EncodedTexts
@@ -88,14 +88,14 @@ class CorruptAndPredict(TrainedModel):
         ):
             if value not in known:
                 raise ModelError(f"{name} must be {' or '.join(known)}; received {value!r}.")
-        width = main.get_input_embeddings().weight.shape[1]
+        width = embedding_weight(main).shape[1]
         if heads == "clm" and width != main.config.hidden_size:
             raise ModelError(
                 "Corrective language modelling multiplies hidden states by token embeddings, and those of this "
                 f"{main.config.model_type} body have {main.config.hidden_size} and {width} numbers. Give both the same "
                 "size, or take another body: cocolm, modernbert."
             )
-        shapes = [tuple(model.get_input_embeddings().weight.shape) for model in (main, auxiliary)]
+        shapes = [tuple(embedding_weight(model).shape) for model in (main, auxiliary)]
         if frozen and shapes[0][0] != shapes[1][0]:
             raise ModelError(
                 f"The frozen auxiliary model predicts {shapes[1][0]:,} tokens, and the main model has {shapes[0][0]:,}. "
@@ -126,7 +126,7 @@ class CorruptAndPredict(TrainedModel):
         self._no_split_modules = layer_classes(main.base_model) | layer_classes(auxiliary.base_model)
         ties = shared_parameters(main, auxiliary, frozen)
         if heads == "clm":
-            table = main.get_input_embeddings().weight
+            table = embedding_weight(main)
             ties["clm_heads.lm_head.weight"] = next(f"main.{n}" for n, p in main.named_parameters() if p is table)
         self._tie(ties)
         if frozen:
@@ -202,7 +202,9 @@ class CorruptAndPredict(TrainedModel):
             missing = "no heads for corrective language modelling" if corrects else "no head for replaced tokens"
             logger.warning("%s has %s: a new one begins at random.", model_name_or_path, missing)
         else:
-            (model.clm_heads if corrects else model.rtd_head).load_state_dict(state)
+            heads = model.clm_heads if corrects else model.rtd_head
+            assert heads is not None
+            heads.load_state_dict(state)
         return model
 
     @property
@@ -211,7 +213,7 @@ class CorruptAndPredict(TrainedModel):
         shared = set(self.main.parameters())
         auxiliary = sum(value.numel() for value in self.auxiliary.parameters() if value not in shared)
         thirds = -2 if self.auxiliary.frozen else int(self.apart)
-        return thirds * auxiliary / 3 + self.second_view * self.main.base_model.num_parameters()
+        return thirds * auxiliary / 3 + self.second_view * body_of(self.main).num_parameters()
 
     def get_input_embeddings(self) -> nn.Module:
         return self.main.get_input_embeddings()
@@ -250,7 +252,7 @@ class CorruptAndPredict(TrainedModel):
         places = (attention_mask, token_type_ids, position_ids, text_ids, first_tokens)
         output = CorruptionOutput()
         if mlm_labels is None:
-            return self._predict(output, encode(self.main.base_model, input_ids, *places), None, labels)
+            return self._predict(output, encode(body_of(self.main), input_ids, *places), None, labels)
         masked, apart = mlm_labels != -100, self.apart and self.auxiliary.training
         with self.auxiliary.without_dropout() if apart else nullcontext():
             hidden = encode_masked_positions(self.auxiliary.base_model, masked, input_ids, *places)
@@ -258,9 +260,9 @@ class CorruptAndPredict(TrainedModel):
         if apart:
             hidden = encode_masked_positions(self.auxiliary.base_model, masked, input_ids, *places)
             output.mlm_loss = self._mlm_loss(hidden, mlm_labels)
-        texts, cropped = encode(self.main.base_model, read, *places), None
+        texts, cropped = encode(body_of(self.main), read, *places), None
         if crops:
-            cropped = encode(self.main.base_model, **{name.removeprefix("crop_"): rows for name, rows in crops.items()})
+            cropped = encode(body_of(self.main), **{name.removeprefix("crop_"): rows for name, rows in crops.items()})
         return self._predict(output, texts, cropped, labels, read, mlm_labels)
 
     # The number of masked tokens differs from batch to batch: compiled, this part would be compiled again and again.
@@ -313,17 +315,18 @@ class CorruptAndPredict(TrainedModel):
         mlm_labels: torch.Tensor | None = None,
     ) -> CorruptionOutput:
         """The main model's part of the output; read, mlm_labels: [R, S], None for texts as they are."""
-        if mlm_labels is not None:
+        if mlm_labels is not None and read is not None:
             real = texts.attention_mask.bool()
             hidden, ids, originals = texts.hidden[real], read[real], mlm_labels[real]
-            if self.clm_heads is None:
+            if self.rtd_head is not None:
                 output.rtd_logits = self.rtd_head(hidden)
-            elif self.lm_loss is None:
-                raise ModelError(
-                    "This model corrects tokens, and its lm_loss is not set: what its LM head computes. TlmTrainer takes it "
-                    "from a CorrectiveLm among its objectives; elsewhere, model.lm_loss = CorrectiveLm().lm_loss."
-                )
-            else:
+            if self.clm_heads is not None:
+                if self.lm_loss is None:
+                    raise ModelError(
+                        "This model corrects tokens, and its lm_loss is not set: what its LM head computes. TlmTrainer "
+                        "takes it from a CorrectiveLm among its objectives; elsewhere, "
+                        "model.lm_loss = CorrectiveLm().lm_loss."
+                    )
                 masked = originals != -100
                 originals = torch.where(masked, originals, ids)
                 options = (hidden, originals, ids, masked, self.lm_loss, self.max_logits)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 from torch import nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
@@ -102,8 +102,8 @@ AttentionInterface.register(ATTENTION, attention)
 AttentionMaskInterface.register(ATTENTION, sdpa_mask)
 
 
-def use_fast_dropout(model: nn.Module) -> None:
-    """Give a `PreTrainedModel` this dropout, in its modules and, where it attends by `sdpa`, in its attention."""
+def use_fast_dropout(model: PreTrainedModel) -> None:
+    """Give a model this dropout, in its modules and, where it attends by `sdpa`, in its attention."""
     for parent in list(model.modules()):
         for name, child in parent.named_children():
             if type(child) is nn.Dropout:

@@ -31,7 +31,7 @@ class EncodedTexts:
 
     def mean(self) -> torch.Tensor:
         """The mean of each text's hidden states, [B, H]."""
-        if self.text_ids is None:
+        if self.text_ids is None or self.first_tokens is None:
             weights = self.attention_mask.unsqueeze(-1)
             return (self.hidden * weights).sum(dim=1) / weights.sum(dim=1)
         count = len(self.first_tokens)

@@ -14,11 +14,13 @@ from transformers import (
     AutoModelForMaskedLM,
     AutoModelForPreTraining,
     AutoModelForSequenceClassification,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
-from hf_tlm.models.base import TrainedModel
+from hf_tlm.models.base import TrainedModel, body_of
 from hf_tlm.models.composite_files import CLM_HEADS_FILE, CORRUPTION_FILE, DISCRIMINATOR, GENERATOR, RTD_HEAD_FILE
 from hf_tlm.models.corruption import CorruptAndPredict
 from hf_tlm.models.errors import ModelError
@@ -58,20 +60,19 @@ def export_stock(
         HfTlmError: the disk cannot be written; an earlier folder there is intact.
     """
     output_dir = Path(output_dir)
-    parts = _composite_parts if isinstance(model, CorruptAndPredict) else _tlm_parts
+    composite = model if isinstance(model, CorruptAndPredict) else None
+    parts = _tlm_parts(model, classifier) if composite is None else _composite_parts(composite, classifier)
     with atomic_directory(output_dir) as folder:
-        for number, (name, stock) in enumerate(parts(model, classifier)):
+        for number, (name, stock) in enumerate(parts):
             path = folder / name if number else folder
             stock.save_pretrained(path)
             tokenizer.save_pretrained(path)
-            if name == DISCRIMINATOR and not hasattr(stock, "discriminator_predictions"):
-                heads, file = (
-                    (model.rtd_head, RTD_HEAD_FILE) if model.clm_heads is None else (model.clm_heads, CLM_HEADS_FILE)
-                )
+            if composite is not None and name == DISCRIMINATOR and not hasattr(stock, "discriminator_predictions"):
+                heads, file = _heads(composite)
                 # Tied weights are views of one: a copy each.
                 save_file({key: value.clone() for key, value in _state(heads).items()}, path / file)
-        if isinstance(model, CorruptAndPredict):
-            (folder / CORRUPTION_FILE).write_text(json.dumps(_corruption(model), indent=2) + "\n", encoding="utf-8")
+        if composite is not None:
+            (folder / CORRUPTION_FILE).write_text(json.dumps(_corruption(composite), indent=2) + "\n", encoding="utf-8")
         for name, content in (files or {}).items():
             (folder / name).write_text(content, encoding="utf-8")
     return output_dir
@@ -119,8 +120,9 @@ def load_exported(
             f"Cannot read {folder / CORRUPTION_FILE}, which says how texts are corrupted: {error.strerror}. Load a folder "
             "without it by CorruptAndPredict.from_checkpoint, which can be told."
         ) from error
-    options = {"id2label": id2label, "attn_implementation": attn_implementation}
-    return CorruptAndPredict.from_checkpoint(str(folder), **options, **corruption)
+    return CorruptAndPredict.from_checkpoint(
+        str(folder), id2label=id2label, attn_implementation=attn_implementation, **corruption
+    )
 
 
 def _corruption(model: CorruptAndPredict) -> dict[str, Any]:
@@ -139,14 +141,24 @@ def _state(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().cpu() for name, tensor in module.state_dict().items()}
 
 
-def _stock(auto_class: type, config, state: dict[str, torch.Tensor], dtype: torch.dtype) -> PreTrainedModel:
+def _heads(model: CorruptAndPredict) -> tuple[torch.nn.Module, str]:
+    """What is beside the main model's stock modules, and its file."""
+    if model.rtd_head is not None:
+        return model.rtd_head, RTD_HEAD_FILE
+    assert model.clm_heads is not None
+    return model.clm_heads, CLM_HEADS_FILE
+
+
+def _stock(
+    auto_class: type[_BaseAutoModelClass], config: PreTrainedConfig, state: dict[str, torch.Tensor], dtype: torch.dtype
+) -> PreTrainedModel:
     stock = auto_class.from_config(config)
     # Each class takes its own entries (a masked LM has no pooler); strict, so that none can be missing.
     stock.load_state_dict({name: state[name] for name in stock.state_dict()}, strict=True)
     return stock.to(dtype)
 
 
-def _tlm_parts(model: TlmModel, classifier: bool) -> Iterator[tuple[str, PreTrainedModel]]:
+def _tlm_parts(model: TrainedModel, classifier: bool) -> Iterator[tuple[str, PreTrainedModel]]:
     state = _state(model)
     if classifier:
         yield "classifier", _stock(AutoModelForSequenceClassification, model.config, state, model.dtype)
@@ -164,6 +176,6 @@ def _composite_parts(model: CorruptAndPredict, classifier: bool) -> Iterator[tup
         state |= {f"discriminator_predictions.{name}": tensor for name, tensor in _state(model.rtd_head).items()}
         yield DISCRIMINATOR, _stock(AutoModelForPreTraining, config, state, model.dtype)
     else:
-        yield DISCRIMINATOR, model.main.base_model
+        yield DISCRIMINATOR, body_of(model.main)
     auxiliary = {name.removeprefix("mlm_head."): tensor for name, tensor in _state(model.auxiliary).items()}
     yield GENERATOR, _stock(AutoModelForMaskedLM, model.auxiliary.config, auxiliary, model.dtype)

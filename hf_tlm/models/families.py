@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,6 +20,9 @@ from transformers import PreTrainedConfig
 import hf_tlm.models.coco_lm  # noqa: F401  the Auto classes know its type from here on
 from hf_tlm.models.encoded_texts import EncodedTexts
 from hf_tlm.models.errors import ModelError
+
+# Modules of stock classes, each with its own: torch types what is in a module as any tensor or module.
+Stock = Any
 
 
 @dataclass(frozen=True)
@@ -31,9 +35,9 @@ class Family:
     first_position: (config) -> the position id of a text's first token.
     """
 
-    classify: Callable[[nn.Module, EncodedTexts], torch.Tensor]
-    transform: Callable[[nn.ModuleDict, torch.Tensor], torch.Tensor]
-    decoder: Callable[[nn.ModuleDict], nn.Linear]
+    classify: Callable[[Stock, EncodedTexts], torch.Tensor]
+    transform: Callable[[Stock, torch.Tensor], torch.Tensor]
+    decoder: Callable[[Stock], nn.Linear]
     first_position: Callable[[PreTrainedConfig], int] = lambda config: 0
 
 

@@ -20,8 +20,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from hf_tlm.models.base import embedding_weight
 from hf_tlm.models.errors import ModelError
-from hf_tlm.models.families import family_of
+from hf_tlm.models.families import Stock, family_of
 from hf_tlm.models.spectral import token_chunks
 
 # BERT's initializer_range, and the width that it is for.
@@ -121,9 +122,10 @@ def attention_weights(layer: nn.Module, heads: int) -> AttentionWeights:
     Raises:
         ModelError: it is a layer of another kind.
     """
-    attention = getattr(layer, "attn", None) or getattr(layer, "attention", None)
+    attention: Stock = getattr(layer, "attn", None) or getattr(layer, "attention", None)
     if hasattr(attention, "Wqkv"):  # ModernBERT
-        return AttentionWeights(*attention.Wqkv.weight.chunk(3), attention.Wo.weight, heads)
+        query, key, value = attention.Wqkv.weight.chunk(3)
+        return AttentionWeights(query, key, value, attention.Wo.weight, heads)
     if hasattr(attention, "q_lin"):  # DistilBERT
         modules = (attention.q_lin, attention.k_lin, attention.v_lin, attention.out_lin)
     elif hasattr(attention, "self"):  # BERT and what is built like it
@@ -133,7 +135,8 @@ def attention_weights(layer: nn.Module, heads: int) -> AttentionWeights:
         modules = (attention.query, attention.key, attention.value, attention.dense)
     else:
         raise ModelError(f"There is no attention that is known in a {type(layer).__name__}.")
-    return AttentionWeights(*(module.weight for module in modules), heads)
+    query, key, value, output = (module.weight for module in modules)
+    return AttentionWeights(query, key, value, output, heads)
 
 
 def copying_heads(body: PreTrainedModel) -> None:
@@ -195,7 +198,7 @@ def start_at_neighbors(body: PreTrainedModel) -> list[tuple[int, ...]]:
             f"Heads that begin at neighbouring tokens are for bodies with learned positions; a {body.config.model_type} "
             "has others."
         )
-    tokens, types = body.get_input_embeddings().weight, getattr(body.embeddings, "token_type_embeddings", None)
+    tokens, types = embedding_weight(body), getattr(body.embeddings, "token_type_embeddings", None)
     dims = position_dims(tokens.shape[1])
     content = tokens.shape[1] - dims
     with torch.no_grad():
@@ -235,7 +238,7 @@ def _projection(body: PreTrainedModel) -> nn.Linear | None:
 def carried_by(body: PreTrainedModel) -> torch.Tensor:
     """How an embedding lies in the hidden states that a body begins with, float [H, E]."""
     projection = _projection(body)
-    size = body.get_input_embeddings().weight.shape[1]
+    size = embedding_weight(body).shape[1]
     return torch.eye(size) if projection is None else projection.weight.detach().clone().cpu()
 
 

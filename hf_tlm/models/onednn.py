@@ -56,7 +56,7 @@ def _suits(*tensors: torch.Tensor | None) -> bool:
     given = [tensor for tensor in tensors if tensor is not None]
     return (
         is_faster()
-        and torch.backends.mkldnn.enabled
+        and bool(torch.backends.mkldnn.enabled)
         and all(tensor.device.type == "cpu" and tensor.dtype == torch.float32 for tensor in given)
         and given[0].dim() > 1
         and given[0].numel() > 0

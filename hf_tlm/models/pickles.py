@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ def weights_file(folder: Path) -> Path:
 
 
 @contextmanager
-def reading_pickles(path: str | Path | None, refusal: type[HfTlmError]) -> Iterator[None]:
+def reading_pickles(path: str | os.PathLike | None, refusal: type[HfTlmError]) -> Iterator[None]:
     """Raise as a `refusal` what torch raises, within the block, for a pickle that it does not read.
 
     It reads no more of one than tensors and numbers. What it says of others ends with how to run their code.

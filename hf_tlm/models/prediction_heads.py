@@ -35,14 +35,14 @@ class CorruptionOutput(TlmOutput):
             state, or what a `ContrastHead` makes of it; None for a batch without crops.
     """
 
-    replaced: torch.BoolTensor | None = None
-    guesses: torch.LongTensor | None = None
-    rtd_logits: torch.FloatTensor | None = None
-    copy_logits: torch.FloatTensor | None = None
-    lm_loss: torch.FloatTensor | None = None
-    lm_right: torch.BoolTensor | None = None
-    corrupted_vectors: torch.FloatTensor | None = None
-    cropped_vectors: torch.FloatTensor | None = None
+    replaced: torch.Tensor | None = None
+    guesses: torch.Tensor | None = None
+    rtd_logits: torch.Tensor | None = None
+    copy_logits: torch.Tensor | None = None
+    lm_loss: torch.Tensor | None = None
+    lm_right: torch.Tensor | None = None
+    corrupted_vectors: torch.Tensor | None = None
+    cropped_vectors: torch.Tensor | None = None
 
 
 class RtdHead(nn.Module):

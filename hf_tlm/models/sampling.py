@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 
-def sample_tokens(logits: torch.Tensor, uniforms: torch.Tensor, temperature: float = 1.0) -> torch.LongTensor:
+def sample_tokens(logits: torch.Tensor, uniforms: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
     r"""One token a row from softmax(logits / temperature), by inverting its distribution function.
 
     One uniform number a token is all the randomness there is, so that a sample is reproducible wherever its number is,

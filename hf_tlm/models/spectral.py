@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 import torch
-from torch import nn
 from tqdm.auto import tqdm
+from transformers import PreTrainedModel
 
+from hf_tlm.models.base import embedding_weight
 from hf_tlm.models.errors import ModelError
 
 _CHUNK_TOKENS = 1 << 20
@@ -38,7 +39,7 @@ class SpectralEmbeddings:
     vectors: np.ndarray
     report: dict[str, Any]
 
-    def write_to(self, model: nn.Module) -> None:
+    def write_to(self, model: PreTrainedModel) -> None:
         """Copy the rows into the model's input embedding in place; tied output embeddings follow.
 
         Tokens without statistics (special tokens, tokens that never occur) keep their initial rows.
@@ -46,7 +47,7 @@ class SpectralEmbeddings:
         Raises:
             ModelError: the model's embedding has another shape.
         """
-        weight = model.get_input_embeddings().weight
+        weight = embedding_weight(model)
         if tuple(weight.shape) != self.vectors.shape:
             raise ModelError(
                 f"Spectral embeddings of shape {self.vectors.shape} do not fit the model's {tuple(weight.shape)}: make them "

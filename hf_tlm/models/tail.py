@@ -41,6 +41,7 @@ class Tail:
     @contextmanager
     def only(self, chosen: torch.Tensor) -> Iterator[None]:
         """Leave out the tokens that are not chosen, bool [R, S]: the modules see float [1, M, H], M chosen tokens."""
+        assert self._first is not None  # An empty tail leaves nothing out.
         handle = self._first.register_forward_pre_hook(lambda module, inputs: tuple(x[chosen][None] for x in inputs))
         try:
             yield
@@ -48,7 +49,13 @@ class Tail:
             handle.remove()
 
 
-def encode_masked_positions(body: PreTrainedModel, chosen: torch.Tensor, *places: torch.Tensor | None) -> torch.Tensor:
+def encode_masked_positions(
+    body: PreTrainedModel,
+    chosen: torch.Tensor,
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor,
+    *places: torch.Tensor | None,
+) -> torch.Tensor:
     """Return the hidden states of the M chosen tokens, float [M, H], where nothing reads the others'.
 
     `chosen` is bool [R, S]. The states are those of `encode` with the same arguments. Where the body allows it, the tail
@@ -59,8 +66,8 @@ def encode_masked_positions(body: PreTrainedModel, chosen: torch.Tensor, *places
     whole = torch.compiler.is_compiling() or (body.training and body.is_activation_checkpointing) or not chosen.any()
     if not whole and (tail := Tail(body)).modules:
         with tail.only(chosen):
-            return encode(body, *places).hidden[0]
-    return _choose(encode(body, *places).hidden, chosen)
+            return encode(body, input_ids, attention_mask, *places).hidden[0]
+    return _choose(encode(body, input_ids, attention_mask, *places).hidden, chosen)
 
 
 @torch.compiler.disable

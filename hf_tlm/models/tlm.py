@@ -20,7 +20,7 @@ from transformers import (
 from transformers.utils import SAFE_WEIGHTS_NAME, ModelOutput
 
 from hf_tlm.hub.checkpoint import checkpoint_folder
-from hf_tlm.models.base import TrainedModel, encode, layer_classes, refusals_of
+from hf_tlm.models.base import TrainedModel, body_of, encode, layer_classes, refusals_of
 from hf_tlm.models.dropout import use_fast_dropout
 from hf_tlm.models.encoded_texts import EncodedTexts
 from hf_tlm.models.errors import ModelError
@@ -44,8 +44,8 @@ class TlmOutput(ModelOutput):
             never all in memory.
     """
 
-    logits: torch.FloatTensor | None = None
-    mlm_loss: torch.FloatTensor | None = None
+    logits: torch.Tensor | None = None
+    mlm_loss: torch.Tensor | None = None
 
 
 class MlmHead(nn.ModuleDict):
@@ -181,7 +181,7 @@ class TlmModel(TrainedModel):
         return model
 
     def get_input_embeddings(self) -> nn.Module:
-        return self.base_model.get_input_embeddings()
+        return body_of(self).get_input_embeddings()
 
     def get_output_embeddings(self) -> MlmHead:
         """The masked-LM head: what FSDP shards together with the input embedding where they share the weight."""
@@ -219,9 +219,9 @@ class TlmModel(TrainedModel):
         """
         places = (input_ids, attention_mask, token_type_ids, position_ids, text_ids, first_tokens)
         if mlm_labels is not None and labels is None:
-            masked = encode_masked_positions(self.base_model, mlm_labels != -100, *places)
+            masked = encode_masked_positions(body_of(self), mlm_labels != -100, *places)
             return TlmOutput(mlm_loss=self._mlm_loss(masked, mlm_labels))
-        return self._heads(encode(self.base_model, *places), mlm_labels, labels)
+        return self._heads(encode(body_of(self), *places), mlm_labels, labels)
 
     # The number of masked tokens differs from batch to batch: compiled, this part would be compiled again and again.
     @torch.compiler.disable

@@ -9,7 +9,7 @@ What else the file holds is ignored.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ class Unfit(Exception):
         return Unfit(self.expected, (name, *self.place))
 
 
-def read_fields(path: Path, fields: Mapping[str, Check], error: type[HfTlmError], optional: Sequence[str] = ()) -> dict:
+def read_fields(path: Path, fields: Mapping[str, Check], error: type[HfTlmError], optional: Collection[str] = ()) -> dict:
     """The listed fields of a file's JSON object.
 
     Args:
@@ -66,7 +66,7 @@ def _shown(content: Any, place: Sequence[str | int]) -> str:
     return f"{content!r:.80}"
 
 
-def record(fields: Mapping[str, Check], optional: Sequence[str] = ()) -> Check:
+def record(fields: Mapping[str, Check], optional: Collection[str] = ()) -> Check:
     """An object with these fields; others are left out."""
 
     def check(value: Any) -> dict[str, Any]:

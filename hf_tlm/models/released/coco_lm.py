@@ -143,7 +143,7 @@ def _read_tokenizer(folder: Path) -> CocoLmTokenizer:
         if not file.is_file():
             raise ModelError(f"There is no {file}. A released COCO-LM model has {' and '.join(f.name for f in files)}.")
     try:
-        return CocoLmTokenizer(*files)
+        return CocoLmTokenizer(*map(str, files))
     except (OSError, ValueError) as error:
         raise ModelError(f"Cannot read {' and '.join(map(str, files))}: {error}") from error
 

@@ -47,18 +47,18 @@ def convert_legacy(
     """
     folder = local_folder(checkpoint, "model", allow_patterns=FILES, allow_pickle=True)
     if not _is_bert(folder):
-        given = {"task": task, "label_names": label_names, "tokenizer_name": tokenizer_name}
-        if given := [name for name, value in given.items() if value is not None]:
+        options = {"task": task, "label_names": label_names, "tokenizer_name": tokenizer_name}
+        if given := [name for name, value in options.items() if value is not None]:
             raise ModelError(
                 f"{', '.join(given)}: for checkpoints of TLM, whose {CONFIG} says model_type bert. {checkpoint} is read as "
                 "COCO-LM's, which has a tokenizer and no classes. Leave them out."
             )
-        released = convert_released(folder, output_dir)
-        return _with_card(released, checkpoint, output_dir, None)
+        return _with_card(convert_released(folder, output_dir), checkpoint, output_dir, None)
     if label_names is None:
         label_names = _classes(checkpoint, task)
     released = convert_released_tlm(folder, output_dir, label_names=label_names, tokenizer_name=tokenizer_name)
-    return _with_card(released, checkpoint, output_dir, list(released.model.config.id2label.values()))
+    classes = released.model.config.id2label or {}
+    return _with_card(released, checkpoint, output_dir, list(classes.values()))
 
 
 def _with_card(

@@ -156,7 +156,7 @@ def _prefix(state: dict[str, torch.Tensor], part: str, file: Path) -> str:
 
 def _complete(state: dict[str, torch.Tensor], prefixes: dict[str, str]) -> list[tuple[str, str]]:
     """The names of `TWINS` in this file; where it has one of two, both are in `state` afterwards."""
-    pairs = [tuple(prefixes[part] + name for part, name in pair) for pair in TWINS]
+    pairs = [(prefixes[one] + name, prefixes[two] + other) for (one, name), (two, other) in TWINS]
     for first, second in pairs:
         for name, other in ((first, second), (second, first)):
             if other in state:
