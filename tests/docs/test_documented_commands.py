@@ -80,7 +80,7 @@ def problem(name, arguments, capsys, whole=True):
 
 
 def commands_of(text):
-    """The commands of a page, and whether each is whole: of bash blocks, also those that no test runs, and of inline code."""
+    """The commands of a page, and whether each is whole: of bash blocks, run or not, and of inline code."""
     for block in blocks(text):
         if block.language in ("bash", "sh", "shell", "console"):
             yield from ((words, True) for words in shell_commands(block.text))
