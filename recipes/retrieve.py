@@ -29,6 +29,10 @@ class RetrieveArguments:
 
     output_dir: str = field(metadata={"help": "Folder of the subset; one that holds a subset is replaced."})
     num_examples: int = field(default=3, metadata={"help": "Retrieved passages to print; the report has ten."})
+    quote_task_texts: bool = field(
+        default=False,
+        metadata={"help": "Quote texts of the task in report.md and the card, beside the passages that they found."},
+    )
 
 
 def main() -> None:
@@ -62,7 +66,7 @@ def make(
     subset = retrieval_args.retrieve(task, corpus)
 
     # 4. Save, and say what was found.
-    subset.save(args.output_dir, report=retrieval.retrieval_report(subset, task))
+    subset.save(args.output_dir, report=retrieval.retrieval_report(subset, task if args.quote_task_texts else None))
     print("\n" + subset.summary())
     for query, passage, score in subset.examples(task, args.num_examples):
         print(f"\n  task text: {query:.200}\n  retrieved: {passage:.200}  (BM25 {score:.1f})")

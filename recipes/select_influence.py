@@ -76,7 +76,9 @@ def make(
 
     # 4. Save, say what was kept, and publish it with --push_to_hub.
     if args.process_index == 0:
-        smaller.save(args.output_dir, report=retrieval.retrieval_report(smaller, task))
+        smaller.save(
+            args.output_dir, report=retrieval.retrieval_report(smaller, task if selection.quote_task_texts else None)
+        )
         print(f"\n{smaller.summary()}\nSaved to {args.output_dir}.")
         if page := report_args.write(args.output_dir, task, smaller):
             print(f"Report: {page}.")

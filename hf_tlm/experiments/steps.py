@@ -115,7 +115,7 @@ def _make_retrieval(
 ) -> dict[str, Any]:
     task = task_args.load()
     subset = args.retrieve(task, corpus_args.load(optional=args.retriever == "elasticsearch"))
-    subset.save(plan.folder(step), report=retrieval_report(subset, task))
+    subset.save(plan.folder(step), report=retrieval_report(subset))
     return {"subset": describe_subset(subset)}
 
 
@@ -148,7 +148,7 @@ def _make_selection(
             scorer = selection.scorer(models, tokenizer)
         smaller = selection.select(task, subset, scorer, score_model=described, **processes)
     if args.process_index == 0:
-        smaller.save(plan.folder(step), report=retrieval_report(smaller, task))
+        smaller.save(plan.folder(step), report=retrieval_report(smaller))
     return {"subset": describe_subset(smaller), "wall_seconds": round(time.time() - begun, 1)}
 
 

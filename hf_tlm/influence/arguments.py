@@ -91,6 +91,10 @@ class SelectionArguments:
         },
     )
     score_batch_size: int = field(default=32, metadata={"help": "Passages at a time; scores do not depend on it."})
+    quote_task_texts: bool = field(
+        default=False,
+        metadata={"help": "Quote texts of the task in report.md and the card, beside the passages that they found."},
+    )
     work_dir: str | None = field(
         default=None,
         metadata={"help": "Folder of the scores, from which a killed run continues. Default: in the cache, found again."},

@@ -47,7 +47,7 @@ def retrieval_report(subset: SubsetLike, task: Task | None = None, num_examples:
     """The report of one subset, in GitHub's markdown. The same subset gives the same text.
 
     Args:
-        task: the subset's; its training texts are shown as the queries of the examples.
+        task: the subset's; its training texts are quoted as the queries of the examples. Without it, passages alone are.
         num_examples: examples in the manner of the TLM paper's Table 8, spread over ranks and queries.
 
     Raises:
@@ -223,21 +223,32 @@ def _passages(subset: SubsetLike, number: int) -> str:
 
 
 def _examples(subset: SubsetLike, task: Task | None, number: int) -> str:
-    """Query and passage with the words that both have in bold (TLM, Table 8)."""
-    if task is None:
-        return "## Examples\n\nNot shown: they need the task's texts, `retrieval_report(subset, task)`."
+    """Query and passage with the words that both have in bold (TLM, Table 8); without a task the passage alone."""
     rows = subset.dataset.select(_spread(_column(subset, "rank"), subset.dataset["best_query"][:], number))
+    if task is None:
+        passages = [spans_to_markdown(marked_spans(row["text"], set(), set)) for row in rows]
+        shown = [
+            f"> {_found(row, row['score'])}: {passage}\n>\n> {_origin(row)}"
+            for row, passage in zip(rows, passages, strict=True)
+        ]
+        return "\n\n".join(["## Examples", "Spread over the ranks. The task's texts are not quoted.", *_numbered(shown)])
     terms_of = marked_terms(stemmer_of(subset.manifest))
     shown = []
     examples = dataclasses.replace(subset, dataset=rows).examples(task, len(rows))
     for row, (query, passage, score) in zip(rows, examples, strict=True):
         query_spans, (passage_spans,) = mark_shared(query, [passage], terms_of)
-        queries = f"{row['n_queries']:,} {'query' if row['n_queries'] == 1 else 'queries'}"
-        found = f"rank {row['rank']:,}, score {score:,.1f}, hit by {queries}"
         asked = f"> **Query** {for_markdown(row['best_query'])}: {spans_to_markdown(query_spans)}"
-        shown.append(f"{asked}\n>\n> **Passage**, {found}: {spans_to_markdown(passage_spans)}\n>\n> {_origin(row)}")
+        shown.append(
+            f"{asked}\n>\n> **Passage**, {_found(row, score)}: {spans_to_markdown(passage_spans)}\n>\n> {_origin(row)}"
+        )
     intro = "Words that both have are bold, stop words aside. The examples are spread over the ranks, and over the queries."
     return "\n\n".join(["## Examples", intro, *_numbered(shown)])
+
+
+def _found(row: dict[str, Any], score: float) -> str:
+    """How a passage was found."""
+    queries = f"{row['n_queries']:,} {'query' if row['n_queries'] == 1 else 'queries'}"
+    return f"rank {row['rank']:,}, score {score:,.1f}, hit by {queries}"
 
 
 def _spread(ranks: np.ndarray, queries: Sequence[str | None], number: int) -> list[int]:

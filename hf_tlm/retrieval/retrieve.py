@@ -108,6 +108,7 @@ def retrieve(
     """
     task.check_kind("Retrieval", "classification", "regression")
     settings = settings or Bm25Settings()
+    by_default = top_k is None
     top_k = default_top_k(len(task.train)) if top_k is None else top_k
     check_numbers(RetrievalError, top_k=top_k, max_query_terms=max_query_terms)
     check_numbers(RetrievalError, num_threads=num_threads, query_batch_size=query_batch_size)
@@ -147,6 +148,8 @@ def retrieve(
             "first_empty_queries": empty[:NAMED_EXAMPLES],
             **found.counts,
         }
+        if by_default:
+            _warn_of_a_large_union(found, top_k)
         found, leaked = _clean(found, guard)
         method = {
             "query_mode": query_mode,
@@ -190,6 +193,23 @@ def retrieve(
         "versions": {"hf_tlm": __version__, **{name: version(name) for name in PACKAGES}},
     }
     return Subset(_dataset(found, manifest), manifest)
+
+
+def _warn_of_a_large_union(found: RetrievalResult, top_k: int) -> None:
+    """Say which K would take at most half of the corpus, where a default one takes more: little would be chosen."""
+    passages = found.counts["passages"]
+    if 2 * len(found.passages) <= passages:
+        return
+    ranks = np.sort(np.asarray(found.columns["rank"]))
+    # With K the union is the passages whose best rank is at most K.
+    fits = int(ranks[passages // 2]) - 1
+    logger.warning(
+        "top_k %s, the paper's default for a task of this size, takes %s of the %s passages of the corpus. %s",
+        f"{top_k:,}",
+        f"{len(found.passages):,}",
+        f"{passages:,}",
+        f"--top_k {fits} takes at most half of them." if fits else "Half of them are a best hit: take a larger corpus.",
+    )
 
 
 def _clean(found: RetrievalResult, guard: Decontaminator | None) -> tuple[RetrievalResult, list[str]]:

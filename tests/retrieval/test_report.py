@@ -129,7 +129,10 @@ def test_missing_pieces(subset, make_task):
 
 
 def test_without_task_or_examples(subset, make_task):
-    assert "Not shown" in section(retrieval_report(subset), "Examples")
+    private = section(retrieval_report(subset), "Examples")
+    assert "The task's texts are not quoted." in private and private.count("###") == min(10, len(subset))
+    assert not any(text in private for text in make_task().train["text"][:] if text.strip())
+    assert all(row["id"] in private for row in subset.dataset)
     assert "## Examples" not in retrieval_report(subset, make_task(), 0)
     assert retrieval_report(subset, make_task(), 100).count("###") == len(subset)
     with pytest.raises(RetrievalError, match="num_examples must be at least 0"):

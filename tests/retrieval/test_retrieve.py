@@ -1,4 +1,5 @@
 import logging
+import re
 from collections import Counter
 from types import SimpleNamespace
 
@@ -223,3 +224,17 @@ def test_default_top_k_is_the_papers():
     assert [default_top_k(n) for n in (515, 4999, 5000, 20_000, 100_000, 100_001, 180_040)] == [
         5000, 5000, 500, 500, 500, 50, 50
     ]  # fmt: skip
+
+
+def test_a_default_k_that_takes_most_of_the_corpus_is_warned_of(run, make_task, make_corpus, caplog):
+    """And the K that is named takes at most half, one more does not."""
+    with caplog.at_level(logging.WARNING):
+        whole = run(make_task(), make_corpus())
+    fits = re.search(r"takes (\d+) of the (\d+) passages of the corpus. --top_k (\d+) takes at most half", caplog.text)
+    found, passages, k = map(int, fits.groups())
+    assert found == len(whole.dataset) and 2 * found > passages
+    sizes = [len(run(make_task(), make_corpus(), top_k=number).dataset) for number in (k, k + 1)]
+    assert 2 * sizes[0] <= passages < 2 * sizes[1]
+    caplog.clear()
+    run(make_task(), make_corpus(), top_k=5000)
+    assert "takes at most half" not in caplog.text
