@@ -102,7 +102,9 @@ class AnalyzeArguments(_CheckedArguments):
 class AnalyzedTask(TaskArguments):
     """The labelled task, where one is needed."""
 
-    task: str | None = field(default=None, metadata=dict(TaskArguments.__dataclass_fields__["task"].metadata))
+    task: str | None = field(  # type: ignore[assignment]  # Not every analysis needs one.
+        default=None, metadata=dict(TaskArguments.__dataclass_fields__["task"].metadata)
+    )
 
     def load(self, what: str = "This analysis") -> Task:
         """Read the task.

@@ -13,6 +13,7 @@ from hf_tlm.analysis.errors import AnalysisError
 from hf_tlm.data import load_tokenizer
 from hf_tlm.hub.checkpoint import checkpoint_folder
 from hf_tlm.models.adapters import ADAPTER_FILE, load_merged, read_adapter
+from hf_tlm.models.base import body_of
 from hf_tlm.models.families import longest_input
 from hf_tlm.models.loading import POOLER, hub_options, reading
 from hf_tlm.runs.finetuning.loading import set_token_types
@@ -47,9 +48,8 @@ def load_encoder(
         ModelError, HubError, TokenizerError: it cannot be loaded.
     """
     options = hub_options(None, trust_remote_code, attn_implementation) | {"dtype": torch.float32}
-    trust = {"trust_remote_code": trust_remote_code}
-    folder = checkpoint_folder(name_or_path, **trust)
-    tokenizer = load_tokenizer(name_or_path, masking=False, **trust)
+    folder = checkpoint_folder(name_or_path, trust_remote_code=trust_remote_code)
+    tokenizer = load_tokenizer(name_or_path, masking=False, trust_remote_code=trust_remote_code)
     shown = logging.get_verbosity()
     logging.set_verbosity_error()  # A head that is left out is no news here.
     try:
@@ -80,4 +80,6 @@ def _adapted(folder: str, options: dict[str, Any]) -> PreTrainedModel:
     """The body of a base model with an adapter merged into it."""
     adapter = read_adapter(folder)
     bare = "AutoModelForMultipleChoice" if adapter.modules_to_save else "AutoModelForMaskedLM"
-    return load_merged(folder, ADAPTED.get(adapter.task_type, bare), **options).base_model
+    model = load_merged(folder, ADAPTED.get(adapter.task_type or "", bare), **options)
+    assert isinstance(model, PreTrainedModel)  # as all Auto classes make
+    return body_of(model)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
     from matplotlib.legend import Legend
+    from matplotlib.typing import RcKeyType
 
 WIDTH, HEIGHT = 3.3, 2.4  # inches
 DPI = 300
@@ -31,7 +32,7 @@ PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 # Not by colour alone: series differ in marker and dashes too.
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
-STYLE = {
+STYLE: dict[RcKeyType, Any] = {
     "font.size": 8,
     "text.parse_math": False,  # Names and texts of data may have dollar signs.
     "axes.titlesize": 8,
@@ -145,7 +146,7 @@ def save_figure(figure: Figure, directory: str | os.PathLike, name: str, numbers
         numbers: rows with the same keys.
     """
     folder = Path(directory)
-    files = {folder / f"{name}.png": to_png(figure), folder / f"{name}.svg": to_svg(figure)}
+    files: dict[Path, str | bytes] = {folder / f"{name}.png": to_png(figure), folder / f"{name}.svg": to_svg(figure)}
     files[folder / f"{name}.csv"] = to_csv(numbers)
     for path, content in files.items():
         atomic_write(path, content)

@@ -15,6 +15,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ class Result:
 
     def score(self, split: str) -> float | None:
         """On the task's metric, a share of 1; None where there is none, or it is not finite."""
-        value = self.scores.get(split, {}).get(self.metric)
+        value = self.scores.get(split, {}).get(self.metric or "")
         return value if value is not None and math.isfinite(value) else None
 
 
@@ -129,17 +130,16 @@ def _of_run(folder: Path, name: str, content: Mapping[str, Any]) -> Iterator[Res
     if not isinstance(task, str):
         return
     check_record(content, folder / RESULTS)
-    about = {"run": name, "folder": folder, "task": task, "arm": _without_task(name, task), "metric": content.get("metric")}
-    about["settings"] = _flat(content)
+    arm, metric = _without_task(name, task), content.get("metric")
+    seed_of = partial(Result, run=name, folder=folder, task=task, arm=arm, metric=metric, settings=_flat(content))
     seeds = content.get("seeds") or content.get("splits")
     if seeds is None:  # Interrupted: what is finished is in the folders of the seeds.
         seeds = [read_json(path) for path in sorted(folder.glob("s[ep]*-*/results.json"))]
-        yield Result(**about, seed=None, error=NOT_FINISHED)
+        yield seed_of(seed=None, error=NOT_FINISHED)
     try:
         for record in seeds:
             check_seed(record, folder / RESULTS)
-            yield Result(
-                **about,
+            yield seed_of(
                 seed=record["seed"],
                 scores={split: record[split] for split in SPLITS if record.get(split)},
                 cost=record.get("cost") or {},
@@ -196,7 +196,7 @@ def _of_subset(subset: Mapping[str, Any] | None, place: str | None) -> dict[str,
         part = (
             f"{100 * selection['fraction']:g}%" if selection.get("fraction") else f"{selection.get('size', 'some')} passages"
         )
-        method = selection.get("method")
+        method = selection.get("method") or ""
         words += f", {part} {_METHODS.get(method, method or 'chosen')}"
     return {**known, "subset": words}
 

@@ -20,7 +20,8 @@ def sample_corpus(corpus: str, count: int, *, seed: int = 0, least: int = 1, tex
     Raises:
         AnalysisError: it has fewer. CorpusError: see `load_corpus`.
     """
-    rng, kept, read = np.random.default_rng(seed), [], 0
+    rng, read = np.random.default_rng(seed), 0
+    kept: list[tuple[float, int, str]] = []
     for _, batch in load_corpus(corpus, text_column=text_column).batches():
         texts = [text for text in batch["text"].to_pylist() if text and text.strip()]
         kept += zip(rng.random(len(texts)), range(read, read + len(texts)), texts, strict=True)

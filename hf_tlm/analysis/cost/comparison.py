@@ -16,11 +16,10 @@ from typing import Any
 from hf_tlm.analysis.cost.published import ROBERTA_LARGE, published_points
 from hf_tlm.analysis.errors import AnalysisError
 from hf_tlm.analysis.runs import RESULTS, Result, read_json
-from hf_tlm.experiments.published import PUBLISHED
 from hf_tlm.utils.markdown import markdown_table
 from hf_tlm.utils.shown import for_markdown
 
-ROBERTA_LARGE_FLOPS = PUBLISHED[ROBERTA_LARGE].flops
+ROBERTA_LARGE_FLOPS = next(point.flops for point in published_points() if point.source == ROBERTA_LARGE)
 
 
 @dataclass(frozen=True)
@@ -181,7 +180,7 @@ def _tasks(arms: _Arms, tasks: Sequence[str] | None, notes: list[str]) -> list[s
 
 
 def _metric(arms: _Arms, task: str) -> str:
-    metrics = {result.metric for of_tasks in arms.values() for result, _ in of_tasks.get(task, ())}
+    metrics = {str(result.metric) for of_tasks in arms.values() for result, _ in of_tasks.get(task, ())}
     if len(metrics) > 1:
         raise AnalysisError(
             f"Runs on {task} have different metrics, {' and '.join(sorted(metrics))}. Leave some of them out."
@@ -190,9 +189,11 @@ def _metric(arms: _Arms, task: str) -> str:
 
 
 def _scored(name: str, of_tasks: Mapping[str, Sequence[tuple[Result, float]]], split: str) -> Scored:
-    scores = {task: {result.seed: 100 * result.score(split) for result, _ in of} for task, of in of_tasks.items()}
+    scores = {
+        task: {r.seed: 100 * score for r, _ in of if (score := r.score(split)) is not None} for task, of in of_tasks.items()
+    }
     shared = set.intersection(*(set(of_seeds) for of_seeds in scores.values()))
-    averages = [statistics.fmean(of_seeds[seed] for of_seeds in scores.values()) for seed in sorted(shared)]
+    averages = [statistics.fmean(of_seeds[seed] for of_seeds in scores.values()) for seed in shared]
     before = statistics.fmean(statistics.fmean(flops for _, flops in of) for of in of_tasks.values())
     own = statistics.fmean(statistics.fmean(result.cost["flops"] for result, _ in of) for of in of_tasks.values())
     return Scored(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hf_tlm.analysis.cost.comparison import Comparison
 from hf_tlm.analysis.figures import MARKERS, PALETTE, WIDTH, add_legend, label_decades, new_figure, style
@@ -37,7 +37,7 @@ def cost_figure(found: Comparison) -> Figure:
     return figure
 
 
-def _style(number: int) -> dict[str, str]:
+def _style(number: int) -> dict[str, Any]:
     """With another marker at each turn of the colours."""
     return {"color": PALETTE[number % len(PALETTE)], "marker": MARKERS[(number + number // len(PALETTE)) % len(MARKERS)]}
 

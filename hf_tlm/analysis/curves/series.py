@@ -77,7 +77,7 @@ def _default(runs: Sequence[RunLog], logged: Sequence[str]) -> list[str]:
     # Where there are too many, those that corpus and task batches both have are drawn of the corpus.
     again = [name for name in drawn if name.startswith("task/") and f"corpus/{name[5:]}" in drawn]
     kept = sorted(drawn, key=lambda name: (name in again, ranks[name]))[:MOST_PANELS]
-    return sorted(kept, key=ranks.get)
+    return sorted(kept, key=ranks.__getitem__)
 
 
 def _kind(name: str) -> int:
@@ -126,10 +126,10 @@ def smooth(values: np.ndarray, stages: Sequence[str], window: int) -> np.ndarray
     """
     if window == 1:
         return values
-    stages = np.asarray(stages)
+    stage_of = np.asarray(stages)
     smoothed = np.full(len(values), math.nan)
     for at in range(len(values)):
-        own = np.flatnonzero(stages == stages[at])
+        own = np.flatnonzero(stage_of == stage_of[at])
         half = min(window // 2, at - own[0], own[-1] - at)
         near = values[at - half : at + half + 1]
         if np.isfinite(near).any():

@@ -218,7 +218,8 @@ def _places(entries: Sequence[tuple[float, Mapping[str, float]]]) -> dict[str, n
     for axis in AXES:
         known = [(step, values[axis]) for step, values in entries if math.isfinite(values.get(axis, math.nan))]
         if axis != "steps" and known:
-            places[axis] = np.interp(steps, *zip((0.0, 0.0), *known, strict=True))
+            at, of = zip((0.0, 0.0), *known, strict=True)
+            places[axis] = np.interp(steps, at, of)
     return places
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -93,12 +94,18 @@ def _embed(
     """A model's vectors of the texts, and of those that random pairs are of."""
     length = args.max_length
     model, tokenizer = load_encoder(place, max_length=length, trust_remote_code=args.trust_remote_code)
-    settings = {"max_length": length, "batch_size": args.batch_size, "description": f"Embedding with {name}"}
-    settings |= {"pooling": options.pooling, "layer": options.layer}
-    vectors = embed_texts(model, tokenizer, drawn.texts, drawn.text_pairs, **settings)
-    if drawn.random_texts is None:
-        return vectors, vectors
-    return vectors, embed_texts(model, tokenizer, drawn.random_texts, **settings)
+    embed = partial(
+        embed_texts,
+        model,
+        tokenizer,
+        pooling=options.pooling,
+        layer=options.layer,
+        max_length=length,
+        batch_size=args.batch_size,
+        description=f"Embedding with {name}",
+    )
+    vectors = embed(drawn.texts, drawn.text_pairs)
+    return vectors, vectors if drawn.random_texts is None else embed(drawn.random_texts)
 
 
 def _explained(drawn: DrawnTexts, options: EmbeddingsArguments) -> str:

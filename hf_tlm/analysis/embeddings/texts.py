@@ -101,8 +101,11 @@ def draw_texts(
         raise AnalysisError(
             f"None of the texts drawn of {task.name}'s {split} split form a similar pair ({parts['similar_are']})."
         )
-    others = None if random_from is None else sample_corpus(random_from, max_texts, seed=seed, least=2)
-    count, said = (len(texts), f"{task.name}'s {split} split") if others is None else (len(others), Path(random_from).name)
+    if random_from is None:
+        others, count, said = None, len(texts), f"{task.name}'s {split} split"
+    else:
+        others = sample_corpus(random_from, max_texts, seed=seed, least=2)
+        count, said = len(others), Path(random_from).name
     return DrawnTexts(
         texts,
         **parts,
@@ -114,17 +117,17 @@ def draw_texts(
 
 def _similar(task: Task, labels: Sequence[float], options: EmbeddingsArguments) -> tuple[np.ndarray, str]:
     """(which rows are similar pairs, what that means)."""
-    labels = np.asarray(labels)
+    values = np.asarray(labels)
     if task.kind == "regression":
         if options.similar_label is not None:
             raise AnalysisError(f"--similar_label is a class; the pairs of {task.name} have scores. Give --similar_from.")
         least = options.similar_from
         if least is None:
             least = SIMILAR_SHARE * max(max(rows["label"]) for rows in task.splits.values())
-        return labels >= least, f"with a score of {least:g} or more"
+        return values >= least, f"with a score of {least:g} or more"
     if options.similar_label not in task.label_names:
         raise AnalysisError(
             f"--similar_label must be a class of {task.name}: {', '.join(task.label_names)}; received "
             f"{options.similar_label!r}."
         )
-    return labels == task.label2id[options.similar_label], f"of the class {options.similar_label}"
+    return values == task.label2id[options.similar_label], f"of the class {options.similar_label}"

@@ -53,10 +53,11 @@ def embed_texts(
     if pooling not in POOLINGS:
         raise AnalysisError(f"pooling must be one of {', '.join(POOLINGS)}; received {pooling!r}.")
     both = [texts] if text_pairs is None else [texts, text_pairs]
-    for row, found in enumerate(zip(*both, strict=True)):
-        if not all(isinstance(text, str) and text.strip() for text in found):
-            raise AnalysisError(f"Text {row} is null or blank: {found!r:.80}. Leave such rows out (--drop_bad_rows).")
-    collate, vectors = DataCollatorWithPadding(tokenizer), []
+    for row, parts in enumerate(zip(*both, strict=True)):
+        if not all(isinstance(text, str) and text.strip() for text in parts):
+            raise AnalysisError(f"Text {row} is null or blank: {parts!r:.80}. Leave such rows out (--drop_bad_rows).")
+    collate = DataCollatorWithPadding(tokenizer)
+    chunks: list[np.ndarray] = []
     size = batch_size * CHUNK_BATCHES
     main = os.environ.get("RANK", "0") == "0"
     with tqdm(total=len(texts), desc=description, unit=" texts", disable=not main) as bar:
@@ -68,10 +69,11 @@ def embed_texts(
             for at in range(0, len(order), batch_size):
                 rows = order[at : at + batch_size]
                 batch = collate([{name: values[row] for name, values in inputs.items()} for row in rows])
-                found.append(_pooled(model, batch.to(model.device), tokenizer.cls_token_id, pooling, layer))
+                batch = {name: values.to(model.device) for name, values in batch.items()}
+                found.append(_pooled(model, batch, tokenizer.cls_token_id, pooling, layer))
                 bar.update(len(rows))
-            vectors.append(np.concatenate(found)[np.argsort(order)])
-    vectors = np.concatenate(vectors) if vectors else np.zeros((0, 0), np.float32)
+            chunks.append(np.concatenate(found)[np.argsort(order)])
+    vectors = np.concatenate(chunks) if chunks else np.zeros((0, 0), np.float32)
     _check(vectors, texts, pooling)
     return vectors
 

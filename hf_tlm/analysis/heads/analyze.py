@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -88,7 +88,7 @@ def _count_rows(found: Mapping[str, Sequence[AttentionHead]]) -> list[dict[str, 
     return [{"model": name, "kind": head.kind} | asdict(head) for name, heads in found.items() for head in heads]
 
 
-def _file_names(names: Sequence[str]) -> dict[str, str]:
+def _file_names(names: Iterable[str]) -> dict[str, str]:
     """Names of models' figures without what file systems do not take.
 
     Raises:

@@ -21,6 +21,7 @@ from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTok
 
 from hf_tlm.analysis.errors import AnalysisError
 from hf_tlm.analysis.heads.head_types import AttentionHead, count_maxima
+from hf_tlm.models.base import body_of
 from hf_tlm.models.families import longest_input
 
 Text = str | tuple[str, str]  # A text, or a pair.
@@ -75,14 +76,15 @@ def measure_heads(
     """
     rows = _encode(model, tokenizer, texts, max_length)
     separators = torch.tensor(separator_ids(tokenizer), device=model.device)
-    collate, counts, total = DataCollatorWithPadding(tokenizer), None, sum(len(row["input_ids"]) for row in rows)
+    counts: list[torch.Tensor] = []
+    total = sum(len(row["input_ids"]) for row in rows)
     bar = tqdm(total=len(rows), desc=f"Heads {name}".strip(), unit=" texts", disable=os.environ.get("RANK", "0") != "0")
     with _eager(model) as body, torch.inference_mode(), bar:
         for batch in _batches(rows, model, batch_size):
-            padded = collate(batch).to(model.device)
+            padded = _padded(batch, tokenizer, model)
             special = torch.isin(padded["input_ids"], separators)
             found = [count_maxima(maps, padded["attention_mask"], special) for maps in _maps(body, padded)]
-            counts = found if counts is None else [old + new for old, new in zip(counts, found, strict=True)]
+            counts = [old + new for old, new in zip(counts, found, strict=True)] if counts else found
             bar.update(len(batch))
     return [
         AttentionHead(layer, head, total, *own)
@@ -99,9 +101,9 @@ def text_maps(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: 
     """
     rows = _encode(model, tokenizer, [text], max_length)
     with _eager(model) as body, torch.inference_mode():
-        maps = _maps(body, DataCollatorWithPadding(tokenizer)(rows).to(model.device))
+        maps = _maps(body, _padded(rows, tokenizer, model))
     tokens = tokenizer.convert_ids_to_tokens(rows[0]["input_ids"])
-    return TextMaps(tokens, [layer[0].float().cpu().numpy() for layer in maps])
+    return TextMaps(list(tokens), [layer[0].float().cpu().numpy() for layer in maps])
 
 
 def most_tokens(texts: Sequence[Text], tokenizers: Sequence[PreTrainedTokenizerBase], limit: int) -> np.ndarray:
@@ -164,10 +166,17 @@ def _batches(rows: list[dict[str, list[int]]], model: PreTrainedModel, batch_siz
         start += size
 
 
+def _padded(
+    rows: list[dict[str, list[int]]], tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel
+) -> dict[str, torch.Tensor]:
+    """One batch, on the model's device."""
+    return {name: values.to(model.device) for name, values in DataCollatorWithPadding(tokenizer)(rows).items()}
+
+
 @contextmanager
-def _eager(model: PreTrainedModel) -> Iterator[nn.Module]:
+def _eager(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
     """The body of a model, without dropout and with attention maps; afterwards the model is as before."""
-    body = model.get_encoder() if model.config.is_encoder_decoder else model.base_model
+    body: PreTrainedModel = model.get_encoder() if model.config.is_encoder_decoder else body_of(model)
     config = body.config
     training, implementation, wanted = model.training, config._attn_implementation, config.output_attentions
     try:

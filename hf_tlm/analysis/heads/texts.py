@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from hf_tlm.analysis.arguments import AnalyzeArguments, AnalyzedTask
@@ -14,7 +16,7 @@ SPLITS = ("test", "validation", "train")
 COLUMNS = ("text", "text_pair", "question", "context")
 
 
-def read_texts(args: AnalyzeArguments, task: AnalyzedTask) -> tuple[str, list[Text]]:
+def read_texts(args: AnalyzeArguments, task: AnalyzedTask) -> tuple[str, Sequence[Text]]:
     """Read texts: those of `--texts`, else of the task's test, validation or training split.
 
     Returns (what they are, the texts); no more than `max_texts`, drawn with the seed and in their order.
@@ -23,8 +25,8 @@ def read_texts(args: AnalyzeArguments, task: AnalyzedTask) -> tuple[str, list[Te
         AnalysisError: neither was given, or the file has no text. CorpusError, TaskError: they cannot be read.
     """
     if args.texts is not None:
-        settings = {"seed": args.seed, "text_column": task.text_column or "text"}
-        return args.texts, sample_corpus(args.texts, args.max_texts, **settings)
+        column = task.text_column or "text"
+        return args.texts, sample_corpus(args.texts, args.max_texts, seed=args.seed, text_column=column)
     if task.task is None:
         raise AnalysisError("--what heads needs texts: give --texts, a file, or --task, whose texts are read.")
     loaded = task.load()

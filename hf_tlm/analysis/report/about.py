@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hf_tlm.analysis.report.blocks import Code, Column, Facts, Folded, Section, Table, Text, make_table
+from hf_tlm.analysis.report.blocks import Block, Code, Column, Facts, Folded, Section, Table, Text, make_table
 from hf_tlm.analysis.report.run_folder import TITLES, RunFolder
 from hf_tlm.analysis.report.settings import settings_of
 from hf_tlm.hub.finetuned_card import METRIC_NAMES
@@ -27,7 +27,8 @@ COST = {
 
 def what_was_run(run: RunFolder) -> Section:
     """Task, data, model, command, and all settings, folded."""
-    record, blocks = run.record, [Facts(_facts(run))]
+    record = run.record
+    blocks: list[Block] = [Facts(_facts(run))]
     if isinstance(command := record.get("command"), str):
         blocks.append(Code(command))
     settings = settings_of(run)
@@ -39,9 +40,9 @@ def what_was_run(run: RunFolder) -> Section:
             blocks.append(Folded(f"{title} ({len(rows)})", [table]))
     manifest = record if run.kind == "subset" else record.get("subset")
     if isinstance(manifest, Mapping):
-        columns = (Column("of the manifest"), Column("value"))
-        rows = [row for row in _flat(manifest) if not row[0].startswith("files.")]
-        blocks.append(Folded("How the subset was made", [make_table("", columns, rows, characters=500)]))
+        of_manifest = (Column("of the manifest"), Column("value"))
+        facts = [row for row in _flat(manifest) if not row[0].startswith("files.")]
+        blocks.append(Folded("How the subset was made", [make_table("", of_manifest, facts, characters=500)]))
     if isinstance(grid := record.get("grid"), Mapping):
         blocks.append(Folded("The points of the grid", [_grid_table(grid, run.metric)]))
     return Section("What was run", "run", blocks)
@@ -89,8 +90,8 @@ def scores(run: RunFolder) -> Section | None:
             for part in ("training", "validation")
             for name, value in (run.record.get(part) or {}).items()
         ]
-        columns = (Column("on"), Column("what"), Column("value", "number", "{:.4f}"))
-        return Section("Scores", "scores", [make_table("Losses (nats) and shares", columns, found)]) if found else None
+        losses = (Column("on"), Column("what"), Column("value", "number", "{:.4f}"))
+        return Section("Scores", "scores", [make_table("Losses (nats) and shares", losses, found)]) if found else None
     splits = {split: summary_of(run, split) for split in SPLITS}
     if not any(splits.values()):
         return None
@@ -185,7 +186,9 @@ def _facts(run: RunFolder) -> list[tuple[str, str]]:
         facts += subset_facts(manifest)
     if isinstance(corpus := record.get("corpus"), Mapping) and run.kind == "pretrain":
         facts.append(("Corpus", f"{corpus.get('name')} ({corpus.get('tokens') or 0:,} tokens)"))
-    model = record.get("model") if isinstance(record.get("model"), Mapping) else {}
+    model = record.get("model")
+    if not isinstance(model, Mapping):
+        model = {}
     if (start := model.get("model_name_or_path")) is not None:
         facts.append(("Model", f"from the checkpoint {start}"))
     elif model.get("model_config"):

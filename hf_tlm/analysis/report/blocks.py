@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
 
 from markupsafe import escape
 
@@ -26,6 +26,13 @@ def printable(text: str, longest: int = LONGEST) -> str:
     """At most so many characters of a text, and an ellipsis for others; without what a page cannot hold."""
     text = text if len(text) <= longest else f"{text[:longest]}…"
     return _BLANKS.sub(" ", text.encode("utf-8", "replace").decode("utf-8"))
+
+
+class Block(Protocol):
+    """What sections hold; the template draws each as its `block` says."""
+
+    @property
+    def block(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -105,14 +112,14 @@ class Facts:
 class Row:
     """Blocks beside each other where there is room."""
 
-    blocks: Sequence[Any]
+    blocks: Sequence[Block]
     block: str = "row"
 
 
 @dataclass(frozen=True)
 class Folded:
     title: str
-    blocks: Sequence[Any]
+    blocks: Sequence[Block]
     block: str = "folded"
 
 
@@ -120,7 +127,7 @@ class Folded:
 class Section:
     title: str
     anchor: str
-    blocks: Sequence[Any] = field(default_factory=tuple)
+    blocks: Sequence[Block] = field(default_factory=tuple)
 
 
 def make_table(

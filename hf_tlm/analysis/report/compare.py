@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 
 from hf_tlm.analysis.arguments import ReportPageArguments
 from hf_tlm.analysis.report.about import COST, hours, metric_name, subset_facts, summary_of
-from hf_tlm.analysis.report.blocks import LARGE_TABLE, Column, Row, Section, Table, Text, make_table
+from hf_tlm.analysis.report.blocks import LARGE_TABLE, Block, Column, Row, Section, Table, Text, make_table
 from hf_tlm.analysis.report.comparison import Pairing, pair
 from hf_tlm.analysis.report.groups import Group, difference, heading
 from hf_tlm.analysis.report.predictions import SCORES, Predictions
@@ -42,7 +41,7 @@ def against(
         f"First: {names[0]}. Second: {names[1]}. Both on the {len(found.ids):,} rows of {first.split}; differences are "
         "second minus first."
     )
-    blocks: list[Any] = [Text(about), _differing(runs), _score_table(runs, first.split), *_cost_tables(runs)]
+    blocks: list[Block] = [Text(about), _differing(runs), _score_table(runs, first.split), *_cost_tables(runs)]
     if first.larger_is_better:
         blocks.append(_agreement_table(found))
         blocks.append(

@@ -71,6 +71,6 @@ def fewer_classes(found: Confusion, most: int = MOST_CLASSES) -> Confusion:
         return found
     kept = np.sort(np.argsort(-found.support, kind="stable")[: most - 1])
     left = np.setdiff1d(np.arange(len(found.names)), kept)
-    groups = [*([at] for at in kept), left]
+    groups = [*(np.array([at]) for at in kept), left]
     counts = np.array([[found.counts[np.ix_(rows, columns)].sum() for columns in groups] for rows in groups])
     return Confusion([*(found.names[at] for at in kept), OTHERS], counts)

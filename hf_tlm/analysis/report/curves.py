@@ -41,7 +41,7 @@ def curves(run: RunFolder) -> list[Chart]:
     shown = run.best_seed if run.best_seed is not None else next(iter(started), None)
     for stage in (1, 2):
         logs = {seed: read_log(run.seed_folder(seed) / f"stage{stage}") for seed in started}
-        charts.append(_losses(f"Stage {stage}, seed {shown}: losses", logs.get(shown, [])))
+        charts.append(_losses(f"Stage {stage}, seed {shown}: losses", [] if shown is None else logs.get(shown, [])))
         named = {f"seed {seed}": log for seed, log in logs.items()}
         charts.append(_validation(f"Stage {stage}: validation", score, named, f"eval_{run.metric}", 100))
     histories, prefix = {f"seed {record['seed']}": record.get("history") or [] for record in run.seeds}, ""

@@ -41,7 +41,7 @@ def error_table(found: Predictions, rows: Rows | None, best: int | None, options
 
     The surest errors come first (of numbers the farthest).
     """
-    seed = best if best in found.by_seed else found.seeds[0]
+    seed = best if best is not None and best in found.by_seed else found.seeds[0]
     judged = found.by_seed[seed]
     regression = found.kind == "regression"
     wrong = [at for at, row in enumerate(judged) if not row.right]
@@ -61,11 +61,12 @@ def error_table(found: Predictions, rows: Rows | None, best: int | None, options
         if row.wrong and rows:
             words = rows.columns["tokens"][at]
             gold, predicted = tags_of(row.wrong, 1, words), tags_of(row.wrong, 2, words)
-        numbers = {
+        known: dict[str, list[float | None]] = {
             "regression": [row.score],
             "question_answering": [row.probability, row.score],
             "tagging": [row.probability, row.score],
-        }.get(found.kind, [row.probability, row.of_gold])
+        }
+        numbers = known.get(found.kind, [row.probability, row.of_gold])
         misses = [int((~found.right[:, at]).sum())] if several else []
         return [row.id, *([rows.at(at)] if rows else []), gold, predicted, *numbers, *misses]
 

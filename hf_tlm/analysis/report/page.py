@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hf_tlm.analysis.arguments import ReportPageArguments
 from hf_tlm.analysis.errors import AnalysisError
 from hf_tlm.analysis.report import about, errors
-from hf_tlm.analysis.report.blocks import Facts, Row, Section, Text, printable
+from hf_tlm.analysis.report.blocks import Block, Facts, Row, Section, Text, printable
 from hf_tlm.analysis.report.compare import against
 from hf_tlm.analysis.report.curves import curves
 from hf_tlm.analysis.report.predictions import Predictions, read_predictions
@@ -218,7 +218,7 @@ def _retrieved(
             )
     if not subsets:
         return None
-    blocks: list[Any] = []
+    blocks: list[Block] = []
     for name, subset in subsets.items():
         queries = any(query is not None for query in subset.dataset[:1]["best_query"])
         if queries and (task is None or not made_for(subset, task)):

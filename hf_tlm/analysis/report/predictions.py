@@ -85,7 +85,9 @@ def read_predictions(run: RunFolder, split: str) -> tuple[Predictions | None, li
     Raises:
         AnalysisError: a file is damaged; the message names it and the line.
     """
-    missing, found, names = [], {}, ()
+    missing: list[str] = []
+    found: dict[int, list[Judged]] = {}
+    names: tuple[str, ...] = ()
     for seed in (record["seed"] for record in run.seeds):
         path = run.seed_folder(seed) / "predictions" / f"{split}.jsonl"
         lines = _read_lines(path) if path.is_file() else []

@@ -48,7 +48,9 @@ def recorded_subset(run: RunFolder) -> Subset | None:
     if not place or not manifest:
         return None
     # As it was called where the run was started, which may be a folder above the run's.
-    for folder in filter(_is_here, (os.path.join(base, str(place)) for base in ("", *run.path.resolve().parents))):
+    for folder in (os.path.join(base, str(place)) for base in ("", *map(str, run.path.resolve().parents))):
+        if not _is_here(folder):
+            continue
         try:
             subset = Subset.load(folder)
         except (ValueError, OSError):

@@ -39,7 +39,7 @@ def retrieved_table(subset: Subset, task: Task | None, characters: int, most_byt
     the texts' ids alone.
     """
     total = len(subset)
-    chosen = np.unique(np.linspace(0, total - 1, min(total, EXAMPLES)).round().astype(int)) if total else []
+    chosen = np.unique(np.linspace(0, total - 1, min(total, EXAMPLES)).round().astype(int)) if total else np.empty(0, int)
     rows = subset.dataset.select(chosen)
     shown = _with_queries(subset, rows, task) if task is not None and made_for(subset, task) else {}
     influence = "influence" in rows.column_names

@@ -74,8 +74,8 @@ class RunFolder:
         if not self.seeds:
             return None
         scores = [(record.get("validation") or {}).get(self.metric) for record in self.seeds]
-        scores = [float("-inf") if score is None or math.isnan(score) else score for score in scores]
-        return self.seeds[scores.index(max(scores))]["seed"]
+        known = [float("-inf") if score is None or math.isnan(score) else score for score in scores]
+        return self.seeds[known.index(max(known))]["seed"]
 
 
 def read_run(path: str | os.PathLike, name: str | None = None) -> RunFolder:

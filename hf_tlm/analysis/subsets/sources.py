@@ -50,11 +50,13 @@ def source_shares(subsets: Mapping[str, Subset], top: int = 10) -> list[SourceSh
         raise AnalysisError(f"The subset {empty[0]!r} is empty: it has no sources.")
     found = {name: _count(subset) for name, subset in subsets.items()}
     corpora = {name: subset.manifest["counts"].get("sources") or {} for name, subset in subsets.items()}
-    weight: Counter[str] = Counter()
+    weight: dict[str, float] = {}
     for name, counts in found.items():
         for source, count in counts.items():
-            weight[source] += count / len(subsets[name])
-    order = sorted({*weight, *(source for counts in corpora.values() for source in counts)}, key=lambda s: (-weight[s], s))
+            weight[source] = weight.get(source, 0.0) + count / len(subsets[name])
+    order = sorted(
+        {*weight, *(source for counts in corpora.values() for source in counts)}, key=lambda s: (-weight.get(s, 0.0), s)
+    )
     groups: list[tuple[str | None, list[str]]] = [(source, [source]) for source in order[:top]]
     if order[top:]:
         groups.append((None, order[top:]))

@@ -129,8 +129,8 @@ def sensitivity_table(
         if score is not None:
             cell.metric, cell.scores[result.seed] = result.metric, score
     _check_metrics(cells.values())
-    keys = [_ordered([at[axis] for at in cells]) for axis in (0, 1)]
-    return SensitivityTable(tuple(rows), tuple(columns), *map(tuple, keys), cells, split)
+    row_keys, column_keys = (tuple(_ordered([at[axis] for at in cells])) for axis in (0, 1))
+    return SensitivityTable(tuple(rows), tuple(columns), row_keys, column_keys, cells, split)
 
 
 def differing_settings(results: Sequence[Result]) -> list[str]:
