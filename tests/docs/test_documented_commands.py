@@ -24,9 +24,10 @@ OTHERS = {
     *("docker", "git", "run"),
 }
 OPTION = re.compile(r"--[a-z]\w*")
-# Of programs other than ours, and of ours before a command or for accelerate.
+# Of ours before a command or for accelerate, and of Slurm.
 OPTIONS_OF_OTHERS = {"--help", "--help_all", "--version", "--num_processes", "--config_file"}
 OPTIONS_OF_OTHERS |= {"--gpu_ids", "--num_machines", "--machine_rank", "--main_process_ip", "--main_process_port"}
+OPTIONS_OF_OTHERS |= {"--requeue", "--signal"}
 
 
 def of_ours(words):
