@@ -118,7 +118,7 @@ class Benchmark:
         set_seed(args.seed)
         trainer = TlmTrainer(
             model_factory(args, model_args, tokenizer, id2label=ID2LABEL, max_length=args.max_length)(),
-            args.ready(self.folder / "measuring", args.seed),
+            args.for_trainer(self.folder / "measuring", args.seed),
             train_dataset=None,
             # Neighbours are of one document; the texts of a step in training are not.
             eval_dataset=shards.validation(block_args.max_validation_blocks, progress=False).shuffle(seed=0),

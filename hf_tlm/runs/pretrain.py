@@ -205,7 +205,7 @@ def _train(
         set_seed(args.seed)
         trainer = TlmTrainer(
             make_model(),
-            args.ready(output_dir / TRAINING, args.seed),
+            args.for_trainer(output_dir / TRAINING, args.seed),
             train_dataset=None,
             corpus_dataset=blocks,
             eval_dataset=held,

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from hf_tlm.training.errors import ArgumentsError
 from hf_tlm.training.run_arguments import RunArguments
+from hf_tlm.utils.no_effect import NoEffect
+
+_WITHOUT_TEACHER = NoEffect("teacher", ("none",), "without a teacher. Leave it out.")
 
 
 @dataclass(repr=False)
@@ -50,17 +53,17 @@ class TlmArguments(RunArguments):
             "choices": ["none", "linear"],
         },
     )
-    teacher_weight: float = field(
+    teacher_weight: Annotated[float, _WITHOUT_TEACHER] = field(
         default=1.0, metadata={"help": "Weight of the cross-entropy against the teacher's answers beside the task loss."}
     )
-    teacher_passages: int = field(
+    teacher_passages: Annotated[int, _WITHOUT_TEACHER] = field(
         default=4000,
         metadata={
             "help": "Passages that the teacher answers for: those it is most certain of, in proportion to the task's "
             "classes. 0: the task's texts alone."
         },
     )
-    teacher_share: float = field(
+    teacher_share: Annotated[float, _WITHOUT_TEACHER] = field(
         default=0.5, metadata={"help": "Of the texts of task batches at most so many, below 1, are the teacher's passages."}
     )
     seeds: list[int] | None = field(
@@ -170,9 +173,6 @@ class TlmArguments(RunArguments):
 
     def _check_teacher(self) -> None:
         if self.teacher == "none":
-            for name in ("teacher_weight", "teacher_passages", "teacher_share"):
-                if getattr(self, name) != getattr(TlmArguments, name):
-                    raise ArgumentsError(f"{name} {getattr(self, name)} has no effect without a teacher. Leave it out.")
             return
         if self.teacher_weight == 0:
             raise ArgumentsError("teacher_weight 0 leaves the teacher unheard. Give another one, or --teacher none.")
@@ -199,7 +199,7 @@ class TlmArguments(RunArguments):
         Raises:
             ArgumentsError: the total batch size does not fit the processes and the per-device batch size.
         """
-        args = (self.ready if stage == 1 else self._copy)(output_dir, seed)
+        args = (self.for_trainer if stage == 1 else self._copy)(output_dir, seed)
         args.metric_for_best_model = metric
         args.greater_is_better = True
         if stage == 1:

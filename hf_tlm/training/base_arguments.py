@@ -134,7 +134,7 @@ class BaseArguments(TrainingArguments):
             )
         return per_device, accumulation
 
-    def ready(self: Arguments, output_dir: str | os.PathLike, seed: int) -> Arguments:
+    def for_trainer(self: Arguments, output_dir: str | os.PathLike, seed: int) -> Arguments:
         """A copy for the Trainer, with micro-batches that make up the total batch.
 
         Args:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from hf_tlm.objective_specs import OBJECTIVES
 from hf_tlm.training.applicable import DEFAULT_MAX_STEPS, check_applicable
 from hf_tlm.training.base_arguments import PublishedArguments
 from hf_tlm.training.energy import check_energy
 from hf_tlm.training.errors import ArgumentsError
+from hf_tlm.utils.no_effect import NoEffect, check_effects
+
+_WITHOUT_SCL = NoEffect("scl", (False,), "with scl false. Leave it out.")
 
 
 # The Trainer's repr leaves tokens out; a generated one would show them.
@@ -97,8 +100,10 @@ class RunArguments(PublishedArguments):
         default=True,
         metadata={"help": "cocolm: sequence contrastive learning too; negatives are all processes' texts of a micro-batch."},
     )
-    scl_temperature: float = field(default=1.0, metadata={"help": "cocolm with scl: what the cosines are divided by."})
-    scl_projection: str = field(
+    scl_temperature: Annotated[float, _WITHOUT_SCL] = field(
+        default=1.0, metadata={"help": "cocolm with scl: what the cosines are divided by."}
+    )
+    scl_projection: Annotated[str, _WITHOUT_SCL] = field(
         default="none",
         metadata={
             "help": "cocolm with scl. none: cosines are of [CLS] (the paper). mlp: of what a dense layer, GELU and LayerNorm"
@@ -106,7 +111,7 @@ class RunArguments(PublishedArguments):
             "choices": ["none", "mlp"],
         },
     )
-    crop_fraction: float = field(
+    crop_fraction: Annotated[float, _WITHOUT_SCL] = field(
         default=0.9, metadata={"help": "cocolm with scl: how much of a text its second view keeps, in (0, 1]."}
     )
     mlm_probability: float = field(default=0.15, metadata={"help": "Share of tokens chosen for prediction."})
@@ -166,9 +171,7 @@ class RunArguments(PublishedArguments):
     def __post_init__(self):
         super().__post_init__()
         check_applicable(self, self.objective)
-        for name in ("scl_temperature", "scl_projection", "crop_fraction"):
-            if not self.scl and getattr(self, name) != getattr(RunArguments, name):
-                raise ArgumentsError(f"{name} {getattr(self, name)} has no effect with scl false. Leave it out.")
+        check_effects(self, ArgumentsError)
         if not self.stop_gradient and self.clm != "full":
             raise ArgumentsError(
                 f"stop_gradient false is for clm full, whose LM loss has a copy probability; received clm {self.clm}. Leave "
@@ -270,8 +273,8 @@ class RunArguments(PublishedArguments):
             f"{max(1, round(share / most)) * most * self.world_size}, or another multiple of them."
         )
 
-    def ready(self, output_dir: str | os.PathLike, seed: int) -> RunArguments:
-        args = super().ready(output_dir, seed)
+    def for_trainer(self, output_dir: str | os.PathLike, seed: int) -> RunArguments:
+        args = super().for_trainer(output_dir, seed)
         if self.total_batch_tokens is not None:
             args.gradient_accumulation_steps = self._token_accumulation()
         return args

@@ -211,7 +211,11 @@ def test_what_is_published_decides_how_its_repository_is_called():
 
 def test_stages_never_push_and_hold_no_token():
     args = TlmArguments(**BASE, push_to_hub=True, hub_model_id="me/model", hub_token="hf_secret")
-    for copy in (args.for_stage(1, "out", 0, "accuracy"), args.for_stage(2, "out", 0, "accuracy"), args.ready("out", 0)):
+    for copy in (
+        args.for_stage(1, "out", 0, "accuracy"),
+        args.for_stage(2, "out", 0, "accuracy"),
+        args.for_trainer("out", 0),
+    ):
         assert not copy.push_to_hub and copy.hub_token is None
     assert args.push_to_hub and args.hub_token == "hf_secret"
 

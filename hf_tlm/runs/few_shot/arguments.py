@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from hf_tlm.training.base_arguments import BaseArguments
 from hf_tlm.training.errors import ArgumentsError
 from hf_tlm.training.optimizers import OWN
+from hf_tlm.utils.no_effect import NoEffect, check_effects
 
 # Options of the Trainer that follow from others here, and from which.
 SETTLED = {
@@ -26,9 +27,9 @@ SETTLED = {
     "metric_for_best_model": "the task's metric",
     "resume_from_checkpoint": "output_dir: the same command continues",
 }
-_DEMONSTRATIONS = ("demonstration_sets", "similarity_model")
-_PROMPT = ("template", "label_words", "demonstrations", *_DEMONSTRATIONS)
-_TRAINING = ("learning_rates", "batch_sizes", "max_steps", "eval_steps")
+_NO_PROMPT = NoEffect("method", ("finetune",), ": method finetune has no prompt. Leave it out.")
+_NO_DEMONSTRATIONS = NoEffect("demonstrations", (False,), ": it is for demonstrations, and there are none. Leave it out.")
+_NO_TRAINING = NoEffect("method", ("zero_shot",), ": method zero_shot does not train. Leave it out.")
 
 
 @dataclass(repr=False)
@@ -62,24 +63,24 @@ class FewShotArguments(BaseArguments):
     )
 
     # The prompt.
-    template: str | None = field(
+    template: Annotated[str | None, _NO_PROMPT] = field(
         default=None,
         metadata={
             "help": "Such as '{text} It was {mask}.'; {text:bare} is without its final punctuation, {text_pair:lower} "
             "begins small. Default: LM-BFF's for GLUE's tasks and SNLI."
         },
     )
-    label_words: list[str] | None = field(
+    label_words: Annotated[list[str] | None, _NO_PROMPT] = field(
         default=None,
         metadata={"help": "class=word for every class. Default: LM-BFF's for GLUE's tasks and SNLI.", "nargs": "+"},
     )
-    demonstrations: bool = field(
+    demonstrations: Annotated[bool, _NO_PROMPT] = field(
         default=False, metadata={"help": "One answered example of each class follows the text that is asked about."}
     )
-    demonstration_sets: int = field(
+    demonstration_sets: Annotated[int, _NO_PROMPT, _NO_DEMONSTRATIONS] = field(
         default=16, metadata={"help": "With demonstrations: how many sets of them are averaged over in evaluation."}
     )
-    similarity_model: str | None = field(
+    similarity_model: Annotated[str | None, _NO_PROMPT, _NO_DEMONSTRATIONS] = field(
         default=None,
         metadata={
             "help": "With demonstrations: a sentence encoder, folder or Hub id; examples are of the half most similar to "
@@ -88,17 +89,17 @@ class FewShotArguments(BaseArguments):
     )
 
     # The grid, of which every split takes the point best on its validation examples.
-    learning_rates: list[float] = field(
+    learning_rates: Annotated[list[float], _NO_TRAINING] = field(
         default_factory=lambda: [1e-5, 2e-5, 5e-5], metadata={"help": "Peak learning rates to choose from.", "nargs": "+"}
     )
-    batch_sizes: list[int] = field(
+    batch_sizes: Annotated[list[int], _NO_TRAINING] = field(
         default_factory=lambda: [2, 4, 8],
         metadata={"help": "Texts per optimizer step over all processes, to choose from.", "nargs": "+"},
     )
 
     # Overridden defaults.
-    max_steps: int = field(default=1000, metadata={"help": "Optimizer steps of each training."})
-    eval_steps: float | None = field(
+    max_steps: Annotated[int, _NO_TRAINING] = field(default=1000, metadata={"help": "Optimizer steps of each training."})
+    eval_steps: Annotated[float | None, _NO_TRAINING] = field(
         default=100, metadata={"help": "Evaluate every so many steps (a share of all below 1); the best checkpoint is kept."}
     )
     max_length: int = field(
@@ -114,13 +115,11 @@ class FewShotArguments(BaseArguments):
     hub_strategy: str = field(default="end", metadata={"help": argparse.SUPPRESS})  # push_to_hub is refused.
 
     def __post_init__(self):
-        self._refuse(SETTLED, lambda name: f"it follows from {SETTLED[name]}")
-        if self.method == "finetune":
-            self._refuse(_PROMPT, lambda name: "method finetune has no prompt")
-        if self.method == "zero_shot":
-            self._refuse(_TRAINING, lambda name: "method zero_shot does not train")
-        if not self.demonstrations:
-            self._refuse(_DEMONSTRATIONS, lambda name: "it is for demonstrations, and there are none")
+        defaults = defaults_of(type(self))
+        for name, source in SETTLED.items():
+            if getattr(self, name) != defaults[name]:
+                raise ArgumentsError(f"{name} {getattr(self, name)} has no effect: it follows from {source}. Leave it out.")
+        check_effects(self, ArgumentsError)
         if self.push_to_hub:
             raise ArgumentsError(
                 "A few-shot run ends with one model for every split, in split-<seed>/model. Leave push_to_hub out, and "
@@ -155,12 +154,6 @@ class FewShotArguments(BaseArguments):
         if self.ddp_find_unused_parameters is None:
             self.ddp_find_unused_parameters = True  # The copy head of COCO-LM, for one.
 
-    def _refuse(self, names, reason) -> None:
-        defaults = defaults_of(type(self))
-        for name in names:
-            if getattr(self, name) != defaults[name]:
-                raise ArgumentsError(f"{name} {getattr(self, name)} has no effect: {reason(name)}. Leave it out.")
-
     @property
     def run_split_seeds(self) -> list[int]:
         """The seeds of the samples that are run."""
@@ -183,7 +176,7 @@ class FewShotArguments(BaseArguments):
         """
         args = self._copy(output_dir, seed)
         args.batch_sizes, args.learning_rates, args.learning_rate = [batch_size], [learning_rate], learning_rate
-        args = args.ready(output_dir, seed)
+        args = args.for_trainer(output_dir, seed)
         args.eval_strategy = args.save_strategy = "steps"
         args.save_steps = args.eval_steps
         args.load_best_model_at_end, args.metric_for_best_model, args.greater_is_better = True, metric, True

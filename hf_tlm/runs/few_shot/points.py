@@ -122,7 +122,7 @@ class Prompted:
         classifier, rows = self.classifier(episode, folder), self.task.splits[split]
         trainer = PromptTrainer(
             classifier.model,
-            self.args.ready(self.args.output_dir, classifier.seed),
+            self.args.for_trainer(self.args.output_dir, classifier.seed),
             word_ids=classifier.encoder.word_ids,
             data_collator=classifier.collator,
             processing_class=self.tokenizer,

@@ -159,7 +159,7 @@ class FinetuneArguments(PublishedArguments):
         Raises:
             ArgumentsError: the total batch size does not fit the processes.
         """
-        args = self.ready(output_dir, seed)
+        args = self.for_trainer(output_dir, seed)
         args.label_names = list(label_names)
         args.metric_for_best_model, args.greater_is_better = metric, True
         if self.select_by == "best":

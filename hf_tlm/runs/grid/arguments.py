@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from hf_tlm.runs.grid.points import SELECTIONS, GridError
+from hf_tlm.utils.no_effect import NoEffect, check_effects
 from hf_tlm.utils.ranges import check_ranges
 
 if TYPE_CHECKING:
     from hf_tlm.runs.grid.points import Grid
+
+_WITHOUT_GRID = NoEffect("grid", (None,), "without --grid, which says what to choose from.")
 
 
 @dataclass
@@ -24,7 +27,7 @@ class GridArguments:
             "select_by: ...}. Processes that are given the same --output_dir share the work."
         },
     )
-    grid_select_by: str | None = field(
+    grid_select_by: Annotated[str | None, _WITHOUT_GRID] = field(
         default=None,
         metadata={
             "help": "Which figure of a point's validation scores over the seeds has to be highest: median (default), mean "
@@ -32,7 +35,7 @@ class GridArguments:
             "choices": list(SELECTIONS),
         },
     )
-    optuna_trials: int | None = field(
+    optuna_trials: Annotated[int | None, _WITHOUT_GRID] = field(
         default=None,
         metadata={
             "help": "Instead of every combination: so many trials of one seed each, drawn by Optuna (extra [search]); the "
@@ -42,9 +45,7 @@ class GridArguments:
     )
 
     def __post_init__(self):
-        for name in ("grid_select_by", "optuna_trials"):
-            if self.grid is None and (value := getattr(self, name)) is not None:
-                raise GridError(f"{name} {value} has no effect without --grid, which says what to choose from.")
+        check_effects(self, GridError)
         check_ranges(self, GridError)
 
     def read(self, seeds: list[int] | None = None) -> Grid | None:

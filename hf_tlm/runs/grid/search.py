@@ -195,7 +195,7 @@ def _draw(trial: optuna.Trial, grid: Grid, args: FinetuneArguments) -> dict[str,
             values[name] = trial.suggest_float(name, value.min, value.max, log=value.log)
     args = copy.copy(args)
     args.total_batch_size = values.get("total_batch_size", args.total_batch_size)
-    ready = args.ready(args.output_dir, args.seed)
+    ready = args.for_trainer(args.output_dir, args.seed)
     return values | {name: getattr(ready, name) for name in ("per_device_train_batch_size", "gradient_accumulation_steps")}
 
 

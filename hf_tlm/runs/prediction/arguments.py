@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 from hf_tlm.hub.repo_id import find_repo
 from hf_tlm.training.errors import ArgumentsError
+from hf_tlm.utils.no_effect import NoEffect, check_effects
 from hf_tlm.utils.ranges import check_ranges
 
 # What predictions do not depend on, but for rounding: the machine's.
@@ -18,6 +19,7 @@ _FORMAT = {
     "-> answer. Default: what the name of predict_output says; without one jsonl.",
     "choices": ["jsonl", "csv", "tsv", "parquet", "xlsx", "txt", "glue", "squad"],
 }
+_WITHOUT_PREDICT = NoEffect("predict", (None,), "without predict. Give --predict a file.")
 
 
 @dataclass
@@ -31,19 +33,17 @@ class PredictArguments:
             "needs no labels."
         },
     )
-    predict_output: str | None = field(
+    predict_output: Annotated[str | None, _WITHOUT_PREDICT] = field(
         default=None, metadata={"help": "Where predictions go. Default: a file of that name in output_dir/predictions."}
     )
-    predict_format: str | None = field(default=None, metadata=dict(_FORMAT))
+    predict_format: Annotated[str | None, _WITHOUT_PREDICT] = field(default=None, metadata=dict(_FORMAT))
 
     def __post_init__(self):
         # Before a training, at whose end it would come out.
         check_data("predict", self.predict)
         if self.predict_output and self.predict and os.path.realpath(self.predict_output) == os.path.realpath(self.predict):
             raise ArgumentsError(f"predict_output {self.predict_output} is the file to predict on. Give another.")
-        for name in ("predict_output", "predict_format"):
-            if self.predict is None and getattr(self, name) != getattr(PredictArguments, name):
-                raise ArgumentsError(f"{name} {getattr(self, name)} has no effect without predict. Give --predict a file.")
+        check_effects(self, ArgumentsError)
 
 
 @dataclass

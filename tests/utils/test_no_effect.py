@@ -1,0 +1,49 @@
+"""Options that change nothing beside others are refused; parsers see no difference."""
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import pytest
+from transformers import HfArgumentParser
+
+from hf_tlm.utils.no_effect import NoEffect, check_effects
+
+
+@dataclass
+class Toy:
+    kind: str = "a"
+    on: bool = True
+    weight: Annotated[float, NoEffect("on", (False,), "with on false. Leave it out.")] = 1.0
+    words: Annotated[list[str] | None, NoEffect("kind", ("b", "c"), ": it is for a.")] = field(
+        default_factory=lambda: ["x"], metadata={"nargs": "+"}
+    )
+    both: Annotated[int, NoEffect("kind", ("c",), "with c."), NoEffect("on", (False,), "with on false.")] = 3
+
+    def __post_init__(self):
+        check_effects(self, LookupError, prefix="--")
+
+
+@pytest.mark.parametrize(
+    "values,message",
+    [
+        ({"on": False, "weight": 2.0}, "--weight 2.0 has no effect with on false. Leave it out."),
+        ({"kind": "b", "words": ["y"]}, "--words ['y'] has no effect: it is for a."),
+        ({"kind": "c", "on": False, "both": 4}, "--both 4 has no effect with c."),
+        ({"on": False, "both": 4}, "--both 4 has no effect with on false."),
+    ],
+)
+def test_without_effect(values, message):
+    with pytest.raises(LookupError) as refusal:
+        Toy(**values)
+    assert str(refusal.value) == message
+
+
+@pytest.mark.parametrize("values", [{}, {"weight": 2.0}, {"on": False}, {"kind": "c", "words": ["x"], "both": 3}])
+def test_defaults_and_what_has_an_effect(values):
+    toy = Toy(**values)
+    assert all(getattr(toy, name) == value for name, value in values.items())
+
+
+def test_a_parser_sees_the_type_alone():
+    (toy,) = HfArgumentParser(Toy).parse_args_into_dataclasses(["--weight", "2", "--words", "y", "z"])
+    assert (toy.weight, toy.words) == (2.0, ["y", "z"])
