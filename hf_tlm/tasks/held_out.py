@@ -43,18 +43,19 @@ def hold_out(spec: TaskSpec, rows: Dataset, shares: Mapping[str, float]) -> dict
     if sum(shares.values()) >= 1:
         given = " and ".join(f"{part}_share {share:g}" for part, share in shares.items())
         raise TaskError(f"Task {spec.name}: {given} leave nothing to train on. Together they must be below 1.")
+    contents, classes = _contents(spec, rows), _classes(spec, rows)
     if spec.id_column is None and "id" not in rows.column_names:
         rows = rows.add_column("id", [f"row-{number}" for number in range(len(rows))])
-    contents = _contents(spec, rows)
-    parts = _assign(zip(contents, _classes(spec, rows), strict=True), shares)
+    parts = _assign(zip(contents, classes, strict=True), shares)
     found = {name: [row for row, part in enumerate(parts) if part == name] for name in ("train", *shares)}
     for name, chosen in found.items():
         if not chosen:
-            distinct = len(set(contents) - {None})
+            distinct, kinds = len(set(contents) - {None}), len(set(classes) - {None})
+            many = f" in {kinds} classes, which {spec.label_column!r} names," if spec.kind == "classification" else ""
             raise TaskError(
-                f"Task {spec.name}: {distinct} different texts are too few for a {name} split of "
-                f"{100 * shares.get(name, 1 - sum(shares.values())):g}%. Give it a larger share (--{name}_share), or a "
-                "folder with train, validation and test files."
+                f"Task {spec.name}: {distinct} different texts{many} are too few for a {name} split of "
+                f"{100 * shares.get(name, 1 - sum(shares.values())):g}%. Give it a larger share (--{name}_share), another "
+                "column of labels, or a folder with train, validation and test files."
             )
     return {name: rows.select(chosen) for name, chosen in found.items()}
 

@@ -126,7 +126,7 @@ def read(spec: TaskSpec, split: str, rows: Dataset, names: tuple[str, ...], labe
 
 def _class(label: Any, index: dict[str, int]) -> tuple[int] | Bad:
     if label is None:
-        return Bad("no label")
+        return Bad("no label", "null, blank or -1")
     return (index[str(label)],) if str(label) in index else Bad("a label that train lacks", f"label {str(label)!r:.40}")
 
 

@@ -203,7 +203,9 @@ def test_several_classes_a_text_are_said_to_be_unsupported():
 
 
 def test_too_few_texts_for_a_part():
-    with pytest.raises(TaskError, match="4 different texts are too few for a validation split of 10%.*--validation_share"):
+    with pytest.raises(
+        TaskError, match="4 different texts in 4 classes, which 'queue' names, are too few for a validation split of 10%"
+    ):
         load_task(Dataset.from_list(tickets(4, ("a", "b", "c", "d"))), **SHARES)
 
 
@@ -246,3 +248,14 @@ def test_without_openpyxl_it_is_said(tmp_path, monkeypatch):
     (tmp_path / "t.xlsx").write_bytes(b"PK")
     with pytest.raises(TaskError, match=r"pip install 'hf-tlm\[excel\]'"):
         load_task(str(tmp_path / "t.xlsx"))
+
+
+def test_a_missing_column_is_looked_for_among_the_table_s_own():
+    with pytest.raises(TaskError, match="no column 'label'; the columns are Body, queue, nr[.]"):
+        load_task(Dataset.from_list(tickets(30)), text_columns="Body")
+
+
+def test_minus_one_is_said_to_be_no_label():
+    rows = Dataset.from_list([{"text": f"text {i}", "label": i % 3 - 1} for i in range(60)])
+    with pytest.raises(TaskError, match="rows with no label; the first is row 0 .id 'row-0', null, blank or -1"):
+        load_task(rows)
