@@ -46,7 +46,7 @@ SENTENCEPIECE = ["sentencepiece>=0.2,<0.3"]
 OPTIM = ["pytorch_optimizer>=4.1,<4.2"]  # its LAMB is subclassed and set through its internals
 CRF = ["pytorch-crf>=0.7.2,<0.8"]
 SEARCH = ["optuna>=4,<6"]
-EXCEL = ["openpyxl>=3.1,<4"]
+EXCEL = ["openpyxl>=3.1.5,<4"]  # pandas reads with no older one
 ANALYSIS = ["matplotlib>=3.8,<4"]  # scikit-learn is needed anyway
 DOCS = ["sphinx>=9,<10", "furo>=2025.12", "myst-parser>=5,<6", "sphinx-copybutton>=0.5,<1"]
 TEST = [

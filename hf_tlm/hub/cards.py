@@ -14,6 +14,15 @@ from hf_tlm.version import __version__
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult
 
+# The oldest releases of transformers that a folder was loaded with, to the same logits: 4.57.6 of those before 5, and of 5
+# those that know DistilBERT's tokenizer as it is saved now (5.0.0) and COCO-LM's configuration (5.4.0, not 5.3.0).
+_OLDEST_TRANSFORMERS = {"distilbert": "5.0", "cocolm": "5.4"}
+
+
+def oldest_transformers(model_type: str | None) -> str:
+    """Return the oldest release of transformers that loads what is published of a model of this type."""
+    return _OLDEST_TRANSFORMERS.get(model_type or "", "4.57")
+
 
 def tlm_card(run: Mapping[str, Any], seed: int) -> str:
     """The README.md of a TLM model.
@@ -71,6 +80,7 @@ def tlm_card(run: Mapping[str, Any], seed: int) -> str:
         coco_lm_losses=_coco_lm_losses(arguments),
         dataset_sentence=dataset_sentence(dataset),
         license_sentence=license_sentence(None),
+        transformers=oldest_transformers(record.get("model_type")),
         citations=["tlm", *({method} & {"iss", "dsir"}), *OBJECTIVES[objective].citations],
     )
 
@@ -112,6 +122,7 @@ def pretrained_card(run: Mapping[str, Any]) -> str:
         coco_lm_losses=_coco_lm_losses(arguments),
         dataset_sentence=dataset_sentence(dataset),
         license_sentence=license_sentence(None),
+        transformers=oldest_transformers(run.get("model_type")),
         citations=OBJECTIVES[objective].citations or ["bert"],
     )
 
@@ -146,6 +157,7 @@ def converted_card(
         left_out=list(left_out),
         classes=classes,
         version=__version__,
+        transformers=oldest_transformers("cocolm" if classes is None else "electra"),
         license_sentence=license_sentence(None),
         citations=[name],
     )

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from huggingface_hub import DatasetCard, ModelCard
 
-from hf_tlm.hub.cards import converted_card, pretrained_card, tlm_card
+from hf_tlm.hub.cards import converted_card, oldest_transformers, pretrained_card, tlm_card
 from hf_tlm.hub.finetuned_card import METRIC_NAMES
 from hf_tlm.hub.rendering import displayed_name, hub_name, published_card
 from hf_tlm.hub.subset_card import size_category, subset_card
@@ -280,6 +280,12 @@ def test_every_card_says_what_a_reader_asks_for(name):
         assert {"library_name", "pipeline_tag", "model-index", "metrics"} <= set(data)
         assert {"Results", "Training data", "Procedure", "Cost", "Environment"} <= set(sections)
         assert "of RoBERTa-Large's training" in card
+
+
+def test_the_oldest_transformers_is_that_of_the_model():
+    assert [oldest_transformers(name) for name in ("bert", "distilbert", "cocolm", None)] == ["4.57", "5.0", "5.4", "4.57"]
+    assert "loads with transformers 4.57 or later." in CARDS["tlm_mlm"]() and "5.4 or later" in CARDS["converted_cocolm"]()
+    assert "or later" not in CARDS["tlm_lora"]().partition("## Environment")[2].partition("## ")[0]
 
 
 def test_influence_used_labels_and_its_card_says_so():
