@@ -77,9 +77,11 @@ class TlmCollator:
         row_length = self.row_length if training else self.eval_row_length
         layout, input_ids, types = _flattened(texts, row_length)
         batch = {}
-        if "label" in texts[0]:
+        # The ecosystem has both names; without one these are corpus texts, and nothing learns the task.
+        label = next((name for name in ("label", "labels") if name in texts[0]), None)
+        if label is not None:
             # First: the Trainer takes the first tensor's length for the number of texts.
-            batch["labels"] = np.array([text["label"] for text in texts], dtype=np.int64)
+            batch["labels"] = np.array([text[label] for text in texts], dtype=np.int64)
         if "teacher_probs" in texts[0]:
             batch["teacher_probs"] = np.array([text["teacher_probs"] for text in texts], dtype=np.float32)
         masking = self.mlm_probability > 0 and training

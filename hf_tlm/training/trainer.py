@@ -56,8 +56,8 @@ class TlmTrainer(SampledTrainer):
     Args:
         model: a `TlmModel`, or for objectives with replaced tokens a `CorruptAndPredict`.
         args: a `TlmArguments`, usually from `TlmArguments.for_stage`.
-        train_dataset: tokenised task texts, columns `input_ids` and `label` (`hf_tlm.data.tokenize`), and with a teacher
-            `teacher_probs` (`hf_tlm.training.teacher`); None when rho1 is inf.
+        train_dataset: tokenised task texts, columns `input_ids` and `label` or `labels` (`hf_tlm.data.tokenize`), and
+            with a teacher `teacher_probs` (`hf_tlm.training.teacher`); None when rho1 is inf.
         corpus_dataset: tokenised passages or blocks, column `input_ids`; None when rho1 is 0.
         objectives: stream -> objective; default `tlm_objectives(args)`.
     """
@@ -77,8 +77,9 @@ class TlmTrainer(SampledTrainer):
         **kwargs,
     ):
         weights = None
+        label = _label_column(train_dataset)
         if args.class_balance:
-            weights = class_weights(train_dataset["label"][:], model.config.num_labels, args.class_balance)
+            weights = class_weights(train_dataset[label][:], model.config.num_labels, args.class_balance)
         self.objectives = dict(objectives or tlm_objectives(args, weights))
         self.corpus_dataset = corpus_dataset
         spec = OBJECTIVES[args.objective]
@@ -361,3 +362,21 @@ class TlmTrainer(SampledTrainer):
 def _stream_of(batch: Mapping[str, torch.Tensor]) -> str:
     """Task batches have labels."""
     return TASK if "labels" in batch else CORPUS
+
+
+def _label_column(rows: Dataset | None) -> str | None:
+    """The column of labels of a task's texts; None without texts.
+
+    Raises:
+        ArgumentsError: there is none: the masked LM would learn, and the task would not.
+    """
+    names = getattr(rows, "column_names", None)
+    if names is None:
+        return None
+    found = next((name for name in ("label", "labels") if name in names), None)
+    if found is None:
+        raise ArgumentsError(
+            f"train_dataset has the columns {', '.join(names)}: expected label (or labels), an index of a class. Texts "
+            "without labels are corpus_dataset."
+        )
+    return found

@@ -25,6 +25,12 @@ def test_task_batch(tokenizer):
     assert ends[:, 0].all() and (batch["mlm_labels"][ends] == -100).all()
 
 
+def test_labels_by_the_name_of_the_ecosystem(tokenizer):
+    ours, theirs = (rows(tokenizer, "the gene", "the acid", draw=5, **{name: 1}) for name in ("label", "labels"))
+    one, two = TlmCollator(tokenizer)(ours), TlmCollator(tokenizer)(theirs)
+    assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+
+
 def test_corpus_batch_has_no_labels(tokenizer):
     assert set(TlmCollator(tokenizer)(rows(tokenizer, "the gene", draw=0))) == {
         "input_ids",

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hf_tlm.data.interleave import CORPUS, TASK
-from hf_tlm.training import TlmArguments
+from hf_tlm.training import ArgumentsError, TlmArguments
 from support.toys import TINY_CONFIGS
 from support.training_runs import QUIET, Gradients, history, trainer, weights
 
@@ -112,6 +112,20 @@ def test_cost(tmp_path, data, tokenizer):
     run.save_state()
     state = json.loads((tmp_path / "trainer_state.json").read_text())
     assert state["log_history"][-1]["flops"] == cost.flops
+
+
+def test_labels_train_the_task_by_either_name(tmp_path, data, tokenizer):
+    """And a task without labels is refused: the masked LM would learn, and the task would not."""
+    renamed = {
+        split: rows.rename_column("label", "labels") if "label" in rows.column_names else rows
+        for split, rows in data.items()
+    }
+    runs = [trainer(tmp_path / name, of, tokenizer, config={}, rho1=0) for name, of in (("a", data), ("b", renamed))]
+    scores = [run.evaluate() for run in runs]
+    assert scores[0]["eval_macro_f1"] == scores[1]["eval_macro_f1"] and scores[0]["eval_loss"] == scores[1]["eval_loss"]
+    without = {**data, "train": data["train"].remove_columns("label")}
+    with pytest.raises(ArgumentsError, match="expected label .or labels., an index of a class"):
+        trainer(tmp_path / "c", without, tokenizer, config={}, rho1=0)
 
 
 def test_evaluation_is_unmasked_and_deterministic(tmp_path, data, tokenizer):
