@@ -86,7 +86,8 @@ COCO_LM = """
     scl_temperature      1       1       1
     temperature          1       1       1
     rtd_weight           50      50      50"""
-COCO_LM_FILES = {
+FILES = {
+    "electra_tiny": ["tiny", "electra_tiny"],
     "cocolm_base": ["cocolm_base"],
     "cocolm_base_plus": ["cocolm_base", "cocolm_base_plus"],
     "cocolm_large_plus": ["cocolm_base", "cocolm_large_plus"],
@@ -97,7 +98,7 @@ COCO_LM_FILES = {
 def read(name):
     """Values of base.yaml and `name`.yaml, and the config of their model."""
     values = {}
-    for file in COCO_LM_FILES.get(name, ("base", name)):
+    for file in FILES.get(name, ("base", name)):
         values |= yaml.safe_load((CONFIGS / "pretrain" / f"{file}.yaml").read_text())["pretrain"]
     model = json.loads((CONFIGS.parent.parent / values["model_config"]).read_text())
     return values, AutoConfig.for_model(**model, vocab_size=30522)
@@ -144,6 +145,11 @@ def test_coco_lm():
         assert values["lowercase"] is (name == "cocolm_base")
     values, config = read("cocolm_tiny")
     assert trunk(config) < 5e6 and values["auxiliary_layers"] == 1 < config.num_hidden_layers
+
+
+def test_electra_tiny():
+    values, config = read("electra_tiny")
+    assert trunk(config) < 5e6 and (values["objective"], config.model_type) == ("electra", "electra")
 
 
 @pytest.mark.parametrize("name,heads", [("electra_small", 1), ("electra_base", 4), ("electra_large", 4), ("ale_small", 1)])
