@@ -182,10 +182,10 @@ def test_tiny_models_have_an_auxiliary_model(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["ale_small", "electra_small", "bert_small", "electra_base", "electra_large", *COCO_LM_FILES]
+    "name", ["ale_small", "electra_small", "bert_small", "electra_base", "electra_large", *FILES]
 )
 def test_files_parse_on_top_of_base(name, tmp_path):
-    files = [str(CONFIGS / "pretrain" / f"{file}.yaml") for file in COCO_LM_FILES.get(name, ("base", name))]
+    files = [str(CONFIGS / "pretrain" / f"{file}.yaml") for file in FILES.get(name, ("base", name))]
     _, _, model_args, args = parse(
         *(CorpusArguments, BlockArguments, ModelArguments, PretrainArguments),
         recipe="pretrain",
