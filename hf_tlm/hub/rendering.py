@@ -7,6 +7,8 @@ import re
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
+from huggingface_hub import constants
+
 from hf_tlm.utils.shown import as_code, as_literal, escape, flat, for_terminal
 
 if TYPE_CHECKING:
@@ -58,7 +60,7 @@ def dataset_sentence(dataset: str | None) -> str:
     if dataset is None or not _HUB_DATASET.fullmatch(dataset):
         return "Whether these texts are on the Hub was not recorded."
     name, _, revision = dataset.partition("@")
-    link = f"https://huggingface.co/datasets/{name}" + (f"/tree/{revision}" if revision else "")
+    link = f"{constants.ENDPOINT}/datasets/{name}" + (f"/tree/{revision}" if revision else "")
     return f"The texts are the dataset [{name}]({link})" + (f" at revision `{revision}`." if revision else ".")
 
 

@@ -11,7 +11,7 @@ from huggingface_hub import DatasetCard, ModelCard
 
 from hf_tlm.hub.cards import converted_card, oldest_transformers, pretrained_card, tlm_card
 from hf_tlm.hub.finetuned_card import METRIC_NAMES
-from hf_tlm.hub.rendering import displayed_name, hub_name, published_card
+from hf_tlm.hub.rendering import dataset_sentence, displayed_name, hub_name, published_card
 from hf_tlm.hub.subset_card import size_category, subset_card
 from hf_tlm.tasks.spec import KIND_METRICS
 from support.card_records import COCO_LM, COST, INFO, PRETRAINED, REPORT, RUN, SELECTION, SUBSET, record
@@ -300,7 +300,8 @@ def test_influence_used_labels_and_its_card_says_so():
 SHA = "0123456789" * 4
 
 
-def test_a_subset_from_the_hub_is_linked():
+def test_a_subset_from_the_hub_is_linked(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "https://huggingface.co")
     run = with_objective("mlm", subset={**RUN["subset"], "hub": {"repo_id": "me/passages", "revision": "abc"}})
     card = tlm_card(run, 1)
     assert "[me/passages](https://huggingface.co/datasets/me/passages/tree/abc) at revision `abc`." in card
@@ -365,3 +366,8 @@ def test_what_was_written_by_hand_is_published_as_it_is():
     text = "# Mine\n\nTry `path/or/repo-id`.\n"
     assert published_card(text, "me/model") == "# Mine\n\nTry `me/model`.\n"
     assert published_card(text, "me/model", license="mit") == "---\nlicense: mit\n---\n# Mine\n\nTry `me/model`.\n"
+
+
+def test_links_are_of_the_hub_that_is_used(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "https://hub.example.org")
+    assert "[me/passages](https://hub.example.org/datasets/me/passages/tree/abc)" in dataset_sentence("me/passages@abc")
