@@ -181,9 +181,7 @@ def test_tiny_models_have_an_auxiliary_model(name):
     assert trunk(config) < 3e6
 
 
-@pytest.mark.parametrize(
-    "name", ["ale_small", "electra_small", "bert_small", "electra_base", "electra_large", *FILES]
-)
+@pytest.mark.parametrize("name", ["ale_small", "electra_small", "bert_small", "electra_base", "electra_large", *FILES])
 def test_files_parse_on_top_of_base(name, tmp_path):
     files = [str(CONFIGS / "pretrain" / f"{file}.yaml") for file in FILES.get(name, ("base", name))]
     _, _, model_args, args = parse(
