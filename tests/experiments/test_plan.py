@@ -155,7 +155,7 @@ def test_objectives_multiply_arms():
     assert [step.options.get("model_config") for step in plan.trainings] == [None, "narrow.json", "body.json", None]
     assert [step.options.get("learning_rate") for step in plan.trainings] == [None, None, "5e-4", None]  # The arm's own.
     read.objectives = ["xlm"]
-    with pytest.raises(ReproductionError, match="An objective is one of mlm, electra"):
+    with pytest.raises(ReproductionError, match="An objective is one of mlm, span, electra"):
         read.plan(CorpusArguments(corpus="corpus.parquet"), "out", ())
 
 
