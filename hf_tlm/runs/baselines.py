@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from datasets import Dataset
+from datasets import Dataset, config
 from scipy import sparse
 from sklearn.svm import LinearSVC
 from tqdm.auto import tqdm
 
 from hf_tlm.data.tfidf import tfidf
+from hf_tlm.errors import HfTlmError
 from hf_tlm.metrics import load_metric
 from hf_tlm.runs.baseline_arguments import LINEAR, MAJORITY
 from hf_tlm.tasks import Task
 from hf_tlm.utils.files import atomic_write
+from hf_tlm.utils.json_files import find_object
 
 N_GRAMS = (1, 2, 3)
 # Words of the training texts above which trigrams are left out: there are too many for seconds, and pairs suffice.
 MOST_WORDS_FOR_TRIGRAMS = 1_000_000
+# Training texts above which the linear model is not made by the way: a core takes about a second for a thousand.
+MOST_TEXTS = 30_000
+# Changes when equal tasks would have other scores.
+_FORMAT = 1
 C = (0.05, 0.2, 1.0, 5.0)
 CLASS_WEIGHTS = (None, "balanced")
 
@@ -76,6 +83,43 @@ def make_baselines(task: Task, baseline: str = "all") -> list[Baseline]:
     """
     makers = {MAJORITY: majority_class, LINEAR: linear_model}
     return [maker(task) for name, maker in makers.items() if baseline in ("all", name)]
+
+
+def to_beat(task: Task) -> list[dict[str, Any]]:
+    """The scores that a classifier has to beat: of every baseline `name`, `settings` and `scores`.
+
+    They are kept in the cache, by the task's content. Above `MOST_TEXTS` training texts, which would take minutes, the
+    linear model is left out; `hf-tlm baseline` makes it. Empty for tasks of other kinds than classification.
+    """
+    if task.spec.kind != "classification":
+        return []
+    file = Path(config.HF_DATASETS_CACHE) / "hf_tlm" / f"baselines-{_FORMAT}-{task.fingerprint}-{task.metric}.json"
+    found = (find_object(file) or {}).get("baselines")
+    if isinstance(found, list) and all(isinstance(one, dict) and {"name", "scores"} <= one.keys() for one in found):
+        return found
+    made = make_baselines(task, "all" if len(task.train) <= MOST_TEXTS else MAJORITY)
+    found = [{"name": one.name, "settings": one.settings, "scores": one.scores} for one in made]
+    with contextlib.suppress(HfTlmError):  # A cache that cannot be written: made again by the next run.
+        atomic_write(file, json.dumps({"baselines": found}, indent=2) + "\n")
+    return found
+
+
+def to_beat_line(found: Sequence[Mapping[str, Any]], metric: str, summary: Mapping[str, Any]) -> str | None:
+    """One line on what there was to beat, on the last split that the run and the baselines have scores on.
+
+    Args:
+        found: as of `to_beat`.
+        summary: the run's, split -> metric -> {"mean", ...}; empty before it has one.
+    """
+    for split in ("test", "validation"):
+        scores = {one["name"]: one["scores"].get(split, {}).get(metric) for one in found}
+        scores = {name: score for name, score in scores.items() if score is not None}
+        mean = summary.get(split, {}).get(metric, {}).get("mean")
+        if scores and (mean is not None or not summary):
+            line = ", ".join(f"{name} {100 * score:.2f}" for name, score in scores.items()) + f" ({metric} on {split})"
+            ahead = mean is not None and scores.get(LINEAR, -np.inf) >= mean
+            return f"{line}; the linear model is ahead" if ahead else line
+    return None
 
 
 def majority_class(task: Task) -> Baseline:

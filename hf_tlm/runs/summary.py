@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_tlm.hub.commit import Push
+from hf_tlm.runs.baselines import to_beat_line
 from hf_tlm.runs.records import cost_lines, published_lines
 from hf_tlm.runs.seeds import aggregate
 from hf_tlm.training.run_folder import RESULTS_FILE, copy_best_model
@@ -70,6 +71,8 @@ class SeededRun:
                 if score := self.summary.get(split, {}).get(metric):
                     spread = "" if score["std"] is None else f" ± {100 * score['std']:.2f} over {score['n']} seeds"
                     lines.append(f"{split:<12}{metric} {100 * score['mean']:.2f}{spread}")
+        if line := to_beat_line(self.details.get("baselines") or [], self.details["metric"], self.summary):
+            lines.append(f"to beat      {line}")
         if teacher := self.details.get("teacher"):
             lines.append(f"teacher      {described(teacher)}")
         cost, trained, parameters = (self.seeds[-1][name] for name in ("cost", "trained_parameters", "parameters"))

@@ -13,6 +13,7 @@ from hf_tlm.hub.cards import tlm_card
 from hf_tlm.metrics import compute_metrics_for
 from hf_tlm.models import TrainedModel, add_lora, export_model, trained_parameters
 from hf_tlm.retrieval import Subset
+from hf_tlm.runs.baselines import to_beat
 from hf_tlm.runs.records import command_line, environment, predictions_jsonl
 from hf_tlm.runs.saved import SAVED_FILE, saved_settings
 from hf_tlm.runs.summary import SeededRun, summarise
@@ -86,6 +87,8 @@ def run_tlm(
     with claimed:
         setup = prepare(task, None if subset is None else subset.dataset, args, model_args)
     details |= {"command": command_line(), "environment": environment()}
+    if args.process_index == 0:
+        details["baselines"] = to_beat(task)
     args = setup.args
     if setup.initialization is not None:
         details["initialization"] = setup.initialization.report

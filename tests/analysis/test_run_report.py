@@ -110,6 +110,19 @@ def test_a_finished_run(run, task, tmp_path):
     assert "Settings that differ from the defaults (2)" in settings and "learning_rate" in settings
 
 
+def test_what_there_was_to_beat(run, task, tmp_path):
+    found = [
+        {"name": "linear", "settings": {}, "scores": {"test": {task.metric: 0.7}, "validation": {task.metric: 0.65}}},
+        *(3, {}, {"name": "x", "scores": 3}, {"name": "y", "scores": {"test": 3}}, {"name": "z", "scores": {"test": {}}}),
+    ]
+    record = json.loads((run / "results.json").read_text())
+    shutil.copytree(run, tmp_path / "copy")
+    (tmp_path / "copy" / "results.json").write_text(json.dumps(record | {"baselines": found}))
+    scores = page_of(tmp_path / "copy", tmp_path, task=task).tables["In percent"]
+    assert ["Macro-F1", "test: linear", "70.00", "", "", ""] in scores
+    assert sum("linear" in row[1] for row in scores) == 2
+
+
 def row_label(task, at):
     return task.test["label"][at]
 

@@ -91,3 +91,63 @@ def test_other_kinds_are_refused(task):
     for maker in (majority_class, linear_model):
         with pytest.raises(TaskError, match="takes classification tasks"):
             maker(tagging)
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    return tmp_path / "cache"
+
+
+def test_what_is_to_beat_is_found_again(task, cache, monkeypatch):
+    found = module.to_beat(task)
+    assert [one["name"] for one in found] == ["majority class", "linear"]
+    assert found[1]["scores"] == linear_model(task).scores and set(found[1]["scores"]) == {"validation", "test"}
+    json.dumps(found)
+    monkeypatch.setattr(module, "make_baselines", None)
+    assert module.to_beat(task) == found
+
+
+@pytest.mark.parametrize("damage", ["{", "[]", '{"baselines": 3}', '{"baselines": [3]}', '{"baselines": [{"name": "x"}]}'])
+def test_a_damaged_cache_is_made_again(task, cache, damage):
+    found = module.to_beat(task)
+    (file,) = cache.rglob("baselines-*.json")
+    file.write_text(damage)
+    assert module.to_beat(task) == found
+    assert json.loads(file.read_text()) == {"baselines": found}
+
+
+def test_another_task_has_other_scores(task, cache):
+    module.to_beat(task)
+    module.to_beat(make_task(train=36))
+    module.to_beat(replace(task, spec=replace(task.spec, metric="micro_f1")))
+    assert len(list(cache.rglob("baselines-*.json"))) == 3
+
+
+def test_many_texts_have_no_linear_model_by_the_way(task, cache, monkeypatch):
+    monkeypatch.setattr(module, "MOST_TEXTS", len(task.train) - 1)
+    assert [one["name"] for one in module.to_beat(task)] == ["majority class"]
+
+
+def test_other_kinds_have_nothing_to_beat(task, cache):
+    assert module.to_beat(replace(task, spec=replace(task.spec, kind="regression", metric="pearson"))) == []
+
+
+def of(mean):
+    return {split: {"macro_f1": {"mean": mean}} for split in ("validation", "test")}
+
+
+def test_the_line():
+    found = [
+        {"name": "majority class", "scores": {"validation": {"macro_f1": 0.2}, "test": {"macro_f1": 0.1}}},
+        {"name": "linear", "scores": {"validation": {"macro_f1": 0.8}, "test": {"macro_f1": 0.7}}},
+    ]
+    line = "majority class 10.00, linear 70.00 (macro_f1 on test)"
+    assert module.to_beat_line(found, "macro_f1", of(0.71)) == line
+    assert module.to_beat_line(found, "macro_f1", of(0.69)) == f"{line}; the linear model is ahead"
+    on_validation = {"validation": of(0.9)["validation"]}
+    assert module.to_beat_line(found, "macro_f1", on_validation) == line.replace("test", "validation").replace(
+        "10.00", "20.00"
+    ).replace("70.00", "80.00")
+    assert module.to_beat_line([], "macro_f1", of(0.5)) is None
+    assert module.to_beat_line(found, "matthews_correlation", of(0.5)) is None

@@ -58,6 +58,11 @@ def test_whole_run(tmp_path, task, subset):
     assert record["cost"]["flops"] == 6 * record["cost"]["tokens"] * record["parameters"]
     assert results["subset"]["counts"]["union"] == len(subset.dataset)
     assert "±" in run.to_text() and "2 seeds" in run.to_text() and "energy" not in run.to_text()
+    assert [one["name"] for one in results["baselines"]] == ["majority class", "linear"]
+    assert "to beat      majority class " in run.to_text() and "(macro_f1 on test)" in run.to_text()
+    linear = 100 * results["baselines"][1]["scores"]["test"]["macro_f1"]
+    assert f"| test, linear model on TF-IDF | {linear:.2f} |" in (out / "README.md").read_text()
+    assert "| test, majority class |" in (out / "seed-3/model/README.md").read_text()
     cost = {**record["cost"], "energy_kwh": 0.25, "estimated_kwh": 0.05, "co2_kg": 0.014}
     tracked = dataclasses.replace(run, seeds=[{**record, "cost": cost}])
     assert "energy       0.25 kWh a seed (20% of it estimated), 0.014 kg of CO2" in tracked.to_text()

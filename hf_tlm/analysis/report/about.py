@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hf_tlm.analysis.report.blocks import Block, Code, Column, Facts, Folded, Section, Table, Text, make_table
@@ -108,11 +108,24 @@ def scores(run: RunFolder) -> Section | None:
                 each = [(record.get(split) or {}).get(metric) for record in run.seeds]
                 values = [score["mean"], *([score["std"]] if len(run.seeds) > 1 else []), *each]
                 rows.append((metric_name(metric), split, *(None if value is None else 100 * value for value in values)))
+                for name, value in _to_beat(run, split, metric):
+                    rows.append((metric_name(metric), f"{split}: {name}", 100 * value, *[None] * (len(columns) - 3)))
     about = f"± is the sample standard deviation over the {of}s. " if len(run.seeds) > 1 else ""
     about += "Checkpoints were chosen by the validation score." if _chose_checkpoints(run) else ""
     if (scored := run.record.get("scored_split")) not in (None, "test"):
         about += f" Test scores are on the task's {scored} split: test has no labels."
     return Section("Scores", "scores", [make_table("In percent", columns, rows), Text(about)])
+
+
+def _to_beat(run: RunFolder, split: str, metric: str) -> Iterator[tuple[str, float]]:
+    """The baselines that the run's record has a score of: its name, and the score."""
+    found = run.record.get("baselines")
+    for one in found if isinstance(found, list) else []:
+        scores = one.get("scores") if isinstance(one, Mapping) else None
+        of_split = scores.get(split) if isinstance(scores, Mapping) else None
+        score = of_split.get(metric) if isinstance(of_split, Mapping) else None
+        if isinstance(one, Mapping) and isinstance(score, (int, float)):
+            yield str(one.get("name")), score
 
 
 def _chose_checkpoints(run: RunFolder) -> bool:

@@ -18,6 +18,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase, set_seed
 
 from hf_tlm.hub.finetuned_card import finetuned_card
 from hf_tlm.models import export_adapter, trained_parameters
+from hf_tlm.runs.baselines import to_beat
 from hf_tlm.runs.finetuning.arguments import FinetuneArguments
 from hf_tlm.runs.finetuning.checkpoint_arguments import CheckpointArguments
 from hf_tlm.runs.finetuning.evaluation_set import EvaluationSet
@@ -84,6 +85,8 @@ def finetune(task: Task, checkpoint: CheckpointArguments, args: FinetuneArgument
         claimed = claim(output_dir, details, data, args.process_index, options=(args, checkpoint))
     pairs = "text_pair" in task.train.column_names
     details |= {"pairs": pairs, "command": command_line(), "environment": environment()}
+    if args.process_index == 0:
+        details["baselines"] = to_beat(task)
     with claimed, CheckpointPushes(output_dir, args) as pushes:
         run = _Run(task, checkpoint, args, details, *pretrained, pushes, test)
         records = [run.seed(seed, output_dir / f"seed-{seed}") for seed in args.run_seeds]
