@@ -14,6 +14,7 @@ from accelerate.utils import broadcast_object_list
 from safetensors import SafetensorError
 from torch import nn
 from transformers import Trainer
+from transformers.trainer_callback import ProgressCallback
 
 from hf_tlm.data.interleave import InterleavedBatchSampler
 from hf_tlm.errors import HfTlmError
@@ -31,6 +32,7 @@ from hf_tlm.training.checkpoints import (
 )
 from hf_tlm.training.interruptions import SigtermCallback
 from hf_tlm.training.nonfinite import NonFiniteLossCallback
+from hf_tlm.training.progress import ProgressLines, bar_name
 from hf_tlm.utils.seals import SEAL
 from hf_tlm.utils.signals import ignore_sigterm
 
@@ -41,13 +43,14 @@ _TORCH_WRITE_ERROR = re.compile(r"PytorchStreamWriter|inline_container|cannot be
 
 
 class ResumableTrainer(Trainer):
-    """`transformers.Trainer`; the only changes are when checkpoints count, how a run stops, and who multiplies.
+    """`transformers.Trainer`; the only changes: when checkpoints count, how a run stops, who multiplies, what is shown.
 
     A checkpoint is sealed (`hf_tlm.training.checkpoints`) once every process has written its part, and older ones are
     removed only then, so that at every moment there is a complete one. `train(resume_from_checkpoint=True)` takes the
     newest complete one, and starts from the beginning where there is none. Before every optimizer step the processes
     agree on two things in one exchange: SIGTERM stops a run as `hf_tlm.training.interruptions` says, and a loss that is not
     finite ends it (`hf_tlm.training.nonfinite`). Steps on a CPU take the faster float32 products (`hf_tlm.models.onednn`).
+    Bars have names, and logs are short lines (`hf_tlm.training.progress`).
 
     A subclass has `watch` begin with the micro-batches of each step in `get_batch_samples`, and `compute_loss` hands every
     training loss to `watched`.
@@ -62,6 +65,8 @@ class ResumableTrainer(Trainer):
         self.watch = NonFiniteLossCallback(self.accelerator, lambda: self.batch_sampler, self.interruption)
         self.add_callback(self.interruption)
         self.add_callback(self.watch)
+        if self.pop_callback(ProgressCallback) is not None:
+            self.add_callback(ProgressLines(bar_name(self.args.output_dir)))
         self._failure: Exception | None = None
 
     def train(self, resume_from_checkpoint: str | bool | None = None, trial=None, ignore_keys_for_eval=None):

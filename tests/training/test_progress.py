@@ -1,0 +1,41 @@
+"""What a training shows while it runs: a bar with a name, and short lines."""
+
+import pytest
+
+from hf_tlm.training.progress import bar_name, log_line
+from support.training_runs import trainer
+
+
+@pytest.mark.parametrize(
+    "folder, name",
+    [
+        ("runs/a/seed-3/stage2", "Seed 3, stage 2"),
+        ("runs/a/seed-12/stage1/", "Seed 12, stage 1"),
+        ("runs/a/seed-0", "Seed 0"),
+        ("runs/a", "Training"),
+        ("runs/seed-3/other", "Training"),
+    ],
+)
+def test_the_bars_name(folder, name):
+    assert bar_name(folder) == name
+
+
+def test_lines_hold_losses_scores_and_rates():
+    logs = {"loss": 3.21987, "grad_norm": 0.5, "learning_rate": 1e-4, "corpus/mlm_loss": 3.0, "tokens": 13516800}
+    logs |= {"real_tokens": 9, "flops": 1e14, "measured_flops": 1e13, "seconds": 3.0, "flops_ratio": 1e-8, "epoch": 3.8}
+    assert log_line(logs) == "loss 3.22  grad_norm 0.5  learning_rate 0.0001  corpus/mlm_loss 3"
+    assert (
+        log_line({"eval_macro_f1": 0.71234, "eval_runtime": 2.0, "eval_samples_per_second": 9.0}) == "eval_macro_f1 0.7123"
+    )
+    assert log_line({"train_runtime": 1.0, "epoch": 1.0}) == ""
+
+
+def test_a_training_shows_them(tmp_path, data, tokenizer, capsys):
+    run = trainer(tmp_path / "seed-7/stage1", data, tokenizer, disable_tqdm=False, rho1=1)
+    run.train()
+    run.predict(run.eval_dataset)
+    shown = capsys.readouterr()
+    lines = [line for line in shown.out.replace("\r", "\n").splitlines() if line.startswith("step ")]
+    assert len(lines) >= 4 and lines[0].startswith("step 1  loss ") and "learning_rate" in lines[0]
+    assert "{" not in shown.out and "tokens" not in shown.out
+    assert "Seed 7, stage 1: 100%" in shown.err and "Predicting: 100%" in shown.err
