@@ -62,6 +62,8 @@ def read_configs(paths: Sequence[str], recipe: str) -> dict[str, Any]:
 
     values: dict[str, Any] = {}
     for path in paths:
+        if not path.strip():
+            raise ConfigError("--config is empty. Give a file or a preset (tlm/coffee), or leave it out.")
         file = find(path)
         if not os.path.lexists(file) and (hint := did_you_mean(path)):
             raise ConfigError(f"Cannot read --config {path}: no such file or preset.{hint} `hf-tlm presets` lists them.")

@@ -160,7 +160,7 @@ PLACES = {
     "pipe": "must be a file; this is a pipe or a device",
     "/dev/zero": "must be a file; this is a pipe or a device",
     "nowhere.yaml": "Cannot read --config",
-    "": "Cannot read --config",
+    "": "--config is empty",
     "x" * 5000: "File name too long",
 }
 
