@@ -15,13 +15,13 @@ import contextlib
 import importlib
 import inspect
 import re
-import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from unittest.mock import patch
 
 from commands import ROOT, Command, read_command
+from generated import write_or_check
 from hf_tlm.commands import COMMANDS
 from hf_tlm.presets import describe, presets
 
@@ -315,19 +315,5 @@ def outdated(pages: dict[Path, str], folder: Path = REFERENCE) -> list[str]:
     return sorted([*stale, *gone])
 
 
-def main() -> None:
-    """Write the pages, or check them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="Only say which pages are out of date.")
-    check = parser.parse_args().check
-    pages = make_pages()
-    if check:
-        if stale := outdated(pages):
-            sys.exit(f"Out of date: {', '.join(stale)}. Run python docs/make_reference.py.")
-        return
-    for path, text in pages.items():
-        path.write_text(text, encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    write_or_check(__doc__, make_pages, outdated)

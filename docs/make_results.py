@@ -10,17 +10,16 @@ page has nor a file that the note links is an error.
 
 from __future__ import annotations
 
-import argparse
 import json
 import posixpath
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from commands import ROOT
+from generated import write_or_check
 
 PAGES = ROOT / "docs" / "results"
 RECORDS = ROOT / "benchmarks" / "results"
@@ -330,19 +329,5 @@ def outdated(pages: dict[Path, str]) -> list[str]:
     return sorted([*stale, *(path.name for path in PAGES.glob("*.md") if path not in pages)])
 
 
-def main() -> None:
-    """Write the pages, or check them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="Only say which pages are out of date.")
-    check = parser.parse_args().check
-    pages = make_pages()
-    if check:
-        if stale := outdated(pages):
-            sys.exit(f"Out of date: {', '.join(stale)}. Run python docs/make_results.py.")
-        return
-    for path, text in pages.items():
-        path.write_text(text, encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    write_or_check(__doc__, make_pages, outdated)
