@@ -15,6 +15,7 @@ from datasets import Dataset
 from hf_tlm import analysis
 from hf_tlm.analysis import AnalysisError, AnalyzeArguments, AnalyzedTask, read_run, write_report
 from hf_tlm.analysis.arguments import ReportPageArguments
+from hf_tlm.analysis.report.about import highlights
 from hf_tlm.retrieval import RetrievalError, Subset, retrieve
 from hf_tlm.tasks import TaskSpec, task_from_datasets
 from support.report_runs import EVIL, classified, kind_run, text_task, tlm_run, write_json, write_lines
@@ -121,6 +122,7 @@ def test_what_there_was_to_beat(run, task, tmp_path):
     scores = page_of(tmp_path / "copy", tmp_path, task=task).tables["In percent"]
     assert ["Macro-F1", "test: linear", "70.00", "", "", ""] in scores
     assert sum("linear" in row[1] for row in scores) == 2
+    assert ("to beat", "70.00 %", "linear, on test") in highlights(read_run(tmp_path / "copy"))
 
 
 def row_label(task, at):

@@ -143,6 +143,8 @@ def highlights(run: RunFolder) -> list[tuple[str, str, str]]:
         score = summary_of(run, split).get(run.metric or "")
         if score is not None and run.kind != "pretrain":
             found.append((f"{split} {metric_name(run.metric)}", f"{format_score(score)} %", f"{n} {of}{'s' * (n > 1)}"))
+            to_beat = [] if len(found) > 1 else list(_to_beat(run, split, run.metric or ""))
+            found += [("to beat", f"{100 * value:.2f} %", f"{name}, on {split}") for name, value in to_beat[-1:]]
     for name, value in (run.record.get("validation") or {}).items() if run.kind == "pretrain" else ():
         if name.endswith("_loss") and value is not None:
             found.append((f"validation {name.replace('_', ' ')}", f"{value:.3f}", "nats"))
