@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ from peft import PeftModel
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
 from hf_tlm.data import cached_wordpiece, load_tokenizer, tokenize
+from hf_tlm.data.cut_texts import measure_cut
 from hf_tlm.data.known_texts import check_known, spread_texts
 from hf_tlm.hub.checkpoint import checkpoint_folder
 from hf_tlm.models import CorruptAndPredict, TlmModel, TrainedModel, add_lora, auxiliary_config, build_config, read_config
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
     from hf_tlm.training.teacher import Teacher
 
 logger = logging.getLogger(__name__)
+
+# Share of a subset's tokens: more of them that no step ever sees are worth a word.
+MOST_CUT = 0.1
 
 
 @dataclass
@@ -105,6 +109,8 @@ def prepare(task: Task, corpus: Dataset | None, args: TlmArguments, model_args: 
         if corpus is not None:
             corpus_texts = corpus.select_columns(["text"])
             passages = tokenize(corpus_texts, tokenizer, corpus_length, description="Tokenising the subset")
+            if args.process_index == 0 and 1 in args.stages and args.rho1 > 0:
+                _warn_of_cut_passages(spread_texts(corpus_texts), tokenizer, corpus_length)
     teacher = None
     if args.teacher != "none":
         from hf_tlm.training.teacher import linear_teacher
@@ -126,6 +132,18 @@ def prepare(task: Task, corpus: Dataset | None, args: TlmArguments, model_args: 
             train = teacher.answered(train, taught, args.teacher_share)
         data[stage] = StageData(train, splits["validation", length], passages if stage == 1 else None)
     return Setup(args, tokenizer, data, splits["test", tokenizer.model_max_length], make_model, initialization, teacher)
+
+
+def _warn_of_cut_passages(sample: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
+    cut = measure_cut(sample, tokenizer, max_length)
+    if cut.share > MOST_CUT:
+        logger.warning(
+            "%.0f%% of the tokens of the subset's passages are beyond %d tokens, where each is cut: no step sees them. "
+            "Retrieve passages of that length (--max_words %d of `hf-tlm retrieve`), or give a longer --corpus_max_length.",
+            100 * cut.share,
+            max_length,
+            cut.words,
+        )
 
 
 def check_tlm(has_corpus: bool, args: TlmArguments, model_args: ModelArguments) -> None:

@@ -100,3 +100,13 @@ def test_rdrop_of_nothing_is_refused_before_stage_1(tmp_path, task):
     check_stage_2(args, config, ModelArguments(use_peft=True, lora_dropout=0.1))
     with pytest.raises(ArgumentsError, match="no effect on a model without dropout"):
         check_stage_2(args, config, ModelArguments(use_peft=True, lora_dropout=0.0))
+
+
+@pytest.mark.parametrize("values, told", [({}, True), ({"corpus_max_length": 64}, False), ({"stage": "2"}, False)])
+def test_passages_that_are_cut_are_told_of(tmp_path, task, caplog, values, told):
+    corpus = Dataset.from_list([{"text": "a passage of some words " * 6}] * 8)
+    args = TlmArguments(output_dir=str(tmp_path), **QUIET, **{"rho1": 1, "max_length": 16, **values})
+    body = {**MODEL["model_config"], "max_position_embeddings": 64}
+    prepare(task, corpus, args, ModelArguments(model_config=body, vocab_size=100))
+    assert ("of the tokens of the subset's passages are beyond 16 tokens" in caplog.text) == told
+    assert not told or "--max_words" in caplog.text
