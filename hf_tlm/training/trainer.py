@@ -35,6 +35,7 @@ from hf_tlm.training.budget import TICKS, first_step
 from hf_tlm.training.cost import Cost, count_flops, model_flops_utilization, nominal_tokens, training_flops
 from hf_tlm.training.energy import Energy
 from hf_tlm.training.errors import ArgumentsError
+from hf_tlm.training.given import check_given, label_column
 from hf_tlm.training.loss_averages import LossAverages, in_pairs
 from hf_tlm.training.objectives import corrective_lm, tlm_objectives
 from hf_tlm.training.sampled import SampledTrainer
@@ -60,6 +61,9 @@ class TlmTrainer(SampledTrainer):
             with a teacher `teacher_probs` (`hf_tlm.training.teacher`); None when rho1 is inf.
         corpus_dataset: tokenised passages or blocks, column `input_ids`; None when rho1 is 0.
         objectives: stream -> objective; default `tlm_objectives(args)`.
+
+    Raises:
+        ArgumentsError: something else was given; the message says what to pass.
     """
 
     # compute_loss returns this micro-batch's share of the mean over the optimizer step.
@@ -76,8 +80,9 @@ class TlmTrainer(SampledTrainer):
         objectives: Mapping[str, Any] | None = None,
         **kwargs,
     ):
+        check_given(model, args, processing_class, {"train": train_dataset, "corpus": corpus_dataset}, kwargs)
         weights = None
-        label = _label_column(train_dataset)
+        label = label_column(train_dataset)
         if args.class_balance:
             weights = class_weights(train_dataset[label][:], model.config.num_labels, args.class_balance)
         self.objectives = dict(objectives or tlm_objectives(args, weights))
@@ -362,21 +367,3 @@ class TlmTrainer(SampledTrainer):
 def _stream_of(batch: Mapping[str, torch.Tensor]) -> str:
     """Task batches have labels."""
     return TASK if "labels" in batch else CORPUS
-
-
-def _label_column(rows: Dataset | None) -> str | None:
-    """The column of labels of a task's texts; None without texts.
-
-    Raises:
-        ArgumentsError: there is none: the masked LM would learn, and the task would not.
-    """
-    names = getattr(rows, "column_names", None)
-    if names is None:
-        return None
-    found = next((name for name in ("label", "labels") if name in names), None)
-    if found is None:
-        raise ArgumentsError(
-            f"train_dataset has the columns {', '.join(names)}: expected label (or labels), an index of a class. Texts "
-            "without labels are corpus_dataset."
-        )
-    return found
