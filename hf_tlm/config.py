@@ -62,7 +62,7 @@ def read_configs(paths: Sequence[str], recipe: str) -> dict[str, Any]:
 
     values: dict[str, Any] = {}
     for path in paths:
-        if not path.strip():
+        if not str(path).strip():
             raise ConfigError("--config is empty. Give a file or a preset (tlm/coffee), or leave it out.")
         file = find(path)
         if not os.path.lexists(file) and (hint := did_you_mean(path)):
