@@ -19,6 +19,8 @@ def test_influence_on_one_and_two_processes_and_training_on_it(work, subset):
     common = ["recipes/select_influence.py", "--task", work / "task", "--subset", subset, *SCORE, "--fraction", "0.3"]
     # On two, a score model that is trained first, of which both read what one has written.
     scratch = ["--model_config", work / "model.json", "--report", "--output_dir", work / "iss"]
+    models = Path(datasets.config.HF_DATASETS_CACHE) / "hf_tlm"  # Other tests may have left theirs.
+    before = set(models.glob("score_model-*"))
     text = launch(*common, *scratch, config="cpu_2", processes=2)
     assert "influence" in (work / "iss/analysis/report.html").read_text(encoding="utf-8")
     whole, kept = Subset.load(subset), Subset.load(work / "iss")
@@ -28,7 +30,7 @@ def test_influence_on_one_and_two_processes_and_training_on_it(work, subset):
         assert {name: row[name] for name in table[row["id"]]} == table[row["id"]]
     assert datasets.load_dataset(str(work / "iss"), split="train").column_names[-2:] == ["influence", "influence_rank"]
     # Given as a checkpoint, and shared out: the same passages and numbers.
-    (score_model,) = (Path(datasets.config.HF_DATASETS_CACHE) / "hf_tlm").glob("score_model-*")
+    (score_model,) = set(models.glob("score_model-*")) - before
     made = []
     for config, processes in ((None, 1), ("cpu_2", 2)):
         out, scores = work / f"iss-{processes}", work / f"scores-{processes}"
