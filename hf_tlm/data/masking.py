@@ -97,7 +97,7 @@ def mask_tokens(
     all of a span alike. The default shares are BERT's.
 
     Args:
-        input_ids: int64 [T], the tokens of any number of texts, in any order.
+        input_ids: int64 [T], the tokens of any number of texts, in any order; with `spans` one text after the other.
         maskable: bool [T], False at special tokens.
         draws, positions: int64 [T], see `uniforms`.
 

@@ -109,16 +109,15 @@ def to_beat_line(found: Sequence[Mapping[str, Any]], metric: str, summary: Mappi
 
     Args:
         found: as of `to_beat`.
-        summary: the run's, split -> metric -> {"mean", ...}; empty before it has one.
+        summary: the run's, split -> metric -> {"mean", ...}.
     """
     for split in ("test", "validation"):
         scores = {one["name"]: one["scores"].get(split, {}).get(metric) for one in found}
         scores = {name: score for name, score in scores.items() if score is not None}
         mean = summary.get(split, {}).get(metric, {}).get("mean")
-        if scores and (mean is not None or not summary):
+        if scores and mean is not None:
             line = ", ".join(f"{name} {100 * score:.2f}" for name, score in scores.items()) + f" ({metric} on {split})"
-            ahead = mean is not None and scores.get(LINEAR, -np.inf) >= mean
-            return f"{line}; the linear model is ahead" if ahead else line
+            return f"{line}; the linear model is ahead" if scores.get(LINEAR, -np.inf) >= mean else line
     return None
 
 

@@ -105,6 +105,7 @@ def atomic_file(path: str | os.PathLike) -> Iterator[BinaryIO]:
     """
     path, work = Path(path), None
     _check_place(path)
+    new_folder = not path.parent.exists()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_abandoned(path)
@@ -123,6 +124,9 @@ def atomic_file(path: str | os.PathLike) -> Iterator[BinaryIO]:
     finally:
         if work is not None:
             work.release()
+        if new_folder and not path.exists():  # Nothing came of it: the folder made for it goes, unless others use it.
+            with contextlib.suppress(OSError):
+                path.parent.rmdir()
 
 
 def _check_place(path: Path) -> None:

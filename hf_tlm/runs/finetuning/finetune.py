@@ -85,7 +85,7 @@ def finetune(task: Task, checkpoint: CheckpointArguments, args: FinetuneArgument
         claimed = claim(output_dir, details, data, args.process_index, options=(args, checkpoint))
     pairs = "text_pair" in task.train.column_names
     details |= {"pairs": pairs, "command": command_line(), "environment": environment()}
-    if args.process_index == 0:
+    if args.process_index == 0 and args.train_fraction == 1:  # Of all training texts: with fewer they would be no measure.
         details["baselines"] = to_beat(task)
     with claimed, CheckpointPushes(output_dir, args) as pushes:
         run = _Run(task, checkpoint, args, details, *pretrained, pushes, test)

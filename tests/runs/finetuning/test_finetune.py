@@ -200,7 +200,18 @@ def test_a_run_on_a_fraction_says_so(base, tmp_path):
     train = make_task().train
     assert ids == train.select(draw_fraction(train, 0.25, 0, "classification"))["id"][:]
     assert run.seeds[0]["train_examples"] == len(ids) == 12
-    assert "12 training examples (25% of the training split" in (tmp_path / "out/README.md").read_text()
+    card = (tmp_path / "out/README.md").read_text()
+    assert "12 training examples (25% of the training split" in card
+    # The linear model would have learned from all of them.
+    assert "to beat" not in run.to_text() and "linear model" not in card and "majority class" not in card
+
+
+def test_what_there_is_to_beat(base, tmp_path):
+    run = go(tmp_path / "out", base, max_steps=1)
+    results = json.loads((tmp_path / "out/results.json").read_text())
+    linear = 100 * results["baselines"][1]["scores"]["test"]["macro_f1"]
+    assert f"linear {linear:.2f} (macro_f1 on test)" in run.to_text()
+    assert f"| test, linear model on TF-IDF | {linear:.2f} |" in (tmp_path / "out/README.md").read_text()
 
 
 def test_another_number_of_texts_at_a_time_is_the_same_run(tokenizer, tmp_path):
