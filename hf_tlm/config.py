@@ -21,11 +21,12 @@ import json
 import logging
 import os
 import re
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, NoReturn, get_args, get_origin, get_type_hints
 
 from hf_tlm.commands import RECIPES
 from hf_tlm.errors import HfTlmError
@@ -125,9 +126,7 @@ def parse(
     required = [f"{action.option_strings[0]} {action.dest.upper()}" for action in parser._actions if action.required]
     parser.usage = " ".join(["%(prog)s", *required, "[options]"])
     # Hundreds of lines of usage would hide the error.
-    parser.error = lambda message: parser.exit(  # type: ignore[method-assign]  # Of this parser, by the recipe's name.
-        2, f"Error: {_plain(message)}\nSee {parser.prog} --help.\n"
-    )
+    parser.error = functools.partial(_refuse, parser)  # type: ignore[method-assign]  # Of this parser alone.
     parser.add_argument(
         "--config", nargs="+", default=[], metavar="YAML", help="Files of defaults or presets (tlm/coffee), later ones win."
     )
@@ -385,11 +384,26 @@ def _terminate() -> None:
     raise Terminated("Stopped by SIGTERM. What was finished is on disk: the same command continues from there.")
 
 
-def _stop(message: str, status: int) -> None:
-    message, rank = for_terminal(_shortened(message)), os.environ.get("RANK", "0")
+def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
+    """Refuse a command line by the command's name."""
+    _let_the_first_tell()
+    parser.exit(2, f"Error: {_plain(message)}\nSee {parser.prog} --help.\n")
+
+
+def _let_the_first_tell() -> bool:
+    """Wait in another process than the first, and say whether this is one.
+
+    Of what all processes meet the first one tells, and its launcher then ends the others: one line instead of one each.
+    """
+    rank = os.environ.get("RANK", "0")
     other = rank.isdecimal() and rank != "0"
     if other:
-        # Of what all processes meet the first one tells, whose launcher then ends the others: one line instead of one each.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # The launcher's, of which there is nothing to tell.
         time.sleep(OTHERS_WAIT)
+    return other
+
+
+def _stop(message: str, status: int) -> None:
+    message, rank, other = for_terminal(_shortened(message)), os.environ.get("RANK", "0"), _let_the_first_tell()
     print(f"\nError on process {rank}: {message}" if other else f"\nError: {message}", file=sys.stderr, flush=True)
     sys.exit(status)

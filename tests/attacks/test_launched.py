@@ -10,6 +10,10 @@ from support.launching import launch
     ("arguments", "line"),
     [
         (["recipes/train_tlm.py", "--task", "nothing", "--subset", "none", "--output_dir", "{out}"], "No task 'nothing'"),
+        (
+            ["recipes/train_tlm.py", "--task", "toy", "--subsat", "x", "--output_dir", "{out}"],
+            "unknown argument --subsat",
+        ),
         (["recipes/pretrain.py", "--corpus", "nothing", "--output_dir", "{out}", "--max_steps", "2"], "nothing"),
     ],
 )
