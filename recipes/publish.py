@@ -66,6 +66,13 @@ class PublishArguments:
     dataset: str | None = field(
         default=None, metadata={"help": "model: repo id of the subset it was trained on, with @revision if known."}
     )
+    widget_texts: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "model: texts of your own that its page offers to try; no text of the task is published otherwise.",
+            "nargs": "+",
+        },
+    )
     dry_run: bool = field(default=False, metadata={"help": "List what would be pushed, and push nothing."})
     verify: bool = field(default=False, metadata={"help": "Load what was published elsewhere, and compare it."})
     hub_token: str | None = field(default=None, metadata={"help": "Default: HF_TOKEN, or that of `hf auth login`."})
@@ -81,7 +88,10 @@ class PublishArguments:
         useless = {
             "legacy_checkpoint": ("output_dir", "task", "label_names", "tokenizer_name", "evaluate_on"),
             "subset": ("config_name",),
-            "repo_id": ("private", "revision", "tag", "license", "language", "dataset", "dry_run", "verify", "hub_token"),
+            "repo_id": (
+                *("private", "revision", "tag", "license", "language", "dataset", "widget_texts"),
+                *("dry_run", "verify", "hub_token"),
+            ),
         }
         for name, others in useless.items():
             for other in others:
@@ -89,6 +99,8 @@ class PublishArguments:
                     raise HfTlmError(f"--{other} has no effect without --{name}. Leave it out.")
         if self.subset is not None and self.dataset is not None:
             raise HfTlmError("--dataset names the subset that a --model was trained on, and has no effect on a subset.")
+        if self.subset is not None and self.widget_texts is not None:
+            raise HfTlmError("--widget_texts are for a model's page to try, and have no effect on a subset.")
         if self.dry_run and self.verify:
             raise HfTlmError("--dry_run publishes nothing that --verify could load. Give one of them.")
 
@@ -114,7 +126,8 @@ def main() -> None:
     options = {"private": args.private, "revision": args.revision, "tag": args.tag, "token": args.hub_token}
     options |= {"license": args.license, "language": args.language, "dry_run": args.dry_run}
     if args.subset is None:
-        push = hub.publish_model(args.model or args.output_dir, args.repo_id, dataset=args.dataset, **options)
+        card = {"dataset": args.dataset, "widget_texts": args.widget_texts}
+        push = hub.publish_model(args.model or args.output_dir, args.repo_id, **card, **options)
     elif args.config_name is None:
         push = hub.publish_subset(args.subset, args.repo_id, **options)
     else:

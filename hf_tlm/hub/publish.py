@@ -6,7 +6,7 @@ import logging
 import os
 import shlex
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -36,6 +36,7 @@ def publish_model(
     license: str | None = None,
     language: str | None = None,
     dataset: str | None = None,
+    widget_texts: Sequence[str] | None = None,
     **options: Any,
 ) -> Push:
     """Publish the folder of a finished run, or of a converted checkpoint: weights, tokenizer, card, settings and results.
@@ -43,6 +44,8 @@ def publish_model(
     Args:
         license, language: for the card's metadata; None leaves what is there.
         dataset: repo id of the subset it was trained on, with `@revision` if known, for the card.
+        widget_texts: examples that the model's page offers to try, of your own: what is published of a task has none of its
+            texts. A masked LM's have its mask token.
         options: private, revision, tag, dry_run, token and retries, see `hf_tlm.hub.push`.
 
     Raises:
@@ -66,7 +69,7 @@ def publish_model(
     for name, path in published(folder).items():
         if PurePosixPath(name).name == ADAPTER_CONFIG:
             _check_adapter(path)
-    card = {"license": license, "language": language, "dataset": dataset}
+    card = {"license": license, "language": language, "dataset": dataset, "widget_texts": widget_texts}
     return _publish(folder, repo_id, "model", f"Model of hf_tlm {__version__}", card, options)
 
 
@@ -127,7 +130,7 @@ def _check_subset(folder: Path) -> None:
 
 
 def _publish(
-    folder: Path, repo_id: str, type: str, message: str, card: Mapping[str, str | None], options: Mapping[str, Any]
+    folder: Path, repo_id: str, type: str, message: str, card: Mapping[str, Any], options: Mapping[str, Any]
 ) -> Push:
     """The card in the folder stays as it is: it may be published elsewhere too."""
     found = published(folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +66,13 @@ def dataset_sentence(dataset: str | None) -> str:
 
 
 def published_card(
-    text: str, repo_id: str, *, license: str | None = None, language: str | None = None, dataset: str | None = None
+    text: str,
+    repo_id: str,
+    *,
+    license: str | None = None,
+    language: str | None = None,
+    dataset: str | None = None,
+    widget_texts: Sequence[str] | None = None,
 ) -> str:
     """A card as it is published: its code names the repo, its metadata what was chosen. Everything else stays.
 
@@ -73,6 +80,7 @@ def published_card(
         text: a README.md, written by this package or by hand.
         license, language: of the metadata; None leaves what is there.
         dataset: see `dataset_sentence`; named in a model's metadata too.
+        widget_texts: examples that the model's page on the Hub offers to try; they replace those that are there.
 
     Raises:
         ValueError: the metadata of the card cannot be read.
@@ -85,7 +93,7 @@ def published_card(
         text = text.replace(license_sentence(None), license_sentence(license))
     if dataset is not None:
         text = text.replace(dataset_sentence(None), dataset_sentence(dataset))
-    if license is language is dataset is None:
+    if license is language is dataset is widget_texts is None:
         return text
     try:
         card = RepoCard(text)
@@ -98,6 +106,8 @@ def published_card(
         before = card.data.get("datasets", [])
         before = [before] if isinstance(before, str) else before
         card.data["datasets"] = list(dict.fromkeys([*before, dataset.partition("@")[0]]))
+    if widget_texts is not None:
+        card.data["widget"] = [{"text": text} for text in widget_texts]
     return str(card)
 
 

@@ -362,6 +362,14 @@ def test_published(name="tlm_mlm"):
     assert published_card(chosen, "me/model", license="mit", language="de", dataset="me/passages@abc") == chosen
 
 
+def test_examples_to_try():
+    texts = ["We propose a parser: it parses.", "- [MASK] # no"]
+    card = published_card(CARDS["tlm_mlm"](), "me/model", widget_texts=texts)
+    assert ModelCard(card).data.widget == [{"text": text} for text in texts]
+    assert ModelCard(published_card(card, "a/b", widget_texts=["One."])).data.widget == [{"text": "One."}]
+    assert "widget" not in ModelCard(published_card(CARDS["tlm_mlm"](), "me/model", license="mit")).data.to_dict()
+
+
 def test_what_was_written_by_hand_is_published_as_it_is():
     text = "# Mine\n\nTry `path/or/repo-id`.\n"
     assert published_card(text, "me/model") == "# Mine\n\nTry `me/model`.\n"

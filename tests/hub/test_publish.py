@@ -36,7 +36,8 @@ def subset(task, corpus, tmp_path):
 
 def test_a_model(hub, model):
     before = (model / "README.md").read_text()
-    done = publish_model(model, "alice/toy", license="mit", dataset="alice/passages@abc", tag="v1")
+    chosen = {"license": "mit", "dataset": "alice/passages@abc", "widget_texts": ["the cell"]}
+    done = publish_model(model, "alice/toy", tag="v1", **chosen)
     files = hub.files("alice/toy")
     assert {"config.json", "model.safetensors", "mlm/model.safetensors", "tokenizer.json"} <= set(files)
     assert {"README.md", "results.json", "settings.json"} <= set(files) and not [name for name in files if "seed" in name]
@@ -44,8 +45,9 @@ def test_a_model(hub, model):
     card = files["README.md"].decode()
     assert 'model="alice/toy"' in card and "path/or" not in card and "license: mit" in card
     assert "datasets:\n- alice/passages\n" in card and "datasets/alice/passages/tree/abc" in card
+    assert "widget:\n- text: the cell\n" in card
     assert (model / "README.md").read_text() == before
-    assert publish_model(model, "alice/toy", license="mit", dataset="alice/passages@abc").commit is None
+    assert publish_model(model, "alice/toy", **chosen).commit is None
     classify = pipeline("text-classification", model="alice/toy")
     assert classify("the gene") == pipeline("text-classification", model=str(model))("the gene")
     assert AutoModelForMaskedLM.from_pretrained("alice/toy", subfolder="mlm")

@@ -87,6 +87,7 @@ def test_a_run_of_two_processes_is_published_once(hub, recipe, work, tmp_path):
         (["--model", "a", "--repo_id", "me/x", "--config_name", "small"], "--config_name has no effect without --subset"),
         (["--model", "a", "--repo_id", "me/x", "--task", "scierc"], "--task has no effect without --legacy_checkpoint"),
         (["--subset", "a", "--repo_id", "me/x", "--dataset", "me/y"], "has no effect on a subset"),
+        (["--subset", "a", "--repo_id", "me/x", "--widget_texts", "a text"], "have no effect on a subset"),
         (["--subset", "a", "--repo_id", "me/x", "--dry_run", "--verify"], "--dry_run publishes nothing"),
         (["--model", "nowhere", "--repo_id", "me/x"], "nowhere holds no model"),
         (["--subset", "nowhere", "--repo_id", "me/x", "--config_name", "small"], "nowhere is not a saved subset"),
