@@ -48,22 +48,22 @@ def _side(model_name: str, side: str):
     """(model, function of the batch that gives the loss) of one side."""
     from transformers import AutoConfig
 
-    from hf_tlm.models import auxiliary_config
+    from hf_tlm.models import generator_config
 
     main = AutoConfig.for_model(**CONFIGS[model_name], vocab_size=VOCABULARY)
     if model_name == "ELECTRA small":
-        return _electra(side, main, auxiliary_config(main))
-    return _coco_lm(side, main, auxiliary_config(main, 1, 2))
+        return _electra(side, main, generator_config(main))
+    return _coco_lm(side, main, generator_config(main, 1, 2))
 
 
 def _electra(side: str, main, auxiliary):
     from transformers import ElectraForMaskedLM, ElectraForPreTraining, ElectraModel
 
-    from hf_tlm.models import CorruptAndPredict
+    from hf_tlm.models import GeneratorDiscriminator
     from hf_tlm.objectives import Mlm, ReplacedTokenDetection, WeightedSum
 
     if side == "composite":
-        model = CorruptAndPredict.from_config(main, auxiliary)
+        model = GeneratorDiscriminator.from_config(main, auxiliary)
         objective = WeightedSum((1.0, Mlm()), (50.0, ReplacedTokenDetection()))
         return model, lambda batch: objective(model(**_uncropped(batch)), batch)["loss"]
     if side.endswith("body"):
@@ -81,11 +81,11 @@ def _electra(side: str, main, auxiliary):
 def _coco_lm(side: str, main, auxiliary):
     import torch
 
-    from hf_tlm.models import CocoLmForMaskedLM, CocoLmModel, CorruptAndPredict
+    from hf_tlm.models import CocoLmForMaskedLM, CocoLmModel, GeneratorDiscriminator
     from hf_tlm.objectives import CorrectiveLm, Mlm, SequenceContrastive, WeightedSum
 
     if side == "composite":
-        model, correction = CorruptAndPredict.from_config(main, auxiliary, 1.0, heads="clm", apart=True), CorrectiveLm()
+        model, correction = GeneratorDiscriminator.from_config(main, auxiliary, 1.0, heads="clm", apart=True), CorrectiveLm()
         model.lm_loss = correction.lm_loss
         objective = WeightedSum((1.0, Mlm()), (1.0, correction), (1.0, SequenceContrastive()))
         return model, lambda batch: objective(model(**batch), batch)["loss"]

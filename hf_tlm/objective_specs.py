@@ -23,7 +23,7 @@ class ObjectiveSpec:
     options: fields of the run's and the model's arguments that have an effect with it and not with all objectives.
     corrupts: an auxiliary model replaces tokens of the main model's input; else tokens are masked.
     corrects: the main model predicts the tokens that were replaced, and not only which they are.
-    separate_sampling: tokens are drawn in a pass of their own, without dropout; see `CorruptAndPredict`.
+    separate_sampling: tokens are drawn in a pass of their own, without dropout; see `GeneratorDiscriminator`.
     masks_spans: spans of tokens are chosen, not single ones (SpanBERT, section 3.1).
     mask_special: special tokens are chosen like any other (COCO-LM, appendix D).
     contrasts: two crops of a text are drawn together where `scl` is on.

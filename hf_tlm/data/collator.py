@@ -32,7 +32,7 @@ class TlmCollator:
     With a row length, several texts share a row (`hf_tlm.data.packing`), and three tensors say where they are:
 
         {"input_ids":    [[2, 4, 17, 3, 2, 9, 3]],
-         "position_ids": [[0, 1, 2, 3, 0, 1, 2]],       places within the texts
+         "position_ids": [[0, 1, 2, 3, 0, 1, 2]],       positions within the texts
          "text_ids":     [[1, 1, 1, 1, 2, 2, 2]],       1 + the text's index in the batch; 0 is padding
          "first_tokens": [0, 4], ...}                   [B], where each text begins in the flattened rows
 
@@ -44,7 +44,7 @@ class TlmCollator:
         eval_row_length: the same for evaluation texts.
         replacing: every chosen token becomes the mask token (ELECTRA's corruption, Clark et al. 2020, equation 1), and
             `uniforms`, float32 [R, S], are the random numbers in [0, 1) that replacements are drawn with
-            (`hf_tlm.models.CorruptAndPredict`).
+            (`hf_tlm.models.GeneratorDiscriminator`).
         spans: spans of tokens are chosen, not single ones (`hf_tlm.data.masking.choose_spans`).
         mask_special: special tokens are chosen like any other (RoBERTa's way; COCO-LM, appendix D).
         crop_fraction: a masked batch has rows of the texts cropped to this share too (`hf_tlm.data.cropping.Cropper`), the

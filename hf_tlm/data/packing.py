@@ -36,7 +36,7 @@ def pack(lengths: Sequence[int] | np.ndarray, capacity: int) -> tuple[np.ndarray
 
 @dataclass(frozen=True)
 class Layout:
-    """The places of a batch's tokens, T of them text after text, in R rows of S places.
+    """The places of a batch's tokens, T of them text after text, in R rows of S positions.
 
     shape: (R, S).
     text_of, positions: int64 [T], each token's text and its place in it, from 0.

@@ -6,7 +6,6 @@ from hf_tlm.utils.lazy import export_lazily
 
 if TYPE_CHECKING:
     from hf_tlm.models.adapters import add_lora, export_adapter, export_model, load_adapter, trained_parameters
-    from hf_tlm.models.auxiliary import auxiliary_config
     from hf_tlm.models.base import TrainedModel, applied_parameters
     from hf_tlm.models.coco_lm import (
         CocoLmConfig,
@@ -21,11 +20,12 @@ if TYPE_CHECKING:
         export_bert,
     )
     from hf_tlm.models.configure import build_config, read_config
-    from hf_tlm.models.corruption import CorruptAndPredict
     from hf_tlm.models.errors import ModelError
     from hf_tlm.models.export import export_stock, load_exported
     from hf_tlm.models.families import FAMILIES
     from hf_tlm.models.fsdp import gather_fsdp
+    from hf_tlm.models.generator import generator_config
+    from hf_tlm.models.generator_discriminator import GeneratorDiscriminator
     from hf_tlm.models.lora_arguments import LoraArguments
     from hf_tlm.models.prediction_heads import CorruptionOutput
     from hf_tlm.models.released.coco_lm import convert_released, load_released
@@ -37,7 +37,7 @@ __getattr__, __dir__, __all__ = export_lazily(
     __name__,
     {
         "adapters": ["add_lora", "export_adapter", "export_model", "load_adapter", "trained_parameters"],
-        "auxiliary": ["auxiliary_config"],
+        "generator": ["generator_config"],
         "base": ["TrainedModel", "applied_parameters"],
         "coco_lm": [
             "CocoLmConfig",
@@ -52,7 +52,7 @@ __getattr__, __dir__, __all__ = export_lazily(
             "export_bert",
         ],
         "configure": ["build_config", "read_config"],
-        "corruption": ["CorruptAndPredict"],
+        "generator_discriminator": ["GeneratorDiscriminator"],
         "errors": ["ModelError"],
         "export": ["export_stock", "load_exported"],
         "families": ["FAMILIES"],

@@ -31,7 +31,7 @@ def embedding_weight(model: PreTrainedModel) -> torch.Tensor:
 
 
 class TrainedModel(PreTrainedModel):
-    """A model whose losses the objectives compute: `TlmModel`, `CorruptAndPredict`."""
+    """A model whose losses the objectives compute: `TlmModel`, `GeneratorDiscriminator`."""
 
     config_class = PreTrainedConfig
     main_input_name = "input_ids"
@@ -63,7 +63,7 @@ class TrainedModel(PreTrainedModel):
         return applied_parameters(self)
 
     def floating_point_ops(self, inputs: dict, exclude_embeddings: bool = False) -> int:
-        """6 x places computed (padding included) x applied parameters: TLM Table 2's formula at the batch's real size.
+        """6 x tokens computed (padding included) x applied parameters: TLM Table 2's formula at the batch's real size.
 
         The Trainer sums it as `total_flos`. The paper's figure, at the nominal sequence length, is
         `hf_tlm.training.cost`'s.

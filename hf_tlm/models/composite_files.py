@@ -1,4 +1,4 @@
-"""Where the parts of a `CorruptAndPredict` are in an exported folder or a checkpoint on the Hub, and how they are read."""
+"""Where the parts of a `GeneratorDiscriminator` are in an exported folder or a checkpoint, and how they are read."""
 
 from __future__ import annotations
 

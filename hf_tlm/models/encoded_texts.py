@@ -1,6 +1,6 @@
 """Where the texts of a batch are: padded, one a row, or packed, several a row (see `hf_tlm.data.collator`).
 
-Shapes: R rows, S places in a row, B texts (R = B when padded), H hidden size.
+Shapes: R rows, S positions in a row, B texts (R = B when padded), H hidden size.
 """
 
 from __future__ import annotations

@@ -22,13 +22,13 @@ from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
 from hf_tlm.models.base import TrainedModel, body_of
 from hf_tlm.models.composite_files import CLM_HEADS_FILE, CORRUPTION_FILE, DISCRIMINATOR, GENERATOR, RTD_HEAD_FILE
-from hf_tlm.models.corruption import CorruptAndPredict
 from hf_tlm.models.errors import ModelError
+from hf_tlm.models.generator_discriminator import GeneratorDiscriminator
 from hf_tlm.models.tlm import MLM_SUBFOLDER, TlmModel
 from hf_tlm.utils.checked import one_of, read_fields, real, truth
 from hf_tlm.utils.files import atomic_directory
 
-# Of corruption.json: the arguments of `CorruptAndPredict`.
+# Of corruption.json: the arguments of `GeneratorDiscriminator`.
 _FIELDS = {
     **{"heads": one_of("rtd", "clm"), "temperature": real(0, 1e6), "apart": truth, "frozen": truth},
     **{"replacements": one_of("sampled", "random"), "scl_projection": one_of("none", "mlp")},
@@ -46,7 +46,7 @@ def export_stock(
     """Write stock checkpoints of a model: config, safetensors weights and tokenizer. The whole folder appears at once.
 
     Of a `TlmModel` `output_dir` holds the sequence classifier and `output_dir/mlm` the masked LM of the same body. Of a
-    `CorruptAndPredict` it holds the main model as a classifier, `discriminator` the main model as stock
+    `GeneratorDiscriminator` it holds the main model as a classifier, `discriminator` the main model as stock
     `ElectraForPreTraining` (of bodies other than ELECTRA the body alone, and the head beside it in
     `rtd_head.safetensors`), and `generator` the auxiliary model as a masked LM. A COCO-LM body that corrects tokens is in
     `mlm` instead, as `CocoLmForMaskedLM`; of others the heads beside the body are in `clm_heads.safetensors`. They load with
@@ -60,7 +60,7 @@ def export_stock(
         HfTlmError: the disk cannot be written; an earlier folder there is intact.
     """
     output_dir = Path(output_dir)
-    composite = model if isinstance(model, CorruptAndPredict) else None
+    composite = model if isinstance(model, GeneratorDiscriminator) else None
     parts = _tlm_parts(model, classifier) if composite is None else _composite_parts(composite, classifier)
     with atomic_directory(output_dir) as folder:
         for number, (name, stock) in enumerate(parts):
@@ -118,14 +118,14 @@ def load_exported(
     except OSError as error:
         raise ModelError(
             f"Cannot read {folder / CORRUPTION_FILE}, which says how texts are corrupted: {error.strerror}. Load a folder "
-            "without it by CorruptAndPredict.from_checkpoint, which can be told."
+            "without it by GeneratorDiscriminator.from_checkpoint, which can be told."
         ) from error
-    return CorruptAndPredict.from_checkpoint(
+    return GeneratorDiscriminator.from_checkpoint(
         str(folder), id2label=id2label, attn_implementation=attn_implementation, **corruption
     )
 
 
-def _corruption(model: CorruptAndPredict) -> dict[str, Any]:
+def _corruption(model: GeneratorDiscriminator) -> dict[str, Any]:
     """The arguments of the class."""
     return {
         "heads": "rtd" if model.clm_heads is None else "clm",
@@ -141,7 +141,7 @@ def _state(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().cpu() for name, tensor in module.state_dict().items()}
 
 
-def _heads(model: CorruptAndPredict) -> tuple[torch.nn.Module, str]:
+def _heads(model: GeneratorDiscriminator) -> tuple[torch.nn.Module, str]:
     """What is beside the main model's stock modules, and its file."""
     if model.rtd_head is not None:
         return model.rtd_head, RTD_HEAD_FILE
@@ -166,7 +166,7 @@ def _tlm_parts(model: TrainedModel, classifier: bool) -> Iterator[tuple[str, Pre
     yield MLM_SUBFOLDER, _stock(AutoModelForMaskedLM, model.config, lm_state, model.dtype)
 
 
-def _composite_parts(model: CorruptAndPredict, classifier: bool) -> Iterator[tuple[str, PreTrainedModel]]:
+def _composite_parts(model: GeneratorDiscriminator, classifier: bool) -> Iterator[tuple[str, PreTrainedModel]]:
     config, state = model.main.config, _state(model.main)
     if classifier:
         yield "classifier", _stock(AutoModelForSequenceClassification, config, state, model.dtype)

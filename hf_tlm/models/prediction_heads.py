@@ -1,4 +1,4 @@
-"""What the main model of a `CorruptAndPredict` learns from a corrupted text: which tokens were replaced, or by what.
+"""What the main model of a `GeneratorDiscriminator` learns from a corrupted text: which tokens were replaced, or by what.
 
 Shapes: T real tokens, B texts, H hidden size, V vocabulary.
 """
@@ -22,7 +22,7 @@ LmLoss = Callable[..., tuple[torch.Tensor, torch.BoolTensor]]
 
 @dataclass
 class CorruptionOutput(TlmOutput):
-    """What `CorruptAndPredict` returns.
+    """What `GeneratorDiscriminator` returns.
 
     Attributes:
         logits, mlm_loss: as in `TlmOutput`, of the main transformer and of the auxiliary one.

@@ -23,7 +23,7 @@ class Tail:
     """All that comes after attention in a body's last layer: two thirds of its products, in a forward pass and a backward.
 
     Only layers that are built like BERT's have a place where tokens can be left out; of others the tail is empty. So it is
-    with flash attention, whose kernels for texts of varying lengths take them in one row, which has other places.
+    with flash attention, whose kernels for texts of varying lengths take them in one row, where tokens stand elsewhere.
 
     modules: those that see only the tokens that are left.
     """
@@ -54,7 +54,7 @@ def encode_masked_positions(
     chosen: torch.Tensor,
     input_ids: torch.Tensor,
     attention_mask: torch.Tensor,
-    *places: torch.Tensor | None,
+    *inputs: torch.Tensor | None,
 ) -> torch.Tensor:
     """Return the hidden states of the M chosen tokens, float [M, H], where nothing reads the others'.
 
@@ -66,8 +66,8 @@ def encode_masked_positions(
     whole = torch.compiler.is_compiling() or (body.training and body.is_activation_checkpointing) or not chosen.any()
     if not whole and (tail := Tail(body)).modules:
         with tail.only(chosen):
-            return encode(body, input_ids, attention_mask, *places).hidden[0]
-    return _choose(encode(body, input_ids, attention_mask, *places).hidden, chosen)
+            return encode(body, input_ids, attention_mask, *inputs).hidden[0]
+    return _choose(encode(body, input_ids, attention_mask, *inputs).hidden, chosen)
 
 
 @torch.compiler.disable

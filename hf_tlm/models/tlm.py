@@ -214,14 +214,14 @@ class TlmModel(TrainedModel):
         Args:
             input_ids, attention_mask, token_type_ids: int64 [R, S], one text a row, or several with the three below.
             position_ids, text_ids, first_tokens: int64 [R, S], [R, S], [B] of a packed batch, see `TlmCollator`.
-            mlm_labels: int64 [R, S], -100 where nothing is predicted. Given: the masked-LM loss at the other places.
+            mlm_labels: int64 [R, S], -100 where nothing is predicted. Given: the masked-LM loss elsewhere.
             labels: int64 [B]. Given, or `mlm_labels` not given: class logits.
         """
-        places = (input_ids, attention_mask, token_type_ids, position_ids, text_ids, first_tokens)
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, text_ids, first_tokens)
         if mlm_labels is not None and labels is None:
-            masked = encode_masked_positions(body_of(self), mlm_labels != -100, *places)
+            masked = encode_masked_positions(body_of(self), mlm_labels != -100, *inputs)
             return TlmOutput(mlm_loss=self._mlm_loss(masked, mlm_labels))
-        return self._heads(encode(body_of(self), *places), mlm_labels, labels)
+        return self._heads(encode(body_of(self), *inputs), mlm_labels, labels)
 
     # The number of masked tokens differs from batch to batch: compiled, this part would be compiled again and again.
     @torch.compiler.disable

@@ -35,9 +35,9 @@ def check_given(model: Any, args: Any, tokenizer: Any, datasets: Mapping[str, An
         )
     if not any(isinstance(module, TrainedModel) for module in model.modules()):
         raise ArgumentsError(
-            "model: expected a TlmModel, CorruptAndPredict, or a TrainedModel of your own (examples/own_model_and_loss.py); "
-            f"received {type(model).__name__}. TlmModel.from_config(config) makes one from scratch, "
-            "TlmModel.from_checkpoint(folder) of a stock checkpoint."
+            "model: expected a TlmModel, GeneratorDiscriminator, or a TrainedModel of your own "
+            f"(examples/own_model_and_loss.py); received {type(model).__name__}. TlmModel.from_config(config) makes "
+            "one from scratch, TlmModel.from_checkpoint(folder) of a stock checkpoint."
         )
     if tokenizer is None:
         raise ArgumentsError("processing_class: expected the tokenizer of the texts; received none.")

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_tlm.data.tokenization import special_ids
-from hf_tlm.models import CorruptAndPredict, TrainedModel
+from hf_tlm.models import GeneratorDiscriminator, TrainedModel
 from hf_tlm.models.initialization import (
     OFFSETS,
     carried_by,
@@ -81,7 +81,7 @@ def _bodies_and_heads(model: TrainedModel) -> Iterator[tuple[PreTrainedModel, Ml
 
     A main transformer beside an auxiliary one has no such head.
     """
-    if isinstance(model, CorruptAndPredict):
+    if isinstance(model, GeneratorDiscriminator):
         yield model.main.base_model, None
         if not model.auxiliary.frozen:
             yield model.auxiliary.base_model, model.auxiliary.mlm_head

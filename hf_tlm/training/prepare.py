@@ -17,7 +17,15 @@ from hf_tlm.data import cached_wordpiece, load_tokenizer, tokenize
 from hf_tlm.data.cut_texts import measure_cut
 from hf_tlm.data.known_texts import check_known, spread_texts
 from hf_tlm.hub.checkpoint import checkpoint_folder
-from hf_tlm.models import CorruptAndPredict, TlmModel, TrainedModel, add_lora, auxiliary_config, build_config, read_config
+from hf_tlm.models import (
+    GeneratorDiscriminator,
+    TlmModel,
+    TrainedModel,
+    add_lora,
+    build_config,
+    generator_config,
+    read_config,
+)
 from hf_tlm.models.adapters import check_targets
 from hf_tlm.models.families import longest_input
 from hf_tlm.models.initialization import scale_to_width
@@ -261,7 +269,7 @@ def model_factory(
 
     Raises:
         HubError: see `checkpoint_folder`.
-        ModelError: see `build_config`, `auxiliary_config` and, of checkpoints, `check_fit`.
+        ModelError: see `build_config`, `generator_config` and, of checkpoints, `check_fit`.
         ArgumentsError: objective ale without an ALBERT body, cocolm without its own, or (when a model is made) an adapter
             for a checkpoint without a masked-LM head.
     """
@@ -285,7 +293,7 @@ def model_factory(
 
         def from_checkpoint() -> TrainedModel | PeftModel:
             if spec.corrupts:
-                model = CorruptAndPredict.from_checkpoint(
+                model = GeneratorDiscriminator.from_checkpoint(
                     model_args.model_name_or_path, model_args.auxiliary_name_or_path, **settings, **options
                 )
                 _check_body(args, model.config.model_type)
@@ -312,7 +320,7 @@ def model_factory(
     auxiliary = _auxiliary(args, model_args, config)
     if model_args.weight_init == "width" and not isinstance(auxiliary, str):
         scale_to_width(auxiliary)
-    return partial(CorruptAndPredict.from_config, config, auxiliary, **settings)
+    return partial(GeneratorDiscriminator.from_config, config, auxiliary, **settings)
 
 
 def _check_checkpoints(model_args: ModelArguments, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
@@ -333,7 +341,7 @@ def check_model(args: RunArguments, model_args: ModelArguments) -> None:
     Raises:
         ArgumentsError: an objective that does not go with the body, with use_peft or with FSDP, or that has no use for an
             option; use_peft with Muon.
-        ModelError: see `read_config` and `auxiliary_config`.
+        ModelError: see `read_config` and `generator_config`.
     """
     if args.fsdp and args.parallel_mode.value != "distributed":
         raise ArgumentsError(
@@ -371,7 +379,7 @@ def _auxiliary(args: RunArguments, model_args: ModelArguments, config: PreTraine
     depth = OBJECTIVES[args.objective].auxiliary_depth
     if layers is None and depth is not None:
         layers = max(1, config.num_hidden_layers // depth)
-    return auxiliary_config(config, model_args.auxiliary_size, layers)
+    return generator_config(config, model_args.auxiliary_size, layers)
 
 
 def _check_body(args: RunArguments, model_type: str) -> None:

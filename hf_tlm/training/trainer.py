@@ -23,7 +23,7 @@ from hf_tlm.data.packing import leading_texts, twice
 from hf_tlm.data.streaming import ShardStream, StreamedBlocks
 from hf_tlm.data.tokenization import text_lengths
 from hf_tlm.models.base import TrainedModel, applied_parameters
-from hf_tlm.models.corruption import CorruptAndPredict
+from hf_tlm.models.generator_discriminator import GeneratorDiscriminator
 from hf_tlm.objective_specs import OBJECTIVES
 from hf_tlm.objectives import RDrop, TaskLoss
 from hf_tlm.objectives.reductions import accumulation_dtype
@@ -55,7 +55,7 @@ class TlmTrainer(SampledTrainer):
     checkpoints are sealed and SIGTERM saves (`ResumableTrainer`); evaluation, schedules and distribution are the Trainer's.
 
     Args:
-        model: a `TlmModel`, or for objectives with replaced tokens a `CorruptAndPredict`.
+        model: a `TlmModel`, or for objectives with replaced tokens a `GeneratorDiscriminator`.
         args: a `TlmArguments`, usually from `TlmArguments.for_stage`.
         train_dataset: tokenised task texts, columns `input_ids` and `label` or `labels` (`hf_tlm.data.tokenize`), and
             with a teacher `teacher_probs` (`hf_tlm.training.teacher`); None when rho1 is inf.
@@ -114,7 +114,7 @@ class TlmTrainer(SampledTrainer):
         for module in model.modules():  # The model itself, or what an adapter wraps.
             if isinstance(module, TrainedModel):
                 module.max_logits = args.max_logits
-            if isinstance(module, CorruptAndPredict):
+            if isinstance(module, GeneratorDiscriminator):
                 self._settle(module)
         self.averages = AveragedWeights(args.ema_decay) if args.ema_decay else None
         if self.averages is not None:
@@ -124,7 +124,7 @@ class TlmTrainer(SampledTrainer):
         if self.energy is not None:
             self.add_callback(self.energy)
 
-    def _settle(self, model: CorruptAndPredict) -> None:
+    def _settle(self, model: GeneratorDiscriminator) -> None:
         """Tell a model which of its losses are asked for."""
         corrective = corrective_lm(self.objectives)
         if corrective is not None:

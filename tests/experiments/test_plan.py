@@ -13,7 +13,7 @@ from hf_tlm.config import ConfigError, parse, read_configs
 from hf_tlm.corpora import CorpusArguments
 from hf_tlm.experiments import PUBLISHED, Arm, ReproductionError, Selection, TableArguments, TaskEntry, make_plan
 from hf_tlm.experiments.steps import parse_step
-from hf_tlm.models.auxiliary import auxiliary_config
+from hf_tlm.models.generator import generator_config
 from hf_tlm.retrieval import SubsetArguments
 from hf_tlm.tasks import TaskArguments
 from hf_tlm.training import ModelArguments, TlmArguments
@@ -353,7 +353,7 @@ def test_the_body_of_every_objective_has_an_auxiliary_model(scale):
     assert options["objective"] == "electra"
     body, mlm = (json.loads((ROOT / of["model_config"]).read_text()) for of in (options, scale_options))
     size, layers = options.get("auxiliary_size", 0.25), options.get("auxiliary_layers")
-    auxiliary = auxiliary_config(AutoConfig.for_model(**body), size, layers)
+    auxiliary = generator_config(AutoConfig.for_model(**body), size, layers)
     assert any(getattr(auxiliary, name) < body[name] for name in ("hidden_size", "num_hidden_layers"))
     sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
     assert [body[name] for name in sizes] == [mlm[name] for name in sizes], "arms differ in their objective alone"

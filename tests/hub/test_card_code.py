@@ -7,13 +7,13 @@ from transformers import AutoConfig, set_seed
 
 from hf_tlm.hub.cards import pretrained_card, tlm_card
 from hf_tlm.models import (
-    CorruptAndPredict,
+    GeneratorDiscriminator,
     LoraArguments,
     TlmModel,
     add_lora,
-    auxiliary_config,
     export_adapter,
     export_stock,
+    generator_config,
 )
 from hf_tlm.retrieval import retrieve
 from support.card_records import COCO_LM, PRETRAINED, RUN
@@ -28,7 +28,9 @@ def config(model_type):
 
 def composite(model_type, **options):
     size = (0.5, None) if model_type in ("electra", "albert") else (1, 1)
-    return CorruptAndPredict.from_config(config(model_type), auxiliary_config(config(model_type), *size), 0.8, **options)
+    return GeneratorDiscriminator.from_config(
+        config(model_type), generator_config(config(model_type), *size), 0.8, **options
+    )
 
 
 OBJECTIVES = {

@@ -9,7 +9,7 @@ from transformers import AutoConfig
 from hf_tlm.data import load_tokenizer
 from hf_tlm.errors import HubError
 from hf_tlm.hub.checkpoint import checkpoint_folder, split_revision
-from hf_tlm.models import CorruptAndPredict, ModelError, TlmModel, convert_legacy, export_stock, read_config
+from hf_tlm.models import GeneratorDiscriminator, ModelError, TlmModel, convert_legacy, export_stock, read_config
 from hf_tlm.training import ModelArguments
 from support.released_tlm import SCIERC, published
 from support.toys import TINY_CONFIGS
@@ -58,7 +58,7 @@ def test_a_tokenizer_comes_without_the_weights(models, hub, tokenizer):
 
 def test_an_auxiliary_model_of_a_revision(models, tmp_path, tokenizer):
     torch.manual_seed(0)
-    pair = CorruptAndPredict.from_checkpoint("alice/tlm", "alice/tlm@v1", id2label=ID2LABEL)
+    pair = GeneratorDiscriminator.from_checkpoint("alice/tlm", "alice/tlm@v1", id2label=ID2LABEL)
     expected = models["v1"].bert.encoder.layer[0].output.dense.weight
     assert torch.equal(pair.auxiliary.base_model.encoder.layer[0].output.dense.weight, expected)
 

@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForMultipleC
 
 from hf_tlm.errors import HubError
 from hf_tlm.hub import push, verify
-from hf_tlm.models import CorruptAndPredict, TlmModel, auxiliary_config, export_stock
+from hf_tlm.models import GeneratorDiscriminator, TlmModel, export_stock, generator_config
 from hf_tlm.retrieval import retrieve
 from support.toys import TINY_CONFIGS
 
@@ -20,7 +20,7 @@ def tlm(model_type):
 
 def composite(model_type, *sizes):
     config = AutoConfig.for_model(model_type, **TINY_CONFIGS[model_type])
-    return CorruptAndPredict.from_config(config, auxiliary_config(config, *sizes))
+    return GeneratorDiscriminator.from_config(config, generator_config(config, *sizes))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSequenceC
 
 from hf_tlm.errors import HubError
 from hf_tlm.hub import push, verify
-from hf_tlm.models import CorruptAndPredict, auxiliary_config, export_stock
+from hf_tlm.models import GeneratorDiscriminator, export_stock, generator_config
 from support.toys import TINY_CONFIGS
 
 CODE = """
@@ -37,7 +37,7 @@ def folder(tmp_path, tokenizer):
 def test_models(hub, tmp_path, tokenizer):
     """In a process of its own: models whose code travels with them, and looks for this package."""
     config = AutoConfig.for_model("cocolm", **TINY_CONFIGS["cocolm"])
-    model = CorruptAndPredict.from_config(config, auxiliary_config(config, 1, 1))
+    model = GeneratorDiscriminator.from_config(config, generator_config(config, 1, 1))
     folder = export_stock(model, tokenizer, tmp_path / "run")
     with (folder / "modeling_coco_lm.py").open("a") as file:
         file.write(CODE)

@@ -5,7 +5,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig
 
-from hf_tlm.models import CorruptAndPredict, LoraArguments, TlmModel, add_lora, applied_parameters, auxiliary_config
+from hf_tlm.models import GeneratorDiscriminator, LoraArguments, TlmModel, add_lora, applied_parameters, generator_config
 from support.toys import TINY_CONFIGS
 
 
@@ -42,7 +42,7 @@ def test_other_bodies_share_nothing(model_type):
 
 def test_ale_has_two_such_bodies():
     main = config("albert", num_hidden_layers=3)
-    model = CorruptAndPredict.from_config(main, auxiliary_config(main, 0.5, layers=2))
+    model = GeneratorDiscriminator.from_config(main, generator_config(main, 0.5, layers=2))
     modules, calls = watched(model)
     ids = torch.tensor([[2, 4, 6, 3]])
     model(ids, torch.ones_like(ids), mlm_labels=torch.tensor([[-100, 7, -100, -100]]))
@@ -65,7 +65,7 @@ def test_the_passes_of_coco_lm(apart, frozen):
     """Against the FLOPs that torch counts: of bodies so wide that their products are nearly all there is."""
     main = config("cocolm", hidden_size=64, intermediate_size=256, num_hidden_layers=4, vocab_size=20)
     made = {"heads": "rtd", "apart": apart, "frozen": frozen}
-    model = CorruptAndPredict.from_config(main, auxiliary_config(main, 1, 2), **made)
+    model = GeneratorDiscriminator.from_config(main, generator_config(main, 1, 2), **made)
     ids = torch.full((4, 8), 5)
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "mlm_labels": ids}
     layers = {"main": model.main.base_model.encoder, "auxiliary": model.auxiliary.base_model.encoder}

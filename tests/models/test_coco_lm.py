@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from transformers import AutoModelForSequenceClassification, pipeline, set_seed
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from hf_tlm.models import CorruptAndPredict, ModelError, auxiliary_config
+from hf_tlm.models import GeneratorDiscriminator, ModelError, generator_config
 from hf_tlm.models.coco_lm import (
     CocoLmConfig,
     CocoLmForMaskedLM,
@@ -257,7 +257,7 @@ def test_an_empty_text_under_autocast_is_finite():
 
 def test_two_transformers_share_embeddings_and_no_relative_positions():
     config = make().config
-    composite = CorruptAndPredict.from_config(config, auxiliary_config(config, 1, 1))
+    composite = GeneratorDiscriminator.from_config(config, generator_config(config, 1, 1))
     main, auxiliary = composite.main.base_model, composite.auxiliary.base_model
     assert main.embeddings.position_embeddings.weight is auxiliary.embeddings.position_embeddings.weight
     assert main.relative_attention_bias.weight is not auxiliary.relative_attention_bias.weight

@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from hf_tlm.data import TlmCollator
-from hf_tlm.models import CorruptAndPredict, auxiliary_config, export_stock, load_exported
+from hf_tlm.models import GeneratorDiscriminator, export_stock, generator_config, load_exported
 from hf_tlm.objectives import CorrectiveLm, Mlm, SequenceContrastive, WeightedSum
 from hf_tlm.retrieval import retrieve
 from hf_tlm.runs import run_tlm
@@ -34,7 +34,7 @@ CONFIG = TINY_CONFIGS["modernbert"]
 def composite():
     set_seed(0)
     config = AutoConfig.for_model("modernbert", **CONFIG)
-    model = CorruptAndPredict.from_config(config, auxiliary_config(config, 1, 1), 1.0, heads="clm", apart=True)
+    model = GeneratorDiscriminator.from_config(config, generator_config(config, 1, 1), 1.0, heads="clm", apart=True)
     model.lm_loss = CLM.lm_loss
     return model
 

@@ -8,7 +8,14 @@ from torch.nn.functional import logsigmoid
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSequenceClassification, ElectraConfig, set_seed
 
 from hf_tlm.data import TlmCollator
-from hf_tlm.models import CocoLmForMaskedLM, CorruptAndPredict, ModelError, auxiliary_config, export_stock, load_exported
+from hf_tlm.models import (
+    CocoLmForMaskedLM,
+    GeneratorDiscriminator,
+    ModelError,
+    export_stock,
+    generator_config,
+    load_exported,
+)
 from hf_tlm.objectives import (
     CorrectiveLm,
     Mlm,
@@ -32,8 +39,8 @@ COCO_LM = WeightedSum((1.0, Mlm()), (1.0, CLM), (1.0, SequenceContrastive()))
 def composite(size=1, layers=1, clm=CLM, heads="clm", apart=True, temperature=1.0, config=None, **options):
     set_seed(0)
     config = AutoConfig.for_model("cocolm", **{**TINY_CONFIGS["cocolm"], **(config or {})})
-    auxiliary = auxiliary_config(config, size, layers)
-    model = CorruptAndPredict.from_config(config, auxiliary, temperature, heads=heads, apart=apart, **options)
+    auxiliary = generator_config(config, size, layers)
+    model = GeneratorDiscriminator.from_config(config, auxiliary, temperature, heads=heads, apart=apart, **options)
     if heads == "clm":
         model.lm_loss = clm.lm_loss
     return model
@@ -263,7 +270,7 @@ class TestSwitches:
         set_seed(5)
         config = AutoConfig.for_model("cocolm", **TINY_CONFIGS["cocolm"], hidden_dropout_prob=0.5)
         generator = str(tmp_path / "before" / "generator")
-        model = CorruptAndPredict.from_config(config, generator, 1.0, heads="clm", apart=True, frozen=True)
+        model = GeneratorDiscriminator.from_config(config, generator, 1.0, heads="clm", apart=True, frozen=True)
         model.lm_loss = CLM.lm_loss
         inputs = batch(tokenizer)
         model.train()
@@ -348,7 +355,7 @@ def test_an_electra_that_corrects_tokens_is_loaded_as_one(tokenizer, tmp_path):
     """ELECTRA has a stock class for replaced tokens only: its body goes to `discriminator`, and the heads beside it."""
     set_seed(0)
     config = AutoConfig.for_model("electra", **{**TINY_CONFIGS["electra"], "embedding_size": 16})
-    model = CorruptAndPredict.from_config(config, auxiliary_config(config, 1, 1), 1.0, heads="clm").eval()
+    model = GeneratorDiscriminator.from_config(config, generator_config(config, 1, 1), 1.0, heads="clm").eval()
     export_stock(model, tokenizer, tmp_path / "out")
     again = load_exported(tmp_path / "out", id2label=LABELS).eval()
     model.lm_loss = again.lm_loss = CLM.lm_loss
@@ -386,13 +393,13 @@ def test_a_frozen_auxiliary_model_may_have_another_width(tokenizer, tmp_path):
         config = AutoConfig.for_model("electra", **TINY_CONFIGS["electra"])
         assert config.embedding_size != 12 and config.vocab_size == 120
         if message is None:
-            model = CorruptAndPredict.from_config(config, str(tmp_path / str(size)), frozen=True)
+            model = GeneratorDiscriminator.from_config(config, str(tmp_path / str(size)), frozen=True)
             assert torch.isfinite(model(**batch(tokenizer)).mlm_loss)
             with pytest.raises(ModelError, match="shares the main model's token embeddings, and theirs differ"):
-                CorruptAndPredict.from_config(config, str(tmp_path / str(size)))
+                GeneratorDiscriminator.from_config(config, str(tmp_path / str(size)))
         else:
             with pytest.raises(ModelError, match=message):
-                CorruptAndPredict.from_config(config, str(tmp_path / str(size)), frozen=True)
+                GeneratorDiscriminator.from_config(config, str(tmp_path / str(size)), frozen=True)
 
 
 def test_a_frozen_auxiliary_model_stays_frozen(tokenizer, tmp_path):
@@ -410,11 +417,13 @@ def test_a_model_without_a_task_is_the_masked_lm(tokenizer, tmp_path, caplog):
     model, inputs = composite().eval(), batch(tokenizer)
     export_stock(model, tokenizer, tmp_path / "out", classifier=False)
     assert isinstance(AutoModelForMaskedLM.from_pretrained(tmp_path / "out"), CocoLmForMaskedLM)
-    again = CorruptAndPredict.from_checkpoint(str(tmp_path / "out"), id2label=LABELS, temperature=1.0, heads="clm").eval()
+    again = GeneratorDiscriminator.from_checkpoint(
+        str(tmp_path / "out"), id2label=LABELS, temperature=1.0, heads="clm"
+    ).eval()
     again.lm_loss = CLM.lm_loss
     assert "begins at random" not in caplog.text
     torch.testing.assert_close(again(**inputs).lm_loss, model(**inputs).lm_loss)
-    CorruptAndPredict.from_checkpoint(
+    GeneratorDiscriminator.from_checkpoint(
         str(tmp_path / "out" / "generator"), str(tmp_path / "out" / "generator"), id2label=LABELS, heads="clm"
     )
     assert "has no heads for corrective language modelling" in caplog.text
@@ -423,7 +432,7 @@ def test_a_model_without_a_task_is_the_masked_lm(tokenizer, tmp_path, caplog):
 def test_what_does_not_fit(tokenizer):
     electra = AutoConfig.for_model("electra", **TINY_CONFIGS["electra"])
     with pytest.raises(ModelError, match="those of this electra body have 16 and 8 numbers"):
-        CorruptAndPredict.from_config(electra, electra, heads="clm")
+        GeneratorDiscriminator.from_config(electra, electra, heads="clm")
     with pytest.raises(ModelError, match="replacements must be sampled or random; received 'none'"):
         composite(replacements="none")
     model = composite()

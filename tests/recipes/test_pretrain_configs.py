@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModel
 from hf_tlm.config import parse
 from hf_tlm.corpora import CorpusArguments
 from hf_tlm.data import BlockArguments
-from hf_tlm.models import auxiliary_config
+from hf_tlm.models import generator_config
 from hf_tlm.training import ModelArguments, PretrainArguments
 
 CONFIGS = Path(__file__).resolve().parent.parent.parent / "recipes" / "configs"
@@ -155,7 +155,7 @@ def test_electra_tiny():
 @pytest.mark.parametrize("name,heads", [("electra_small", 1), ("electra_base", 4), ("electra_large", 4), ("ale_small", 1)])
 def test_auxiliary_models(name, heads):
     values, config = read(name)
-    auxiliary = auxiliary_config(config, values["auxiliary_size"])
+    auxiliary = generator_config(config, values["auxiliary_size"])
     assert (auxiliary.num_attention_heads, auxiliary.hidden_size, auxiliary.intermediate_size) == (
         heads,
         64 * heads,
@@ -176,7 +176,7 @@ def test_the_flops_of_table_iv_are_those_of_128_texts_a_step():
 @pytest.mark.parametrize("name", ["electra_tiny", "ale_tiny"])
 def test_tiny_models_have_an_auxiliary_model(name):
     config = AutoConfig.for_model(**json.loads((CONFIGS / "models" / f"{name}.json").read_text()))
-    auxiliary = auxiliary_config(config)
+    auxiliary = generator_config(config)
     assert (auxiliary.hidden_size, auxiliary.num_attention_heads, auxiliary.num_hidden_layers) == (32, 1, 2)
     assert trunk(config) < 3e6
 

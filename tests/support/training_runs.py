@@ -23,7 +23,7 @@ from hf_tlm.corpora import load_corpus
 from hf_tlm.data import BlockArguments, tokenize
 from hf_tlm.errors import HfTlmError
 from hf_tlm.metrics import compute_metrics_for
-from hf_tlm.models import CorruptAndPredict, TlmModel, auxiliary_config
+from hf_tlm.models import GeneratorDiscriminator, TlmModel, generator_config
 from hf_tlm.runs import run_pretraining
 from hf_tlm.training import (
     ModelArguments,
@@ -58,8 +58,8 @@ def network(args, tokenizer, model_type, config):
         return TlmModel.from_config(config)
     if args.objective == "cocolm":
         options = {"heads": "rtd" if args.clm == "rtd" else "clm", "apart": True, "scl_projection": args.scl_projection}
-        return CorruptAndPredict.from_config(config, auxiliary_config(config, 1, 1), 1.0, **options)
-    return CorruptAndPredict.from_config(config, auxiliary_config(config, 0.5))
+        return GeneratorDiscriminator.from_config(config, generator_config(config, 1, 1), 1.0, **options)
+    return GeneratorDiscriminator.from_config(config, generator_config(config, 0.5))
 
 
 def trainer(

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
 
 from hf_tlm.data import BlockArguments
-from hf_tlm.models import CocoLmForMaskedLM, CorruptAndPredict
+from hf_tlm.models import CocoLmForMaskedLM, GeneratorDiscriminator
 from hf_tlm.objectives import CorrectiveLm, SequenceContrastive, WeightedSum
 from hf_tlm.retrieval import retrieve
 from hf_tlm.runs import run_pretraining, run_tlm
@@ -206,7 +206,7 @@ def test_options_reach_objective_and_model(tmp_path, tokenizer):
         return model, {type(part).__name__: (weight, part) for weight, part in tlm_objectives(args)["corpus"].parts}
 
     model, parts = made()
-    assert isinstance(model, CorruptAndPredict) and model.apart and model.temperature == 1.0
+    assert isinstance(model, GeneratorDiscriminator) and model.apart and model.temperature == 1.0
     assert model.auxiliary.config.num_hidden_layers == 2 and model.auxiliary.config.lm_transform
     assert list(parts) == ["Mlm", "CorrectiveLm", "SequenceContrastive"] and {w for w, _ in parts.values()} == {1.0}
     clm = parts["CorrectiveLm"][1]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, set_seed
 
-from hf_tlm.models import CorruptAndPredict
+from hf_tlm.models import GeneratorDiscriminator
 from hf_tlm.models.initialization import attention_weights, layers_of, position_embeddings
 from hf_tlm.retrieval import retrieve
 from hf_tlm.runs import run_tlm
@@ -38,7 +38,9 @@ def setup_of(task, corpus, model_type, **changes):
 
 def bodies(model):
     return (
-        [model.main.base_model, model.auxiliary.base_model] if isinstance(model, CorruptAndPredict) else [model.base_model]
+        [model.main.base_model, model.auxiliary.base_model]
+        if isinstance(model, GeneratorDiscriminator)
+        else [model.base_model]
     )
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModel
 
-from hf_tlm.models import CorruptAndPredict, TlmModel, auxiliary_config, export_stock
+from hf_tlm.models import GeneratorDiscriminator, TlmModel, export_stock, generator_config
 from hf_tlm.runs.finetuning import CheckpointArguments, FinetuneArguments, finetune
 from hf_tlm.training import ArgumentsError, ModelArguments, TlmArguments, check_model
 from hf_tlm.training.muon import Muon
@@ -153,7 +153,7 @@ def test_layers_without_matrices_are_refused(body, what):
 
 def test_both_bodies_of_a_pair():
     config = tiny("electra")
-    matrices = layer_matrices(CorruptAndPredict.from_config(config, auxiliary_config(config, layers=1)))
+    matrices = layer_matrices(GeneratorDiscriminator.from_config(config, generator_config(config, layers=1)))
     assert {name.split(".")[0] for name in matrices} == {"main", "auxiliary"}
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig
 
-from hf_tlm.models import LoraArguments, TlmModel, add_lora, auxiliary_config
+from hf_tlm.models import LoraArguments, TlmModel, add_lora, generator_config
 from hf_tlm.training import ArgumentsError, TlmArguments
 from hf_tlm.training import optimizers as module
 from hf_tlm.training.lamb import Lamb
@@ -143,7 +143,7 @@ def test_two_bodies():
             config = tiny("electra", num_hidden_layers=3)
             self.main, self.auxiliary = (
                 TlmModel.from_config(config),
-                TlmModel.from_config(auxiliary_config(config, layers=1)),
+                TlmModel.from_config(generator_config(config, layers=1)),
             )
             self.auxiliary.get_input_embeddings().weight = self.main.get_input_embeddings().weight
             self.rtd_head = nn.Linear(2, 1)

@@ -2,7 +2,7 @@
 
 Only here is attention computed eagerly: faster kinds return no maps.
 
-Shapes: B texts, S places, L layers, A heads of a layer.
+Shapes: B texts, S positions, L layers, A heads of a layer.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ if at least 90% are on [CLS], [SEP] or a full stop. What the papers leave open i
 - A head that is both, as only the shortest of texts allow, is positional.
 - TLM has "at least 90%" for the one kind and "more than 90%" for the other; here exactly 90% is enough for both.
 
-Shapes: B texts, S places in a row of the batch, A heads of a layer.
+Shapes: B texts, S positions in a row of the batch, A heads of a layer.
 """
 
 from __future__ import annotations

@@ -39,8 +39,8 @@ class PromptTrainer(ResumableTrainer):
         return batches, count
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        places = (inputs[name] for name in ("input_ids", "attention_mask", "mask_positions"))
-        logits = label_word_logits(model, self.word_ids, *places, stock=self.accelerator.unwrap_model(model))
+        columns = (inputs[name] for name in ("input_ids", "attention_mask", "mask_positions"))
+        logits = label_word_logits(model, self.word_ids, *columns, stock=self.accelerator.unwrap_model(model))
         loss = cross_entropy(logits.float(), inputs["labels"], label_smoothing=self.args.label_smoothing_factor)
         if model.training:
             self.watched(loss, {})

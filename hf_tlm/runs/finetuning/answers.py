@@ -1,6 +1,6 @@
 """The best answers over all windows of every question, by exact search with numpy.
 
-Shapes: W windows, S places, T tokens of the context in a window, L answer length, N examples, A answers.
+Shapes: W windows, S positions, T tokens of the context in a window, L answer length, N examples, A answers.
 """
 
 from __future__ import annotations

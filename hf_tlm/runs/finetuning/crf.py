@@ -1,7 +1,7 @@
 """A linear-chain conditional random field over the tags of a sentence (Lafferty et al., ICML 2001), by pytorch-crf.
 
-It sees words, not pieces: the emissions are the logits of every word's first piece. Shapes: B sentences, S places, W words,
-C tags.
+It sees words, not pieces: the emissions are the logits of every word's first piece.
+Shapes: B sentences, S positions, W words, C tags.
 """
 
 from __future__ import annotations

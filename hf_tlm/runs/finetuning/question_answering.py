@@ -4,7 +4,7 @@ A context that does not fit is read through windows that overlap by `doc_stride`
 the whole question. Windows that do not hold the whole answer, and unanswerable questions, point at [CLS] (Devlin et al.,
 NAACL 2019, section 4.3). The question comes first whatever side a tokenizer pads on.
 
-Shapes: W windows, S places, T tokens of a context.
+Shapes: W windows, S positions, T tokens of a context.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ A sentence is tokenised as its words with spaces between them, and characters te
 fast tokenizer sees the words as in running text. Words of which the tokenizer leaves nothing, and those beyond
 `max_length`, get no tag, which counts as an error.
 
-Shapes: B sentences, S places, W words, C tags.
+Shapes: B sentences, S positions, W words, C tags.
 """
 
 from __future__ import annotations

@@ -16,13 +16,13 @@ from transformers import (
 )
 
 from hf_tlm.hub.checkpoint import checkpoint_folder
-from hf_tlm.models.auxiliary import Auxiliary, shared_parameters
 from hf_tlm.models.base import TrainedModel, body_of, embedding_weight, encode, layer_classes, refusals_of
 from hf_tlm.models.composite_files import clm_heads_state, load_auxiliary, rtd_head_state
 from hf_tlm.models.dropout import use_fast_dropout
 from hf_tlm.models.encoded_texts import EncodedTexts
 from hf_tlm.models.errors import ModelError
 from hf_tlm.models.families import family_of
+from hf_tlm.models.generator import Generator, shared_parameters
 from hf_tlm.models.loading import hub_options, load_classifier, reading
 from hf_tlm.models.prediction_heads import ClmHeads, ContrastHead, CorruptionOutput, LmLoss, RtdHead
 from hf_tlm.models.sampling import sample_tokens
@@ -33,11 +33,12 @@ logger = logging.getLogger(__name__)
 TEMPERATURE = 0.8
 
 
-class CorruptAndPredict(TrainedModel):
-    """An auxiliary model that corrupts texts and a main one that reads them: ELECTRA, ALE or COCO-LM.
+class GeneratorDiscriminator(TrainedModel):
+    """A generator that corrupts texts and a discriminator that reads them: ELECTRA, ALE or COCO-LM.
 
-    These are the two networks of ELECTRA (Clark et al. 2020, section 2), of ALE (Shao, section II.E) and of COCO-LM (Meng et
-    al., NeurIPS 2021, section 3.3).
+    COCO-LM calls them the auxiliary and the main model, and so do options and the names of parameters. They are the two
+    networks of ELECTRA (Clark et al. 2020, section 2), of ALE (Shao, section II.E) and of COCO-LM (Meng et al., NeurIPS
+    2021, section 3.3).
 
     `auxiliary` is a masked LM. At the masked positions tokens are drawn from its softmax, and `main` reads the result.
     No gradient goes through the draw. `main` is a stock `ForSequenceClassification` model, so that a labelled task can be
@@ -106,7 +107,7 @@ class CorruptAndPredict(TrainedModel):
                 f"The auxiliary model shares the main model's token embeddings, and theirs differ: {shapes[1]} and "
                 f"{shapes[0]} (vocabulary, width). Give both the same vocabulary and embedding_size."
             )
-        self.main, self.auxiliary = main, Auxiliary(auxiliary, frozen)
+        self.main, self.auxiliary = main, Generator(auxiliary, frozen)
         self.rtd_head = self.clm_heads = None
         if heads == "clm":
             if main.config.model_type == "cocolm":
@@ -138,14 +139,14 @@ class CorruptAndPredict(TrainedModel):
     def from_config(
         cls,
         config: PreTrainedConfig,
-        auxiliary_config: PreTrainedConfig | str,
+        generator_config: PreTrainedConfig | str,
         temperature: float = TEMPERATURE,
         **options,
-    ) -> CorruptAndPredict:
+    ) -> GeneratorDiscriminator:
         """A randomly initialised model (seed it with `transformers.set_seed`).
 
         Args:
-            auxiliary_config: see `hf_tlm.models.auxiliary_config`; or a checkpoint, Hub id or folder, of a masked LM.
+            generator_config: see `hf_tlm.models.generator_config`; or a checkpoint, Hub id or folder, of a masked LM.
             options: further ones of the class.
 
         Raises:
@@ -154,11 +155,11 @@ class CorruptAndPredict(TrainedModel):
         family_of(config)
         with refusals_of(config):
             main = AutoModelForSequenceClassification.from_config(config)
-            if isinstance(auxiliary_config, str):
-                auxiliary = load_auxiliary(auxiliary_config)
+            if isinstance(generator_config, str):
+                auxiliary = load_auxiliary(generator_config)
             else:
-                family_of(auxiliary_config)
-                auxiliary = AutoModelForMaskedLM.from_config(auxiliary_config)
+                family_of(generator_config)
+                auxiliary = AutoModelForMaskedLM.from_config(generator_config)
         return cls(main, auxiliary, temperature, **options)
 
     @classmethod
@@ -173,7 +174,7 @@ class CorruptAndPredict(TrainedModel):
         trust_remote_code: bool = False,
         attn_implementation: str | None = None,
         **options,
-    ) -> CorruptAndPredict:
+    ) -> GeneratorDiscriminator:
         """Both transformers from checkpoints: Hub ids, or folders, also those that `export_stock` wrote.
 
         Heads that a checkpoint lacks, and a classifier for other classes, are initialised at random. Shared embeddings
@@ -249,18 +250,18 @@ class CorruptAndPredict(TrainedModel):
             crops: another view of the same texts, which the main model reads too: `crop_input_ids`,
                 `crop_attention_mask`, ..., the first six with `crop_` before them; rows of their own shape.
         """
-        places = (attention_mask, token_type_ids, position_ids, text_ids, first_tokens)
+        inputs = (attention_mask, token_type_ids, position_ids, text_ids, first_tokens)
         output = CorruptionOutput()
         if mlm_labels is None:
-            return self._predict(output, encode(body_of(self.main), input_ids, *places), None, labels)
+            return self._predict(output, encode(body_of(self.main), input_ids, *inputs), None, labels)
         masked, apart = mlm_labels != -100, self.apart and self.auxiliary.training
         with self.auxiliary.without_dropout() if apart else nullcontext():
-            hidden = encode_masked_positions(self.auxiliary.base_model, masked, input_ids, *places)
+            hidden = encode_masked_positions(self.auxiliary.base_model, masked, input_ids, *inputs)
             output, read = self._corrupt(hidden, input_ids, attention_mask, mlm_labels, uniforms)
         if apart:
-            hidden = encode_masked_positions(self.auxiliary.base_model, masked, input_ids, *places)
+            hidden = encode_masked_positions(self.auxiliary.base_model, masked, input_ids, *inputs)
             output.mlm_loss = self._mlm_loss(hidden, mlm_labels)
-        texts, cropped = encode(body_of(self.main), read, *places), None
+        texts, cropped = encode(body_of(self.main), read, *inputs), None
         if crops:
             cropped = encode(body_of(self.main), **{name.removeprefix("crop_"): rows for name, rows in crops.items()})
         return self._predict(output, texts, cropped, labels, read, mlm_labels)

@@ -2,7 +2,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForMaskedLM
 
-from hf_tlm.models import ModelError, auxiliary_config
+from hf_tlm.models import ModelError, generator_config
 from support.toys import TINY_CONFIGS
 
 
@@ -27,21 +27,21 @@ def electra(hidden, heads, **values):
 )
 def test_widths(hidden, heads, size, expected):
     main = electra(hidden, heads)
-    config = auxiliary_config(main, size)
+    config = generator_config(main, size)
     assert (config.hidden_size, config.num_attention_heads, config.intermediate_size) == expected
     assert (main.hidden_size, main.num_attention_heads) == (hidden, heads)
 
 
 def test_nothing_else_changes():
     main = electra(64, 4, embedding_size=16, vocab_size=99, max_position_embeddings=33, hidden_dropout_prob=0.3)
-    changed = {n: v for n, v in auxiliary_config(main).to_dict().items() if main.to_dict()[n] != v}
+    changed = {n: v for n, v in generator_config(main).to_dict().items() if main.to_dict()[n] != v}
     assert changed == {"hidden_size": 16, "num_attention_heads": 1, "intermediate_size": 64}
 
 
 @pytest.mark.parametrize("model_type", TINY_CONFIGS)
 def test_every_family_can_be_shallower(model_type):
     main = AutoConfig.for_model(model_type, **TINY_CONFIGS[model_type])
-    model = AutoModelForMaskedLM.from_config(auxiliary_config(main, size=1, layers=1))
+    model = AutoModelForMaskedLM.from_config(generator_config(main, size=1, layers=1))
     assert model.config.num_hidden_layers == 1 and main.num_hidden_layers == 2
     ids = torch.tensor([[2, 5, 3]])
     assert model(input_ids=ids).logits.shape == (1, 3, 120)
@@ -49,20 +49,20 @@ def test_every_family_can_be_shallower(model_type):
 
 def test_groups_of_albert_fit_its_layers():
     main = AutoConfig.for_model("albert", **TINY_CONFIGS["albert"] | {"num_hidden_groups": 2})
-    config = auxiliary_config(main, 0.5, layers=1)
+    config = generator_config(main, 0.5, layers=1)
     assert (config.num_hidden_groups, config.hidden_size, config.embedding_size) == (1, 8, 8)
 
 
 @pytest.mark.parametrize("size", [0, -1, 1.5, float("nan")])
 def test_size_out_of_range(size):
     with pytest.raises(ModelError, match=r"in \(0, 1\]; received"):
-        auxiliary_config(electra(64, 4), size)
+        generator_config(electra(64, 4), size)
 
 
 @pytest.mark.parametrize("layers", [0, 13])
 def test_layers_out_of_range(layers):
     with pytest.raises(ModelError, match="between 1 and the main model's 12"):
-        auxiliary_config(electra(64, 4), layers=layers)
+        generator_config(electra(64, 4), layers=layers)
 
 
 @pytest.mark.parametrize("model_type", ["bert", "roberta", "distilbert", "modernbert"])
@@ -70,4 +70,4 @@ def test_embeddings_as_wide_as_the_body(model_type):
     with pytest.raises(
         ModelError, match="electra .* or a shallower auxiliary model: --auxiliary_size 1 --auxiliary_layers 4"
     ):
-        auxiliary_config(AutoConfig.for_model(model_type, **TINY_CONFIGS[model_type]), 0.5)
+        generator_config(AutoConfig.for_model(model_type, **TINY_CONFIGS[model_type]), 0.5)

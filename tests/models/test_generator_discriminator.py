@@ -21,7 +21,7 @@ from transformers import (
 from transformers.models.electra.modeling_electra import ElectraDiscriminatorPredictions
 
 from hf_tlm.data import TlmCollator
-from hf_tlm.models import FAMILIES, CorruptAndPredict, ModelError, auxiliary_config, export_stock, load_exported
+from hf_tlm.models import FAMILIES, GeneratorDiscriminator, ModelError, export_stock, generator_config, load_exported
 from hf_tlm.objectives import Mlm, ReplacedTokenDetection, TaskLoss, WeightedMean, WeightedSum
 from support.tiny_models import families, loss_and_gradients, main_input
 from support.token_texts import texts
@@ -36,7 +36,7 @@ def composite(model_type="electra", temperature=0.8, **changes):
     set_seed(0)
     config = AutoConfig.for_model(model_type, **{**TINY_CONFIGS[model_type], **changes})
     narrow = (0.5, None) if model_type in ("electra", "albert") else (1, 1)
-    return CorruptAndPredict.from_config(config, auxiliary_config(config, *narrow), temperature)
+    return GeneratorDiscriminator.from_config(config, generator_config(config, *narrow), temperature)
 
 
 def batch(tokenizer, row_length=None, rows=None, probability=0.3):
@@ -195,7 +195,7 @@ def test_what_does_not_fit(tokenizer):
     config = AutoConfig.for_model("electra", **TINY_CONFIGS["electra"])
     other = AutoConfig.for_model("electra", **{**TINY_CONFIGS["electra"], "embedding_size": 4})
     with pytest.raises(ModelError, match=r"theirs differ: \(120, 4\) and \(120, 8\)"):
-        CorruptAndPredict.from_config(config, other)
+        GeneratorDiscriminator.from_config(config, other)
 
 
 @pytest.mark.parametrize("model_type", ["electra", "albert", "bert"])
@@ -249,12 +249,12 @@ def test_starts_from_stock_folders(tokenizer, tmp_path, caplog):
     """Discriminator and generator apart, as google/electra-* are."""
     config = AutoConfig.for_model("electra", **TINY_CONFIGS["electra"])
     set_seed(3)
-    discriminator, generator = ElectraForPreTraining(config), ElectraForMaskedLM(auxiliary_config(config, 0.5))
+    discriminator, generator = ElectraForPreTraining(config), ElectraForMaskedLM(generator_config(config, 0.5))
     generator.electra.embeddings.load_state_dict(discriminator.electra.embeddings.state_dict())
     discriminator.save_pretrained(tmp_path / "discriminator-folder")
     generator.save_pretrained(tmp_path / "generator-folder")
     folders = [str(tmp_path / name) for name in ("discriminator-folder", "generator-folder")]
-    model = CorruptAndPredict.from_checkpoint(*folders, id2label=LABELS, temperature=0.5).eval()
+    model = GeneratorDiscriminator.from_checkpoint(*folders, id2label=LABELS, temperature=0.5).eval()
     assert model.temperature == 0.5
     inputs = batch(tokenizer)
     ids, output = main_input(model, inputs)
@@ -267,10 +267,10 @@ def test_starts_from_stock_folders(tokenizer, tmp_path, caplog):
     torch.testing.assert_close(output.mlm_loss, loss, rtol=1e-5, atol=0)
     assert "begins at random" not in caplog.text
     with pytest.raises(ModelError, match="auxiliary_name_or_path, the generator"):
-        CorruptAndPredict.from_checkpoint(folders[0], id2label=LABELS)
-    CorruptAndPredict.from_checkpoint(folders[0], folders[0], id2label=LABELS)
+        GeneratorDiscriminator.from_checkpoint(folders[0], id2label=LABELS)
+    GeneratorDiscriminator.from_checkpoint(folders[0], folders[0], id2label=LABELS)
     assert "discriminator-folder has no masked-LM head" in caplog.text
-    CorruptAndPredict.from_checkpoint(folders[1], folders[1], id2label=LABELS)
+    GeneratorDiscriminator.from_checkpoint(folders[1], folders[1], id2label=LABELS)
     assert "generator-folder has no head for replaced tokens" in caplog.text
 
 
@@ -297,11 +297,11 @@ def test_exports_load_where_hf_tlm_is_not(tokenizer, tmp_path):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_checkpoint_in_half_precision_learns_in_float32(tokenizer, tmp_path, dtype):
     config = AutoConfig.for_model("electra", **TINY_CONFIGS["electra"])
-    discriminator, generator = ElectraForPreTraining(config), ElectraForMaskedLM(auxiliary_config(config, 0.5))
+    discriminator, generator = ElectraForPreTraining(config), ElectraForMaskedLM(generator_config(config, 0.5))
     folders = [str(tmp_path / name) for name in ("discriminator-folder", "generator-folder")]
     for stock, folder in zip((discriminator, generator), folders, strict=True):
         stock.to(dtype).save_pretrained(folder)
-    model = CorruptAndPredict.from_checkpoint(*folders, id2label=LABELS)
+    model = GeneratorDiscriminator.from_checkpoint(*folders, id2label=LABELS)
     assert {value.dtype for value in model.parameters()} == {torch.float32}
     assert model(**batch(tokenizer)).rtd_logits.isfinite().all()
     assert model.main.electra.embeddings.word_embeddings.weight.equal(
@@ -315,14 +315,14 @@ def test_what_lacks_its_body_is_refused(tokenizer, tmp_path):
     model.save_pretrained(folders[0])
     AutoModelForMaskedLM.from_config(model.auxiliary.config).save_pretrained(folders[1])
     with pytest.raises(ModelError, match="run lacks weights of its body .* what it exports at its end"):
-        CorruptAndPredict.from_checkpoint(*folders, id2label=LABELS)
+        GeneratorDiscriminator.from_checkpoint(*folders, id2label=LABELS)
     with pytest.raises(ModelError, match="run lacks weights of its body"):
-        CorruptAndPredict.from_checkpoint(folders[1], folders[0], id2label=LABELS)
+        GeneratorDiscriminator.from_checkpoint(folders[1], folders[0], id2label=LABELS)
 
 
 @pytest.mark.parametrize("model_type,other", [("modernbert", "bert"), ("bert", "modernbert")])
 def test_token_embeddings_are_shared_whatever_they_are_called(model_type, other):
     configs = [AutoConfig.for_model(name, **TINY_CONFIGS[name]) for name in (model_type, other)]
-    model = CorruptAndPredict.from_config(*configs)
+    model = GeneratorDiscriminator.from_config(*configs)
     tables = [body.get_input_embeddings().weight for body in (model.main.base_model, model.auxiliary.base_model)]
     assert tables[0] is tables[1] is model.auxiliary.mlm_head.weight

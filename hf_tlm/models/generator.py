@@ -1,4 +1,4 @@
-"""An auxiliary masked LM (ELECTRA's generator): its config from that of the main model, and what the two share."""
+"""The generator, a masked LM (COCO-LM's auxiliary model): its config from that of the main model, and what they share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hf_tlm.models.families import family_of
 from hf_tlm.models.tlm import MlmHead
 
 
-def auxiliary_config(config: PreTrainedConfig, size: float = 0.25, layers: int | None = None) -> PreTrainedConfig:
+def generator_config(config: PreTrainedConfig, size: float = 0.25, layers: int | None = None) -> PreTrainedConfig:
     """A narrower or shallower model of the same family, vocabulary, positions, embedding size and dropout.
 
     ELECTRA (Clark et al., ICLR 2020, section 3.2 and appendix A) multiplies hidden size, FFN size and attention heads by
@@ -42,13 +42,13 @@ def auxiliary_config(config: PreTrainedConfig, size: float = 0.25, layers: int |
         raise ModelError(
             f"auxiliary_layers must lie between 1 and the main model's {config.num_hidden_layers}; received {layers}."
         )
-    auxiliary = deepcopy(config)
+    generator = deepcopy(config)
     if config.model_type == "cocolm":
-        auxiliary.copy_head, auxiliary.lm_transform = False, True
+        generator.copy_head, generator.lm_transform = False, True
         if size < 1:
-            auxiliary = _electra(config)
+            generator = _electra(config)
     # Only where there is a projection between them can the width differ from that of the shared embeddings.
-    if size < 1 and not hasattr(auxiliary, "embedding_size"):
+    if size < 1 and not hasattr(generator, "embedding_size"):
         raise ModelError(
             f"The token embeddings of a {config.model_type} body are as wide as the body, so an auxiliary model that "
             f"shares them cannot have auxiliary_size {size:g}. Take an electra (or albert) config, whose embeddings have a "
@@ -56,16 +56,16 @@ def auxiliary_config(config: PreTrainedConfig, size: float = 0.25, layers: int |
         )
     if size < 1:
         heads = max(1, round(size * config.num_attention_heads))
-        auxiliary.num_attention_heads = heads
-        auxiliary.hidden_size = config.hidden_size * heads // config.num_attention_heads
-        auxiliary.intermediate_size = config.intermediate_size * heads // config.num_attention_heads
+        generator.num_attention_heads = heads
+        generator.hidden_size = config.hidden_size * heads // config.num_attention_heads
+        generator.intermediate_size = config.intermediate_size * heads // config.num_attention_heads
     if layers is not None:
-        auxiliary.num_hidden_layers = layers
+        generator.num_hidden_layers = layers
         if hasattr(config, "num_hidden_groups"):
-            auxiliary.num_hidden_groups = min(config.num_hidden_groups, layers)
+            generator.num_hidden_groups = min(config.num_hidden_groups, layers)
         if hasattr(config, "layer_types"):
-            auxiliary.layer_types = config.layer_types[:layers]
-    return auxiliary
+            generator.layer_types = config.layer_types[:layers]
+    return generator
 
 
 def _electra(config: PreTrainedConfig) -> ElectraConfig:
@@ -77,7 +77,7 @@ def _electra(config: PreTrainedConfig) -> ElectraConfig:
     return ElectraConfig(**values)
 
 
-class Auxiliary(nn.Module):
+class Generator(nn.Module):
     """A stock masked LM's modules: the body under its own name, the head as an `MlmHead`.
 
     frozen: it does not learn, and is always in evaluation mode.
@@ -99,7 +99,7 @@ class Auxiliary(nn.Module):
     def base_model(self) -> PreTrainedModel:
         return getattr(self, self.base_model_prefix)
 
-    def train(self, mode: bool = True) -> Auxiliary:
+    def train(self, mode: bool = True) -> Generator:
         return super().train(mode and not self.frozen)
 
     @contextmanager
@@ -118,19 +118,19 @@ def _token_embeddings(body: PreTrainedModel) -> str:
     return next(name for name, module in body.named_modules() if module is body.get_input_embeddings())
 
 
-def shared_parameters(main: PreTrainedModel, auxiliary: PreTrainedModel, frozen: bool) -> dict[str, str]:
-    """Return the parameters that the two models share, target -> source, by their names in `CorruptAndPredict`.
+def shared_parameters(main: PreTrainedModel, generator: PreTrainedModel, frozen: bool) -> dict[str, str]:
+    """Return the parameters that the two models share, target -> source, by their names in `GeneratorDiscriminator`.
 
-    Of a frozen auxiliary model none are the main one's.
+    Of a frozen generator none are the main one's.
     """
-    body, theirs = f"{auxiliary.base_model_prefix}.", dict(main.base_model.named_modules())
+    body, theirs = f"{generator.base_model_prefix}.", dict(main.base_model.named_modules())
     same = {
         name: name
-        for name, module in auxiliary.base_model.named_modules()
+        for name, module in generator.base_model.named_modules()
         if isinstance(module, nn.Embedding) and name in theirs and module.weight.shape == theirs[name].weight.shape
     }
     # Families may name those of tokens differently.
-    same[_token_embeddings(body_of(auxiliary))] = _token_embeddings(body_of(main))
+    same[_token_embeddings(body_of(generator))] = _token_embeddings(body_of(main))
     embeddings = {
         f"{body}{name}.weight": f"main.{main.base_model_prefix}.{source}.weight"
         for name, source in same.items()
@@ -141,6 +141,6 @@ def shared_parameters(main: PreTrainedModel, auxiliary: PreTrainedModel, frozen:
         return f"auxiliary.{name}" if name.startswith(body) else f"auxiliary.mlm_head.{name}"
 
     ties = {inside(target): source for target, source in embeddings.items()}
-    for target, source in auxiliary.get_expanded_tied_weights_keys().items():
+    for target, source in generator.get_expanded_tied_weights_keys().items():
         ties[inside(target)] = embeddings.get(source) or inside(source)
     return ties
