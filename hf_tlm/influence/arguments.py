@@ -7,7 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_tlm.influence.checks import BALANCES, METHODS, check_executor, check_selection, without_effect
+from hf_tlm.influence.checks import (
+    BALANCES,
+    GROUP_LOSSES,
+    METHODS,
+    TASK_SPLITS,
+    check_executor,
+    check_selection,
+    without_effect,
+)
 from hf_tlm.influence.errors import InfluenceError
 from hf_tlm.utils.ranges import check_ranges
 
@@ -59,6 +67,26 @@ class SelectionArguments:
     )
     task_batch_size: int = field(
         default=4, metadata={"help": "Validation examples that share a gradient (the paper's B_t): more are faster."}
+    )
+    group_loss: str = field(
+        default="passages",
+        metadata={
+            "help": "Masked-LM loss of passages that are judged together. passages: the sum of each one's own mean. tokens: "
+            "the mean over the masked tokens of all, as in the released script.",
+            "choices": list(GROUP_LOSSES),
+        },
+    )
+    task_split: str = field(
+        default="validation",
+        metadata={
+            "help": "Examples whose loss influence is measured on: the paper's are of validation, the released script's of "
+            "train.",
+            "choices": list(TASK_SPLITS),
+        },
+    )
+    mask_task_texts: bool = field(
+        default=False,
+        metadata={"help": "Mask those examples as passages are masked, as the released script does."},
     )
     selection_seed: int = field(default=0, metadata={"help": "Seed of the masks, of dsir and of random."})
 
@@ -145,7 +173,7 @@ class SelectionArguments:
             )
         check_replaceable(Path(output_dir))
         sizes = {name: getattr(self, name) for name in ("fraction", "top_k", "num_passages")}
-        check_inputs(task, subset, self.method, **sizes)
+        check_inputs(task, subset, self.method, **sizes, task_split=self.task_split)
 
     def scorer(self, models: Sequence[TlmModel], tokenizer: PreTrainedTokenizerBase) -> InfluenceScorer:
         """The scorer of a score model or its checkpoints.
@@ -164,6 +192,7 @@ class SelectionArguments:
             seed=self.selection_seed,
             batch_size=self.score_batch_size,
             projection_dim=self.projection_dim,
+            mask_task_texts=self.mask_task_texts,
         )
 
     def select(
@@ -203,8 +232,8 @@ class SelectionArguments:
 
     def _choice(self) -> dict[str, Any]:
         """What `check_selection` and `select` take alike."""
-        names = ("method", "fraction", "top_k", "num_passages", "balance", "corpus_batch_size", "task_batch_size")
-        return {name: getattr(self, name) for name in names}
+        names = "method fraction top_k num_passages balance corpus_batch_size task_batch_size task_split group_loss"
+        return {name: getattr(self, name) for name in names.split()}
 
     def _sharding(self) -> Sharding | None:
         if self.executor is None:

@@ -10,10 +10,12 @@ from hf_tlm.utils.ranges import check_numbers
 
 METHODS = ("iss", "dsir", "bm25-rank", "random")
 BALANCES = ("class",)
+TASK_SPLITS = ("validation", "train")
+GROUP_LOSSES = ("passages", "tokens")
 # What a recipe may be given that only iss has a use for, beside what is refused below.
 OF_ISS = (
     *("corpus_batch_size", "task_batch_size", "score_model", "layer", "parameters", "projection_dim", "work_dir"),
-    *("score_mlm_probability", "score_max_length", "score_batch_size"),
+    *("score_mlm_probability", "score_max_length", "score_batch_size", "task_split", "mask_task_texts", "group_loss"),
 )
 
 
@@ -26,12 +28,14 @@ def check_selection(
     balance: str | None,
     corpus_batch_size: int,
     task_batch_size: int,
+    task_split: str = "validation",
+    group_loss: str = "passages",
 ) -> None:
     """Everything that can be refused before subset and task are read.
 
     Raises:
-        InfluenceError: an unknown method or balance, a size that is missing, given twice, out of range, or not one
-            that the method has.
+        InfluenceError: an unknown method, balance, split or loss, a size that is missing, given twice, out of range, or not
+            one that the method has.
     """
     if method not in METHODS:
         raise InfluenceError(f"The method of a selection is one of {', '.join(METHODS)}; received {method!r}.")
@@ -46,6 +50,9 @@ def check_selection(
             f"top_k is the passages of each task batch, which only iss has; received it with {method}. Give {method} a "
             "fraction, or num_passages: the size of the subset that it is compared with."
         )
+    for name, value, known in (("task_split", task_split, TASK_SPLITS), ("group_loss", group_loss, GROUP_LOSSES)):
+        if value not in known:
+            raise InfluenceError(f"{name} is {' or '.join(known)}; received {value!r}.")
     if balance is None:
         return
     if balance not in BALANCES:

@@ -1,4 +1,4 @@
-"""The masks of the passages that are scored: a function of a seed and of each passage's id, and of nothing else."""
+"""The masks of the texts that are scored: a function of a seed and of each passage's id, and of nothing else."""
 
 from __future__ import annotations
 
@@ -31,6 +31,21 @@ class MaskedTexts:
     def maskable(self, input_ids: Sequence[int]) -> bool:
         """Whether a text has any token but special ones."""
         return not self.collator.special[np.asarray(input_ids, np.int64)].all()
+
+    def counts(self, texts: list[dict]) -> np.ndarray:
+        """int64 [N], the masked tokens of each passage; 0 of one that cannot be masked."""
+        kept = [place for place, text in enumerate(texts) if self.maskable(text["input_ids"])]
+        found = np.zeros(len(texts), np.int64)
+        if kept:
+            found[kept] = (self([texts[place] for place in kept])["mlm_labels"] != -100).sum(dim=1).numpy()
+        return found
+
+    def of_task(self, texts: list[dict]) -> dict[str, torch.Tensor]:
+        """The padded batch of labelled texts, masked by the seed and their own tokens; some may have no masked token."""
+        names = [" ".join(map(str, text["input_ids"])) for text in texts]
+        batch = self.collator([{**text, "draw": draw} for draw, text in zip(draws(names, self.seed), texts, strict=True)])
+        del batch["mlm_labels"]
+        return batch
 
     def __call__(self, texts: list[dict]) -> dict[str, torch.Tensor]:
         """The padded batch of texts that can be masked, columns `id` and `input_ids` (`token_type_ids`)."""

@@ -27,7 +27,7 @@ from hf_tlm.influence.errors import InfluenceError
 from hf_tlm.influence.gradients import MAX_NUMBERS, EmbeddingGradient, MatrixGradient
 from hf_tlm.influence.masks import MaskedTexts
 from hf_tlm.influence.parameters import choose_parameters
-from hf_tlm.influence.rows import batches, cut_at, read, rows_digest, take
+from hf_tlm.influence.rows import READ_ROWS, batches, cut_at, read, rows_digest, take
 from hf_tlm.influence.task_gradients import Block, TaskGradients
 from hf_tlm.models import TlmModel
 from hf_tlm.models.families import longest_input
@@ -62,6 +62,8 @@ class InfluenceScorer:
             parameters no longer need gradients.
         layer: as transformers counts `hidden_states`: 0 is the embeddings, 1 the first layer, -1 the last.
         parameters: patterns of names inside that layer, see `choose_parameters`.
+        mask_task_texts: the task's texts are masked as passages are, by the seed and their tokens (the released code);
+            else they are as they are.
         batch_size: texts of a forward pass. The graph above a low layer, and gradients that are kept whole, take memory:
             then fewer are taken at a time.
         projection_dim: approximate inner products of weights of linear layers, see `MatrixGradient`.
@@ -92,6 +94,7 @@ class InfluenceScorer:
         seed: int = 0,
         batch_size: int = 32,
         projection_dim: int | None = None,
+        mask_task_texts: bool = False,
     ):
         if not models:
             raise InfluenceError("Influence needs at least one model; received none.")
@@ -110,7 +113,7 @@ class InfluenceScorer:
                 f"{', '.join(parameter.name for parameter in self.choice.parameters)} there is none. Leave it out."
             )
         self.models, self.tokenizer = list(models), tokenizer
-        self.batch_size, self.device = batch_size, models[0].device
+        self.batch_size, self.device, self.mask_task_texts = batch_size, models[0].device, mask_task_texts
         self._wide = torch.promote_types(models[0].dtype, torch.float32)
         self.settings: dict[str, Any] = {
             "layer": self.choice.layer,
@@ -119,6 +122,8 @@ class InfluenceScorer:
             "projection_dim": projection_dim,
             "seed": seed,
         }
+        if mask_task_texts:  # Else the scores are those of before there was a choice.
+            self.settings["mask_task_texts"] = True
         digest = xxhash.xxh3_64(json.dumps(self.settings).encode())
         for checkpoint in self._checkpoints:
             checkpoint.add_to(digest)
@@ -233,6 +238,21 @@ class InfluenceScorer:
         self._multiply(waiting, result)
         return result
 
+    def masked_tokens(self, rows: Dataset) -> np.ndarray:
+        """How many tokens of each passage are masked where it is scored, int64 [N].
+
+        Args:
+            rows: see `score`.
+
+        Raises:
+            InfluenceError: a column is missing.
+        """
+        rows = read(rows, "id")
+        counts = np.zeros(len(rows), np.int64)
+        for places in batches(rows, READ_ROWS):
+            counts[places] = self.masked.counts(take(rows, places))
+        return counts
+
     def _of_passages(self, texts: list[dict]) -> list[list]:
         """By checkpoint and parameter, see `Checkpoint.of_passages`."""
         batch = self.masked(texts)
@@ -299,7 +319,8 @@ class InfluenceScorer:
         )
 
     def _of_tasks(self, rows: Dataset, places: np.ndarray, weights: np.ndarray) -> Iterator[list[Tokens]]:
-        batch = self.masked.collator(take(rows, places))
+        collate = self.masked.of_task if self.mask_task_texts else self.masked.collator
+        batch = collate(take(rows, places))
         return (checkpoint.of_tasks(batch, torch.from_numpy(weights).to(self._wide)) for checkpoint in self._checkpoints)
 
     @property

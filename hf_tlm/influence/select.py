@@ -43,6 +43,8 @@ def select(
     balance: str | None = None,
     corpus_batch_size: int = 4,
     task_batch_size: int = 4,
+    task_split: str = "validation",
+    group_loss: str = "passages",
     seed: int = 0,
     scorer: InfluenceScorer | None = None,
     max_length: int | None = None,
@@ -66,7 +68,10 @@ def select(
             class, and what does not fill one is left out. Of iss with `fraction` or `num_passages`.
         corpus_batch_size: B_p of the paper's Table A.1, passages that are judged together; 1 judges each by itself, at the
             same cost.
-        task_batch_size: B_t, validation examples that share a gradient.
+        task_batch_size: B_t, examples of the task that share a gradient.
+        task_split: "validation", whose loss influence is measured on (Algorithm 1), or "train" (the released code).
+        group_loss: of passages that are judged together. "passages": the sum of each one's own mean over its masked tokens;
+            "tokens": the mean over the masked tokens of all (the released code). Without groups the two are one.
         seed: of "dsir" and "random".
         scorer: of "iss", an `InfluenceScorer` of the score model or its checkpoints.
         max_length: of iss, tokens after which a text is cut for scoring; default see `InfluenceScorer.max_length`.
@@ -94,9 +99,11 @@ def select(
         balance=balance,
         corpus_batch_size=corpus_batch_size,
         task_batch_size=task_batch_size,
+        task_split=task_split,
+        group_loss=group_loss,
     )
     sizes: dict[str, Any] = {"fraction": fraction, "top_k": top_k, "num_passages": num_passages}
-    size = check_inputs(task, subset, method, **sizes)
+    size = check_inputs(task, subset, method, **sizes, task_split=task_split)
     if method == "iss" and scorer is None:
         raise InfluenceError("Selection by influence needs a scorer: an InfluenceScorer of the score model.")
     _check_sharding(method, sharding, num_processes)
@@ -105,7 +112,7 @@ def select(
     if method == "iss":
         assert scorer is not None
         max_length = scorer.max_length(max_length)
-        rows, classes, left_out = _task_rows(task, scorer.tokenizer, max_length, task_batch_size, balance)
+        rows, classes, left_out = _task_rows(task, task_split, scorer.tokenizer, max_length, task_batch_size, balance)
         passages = _passage_rows(subset, scorer.tokenizer, max_length)
         if sharding is None:
             processes = {"process_index": process_index, "num_processes": num_processes}
@@ -114,11 +121,21 @@ def select(
             from hf_tlm.influence.sharded import score_sharded
 
             scores = score_sharded(rows, passages, scorer, sharding, work_dir, task_batch_size=task_batch_size)
-        found = select_rows(scores, corpus_batch_size=corpus_batch_size, top_k=top_k, num_passages=size, classes=classes)
+        found = select_rows(
+            scores,
+            corpus_batch_size=corpus_batch_size,
+            top_k=top_k,
+            num_passages=size,
+            classes=classes,
+            weights=scorer.masked_tokens(passages) if group_loss == "tokens" else None,
+        )
         chosen, columns = found.rows, {"influence": found.influence, "influence_rank": found.rank}
         made |= {
             "corpus_batch_size": corpus_batch_size,
             "task_batch_size": task_batch_size,
+            # As the paper has them, a manifest says no more than before there was a choice.
+            **({"task_split": task_split} if task_split != "validation" else {}),
+            **({"group_loss": group_loss} if group_loss != "passages" else {}),
             "task_batches": scores.shape[1],
             "balance": balance,
             "validation_examples_left_out": left_out,
@@ -151,6 +168,7 @@ def check_inputs(
     fraction: float | None = None,
     top_k: int | None = None,
     num_passages: int | None = None,
+    task_split: str = "validation",
 ) -> int | None:
     """How many passages to keep, None where `top_k` decides, after what task and subset have against a selection.
 
@@ -173,7 +191,7 @@ def check_inputs(
             task.name,
             task.fingerprint,
         )
-    if method == "iss" and not len(task.splits.get("validation") or ()):
+    if method == "iss" and task_split == "validation" and not len(task.splits.get("validation") or ()):
         raise InfluenceError(
             f"Task {task.name} has no validation examples, whose loss influence is measured on. Split off some of training."
         )
@@ -195,10 +213,10 @@ def _check_sharding(method: str, sharding: Sharding | None, num_processes: int) 
 
 
 def _task_rows(
-    task: Task, tokenizer: PreTrainedTokenizerBase, max_length: int, batch_size: int, balance: str | None
+    task: Task, split: str, tokenizer: PreTrainedTokenizerBase, max_length: int, batch_size: int, balance: str | None
 ) -> tuple[Dataset, list[int] | None, int]:
-    """Tokenised validation examples in the order of their batches; the class of each batch; how many were left out."""
-    rows = tokenize(task.validation, tokenizer, max_length, description="Tokenising validation")
+    """Tokenised examples of a split in the order of their batches; the class of each batch; how many were left out."""
+    rows = tokenize(task.splits[split], tokenizer, max_length, description=f"Tokenising {split}")
     if balance is None:
         return rows, None, 0
     labels = np.asarray(rows["label"][:])
@@ -209,7 +227,7 @@ def _task_rows(
         if not batches:
             raise InfluenceError(
                 f"Balance by class needs a task batch of every class: {task.label_names[label]!r} has {len(members)} "
-                f"validation examples, and task_batch_size is {batch_size}. Lower it to {len(members)} or less."
+                f"{split} examples, and task_batch_size is {batch_size}. Lower it to {len(members)} or less."
             )
         kept.append(members[: batches * batch_size])
         classes += [int(label)] * batches

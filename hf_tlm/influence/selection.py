@@ -68,10 +68,12 @@ def select_rows(
     top_k: int | None = None,
     num_passages: int | None = None,
     classes: Sequence[int] | None = None,
+    weights: np.ndarray | None = None,
 ) -> Selection:
     """The most influential passages. Passages without a score, or with one that is not finite, are never among them.
 
-    Each task batch ranks all groups by the sum of their members' scores, from 1; of equal ones the earlier is first.
+    Each task batch ranks all groups by the sum of their members' scores, or their weighted mean, from 1; of equal ones the
+    earlier is first.
 
     Args:
         corpus_batch_size: B_p, consecutive passages that are judged and taken together; the last group may be smaller.
@@ -80,6 +82,8 @@ def select_rows(
             their place; the last group is cut.
         classes: int [T], the class of each task batch: classes take turns, each taking its next group, so that all have
             equal shares of `num_passages`.
+        weights: float or int [N]: a group counts by the mean of its members' scores, weighted by these. With masked tokens
+            (`InfluenceScorer.masked_tokens`) that is the influence of the loss's mean over all of a group's.
 
     Raises:
         InfluenceError: no passage has a finite score, or fewer than `num_passages` have.
@@ -87,7 +91,7 @@ def select_rows(
     passages, task_batches = scores.shape
     group_of = np.arange(passages) // corpus_batch_size
     of_batch = np.unique(np.zeros(task_batches, int) if classes is None else np.asarray(classes), return_inverse=True)[1]
-    ranking = _rank(scores, corpus_batch_size, of_batch)
+    ranking = _rank(scores, corpus_batch_size, of_batch, weights)
     scored = ~np.isnan(ranking.influence)
     unscored, not_finite = int(ranking.empty.sum()), int((~scored & ~ranking.empty).sum())
     if not scored.any():
@@ -117,7 +121,7 @@ def select_rows(
     return Selection(rows, best[group_of[rows]], ranking.influence[rows].astype(np.float32), unscored, not_finite)
 
 
-def _rank(scores: Scores, group_size: int, of_batch: np.ndarray) -> _Ranking:
+def _rank(scores: Scores, group_size: int, of_batch: np.ndarray, weights: np.ndarray | None) -> _Ranking:
     """One pass over blocks of columns. of_batch: int [T], the class of each task batch, 0 .. C-1."""
     passages, task_batches = scores.shape
     starts = np.arange(0, passages, group_size)
@@ -132,7 +136,13 @@ def _rank(scores: Scores, group_size: int, of_batch: np.ndarray) -> _Ranking:
         groups = block
         if group_size > 1:
             known = ~np.isnan(block)
-            groups = np.add.reduceat(np.where(known, block, 0), starts, axis=0)
+            groups = np.where(known, block, 0)
+            if weights is None:
+                groups = np.add.reduceat(groups, starts, axis=0)
+            else:
+                summed = np.add.reduceat(groups * weights[:, None], starts, axis=0)
+                total = np.add.reduceat(known * weights[:, None], starts, axis=0)
+                groups = np.divide(summed, total, out=np.zeros_like(summed), where=total > 0)
             groups[~np.logical_or.reduceat(known, starts, axis=0)] = np.nan
         for column, own in zip(groups.T, of_batch[first : first + width], strict=True):
             # NaN come last.

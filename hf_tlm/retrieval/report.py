@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 SETTINGS = "retriever variant k1 b delta stopwords stemmer query_mode max_query_terms top_k top_k_requested seed".split()
 SELECTION_SETTINGS = (
-    "fraction top_k num_passages layer parameters corpus_batch_size task_batch_size task_batches balance projection_dim "
-    "score_model mlm_probability max_length num_buckets seed"
+    "fraction top_k num_passages layer parameters corpus_batch_size task_batch_size task_split mask_task_texts group_loss "
+    "task_batches balance projection_dim score_model mlm_probability max_length num_buckets seed"
 ).split()
 SELECTIONS = {
-    "iss": "influence on the validation examples, ISS",
+    "iss": "influence on the {split} examples, ISS",
     "dsir": "n-gram importance resampling, DSIR",
     "bm25-rank": "their place in the subset",
     "random": "chance",
@@ -93,7 +93,8 @@ def describe_selection(selection: dict[str, Any]) -> str:
             said.append(f"{words} {_plain(value)}")
     lost, wild = selection.get("passages_without_score"), selection.get("passages_not_finite")
     return (
-        f"{selection['size']:,} of {selection['of']:,} passages by {SELECTIONS[selection['method']]} ({', '.join(said)})"
+        f"{selection['size']:,} of {selection['of']:,} passages by "
+        f"{SELECTIONS[selection['method']].format(split=selection.get('task_split', 'validation'))} ({', '.join(said)})"
         + (f"; {lost:,} had no token to mask, and so no score" if lost else "")
         + (f"; the scores of {wild:,} were not finite" if wild else "")
     )
@@ -180,7 +181,8 @@ def _influence(subset: SubsetLike) -> str:
     values = _column(subset, "influence").astype(np.float64)
     numbers = [*np.quantile(values, (0, 0.25, 0.5, 0.75, 1)), values.mean()]
     head = ["lowest", "25%", "median", "75%", "highest", "mean"]
-    about = "What a training step on the passage takes off the validation loss, to first order, by the learning rate."
+    split = subset.manifest["selection"].get("task_split", "validation")
+    about = f"What a training step on the passage takes off the {split} loss, to first order, by the learning rate."
     return "\n".join(
         ["## Influence", "", about, "", markdown_table(head, [[f"{number:,.3g}" for number in numbers]], texts=0)]
     )

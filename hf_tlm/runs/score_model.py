@@ -190,7 +190,7 @@ def train_score_model(task: Task, subset: Subset, args: ScoreModelArguments, mod
 
 def _described(folder: Path, args: ScoreModelArguments, model_args: ModelArguments) -> dict[str, Any]:
     """What a reader of a manifest asks for first, how well it classifies, and a digest of all settings."""
-    names = ("rho2", "mlm_probability", "learning_rate", "num_train_epochs", "max_steps", "max_length")
+    names = ("rho2", "mlm_probability", "learning_rate", "warmup_steps", "num_train_epochs", "max_steps", "max_length")
     start = model_args.model_name_or_path or model_args.model_config
     start = {"model": start if isinstance(start, dict) else Path(start).name}
     run = read_object(folder / RESULTS_FILE)

@@ -234,7 +234,7 @@ class TlmArguments(RunArguments):
 class ScoreModelArguments(TlmArguments):
     """Options of training a score model (ISS, section 3.2): TLM's stage 1 on task data only.
 
-    Defaults are those of ISS's released code where it has one.
+    Defaults are those of ISS's released script (`train_score_model.sh`, once `ft.sh`); masking is its code's.
     """
 
     hub_id_name: ClassVar[str] = "hub_dataset_id"
@@ -246,11 +246,14 @@ class ScoreModelArguments(TlmArguments):
         default=-1,
         metadata={"help": "Score model: optimizer steps. -1: by num_train_epochs. 0: by a budget."},
     )
-    num_train_epochs: float = field(default=3.0, metadata={"help": "Score model: passes over the training split."})
-    learning_rate: float = field(default=2e-5, metadata={"help": "Score model: peak learning rate."})
+    num_train_epochs: float = field(default=15.0, metadata={"help": "Score model: passes over the training split."})
+    learning_rate: float = field(default=5e-5, metadata={"help": "Score model: peak learning rate."})
+    weight_decay: float = field(default=0.0, metadata={"help": "Score model: weight decay."})
+    warmup_steps: float = field(default=0.1, metadata={"help": "Score model: warm-up steps, or a share below 1."})
+    per_device_train_batch_size: int = field(default=16, metadata={"help": "Score model: texts per device and micro-batch."})
     mlm_probability: float = field(default=0.1, metadata={"help": "Score model: share of tokens chosen for prediction."})
     rho1: float = field(default=0, metadata={"help": "Score model: corpus batches per task batch; 0 is task data only."})
-    rho2: float = field(default=5, metadata={"help": "Score model: weight of the masked-LM loss."})
+    rho2: float = field(default=3, metadata={"help": "Score model: weight of the masked-LM loss."})
     stage: str = field(default="1", metadata={"help": "Score model: 1, joint training; both, fine-tuning after it too."})
 
 

@@ -1,6 +1,7 @@
 """Subset -> smaller subset: what is kept, what its manifest, report and card say, and what is refused."""
 
 import logging
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -84,6 +85,30 @@ def test_iss_keeps_the_most_influential(task, subset, scorer, by_influence, tmp_
         "projection_dim": None,
         "seed": 0,
     }
+
+
+def test_as_the_released_script(task, subset, tokenizer, tmp_path):
+    """Task gradients of training texts, groups by masked tokens: said in the manifest, the report and the card."""
+    scorer = FakeScorer(tokenizer)
+    scorer.masked_tokens = lambda rows: 1 + np.arange(len(rows)) % 5
+    options = {"corpus_batch_size": 4, "task_batch_size": 3, "scorer": scorer, "max_length": 32, "num_passages": 11}
+    found = select(task, subset, task_split="train", group_loss="tokens", work_dir=tmp_path / "work", **options)
+    scores = all_scores(tokenize(task.train, tokenizer, 32), subset, scorer, 3, tmp_path / "fitted")
+    weights = 1 + np.arange(len(subset)) % 5
+    expected = select_rows(scores, corpus_batch_size=4, num_passages=11, weights=weights)
+    assert found.dataset["influence_rank"][:] == expected.rank.tolist()
+    assert found.dataset["id"][:] == [subset.dataset["id"][row] for row in expected.rows]
+    made = found.manifest["selection"]
+    assert (made["task_split"], made["group_loss"]) == ("train", "tokens")
+    report = retrieval_report(found)
+    assert "influence on the train examples" in report and "group loss tokens" in report and "off the train loss" in report
+    found.save(tmp_path / "saved")
+    card = (tmp_path / "saved" / CARD_FILE).read_text(encoding="utf-8")
+    assert "batches of train examples" in card and "validation examples" not in card
+    alone = replace(task, splits={"train": task.train})
+    with pytest.raises(InfluenceError, match="has no validation examples"):
+        select(alone, subset, **options)
+    assert len(select(alone, subset, task_split="train", work_dir=tmp_path / "alone", **options)) == 11
 
 
 def test_another_size_needs_no_scores_again(by_influence, scorer):

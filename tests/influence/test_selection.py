@@ -163,3 +163,22 @@ def test_scores_that_are_not_finite_are_left_out_and_told_from_none(wild, caplog
     assert "1 of 6 passages have scores that are not finite" in caplog.text
     with pytest.raises(InfluenceError, match="1 have no token that can be masked, and the scores of 1 are not finite"):
         select_rows(scores, num_passages=5)
+
+
+@pytest.mark.parametrize("size", [1, 3, 4])
+def test_groups_by_weighted_means(scores, size):
+    """As the loop over groups; a passage without a score has no weight in its group."""
+    weights = np.random.default_rng(7).integers(1, 30, len(scores))
+    weights[[0, 8, 21, 22, 23]] = 0
+    weighted = np.full_like(scores, np.nan, np.float64)
+    for first in range(0, len(scores), size):
+        rows = [row for row in range(first, min(first + size, len(scores))) if not np.isnan(scores[row]).any()]
+        if rows:
+            mean = sum(float(weights[row]) * scores[row].astype(float) for row in rows) / sum(weights[row] for row in rows)
+            weighted[rows] = mean / len(rows)  # So that the sum, which `naive_ranks` takes, is the mean.
+    _, ranks = naive_ranks(weighted.round(12), size)
+    found = select_rows(scores, corpus_batch_size=size, num_passages=32, weights=weights)
+    best = {row: min(places[row // size] for places in ranks) for row in found.rows}
+    assert np.mean([rank == best[row] for row, rank in zip(found.rows, found.rank, strict=True)]) > 0.99
+    if size > 1:
+        assert found.rank.tolist() != select_rows(scores, corpus_batch_size=size, num_passages=32).rank.tolist()

@@ -24,7 +24,7 @@ def test_defaults_are_the_functions():
     args = parsed("--fraction", "0.2")
     theirs = {name: getattr(args, RENAMED.get(name, name)) for name in ours.keys() & _names(args) | RENAMED.keys()}
     assert theirs.pop("score_model") == ["scratch"] and theirs.pop("fraction") == 0.2
-    assert theirs == {name: ours[name] for name in theirs} and len(theirs) == 9
+    assert theirs == {name: ours[name] for name in theirs} and len(theirs) == 11
 
 
 def _names(args):
@@ -36,6 +36,7 @@ def test_the_command_line_reaches_selection_and_scorer(monkeypatch):
         *"--num_passages 7 --balance class --corpus_batch_size 2 --task_batch_size 3 --selection_seed 5".split(),
         *"--score_model a b --layer 1 --projection_dim 8 --score_mlm_probability 0.2 --score_max_length 64".split(),
         *["--parameters", "attention.*.weight,*bias", "--score_batch_size", "16", "--work_dir", "w"],
+        *"--task_split train --group_loss tokens --mask_task_texts".split(),
     )
     calls = {}
     home = sys.modules["hf_tlm.influence.select"]  # By its path it is the function of that name.
@@ -43,7 +44,8 @@ def test_the_command_line_reaches_selection_and_scorer(monkeypatch):
     args.select("task", "subset", "scorer", process_index=1, num_processes=2)
     assert calls == {
         "given": ("task", "subset"), "method": "iss", "fraction": None, "top_k": None, "num_passages": 7, "balance": "class",
-        "corpus_batch_size": 2, "task_batch_size": 3, "seed": 5, "scorer": "scorer", "max_length": 64,
+        "corpus_batch_size": 2, "task_batch_size": 3, "task_split": "train", "group_loss": "tokens",
+        "seed": 5, "scorer": "scorer", "max_length": 64,
         "score_model": ["a", "b"], "work_dir": "w", "sharding": None, "process_index": 1, "num_processes": 2,
     }  # fmt: skip
     on = ["--executor", "local", "--workers", "4", "--executor_options", '{"start_method": "spawn"}', "--fraction", "0.5"]

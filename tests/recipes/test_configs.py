@@ -1,4 +1,4 @@
-"""Every number of Table B.1, transcribed here row by row as the paper prints it, against the YAML files."""
+"""Every number of TLM's Table B.1 and ISS's A.1 and A.2, transcribed here row by row as printed, against the YAML files."""
 
 import json
 from pathlib import Path
@@ -8,9 +8,10 @@ import yaml
 from transformers import AutoConfig, AutoModelForMaskedLM
 
 from hf_tlm.config import parse, read_configs
+from hf_tlm.influence import SelectionArguments
 from hf_tlm.retrieval.retrieve import default_top_k
 from hf_tlm.tasks import TASKS, TaskArguments
-from hf_tlm.training import ModelArguments, TlmArguments
+from hf_tlm.training import ModelArguments, PretrainArguments, ScoreModelArguments, TlmArguments
 
 CONFIGS = Path(__file__).resolve().parent.parent.parent / "recipes" / "configs"
 COLUMNS = ["agnews", "hyperpartisan", "helpfulness", "imdb", "acl_arc", "scierc", "chemprot", "rct"]
@@ -37,6 +38,34 @@ TABLE_B1 = {
         total_batch_size 256  512   512   512   512   512   256   256
         max_length       128  128   128   512   128   128   128   128""",
 }
+# ISS, Table A.1; the corpora are TLM's, small or large.
+TABLE_A1 = {
+    "small": """
+        B_p              4    1    4    4    4    4    4    4
+        B_t              16   1    16   16   2    4    8    16
+        max_steps        5E4  2E4  1E5  1E5  1E5  1E5  1E5  5E4
+        rho1             1    99   1    19   999  999  999  3
+        rho2             100  20   100  100  100  20   20   20
+        total_batch_size 256  256  256  256  256  256  256  256
+        max_length       128  128  128  512  128  128  128  128""",
+    "medium": """
+        B_p              4     1    4     4     4     4     4     4
+        B_t              16    1    16    16    2     4     8     16
+        max_steps        1.5E5 5E4  1.5E5 1.5E5 1.5E5 1.5E5 1.5E5 1.5E5
+        rho1             1     99   1     19    999   999   999   3
+        rho2             100   20   100   100   100   20    20    20
+        total_batch_size 256   256  256   256   256   256   256   256
+        max_length       128   128  128   512   128   128   128   128""",
+    "large": """
+        B_p              4    1    4    4    4    4    4    4
+        B_t              16   1    16   16   2    4    8    16
+        max_steps        3E5  1E5  3E5  3E5  3E5  3E5  3E5  3E5
+        rho1             3    99   1    99   999  999  999  3
+        rho2             100  100  1000 100  20   20   100  100
+        total_batch_size 256  256  256  256  256  256  256  256
+        max_length       128  128  128  512  128  128  128  128""",
+}
+TABLE_A2 = {"rct": (16, 4), "chemprot": (8, 4), "acl_arc": (2, 4), "scierc": (4, 4)}
 # Those of our own: name -> FLOPs of stage 1, millions of parameters of the masked LM.
 SCALES = {"minute": (1e13, 1.5), "coffee": (4e13, 1.5), "night": (5e15, 15.2), "gpu_hour": (4e17, 40.0)}
 PAPERS = [CONFIGS / "tlm" / f"{task}_{scale}.yaml" for task in COLUMNS for scale in TABLE_B1]
@@ -56,6 +85,79 @@ def test_table_b1(scale):
             assert content["train_tlm"].get("corpus_max_length") == corpus_length
             size = "large" if scale == "large" else "base"
             assert content["train_tlm"]["model_config"] == f"recipes/configs/models/bert_{size}.json"
+
+
+@pytest.mark.parametrize("scale", TABLE_A1)
+def test_iss_table_a1(scale):
+    selected = {"B_p": "corpus_batch_size", "B_t": "task_batch_size"}
+    for line in TABLE_A1[scale].strip().splitlines():
+        name, *values = line.split()
+        assert len(values) == 8
+        for task, value in zip(COLUMNS, values, strict=True):
+            content = yaml.safe_load((CONFIGS / "iss" / f"{task}_{scale}.yaml").read_text())
+            found = content["select_influence" if name in selected else "train_tlm"][selected.get(name, name)]
+            assert found == int(float(value)), (task, scale, name)
+            of_tlm = f"{task}_{'large' if scale == 'large' else 'small'}.yaml"
+            assert content["retrieve"] == yaml.safe_load((CONFIGS / "tlm" / of_tlm).read_text())["retrieve"]
+            assert content["select_influence"]["fraction"] == 0.2 and "corpus_max_length" not in content["train_tlm"]
+
+
+@pytest.mark.parametrize("scale,flops", [("medium", 4.15e18), ("large", 8.30e18)])
+def test_flops_of_iss_table_3(scale, flops):
+    """The mean over tasks; Table A.1's small scale comes to 2.46e18, and Table 3 has 1.82e18 for it."""
+    total = 0
+    for task in COLUMNS:
+        values = read_configs([CONFIGS / "iss" / f"{task}_{scale}.yaml"], "train_tlm")
+        total += 6 * 109e6 * values["max_steps"] * values["total_batch_size"] * values["max_length"]
+    assert total / len(COLUMNS) == pytest.approx(flops, rel=2e-3)
+
+
+@pytest.mark.parametrize("task", TABLE_A2)
+def test_iss_table_a2(task, tmp_path):
+    files = [str(CONFIGS / "iss" / name) for name in ("further.yaml", f"further_{task}.yaml")]
+    values = read_configs(files, "select_influence")
+    assert (values["corpus_batch_size"], values["task_batch_size"]) == TABLE_A2[task]
+    args = _score_model([*files], tmp_path, "--fraction", "0.2")[2]
+    assert (args.num_train_epochs, args.rho2) == (15, 3)
+    classes = (ModelArguments, PretrainArguments)
+    command = ["--config", *files, "--output_dir", str(tmp_path), "--use_cpu", "true"]
+    model_args, pretrain = parse(*classes, recipe="pretrain", description="", args=command)
+    found = (pretrain.max_steps, pretrain.total_batch_size, pretrain.max_length, model_args.model_name_or_path)
+    assert found == (50000, 256, 128, "google-bert/bert-base-uncased")
+
+
+@pytest.mark.parametrize("released", [False, True])
+def test_iss_files_parse_on_top_of_base(released, tmp_path):
+    """The score model of the released script; scores as the paper has them, or as that script has them."""
+    files = ["base.yaml", "chemprot_small.yaml", *["released.yaml"] * released]
+    files = [str(CONFIGS / "iss" / name) for name in files]
+    selection, model_args, args = _score_model(files, tmp_path)
+    one = args.for_trainer(tmp_path, 42)
+    assert one.per_device_train_batch_size * one.gradient_accumulation_steps == 16
+    found = (args.rho2, args.learning_rate, args.num_train_epochs, args.warmup_steps, args.weight_decay, args.seed)
+    assert found == (3, 5e-5, 15, 0.1, 0.0, 42) and model_args.embedding_init == "random"
+    found = (selection.corpus_batch_size, selection.task_batch_size, selection.task_split, selection.group_loss)
+    assert found == ((8, 8, "train", "tokens") if released else (4, 8, "validation", "passages"))
+    assert selection.mask_task_texts is released
+    _, model_args, args = parse(
+        *(TaskArguments, ModelArguments, TlmArguments),
+        recipe="train_tlm",
+        description="",
+        args=["--config", *files, "--task", "x", "--output_dir", str(tmp_path), "--use_cpu", "true"],
+    )
+    one, two = (args.for_stage(stage, tmp_path, 0, "macro_f1") for stage in (1, 2))
+    assert one.per_device_train_batch_size * one.gradient_accumulation_steps == 256
+    assert (one.max_steps, one.rho1, one.rho2, one.warmup_steps) == (100000, 999, 20, 0.1)
+    assert two.per_device_train_batch_size * two.gradient_accumulation_steps == 24 and two.max_steps == 2500
+
+
+def _score_model(files, folder, *further):
+    return parse(
+        *(SelectionArguments, ModelArguments, ScoreModelArguments),
+        recipe="select_influence",
+        description="",
+        args=["--config", *files, "--subset", "s", "--output_dir", str(folder), "--use_cpu", "true", *further],
+    )
 
 
 @pytest.mark.parametrize("scale,flops", [("small", 2.74e18), ("medium", 8.30e18), ("large", 7.59e19)])

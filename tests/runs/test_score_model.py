@@ -27,7 +27,7 @@ def subset(task, corpus):
     return retrieve(task, corpus, top_k=5)
 
 
-def test_the_defaults_are_those_of_the_released_code():
+def test_the_defaults_are_those_of_the_released_script():
     args = ScoreModelArguments(**QUIET)
     found = [
         args.rho1,
@@ -37,8 +37,11 @@ def test_the_defaults_are_those_of_the_released_code():
         args.mlm_probability,
         args.stage,
         args.max_steps,
+        args.warmup_steps,
+        args.weight_decay,
+        args.train_batch_size,
     ]
-    assert found == [0, 5, 2e-5, 3.0, 0.1, "1", -1]
+    assert found == [0, 3, 5e-5, 15.0, 0.1, "1", -1, 0.1, 0.0, 16]
 
 
 def test_one_is_trained_on_the_task_and_found_again(task, subset, monkeypatch, tmp_path):
@@ -46,7 +49,7 @@ def test_one_is_trained_on_the_task_and_found_again(task, subset, monkeypatch, t
     args, model_args = arguments(learning_rate=1e-2), ModelArguments(**MODEL)
     models, tokenizer, described = score_models(task, subset, ["scratch"], args, model_args)
     folder = train_score_model(task, subset, args, model_args)
-    assert folder.parent.parent == tmp_path and described["digest"] in folder.name and described["rho2"] == 5
+    assert folder.parent.parent == tmp_path and described["digest"] in folder.name and described["rho2"] == 3
     assert str(tmp_path) not in str(described) and args.output_dir == "unused"
     alone = run_tlm(task, subset, arguments(learning_rate=1e-2, output_dir=str(tmp_path / "alone")), model_args)
     seeded = score_models(task, subset, ["scratch"], arguments(learning_rate=1e-2, seeds=[3]), model_args)[2]
