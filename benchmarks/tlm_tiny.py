@@ -49,9 +49,9 @@ def subset_of(arm: str) -> Subset | None:
     if arm == "task only":
         return None
     if arm == "BM25 subset":
-        return Subset("bm25", "retrieve", ())
+        return Subset("bm25", "retrieve", ("--passage_words", "0"))
     if arm == "random subset":
-        return Subset("random", "retrieve", ("--retriever", "random", "--like", "{bm25}"))
+        return Subset("random", "retrieve", ("--passage_words", "0", "--retriever", "random", "--like", "{bm25}"))
     found = re.fullmatch(rf"({'|'.join(METHODS)}) (\d+)%(?: layer (-?\d+))?", arm)
     if not found or (found[3] and found[1] != "ISS"):
         raise SystemExit(

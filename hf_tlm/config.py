@@ -43,10 +43,14 @@ if TYPE_CHECKING:
 
 # Texts that are JSON, which in a file may be a mapping.
 _JSON = ("executor_options", "grid")
+# Options of an earlier version by today's names; both work for a version.
+RENAMED = {"max_words": "passage_words"}
 # Halves of characters, which stand for bytes that are none, and the end of a name to the system.
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")
 OTHERS_WAIT = 3.0  # seconds
 HELP, HELP_ALL = {"-h", "--help"}, "--help_all"
+
+logger = logging.getLogger(__name__)
 
 
 class ConfigError(HfTlmError):
@@ -77,8 +81,31 @@ def read_configs(paths: Sequence[str], recipe: str) -> dict[str, Any]:
         for name, section in sections.items():
             if not isinstance(section, dict):
                 raise ConfigError(f"--config {path}: section {name!r} must be a mapping; found {section!r:.60}.")
-        values |= content | sections.get(recipe, {})
+        values |= _renamed(content) | _renamed(sections.get(recipe, {}))
     return values
+
+
+def _renamed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of a file with today's names."""
+    return {_todays_name(name): value for name, value in values.items()}
+
+
+def _renamed_options(args: Sequence[str]) -> list[str]:
+    """A command line with today's names."""
+    words = []
+    for word in args:
+        option, equals, value = word.partition("=")
+        name = option[2:].replace("-", "_") if option.startswith("--") else ""
+        words.append(f"--{_todays_name(name)}{equals}{value}" if name in RENAMED else word)
+    return words
+
+
+def _todays_name(name: str) -> str:
+    if name not in RENAMED:
+        return name
+    if os.environ.get("RANK", "0") == "0":
+        logger.warning("%s is called %s now; the old name works for one more version.", name, RENAMED[name])
+    return RENAMED[name]
 
 
 def config_files(args: Sequence[str] | None = None) -> list[str]:
@@ -109,7 +136,7 @@ def parse(
     """
     args = list(sys.argv[1:] if args is None else args)
     _check_unicode(args)
-    args = _at_home(args)
+    args = _renamed_options(_at_home(args))
     short_help = bool(HELP & set(args))
     helps = short_help or HELP_ALL in args
     outlines = {cls: outline(cls) for cls in dataclasses if isinstance(cls, str) and helps}
@@ -137,7 +164,7 @@ def parse(
     if not helps:
         paths = config_files(args)
         actions = _actions(parser, classes)
-        for key, value in (read_configs(paths, recipe) | dict(values or {})).items():
+        for key, value in (read_configs(paths, recipe) | _renamed(values or {})).items():
             place = "the values given" if values and key in values else ", ".join(map(str, paths))
             _check_known(key, actions, f"{place} for {recipe}")
             # Of all actions of that name: an option that is true by default has its --no_ beside it.

@@ -1,9 +1,11 @@
 r"""Retrieve the passages of a general corpus that resemble a labelled task: task + corpus -> subset.
 
-    hf-tlm retrieve --task path/to/scierc --corpus 'path/to/corpus/*.parquet' --top_k 50 --output_dir runs/scierc-bm25
-    hf-tlm retrieve --task path/to/scierc --corpus 'path/to/corpus/*.parquet' --retriever random \
-        --like runs/scierc-bm25 --output_dir runs/scierc-random
+    hf-tlm retrieve --config tlm/coffee --task path/to/scierc --corpus 'path/to/corpus/*.parquet' \
+        --output_dir runs/scierc-bm25
+    hf-tlm retrieve --config tlm/coffee --task path/to/scierc --corpus 'path/to/corpus/*.parquet' \
+        --retriever random --like runs/scierc-bm25 --output_dir runs/scierc-random
 
+A preset of tlm says how many passages, and cuts documents to passages of the length that it trains on (--passage_words).
 The folder loads with `hf_tlm.Subset.load` and with `datasets.load_dataset`; its `report.md` says what was found.
 --push_to_hub --hub_dataset_id owner/name publishes it.
 """
@@ -17,10 +19,14 @@ from hf_tlm import retrieval
 from hf_tlm.analysis import ReportArguments
 from hf_tlm.config import parse, run
 from hf_tlm.corpora import CorpusArguments
+from hf_tlm.corpora.passages import share_beyond
 from hf_tlm.hub import SubsetHubArguments
 from hf_tlm.retrieval import RetrievalArguments
 from hf_tlm.tasks import TaskArguments
 from hf_tlm.utils.locks import owned
+
+# What a model sees of a passage in 128 tokens, the default of training, about.
+WORDS = 100
 
 
 @dataclass
@@ -70,6 +76,11 @@ def make(
     print("\n" + subset.summary())
     for query, passage, score in subset.examples(task, args.num_examples):
         print(f"\n  task text: {query:.200}\n  retrieved: {passage:.200}  (BM25 {score:.1f})")
+    if corpus_args.passage_words is None and (unseen := share_beyond(subset.dataset["text"], WORDS)) > 0.1:
+        print(
+            f"\n{unseen:.0%} of the passages' words are beyond the first {WORDS}, which is what training on 128 tokens sees "
+            f"of each. --passage_words {WORDS}, or a preset (--config tlm/coffee), retrieves passages of that length."
+        )
     print(f"\nSaved to {args.output_dir}; its report.md has counts, sources and examples.")
     if page := report_args.write(args.output_dir, task, subset):
         print(f"Report: {page}.")

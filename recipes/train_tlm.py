@@ -1,7 +1,8 @@
 r"""Train a text classifier from scratch on a labelled task and a retrieved subset (TLM), and evaluate it.
 
-    hf-tlm retrieve --task path/to/scierc --corpus 'path/to/corpus/*.parquet' --output_dir runs/scierc-bm25
-    hf-tlm train --config tlm/tiny --task path/to/scierc --subset runs/scierc-bm25 --seeds 0 1 2 \
+    hf-tlm retrieve --config tlm/coffee --task path/to/scierc --corpus 'path/to/corpus/*.parquet' \
+        --output_dir runs/scierc-bm25
+    hf-tlm train --config tlm/coffee --task path/to/scierc --subset runs/scierc-bm25 --seeds 0 1 2 \
         --output_dir runs/scierc-tlm
 
 The paper's settings are presets: `--config tlm/base tlm/scierc_small`; `hf-tlm presets tlm` lists them. On several devices:

@@ -109,7 +109,7 @@ def test_a_file_comes_before_a_preset(tmp_path, monkeypatch):
     (tmp_path / "tlm" / "coffee.yaml").write_text("retrieve: {top_k: 7}")
     assert find("tlm/coffee.yaml") == Path("tlm/coffee.yaml")
     assert read_configs(["tlm/coffee.yaml"], "retrieve") == {"top_k": 7}
-    assert read_configs(["tlm/coffee"], "retrieve") == {"top_k": 50}
+    assert read_configs(["tlm/coffee"], "retrieve") == {"top_k": 50, "passage_words": 100}
     assert find("neither") == Path("neither")
     with pytest.raises(
         ConfigError, match="Cannot read --config tlm/cofee: no such file or preset. Did you mean tlm/coffee?"

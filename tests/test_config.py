@@ -3,6 +3,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from hf_tlm.config import ConfigError, config_files, parse, run
+from hf_tlm.corpora import CorpusArguments
 from hf_tlm.errors import HfTlmError
 
 
@@ -46,6 +47,19 @@ def test_values_win_over_files_and_are_checked_as_they_are(tmp_path):
     with pytest.raises(ConfigError, match="Unknown key 'rates' in the values given for train_tlm. Did you mean rate"):
         parse(One, Two, values={"rates": 2}, **arguments)
     assert config_files(["--size", "3", "--config", "a.yaml", "b.yaml", "--rate", "1"]) == ["a.yaml", "b.yaml"]
+
+
+def test_an_old_name_works_for_a_version(tmp_path, caplog):
+    def words(*args, **values):
+        return parse(CorpusArguments, recipe="retrieve", description="", args=args, values=values)[0].passage_words
+
+    (tmp_path / "old.yaml").write_text("retrieve: {max_words: 5}")
+    (tmp_path / "new.yaml").write_text("passage_words: 6")
+    config = ("--config", str(tmp_path / "old.yaml"))
+    assert (words("--max_words", "7"), words("--max-words=8"), words(*config), words(max_words=9)) == (7, 8, 5, 9)
+    assert caplog.text.count("max_words is called passage_words now") == 4
+    # Under whatever name: later files and the command line win.
+    assert words(*config, str(tmp_path / "new.yaml")) == 6 and words(*config, "--passage_words", "0") == 0
 
 
 def test_paths_of_the_users_folder(tmp_path, monkeypatch):

@@ -27,8 +27,12 @@ class CorpusArguments:
         default=None, metadata={"help": "Column of unique ids. Default: file name and row number."}
     )
     corpus_source_column: str = field(default="source", metadata={"help": "Column that says where a text is from."})
-    max_words: int | None = field(
-        default=None, metadata={"help": "Cut documents into passages of at most so many words, at sentence ends."}
+    passage_words: int | None = field(
+        default=None,
+        metadata={
+            "help": "Cut documents into passages of at most so many words, at sentence ends: of what a model is trained on, "
+            "which is some 100 for 128 tokens (presets of tlm have it). Default and 0: whole documents."
+        },
     )
     corpus_split: str = field(default="train", metadata={"help": "Split of a Hub dataset."})
     corpus_config: str | None = field(default=None, metadata={"help": "Configuration of a Hub dataset."})
@@ -60,7 +64,7 @@ class CorpusArguments:
             text_column=self.corpus_text_column,
             id_column=self.corpus_id_column,
             source_column=self.corpus_source_column,
-            max_words=self.max_words,
+            max_words=self.passage_words,
             split=self.corpus_split,
             config_name=self.corpus_config,
             revision=self.corpus_revision,

@@ -19,7 +19,7 @@ from hf_tlm.corpora.corpus import Corpus, CorpusError, Part
 from hf_tlm.corpora.reading import BUILDERS, COMPRESSIONS, Columns, builder_of, read_file, read_rows
 from hf_tlm.hub.errors import explaining
 from hf_tlm.hub.repo_id import Repo
-from hf_tlm.utils.ranges import check_numbers
+from hf_tlm.utils.ranges import problem
 
 _SAMPLE = 1 << 16
 # By which file a folder that this package wrote is known.
@@ -55,15 +55,17 @@ def load_corpus(
             package wrote (subsets, indexes, runs, models) below a folder or glob are left out.
         id_column: column of unique ids. Default: `<file>:<row>`, files named relative to their common folder.
         source_column: column that says where a document is from; where it is absent, the file's or data set's name.
-        max_words: cut documents into passages of at most so many words, at sentence ends.
+        max_words: cut documents into passages of at most so many words, at sentence ends; 0 is none.
         split, config_name, revision, streaming: of a Hub dataset. Streaming stores nothing on the way.
         skip_bad_files: leave out whole files that cannot be read; `Corpus.bad_files` names them.
 
     Raises:
-        CorpusError: nothing matches, a file type is unknown, or max_words is not positive. While iterating: a file
+        CorpusError: nothing matches, a file type is unknown, or max_words is no such number. While iterating: a file
             cannot be read, a column is missing or holds no text, an id of `id_column` is null or repeated.
     """
-    check_numbers(CorpusError, max_words=max_words)
+    if max_words is not None and (wrong := problem("passage_words", max_words)):
+        raise CorpusError(f"max_words: {wrong}")
+    max_words = max_words or None
     columns = (text_column, id_column, source_column)
     settings = {"columns": columns, "max_words": max_words}
     if isinstance(corpus, Dataset):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 # A sentence ends at a terminator, possibly followed by closing quotes or brackets, before white space; CJK stops need
 # no space after them.
@@ -35,6 +35,12 @@ def split_passages(text: str, max_words: int) -> list[str]:
     if words:
         passages.append(text[start:end])
     return passages
+
+
+def share_beyond(texts: Iterable[str], max_words: int) -> float:
+    """Share of all words of some texts that are beyond the first `max_words` of their text."""
+    counts = [len(text.split()) for text in texts]
+    return sum(max(0, count - max_words) for count in counts) / max(1, sum(counts))
 
 
 def _pieces(text: str, max_words: int) -> Iterator[tuple[int, int, int]]:

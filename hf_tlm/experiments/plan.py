@@ -107,9 +107,13 @@ class Plan:
         return shlex.join(parts)
 
     def settings(self, step: Step) -> dict[str, Any]:
-        """By what a finished step is known again: options of the files and of the plan, as JSON values."""
+        """By what a finished step is known again: options of the files and of the plan, as JSON values.
+
+        A null is the option's own default, as if it was not given.
+        """
         merged = {**read_configs(self.files, step.kind), **step.options, **step.inputs}
-        return json.loads(json.dumps({name: v for name, v in merged.items() if name not in _FREE}, default=str))
+        given = {name: value for name, value in merged.items() if name not in _FREE and value is not None}
+        return json.loads(json.dumps(given, default=str))
 
     def fingerprint(self, step: Step) -> str:
         """Of what a step is made of: its recipe, its task's name, settings, model configuration, and the same of its inputs.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from hf_tlm.retrieval.engines.engine import Sharding
     from hf_tlm.retrieval.subset import Subset
     from hf_tlm.tasks import Task
+
+logger = logging.getLogger(__name__)
 
 # Which retrievers have a use for an option, where not all have.
 _OF = {
@@ -126,6 +129,15 @@ class RetrievalArguments:
         from hf_tlm.retrieval.subset import Subset
 
         self._check()
+        like = Subset.open(self.like) if self.like else None
+        if like is not None and corpus is not None:
+            made_from = like.manifest["corpus"]["fingerprint"]
+            if made_from not in (None, corpus.fingerprint):
+                logger.warning(
+                    "%s was chosen from other passages than these: of another corpus, or cut by another --passage_words. "
+                    "The random subset has its number of passages, and no more in common with it.",
+                    self.like,
+                )
         return retrieve(
             task,
             corpus,
@@ -143,7 +155,7 @@ class RetrievalArguments:
             ),
             decontaminate=self.decontaminate,
             deduplicate=self.deduplicate,
-            num_passages=len(Subset.open(self.like)) if self.like else self.num_passages,
+            num_passages=self.num_passages if like is None else len(like),
             seed=self.seed,
             index_dir=self.index_dir,
             num_threads=self.num_threads,

@@ -147,7 +147,8 @@ def _warn_of_cut_passages(sample: Sequence[str], tokenizer: PreTrainedTokenizerB
     if cut.share > MOST_CUT:
         logger.warning(
             "%.0f%% of the tokens of the subset's passages are beyond %d tokens, where each is cut: no step sees them. "
-            "Retrieve passages of that length (--max_words %d of `hf-tlm retrieve`), or give a longer --corpus_max_length.",
+            "Retrieve passages of that length (--passage_words %d of `hf-tlm retrieve`), or give a longer "
+            "--corpus_max_length.",
             100 * cut.share,
             max_length,
             cut.words,

@@ -117,7 +117,8 @@ RANGES: dict[str, Range] = {
     **_each("max_length corpus_max_length score_max_length", _LENGTH),
     "stage2_max_length": Range(3, LENGTH, whole=True, also=(0,)),
     # Corpora and blocks.
-    **_each("max_words vocab_texts max_validation_blocks shards_ahead", _COUNT),
+    "passage_words": Range(1, COUNT, whole=True, also=(0,)),
+    **_each("vocab_texts max_validation_blocks shards_ahead", _COUNT),
     "tokenizer_passages": Range(0, COUNT, whole=True),
     **_each("validation_share test_share", _FRACTION),
     "shard_size": Range(1, 2**24, whole=True),

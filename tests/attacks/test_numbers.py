@@ -90,7 +90,7 @@ def test_what_is_no_whole_number_is_refused_from_python(value):
 
     with pytest.raises(HfTlmError, match="shard_size: expected a whole number from 1 to 16,777,216"):
         BlockArguments(shard_size=value)
-    assert CorpusArguments(max_words=None).max_words is None
+    assert CorpusArguments(passage_words=None).passage_words is None
 
 
 @pytest.mark.parametrize(

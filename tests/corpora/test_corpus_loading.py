@@ -111,7 +111,7 @@ def test_columns(tmp_path):
         corpus_text_column="body",
         corpus_id_column="key",
         corpus_source_column="origin",
-        max_words=1,
+        passage_words=1,
     )
     assert list(arguments.load()) == [
         {"id": "k7#0", "text": "some", "source": "web"},
@@ -205,10 +205,11 @@ def test_two_revisions():
         load_corpus("owner/name@v1", revision="v2")
 
 
-@pytest.mark.parametrize("max_words", [0, -3])
+@pytest.mark.parametrize("max_words", [0.5, -3])
 def test_max_words_is_checked_before_reading(folder, max_words):
     with pytest.raises(CorpusError, match=f"max_words: expected .*; received {max_words}"):
         load_corpus(str(folder), max_words=max_words)
+    assert load_corpus(str(folder), max_words=0).fingerprint == load_corpus(str(folder)).fingerprint
 
 
 def test_in_memory():

@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from hf_tlm.corpora import split_passages
+from hf_tlm.corpora.passages import share_beyond, split_passages
 
 
 def test_cuts_at_sentence_ends_greedily():
@@ -52,6 +52,11 @@ def test_no_passage_is_too_long_and_only_white_space_is_lost(seed):
     assert all(0 < len(passage.split()) <= limit for passage in passages)
     assert all(passage == passage.strip() for passage in passages)
     assert "".join("".join(passages).split()) == "".join(text.split())
+
+
+def test_what_is_beyond_some_words():
+    assert share_beyond(["a b c d", " e\nf ", ""], 2) == share_beyond(["a b c"], 2) == 1 / 3
+    assert share_beyond(["a b"], 2) == share_beyond([], 2) == 0
 
 
 def test_max_words_must_be_positive():

@@ -289,6 +289,20 @@ def test_the_command_of_a_step_does_the_same(monkeypatch):
     assert subset.subset == "out/scierc/subsets/bm25"
 
 
+def test_recorded_subsets_are_those_that_the_command_would_make(monkeypatch):
+    """A preset that is changed leaves the tables alone that are recorded by their commands."""
+    monkeypatch.chdir(ROOT)
+    lines = map(json.loads, (ROOT / "benchmarks/results/coffee.jsonl").read_text(encoding="utf-8").splitlines())
+    recorded = {line["record"]["name"]: line["record"] for line in lines if line["record"]["kind"] == "retrieve"}
+    corpus = next(iter(recorded.values()))["settings"]["corpus"]
+    plan = from_files(*CPU, "main.yaml", args=["--corpus", corpus])
+    same = [step for step in plan.preparations if step.name in recorded]
+    assert same and parse_step(plan, same[0])[1].passage_words is None
+    assert {step.name: recorded[step.name]["fingerprint"] for step in same} == {
+        step.name: plan.fingerprint(step) for step in same
+    }
+
+
 def test_a_table_without_a_scale_is_refused():
     own = '{"name": "short", "subset": "none", "train_tlm": {"max_steps": 3}}'
     cpu, coffee = str(CONFIGS / "cpu.yaml"), str(CONFIGS / CPU[0])

@@ -186,6 +186,13 @@ def test_every_task_has_every_scale_and_nothing_else():
     assert names == {f"{task}_{scale}" for task in COLUMNS for scale in TABLE_B1} | {"base", "tiny"} | set(SCALES)
 
 
+def test_passages_are_as_long_as_what_is_trained_on():
+    """English has 1.3 to 1.5 tokens a word in vocabularies of these sizes: less than a tenth of such passages is cut off."""
+    for scale in [*SCALES, "tiny"]:
+        words, train = (read_configs([f"tlm/{scale}"], recipe) for recipe in ("retrieve", "train_tlm"))
+        assert 1.2 <= train.get("corpus_max_length", train["max_length"]) / words["passage_words"] <= 1.35, scale
+
+
 @pytest.mark.parametrize("path", PAPERS, ids=lambda p: p.stem)
 def test_files_parse_on_top_of_base(path, tmp_path):
     config = ["--config", str(CONFIGS / "tlm/base.yaml"), str(path)]

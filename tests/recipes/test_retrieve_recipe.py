@@ -1,9 +1,14 @@
 """recipes/retrieve.py as a user starts it."""
 
+import json
+import sys
+
 import pytest
 
+from hf_tlm import cli
 from hf_tlm.retrieval import Subset
 from support.launching import fails, launch
+from support.toys import sentences
 
 
 @pytest.fixture(scope="module")
@@ -47,3 +52,17 @@ def test_retrieve_sharded_equals_one_index(work, retrieved):
 def test_errors_of_retrieve_are_messages_without_a_traceback(work, tmp_path, arguments, message):
     filled = [argument.format(task=work / "task", corpus=work / "corpus.parquet") for argument in arguments]
     fails("recipes/retrieve.py", "--task", work / "task", *filled, "--output_dir", tmp_path / "out", message=message)
+
+
+@pytest.mark.parametrize(
+    "options,told", [((), True), (("--passage_words", "0"), False), (("--config", "tlm/coffee"), False)]
+)
+def test_long_passages_are_told_of_and_presets_cut_them(work, tmp_path, monkeypatch, capsys, options, told):
+    text = " ".join(row["text"] for row in sentences(60, seed=9))
+    (tmp_path / "long.jsonl").write_text(json.dumps({"text": text}) + "\n")
+    arguments = ["--task", work / "task", "--corpus", tmp_path / "long.jsonl", "--output_dir", tmp_path / "out"]
+    monkeypatch.setattr(sys, "argv", ["hf-tlm", "retrieve", *map(str, arguments), "--num_examples", "0", *options])
+    cli.main()
+    assert ("of the passages' words are beyond the first 100" in capsys.readouterr().out) == told
+    longest = max(len(text.split()) for text in Subset.load(tmp_path / "out").dataset["text"])
+    assert (longest <= 100) == ("--config" in options)

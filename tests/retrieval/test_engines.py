@@ -218,6 +218,15 @@ def test_an_output_folder_is_looked_at_first(tmp_path, run, task, folder):
         RetrievalArguments().check(str(tmp_path / "subset"))
 
 
+def test_a_random_subset_of_other_passages_is_told_of(tmp_path, run, task, folder, caplog):
+    run(task, load_corpus(str(folder)), top_k=3).save(tmp_path / "subset")
+    random = RetrievalArguments(retriever="random", like=str(tmp_path / "subset"))
+    random.retrieve(task, load_corpus(str(folder)))
+    assert "from other passages than these" not in caplog.text
+    random.retrieve(task, load_corpus(str(folder), max_words=2))
+    assert "from other passages than these: of another corpus, or cut by another --passage_words" in caplog.text
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("retriever", ["bm25", "bm25s", "rank_bm25", "elasticsearch", "sharded"])
 def test_queries_that_find_nothing_are_counted_once(run, make_task, folder, retriever):

@@ -109,4 +109,4 @@ def test_passages_that_are_cut_are_told_of(tmp_path, task, caplog, values, told)
     body = {**MODEL["model_config"], "max_position_embeddings": 64}
     prepare(task, corpus, args, ModelArguments(model_config=body, vocab_size=100))
     assert ("of the tokens of the subset's passages are beyond 16 tokens" in caplog.text) == told
-    assert not told or "--max_words" in caplog.text
+    assert not told or "--passage_words" in caplog.text
