@@ -43,6 +43,7 @@ from hf_tlm.metrics import compute_metrics_for
 from hf_tlm.models import TlmModel, export_model, load_exported
 from hf_tlm.retrieval import Subset
 from hf_tlm.runs.seeds import format_table
+from hf_tlm.runs.teachers import ask_teacher
 from hf_tlm.training import ModelArguments, TlmArguments, TlmTrainer, prepare
 from hf_tlm.training.cost import nominal_tokens, training_flops
 from hf_tlm.training.stages import prepare_stage_2
@@ -183,7 +184,8 @@ class LeverRun:
         model_args, self.args = parse(
             ModelArguments, TlmArguments, recipe="train_tlm", description="", args=[], values=values
         )
-        self.setup = prepare(self.task, self.texts.subset.dataset, self.args, model_args)
+        passages = self.texts.subset.dataset
+        self.setup = prepare(self.task, passages, self.args, model_args, ask_teacher(self.task, passages, self.args))
         self.args = self.setup.args
         self.record: dict[str, Any] = {"lever": name, "task": task_name, "seed": seed, "metric": self.task.metric}
         self.record |= {

@@ -46,18 +46,21 @@ class SeededRun:
     def to_dict(self) -> dict[str, Any]:
         return {**self.details, "summary": self.summary, "seeds": self.seeds}
 
-    def write(self, args: TrainingArguments, card: Callable[[Mapping[str, Any], int], str]) -> None:
+    def write(
+        self, args: TrainingArguments, card: Callable[[Mapping[str, Any], int], str], source: Path | None = None
+    ) -> None:
         """Make the model of the best seed that of the folder, with `results.json` and its card.
 
         The first process writes, and the others wait: they may be about to read it.
 
         card: (the record of the run, seed) -> README.md.
+        source: where the folders of the seeds are, if not in that of the run.
         """
         with args.main_process_first(local=False, desc="publishing the model"):
             if args.process_index > 0:
                 return
             record, seed = self.to_dict(), self.best["seed"]
-            copy_best_model(self.output_dir / f"seed-{seed}" / "model", self.output_dir)
+            copy_best_model((source or self.output_dir) / f"seed-{seed}" / "model", self.output_dir)
             atomic_write(self.output_dir / RESULTS_FILE, json.dumps(record, indent=2) + "\n")
             atomic_write(self.output_dir / "README.md", card(record, seed))
 
@@ -75,6 +78,9 @@ class SeededRun:
             lines.append(f"to beat      {line}")
         if teacher := self.details.get("teacher"):
             lines.append(f"teacher      {described(teacher)}")
+        if rounds := self.details.get("rounds"):
+            scores = ", ".join(f"{number}: {100 * one['validation']:.2f}" for number, one in enumerate(rounds, 1))
+            lines.append(f"round        {self.details['round']} is the best of {len(rounds)} on validation ({scores})")
         cost, trained, parameters = (self.seeds[-1][name] for name in ("cost", "trained_parameters", "parameters"))
         if trained < parameters:
             lines.append(f"parameters   {trained:,} of {parameters:,} trained ({100 * trained / parameters:.2g}%)")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +19,7 @@ from hf_tlm.runs.baselines import to_beat
 from hf_tlm.runs.records import command_line, environment, predictions_jsonl
 from hf_tlm.runs.saved import SAVED_FILE, saved_settings
 from hf_tlm.runs.summary import SeededRun, summarise
+from hf_tlm.runs.teachers import ask_teacher, content_of, open_teacher
 from hf_tlm.tasks import Task
 from hf_tlm.training import (
     Cost,
@@ -38,6 +41,9 @@ from hf_tlm.training.stages import prepare_stage_2
 from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.locks import owns_output_dir
 
+# What a teacher says of the subset, with examples, in the folder of a run.
+TEACHER_FILE = "teacher.json"
+
 
 class Run(SeededRun):
     """What `run_tlm` returns and writes as `results.json`; the cost of a seed is per stage and in total."""
@@ -57,6 +63,8 @@ def run_tlm(
     Finished seeds and stages are not repeated, and an interrupted one continues, when the same settings are run in the
     same folder again.
 
+    With `teacher_rounds` above 1 there are whole runs instead of seeds, in `round-<n>/`, and the best one's model.
+
     Args:
         subset: the corpus data of stage 1, of the vocabulary, and of spectral embeddings; None for task data only.
 
@@ -64,7 +72,7 @@ def run_tlm(
         ProtocolError: the folder holds a run with other settings, or other files.
         LockError: another process is writing it.
         TaskError: the task is of another kind than classification.
-        ArgumentsError, ModelError, TokenizerError: see `prepare`.
+        ArgumentsError, ModelError, TokenizerError: see `prepare` and `ask_teacher`.
     """
     task.check_kind("TLM", "classification")
     check_tlm(subset is not None, args, model_args)
@@ -80,20 +88,30 @@ def run_tlm(
     }
     with args.main_process_first(desc="checking the output folder"):
         check_sources(model_args, max(args.max_length, args.corpus_max_length or 0, args.stage2_max_length or 0))
+        content = content_of(open_teacher(task, args))
         check_hub(args, model_args if model_args.use_peft else None)
         fetch_run(args)
-        data = ("task_fingerprint", "metric", "subset")
-        claimed = claim(output_dir, details, data, args.process_index, options=(args, model_args))
+        data = ("task_fingerprint", "metric", "subset", "teacher_content")
+        claimed = claim(
+            output_dir, {**details, "teacher_content": content}, data, args.process_index, options=(args, model_args)
+        )
+    if args.teacher_rounds > 1:
+        with claimed:
+            return _run_rounds(task, subset, args, model_args)
+    passages = None if subset is None else subset.dataset
     with claimed:
-        setup = prepare(task, None if subset is None else subset.dataset, args, model_args)
+        teacher = ask_teacher(task, passages, args)
+        setup = prepare(task, passages, args, model_args, teacher)
     details |= {"command": command_line(), "environment": environment()}
     if args.process_index == 0:
         details["baselines"] = to_beat(task)
     args = setup.args
     if setup.initialization is not None:
         details["initialization"] = setup.initialization.report
-    if setup.teacher is not None:
-        details["teacher"] = setup.teacher.report
+    if teacher is not None:
+        details["teacher"] = {name: value for name, value in teacher.report.items() if name != "examples"}
+        if args.process_index == 0:
+            atomic_write(output_dir / TEACHER_FILE, json.dumps(teacher.report, indent=2, ensure_ascii=False) + "\n")
     with claimed, CheckpointPushes(output_dir, args) as pushes:
         records = [
             _run_seed(seed, task, setup, args, model_args, details, output_dir / f"seed-{seed}", pushes)
@@ -104,6 +122,31 @@ def run_tlm(
     run = replace(run, push=publish_run(output_dir, args))
     pushes.check()
     return run
+
+
+def _run_rounds(task: Task, subset: Subset | None, args: TlmArguments, model_args: ModelArguments) -> Run:
+    """Whole runs in `round-<n>/`, of which each has the seeds of the one before, averaged, for its teacher.
+
+    The folder gets the model and the record of the round whose mean over seeds is best on validation.
+    """
+    output_dir, runs, teacher = Path(args.output_dir), [], args.teacher
+    for number in range(1, args.teacher_rounds + 1):
+        one = copy.copy(args)
+        one.output_dir, one.teacher_rounds, one.push_to_hub = str(output_dir / f"round-{number}"), 1, False
+        one.teacher = teacher
+        if number > 1:
+            one.teacher_labels = None
+        runs.append(run_tlm(task, subset, one, model_args))
+        teacher = [str(Path(one.output_dir) / f"seed-{seed}" / "model") for seed in args.run_seeds]
+    best = max(runs, key=lambda run: run.summary["validation"][task.metric]["mean"])
+    rounds = [
+        {"validation": run.summary["validation"][task.metric]["mean"], "flops": sum(s["cost"]["flops"] for s in run.seeds)}
+        for run in runs
+    ]
+    details = {**best.details, "arguments": settings(args), "rounds": rounds, "round": runs.index(best) + 1}
+    run = replace(best, details=details, output_dir=output_dir)
+    run.write(args, tlm_card, best.output_dir)
+    return replace(run, push=publish_run(output_dir, args))
 
 
 def _run_seed(

@@ -9,13 +9,11 @@ from typing import Annotated, ClassVar
 
 from hf_tlm.training.errors import ArgumentsError
 from hf_tlm.training.run_arguments import RunArguments
-from hf_tlm.utils.no_effect import NoEffect
-
-_WITHOUT_TEACHER = NoEffect("teacher", ("none",), "without a teacher. Leave it out.")
+from hf_tlm.training.teacher_arguments import WITHOUT_TEACHER, TeacherArguments
 
 
 @dataclass(repr=False)
-class TlmArguments(RunArguments):
+class TlmArguments(TeacherArguments, RunArguments):
     """TLM's own options, and those of the Trainer whose defaults it changes.
 
     They are `TrainingArguments`: the inherited ones hold for stage 1, and stage 2 takes its own from `stage2_*`.
@@ -44,27 +42,12 @@ class TlmArguments(RunArguments):
             "choices": ["1", "2", "both"],
         },
     )
-    teacher: str = field(
-        default="none",
+    teacher_rounds: Annotated[int, WITHOUT_TEACHER] = field(
+        default=1,
         metadata={
-            "help": "Who answers for the task's texts and for passages of the subset, which then are training texts of both "
-            "stages too. linear: a linear model on TF-IDF, on the task's texts out of fold; for tasks whose texts are like "
-            "passages.",
-            "choices": ["none", "linear"],
+            "help": "Whole runs one after the other, each taught by the one before; that which is best on validation is the "
+            "result."
         },
-    )
-    teacher_weight: Annotated[float, _WITHOUT_TEACHER] = field(
-        default=1.0, metadata={"help": "Weight of the cross-entropy against the teacher's answers beside the task loss."}
-    )
-    teacher_passages: Annotated[int, _WITHOUT_TEACHER] = field(
-        default=4000,
-        metadata={
-            "help": "Passages that the teacher answers for: those it is most certain of, in proportion to the task's "
-            "classes. 0: the task's texts alone."
-        },
-    )
-    teacher_share: Annotated[float, _WITHOUT_TEACHER] = field(
-        default=0.5, metadata={"help": "Of the texts of task batches at most so many, below 1, are the teacher's passages."}
     )
     seeds: list[int] | None = field(
         default=None, metadata={"help": "One whole run per seed, then mean and standard deviation.", "nargs": "+"}
@@ -146,6 +129,9 @@ class TlmArguments(RunArguments):
             "choices": ["cls", "mean"],
         },
     )
+    stage2_teacher_passages: Annotated[bool, WITHOUT_TEACHER] = field(
+        default=True, metadata={"help": "Stage 2: the teacher's passages are training texts there too."}
+    )
 
     def __post_init__(self):
         super().__post_init__()
@@ -172,10 +158,13 @@ class TlmArguments(RunArguments):
         self._check_seeds()
 
     def _check_teacher(self) -> None:
-        if self.teacher == "none":
+        if not self.taught:
             return
-        if self.teacher_weight == 0:
-            raise ArgumentsError("teacher_weight 0 leaves the teacher unheard. Give another one, or --teacher none.")
+        if self.teacher_rounds > 1 and (self.hub_strategy == "checkpoint" or self.resume_from_checkpoint is not None):
+            raise ArgumentsError(
+                "Rounds are whole runs, whose checkpoints stay here: leave hub_strategy checkpoint and "
+                "resume_from_checkpoint out. The same command goes on with them."
+            )
         if self.stage2_rdrop:
             raise ArgumentsError(
                 f"stage2_rdrop {self.stage2_rdrop} compares two passes over texts with labels, and a teacher's passages "
@@ -266,7 +255,7 @@ class PretrainArguments(RunArguments):
 
     rho1: ClassVar[float] = math.inf
     rho2: ClassVar[float] = 0.0
-    teacher: ClassVar[str] = "none"
+    taught: ClassVar[bool] = False
     loss_normalization: ClassVar[str] = "sum"
 
     def __post_init__(self):

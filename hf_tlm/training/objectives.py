@@ -34,8 +34,8 @@ def tlm_objectives(args: RunArguments, weights: Sequence[float] | None = None) -
     """
     smoothing = args.label_smoothing_factor
     task = RDrop(args.rdrop, smoothing, weights) if args.rdrop else TaskLoss(smoothing, weights)
-    if args.teacher != "none":
-        task = WeightedSum((1.0, task), (args.teacher_weight, TeacherLoss()))
+    if args.taught:
+        task = WeightedSum((1.0, task), (args.teacher_weight, TeacherLoss(args.teacher_temperature)))
     if args.mlm_probability == 0:
         return {TASK: task}
     combine = WeightedMean if args.loss_normalization == "mean" else WeightedSum

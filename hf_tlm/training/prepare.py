@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from datasets import Dataset, concatenate_datasets
 from peft import PeftModel
@@ -41,9 +40,7 @@ from hf_tlm.training.model_arguments import ModelArguments
 from hf_tlm.training.optimizers import check_adapted
 from hf_tlm.training.run_arguments import RunArguments
 from hf_tlm.training.stages import StageData
-
-if TYPE_CHECKING:
-    from hf_tlm.training.teacher import Teacher
+from hf_tlm.training.teacher import Teacher
 
 logger = logging.getLogger(__name__)
 
@@ -68,14 +65,20 @@ class Setup:
     test: Dataset | None
     make_model: Callable[[], TrainedModel | PeftModel]
     initialization: Initialization | None = None
-    teacher: Teacher | None = None
 
 
-def prepare(task: Task, corpus: Dataset | None, args: TlmArguments, model_args: ModelArguments) -> Setup:
+def prepare(
+    task: Task,
+    corpus: Dataset | None,
+    args: TlmArguments,
+    model_args: ModelArguments,
+    teacher: Teacher | None = None,
+) -> Setup:
     """Load or train the tokenizer, tokenise everything once, and fix how a model is made.
 
     Args:
         corpus: passages, column `text`; None for task data only.
+        teacher: what the teacher of `args` has said of the task and the passages.
 
     Raises:
         ArgumentsError: see `check_tlm`.
@@ -119,12 +122,6 @@ def prepare(task: Task, corpus: Dataset | None, args: TlmArguments, model_args: 
             passages = tokenize(corpus_texts, tokenizer, corpus_length, description="Tokenising the subset")
             if args.process_index == 0 and 1 in args.stages and args.rho1 > 0:
                 _warn_of_cut_passages(spread_texts(corpus_texts), tokenizer, corpus_length)
-    teacher = None
-    if args.teacher != "none":
-        from hf_tlm.training.teacher import linear_teacher
-
-        with args.main_process_first(desc="asking the teacher"):
-            teacher = linear_teacher(task, [] if corpus is None else corpus["text"], args.teacher_passages)
     initialization = None
     if model_args.needs_texts or model_args.attention_init != "random":
         rows = splits["train", lengths[args.stages[0]]].select_columns(["input_ids"])
@@ -136,10 +133,11 @@ def prepare(task: Task, corpus: Dataset | None, args: TlmArguments, model_args: 
     for stage, length in lengths.items():
         train = splits["train", length]
         if teacher is not None:
-            taught = None if corpus is None else tokenize(corpus_texts.select(teacher.rows), tokenizer, length)
+            with_passages = corpus_texts is not None and (stage == 1 or args.stage2_teacher_passages)
+            taught = tokenize(teacher.texts(corpus_texts), tokenizer, length) if with_passages else None
             train = teacher.answered(train, taught, args.teacher_share)
         data[stage] = StageData(train, splits["validation", length], passages if stage == 1 else None)
-    return Setup(args, tokenizer, data, splits["test", tokenizer.model_max_length], make_model, initialization, teacher)
+    return Setup(args, tokenizer, data, splits["test", tokenizer.model_max_length], make_model, initialization)
 
 
 def _warn_of_cut_passages(sample: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:

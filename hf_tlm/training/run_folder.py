@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_tlm.errors import HfTlmError
+from hf_tlm.hub.rendering import displayed_name
 from hf_tlm.models import MLM_SUBFOLDER
 from hf_tlm.models.composite_files import GENERATOR
 from hf_tlm.objective_specs import OBJECTIVES
@@ -59,6 +60,10 @@ def settings(args: BaseArguments) -> dict[str, Any]:
             values["tokens_per_micro_batch"] = values["total_batch_tokens"] // one.gradient_accumulation_steps
     for name in ("per_device_train_batch_size", "gradient_accumulation_steps"):
         del values[name]
+    if teacher := values.get("teacher"):
+        # Of folders the content counts, not where they are; one alone is as it was before there could be several.
+        names = [displayed_name(name) for name in teacher]
+        values["teacher"] = names if len(names) > 1 else names[0]
     return json.loads(json.dumps(values, default=str))
 
 

@@ -1,5 +1,6 @@
 """The loss against a teacher's answers, beside a plain transcription of its equation; texts without a label."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -27,6 +28,35 @@ def test_equation():
     assert found["loss"].item() == pytest.approx(expected.item(), rel=1e-6)
     assert found["teacher_loss"].item() == found["loss"].item()
     torch.testing.assert_close(logits.grad.double(), mine.grad, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0, 7.0])
+def test_temperature(temperature):
+    """Against a plain transcription, texts without an answer left out: loss and gradient."""
+    logits, answers = drawn()
+    answers[2] = 0
+    mine = logits.detach().double().requires_grad_()
+    found = TeacherLoss(temperature)(SimpleNamespace(logits=logits), {"teacher_probs": answers})["loss"]
+    expected, texts = 0.0, [0, 1, 3, 4, 5]
+    for text in texts:
+        soft = answers[text].double() ** (1 / temperature)
+        likely = (mine[text] / temperature).exp()
+        for label in range(4):
+            term = soft[label] / soft.sum() * (likely[label] / likely.sum()).log()
+            expected = expected - temperature**2 * term / len(texts)
+    found.backward()
+    expected.backward()
+    assert found.item() == pytest.approx(expected.item(), rel=1e-5)
+    torch.testing.assert_close(logits.grad.double(), mine.grad, rtol=1e-4, atol=1e-6)
+    assert TeacherLoss(temperature).count({"teacher_probs": answers})["teacher"] == 5
+
+
+def test_regression_is_against_values():
+    logits = torch.tensor([[1.0], [2.0], [5.0]], requires_grad=True)
+    answers = torch.tensor([[0.5], [math.nan], [4.0]])
+    found = TeacherLoss()(SimpleNamespace(logits=logits), {"teacher_probs": answers})["loss"]
+    found.backward()
+    assert found.item() == pytest.approx((0.25 + 1) / 2) and logits.grad.flatten().tolist() == [0.5, 0, 1]
 
 
 def test_it_is_least_where_the_student_says_the_same():

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from pathlib import Path
 
 import pytest
 
@@ -37,7 +38,7 @@ def test_train_tlm_with_replaced_token_detection(work, subset):
 
 def trained(work, subset, config, processes, *more):
     """What `recipes/train_tlm.py` came to with equal total batches: results, losses, and predictions by split."""
-    out, tiny = work / "-".join(["run", str(config), *more[1:2]]), [*TINY, *more]
+    out, tiny = work / "-".join(["run", str(config), *(Path(name).name for name in more[1:2])]), [*TINY, *more]
     text = launch(
         "recipes/train_tlm.py", "--task", work / "task", "--subset", subset, "--model_config", work / "model.json", *tiny,
         "--max_steps", "4", "--total_batch_size", "8", "--per_device_train_batch_size", 8 // processes,
@@ -77,6 +78,11 @@ def test_a_teacher_on_two_processes(work, subset):
     # Two first: they ask the teacher, and one finds its answers in the cache.
     two, one = (trained(work, subset, config, number, *teacher) for config, number in (("cpu_2", 2), (None, 1)))
     assert one["results"]["teacher"] == two["results"]["teacher"] and one["results"]["teacher"]["passages"] > 0
+    compare(one, two)
+    # A finished run is asked by both processes together.
+    teacher = ("--teacher", work / "run-None-linear", "--teacher_temperature", "2", "--teacher_passages", "20")
+    two, one = (trained(work, subset, config, number, *teacher) for config, number in (("cpu_2", 2), (None, 1)))
+    assert one["results"]["teacher"]["model"].endswith("/run-None-linear") and one["results"]["teacher"]["tokens"] > 0
     compare(one, two)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from hf_tlm.hub.checkpoint import FILES
 from hf_tlm.models import ModelError
 from hf_tlm.runs.few_shot.classifier import PromptClassifier
 from hf_tlm.runs.finetuning.arguments import FinetuneArguments
-from hf_tlm.runs.finetuning.evaluation_set import EvaluationSet
+from hf_tlm.runs.finetuning.evaluation_set import EvaluationSet, feature_lengths
 from hf_tlm.runs.finetuning.kinds import kind_module
 from hf_tlm.runs.finetuning.loading import load_finetuned, set_token_types
 from hf_tlm.runs.finetuning.trainer import FinetuneTrainer
@@ -91,17 +92,16 @@ def predict(
         model_name_or_path, trust_remote_code=trust_remote_code, text_columns=text_columns, max_length=max_length
     )
     file = _file(model_name_or_path, data, output, predict_format, source)
-    with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as stack:
-        quiet = {"report_to": "none", "disable_tqdm": True, "select_by": "last", "eval_strategy": "no"}
-        args = FinetuneArguments(output_dir=scratch, **quiet, **source.arguments, **options)
-        answer = _prompted(source, args) if source.prompted else _with_head(source, args, trust_remote_code)
+    with contextlib.ExitStack() as stack:
+        predictor = stack.enter_context(open_predictor(source, trust_remote_code=trust_remote_code, **options))
+        args = predictor.args
         main = args.process_index == 0
         stack.enter_context(_without_bars_of_chunks())
         if main:
             stack.enter_context(file)
         bar = stack.enter_context(tqdm(desc="Predicting", unit=" rows", disable=not main))
         for rows, columns in unlabelled_chunks(data, source.spec, drop_bad_rows=drop_bad_rows, separator=separator):
-            predictions = answer(rows)
+            predictions = predictor(rows)
             if main:
                 file.add(rows, predictions, columns)
             bar.update(len(rows))
@@ -111,42 +111,76 @@ def predict(
     return file.path
 
 
-Answer = Callable[[Dataset], list[dict[str, Any]]]
+@contextlib.contextmanager
+def open_predictor(source: Source, *, trust_remote_code: bool = False, **options: Any) -> Iterator[Predictor]:
+    """A model of `find_source`, ready to predict. All processes must call this, and what it gives.
+
+    Args:
+        options: further `FinetuneArguments`; see `predict`.
+
+    Raises:
+        ModelError: its files do not go together.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        quiet = {"report_to": "none", "disable_tqdm": True, "select_by": "last", "eval_strategy": "no"}
+        args = FinetuneArguments(output_dir=scratch, **quiet, **source.arguments, **options)
+        yield _Prompted(source, args) if source.prompted else _WithHead(source, args, trust_remote_code)
 
 
-def _with_head(source: Source, args: FinetuneArguments, trust_remote_code: bool) -> Answer:
-    """Rows -> predictions of a stock model with the head of the task. All processes must call it."""
-    kind = kind_module(source.spec.kind)
-    tokenizer = load_tokenizer(str(source.folder), trust_remote_code=trust_remote_code, masking=False)
-    model = load_finetuned(source.folder, source.spec.kind, args, trust_remote_code)
-    _check_classes(model, source)
-    if source.stock:
-        set_token_types(tokenizer, model.config)
-    if source.spec.kind == "regression":
-        model.config.problem_type = "regression"
-    trainer = FinetuneTrainer(model, args, data_collator=kind.collator(tokenizer, args), processing_class=tokenizer)
+class Predictor(ABC):
+    """Rows -> predictions.
 
-    def answer(rows: Dataset) -> list[dict[str, Any]]:
-        chunk = EvaluationSet(kind, rows, tokenizer, args, source.label_names)
-        return chunk.decode(chunk.outputs(trainer), model, args)
+    parameters: of the model.
+    tokens: that it has read, without padding; prompted models do not count them.
+    """
 
-    return answer
+    def __init__(self, args: FinetuneArguments, model: nn.Module):
+        self.args, self.tokens = args, 0
+        self.parameters = sum(parameter.numel() for parameter in model.parameters())
+
+    @abstractmethod
+    def __call__(self, rows: Dataset) -> list[dict[str, Any]]:
+        """`prediction` and, of classes, `probabilities` of each row; see `hf_tlm.runs.finetuning.kinds`."""
 
 
-def _prompted(source: Source, args: FinetuneArguments) -> Answer:
-    """Rows -> predictions of a masked LM with a prompt. All processes must call it."""
-    classifier = PromptClassifier.from_pretrained(str(source.folder))
-    classifier.model.to(args.device)
+class _WithHead(Predictor):
+    """A stock model with the head of the task."""
 
-    def answer(rows: Dataset) -> list[dict[str, Any]]:
+    def __init__(self, source: Source, args: FinetuneArguments, trust_remote_code: bool):
+        self.kind, self.names = kind_module(source.spec.kind), source.label_names
+        self.tokenizer = load_tokenizer(str(source.folder), trust_remote_code=trust_remote_code, masking=False)
+        self.model = load_finetuned(source.folder, source.spec.kind, args, trust_remote_code)
+        _check_classes(self.model, source)
+        if source.stock:
+            set_token_types(self.tokenizer, self.model.config)
+        if source.spec.kind == "regression":
+            self.model.config.problem_type = "regression"
+        collator = self.kind.collator(self.tokenizer, args)
+        self.trainer = FinetuneTrainer(self.model, args, data_collator=collator, processing_class=self.tokenizer)
+        super().__init__(args, self.model)
+
+    def __call__(self, rows: Dataset) -> list[dict[str, Any]]:
+        chunk = EvaluationSet(self.kind, rows, self.tokenizer, self.args, self.names)
+        self.tokens += int(feature_lengths(chunk.features).sum())
+        return chunk.decode(chunk.outputs(self.trainer), self.model, self.args)
+
+
+class _Prompted(Predictor):
+    """A masked LM with a prompt."""
+
+    def __init__(self, source: Source, args: FinetuneArguments):
+        self.classifier = PromptClassifier.from_pretrained(str(source.folder))
+        self.classifier.model.to(args.device)
+        super().__init__(args, self.classifier.model)
+
+    def __call__(self, rows: Dataset) -> list[dict[str, Any]]:
+        args = self.args
         share = rows.shard(args.world_size, args.process_index, contiguous=True)
-        found = classifier.predict(share, args.per_device_eval_batch_size) if len(share) else []
+        found = self.classifier.predict(share, args.per_device_eval_batch_size) if len(share) else []
         rounded = [
             one | {"probabilities": {name: round(value, 6) for name, value in one["probabilities"].items()}} for one in found
         ]
         return gather_object(rounded) if args.world_size > 1 else rounded
-
-    return answer
 
 
 def machine_options(args: BaseArguments) -> dict[str, Any]:

@@ -1,0 +1,10 @@
+"""Teachers: a linear model, finished models, or a file, and what they say of a task's texts and of passages."""
+
+from typing import TYPE_CHECKING
+
+from hf_tlm.utils.lazy import export_lazily
+
+if TYPE_CHECKING:
+    from hf_tlm.runs.teachers.ask import ask_teacher, content_of, open_teacher
+
+__getattr__, __dir__, __all__ = export_lazily(__name__, {"ask": ["ask_teacher", "content_of", "open_teacher"]})

@@ -1,0 +1,237 @@
+"""A teacher is asked once, beforehand: of the task's texts, and of the passages of a subset."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+from datasets import Dataset, config
+
+from hf_tlm.runs.prediction.arguments import MACHINE
+from hf_tlm.runs.teachers.answers import Answers, read_mapping
+from hf_tlm.runs.teachers.choice import certainty, marks_without_passages, most_certain, task_lengths
+from hf_tlm.runs.teachers.linear import LinearTeacher
+from hf_tlm.runs.teachers.models import ModelTeacher
+from hf_tlm.runs.teachers.tables import TableTeacher
+from hf_tlm.tasks import Task
+from hf_tlm.training.errors import ArgumentsError
+from hf_tlm.training.teacher import Teacher, described, doubts
+from hf_tlm.training.teacher_arguments import LINEAR
+from hf_tlm.utils.locks import agree, place_in_job
+from hf_tlm.utils.seals import keep_sealed, seal_problem
+
+logger = logging.getLogger(__name__)
+
+ANSWERS, REPORT = "answers.npz", "report.json"
+# Of each class in the report: so many passages, so many characters of each.
+EXAMPLES, SHOWN = 3, 200
+_FORMAT = 3
+
+
+def open_teacher(task: Task, args: Any) -> LinearTeacher | ModelTeacher | TableTeacher | None:
+    """The teacher that arguments name; None where they name none.
+
+    Args:
+        args: with the fields of `TeacherArguments`, of a run.
+
+    Raises:
+        ArgumentsError: the task is of a kind without classes or values; or see the classes.
+    """
+    if not args.taught:
+        return None
+    if task.kind not in ("classification", "regression"):
+        raise ArgumentsError(
+            f"A teacher gives probabilities of classes, or values; {task.name} is a {task.kind.replace('_', ' ')} task. "
+            "Leave --teacher out."
+        )
+    mapping, (name, *more) = read_mapping(args.teacher_labels), args.teacher
+    if mapping and (name == LINEAR or task.kind == "regression"):
+        raise ArgumentsError("teacher_labels has no effect: this teacher has no names of classes of its own. Leave it out.")
+    if name == LINEAR:
+        return LinearTeacher(task)
+    if files := [one for one in args.teacher if Path(one).is_file()]:
+        if more:
+            raise ArgumentsError(
+                f"teacher {files[0]} is a file of answers, which stands alone: the others are to be left out."
+            )
+        if args.teacher_passage_length == "task":
+            raise ArgumentsError(
+                "teacher_passage_length task asks of parts of passages, and a file has answers for whole ones. Leave it out."
+            )
+        return TableTeacher(task, Path(name), mapping)
+    return ModelTeacher(task, args.teacher, mapping, {option: getattr(args, option) for option in MACHINE})
+
+
+def content_of(teacher: LinearTeacher | ModelTeacher | TableTeacher | None) -> str | None:
+    """A digest of the files that a teacher's answers depend on; None where there are none."""
+    if teacher is None or isinstance(teacher, LinearTeacher):
+        return None
+    return xxhash.xxh3_128_hexdigest(teacher.digest.encode())
+
+
+def ask_teacher(task: Task, passages: Dataset | None, args: Any) -> Teacher | None:
+    """What the teacher of `args` says, kept in the cache of `datasets` for every run that asks it the same.
+
+    On the task's texts, where it is mistaken the text's own label is the answer: mistakes would be learned too
+    (benchmarks/results/plateau.md has what that costs). Of the passages it answers for at most `teacher_passages`: of each
+    class those of which it is most certain, in proportion to the class's training texts. Of pairs of texts it answers for
+    the task's alone. All processes call this; the first one keeps the files.
+
+    Args:
+        passages: columns `text`, and `id` where a file knows them by that; None where there are none.
+        args: with the fields of `TeacherArguments`, of a run.
+
+    Raises:
+        ArgumentsError, ModelError, TaskError, HubError: see `open_teacher` and the teachers.
+    """
+    teacher = open_teacher(task, args)
+    if teacher is None:
+        return None
+    rank, processes = place_in_job()
+    if passages is not None and (not len(passages) or not args.teacher_passages or "text_pair" in task.train.column_names):
+        passages = None
+    ends = _ends(task, passages, args)
+    folder = Path(config.HF_DATASETS_CACHE) / "hf_tlm" / f"teacher-{_key(teacher.digest, task, passages, ends, args)}"
+    parts = folder.with_name(f"{folder.name}.parts")
+    if agree(rank == 0 and seal_problem(folder, ANSWERS, REPORT) is not None, processes):
+        begun, answers = time.monotonic(), None
+        if isinstance(teacher, ModelTeacher):
+            if args.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true":
+                raise ArgumentsError(
+                    "A model that teaches is not asked under FSDP. Start the same command on one process first, until it "
+                    "trains: its answers are kept in the cache."
+                )
+            answers = teacher(task, _cut(passages, ends), parts)
+        elif rank == 0:
+            answers = teacher(task, _cut(passages, ends))
+        if rank == 0:
+            assert answers is not None
+            made = _made(task, passages, ends, args, answers, teacher.about)
+            made.report["seconds"] = round(time.monotonic() - begun, 1)
+            keep_sealed(folder, lambda work: _write(made, work), ANSWERS, REPORT)
+            shutil.rmtree(parts, ignore_errors=True)
+    made = agree(_read(folder) if rank == 0 else None, processes)
+    if rank == 0:
+        logger.info("The teacher: %s", described(made.report))
+        for warning in doubts(made.report):
+            logger.warning(warning)
+    return made
+
+
+def _ends(task: Task, passages: Dataset | None, args: Any) -> np.ndarray:
+    """After how many characters each passage ends, for teacher and pupil."""
+    if passages is None:
+        return np.zeros(0, dtype=np.int64)
+    if args.teacher_passage_length == "task":
+        return task_lengths(task.train["text"], passages["text"])
+    return np.array([len(text) for text in passages["text"]], dtype=np.int64)
+
+
+def _cut(passages: Dataset | None, ends: np.ndarray) -> Dataset | None:
+    if passages is None:
+        return None
+    texts = passages["text"][:]
+    if all(len(text) <= end for text, end in zip(texts, ends, strict=True)):
+        return passages
+    return Dataset.from_dict({"text": [text[:end] for text, end in zip(texts, ends, strict=True)]})
+
+
+def _key(digest: str, task: Task, passages: Dataset | None, ends: np.ndarray, args: Any) -> str:
+    """A digest of all that the answers depend on."""
+    said = [_FORMAT, digest, task.kind, list(task.label_names), args.teacher_passages, args.teacher_trust]
+    key = xxhash.xxh3_128(json.dumps([*said, args.teacher_passage_length]).encode())
+    splits = [task.train, task.validation, *([] if passages is None else [passages])]
+    for rows in splits:
+        columns = [name for name in ("id", "text", "text_pair", "label") if name in rows.column_names]
+        for batch in rows.select_columns(columns).iter(1000):
+            key.update(json.dumps(batch).encode("utf-8", "surrogatepass"))
+    key.update(ends.tobytes())
+    return key.hexdigest()
+
+
+def _made(
+    task: Task, passages: Dataset | None, ends: np.ndarray, args: Any, answers: Answers, about: Mapping[str, Any]
+) -> Teacher:
+    train, said = answers.train, answers.passages
+    report: dict[str, Any] = {**about, **answers.report}
+    texts, rows = passages["text"][:] if passages is not None else [], np.zeros(0, dtype=np.int64)
+    if task.kind == "regression":
+        rows = np.flatnonzero(np.isfinite(said[:, 0]))[: args.teacher_passages]
+        if passages is not None:
+            report["passages"] = len(rows)
+    else:
+        labels, classes = np.asarray(task.train["label"][:]), task.num_labels
+        shares = np.bincount(labels, minlength=classes) / len(labels)
+        train = corrected(train, labels)
+        if passages is not None:
+            rows = most_certain(said, shares, args.teacher_passages, args.teacher_trust)
+            report |= _of_passages(task, texts, ends, said, rows, shares, args.teacher_trust)
+    chosen = said[rows].astype(np.float32)
+    return Teacher(train.astype(np.float32), rows, ends[rows], chosen, report)
+
+
+def _of_passages(
+    task: Task,
+    texts: Sequence[str],
+    ends: np.ndarray,
+    said: np.ndarray,
+    rows: np.ndarray,
+    shares: np.ndarray,
+    trust: str,
+) -> dict[str, Any]:
+    """What the report says of passages."""
+    names, answered = task.label_names, said.sum(1) > 0
+    guessed, certain = said.argmax(1), certainty(said, trust)
+
+    def by_class(of: np.ndarray) -> dict[str, int]:
+        return dict(zip(names, np.bincount(guessed[of], minlength=len(names)).tolist(), strict=True))
+
+    chosen, examples = np.isin(np.arange(len(said)), rows), {}
+    for label, name in enumerate(names):
+        of = np.flatnonzero((guessed == label) & answered)
+        of = of[np.argsort(-certain[of], kind="stable")]
+        shown = [*of[:EXAMPLES], *of[EXAMPLES:][-1:]]  # The surest ones, and the least sure.
+        examples[name] = [
+            {
+                "text": texts[row][: ends[row]][:SHOWN],
+                "probability": round(float(said[row, label]), 4),
+                "taught": bool(chosen[row]),
+            }
+            for row in shown
+        ]
+    confidence = np.histogram(said[answered].max(1), bins=10, range=(0, 1))[0].tolist() if answered.any() else [0] * 10
+    return {
+        "passages": len(rows),
+        "passages_by_class": by_class(rows),
+        "subset_by_class": by_class(np.flatnonzero(answered)),
+        "class_shares": dict(zip(names, shares.round(4).tolist(), strict=True)),
+        "mean_confidence": round(float(said[rows].max(1).mean()), 4) if len(rows) else None,
+        "confidence_by_tenth": confidence,
+        "marks_without_passages": marks_without_passages(task.train["text"], texts),
+        "examples": examples,
+    }
+
+
+def corrected(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """The probabilities, float [N, C], with those of the label alone in rows where another class is likelier."""
+    wrong = (probabilities.argmax(1) != labels) & (probabilities.sum(1) > 0)
+    return np.where(wrong[:, None], np.eye(probabilities.shape[1])[labels], probabilities)
+
+
+def _write(made: Teacher, folder: Path) -> None:
+    np.savez(folder / ANSWERS, train=made.train, rows=made.rows, ends=made.ends, passages=made.passages)
+    (folder / REPORT).write_text(json.dumps(made.report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _read(folder: Path) -> Teacher:
+    with np.load(folder / ANSWERS) as kept:
+        arrays = {name: kept[name] for name in ("train", "rows", "ends", "passages")}
+    return Teacher(**arrays, report=json.loads((folder / REPORT).read_text(encoding="utf-8")))

@@ -1,0 +1,160 @@
+"""A linear model as a teacher: its answers on the task's texts, out of fold, and on passages.
+
+What a linear model on TF-IDF knows of a task gets into a network by way of texts: passages that resemble the task's become
+training texts with the teacher's probabilities for labels. In-fold answers on the task's own texts would be near perfect
+and teach nothing, so each is of a model that has not seen the text.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from datasets import Dataset
+from tqdm.auto import tqdm
+
+from hf_tlm.runs.teachers.answers import LEAST, Answers, progress
+from hf_tlm.tasks import Task
+from hf_tlm.training.errors import ArgumentsError
+
+if TYPE_CHECKING:
+    from sklearn.linear_model import LogisticRegression
+
+FOLDS = 5
+N_GRAMS = (1, 2)
+C = (1.0, 5.0, 25.0, 125.0)
+# Texts on which n-grams and C are chosen; of more there is a sample.
+MOST_TEXTS_FOR_CHOICE = 4000
+ITERATIONS = 300
+# Passages that are looked at together.
+CHUNK = 10_000
+
+
+class LinearTeacher:
+    """Logistic regression on TF-IDF.
+
+    N-grams (1, 2) and C (1 to 125) have the least cross-entropy on held-out training texts, in folds that keep equal texts
+    together; validation is not used.
+
+    Raises:
+        ArgumentsError: the task is of another kind than classification, or has pairs of texts.
+    """
+
+    about = {"model": "logistic regression on TF-IDF"}
+    digest = "linear 1"
+
+    def __init__(self, task: Task):
+        if task.kind != "classification":
+            raise ArgumentsError(f"teacher linear classifies, and {task.name} is a {task.kind} task. Leave --teacher out.")
+        if "text_pair" in task.train.column_names:
+            raise ArgumentsError("teacher linear answers for single texts, and this task's are pairs. Leave --teacher out.")
+
+    def __call__(self, task: Task, passages: Dataset | None, parts: object = None) -> Answers:
+        """Its answers; see `Answers`.
+
+        Raises:
+            ArgumentsError: there are too few texts to hold any out.
+        """
+        texts, labels, classes = list(task.train["text"]), np.asarray(task.train["label"][:]), task.num_labels
+        folds = _folds(texts, labels)
+        (n, c), tried = _choose(texts, labels, classes)
+        held_out = np.full((len(texts), classes), LEAST)
+        for train, test in tqdm(folds, desc="Asking the teacher", unit=" folds"):
+            held_out[test] = _Linear(n, c, [texts[i] for i in train], labels[train], classes)([texts[i] for i in test])
+        report = {
+            "n_grams": n,
+            "C": c,
+            "settings_tried": tried,
+            "held_out": "held-out training texts",
+            "held_out_accuracy": round(float((held_out.argmax(1) == labels).mean()), 4),
+            "held_out_cross_entropy": round(_cross_entropy(held_out, labels), 4),
+            "largest_class": round(float(np.bincount(labels).max() / len(labels)), 4),
+        }
+        said = np.zeros((0, classes))
+        if passages is not None and len(passages):
+            model, rows = _Linear(n, c, texts, labels, classes), passages["text"]
+            chunks = progress(range(0, len(rows), CHUNK), "Asking the teacher of passages", " chunks")
+            said = np.concatenate([model(rows[start : start + CHUNK]) for start in chunks])
+        return Answers(held_out, said, report)
+
+
+class _Linear:
+    """Texts -> probabilities, float64 [N, C]."""
+
+    def __init__(self, n: int, c: float, texts: Sequence[str], labels: np.ndarray, classes: int):
+        from hf_tlm.data.tfidf import tfidf
+
+        self.features, self.classes = tfidf(n).fit(texts), classes
+        self.model = _regression(self.features.transform(texts), labels, c)
+
+    def __call__(self, texts: Sequence[str]) -> np.ndarray:
+        return _spread(self.model, self.features.transform(texts), self.classes)
+
+
+def _regression(features: Any, labels: np.ndarray, c: float) -> LogisticRegression:
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LogisticRegression
+
+    with warnings.catch_warnings():
+        # After so many iterations probabilities hardly move, whatever the gradient is.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        return LogisticRegression(C=c, max_iter=ITERATIONS).fit(features, labels)
+
+
+def _spread(model: LogisticRegression, features: Any, classes: int) -> np.ndarray:
+    """Probabilities of all classes, those among them that the model has not seen."""
+    found = np.full((features.shape[0], classes), LEAST)
+    found[:, model.classes_] = np.maximum(model.predict_proba(features), LEAST)
+    return found / found.sum(1, keepdims=True)
+
+
+def _choose(texts: list[str], labels: np.ndarray, classes: int) -> tuple[tuple[int, float], int]:
+    """(n, C) of the least cross-entropy on held-out texts, and how many pairs were tried."""
+    if len(texts) > MOST_TEXTS_FOR_CHOICE:
+        sample = np.sort(np.random.default_rng(0).permutation(len(texts))[:MOST_TEXTS_FOR_CHOICE])
+        texts, labels = [texts[i] for i in sample], labels[sample]
+    from hf_tlm.data.tfidf import tfidf
+
+    folds, losses = _folds(texts, labels), Counter()
+    grid = list(product(N_GRAMS, folds))
+    for n, (train, test) in tqdm(grid, desc="Choosing the linear teacher", unit=" fits"):
+        vectorizer = tfidf(n)
+        seen = vectorizer.fit_transform([texts[i] for i in train])
+        unseen = vectorizer.transform([texts[i] for i in test])
+        for c in C:
+            answers = _spread(_regression(seen, labels[train], c), unseen, classes)
+            losses[n, c] += _cross_entropy(answers, labels[test]) * len(test)
+    return min(losses, key=losses.get), len(losses)
+
+
+def _folds(texts: Sequence[str], labels: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(rows to fit, rows held out), in which texts that are equal but for case and spaces stay together."""
+    from sklearn.model_selection import StratifiedGroupKFold
+
+    groups = np.unique([" ".join(text.lower().split()) for text in texts], return_inverse=True)[1]
+    splitter = StratifiedGroupKFold(max(2, min(FOLDS, groups.max() + 1)), shuffle=True, random_state=0)
+    try:
+        with warnings.catch_warnings():
+            # Of a class with fewer texts than there are parts: some parts hold none of it out.
+            warnings.simplefilter("ignore", UserWarning)
+            folds = [(train, test) for train, test in splitter.split(texts, labels, groups) if len(test)]
+    except ValueError as error:
+        raise ArgumentsError(
+            f"teacher linear holds out parts of the training texts, and {len(texts)} are too few ({error}). Leave --teacher "
+            "out."
+        ) from error
+    for train, _ in folds:
+        if len(set(labels[train].tolist())) < 2:
+            raise ArgumentsError(
+                f"teacher linear needs texts of two classes in every part of the training texts that it is fitted to; of "
+                f"these {len(texts)} one part has those of a single class. Leave --teacher out."
+            )
+    return folds
+
+
+def _cross_entropy(probabilities: np.ndarray, labels: np.ndarray) -> float:
+    return float(-np.log(np.maximum(probabilities[np.arange(len(labels)), labels], LEAST)).mean())

@@ -1,0 +1,175 @@
+"""Finished models as a teacher: any folder that predicts, or the average of several."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+from datasets import Dataset
+
+from hf_tlm.hub.checkpoint import FILES
+from hf_tlm.hub.rendering import displayed_name
+from hf_tlm.hub.repo import fetch, is_fetched
+from hf_tlm.hub.repo_id import find_repo
+from hf_tlm.runs.prediction.predict import Predictor, open_predictor
+from hf_tlm.runs.prediction.source import Source, find_source
+from hf_tlm.runs.teachers.answers import LEAST, Answers, class_matrix, progress
+from hf_tlm.tasks import Task
+from hf_tlm.training.errors import ArgumentsError
+from hf_tlm.training.run_folder import RECORDS
+from hf_tlm.utils.files import atomic_file
+from hf_tlm.utils.locks import agree, place_in_job
+from hf_tlm.utils.seals import checksum
+
+# Texts that are asked of together; an asking that was interrupted goes on after the last such part.
+CHUNK = 1000
+_LICENSE = re.compile(r"^license:\s*([\w .+-]{1,60})\s*$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class _Model:
+    name: str
+    source: Source
+    matrix: np.ndarray | None
+    digest: str
+
+
+class ModelTeacher:
+    """Models that have learned the task, whose probabilities (regression: values) are averaged. All processes ask.
+
+    Args:
+        names: folders of finished runs or of stock checkpoints, or of these on the Hub, with `@revision` if wanted.
+        mapping: see `class_matrix`.
+        options: of `FinetuneArguments`, for the machine.
+
+    Raises:
+        ArgumentsError: one is for another kind of task, for pairs where texts are single, without safetensors, or with
+            other classes.
+        ModelError, HubError, SealError: see `find_source`.
+    """
+
+    def __init__(self, task: Task, names: Sequence[str], mapping: Mapping[str, str], options: Mapping[str, Any]):
+        self.options = dict(options)
+        self.models = [_opened(task, name, mapping) for name in names]
+        shown = [str(displayed_name(name)) for name in names]
+        self.about: dict[str, Any] = {
+            "model": shown[0] if len(shown) == 1 else f"the average of {len(shown)} models ({', '.join(shown)})",
+            "teachers": [_described(one) for one in self.models],
+        }
+        self.digest = " ".join(one.digest for one in self.models) + repr([one.matrix for one in self.models])
+
+    def __call__(self, task: Task, passages: Dataset | None, parts: Path) -> Answers:
+        """Its answers; see `Answers`. What it said of validation texts tells how good it is.
+
+        Args:
+            parts: folder of what an interrupted asking left.
+        """
+        splits = {"validation texts": task.validation, "training texts": task.train}
+        if passages is not None:
+            splits["passages"] = passages.select_columns(["text"])
+        said = {name: np.zeros((len(rows), max(1, task.num_labels))) for name, rows in splits.items()}
+        tokens, parameters, flops = 0, 0, 0.0
+        for number, one in enumerate(self.models, 1):
+            with open_predictor(one.source, **self.options) as predictor:
+                for name, rows in splits.items():
+                    of = f" {number} of {len(self.models)}" if len(self.models) > 1 else ""
+                    part = parts / f"{number}-{name.replace(' ', '-')}"
+                    said[name] += _asked(predictor, one, rows, part, f"Asking the teacher{of} of {name}") / len(self.models)
+                tokens, parameters = tokens + predictor.tokens, parameters + predictor.parameters
+                flops += 2.0 * predictor.tokens * predictor.parameters
+        report: dict[str, Any] = {"parameters": parameters, "tokens": tokens, "flops": flops}
+        if task.kind == "classification":
+            labels = np.asarray(task.validation["label"][:])
+            right = float((said["validation texts"].argmax(1) == labels).mean())
+            largest = float(np.bincount(labels).max() / len(labels))
+            report |= {
+                "held_out": "validation texts",
+                "held_out_accuracy": round(right, 4),
+                "largest_class": round(largest, 4),
+            }
+        nothing = np.zeros((0, max(1, task.num_labels)))
+        return Answers(said["training texts"], said.get("passages", nothing), report)
+
+
+def _opened(task: Task, name: str, mapping: Mapping[str, str]) -> _Model:
+    source, shown = find_source(name), displayed_name(name)
+    if source.spec.kind != task.kind:
+        raise ArgumentsError(f"The teacher {shown} is for {source.spec.kind} tasks, and {task.name} is a {task.kind} task.")
+    pairs = "text_pair" in task.train.column_names
+    if not source.stock and pairs != (len(source.spec.text_columns) == 2):
+        was, here = ("single texts", "pairs") if pairs else ("pairs of texts", "single texts")
+        raise ArgumentsError(f"The teacher {shown} has learned {was}, and this task has {here}.")
+    weights = [path.name for path in source.folder.glob("*.safetensors")]
+    if not weights:
+        raise ArgumentsError(
+            f"The teacher {shown} has no weights as safetensors, which alone are read of a teacher. Save it again with "
+            "save_pretrained of a current transformers."
+        )
+    matrix = None
+    if task.kind == "classification":
+        matrix = class_matrix(source.label_names, task.label_names, mapping, f"the teacher {shown}")
+    return _Model(name, source, matrix, _digest(source.folder))
+
+
+def _digest(folder: Path) -> str:
+    """A digest of the files that predictions depend on."""
+    files = [path for path in sorted(folder.iterdir()) if path.is_file() and path.name not in RECORDS]
+    files = [path for path in files if any(fnmatch(path.name, pattern) for pattern in FILES)]
+    digest = xxhash.xxh3_128()
+    for path in files:
+        digest.update(f"{path.name} {checksum(path)} ".encode())
+    return digest.hexdigest()
+
+
+def _described(one: _Model) -> dict[str, Any]:
+    """What a card says of it: its name, and of one on the Hub the commit; its licence where its card names one."""
+    repo = find_repo(one.name, "model")
+    fetched = repo is not None and is_fetched(one.source.folder)
+    folder = fetch(repo, allow_patterns=["README.md"]) if repo is not None and fetched else one.source.folder
+    card, license = folder / "README.md", None
+    if card.is_file():
+        with card.open(encoding="utf-8", errors="replace") as file:
+            found = _LICENSE.search(file.read(1 << 16))
+        license = found[1] if found else None
+    revision = one.source.folder.name if fetched else None
+    name = repo.id if repo is not None and fetched else str(displayed_name(one.name))
+    return {"name": name, "revision": revision, "license": license, "digest": one.digest}
+
+
+def _asked(predictor: Predictor, one: _Model, rows: Dataset, part: Path, description: str) -> np.ndarray:
+    """Its answers in the task's classes, float64 [N, C]; on the first process, which keeps them in files as they come."""
+    rank, processes = place_in_job()
+    starts = range(0, len(rows), CHUNK)
+    kept = {start: found for start in starts if (found := _kept(part, start)) is not None} if rank == 0 else {}
+    # What is missing is asked by all processes together, whoever has files.
+    missing = agree([start for start in starts if start not in kept], processes)
+    for start in progress(missing, description, f" x {CHUNK} texts"):
+        chunk = rows[start : start + CHUNK]
+        texts = Dataset.from_dict({name: chunk[name] for name in ("text", "text_pair") if name in chunk})
+        answers = _numbers(predictor(texts), one)
+        if rank == 0:
+            with atomic_file(part.with_name(f"{part.name}-{start}.npy")) as file:
+                np.save(file, answers)
+        kept[start] = answers
+    return np.concatenate([kept[start] for start in starts]) if rank == 0 and len(rows) else np.zeros(())
+
+
+def _kept(part: Path, start: int) -> np.ndarray | None:
+    try:
+        return np.load(part.with_name(f"{part.name}-{start}.npy"), allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        return None  # It is not there, or cut off: it is asked again.
+
+
+def _numbers(predictions: Sequence[Mapping[str, Any]], one: _Model) -> np.ndarray:
+    if one.matrix is None:
+        return np.array([[found["prediction"]] for found in predictions], dtype=np.float64)
+    said = np.array([[found["probabilities"][name] for name in one.source.label_names] for found in predictions])
+    said = np.maximum(said @ one.matrix, LEAST)
+    return said / said.sum(1, keepdims=True)

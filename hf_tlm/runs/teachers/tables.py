@@ -1,0 +1,139 @@
+"""A file of answers as a teacher: from a model behind an API, or from people."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+
+from hf_tlm.runs.teachers.answers import LEAST, Answers, class_matrix
+from hf_tlm.tasks import Task
+from hf_tlm.tasks.reading import BUILDERS, read_file
+from hf_tlm.training.errors import ArgumentsError
+from hf_tlm.utils.seals import checksum
+
+PREFIX = "probability_"
+# How far a row's probabilities may be from adding up to 1: they may have been rounded.
+ROUNDING = 0.02
+
+
+class TableTeacher:
+    """Rows of a text or an id, and a probability a class: what `hf-tlm predict` writes, or a table made by hand.
+
+    Probabilities are in columns called like the classes, or `probability_<class>`, or in one column `probabilities` of
+    objects; values, for regression, in `prediction`. Rows are known by their `text` (and `text_pair`), or where there is no
+    text by `id`: that of the task's row, or of the passage.
+
+    Raises:
+        ArgumentsError: the file has no such columns, other classes, a number that is no probability, or two answers for one
+            text.
+        TaskError: it cannot be read.
+    """
+
+    def __init__(self, task: Task, path: Path, mapping: Mapping[str, str]):
+        if path.suffix.lower() not in BUILDERS:
+            raise ArgumentsError(f"teacher {path}: the types of files are {', '.join(BUILDERS)}; received {path.suffix!r}.")
+        self.path, self.digest = path, f"{checksum(path)} {sorted(mapping.items())}"
+        self.about = {"model": f"the answers in {path.name}", "file": {"name": path.name, "xxh3": checksum(path)}}
+        rows = read_file(path, {})
+        texts = [name for name in ("text", "text_pair") if name in task.train.column_names]
+        self.keys = texts if set(texts) <= set(rows.column_names) else ["id"]
+        if not set(self.keys) <= set(rows.column_names):
+            raise ArgumentsError(
+                f"teacher {path}: expected a column {' and '.join(texts)}, or id; it has "
+                f"{', '.join(rows.column_names):.200}."
+            )
+        if task.kind == "regression":
+            if "prediction" not in rows.column_names:
+                raise ArgumentsError(f"teacher {path}: expected a column prediction; it has {', '.join(rows.column_names)}.")
+            numbers = self._numbers(rows["prediction"])[:, None]
+        else:
+            numbers = self._probabilities(task, rows, mapping)
+        self.answers: dict[str, np.ndarray] = {}
+        for key, answer in zip(self._keys(rows), numbers, strict=True):
+            if not np.array_equal(self.answers.setdefault(key, answer), answer):
+                raise ArgumentsError(f"teacher {path}: two answers for {key!r:.60}. Keep one of the rows.")
+
+    def __call__(self, task: Task, passages: Dataset | None, parts: object = None) -> Answers:
+        """Its answers; see `Answers`.
+
+        Raises:
+            ArgumentsError: it has answers for a part of the training texts, or for neither these nor passages.
+        """
+        train, found = self._of(task, task.train)
+        if 0 < found < len(train):
+            raise ArgumentsError(
+                f"teacher {self.path} answers for {found:,} of the task's {len(train):,} training texts. Let it answer for "
+                "all of them, or for none and for passages alone."
+            )
+        said, of_passages = self._of(task, passages) if passages is not None else (train[:0], 0)
+        if not found and not of_passages:
+            raise ArgumentsError(
+                f"teacher {self.path} answers for no training text and no passage: its {len(self.answers):,} rows are of "
+                f"other {self.keys[0]}s. Compare them with the task's and the subset's."
+            )
+        report: dict[str, Any] = {"rows": len(self.answers)}
+        validation, known = self._of(task, task.validation)
+        if known and task.kind == "classification":
+            rows = validation.sum(1) > 0
+            labels = np.asarray(task.validation["label"][:])[rows]
+            right, largest = (validation[rows].argmax(1) == labels).mean(), np.bincount(labels).max() / len(labels)
+            report |= {"held_out": f"{known:,} validation texts", "held_out_accuracy": round(float(right), 4)}
+            report["largest_class"] = round(float(largest), 4)
+        return Answers(train, said, report)
+
+    def _keys(self, rows: Dataset) -> list[str]:
+        columns = [[str(cell).strip() for cell in rows[name]] for name in self.keys]
+        return columns[0] if len(columns) == 1 else [json.dumps(cells) for cells in zip(*columns, strict=True)]
+
+    def _of(self, task: Task, rows: Dataset) -> tuple[np.ndarray, int]:
+        """The answers for some rows, and for how many there is one."""
+        regression = task.kind == "regression"
+        nothing = np.full(1, np.nan) if regression else np.zeros(task.num_labels)
+        if not set(self.keys) <= set(rows.column_names):
+            return np.tile(nothing, (len(rows), 1)), 0
+        keys = self._keys(rows)
+        found = np.stack([self.answers.get(key, nothing) for key in keys]) if keys else np.zeros((0, len(nothing)))
+        return found, sum(key in self.answers for key in keys)
+
+    def _numbers(self, cells: Sequence[Any]) -> np.ndarray:
+        try:
+            numbers = np.array([np.nan if cell is None else cell for cell in cells], dtype=np.float64)
+        except (TypeError, ValueError) as error:
+            raise ArgumentsError(f"teacher {self.path}: expected numbers; {str(error):.100}.") from error
+        if len(bad := np.flatnonzero(~np.isfinite(numbers))):
+            raise ArgumentsError(
+                f"teacher {self.path}: row {bad[0]} has no number where one is expected ({len(bad):,} such)."
+            )
+        return numbers
+
+    def _probabilities(self, task: Task, rows: Dataset, mapping: Mapping[str, str]) -> np.ndarray:
+        wanted, columns = set(mapping) or set(task.label_names), set(rows.column_names)
+        if "probabilities" in columns:
+            objects = rows["probabilities"][:]
+            if not objects or not all(isinstance(one, Mapping) for one in objects):
+                raise ArgumentsError(f"teacher {self.path}: expected objects, class -> share, in the column probabilities.")
+            cells = {name: [one[name] for one in objects] for name in objects[0]}
+        elif prefixed := [name for name in rows.column_names if name.startswith(PREFIX)]:
+            cells = {name.removeprefix(PREFIX): rows[name][:] for name in prefixed}
+        elif there := wanted & columns:
+            cells = {name: rows[name][:] for name in rows.column_names if name in there}
+        else:
+            raise ArgumentsError(
+                f"teacher {self.path}: expected a column for every class ({', '.join(sorted(wanted)):.200}), called like it "
+                f"or {PREFIX}<class>; it has {', '.join(rows.column_names):.200}."
+            )
+        matrix = class_matrix(list(cells), task.label_names, mapping, f"the teacher {self.path}")
+        shares = np.stack([self._numbers(column) for column in cells.values()], axis=1)
+        sums = shares.sum(1)
+        if len(bad := np.flatnonzero((shares < 0).any(1) | (abs(sums - 1) > ROUNDING))):
+            raise ArgumentsError(
+                f"teacher {self.path}: expected probabilities, of a row from 0 and adding up to 1; row {bad[0]} has "
+                f"{', '.join(f'{share:g}' for share in shares[bad[0]]):.100} ({len(bad):,} such)."
+            )
+        said = np.maximum(shares @ matrix, LEAST)
+        return said / said.sum(1, keepdims=True)

@@ -1,0 +1,86 @@
+"""The options of a teacher, which those who learn from one have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from hf_tlm.training.errors import ArgumentsError
+from hf_tlm.utils.no_effect import NoEffect
+
+NONE = "none"
+LINEAR = "linear"
+WITHOUT_TEACHER = NoEffect("teacher", ([NONE],), "without a teacher. Leave it out.")
+
+
+@dataclass(repr=False)
+class TeacherArguments:
+    """Who teaches, on which passages, and how much that counts."""
+
+    teacher: list[str] = field(
+        default_factory=lambda: [NONE],
+        metadata={
+            "help": "Who answers for the task's texts and for passages of the subset, which then are training texts too. "
+            "linear: a linear model on TF-IDF, on the task's texts out of fold. A finished run's folder, or a classifier of "
+            "the Hub (owner/name, with @revision if wanted); of several the average. A file (csv, jsonl, parquet, ...) with "
+            "id or text and a probability a class. none.",
+            "nargs": "+",
+        },
+    )
+    teacher_labels: Annotated[list[str] | None, WITHOUT_TEACHER] = field(
+        default=None,
+        metadata={
+            "help": "Where the teacher's classes have other names: its name=the task's, for every one; several may be one "
+            "class of the task.",
+            "nargs": "+",
+        },
+    )
+    teacher_weight: Annotated[float, WITHOUT_TEACHER] = field(
+        default=1.0, metadata={"help": "Weight of the cross-entropy against the teacher's answers beside the task loss."}
+    )
+    teacher_temperature: Annotated[float, WITHOUT_TEACHER] = field(
+        default=1.0,
+        metadata={"help": "Above 1 both answers are compared softened, so that unlikely classes count; below 1 sharpened."},
+    )
+    teacher_passages: Annotated[int, WITHOUT_TEACHER] = field(
+        default=4000,
+        metadata={
+            "help": "Passages that the teacher answers for: those it is most certain of, in proportion to the task's "
+            "classes. 0: the task's texts alone."
+        },
+    )
+    teacher_trust: Annotated[str, WITHOUT_TEACHER] = field(
+        default="confidence",
+        metadata={
+            "help": "How certain the teacher is of a passage: by the probability of its class (confidence), or by how "
+            "little is spread over all classes (entropy).",
+            "choices": ["confidence", "entropy"],
+        },
+    )
+    teacher_passage_length: Annotated[str, WITHOUT_TEACHER] = field(
+        default="whole",
+        metadata={
+            "help": "whole: passages as they are. task: each is cut, before the teacher is asked, to a length that texts of "
+            "the task have.",
+            "choices": ["whole", "task"],
+        },
+    )
+    teacher_share: Annotated[float, WITHOUT_TEACHER] = field(
+        default=0.5, metadata={"help": "Of the texts of task batches at most so many, below 1, are the teacher's passages."}
+    )
+
+    def __post_init__(self):
+        if isinstance(self.teacher, str):
+            self.teacher = [self.teacher]
+        if len(self.teacher) > 1 and (word := {NONE, LINEAR} & set(self.teacher)):
+            raise ArgumentsError(
+                f"teacher {word.pop()} stands alone; received {' '.join(self.teacher):.200}. Several are folders of runs."
+            )
+        if self.teacher_weight == 0:
+            raise ArgumentsError("teacher_weight 0 leaves the teacher unheard. Give another one, or --teacher none.")
+        super().__post_init__()
+
+    @property
+    def taught(self) -> bool:
+        """Whether there is a teacher."""
+        return self.teacher != [NONE]

@@ -1,0 +1,438 @@
+"""Teachers of every kind: their answers, the passages they are sure of, and what a run makes of them."""
+
+import dataclasses
+import json
+import logging
+import shutil
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.linear_model import LogisticRegression
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from hf_tlm.data import tokenize
+from hf_tlm.errors import HfTlmError
+from hf_tlm.models import ModelError
+from hf_tlm.objectives.task import class_weights
+from hf_tlm.retrieval import retrieve
+from hf_tlm.runs import predict, run_tlm
+from hf_tlm.runs.teachers import ask_teacher, linear, models
+from hf_tlm.runs.teachers.answers import class_matrix
+from hf_tlm.runs.teachers.ask import corrected
+from hf_tlm.runs.teachers.choice import marks_without_passages, most_certain, task_lengths
+from hf_tlm.tasks import TaskSpec, task_from_datasets
+from hf_tlm.training import ModelArguments, TlmArguments
+from hf_tlm.training.errors import ArgumentsError
+from hf_tlm.training.teacher import doubts, repeats
+from support.tiny_checkpoints import go, pretrained
+from support.toys import FAST, TINY_CONFIGS, make_task, sentences
+from support.training_runs import QUIET
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    return tmp_path / "cache" / "hf_tlm"
+
+
+PASSAGES = [row["text"] for row in sentences(40, 9)]
+
+
+def asked(task, passages, count=10, teacher="linear", **options):
+    """A teacher's answers on the task and passages (texts, or columns)."""
+    if passages is not None:
+        passages = Dataset.from_dict(passages if isinstance(passages, dict) else {"text": passages})
+    args = TlmArguments(output_dir="unused", **QUIET, teacher=teacher, teacher_passages=count, **options)
+    return ask_teacher(task, passages, args)
+
+
+def test_answers_are_those_of_a_model_that_has_not_seen_the_text(task):
+    made = asked(task, PASSAGES, 10)
+    texts, labels = list(task.train["text"]), np.array(task.train["label"])
+    n, c = made.report["n_grams"], made.report["C"]
+    folds, right = linear._folds(texts, labels), 0
+    assert sorted(row for _, test in folds for row in test.tolist()) == list(range(len(texts)))
+    for train, test in folds:
+        features = TfidfVectorizer(token_pattern=r"(?u)\w+|[^\w\s]", ngram_range=(1, n), sublinear_tf=True)
+        model = LogisticRegression(C=c, max_iter=300).fit(features.fit_transform([texts[i] for i in train]), labels[train])
+        expected = model.predict_proba(features.transform([texts[i] for i in test]))
+        right += (correct := expected.argmax(1) == labels[test]).sum()
+        expected[~correct] = np.eye(3)[labels[test][~correct]]
+        np.testing.assert_allclose(made.train[test], expected, atol=2e-3)
+    np.testing.assert_allclose(made.train.sum(1), 1, atol=1e-5)
+    np.testing.assert_allclose(made.passages.sum(1), 1, atol=1e-5)
+    assert made.report["held_out_accuracy"] == round(right / len(labels), 4) > 0.5
+    assert (made.train.argmax(1) == labels).all()
+
+
+def test_a_mistaken_answer_is_the_label():
+    said = np.array([[0.6, 0.3, 0.1], [0.6, 0.3, 0.1], [0.1, 0.2, 0.7]])
+    assert corrected(said, np.array([0, 1, 2])).tolist() == [[0.6, 0.3, 0.1], [0, 1, 0], [0.1, 0.2, 0.7]]
+
+
+def test_equal_texts_are_held_out_together():
+    texts = [f"text number {i // 2}" if i % 2 else f"Text  number {i // 2}" for i in range(40)]
+    for train, test in linear._folds(texts, np.arange(40) // 2 % 2):
+        assert not {i // 2 for i in train.tolist()} & {i // 2 for i in test.tolist()}
+
+
+def test_a_class_that_a_part_has_not_seen_is_improbable_not_impossible():
+    rows = sentences(30) + [{"text": "a rare one", "label": "rare"}]
+    data = {name: Dataset.from_list(rows) for name in ("train", "validation")}
+    made = asked(task_from_datasets(TaskSpec(name="rare", path="memory", metric="macro_f1"), data), [], 10)
+    assert made.train[-1].tolist() == [0, 0, 1, 0]  # Of which the teacher was sure that it is another.
+    assert 0 < made.train[made.train.max(1) < 1].min() < 1e-4
+    assert len(made.rows) == 0 and "passages" not in made.report
+
+
+def test_the_most_certain_passages_of_each_class():
+    generator = np.random.default_rng(0)
+    probabilities = generator.dirichlet([1, 1, 1], 200)
+    shares = np.array([0.5, 0.3, 0.2])
+    chosen = most_certain(probabilities, shares, 20)
+    expected = []
+    for label, count in enumerate((10, 6, 4)):
+        of_class = [row for row in range(200) if probabilities[row].argmax() == label]
+        expected += sorted(of_class, key=lambda row: -probabilities[row, label])[:count]
+    assert chosen.tolist() == sorted(expected)
+    assert most_certain(probabilities[:3], shares, 1000).tolist() == [0, 1, 2]
+
+
+def test_texts_are_repeated_until_passages_are_few_enough():
+    for texts, passages, share in ((300, 2909, 0.5), (20000, 4000, 0.5), (7, 3, 0.25), (10, 90, 0.9), (1, 1, 0.5)):
+        times = repeats(texts, passages, share)
+        assert passages / (passages + times * texts) <= share + 1e-9
+        assert times == 1 or passages / (passages + (times - 1) * texts) > share
+
+
+def test_rows_with_answers(task, tokenizer):
+    made = asked(task, PASSAGES, 12)
+    texts = tokenize(task.train, tokenizer, 32)
+    passages = tokenize(made.texts(Dataset.from_dict({"text": PASSAGES})), tokenizer, 32)
+    rows = made.answered(texts, passages, 0.15)
+    assert len(made.rows) == 12 and len(rows) == 2 * 48 + 12
+    assert rows["label"][:] == [*texts["label"], *texts["label"], *[-100] * 12]
+    np.testing.assert_allclose(rows["teacher_probs"][:], np.concatenate([made.train, made.train, made.passages]))
+    assert rows["input_ids"][-1] == passages["input_ids"][-1]
+    alone = made.answered(texts, None, 0.5)
+    assert len(alone) == 48 and alone["label"][:] == texts["label"][:]
+    assert class_weights(rows["label"][:], 3, 1.0) == pytest.approx(class_weights(texts["label"][:], 3, 1.0))
+
+
+def test_the_cache_is_used_and_made_again_when_damaged(task, cache, monkeypatch):
+    first = asked(task, PASSAGES, 10)
+    calls, call = [], linear.LinearTeacher.__call__
+    monkeypatch.setattr(linear.LinearTeacher, "__call__", lambda *args: calls.append(1) or call(*args))
+    again = asked(task, PASSAGES, 10)
+    assert not calls and (again.train == first.train).all() and again.report == first.report
+    asked(task, PASSAGES, 11)
+    asked(task, PASSAGES[1:], 10)
+    assert len(calls) == 2, "other passages or another number of them are asked for"
+    for damage in (b"", b"PK\x03\x04 not an archive"):
+        for folder in cache.glob("teacher-*"):
+            (folder / "answers.npz").write_bytes(damage)
+        healed = asked(task, PASSAGES, 10)
+        assert (healed.train == first.train).all() and (healed.rows == first.rows).all()
+    assert len(calls) == 4
+
+
+def test_marks_that_passages_lack():
+    texts = [f"<< aspirin >> inhibits [[ cox {i} ]] -- it seems" for i in range(10)]
+    assert marks_without_passages(texts, ["a passage -- without marks"] * 200) == ["<<", ">>", "[[", "]]"]
+    assert marks_without_passages(texts, ["<< so >> [[ these ]] -- have"] * 5) == []
+    assert marks_without_passages(["plain text, this."] * 3, ["other"]) == []
+
+
+def test_passages_in_chunks_are_passages_at_once(task, cache, monkeypatch):
+    whole = asked(task, PASSAGES, 10)
+    for folder in cache.glob("teacher-*"):
+        (folder / "seal.json").unlink()
+    monkeypatch.setattr(linear, "CHUNK", 7)
+    parts = asked(task, PASSAGES, 10)
+    assert parts.rows.tolist() == whole.rows.tolist()
+    np.testing.assert_allclose(parts.passages, whole.passages, atol=1e-6)
+
+
+def test_pairs_and_too_few_texts_are_refused(task):
+    pairs = make_task()
+    pairs.splits["train"] = pairs.train.add_column("text_pair", ["a"] * len(pairs.train))
+    with pytest.raises(ArgumentsError, match="single texts, and this task's are pairs"):
+        asked(pairs, [], 0)
+    few = make_task(train=3)
+    with pytest.raises(ArgumentsError, match="teacher linear .* Leave --teacher out"):
+        asked(few, [], 0)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"teacher_weight": 2.0}, "teacher_weight 2.0 has no effect without a teacher"),
+        ({"teacher_passages": 10}, "teacher_passages 10 has no effect without a teacher"),
+        ({"teacher_share": 0.1}, "teacher_share 0.1 has no effect without a teacher"),
+        ({"teacher": "linear", "teacher_weight": 0.0}, "teacher_weight 0 leaves the teacher unheard"),
+        ({"teacher": "linear", "teacher_weight": float("nan")}, "teacher_weight"),
+        ({"teacher": "linear", "teacher_share": 1.0}, "teacher_share"),
+        ({"teacher": "linear", "teacher_passages": -1}, "teacher_passages"),
+        ({"teacher": "linear", "stage2_rdrop": 1.0}, "stage2_rdrop 1.0 compares two passes"),
+        ({"teacher": "linear", "teacher_temperature": 0.0}, "teacher_temperature"),
+        ({"teacher_rounds": 2}, "teacher_rounds 2 has no effect without a teacher"),
+        ({"stage2_teacher_passages": False}, "stage2_teacher_passages False has no effect without a teacher"),
+        ({"teacher": ["linear", "runs/a"]}, "teacher linear stands alone"),
+    ],
+)
+def test_options(tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        TlmArguments(output_dir=str(tmp_path), **QUIET, **options)
+
+
+def model_file(folder):
+    values = {name: value for name, value in TINY_CONFIGS["bert"].items() if name not in ("vocab_size", "num_labels")}
+    (folder / "model.json").write_text(json.dumps({"model_type": "bert", **values}))
+    return ModelArguments(model_config=str(folder / "model.json"), vocab_size=120)
+
+
+@pytest.mark.slow
+def test_rounds(tmp_path, task, corpus):
+    """The second has the seeds of the first for its teacher; the best is the folder's; interrupted, they go on."""
+    model_args, subset = model_file(tmp_path), retrieve(task, corpus, top_k=4)
+    options = {**FAST, "teacher": "linear", "teacher_passages": 20, "seeds": [0, 1], "save_strategy": "no"}
+
+    def rounds(folder):
+        return run_tlm(
+            task, subset, TlmArguments(output_dir=str(tmp_path / folder), **options, teacher_rounds=2), model_args
+        )
+
+    run = rounds("run")
+    record = json.loads((tmp_path / "run" / "results.json").read_text())
+    first, second = (json.loads((tmp_path / "run" / f"round-{n}" / "results.json").read_text()) for n in (1, 2))
+    means = [one["summary"]["validation"]["macro_f1"]["mean"] for one in (first, second)]
+    assert [one["validation"] for one in record["rounds"]] == means
+    best = (first, second)[record["round"] - 1]
+    assert record["summary"] == best["summary"] and record["round"] == 1 + (means[1] > means[0])
+    assert second["teacher"]["model"] == "the average of 2 models (seed-0/model, seed-1/model)"
+    weights = tmp_path / "run" / f"round-{record['round']}" / "model.safetensors"
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == weights.read_bytes()
+    assert f"round        {record['round']} is the best of 2 on validation" in run.to_text()
+    assert f"This is round {record['round']} of 2" in (tmp_path / "run" / "README.md").read_text()
+    shutil.rmtree(tmp_path / "run" / "round-2" / "seed-1")
+    (tmp_path / "run" / "results.json").unlink()
+    shutil.move(tmp_path / "run", tmp_path / "moved")
+    rounds("moved")
+    assert json.loads((tmp_path / "moved" / "results.json").read_text())["summary"] == record["summary"]
+
+
+@pytest.mark.slow
+def test_a_run_learns_from_its_teacher_and_says_so(tmp_path, task, corpus, caplog):
+    subset = retrieve(task, corpus, top_k=4)
+    args = TlmArguments(output_dir=str(tmp_path / "run"), **FAST, teacher="linear", teacher_passages=20)
+    with caplog.at_level(logging.INFO, "hf_tlm.runs.teachers.ask"):
+        run = run_tlm(task, subset, args, model_file(tmp_path))
+    record = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert record["teacher"]["passages"] == sum(record["teacher"]["passages_by_class"].values()) > 0
+    assert "The teacher: logistic regression on TF-IDF" in caplog.text
+    card = (tmp_path / "run" / "README.md").read_text()
+    assert "logistic regression on TF-IDF" in card and f"{record['teacher']['passages']:,} passages" in card
+    shown = json.loads((tmp_path / "run" / "teacher.json").read_text())
+    assert shown.pop("examples") and shown == record["teacher"]
+    assert "teacher      logistic regression on TF-IDF, " in run.to_text()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, tokenizer):
+    """Two seeds of a fine-tuned classifier."""
+    folder = tmp_path_factory.mktemp("runs")
+    base = pretrained(folder / "base", tokenizer)
+    go(folder / "out", base, num_train_epochs=6, seeds=[0, 1])
+    return [folder / "out" / f"seed-{seed}" / "model" for seed in (0, 1)]
+
+
+def softmaxes(folder, texts):
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    with torch.inference_mode():
+        rows = [model(**tokenizer(text, truncation=True, max_length=32, return_tensors="pt")).logits[0] for text in texts]
+    return torch.stack(rows).softmax(-1).numpy()
+
+
+def test_several_models_teach_their_average(task, runs):
+    made = asked(task, PASSAGES, 12, [str(folder) for folder in runs])
+    expected = sum(softmaxes(folder, PASSAGES) for folder in runs) / 2
+    assert made.rows.tolist() == most_certain(expected, np.bincount(task.train["label"][:]) / 48, 12).tolist()
+    np.testing.assert_allclose(made.passages, expected[made.rows], atol=1e-5)
+    own = sum(softmaxes(folder, task.train["text"]) for folder in runs) / 2
+    np.testing.assert_allclose(made.train, corrected(own, np.array(task.train["label"][:])), atol=1e-5)
+    of_validation = sum(softmaxes(folder, task.validation["text"]) for folder in runs) / 2
+    right = (of_validation.argmax(1) == task.validation["label"][:]).mean()
+    assert made.report["held_out"] == "validation texts" and made.report["held_out_accuracy"] == round(right, 4)
+    assert "the average of 2 models (seed-0/model, seed-1/model)" in made.report["model"]
+    assert made.report["flops"] > 0 and len(made.report["teachers"]) == 2
+
+
+def test_other_names_of_classes(task, runs, tmp_path):
+    """In another order they are the same; other names need a mapping, of which several may be one class."""
+    model = AutoModelForSequenceClassification.from_pretrained(runs[0])
+    model.config.id2label, model.config.label2id = {0: "lowers", 1: "nothing", 2: "raises"}, None
+    other = tmp_path / "other"
+    model.save_pretrained(other)
+    AutoTokenizer.from_pretrained(runs[0]).save_pretrained(other)
+    with pytest.raises(ArgumentsError, match="expected the same names. Give --teacher_labels"):
+        asked(task, PASSAGES, 10, str(other))
+    with pytest.raises(ArgumentsError, match="has no class 'up'"):
+        asked(task, PASSAGES, 10, str(other), teacher_labels=["up=up"])
+    with pytest.raises(ArgumentsError, match="received 'lowers'"):
+        asked(task, PASSAGES, 10, str(other), teacher_labels=["lowers"])
+    names = ["lowers=down", "nothing=none", "raises=up"]
+    made, same = asked(task, PASSAGES, 10, str(other), teacher_labels=names), asked(task, PASSAGES, 10, str(runs[0]))
+    np.testing.assert_allclose(made.passages, same.passages, atol=1e-5)
+    made = class_matrix(["1", "2", "3"], ["good", "bad"], {"1": "bad", "2": "bad", "3": "good"}, "it")
+    assert made.tolist() == [[0, 1], [0, 1], [1, 0]]
+
+
+def test_an_asking_goes_on_where_it_was(task, runs, cache, monkeypatch):
+    monkeypatch.setattr(models, "CHUNK", 16)
+    whole = asked(task, PASSAGES, 10, str(runs[0]))
+    shutil.rmtree(cache)
+    said, numbers = [], models._numbers
+
+    def counted(predictions, one):
+        if len(said) == 4:
+            raise HfTlmError("the machine is gone")
+        said.append(len(predictions))
+        return numbers(predictions, one)
+
+    monkeypatch.setattr(models, "_numbers", counted)
+    with pytest.raises(HfTlmError, match="gone"):
+        asked(task, PASSAGES, 10, str(runs[0]))
+    (parts,) = cache.glob("teacher-*.parts")
+    files = sorted(parts.iterdir())
+    files[0].write_bytes(b"cut off")
+    monkeypatch.setattr(models, "_numbers", lambda *given: said.append(0) or numbers(*given))
+    again = asked(task, PASSAGES, 10, str(runs[0]))
+    assert len(files) == 4 and len(said) == 4 + 1 + 8 - 4, "one part was damaged, four of eight were missing"
+    assert (again.passages == whole.passages).all() and (again.train == whole.train).all() and not parts.exists()
+
+
+def test_models_that_cannot_teach(task, runs, tmp_path):
+    with pytest.raises(ModelError, match="No model 'nowhere'"):
+        asked(task, PASSAGES, 10, "nowhere")
+    pairs = make_task()
+    pairs.splits["train"] = pairs.train.add_column("text_pair", ["a"] * len(pairs.train))
+    with pytest.raises(ArgumentsError, match="has learned single texts, and this task has pairs"):
+        asked(pairs, PASSAGES, 10, str(runs[0]))
+    pickled = tmp_path / "pickled"
+    shutil.copytree(runs[0], pickled)
+    torch.save({}, pickled / "pytorch_model.bin")
+    (pickled / "model.safetensors").unlink()
+    (pickled / "seal.json").unlink(missing_ok=True)
+    with pytest.raises(ArgumentsError, match="no weights as safetensors"):
+        asked(task, PASSAGES, 10, str(pickled))
+    tags = dataclasses.replace(task, spec=TaskSpec(name="tags", path="", kind="tagging"))
+    with pytest.raises(ArgumentsError, match="tags is a tagging task"):
+        asked(tags, None, 10, str(runs[0]))
+
+
+def table(path, columns):
+    rows = Dataset.from_dict(columns)
+    {".csv": rows.to_csv, ".jsonl": rows.to_json, ".parquet": rows.to_parquet}[path.suffix](str(path))
+    return str(path)
+
+
+SHARES = np.random.default_rng(1).dirichlet([1, 1, 1], 40).round(4)
+BY_NAME = dict(zip(("down", "none", "up"), SHARES.T.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_a_file_teaches(task, tmp_path, suffix):
+    expected = SHARES / SHARES.sum(1, keepdims=True)
+    by_text = asked(task, PASSAGES, 30, table(tmp_path / f"a{suffix}", {"text": PASSAGES, **BY_NAME}))
+    np.testing.assert_allclose(by_text.passages, expected[by_text.rows], atol=1e-5)
+    assert not by_text.train.any() and "held_out_accuracy" not in by_text.report
+    ids = [f"p{i}" for i in range(40)]
+    named = {"id": ids, **{f"probability_{name}": shares for name, shares in BY_NAME.items()}}
+    by_id = asked(task, {"id": ids, "text": PASSAGES}, 30, table(tmp_path / f"b{suffix}", named))
+    np.testing.assert_allclose(by_id.passages, by_text.passages)
+
+
+def test_what_predict_writes_teaches(task, runs, tmp_path):
+    rows = [*task.train["text"], *task.validation["text"], *PASSAGES]
+    texts = table(tmp_path / "texts.jsonl", {"text": list(dict.fromkeys(rows))})
+    for suffix in (".jsonl", ".csv", ".parquet"):
+        written = predict(str(runs[0]), texts, tmp_path / f"answers{suffix}", use_cpu=True)
+        made, same = asked(task, PASSAGES, 10, str(written)), asked(task, PASSAGES, 10, str(runs[0]))
+        np.testing.assert_allclose(made.train, same.train, atol=1e-5)
+        np.testing.assert_allclose(made.passages, same.passages, atol=1e-5)
+        assert made.report["held_out_accuracy"] == same.report["held_out_accuracy"]
+
+
+@pytest.mark.parametrize(
+    "columns, message",
+    [
+        ({"words": PASSAGES, **BY_NAME}, "expected a column text, or id; it has words"),
+        ({"text": PASSAGES}, "expected a column for every class"),
+        ({"text": PASSAGES, "down": [0.5] * 40, "up": [0.5] * 40}, "are down, up, and the task's are down, none, up"),
+        ({"text": PASSAGES, **BY_NAME, "up": [float("nan")] * 40}, "row 0 has no number"),
+        ({"text": PASSAGES, **BY_NAME, "up": [None] * 40}, "row 0 has no number"),
+        ({"text": PASSAGES, **BY_NAME, "up": [3.0] * 40}, "adding up to 1; row 0 has .* 3 "),
+        ({"text": ["other"] * 2 + PASSAGES[2:], **BY_NAME}, "two answers for 'other'"),
+        ({"text": [f"other {i}" for i in range(40)], **BY_NAME}, "for no training text and no passage"),
+    ],
+)
+def test_files_that_cannot_teach(task, tmp_path, columns, message):
+    with pytest.raises(ArgumentsError, match=message):
+        asked(task, PASSAGES, 10, table(tmp_path / "a.jsonl", columns))
+
+
+def test_a_file_for_a_part_of_the_training_texts_is_refused(task, tmp_path):
+    rows = {"text": list(dict.fromkeys(task.train["text"]))[:10], **{name: BY_NAME[name][:10] for name in BY_NAME}}
+    with pytest.raises(ArgumentsError, match="of the task's 48 training texts. Let it answer for all"):
+        asked(task, PASSAGES, 10, table(tmp_path / "a.csv", rows))
+    with pytest.raises(ArgumentsError, match="teacher_passage_length task asks of parts of passages"):
+        asked(task, PASSAGES, 10, table(tmp_path / "a.csv", rows), teacher_passage_length="task")
+
+
+def test_passages_are_cut_to_lengths_of_the_task():
+    texts = [" ".join(["word"] * count) for count in (3, 5, 5, 9)]
+    passages = [f"a  passage of\nmany words, number {i}, and then some more of them" for i in range(200)]
+    ends = task_lengths(texts, [*passages, "short"])
+    lengths = Counter(len(passage[:end].split()) for passage, end in zip(passages, ends, strict=False))
+    assert set(lengths) == {3, 5, 9} and 90 < lengths[5] < 110 and ends[-1] == 5
+    for passage, end in zip(passages, ends, strict=False):
+        assert passage.startswith(passage[:end]) and passage[:end].split()[-1] in passage.split()
+
+
+def test_a_teacher_of_cut_passages_sees_what_the_pupil_sees(task):
+    long = [f"{text} and {text} and {text}" for text in PASSAGES]
+    made = asked(task, long, 12, teacher_passage_length="task")
+    texts = made.texts(Dataset.from_dict({"text": long}))["text"][:]
+    longest = max(len(text.split()) for text in task.train["text"])
+    assert len(texts) == 12 and all(len(text.split()) <= longest for text in texts)
+    cut = asked(task, [text[:end] for text, end in zip(long, task_lengths(task.train["text"], long), strict=True)], 12)
+    assert made.rows.tolist() == cut.rows.tolist() and (made.passages == cut.passages).all()
+
+
+def test_trust_by_entropy():
+    said = np.array([[0.6, 0.4, 0.0], [0.62, 0.19, 0.19], [0.5, 0.5, 0.0]])
+    assert most_certain(said, np.array([1.0, 0, 0]), 1, "confidence").tolist() == [1]
+    assert most_certain(said, np.array([1.0, 0, 0]), 1, "entropy").tolist() == [0]
+
+
+def test_doubts():
+    good = {"held_out_accuracy": 0.9, "largest_class": 0.4, "class_shares": {"a": 0.5, "b": 0.5}}
+    counts = {"passages_by_class": {"a": 3, "b": 3}, "subset_by_class": {"a": 40, "b": 60}}
+    assert doubts({**good, **counts}) == []
+    assert "nothing to teach" in doubts({**good, **counts, "held_out_accuracy": 0.45})[0]
+    assert "the shares differ by 45%" in doubts({**good, **counts, "subset_by_class": {"a": 95, "b": 5}})[0]
+    assert "no passage of the subset for b" in doubts({**good, **counts, "passages_by_class": {"a": 3, "b": 0}})[0]
+
+
+def test_the_report_has_examples_of_every_class(task):
+    made = asked(task, PASSAGES, 12)
+    examples = made.report["examples"]
+    assert set(examples) == {"down", "none", "up"} and sum(made.report["confidence_by_tenth"]) == 40
+    for shown in examples.values():
+        probabilities = [one["probability"] for one in shown]
+        assert probabilities == sorted(probabilities, reverse=True) and all(one["text"] in PASSAGES for one in shown)
