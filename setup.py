@@ -48,9 +48,10 @@ CRF = ["pytorch-crf>=0.7.2,<0.8"]
 SEARCH = ["optuna>=4,<6"]
 EXCEL = ["openpyxl>=3.1.5,<4"]  # pandas reads with no older one
 ANALYSIS = ["matplotlib>=3.8,<4"]  # scikit-learn is needed anyway
+ONNX = ["onnx>=1.20,<2", "onnxscript>=0.6,<1", "onnxruntime>=1.24,<2"]  # optimum-onnx needs transformers below 4.58
 DOCS = ["sphinx>=9,<10", "furo>=2025.12", "myst-parser>=5,<6", "sphinx-copybutton>=0.5,<1"]
 TEST = [
-    *(*STEM, *DEDUP, *RAY, *ELASTIC, *ENERGY, *SENTENCEPIECE, *OPTIM, *CRF, *SEARCH, *EXCEL, *ANALYSIS),
+    *(*STEM, *DEDUP, *RAY, *ELASTIC, *ENERGY, *SENTENCEPIECE, *OPTIM, *CRF, *SEARCH, *EXCEL, *ANALYSIS, *ONNX),
     *("pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "pytest-rerunfailures>=15"),
     *("hypothesis>=6.100", "psutil>=6", "tensorboard>=2.17"),
 ]
@@ -67,6 +68,7 @@ EXTRAS = {
     "search": SEARCH,
     "excel": EXCEL,
     "analysis": ANALYSIS,
+    "onnx": ONNX,
     "docs": DOCS,
     "test": TEST,
     "dev": [*TEST, *DOCS, "ruff>=0.12", "mypy>=2.4,<3", "pre-commit>=4"],

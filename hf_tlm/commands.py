@@ -12,6 +12,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "finetune": ("finetune", "Fine-tune a pretrained encoder on a task of any kind, with seeds and grids."),
     "few-shot": ("few_shot", "Learn a task from a few examples a class, by filling a prompt (LM-BFF)."),
     "predict": ("predict", "Predict with a finished model: a table in, the same table with predictions out."),
+    "export": ("export", "Export a finished model to ONNX, in float32 and 8 bits, checked when it is made."),
     "analyze": ("analyze", "Make figures, tables and a report of runs, models and subsets."),
     "baseline": ("baseline", "Score the largest class and a linear model: what there is to beat."),
     "publish": ("publish", "Publish a run or a subset on the Hub, or convert a released checkpoint."),

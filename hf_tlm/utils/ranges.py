@@ -144,6 +144,9 @@ RANGES: dict[str, Range] = {
     **_each("n_best splits demonstration_sets optuna_trials", _MANY),
     "k": Range(1, 10**6, whole=True),
     "null_threshold": _ANY,
+    # Exports: what torch writes, and points of a score.
+    "opset": Range(18, 23, whole=True),
+    "max_drop": Range(0, 100),
     # Analyses.
     **_each("max_texts max_pairs top_words min_count case_passages top_sources rank_bins", _COUNT),
     **_each("report_rows report_characters rare_below smoothing", _COUNT),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -36,6 +37,16 @@ def texts_per_feature(features: Dataset) -> int:
     return 1 if isinstance(features.features["input_ids"].feature, Value) else len(features[0]["input_ids"])
 
 
+def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Batches one after the other, those that are narrower filled up with -100, as the Trainer does."""
+    shape = (sum(map(len, parts)), *np.max([part.shape[1:] for part in parts], axis=0))
+    whole, row = np.full(shape, -100, dtype=parts[0].dtype), 0
+    for part in parts:
+        whole[(slice(row, row + len(part)), *map(slice, part.shape[1:]))] = part
+        row += len(part)
+    return whole
+
+
 class EvaluationSet:
     """Some rows, encoded for a model.
 
@@ -66,6 +77,19 @@ class EvaluationSet:
             HfTlmError: a number is not finite.
         """
         return self.in_order(trainer.predict(self.by_length).predictions)
+
+    def outputs_of(self, logits_of: Callable, collate: Callable, batch_size: int) -> Any:
+        """As `outputs`, of any function in this process: a batch -> arrays of logits.
+
+        Raises:
+            HfTlmError: a number is not finite.
+        """
+        parts = [
+            logits_of(collate([self.by_length[row] for row in range(start, min(start + batch_size, len(self.by_length)))]))
+            for start in range(0, len(self.by_length), batch_size)
+        ]
+        whole = tuple(map(_joined, zip(*parts, strict=True)))
+        return self.in_order(whole if len(whole) > 1 else whole[0])
 
     def in_order(self, outputs: Any) -> Any:
         """Arrays in the order of `by_length`, in that of `features`; see `outputs`."""

@@ -96,19 +96,28 @@ def load_finetuned(folder: Path, kind: str, args: FinetuneArguments, trust_remot
         ModelError: it, or the base of an adapter, cannot be loaded.
     """
     module = kind_module(kind)
-    with reading(f"the model in {folder}"):
-        if (folder / ADAPTER_FILE).is_file():
-            model = load_merged(folder, module.AUTO_CLASS, trust_remote_code)
-        else:
-            model, info = getattr(transformers, module.AUTO_CLASS).from_pretrained(
-                folder, trust_remote_code=trust_remote_code, output_loading_info=True
-            )
-            if missing := sorted(info["missing_keys"]):
-                raise ModelError(
-                    f"{folder} lacks weights ({', '.join(missing[:3])}), which would be random. Give a finished model."
-                )
+    model = load_finished(folder, module.AUTO_CLASS, trust_remote_code)
     restore = getattr(module, "restore", None)
     return model if restore is None else restore(model, folder, args)
+
+
+def load_finished(folder: Path, auto_class: str, trust_remote_code: bool = False) -> nn.Module:
+    """The stock model of a finished folder, by the name of its Auto class; an adapter is merged into its base.
+
+    Raises:
+        ModelError: it, or the base of an adapter, cannot be loaded, or lacks weights.
+    """
+    with reading(f"the model in {folder}"):
+        if (folder / ADAPTER_FILE).is_file():
+            return load_merged(folder, auto_class, trust_remote_code)
+        model, info = getattr(transformers, auto_class).from_pretrained(
+            folder, trust_remote_code=trust_remote_code, output_loading_info=True
+        )
+        if missing := sorted(info["missing_keys"]):
+            raise ModelError(
+                f"{folder} lacks weights ({', '.join(missing[:3])}), which would be random. Give a finished model."
+            )
+        return model
 
 
 def set_token_types(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig) -> None:

@@ -19,6 +19,8 @@ _FORMAT = {
     "-> answer. Default: what the name of predict_output says; without one jsonl.",
     "choices": ["jsonl", "csv", "tsv", "parquet", "xlsx", "txt", "glue", "squad"],
 }
+_OF_ONNX = NoEffect("backend", ("torch",), "without --backend onnx. Leave it out.")
+_OF_TORCH = NoEffect("backend", ("onnx",), "with --backend onnx. Leave it out.")
 _WITHOUT_PREDICT = NoEffect("predict", (None,), "without predict. Give --predict a file.")
 
 
@@ -85,23 +87,43 @@ class PredictorArguments:
         },
     )
     drop_bad_rows: bool = field(default=False, metadata={"help": "Leave out rows with null or blank texts."})
-    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the checkpoint."})
+    backend: str = field(
+        default="torch",
+        metadata={
+            "help": "torch; or onnx: the model is a folder of hf-tlm export, and onnxruntime computes, on the CPU.",
+            "choices": ["torch", "onnx"],
+        },
+    )
+    onnx_dtype: Annotated[str, _OF_ONNX] = field(
+        default="fp32",
+        metadata={"help": "Which of the export's files: fp32, int8, fp16.", "choices": ["fp32", "int8", "fp16"]},
+    )
+    num_threads: Annotated[int | None, _OF_ONNX] = field(
+        default=None, metadata={"help": "Threads of onnxruntime. Default: one a core."}
+    )
+    trust_remote_code: Annotated[bool, _OF_TORCH] = field(
+        default=False, metadata={"help": "Run code that comes with the checkpoint."}
+    )
     per_device_eval_batch_size: int = field(default=64, metadata={"help": "Texts per device and batch."})
-    dataloader_num_workers: int = field(default=0, metadata={"help": "Processes that prepare batches."})
-    use_cpu: bool = field(default=False, metadata={"help": "Leave a GPU alone."})
-    bf16_full_eval: bool = field(default=False, metadata={"help": "Compute in bfloat16."})
-    fp16_full_eval: bool = field(default=False, metadata={"help": "Compute in float16."})
+    dataloader_num_workers: Annotated[int, _OF_TORCH] = field(
+        default=0, metadata={"help": "Processes that prepare batches."}
+    )
+    use_cpu: Annotated[bool, _OF_TORCH] = field(default=False, metadata={"help": "Leave a GPU alone."})
+    bf16_full_eval: Annotated[bool, _OF_TORCH] = field(default=False, metadata={"help": "Compute in bfloat16."})
+    fp16_full_eval: Annotated[bool, _OF_TORCH] = field(default=False, metadata={"help": "Compute in float16."})
 
     def __post_init__(self):
         check_ranges(self, ArgumentsError)
         check_data("data", self.data)
+        check_effects(self, ArgumentsError)
 
     def options(self) -> dict[str, Any]:
         """The keyword arguments of `hf_tlm.runs.predict`."""
         texts = None
         if self.text_column is not None or self.text_pair_column is not None:
             texts = [column for column in (self.text_column or "text", self.text_pair_column) if column is not None]
-        names = ("predict_format", "separator", "max_length", "drop_bad_rows", "trust_remote_code", *MACHINE)
+        names = ("predict_format", "separator", "max_length", "drop_bad_rows", "trust_remote_code", "backend", "onnx_dtype")
+        names += ("num_threads", *MACHINE)
         return {"text_columns": texts, **{name: getattr(self, name) for name in names}}
 
 

@@ -11,16 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import torch
 from accelerate.utils import gather_object
 from datasets import Dataset
 from torch import nn
 from tqdm.auto import tqdm
+from transformers import AutoConfig, PreTrainedConfig
 
 from hf_tlm.data import load_tokenizer
-from hf_tlm.hub.checkpoint import FILES
+from hf_tlm.hub.checkpoint import FILES, TOKENIZER_FILES
 from hf_tlm.models import ModelError
+from hf_tlm.models.onnx_session import ONNX_FILES, OnnxModel, check_dtypes
 from hf_tlm.runs.few_shot.classifier import PromptClassifier
 from hf_tlm.runs.finetuning.arguments import FinetuneArguments
+from hf_tlm.runs.finetuning.crf import CRF_FILE
 from hf_tlm.runs.finetuning.evaluation_set import EvaluationSet, feature_lengths
 from hf_tlm.runs.finetuning.kinds import kind_module
 from hf_tlm.runs.finetuning.loading import load_finetuned, set_token_types
@@ -51,6 +55,9 @@ def predict(
     max_length: int | None = None,
     drop_bad_rows: bool = False,
     trust_remote_code: bool = False,
+    backend: str = "torch",
+    onnx_dtype: str = "fp32",
+    num_threads: int | None = None,
     **options: Any,
 ) -> Path:
     """Write what a finished model says of every row of a file.
@@ -78,6 +85,8 @@ def predict(
             name of `output` says; without one jsonl.
         text_columns, max_length: see `find_source`.
         separator: of the fields of csv and tsv data; default: what makes a table of the file.
+        backend: torch; or onnx: the model is a folder of `hf_tlm.runs.export_onnx`, which onnxruntime runs, in one process.
+        onnx_dtype, num_threads: of that, see `OnnxModel`.
         options: further `FinetuneArguments`, such as `per_device_eval_batch_size`, `use_cpu`, `bf16_full_eval`.
 
     Returns:
@@ -88,12 +97,22 @@ def predict(
         ArgumentsError: the format is unknown or does not go with the task; the file is a folder, the data, or the model's.
         TaskError: see `unlabelled`.
     """
+    if backend not in ("torch", "onnx"):
+        raise ArgumentsError(f"backend must be torch or onnx; received {backend!r:.60}.")
+    check_dtypes([onnx_dtype])
     source = find_source(
-        model_name_or_path, trust_remote_code=trust_remote_code, text_columns=text_columns, max_length=max_length
+        model_name_or_path,
+        trust_remote_code=trust_remote_code,
+        text_columns=text_columns,
+        max_length=max_length,
+        files=FILES if backend == "torch" else [*TOKENIZER_FILES, CRF_FILE, ONNX_FILES[onnx_dtype]],
     )
     file = _file(model_name_or_path, data, output, predict_format, source)
     with contextlib.ExitStack() as stack:
-        predictor = stack.enter_context(open_predictor(source, trust_remote_code=trust_remote_code, **options))
+        exported = None if backend == "torch" else OnnxModel(source.folder, onnx_dtype, num_threads)
+        predictor = stack.enter_context(
+            open_predictor(source, trust_remote_code=trust_remote_code, exported=exported, **options)
+        )
         args = predictor.args
         main = args.process_index == 0
         stack.enter_context(_without_bars_of_chunks())
@@ -112,10 +131,13 @@ def predict(
 
 
 @contextlib.contextmanager
-def open_predictor(source: Source, *, trust_remote_code: bool = False, **options: Any) -> Iterator[Predictor]:
+def open_predictor(
+    source: Source, *, trust_remote_code: bool = False, exported: OnnxModel | None = None, **options: Any
+) -> Iterator[Predictor]:
     """A model of `find_source`, ready to predict. All processes must call this, and what it gives.
 
     Args:
+        exported: the source's graph, to be asked instead of its weights.
         options: further `FinetuneArguments`; see `predict`.
 
     Raises:
@@ -124,13 +146,16 @@ def open_predictor(source: Source, *, trust_remote_code: bool = False, **options
     with tempfile.TemporaryDirectory() as scratch:
         quiet = {"report_to": "none", "disable_tqdm": True, "select_by": "last", "eval_strategy": "no"}
         args = FinetuneArguments(output_dir=scratch, **quiet, **source.arguments, **options)
-        yield _Prompted(source, args) if source.prompted else _WithHead(source, args, trust_remote_code)
+        if exported is not None:
+            yield _Exported(source, args, exported)
+        else:
+            yield _Prompted(source, args) if source.prompted else _WithHead(source, args, trust_remote_code)
 
 
 class Predictor(ABC):
     """Rows -> predictions.
 
-    parameters: of the model.
+    parameters: of the model; 0 of an exported one.
     tokens: that it has read, without padding; prompted models do not count them.
     """
 
@@ -163,6 +188,47 @@ class _WithHead(Predictor):
         chunk = EvaluationSet(self.kind, rows, self.tokenizer, self.args, self.names)
         self.tokens += int(feature_lengths(chunk.features).sum())
         return chunk.decode(chunk.outputs(self.trainer), self.model, self.args)
+
+
+class _Config(nn.Module):
+    """What is left of a stock model whose logits come from elsewhere."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, config: PreTrainedConfig):
+        super().__init__()
+        self.config = config
+
+
+class _Exported(Predictor):
+    """An exported model.
+
+    Raises:
+        ModelError: it is a masked LM with a prompt.
+        ArgumentsError: there are several processes.
+    """
+
+    def __init__(self, source: Source, args: FinetuneArguments, exported: OnnxModel):
+        if source.prompted:
+            raise ModelError(f"{source.folder} is a masked LM with a prompt, which --backend torch alone predicts with.")
+        if args.world_size > 1:
+            raise ArgumentsError("--backend onnx computes in one process, with --num_threads; several were started.")
+        self.kind, self.names, self.exported = kind_module(source.spec.kind), source.label_names, exported
+        self.tokenizer = load_tokenizer(str(source.folder), masking=False)
+        self.collate = self.kind.collator(self.tokenizer, args)
+        self.model: nn.Module = _Config(AutoConfig.from_pretrained(source.folder))
+        super().__init__(args, self.model)
+        _check_classes(self.model, source)
+        if source.spec.kind == "regression":
+            self.model.config.problem_type = "regression"
+        if restore := getattr(self.kind, "restore", None):
+            self.model = restore(self.model, source.folder, args)
+
+    def __call__(self, rows: Dataset) -> list[dict[str, Any]]:
+        chunk = EvaluationSet(self.kind, rows, self.tokenizer, self.args, self.names)
+        self.tokens += int(feature_lengths(chunk.features).sum())
+        outputs = chunk.outputs_of(self.exported, self.collate, self.args.per_device_eval_batch_size)
+        return chunk.decode(outputs, self.model, self.args)
 
 
 class _Prompted(Predictor):

@@ -11,7 +11,7 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
 from hf_tlm.data import load_tokenizer
-from hf_tlm.hub.checkpoint import checkpoint_folder, split_revision
+from hf_tlm.hub.checkpoint import FILES, checkpoint_folder, split_revision
 from hf_tlm.hub.repo_id import find_repo
 from hf_tlm.models import ModelError
 from hf_tlm.models.adapters import ADAPTER_FILE
@@ -44,6 +44,7 @@ class Source:
     arguments: those of `FinetuneArguments` that predictions depend on.
     prompted: whether it is a masked LM with a prompt.
     stock: whether the folder says nothing of its task, as a checkpoint of transformers does.
+    fills_masks: whether it is a masked LM, prompted or not, which has learned no task.
     """
 
     folder: Path
@@ -52,6 +53,7 @@ class Source:
     arguments: dict[str, Any]
     prompted: bool = False
     stock: bool = False
+    fills_masks: bool = False
 
 
 def find_source(
@@ -60,10 +62,14 @@ def find_source(
     trust_remote_code: bool = False,
     text_columns: str | Sequence[str] | None = None,
     max_length: int | None = None,
+    files: Sequence[str] = FILES,
+    masked_lm: bool = False,
 ) -> Source:
     """What a finished folder, or one on the Hub, can predict.
 
     Args:
+        files: globs of what is needed of a repository.
+        masked_lm: a masked LM will do, too.
         text_columns: instead of those that the model was trained on (stock checkpoints: `text`).
         max_length: tokens after which a text is cut, instead of as in training (stock checkpoints: the longest that they
             take, 512 where there is no limit).
@@ -76,13 +82,16 @@ def find_source(
     name, revision = split_revision(model_name_or_path)
     if not Path(name).exists() and find_repo(name, "model") is None:
         raise ModelError(f"No model {name!r}: expected a folder of a finished run, or a name on the Hub (owner/name).")
-    folder = Path(checkpoint_folder(name, revision, trust_remote_code=trust_remote_code))
+    folder = Path(checkpoint_folder(name, revision, trust_remote_code=trust_remote_code, files=files))
     if (best := _best_split(folder)) is not None:
         folder = Path(checkpoint_folder(str(best)))
     if not any((folder / file).is_file() for file in ("config.json", ADAPTER_FILE)):
         raise ModelError(_why_none(model_name_or_path, folder))
     prompted, stock = (folder / PROMPT_FILE).is_file(), not (folder / SAVED_FILE).is_file()
-    if not stock:
+    fills_masks = masked_lm and (prompted or _fills_masks(folder, model_name_or_path, trust_remote_code))
+    if fills_masks:
+        spec, label_names, arguments = _of_masked_lm(folder, trust_remote_code)
+    elif not stock:
         spec, label_names, arguments = read_saved(folder)
     elif prompted:
         spec, label_names, arguments = _of_prompt(folder)
@@ -95,7 +104,7 @@ def find_source(
         spec = dataclasses.replace(spec, text_columns=texts, other_text_columns=())
     if max_length is not None:
         arguments = {**arguments, "max_length": max_length}
-    return Source(folder, spec, tuple(label_names), arguments, prompted, stock and not prompted)
+    return Source(folder, spec, tuple(label_names), arguments, prompted, stock and not prompted, fills_masks)
 
 
 def _best_split(folder: Path) -> Path | None:
@@ -135,9 +144,26 @@ def _of_prompt(folder: Path) -> tuple[TaskSpec, Sequence[str], dict[str, Any]]:
     return TaskSpec(name=folder.name, path="", text_columns=texts), (), {}
 
 
-def _of_checkpoint(folder: Path, name: str, trust_remote_code: bool) -> tuple[TaskSpec, Sequence[str], dict[str, Any]]:
+def _config(folder: Path, name: str, trust_remote_code: bool) -> PreTrainedConfig:
     with reading(f"a config from {name!r}"):
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+
+
+def _fills_masks(folder: Path, name: str, trust_remote_code: bool) -> bool:
+    if not (folder / "config.json").is_file():
+        return False
+    classes = _config(folder, name, trust_remote_code).architectures or ()
+    return any(str(one).endswith("ForMaskedLM") for one in classes)
+
+
+def _of_masked_lm(folder: Path, trust_remote_code: bool) -> tuple[TaskSpec, Sequence[str], dict[str, Any]]:
+    config = _config(folder, str(folder), trust_remote_code)
+    tokenizer = load_tokenizer(str(folder), trust_remote_code=trust_remote_code)
+    return TaskSpec(name=folder.name, path=""), (), {"max_length": _longest(config, tokenizer)}
+
+
+def _of_checkpoint(folder: Path, name: str, trust_remote_code: bool) -> tuple[TaskSpec, Sequence[str], dict[str, Any]]:
+    config = _config(folder, name, trust_remote_code)
     classes = [str(one) for one in config.architectures or ()]
     kind = next((kind for one in classes for head, kind in HEADS.items() if one.endswith(head)), None)
     if kind is None:

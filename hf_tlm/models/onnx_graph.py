@@ -1,0 +1,227 @@
+"""ONNX graphs of stock models, by torch's own exporter, and 8-bit and half-precision versions of them.
+
+Graphs have operators of ONNX alone and their weights inside. Bytes are equal for equal weights and versions: the exporter's
+notes, which name files and lines of this machine, are taken out. What runs them is `hf_tlm.models.onnx_session`.
+
+Shapes: B texts, S tokens, C choices of a question.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from hf_tlm.models.errors import ModelError
+
+# What the exporter writes without converting, and the latest that it knows.
+OPSET, LATEST_OPSET = 18, 23
+LARGEST = 2 << 30  # Bytes of a protobuf, in which a graph has its weights.
+PARTS = ("embeddings", "head")
+_MANY = 1 << 20
+
+
+def check_installed() -> None:
+    """Check that there is what exporting needs.
+
+    Raises:
+        ModelError: there is not.
+    """
+    try:
+        import onnx  # noqa: F401
+        import onnxruntime  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise ModelError(
+            f"Exporting needs the package {error.name}, which is not installed. Install the extra [onnx]: pip install "
+            "'hf-tlm[onnx]'."
+        ) from error
+
+
+class _Logits(nn.Module):
+    """A stock model as a function of tensors in a fixed order to its logits alone."""
+
+    def __init__(self, model: nn.Module, inputs: Sequence[str], outputs: Sequence[str]):
+        super().__init__()
+        self.model, self.inputs, self.outputs = model, tuple(inputs), tuple(outputs)
+
+    def forward(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        found = self.model(**dict(zip(self.inputs, values, strict=True)), return_dict=True)
+        return tuple(found[name] for name in self.outputs)
+
+
+def to_onnx(
+    model: nn.Module,
+    inputs: Sequence[str],
+    outputs: Sequence[str] = ("logits",),
+    *,
+    choices: bool = False,
+    longest: int | None = None,
+    opset: int = OPSET,
+) -> Any:
+    """The graph (`onnx.ModelProto`) of a stock model in float32.
+
+    Args:
+        model: of transformers, in evaluation mode.
+        inputs: names of its arguments, int64 [B, S] each.
+        outputs: names of what it returns.
+        choices: inputs are int64 [B, C, S].
+        longest: S at most; None: no limit.
+        opset: of ONNX's own operators.
+
+    Raises:
+        ModelError: the exporter cannot trace the model, or not write it in this opset; it is too large for one file.
+    """
+    if sum(parameter.numel() for parameter in model.parameters()) * 4 > LARGEST:
+        raise ModelError("A graph holds its weights in one file of at most 2 GiB, and those of this model are more.")
+    shape = (2, 3, 7) if choices else (2, 7)
+    mask = torch.ones(shape, dtype=torch.int64)
+    mask[..., -2:] = 0
+    values = tuple(mask if name == "attention_mask" else torch.ones(shape, dtype=torch.int64) for name in inputs)
+    dims = [("batch", _MANY), *([("choices", _MANY)] if choices else []), ("sequence", longest or _MANY)]
+    dynamic = {place: torch.export.Dim(name, min=1, max=most) for place, (name, most) in enumerate(dims)}
+    was = model.training
+    try:
+        with _quietly():
+            program = torch.onnx.export(
+                _Logits(model.eval(), inputs, outputs),
+                values,
+                input_names=list(inputs),
+                output_names=list(outputs),
+                dynamic_shapes=(tuple(dynamic for _ in inputs),),
+                opset_version=opset,
+                dynamo=True,
+                verbose=False,
+            )
+    except torch.onnx.errors.OnnxExporterError as error:
+        cause = " ".join(str(error.__cause__ or error).split())
+        raise ModelError(f"torch cannot export this {type(model).__name__} to ONNX: {cause:.300}") from error
+    finally:
+        model.train(was)
+    assert program is not None
+    graph = program.model_proto
+    _strip(graph)
+    check_plain(graph, opset)
+    return graph
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Without the exporter's notes for its developers."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
+
+
+def _strip(model: Any) -> None:
+    graph = model.graph
+    for part in (model, graph, *graph.node, *graph.input, *graph.output, *graph.initializer):
+        part.ClearField("doc_string")
+        part.ClearField("metadata_props")
+    graph.ClearField("value_info")
+
+
+def check_plain(model: Any, opset: int | None = None) -> None:
+    """Check that a graph has operators of ONNX alone, and all of its weights in itself.
+
+    Args:
+        opset: that it must have.
+
+    Raises:
+        ModelError: it is not so.
+    """
+    others = {f"{node.domain}.{node.op_type}" for node in model.graph.node if node.domain not in ("", "ai.onnx")}
+    others |= {f"function {function.name}" for function in model.functions}
+    others |= {f"{tensor.name} in another file" for tensor in model.graph.initializer if tensor.data_location}
+    if others:
+        raise ModelError(f"The graph would need more than ONNX's own operators: {', '.join(sorted(others)[:3])}.")
+    found = [entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")]
+    if opset is not None and found != [opset]:
+        raise ModelError(
+            f"The exporter cannot write this model in opset {opset} (it wrote {found[0]}). Take another, such as {OPSET}."
+        )
+
+
+def save(model: Any, path: Path) -> None:
+    """Write a graph."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(model.SerializeToString(deterministic=True))
+
+
+def quantized(model: Any, *, per_channel: bool = True, keep_float: Sequence[str] = ()) -> Any:
+    """The graph with weights in 8 bits; activations are quantised as they come (dynamically).
+
+    Weights of matrix products take 7 of the 8 bits: with all of them, processors without VNNI overflow 16-bit sums, and
+    answers would depend on the machine.
+
+    Args:
+        model: of `to_onnx`.
+        per_channel: a scale for every output of a matrix, not one for all of it.
+        keep_float: of `PARTS`, what keeps its float32.
+    """
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    # It calls the product of a Gemm, which it takes apart, otherwise.
+    excluded = [name + end for part in keep_float for name in _nodes_of(model, part) for end in ("", "_MatMul")]
+    with tempfile.TemporaryDirectory() as scratch, _without_root_warnings():
+        path = os.path.join(scratch, "model.onnx")
+        quantize_dynamic(
+            model,
+            path,
+            per_channel=per_channel,
+            reduce_range=True,
+            weight_type=QuantType.QInt8,
+            nodes_to_exclude=excluded,
+        )
+        made = onnx.load(path)
+    _strip(made)
+    check_plain(made)
+    return made
+
+
+@contextlib.contextmanager
+def _without_root_warnings() -> Iterator[None]:
+    """Without the advice to optimise the graph first, which the exporter has done."""
+    disabled, logging.root.manager.disable = logging.root.manager.disable, logging.WARNING
+    try:
+        yield
+    finally:
+        logging.root.manager.disable = disabled
+
+
+def _nodes_of(model: Any, part: str) -> list[str]:
+    """Names of nodes: look-ups in tables of vectors, or the products with weights after the last layer normalisation."""
+    weights = {tensor.name for tensor in model.graph.initializer if len(tensor.dims) == 2}
+    if part == "embeddings":
+        return [node.name for node in model.graph.node if node.op_type == "Gather" and node.input[0] in weights]
+    products = [node for node in model.graph.node if node.op_type in ("MatMul", "Gemm") and node.input[1] in weights]
+    return [products[-1].name]
+
+
+def half(model: Any) -> Any:
+    """The graph with weights and activations in float16; its logits are float32."""
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Of weights too small for float16.
+        made = convert_float_to_float16(model, keep_io_types=True)
+    _strip(made)
+    check_plain(made)
+    return made

@@ -1,0 +1,82 @@
+"""Exported models in onnxruntime."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hf_tlm.models.errors import ModelError
+
+# The files of an exported folder, under the names by which transformers.js and others look for them.
+ONNX_FILES = {"fp32": "onnx/model.onnx", "int8": "onnx/model_quantized.onnx", "fp16": "onnx/model_fp16.onnx"}
+
+
+def check_dtypes(dtypes: Iterable[str]) -> None:
+    """Check that these are types of numbers that graphs are written with.
+
+    Raises:
+        ModelError: one is not.
+    """
+    if others := [dtype for dtype in dtypes if dtype not in ONNX_FILES]:
+        raise ModelError(f"The types are {', '.join(ONNX_FILES)}; received {others[0]!r:.60}.")
+
+
+class OnnxModel:
+    """An exported model on the CPU: a batch in, its logits out.
+
+    A file of a stranger runs no code: operators are onnxruntime's own, and weights in other files are read from beside it
+    alone.
+
+    Args:
+        folder: that `hf_tlm.runs.export_onnx` wrote, or another one of that layout.
+        dtype: of `ONNX_FILES`.
+        num_threads: None for as many as there are cores.
+
+    Raises:
+        ModelError: onnxruntime is not installed, the file is not there, or is none that it can run.
+    """
+
+    def __init__(self, folder: Path, dtype: str = "fp32", num_threads: int | None = None):
+        try:
+            import onnxruntime
+        except ImportError as error:
+            raise ModelError(
+                "onnxruntime is not installed. Install the extra [onnx]: pip install 'hf-tlm[onnx]', or leave out "
+                "--backend onnx."
+            ) from error
+        path = Path(folder) / ONNX_FILES[dtype]
+        if not path.is_file():
+            there = [name for name, file in ONNX_FILES.items() if (Path(folder) / file).is_file()]
+            hint = f"There is {', '.join(there)}" if there else "Make it first: hf-tlm export"
+            raise ModelError(f"{folder} has no {ONNX_FILES[dtype]}, which {dtype} is read from. {hint}.")
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3  # Errors; warnings are of its own optimisations.
+        if num_threads is not None:
+            options.intra_op_num_threads = num_threads
+        try:
+            self.session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # Its errors have no class in common.
+            raise ModelError(f"onnxruntime cannot load {path}: {' '.join(str(error).split()):.300}") from error
+        self.inputs = [entry.name for entry in self.session.get_inputs()]
+
+    def __call__(self, batch: Mapping[str, Any]) -> tuple[np.ndarray, ...]:
+        """The logits of a batch, float32, one array for each output.
+
+        Args:
+            batch: int64 arrays or tensors, by name; those that the graph does not take are left out.
+
+        Raises:
+            ModelError: one that it takes is missing, or the graph does not fit them.
+        """
+        if missing := [name for name in self.inputs if name not in batch]:
+            raise ModelError(
+                f"The graph takes {', '.join(missing)}, which its tokenizer does not give. Take both from one export."
+            )
+        try:
+            found = self.session.run(None, {name: np.asarray(batch[name], dtype=np.int64) for name in self.inputs})
+        except Exception as error:
+            raise ModelError(f"onnxruntime cannot run the graph: {' '.join(str(error).split()):.300}") from error
+        return tuple(found)

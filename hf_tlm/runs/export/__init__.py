@@ -1,0 +1,13 @@
+"""Finished models for onnxruntime and the browser: ONNX graphs, quantised ones, checked when they are made."""
+
+from typing import TYPE_CHECKING
+
+from hf_tlm.utils.lazy import export_lazily
+
+if TYPE_CHECKING:
+    from hf_tlm.runs.export.arguments import ExportArguments
+    from hf_tlm.runs.export.export import Exported, export_onnx
+
+__getattr__, __dir__, __all__ = export_lazily(
+    __name__, {"arguments": ["ExportArguments"], "export": ["Exported", "export_onnx"]}
+)

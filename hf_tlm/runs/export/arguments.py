@@ -1,0 +1,75 @@
+"""What is exported, as what, and how it is checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from hf_tlm.runs.prediction.arguments import check_data
+from hf_tlm.training.errors import ArgumentsError
+from hf_tlm.utils.ranges import check_ranges
+
+
+@dataclass
+class ExportArguments:
+    """What is exported, and as what."""
+
+    model_name_or_path: str = field(
+        metadata={
+            "help": "The folder of a finished run (train, finetune, few-shot, pretrain; adapters too), its masked LM in "
+            "mlm, or a stock checkpoint with a head; or one of these on the Hub, with @revision if wanted."
+        }
+    )
+    output_dir: str | None = field(
+        default=None,
+        metadata={"help": "Folder to write; an earlier export there is replaced. Default: beside the model, NAME-onnx."},
+    )
+    dtypes: list[str] = field(
+        default_factory=lambda: ["fp32", "int8"],
+        metadata={
+            "help": "fp32: onnx/model.onnx. int8: weights in 8 bits, onnx/model_quantized.onnx. fp16: for GPUs and WebGPU, "
+            "onnx/model_fp16.onnx.",
+            "nargs": "+",
+            "choices": ["fp32", "int8", "fp16"],
+        },
+    )
+    data: str | None = field(
+        default=None,
+        metadata={
+            "help": "Instead of --task: file (or Hub dataset) of texts in the columns of the model's task, without labels. "
+            "How many predictions stay as they are is measured then, of the first 10,000 rows."
+        },
+    )
+    max_drop: float = field(
+        default=0.5,
+        metadata={"help": "Points of the task's metric that int8 and fp16 may lose; one that loses more is refused."},
+    )
+    per_channel: bool = field(
+        default=True, metadata={"help": "int8: a scale for every output of a matrix; false: one for the whole matrix."}
+    )
+    keep_float: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "int8: what keeps its float32: embeddings, the token vectors; head, the last matrix.",
+            "nargs": "+",
+            "choices": ["embeddings", "head"],
+        },
+    )
+    opset: int = field(default=18, metadata={"help": "Version of ONNX's operators."})
+    max_length: int | None = field(
+        default=None,
+        metadata={
+            "help": "Tokens after which loaders cut a text. Default: as in training; of stock checkpoints the longest."
+        },
+    )
+    per_device_eval_batch_size: int = field(default=64, metadata={"help": "Texts per batch of the check."})
+    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the checkpoint."})
+
+    def __post_init__(self):
+        check_ranges(self, ArgumentsError)
+        check_data("data", self.data)
+
+    def options(self) -> dict[str, Any]:
+        """The keyword arguments of `hf_tlm.runs.export_onnx`."""
+        names = ("data", "dtypes", "max_drop", "per_channel", "keep_float", "opset", "max_length", "trust_remote_code")
+        return {name: getattr(self, name) for name in names} | {"batch_size": self.per_device_eval_batch_size}

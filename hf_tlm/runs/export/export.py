@@ -1,0 +1,399 @@
+"""Exporting a finished model to ONNX, with a check of every file before the folder appears."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from hf_tlm.data import load_tokenizer
+from hf_tlm.data.known_texts import spread_texts
+from hf_tlm.hub.onnx_card import onnx_card
+from hf_tlm.hub.rendering import displayed_name, hub_name
+from hf_tlm.models import ModelError
+from hf_tlm.models.families import longest_input
+from hf_tlm.models.onnx_graph import OPSET, check_installed, half, quantized, save, to_onnx
+from hf_tlm.models.onnx_session import ONNX_FILES, OnnxModel, check_dtypes
+from hf_tlm.runs.export import fill_mask
+from hf_tlm.runs.few_shot.classifier import PROMPT_FILE
+from hf_tlm.runs.finetuning.arguments import FinetuneArguments
+from hf_tlm.runs.finetuning.crf import CRF_FILE
+from hf_tlm.runs.finetuning.evaluation_set import EvaluationSet
+from hf_tlm.runs.finetuning.kinds import kind_module
+from hf_tlm.runs.finetuning.loading import load_finished, set_token_types
+from hf_tlm.runs.prediction.source import Source, find_source
+from hf_tlm.runs.saved import SAVED_FILE
+from hf_tlm.tasks import Task, unlabelled_chunks
+from hf_tlm.training import ArgumentsError
+from hf_tlm.utils.files import atomic_directory, sha256
+from hf_tlm.utils.seals import write_seal
+from hf_tlm.version import __version__
+
+EXPORT_FILE = "export.json"
+TOLERANCE = 1e-4  # Of logits in float32.
+CHECKED_ROWS = 10_000  # Of a file without labels.
+AGREEMENT = "agreement"
+_PACKAGES = ("torch", "transformers", "onnx", "onnxscript", "onnxruntime")
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was exported.
+
+    folder: that it is in.
+    record: what `export.json` holds: `files`, of each its size, its score and how far its logits are from torch's.
+    """
+
+    folder: Path
+    record: Mapping[str, Any]
+
+    def to_text(self) -> str:
+        """A line for each file."""
+        lines = []
+        for name, file in self.record["files"].items():
+            line = f"{name:<30}{file['bytes'] / 1e6:>9.2f} MB   logits within {file['max_difference']:.1e}"
+            if "score" in file:
+                line += f"   {self.record['checked_on']['metric']} {100 * file['score']:.2f}"
+            lines.append(line + (f" ({0 - file['drop']:+.2f})" if "drop" in file else ""))
+        return "\n".join(lines)
+
+
+@dataclass
+class _Model:
+    """A finished model, ready to be exported, and how its outputs are read."""
+
+    source: Source
+    kind: ModuleType
+    stock: nn.Module
+    tokenizer: PreTrainedTokenizerBase
+    args: FinetuneArguments
+    decoder: Any
+    inputs: list[str] = field(init=False)
+    outputs: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self):
+        config = self.stock.config
+        self.inputs = ["input_ids", "attention_mask"]
+        if "token_type_ids" in self.tokenizer.model_input_names and getattr(config, "type_vocab_size", 0) > 1:
+            self.inputs.append("token_type_ids")
+        answers = self.source.spec.kind == "question_answering"
+        self.outputs = ("start_logits", "end_logits") if answers else ("logits",)
+
+    @torch.inference_mode()
+    def __call__(self, batch: Mapping[str, torch.Tensor]) -> tuple[np.ndarray, ...]:
+        """The logits of torch."""
+        found = self.stock(**{name: batch[name] for name in self.inputs})
+        return tuple(found[name].numpy() for name in self.outputs)
+
+
+def export_onnx(
+    model_name_or_path: str,
+    output_dir: str | os.PathLike | None = None,
+    *,
+    task: Task | None = None,
+    data: str | None = None,
+    dtypes: Sequence[str] = ("fp32", "int8"),
+    max_drop: float = 0.5,
+    per_channel: bool = True,
+    keep_float: Sequence[str] = (),
+    opset: int = OPSET,
+    max_length: int | None = None,
+    batch_size: int = 64,
+    trust_remote_code: bool = False,
+) -> Exported:
+    """Write a finished model as a folder for onnxruntime and transformers.js; nothing changes in the folder that is read.
+
+    It holds `onnx/model.onnx`, `onnx/model_quantized.onnx` (8 bits) or `onnx/model_fp16.onnx`, whose graphs take
+    `input_ids`, `attention_mask` and, where the body has them, `token_type_ids`, int64 [batch, sequence] (of multiple choice
+    [batch, choices, sequence]), and give float32 `logits` (of question answering `start_logits` and `end_logits`). Beside
+    them are the config, the tokenizer, what `hf_tlm.runs.predict` needs, a card, and `export.json`, which says what was
+    checked. The folder appears whole, or not at all.
+
+        export_onnx("runs/reviews", "exports/reviews", task=load_task("reviews.csv"))
+
+    Args:
+        model_name_or_path: see `find_source`; a masked LM will do, too. Adapters are merged into their base.
+        output_dir: an earlier export there is replaced. Default: beside the model, called NAME-onnx.
+        task: whose validation texts (test texts where there are none) the files are checked on: float32 must give torch's
+            logits within 1e-4, and the metric of the others is measured. A masked LM predicts every seventh token instead.
+        data: instead, texts without labels, see `unlabelled_chunks`: the share of predictions that stay the same is
+            measured. Without either there is float32 alone, checked on random tokens.
+        dtypes: fp32, int8, fp16.
+        max_drop: points, hundredths of the metric, that int8 and fp16 may lose.
+        per_channel, keep_float: see `hf_tlm.models.onnx_graph.quantized`.
+        opset: of ONNX.
+        max_length: see `find_source`.
+        batch_size: texts a batch, in the check.
+
+    Raises:
+        ModelError: the extra [onnx] is not installed; there is no model that can be exported; an exported file computes
+            something else, or loses more than `max_drop`.
+        ArgumentsError: options do not go together; something else than an export is in `output_dir`, or it is in the folder
+            of the model.
+        TaskError: see `unlabelled_chunks`; the task is of another kind than the model, or of other classes.
+    """
+    check_installed()
+    check_dtypes(dtypes)
+    reduced = [dtype for dtype in ONNX_FILES if dtype in dtypes and dtype != "fp32"]
+    if task is not None and data is not None:
+        raise ArgumentsError("Give a task, whose labels tell what int8 loses, or data without labels; received both.")
+    if reduced and task is None and data is None:
+        raise ArgumentsError(
+            f"{' and '.join(reduced)}: checked on texts. Give --task, whose validation texts are scored, or --data, a "
+            "file of texts; or --dtypes fp32."
+        )
+    if "int8" not in dtypes and (keep_float or not per_channel):
+        raise ArgumentsError("per_channel and keep_float are of int8, which is not among the dtypes. Leave them out.")
+    source = find_source(model_name_or_path, trust_remote_code=trust_remote_code, max_length=max_length, masked_lm=True)
+    output = _place(model_name_or_path, source, output_dir)
+    with tempfile.TemporaryDirectory() as scratch:
+        model = _load(source, scratch, trust_remote_code)
+        check = _check_of(model, task, data, batch_size)
+        longest = longest_input(model.stock.config)
+        choices = source.spec.kind == "multiple_choice"
+        graph = to_onnx(model.stock, model.inputs, model.outputs, choices=choices, longest=longest, opset=opset)
+        with atomic_directory(output) as folder:
+            files: dict[str, dict[str, Any]] = {}
+            for dtype in ("fp32", *reduced):
+                made = {
+                    "fp32": lambda: graph,
+                    "int8": partial(quantized, graph, per_channel=per_channel, keep_float=keep_float),
+                    "fp16": partial(half, graph),
+                }[dtype]()
+                path = folder / ONNX_FILES[dtype]
+                save(made, path)
+                settings = {"per_channel": per_channel, "keep_float": list(keep_float)} if dtype == "int8" else {}
+                measured = check.measure(OnnxModel(folder, dtype), dtype, max_drop, settings)
+                digest = {"bytes": path.stat().st_size, "sha256": sha256(path)}
+                files[ONNX_FILES[dtype]] = {"dtype": dtype, **digest, **settings, **measured}
+            if "fp32" not in dtypes:
+                (folder / ONNX_FILES["fp32"]).unlink()
+                del files[ONNX_FILES["fp32"]]
+            record = _record(model_name_or_path, model, check, files, opset)
+            _write_others(folder, model, record)
+        return Exported(output, record)
+
+
+def _place(name: str, source: Source, output_dir: str | os.PathLike | None) -> Path:
+    """Where the export goes.
+
+    Raises:
+        ArgumentsError: see `export_onnx`.
+    """
+    if output_dir is None:
+        here = Path(name).resolve() if Path(name).exists() else Path(name.partition("@")[0].rpartition("/")[2]).absolute()
+        output_dir = here.with_name(f"{here.name}-onnx")
+    output = Path(output_dir)
+    for folder in (Path(name).resolve(), source.folder.resolve()):
+        if folder == output.resolve() or folder in output.resolve().parents:
+            raise ArgumentsError(f"--output_dir {output} is in the folder of the model, which stays as it is. Give another.")
+    if output.is_dir() and any(output.iterdir()) and not (output / EXPORT_FILE).is_file():
+        raise ArgumentsError(f"--output_dir {output} is not empty and holds no export. Give another, or empty this one.")
+    return output
+
+
+def _load(source: Source, scratch: str, trust_remote_code: bool) -> _Model:
+    kind = fill_mask if source.fills_masks else kind_module(source.spec.kind)
+    tokenizer = load_tokenizer(str(source.folder), trust_remote_code=trust_remote_code, masking=source.fills_masks)
+    if not tokenizer.is_fast:
+        raise ModelError(
+            f"{source.folder} has a tokenizer in pure Python ({type(tokenizer).__name__}) and no tokenizer.json, which "
+            "everything that loads an export reads. Only models with a fast tokenizer are exported."
+        )
+    stock = load_finished(source.folder, kind.AUTO_CLASS, trust_remote_code).float().eval()
+    if source.stock:
+        set_token_types(tokenizer, stock.config)
+    if source.spec.kind == "regression":
+        stock.config.problem_type = "regression"
+    quiet = {"report_to": "none", "disable_tqdm": True, "select_by": "last", "eval_strategy": "no", "use_cpu": True}
+    args = FinetuneArguments(output_dir=scratch, **quiet, **source.arguments)
+    restore = getattr(kind, "restore", None)
+    decoder = stock if restore is None else restore(stock, source.folder, args)
+    return _Model(source, kind, stock, tokenizer, args, decoder)
+
+
+class _RandomCheck:
+    """Of logits alone, on random tokens."""
+
+    about = {"texts": 0, "what": "random tokens"}
+    task = None
+
+    def __init__(self, model: _Model):
+        self.model = model
+        generator = torch.Generator().manual_seed(0)
+        longest = model.args.max_length
+        self.batches = []
+        for count, length in ((1, 1), (3, min(7, longest)), (2, min(32, longest)), (1, longest)):
+            shape = (count, 3, length) if model.source.spec.kind == "multiple_choice" else (count, length)
+            mask = torch.ones(shape, dtype=torch.int64)
+            mask[0, ..., length - length // 3 :] = 0
+            ids = torch.randint(model.stock.config.vocab_size, shape, generator=generator)
+            types = torch.zeros(shape, dtype=torch.int64)
+            self.batches.append({"input_ids": ids, "attention_mask": mask, "token_type_ids": types})
+
+    def measure(self, exported: OnnxModel, dtype: str, max_drop: float, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """How far logits are from torch's."""
+        return {"max_difference": _agreeing(max(_apart(exported(each), self.model(each)) for each in self.batches))}
+
+
+class _TextCheck:
+    """Of logits and of the score, or of predictions that stay the same.
+
+    Args:
+        task: with labels; None: the predictions of torch take their place.
+    """
+
+    def __init__(self, model: _Model, rows: Dataset, task: Task | None, what: str, batch_size: int):
+        self.model, self.rows, self.task = model, rows, task
+        self.batch_size = batch_size
+        kind = model.kind
+        self.set = EvaluationSet(kind, rows, model.tokenizer, model.args, model.source.label_names)
+        self.collate = kind.collator(model.tokenizer, model.args)
+        self.reference = self.outputs(model)
+        self.predictions = self.decoded(self.reference)
+        self.metric = fill_mask.METRIC if kind is fill_mask else AGREEMENT if task is None else task.metric
+        self.score = self.scored(self.predictions)
+        self.about = {"texts": len(rows), "what": what, "metric": self.metric}
+
+    def outputs(self, of: Callable) -> Any:
+        return self.set.outputs_of(of, self.collate, self.batch_size)
+
+    def decoded(self, outputs: Any) -> list[dict[str, Any]]:
+        return self.set.decode(outputs, self.model.decoder, self.model.args)
+
+    def scored(self, predictions: list[dict[str, Any]]) -> float:
+        if self.metric == AGREEMENT:
+            return float(np.mean(self.same(predictions)))
+        return float(self.model.kind.score(self.task, predictions, self.rows)[self.metric])
+
+    def same(self, predictions: list[dict[str, Any]]) -> list[bool]:
+        return [a["prediction"] == b["prediction"] for a, b in zip(predictions, self.predictions, strict=True)]
+
+    def measure(self, exported: OnnxModel, dtype: str, max_drop: float, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """How far logits are from torch's, the score, and how many points it is below torch's.
+
+        Raises:
+            ModelError: logits of float32 are too far; another type loses more than `max_drop` points.
+        """
+        found = self.outputs(exported)
+        apart = _apart(found, self.reference)
+        if dtype == "fp32":
+            _agreeing(apart)
+        predictions = self.decoded(found)
+        score = self.scored(predictions)
+        drop, changed = 100 * (self.score - score), len(predictions) - sum(self.same(predictions))
+        if drop > max_drop and dtype != "fp32":
+            raise ModelError(
+                f"{dtype} loses {drop:.2f} points of {self.metric}, from {100 * self.score:.2f} to {100 * score:.2f} "
+                f"({changed} of {len(predictions):,} predictions change), more than --max_drop {max_drop:g}. "
+                f"{_advice(dtype, settings)}"
+            )
+        return {"max_difference": apart, "score": score, "drop": drop, "changed": changed}
+
+
+def _check_of(model: _Model, task: Task | None, data: str | None, batch_size: int) -> _RandomCheck | _TextCheck:
+    spec = model.source.spec
+    if task is None and data is None:
+        return _RandomCheck(model)
+    if task is not None:
+        split = "validation" if "validation" in task.splits else "test"
+        rows, what = task.splits[split], f"{split} of {task.name}"
+        if model.kind is not fill_mask:
+            task.check_kind(f"a model for {spec.kind.replace('_', ' ')}", spec.kind)
+            if model.source.label_names and set(task.label_names) != set(model.source.label_names):
+                raise ModelError(
+                    f"The model tells apart {', '.join(model.source.label_names):.200}; the classes of {task.name} are "
+                    f"{', '.join(task.label_names):.200}. Give the task that it was trained on."
+                )
+    else:
+        assert data is not None
+        if spec.kind == "regression":
+            raise ArgumentsError("What int8 changes in numbers is measured against labels: give --task instead of --data.")
+        rows, what = next(unlabelled_chunks(data, spec, chunk=CHECKED_ROWS)).rows, Path(data).name
+    if model.kind is fill_mask:
+        rows = fill_mask.masked_rows(spread_texts(rows), model.tokenizer, model.args.max_length)
+    return _TextCheck(model, rows, task, what, batch_size)
+
+
+def _apart(found: Any, expected: Any) -> float:
+    """The largest difference of two outputs, arrays or tuples of them."""
+    if isinstance(found, tuple):
+        return max(map(_apart, found, expected))
+    return float(np.abs(found - expected).max())
+
+
+def _agreeing(apart: float) -> float:
+    """A difference of logits in float32.
+
+    Raises:
+        ModelError: it is more than rounding.
+    """
+    if not apart <= TOLERANCE:
+        raise ModelError(
+            f"The exported graph computes something else: its logits differ from torch's by {apart:.2g}, more than "
+            f"{TOLERANCE:g}. Nothing was written."
+        )
+    return apart
+
+
+def _advice(dtype: str, settings: Mapping[str, Any]) -> str:
+    if dtype != "int8":
+        return f"Leave {dtype} out."
+    tries = [f"--keep_float {part}" for part in ("embeddings", "head") if part not in settings["keep_float"]]
+    tries += [] if settings["per_channel"] else ["--per_channel true"]
+    return f"Try {' or '.join([*tries, '--dtypes fp32'])}; a larger --max_drop takes it as it is."
+
+
+def _record(
+    name: str, model: _Model, check: _RandomCheck | _TextCheck, files: Mapping[str, Any], opset: int
+) -> dict[str, Any]:
+    spec = model.source.spec
+    versions = {package: importlib.metadata.version(package) for package in _PACKAGES}
+    return {
+        "format": "hf_tlm.export",
+        "format_version": 1,
+        "model": displayed_name(name),
+        "repo_id": hub_name(name),
+        "model_type": model.stock.config.model_type,
+        "parameters": sum(parameter.numel() for parameter in model.stock.parameters()),
+        "task": check.task.name if check.task else None if model.kind is fill_mask or model.source.stock else spec.name,
+        "kind": "fill_mask" if model.kind is fill_mask else spec.kind,
+        "max_length": model.args.max_length,
+        "opset": opset,
+        "inputs": model.inputs,
+        "outputs": list(model.outputs),
+        "checked_on": check.about,
+        "files": dict(files),
+        "versions": {"hf_tlm": __version__, **versions},
+    }
+
+
+def _write_others(folder: Path, model: _Model, record: Mapping[str, Any]) -> None:
+    """What is beside the graphs."""
+    config = model.stock.config
+    config.architectures = [type(model.stock).__name__]
+    if hasattr(config, "auto_map"):  # Its code is not here, and nothing that reads the graph needs it.
+        del config.auto_map
+    config.save_pretrained(folder)
+    model.tokenizer.model_max_length = model.args.max_length
+    model.tokenizer.save_pretrained(folder)
+    for name in (SAVED_FILE, CRF_FILE, PROMPT_FILE):
+        if (model.source.folder / name).is_file():
+            shutil.copyfile(model.source.folder / name, folder / name)
+    (folder / EXPORT_FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    (folder / "README.md").write_text(onnx_card(record), encoding="utf-8")
+    write_seal(folder, *(path.name for path in sorted(folder.iterdir())))

@@ -1,0 +1,58 @@
+r"""Export a finished model to ONNX, in float32 and in 8 bits, for onnxruntime and the browser.
+
+    hf-tlm export --model_name_or_path runs/reviews --task reviews.csv --output_dir exports/reviews
+    hf-tlm export --model_name_or_path runs/reviews/mlm --data texts.txt --output_dir exports/reviews-mlm
+    hf-tlm export --model_name_or_path owner/name --dtypes fp32
+
+Every file is checked when it is made: float32 gives torch's logits within 1e-4 on the task's validation texts, and the score
+of int8 is measured; one that loses more than --max_drop is refused. Give --task with the options that it had in training.
+Nothing changes in the folder that is read. Needs the extra [onnx].
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+from hf_tlm import runs
+from hf_tlm.config import parse, run
+from hf_tlm.errors import HfTlmError
+from hf_tlm.runs import ExportArguments
+from hf_tlm.tasks import TaskArguments
+
+
+@dataclass
+class CheckArguments(TaskArguments):
+    """The labelled task whose validation texts the files are checked on."""
+
+    task: str | None = field(
+        default=None,
+        metadata={
+            "help": "A table of texts and labels, a folder, a Hub dataset id or a registered task, as in training. Without "
+            "one give --data, or --dtypes fp32."
+        },
+    )
+
+
+def main() -> None:
+    # 1. Arguments: YAML files, then the command line.
+    args, task_args = parse(ExportArguments, CheckArguments, recipe="export", description=__doc__)
+    if int(os.environ.get("RANK", "0")) > 0:
+        return  # One process has nothing to share with others that `accelerate launch` started.
+    given = [name for name, value in vars(task_args).items() if value != getattr(CheckArguments(), name)]
+    if task_args.task is None and given:
+        raise HfTlmError(f"--{given[0]} has no effect without --task. Leave it out.")
+
+    # 2. Export, and check.
+    task = None if task_args.task is None else task_args.load()
+    exported = runs.export_onnx(args.model_name_or_path, args.output_dir, task=task, **args.options())
+
+    # 3. What came of it.
+    checked = exported.record["checked_on"]
+    print(exported.to_text())
+    print(f"checked on  {checked['what']}" + (f" ({checked['texts']:,} texts)" if checked["texts"] else ""))
+    print(f"export      {exported.folder}")
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,254 @@
+"""Exports: torch's numbers, files whole or not at all, nothing changed in what is read, and no torch needed afterwards."""
+
+import errno
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from datasets import Dataset
+from onnx import TensorProto, helper
+from transformers import AutoModel, AutoModelForSequenceClassification
+
+from hf_tlm.models import ModelError
+from hf_tlm.models.onnx_graph import check_plain, half, quantized
+from hf_tlm.models.onnx_session import OnnxModel
+from hf_tlm.runs import export_onnx, predict
+from hf_tlm.runs.export import export as module
+from hf_tlm.training import ArgumentsError
+from hf_tlm.utils.seals import SealError
+from support.tiny_checkpoints import files, go, pretrained
+from support.toys import make_task
+
+ROOT = Path(__file__).resolve().parents[3]
+ANY = {"max_drop": 100}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, tokenizer):
+    folder = tmp_path_factory.mktemp("run")
+    base = pretrained(folder / "base", tokenizer, num_hidden_layers=1)
+    go(folder / "out", base, make_task(train=24), max_steps=3)
+    return folder / "out"
+
+
+@pytest.fixture(scope="module")
+def exported(run, tmp_path_factory):
+    """The one graph that torch makes in this file."""
+    before = files(run)
+    made = export_onnx(str(run), tmp_path_factory.mktemp("export") / "out", task=make_task(), **ANY)
+    assert files(run) == before
+    return made
+
+
+@pytest.fixture
+def graph(exported, monkeypatch):
+    """The same graph again, in no time."""
+    made = onnx.load(exported.folder / "onnx/model.onnx")
+    monkeypatch.setattr(module, "to_onnx", lambda *args, **options: made)
+    return made
+
+
+@pytest.fixture
+def texts(tmp_path):
+    Dataset.from_list([{"text": row["text"]} for row in make_task().test]).to_json(tmp_path / "texts.jsonl")
+    return str(tmp_path / "texts.jsonl")
+
+
+def lines(path):
+    return [json.loads(line) for line in Path(path).read_text().splitlines()]
+
+
+def test_what_is_written_and_said(exported):
+    folder, record = exported.folder, json.loads((exported.folder / "export.json").read_text())
+    assert record == exported.record
+    assert {
+        "onnx/model.onnx",
+        "onnx/model_quantized.onnx",
+        "config.json",
+        "tokenizer.json",
+        "finetuned.json",
+        "seal.json",
+    } < {*files(folder)}
+    assert not any(name.endswith(".safetensors") for name in files(folder))
+    full, small = record["files"]["onnx/model.onnx"], record["files"]["onnx/model_quantized.onnx"]
+    assert 0 < full["max_difference"] <= 1e-4 and full["drop"] == 0
+    assert small["bytes"] < full["bytes"] == (folder / "onnx/model.onnx").stat().st_size
+    assert 1e-4 < small["max_difference"] < 1
+    assert record["checked_on"] == {"texts": 24, "what": "validation of toy", "metric": "macro_f1"}
+    card = (folder / "README.md").read_text()
+    assert f"| {100 * small['score']:.2f} | {max(small['drop'], 0):.2f} |" in card and "24 texts" in card
+    assert json.loads((folder / "tokenizer_config.json").read_text())["model_max_length"] == 32
+
+
+def test_graphs_are_plain(exported):
+    for name in exported.record["files"]:
+        content = (exported.folder / name).read_bytes()
+        made = onnx.load_from_string(content)
+        onnx.checker.check_model(made)
+        assert [(entry.domain, entry.version) for entry in made.opset_import] == [("", 18)]
+        assert {node.domain for node in made.graph.node} == {""} and not made.functions
+        assert b"site-packages" not in content and str(ROOT).encode() not in content
+        shapes = {each.name: [dim.dim_param for dim in each.type.tensor_type.shape.dim] for each in made.graph.input}
+        assert shapes == dict.fromkeys(["input_ids", "attention_mask", "token_type_ids"], ["batch", "sequence"])
+
+
+@pytest.mark.parametrize("options", [{}, {"onnx_dtype": "int8", "num_threads": 1}])
+def test_predictions_are_those_of_torch(run, exported, texts, tmp_path, options):
+    by_torch = lines(predict(str(run), texts, tmp_path / "torch.jsonl", use_cpu=True))
+    by_onnx = lines(predict(str(exported.folder), texts, tmp_path / "onnx.jsonl", backend="onnx", **options))
+    assert len(by_onnx) == 24
+    for one, other in zip(by_onnx, by_torch, strict=True):
+        assert one["id"] == other["id"] and one["text"] == other["text"]
+        assert one["probabilities"] == pytest.approx(other["probabilities"], abs=0.05 if options else 2e-6)
+        assert options or one["prediction"] == other["prediction"]
+
+
+def test_onnxruntime_and_tokenizers_alone(exported, run, texts, tmp_path):
+    """The program of the documentation, where torch, transformers and this package cannot be imported."""
+    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/how_to/onnxruntime_without_torch.md").read_text(), re.S)
+    assert "exports/reviews" in program
+    blocked = "import sys\nfor name in ('torch', 'transformers', 'datasets', 'hf_tlm'): sys.modules[name] = None\n"
+    given = [line["text"] for line in lines(texts)]
+    program = program.replace('"exports/reviews"', f"{str(exported.folder)!r}, 'model.onnx'")
+    program += f"\nprint(json.dumps(classify({given!r})))\nprint(json.dumps(classify([('a gene', 'it binds')])))"
+    done = subprocess.run([sys.executable, "-c", blocked + program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    *_, alone, pairs = done.stdout.splitlines()
+    expected = lines(predict(str(run), texts, tmp_path / "torch.jsonl", use_cpu=True))
+    for one, other in zip(json.loads(alone), expected, strict=True):
+        assert one == pytest.approx(other["probabilities"], abs=2e-6)
+    assert sum(json.loads(pairs)[0].values()) == pytest.approx(1)
+
+
+def test_what_loses_too_much_is_refused(run, graph, tmp_path, monkeypatch):
+    def wrong(model, **options):
+        made = onnx.ModelProto()
+        made.CopyFrom(model)
+        (head,) = [each for each in made.graph.initializer if each.name.endswith("classifier.weight")]
+        head.CopyFrom(onnx.numpy_helper.from_array(-onnx.numpy_helper.to_array(head), head.name))
+        return made
+
+    monkeypatch.setattr(module, "quantized", wrong)
+    task, rows = make_task(), make_task().validation
+    rows.select_columns("text").to_json(tmp_path / "rows.jsonl")
+    found = lines(predict(str(run), str(tmp_path / "rows.jsonl"), tmp_path / "found.jsonl", use_cpu=True))
+    (tmp_path / "found.jsonl").unlink()
+    labels = [task.label2id[line["prediction"]] for line in found]  # So that float32 has them all.
+    task.splits["validation"] = rows.remove_columns("label").add_column("label", labels)
+    with pytest.raises(
+        ModelError, match=r"int8 loses [\d.]+ points of macro_f1, from 100.00 to .* predictions change.*--keep_float emb"
+    ):
+        export_onnx(str(run), tmp_path / "out", task=task)
+    with pytest.raises(ModelError, match=r"loses [\d.]+ points of agreement.* Try --keep_float embeddings or"):
+        export_onnx(str(run), tmp_path / "out", data=str(tmp_path / "rows.jsonl"), keep_float=["head"])
+    monkeypatch.setattr(module, "to_onnx", lambda *args, **options: wrong(graph))
+    for task in (make_task(), None):
+        with pytest.raises(ModelError, match="its logits differ from torch's by"):
+            export_onnx(str(run), tmp_path / "out", task=task, dtypes=["fp32"])
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
+
+
+def test_options_of_quantisation(graph):
+    def floats(made):
+        return sum(np.prod(each.dims) for each in made.graph.initializer if each.data_type == TensorProto.FLOAT)
+
+    plain, whole = quantized(graph), quantized(graph, per_channel=False)
+    kept = {part: quantized(graph, keep_float=[part]) for part in ("embeddings", "head")}
+    assert len(whole.SerializeToString()) < len(plain.SerializeToString())
+    assert floats(kept["embeddings"]) - floats(plain) > 120 * 16 - 10 and floats(kept["head"]) - floats(plain) >= 3 * 16 - 10
+    assert floats(half(graph)) < 20
+
+
+def test_half_precision(run, graph, texts, tmp_path):
+    made = export_onnx(str(run), tmp_path / "out", data=texts, dtypes=["fp16"], **ANY)
+    assert [*made.record["files"]] == ["onnx/model_fp16.onnx"] and not (made.folder / "onnx/model.onnx").exists()
+    assert made.record["files"]["onnx/model_fp16.onnx"]["max_difference"] < 0.01
+    with pytest.raises(ModelError, match="has no onnx/model.onnx, which fp32 is read from. There is fp16"):
+        predict(str(made.folder), texts, tmp_path / "a.jsonl", backend="onnx")
+
+
+def test_an_export_again_takes_its_place(run, graph, texts, tmp_path):
+    first = export_onnx(str(run), tmp_path / "out", dtypes=["fp32"])
+    assert first.record["checked_on"] == {"texts": 0, "what": "random tokens"}
+    assert "score" not in first.record["files"]["onnx/model.onnx"] and "random tokens" in first.to_text() + str(first.record)
+    content = files(tmp_path / "out")
+    export_onnx(str(run), tmp_path / "out", dtypes=["fp32"])
+    assert files(tmp_path / "out") == content
+
+
+def test_a_full_disk_leaves_nothing(run, graph, tmp_path, monkeypatch):
+    def full(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(module, "save", full)
+    with pytest.raises(ValueError, match="is full"):
+        export_onnx(str(run), tmp_path / "out", dtypes=["fp32"])
+    assert not [*tmp_path.iterdir()]
+
+
+def test_refused_before_any_work(run, tmp_path, tokenizer, monkeypatch):
+    def refused(error, match, model=run, output=None, **options):
+        with pytest.raises(error, match=match):
+            export_onnx(str(model), output or tmp_path / "out", **options)
+
+    refused(ArgumentsError, "int8: checked on texts. Give --task")
+    refused(ArgumentsError, "received both", task=make_task(), data="a.txt")
+    refused(ArgumentsError, "keep_float are of int8", dtypes=["fp32"], keep_float=["head"])
+    refused(ModelError, "The types are fp32, int8, fp16; received 'int4'", dtypes=["int4"])
+    only = {"dtypes": ["fp32"]}
+    refused(ArgumentsError, "is in the folder of the model", output=run / "onnx", **only)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/thesis.txt").touch()
+    refused(ArgumentsError, "is not empty and holds no export", output=tmp_path / "mine", **only)
+    body = pretrained(tmp_path / "body", tokenizer, auto_class=AutoModel)
+    refused(ModelError, "has no head of a task", model=body, **only)
+    damaged = pretrained(tmp_path / "damaged", tokenizer, auto_class=AutoModelForSequenceClassification)
+    (damaged / "model.safetensors").write_bytes((damaged / "model.safetensors").read_bytes()[:500])
+    refused(ModelError, "Cannot load the model in", model=damaged, **only)
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    refused(ModelError, "Exporting needs the package onnxscript, which is not installed", **only)
+    assert not (tmp_path / "out").exists()
+
+
+def test_another_task_is_refused(run, graph, tmp_path):
+    task = make_task()
+    with pytest.raises(ModelError, match="The model tells apart down, none, up; the classes of toy are a, b, c"):
+        export_onnx(str(run), tmp_path / "out", task=type(task)(task.spec, task.splits, ("a", "b", "c")))
+
+
+def test_a_damaged_export_does_not_predict(exported, texts, tmp_path):
+    folder = tmp_path / "copy"
+    (folder / "onnx").mkdir(parents=True)
+    for name, content in files(exported.folder).items():
+        (folder / name).write_bytes(content)
+    (folder / "onnx/model.onnx").write_bytes(b"\0" + (folder / "onnx/model.onnx").read_bytes()[1:])
+    with pytest.raises(SealError):
+        predict(str(folder), texts, tmp_path / "a.jsonl", backend="onnx")
+    (folder / "seal.json").unlink()
+    with pytest.raises(ModelError, match="onnxruntime cannot load"):
+        predict(str(folder), texts, tmp_path / "a.jsonl", backend="onnx")
+
+
+def test_a_strangers_graph_reads_no_file_elsewhere(tmp_path):
+    (tmp_path / "secret").write_bytes(np.ones(4, np.float32).tobytes())
+    weight = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[4], data_location=TensorProto.EXTERNAL)
+    weight.external_data.add(key="location", value="../../secret")
+    graph = helper.make_graph(
+        [helper.make_node("Identity", ["w"], ["logits"])],
+        "graph",
+        [helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["batch", "sequence"])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, [4])],
+        [weight],
+    )
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    (tmp_path / "export/onnx").mkdir(parents=True)
+    (tmp_path / "export/onnx/model.onnx").write_bytes(made.SerializeToString())
+    with pytest.raises(ModelError, match="onnxruntime cannot load"):
+        OnnxModel(tmp_path / "export")
+    with pytest.raises(ModelError, match="w in another file"):
+        check_plain(made)
