@@ -45,18 +45,11 @@ def main() -> None:
             print(f"report       {page}")
 
     # 5. Predictions for unlabelled data.
-    if predicting.predict is not None:
-        path = runs.predict(
-            args.output_dir,
-            predicting.predict,
-            predicting.predict_output,
-            predict_format=predicting.predict_format,
-            drop_bad_rows=task_args.drop_bad_rows,
-            trust_remote_code=checkpoint.trust_remote_code,
-            **runs.machine_options(args),
-        )
-        if args.process_index == 0:
-            print(f"predictions  {path}")
+    path = runs.predict_after(
+        args, predicting, drop_bad_rows=task_args.drop_bad_rows, trust_remote_code=checkpoint.trust_remote_code
+    )
+    if path is not None and args.process_index == 0:
+        print(f"predictions  {path}")
 
 
 if __name__ == "__main__":

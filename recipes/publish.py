@@ -17,92 +17,11 @@ safetensors. Without --repo_id nothing is uploaded.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from hf_tlm import hub, models, retrieval, runs, tasks
 from hf_tlm.config import parse, run
-from hf_tlm.errors import HfTlmError
-
-
-@dataclass(repr=False)  # A repr would show the token.
-class PublishArguments:
-    """What is published, and where to."""
-
-    model: str | None = field(default=None, metadata={"help": "Folder of a finished run."})
-    subset: str | None = field(default=None, metadata={"help": "Folder of a subset (hf-tlm retrieve, select-influence)."})
-    legacy_checkpoint: str | None = field(
-        default=None,
-        metadata={
-            "help": "Hub id, with @revision if wanted, or folder of a released checkpoint: pytorch_model.bin, config.json, "
-            "and a tokenizer (COCO-LM: sp.model and dict.txt)."
-        },
-    )
-    output_dir: str | None = field(
-        default=None, metadata={"help": "legacy_checkpoint: folder to write; an earlier model there is replaced."}
-    )
-    task: str | None = field(
-        default=None,
-        metadata={"help": "TLM: registered task whose classes it tells apart. Default: the one in the checkpoint's name."},
-    )
-    label_names: list[str] | None = field(
-        default=None, metadata={"help": "TLM: names of the classes by their indices, instead of --task.", "nargs": "+"}
-    )
-    tokenizer_name: str | None = field(
-        default=None, metadata={"help": "TLM: tokenizer by Hub id or folder, if the checkpoint has none."}
-    )
-    evaluate_on: str | None = field(
-        default=None, metadata={"help": "TLM: labelled task (name, Hub id or folder) to score the converted model on."}
-    )
-    repo_id: str | None = field(default=None, metadata={"help": "Repository to publish to, owner/name."})
-    config_name: str | None = field(
-        default=None, metadata={"help": "subset: its configuration (small, large) in a repository of several."}
-    )
-    private: bool | None = field(default=None, metadata={"help": "Whether a new repository is private; default: yes."})
-    revision: str | None = field(default=None, metadata={"help": "Branch to publish to; made if it is not there."})
-    tag: str | None = field(default=None, metadata={"help": "Tag of what is published, for a release (v1)."})
-    license: str | None = field(default=None, metadata={"help": "Licence, for the card. Default: the card's, or none."})
-    language: str | None = field(default=None, metadata={"help": "Language, for the card. Default: the card's (en)."})
-    dataset: str | None = field(
-        default=None, metadata={"help": "model: repo id of the subset it was trained on, with @revision if known."}
-    )
-    widget_texts: list[str] | None = field(
-        default=None,
-        metadata={
-            "help": "model: texts of your own that its page offers to try; no text of the task is published otherwise.",
-            "nargs": "+",
-        },
-    )
-    dry_run: bool = field(default=False, metadata={"help": "List what would be pushed, and push nothing."})
-    verify: bool = field(default=False, metadata={"help": "Load what was published elsewhere, and compare it."})
-    hub_token: str | None = field(default=None, metadata={"help": "Default: HF_TOKEN, or that of `hf auth login`."})
-
-    def __post_init__(self):
-        kinds = ("model", "subset", "legacy_checkpoint")
-        given = [kind for kind in kinds if getattr(self, kind) is not None]
-        if len(given) != 1:
-            raise HfTlmError(f"Give one of --model, --subset, --legacy_checkpoint; received {', '.join(given) or 'none'}.")
-        needed = {"model": ["repo_id"], "subset": ["repo_id"], "legacy_checkpoint": ["output_dir"]}[given[0]]
-        if missing := [name for name in needed if getattr(self, name) is None]:
-            raise HfTlmError(f"--{given[0]} needs --{missing[0]}: see --help.")
-        useless = {
-            "legacy_checkpoint": ("output_dir", "task", "label_names", "tokenizer_name", "evaluate_on"),
-            "subset": ("config_name",),
-            "repo_id": (
-                *("private", "revision", "tag", "license", "language", "dataset", "widget_texts"),
-                *("dry_run", "verify", "hub_token"),
-            ),
-        }
-        for name, others in useless.items():
-            for other in others:
-                if getattr(self, name) is None and getattr(self, other) != getattr(type(self), other):
-                    raise HfTlmError(f"--{other} has no effect without --{name}. Leave it out.")
-        if self.subset is not None and self.dataset is not None:
-            raise HfTlmError("--dataset names the subset that a --model was trained on, and has no effect on a subset.")
-        if self.subset is not None and self.widget_texts is not None:
-            raise HfTlmError("--widget_texts are for a model's page to try, and have no effect on a subset.")
-        if self.dry_run and self.verify:
-            raise HfTlmError("--dry_run publishes nothing that --verify could load. Give one of them.")
+from hf_tlm.hub import PublishArguments
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from hf_tlm.utils.lazy import export_lazily
 
 if TYPE_CHECKING:
-    from hf_tlm.hub.arguments import SubsetHubArguments
+    from hf_tlm.hub.arguments import PublishArguments, SubsetHubArguments
     from hf_tlm.hub.commit import Push
     from hf_tlm.hub.publish import publish_model, publish_subset
     from hf_tlm.hub.push import check_push, push
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __getattr__, __dir__, __all__ = export_lazily(
     __name__,
     {
-        "arguments": ["SubsetHubArguments"],
+        "arguments": ["PublishArguments", "SubsetHubArguments"],
         "commit": ["Push"],
         "publish": ["publish_model", "publish_subset"],
         "push": ["check_push", "push"],

@@ -1,14 +1,20 @@
-"""How recipes that make a subset say where it is published."""
+"""How recipes say what is published on the Hub, and where."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from hf_tlm.errors import HubError
 from hf_tlm.hub.commit import Push
 from hf_tlm.hub.publish import publish_result
 from hf_tlm.hub.push import check_push
+from hf_tlm.utils.no_effect import NoEffect, check_effects
+
+_CONVERTED = NoEffect("legacy_checkpoint", (None,), "without --legacy_checkpoint. Leave it out.")
+_SUBSET = NoEffect("subset", (None,), "without --subset. Leave it out.")
+_PUSHED = NoEffect("repo_id", (None,), "without --repo_id. Leave it out.")
 
 
 @dataclass(repr=False)  # A repr would show the token.
@@ -57,3 +63,87 @@ class SubsetHubArguments:
             private=self.hub_private_repo,
             revision=self.hub_revision,
         )
+
+
+@dataclass(repr=False)  # A repr would show the token.
+class PublishArguments:
+    """What is published, and where to."""
+
+    model: str | None = field(default=None, metadata={"help": "Folder of a finished run."})
+    subset: str | None = field(default=None, metadata={"help": "Folder of a subset (hf-tlm retrieve, select-influence)."})
+    legacy_checkpoint: str | None = field(
+        default=None,
+        metadata={
+            "help": "Hub id, with @revision if wanted, or folder of a released checkpoint: pytorch_model.bin, config.json, "
+            "and a tokenizer (COCO-LM: sp.model and dict.txt)."
+        },
+    )
+    output_dir: Annotated[str | None, _CONVERTED] = field(
+        default=None, metadata={"help": "legacy_checkpoint: folder to write; an earlier model there is replaced."}
+    )
+    task: Annotated[str | None, _CONVERTED] = field(
+        default=None,
+        metadata={"help": "TLM: registered task whose classes it tells apart. Default: the one in the checkpoint's name."},
+    )
+    label_names: Annotated[list[str] | None, _CONVERTED] = field(
+        default=None, metadata={"help": "TLM: names of the classes by their indices, instead of --task.", "nargs": "+"}
+    )
+    tokenizer_name: Annotated[str | None, _CONVERTED] = field(
+        default=None, metadata={"help": "TLM: tokenizer by Hub id or folder, if the checkpoint has none."}
+    )
+    evaluate_on: Annotated[str | None, _CONVERTED] = field(
+        default=None, metadata={"help": "TLM: labelled task (name, Hub id or folder) to score the converted model on."}
+    )
+    repo_id: str | None = field(default=None, metadata={"help": "Repository to publish to, owner/name."})
+    config_name: Annotated[str | None, _SUBSET] = field(
+        default=None, metadata={"help": "subset: its configuration (small, large) in a repository of several."}
+    )
+    private: Annotated[bool | None, _PUSHED] = field(
+        default=None, metadata={"help": "Whether a new repository is private; default: yes."}
+    )
+    revision: Annotated[str | None, _PUSHED] = field(
+        default=None, metadata={"help": "Branch to publish to; made if it is not there."}
+    )
+    tag: Annotated[str | None, _PUSHED] = field(
+        default=None, metadata={"help": "Tag of what is published, for a release (v1)."}
+    )
+    license: Annotated[str | None, _PUSHED] = field(
+        default=None, metadata={"help": "Licence, for the card. Default: the card's, or none."}
+    )
+    language: Annotated[str | None, _PUSHED] = field(
+        default=None, metadata={"help": "Language, for the card. Default: the card's (en)."}
+    )
+    dataset: Annotated[str | None, _PUSHED] = field(
+        default=None, metadata={"help": "model: repo id of the subset it was trained on, with @revision if known."}
+    )
+    widget_texts: Annotated[list[str] | None, _PUSHED] = field(
+        default=None,
+        metadata={
+            "help": "model: texts of your own that its page offers to try; no text of the task is published otherwise.",
+            "nargs": "+",
+        },
+    )
+    dry_run: Annotated[bool, _PUSHED] = field(
+        default=False, metadata={"help": "List what would be pushed, and push nothing."}
+    )
+    verify: Annotated[bool, _PUSHED] = field(
+        default=False, metadata={"help": "Load what was published elsewhere, and compare it."}
+    )
+    hub_token: Annotated[str | None, _PUSHED] = field(
+        default=None, metadata={"help": "Default: HF_TOKEN, or that of `hf auth login`."}
+    )
+
+    def __post_init__(self):
+        kinds = ("model", "subset", "legacy_checkpoint")
+        given = [kind for kind in kinds if getattr(self, kind) is not None]
+        if len(given) != 1:
+            raise HubError(f"Give one of --model, --subset, --legacy_checkpoint; received {', '.join(given) or 'none'}.")
+        needed = {"model": ["repo_id"], "subset": ["repo_id"], "legacy_checkpoint": ["output_dir"]}[given[0]]
+        if missing := [name for name in needed if getattr(self, name) is None]:
+            raise HubError(f"--{given[0]} needs --{missing[0]}: see --help.")
+        check_effects(self, HubError, prefix="--")
+        for name in ("dataset", "widget_texts"):
+            if self.subset is not None and getattr(self, name) is not None:
+                raise HubError(f"--{name} is for a model, and has no effect on a subset. Leave it out.")
+        if self.dry_run and self.verify:
+            raise HubError("--dry_run publishes nothing that --verify could load. Give one of them.")

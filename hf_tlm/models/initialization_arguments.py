@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from hf_tlm.models.errors import ModelError
+from hf_tlm.utils.no_effect import NoEffect
 from hf_tlm.utils.ranges import check_ranges
+
+_RANDOM = NoEffect("embedding_init", ("random",), "with embedding_init random. Leave it out.")
 
 
 @dataclass
@@ -21,7 +25,7 @@ class InitializationArguments:
             "choices": ["random", "spectral"],
         },
     )
-    spectral_scale: float = field(default=1.0, metadata={"help": "Norm of a spectral token embedding."})
+    spectral_scale: Annotated[float, _RANDOM] = field(default=1.0, metadata={"help": "Norm of a spectral token embedding."})
     weight_init: str = field(
         default="config",
         metadata={

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.retrieval.names import RETRIEVERS
 from hf_tlm.retrieval.queries import QUERY_MODES
+from hf_tlm.utils.no_effect import OnlyWith, check_effects
 from hf_tlm.utils.ranges import check_ranges
 
 if TYPE_CHECKING:
@@ -21,15 +22,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Which retrievers have a use for an option, where not all have.
-_OF = {
-    ("bm25",): ("num_threads",),
-    ("bm25", "sharded"): ("query_batch_size",),
-    ("sharded",): ("num_shards", "executor", "workers", "work_dir", "executor_options"),
-    ("elasticsearch",): tuple(
-        f"elastic_{name}" for name in ("url", "index", "text_field", "id_field", "source_field", "ca_certs")
-    ),
-}
+# Options of a search do not harm a random subset: files of a table have them for all of its subsets.
+_BM25 = OnlyWith("retriever", ("bm25",), ignored=("random",))
+_OURS = OnlyWith("retriever", ("bm25", "sharded"), ignored=("random",))
+_SHARDED = OnlyWith("retriever", ("sharded",), ignored=("random",))
+_ELASTIC = OnlyWith("retriever", ("elasticsearch",), ignored=("random",))
 
 
 @dataclass
@@ -73,30 +70,42 @@ class RetrievalArguments:
     index_dir: str | None = field(
         default=None, metadata={"help": "Folder of the index, built if it is not there. Default: the cache."}
     )
-    num_threads: int | None = field(
+    num_threads: Annotated[int | None, _BM25] = field(
         default=None, metadata={"help": "Threads; default, all cores. Indexing takes some 100 MB for each."}
     )
-    query_batch_size: int | None = field(
+    query_batch_size: Annotated[int | None, _OURS] = field(
         default=None, metadata={"help": "Queries a thread searches at once, 24 bytes x top_k each; fewer are slower."}
     )
-    num_shards: int = field(default=2, metadata={"help": "sharded: parts, each indexed and searched by one process."})
-    executor: str = field(
+    num_shards: Annotated[int, _SHARDED] = field(
+        default=2, metadata={"help": "sharded: parts, each indexed and searched by one process."}
+    )
+    executor: Annotated[str, _SHARDED] = field(
         default="local", metadata={"help": "sharded: where it runs.", "choices": ["local", "ray", "slurm", "jobs"]}
     )
-    workers: int | None = field(default=None, metadata={"help": "sharded: shards at a time."})
-    work_dir: str | None = field(
+    workers: Annotated[int | None, _SHARDED] = field(default=None, metadata={"help": "sharded: shards at a time."})
+    work_dir: Annotated[str | None, _SHARDED] = field(
         default=None, metadata={"help": "sharded: folder all machines see, which a killed run continues from."}
     )
-    executor_options: str = field(
+    executor_options: Annotated[str, _SHARDED] = field(
         default="{}",
         metadata={"help": 'sharded: of datatrove\'s executor, e.g. \'{"partition": "cpu", "time": "2:00:00"}\'.'},
     )
-    elastic_url: str = field(default="http://localhost:9200", metadata={"help": "elasticsearch: the cluster."})
-    elastic_index: str | None = field(default=None, metadata={"help": "elasticsearch: the index."})
-    elastic_text_field: str = field(default="text", metadata={"help": "elasticsearch: field of the texts."})
-    elastic_id_field: str | None = field(default=None, metadata={"help": "elasticsearch: field of the ids. Default: _id."})
-    elastic_source_field: str = field(default="source", metadata={"help": "elasticsearch: field of the sources."})
-    elastic_ca_certs: str | None = field(default=None, metadata={"help": "elasticsearch: certificates to trust."})
+    elastic_url: Annotated[str, _ELASTIC] = field(
+        default="http://localhost:9200", metadata={"help": "elasticsearch: the cluster."}
+    )
+    elastic_index: Annotated[str | None, _ELASTIC] = field(default=None, metadata={"help": "elasticsearch: the index."})
+    elastic_text_field: Annotated[str, _ELASTIC] = field(
+        default="text", metadata={"help": "elasticsearch: field of the texts."}
+    )
+    elastic_id_field: Annotated[str | None, _ELASTIC] = field(
+        default=None, metadata={"help": "elasticsearch: field of the ids. Default: _id."}
+    )
+    elastic_source_field: Annotated[str, _ELASTIC] = field(
+        default="source", metadata={"help": "elasticsearch: field of the sources."}
+    )
+    elastic_ca_certs: Annotated[str | None, _ELASTIC] = field(
+        default=None, metadata={"help": "elasticsearch: certificates to trust."}
+    )
 
     def __post_init__(self):
         check_ranges(self, RetrievalError)
@@ -169,15 +178,7 @@ class RetrievalArguments:
             raise RetrievalError("--like gives the size of a random subset: add --retriever random.")
         if self.like is not None and self.num_passages is not None:
             raise RetrievalError("--like and --num_passages are both the size of a random subset. Give one of them.")
-        for entry in fields(self):
-            # Options of a search do not harm a random subset: files of a table have them for all of its subsets.
-            of = next((takers for takers, names in _OF.items() if entry.name in names), ())
-            value = getattr(self, entry.name)
-            if of and value != entry.default and self.retriever not in (*of, "random"):
-                raise RetrievalError(
-                    f"--{entry.name} {value} has no effect with --retriever {self.retriever}: it is for {' and '.join(of)}. "
-                    "Leave it out, or change --retriever."
-                )
+        check_effects(self, RetrievalError, prefix="--")
 
     def _sharding(self) -> Sharding:
         from hf_tlm.retrieval.engines.engine import Sharding

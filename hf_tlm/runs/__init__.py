@@ -16,8 +16,8 @@ if TYPE_CHECKING:
         PredictArguments,
         PredictorArguments,
         check_predictable,
-        machine_options,
         predict,
+        predict_after,
     )
     from hf_tlm.runs.pretrain import PretrainingRun, run_pretraining
     from hf_tlm.runs.score_model import score_models, train_score_model
@@ -34,7 +34,7 @@ __getattr__, __dir__, __all__ = export_lazily(
         "few_shot": ["FewShotArguments", "FewShotRun", "PromptClassifier", "run_few_shot"],
         "finetuning": ["CheckpointArguments", "FinetuneArguments", "FinetuneRun", "finetune"],
         "grid": ["Grid", "GridArguments", "GridRun", "run_grid", "run_shared"],
-        "prediction": ["PredictArguments", "PredictorArguments", "check_predictable", "machine_options", "predict"],
+        "prediction": ["PredictArguments", "PredictorArguments", "check_predictable", "predict", "predict_after"],
         "pretrain": ["PretrainingRun", "run_pretraining"],
         "tlm": ["ProtocolError", "Run", "run_tlm"],
         "score_model": ["score_models", "train_score_model"],

@@ -54,9 +54,7 @@ def check_together(args: Any, model_args: Any) -> None:
         ArgumentsError: an option is not at its default, and another one leaves it without effect.
     """
     without = {
-        "rtd_weight": (args, args.clm == "all_token", "clm all_token"),
         "temperature": (model_args, model_args.replacements == "random", "replacements random"),
-        "spectral_scale": (model_args, model_args.embedding_init == "random", "embedding_init random"),
         # ELECTRA's main model has no masked-LM head; of COCO-LM's that corrects tokens the output bias is meant.
         "lm_head_init": (
             model_args,

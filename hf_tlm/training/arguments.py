@@ -7,13 +7,17 @@ import os
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
+from hf_tlm.training.base_arguments import SeedsArguments
 from hf_tlm.training.errors import ArgumentsError
 from hf_tlm.training.run_arguments import RunArguments
 from hf_tlm.training.teacher_arguments import WITHOUT_TEACHER, TeacherArguments
+from hf_tlm.utils.no_effect import OnlyWith
+
+_WITH_MUON = OnlyWith("optim", ("muon",))
 
 
 @dataclass(repr=False)
-class TlmArguments(TeacherArguments, RunArguments):
+class TlmArguments(TeacherArguments, RunArguments, SeedsArguments):
     """TLM's own options, and those of the Trainer whose defaults it changes.
 
     They are `TrainingArguments`: the inherited ones hold for stage 1, and stage 2 takes its own from `stage2_*`.
@@ -49,9 +53,6 @@ class TlmArguments(TeacherArguments, RunArguments):
             "result."
         },
     )
-    seeds: list[int] | None = field(
-        default=None, metadata={"help": "One whole run per seed, then mean and standard deviation.", "nargs": "+"}
-    )
 
     # Stage 2: the task loss alone, on unmasked task texts; the checkpoint best on validation is kept.
     stage2_max_steps: int = field(default=-1, metadata={"help": "Stage 2: optimizer steps. -1: by epochs."})
@@ -60,7 +61,7 @@ class TlmArguments(TeacherArguments, RunArguments):
         default=0, metadata={"help": "Stage 2 by epochs: at least so many optimizer steps, for tasks of few texts."}
     )
     stage2_learning_rate: float = field(default=2e-5, metadata={"help": "Stage 2: peak learning rate."})
-    stage2_muon_learning_rate: float | None = field(
+    stage2_muon_learning_rate: Annotated[float | None, _WITH_MUON] = field(
         default=None, metadata={"help": "Stage 2: as muon_learning_rate. Default: stage2_learning_rate."}
     )
     stage2_weight_decay: float = field(default=0.0, metadata={"help": "Stage 2: weight decay."})
@@ -143,7 +144,6 @@ class TlmArguments(TeacherArguments, RunArguments):
                 f"stage2_rdrop compares two passes over a text, and stage2_rho2 {self.stage2_rho2} masks it. Leave one of "
                 "them out."
             )
-        self._check_rate("stage2_muon_learning_rate")
         sharded = self.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true"
         if self.stage2_ema_decay and sharded:
             raise ArgumentsError(
@@ -155,7 +155,6 @@ class TlmArguments(TeacherArguments, RunArguments):
                 "stage2_min_steps is for a stage 2 by epochs (stage2_max_steps -1); received "
                 f"{self.stage2_min_steps} with stage2_max_steps {self.stage2_max_steps}. Leave one of them out."
             )
-        self._check_seeds()
 
     def _check_teacher(self) -> None:
         if not self.taught:
@@ -252,11 +251,6 @@ class PretrainArguments(RunArguments):
 
     To `TlmTrainer` pretraining is rho1 = inf.
     """
-
-    rho1: ClassVar[float] = math.inf
-    rho2: ClassVar[float] = 0.0
-    taught: ClassVar[bool] = False
-    loss_normalization: ClassVar[str] = "sum"
 
     def __post_init__(self):
         super().__post_init__()

@@ -5,14 +5,15 @@ from __future__ import annotations
 import copy
 import os
 from dataclasses import dataclass, field
-from typing import ClassVar, TypeVar
+from typing import Annotated, ClassVar, TypeVar
 
 from transformers import TrainingArguments
 
 from hf_tlm.hub.repo_id import find_repo
 from hf_tlm.training.errors import ArgumentsError
-from hf_tlm.training.optimizers import MUON, OWN, check_optimizer
+from hf_tlm.training.optimizers import OWN, check_optimizer
 from hf_tlm.training.trainer_options import check_trainer_options
+from hf_tlm.utils.no_effect import OnlyWith, check_effects
 from hf_tlm.utils.ranges import check_ranges
 
 # Of the Trainer's options those that would break a run.
@@ -25,22 +26,23 @@ _UNSUPPORTED = {
     "prediction_loss_only": "checkpoints are chosen by the task's metric",
     "restore_callback_states_from_checkpoint": "what is here restores what a run needs by itself",
 }
+_WITH_MUON = OnlyWith("optim", ("muon",))
 Arguments = TypeVar("Arguments", bound="BaseArguments")
 
 
 @dataclass(repr=False)
 class BaseArguments(TrainingArguments):
-    """`TrainingArguments` of a run that resumes by itself, ends at a non-finite loss, and publishes a finished folder.
-
-    Subclasses have the fields `layerwise_lr_decay`, `max_length` and `total_batch_size`.
-    """
+    """`TrainingArguments` of a run that resumes by itself, ends at a non-finite loss, and publishes a finished folder."""
 
     hub_id_name: ClassVar[str] = "hub_model_id"
     # Whether a micro-batch is made smaller, if need be, until it divides the total batch.
     fits_micro_batch: ClassVar[bool] = False
-    # A subclass that can be asked for Muon has a field of this name.
-    muon_learning_rate: ClassVar[float | None] = None
 
+    output_dir: str | None = field(
+        default=None, metadata={"help": "Folder of the run: its model and results. Default: trainer_output."}
+    )
+    per_device_eval_batch_size: int = field(default=64, metadata={"help": "Texts per device when evaluating."})
+    logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Not here: such a loss ends the run."})
     # The Trainer's columns of labels, which a run knows; the option of this name is the task's, for names of classes.
     label_names: list[str] | None = field(default=None, init=False)
 
@@ -58,7 +60,7 @@ class BaseArguments(TrainingArguments):
         if optim in OWN:
             self.optim = optim
         check_trainer_options(self)
-        self._check_rate("muon_learning_rate")
+        check_effects(self, ArgumentsError)
         # What accelerate's config asks for counts as asked for here: settings and cards say what a run was computed in.
         self.bf16, self.fp16 = (self.mixed_precision == name for name in ("bf16", "fp16"))
         _check_hub(self, self.hub_id_name)
@@ -89,22 +91,15 @@ class BaseArguments(TrainingArguments):
         # The collator takes what it needs, of columns that the model has no use for too.
         self.remove_unused_columns = False
 
-    def _check_rate(self, name: str) -> None:
-        rate = getattr(self, name)
-        if rate is None:
-            return
-        if self.optim != MUON:
-            optim = getattr(self.optim, "value", self.optim)
-            raise ArgumentsError(f"{name} {rate} has no effect with optim {optim}: it is for muon. Leave it out.")
-
-    def _check_seeds(self) -> None:
-        if self.seeds and len(set(self.seeds)) < len(self.seeds):
-            raise ArgumentsError(f"seeds holds a seed twice: {self.seeds}. Each is one run.")
+    @property
+    def total_batch_size(self) -> int | None:
+        """Texts per optimizer step over all processes; None: those of the micro-batches."""
+        return None
 
     @property
-    def run_seeds(self) -> list[int]:
-        """The seeds to run: `seeds`, or the single `seed`."""
-        return list(self.seeds) if self.seeds else [self.seed]
+    def layerwise_lr_decay(self) -> float:
+        """Every layer learns at so many times the rate of the one above it."""
+        return 1.0
 
     def _accumulation(
         self, total_batch_size: int, per_device: int, *, fitting: bool | None = None, name: str = "total_batch_size"
@@ -166,8 +161,39 @@ class BaseArguments(TrainingArguments):
 
 @dataclass(repr=False)
 class PublishedArguments(BaseArguments):
-    """A model is pushed once, from its finished folder, and not from what lies in it at some step."""
+    """Options of a run that trains one model, which is pushed once, from its finished folder.
 
+    Help texts speak of TLM too, where these options hold for stage 1.
+    """
+
+    weight_decay: float = field(default=0.01, metadata={"help": "Weight decay (TLM: of stage 1)."})
+    layerwise_lr_decay: float = field(
+        default=1.0,
+        metadata={
+            "help": "Every layer learns at so many times the rate of the one above it; ELECTRA's fine-tuning has 0.8, its "
+            "large model 0.9 (TLM: in stage 1)."
+        },
+    )
+    optim: str = field(
+        default="adamw_torch_fused",
+        metadata={
+            "help": "Optimizer: muon (matrices of the layers; AdamW for all else), lamb (extra [optim]), or one of the "
+            "Trainer's: adamw_torch_fused, adamw_torch, ..."
+        },
+    )
+    muon_learning_rate: Annotated[float | None, _WITH_MUON] = field(
+        default=None,
+        metadata={
+            "help": "optim muon: peak learning rate of the matrices, whose steps are as long as AdamW's (TLM: of stage 1). "
+            "Default: learning_rate."
+        },
+    )
+    per_device_train_batch_size: int = field(default=32, metadata={"help": "Texts per device and micro-batch, at most."})
+    logging_steps: float = field(default=50, metadata={"help": "Log every so many optimizer steps (TLM: in both stages)."})
+    save_total_limit: int | None = field(
+        default=2, metadata={"help": "Checkpoints to keep, the best one among them; 2: there is one before the newest."}
+    )
+    seed: int = field(default=0, metadata={"help": "Seed; `seeds`, where there is that option, takes precedence."})
     push_to_hub: bool = field(default=False, metadata={"help": "Publish the finished model on the Hub."})
     hub_model_id: str | None = field(default=None, metadata={"help": "push_to_hub: the repository, owner/name."})
     hub_private_repo: bool | None = field(
@@ -181,6 +207,25 @@ class PublishedArguments(BaseArguments):
             "<hub_revision or main>-checkpoints, which --resume_from_checkpoint owner/name@main-checkpoints continues from."
         },
     )
+
+
+@dataclass(repr=False)
+class SeedsArguments(PublishedArguments):
+    """Options of a run that is repeated with several seeds."""
+
+    seeds: list[int] | None = field(
+        default=None, metadata={"help": "One whole run per seed, then mean and standard deviation.", "nargs": "+"}
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.seeds and len(set(self.seeds)) < len(self.seeds):
+            raise ArgumentsError(f"seeds holds a seed twice: {self.seeds}. Each is one run.")
+
+    @property
+    def run_seeds(self) -> list[int]:
+        """The seeds to run: `seeds`, or the single `seed`."""
+        return list(self.seeds) if self.seeds else [self.seed]
 
 
 def _check_deepspeed(args: BaseArguments) -> None:

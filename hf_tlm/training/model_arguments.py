@@ -10,6 +10,7 @@ from hf_tlm.models.initialization_arguments import InitializationArguments
 from hf_tlm.models.lora_arguments import LoraArguments
 from hf_tlm.objective_specs import OBJECTIVES
 from hf_tlm.training.errors import ArgumentsError
+from hf_tlm.utils.no_effect import check_effects
 from hf_tlm.utils.ranges import check_ranges
 
 
@@ -91,6 +92,7 @@ class ModelArguments(InitializationArguments, LoraArguments):
 
     def __post_init__(self):
         check_ranges(self, ArgumentsError)
+        check_effects(self, ArgumentsError)
         LoraArguments.__post_init__(self)
         InitializationArguments.__post_init__(self)
         if self.model_name_or_path is not None:

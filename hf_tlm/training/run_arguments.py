@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from hf_tlm.objective_specs import OBJECTIVES
 from hf_tlm.training.applicable import DEFAULT_MAX_STEPS, check_applicable
 from hf_tlm.training.base_arguments import PublishedArguments
 from hf_tlm.training.energy import check_energy
 from hf_tlm.training.errors import ArgumentsError
-from hf_tlm.utils.no_effect import NoEffect, check_effects
+from hf_tlm.utils.no_effect import NoEffect
 
+_ALL_TOKEN = NoEffect("clm", ("all_token",), "with clm all_token. Leave it out.")
+_WITHOUT_ENERGY = NoEffect("track_energy", (False,), "without track_energy. Leave it out.")
 _WITHOUT_SCL = NoEffect("scl", (False,), "with scl false. Leave it out.")
 
 
@@ -25,10 +28,6 @@ class RunArguments(PublishedArguments):
     single device. In a TLM run they hold for stage 1, and stage 2 has its own.
     """
 
-    output_dir: str | None = field(
-        default=None, metadata={"help": "Folder of the run: its model and results. Default: trainer_output."}
-    )
-
     # Overridden defaults.
     max_steps: int = field(
         default=0,
@@ -37,35 +36,6 @@ class RunArguments(PublishedArguments):
         },
     )
     learning_rate: float = field(default=1e-4, metadata={"help": "Peak learning rate (TLM: of stage 1)."})
-    weight_decay: float = field(default=0.01, metadata={"help": "Weight decay (TLM: of stage 1)."})
-    layerwise_lr_decay: float = field(
-        default=1.0,
-        metadata={
-            "help": "Every layer learns at so many times the rate of the one above it; 1: at the same (TLM: in stage 1)."
-        },
-    )
-    optim: str = field(
-        default="adamw_torch_fused",
-        metadata={
-            "help": "Optimizer: muon (matrices of the layers; AdamW for all else), lamb (extra [optim]), or one of the "
-            "Trainer's: adamw_torch_fused, adamw_torch, ..."
-        },
-    )
-    muon_learning_rate: float | None = field(
-        default=None,
-        metadata={
-            "help": "optim muon: peak learning rate of the matrices, whose steps are as long as AdamW's (TLM: of stage 1). "
-            "Default: learning_rate."
-        },
-    )
-    per_device_train_batch_size: int = field(default=32, metadata={"help": "Texts per device and micro-batch."})
-    per_device_eval_batch_size: int = field(default=64, metadata={"help": "Texts per device when evaluating."})
-    logging_steps: float = field(default=50, metadata={"help": "Log every so many optimizer steps, in both stages of TLM."})
-    save_total_limit: int | None = field(
-        default=2, metadata={"help": "Checkpoints to keep, the best one among them; 2: there is one before the newest."}
-    )
-    logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Not here: such a loss ends the run."})
-    seed: int = field(default=0, metadata={"help": "Seed; `seeds` of TLM takes precedence."})
 
     # The language-modelling loss, and what a step holds.
     objective: str = field(
@@ -78,7 +48,7 @@ class RunArguments(PublishedArguments):
             "choices": list(OBJECTIVES),
         },
     )
-    rtd_weight: float = field(
+    rtd_weight: Annotated[float, _ALL_TOKEN] = field(
         default=50.0,
         metadata={
             "help": "electra, ale: weight of replaced token detection beside the auxiliary model's loss. cocolm: of the "
@@ -145,7 +115,7 @@ class RunArguments(PublishedArguments):
         default=False,
         metadata={"help": "Read the machine's electricity during training (codecarbon, no network; extra `energy`)."},
     )
-    energy_country: str | None = field(
+    energy_country: Annotated[str | None, _WITHOUT_ENERGY] = field(
         default=None, metadata={"help": "Three-letter ISO code, such as FRA: tell the CO2 by that country's energy mix too."}
     )
     packing: str = field(
@@ -162,16 +132,24 @@ class RunArguments(PublishedArguments):
         metadata={"help": "Most vocabulary logits in memory at any time, forward or backward; 2^25 are 128 MiB of float32."},
     )
 
-    corpus_max_length: ClassVar[int | None] = None
-    # Of stage 2 of TLM alone, see `TlmArguments.for_stage`.
-    rdrop: ClassVar[float] = 0.0
-    ema_decay: ClassVar[float] = 0.0
-    class_balance: ClassVar[float] = 0.0
+    # No options, hence without a type: of stage 2 of TLM, see `TlmArguments.for_stage`; and pretraining's of those of TLM.
+    rdrop = ema_decay = class_balance = 0.0
+    rho1, rho2, loss_normalization = math.inf, 0.0, "sum"
+    teacher_weight = teacher_temperature = 1.0
+
+    @property
+    def taught(self) -> bool:
+        """Whether there is a teacher, see `TeacherArguments`."""
+        return False
+
+    @property
+    def corpus_max_length(self) -> int | None:
+        """Longest passage in tokens; None: as `max_length`."""
+        return None
 
     def __post_init__(self):
         super().__post_init__()
         check_applicable(self, self.objective)
-        check_effects(self, ArgumentsError)
         if not self.stop_gradient and self.clm != "full":
             raise ArgumentsError(
                 f"stop_gradient false is for clm full, whose LM loss has a copy probability; received clm {self.clm}. Leave "
@@ -188,8 +166,6 @@ class RunArguments(PublishedArguments):
                 "Leave it at random."
             )
         self._check_budget()
-        if self.energy_country is not None and not self.track_energy:
-            raise ArgumentsError(f"energy_country {self.energy_country!r} has no effect without track_energy.")
         if self.track_energy:
             check_energy(self.energy_country)
         if self.total_batch_tokens is not None and self.total_batch_size is not None:

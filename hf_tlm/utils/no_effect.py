@@ -24,12 +24,37 @@ class NoEffect:
     values: tuple[Any, ...]
     because: str
 
+    def refusal(self, value: Any, prefix: str) -> str | None:
+        """How the error goes on where the other field has this value; None: there the field has an effect."""
+        return self.because if value in self.values else None
+
+
+@dataclass(frozen=True)
+class OnlyWith:
+    """That a field has an effect only where another one of its dataclass has one of some values.
+
+    option, values: the other field, and the values.
+    ignored: values of it beside which the field is left unread, and no error.
+    """
+
+    option: str
+    values: tuple[str, ...]
+    ignored: tuple[str, ...] = ()
+
+    def refusal(self, value: Any, prefix: str) -> str | None:
+        """As `NoEffect.refusal`."""
+        if value in (*self.values, *self.ignored):
+            return None
+        other = prefix + self.option
+        takers = " and ".join(self.values)
+        return f"with {other} {getattr(value, 'value', value)}: it is for {takers}. Leave it out, or change {other}."
+
 
 def check_effects(options: Any, error: type[Exception], prefix: str = "") -> None:
     """Check that every option that was given has an effect beside the others.
 
     Args:
-        options: a dataclass, some of whose fields have a `NoEffect` in their type.
+        options: a dataclass, some of whose fields have a `NoEffect` or `OnlyWith` in their type.
         prefix: of names of options, in errors.
 
     Raises:
@@ -38,18 +63,19 @@ def check_effects(options: Any, error: type[Exception], prefix: str = "") -> Non
     cls: Any = type(options)
     for name, default, conditions in _conditions(cls):
         value = getattr(options, name)
-        for condition in conditions:
-            if value != default and getattr(options, condition.option) in condition.values:
-                pause = "" if condition.because.startswith(":") else " "
-                raise error(f"{prefix}{name} {value} has no effect{pause}{condition.because}")
+        for condition in conditions if value != default else ():
+            if because := condition.refusal(getattr(options, condition.option), prefix):
+                pause = "" if because.startswith(":") else " "
+                raise error(f"{prefix}{name} {value} has no effect{pause}{because}")
 
 
 @functools.cache
-def _conditions(cls: Any) -> list[tuple[str, Any, list[NoEffect]]]:
+def _conditions(cls: Any) -> list[tuple[str, Any, list[NoEffect | OnlyWith]]]:
     """Of the fields that have conditions the name, the default and these."""
     hints, found = get_type_hints(cls, include_extras=True), []
     for entry in fields(cls):
-        conditions = [one for one in getattr(hints[entry.name], "__metadata__", ()) if isinstance(one, NoEffect)]
+        metadata = getattr(hints[entry.name], "__metadata__", ())
+        conditions = [one for one in metadata if isinstance(one, (NoEffect, OnlyWith))]
         default = entry.default if entry.default_factory is MISSING else entry.default_factory()
         if conditions:
             found.append((entry.name, default, conditions))

@@ -6,7 +6,7 @@ from typing import Annotated
 import pytest
 from transformers import HfArgumentParser
 
-from hf_tlm.utils.no_effect import NoEffect, check_effects
+from hf_tlm.utils.no_effect import NoEffect, OnlyWith, check_effects
 
 
 @dataclass
@@ -18,6 +18,7 @@ class Toy:
         default_factory=lambda: ["x"], metadata={"nargs": "+"}
     )
     both: Annotated[int, NoEffect("kind", ("c",), "with c."), NoEffect("on", (False,), "with on false.")] = 3
+    of_a: Annotated[int, OnlyWith("kind", ("a", "b"), ignored=("d",))] = 0
 
     def __post_init__(self):
         check_effects(self, LookupError, prefix="--")
@@ -30,6 +31,10 @@ class Toy:
         ({"kind": "b", "words": ["y"]}, "--words ['y'] has no effect: it is for a."),
         ({"kind": "c", "on": False, "both": 4}, "--both 4 has no effect with c."),
         ({"on": False, "both": 4}, "--both 4 has no effect with on false."),
+        (
+            {"kind": "c", "of_a": 1},
+            "--of_a 1 has no effect with --kind c: it is for a and b. Leave it out, or change --kind.",
+        ),
     ],
 )
 def test_without_effect(values, message):
@@ -38,7 +43,9 @@ def test_without_effect(values, message):
     assert str(refusal.value) == message
 
 
-@pytest.mark.parametrize("values", [{}, {"weight": 2.0}, {"on": False}, {"kind": "c", "words": ["x"], "both": 3}])
+@pytest.mark.parametrize(
+    "values", [{}, {"weight": 2.0}, {"on": False}, {"kind": "c", "words": ["x"], "both": 3}, {"kind": "d", "of_a": 1}]
+)
 def test_defaults_and_what_has_an_effect(values):
     toy = Toy(**values)
     assert all(getattr(toy, name) == value for name, value in values.items())

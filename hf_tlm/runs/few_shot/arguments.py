@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 from hf_tlm.training.base_arguments import BaseArguments
 from hf_tlm.training.errors import ArgumentsError
 from hf_tlm.training.optimizers import OWN
-from hf_tlm.utils.no_effect import NoEffect, check_effects
+from hf_tlm.utils.no_effect import NoEffect
 
 # Options of the Trainer that follow from others here, and from which.
 SETTLED = {
@@ -40,11 +40,7 @@ class FewShotArguments(BaseArguments):
     """
 
     fits_micro_batch: ClassVar[bool] = True
-    layerwise_lr_decay: ClassVar[float] = 1.0
 
-    output_dir: str | None = field(
-        default=None, metadata={"help": "Folder of the run: its models and results. Default: trainer_output."}
-    )
     method: str = field(
         default="prompt",
         metadata={
@@ -106,12 +102,10 @@ class FewShotArguments(BaseArguments):
         default=128, metadata={"help": "Longest input in tokens: texts are cut, the longest first, the prompt never."}
     )
     per_device_train_batch_size: int = field(default=8, metadata={"help": "Texts per device and micro-batch, at most."})
-    per_device_eval_batch_size: int = field(default=64, metadata={"help": "Inputs per device when evaluating."})
     logging_steps: float = field(default=100, metadata={"help": "Log every so many optimizer steps."})
     save_total_limit: int | None = field(
         default=1, metadata={"help": "Checkpoints to keep beside the best one; they go when a training is finished."}
     )
-    logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Not here: such a loss ends the run."})
     hub_strategy: str = field(default="end", metadata={"help": argparse.SUPPRESS})  # push_to_hub is refused.
 
     def __post_init__(self):
@@ -119,7 +113,6 @@ class FewShotArguments(BaseArguments):
         for name, source in SETTLED.items():
             if getattr(self, name) != defaults[name]:
                 raise ArgumentsError(f"{name} {getattr(self, name)} has no effect: it follows from {source}. Leave it out.")
-        check_effects(self, ArgumentsError)
         if self.push_to_hub:
             raise ArgumentsError(
                 "A few-shot run ends with one model for every split, in split-<seed>/model. Leave push_to_hub out, and "

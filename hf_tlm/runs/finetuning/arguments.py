@@ -6,12 +6,12 @@ import os
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from hf_tlm.training.base_arguments import PublishedArguments
+from hf_tlm.training.base_arguments import SeedsArguments
 from hf_tlm.training.errors import ArgumentsError
 
 
 @dataclass(repr=False)
-class FinetuneArguments(PublishedArguments):
+class FinetuneArguments(SeedsArguments):
     """Options of fine-tuning, and those of the Trainer whose defaults they change.
 
     Defaults are BERT's (Devlin et al., NAACL 2019, appendix A.3) where they have one.
@@ -19,12 +19,6 @@ class FinetuneArguments(PublishedArguments):
 
     fits_micro_batch: ClassVar[bool] = True
 
-    output_dir: str | None = field(
-        default=None, metadata={"help": "Folder of the run: its model and results. Default: trainer_output."}
-    )
-    seeds: list[int] | None = field(
-        default=None, metadata={"help": "One whole run per seed, then mean and standard deviation.", "nargs": "+"}
-    )
     train_fraction: float = field(
         default=1.0,
         metadata={
@@ -51,27 +45,6 @@ class FinetuneArguments(PublishedArguments):
         metadata={"help": "Examples per optimizer step over all processes; sets gradient_accumulation_steps."},
     )
     warmup_steps: float = field(default=0.1, metadata={"help": "Warm-up steps, or a share of all steps below 1."})
-    weight_decay: float = field(default=0.01, metadata={"help": "Weight decay."})
-    layerwise_lr_decay: float = field(
-        default=1.0,
-        metadata={
-            "help": "Every layer learns at so many times the rate of the one above it; ELECTRA has 0.8, its large model 0.9."
-        },
-    )
-    optim: str = field(
-        default="adamw_torch_fused",
-        metadata={
-            "help": "Optimizer: muon (matrices of the layers; AdamW for all else), lamb (extra [optim]), or one of the "
-            "Trainer's: adamw_torch_fused, adamw_torch, ..."
-        },
-    )
-    muon_learning_rate: float | None = field(
-        default=None,
-        metadata={
-            "help": "optim muon: peak learning rate of the matrices, whose steps are as long as AdamW's. Default: "
-            "learning_rate."
-        },
-    )
     eval_strategy: str = field(
         default="epoch",
         metadata={"help": "When to evaluate: epoch; steps, every eval_steps (a share of all steps below 1); or no."},
@@ -80,14 +53,6 @@ class FinetuneArguments(PublishedArguments):
         default="group_by_length",
         metadata={"help": "group_by_length: texts of similar length share a step. random: any do."},
     )
-    per_device_train_batch_size: int = field(default=32, metadata={"help": "Examples per device and micro-batch, at most."})
-    per_device_eval_batch_size: int = field(default=64, metadata={"help": "Examples per device when evaluating."})
-    logging_steps: float = field(default=50, metadata={"help": "Log every so many optimizer steps."})
-    save_total_limit: int | None = field(
-        default=2, metadata={"help": "Checkpoints to keep, the best one among them; 2: there is one before the newest."}
-    )
-    logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Not here: such a loss ends the run."})
-    seed: int = field(default=0, metadata={"help": "Seed; `seeds` takes precedence."})
 
     # Question answering.
     doc_stride: int = field(
@@ -146,7 +111,6 @@ class FinetuneArguments(PublishedArguments):
                 f"gradient_accumulation_steps {self.gradient_accumulation_steps} follows from total_batch_size "
                 f"{self.total_batch_size} and per_device_train_batch_size {self.per_device_train_batch_size}. Leave it out."
             )
-        self._check_seeds()
 
     def for_seed(self, output_dir: str | os.PathLike, seed: int, metric: str, label_names: list[str]) -> FinetuneArguments:
         """A copy for the Trainer of one seed.

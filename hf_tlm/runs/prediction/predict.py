@@ -249,9 +249,26 @@ class _Prompted(Predictor):
         return gather_object(rounded) if args.world_size > 1 else rounded
 
 
-def machine_options(args: BaseArguments) -> dict[str, Any]:
-    """Further arguments of `predict` on the machine of a run."""
-    return {name: getattr(args, name) for name in MACHINE}
+def predict_after(
+    args: BaseArguments, predicting: PredictArguments, *, drop_bad_rows: bool = False, trust_remote_code: bool = False
+) -> Path | None:
+    """Predict with the model of a run that has just finished, on the machine of the run. All processes must call this.
+
+    Returns:
+        The file; None where no predictions are asked for.
+
+    Raises:
+        ArgumentsError, ModelError, TaskError: see `predict`.
+    """
+    if predicting.predict is None:
+        return None
+    return predict(
+        *(args.output_dir, predicting.predict, predicting.predict_output),
+        predict_format=predicting.predict_format,
+        drop_bad_rows=drop_bad_rows,
+        trust_remote_code=trust_remote_code,
+        **{name: getattr(args, name) for name in MACHINE},
+    )
 
 
 def check_predictable(task: Task, predicting: PredictArguments, output_dir: str, *, drop_bad_rows: bool = False) -> None:
