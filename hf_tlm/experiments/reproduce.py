@@ -6,6 +6,7 @@ import gc
 import json
 import logging
 import os
+import shlex
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,7 @@ from hf_tlm.experiments.table import Table
 from hf_tlm.runs.grid import PointsError, run_shared
 from hf_tlm.runs.records import command_line, environment
 from hf_tlm.utils.files import atomic_write
+from hf_tlm.utils.shown import shown_argument
 
 logger = logging.getLogger(__name__)
 
@@ -203,7 +205,7 @@ def _run(plan: Plan, step: Step, keep_checkpoints: bool) -> None:
         "arm": step.arm and step.arm.name,
         "objective": None if step.arm is None or step.arm.subset is None else plan.settings(step).get("objective", "mlm"),
         "seed": step.seed,
-        "command": plan.command(step),
+        "command": _shown(plan.command(step)),
         "started_by": command_line(),
         "commit": commit(),
         "settings": plan.settings(step),
@@ -239,6 +241,11 @@ def _check_inputs(plan: Plan, step: Step) -> None:
         if not _finished(plan, made[name]):
             reason = (read_record(plan.record_file(made[name])) or {}).get("error", "it was not made")
             raise ReproductionError(f"It needs {name}, which failed: {reason}")
+
+
+def _shown(command: str | None) -> str | None:
+    """A command without the folders of this machine."""
+    return command and shlex.join(map(shown_argument, shlex.split(command)))
 
 
 def commit() -> str | None:

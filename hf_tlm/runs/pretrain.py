@@ -35,7 +35,7 @@ from hf_tlm.hub.cards import pretrained_card
 from hf_tlm.hub.commit import Push
 from hf_tlm.models import export_adapter, export_stock, trained_parameters
 from hf_tlm.objective_specs import OBJECTIVES
-from hf_tlm.runs.records import command_line, cost_lines, environment, published_lines
+from hf_tlm.runs.records import cost_lines, published_lines, started
 from hf_tlm.training import (
     ArgumentsError,
     ModelArguments,
@@ -219,9 +219,8 @@ def _train(
     logged = [entry for entry in trainer.state.log_history if "loss" in entry]
     record = {
         **details,
+        **started(details),
         "corpus": {**details["corpus"], **(shards.totals or dict.fromkeys(("blocks", "tokens")))},
-        "command": command_line(),
-        "environment": environment(),
         "vocabulary": len(tokenizer),
         "model_type": model.config.model_type,
         "parameters": model.num_parameters(),

@@ -10,11 +10,13 @@ import sys
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from datasets import Dataset
 
 from hf_tlm.hub.commit import Push
+from hf_tlm.utils.shown import shown_argument, shown_values
 
 PACKAGES = ("torch", "transformers", "accelerate", "datasets", "tokenizers")
 # Options whose values are secrets.
@@ -50,8 +52,18 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
+def started(details: Mapping[str, Any]) -> dict[str, Any]:
+    """What results say of how a run was started and where it ran; paths without the folders of this machine.
+
+    Args:
+        details: with the sections `arguments` and `model`.
+    """
+    sections = {name: shown_values(details[name]) for name in ("arguments", "model")}
+    return {**sections, "command": command_line(), "environment": environment()}
+
+
 def command_line() -> str:
-    """The command of this process as a record of it shows it: without the folders of the recipe, and without a token."""
+    """The command of this process as a record of it shows it: without the folders of this machine, and without a token."""
     shown = Path(sys.argv[0]).name.split()  # `train_tlm.py`, or `hf-tlm train`.
     for before, argument in zip(sys.argv, sys.argv[1:], strict=False):
         name, equals, _ = argument.partition("=")
@@ -59,7 +71,7 @@ def command_line() -> str:
             argument = f"{name}=<hidden>"
         elif before in TOKENS:
             argument = "<hidden>"
-        shown.append(argument)
+        shown.append(shown_argument(argument))
     return shlex.join(shown)
 
 

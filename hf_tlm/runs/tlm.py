@@ -16,7 +16,7 @@ from hf_tlm.metrics import compute_metrics_for
 from hf_tlm.models import TrainedModel, add_lora, export_model, trained_parameters
 from hf_tlm.retrieval import Subset
 from hf_tlm.runs.baselines import to_beat
-from hf_tlm.runs.records import command_line, environment, predictions_jsonl
+from hf_tlm.runs.records import predictions_jsonl, started
 from hf_tlm.runs.saved import SAVED_FILE, saved_settings
 from hf_tlm.runs.summary import SeededRun, summarise
 from hf_tlm.runs.teachers import ask_teacher, content_of, open_teacher
@@ -102,7 +102,7 @@ def run_tlm(
     with claimed:
         teacher = ask_teacher(task, passages, args)
         setup = prepare(task, passages, args, model_args, teacher)
-    details |= {"command": command_line(), "environment": environment()}
+    details |= started(details)
     if args.process_index == 0:
         details["baselines"] = to_beat(task)
     args = setup.args

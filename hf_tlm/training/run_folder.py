@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -18,10 +20,13 @@ from hf_tlm.presets import find
 from hf_tlm.training.base_arguments import BaseArguments
 from hf_tlm.utils.claims import Claim
 from hf_tlm.utils.files import atomic_file, atomic_write, sha256
-from hf_tlm.utils.json_files import read_object
+from hf_tlm.utils.json_files import find_object, read_object
 from hf_tlm.utils.seals import SEAL, write_seal
+from hf_tlm.utils.shown import shown_argument, shown_values
 
 SETTINGS_FILE = "settings.json"
+# Where what a command named lies on this machine: shown argument or option -> the real one. It stays here.
+PLACES_FILE = ".places.json"
 RESULTS_FILE = "results.json"
 
 # Arguments that may change between two starts of one run: they change what is printed or stored, not what is computed.
@@ -106,19 +111,25 @@ def claim(
     Raises:
         ProtocolError: it holds another run, or files of something else.
     """
-    path, made = output_dir / SETTINGS_FILE, Claim(output_dir, SETTINGS_FILE)
-    wanted = json.loads(json.dumps({**details, "files": local_files(details["model"])}, default=str))
+    path, made = output_dir / SETTINGS_FILE, Claim(output_dir, SETTINGS_FILE, PLACES_FILE)
+    sections = [name for name in ("arguments", "model", "blocks") if name in details]
+    shown = {name: shown_values(details[name]) for name in sections}
+    wanted = json.loads(json.dumps({**details, **shown, "files": local_files(details["model"])}, default=str))
     if path.is_file():
         found = read_object(path, ProtocolError, "Choose another --output_dir, or delete that folder to start over.")
         defaults = {
             entry.name: entry.default for given in options for entry in fields(given) if entry.default is not MISSING
         }
+        places = places_of(output_dir)
         changed = [
             f"{name}: {there!r:.60} there, {here!r:.60} asked for"
-            for section in ("arguments", "model", "blocks")
-            for name, here in wanted.get(section, {}).items()
+            for section in sections
+            for name, here in wanted[section].items()
             if (there := _section(found, section).get(name, defaults.get(name))) != here
+            and not (isinstance(there, str) and details[section][name] in (there, places.get(there)))
             and ("files" in found or name not in _LATER)
+            # Wherever they lie: their content is compared below.
+            and not (name in wanted["files"] and name in _section(found, "files"))
         ]
         # Folders from before files counted do not have them, and some count records.
         changed += [
@@ -132,13 +143,38 @@ def claim(
                 f"{output_dir} holds a run with other settings ({'; '.join(changed[:5])}). Choose another "
                 "--output_dir, or delete that folder to start over."
             )
+        if process_index == 0:
+            _write_places(output_dir, details, shown)
         return made
     if process_index == 0:
         if output_dir.is_dir() and any(output_dir.iterdir()):
             raise ProtocolError(f"{output_dir} is not empty and holds no run. Choose an empty --output_dir.")
         atomic_write(path, json.dumps(wanted, indent=2) + "\n")
         made.new = True
+        _write_places(output_dir, details, shown)
     return made
+
+
+def places_of(folder: str | os.PathLike) -> dict[str, str]:
+    """Shown argument or option of a run -> the real one, where it was started on this machine."""
+    found = find_object(Path(folder) / PLACES_FILE) or {}
+    return {name: place for name, place in found.items() if isinstance(place, str)}
+
+
+def _write_places(folder: Path, details: Mapping[str, Any], shown: Mapping[str, Mapping[str, Any]]) -> None:
+    places = {shown_argument(argument): argument for argument in sys.argv[1:]}
+    for section, values in shown.items():
+        places |= {value: details[section][name] for name, value in values.items() if isinstance(value, str)}
+    before = places_of(folder)
+    if (places := {**before, **{name: place for name, place in places.items() if name != place}}) != before:
+        atomic_write(folder / PLACES_FILE, json.dumps(places, indent=2) + "\n")
+
+
+def _same(there: Any, here: Any, real: Any, places: Mapping[str, str]) -> bool:
+    """Whether a value of settings is what is asked for: as it is shown, or as it really is."""
+    if there == here or not isinstance(there, str):
+        return there == here
+    return real in (there, places.get(there))
 
 
 def _section(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import Any
 
 # Control characters, marks that change the direction of what follows, and halves of characters (bytes of a file's name).
 _HIDDEN = r"\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
@@ -13,6 +17,10 @@ _COMMANDS = re.compile(rf"(?![\n\t])[{_HIDDEN}]")
 _MARKUP = re.compile(r"([\\`*\[\]<>|~#&$]|(?<![^\W_])_|_(?![^\W_]))")
 # What GitHub and the Hub make links of, wherever it stands: addresses, @names, issues and commits.
 _LINKS = re.compile(r"(?<=:)(?=//)|(?<=\bwww)(?=\.)|(?<=@)(?=\w)|(?<=\\#)(?=\d)|(?<=\bGH-)(?=\d)", re.IGNORECASE)
+
+
+# A path of this machine within an argument: not a part of an address or of another path.
+_ABSOLUTE = re.compile(r"""(?<![\w.~:/\\-])/([^\s,'"/]+)[^\s,'"]*""")
 
 
 class Markdown(str):
@@ -54,3 +62,26 @@ def as_code(text: str, longest: int = 200) -> str:
 def as_literal(text: str) -> str:
     """Text as a string in a line of Python."""
     return json.dumps(one_line(text, 200), ensure_ascii=False)
+
+
+def shown_path(path: str) -> str:
+    """A path as records have it, without this machine's folders: from the working folder, the user's (~), or its end."""
+    if not os.path.isabs(path):
+        return path
+    for base, before in ((os.getcwd(), ""), (os.path.expanduser("~"), "~/")):
+        rest = os.path.relpath(path, base) if os.path.isabs(base) else os.pardir
+        if base != os.sep and rest.partition(os.sep)[0] != os.pardir:
+            return before + rest
+    return "/".join(["...", *PurePath(path).parts[1:][-2:]])
+
+
+def shown_argument(argument: str) -> str:
+    """An argument of a command with its paths as records have them."""
+    if os.path.isabs(argument) and os.path.lexists(argument):
+        return shown_path(argument)
+    return _ABSOLUTE.sub(lambda path: shown_path(path[0]) if os.path.exists(f"/{path[1]}") else path[0], argument)
+
+
+def shown_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Options with their paths as records have them."""
+    return {name: shown_path(value) if isinstance(value, str) else value for name, value in values.items()}

@@ -11,12 +11,16 @@ import torch
 from sklearn.metrics import f1_score
 from transformers import TrainerCallback, pipeline
 
+from hf_tlm.analysis.report.recorded import recorded_task
+from hf_tlm.analysis.report.run_folder import read_run
 from hf_tlm.data import TokenizerError
+from hf_tlm.hub.push import published
 from hf_tlm.models import ModelError
 from hf_tlm.retrieval import retrieve
 from hf_tlm.runs import ProtocolError, run_tlm
+from hf_tlm.tasks import load_task
 from hf_tlm.training import ArgumentsError, ModelArguments, TlmArguments, prepare
-from support.toys import FAST, TINY_CONFIGS, make_task
+from support.toys import FAST, TINY_CONFIGS, make_task, write_files
 
 
 def config(model_type):
@@ -186,6 +190,29 @@ def test_a_local_file_that_has_changed_is_another_run(tmp_path, task, subset):
     shutil.copy(start / "config.json", start / "mlm" / "more.json")
     with pytest.raises(ProtocolError, match="the files of model_name_or_path .*out have changed"):
         go(tmp_path / "further", task, subset, {"model_config": None, "vocab_size": 30522, "model_name_or_path": str(start)})
+
+
+def test_records_have_no_folders_of_the_machine_and_the_run_goes_on_from_any(tmp_path, subset, monkeypatch):
+    data = tmp_path / "secret"
+    data.mkdir()
+    write_files(data)
+    arguments = ["--task", str(data / "task"), f"--model_config={data / 'model.json'}"]
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/train_tlm.py", *arguments])
+    task, out = load_task(str(data / "task")), tmp_path / "out"
+    go(out, task, subset, {"model_config": str(data / "model.json")})
+    for name in ("settings.json", "results.json", "README.md", "seed-0/model/README.md"):
+        assert str(tmp_path) not in (out / name).read_text(), name
+    results = json.loads((out / "results.json").read_text())
+    assert results["command"].startswith("train_tlm.py --task .../secret/task --model_config=.../secret/model.json")
+    assert results["model"]["model_config"] == ".../secret/model.json"
+    monkeypatch.chdir(data)  # Where the same paths are shown as others.
+    before = (out / "seed-0" / "results.json").read_bytes()
+    for place in (str(data / "model.json"), "model.json"):
+        go(out, task, subset, {"model_config": place})
+    assert (out / "seed-0" / "results.json").read_bytes() == before
+    # What is published knows no places, and they are found again on this machine.
+    assert not {name for name in published(out) if "places" in name}
+    assert recorded_task(read_run(out)).fingerprint == task.fingerprint
 
 
 def test_corpus_batches_need_a_subset(tmp_path, task):

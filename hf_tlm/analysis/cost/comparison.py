@@ -16,6 +16,7 @@ from typing import Any
 from hf_tlm.analysis.cost.published import ROBERTA_LARGE, published_points
 from hf_tlm.analysis.errors import AnalysisError
 from hf_tlm.analysis.runs import RESULTS, Result, read_json
+from hf_tlm.training.run_folder import places_of
 from hf_tlm.utils.markdown import markdown_table
 from hf_tlm.utils.shown import for_markdown
 
@@ -149,6 +150,7 @@ def _checkpoint_flops(result: Result, given: Mapping[str, float]) -> float | Non
         return 0.0
     if Path(start).name in given:
         return given[Path(start).name]
+    start = places_of(result.folder).get(start, start)
     # As it was called where the run was started, which may be a folder above the run's.
     for base in (Path(), *result.folder.resolve().parents):
         file = base / start / RESULTS

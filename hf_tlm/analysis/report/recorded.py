@@ -20,6 +20,7 @@ from hf_tlm.errors import HfTlmError
 from hf_tlm.hub.run_files import is_foreign
 from hf_tlm.presets import find
 from hf_tlm.tasks import TASKS
+from hf_tlm.training.run_folder import places_of
 
 if TYPE_CHECKING:
     from hf_tlm.retrieval import Subset
@@ -75,6 +76,8 @@ def _options(run: RunFolder) -> dict[str, Any]:
             recipe, _ = COMMANDS.get(recipe, ("", ""))
     except ValueError:
         return {}
+    places = places_of(run.path)
+    arguments = [places.get(argument, argument) for argument in arguments]
     values: dict[str, Any] = {}
     try:
         files = config_files(arguments)

@@ -18,7 +18,7 @@ from hf_tlm.runs.few_shot.templates import prompt_for
 from hf_tlm.runs.finetuning import CheckpointArguments
 from hf_tlm.runs.finetuning.loading import load_pretrained
 from hf_tlm.runs.grid.sharing import run_shared
-from hf_tlm.runs.records import command_line, environment, predictions_jsonl
+from hf_tlm.runs.records import predictions_jsonl, started
 from hf_tlm.runs.seeds import aggregate, format_table
 from hf_tlm.tasks import Task
 from hf_tlm.training.errors import ArgumentsError
@@ -112,7 +112,7 @@ def run_few_shot(task: Task, checkpoint: CheckpointArguments, args: FewShotArgum
         # Processes that share the work claim it one after the other.
         with awaited(output_dir) if args.process_index == 0 else nullcontext():
             claimed = claim(output_dir, details, data, args.process_index, options=(args, checkpoint))
-    details |= {"command": command_line(), "environment": environment()}
+    details |= started(details)
 
     points = []
     if args.method != "zero_shot":

@@ -27,7 +27,7 @@ from hf_tlm.runs.finetuning.kinds import PEFT_TASK_TYPES, check_kind, kind_modul
 from hf_tlm.runs.finetuning.loading import load_finetuned, load_model, load_pretrained
 from hf_tlm.runs.finetuning.predictions import predictions_jsonl
 from hf_tlm.runs.finetuning.trainer import FinetuneTrainer
-from hf_tlm.runs.records import command_line, environment
+from hf_tlm.runs.records import started
 from hf_tlm.runs.saved import SAVED_FILE, read_saved, saved_settings
 from hf_tlm.runs.summary import SeededRun, summarise
 from hf_tlm.tasks import Task
@@ -84,7 +84,7 @@ def finetune(task: Task, checkpoint: CheckpointArguments, args: FinetuneArgument
         data = ("task_fingerprint", "kind", "metric", "further_metrics")
         claimed = claim(output_dir, details, data, args.process_index, options=(args, checkpoint))
     pairs = "text_pair" in task.train.column_names
-    details |= {"pairs": pairs, "command": command_line(), "environment": environment()}
+    details |= {"pairs": pairs, **started(details)}
     if args.process_index == 0 and args.train_fraction == 1:  # Of all training texts: with fewer they would be no measure.
         details["baselines"] = to_beat(task)
     with claimed, CheckpointPushes(output_dir, args) as pushes:
