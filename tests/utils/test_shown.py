@@ -9,20 +9,20 @@ from hf_tlm.utils.shown import shown_argument, shown_path
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """A user's folder `home/alice` with a working folder `work` in it, and data elsewhere."""
-    for folder in ("home/alice/work/data", "home/alice/models", "mnt/My Data/bob/corpus"):
+    """A user's folder `people/alice` with a working folder `work` in it, and data elsewhere."""
+    for folder in ("people/alice/work/data", "people/alice/models", "mnt/My Data/bob/corpus"):
         (tmp_path / folder).mkdir(parents=True)
-    monkeypatch.setenv("HOME", str(tmp_path / "home" / "alice"))
-    monkeypatch.chdir(tmp_path / "home" / "alice" / "work")
+    monkeypatch.setenv("HOME", str(tmp_path / "people" / "alice"))
+    monkeypatch.chdir(tmp_path / "people" / "alice" / "work")
     return tmp_path
 
 
 def test_paths(machine):
-    assert shown_path(f"{machine}/home/alice/work/data/x.csv") == "data/x.csv"
-    assert shown_path(f"{machine}/home/alice/models/bert") == "~/models/bert"
-    assert os.path.expanduser("~/models/bert") == f"{machine}/home/alice/models/bert"
+    assert shown_path(f"{machine}/people/alice/work/data/x.csv") == "data/x.csv"
+    assert shown_path(f"{machine}/people/alice/models/bert") == "~/models/bert"
+    assert os.path.expanduser("~/models/bert") == f"{machine}/people/alice/models/bert"
     assert shown_path(f"{machine}/mnt/My Data/bob/corpus") == ".../bob/corpus"
-    assert shown_path(f"{machine}/home/alice2/x") == ".../alice2/x" and shown_path("/data") == ".../data"
+    assert shown_path(f"{machine}/people/alice2/x") == ".../alice2/x" and shown_path("/data") == ".../data"
     for name in ("data/x.csv", "owner/name", "../up", "~/models/bert", "", "tlm/coffee"):
         assert shown_path(name) == name
 
@@ -36,7 +36,7 @@ def test_the_root_is_no_working_folder(machine, monkeypatch):
     "argument,shown",
     [
         ("--corpus={0}/mnt/a/corpus/*.parquet", "--corpus=.../corpus/*.parquet"),
-        ("{0}/mnt/a/b/1.csv,{0}/home/alice/work/data/2.csv", ".../b/1.csv,data/2.csv"),
+        ("{0}/mnt/a/b/1.csv,{0}/people/alice/work/data/2.csv", ".../b/1.csv,data/2.csv"),
         ('{{"task": "{0}/mnt/a/b/c", "seeds": [0]}}', '{{"task": ".../b/c", "seeds": [0]}}'),
         ("{0}/mnt/My Data/bob/corpus", ".../bob/corpus"),
         ("http://localhost:9200/tmp/x", "http://localhost:9200/tmp/x"),
