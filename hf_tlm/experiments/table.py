@@ -15,6 +15,7 @@ from hf_tlm.runs.seeds import aggregate, format_table
 
 SCORES = ("validation", "test")
 MEASURES = (*SCORES, "subset hours")  # of published figures
+_PRICED = "128"  # tokens of the text whose time is shown
 
 
 @dataclass
@@ -122,7 +123,9 @@ class Table:
     def _columns(self) -> list[str]:
         beside = [f"published {m}" for m in MEASURES if any(row.beside(m) for row in self.rows)]
         costs = ("passages", "subset hours", "real tokens", "FLOPs", "hours")
-        return [*("task", "metric", "arm", "seeds", *SCORES), *beside, *costs]
+        # Records of before there was a price have none.
+        price = ("MB", "ms a text") if any(run.get("price") for row in self.rows for run in row.runs) else ()
+        return [*("task", "metric", "arm", "seeds", *SCORES), *beside, *costs, *price]
 
     def _cells(self, row: Row) -> dict[str, Any]:
         known = row.to_dict()
@@ -140,6 +143,8 @@ class Table:
             "real tokens": "" if cost["real_tokens"] is None else f"{cost['real_tokens']:,.0f}",
             "FLOPs": "" if cost["flops"] is None else f"{cost['flops']:.3g}",
             "hours": _hours(cost["seconds"]),
+            "MB": _mean(row, "megabytes"),
+            "ms a text": _mean(row, "milliseconds", _PRICED),
         }
 
     def _state(self) -> str:
@@ -180,6 +185,11 @@ class Table:
             lines.append(
                 "The linear model is a support vector machine on TF-IDF of words and punctuation marks, chosen on "
                 "validation; nothing of it is random."
+            )
+        if any(run.get("price") for run in runs):
+            lines.append(
+                "MB are those of weights, configuration and tokenizer; ms a text are of one text of 128 tokens on one core, "
+                "by torch in float32."
             )
         if any(run["kind"] == "finetune" for run in runs):
             lines.append("What fine-tuned encoders cost is without their pretraining.")
@@ -243,6 +253,17 @@ def _times(ratio: float) -> str:
 
 def _hours(seconds: float | None) -> str:
     return "" if seconds is None else f"{seconds / 3600:.2g}"
+
+
+def _mean(row: Row, *names: str) -> str:
+    """Mean over seeds of an entry of their price."""
+    found = []
+    for run in row.runs:
+        value = run.get("price")
+        for name in names:
+            value = (value or {}).get(name)
+        found += [] if value is None else [value]
+    return f"{fmean(found):.3g}" if found else ""
 
 
 def _range(values: Sequence[float]) -> str:

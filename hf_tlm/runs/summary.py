@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_tlm.hub.commit import Push
 from hf_tlm.runs.baselines import to_beat_line
+from hf_tlm.runs.price import price_line
 from hf_tlm.runs.records import cost_lines, published_lines
 from hf_tlm.runs.seeds import aggregate
 from hf_tlm.training.run_folder import RESULTS_FILE, copy_best_model
@@ -85,6 +86,8 @@ class SeededRun:
         if trained < parameters:
             lines.append(f"parameters   {trained:,} of {parameters:,} trained ({100 * trained / parameters:.2g}%)")
         lines += cost_lines(cost, " a seed")
+        if price := self.best.get("price"):
+            lines.append(f"a prediction {price_line(price)}")
         lines.append(f"model        {self.output_dir}")
         lines += published_lines(self.push)
         return "\n".join(lines)

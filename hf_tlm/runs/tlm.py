@@ -16,6 +16,7 @@ from hf_tlm.metrics import compute_metrics_for
 from hf_tlm.models import TrainedModel, add_lora, export_model, trained_parameters
 from hf_tlm.retrieval import Subset
 from hf_tlm.runs.baselines import to_beat
+from hf_tlm.runs.price import price
 from hf_tlm.runs.records import predictions_jsonl, started
 from hf_tlm.runs.saved import SAVED_FILE, saved_settings
 from hf_tlm.runs.summary import SeededRun, summarise
@@ -212,6 +213,7 @@ def _run_seed(
         card = tlm_card({**details, "summary": {}, "seeds": [record]}, seed)
         saved = saved_settings(task, {"max_length": stage_args.max_length})
         export_model(model, setup.tokenizer, folder / "model", {SAVED_FILE: saved, "README.md": card})
+        record["price"] = price(folder / "model")
         finish(folder, record, "model", "predictions")
     trainer.accelerator.wait_for_everyone()
     return record

@@ -16,7 +16,7 @@ from transformers import TrainingArguments
 
 from hf_tlm.errors import HfTlmError
 from hf_tlm.training.run_folder import RESULTS_FILE
-from hf_tlm.utils.checked import Unfit, mapped, record, whole, words
+from hf_tlm.utils.checked import Unfit, mapped, real, record, whole, words
 from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.json_files import read_object
 from hf_tlm.utils.seals import SEAL, broken_seal, write_seal
@@ -34,7 +34,14 @@ def _number(value: Any) -> float | None:
 # What summaries and cards take from the record of a model, and of a seed.
 MODEL = {"validation": mapped(_number, 1000), "cost": mapped(_number, 100), "model_type": words(200)}
 MODEL |= {"parameters": whole(0, 2**63), "trained_parameters": whole(0, 2**63)}
-SEED = {"seed": whole(0, 2**63), **MODEL}
+# What a prediction costs, which records of before do not say.
+_TIMES = mapped(real(0, 1e12), 10)
+PRICE = record(
+    {"megabytes": real(0, 1e9), "parameters": whole(0, 2**63), "milliseconds": _TIMES, "texts_per_second": _TIMES},
+    optional=("parameters", "milliseconds", "texts_per_second"),
+)
+SEED = {"seed": whole(0, 2**63), **MODEL, "price": PRICE}
+_OPTIONAL = {"price"}
 # What is continued after a stage.
 STAGE = {"cost": mapped(_number, 100), "validation": mapped(_number, 1000)}
 
@@ -94,7 +101,7 @@ def _whole(folder: Path, name: str, fields: Mapping[str, Any] | None, remove: bo
     if problem is None:
         try:
             content = read_object(path)
-            record(fields or {})(content)
+            record(fields or {}, optional=_OPTIONAL)(content)
             return content
         except HfTlmError as error:
             if isinstance(error.__cause__, OSError):

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from hf_tlm.analysis.report.blocks import Block, Code, Column, Facts, Folded, Section, Table, Text, make_table
 from hf_tlm.analysis.report.run_folder import TITLES, RunFolder
 from hf_tlm.analysis.report.settings import settings_of
 from hf_tlm.hub.finetuned_card import METRIC_NAMES
+from hf_tlm.runs.price import price_line
 from hf_tlm.runs.seeds import aggregate, format_score
+from hf_tlm.training.finished import PRICE
+from hf_tlm.utils.checked import Unfit
 
 SPLITS = ("validation", "test")
 COST = {
@@ -212,6 +216,9 @@ def _facts(run: RunFolder) -> list[tuple[str, str]]:
         trained = one.get("trained_parameters", one["parameters"])
         some = f", {trained:,} of them trained" if trained < one["parameters"] else ""
         facts.append(("Parameters", f"{one['parameters']:,}{some} ({one.get('model_type', 'model')})"))
+    if "price" in one:
+        with suppress(Unfit):  # Somebody else's record may say anything.
+            facts.append(("A prediction", price_line(PRICE(one["price"]))))
     if isinstance(prompt := record.get("prompt"), Mapping):
         facts.append(("Prompt", str(prompt.get("template"))))
     return facts

@@ -27,6 +27,7 @@ from hf_tlm.runs.finetuning.kinds import PEFT_TASK_TYPES, check_kind, kind_modul
 from hf_tlm.runs.finetuning.loading import load_finetuned, load_model, load_pretrained
 from hf_tlm.runs.finetuning.predictions import predictions_jsonl
 from hf_tlm.runs.finetuning.trainer import FinetuneTrainer
+from hf_tlm.runs.price import price
 from hf_tlm.runs.records import started
 from hf_tlm.runs.saved import SAVED_FILE, read_saved, saved_settings
 from hf_tlm.runs.summary import SeededRun, summarise
@@ -191,6 +192,7 @@ class _Run:
                 "README.md": finetuned_card({**self.details, "summary": {}, "seeds": [record]}, seed),
             }
             _export(trained, tokenizer, folder / "model", files, PEFT_TASK_TYPES.get(task.spec.kind))
+            record["price"] = price(folder / "model")
             finish(folder, record, "model", "predictions", "train_ids.json")
             for left in folder.glob("checkpoint-*"):
                 shutil.rmtree(left, ignore_errors=True)

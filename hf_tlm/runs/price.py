@@ -1,0 +1,102 @@
+"""What a prediction of a finished model costs: megabytes on disk, and time on one core."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+
+LENGTHS = (32, 128)
+BATCH = 32
+# A measurement goes on for so long, and has one pass at least.
+SECONDS = 0.1
+# Of more parameters the time is not taken: it is not what runs on one core.
+MOST_PARAMETERS = 10**9
+# What a folder needs beside the weights to answer for a text.
+_FILES = ("*.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json", "vocab.*", "merges.txt", "*.model")
+
+
+def megabytes(folder: Path) -> float:
+    """Megabytes (10^6 bytes) of the weights, the configuration and the tokenizer in a folder, without its subfolders."""
+    files = {path for pattern in _FILES for path in folder.glob(pattern)}
+    return round(sum(path.stat().st_size for path in files) / 1e6, 3)
+
+
+def price(folder: Path) -> dict[str, Any]:
+    """What a prediction of the stock model in a folder costs, in float32 by torch, on one thread of this machine.
+
+    The time is that of passes over random token ids, without tokenising: of one text (the fastest of a tenth of a second),
+    and texts a second in batches of 32. Random states are left as they are.
+
+    Returns:
+        megabytes (see `megabytes`), and where the folder has a model of a class of transformers whose inputs are texts or
+        pairs: parameters, milliseconds and texts_per_second, each {"32": ..., "128": ...} by the length in tokens.
+        Lengths that the model does not take are left out. An adapter has its megabytes alone.
+    """
+    found: dict[str, Any] = {"megabytes": megabytes(folder)}
+    if (model := _stock(folder)) is None:
+        return found
+    found |= {"parameters": model.num_parameters(), "milliseconds": {}, "texts_per_second": {}}
+    if found["parameters"] > MOST_PARAMETERS:
+        return found
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.inference_mode():
+            for length in LENGTHS:
+                if length > (getattr(model.config, "max_position_embeddings", None) or length) - 2:
+                    continue
+                one = _seconds(_pass(model, 1, length))
+                found["milliseconds"][str(length)] = round(1000 * one, 3)
+                found["texts_per_second"][str(length)] = round(BATCH / _seconds(_pass(model, BATCH, length)), 1)
+    finally:
+        torch.set_num_threads(threads)
+    return found
+
+
+def price_line(found: Mapping[str, Any]) -> str:
+    """What a prediction costs, in a line."""
+    line = f"{found['megabytes']:.3g} MB"
+    if times := found.get("milliseconds"):
+        line += "; a text of " + ", of ".join(f"{length} tokens {value:.2g} ms" for length, value in times.items())
+        line += " on one core (torch, float32)"
+    return line
+
+
+def _stock(folder: Path) -> PreTrainedModel | None:
+    if not (folder / "config.json").is_file():
+        return None
+    config = AutoConfig.from_pretrained(folder)
+    (architecture, *_) = config.architectures or [""]
+    return _loaded(getattr(transformers, architecture, None), folder, config)
+
+
+def _loaded(cls: Any, folder: Path, config: PreTrainedConfig) -> PreTrainedModel | None:
+    if cls is None or cls.__name__.endswith("ForMultipleChoice"):
+        return None
+    with torch.random.fork_rng(devices=[]):
+        return cls.from_pretrained(folder, config=config, dtype=torch.float32).eval()
+
+
+def _pass(model: PreTrainedModel, batch: int, length: int) -> Callable[[], Any]:
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(model.config.vocab_size, (batch, length), generator=generator)
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    return lambda: model(**inputs)
+
+
+def _seconds(run: Callable[[], Any]) -> float:
+    """The least time of a pass, after one that is not counted."""
+    run()
+    begun, best = time.perf_counter(), float("inf")
+    while True:
+        start = time.perf_counter()
+        run()
+        best = min(best, time.perf_counter() - start)
+        if time.perf_counter() - begun >= SECONDS:
+            return best

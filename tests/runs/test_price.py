@@ -1,0 +1,68 @@
+"""What a prediction costs: what is counted, and where it is told."""
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, BertConfig, BertForMultipleChoice, BertForSequenceClassification
+
+from hf_tlm.runs import price as module
+from hf_tlm.runs.price import megabytes, price, price_line
+
+SIZES = {"vocab_size": 120, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+
+
+@pytest.fixture
+def folder(tmp_path, tokenizer):
+    BertForSequenceClassification(BertConfig(**SIZES, max_position_embeddings=80)).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "mlm").mkdir()
+    (tmp_path / "mlm/model.safetensors").write_bytes(bytes(10**6))
+    return tmp_path
+
+
+def test_megabytes_are_of_what_answers(folder):
+    names = ["model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json"]
+    assert megabytes(folder) == round(sum((folder / name).stat().st_size for name in names) / 1e6, 3)
+    (folder / "training_args.bin").write_bytes(bytes(10**6))
+    assert megabytes(folder) == price(folder)["megabytes"] < 1
+
+
+def test_lengths_that_a_model_takes_are_timed_and_nothing_else_changes(folder, monkeypatch):
+    passes = []
+
+    def counted(model, batch, length):
+        def run():
+            assert torch.get_num_threads() == 1 and torch.is_inference_mode_enabled() and not model.training
+            passes.append((batch, length))
+
+        return run
+
+    monkeypatch.setattr(module, "_pass", counted)
+    torch.set_num_threads(2)
+    state = torch.random.get_rng_state()
+    found = price(folder)
+    assert torch.equal(torch.random.get_rng_state(), state) and torch.get_num_threads() == 2
+    assert set(passes) == {(1, 32), (32, 32)} and passes.count((1, 32)) >= 2
+    assert list(found["milliseconds"]) == list(found["texts_per_second"]) == ["32"]
+    assert found["parameters"] == AutoModelForSequenceClassification.from_pretrained(folder).num_parameters()
+
+
+def test_the_times_are_of_one_text_and_of_batches(folder):
+    found = price(folder)
+    assert found["milliseconds"]["32"] > 0 and found["texts_per_second"]["32"] > 1000 / found["milliseconds"]["32"] / 4
+
+
+def test_what_has_no_time(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "MOST_PARAMETERS", 10)
+    assert price(folder)["milliseconds"] == {}
+    BertForMultipleChoice(BertConfig(**SIZES)).save_pretrained(folder)
+    assert set(price(folder)) == {"megabytes"}
+    (folder / "config.json").unlink()
+    assert set(price(folder)) == {"megabytes"}
+
+
+def test_a_line():
+    times = {"32": 0.344, "128": 1.26}
+    assert price_line({"megabytes": 6.123, "milliseconds": times}) == (
+        "6.12 MB; a text of 32 tokens 0.34 ms, of 128 tokens 1.3 ms on one core (torch, float32)"
+    )
+    assert price_line({"megabytes": 0.5}) == "0.5 MB"
