@@ -54,6 +54,7 @@ def refuse(folder, *words):
     assert all(word in message for word in words), message
 
 
+@pytest.mark.slow
 def test_what_is_not_forged_is_read(made, index):
     reseal(index)
     ((expected, _), (found, _)) = (

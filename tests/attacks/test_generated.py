@@ -99,6 +99,7 @@ LIKELY_ROWS = st.fixed_dictionaries(
 ROWS = st.lists(ODD_ROWS, max_size=6) | st.lists(LIKELY_ROWS, min_size=1, max_size=6)
 
 
+@pytest.mark.slow
 @examples(60)
 @given(train=ROWS, validation=ROWS)
 def test_any_rows_are_a_task_or_refused(tmp_path_factory, train, validation):

@@ -112,6 +112,7 @@ def test_a_format_of_other_tasks_is_refused_before_the_training(toys, tmp_path, 
     assert not toys.out.exists()
 
 
+@pytest.mark.slow
 def test_predictions_take_the_place_of_no_input_and_no_model(toys, tmp_path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text(json.dumps({"text": "the gene"}) + "\n")

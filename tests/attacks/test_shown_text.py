@@ -157,6 +157,7 @@ def speak():
     raise HfTlmError(HOSTILE["terminal"])
 
 
+@pytest.mark.slow
 def test_no_recipe_says_anything_that_a_terminal_does():
     """What is printed, logged and said of an error."""
     outcome = call(speak)

@@ -2,12 +2,15 @@
 
 import time
 
+import pytest
+
 from hf_tlm.corpora import load_corpus
 
 ROWS = {"biomedical": 81876, "books": 40763, "cs_nlp": 57594, "news_reviews": 51332, "tech_misc": 40896}
 ROWS["wikipedia"] = 136693
 
 
+@pytest.mark.slow
 def test_a_pass_over_the_corpus_gives_every_row_once_in_seconds(data_dir):
     corpus = load_corpus(str(data_dir / "corpus"))
     start = time.perf_counter()

@@ -138,6 +138,7 @@ BlockShards(load_corpus(corpus), load_tokenizer(tokenizer), 16, shard_size=7, ca
 """
 
 
+@pytest.mark.slow
 def test_sigkill(make, tmp_path, tokenizer):
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     command = [sys.executable, "-c", PROGRAM, *(str(tmp_path / name) for name in ("corpus", "tokenizer", "cache"))]

@@ -130,6 +130,7 @@ def test_what_is_written(work, whole):
     )
 
 
+@pytest.mark.slow
 def test_the_same_tokenizer_and_as_many_parameters(whole):
     out, table = whole
     folders = ("tokenizer", "bm25/seed-0", "task-only/seed-1")

@@ -35,6 +35,7 @@ def run(benchmark, tmp_path, monkeypatch, *options):
     return json.loads((tmp_path / "influence.json").read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 def test_sections(benchmark, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(benchmark.influence_peer, "find_spec", lambda name: None)

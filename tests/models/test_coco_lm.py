@@ -343,6 +343,7 @@ def test_auto_classes_load_what_was_saved(cls, tmp_path):
     assert torch.equal(outputs(loaded, choices), outputs(model, choices))
 
 
+@pytest.mark.slow
 def test_a_saved_folder_needs_no_hf_tlm(tokenizer, tmp_path):
     """Every class of it by trust_remote_code, in a process that cannot import hf_tlm; and saved again from there."""
     model = make(CocoLmForMaskedLM, relative_attention_mode="signed")

@@ -110,6 +110,7 @@ def test_export_and_back(tokenizer, tmp_path):
         torch.testing.assert_close(again(**inputs)[name], model(**inputs)[name], rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_run(tmp_path, task, corpus):
     config = {"model_type": "modernbert", **{k: v for k, v in CONFIG.items() if k not in ("vocab_size", "num_labels")}}
     args = TlmArguments(output_dir=str(tmp_path), **FAST, objective="cocolm")

@@ -245,6 +245,7 @@ class TestErrors:
         assert (path / "pytorch_model.bin").is_file()
 
 
+@pytest.mark.slow
 def test_the_recipe_writes_a_folder_that_auto_classes_load(changed, tmp_path, monkeypatch, capsys):
     source, out = changed(weights({**shapes(CONFIG), **HEADS, **CONTRASTIVE})), tmp_path / "converted"
     command = ["publish.py", "--legacy_checkpoint", str(source), "--output_dir", str(out)]

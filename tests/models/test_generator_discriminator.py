@@ -274,6 +274,7 @@ def test_starts_from_stock_folders(tokenizer, tmp_path, caplog):
     assert "generator-folder has no head for replaced tokens" in caplog.text
 
 
+@pytest.mark.slow
 def test_exports_load_where_hf_tlm_is_not(tokenizer, tmp_path):
     export_stock(composite(), tokenizer, tmp_path / "electra")
     export_stock(composite("albert"), tokenizer, tmp_path / "ale")

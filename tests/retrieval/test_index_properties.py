@@ -309,6 +309,7 @@ def test_one_passage_that_all_want_is_found_wherever_it_is(tmp_path, small_tiles
             assert both[0][0] == place and len(both[0]) == min(top_k, 300)
 
 
+@pytest.mark.slow
 def test_counts_above_a_byte_and_above_two_and_very_long_documents(tmp_path, small_tiles):
     counts = [1, 2, 254, 255, 256, 257, 511, 65_534, 65_535, 65_536, 70_000, 131_072]
     documents = [["aa"] * count + ["bb"] * 3 for count in counts]

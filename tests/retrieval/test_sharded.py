@@ -71,6 +71,7 @@ def test_every_variant_on_files(tmp_path, variant):
     assert result.counts["bad_files"] == []
 
 
+@pytest.mark.slow
 def test_processes_finish_quietly_and_again_at_once(tmp_path, capfd):
     corpus = write_parts(tmp_path / "corpus", random_texts(300), 4)
     queries = random_texts(10, seed=1)

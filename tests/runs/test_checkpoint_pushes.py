@@ -79,6 +79,7 @@ def test_a_run_goes_on_from_the_hub(hub, tmp_path, task, subset, monkeypatch):
     assert not hub.log
 
 
+@pytest.mark.slow
 def test_pretraining_goes_on_from_the_hub(hub, tmp_path, corpus, monkeypatch):
     fast = {name: value for name, value in SAVING.items() if not name.startswith(("rho", "stage2", "seeds"))}
 
@@ -97,6 +98,7 @@ def test_pretraining_goes_on_from_the_hub(hub, tmp_path, corpus, monkeypatch):
     assert without_time(continued.record) == without_time(whole.record)
 
 
+@pytest.mark.slow
 def test_pushes_that_fail_do_not_stop_training(hub, sleeps, tmp_path, task, caplog):
     hub.fail(lambda method, path: f"/commit/{BRANCH}" in path, 500, times=10**6)
     with pytest.raises(HubError, match=f"none of its .* checkpoints could be pushed to alice/toy@{BRANCH}") as caught:

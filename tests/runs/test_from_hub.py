@@ -27,6 +27,7 @@ def base(hub, tmp_path, tokenizer):
     return models[0]
 
 
+@pytest.mark.slow
 def test_a_run(hub, tmp_path, task, corpus, base):
     commit = retrieve(task, corpus, top_k=2).push_to_hub("alice/passages", config="small").commit
     # Without learning the model stays the one that was loaded.

@@ -317,6 +317,7 @@ def losses(folder):
     return [entry["loss"] for entry in log if "loss" in entry]
 
 
+@pytest.mark.slow
 def test_streaming_is_the_same_run_after_an_interruption_and_with_workers(tmp_path, corpus, monkeypatch):
     """Over the corpus's end, with dropout: bit-identical."""
     options = {**SAVING, "logging_steps": 1, "max_steps": 10, "blocks": STREAMING}

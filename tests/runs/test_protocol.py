@@ -45,6 +45,7 @@ def files(folder):
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_whole_run(tmp_path, task, subset):
     out = tmp_path / "out"
     run = go(out, task, subset, seeds=[3, 4])
@@ -357,6 +358,7 @@ def test_stage_2_at_its_own_settings(tmp_path, task, subset):
         assert found == pytest.approx(line["probabilities"], abs=1e-4)
 
 
+@pytest.mark.slow
 def test_stage_2_at_its_own_settings_resumes_bit_for_bit(tmp_path, task, subset, monkeypatch):
     model = {"model_config": config("modernbert")}
     settings = STAGE_2 | {"save_strategy": "steps", "save_steps": 2}

@@ -30,6 +30,7 @@ def sent(hub):
     return [path for method, path in hub.log if method != "GET"]
 
 
+@pytest.mark.slow
 def test_the_finished_folder_is_published_once(hub, tmp_path, task):
     run = go(tmp_path / "out", task, seeds=[0, 1])
     files = hub.files("alice/toy")

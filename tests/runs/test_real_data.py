@@ -1,5 +1,6 @@
 """The whole method on a real task and a slice of the real corpus, a few steps."""
 
+import pytest
 from datasets import Dataset
 
 from hf_tlm.corpora import load_corpus
@@ -9,6 +10,7 @@ from hf_tlm.tasks import load_task
 from hf_tlm.training import ModelArguments, TlmArguments
 
 
+@pytest.mark.slow
 def test_scierc(data_dir, tmp_path):
     task = load_task(str(data_dir / "tasks" / "scierc"))
     rows = Dataset.from_parquet(str(data_dir / "corpus" / "cs_nlp.parquet"), cache_dir=str(tmp_path / "cache"))

@@ -44,6 +44,7 @@ def test_the_defaults_are_those_of_the_released_script():
     assert found == [0, 3, 5e-5, 15.0, 0.1, "1", -1, 0.1, 0.0, 16]
 
 
+@pytest.mark.slow
 def test_one_is_trained_on_the_task_and_found_again(task, subset, monkeypatch, tmp_path):
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
     args, model_args = arguments(learning_rate=1e-2), ModelArguments(**MODEL)

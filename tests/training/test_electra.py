@@ -105,6 +105,7 @@ def test_two_processes_are_one(tmp_path, tokenizer, corpus_rows):
     two_are_one(tmp_path, tokenizer, corpus_rows, ELECTRA, "corpus/rtd_loss", "task/mlm_loss")
 
 
+@pytest.mark.slow
 def test_two_processes_evaluate_every_passage_once(tmp_path, tokenizer, corpus_rows):
     """Repeated ones, which give both equally many batches, do not count."""
     tokenizer.save_pretrained(tmp_path / "tokenizer")

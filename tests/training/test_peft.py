@@ -61,6 +61,7 @@ def check_export(folder, task, base):
     torch.testing.assert_close(probabilities(folder, task), expected, rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_both_stages_from_a_checkpoint(tmp_path, task, base, monkeypatch):
     out = tmp_path / "out"
     run = go(out, task, {"model_name_or_path": str(base)})
@@ -85,6 +86,7 @@ def test_both_stages_from_a_checkpoint(tmp_path, task, base, monkeypatch):
     assert again.seeds[0]["test"] == record["test"] and again.seeds[0]["validation"] == record["validation"]
 
 
+@pytest.mark.slow
 def test_stage_two_adapts_the_stage_one_model(tmp_path, task):
     out = tmp_path / "out"
     run = go(out, task, stage2_reset_classifier=True)
@@ -150,6 +152,7 @@ def trainer(folder, base, tokenizer, corpus_rows, **changes):
     )
 
 
+@pytest.mark.slow
 def test_stage_one_trains_the_adapter_alone_and_resumes_exactly(tmp_path, base, tokenizer, corpus_rows):
     whole = trainer(tmp_path / "whole", base, tokenizer, corpus_rows)
     before = {name: value.clone() for name, value in whole.model.state_dict().items()}

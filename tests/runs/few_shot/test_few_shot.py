@@ -74,6 +74,7 @@ def test_a_run_chooses_on_validation_and_tests_once(whole, task):
     assert (out / "results.md").read_text() == run.to_text() + "\n" and "mean ± std" in run.to_text()
 
 
+@pytest.mark.slow
 def test_a_finished_run_trains_nothing_and_more_splits_extend_it(whole, task, checkpoint, tmp_path, monkeypatch):
     run, out = whole
     copy, trained = tmp_path / "out", []
@@ -88,6 +89,7 @@ def test_a_finished_run_trains_nothing_and_more_splits_extend_it(whole, task, ch
         go(copy, task, checkpoint, **options, max_steps=6)
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_ends_the_same(whole, task, checkpoint, tmp_path, monkeypatch):
     """Stopped in the second training, after a checkpoint, and again before the first test."""
     run, _ = whole
@@ -196,6 +198,7 @@ def _settings(tmp_path):
     return args, wordpiece(), prompt_for("toy", ["down", "none", "up"], TEMPLATE, LABEL_WORDS)
 
 
+@pytest.mark.slow
 def test_the_baseline_learns_from_the_same_examples(task, checkpoint, tmp_path):
     run = go(tmp_path / "out", task, checkpoint, method="finetune", splits=1, learning_rates=[1e-3], weight_decay=0.02)
     prompted = go(tmp_path / "prompt", task, checkpoint, splits=1, learning_rates=[1e-3])

@@ -77,6 +77,7 @@ def test_sigterm_saves_and_the_run_continues(task, checkpoint, tmp_path, before_
     assert places == [(str(out / SECOND / "training"), n) for n in range(step, 4) for _ in range(2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["training_step", "prediction_step"])
 def test_workers_outlast_sigterm(task, checkpoint, tmp_path, monkeypatch, method):
     """Clusters signal them too, and the step and an evaluation that is due need them to their end."""
@@ -95,6 +96,7 @@ def test_workers_outlast_sigterm(task, checkpoint, tmp_path, monkeypatch, method
     assert told and len(run.splits) == 1
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_ends_its_point_alone(task, checkpoint, tmp_path, before_step):
     """In the second micro-batch of the first point's third step."""
     out, models = tmp_path / "out", []

@@ -173,6 +173,7 @@ def test_constant_predictions_score_zero(base, tmp_path):
     assert run.seeds[0]["validation"]["matthews"] == 0.0
 
 
+@pytest.mark.slow
 def test_last_is_the_end_of_training(whole, base, tmp_path):
     run = go(tmp_path / "out", base, num_train_epochs=2, select_by="last", eval_strategy="no", save_strategy="no")
     assert run.seeds[0]["history"] == []

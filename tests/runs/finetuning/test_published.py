@@ -62,6 +62,7 @@ def test_the_card_s_code_runs_and_predictions_are_the_run_s(kind, peft, base, tm
     assert same == []
 
 
+@pytest.mark.slow
 def test_an_adapter_goes_on_the_revision_that_it_was_trained_on(hub, tokenizer, tmp_path, monkeypatch):
     """With a learning rate of 0 the body is the one at the tag v1; the branch has gone on to another."""
     for revision, spread in (("v1", 0.2), ("main", 0.5)):
@@ -91,6 +92,7 @@ def test_the_card_of_a_regression(base, tmp_path):
     assert code_blocks(card, tmp_path / "out") == 1 and "| | Pearson correlation | Spearman correlation |" in card
 
 
+@pytest.mark.slow
 def test_a_published_model_predicts(hub, base, tmp_path, monkeypatch):
     task, push = task_for("tagging"), {"push_to_hub": True, "hub_model_id": "alice/tagger"}
     task.validation.to_parquet(tmp_path / "rows.parquet")

@@ -147,6 +147,7 @@ def test_a_place_without_locks_is_a_message(tmp_path):
         work(tmp_path / "file", ["a"])
 
 
+@pytest.mark.slow
 def test_processes_of_one_job_run_the_same_points(tmp_path):
     jobs = [subprocess.Popen([sys.executable, "-c", IN_A_JOB, str(tmp_path), str(rank)]) for rank in range(2)]
     assert [job.wait(100) for job in jobs] == [0, 0]
