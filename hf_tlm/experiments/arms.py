@@ -19,7 +19,7 @@ PRETRAINED = "pretrained"
 BASELINES = ("majority class", "linear")
 METHODS = {"iss": "iss", "dsir": "dsir", "bm25": "bm25-rank", "random": "random"}
 _SELECTION = re.compile(r"(?:bm25 \+ )?(iss|dsir|bm25|random) (\d+(?:\.\d+)?)%", re.IGNORECASE)
-_ARM_KEYS = ("name", "subset", "objective", PRETRAINED, "published", *SECTIONS)
+_ARM_KEYS = ("name", "subset", "objective", PRETRAINED, "teacher", "published", *SECTIONS)
 _TASK_KEYS = ("task", "seeds", *SECTIONS)
 
 Settings = Mapping[str, Mapping[str, Any]]
@@ -72,6 +72,7 @@ class Arm:
     pretrained: its folder or Hub id; "" for the one that the whole table is given.
     objective: of the language-modelling loss; None for those of the table.
     baseline: one of `BASELINES`.
+    teacher: the arm of the table whose model of the same task and seed teaches this one's.
     settings: recipe -> options, on top of the configuration files.
     published: keys of `PUBLISHED`, rows of the papers' tables to be shown beside this arm.
     """
@@ -81,6 +82,7 @@ class Arm:
     pretrained: str | None = None
     objective: str | None = None
     baseline: str | None = None
+    teacher: str | None = None
     settings: Settings = field(default_factory=dict)
     published: tuple[str, ...] = ()
 
@@ -90,7 +92,7 @@ class Arm:
 
         `task only`, `pretrained`, `majority class`, `linear`, and what `Selection.read` takes, with the papers' figures of
         `BESIDE`. An object has the keys name, subset (default: the name), objective, pretrained (true, or a checkpoint),
-        published, and options under the names of their recipes:
+        teacher (the name of another arm), published, and options under the names of their recipes:
         `{"name": "rho1 = 3", "subset": "BM25", "train_tlm": {"rho1": 3}}`.
 
         Raises:
@@ -111,13 +113,16 @@ class Arm:
         subset = None
         if pretrained is None:
             subset = Selection.read(str(values.get("subset") or name))
-        elif "subset" in values or "objective" in values:
-            raise ReproductionError(f"Arm {name} fine-tunes a pretrained encoder: it has no subset and no objective.")
+        elif {"subset", "objective", "teacher"} & set(values):
+            raise ReproductionError(
+                f"Arm {name} fine-tunes a pretrained encoder: it has no subset and no objective, nor a teacher."
+            )
         return cls(
             name,
             subset,
             "" if pretrained is True else pretrained,
             values.get("objective"),
+            teacher=None if values.get("teacher") is None else str(values["teacher"]),
             settings=_settings(values, f"Arm {name}"),
             published=published,
         )

@@ -81,6 +81,10 @@ class Plan:
         return tuple(step for phase in self.phases for step in phase if step.kind in TRAININGS)
 
     @property
+    def steps(self) -> tuple[Step, ...]:
+        return tuple(step for phase in self.phases for step in phase)
+
+    @property
     def records(self) -> Path:
         return self.records_dir or self.output_dir
 
@@ -121,7 +125,7 @@ class Plan:
         Runs of two tables with one fingerprint are the same run, whatever their arms are called. Files that settings name
         are known by their paths alone; the data of tasks are compared by `check`.
         """
-        steps, settings = {other.name: other for other in self.preparations}, self.settings(step)
+        steps, settings = {other.name: other for other in self.steps}, self.settings(step)
         settings |= {option: self.fingerprint(steps[name]) for option, name in step.inputs.items()}
         made_of = {"kind": step.kind, "task": step.task_name, "settings": settings}
         return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:16]
@@ -169,11 +173,20 @@ def make_plan(
     if not (tasks and arms and seeds):
         raise ReproductionError(f"A table needs tasks, arms and seeds; received {len(tasks)}, {len(arms)} and {len(seeds)}.")
     missing = [arm.name for arm in arms if arm.pretrained == "" and pretrained is None]
+    missing += [arm.name for arm in arms if arm.teacher in missing]
     arms = [arm for arm in arms if arm.name not in missing]
     if not arms:
         raise ReproductionError(f"{', '.join(missing)}: no pretrained encoder was given. Give --pretrained, or other arms.")
     left_out = tuple(f"{name}: no pretrained encoder was given (--pretrained)" for name in missing)
     _check_distinct("arm", [slug(arm.name) for arm in arms])
+    by_name = {arm.name: arm for arm in arms}
+    for arm in arms:
+        teacher = by_name.get(arm.teacher or "")
+        if arm.teacher is not None and (teacher is None or teacher.baseline is not None or teacher.teacher is not None):
+            raise ReproductionError(
+                f"Arm {arm.name}: the teacher is another arm of the table with a network, which has no such teacher itself; "
+                f"received {arm.teacher!r:.60}. A linear one is an option: train_tlm: {{teacher: linear}}."
+            )
     _check_distinct("task", [_name(entry.task) for entry in tasks])
     check_options(tasks, arms, files, objective_options or {})
     shared = _Shared(dict(corpus or {}), tokenizer_name, tokenizer_passages, read_configs(files, "train_tlm"))
@@ -192,7 +205,8 @@ def make_plan(
                 step = shared.training(name, path, entry, arm, seed, pretrained, options)
                 trainings.append((position, step))
     trainings.sort(key=lambda item: item[0])
-    phases = [*shared.phases, [step for _, step in trainings]]
+    teach = {step.inputs["teacher"] for _, step in trainings if "teacher" in step.inputs}
+    phases = [*shared.phases, *([step for _, step in trainings if (step.name in teach) is first] for first in (True, False))]
     records = None if records_dir is None else Path(records_dir)
     return Plan(
         tuple(tuple(phase) for phase in phases if phase), Path(output_dir), tuple(files), left_out, records, table_name
@@ -247,6 +261,8 @@ class _Shared:
         options |= {**arm.settings.get("train_tlm", {}), "seed": seed}
         subset = self._subset(name, path, entry, arm)
         inputs = {**tokenizer[1], **({} if subset is None else {"subset": subset})}
+        if arm.teacher is not None:
+            inputs["teacher"] = f"{name}/{slug(arm.teacher)}/seed-{seed}"
         return Step("train_tlm", folder, path, options, inputs, arm, seed)
 
     def _tokenizer(self, name: str, path: str, entry: TaskEntry) -> tuple[dict[str, str], dict[str, str]]:

@@ -99,7 +99,7 @@ def check(plan: Plan) -> None:
         HfTlmError: see `reproduce`.
     """
     seen: set[tuple[str, str]] = set()
-    for step in (*plan.preparations, *plan.trainings):
+    for step in plan.steps:
         what = (step.kind, step.name.rpartition("/")[0] if step.kind in TRAININGS else step.name)
         if what not in seen:
             seen.add(what)
@@ -144,7 +144,7 @@ def _check_settings(plan: Plan, step: Step, record: Mapping[str, Any]) -> None:
 
 def write_table(plan: Plan) -> Table:
     """The page and the JSON file of what is finished now."""
-    records = {step.name: read_record(plan.record_file(step)) for step in (*plan.preparations, *plan.trainings)}
+    records = {step.name: read_record(plan.record_file(step)) for step in plan.steps}
     table = Table(plan, records)
     if int(os.environ.get("RANK", "0")) == 0:
         atomic_write(plan.records / f"{plan.table_name}.json", json.dumps(table.to_dict(), indent=2) + "\n")
@@ -180,13 +180,13 @@ def _taken_over(plan: Plan, step: Step) -> bool:
 
 def _needed(plan: Plan) -> set[str]:
     """Names of all trainings, and of what those that are not finished are made from."""
-    preparations = {step.name: step for step in plan.preparations}
+    steps = {step.name: step for step in plan.steps}
     needed = {step.name for step in plan.trainings}
     left = [step for step in plan.trainings if not _finished(plan, step) and _find_equal(plan, step) is None]
     while left:
         inputs = set(left.pop().inputs.values()) - needed
         needed |= inputs
-        left += [preparations[name] for name in inputs]
+        left += [steps[name] for name in inputs]
     return needed
 
 
@@ -236,7 +236,7 @@ def _run(plan: Plan, step: Step, keep_checkpoints: bool) -> None:
 
 
 def _check_inputs(plan: Plan, step: Step) -> None:
-    made = {other.name: other for other in plan.preparations}
+    made = {other.name: other for other in plan.steps}
     for name in step.inputs.values():
         if not _finished(plan, made[name]):
             reason = (read_record(plan.record_file(made[name])) or {}).get("error", "it was not made")

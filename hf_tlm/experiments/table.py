@@ -44,6 +44,12 @@ class Row:
         """Mean over seeds of an entry of `Cost`."""
         return fmean(run["cost"][name] for run in self.runs) if self.runs else None
 
+    @property
+    def teacher_seconds(self) -> float | None:
+        """What asking the teacher took, mean over seeds; None without one."""
+        asked = [run["teacher"]["seconds"] for run in self.runs if "teacher" in run]
+        return fmean(asked) if asked else None
+
     def beside(self, measure: str) -> list[str]:
         """The published figures of this arm for its task, each with its table."""
         shown = [PUBLISHED[name].show(self.task) for name in self.published if PUBLISHED[name].measure == measure]
@@ -64,6 +70,7 @@ class Row:
             "subset_seconds": self.subset_seconds,
             "passages": (first.get("subset") or {}).get("passages"),
             "cost": {name: self.cost(name) for name in ("steps", "tokens", "real_tokens", "flops", "seconds")},
+            "teacher_seconds": self.teacher_seconds,
         }
 
 
@@ -125,7 +132,8 @@ class Table:
         costs = ("passages", "subset hours", "real tokens", "FLOPs", "hours")
         # Records of before there was a price have none.
         price = ("MB", "ms a text") if any(run.get("price") for row in self.rows for run in row.runs) else ()
-        return [*("task", "metric", "arm", "seeds", *SCORES), *beside, *costs, *price]
+        taught = ("teacher hours",) if any(row.teacher_seconds is not None for row in self.rows) else ()
+        return [*("task", "metric", "arm", "seeds", *SCORES), *beside, *costs, *taught, *price]
 
     def _cells(self, row: Row) -> dict[str, Any]:
         known = row.to_dict()
@@ -143,6 +151,7 @@ class Table:
             "real tokens": "" if cost["real_tokens"] is None else f"{cost['real_tokens']:,.0f}",
             "FLOPs": "" if cost["flops"] is None else f"{cost['flops']:.3g}",
             "hours": _hours(cost["seconds"]),
+            "teacher hours": _hours(row.teacher_seconds),
             "MB": _mean(row, "megabytes"),
             "ms a text": _mean(row, "milliseconds", _PRICED),
         }
@@ -174,6 +183,11 @@ class Table:
             lines.append(
                 "All seeds have one subset. Subset hours of a part of BM25's are without BM25's own; of several parts by "
                 "influence, the first one's include training the score model, which all of them use."
+            )
+        if any(row.teacher_seconds is not None for row in self.rows):
+            lines.append(
+                "Teacher hours are those of asking it, on top of the others; what it took to train, where it is a network, "
+                "is in the row of its own arm."
             )
         scratch = [run for run in runs if run["kind"] == "train_tlm"]
         for task in dict.fromkeys(run["task"] for run in scratch):

@@ -39,11 +39,9 @@ from hf_tlm.training.publishing import check_hub, publish_run
 from hf_tlm.training.run_folder import ProtocolError as ProtocolError
 from hf_tlm.training.run_folder import claim, settings
 from hf_tlm.training.stages import prepare_stage_2
+from hf_tlm.training.teacher import TEACHER_FILE
 from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.locks import owns_output_dir
-
-# What a teacher says of the subset, with examples, in the folder of a run.
-TEACHER_FILE = "teacher.json"
 
 
 class Run(SeededRun):

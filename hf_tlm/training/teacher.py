@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from datasets import Dataset, Features, List, Value, concatenate_datasets
 
+# What a teacher says of the subset, with examples, in the folder of a run.
+TEACHER_FILE = "teacher.json"
 # A teacher that gains less than this share of what is to gain over the largest class has little to teach.
 LEAST_GAIN = 0.1
 # How far the shares of classes may be from the task's: half the sum of the differences.
@@ -109,7 +111,7 @@ def _distance(report: Mapping[str, Any]) -> float:
     total = sum(subset.values())
     if not total or not shares:
         return 0.0
-    return sum(abs(subset[name] / total - shares[name]) for name in subset) / 2
+    return sum(abs(subset[name] / total - shares.get(name, 0.0)) for name in subset) / 2
 
 
 def _with_answers(rows: Dataset, answers: np.ndarray, features: Features | None = None) -> Dataset:

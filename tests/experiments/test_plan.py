@@ -72,6 +72,30 @@ def test_arms_that_are_none(text, message):
         Arm.read(text)
 
 
+def test_an_arm_teaches_another():
+    """By task and seed; teachers come first, and without an encoder to fine-tune neither is run."""
+    arms = [{"name": "BM25 and teacher", "subset": "BM25", "teacher": "pretrained"}, "pretrained", "BM25"]
+    plan = planned(arms, tasks=["one", "two"], seeds=[0, 1], pretrained="encoder")
+    taught = [step for step in plan.trainings if step.inputs.get("teacher")]
+    assert {step.name: step.inputs["teacher"] for step in taught} == {
+        f"{task}/bm25-and-teacher/seed-{seed}": f"{task}/pretrained/seed-{seed}"
+        for task in ("one", "two")
+        for seed in (0, 1)
+    }
+    order = [step.name for phase in plan.phases for step in phase]
+    assert all(order.index(step.inputs["teacher"]) < order.index(step.name) for step in taught)
+    assert "--teacher out/one/pretrained/seed-0" in plan.command(taught[0])
+    other = planned(arms, pretrained="other encoder")
+    assert taught[0].name in names(other.trainings)
+    changed = next(step for step in other.trainings if step.name == taught[0].name)
+    assert other.fingerprint(changed) != plan.fingerprint(taught[0]), "another teacher is another run"
+    alone = planned(arms, seeds=[0])
+    assert names(alone.trainings) == ["one/bm25/seed-0"] and len(alone.left_out) == 2
+    for teacher in ("nobody", "linear", "BM25 and teacher"):
+        with pytest.raises(ReproductionError, match="the teacher is another arm of the table"):
+            planned([{"name": "x", "subset": "BM25", "teacher": teacher}, *arms, "linear"], pretrained="encoder")
+
+
 def test_steps_are_shared_and_in_order():
     arms = ["task only", "random", "BM25", "BM25 + ISS 20%", "BM25 20%"]
     plan = planned(arms, tasks=["one", {"task": "data/two", "seeds": [7]}], seeds=[0, 1])

@@ -103,6 +103,16 @@ def faked(monkeypatch):
 
 
 @pytest.mark.slow
+def test_an_arm_teaches_another(work, tmp_path):
+    arms = [{"name": "taught", "subset": "BM25", "teacher": "BM25", "train_tlm": {"teacher_passages": 5}}, "BM25"]
+    table = reproduce(planned(work, tmp_path / "out", arms, seeds=(0,)))
+    taught, teacher = sorted(table.rows, key=lambda row: row.arm != "taught")
+    assert taught.runs[0]["teacher"]["model"] == "bm25/seed-0" and taught.runs[0]["teacher"]["passages"] <= 5
+    assert taught.teacher_seconds > 0 and teacher.teacher_seconds is None
+    assert "teacher hours" in table.to_text() and "Teacher hours are those of asking it" in table.to_text()
+
+
+@pytest.mark.slow
 def test_what_is_written(work, whole):
     out, table = whole
     assert sorted(path.name for path in (out / "runs").glob("*.json")) == [

@@ -1,6 +1,7 @@
 """Teachers of every kind: their answers, the passages they are sure of, and what a run makes of them."""
 
 import dataclasses
+import html
 import json
 import logging
 import shutil
@@ -14,6 +15,9 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from hf_tlm.analysis.errors import AnalysisError
+from hf_tlm.analysis.report.page import report_page
+from hf_tlm.analysis.report.run_folder import read_run
 from hf_tlm.data import tokenize
 from hf_tlm.errors import HfTlmError
 from hf_tlm.models import ModelError
@@ -217,6 +221,8 @@ def test_rounds(tmp_path, task, corpus):
     weights = tmp_path / "run" / f"round-{record['round']}" / "model.safetensors"
     assert (tmp_path / "run" / "model.safetensors").read_bytes() == weights.read_bytes()
     assert f"round        {record['round']} is the best of 2 on validation" in run.to_text()
+    report = read_run(tmp_path / "run")
+    assert report.started_seeds == [0, 1] and "The teacher" in report_page(report)
     assert f"This is round {record['round']} of 2" in (tmp_path / "run" / "README.md").read_text()
     shutil.rmtree(tmp_path / "run" / "round-2" / "seed-1")
     (tmp_path / "run" / "results.json").unlink()
@@ -237,7 +243,14 @@ def test_a_run_learns_from_its_teacher_and_says_so(tmp_path, task, corpus, caplo
     card = (tmp_path / "run" / "README.md").read_text()
     assert "logistic regression on TF-IDF" in card and f"{record['teacher']['passages']:,} passages" in card
     shown = json.loads((tmp_path / "run" / "teacher.json").read_text())
-    assert shown.pop("examples") and shown == record["teacher"]
+    examples = shown.pop("examples")
+    assert shown == record["teacher"]
+    page = report_page(read_run(tmp_path / "run"))
+    assert "What it takes passages for" in page and "logistic regression on TF-IDF, " in page
+    assert html.escape(next(iter(examples.values()))[0]["text"]) in page
+    (tmp_path / "run" / "teacher.json").write_text(json.dumps({"model": "x", "passages": -1}))
+    with pytest.raises(AnalysisError, match="passages must be a whole number"):
+        report_page(read_run(tmp_path / "run"))
     assert "teacher      logistic regression on TF-IDF, " in run.to_text()
 
 

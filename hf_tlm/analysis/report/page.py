@@ -22,6 +22,7 @@ from hf_tlm.analysis.report.recorded import recorded_subset, recorded_task
 from hf_tlm.analysis.report.retrieved import MOST_BYTES, made_for, retrieved_table
 from hf_tlm.analysis.report.rows import Rows, TrainingWords, rows_of
 from hf_tlm.analysis.report.run_folder import TITLES, RunFolder, read_run
+from hf_tlm.analysis.report.taught import teacher
 from hf_tlm.hub.run_files import is_foreign
 from hf_tlm.utils.files import atomic_write
 from hf_tlm.version import __version__
@@ -92,6 +93,7 @@ def report_page(
         sections.append(_against(run, second, judged, rows, options, missing))
     if charts := curves(run):
         sections.append(Section("Curves", "curves", [Row(charts)]))
+    sections.append(teacher(run))
     sections.append(_retrieved(run, task, subsets, options, missing))
     template = _environment().get_template("page.html.jinja")
     return template.render(

@@ -35,7 +35,7 @@ class RunFolder:
     kind: one of `TITLES`.
     record: `results.json`; of a run that is not finished `settings.json`, with the seeds that are; a subset's manifest.
     seeds: records of the finished seeds; of few-shot learning of the splits.
-    home: where the folders of seeds are: of a grid that of the chosen point.
+    home: where the folders of seeds are: of a grid that of the chosen point, of rounds that of the best one.
     missing: sentences about what is not there.
     apart: every seed is a run of its own in the folder of that seed, as `reproduce.py` leaves the runs of an arm.
     """
@@ -107,6 +107,8 @@ def read_run(path: str | os.PathLike, name: str | None = None) -> RunFolder:
         if not home.resolve().is_relative_to(path.resolve()):
             raise AnalysisError(f"{path / GRID}: the chosen point lies outside of the run's folder. The file is damaged.")
         record = {**record, "grid": files[GRID]}
+    if type(number := record.get("round")) is int:
+        home = path / f"round-{number}"
     kind = "grid" if "grid" in record else _kind(record)
     run = RunFolder(name, path, kind, record, home=home, missing=missing)
     part = "splits" if kind == "few_shot" else "seeds"
