@@ -4,6 +4,10 @@ r"""Fine-tune a pretrained encoder on a labelled task of any kind, and evaluate 
     hf-tlm finetune --task path/to/glue_mrpc --model_name_or_path path/or/repo-id --seeds 0 1 2 3 4 --output_dir runs/mrpc \
         --predict path/to/unlabelled.jsonl
 
+A pattern fine-tunes every checkpoint of a pretraining, whose scores `hf-tlm analyze --what curves` draws against its steps:
+
+    hf-tlm finetune --task path/to/glue_mnli --model_name_or_path 'runs/cocolm/training/checkpoint-*' --output_dir runs/mnli
+
 With --grid every combination of its values is run, and the best on validation is published; the papers' are presets
 (`hf-tlm presets finetune`). On several devices: `accelerate launch recipes/finetune.py ...`, or --num_processes. Run the
 same command again to continue an interrupted run; a finished one only predicts.
@@ -26,7 +30,7 @@ def main() -> None:
         recipe="finetune",
         description=__doc__,
     )
-    grid = grid_args.read(args.seeds)
+    grid = grid_args.read(args.seeds, checkpoint.model_name_or_path)
 
     # 2. The labelled task. What could not be predicted on in the end is refused before the training.
     task = task_args.load()

@@ -30,7 +30,7 @@ from hf_tlm.utils.files import atomic_directory
 
 # Of corruption.json: the arguments of `GeneratorDiscriminator`.
 _FIELDS = {
-    **{"heads": one_of("rtd", "clm"), "temperature": real(0, 1e6), "apart": truth, "frozen": truth},
+    **{"heads": one_of("rtd", "rtd_linear", "clm"), "temperature": real(0, 1e6), "apart": truth, "frozen": truth},
     **{"replacements": one_of("sampled", "random"), "scl_projection": one_of("none", "mlp")},
 }
 
@@ -128,7 +128,7 @@ def load_exported(
 def _corruption(model: GeneratorDiscriminator) -> dict[str, Any]:
     """The arguments of the class."""
     return {
-        "heads": "rtd" if model.clm_heads is None else "clm",
+        "heads": "clm" if model.rtd_head is None else "rtd" if model.rtd_head.dense is not None else "rtd_linear",
         "temperature": model.temperature,
         "apart": model.apart,
         "replacements": model.replacements,
@@ -172,7 +172,7 @@ def _composite_parts(model: GeneratorDiscriminator, classifier: bool) -> Iterato
         yield "classifier", _stock(AutoModelForSequenceClassification, config, state, model.dtype)
     if model.clm_heads is not None and config.model_type == "cocolm":
         yield MLM_SUBFOLDER, _stock(AutoModelForMaskedLM, config, state | _state(model.clm_heads), model.dtype)
-    elif model.rtd_head is not None and config.model_type == "electra":
+    elif model.rtd_head is not None and model.rtd_head.dense is not None and config.model_type == "electra":
         state |= {f"discriminator_predictions.{name}": tensor for name, tensor in _state(model.rtd_head).items()}
         yield DISCRIMINATOR, _stock(AutoModelForPreTraining, config, state, model.dtype)
     else:

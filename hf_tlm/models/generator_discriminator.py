@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import nn
@@ -33,6 +34,13 @@ logger = logging.getLogger(__name__)
 TEMPERATURE = 0.8
 
 
+@contextmanager
+def _apart(device: torch.device) -> Iterator[None]:
+    """Without gradients, and with random numbers that are given back."""
+    with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
+        yield
+
+
 class GeneratorDiscriminator(TrainedModel):
     """A generator that corrupts texts and a discriminator that reads them: ELECTRA, ALE or COCO-LM.
 
@@ -52,8 +60,9 @@ class GeneratorDiscriminator(TrainedModel):
     Args:
         temperature: of the softmax that replacements are drawn from (0.8 in the ALE paper, section IV.B; 1 in ELECTRA's);
             0 takes the most likely token.
-        heads: `rtd`, or `clm`, which needs a body as wide as its token embeddings (COCO-LM's, ModernBERT); the loss of its
-            LM head is then that of `lm_loss`, which `TlmTrainer` takes from its `CorrectiveLm`.
+        heads: `rtd`; `rtd_linear`, whose head is one linear layer (COCO-LM's ablations); or `clm`, which needs a body as
+            wide as its token embeddings (COCO-LM's, ModernBERT); the loss of its LM head is then that of `lm_loss`, which
+            `TlmTrainer` takes from its `CorrectiveLm`.
         apart: tokens are drawn in a pass of their own, without dropout and gradient, and the auxiliary model's loss is that
             of a second pass (COCO-LM); False: one pass serves both (ELECTRA).
         replacements: `sampled`; or `random`, any token with equal probability (COCO-LM, Table 3): the auxiliary model
@@ -83,7 +92,7 @@ class GeneratorDiscriminator(TrainedModel):
         if not 0 <= temperature < math.inf:
             raise ModelError(f"temperature must be a number, 0 or more; received {temperature}.")
         for name, value, known in (
-            ("heads", heads, ("rtd", "clm")),
+            ("heads", heads, ("rtd", "rtd_linear", "clm")),
             ("replacements", replacements, ("sampled", "random")),
             ("scl_projection", scl_projection, ("none", "mlp")),
         ):
@@ -114,7 +123,7 @@ class GeneratorDiscriminator(TrainedModel):
                 main.config.update({"copy_head": True, "lm_transform": False})  # As which it is exported.
             self.clm_heads = ClmHeads(main.config)
         else:
-            self.rtd_head = RtdHead(main.config)
+            self.rtd_head = RtdHead(main.config, dense=heads == "rtd")
         self.scl_head = ContrastHead(main.config) if scl_projection == "mlp" else nn.Identity()
         self.temperature, self.apart, self.replacements = temperature, apart, replacements
         self.scl_projection = scl_projection
@@ -122,6 +131,8 @@ class GeneratorDiscriminator(TrainedModel):
         self.lm_loss: LmLoss | None = None
         # The second view's share of the tokens of the first (`TlmCollator.crop_fraction`): what `applied_parameters` needs.
         self.second_view = 0.0
+        # False: it is read without a gradient, and training goes as if it were not there.
+        self.second_view_learns = True
         # Of the random numbers for batches that bring none; None is torch's global one.
         self.generator: torch.Generator | None = None
         self._no_split_modules = layer_classes(main.base_model) | layer_classes(auxiliary.base_model)
@@ -199,12 +210,12 @@ class GeneratorDiscriminator(TrainedModel):
             state = (clm_heads_state if corrects else rtd_head_state)(folder, hub)
         auxiliary = load_auxiliary(auxiliary_name_or_path, model_name_or_path, **hub)
         model = cls(main, auxiliary, temperature, **options)
-        if state is None:
+        heads = model.clm_heads if corrects else model.rtd_head
+        assert heads is not None
+        if state is None or state.keys() != heads.state_dict().keys():
             missing = "no heads for corrective language modelling" if corrects else "no head for replaced tokens"
             logger.warning("%s has %s: a new one begins at random.", model_name_or_path, missing)
         else:
-            heads = model.clm_heads if corrects else model.rtd_head
-            assert heads is not None
             heads.load_state_dict(state)
         return model
 
@@ -214,7 +225,8 @@ class GeneratorDiscriminator(TrainedModel):
         shared = set(self.main.parameters())
         auxiliary = sum(value.numel() for value in self.auxiliary.parameters() if value not in shared)
         thirds = -2 if self.auxiliary.frozen else int(self.apart)
-        return thirds * auxiliary / 3 + self.second_view * body_of(self.main).num_parameters()
+        view = self.second_view * body_of(self.main).num_parameters()
+        return thirds * auxiliary / 3 + (view if self.second_view_learns else view / 3)
 
     def get_input_embeddings(self) -> nn.Module:
         return self.main.get_input_embeddings()
@@ -263,7 +275,8 @@ class GeneratorDiscriminator(TrainedModel):
             output.mlm_loss = self._mlm_loss(hidden, mlm_labels)
         texts, cropped = encode(body_of(self.main), read, *inputs), None
         if crops:
-            cropped = encode(body_of(self.main), **{name.removeprefix("crop_"): rows for name, rows in crops.items()})
+            with nullcontext() if self.second_view_learns else _apart(input_ids.device):
+                cropped = encode(body_of(self.main), **{name.removeprefix("crop_"): rows for name, rows in crops.items()})
         return self._predict(output, texts, cropped, labels, read, mlm_labels)
 
     # The number of masked tokens differs from batch to batch: compiled, this part would be compiled again and again.

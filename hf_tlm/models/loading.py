@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
+from safetensors.torch import load_file
 from transformers import (
     AutoConfig,
     AutoModelForSequenceClassification,
@@ -16,12 +18,16 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import SAFE_WEIGHTS_NAME
 
 from hf_tlm.errors import HfTlmError
 from hf_tlm.models.errors import ModelError
 from hf_tlm.models.families import family_of, longest_input
 from hf_tlm.models.pickles import reading_pickles
 
+TRAINER_STATE = "trainer_state.json"  # Of a folder checkpoint-*.
+# Names there of what is not the body -> in a stock class.
+_OF_CHECKPOINTS = {"mlm_head.": "", "clm_heads.": "", "rtd_head.": "discriminator_predictions."}
 POOLER = "pooler"  # It feeds the classifier alone, and many checkpoints do not have it.
 # Models that learn have weights of this type, whatever a checkpoint's are: updates are too small for half precision.
 DTYPE = torch.float32
@@ -69,10 +75,54 @@ def load_classifier(folder: str, name: str, *, id2label: dict[int, str], **optio
     label2id = {label: index for index, label in id2label.items()}
     config = AutoConfig.from_pretrained(folder, id2label=id2label, label2id=label2id, **options)
     family_of(config)
-    model, info = AutoModelForSequenceClassification.from_pretrained(
-        folder, config=config, ignore_mismatched_sizes=True, output_loading_info=True, dtype=DTYPE, **options
-    )
+    model, info = load_stock(AutoModelForSequenceClassification, folder, config, **options)
     return model, head_is_new(model, new_weights(model, info, name))
+
+
+def load_stock(auto_class: Any, folder: str, config: PreTrainedConfig, **options) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """A checkpoint as a stock class in float32, and the loading info of `from_pretrained`.
+
+    Weights that it lacks, or has in other shapes, begin at random. A folder `checkpoint-*` of a run that has not come to its
+    end loads as what the run would export there: of a pair of models the main one; a classifier that learned no task is left
+    out.
+
+    Args:
+        auto_class: such as `AutoModelForSequenceClassification`.
+        config: of the model, its labels those of a task.
+        options: of `from_pretrained`.
+    """
+    options |= {"ignore_mismatched_sizes": True, "output_loading_info": True, "dtype": DTYPE}
+    saved = _trainer_weights(folder)
+    if saved is None:
+        return auto_class.from_pretrained(folder, config=config, **options)
+    trust = {"trust_remote_code": options.pop("trust_remote_code", False)}
+    with torch.device("meta"):
+        stock = type(auto_class.from_config(config, **trust))
+    body = f"{stock.base_model_prefix}."
+    # Nameless classes are those of a run without a task.
+    labels = AutoConfig.from_pretrained(folder, **trust).id2label
+    learned = any(label != f"LABEL_{index}" for index, label in labels.items())
+    state = {}
+    for name, value in saved.items():
+        head = next((part for part in _OF_CHECKPOINTS if name.startswith(part)), None)
+        of_body = name.startswith(body) and not name.startswith(f"{body}{POOLER}.")
+        if head is None and (of_body or learned):
+            state[name] = value
+        elif head is not None:
+            state.setdefault(name.replace(head, _OF_CHECKPOINTS[head], 1), value)
+    options.pop("revision", None)
+    return stock.from_pretrained(None, config=config, state_dict=state, **options)
+
+
+def _trainer_weights(folder: str) -> dict[str, torch.Tensor] | None:
+    """The weights of a `checkpoint-*` folder with this package's models, of a pair the main one's; None of anything else."""
+    file = Path(folder) / SAFE_WEIGHTS_NAME
+    if not (file.is_file() and (Path(folder) / TRAINER_STATE).is_file()):
+        return None
+    state, main = load_file(file), "main."
+    if any(name.startswith(main) for name in state):
+        return {name.removeprefix(main): value for name, value in state.items() if not name.startswith("auxiliary.")}
+    return state if any(name.startswith("mlm_head.") for name in state) else None
 
 
 def new_weights(model: PreTrainedModel, info: Mapping[str, Any], name: str) -> set[str]:

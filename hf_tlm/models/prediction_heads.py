@@ -46,20 +46,27 @@ class CorruptionOutput(TlmOutput):
 
 
 class RtdHead(nn.Module):
-    """ELECTRA's head for replaced tokens, with the names of stock `ElectraForPreTraining.discriminator_predictions`."""
+    """ELECTRA's head for replaced tokens, with the names of stock `ElectraForPreTraining.discriminator_predictions`.
 
-    def __init__(self, config: PreTrainedConfig):
+    Args:
+        dense: False leaves its first layer out: a linear layer alone, as COCO-LM's ablations have it (Meng et al., NeurIPS
+            2021, section 3.1).
+    """
+
+    def __init__(self, config: PreTrainedConfig, dense: bool = True):
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size) if dense else None
         self.activation = get_activation(getattr(config, "hidden_act", "gelu"))  # ModernBERT's has another name.
         self.dense_prediction = nn.Linear(config.hidden_size, 1)
-        for linear in (self.dense, self.dense_prediction):
+        for linear in filter(None, (self.dense, self.dense_prediction)):
             nn.init.normal_(linear.weight, std=config.initializer_range)
             nn.init.zeros_(linear.bias)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits float [T] of hidden states float [T, H]."""
-        return self.dense_prediction(self.activation(self.dense(hidden))).squeeze(-1)
+        if self.dense is not None:
+            hidden = self.activation(self.dense(hidden))
+        return self.dense_prediction(hidden).squeeze(-1)
 
 
 class ClmHeads(nn.Module):

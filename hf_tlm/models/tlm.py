@@ -26,11 +26,10 @@ from hf_tlm.models.encoded_texts import EncodedTexts
 from hf_tlm.models.errors import ModelError
 from hf_tlm.models.families import Family, family_of
 from hf_tlm.models.linear_cross_entropy import linear_cross_entropy
-from hf_tlm.models.loading import DTYPE, head_is_new, hub_options, load_classifier, reading
+from hf_tlm.models.loading import DTYPE, TRAINER_STATE, head_is_new, hub_options, load_classifier, reading
 from hf_tlm.models.tail import encode_masked_positions
 
 MLM_SUBFOLDER = "mlm"
-TRAINER_STATE = "trainer_state.json"
 
 
 @dataclass

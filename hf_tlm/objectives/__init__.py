@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hf_tlm.objectives.mlm import Mlm
     from hf_tlm.objectives.rdrop import RDrop
     from hf_tlm.objectives.replaced_token_detection import ReplacedTokenDetection
-    from hf_tlm.objectives.sequence_contrastive import SequenceContrastive, contrastive_loss
+    from hf_tlm.objectives.sequence_contrastive import SequenceContrastive, SequenceCosines, contrastive_loss
     from hf_tlm.objectives.task import TaskLoss
     from hf_tlm.objectives.teacher import TeacherLoss
 
@@ -29,7 +29,7 @@ __getattr__, __dir__, __all__ = export_lazily(
         "mlm": ["Mlm"],
         "rdrop": ["RDrop"],
         "replaced_token_detection": ["ReplacedTokenDetection"],
-        "sequence_contrastive": ["SequenceContrastive", "contrastive_loss"],
+        "sequence_contrastive": ["SequenceContrastive", "SequenceCosines", "contrastive_loss"],
         "task": ["TaskLoss"],
         "teacher": ["TeacherLoss"],
     },

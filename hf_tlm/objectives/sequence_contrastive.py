@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -122,3 +123,22 @@ class SequenceContrastive:
         total, positive, negative = contrastive_loss(outputs.corrupted_vectors, outputs.cropped_vectors, self.temperature)
         loss = mean(total, count)
         return {"loss": loss, "scl_loss": loss.detach(), "cosine_positive": positive, "cosine_negative": negative}
+
+
+class SequenceCosines:
+    """No loss: the cosines that `SequenceContrastive` logs, of a training without it (COCO-LM, Figure 7a).
+
+    Reads what that reads, and all processes must compute it together.
+    """
+
+    def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Nothing is averaged: `{}`."""
+        return {}
+
+    def __call__(
+        self, outputs, batch: Mapping[str, torch.Tensor], counts: Mapping[str, torch.Tensor] | None = None
+    ) -> dict[str, Any]:
+        """`{"loss": 0.0}`, and pairs (sum, count) `cosine_positive` and `cosine_negative`."""
+        with torch.no_grad():
+            _, positive, negative = contrastive_loss(outputs.corrupted_vectors, outputs.cropped_vectors)
+        return {"loss": 0.0, "cosine_positive": positive, "cosine_negative": negative}

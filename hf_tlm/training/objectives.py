@@ -13,6 +13,7 @@ from hf_tlm.objectives import (
     RDrop,
     ReplacedTokenDetection,
     SequenceContrastive,
+    SequenceCosines,
     TaskLoss,
     TeacherLoss,
     WeightedMean,
@@ -63,6 +64,8 @@ def language_objective(args: RunArguments) -> Any:
         parts.append((1.0, CorrectiveLm(args.rtd_weight, copy=args.clm == "full", stop_gradient=args.stop_gradient)))
     if spec.contrasts and args.scl:
         parts.append((1.0, SequenceContrastive(args.scl_temperature)))
+    elif args.scl_cosines:
+        parts.append((1.0, SequenceCosines()))
     return WeightedSum(*parts)
 
 

@@ -275,7 +275,7 @@ def model_factory(
     spec, model_args = OBJECTIVES[args.objective], model_args.with_objective_defaults(args.objective)
     settings = {
         "temperature": model_args.temperature,
-        "heads": "clm" if spec.corrects and args.clm != "rtd" else "rtd",
+        "heads": "clm" if spec.corrects and args.clm != "rtd" else args.detecting_head,
         "apart": spec.separate_sampling,
         "replacements": model_args.replacements,
         "frozen": model_args.freeze_auxiliary,

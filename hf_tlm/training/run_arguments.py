@@ -17,6 +17,8 @@ from hf_tlm.utils.no_effect import NoEffect
 _ALL_TOKEN = NoEffect("clm", ("all_token",), "with clm all_token. Leave it out.")
 _WITHOUT_ENERGY = NoEffect("track_energy", (False,), "without track_energy. Leave it out.")
 _WITHOUT_SCL = NoEffect("scl", (False,), "with scl false. Leave it out.")
+_WITH_SCL = NoEffect("scl", (True,), "with scl, which logs them in any case. Leave it out, or give --scl false.")
+_WITHOUT_RTD = NoEffect("clm", ("full", "no_copy", "all_token"), "with this clm, which detects no tokens. Leave it out.")
 
 
 # The Trainer's repr leaves tokens out; a generated one would show them.
@@ -63,12 +65,27 @@ class RunArguments(PublishedArguments):
             "choices": ["full", "no_copy", "all_token", "rtd"],
         },
     )
+    rtd_head: Annotated[str | None, _WITHOUT_RTD] = field(
+        default=None,
+        metadata={
+            "help": "cocolm with clm rtd: the head that tells replaced tokens. linear (default): one layer, the paper's. "
+            "electra: a dense layer and an activation before it.",
+            "choices": ["linear", "electra"],
+        },
+    )
     stop_gradient: bool = field(
         default=True, metadata={"help": "cocolm with clm full: the LM loss does not train the copy head."}
     )
     scl: bool = field(
         default=True,
         metadata={"help": "cocolm: sequence contrastive learning too; negatives are all processes' texts of a micro-batch."},
+    )
+    scl_cosines: Annotated[bool, _WITH_SCL] = field(
+        default=False,
+        metadata={
+            "help": "cocolm with scl false: log the cosines of a text's two views all the same (Figure 7a), at the cost of "
+            "a forward pass without gradient; training is the same."
+        },
     )
     scl_temperature: Annotated[float, _WITHOUT_SCL] = field(
         default=1.0, metadata={"help": "cocolm with scl: what the cosines are divided by."}
@@ -200,6 +217,11 @@ class RunArguments(PublishedArguments):
                         f"{name} {getattr(self, name)} is a share of a number of steps that max_hours leaves open. Give "
                         "it in steps."
                     )
+
+    @property
+    def detecting_head(self) -> str:
+        """The `heads` of a `GeneratorDiscriminator` that detects replaced tokens."""
+        return "rtd_linear" if OBJECTIVES[self.objective].corrects and self.rtd_head != "electra" else "rtd"
 
     @property
     def has_budget(self) -> bool:

@@ -63,6 +63,9 @@ def settings(args: BaseArguments) -> dict[str, Any]:
             values["texts_per_micro_batch"] = one.train_batch_size * one.world_size
         else:
             values["tokens_per_micro_batch"] = values["total_batch_tokens"] // one.gradient_accumulation_steps
+    if values.get("clm") == "rtd":
+        # Runs from before there was a choice had ELECTRA's, and say nothing of it.
+        values["rtd_head"] = None if values["rtd_head"] == "electra" else "linear"
     for name in ("per_device_train_batch_size", "gradient_accumulation_steps"):
         del values[name]
     if teacher := values.get("teacher"):

@@ -104,7 +104,7 @@ class TlmTrainer(SampledTrainer):
                 replacing=spec.corrupts,
                 spans=spec.masks_spans,
                 mask_special=spec.mask_special,
-                crop_fraction=args.crop_fraction if spec.contrasts and args.scl else None,
+                crop_fraction=args.crop_fraction if spec.contrasts and (args.scl or args.scl_cosines) else None,
             ),
             **kwargs,
         )
@@ -134,6 +134,7 @@ class TlmTrainer(SampledTrainer):
                     "one detects them. Make it with heads='clm', or give --clm rtd."
                 )
             model.lm_loss = corrective.lm_loss
+        model.second_view_learns = not self.args.scl_cosines
         model.second_view = self.data_collator.crop_fraction or 0.0 if self.args.mlm_probability > 0 else 0.0
         vars(model).pop("_parameter_count", None)  # How many parameters are applied depends on the second view.
 

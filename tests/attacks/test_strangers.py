@@ -200,7 +200,7 @@ def test_prompt_json(changes, expected, tmp_path):
 @pytest.mark.parametrize(
     "values, expected",
     [
-        ({"trust_remote_code": True, "heads": "theirs"}, 'heads must be "rtd" or "clm"'),
+        ({"trust_remote_code": True, "heads": "theirs"}, 'heads must be "rtd" or "rtd_linear" or "clm"'),
         ({"temperature": NAN}, "temperature must be a number"),
         ({"apart": "yes"}, "apart must be true or false"),
         ([], "must be an object"),

@@ -66,9 +66,11 @@ def transcription(state, config, input_ids, attention_mask):
         if size >= exact:
             steps = math.log(size / exact) / math.log((config["max_rel_pos"] - 1) / exact) * (half - 1 - exact)
             size = min(half - 1, exact + math.ceil(steps))
-        return half - 1 + (size if n > 0 else -size)
+        return size if n > 0 else -size
 
-    buckets = torch.tensor([[bucket(key - query) for key in range(length)] for query in range(length)])
+    # Counted from the smallest that a text of full length has.
+    smallest = bucket(1 - config["max_position_embeddings"])
+    buckets = torch.tensor([[bucket(key - query) - smallest for key in range(length)] for query in range(length)])
     bias = w["relative_attention_bias.weight"][buckets].permute(2, 0, 1)
     bias = bias.masked_fill(attention_mask[:, None, None] == 0, -math.inf)
     x = w["embeddings.word_embeddings.weight"][input_ids] + w["embeddings.position_embeddings.weight"][:length]
@@ -92,6 +94,16 @@ def test_hidden_states_equal_a_plain_transcription(folder, attention):
     model.set_attn_implementation(attention)
     expected = transcription(weights(shapes(CONFIG)), CONFIG, **inputs)
     torch.testing.assert_close(model.double()(**inputs).last_hidden_state, expected, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("positions", [1, 2, 3, 6, 11, 12, 13, 64])
+def test_any_number_of_positions(changed, positions):
+    """Rows of the bucket table are theirs minus the smallest, which a model of few positions has short of the last."""
+    config = {**CONFIG, "max_position_embeddings": positions}
+    state, inputs = weights(shapes(config)), batch(60, (positions, max(1, positions // 2)), positions)
+    model = load_released(changed(state, max_position_embeddings=positions)).model.double()
+    expected = transcription(state, config, **inputs)
+    torch.testing.assert_close(model(**inputs).last_hidden_state, expected, rtol=1e-9, atol=1e-11)
 
 
 def test_hidden_states_of_the_published_code(folder):
@@ -210,7 +222,6 @@ class TestErrors:
             ({"num_attention_heads": 3}, "config.json cannot be used: .*16.*not a multiple"),
             ({"hidden_size": "wide"}, "config.json cannot be used: .*str"),
             ({"rel_pos_bins": None}, "config.json cannot be used"),
-            ({"max_position_embeddings": 3}, "3 positions are too few for 8 buckets up to a distance of 12"),
         ],
     )
     def test_config(self, changed, values, message):

@@ -57,7 +57,11 @@ def network(args, tokenizer, model_type, config):
     if args.objective in ("mlm", "span"):
         return TlmModel.from_config(config)
     if args.objective == "cocolm":
-        options = {"heads": "rtd" if args.clm == "rtd" else "clm", "apart": True, "scl_projection": args.scl_projection}
+        options = {
+            "heads": args.detecting_head if args.clm == "rtd" else "clm",
+            "apart": True,
+            "scl_projection": args.scl_projection,
+        }
         return GeneratorDiscriminator.from_config(config, generator_config(config, 1, 1), 1.0, **options)
     return GeneratorDiscriminator.from_config(config, generator_config(config, 0.5))
 

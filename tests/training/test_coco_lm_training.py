@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
 
 from hf_tlm.data import BlockArguments
-from hf_tlm.models import CocoLmForMaskedLM, GeneratorDiscriminator
+from hf_tlm.models import CocoLmForMaskedLM, GeneratorDiscriminator, export_stock, load_exported
 from hf_tlm.objectives import CorrectiveLm, SequenceContrastive, WeightedSum
 from hf_tlm.retrieval import retrieve
 from hf_tlm.runs import run_pretraining, run_tlm
@@ -22,6 +22,7 @@ from hf_tlm.training import (
     prepare,
     tlm_objectives,
 )
+from hf_tlm.training.run_folder import settings as settings_of
 from support.toys import TINY_CONFIGS
 from support.training_runs import NO_DROPOUT, OBJECTIVES, QUIET, Gradients, history, trainer, two_are_one, weights
 
@@ -239,6 +240,70 @@ def test_the_collator_crops_what_the_option_says(tmp_path, data, tokenizer):
     assert not any(name.startswith("crop_") for name in next(iter(run.get_train_dataloader())))
 
 
+def test_cosines_without_the_loss(tmp_path, data, tokenizer):
+    """Figure 7a, without SCL: the same training to the bit, dropout and all, and the cosines of both views logged."""
+    runs = {}
+    for cosines in (False, True):
+        settings = {**COCO_LM, "scl": False, "scl_cosines": cosines, "rho1": 1, "max_steps": 4}
+        runs[cosines] = run = trainer(tmp_path / str(cosines), data, tokenizer, config={}, **settings)
+        assert any(module.p > 0 for module in run.model.modules() if isinstance(module, torch.nn.Dropout))
+        run.train()
+    plain, logged = ([entry for entry in runs[cosines].state.log_history if "loss" in entry] for cosines in (False, True))
+    for name, value in weights(runs[False]).items():
+        assert torch.equal(value, weights(runs[True])[name]), name
+    assert [entry["loss"] for entry in plain] == [entry["loss"] for entry in logged]
+    for name in COSINES:
+        assert not any(f"corpus/{name}" in entry for entry in plain)
+        assert any(-1 <= entry[f"corpus/{name}"] <= 1 for entry in logged if f"corpus/{name}" in entry)
+    extra = runs[True].model.further_parameters - runs[False].model.further_parameters
+    assert extra == pytest.approx(0.9 / 3 * runs[True].model.main.base_model.num_parameters())
+
+
+def test_the_ablations_head_is_linear(tmp_path, data, tokenizer):
+    """Section 3.1: a sigmoid linear layer. Loss and every gradient are those of the equation."""
+    args = PretrainArguments(output_dir=str(tmp_path), **QUIET, objective="cocolm", clm="rtd", scl=False)
+    assert args.detecting_head == "rtd_linear"
+    config = ModelArguments(model_config={"model_type": "cocolm", **TINY_CONFIGS["cocolm"]}, vocab_size=len(tokenizer))
+    model = model_factory(args, config, tokenizer, id2label={0: "a", 1: "b"}, max_length=32)().eval().double()
+    run = trainer(tmp_path / "run", data, tokenizer, **COCO_LM, scl=False, clm="rtd", rho1=math.inf, max_steps=1)
+    batch = next(iter(run.get_train_dataloader()))
+    language = tlm_objectives(args)["corpus"]
+    terms = language(output := model(**batch), batch)
+    terms["loss"].backward()
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    seen = []
+    handle = model.main.base_model.register_forward_hook(lambda body, inputs, found: seen.append(found.last_hidden_state))
+    output = model(**batch)
+    handle.remove()
+    head = model.rtd_head.dense_prediction
+    z = seen[-1][batch["attention_mask"].bool()] @ head.weight[0] + head.bias
+    torch.testing.assert_close(z, output.rtd_logits)
+    rtd = -torch.where(output.replaced, z.sigmoid(), 1 - z.sigmoid()).log().mean()
+    (output.mlm_loss / (batch["mlm_labels"] != -100).sum() + 50 * rtd).backward()
+    assert set(gradients) == {name for name, p in model.named_parameters() if p.grad is not None}
+    assert {name for name in gradients if name.startswith("rtd_head")} == {
+        f"rtd_head.dense_prediction.{n}" for n in ("weight", "bias")
+    }
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-7, atol=1e-10, msg=name)
+    # Exported and read again; a head of the other form begins anew.
+    export_stock(model.float(), tokenizer, tmp_path / "export", classifier=False)
+    again = load_exported(tmp_path / "export", id2label={0: "a", 1: "b"})
+    assert torch.equal(again.rtd_head.dense_prediction.weight, model.rtd_head.dense_prediction.weight)
+    options = {"id2label": {0: "a", 1: "b"}, "heads": "rtd", "temperature": 1.0}
+    assert GeneratorDiscriminator.from_checkpoint(str(tmp_path / "export"), **options).rtd_head.dense is not None
+
+
+def test_runs_from_before_there_was_a_linear_head(tmp_path):
+    """Their head was ELECTRA's, of which their settings say nothing: with that asked for they are the same run."""
+    options = {**QUIET, "output_dir": str(tmp_path), "objective": "cocolm", "clm": "rtd"}
+    assert settings_of(PretrainArguments(**options, rtd_head="electra"))["rtd_head"] is None
+    assert settings_of(PretrainArguments(**options))["rtd_head"] == "linear"
+    assert settings_of(PretrainArguments(**options)) == settings_of(PretrainArguments(**options, rtd_head="linear"))
+
+
 def test_what_cannot_be(tmp_path, task, tokenizer, data):
     with pytest.raises(ArgumentsError, match="needs a model that corrects tokens, and this one detects them"):
         trainer(tmp_path, data, tokenizer, **COCO_LM, clm="rtd", objectives={"corpus": CorrectiveLm()})
@@ -254,6 +319,8 @@ def test_what_cannot_be(tmp_path, task, tokenizer, data):
         ("scl_temperature 0.5 has no effect with scl false", {"scl": False, "scl_temperature": 0.5}),
         ("scl_projection mlp has no effect with scl false", {"scl": False, "scl_projection": "mlp"}),
         ("crop_fraction 0.5 has no effect with scl false", {"scl": False, "crop_fraction": 0.5}),
+        ("scl_cosines True has no effect with scl", {"scl_cosines": True}),
+        ("rtd_head linear has no effect with this clm", {"rtd_head": "linear"}),
     ):
         with pytest.raises(ArgumentsError, match=message):
             TlmArguments(output_dir="x", **QUIET, objective="cocolm", **changes)

@@ -21,7 +21,8 @@ from hf_tlm.analysis.arguments import AXES
 from hf_tlm.analysis.errors import AnalysisError
 from hf_tlm.analysis.runs import RESULTS, read_json, subfolders
 
-STATE = "trainer_state.json"
+STATE, GRID = "trainer_state.json", "grid.json"
+_CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 # Logged beside the quantities: where on the axes an entry is, and how fast it went there.
 _BOOKKEEPING = re.compile(
     r"steps?|epoch|tokens|real_tokens|flops|measured_flops|flops_ratio|total_flos|seconds|energy_kwh|estimated_kwh|co2_kg"
@@ -82,8 +83,9 @@ def read_runs(places: Mapping[str, str | os.PathLike]) -> dict[str, RunLog]:
 
     Args:
         places: by name, a folder of a run, of one of its seeds or stages, any folder with a `trainer_state.json`, such a
-            file, or a folder of such folders, each of which is then a run. Of an interrupted stage the newest checkpoint's
-            is read, of a finished fine-tuning, which keeps no state, the history in its results.
+            file, a grid over the checkpoints of a pretraining, or a folder of such folders, each of which is then a run. Of
+            an interrupted stage the newest checkpoint's is read; of a finished fine-tuning, which keeps no state, what its
+            results tell.
 
     Raises:
         AnalysisError: a place is not there, has no log or an empty one; a file is not what the Trainer writes.
@@ -128,6 +130,8 @@ def _runs_below(folder: Path, prefix: str, depth: int = 4) -> dict[str, RunLog]:
 
 def _read_seeds(folder: Path) -> list[SeedLog]:
     """Of a run; none of anything else."""
+    if seeds := _read_checkpoints(folder):
+        return seeds
     if stages := _stages(folder):
         return [_read_stages(folder.name.removeprefix("seed-") if folder.name.startswith("seed-") else "", stages)]
     found: list[SeedLog] = []
@@ -137,6 +141,33 @@ def _read_seeds(folder: Path) -> list[SeedLog]:
         elif path.is_dir():  # `reproduce.py` puts a run of one seed into a folder of that seed.
             found += _read_seeds(path)
     return found
+
+
+def _read_checkpoints(folder: Path) -> list[SeedLog]:
+    """Scores on validation of what a pretraining's checkpoints were fine-tuned to, where the pretraining was.
+
+    Of several settings of one checkpoint those count whose median over the seeds is highest (COCO-LM, Figure 3); none of
+    anything but a grid over checkpoints.
+    """
+    record = read_json(folder / GRID) if (folder / GRID).is_file() else {}
+    best: dict[int, dict[str, Any]] = {}
+    for point in record.get("points", ()):
+        start = Path(str(point["values"].get("model_name_or_path", "")))
+        if "validation" not in point or not (named := _CHECKPOINT.fullmatch(start.name)):
+            continue
+        step, score = int(named[1]), point["validation"][record["metric"]]["median"]
+        if step not in best or score > best[step]["validation"][record["metric"]]["median"]:
+            best[step] = {**point, "start": start}
+    seeds = [SeedLog(str(seed)) for seed in record.get("seeds", ())] if best else []
+    for step, point in sorted(best.items()):
+        place = {"steps": float(step)}
+        if (point["start"] / STATE).is_file():
+            along = _places(_entries(point["start"] / STATE))
+            place |= {axis: float(values[-1]) for axis, values in along.items() if axis != "steps" and len(values)}
+        for name, figures in point["validation"].items():
+            for seed, value in zip(seeds, figures["values"], strict=True):
+                seed.points.setdefault(f"eval_{name}", []).append(("", place, float(value)))
+    return seeds
 
 
 def _stages(folder: Path) -> list[tuple[str, Path]]:

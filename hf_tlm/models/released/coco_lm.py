@@ -51,6 +51,7 @@ RENAMED = {
 }
 LM_BIAS, COPY_WEIGHT, COPY_BIAS = "lm_head.bias", "binary_head.out_proj.weight", "binary_head.out_proj.bias"
 POSITIONS = f"{BODY}embeddings.position_embeddings.weight"
+BUCKETS = f"{BODY}relative_attention_bias.weight"
 CONTRASTIVE_HEAD = f"{BODY}scl_head."
 
 
@@ -92,6 +93,9 @@ def load_released(folder: str | os.PathLike) -> Released:
     if POSITIONS in state:
         # More positions than the config has are not used.
         state[POSITIONS] = state[POSITIONS][: config.max_position_embeddings]
+    if config.relative_attention_mode is not None and BUCKETS in state:
+        # With fewer positions than reach the last bucket their rows begin below ours; what ours then lack no text reads.
+        state[BUCKETS] = state[BUCKETS].roll(_first_bucket(config), dims=0)
     return Released(model.eval(), tokenizer, _load_weights(model, state, file))
 
 
@@ -166,15 +170,13 @@ def _config(values: dict[str, Any], tokenizer: CocoLmTokenizer, state: dict[str,
             f"the dictionary has {len(tokenizer)} symbols, special tokens included, and the vocabulary here has "
             f"{config.vocab_size}. They must be of the same model."
         )
-    # Theirs count buckets from the smallest that a text of full length has.
-    longest = torch.tensor(1 - config.max_position_embeddings)
-    if bins > 0 and relative_position_buckets(longest, "signed", bins, max_distance) > 0:
-        raise ValueError(
-            f"{config.max_position_embeddings} positions are too few for {bins} buckets up to a distance of {max_distance}: "
-            "the released code would number the buckets in another way. No released model is like that; check rel_pos_bins "
-            "and max_rel_pos."
-        )
     return config
+
+
+def _first_bucket(config: CocoLmConfig) -> int:
+    """Our bucket of the smallest distance in a text of full length, from which theirs are counted."""
+    bins, distance = config.relative_attention_num_buckets, config.relative_attention_max_distance
+    return int(relative_position_buckets(torch.tensor(1 - config.max_position_embeddings), "signed", bins, distance))
 
 
 @torch.no_grad()

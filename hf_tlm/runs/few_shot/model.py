@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from transformers import AutoModelForMaskedLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedModel
 
 from hf_tlm.hub.checkpoint import checkpoint_folder
 from hf_tlm.models import MLM_SUBFOLDER, ModelError
-from hf_tlm.models.loading import DTYPE, hub_options, reading
+from hf_tlm.models.loading import hub_options, load_stock, reading
 
 
 def load_masked_lm(
@@ -34,10 +34,9 @@ def load_masked_lm(
     folder = Path(checkpoint_folder(model_name_or_path, revision, trust_remote_code=trust_remote_code))
     subfolder = MLM_SUBFOLDER if (folder / MLM_SUBFOLDER / "config.json").is_file() else ""
     with reading(f"a masked language model from {model_name_or_path!r}"):
-        model, info = AutoModelForMaskedLM.from_pretrained(
-            str(folder), subfolder=subfolder, output_loading_info=True, dtype=DTYPE, **options
-        )
-    if missing := sorted(info["missing_keys"]):
+        config = AutoConfig.from_pretrained(folder / subfolder, **options)
+        model, info = load_stock(AutoModelForMaskedLM, str(folder / subfolder), config, **options)
+    if missing := sorted({*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])}):
         raise ModelError(
             f"{model_name_or_path} has no trained LM head ({', '.join(missing[:3])} are missing), and a prompt is answered "
             "by one. Give a masked LM (BERT, RoBERTa, ...), a run of this package that ends with one (objective mlm or "

@@ -15,7 +15,10 @@ class CheckpointArguments(LoraArguments):
 
     model_name_or_path: str = field(
         kw_only=True,
-        metadata={"help": "The pretrained encoder: folder, or Hub id with @revision if wanted."},
+        metadata={
+            "help": "The pretrained encoder: folder, or Hub id with @revision if wanted. finetune: a pattern, such "
+            "as 'runs/cocolm/training/checkpoint-*', each of those folders."
+        },
     )
     model_revision: str | None = field(
         default=None, metadata={"help": "Branch, tag or commit of the checkpoint, instead of @revision."}

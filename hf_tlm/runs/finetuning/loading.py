@@ -16,7 +16,7 @@ from hf_tlm.hub.checkpoint import checkpoint_folder
 from hf_tlm.models import FAMILIES, ModelError, add_lora
 from hf_tlm.models.adapters import ADAPTER_FILE, check_targets, load_merged
 from hf_tlm.models.dropout import use_fast_dropout
-from hf_tlm.models.loading import DTYPE, check_fit, hub_options, new_weights, reading
+from hf_tlm.models.loading import check_fit, hub_options, load_stock, new_weights, reading
 from hf_tlm.runs.finetuning.arguments import FinetuneArguments
 from hf_tlm.runs.finetuning.checkpoint_arguments import CheckpointArguments
 from hf_tlm.runs.finetuning.kinds import kind_module
@@ -69,14 +69,8 @@ def load_model(
     kind = kind_module(task.spec.kind)
     name = checkpoint.model_name_or_path
     with reading(f"a model from {name!r}"):
-        model, info = getattr(transformers, kind.AUTO_CLASS).from_pretrained(
-            _folder(checkpoint),
-            config=config,
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-            dtype=DTYPE,
-            **_options(checkpoint),
-        )
+        auto_class = getattr(transformers, kind.AUTO_CLASS)
+        model, info = load_stock(auto_class, _folder(checkpoint), config, **_options(checkpoint))
     new = new_weights(model, info, name)
     logger.info("%s: these weights begin at random: %s.", name, ", ".join(sorted(new)) or "none")
     if config.model_type in FAMILIES:

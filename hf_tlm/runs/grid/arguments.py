@@ -48,17 +48,23 @@ class GridArguments:
         check_effects(self, GridError)
         check_ranges(self, GridError)
 
-    def read(self, seeds: list[int] | None = None) -> Grid | None:
+    def read(self, seeds: list[int] | None = None, model_name_or_path: str = "") -> Grid | None:
         """The grid; None where none is asked for.
 
         Args:
             seeds: of the command line, which win over those of the grid's file.
+            model_name_or_path: a pattern of folders makes a grid of them, of each with every point of the other.
 
         Raises:
-            GridError: see `Grid.read`.
+            GridError: no folder matches; see also `Grid.read`.
         """
-        if self.grid is None:
+        several = any(sign in model_name_or_path for sign in "*?[")
+        if self.grid is None and not several:
             return None
-        from hf_tlm.runs.grid.points import Grid
+        from hf_tlm.runs.grid.points import CHECKPOINT, Grid, checkpoints
 
-        return Grid.read(self.grid, seeds=seeds, select_by=self.grid_select_by)
+        starts = {CHECKPOINT: checkpoints(model_name_or_path)} if several else {}
+        if self.grid is None:
+            return Grid(starts, seeds)
+        grid = Grid.read(self.grid, seeds=seeds, select_by=self.grid_select_by)
+        return Grid({**starts, **grid.values}, grid.seeds, grid.select_by)

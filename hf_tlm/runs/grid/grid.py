@@ -12,7 +12,7 @@ from typing import Any
 from hf_tlm.errors import HfTlmError
 from hf_tlm.hub.commit import Push
 from hf_tlm.runs.finetuning import CheckpointArguments, FinetuneArguments, FinetuneRun, finetune
-from hf_tlm.runs.grid.points import Grid, GridError, point_name
+from hf_tlm.runs.grid.points import CHECKPOINT, Grid, GridError, point_name
 from hf_tlm.runs.grid.report import choose, figures, to_markdown
 from hf_tlm.runs.grid.search import check_search, search
 from hf_tlm.runs.grid.sharing import PointsError, once, run_shared
@@ -88,6 +88,7 @@ def run_grid(
         check_search(grid)
         points = []
     arguments = {point_name(point): _point_arguments(args, point, seeds) for point in points}
+    starts = {point_name(point): _point_checkpoint(checkpoint, point) for point in points}
     claimed = _claim(task, checkpoint, args, grid)
 
     record: dict[str, Any] = {"task": task.name, "metric": task.metric, "select_by": grid.select_by, "seeds": seeds}
@@ -96,6 +97,7 @@ def run_grid(
             found = search(task, checkpoint, args, grid, trials, seeds[0])
         points, record["trials"] = [found.values], found.trials
         arguments = {point_name(found.values): _point_arguments(args, found.values, seeds)}
+        starts = {point_name(found.values): checkpoint}
 
     def folder(name: str) -> Path:
         return output_dir / POINTS / name
@@ -105,7 +107,7 @@ def run_grid(
         return [seed["seed"] for seed in _seeds(folder(name))] == seeds
 
     def run(name: str) -> None:
-        finetune(task, checkpoint, arguments[name], test=False)
+        finetune(task, starts[name], arguments[name], test=False)
 
     failures: Mapping[Path, HfTlmError] = {}
     try:
@@ -138,7 +140,7 @@ def run_grid(
         return there == json.loads(json.dumps(record))
 
     def publish() -> None:
-        chosen = finetune(task, checkpoint, arguments[name])
+        chosen = finetune(task, starts[name], arguments[name])
         if args.process_index == 0:
             _publish_chosen(record, chosen, output_dir)
 
@@ -162,7 +164,7 @@ def _check_values(grid: Grid, args: FinetuneArguments) -> None:
             "The checkpoints of a grid's points stay on this machine, where the same command finds them. Leave out "
             "resume_from_checkpoint and hub_strategy."
         )
-    decisive = settings(args)
+    decisive = {*settings(args), CHECKPOINT}
     if idle := [name for name in grid.values if name not in decisive]:
         raise GridError(f"{', '.join(idle)}: points that differ in it compute the same. Leave it out of the grid.")
 
@@ -176,7 +178,7 @@ def _claim(task: Task, checkpoint: CheckpointArguments, args: FinetuneArguments,
         "task_fingerprint": task.fingerprint,
         "metric": task.metric,
         "arguments": {name: value for name, value in settings(args).items() if name not in varied},
-        "model": asdict(checkpoint),
+        "model": {name: value for name, value in asdict(checkpoint).items() if name not in varied},
     }
     with args.main_process_first(desc="checking the output folder"):
         check_hub(args, checkpoint if checkpoint.use_peft else None)
@@ -196,7 +198,12 @@ def _point_arguments(args: FinetuneArguments, point: Mapping[str, Any], seeds: l
     folder = str(Path(args.output_dir) / POINTS / point_name(point))
     # Only what the whole grid comes to is published.
     hub = {"push_to_hub": False, "hub_model_id": None, "hub_private_repo": None, "hub_revision": None, "hub_strategy": "end"}
-    return replace(args, **point, **hub, output_dir=folder, seeds=list(seeds))
+    of_training = {name: value for name, value in point.items() if name != CHECKPOINT}
+    return replace(args, **of_training, **hub, output_dir=folder, seeds=list(seeds))
+
+
+def _point_checkpoint(checkpoint: CheckpointArguments, point: Mapping[str, Any]) -> CheckpointArguments:
+    return replace(checkpoint, model_name_or_path=point[CHECKPOINT]) if CHECKPOINT in point else checkpoint
 
 
 def _publish_chosen(record: Mapping[str, Any], chosen: FinetuneRun, output_dir: Path) -> None:

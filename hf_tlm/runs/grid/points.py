@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import glob
 import hashlib
 import itertools
 import json
@@ -18,6 +19,8 @@ from hf_tlm.errors import HfTlmError
 from hf_tlm.utils.safe_yaml import load_yaml, read_yaml
 
 SELECTIONS = ("median", "mean", "best")
+# What points may differ in beside the options of training: which checkpoint is fine-tuned.
+CHECKPOINT = "model_name_or_path"
 KEYS = ("grid", "seeds", "select_by")
 LONGEST_NAME = 150  # of a point's folder, in characters; file systems allow 255 bytes
 
@@ -57,7 +60,7 @@ class Range:
 
 @dataclass
 class Grid:
-    """Values of some fields of `FinetuneArguments`; a point is one value of each.
+    """Values of some fields of `FinetuneArguments`, or of `model_name_or_path`; a point is one value of each.
 
     values: field -> list of its values, or a range for a search; what YAML reads as text, such as 2e-5, becomes a number.
     seeds: every point is run with each of them; None for those of the arguments.
@@ -141,7 +144,23 @@ def _typed(values: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
     """As the command line would make them. The class is imported when there is a grid: `--help` has none."""
     from hf_tlm.runs.finetuning.arguments import FinetuneArguments
 
-    return typed_values(FinetuneArguments, values, "the grid")
+    typed = typed_values(FinetuneArguments, {name: v for name, v in values.items() if name != CHECKPOINT}, "the grid")
+    return {name: typed[name] if name in typed else list(map(str, listed)) for name, listed in values.items()}
+
+
+def checkpoints(pattern: str) -> list[str]:
+    """The folders that a pattern such as `runs/electra/training/checkpoint-*` matches, by their numbers.
+
+    Raises:
+        GridError: there are none.
+    """
+    found = [folder for folder in glob.glob(pattern) if os.path.isdir(folder)]
+    if not found:
+        raise GridError(
+            f"No folder matches {pattern}. Give the checkpoints of a run, such as runs/electra/training/checkpoint-*, of "
+            "which --save_total_limit keeps as many as it says."
+        )
+    return sorted(found, key=lambda name: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)])
 
 
 def _read_yaml(source: str | os.PathLike) -> Any:
