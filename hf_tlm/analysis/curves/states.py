@@ -20,6 +20,7 @@ import numpy as np
 from hf_tlm.analysis.arguments import AXES
 from hf_tlm.analysis.errors import AnalysisError
 from hf_tlm.analysis.runs import RESULTS, read_json, subfolders
+from hf_tlm.training.run_folder import places_of
 
 STATE, GRID = "trainer_state.json", "grid.json"
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
@@ -152,7 +153,8 @@ def _read_checkpoints(folder: Path) -> list[SeedLog]:
     record = read_json(folder / GRID) if (folder / GRID).is_file() else {}
     best: dict[int, dict[str, Any]] = {}
     for point in record.get("points", ()):
-        start = Path(str(point["values"].get("model_name_or_path", "")))
+        shown = str(point["values"].get("model_name_or_path", ""))
+        start = Path(places_of(folder / point["folder"]).get(shown, shown))
         if "validation" not in point or not (named := _CHECKPOINT.fullmatch(start.name)):
             continue
         step, score = int(named[1]), point["validation"][record["metric"]]["median"]

@@ -26,6 +26,7 @@ from hf_tlm.utils.claims import Claim
 from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.json_files import find_object, read_object
 from hf_tlm.utils.locks import awaited
+from hf_tlm.utils.shown import shown_values
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +122,7 @@ def run_grid(
             raise (first if len(set(map(str, failures.values()))) == 1 else error) from None
 
     record["points"] = [
-        {"values": point, "folder": f"{POINTS}/{name}"}
+        {"values": shown_values(point), "folder": f"{POINTS}/{name}"}
         | (
             {"failed": str(failures[folder(name)])}
             if folder(name) in failures

@@ -17,6 +17,7 @@ from typing import Any
 from hf_tlm.config import typed_values
 from hf_tlm.errors import HfTlmError
 from hf_tlm.utils.safe_yaml import load_yaml, read_yaml
+from hf_tlm.utils.shown import shown_values
 
 SELECTIONS = ("median", "mean", "best")
 # What points may differ in beside the options of training: which checkpoint is fine-tuned.
@@ -135,8 +136,8 @@ class Grid:
 
 def point_name(point: Mapping[str, Any]) -> str:
     """The name of a point's folder, such as `learning_rate=2e-05,num_train_epochs=3.0`."""
-    text = ",".join(f"{name}={value}" for name, value in point.items())
-    name = re.sub(r"[^\w.,=+-]", "-", text)[:LONGEST_NAME]
+    text, shown = (",".join(f"{name}={value}" for name, value in of.items()) for of in (point, shown_values(point)))
+    name = re.sub(r"[^\w.,=+-]", "-", shown)[:LONGEST_NAME]
     return name if name == text else f"{name}-{hashlib.sha256(json.dumps(text).encode()).hexdigest()[:8]}"
 
 

@@ -111,8 +111,10 @@ def test_scores_against_steps_by_one_command(pretrained, tmp_path, monkeypatch):
     assert curve.x["steps"].tolist() == [1, 2] and (curve.x["flops"] > 0).all()
     assert curve.values.tolist() == [point["validation"]["macro_f1"]["values"][1] for point in record["points"]]
     # The model at the top began at the better of the two.
-    chosen = Path(record["chosen"]["values"]["model_name_or_path"])
+    chosen = record["chosen"]["values"]["model_name_or_path"]
     settings = json.loads((tmp_path / "out" / record["chosen"]["folder"] / "settings.json").read_text())
-    assert settings["model"]["model_name_or_path"] == str(chosen) and chosen.parent == training
+    assert settings["model"]["model_name_or_path"] == chosen
+    # No place of this machine is in what is recorded, nor in a folder's name.
+    assert str(training) not in json.dumps(record) and str(tmp_path)[1:].replace("/", "-") not in json.dumps(record)
     with pytest.raises(GridError, match="No folder matches"):
         GridArguments().read(None, f"{training}/none-*")
