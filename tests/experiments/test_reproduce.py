@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MODEL = {name: value for name, value in TINY_CONFIGS["bert"].items() if name not in ("vocab_size", "num_labels")}
 ARMS = [{"name": "task only"}, {"name": "BM25", "published": ["TLM Table 4: Top-50", "TLM Table 2: TLM (small-scale)"]}]
 # Of a run: what depends on the clock.
-CLOCK = ("seconds", "wall_seconds", "subset_seconds", "started_by", "commit", "environment")
+CLOCK = ("seconds", "price", "wall_seconds", "subset_seconds", "started_by", "commit", "environment")
 
 
 @pytest.fixture(scope="module")

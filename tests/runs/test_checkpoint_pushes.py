@@ -50,7 +50,7 @@ def killed_after(monkeypatch, saves):
 
 
 def without_time(record):
-    drop = ("seconds", "environment", "command")
+    drop = ("seconds", "price", "environment", "command")
     return json.loads(json.dumps(record), object_hook=lambda d: {k: v for k, v in d.items() if k not in drop})
 
 
