@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoFile
 
 CONFLICTS = 20  # so often may others be faster
+HUGGINGFACE = "https://huggingface.co"
 NOTHING = "# nothing is ignored\n"  # An empty text could be taken for none.
 
 
@@ -119,6 +120,7 @@ class Publication:
             additions = [CommitOperationAdd(path, str(self.local[path].path)) for path in plan.pushed]
             operations: list[Any] = [*additions, *(CommitOperationDelete(path) for path in plan.deleted)]
             options: dict[str, Any] = {"repo_type": self.repo.type, "revision": self.repo.revision}
+            self._choose_storage()
             # Else the server would leave out, silently, what a .gitignore in the repository matches.
             self.api.preupload_lfs_files(self.repo.id, additions, gitignore_content=NOTHING, free_memory=False, **options)
             self.sent, self.commit = plan, None
@@ -188,6 +190,18 @@ class Publication:
         if head is None:
             self._refuse(f"{self.repo} was made, and {self.api.endpoint} does not know it. Wait a minute.")
         return head
+
+    def _choose_storage(self) -> None:
+        """Let the client upload by LFS where a server of one's own has no Xet: it would look for Xet in vain, and fail."""
+        from huggingface_hub import constants
+        from huggingface_hub.utils import build_hf_headers, get_session
+
+        if constants.HF_HUB_DISABLE_XET or self.api.endpoint == HUGGINGFACE:
+            return
+        where = f"{self.api.endpoint}/api/{self.repo.type}s/{self.repo.id}/xet-write-token/{self.repo.revision or 'main'}"
+        # 501 and 405 are those of servers that know the path, and not what it is for.
+        if get_session().get(where, headers=build_hf_headers(token=self.api.token)).status_code in (404, 405, 501):
+            constants.HF_HUB_DISABLE_XET = True
 
     def _compare(self, head: tuple[str, dict[str, RepoFile]] | None) -> tuple[Push, str | None]:
         """What differs from a commit; the commit."""

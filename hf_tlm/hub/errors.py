@@ -10,7 +10,12 @@ from contextlib import contextmanager
 from hf_tlm.errors import HubError
 from hf_tlm.hub.repo_id import Repo
 
-LOG_IN = "Log in with `hf auth login`, or set HF_TOKEN to a token of https://huggingface.co/settings/tokens"
+
+def log_in() -> str:
+    """What to do for an account, as the end of a sentence."""
+    from huggingface_hub import constants
+
+    return f"Log in with `hf auth login`, or set HF_TOKEN to a token of {constants.ENDPOINT}/settings/tokens"
 
 
 def status_of(error: BaseException) -> int | None:
@@ -33,6 +38,19 @@ def is_passing(error: BaseException) -> bool:
         return status in (408, 429) or status >= 500
     # JSONDecodeError: a gateway's page instead of the Hub's answer.
     return isinstance(cause, (httpx2.TransportError, ConnectionError, TimeoutError, json.JSONDecodeError))
+
+
+def was_retried(error: BaseException) -> bool:
+    """Whether the client itself has tried again, as it does for uploads, and has given up."""
+    seen: BaseException | None = error
+    while seen is not None:
+        place = seen.__traceback__
+        while place is not None:
+            frame, place = place.tb_frame, place.tb_next
+            if frame.f_code.co_name == "_http_backoff_base" and frame.f_locals.get("nb_tries", 0) > 1:
+                return True
+        seen = seen.__cause__
+    return False
 
 
 def asked_wait(error: BaseException) -> float | None:
@@ -68,13 +86,13 @@ def explain(error: BaseException, repo: Repo, reading: bool = False) -> str:
     name = f"{repo.type} repository {repo.id}"
     if isinstance(cause, GatedRepoError):
         page = f"{constants.ENDPOINT}/{'datasets/' if repo.type == 'dataset' else ''}{repo.id}"
-        return f"The {name} is gated: ask for access at {page}, with the account of your token. {LOG_IN}."
+        return f"The {name} is gated: ask for access at {page}, with the account of your token. {log_in()}."
     if isinstance(cause, RevisionNotFoundError):
         return f"The {name} has no branch, tag or commit {repo.revision!r}. Correct the part after the @."
     if isinstance(cause, RepositoryNotFoundError):
-        return f"There is no {name} that you may see. Correct its name; if it is private: {LOG_IN[0].lower()}{LOG_IN[1:]}."
+        return f"There is no {name} that you may see. Correct its name; if it is private: l{log_in()[1:]}."
     if status == 401:
-        return f"The Hub does not accept your token. {LOG_IN}."
+        return f"The Hub does not accept your token. {log_in()}."
     if status == 403:
         return f"Your token may not write to the {name}. Use a token with write access, or a repository of your own."
     if isinstance(cause, OfflineModeIsEnabled):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from hf_tlm.errors import HubError
 from hf_tlm.hub.commit import LocalFile, Publication, Push
-from hf_tlm.hub.errors import LOG_IN
+from hf_tlm.hub.errors import log_in
 from hf_tlm.hub.repo_id import Repo, parse_repo
 from hf_tlm.hub.retry import with_retries
 
@@ -58,7 +58,7 @@ def check_push(repo_id: str, token: str | None = None) -> None:
         )
     if account.get("auth", {}).get("accessToken", {}).get("role") == "read":
         raise HubError(
-            f"The token of {account['name']} may only read, and publishing needs one with write access. {LOG_IN}."
+            f"The token of {account['name']} may only read, and publishing needs one with write access. {log_in()}."
         )
 
 
@@ -152,7 +152,7 @@ def _api(token: str | None, repo: Repo, anonymous: bool = False) -> HfApi:
 
     token = token or get_token()
     if token is None and not anonymous:
-        raise HubError(f"To publish {repo}, the Hub must know who you are. {LOG_IN}.")
+        raise HubError(f"To publish {repo}, the Hub must know who you are. {log_in()}.")
     return HfApi(token=token)
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 
+import huggingface_hub
 import pytest
 
 from hf_tlm.errors import HubError
@@ -246,6 +247,22 @@ def test_waits_grow_unless_the_hub_says_how_long(hub, sleeps, folder, caplog):
     assert sleeps == [30]
 
 
+def test_what_the_client_has_tried_again_is_not_tried_again_around_it(hub, sleeps, folder):
+    hub.fail(lambda method, path: method == "PUT", 500, times=1000)
+    with pytest.raises(HubError, match="Nothing was published"):
+        push(folder, "alice/model", message="m", retries=5)
+    assert [method for method, _ in hub.log].count("PUT") == 6 and len(sleeps) == 5
+
+
+def test_a_server_without_xet(hub, folder, monkeypatch):
+    """The client has hf_xet installed, and no variable tells it to leave it."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", False)
+    push(folder, "alice/model", message="m", retries=0)
+    push(folder, "alice/model", message="m", revision="next", retries=0)
+    assert hub.files("alice/model")["model.safetensors"] == (folder / "model.safetensors").read_bytes()
+    assert len([path for _, path in hub.log if "xet" in path]) == 1
+
+
 def test_writers_in_threads_lose_nothing(hub, tmp_path, monkeypatch):
     monkeypatch.setattr("hf_tlm.hub.retry.random.uniform", lambda low, high: 0.01)
     hub.put("alice/shared", {"a": "1"})
@@ -322,7 +339,7 @@ def test_without_rights_nothing_is_published(hub, folder, monkeypatch, tmp_path)
         with pytest.raises(HubError, match="Your token may not write to the model repository carol/.*Nothing was published"):
             push(folder, name, message="m")
     monkeypatch.delenv("HF_TOKEN")
-    with pytest.raises(HubError, match="hf auth login"):
+    with pytest.raises(HubError, match=f"hf auth login.*a token of {hub.url}/settings/tokens"):
         push(folder, "alice/model", message="m")
     with pytest.raises(HubError, match="nothing to publish in"):
         push(tmp_path / "nothing", "alice/model", message="m", token="x")
