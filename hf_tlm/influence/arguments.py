@@ -158,7 +158,8 @@ class SelectionArguments:
 
         Raises:
             InfluenceError: `output_dir` is the subset's folder; or see `hf_tlm.influence.select`.
-            RetrievalError: `output_dir` holds something else than a subset.
+            RetrievalError: `output_dir` holds something else than a subset; or the report is to quote queries that the task
+                does not have.
         """
         from hf_tlm.influence.select import check_inputs
         from hf_tlm.retrieval.subset import check_replaceable
@@ -172,6 +173,8 @@ class SelectionArguments:
                 f"The smaller subset would replace the one that it is chosen from, {self.subset}. Choose another output_dir."
             )
         check_replaceable(Path(output_dir))
+        if self.quote_task_texts:
+            subset.rows_of_queries(task)
         sizes = {name: getattr(self, name) for name in ("fraction", "top_k", "num_passages")}
         check_inputs(task, subset, self.method, **sizes, task_split=self.task_split)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -261,17 +262,28 @@ class Subset:
         found = [row for row, query in enumerate(rows["best_query"]) if query is not None]
         if not found:
             return []
+        examples = task.train.select(self.rows_of_queries(task, [rows["best_query"][row] for row in found]))
+        queries = build_queries(example_texts(examples), self.manifest["query_mode"])
+        return [(query, rows["text"][row], rows["score"][row]) for query, row in zip(queries, found, strict=True)]
+
+    def rows_of_queries(self, task: Task, queries: Iterable[str | None] | None = None) -> list[int]:
+        """Rows of the task's training split that found passages.
+
+        Args:
+            queries: their ids; None is all of the subset's, each once.
+
+        Raises:
+            RetrievalError: one is not in the task's training split.
+        """
         position = {identifier: row for row, identifier in enumerate(task.train["id"][:])}
-        missing = [rows["best_query"][row] for row in found if rows["best_query"][row] not in position]
-        if missing:
+        asked = sorted({*self.dataset["best_query"][:]} - {None}) if queries is None else list(queries)
+        if missing := [query for query in asked if query not in position]:
             made_for = self.manifest["task"]
             raise RetrievalError(
                 f"The training split of {task.name} has no example {missing[0]!r}. This subset was retrieved for "
                 f"{made_for['name']} (fingerprint {made_for['fingerprint']}): load that task."
             )
-        examples = task.train.select([position[rows["best_query"][row]] for row in found])
-        queries = build_queries(example_texts(examples), self.manifest["query_mode"])
-        return [(query, rows["text"][row], rows["score"][row]) for query, row in zip(queries, found, strict=True)]
+        return [position[query] for query in asked]
 
 
 def _write_parquet(dataset: Dataset, path: Path) -> None:

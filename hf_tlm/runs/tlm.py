@@ -86,7 +86,8 @@ def run_tlm(
         "model": {**model_args.with_objective_defaults(args.objective).__dict__},
     }
     with args.main_process_first(desc="checking the output folder"):
-        check_sources(model_args, max(args.max_length, args.corpus_max_length or 0, args.stage2_max_length or 0))
+        longest = max(args.max_length, args.corpus_max_length or 0, args.stage2_max_length or 0)
+        check_sources(model_args, longest, mlm=args.stage != "2")
         content = content_of(open_teacher(task, args))
         check_hub(args, model_args if model_args.use_peft else None)
         fetch_run(args)

@@ -235,20 +235,35 @@ def check_stage_2(args: TlmArguments, config: PreTrainedConfig, model_args: Mode
     check_rdrop(args.stage2_rdrop, drops > 0 or (model_args.use_peft and model_args.lora_dropout > 0))
 
 
-def check_sources(model_args: ModelArguments, max_length: int) -> None:
+def check_sources(model_args: ModelArguments, max_length: int, *, mlm: bool = True) -> None:
     """Whether the checkpoints, the tokenizer and the layers that are named are there and fit: before a folder is this run's.
 
     Args:
         max_length: longest sequence in tokens.
+        mlm: whether there is a masked-LM loss, for which an adapter's base needs the head.
 
     Raises:
         HubError: see `checkpoint_folder`.
         ModelError, TokenizerError: one cannot be read, or has no room for these sequences or tokens.
+        ArgumentsError: an adapter is asked for, and its base lacks the head.
     """
     if model_args.use_peft:
+        if mlm and model_args.model_name_or_path is not None:
+            options = {"revision": model_args.model_revision, "trust_remote_code": model_args.trust_remote_code}
+            _check_head(
+                model_args, TlmModel.from_checkpoint(model_args.model_name_or_path, id2label={0: "0", 1: "1"}, **options)
+            )
         check_targets(model_args, source_config(model_args), model_args.trust_remote_code)
     if model_args.tokenizer_source is not None:
         _check_checkpoints(model_args, load_tokenizer(**model_args.tokenizer_source), max_length)
+
+
+def _check_head(model_args: ModelArguments, model: TlmModel) -> None:
+    if model.mlm_head_is_new:
+        raise ArgumentsError(
+            f"{model_args.model_name_or_path} has no masked-LM head, and use_peft would leave the random one as it is. "
+            "Pretrain without use_peft first, or start from a checkpoint that has the head."
+        )
 
 
 def model_factory(
@@ -301,11 +316,8 @@ def model_factory(
             if not model_args.use_peft:
                 return model
             base, revision = model_args.model_name_or_path, model_args.model_revision
-            if model.mlm_head_is_new and getattr(args, "stage", "1") != "2":
-                raise ArgumentsError(
-                    f"{base} has no masked-LM head, and use_peft would leave the random one as it is. Pretrain without "
-                    "use_peft first, or start from a checkpoint that has the head."
-                )
+            if getattr(args, "stage", "1") != "2":
+                _check_head(model_args, model)
             return add_lora(model, model_args, base, revision, classifier=classifier)
 
         return from_checkpoint

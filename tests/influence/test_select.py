@@ -10,9 +10,9 @@ from datasets import Dataset
 
 from hf_tlm.corpora import load_corpus
 from hf_tlm.data import tokenize
-from hf_tlm.influence import InfluenceError, select, select_rows
+from hf_tlm.influence import InfluenceError, SelectionArguments, select, select_rows
 from hf_tlm.influence.dsir import log_importance_weights, resample
-from hf_tlm.retrieval import Subset, retrieval_report, retrieve
+from hf_tlm.retrieval import RetrievalError, Subset, retrieval_report, retrieve
 from hf_tlm.retrieval.manifest import CARD_FILE, COLUMNS, DATA_FILE
 from hf_tlm.tasks import Task
 from support.fake_scorer import FakeScorer
@@ -260,6 +260,15 @@ def test_the_subset_that_was_given_is_unchanged(task, subset):
 def test_what_is_refused(task, subset, scorer, tmp_path, options, message):
     with pytest.raises(InfluenceError, match=message):
         select(task, subset, **{"scorer": scorer, "work_dir": tmp_path / "work", **options})
+
+
+def test_a_report_that_cannot_quote_is_refused_before_anything_is_scored(task, subset, tmp_path):
+    other = replace(task, splits={**task.splits, "train": task.train.map(lambda row: {"id": f"other-{row['id']}"})})
+    asked = {"subset": "not-a-folder", "fraction": 0.5}
+    with pytest.raises(RetrievalError, match="The training split of toy has no example 'train-"):
+        SelectionArguments(**asked, quote_task_texts=True).check(other, subset, str(tmp_path / "out"))
+    SelectionArguments(**asked).check(other, subset, str(tmp_path / "out"))
+    SelectionArguments(**asked, quote_task_texts=True).check(task, subset, str(tmp_path / "out"))
 
 
 def test_subsets_and_tasks_that_are_refused(task, subset, scorer):

@@ -268,8 +268,10 @@ def test_an_adapter_does_not_leave_a_masked_lm_head_random(tmp_path, corpus, fin
     AutoModel.from_pretrained(finished.output_dir).save_pretrained(tmp_path / "body")
     load_tokenizer(str(finished.output_dir)).save_pretrained(tmp_path / "body")
     model_args = {"model_name_or_path": str(tmp_path / "body")}
+    unread = Corpus("unread", "0", lambda: pytest.fail("the corpus was read"))
     with pytest.raises(ArgumentsError, match="body has no masked-LM head, and use_peft would leave the random one"):
-        go(tmp_path / "out", corpus, model_args={**model_args, "use_peft": True})
+        go(tmp_path / "out", unread, model_args={**model_args, "use_peft": True})
+    assert not (tmp_path / "out").exists()
     assert go(tmp_path / "full", corpus, model_args=model_args).record["trained_parameters"] > 0
 
 
