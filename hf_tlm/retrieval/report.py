@@ -181,7 +181,7 @@ def _influence(subset: SubsetLike) -> str:
     values = _column(subset, "influence").astype(np.float64)
     numbers = [*np.quantile(values, (0, 0.25, 0.5, 0.75, 1)), values.mean()]
     head = ["lowest", "25%", "median", "75%", "highest", "mean"]
-    split = subset.manifest["selection"].get("task_split", "validation")
+    split = (subset.manifest.get("selection") or {}).get("task_split", "validation")
     about = f"What a training step on the passage takes off the {split} loss, to first order, by the learning rate."
     return "\n".join(
         ["## Influence", "", about, "", markdown_table(head, [[f"{number:,.3g}" for number in numbers]], texts=0)]
