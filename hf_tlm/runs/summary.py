@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from transformers import TrainingArguments
 
 SPLITS = ("validation", "test")
+# What some papers report of several seeds in place of the mean.
+_FIGURES: dict[str, tuple[str, Callable]] = {"median": ("median", statistics.median), "max": ("maximum", max)}
 
 
 @dataclass
@@ -74,7 +77,11 @@ class SeededRun:
             for metric in metrics:
                 if score := self.summary.get(split, {}).get(metric):
                     spread = "" if score["std"] is None else f" ± {100 * score['std']:.2f} over {score['n']} seeds"
-                    lines.append(f"{split:<12}{metric} {100 * score['mean']:.2f}{spread}")
+                    said = f"{100 * score['mean']:.2f}{spread}"
+                    if of := _FIGURES.get(self.details.get("seed_figure", "mean")):
+                        words, figure = of
+                        said = f"{100 * figure(score['values']):.2f}, the {words} of {score['n']} seeds (mean {said})"
+                    lines.append(f"{split:<12}{metric} {said}")
         if line := to_beat_line(self.details.get("baselines") or [], self.details["metric"], self.summary):
             lines.append(f"to beat      {line}")
         if teacher := self.details.get("teacher"):

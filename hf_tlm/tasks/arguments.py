@@ -45,7 +45,10 @@ class TaskArguments:
     id_column: str | None = field(default=None, metadata={"help": "Column of ids (default: id, if there is one)."})
     metric: str | None = field(
         default=None,
-        metadata={"help": f"One of {', '.join(METRICS)} (default: the registered task's, else the usual one of its kind)."},
+        metadata={
+            "help": f"One of {', '.join(METRICS)} (default: the registered task's, else the usual one of its kind). Or "
+            "task=metric pairs, 'mrpc=accuracy stsb=spearman': of the registered tasks that they name."
+        },
     )
     task_config: str | None = field(default=None, metadata={"help": "Configuration of a Hub dataset."})
     task_revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit of a Hub dataset."})
@@ -93,7 +96,7 @@ class TaskArguments:
             label_names=self.label_names,
             columns={role: column for role, _, column in pairs} or None,
             id_column=self.id_column,
-            metric=self.metric,
+            metric=self._metric(),
             config_name=self.task_config,
             revision=self.task_revision,
             separator=self.separator,
@@ -101,3 +104,15 @@ class TaskArguments:
             test_share=self.test_share,
             drop_bad_rows=self.drop_bad_rows,
         )
+
+    def _metric(self) -> str | dict[str, str] | None:
+        """One, or those of tasks by name."""
+        if self.metric is None or "=" not in self.metric:
+            return self.metric
+        pairs = [pair.partition("=") for pair in self.metric.split()]
+        if wrong := ["".join(pair) for pair in pairs if not pair[0] or pair[2] not in METRICS]:
+            raise TaskError(
+                f"--metric takes a metric, or task=metric pairs as in 'mrpc=accuracy stsb=spearman'; received "
+                f"{', '.join(wrong)}. Metrics are {', '.join(METRICS)}."
+            )
+        return {name: metric for name, _, metric in pairs}

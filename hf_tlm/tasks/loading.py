@@ -32,7 +32,7 @@ def load_task(
     label_names: Sequence[str] | None = None,
     columns: Mapping[str, str] | None = None,
     id_column: str | None = None,
-    metric: str | None = None,
+    metric: str | Mapping[str, str] | None = None,
     config_name: str | None = None,
     revision: str | None = None,
     separator: str | None = None,
@@ -59,7 +59,8 @@ def load_task(
         label_names: names of classes that the data only number, in the order of these numbers; or the data's own, in the
             order that their indices shall have.
         columns: of the other kinds: role -> column of the source; see `hf_tlm.tasks.spec.ROLES`.
-        id_column, metric: override the spec (default `id` where there is one, the kind's usual metric).
+        id_column, metric: override the spec (default `id` where there is one, the kind's usual metric). A mapping has the
+            metrics of registered tasks by their names; for others it does nothing.
         separator: of the fields of csv and tsv files (default: what makes a table of the file).
         validation_share, test_share: of the texts of a table, or of a source's training split that has no such split, how
             many are held out for it (default for a table: 0.1; 0 for none); see `hf_tlm.tasks.held_out.hold_out`.
@@ -89,6 +90,12 @@ def load_task(
         kind = _kind_of_columns(some.column_names, columns or {})
     if kind not in (None, spec.kind):
         spec = dataclasses.replace(spec, kind=kind, metric="", further_metrics=(), classes=(), columns={})
+    if isinstance(metric, Mapping):
+        if unknown := [name for name in metric if name not in TASKS]:
+            raise TaskError(
+                f"metric names tasks that are not registered: {', '.join(unknown)}; there are {', '.join(TASKS)}."
+            )
+        metric = metric.get(spec.name.removeprefix("glue_")) if registered else None
     if metric is not None:
         scores = (spec.metric, *spec.further_metrics)
         further = tuple(name for name in scores if name != metric) if metric in scores else ()

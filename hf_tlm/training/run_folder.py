@@ -33,7 +33,7 @@ RESULTS_FILE = "results.json"
 _FREE = (
     "output_dir run_name report_to project logging_strategy logging_steps logging_first_step disable_tqdm log_level "
     "log_level_replica log_on_each_node dataloader_num_workers dataloader_prefetch_factor dataloader_pin_memory "
-    "dataloader_persistent_workers save_strategy save_steps save_total_limit save_only_model seeds seed "
+    "seed_figure dataloader_persistent_workers save_strategy save_steps save_total_limit save_only_model seeds seed "
     "per_device_eval_batch_size local_rank push_to_hub hub_model_id hub_dataset_id hub_strategy hub_token hub_private_repo "
     "hub_always_push hub_revision resume_from_checkpoint"
 ).split()

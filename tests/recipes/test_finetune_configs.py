@@ -1,12 +1,13 @@
 """The files of recipes/configs/finetune against the tables of the papers, transcribed here as the papers print them."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from hf_tlm.config import parse
 from hf_tlm.runs import CheckpointArguments, FinetuneArguments, GridArguments
-from hf_tlm.tasks import TaskArguments
+from hf_tlm.tasks import TASKS, TaskArguments
 
 FOLDER = Path(__file__).resolve().parents[2] / "recipes" / "configs" / "finetune"
 # COCO-LM, Tables 7 and 8: epochs; learning rates of base/base++; of large++; batch sizes; warm-up proportions.
@@ -85,6 +86,43 @@ def test_ale_table_vi(tmp_path):
         assert grid is None
         assert [args.learning_rate, args.total_batch_size, args.num_train_epochs] == [float(value) for value in values]
         assert (args.layerwise_lr_decay, args.max_length, len(args.run_seeds)) == (0.8, 128, 10)
+        assert args.seed_figure == "max"  # Table IV: "max of 10 runs".
+
+
+# COCO-LM, Table 1: Spearman for STS-B, Matthews for CoLA, accuracy for the rest. ALE, Table II.
+REPORTED = {
+    "cocolm": "cola matthews, sst2 accuracy, mrpc accuracy, stsb spearman, qqp accuracy, mnli accuracy, rte accuracy",
+    "ale_glue": "cola matthews, sst2 accuracy, mrpc accuracy, stsb pearson, qqp accuracy, mnli accuracy, rte accuracy",
+}
+
+
+@pytest.mark.parametrize("paper", REPORTED)
+def test_metrics_are_those_that_the_paper_reports(tmp_path, paper):
+    for name, expected in (pair.split() for pair in REPORTED[paper].split(", ")):
+        folder = tmp_path / f"glue_{name}"
+        folder.mkdir()
+        columns = {"cola": ["sentence"], "sst2": ["sentence"], "qqp": ["question1", "question2"]}
+        columns["mnli"] = ["premise", "hypothesis"]
+        rows = [dict.fromkeys(columns.get(name, ["sentence1", "sentence2"]), f"text {n}") for n in range(6)]
+        labels = TASKS[name].classes or (0.5, 1.5, 2.5)
+        lines = [json.dumps({**row, "label": labels[n % len(labels)]}) for n, row in enumerate(rows)]
+        for split in ("train", "validation"):
+            (folder / f"{split}.jsonl").write_text("\n".join(lines))
+        files = ["cocolm", "cocolm_glue_small_tasks_base"] if paper == "cocolm" else ["ale_glue", f"ale_glue_{name}"]
+        config = ["--config", *(str(FOLDER / f"{file}.yaml") for file in files)]
+        given = [
+            "--task",
+            str(folder),
+            "--model_name_or_path",
+            "x",
+            "--output_dir",
+            str(tmp_path / "o"),
+            "--use_cpu",
+            "true",
+        ]
+        classes = (TaskArguments, CheckpointArguments, GridArguments, FinetuneArguments)
+        task = parse(*classes, recipe="finetune", description="", args=[*config, *given])[0].load()
+        assert task.metric == expected, name
 
 
 @pytest.mark.parametrize("names", SECTION_IV, ids=lambda names: names[-1])

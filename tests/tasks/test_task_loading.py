@@ -334,3 +334,25 @@ def test_train_and_validation_are_needed(have, lack):
 def test_an_empty_training_split():
     with pytest.raises(TaskError, match="no train examples"):
         from_splits(GOOD.select([]), GOOD)
+
+
+def test_metrics_of_tasks_by_name(tmp_path):
+    """Pairs hold for the registered tasks that they name, whatever folder they lie in, and for no other."""
+    rows = [
+        {"sentence1": f"a {n}", "sentence2": f"b {n}", "label": ("not_equivalent", "equivalent")[n % 2]} for n in range(4)
+    ]
+    for folder in ("glue_mrpc", "mine"):
+        for split in ("train", "validation"):
+            write(tmp_path / folder / f"{split}.jsonl", rows)
+
+    def metrics(folder, metric, **options):
+        task = TaskArguments(task=str(tmp_path / folder), metric=metric, **options).load()
+        return task.metric, task.spec.further_metrics
+
+    assert metrics("glue_mrpc", None) == metrics("glue_mrpc", "stsb=spearman") == ("f1", ("accuracy",))
+    assert metrics("glue_mrpc", "mrpc=accuracy stsb=spearman") == ("accuracy", ("f1",))
+    own = {"text_column": "sentence1", "text_pair_column": "sentence2"}
+    assert metrics("mine", "mrpc=accuracy", **own) == metrics("mine", None, **own)
+    for wrong, message in (("mrpc=nothing", "received mrpc=nothing"), ("none=accuracy", "not registered: none")):
+        with pytest.raises(TaskError, match=message):
+            metrics("glue_mrpc", wrong)

@@ -35,6 +35,15 @@ class FinetuneArguments(SeedsArguments):
         },
     )
 
+    seed_figure: str = field(
+        default="mean",
+        metadata={
+            "help": "What is said of several seeds: the mean and its deviation, the median (COCO-LM), or the maximum (ALE), "
+            "called that; results.json has them all.",
+            "choices": ["mean", "median", "max"],
+        },
+    )
+
     # Overridden defaults.
     max_length: int = field(default=128, metadata={"help": "Longest input in tokens: longer texts are truncated."})
     learning_rate: float = field(default=2e-5, metadata={"help": "Peak learning rate."})
@@ -89,6 +98,8 @@ class FinetuneArguments(SeedsArguments):
         super().__post_init__()
         if self.select_by not in ("best", "last"):
             raise ArgumentsError(f"select_by must be best or last; received {self.select_by!r}.")
+        if self.seed_figure not in ("mean", "median", "max"):
+            raise ArgumentsError(f"seed_figure must be mean, median or max; received {self.seed_figure!r}.")
         if self.select_by == "best" and self.eval_strategy == "no":
             raise ArgumentsError(
                 "select_by best needs validation scores during training, and eval_strategy is no. Give --eval_strategy "

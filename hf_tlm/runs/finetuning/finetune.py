@@ -85,6 +85,8 @@ def finetune(task: Task, checkpoint: CheckpointArguments, args: FinetuneArgument
         data = ("task_fingerprint", "kind", "metric", "further_metrics")
         claimed = claim(output_dir, details, data, args.process_index, options=(args, checkpoint))
     pairs = "text_pair" in task.train.column_names
+    if args.seed_figure != "mean" and len(args.run_seeds) > 1:
+        details["seed_figure"] = args.seed_figure
     details |= {"pairs": pairs, **started(details)}
     if args.process_index == 0 and args.train_fraction == 1:  # Of all training texts: with fewer they would be no measure.
         details["baselines"] = to_beat(task)
