@@ -84,6 +84,7 @@ setup(
         "hf_tlm": ["py.typed"],
         "hf_tlm.hub": ["templates/*.md"],
         "hf_tlm.analysis.report": ["templates/*"],
+        "hf_tlm.runs.export": ["templates/*"],
     },
     install_requires=INSTALL,
     extras_require=EXTRAS,

@@ -3,6 +3,7 @@ r"""Export a finished model to ONNX, in float32 and in 8 bits, for onnxruntime a
     hf-tlm export --model_name_or_path runs/reviews --task reviews.csv --output_dir exports/reviews
     hf-tlm export --model_name_or_path runs/reviews/mlm --data texts.txt --output_dir exports/reviews-mlm
     hf-tlm export --model_name_or_path owner/name --dtypes fp32
+    hf-tlm export --model_name_or_path runs/reviews --task reviews.csv --page pages/reviews
 
 Every file is checked when it is made: float32 gives torch's logits within 1e-4 on the task's validation texts, and the score
 of int8 is measured; one that loses more than --max_drop is refused. Give --task with the options that it had in training.
@@ -52,6 +53,8 @@ def main() -> None:
     print(exported.to_text())
     print(f"checked on  {checked['what']}" + (f" ({checked['texts']:,} texts)" if checked["texts"] else ""))
     print(f"export      {exported.folder}")
+    if args.page is not None:
+        print(f"page        {args.page} (python -m http.server --directory {args.page})")
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 CARD = "README.md"
 SETTINGS, RESULTS, MANIFEST = "settings.json", "results.json", "manifest.json"
-CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
+CONFIG, ADAPTER_CONFIG, EXPORT = "config.json", "adapter_config.json", "export.json"
 
 
 def publish_model(
@@ -39,7 +39,9 @@ def publish_model(
     widget_texts: Sequence[str] | None = None,
     **options: Any,
 ) -> Push:
-    """Publish the folder of a finished run, or of a converted checkpoint: weights, tokenizer, card, settings and results.
+    """Publish the folder of a finished run, of a converted checkpoint or of an export: weights, tokenizer, card and records.
+
+    An export may go to a repository of its own, or to that of its model, whose weights stay and whose card it replaces.
 
     Args:
         license, language: for the card's metadata; None leaves what is there.
@@ -56,10 +58,12 @@ def publish_model(
     names = os.listdir(folder) if os.path.isdir(folder) else []
     if SETTINGS in names and RESULTS not in names:
         raise HubError(f"{folder} holds a run that is not finished. Run its command again, which continues it.")
-    if not ({CONFIG, ADAPTER_CONFIG}.intersection(names) and any(name.endswith(".safetensors") for name in names)):
+    exported = EXPORT in names and any(folder.glob("onnx/*.onnx"))
+    weights = exported or any(name.endswith(".safetensors") for name in names)
+    if not ({CONFIG, ADAPTER_CONFIG}.intersection(names) and weights):
         raise HubError(
             f"{folder} holds no model: expected config.json (or adapter_config.json) and safetensors, as "
-            "`hf-tlm train` and `hf-tlm pretrain` leave them."
+            "`hf-tlm train` and `hf-tlm pretrain` leave them, or an export of `hf-tlm export`."
         )
     if SEAL in names and (problem := seal_problem(folder)) is not None:
         raise HubError(
@@ -70,7 +74,8 @@ def publish_model(
         if PurePosixPath(name).name == ADAPTER_CONFIG:
             _check_adapter(path)
     card = {"license": license, "language": language, "dataset": dataset, "widget_texts": widget_texts}
-    return _publish(folder, repo_id, "model", f"Model of hf_tlm {__version__}", card, options)
+    replaced = {"replace": ["onnx/*.onnx"]} if exported else {}
+    return _publish(folder, repo_id, "model", f"Model of hf_tlm {__version__}", card, {**options, **replaced})
 
 
 def _check_adapter(path: Path) -> None:

@@ -16,14 +16,14 @@ from hf_tlm.utils.files import atomic_write
 
 FOLDERS = re.compile(
     r"(seed|split|checkpoint)-\d+|stage\d|global_step\d+|model|mlm|generator|discriminator|adapter|tokenizer|training|"
-    r"predictions|data"
+    r"predictions|data|onnx"
 )
 NAMES = (
     *("*.safetensors", "*.safetensors.index.json", "*config.json", "*tokenizer*.json", "added_tokens.json"),
     *("special_tokens_map.json", "vocab.*", "merges.txt", "dict.txt", "*.model", "chat_template.jinja"),
     *("settings.json", "results.json", "results.md", "stage.json", "seal.json", "grid.json", "manifest.json", "report.md"),
     *("corruption.json", "finetuned.json", "prompt.json", "trainer_state.json", "train_ids.json", "README.md"),
-    *("validation.jsonl", "test.jsonl", "train-*.parquet"),
+    *("validation.jsonl", "test.jsonl", "train-*.parquet", "*.onnx", "export.json"),
 )
 # What a run continues from, of which some are pickles.
 CONTINUING = (
@@ -35,7 +35,7 @@ CODE = ("*configuration_*.py", "*modeling_*.py", "*tokenization_*.py", "bert.py"
 LARGEST_TENSORS, LARGEST_OTHER, LARGEST_RUN = 64 << 30, 1 << 30, 512 << 30
 # In the folder of a run that was fetched, and how far above a checkpoint that is at most.
 MARK, DEEPEST = "fetched.json", 4
-_TENSORS = (".safetensors", ".pt", ".pth", ".bin", ".parquet")
+_TENSORS = (".safetensors", ".onnx", ".pt", ".pth", ".bin", ".parquet")
 
 
 def is_ours(path: str, names: Sequence[str]) -> bool:

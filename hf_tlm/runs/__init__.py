@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from hf_tlm.runs.baseline_arguments import BaselineArguments
     from hf_tlm.runs.baselines import Baseline, linear_model, majority_class, make_baselines
     from hf_tlm.runs.evaluate import evaluate_checkpoint
-    from hf_tlm.runs.export import ExportArguments, Exported, export_onnx
+    from hf_tlm.runs.export import ExportArguments, Exported, export_onnx, write_page
     from hf_tlm.runs.few_shot import FewShotArguments, FewShotRun, PromptClassifier, run_few_shot
     from hf_tlm.runs.finetuning import CheckpointArguments, FinetuneArguments, FinetuneRun, finetune
     from hf_tlm.runs.grid import Grid, GridArguments, GridRun, run_grid, run_shared
@@ -30,7 +30,7 @@ __getattr__, __dir__, __all__ = export_lazily(
         "baseline_arguments": ["BaselineArguments"],
         "baselines": ["Baseline", "linear_model", "majority_class", "make_baselines"],
         "evaluate": ["evaluate_checkpoint"],
-        "export": ["ExportArguments", "Exported", "export_onnx"],
+        "export": ["ExportArguments", "Exported", "export_onnx", "write_page"],
         "few_shot": ["FewShotArguments", "FewShotRun", "PromptClassifier", "run_few_shot"],
         "finetuning": ["CheckpointArguments", "FinetuneArguments", "FinetuneRun", "finetune"],
         "grid": ["Grid", "GridArguments", "GridRun", "run_grid", "run_shared"],

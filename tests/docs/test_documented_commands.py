@@ -21,7 +21,7 @@ PAGES = pages()
 OTHERS = {
     *("accelerate", "pip", "pytest", "python", "python3", "sphinx-build", "ruff", "mypy", "pre-commit", "tensorboard", "uv"),
     *("cat", "cd", "cp", "curl", "echo", "export", "head", "hf", "ls", "mkdir", "mv", "printf", "rm", "sbatch", "tail"),
-    *("docker", "git", "run"),
+    *("docker", "git", "npm", "run"),
 }
 OPTION = re.compile(r"--[a-z]\w*")
 # Of ours before a command or for accelerate, and of Slurm.

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 from hf_tlm.runs.prediction.arguments import check_data
 from hf_tlm.training.errors import ArgumentsError
+from hf_tlm.utils.no_effect import NoEffect, check_effects
 from hf_tlm.utils.ranges import check_ranges
+
+_OF_PAGE = NoEffect("page", (None,), "without --page. Leave it out.")
 
 
 @dataclass
@@ -55,6 +58,23 @@ class ExportArguments:
             "choices": ["embeddings", "head"],
         },
     )
+    page: str | None = field(
+        default=None,
+        metadata={
+            "help": "Folder for a web page that classifies in the browser, from its own files alone; an earlier page there "
+            "is replaced."
+        },
+    )
+    page_texts: Annotated[list[str], _OF_PAGE] = field(
+        default_factory=list, metadata={"help": "Examples on the page, which whoever opens it reads.", "nargs": "+"}
+    )
+    page_runtime: Annotated[str | None, _OF_PAGE] = field(
+        default=None,
+        metadata={
+            "help": "Folder in which `npm install @huggingface/transformers@4.3.1` was run. Default: npm fetches what the "
+            "page needs."
+        },
+    )
     opset: int = field(default=18, metadata={"help": "Version of ONNX's operators."})
     max_length: int | None = field(
         default=None,
@@ -67,9 +87,11 @@ class ExportArguments:
 
     def __post_init__(self):
         check_ranges(self, ArgumentsError)
+        check_effects(self, ArgumentsError)
         check_data("data", self.data)
 
     def options(self) -> dict[str, Any]:
         """The keyword arguments of `hf_tlm.runs.export_onnx`."""
         names = ("data", "dtypes", "max_drop", "per_channel", "keep_float", "opset", "max_length", "trust_remote_code")
+        names += ("page", "page_texts", "page_runtime")
         return {name: getattr(self, name) for name in names} | {"batch_size": self.per_device_eval_batch_size}

@@ -29,10 +29,11 @@ from hf_tlm.models.families import longest_input
 from hf_tlm.models.onnx_graph import OPSET, check_installed, half, quantized, save, to_onnx
 from hf_tlm.models.onnx_session import ONNX_FILES, OnnxModel, check_dtypes
 from hf_tlm.runs.export import fill_mask
+from hf_tlm.runs.export.page import check_page, write_page
 from hf_tlm.runs.few_shot.classifier import PROMPT_FILE
 from hf_tlm.runs.finetuning.arguments import FinetuneArguments
 from hf_tlm.runs.finetuning.crf import CRF_FILE
-from hf_tlm.runs.finetuning.evaluation_set import EvaluationSet
+from hf_tlm.runs.finetuning.evaluation_set import EvaluationSet, feature_lengths
 from hf_tlm.runs.finetuning.kinds import kind_module
 from hf_tlm.runs.finetuning.loading import load_finished, set_token_types
 from hf_tlm.runs.prediction.source import Source, find_source
@@ -93,6 +94,24 @@ class _Model:
         answers = self.source.spec.kind == "question_answering"
         self.outputs = ("start_logits", "end_logits") if answers else ("logits",)
 
+    @property
+    def kind_name(self) -> str:
+        return "fill_mask" if self.kind is fill_mask else self.source.spec.kind
+
+    def at_tokens(self, outputs: Any, lengths: np.ndarray) -> Any:
+        """Logits without those of padding, which mean nothing and differ.
+
+        Args:
+            outputs: float [N, S, ...], or a tuple of such; of classifiers they have no S and stay as they are.
+            lengths: int [N].
+        """
+        if self.kind is not fill_mask and self.source.spec.kind not in ("tagging", "question_answering"):
+            return outputs
+        if isinstance(outputs, tuple):
+            return tuple(self.at_tokens(part, lengths) for part in outputs)
+        padding = np.arange(outputs.shape[1]) >= lengths[:, None]
+        return np.where(padding.reshape(*padding.shape, *[1] * (outputs.ndim - 2)), np.float32(-100), outputs)
+
     @torch.inference_mode()
     def __call__(self, batch: Mapping[str, torch.Tensor]) -> tuple[np.ndarray, ...]:
         """The logits of torch."""
@@ -112,6 +131,9 @@ def export_onnx(
     keep_float: Sequence[str] = (),
     opset: int = OPSET,
     max_length: int | None = None,
+    page: str | os.PathLike | None = None,
+    page_texts: Sequence[str] = (),
+    page_runtime: str | os.PathLike | None = None,
     batch_size: int = 64,
     trust_remote_code: bool = False,
 ) -> Exported:
@@ -137,6 +159,7 @@ def export_onnx(
         per_channel, keep_float: see `hf_tlm.models.onnx_graph.quantized`.
         opset: of ONNX.
         max_length: see `find_source`.
+        page, page_texts, page_runtime: a folder for a web page, see `write_page`.
         batch_size: texts a batch, in the check.
 
     Raises:
@@ -162,6 +185,8 @@ def export_onnx(
     output = _place(model_name_or_path, source, output_dir)
     with tempfile.TemporaryDirectory() as scratch:
         model = _load(source, scratch, trust_remote_code)
+        if page is not None:
+            check_page(model.kind_name, model.stock.config.model_type, dtypes, page)
         check = _check_of(model, task, data, batch_size)
         longest = longest_input(model.stock.config)
         choices = source.spec.kind == "multiple_choice"
@@ -185,7 +210,9 @@ def export_onnx(
                 del files[ONNX_FILES["fp32"]]
             record = _record(model_name_or_path, model, check, files, opset)
             _write_others(folder, model, record)
-        return Exported(output, record)
+    if page is not None:
+        write_page(output, page, texts=page_texts, runtime=page_runtime)
+    return Exported(output, record)
 
 
 def _place(name: str, source: Source, output_dir: str | os.PathLike | None) -> Path:
@@ -215,6 +242,8 @@ def _load(source: Source, scratch: str, trust_remote_code: bool) -> _Model:
             "everything that loads an export reads. Only models with a fast tokenizer are exported."
         )
     stock = load_finished(source.folder, kind.AUTO_CLASS, trust_remote_code).float().eval()
+    if stock.config.model_type == "cocolm":
+        stock.set_attn_implementation("eager")  # With its bias torch cannot export the fused one for free lengths.
     if source.stock:
         set_token_types(tokenizer, stock.config)
     if source.spec.kind == "regression":
@@ -247,7 +276,13 @@ class _RandomCheck:
 
     def measure(self, exported: OnnxModel, dtype: str, max_drop: float, settings: Mapping[str, Any]) -> dict[str, Any]:
         """How far logits are from torch's."""
-        return {"max_difference": _agreeing(max(_apart(exported(each), self.model(each)) for each in self.batches))}
+        apart = [
+            _apart(
+                *(self.model.at_tokens(of(each), each["attention_mask"].sum(-1).numpy()) for of in (exported, self.model))
+            )
+            for each in self.batches
+        ]
+        return {"max_difference": _agreeing(max(apart))}
 
 
 class _TextCheck:
@@ -270,7 +305,8 @@ class _TextCheck:
         self.about = {"texts": len(rows), "what": what, "metric": self.metric}
 
     def outputs(self, of: Callable) -> Any:
-        return self.set.outputs_of(of, self.collate, self.batch_size)
+        found = self.set.outputs_of(of, self.collate, self.batch_size)
+        return self.model.at_tokens(found, feature_lengths(self.set.features))
 
     def decoded(self, outputs: Any) -> list[dict[str, Any]]:
         return self.set.decode(outputs, self.model.decoder, self.model.args)
@@ -371,7 +407,8 @@ def _record(
         "model_type": model.stock.config.model_type,
         "parameters": sum(parameter.numel() for parameter in model.stock.parameters()),
         "task": check.task.name if check.task else None if model.kind is fill_mask or model.source.stock else spec.name,
-        "kind": "fill_mask" if model.kind is fill_mask else spec.kind,
+        "kind": model.kind_name,
+        "pairs": len((spec if check.task is None else check.task.spec).text_columns) > 1,
         "max_length": model.args.max_length,
         "opset": opset,
         "inputs": model.inputs,

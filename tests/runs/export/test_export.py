@@ -21,28 +21,11 @@ from hf_tlm.runs import export_onnx, predict
 from hf_tlm.runs.export import export as module
 from hf_tlm.training import ArgumentsError
 from hf_tlm.utils.seals import SealError
-from support.tiny_checkpoints import files, go, pretrained
+from support.tiny_checkpoints import files, pretrained
 from support.toys import make_task
 
 ROOT = Path(__file__).resolve().parents[3]
 ANY = {"max_drop": 100}
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory, tokenizer):
-    folder = tmp_path_factory.mktemp("run")
-    base = pretrained(folder / "base", tokenizer, num_hidden_layers=1)
-    go(folder / "out", base, make_task(train=24), max_steps=3)
-    return folder / "out"
-
-
-@pytest.fixture(scope="module")
-def exported(run, tmp_path_factory):
-    """The one graph that torch makes in this file."""
-    before = files(run)
-    made = export_onnx(str(run), tmp_path_factory.mktemp("export") / "out", task=make_task(), **ANY)
-    assert files(run) == before
-    return made
 
 
 @pytest.fixture

@@ -1,0 +1,162 @@
+"""A web page that classifies in the browser, from an export: static files, with nothing from elsewhere."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from hf_tlm.models.onnx_session import ONNX_FILES
+from hf_tlm.training.errors import ArgumentsError
+from hf_tlm.utils.files import atomic_directory
+
+PAGE_FILE = "page.json"
+TRANSFORMERS_JS = "@huggingface/transformers@4.3.1"
+# Of the version that transformers.js names as its own.
+ONNXRUNTIME_WEB = "onnxruntime-web@1.31.0-dev.20260914-8d85527a0"
+# File of a package -> its sha256. onnxruntime without WebGPU: half as large, and a small model gains nothing from a GPU.
+RUNTIME = {
+    TRANSFORMERS_JS: {"transformers.web.min.js": "cc66a4de933cc21f0158dcbf72607721bfed0044d3791b2e9874f653659f979b"},
+    ONNXRUNTIME_WEB: {
+        "ort.wasm.bundle.min.mjs": "17b52c1ac62b421dc508b4c28b9a9675251c6e25dd512ef54b83a5e2c4242869",
+        "ort-wasm-simd-threaded.wasm": "06ba057753da3847e4c24f02d91ab133455b0817c69a44993a9a53a2146df9e3",
+    },
+}
+_IMPORTS = {
+    "@huggingface/transformers": "./vendor/transformers.web.min.js",
+    "onnxruntime-web/webgpu": "./vendor/ort.wasm.bundle.min.mjs",
+    "onnxruntime-common": "./vendor/ort.wasm.bundle.min.mjs",
+}
+# What transformers.js calls the types, and the bodies of this package that it knows.
+_DTYPES = {"int8": "q8", "fp32": "fp32"}
+_BODIES = ("bert", "roberta", "electra", "albert", "distilbert", "modernbert")
+_OWN = ("page.js", "model.js", "page.css")
+
+
+def check_page(kind: str, model_type: str, dtypes: Sequence[str], page: str | os.PathLike) -> None:
+    """Check that a page can be made of an export, before it is made.
+
+    Raises:
+        ArgumentsError: it is no classifier of a body that transformers.js knows, or has neither int8 nor float32; something
+            else than a page is in the folder.
+    """
+    if kind != "classification" or model_type not in _BODIES:
+        raise ArgumentsError(
+            f"--page is for classifiers whose body transformers.js knows ({', '.join(_BODIES)}); this is a {model_type} for "
+            f"{kind.replace('_', ' ')}. Leave it out."
+        )
+    if not set(_DTYPES).intersection(dtypes):
+        raise ArgumentsError("--page takes int8 or fp32, which is not among the dtypes. Add one.")
+    page = Path(page)
+    if page.is_dir() and any(page.iterdir()) and not (page / PAGE_FILE).is_file():
+        raise ArgumentsError(f"--page {page} is not empty and holds no page. Give another folder, or empty this one.")
+
+
+def write_page(
+    export: str | os.PathLike,
+    page: str | os.PathLike,
+    *,
+    title: str | None = None,
+    texts: Sequence[str] = (),
+    runtime: str | os.PathLike | None = None,
+) -> Path:
+    """Write a folder that any web server can serve: a page with an exported classifier, in which texts stay in the tab.
+
+    It holds `index.html`, its scripts, transformers.js and onnxruntime-web in `vendor`, and the model in `model`: 8 bits
+    where the export has them, else float32. The page's content security policy lets it reach its own files alone.
+
+        python -m http.server --directory page
+
+    Args:
+        export: folder of `export_onnx`.
+        title: of the page. Default: what was exported.
+        texts: examples to try.
+        runtime: folder in which `npm install @huggingface/transformers@4.3.1` was run. Default: npm is asked for it.
+
+    Raises:
+        ArgumentsError: see `check_page`, `read_runtime`.
+    """
+    export = Path(export)
+    record: dict[str, Any] = json.loads((export / "export.json").read_text(encoding="utf-8"))
+    dtypes = [file["dtype"] for file in record["files"].values()]
+    check_page(record["kind"], record["model_type"], dtypes, page)
+    dtype = next(name for name in _DTYPES if name in dtypes)
+    with atomic_directory(page) as folder:
+        (folder / "vendor").mkdir()
+        for name, content in read_runtime(runtime).items():
+            (folder / "vendor" / name).write_bytes(content)
+        for name in ("config.json", "tokenizer.json", "export.json", ONNX_FILES[dtype]):
+            (folder / "model" / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(export / name, folder / "model" / name)
+        settings = json.loads((export / "tokenizer_config.json").read_text(encoding="utf-8"))
+        # tokenizer.json says all that there is to say; of classes transformers.js knows names of its own.
+        settings["tokenizer_class"] = "PreTrainedTokenizer"
+        (folder / "model" / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+        about = {"title": title or record["model"], "dtype": _DTYPES[dtype], "pairs": record["pairs"], "texts": list(texts)}
+        (folder / PAGE_FILE).write_text(json.dumps(about, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        imports = json.dumps({"imports": _IMPORTS})
+        digest = base64.b64encode(hashlib.sha256(imports.encode()).digest()).decode()
+        index = _template("index.html").replace("IMPORT_MAP_HASH", f"sha256-{digest}").replace("IMPORT_MAP", imports)
+        (folder / "index.html").write_text(index, encoding="utf-8")
+        for name in _OWN:
+            (folder / name).write_text(_template(name), encoding="utf-8")
+    return Path(page)
+
+
+def _template(name: str) -> str:
+    return files("hf_tlm.runs.export").joinpath("templates", name).read_text(encoding="utf-8")
+
+
+def read_runtime(folder: str | os.PathLike | None = None) -> dict[str, bytes]:
+    """The files of transformers.js and onnxruntime-web by name, of the versions of `RUNTIME`; others are refused.
+
+    Args:
+        folder: with `node_modules`. Default: `npm pack` fetches the packages, and runs nothing of them.
+
+    Raises:
+        ArgumentsError: npm is not installed or cannot fetch them; a file is not there, or is another one.
+    """
+    found: dict[str, bytes] = {}
+    for package, names in RUNTIME.items():
+        found |= _of_npm(package, names) if folder is None else _of_folder(Path(folder), package, names)
+        for name, digest in names.items():
+            if hashlib.sha256(found[name]).hexdigest() != digest:
+                raise ArgumentsError(f"{name} is not that of {package}, which the page needs. {_how_to_install()}")
+    return found
+
+
+def _of_folder(folder: Path, package: str, names: Sequence[str]) -> dict[str, bytes]:
+    place = folder / "node_modules" / package.rpartition("@")[0] / "dist"
+    try:
+        return {name: (place / name).read_bytes() for name in names}
+    except OSError as error:
+        raise ArgumentsError(f"{folder} lacks {error.filename} of {package}. {_how_to_install()}") from error
+
+
+def _of_npm(package: str, names: Sequence[str]) -> dict[str, bytes]:
+    with tempfile.TemporaryDirectory() as work:
+        command = ["npm", "pack", "--silent", "--ignore-scripts", "--prefer-offline", package]
+        try:
+            done = subprocess.run(command, cwd=work, capture_output=True, text=True)
+        except OSError as error:
+            raise ArgumentsError(f"--page fetches {package} by npm, which is not installed. {_how_to_install()}") from error
+        packed = [*Path(work).glob("*.tgz")]
+        if done.returncode or len(packed) != 1:
+            told = " ".join((done.stderr or done.stdout).split())
+            raise ArgumentsError(f"npm cannot fetch {package}: {told:.200}. {_how_to_install()}")
+        with tarfile.open(packed[0]) as archive:
+            members = {name: archive.extractfile(f"package/dist/{name}") for name in names}
+            return {name: member.read() for name, member in members.items() if member is not None}
+
+
+def _how_to_install() -> str:
+    return f"Where there is a network run `npm install {TRANSFORMERS_JS}` in a folder, and give it with --page_runtime."

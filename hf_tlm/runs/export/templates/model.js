@@ -1,0 +1,59 @@
+// The exported model in the browser: texts in, token ids and probabilities out. transformers.js reads tokenizer and model.
+import { AutoModelForSequenceClassification, AutoTokenizer, Tensor, env, softmax } from "@huggingface/transformers";
+
+env.allowRemoteModels = false;
+env.allowLocalModels = true;
+env.localModelPath = "./";
+env.useBrowserCache = false;
+env.useWasmCache = false;
+env.backends.onnx.wasm.numThreads = 1;
+env.backends.onnx.wasm.wasmPaths = { wasm: new URL("./vendor/ort-wasm-simd-threaded.wasm", import.meta.url).href };
+
+const json = async (name) => (await fetch(name)).json();
+
+// What tokenizers in Python keep of two texts that have `room` tokens together: the longer one is cut first.
+function shares(first, second, room) {
+  if (first + second <= room) return [first, second];
+  let [short, long] = first > second ? [second, first] : [first, second];
+  long = short > room ? short : Math.max(short, room - short);
+  if (short + long > room) [short, long] = [Math.floor(room / 2), room - Math.floor(room / 2)];
+  return first > second ? [long, short] : [short, long];
+}
+
+export async function load() {
+  const [page, record, config] = await Promise.all(["page.json", "model/export.json", "model/config.json"].map(json));
+  const [tokenizer, model] = await Promise.all([
+    AutoTokenizer.from_pretrained("model"),
+    AutoModelForSequenceClassification.from_pretrained("model", { dtype: page.dtype, device: "wasm" }),
+  ]);
+  const types = record.inputs.includes("token_type_ids");
+  const names = Object.keys(config.id2label).map((index) => config.id2label[index]);
+  const plain = (text) => tokenizer(text, { add_special_tokens: false, return_tensor: false }).input_ids.length;
+
+  // Ids and types of a text, or a pair, without those after `max_length` tokens; special tokens stay.
+  function encode(text, pair = null) {
+    const options = { text_pair: pair, return_tensor: false, return_token_type_ids: types };
+    const whole = tokenizer(text, options);
+    const length = whole.input_ids.length;
+    let kept = Array.from({ length }, (_, place) => place);
+    if (length > record.max_length) {
+      const [first, second] = [plain(text), pair === null ? 0 : plain(pair)];
+      const [one, two] = shares(first, second, record.max_length - (length - first - second));
+      const end = length - 1 - second; // One special token at either end, the others between the texts.
+      kept = kept.filter((place) => !(place > one && place <= first) && !(pair !== null && place >= end + two && place < length - 1));
+    }
+    return Object.fromEntries(Object.entries(whole).map(([name, values]) => [name, kept.map((place) => values[place])]));
+  }
+
+  // Probabilities by class, in the order of `names`.
+  async function classify(text, pair = null) {
+    const inputs = Object.entries(encode(text, pair)).map(([name, values]) => [
+      name,
+      new Tensor("int64", BigInt64Array.from(values.map(BigInt)), [1, values.length]),
+    ]);
+    const { logits } = await model(Object.fromEntries(inputs));
+    return softmax(logits.tolist()[0]);
+  }
+
+  return { page, names, encode, classify };
+}

@@ -1,0 +1,71 @@
+// A box for a text, and a bar for every class.
+import { load } from "./model.js";
+
+const at = (id) => document.getElementById(id);
+const megabytes = (bytes) => `${(bytes / 1e6).toFixed(1)} MB`;
+
+// What came over the network or from the browser's cache.
+function loaded() {
+  let [runtime, others] = [0, 0];
+  for (const { name, encodedBodySize } of performance.getEntriesByType("resource")) {
+    if (name.endsWith(".wasm")) runtime += encodedBodySize;
+    else others += encodedBodySize;
+  }
+  return `${megabytes(others)} loaded, and ${megabytes(runtime)} of runtime`;
+}
+
+function bar(name, share) {
+  const row = document.createElement("div");
+  const [label, track, value] = ["span", "meter", "output"].map((tag) => row.appendChild(document.createElement(tag)));
+  label.textContent = name;
+  track.value = share;
+  value.textContent = `${(100 * share).toFixed(1)}%`;
+  return row;
+}
+
+async function start() {
+  const began = performance.now();
+  const { page, names, classify } = await load();
+  document.title = at("title").textContent = page.title;
+  at("pair").hidden = !page.pairs;
+  at("footprint").textContent = `${loaded()}, ready after ${((performance.now() - began) / 1000).toFixed(1)} s`;
+  let [running, again] = [false, false];
+
+  async function answer() {
+    if (running) return void (again = true);
+    running = true;
+    do {
+      again = false;
+      const text = at("text").value;
+      if (!text.trim()) {
+        at("bars").replaceChildren();
+        at("time").textContent = "";
+        continue;
+      }
+      const before = performance.now();
+      const shares = await classify(text, page.pairs ? at("pair").value : null);
+      const order = names.map((_, index) => index).sort((a, b) => shares[b] - shares[a]);
+      at("time").textContent = `${(performance.now() - before).toFixed(1)} ms`;
+      at("bars").replaceChildren(...order.map((index) => bar(names[index], shares[index])));
+    } while (again);
+    running = false;
+  }
+
+  for (const text of page.texts) {
+    const button = at("examples").appendChild(document.createElement("button"));
+    button.textContent = text;
+    button.addEventListener("click", () => {
+      at("text").value = text;
+      answer();
+    });
+  }
+  for (const id of ["text", "pair"]) at(id).addEventListener("input", answer);
+  at("text").disabled = at("pair").disabled = false;
+  await answer();
+  document.body.dataset.ready = "true";
+}
+
+start().catch((error) => {
+  at("footprint").textContent = `The model could not be loaded: ${error.message}`;
+  document.body.dataset.ready = "failed";
+});

@@ -1,0 +1,23 @@
+"""A tiny run and its export, made once: torch takes seconds for a graph."""
+
+import pytest
+
+from hf_tlm.runs import export_onnx
+from support.tiny_checkpoints import files, go, pretrained
+from support.toys import make_task
+
+
+@pytest.fixture(scope="package")
+def run(tmp_path_factory, tokenizer):
+    folder = tmp_path_factory.mktemp("run")
+    base = pretrained(folder / "base", tokenizer, num_hidden_layers=1)
+    go(folder / "out", base, make_task(train=24), max_steps=3)
+    return folder / "out"
+
+
+@pytest.fixture(scope="package")
+def exported(run, tmp_path_factory):
+    before = files(run)
+    made = export_onnx(str(run), tmp_path_factory.mktemp("export") / "out", task=make_task(), max_drop=100)
+    assert files(run) == before
+    return made

@@ -1,0 +1,101 @@
+"""Every body and every head that is trained here: the export gives torch's logits, and the same predictions of every row."""
+
+import json
+
+import pytest
+import transformers
+from datasets import Dataset
+
+from hf_tlm.models import ModelError
+from hf_tlm.runs import export_onnx, predict
+from hf_tlm.tasks import TaskSpec, task_from_datasets
+from support.kind_toys import labels_of, rows_of, task_of
+from support.tiny_checkpoints import files, go, pretrained
+from support.toys import make_task, sentences
+
+pytestmark = pytest.mark.slow
+ALL = {"max_drop": 100, "dtypes": ["fp32", "int8", "fp16"]}
+UNLABELLED = {"tagging": ["tags"], "multiple_choice": ["label"], "question_answering": ["answers", "starts"]}
+
+
+def pairs_task(kind):
+    """Pairs of texts with a class, or a number."""
+
+    def rows(count, seed):
+        found = sentences(count, seed)
+        labels = [row["label"] if kind == "classification" else float(len(row["text"])) / 50 for row in found]
+        texts = {"text": [row["text"] for row in found], "text_pair": [row["text"][::-1] for row in found]}
+        return Dataset.from_dict({**texts, "label": labels})
+
+    spec = TaskSpec(name="pairs", path="memory", kind=kind, text_columns=("text", "text_pair"))
+    return task_from_datasets(spec, {"train": rows(24, 0), "validation": rows(12, 1)})
+
+
+def same_predictions(run, task, out, data, tmp_path, **changes):
+    """Export a run, and predict by both."""
+    before = files(run)
+    made = export_onnx(str(run), out, task=task, **{**ALL, **changes})
+    assert files(run) == before
+    found = []
+    for name, options in (("torch", {"model_name_or_path": str(run), "use_cpu": True}), ("onnx", {"backend": "onnx"})):
+        path = predict(**{"model_name_or_path": str(out), **options}, data=str(data), output=tmp_path / f"{name}.jsonl")
+        found.append([json.loads(line) for line in path.read_text().splitlines()])
+    assert len(found[0]) == len(found[1]) > 8
+    for one, other in zip(*found, strict=True):
+        assert one["prediction"] == pytest.approx(other["prediction"], abs=1e-4)
+        assert one.get("probabilities") == pytest.approx(other.get("probabilities"), abs=1e-5)
+    return made
+
+
+@pytest.mark.parametrize("family", ["roberta", "electra", "albert", "distilbert", "modernbert", "cocolm"])
+def test_bodies(family, tokenizer, tmp_path):
+    base = pretrained(tmp_path / "base", tokenizer, family, num_hidden_layers=2)
+    go(tmp_path / "run", base, make_task(train=24), max_steps=2)
+    make_task().test.select_columns(["id", "text"]).to_json(tmp_path / "texts.jsonl")
+    made = same_predictions(tmp_path / "run", make_task(), tmp_path / "out", tmp_path / "texts.jsonl", tmp_path)
+    typed = family not in ("distilbert", "modernbert", "cocolm")
+    assert made.record["inputs"] == ["input_ids", "attention_mask", *(["token_type_ids"] if typed else [])]
+
+
+@pytest.mark.parametrize("kind", ["tagging", "question_answering", "multiple_choice", "classification", "regression", "crf"])
+@pytest.mark.parametrize("family", ["bert", "modernbert"])
+def test_heads(kind, family, tokenizer, tmp_path):
+    base = pretrained(tmp_path / "base", tokenizer, family, num_hidden_layers=1)
+    crf, kind = kind == "crf", "tagging" if kind == "crf" else kind
+    task = (
+        pairs_task(kind) if kind in ("classification", "regression") else task_of(kind, rows_of(kind, 12), labels_of(kind))
+    )
+    go(tmp_path / "run", base, task, max_steps=2, seeds=[0], crf=crf, doc_stride=4 if kind == "question_answering" else 128)
+    task.validation.remove_columns(UNLABELLED.get(kind, ["label"])).to_json(tmp_path / "rows.jsonl")
+    made = same_predictions(tmp_path / "run", task, tmp_path / "out", tmp_path / "rows.jsonl", tmp_path)
+    assert made.record["kind"] == kind and (tmp_path / "out/crf.safetensors").exists() == crf
+    answers = kind == "question_answering"
+    assert made.record["outputs"] == (["start_logits", "end_logits"] if answers else ["logits"])
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "electra", "albert", "distilbert", "modernbert", "cocolm"])
+def test_masked_language_models(family, tokenizer, tmp_path):
+    folder = pretrained(tmp_path / "lm", tokenizer, family, transformers.AutoModelForMaskedLM)
+    made = export_onnx(str(folder), tmp_path / "out", task=make_task(), **ALL)
+    assert made.record["kind"] == "fill_mask" and made.record["checked_on"]["metric"] == "masked_accuracy"
+    with pytest.raises(ModelError, match="has no head of a task"):
+        predict(str(tmp_path / "out"), __file__, tmp_path / "a.jsonl", backend="onnx")
+
+
+def test_an_adapter_is_merged(tokenizer, tmp_path):
+    base = pretrained(tmp_path / "base", tokenizer)
+    go(tmp_path / "run", base, make_task(train=24), max_steps=2, model={"use_peft": True})
+    make_task().test.select_columns(["id", "text"]).to_json(tmp_path / "texts.jsonl")
+    same_predictions(tmp_path / "run", make_task(), tmp_path / "out", tmp_path / "texts.jsonl", tmp_path)
+    assert not (tmp_path / "out/adapter_config.json").exists()
+
+
+def test_equal_weights_give_equal_bytes_and_other_opsets(tokenizer, tmp_path):
+    head = {"auto_class": transformers.AutoModelForSequenceClassification, "num_hidden_layers": 1}
+    folder = pretrained(tmp_path / "model", tokenizer, **head)
+    make_task().test.select_columns("text").to_json(tmp_path / "texts.jsonl")
+    for name in ("one", "two"):
+        export_onnx(str(folder), tmp_path / name, data=str(tmp_path / "texts.jsonl"), **ALL)
+    assert files(tmp_path / "one") == files(tmp_path / "two")
+    made = export_onnx(str(folder), tmp_path / "later", dtypes=["fp32"], opset=21)
+    assert made.record["opset"] == 21

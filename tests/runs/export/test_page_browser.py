@@ -1,0 +1,266 @@
+"""The page in a real browser and from a plain server: Python's tokens and classes, and no request to anywhere else."""
+
+import contextlib
+import html
+import http.server
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
+
+from hf_tlm.models.onnx_session import OnnxModel
+from hf_tlm.runs import write_page
+from hf_tlm.runs.export import page as module
+from hf_tlm.training import ArgumentsError
+from support.kind_toys import byte_level, wordpiece
+from support.toys import sentences
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+RUNTIME = os.environ.get("HF_TLM_PAGE_RUNTIME")
+in_a_browser = pytest.mark.skipif(
+    CHROMIUM is None or RUNTIME is None,
+    reason="THE PAGE IS NOT TESTED IN A BROWSER: it takes chromium on the PATH, and HF_TLM_PAGE_RUNTIME, a folder in which "
+    "`npm install @huggingface/transformers@4.3.1` was run",
+)
+PARTS = [
+    "the gene binds",
+    "Zürich",
+    "naïve café",
+    "e\u0301a\u0308",
+    "ﬁne",
+    "İstanbul",
+    "ß",
+    "北京大学",
+    "東京",
+    "한국어",
+    "🙂👍🏽",
+    "👩‍👩‍👧",
+]
+PARTS += [
+    "a\u0000b",
+    "\x07",
+    "\t\n",
+    "\u200b",
+    "\u00a0",
+    "\u3000",
+    "\u202e",
+    "\ufeff",
+    "\u00ad",
+    "\ufffd",
+    "don't",
+    "3.5%",
+    "##x",
+    "[SEP]",
+]
+PARTS += ["[MASK] x", "...", "—", "http://a.b/c?d=e", "Σίσυφος", "Привет", "مرحبا", "हिन्दी", "ไทย", "\U0001d400", "½", "²"]
+DRIVER = """
+<!doctype html><meta charset="utf-8"><script type="importmap">{imports}</script>
+<script type="module">
+import {{ load }} from "./model.js";
+const seen = document.createElement("pre");
+seen.id = "seen";
+try {{
+  const {{ encode, classify }} = await load();
+  const found = [];
+  for (const [text, pair, asked] of await (await fetch("cases.json")).json())
+    found.push({{ ...encode(text, pair), shares: asked ? await classify(text, pair) : null }});
+  seen.textContent = JSON.stringify(found);
+}} catch (error) {{
+  seen.textContent = JSON.stringify(`${{error}} ${{error.stack}}`);
+}}
+document.body.append(seen);
+</script>
+"""
+PERSON = """
+const seen = {}, at = (id) => document.getElementById(id), until = async (test) => {
+  while (!test()) await new Promise((done) => setTimeout(done, 20));
+};
+await until(() => document.body.dataset.ready);
+const rows = () => [...at("bars").children].map((row) => [...row.children].map((cell) => cell.textContent || cell.value));
+seen.ready = document.body.dataset.ready;
+seen.title = document.title;
+seen.empty = rows();
+at("text").value = "the drug blocks the gene";
+at("text").dispatchEvent(new Event("input"));
+await until(() => rows().length);
+seen.typed = rows();
+at("examples").children[1].click();
+await until(() => rows()[0].join() !== seen.typed[0].join());
+seen.example = [at("text").value, rows()];
+seen.time = at("time").textContent;
+seen.footprint = at("footprint").textContent;
+seen.pair = at("pair").getClientRects().length;
+seen.too_wide = document.documentElement.scrollWidth - innerWidth;
+seen.paper = getComputedStyle(document.body).backgroundColor;
+seen.resources = performance.getEntriesByType("resource").map(({ name }) => name);
+seen.elsewhere = await fetch(ELSEWHERE).then(() => "reached", (error) => error.name);
+const result = document.createElement("pre");
+result.id = "seen";
+result.textContent = JSON.stringify(seen);
+document.body.append(result);
+"""
+
+
+@contextlib.contextmanager
+def served(folder):
+    """A plain server of a folder: its address, and the paths that were asked for."""
+    asked = []
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *args):
+            super().__init__(*args, directory=str(folder))
+
+        def log_message(self, *args):
+            asked.append(self.path)
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", asked
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def browse(address, tmp_path, *flags):
+    """What the page wrote, and the console; no name but that of this machine leads anywhere."""
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--window-size=390,800", "--enable-logging=stderr", "--v=0"]
+    options += ["--no-first-run", "--disable-background-networking", f"--user-data-dir={tmp_path / 'profile'}"]
+    options += ["--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1", "--virtual-time-budget=120000", *flags]
+    done = subprocess.run(
+        [CHROMIUM, *options, "--dump-dom", address], capture_output=True, text=True, timeout=200, encoding="utf-8"
+    )
+    found = re.search(r'<pre id="seen">(.*?)</pre>', done.stdout, re.S)
+    assert found, done.stdout[-2000:] + done.stderr[-4000:]
+    return json.loads(html.unescape(found[1])), [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+
+
+@pytest.fixture
+def page(exported, tmp_path):
+    return write_page(exported.folder, tmp_path / "page", texts=["the gene", "a cell"], runtime=RUNTIME)
+
+
+def cases(count):
+    """Texts of many scripts, some longer than the model takes, some of them pairs; the first 200 are classified."""
+    rng = random.Random(0)
+    texts = [row["text"] for row in sentences(count, 3)]
+    mixed = [rng.choice(["", " ", "  "]).join(rng.choices(PARTS, k=rng.randint(1, 40))) for _ in range(count)]
+    singles = [[text, None, True] for text in texts[:100] + mixed[:100]] + [[text, None, False] for text in mixed[100:]]
+    return singles + [[text, pair, False] for text, pair in zip(mixed, reversed(mixed), strict=True)]
+
+
+def driven(page, tmp_path, given):
+    (page / "cases.json").write_text(json.dumps(given))
+    (page / "driver.html").write_text(DRIVER.format(imports=json.dumps({"imports": module._IMPORTS})), encoding="utf-8")
+    with served(page) as (address, _):
+        found, _ = browse(f"{address}/driver.html", tmp_path)
+    assert isinstance(found, list), found
+    return found
+
+
+def ids_of(tokenizer, case):
+    text, pair, _ = case
+    return tokenizer.encode(text) if pair is None else tokenizer.encode(text, pair)
+
+
+@pytest.mark.slow
+@in_a_browser
+def test_tokens_and_classes_are_those_of_python(page, exported, tmp_path):
+    given = cases(500)
+    found = driven(page, tmp_path, given)
+    tokenizer = Tokenizer.from_file(str(exported.folder / "tokenizer.json"))
+    tokenizer.enable_truncation(exported.record["max_length"])
+    model = OnnxModel(exported.folder, "int8")
+    differ, cut = [], 0
+    for case, one in zip(given, found, strict=True):
+        expected = ids_of(tokenizer, case)
+        cut += len(expected.ids) == exported.record["max_length"]
+        if one["input_ids"] != expected.ids or one["token_type_ids"] != expected.type_ids:
+            differ.append((case[:2], one["input_ids"], expected.ids))
+        if case[2]:
+            batch = {"input_ids": [expected.ids], "attention_mask": [expected.attention_mask]}
+            (logits,) = model({**batch, "token_type_ids": [expected.type_ids]})
+            shares = np.exp(logits[0]) / np.exp(logits[0]).sum()
+            assert np.argmax(one["shares"]) == np.argmax(shares) and one["shares"] == pytest.approx(shares, abs=0.01)
+    assert not differ, f"{len(differ)} of {len(given)}: {differ[:3]}"
+    assert cut > 200 and len(given) > 1000
+
+
+@pytest.mark.slow
+@in_a_browser
+@pytest.mark.parametrize("make", [wordpiece, byte_level])
+def test_other_tokenizers(make, page, tmp_path):
+    tokenizer = make()._tokenizer
+    if make is byte_level:  # As RoBERTa's: two special tokens between the texts.
+        ids = [(name, tokenizer.token_to_id(name)) for name in ("[CLS]", "[SEP]")]
+        pair = "[CLS] $A [SEP] [SEP] $B [SEP]"
+        tokenizer.post_processor = TemplateProcessing(single="[CLS] $A [SEP]", pair=pair, special_tokens=ids)
+    tokenizer.no_truncation()
+    tokenizer.save(str(page / "model/tokenizer.json"))
+    given = [[text, pair, False] for text, pair, _ in cases(300)]
+    found = driven(page, tmp_path, given)
+    tokenizer.enable_truncation(json.loads((page / "model/export.json").read_text())["max_length"])
+    expected = [ids_of(tokenizer, case).ids for case in given]
+    wrong = [
+        (case, one["input_ids"], ids)
+        for case, one, ids in zip(given, found, expected, strict=True)
+        if one["input_ids"] != ids
+    ]
+    assert not wrong, f"{len(wrong)} of {len(given)}: {wrong[:3]}"
+
+
+@pytest.mark.slow
+@in_a_browser
+def test_a_person_at_the_page(page, exported, tmp_path):
+    with served(tmp_path) as (elsewhere, reached), served(page) as (address, asked):
+        (page / "person.js").write_text(PERSON.replace("ELSEWHERE", json.dumps(f"{elsewhere}/page/page.json")))
+        index = (
+            (page / "index.html").read_text().replace("</body>", '<script type="module" src="person.js"></script></body>')
+        )
+        (page / "index.html").write_text(index)
+        seen, console = browse(f"{address}/index.html", tmp_path)
+        dark, _ = browse(f"{address}/index.html", tmp_path, "--blink-settings=preferredColorScheme=0")
+    assert seen["ready"] == "true" and seen["title"] == exported.record["model"] and seen["empty"] == []
+    assert {row[0] for row in seen["typed"]} == {"down", "none", "up"}
+    shares = [row[1] for row in seen["typed"]]
+    assert shares == sorted(shares, reverse=True) and sum(shares) == pytest.approx(1)
+    assert seen["example"][0] == "a cell" and seen["example"][1] != seen["typed"]
+    assert re.fullmatch(r"\d+\.\d ms", seen["time"]) and " MB loaded, and 14.3 MB of runtime" in seen["footprint"]
+    assert float(seen["footprint"].split()[0]) < 5
+    assert seen["pair"] == 0 and seen["too_wide"] <= 0 and seen["paper"] != dark["paper"]
+    assert all(name.startswith(f"{address}/") for name in seen["resources"])
+    assert seen["elsewhere"] == "TypeError" and reached == []
+    assert console and all("Content Security Policy" in line and "/page/page.json" in line for line in console)
+    assert {Path(path).name for path in asked} >= {"model_quantized.onnx", "tokenizer.json", "page.css"}
+
+
+def test_refused(exported, tmp_path, monkeypatch):
+    runtime = tmp_path / "npm"
+    for package, names in module.RUNTIME.items():
+        place = runtime / "node_modules" / package.rpartition("@")[0] / "dist"
+        place.mkdir(parents=True)
+        for name in names:
+            (place / name).write_text("alert(1)")
+    with pytest.raises(ArgumentsError, match="transformers.web.min.js is not that of @huggingface/transformers@4.3.1"):
+        write_page(exported.folder, tmp_path / "page", runtime=runtime)
+    with pytest.raises(ArgumentsError, match="lacks .*transformers.web.min.js of .*npm install"):
+        write_page(exported.folder, tmp_path / "page", runtime=tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ArgumentsError, match="by npm, which is not installed"):
+        write_page(exported.folder, tmp_path / "page")
+    assert not (tmp_path / "page").exists()
+    with pytest.raises(ArgumentsError, match="holds no page"):
+        write_page(exported.folder, runtime)
+    for kind, body in (("tagging", "bert"), ("classification", "cocolm")):
+        with pytest.raises(ArgumentsError, match=f"this is a {body} for {kind}"):
+            module.check_page(kind, body, ["int8"], tmp_path / "page")
