@@ -79,7 +79,7 @@ class SquadF1(TaskMetric):
 
 
 def best_threshold(
-    null_scores: Sequence[float],
+    null_scores: Sequence[float] | np.ndarray,
     predictions: Sequence[str],
     references: Sequence[Sequence[str]],
     *,

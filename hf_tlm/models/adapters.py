@@ -191,7 +191,9 @@ def _modules(value: Any) -> Any:
     return _NAME(value) if isinstance(value, str) else _NAMES(value)
 
 
-def load_merged(folder: str | os.PathLike, auto_class: str, trust_remote_code: bool = False, **options: Any) -> nn.Module:
+def load_merged(
+    folder: str | os.PathLike, auto_class: str, trust_remote_code: bool = False, **options: Any
+) -> PreTrainedModel:
     """The stock model of an adapter's base, by the name of its Auto class, with the adapter merged into it.
 
     Args:
@@ -212,7 +214,9 @@ def load_merged(folder: str | os.PathLike, auto_class: str, trust_remote_code: b
         trust_remote_code=trust_remote_code,
         **options,
     )
-    return PeftModel.from_pretrained(model, folder, config=adapter).merge_and_unload()
+    merged = PeftModel.from_pretrained(model, folder, config=adapter).merge_and_unload()
+    assert isinstance(merged, PreTrainedModel)  # The base.
+    return merged
 
 
 def load_adapter(model: PeftModel, folder: str | os.PathLike) -> PeftModel:

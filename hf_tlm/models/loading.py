@@ -53,6 +53,11 @@ def reading(what: str, advice: str = "") -> Iterator[None]:
         raise ModelError(f"Cannot load {what}: {told:.1000}{advice}") from error
 
 
+def class_names(config: PreTrainedConfig) -> list[str]:
+    """The names of a classifier's classes, in the order of its outputs."""
+    return [name for _, name in sorted((config.id2label or {}).items())]
+
+
 def hub_options(revision: str | None, trust_remote_code: bool, attn_implementation: str | None) -> dict:
     """Keyword arguments of `from_pretrained`; transformers takes no None for an attention implementation."""
     options = {"revision": revision, "trust_remote_code": trust_remote_code}

@@ -17,7 +17,7 @@ from transformers.activations import get_activation
 from hf_tlm.models.tlm import TlmOutput
 
 # (hidden, weight, bias, copy_logits, labels, input_ids, masked, max_logits) -> (loss, right), see `CorrectiveLm.lm_loss`.
-LmLoss = Callable[..., tuple[torch.Tensor, torch.BoolTensor]]
+LmLoss = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 
 @dataclass
@@ -89,7 +89,7 @@ class ClmHeads(nn.Module):
         masked: torch.BoolTensor,
         lm_loss: LmLoss,
         max_logits: int,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.BoolTensor]:
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Copy logits float [T], and what `lm_loss` gives.
 
         Args:

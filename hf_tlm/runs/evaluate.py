@@ -11,7 +11,7 @@ from hf_tlm.data import load_tokenizer, tokenize
 from hf_tlm.hub.checkpoint import checkpoint_folder
 from hf_tlm.metrics import compute_metrics_for
 from hf_tlm.models import ModelError
-from hf_tlm.models.loading import reading
+from hf_tlm.models.loading import class_names, reading
 from hf_tlm.tasks import Task
 
 
@@ -62,13 +62,13 @@ def checkpoint_logits(
             f"{model_name_or_path} lacks weights of a classifier ({', '.join(missing[:3])}): there is nothing to evaluate. "
             "Give a model that has learned the task."
         )
-    order = _order(model_name_or_path, [name for _, name in sorted(model.config.id2label.items())], task)
+    order = _order(model_name_or_path, class_names(model.config), task)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     model.eval().to(device)
-    found = {}
-    for split in ("validation", "test"):
-        if split in task.splits:
-            rows = tokenize(task.splits[split], tokenizer, max_length, description=f"Tokenising {split}")
+    found: dict[str, np.ndarray] = {}
+    for split, texts in task.splits.items():
+        if split != "train":
+            rows = tokenize(texts, tokenizer, max_length, description=f"Tokenising {split}")
             batches = DataLoader(
                 rows.remove_columns("label"), batch_size=batch_size, collate_fn=DataCollatorWithPadding(tokenizer)
             )

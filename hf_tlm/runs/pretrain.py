@@ -33,7 +33,7 @@ from hf_tlm.data.known_texts import check_known
 from hf_tlm.data.shards import held_out
 from hf_tlm.hub.cards import pretrained_card
 from hf_tlm.hub.commit import Push
-from hf_tlm.models import export_adapter, export_stock, trained_parameters
+from hf_tlm.models import TrainedModel, export_adapter, export_stock, trained_parameters
 from hf_tlm.objective_specs import OBJECTIVES
 from hf_tlm.runs.records import cost_lines, published_lines, started
 from hf_tlm.training import (
@@ -109,7 +109,7 @@ def run_pretraining(
         BlocksError, CorpusError, TokenizerError, ModelError: see `BlockShards`, `cached_wordpiece`, `model_factory`.
     """
     _check(args, model_args, block_args)
-    output_dir = Path(args.output_dir)
+    output_dir = args.folder
     details = {
         "corpus": {"name": corpus.name, "fingerprint": corpus.fingerprint},
         "corpus_fingerprint": corpus.fingerprint,
@@ -121,7 +121,7 @@ def run_pretraining(
     with args.main_process_first(desc="checking the output folder"):
         if not any((folder / RESULTS_FILE).is_file() for folder in (output_dir, export)):
             check_sources(model_args, args.max_length)
-        check_hub(args, model_args if model_args.use_peft else None)
+        check_hub(args, adapter=model_args.use_peft, base=model_args.model_name_or_path)
         fetch_run(args)
         options = (args, model_args, block_args)
         claimed = claim(output_dir, details, ("corpus_fingerprint",), args.process_index, options=options)
@@ -198,7 +198,7 @@ def _train(
     with _prepared(shards, args, block_args) as blocks:
         if model_args.needs_texts or model_args.attention_init != "random":
             # Streamed blocks, which cannot be counted beforehand, are for what needs no texts.
-            rows = [] if block_args.streaming_blocks else blocks["input_ids"]
+            rows = [] if isinstance(blocks, StreamedBlocks) else blocks["input_ids"]
             make_model, initialization = with_initialization(
                 make_model, rows, tokenizer, model_args, objective=args.objective
             )
@@ -215,6 +215,7 @@ def _train(
         trainer.train(resume_from_checkpoint=True)
     validation = {} if held is None else _scores(final_scores(trainer), "eval_")
     model = trained_model(trainer)
+    assert isinstance(model, (TrainedModel, PeftModel))  # As it came in.
     trainer.save_state()
     logged = [entry for entry in trainer.state.log_history if "loss" in entry]
     record = {

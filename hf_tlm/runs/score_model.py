@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from datasets import config
+from torch import nn
 from transformers import AutoConfig, PreTrainedTokenizerBase
 
 from hf_tlm.data import load_tokenizer
@@ -73,9 +74,10 @@ def score_models(
             )
         _check_layer(layer, model_args)
         folder = train_score_model(task, subset, args, model_args)
-        names, described = [str(folder)], _described(folder, args, model_args)
+        names, about = [str(folder)], _described(folder, args, model_args)
+        described: dict[str, Any] | list[str] = about
         if args.process_index == 0:
-            _warn_if_useless(described["validation"]["accuracy"], task)
+            _warn_if_useless(about["validation"]["accuracy"], task)
     elif SCRATCH in names:
         raise ArgumentsError(f"score_model is scratch, or checkpoints; received both: {', '.join(names)}.")
     else:
@@ -89,7 +91,9 @@ def score_models(
         "attn_implementation": model_args.attn_implementation,
     }
     dtype = torch.bfloat16 if args.bf16 else torch.float32
-    models = [_whole(name, task, options).to(device=args.device, dtype=dtype) for name in names]
+    models = [_whole(name, task, options) for name in names]
+    for model in models:
+        nn.Module.to(model, device=args.device, dtype=dtype)
     # The revision is the checkpoints': another repository has its own.
     revision = None if model_args.tokenizer_name else model_args.model_revision
     tokenizer = load_tokenizer(
@@ -112,9 +116,9 @@ def _check_layer(layer: int, model_args: ModelArguments) -> None:
     if model_args.model_name_or_path is None:
         config = read_config(model_args.model_config)
     else:
-        trust = {"trust_remote_code": model_args.trust_remote_code}
-        folder = checkpoint_folder(model_args.model_name_or_path, model_args.model_revision, **trust)
-        config = AutoConfig.from_pretrained(folder, **trust)
+        trust = model_args.trust_remote_code
+        folder = checkpoint_folder(model_args.model_name_or_path, model_args.model_revision, trust_remote_code=trust)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust)
     count = config.num_hidden_layers
     if not -count - 1 <= layer <= count:
         raise ArgumentsError(
@@ -168,7 +172,7 @@ def train_score_model(task: Task, subset: Subset, args: ScoreModelArguments, mod
             f"{args.objective}, use_peft {model_args.use_peft}, seeds {args.run_seeds}. For others train one with "
             "`hf-tlm train` and give its folder as --score_model."
         )
-    details = {
+    details: dict[str, Any] = {
         "task": task.fingerprint,
         "subset": subset.manifest,
         "arguments": settings(args),
@@ -191,8 +195,8 @@ def train_score_model(task: Task, subset: Subset, args: ScoreModelArguments, mod
 def _described(folder: Path, args: ScoreModelArguments, model_args: ModelArguments) -> dict[str, Any]:
     """What a reader of a manifest asks for first, how well it classifies, and a digest of all settings."""
     names = ("rho2", "mlm_probability", "learning_rate", "warmup_steps", "num_train_epochs", "max_steps", "max_length")
-    start = model_args.model_name_or_path or model_args.model_config
-    start = {"model": start if isinstance(start, dict) else Path(start).name}
+    begins = model_args.model_name_or_path or model_args.model_config
+    start = {"model": begins if isinstance(begins, dict) else Path(begins).name}
     run = read_object(folder / RESULTS_FILE)
     found = {"validation": run["seeds"][0]["validation"], "digest": folder.name.rpartition("-")[2]}
     return start | {name: getattr(args, name) for name in names} | {"seed": args.run_seeds[0]} | found

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from peft import PeftModel
 from transformers import set_seed
 
 from hf_tlm.hub.cards import tlm_card
@@ -75,7 +77,7 @@ def run_tlm(
     """
     task.check_kind("TLM", "classification")
     check_tlm(subset is not None, args, model_args)
-    output_dir = Path(args.output_dir)
+    output_dir = args.folder
     details = {
         "task": task.name,
         "task_fingerprint": task.fingerprint,
@@ -89,7 +91,7 @@ def run_tlm(
         longest = max(args.max_length, args.corpus_max_length or 0, args.stage2_max_length or 0)
         check_sources(model_args, longest, mlm=args.stage != "2")
         content = content_of(open_teacher(task, args))
-        check_hub(args, model_args if model_args.use_peft else None)
+        check_hub(args, adapter=model_args.use_peft, base=model_args.model_name_or_path)
         fetch_run(args)
         data = ("task_fingerprint", "metric", "subset", "teacher_content")
         claimed = claim(
@@ -129,7 +131,7 @@ def _run_rounds(task: Task, subset: Subset | None, args: TlmArguments, model_arg
 
     The folder gets the model and the record of the round whose mean over seeds is best on validation.
     """
-    output_dir, runs, teacher = Path(args.output_dir), [], args.teacher
+    output_dir, runs, teacher = args.folder, [], args.teacher
     for number in range(1, args.teacher_rounds + 1):
         one = copy.copy(args)
         one.output_dir, one.teacher_rounds, one.push_to_hub = str(output_dir / f"round-{number}"), 1, False
@@ -163,8 +165,6 @@ def _run_seed(
     if (record := finished(folder, args, fields=SEED)) is not None:
         return record
     compute_metrics = compute_metrics_for(task.metric)
-    shared = {"compute_metrics": compute_metrics, "id2label": task.id2label, "callbacks": [pushes]}
-    shared["attn_implementation"] = model_args.attn_implementation
     stages: dict[str, Any] = {}
     total = Cost()
     make_model = setup.make_model
@@ -173,7 +173,13 @@ def _run_seed(
         start = _for_stage_2(make_model, args, seed) if stage == 2 else make_model
         if stage == 2 and model_args.use_peft and model_args.model_name_or_path is None:
             start = _with_adapter(start, model_args, folder / "stage1" / "model")
-        model, cost, scores = run_stage(stage, start, stage_args, setup.data[stage], setup.tokenizer, **shared)
+        model, cost, scores = run_stage(
+            *(stage, start, stage_args, setup.data[stage], setup.tokenizer),
+            compute_metrics=compute_metrics,
+            id2label=task.id2label,
+            callbacks=[pushes],
+            attn_implementation=model_args.attn_implementation,
+        )
         stages[str(stage)] = {"cost": cost.to_dict(), "validation": scores, "max_length": stage_args.max_length}
         total += cost
         make_model = _returning(model)
@@ -187,7 +193,7 @@ def _run_seed(
     )
     if trainer.is_fsdp_enabled:
         # Left to itself the Trainer would shard the model, which FSDP does with an optimizer only.
-        trainer.accelerator.prepare_model(model.to(args.device), evaluation_mode=True)
+        trainer.accelerator.prepare_model(model.to(args.device), evaluation_mode=True)  # type: ignore[arg-type]  # transformers' wrapper loses its `self`.
     record = {
         "seed": seed,
         "model_type": model.config.model_type,
@@ -203,8 +209,8 @@ def _run_seed(
     ):
         if rows is not None:
             output = trainer.predict(rows, metric_key_prefix=split)
-            names = (task.metric, "accuracy")
-            record[split] = {name: output.metrics[f"{split}_{name}"] for name in names}
+            assert output.metrics is not None and isinstance(output.predictions, np.ndarray)  # The rows have labels.
+            record[split] = {name: output.metrics[f"{split}_{name}"] for name in (task.metric, "accuracy")}
             predictions[split] = predictions_jsonl(source, output.predictions, task.id2label)
     if trainer.is_world_process_zero():
         for split, text in predictions.items():
@@ -218,7 +224,7 @@ def _run_seed(
     return record
 
 
-def _returning(model: TrainedModel):
+def _returning(model: TrainedModel | PeftModel) -> Callable[[], TrainedModel | PeftModel]:
     return lambda: model
 
 

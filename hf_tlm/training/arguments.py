@@ -187,7 +187,7 @@ class TlmArguments(TeacherArguments, RunArguments, SeedsArguments):
         Raises:
             ArgumentsError: the total batch size does not fit the processes and the per-device batch size.
         """
-        args = (self.for_trainer if stage == 1 else self._copy)(output_dir, seed)
+        args = self.for_trainer(output_dir, seed) if stage == 1 else self._copy(output_dir, seed)
         args.metric_for_best_model = metric
         args.greater_is_better = True
         if stage == 1:

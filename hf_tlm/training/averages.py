@@ -30,9 +30,11 @@ class AveragedWeights(TrainerCallback):
     def __init__(self, decay: float):
         self.decay = decay
         self.model: nn.Module | None = None
-        self._averages: dict[str, torch.Tensor] | None = None
+        # Empty: none are kept, before training and after it.
+        self._averages: dict[str, torch.Tensor] = {}
 
     def _weights(self) -> dict[str, nn.Parameter]:
+        assert self.model is not None  # `start` comes before all else.
         return {name: weight for name, weight in self.model.named_parameters() if weight.requires_grad}
 
     def start(self, model: nn.Module) -> None:
@@ -41,7 +43,7 @@ class AveragedWeights(TrainerCallback):
         self._averages = {name: weight.detach().clone() for name, weight in self._weights().items()}
 
     def on_train_begin(self, args, state, control, model=None, **kwargs):
-        if self._averages is None:  # A checkpoint was not read.
+        if not self._averages:  # A checkpoint was not read.
             self.start(model)
 
     @torch.no_grad()
@@ -52,7 +54,7 @@ class AveragedWeights(TrainerCallback):
     def on_train_end(self, args, state, control, **kwargs):
         if not args.load_best_model_at_end:  # Which would be averages already.
             self._exchange()
-        self._averages = None
+        self._averages = {}
 
     @torch.no_grad()
     def _exchange(self) -> None:
@@ -65,7 +67,7 @@ class AveragedWeights(TrainerCallback):
     @contextmanager
     def applied(self) -> Iterator[None]:
         """While training, the model has the averages in the block."""
-        if self._averages is None:
+        if not self._averages:
             yield
             return
         self._exchange()

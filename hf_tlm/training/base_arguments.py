@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import os
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, TypeVar
+from pathlib import Path
+from typing import Annotated, ClassVar, Self
 
 from transformers import TrainingArguments
 
@@ -27,7 +28,6 @@ _UNSUPPORTED = {
     "restore_callback_states_from_checkpoint": "what is here restores what a run needs by itself",
 }
 _WITH_MUON = OnlyWith("optim", ("muon",))
-Arguments = TypeVar("Arguments", bound="BaseArguments")
 
 
 @dataclass(repr=False)
@@ -92,6 +92,17 @@ class BaseArguments(TrainingArguments):
         self.remove_unused_columns = False
 
     @property
+    def folder(self) -> Path:
+        """`output_dir`, which the Trainer's arguments have a default for."""
+        assert self.output_dir is not None
+        return Path(self.output_dir)
+
+    @property
+    def muon_learning_rate(self) -> float | None:
+        """Peak learning rate of the matrices that Muon steps; None: `learning_rate`."""
+        return None
+
+    @property
     def total_batch_size(self) -> int | None:
         """Texts per optimizer step over all processes; None: those of the micro-batches."""
         return None
@@ -129,7 +140,7 @@ class BaseArguments(TrainingArguments):
             )
         return per_device, accumulation
 
-    def for_trainer(self: Arguments, output_dir: str | os.PathLike, seed: int) -> Arguments:
+    def for_trainer(self, output_dir: str | os.PathLike, seed: int) -> Self:
         """A copy for the Trainer, with micro-batches that make up the total batch.
 
         Args:
@@ -145,7 +156,7 @@ class BaseArguments(TrainingArguments):
             )
         return args
 
-    def _copy(self: Arguments, output_dir: str | os.PathLike, seed: int) -> Arguments:
+    def _copy(self, output_dir: str | os.PathLike, seed: int) -> Self:
         args = copy.copy(self)
         args.output_dir = str(output_dir)
         args.push_to_hub = False  # The Trainer would push what lies in a folder of checkpoints.

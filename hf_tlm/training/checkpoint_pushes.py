@@ -90,11 +90,17 @@ class CheckpointPushes(TrainerCallback):
 
     def _push(self, folder: Path) -> None:
         files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
-        place = {"private": self.args.hub_private_repo, "revision": checkpoint_branch(self.args)}
+        assert self.args.hub_model_id is not None  # push_to_hub needs it.
         try:
-            # In the place of everything else on the branch; .gitattributes is the Hub's.
-            options = {"replace": ["[!.]*"], "token": self.args.hub_token, **place}
-            push(folder, self.args.hub_model_id, message="What the run needs to continue", files=files, **options)
+            push(
+                *(folder, self.args.hub_model_id),
+                message="What the run needs to continue",
+                files=files,
+                replace=["[!.]*"],  # Everything else on the branch; .gitattributes is the Hub's.
+                token=self.args.hub_token,
+                private=self.args.hub_private_repo,
+                revision=checkpoint_branch(self.args),
+            )
         except HubError as error:
             raise HubError(str(error).replace(str(folder), str(self.output_dir))) from None
 
@@ -122,7 +128,7 @@ def _kept_checkpoints(folder: Path) -> list[Path]:
     sealed = [path for _, path in checkpoints_in(folder) if (path / SEAL).is_file()]
     if not sealed or (folder / "model" / STAGE_FILE).is_file():
         return []
-    return [sealed[-1], best_of(sealed[-1])]
+    return [path for path in (sealed[-1], best_of(sealed[-1])) if path is not None]
 
 
 def fetch_run(args: BaseArguments) -> None:
@@ -136,12 +142,13 @@ def fetch_run(args: BaseArguments) -> None:
         HubError: see `hf_tlm.hub.repo.file_sizes`, `hf_tlm.hub.fetch`; or a file is larger than those of runs.
         ProtocolError: there is no run; or it has code that this package did not write.
     """
-    output_dir = Path(args.output_dir)
+    output_dir = args.folder
     if args.resume_from_checkpoint is None:
         return
     if args.process_index != 0 or (output_dir.is_dir() and any(output_dir.iterdir())):
         return
     asked = find_repo(args.resume_from_checkpoint, "model")
+    assert asked is not None  # The arguments' check.
     repo, sizes = file_sizes(asked, args.hub_token)
     if SETTINGS_FILE not in sizes:
         raise ProtocolError(
@@ -158,8 +165,7 @@ def fetch_run(args: BaseArguments) -> None:
         f"{sum(wanted.values()):,}",
         ", ".join(others[:10]) + (f" and {len(others) - 10:,} more" if len(others) > 10 else "") or "none",
     )
-    options = {"trust_remote_code": True, "allow_pickle": True, "token": args.hub_token}
-    snapshot = fetch(repo, allow_patterns=sorted(wanted), **options)
+    snapshot = fetch(repo, allow_patterns=sorted(wanted), trust_remote_code=True, allow_pickle=True, token=args.hub_token)
     with atomic_directory(output_dir) as work:
         for name, size in wanted.items():
             _copy(snapshot, name, size, work / name)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.utils import flop_counter
@@ -45,7 +46,7 @@ class Cost:
     co2_kg: float | None = None
 
     def __add__(self, other: Cost) -> Cost:
-        return Cost(**{name: _sum(value, getattr(other, name)) for name, value in self.__dict__.items()})
+        return Cost.from_dict({name: _sum(value, getattr(other, name)) for name, value in self.__dict__.items()})
 
     def to_dict(self) -> dict[str, float]:
         """The fields that are not None and `flops_ratio`, the share of RoBERTa-Large's training FLOPs."""
@@ -53,7 +54,7 @@ class Cost:
         return {**known, "flops_ratio": self.flops / ROBERTA_LARGE_FLOPS}
 
     @classmethod
-    def from_dict(cls, values: dict[str, float]) -> Cost:
+    def from_dict(cls, values: Mapping[str, Any]) -> Cost:
         return cls(**{name: values[name] for name in cls.__dataclass_fields__ if name in values})
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import tempfile
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from accelerate import Accelerator
@@ -12,6 +13,9 @@ from transformers import TrainerCallback
 
 from hf_tlm.objectives.reductions import accumulation_dtype
 from hf_tlm.training.errors import ArgumentsError
+
+if TYPE_CHECKING:
+    import codecarbon
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +87,9 @@ class Energy(TrainerCallback):
         self.country = country
         self.total = Reading()
         self._accelerator = accelerator
-        self._before, self._tracker, self._newest, self._modelled = Reading(), None, _Newest(), ()
+        self._before, self._newest = Reading(), _Newest()
+        self._tracker: codecarbon.OfflineEmissionsTracker | None = None
+        self._modelled: tuple[str, ...] = ()
 
     def on_train_begin(self, args, state, control, **kwargs):
         self._before = self.total = Reading(**state.stateful_callbacks.get("Energy", {}))
@@ -103,7 +109,7 @@ class Energy(TrainerCallback):
 
         # Until its constructor has read `log_level` it would tell every step of its start.
         logging.getLogger("codecarbon").setLevel(logging.ERROR)
-        self._tracker = codecarbon.OfflineEmissionsTracker(
+        self._tracker = tracker = codecarbon.OfflineEmissionsTracker(
             country_iso_code=self.country,
             output_methods=[],
             output_handlers=[self._newest],
@@ -114,12 +120,12 @@ class Energy(TrainerCallback):
             allow_multiple_runs=True,  # Else there is a lock file.
             log_level="warning",
         )
-        self._tracker.start()
+        tracker.start()
         # Its constructor and `start` log what goes wrong there, and go on.
         if self._newest.reading is None:
             self._tracker = None
             raise ArgumentsError("codecarbon could not start (its log above says why). Leave track_energy out.")
-        parts = {type(part).__name__: part for part in self._tracker._hardware}
+        parts = {type(part).__name__: part for part in tracker._hardware}
         self._modelled = ("ram_energy",) if "RAM" in parts else ()
         if "CPU" in parts and parts["CPU"]._mode in _MODELLED_CPU:
             self._modelled += ("cpu_energy",)
@@ -140,7 +146,7 @@ class Energy(TrainerCallback):
         if own is not None:
             values = [own.energy_consumed, sum(getattr(own, part) for part in self._modelled), own.emissions]
         device = self._accelerator.device
-        values = torch.tensor(values, dtype=accumulation_dtype(device), device=device)
-        kwh, estimated, co2 = self._accelerator.reduce(values, reduction="sum").tolist()
+        reading = torch.tensor(values, dtype=accumulation_dtype(device), device=device)
+        kwh, estimated, co2 = self._accelerator.reduce(reading, reduction="sum").tolist()
         self.total = Reading(before.kwh + kwh, before.estimated_kwh + estimated, before.co2_kg + co2)
         state.stateful_callbacks["Energy"] = asdict(self.total)

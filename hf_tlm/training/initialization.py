@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from peft import PeftModel
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_tlm.data.tokenization import special_ids
 from hf_tlm.models import GeneratorDiscriminator, TrainedModel
+from hf_tlm.models.base import body_of, embedding_weight
 from hf_tlm.models.initialization import (
     OFFSETS,
     carried_by,
@@ -55,13 +57,13 @@ class Initialization:
                 if position_embeddings(body) is not None:
                     start_at_neighbors(body)
             if self.counts is not None and head is not None:
-                self._write_head(body, head)
-        if self.counts is not None and getattr(model, "clm_heads", None) is not None:
+                self._write_head(body, head, self.counts)
+        if self.counts is not None and isinstance(model, GeneratorDiscriminator) and model.clm_heads is not None:
             unigram_bias(model.clm_heads.lm_head, self.counts, self.never_predicted)
 
-    def _write_head(self, body: PreTrainedModel, head: MlmHead) -> None:
+    def _write_head(self, body: PreTrainedModel, head: MlmHead, counts: np.ndarray) -> None:
         decoder = head.family.decoder(head)
-        unigram_bias(decoder, self.counts, self.never_predicted)
+        unigram_bias(decoder, counts, self.never_predicted)
         for module in head.modules():
             if isinstance(module, nn.Linear) and module is not decoder:
                 near_identity(module, carried_by(body))
@@ -82,15 +84,17 @@ def _bodies_and_heads(model: TrainedModel) -> Iterator[tuple[PreTrainedModel, Ml
     A main transformer beside an auxiliary one has no such head.
     """
     if isinstance(model, GeneratorDiscriminator):
-        yield model.main.base_model, None
+        yield body_of(model.main), None
         if not model.auxiliary.frozen:
             yield model.auxiliary.base_model, model.auxiliary.mlm_head
     else:
-        yield model.base_model, model.mlm_head
+        head = model.mlm_head
+        assert isinstance(head, MlmHead)
+        yield body_of(model), head
 
 
 def with_initialization(
-    make_model: Callable[[], TrainedModel],
+    make_model: Callable[[], TrainedModel | PeftModel],
     rows: Iterable[Sequence[int]],
     tokenizer: PreTrainedTokenizerBase,
     options: InitializationArguments,
@@ -105,12 +109,18 @@ def with_initialization(
         rows: token ids of the texts to count in.
         objective: COCO-LM's predicts special tokens too.
     """
+
+    def from_scratch() -> TrainedModel:
+        model = make_model()
+        assert isinstance(model, TrainedModel)  # An adapter is of a checkpoint, whose weights stay as they are.
+        return model
+
     special = special_ids(tokenizer)
     spectral = counts = None
     neighbors = options.attention_init == "neighbors"
     if options.embedding_init == "spectral":
-        model = make_model()
-        size = model.get_input_embeddings().weight.shape[1]
+        model = from_scratch()
+        size = embedding_weight(model).shape[1]
         learned = neighbors and any(position_embeddings(body) is not None for body, _ in _bodies_and_heads(model))
         free = position_dims(size) if learned else 0
         scale = options.spectral_scale
@@ -122,7 +132,7 @@ def with_initialization(
     initialization = Initialization(spectral, neighbors, counts, never)
 
     def make() -> TrainedModel:
-        model = make_model()
+        model = from_scratch()
         initialization.write_to(model)
         return model
 

@@ -41,7 +41,8 @@ class NonFiniteLossCallback(TrainerCallback):
         self, accelerator: Accelerator, sampler: Callable[[], InterleavedBatchSampler | None], interruption: SigtermCallback
     ):
         self.accelerator, self.sampler, self.interruption = accelerator, sampler, interruption
-        self.stream, self.batches = "", []
+        self.stream = ""
+        self.batches: list[Mapping[str, torch.Tensor]] = []
         self.losses: list[torch.Tensor] = []
         self.terms: list[dict[str, torch.Tensor]] = []
         self.rng: dict[str, torch.Tensor] = {}

@@ -34,7 +34,7 @@ def tlm_objectives(args: RunArguments, weights: Sequence[float] | None = None) -
         weights: of the task's classes; None: all are 1.
     """
     smoothing = args.label_smoothing_factor
-    task = RDrop(args.rdrop, smoothing, weights) if args.rdrop else TaskLoss(smoothing, weights)
+    task: Any = RDrop(args.rdrop, smoothing, weights) if args.rdrop else TaskLoss(smoothing, weights)
     if args.taught:
         task = WeightedSum((1.0, task), (args.teacher_weight, TeacherLoss(args.teacher_temperature)))
     if args.mlm_probability == 0:

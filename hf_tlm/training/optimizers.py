@@ -57,13 +57,18 @@ def grouped_optimizer(
     model: nn.Module,
     decaying: Collection[str],
     trainers_choice: Callable[[TrainingArguments, nn.Module], tuple[Any, dict[str, Any]]],
+    *,
+    layerwise_lr_decay: float,
+    muon_learning_rate: float | None,
 ) -> tuple[Any, dict[str, Any]]:
     """The optimizer's class and arguments, with `params` where the groups are not the Trainer's two.
 
     Args:
-        args: a `TlmArguments`: `optim`, `layerwise_lr_decay`, and what the optimizer takes.
+        args: `optim`, and what the optimizer takes.
         decaying: names of the parameters that weight decay is for.
         trainers_choice: `Trainer.get_optimizer_cls_and_kwargs`.
+        layerwise_lr_decay: see `parameter_groups`.
+        muon_learning_rate: with optim muon; None: `learning_rate`.
 
     Raises:
         ArgumentsError: `layerwise_lr_decay` with an optimizer that makes groups of its own.
@@ -73,7 +78,7 @@ def grouped_optimizer(
         cls, kwargs = _own(args.optim), {"lr": args.learning_rate, "betas": betas, "eps": args.adam_epsilon}
     else:
         cls, kwargs = trainers_choice(args, model)
-        if args.layerwise_lr_decay == 1:
+        if layerwise_lr_decay == 1:
             return cls, kwargs
         if not isinstance(cls, type) or {"params", "model", "optimizer_dict"} & kwargs.keys():
             raise ArgumentsError(
@@ -85,10 +90,10 @@ def grouped_optimizer(
         decaying,
         learning_rate=args.learning_rate,
         weight_decay=args.weight_decay,
-        layerwise_lr_decay=args.layerwise_lr_decay,
+        layerwise_lr_decay=layerwise_lr_decay,
         # As in the authors' code: with a ratio of norms, a bias that starts at 0 would stay near it.
         others={"adam": True} if args.optim == LAMB else {},
-        muon_learning_rate=(args.muon_learning_rate or args.learning_rate) if args.optim == MUON else None,
+        muon_learning_rate=(muon_learning_rate or args.learning_rate) if args.optim == MUON else None,
     )
     return cls, kwargs | {"params": groups}
 
@@ -129,7 +134,7 @@ def parameter_groups(
         first group's.
     """
     distances = distances_from_top(model) if layerwise_lr_decay != 1 else {}
-    matrices = set() if muon_learning_rate is None else layer_matrices(model)
+    matrices: Collection[str] = () if muon_learning_rate is None else layer_matrices(model)
     groups: dict[tuple[bool, int, bool], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
@@ -138,7 +143,7 @@ def parameter_groups(
     return [
         {
             "params": groups[muon, distance, plain],
-            "lr": (muon_learning_rate if muon else learning_rate) * layerwise_lr_decay**distance,
+            "lr": (muon_learning_rate if muon and muon_learning_rate else learning_rate) * layerwise_lr_decay**distance,
             **({"weight_decay": 0.0, **others} if plain else {"weight_decay": weight_decay}),
             **({"muon": True} if muon else {}),
         }

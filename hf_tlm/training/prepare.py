@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from datasets import Dataset, concatenate_datasets
 from peft import PeftModel
@@ -106,7 +107,7 @@ def prepare(
     check_stage_2(args, config, model_args)
     with args.main_process_first(desc="measuring the task"):
         args = with_task_defaults(args, task.train, tokenizer, longest_input(config))
-    lengths = {stage: args.for_stage(stage, args.output_dir, args.seed, "").max_length for stage in args.stages}
+    lengths = {stage: args.for_stage(stage, args.folder, args.seed, "").max_length for stage in args.stages}
     longest = max(corpus_length, *lengths.values())
     tokenizer.model_max_length = lengths[args.stages[-1]]
     make_model = model_factory(args, model_args, tokenizer, id2label=task.id2label, max_length=longest)
@@ -124,7 +125,9 @@ def prepare(
                 _warn_of_cut_passages(spread_texts(corpus_texts), tokenizer, corpus_length)
     initialization = None
     if model_args.needs_texts or model_args.attention_init != "random":
-        rows = splits["train", lengths[args.stages[0]]].select_columns(["input_ids"])
+        texts_of_run = splits["train", lengths[args.stages[0]]]
+        assert texts_of_run is not None  # A task has training texts.
+        rows = texts_of_run.select_columns(["input_ids"])
         rows = rows if passages is None else concatenate_datasets([rows, passages])
         make_model, initialization = with_initialization(
             make_model, rows["input_ids"], tokenizer, model_args, objective=args.objective
@@ -182,7 +185,7 @@ def check_tlm(has_corpus: bool, args: TlmArguments, model_args: ModelArguments) 
     if args.process_index == 0 and (idle := of_other_stage(args)):
         logger.warning("Stage %s alone is run: %s are of the other stage, and have no effect.", args.stage, ", ".join(idle))
     if args.stage != "1":
-        args.for_stage(2, args.output_dir, args.seed, "")  # Its batch too, before stage 1 has taken its time.
+        args.for_stage(2, args.folder, args.seed, "")  # Its batch too, before stage 1 has taken its time.
     if args.metric_for_best_model not in (None, "loss"):
         raise ArgumentsError(
             f"The best checkpoint is chosen by the task's metric: leave metric_for_best_model {args.metric_for_best_model} "
@@ -207,10 +210,10 @@ def source_config(model_args: ModelArguments) -> PreTrainedConfig:
     name = model_args.model_name_or_path
     if name is None:
         return read_config(model_args.model_config)
-    trust = {"trust_remote_code": model_args.trust_remote_code}
+    trust, revision = model_args.trust_remote_code, model_args.model_revision
     with reading(f"a config from {name!r}"):
-        folder = checkpoint_folder(name, model_args.model_revision, **trust)
-        return AutoConfig.from_pretrained(folder, revision=model_args.model_revision, **trust)
+        folder = checkpoint_folder(name, revision, trust_remote_code=trust)
+        return AutoConfig.from_pretrained(folder, revision=revision, trust_remote_code=trust)
 
 
 def check_stage_2(args: TlmArguments, config: PreTrainedConfig, model_args: ModelArguments) -> None:
@@ -249,10 +252,13 @@ def check_sources(model_args: ModelArguments, max_length: int, *, mlm: bool = Tr
     """
     if model_args.use_peft:
         if mlm and model_args.model_name_or_path is not None:
-            options = {"revision": model_args.model_revision, "trust_remote_code": model_args.trust_remote_code}
-            _check_head(
-                model_args, TlmModel.from_checkpoint(model_args.model_name_or_path, id2label={0: "0", 1: "1"}, **options)
+            model = TlmModel.from_checkpoint(
+                model_args.model_name_or_path,
+                id2label={0: "0", 1: "1"},
+                revision=model_args.model_revision,
+                trust_remote_code=model_args.trust_remote_code,
             )
+            _check_head(model_args, model)
         check_targets(model_args, source_config(model_args), model_args.trust_remote_code)
     if model_args.tokenizer_source is not None:
         _check_checkpoints(model_args, load_tokenizer(**model_args.tokenizer_source), max_length)
@@ -288,7 +294,7 @@ def model_factory(
             for a checkpoint without a masked-LM head.
     """
     spec, model_args = OBJECTIVES[args.objective], model_args.with_objective_defaults(args.objective)
-    settings = {
+    settings: dict[str, Any] = {
         "temperature": model_args.temperature,
         "heads": "clm" if spec.corrects and args.clm != "rtd" else args.detecting_head,
         "apart": spec.separate_sampling,
@@ -297,8 +303,8 @@ def model_factory(
         "scl_projection": args.scl_projection,
     }
     _check_checkpoints(model_args, tokenizer, max_length)
-    if model_args.model_name_or_path is not None:
-        options = {
+    if (base := model_args.model_name_or_path) is not None:
+        options: dict[str, Any] = {
             "id2label": id2label,
             "revision": model_args.model_revision,
             "trust_remote_code": model_args.trust_remote_code,
@@ -307,18 +313,16 @@ def model_factory(
 
         def from_checkpoint() -> TrainedModel | PeftModel:
             if spec.corrupts:
-                model = GeneratorDiscriminator.from_checkpoint(
-                    model_args.model_name_or_path, model_args.auxiliary_name_or_path, **settings, **options
-                )
-                _check_body(args, model.config.model_type)
-                return model
-            model = TlmModel.from_checkpoint(model_args.model_name_or_path, **options)
+                auxiliary = model_args.auxiliary_name_or_path
+                pair = GeneratorDiscriminator.from_checkpoint(base, auxiliary, **settings, **options)
+                _check_body(args, pair.config.model_type)
+                return pair
+            model = TlmModel.from_checkpoint(base, **options)
             if not model_args.use_peft:
                 return model
-            base, revision = model_args.model_name_or_path, model_args.model_revision
             if getattr(args, "stage", "1") != "2":
                 _check_head(model_args, model)
-            return add_lora(model, model_args, base, revision, classifier=classifier)
+            return add_lora(model, model_args, base, model_args.model_revision, classifier=classifier)
 
         return from_checkpoint
     config = build_config(model_args.model_config, tokenizer, id2label=id2label, max_length=max_length)
@@ -335,15 +339,15 @@ def model_factory(
 
 
 def _check_checkpoints(model_args: ModelArguments, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
-    trust = {"trust_remote_code": model_args.trust_remote_code}
+    trust, source = model_args.trust_remote_code, model_args.tokenizer_source
     named = ((model_args.model_name_or_path, model_args.model_revision), (model_args.auxiliary_name_or_path, None))
     for name, revision in named:
         if name is not None:
-            folder = checkpoint_folder(name, revision, **trust)
+            folder = checkpoint_folder(name, revision, trust_remote_code=trust)
             with reading(f"a config from {name!r}"):
-                config = AutoConfig.from_pretrained(folder, revision=revision, **trust)
-            given = model_args.tokenizer_source["name_or_path"]
-            check_fit(config, name, max_length=max_length, tokenizer=tokenizer, tokenizer_name=given)
+                config = AutoConfig.from_pretrained(folder, revision=revision, trust_remote_code=trust)
+            assert source is not None  # It is the checkpoint's, if no other.
+            check_fit(config, name, max_length=max_length, tokenizer=tokenizer, tokenizer_name=source["name_or_path"])
 
 
 def check_model(args: RunArguments, model_args: ModelArguments) -> None:
@@ -384,13 +388,15 @@ def check_model(args: RunArguments, model_args: ModelArguments) -> None:
 
 def _auxiliary(args: RunArguments, model_args: ModelArguments, config: PreTrainedConfig) -> PreTrainedConfig | str:
     """The auxiliary model's config; of one that is frozen, where it is."""
-    if model_args.freeze_auxiliary:
+    if model_args.freeze_auxiliary and model_args.auxiliary_name_or_path is not None:
         return model_args.auxiliary_name_or_path
     layers = model_args.auxiliary_layers
     depth = OBJECTIVES[args.objective].auxiliary_depth
     if layers is None and depth is not None:
         layers = max(1, config.num_hidden_layers // depth)
-    return generator_config(config, model_args.auxiliary_size, layers)
+    size = model_args.auxiliary_size
+    assert size is not None  # `with_objective_defaults` gives it one.
+    return generator_config(config, size, layers)
 
 
 def _check_body(args: RunArguments, model_type: str) -> None:

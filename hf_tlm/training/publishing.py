@@ -13,14 +13,13 @@ from hf_tlm.training.errors import ArgumentsError
 
 if TYPE_CHECKING:
     from hf_tlm.training.base_arguments import BaseArguments
-    from hf_tlm.training.model_arguments import ModelArguments
 
 
-def check_hub(args: BaseArguments, adapter: ModelArguments | None = None) -> None:
+def check_hub(args: BaseArguments, *, adapter: bool = False, base: str | None = None) -> None:
     """Before anything is trained; the first process asks the Hub.
 
     Args:
-        adapter: of a run whose result is an adapter, with `model_name_or_path`.
+        adapter: whether the result of the run is an adapter; base: the model that it is for.
 
     Raises:
         ArgumentsError: the adapter would belong to a model of this machine.
@@ -28,12 +27,12 @@ def check_hub(args: BaseArguments, adapter: ModelArguments | None = None) -> Non
     """
     if not args.push_to_hub:
         return
-    if adapter is not None and hub_name(adapter.model_name_or_path) is None:
+    if adapter and hub_name(base) is None:
         raise ArgumentsError(
             "The adapter of this run would belong to a model of this machine, and nobody could load it from the Hub. Give "
             "--model_name_or_path the repo id of its base (publish that first), or leave out push_to_hub or use_peft."
         )
-    if args.process_index == 0:
+    if args.process_index == 0 and args.hub_model_id is not None:
         check_push(args.hub_model_id, args.hub_token)
 
 
@@ -43,7 +42,11 @@ def publish_run(folder: Path, args: BaseArguments) -> Push | None:
     Raises:
         HubError: it could not be published; the message says how to do it later.
     """
-    if not args.push_to_hub or args.process_index != 0:
+    if not args.push_to_hub or args.hub_model_id is None or args.process_index != 0:
         return None
-    place = {"private": args.hub_private_repo, "revision": args.hub_revision}
-    return publish_result("model", folder, args.hub_model_id, token=args.hub_token, **place)
+    return publish_result(
+        *("model", folder, args.hub_model_id),
+        token=args.hub_token,
+        private=args.hub_private_repo,
+        revision=args.hub_revision,
+    )

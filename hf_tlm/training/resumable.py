@@ -21,6 +21,7 @@ from hf_tlm.errors import HfTlmError
 from hf_tlm.models import gather_fsdp
 from hf_tlm.models.onednn import OneDnnLinear
 from hf_tlm.models.pickles import reading_pickles
+from hf_tlm.training.base_arguments import BaseArguments
 from hf_tlm.training.checkpoints import (
     CheckpointError,
     check_checkpoint,
@@ -56,8 +57,7 @@ class ResumableTrainer(Trainer):
     training loss to `watched`.
     """
 
-    # Of a subclass whose batches depend on nothing but the seed and the step.
-    batch_sampler: InterleavedBatchSampler | None = None
+    args: BaseArguments
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -68,6 +68,11 @@ class ResumableTrainer(Trainer):
         if self.pop_callback(ProgressCallback) is not None:
             self.add_callback(ProgressLines(bar_name(self.args.output_dir)))
         self._failure: Exception | None = None
+
+    @property
+    def batch_sampler(self) -> InterleavedBatchSampler | None:
+        """Of a subclass whose batches depend on nothing but the seed and the step."""
+        return None
 
     def train(self, resume_from_checkpoint: str | bool | None = None, trial=None, ignore_keys_for_eval=None):
         """As the Trainer's.
@@ -106,7 +111,7 @@ class ResumableTrainer(Trainer):
         path, problem = None, None
         if self.is_world_process_zero():
             try:
-                path = last_complete_checkpoint(self.args.output_dir) if wanted is True else check_checkpoint(wanted)
+                path = last_complete_checkpoint(self.args.folder) if wanted is True else check_checkpoint(wanted)
                 if path is not None:
                     _check_readable(Path(path))
                     warn_of_other_processes(path, self.args.world_size)

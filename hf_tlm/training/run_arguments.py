@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Self
 
 from hf_tlm.objective_specs import OBJECTIVES
 from hf_tlm.training.applicable import DEFAULT_MAX_STEPS, check_applicable
@@ -271,7 +271,7 @@ class RunArguments(PublishedArguments):
             f"{max(1, round(share / most)) * most * self.world_size}, or another multiple of them."
         )
 
-    def for_trainer(self, output_dir: str | os.PathLike, seed: int) -> RunArguments:
+    def for_trainer(self, output_dir: str | os.PathLike, seed: int) -> Self:
         args = super().for_trainer(output_dir, seed)
         if self.total_batch_tokens is not None:
             args.gradient_accumulation_steps = self._token_accumulation()

@@ -54,7 +54,7 @@ def settings(args: BaseArguments) -> dict[str, Any]:
     """The arguments that decide what is computed, as JSON values."""
     values = {name: value for name, value in args.to_dict().items() if name not in _FREE and not name.endswith("token")}
     # The number of processes may change, the texts of a step may not.
-    one = args.for_trainer(args.output_dir, args.seed)
+    one = args.for_trainer(args.folder, args.seed)
     if values.get("total_batch_tokens") is None:
         values["texts_per_step"] = one.train_batch_size * one.gradient_accumulation_steps * one.world_size
     if OBJECTIVES[values.get("objective", "mlm")].contrasts and values["scl"]:

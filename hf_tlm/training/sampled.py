@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from typing import Any
+
 from datasets import Dataset
 from torch.utils.data import DataLoader
 from transformers import TrainerCallback
@@ -38,14 +41,17 @@ class SampledTrainer(ResumableTrainer):
     """
 
     corpus_dataset: Dataset | StreamedBlocks | None = None
-    # A subclass gives it, as a cached property: a trainer that only evaluates needs none.
-    batch_sampler: InterleavedBatchSampler
 
     def __init__(self, *args, max_hours: float | None = None, **kwargs):
         super().__init__(*args, **kwargs)
         self.clock = TimeBudgetCallback(max_hours)
         for callback in (_Epochs(self), self.clock):
             self.add_callback(callback)
+
+    @property
+    @abstractmethod
+    def batch_sampler(self) -> InterleavedBatchSampler:
+        """A subclass gives it, as a cached property: a trainer that only evaluates needs none."""
 
     def train(self, *args, **kwargs):
         if self.args.device.type == "cpu":
@@ -54,12 +60,14 @@ class SampledTrainer(ResumableTrainer):
 
     def get_optimizer_cls_and_kwargs(self, args, model=None):
         decaying, theirs = self.get_decay_parameter_names(model), super().get_optimizer_cls_and_kwargs
-        return grouped_optimizer(args, model, decaying, theirs)
+        rates = {"layerwise_lr_decay": self.args.layerwise_lr_decay, "muon_learning_rate": self.args.muon_learning_rate}
+        return grouped_optimizer(args, model, decaying, theirs, **rates)
 
     def get_train_dataloader(self) -> DataLoader:
         args = self.args
-        loader = DataLoader(
-            InterleavedDataset(self.train_dataset, self.corpus_dataset),
+        loader: DataLoader[Any] = DataLoader(
+            # It has what a loader needs of a dataset, `__getitems__` and `__len__`.
+            InterleavedDataset(self.train_dataset, self.corpus_dataset),  # type: ignore[arg-type]
             batch_sampler=self.batch_sampler,
             collate_fn=self.data_collator,
             num_workers=args.dataloader_num_workers,

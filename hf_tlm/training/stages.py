@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from datasets import Dataset
 from peft import PeftModel
-from transformers import PreTrainedConfig, PreTrainedTokenizerBase, TrainerCallback, set_seed
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase, Trainer, TrainerCallback, set_seed
 
 from hf_tlm.models import TrainedModel, export_model, load_adapter, load_exported
 from hf_tlm.models.adapters import ADAPTER_FILE
@@ -60,10 +59,12 @@ def run_stage(
         (the model at the end of the stage, its cost, its scores on validation). In stage 2, and in stage 1 with
         `load_best_model_at_end`, the end is the checkpoint with the best validation score.
     """
-    end = Path(args.output_dir) / "model"
+    end = args.folder / "model"
     if (record := finished(end, args, STAGE_FILE, STAGE)) is not None:
         if (end / ADAPTER_FILE).is_file():
-            loaded = load_adapter(model(), end)
+            adapted = model()
+            assert isinstance(adapted, PeftModel)  # A finished adapter is of this run, whose settings are the same.
+            loaded: TrainedModel | PeftModel = load_adapter(adapted, end)
         else:
             loaded = load_exported(end, id2label=id2label, attn_implementation=attn_implementation)
         return loaded, Cost.from_dict(record["cost"]), record["validation"]
@@ -86,6 +87,7 @@ def run_stage(
         if name.removeprefix("eval_") in ("loss", "accuracy", args.metric_for_best_model)
     }
     trained = trained_model(trainer)
+    assert isinstance(trained, (TrainedModel, PeftModel))  # As it came in.
     trainer.save_state()
     if trainer.is_world_process_zero():
         record = {"stage": stage, "cost": cost.to_dict(), "validation": scores}
@@ -106,7 +108,7 @@ def prepare_stage_2(model: TrainedModel | PeftModel, args: TlmArguments) -> None
                 config.classifier_pooling = args.stage2_classifier_pooling
 
 
-def final_scores(trainer: TlmTrainer) -> dict[str, float]:
+def final_scores(trainer: Trainer) -> dict[str, float]:
     """The validation scores of the model as it is; those of the best checkpoint are in the log already."""
     if trainer.args.load_best_model_at_end:
         for entry in trainer.state.log_history:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from peft import PeftModel
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
@@ -29,7 +30,6 @@ from hf_tlm.objectives import RDrop, TaskLoss
 from hf_tlm.objectives.reductions import accumulation_dtype
 from hf_tlm.objectives.task import class_weights
 from hf_tlm.training.applicable import check_rdrop
-from hf_tlm.training.arguments import TlmArguments
 from hf_tlm.training.averages import AveragedWeights
 from hf_tlm.training.budget import TICKS, first_step
 from hf_tlm.training.cost import Cost, count_flops, model_flops_utilization, nominal_tokens, training_flops
@@ -38,6 +38,7 @@ from hf_tlm.training.errors import ArgumentsError
 from hf_tlm.training.given import check_given, label_column
 from hf_tlm.training.loss_averages import LossAverages, in_pairs
 from hf_tlm.training.objectives import corrective_lm, tlm_objectives
+from hf_tlm.training.run_arguments import RunArguments
 from hf_tlm.training.sampled import SampledTrainer
 
 logger = logging.getLogger(__name__)
@@ -56,7 +57,7 @@ class TlmTrainer(SampledTrainer):
 
     Args:
         model: a `TlmModel`, or for objectives with replaced tokens a `GeneratorDiscriminator`.
-        args: a `TlmArguments`, usually from `TlmArguments.for_stage`.
+        args: a `TlmArguments`, usually from `TlmArguments.for_stage`, or a `PretrainArguments`.
         train_dataset: tokenised task texts, columns `input_ids` and `label` or `labels` (`hf_tlm.data.tokenize`), and
             with a teacher `teacher_probs` (`hf_tlm.training.teacher`); None when rho1 is inf.
         corpus_dataset: tokenised passages or blocks, column `input_ids`; None when rho1 is 0.
@@ -66,13 +67,18 @@ class TlmTrainer(SampledTrainer):
         ArgumentsError: something else was given; the message says what to pass.
     """
 
+    args: RunArguments
+    model: TrainedModel | PeftModel
+    train_dataset: Dataset | None
+    data_collator: TlmCollator
+
     # compute_loss returns this micro-batch's share of the mean over the optimizer step.
     loss_is_scaled_for_ga = True
 
     def __init__(
         self,
-        model: TrainedModel,
-        args: TlmArguments,
+        model: TrainedModel | PeftModel,
+        args: RunArguments,
         *,
         train_dataset: Dataset | None,
         processing_class: PreTrainedTokenizerBase,
@@ -83,8 +89,10 @@ class TlmTrainer(SampledTrainer):
         check_given(model, args, processing_class, {"train": train_dataset, "corpus": corpus_dataset}, kwargs)
         weights = None
         label = label_column(train_dataset)
-        if args.class_balance:
-            weights = class_weights(train_dataset[label][:], model.config.num_labels, args.class_balance)
+        if args.class_balance and train_dataset is not None:
+            classes = model.config.num_labels
+            assert classes is not None  # The models have a classifier.
+            weights = class_weights(train_dataset[label][:], classes, args.class_balance)
         self.objectives = dict(objectives or tlm_objectives(args, weights))
         self.corpus_dataset = corpus_dataset
         spec = OBJECTIVES[args.objective]
@@ -149,11 +157,12 @@ class TlmTrainer(SampledTrainer):
     @cached_property
     def batch_sampler(self) -> InterleavedBatchSampler:
         args, by_tokens = self.args, self.args.total_batch_tokens is not None
-        streamed = isinstance(self.corpus_dataset, StreamedBlocks)
+        corpus = self.corpus_dataset
+        streamed = corpus if isinstance(corpus, StreamedBlocks) else None
         return InterleavedBatchSampler(
             text_lengths(self.train_dataset),
-            text_lengths(None if streamed else self.corpus_dataset),
-            corpus_stream=partial(ShardStream, self.corpus_dataset) if streamed else None,
+            text_lengths(None if isinstance(corpus, StreamedBlocks) else corpus),
+            corpus_stream=None if streamed is None else partial(ShardStream, streamed),
             rho1=args.rho1,
             batch_size=None if by_tokens else self._train_batch_size,
             batch_tokens=args.micro_batch_tokens if by_tokens else None,
@@ -167,14 +176,12 @@ class TlmTrainer(SampledTrainer):
         """The step at which the first budget is reached; practically endless where only the time is limited."""
         args, parameters = self.args, applied_parameters(self.model)
         limits = [args.max_steps] if args.max_steps > 0 else []
-        if args.max_flops is not None:
+        if (flops := args.max_flops) is not None:
             limits.append(
-                first_step(
-                    lambda step: training_flops(nominal_tokens(self.batch_sampler, args, step), parameters) >= args.max_flops
-                )
+                first_step(lambda step: training_flops(nominal_tokens(self.batch_sampler, args, step), parameters) >= flops)
             )
-        if args.max_tokens is not None:
-            limits.append(first_step(lambda step: self._real_tokens(step) >= args.max_tokens))
+        if (tokens := args.max_tokens) is not None:
+            limits.append(first_step(lambda step: self._real_tokens(step) >= tokens))
         return min(limits, default=ENDLESS)
 
     def _real_tokens(self, step: int) -> int:
@@ -260,7 +267,9 @@ class TlmTrainer(SampledTrainer):
     @property
     def _flops_per_token(self) -> dict[str, float]:
         """Measured FLOPs per real token of each stream seen so far, kept in the checkpoints' trainer state."""
-        return self.state.stateful_callbacks.setdefault("flops_per_token", {})
+        callbacks = self.state.stateful_callbacks
+        assert isinstance(callbacks, dict)  # Which a state makes of a list.
+        return callbacks.setdefault("flops_per_token", {})
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         if not model.training:
@@ -307,11 +316,14 @@ class TlmTrainer(SampledTrainer):
         # As `gather_for_metrics` counts them: the processes' batches one after another.
         return min(texts, max(0, state.remainder - self.args.process_index * self.args.eval_batch_size))
 
-    def evaluation_loop(self, *args, metric_key_prefix: str = "eval", **kwargs):
+    def evaluation_loop(
+        self, dataloader, description, prediction_loss_only=None, ignore_keys=None, metric_key_prefix: str = "eval"
+    ):
         """The Trainer's, and of passages the named terms of the corpus objective, each mean over all of them."""
         with self._averaged():
-            output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+            output = super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
         terms = self._eval_terms.read(self.accelerator)
+        assert output.metrics is not None  # It has the loss.
         output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in terms.items()})
         return output
 
@@ -321,7 +333,7 @@ class TlmTrainer(SampledTrainer):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         with self._averaged():
             super().save_model(output_dir, _internal_call)
-        if self.averages is not None and _internal_call and self.args.should_save:
+        if self.averages is not None and output_dir is not None and _internal_call and self.args.should_save:
             with self._keeping_failures():
                 self.averages.save(Path(output_dir))
 

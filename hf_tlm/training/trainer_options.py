@@ -32,10 +32,10 @@ def check_trainer_options(args: TrainingArguments) -> None:
         raise ArgumentsError("use_liger_kernel needs the package liger_kernel, which is not installed. Leave it out.")
 
 
-def _check_trackers(names: list[str]) -> None:
+def _check_trackers(report_to: str | list[str] | None) -> None:
     from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 
-    for name in names:
+    for name in [report_to] if isinstance(report_to, str) else report_to or ():
         if name not in INTEGRATION_TO_CALLBACK:
             known = ", ".join(sorted(INTEGRATION_TO_CALLBACK))
             raise ArgumentsError(f"report_to: expected none, all or some of {known}; received {name!r:.60}.")
@@ -60,7 +60,7 @@ class _Read(dict):
         self.read: set[str] = set()
 
     def __contains__(self, name: object) -> bool:
-        self.read.add(name)
+        self.read.add(str(name))
         return super().__contains__(name)
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -124,9 +124,8 @@ def _check_scheduler(args: TrainingArguments) -> None:
     from transformers import get_scheduler
 
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=args.learning_rate)
-    steps = {"num_warmup_steps": 1, "num_training_steps": 10, "scheduler_specific_kwargs": kwargs or {}}
     try:
-        scheduler = get_scheduler(kind, optimizer, **steps)
+        scheduler = get_scheduler(kind, optimizer, 1, 10, scheduler_specific_kwargs=kwargs or {})
         if not signature(scheduler.step).parameters.get("metrics"):
             optimizer.step()
             scheduler.step()

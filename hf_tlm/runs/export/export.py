@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
-from torch import nn
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_tlm.data import load_tokenizer
 from hf_tlm.data.known_texts import spread_texts
@@ -79,7 +78,7 @@ class _Model:
 
     source: Source
     kind: ModuleType
-    stock: nn.Module
+    stock: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     args: FinetuneArguments
     decoder: Any
@@ -194,11 +193,12 @@ def export_onnx(
         with atomic_directory(output) as folder:
             files: dict[str, dict[str, Any]] = {}
             for dtype in ("fp32", *reduced):
-                made = {
+                makers: dict[str, Callable[[], Any]] = {
                     "fp32": lambda: graph,
                     "int8": partial(quantized, graph, per_channel=per_channel, keep_float=keep_float),
                     "fp16": partial(half, graph),
-                }[dtype]()
+                }
+                made = makers[dtype]()
                 path = folder / ONNX_FILES[dtype]
                 save(made, path)
                 settings = {"per_channel": per_channel, "keep_float": list(keep_float)} if dtype == "int8" else {}
@@ -248,8 +248,8 @@ def _load(source: Source, scratch: str, trust_remote_code: bool) -> _Model:
         set_token_types(tokenizer, stock.config)
     if source.spec.kind == "regression":
         stock.config.problem_type = "regression"
-    quiet = {"report_to": "none", "disable_tqdm": True, "select_by": "last", "eval_strategy": "no", "use_cpu": True}
-    args = FinetuneArguments(output_dir=scratch, **quiet, **source.arguments)
+    quiet: dict[str, Any] = {"report_to": "none", "disable_tqdm": True, "select_by": "last", "eval_strategy": "no"}
+    args = FinetuneArguments(output_dir=scratch, use_cpu=True, **quiet, **source.arguments)
     restore = getattr(kind, "restore", None)
     decoder = stock if restore is None else restore(stock, source.folder, args)
     return _Model(source, kind, stock, tokenizer, args, decoder)

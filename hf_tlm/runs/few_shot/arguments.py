@@ -171,7 +171,8 @@ class FewShotArguments(BaseArguments):
         args.batch_sizes, args.learning_rates, args.learning_rate = [batch_size], [learning_rate], learning_rate
         args = args.for_trainer(output_dir, seed)
         args.eval_strategy = args.save_strategy = "steps"
-        args.save_steps = args.eval_steps
+        assert self.eval_steps is not None  # Checked when made.
+        args.save_steps = self.eval_steps
         args.load_best_model_at_end, args.metric_for_best_model, args.greater_is_better = True, metric, True
         # `TrainingInputs` are in the order of training.
         args.train_sampling_strategy = "sequential"

@@ -174,10 +174,12 @@ class PromptClassifier:
         ]
 
     def _shown(self) -> Dataset:
+        assert self.examples is not None  # With demonstrations there are examples.
         return self.examples.select_columns([c for c in ("text", "text_pair", "label") if c in self.examples.column_names])
 
     @cached_property
     def _example_vectors(self) -> np.ndarray:
+        assert self.examples is not None and self.similarity_model is not None
         return embed(self.examples, self.similarity_model, device=self.model.device)
 
     def _similarities(self, rows: Dataset) -> np.ndarray | None:

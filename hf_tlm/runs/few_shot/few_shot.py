@@ -85,12 +85,12 @@ def run_few_shot(task: Task, checkpoint: CheckpointArguments, args: FewShotArgum
         PointsError: some trainings failed.
     """
     task.check_kind("Few-shot learning", "classification")
-    output_dir, scored = Path(args.output_dir), scored_split(task)
+    output_dir, scored = args.folder, scored_split(task)
     for batch_size in args.batch_sizes:
         args.for_point(args.learning_rates[0], batch_size, output_dir, 0, task.metric)
     if args.method == "zero_shot" and not args.demonstrations:
         # Nothing is drawn, and all splits would be the same.
-        episodes = {args.run_split_seeds[0]: None}
+        episodes: dict[int, Episode | None] = {args.run_split_seeds[0]: None}
     else:
         episodes = {seed: draw_episode(task, args.k, seed) for seed in args.run_split_seeds}
     seeds = list(episodes)
@@ -139,7 +139,9 @@ def run_few_shot(task: Task, checkpoint: CheckpointArguments, args: FewShotArgum
 
     def train(point: Point) -> None:
         folder = point.folder(output_dir)
-        record = method.train(point, episodes[point.split], folder)
+        episode = episodes[point.split]
+        assert episode is not None  # Without one nothing is trained.
+        record = method.train(point, episode, folder)
         record = {"learning_rate": point.learning_rate, "batch_size": point.batch_size, **record}
         if args.process_index == 0:
             finish(folder, record, "model")
@@ -157,7 +159,7 @@ def run_few_shot(task: Task, checkpoint: CheckpointArguments, args: FewShotArgum
         run_shared(seeds, split_folder, tested, test)
 
     records = [read_object(split_folder(seed) / RESULTS_FILE) for seed in seeds]
-    summary = {
+    summary: dict[str, dict[str, Any]] = {
         split: aggregate([record[split] for record in records]) for split in ("validation", "test") if split in records[0]
     }
     run = FewShotRun(records, summary, details, output_dir)
@@ -171,7 +173,7 @@ def _method(
     task: Task, checkpoint: CheckpointArguments, args: FewShotArguments, episode: Episode | None
 ) -> tuple[Prompted | WithHead, dict[str, Any] | None]:
     """The method, and its prompt as JSON values (None without one). What every point would find wrong is found here."""
-    _, tokenizer = load_pretrained(task, checkpoint, args)
+    _, tokenizer = load_pretrained(task, checkpoint, args.max_length)
     if args.method == "finetune":
         return WithHead(task, checkpoint, args), None
     if checkpoint.use_peft:
@@ -194,8 +196,9 @@ def _test_split(
 ) -> dict[str, Any]:
     """Test the best point of a split, and leave its model in `folder/model`; without points the checkpoint as it is."""
     record: dict[str, Any] = {}
-    model = folder / "model" if points else None
+    model = None
     if points:
+        model = folder / "model"
         found = [read_object(point.folder(folder.parent) / RESULTS_FILE) for point in points]
         best = max(range(len(found)), key=lambda index: found[index]["validation"][task.metric])
         record = {**found[best], "points": found}

@@ -33,7 +33,7 @@ def label_word_ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[i
             same piece.
     """
     space = prompt.mask_part.space
-    ids = {}
+    ids: dict[str, int] = {}
     for name, word in prompt.label_words.items():
         piece = _single_piece(tokenizer, word, space)
         if piece is None:

@@ -51,7 +51,7 @@ def label_word_logits(
     input_ids: torch.LongTensor,
     attention_mask: torch.LongTensor,
     mask_positions: torch.LongTensor,
-    stock: PreTrainedModel | None = None,
+    stock: nn.Module | None = None,
 ) -> torch.Tensor:
     """Compute a masked LM's logits of the label words at the masks, float [B, C].
 
@@ -62,7 +62,9 @@ def label_word_logits(
         input_ids, attention_mask: int64 [B, S]; mask_positions: int64 [B].
         stock: the masked LM, where `model` wraps it (for several processes).
     """
-    with _only_at(model if stock is None else stock, mask_positions):
+    stock = model if stock is None else stock
+    assert isinstance(stock, PreTrainedModel)
+    with _only_at(stock, mask_positions):
         logits = model(input_ids=input_ids, attention_mask=attention_mask).logits
     return logits[:, 0, word_ids]
 

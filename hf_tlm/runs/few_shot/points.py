@@ -74,12 +74,12 @@ class Prompted:
             attn_implementation=checkpoint.attn_implementation,
         )
         return PromptClassifier(
-            model.to(args.device),
+            model.to(args.device),  # type: ignore[arg-type]  # transformers' wrapper loses its `self`.
             self.tokenizer,
             self.prompt,
             args.max_length,
             seed=0 if episode is None else episode.seed,
-            examples=episode.train if args.demonstrations else None,
+            examples=episode.train if args.demonstrations and episode is not None else None,
             sets=args.demonstration_sets if args.demonstrations else 1,
             similarity_model=args.similarity_model,
         )
@@ -122,17 +122,22 @@ class Prompted:
         classifier, rows = self.classifier(episode, folder), self.task.splits[split]
         trainer = PromptTrainer(
             classifier.model,
-            self.args.for_trainer(self.args.output_dir, classifier.seed),
+            self.args.for_trainer(self.args.folder, classifier.seed),
             word_ids=classifier.encoder.word_ids,
             data_collator=classifier.collator,
             processing_class=self.tokenizer,
         )
-        logits = averaged(trainer.predict(classifier.inputs(rows)).predictions, classifier.draws)
+        found = trainer.predict(classifier.inputs(rows)).predictions
+        assert isinstance(found, np.ndarray)
+        logits = averaged(found, classifier.draws)
         return self.metrics(EvalPrediction(logits, np.asarray(rows["label"][:]))), logits
 
     def _metrics_of_sets(self, sets: int) -> Callable[[EvalPrediction], dict[str, float]]:
-        metrics = self.metrics
-        return lambda found: metrics(EvalPrediction(averaged(found.predictions, sets), found.label_ids[::sets]))
+        def metrics(found: EvalPrediction) -> dict[str, float]:
+            assert isinstance(found.predictions, np.ndarray) and isinstance(found.label_ids, np.ndarray)
+            return self.metrics(EvalPrediction(averaged(found.predictions, sets), found.label_ids[::sets]))
+
+        return metrics
 
 
 @dataclass
@@ -157,8 +162,9 @@ class WithHead:
         run = finetune(replace(self.task, splits=splits), self.checkpoint, args)
         return {"validation": run.seeds[0]["validation"]}
 
-    def score(self, episode: Episode, folder: Path, split: str) -> tuple[dict[str, float], np.ndarray]:
+    def score(self, episode: Episode | None, folder: Path | None, split: str) -> tuple[dict[str, float], np.ndarray]:
         """As `Prompted.score`, of the model in `folder`."""
+        assert folder is not None  # A head has been trained.
         args = self._arguments(output_dir=str(folder), select_by="last", eval_strategy="no")
         kind, rows, trust = kind_module("classification"), self.task.splits[split], self.checkpoint.trust_remote_code
         tokenizer = load_tokenizer(str(folder), trust_remote_code=trust, masking=False)

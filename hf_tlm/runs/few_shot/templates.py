@@ -86,6 +86,7 @@ class Prompt:
                 space = words[-1:].isspace()
             if field is None:
                 continue
+            change = change or ""  # None is for words alone.
             if field not in (*TEXTS, MASK) or conversion or change not in (CHANGES if field in TEXTS else ("",)):
                 raise PromptError(
                     f"The template {self.template!r} has a field {field + (':' + change if change else '')!r}. Fields are "
@@ -143,12 +144,13 @@ def prompt_for(
             fit a task of pairs or of single texts.
     """
     own = PROMPTS.get(task.removeprefix("glue_"))
-    if template is None and own is None:
+    if template is None:
+        template = None if own is None else own.template
+    if template is None:
         raise PromptError(
             f"Task {task} has no prompt of its own (those that have: {', '.join(PROMPTS)}). Give --template, for instance "
             "'{text} It was {mask}.', and --label_words class=word for every class."
         )
-    template = own.template if template is None else template
     if label_words is not None:
         words = dict(_class_and_word(entry, label_names) for entry in label_words)
     elif own is not None:

@@ -111,13 +111,14 @@ def _best_of_windows(
         scores = np.full((len(window), length, widest), -np.inf, dtype=np.float32)
         for longer in range(length):
             scores[:, longer, : widest - longer] = start[:, : widest - longer] + end[:, longer:]
-        scores = scores.reshape(len(window), -1)
-        best = np.argpartition(scores, -min(n_best, scores.shape[1]), axis=1)[:, -min(n_best, scores.shape[1]) :]
-        score = np.take_along_axis(scores, best, axis=1)
-        longer, token = divmod(best, widest)
+        flat = scores.reshape(len(window), -1)
+        count = min(n_best, flat.shape[1])
+        best = np.argpartition(flat, -count, axis=1)[:, -count:]
+        score = np.take_along_axis(flat, best, axis=1)
+        further, token = divmod(best, widest)
         kept = np.isfinite(score)
-        row, token, longer = np.nonzero(kept)[0], token[kept], longer[kept]
-        at = bounds[window[row, 0]] + token
-        yield window[row, 0], score[kept], begins[at], finishes[at + longer]
+        row = np.nonzero(kept)[0]
+        at = bounds[window[row, 0]] + token[kept]
+        yield window[row, 0], score[kept], begins[at], finishes[at + further[kept]]
     # So that there is something to join where no context has a token.
     yield np.zeros(0, np.int64), np.zeros(0, np.float32), np.zeros(0, np.int64), np.zeros(0, np.int64)

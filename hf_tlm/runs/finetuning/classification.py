@@ -12,6 +12,7 @@ from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTok
 
 from hf_tlm.data import tokenize
 from hf_tlm.metrics import load_metric
+from hf_tlm.models.loading import class_names
 from hf_tlm.runs.finetuning.arguments import FinetuneArguments
 from hf_tlm.tasks import Task
 
@@ -52,7 +53,7 @@ def decode(
     """
     if model.config.problem_type == "regression":
         return [{"prediction": float(value)} for value in outputs.reshape(-1)]
-    names = [model.config.id2label[index] for index in range(outputs.shape[1])]
+    names = class_names(model.config)
     shifted = np.exp(outputs.astype(np.float64) - outputs.max(axis=-1, keepdims=True))
     return [
         {

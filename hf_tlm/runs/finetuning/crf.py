@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.modeling_outputs import TokenClassifierOutput
 
 from hf_tlm.errors import HfTlmError
 
+if TYPE_CHECKING:
+    from torchcrf import CRF
+
 CRF_FILE = "crf.safetensors"
 
 
-def new_crf(num_tags: int) -> nn.Module:
+def new_crf(num_tags: int) -> CRF:
     """Make the CRF of torchcrf, with transitions drawn from U(-0.1, 0.1).
 
     These are `transitions` [C, C], from row to column; `start_transitions` and `end_transitions` [C].
@@ -47,10 +52,11 @@ class CrfTagger(nn.Module):
 
     accepts_loss_kwargs = False  # The loss is a mean over sentences, not over the Trainer's count of labels.
 
-    def __init__(self, tagger: nn.Module):
+    def __init__(self, tagger: PreTrainedModel):
         super().__init__()
         self.tagger = tagger
-        self.crf = new_crf(tagger.config.num_labels).to(tagger.device)
+        assert tagger.config.num_labels is not None
+        self.crf: CRF = new_crf(tagger.config.num_labels).to(tagger.device)
 
     def __getattr__(self, name: str):
         try:
@@ -141,7 +147,7 @@ def to_words(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, 
     return emissions[some], tags[some], words[some]
 
 
-def marginals(crf: nn.Module, emissions: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+def marginals(crf: CRF, emissions: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
     """The probability of every tag of every word, float [B, W, C], by forward and backward sums.
 
     Args:

@@ -67,7 +67,7 @@ def finetune(task: Task, checkpoint: CheckpointArguments, args: FinetuneArgument
         ModelError, TokenizerError, HubError: see `load_pretrained`, `load_model`.
     """
     _check(task, checkpoint, args)
-    output_dir = Path(args.output_dir)
+    output_dir = args.folder
     details = {
         "task": task.name,
         "task_fingerprint": task.fingerprint,
@@ -79,8 +79,8 @@ def finetune(task: Task, checkpoint: CheckpointArguments, args: FinetuneArgument
         "model": asdict(checkpoint),
     }
     with args.main_process_first(desc="checking the output folder"):
-        pretrained = load_pretrained(task, checkpoint, args)
-        check_hub(args, checkpoint if checkpoint.use_peft else None)
+        pretrained = load_pretrained(task, checkpoint, args.max_length)
+        check_hub(args, adapter=checkpoint.use_peft, base=checkpoint.model_name_or_path)
         fetch_run(args)
         data = ("task_fingerprint", "kind", "metric", "further_metrics")
         claimed = claim(output_dir, details, data, args.process_index, options=(args, checkpoint))
@@ -235,7 +235,7 @@ class _Run:
         return record
 
 
-def _history(log: list[dict[str, Any]]) -> list[dict[str, float]]:
+def _history(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The validation scores of every evaluation during training, without what a clock measured."""
     return [
         {

@@ -19,6 +19,7 @@ from hf_tlm.models.dropout import use_fast_dropout
 from hf_tlm.models.loading import check_fit, hub_options, load_stock, new_weights, reading
 from hf_tlm.runs.finetuning.arguments import FinetuneArguments
 from hf_tlm.runs.finetuning.checkpoint_arguments import CheckpointArguments
+from hf_tlm.runs.finetuning.crf import CrfTagger
 from hf_tlm.runs.finetuning.kinds import kind_module
 from hf_tlm.tasks import Task
 
@@ -26,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 def load_pretrained(
-    task: Task, checkpoint: CheckpointArguments, args: FinetuneArguments
+    task: Task, checkpoint: CheckpointArguments, max_length: int
 ) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
     """The config of a checkpoint, with the classes of a task, and its tokenizer.
 
@@ -43,7 +44,7 @@ def load_pretrained(
     check_fit(
         config,
         checkpoint.model_name_or_path,
-        max_length=args.max_length,
+        max_length=max_length,
         tokenizer=tokenizer,
         tokenizer_name=checkpoint.tokenizer_source["name_or_path"],
     )
@@ -51,7 +52,7 @@ def load_pretrained(
     if checkpoint.use_peft:
         check_targets(checkpoint, config, checkpoint.trust_remote_code)
     set_token_types(tokenizer, config)
-    tokenizer.model_max_length = args.max_length
+    tokenizer.model_max_length = max_length
     return config, tokenizer
 
 
@@ -79,11 +80,13 @@ def load_model(
     if wrap is not None:
         model = wrap(model, args)
     if checkpoint.use_peft:
-        model = add_lora(model, checkpoint, name, checkpoint.model_revision)
+        return add_lora(model, checkpoint, name, checkpoint.model_revision)
     return model
 
 
-def load_finetuned(folder: Path, kind: str, args: FinetuneArguments, trust_remote_code: bool = False) -> nn.Module:
+def load_finetuned(
+    folder: Path, kind: str, args: FinetuneArguments, trust_remote_code: bool = False
+) -> PreTrainedModel | CrfTagger:
     """The model that fine-tuning wrote to a folder; an adapter is merged into its base.
 
     Raises:
@@ -95,7 +98,7 @@ def load_finetuned(folder: Path, kind: str, args: FinetuneArguments, trust_remot
     return model if restore is None else restore(model, folder, args)
 
 
-def load_finished(folder: Path, auto_class: str, trust_remote_code: bool = False) -> nn.Module:
+def load_finished(folder: Path, auto_class: str, trust_remote_code: bool = False) -> PreTrainedModel:
     """The stock model of a finished folder, by the name of its Auto class; an adapter is merged into its base.
 
     Raises:

@@ -66,7 +66,9 @@ def encode(rows: Dataset, tokenizer: PreTrainedTokenizerBase, args: FinetuneArgu
         tokens: dict[str, list] = {}
         for truncation, long in (("only_first", False), ("longest_first", True)):
             chosen = [index for index, length in enumerate(lengths) if (length >= args.max_length - special) == long]
-            encoded = chosen and tokenizer(
+            if not chosen:
+                continue
+            encoded = tokenizer(
                 [contexts[index] for index in chosen],
                 [texts[index] for index in chosen],
                 truncation=truncation,
@@ -74,9 +76,9 @@ def encode(rows: Dataset, tokenizer: PreTrainedTokenizerBase, args: FinetuneArgu
                 return_attention_mask=False,
                 return_token_type_ids="token_type_ids" in tokenizer.model_input_names,
             )
-            for name in encoded:
+            for name, rows_of_name in encoded.items():
                 column = tokens.setdefault(name, [None] * len(texts))
-                for index, values in zip(chosen, encoded[name], strict=True):
+                for index, values in zip(chosen, rows_of_name, strict=True):
                     column[index] = values
         bounds = np.cumsum([0, *counts])
         grouped = {

@@ -102,9 +102,9 @@ def _first_pieces(words: list[str], begins: np.ndarray, ends: np.ndarray) -> np.
 
 def _labels(ids: np.ndarray, places: np.ndarray, tags: list[int]) -> np.ndarray:
     """int64 [S]: the tag at every word's first piece, -100 elsewhere and for tags that training lacks."""
-    labels, tags = np.full(len(ids), -100), np.array(tags)
-    known = (places >= 0) & (tags >= 0)
-    labels[places[known]] = tags[known]
+    labels, of_words = np.full(len(ids), -100), np.array(tags)
+    known = (places >= 0) & (of_words >= 0)
+    labels[places[known]] = of_words[known]
     return labels
 
 
@@ -214,9 +214,10 @@ def tables(task: Task, predictions: list[dict[str, Any]], rows: Dataset) -> dict
     `max_length` or because the tokenizer leaves nothing of them.
     """
     pairs: Counter[tuple[str | None, str | None]] = Counter()
-    for prediction, truth in zip(predictions, _references(task, rows), strict=True):
-        pairs.update(zip(truth, prediction["prediction"], strict=True))
-    support, chosen = Counter(), Counter()
+    for prediction, tags in zip(predictions, _references(task, rows), strict=True):
+        pairs.update(zip(tags, prediction["prediction"], strict=True))
+    support: Counter[str | None] = Counter()
+    chosen: Counter[str | None] = Counter()
     for (truth, predicted), count in pairs.items():
         support[truth] += count
         chosen[predicted] += count

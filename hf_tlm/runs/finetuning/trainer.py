@@ -34,6 +34,8 @@ class FinetuneTrainer(SampledTrainer):
         loss_terms: batch -> int64 [], what its loss is the mean of; None where all batches have as many.
     """
 
+    args: FinetuneArguments
+
     def __init__(
         self,
         model: nn.Module,
@@ -67,7 +69,7 @@ class FinetuneTrainer(SampledTrainer):
             group_by_length=self.args.train_sampling_strategy == "group_by_length",
             world_size=self.args.world_size,
             gradient_accumulation_steps=self.args.gradient_accumulation_steps,
-            seed=self.args.data_seed,
+            seed=self.args.seed if self.args.data_seed is None else self.args.data_seed,
         )
 
     def _get_eval_sampler(self, eval_dataset: Dataset) -> SequentialSampler:

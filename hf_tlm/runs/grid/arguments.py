@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from hf_tlm.runs.grid.points import SELECTIONS, GridError
 from hf_tlm.utils.no_effect import NoEffect, check_effects
@@ -61,9 +61,9 @@ class GridArguments:
         several = any(sign in model_name_or_path for sign in "*?[")
         if self.grid is None and not several:
             return None
-        from hf_tlm.runs.grid.points import CHECKPOINT, Grid, checkpoints
+        from hf_tlm.runs.grid.points import CHECKPOINT, Grid, Range, checkpoints
 
-        starts = {CHECKPOINT: checkpoints(model_name_or_path)} if several else {}
+        starts: dict[str, list[Any] | Range] = {CHECKPOINT: checkpoints(model_name_or_path)} if several else {}
         if self.grid is None:
             return Grid(starts, seeds)
         grid = Grid.read(self.grid, seeds=seeds, select_by=self.grid_select_by)

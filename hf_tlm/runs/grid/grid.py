@@ -81,7 +81,7 @@ def run_grid(
         HfTlmError: all points failed. Where only some did, the record says so.
     """
     seeds = list(grid.seeds or args.run_seeds)
-    output_dir = Path(args.output_dir)
+    output_dir = args.folder
     _check_values(grid, args)
     if trials is None:
         points = grid.points()
@@ -182,12 +182,12 @@ def _claim(task: Task, checkpoint: CheckpointArguments, args: FinetuneArguments,
         "model": {name: value for name, value in asdict(checkpoint).items() if name not in varied},
     }
     with args.main_process_first(desc="checking the output folder"):
-        check_hub(args, checkpoint if checkpoint.use_peft else None)
+        check_hub(args, adapter=checkpoint.use_peft, base=checkpoint.model_name_or_path)
         if args.process_index == 0:
-            with awaited(args.output_dir):
+            with awaited(args.folder):
                 data = ("task_fingerprint", "metric")
-                return claim(Path(args.output_dir), details, data, 0, options=(args, checkpoint))
-    return Claim(Path(args.output_dir))
+                return claim(args.folder, details, data, 0, options=(args, checkpoint))
+    return Claim(args.folder)
 
 
 def _point_arguments(args: FinetuneArguments, point: Mapping[str, Any], seeds: list[int]) -> FinetuneArguments:
@@ -196,11 +196,12 @@ def _point_arguments(args: FinetuneArguments, point: Mapping[str, Any], seeds: l
     Raises:
         ArgumentsError: a value that cannot be, or not beside the others.
     """
-    folder = str(Path(args.output_dir) / POINTS / point_name(point))
+    folder = str(args.folder / POINTS / point_name(point))
     # Only what the whole grid comes to is published.
-    hub = {"push_to_hub": False, "hub_model_id": None, "hub_private_repo": None, "hub_revision": None, "hub_strategy": "end"}
-    of_training = {name: value for name, value in point.items() if name != CHECKPOINT}
-    return replace(args, **of_training, **hub, output_dir=folder, seeds=list(seeds))
+    changes = {name: value for name, value in point.items() if name != CHECKPOINT}
+    changes |= dict.fromkeys(("hub_model_id", "hub_private_repo", "hub_revision"))
+    changes |= {"push_to_hub": False, "hub_strategy": "end", "output_dir": folder, "seeds": list(seeds)}
+    return replace(args, **changes)
 
 
 def _point_checkpoint(checkpoint: CheckpointArguments, point: Mapping[str, Any]) -> CheckpointArguments:

@@ -56,7 +56,7 @@ class Range:
             raise GridError(f"{name}: a range needs numbers; received {dict(value)}.")
         if not ends[0] < ends[1] or (value.get("log") and ends[0] <= 0):
             raise GridError(f"{name}: min must be below max, and above 0 with log; received {dict(value)}.")
-        return cls(*ends, value.get("log", False))
+        return cls(ends[0], ends[1], value.get("log", False))
 
 
 @dataclass
@@ -127,11 +127,12 @@ class Grid:
         Raises:
             GridError: there are ranges.
         """
-        if ranges := [name for name, value in self.values.items() if isinstance(value, Range)]:
+        lists = {name: value for name, value in self.values.items() if not isinstance(value, Range)}
+        if ranges := [name for name in self.values if name not in lists]:
             raise GridError(
                 f"{', '.join(ranges)}: a range has no list of values to combine. Give a list, or --optuna_trials to search."
             )
-        return [dict(zip(self.values, values, strict=True)) for values in itertools.product(*self.values.values())]
+        return [dict(zip(self.values, values, strict=True)) for values in itertools.product(*lists.values())]
 
 
 def point_name(point: Mapping[str, Any]) -> str:

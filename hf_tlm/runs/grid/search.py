@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
 from transformers import set_seed
 
 from hf_tlm.errors import HfTlmError
@@ -78,7 +79,7 @@ def search(
         GridError: see `check_search`; a study of another grid in this folder; or training failed in all trials.
     """
     check_search(grid)
-    folder, asked = Path(args.output_dir) / "trials", _asked(grid, seed)
+    folder, asked = args.folder / "trials", _asked(grid, seed)
 
     def finished() -> bool:
         return len(_read(folder, asked)) >= trials
@@ -179,7 +180,11 @@ def _write_trials(study: optuna.Study, folder: Path, asked: dict[str, Any]) -> N
     import optuna
 
     found = study.get_trials(states=[optuna.trial.TrialState.COMPLETE])
-    trials = [{"values": trial.params, "score": None if trial.value <= LOWEST else trial.value} for trial in found]
+    scores = [LOWEST if trial.value is None else trial.value for trial in found]
+    trials = [
+        {"values": trial.params, "score": None if score <= LOWEST else score}
+        for trial, score in zip(found, scores, strict=True)
+    ]
     atomic_write(folder / TRIALS_FILE, json.dumps({"asked": asked, "trials": trials}, indent=2) + "\n")
 
 
@@ -195,7 +200,7 @@ def _draw(trial: optuna.Trial, grid: Grid, args: FinetuneArguments) -> dict[str,
             values[name] = trial.suggest_float(name, value.min, value.max, log=value.log)
     args = copy.copy(args)
     args.total_batch_size = values.get("total_batch_size", args.total_batch_size)
-    ready = args.for_trainer(args.output_dir, args.seed)
+    ready = args.for_trainer(args.folder, args.seed)
     return values | {name: getattr(ready, name) for name in ("per_device_train_batch_size", "gradient_accumulation_steps")}
 
 
@@ -209,6 +214,12 @@ class TrialTrainer(FinetuneTrainer):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.scores: list[float] = []
+
+    @property
+    def trained(self) -> nn.Module:
+        """The model of this trial."""
+        assert self.model is not None  # It is made before the first step.
+        return self.model
 
     def call_model_init(self, trial=None):
         model = super().call_model_init(trial)
@@ -231,7 +242,7 @@ class TrialTrainer(FinetuneTrainer):
 def _trainer_factory(task: Task, checkpoint: CheckpointArguments, args: FinetuneArguments, seed: int, folder: Path):
     """A function that makes the trainer of a trial; what trials have in common is made once."""
     kind = kind_module(task.spec.kind)
-    config, tokenizer = load_pretrained(task, checkpoint, args)
+    config, tokenizer = load_pretrained(task, checkpoint, args.max_length)
     chosen = draw_fraction(task.train, args.train_fraction, seed, task.spec.kind)
     with args.main_process_first(desc="tokenising"):
         features = kind.encode(task.train.select(chosen), tokenizer, args, task.label_names)
@@ -242,7 +253,7 @@ def _trainer_factory(task: Task, checkpoint: CheckpointArguments, args: Finetune
         base.eval_strategy = "no"  # The search evaluates at the end.
 
     def make() -> TrialTrainer:
-        trainer = TrialTrainer(
+        trainer: TrialTrainer = TrialTrainer(
             None,
             copy.copy(base),
             model_init=lambda: load_model(task, checkpoint, config, args),
@@ -251,7 +262,7 @@ def _trainer_factory(task: Task, checkpoint: CheckpointArguments, args: Finetune
             data_collator=kind.collator(tokenizer, args),
             processing_class=tokenizer,
             compute_metrics=lambda found: validation.score(
-                task, validation.in_order(found.predictions), trainer.model, args
+                task, validation.in_order(found.predictions), trainer.trained, args
             ),
         )
         return trainer

@@ -122,8 +122,8 @@ class PredictorArguments:
         texts = None
         if self.text_column is not None or self.text_pair_column is not None:
             texts = [column for column in (self.text_column or "text", self.text_pair_column) if column is not None]
-        names = ("predict_format", "separator", "max_length", "drop_bad_rows", "trust_remote_code", "backend", "onnx_dtype")
-        names += ("num_threads", *MACHINE)
+        own = ("predict_format", "separator", "max_length", "drop_bad_rows", "trust_remote_code", "backend", "onnx_dtype")
+        names = (*own, "num_threads", *MACHINE)
         return {"text_columns": texts, **{name: getattr(self, name) for name in names}}
 
 

@@ -144,7 +144,7 @@ def open_predictor(
         ModelError: its files do not go together.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        quiet = {"report_to": "none", "disable_tqdm": True, "select_by": "last", "eval_strategy": "no"}
+        quiet: dict[str, Any] = {"report_to": "none", "disable_tqdm": True, "select_by": "last", "eval_strategy": "no"}
         args = FinetuneArguments(output_dir=scratch, **quiet, **source.arguments, **options)
         if exported is not None:
             yield _Exported(source, args, exported)
@@ -175,7 +175,7 @@ class _WithHead(Predictor):
         self.kind, self.names = kind_module(source.spec.kind), source.label_names
         self.tokenizer = load_tokenizer(str(source.folder), trust_remote_code=trust_remote_code, masking=False)
         self.model = load_finetuned(source.folder, source.spec.kind, args, trust_remote_code)
-        _check_classes(self.model, source)
+        _check_classes(self.model.config, source)
         if source.stock:
             set_token_types(self.tokenizer, self.model.config)
         if source.spec.kind == "regression":
@@ -216,11 +216,12 @@ class _Exported(Predictor):
         self.kind, self.names, self.exported = kind_module(source.spec.kind), source.label_names, exported
         self.tokenizer = load_tokenizer(str(source.folder), masking=False)
         self.collate = self.kind.collator(self.tokenizer, args)
-        self.model: nn.Module = _Config(AutoConfig.from_pretrained(source.folder))
+        config = AutoConfig.from_pretrained(source.folder)
+        self.model: nn.Module = _Config(config)
         super().__init__(args, self.model)
-        _check_classes(self.model, source)
+        _check_classes(config, source)
         if source.spec.kind == "regression":
-            self.model.config.problem_type = "regression"
+            config.problem_type = "regression"
         if restore := getattr(self.kind, "restore", None):
             self.model = restore(self.model, source.folder, args)
 
@@ -236,7 +237,7 @@ class _Prompted(Predictor):
 
     def __init__(self, source: Source, args: FinetuneArguments):
         self.classifier = PromptClassifier.from_pretrained(str(source.folder))
-        self.classifier.model.to(args.device)
+        self.classifier.model.to(args.device)  # type: ignore[arg-type]  # transformers' wrapper loses its `self`.
         super().__init__(args, self.classifier.model)
 
     def __call__(self, rows: Dataset) -> list[dict[str, Any]]:
@@ -263,7 +264,7 @@ def predict_after(
     if predicting.predict is None:
         return None
     return predict(
-        *(args.output_dir, predicting.predict, predicting.predict_output),
+        *(str(args.folder), predicting.predict, predicting.predict_output),
         predict_format=predicting.predict_format,
         drop_bad_rows=drop_bad_rows,
         trust_remote_code=trust_remote_code,
@@ -315,10 +316,10 @@ def _check_place(path: Path, data: str, folder: Path) -> None:
             raise ArgumentsError(f"predict_output {path} is a file of the run. Give another.")
 
 
-def _check_classes(model: nn.Module, source: Source) -> None:
-    if source.spec.kind in ("classification", "tagging") and model.config.num_labels != len(source.label_names):
+def _check_classes(config: PreTrainedConfig, source: Source) -> None:
+    if source.spec.kind in ("classification", "tagging") and config.num_labels != len(source.label_names):
         raise ModelError(
-            f"The model in {source.folder} has {model.config.num_labels} classes, and {SAVED_FILE} names "
+            f"The model in {source.folder} has {config.num_labels} classes, and {SAVED_FILE} names "
             f"{len(source.label_names)}. Take the two from one run."
         )
 

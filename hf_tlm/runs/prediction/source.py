@@ -16,7 +16,7 @@ from hf_tlm.hub.repo_id import find_repo
 from hf_tlm.models import ModelError
 from hf_tlm.models.adapters import ADAPTER_FILE
 from hf_tlm.models.families import longest_input
-from hf_tlm.models.loading import reading
+from hf_tlm.models.loading import class_names, reading
 from hf_tlm.runs.few_shot.classifier import PROMPT_FILE
 from hf_tlm.runs.saved import SAVED_FILE, read_saved
 from hf_tlm.tasks import TaskError, TaskSpec
@@ -175,7 +175,7 @@ def _of_checkpoint(folder: Path, name: str, trust_remote_code: bool) -> tuple[Ta
         raise ModelError(f"{name} gives several labels a text (multi-label), which is not supported.")
     if kind == "classification" and (config.problem_type == "regression" or config.num_labels == 1):
         kind = "regression"
-    labels = tuple(label for _, label in sorted(config.id2label.items())) if kind in ("classification", "tagging") else ()
+    labels = tuple(class_names(config)) if kind in ("classification", "tagging") else ()
     tokenizer = load_tokenizer(str(folder), trust_remote_code=trust_remote_code, masking=False)
     spec = TaskSpec(name=Path(name).name, path="", kind=kind)
     return spec, labels, {"max_length": _longest(config, tokenizer)}

@@ -8,7 +8,7 @@ and teach nothing, so each is of a model that has not seen the text.
 from __future__ import annotations
 
 import warnings
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -119,7 +119,8 @@ def _choose(texts: list[str], labels: np.ndarray, classes: int) -> tuple[tuple[i
         texts, labels = [texts[i] for i in sample], labels[sample]
     from hf_tlm.data.tfidf import tfidf
 
-    folds, losses = _folds(texts, labels), Counter()
+    folds = _folds(texts, labels)
+    losses: defaultdict[tuple[int, float], float] = defaultdict(float)
     grid = list(product(N_GRAMS, folds))
     for n, (train, test) in tqdm(grid, desc="Choosing the linear teacher", unit=" fits"):
         vectorizer = tfidf(n)
@@ -128,7 +129,7 @@ def _choose(texts: list[str], labels: np.ndarray, classes: int) -> tuple[tuple[i
         for c in C:
             answers = _spread(_regression(seen, labels[train], c), unseen, classes)
             losses[n, c] += _cross_entropy(answers, labels[test]) * len(test)
-    return min(losses, key=losses.get), len(losses)
+    return min(losses, key=lambda pair: losses[pair]), len(losses)
 
 
 def _folds(texts: Sequence[str], labels: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:

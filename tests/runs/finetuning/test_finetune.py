@@ -135,7 +135,7 @@ def test_everything_learns(model_type, tokenizer, tmp_path):
     task, out = make_task(train=16, validation=6, test=6), tmp_path / "out"
     run = go(out, folder, task, select_by="last", eval_strategy="no", max_steps=3)
     checkpoint, args = CheckpointArguments(model_name_or_path=str(folder)), FinetuneArguments(**FAST)
-    config, _ = load_pretrained(task, checkpoint, args)
+    config, _ = load_pretrained(task, checkpoint, args.max_length)
     set_seed(0)
     before = load_model(task, checkpoint, config, args).state_dict()
     after = load_file(out / "model.safetensors")
@@ -287,7 +287,7 @@ def test_a_checkpoint_in_half_precision_learns_in_float32(base, tmp_path):
     AutoModelForMaskedLM.from_pretrained(base, dtype=torch.float16).save_pretrained(tmp_path)
     load_tokenizer(str(base)).save_pretrained(tmp_path)
     task, args, checkpoint = make_task(), FinetuneArguments(**FAST), CheckpointArguments(model_name_or_path=str(tmp_path))
-    model = load_model(task, checkpoint, load_pretrained(task, checkpoint, args)[0], args)
+    model = load_model(task, checkpoint, load_pretrained(task, checkpoint, args.max_length)[0], args)
     assert {value.dtype for value in model.parameters()} == {torch.float32}
 
 
@@ -307,7 +307,7 @@ def test_the_order_of_examples_has_a_seed_of_its_own_if_it_is_given(base, tmp_pa
 def test_layers_learn_at_their_own_rates(base, tmp_path):
     task, args = make_task(train=12), FinetuneArguments(**FAST, layerwise_lr_decay=0.5, select_by="last", eval_strategy="no")
     checkpoint = CheckpointArguments(model_name_or_path=str(base))
-    config, tokenizer = load_pretrained(task, checkpoint, args)
+    config, tokenizer = load_pretrained(task, checkpoint, args.max_length)
     model = load_model(task, checkpoint, config, args)
     run = args.for_seed(tmp_path, 0, "macro_f1", ["labels"])
     trainer = FinetuneTrainer(model, run, data_collator=len, processing_class=tokenizer)

@@ -55,7 +55,7 @@ def test_the_card_s_code_runs_and_predictions_are_the_run_s(kind, peft, base, tm
     assert record["trained_parameters"] == sum(value.numel() for value in weights.values()) < record["parameters"]
     checkpoint, args = CheckpointArguments(model_name_or_path=str(base), **model), FinetuneArguments(**FAST)
     set_seed(0)
-    before = load_model(task, checkpoint, load_pretrained(task, checkpoint, args)[0], args).state_dict()
+    before = load_model(task, checkpoint, load_pretrained(task, checkpoint, args.max_length)[0], args).state_dict()
     saved = {name.replace(".default", "").replace(".modules_to_save", ""): value for name, value in before.items()}
     # The bias of a head with one output is the same number for every option or place.
     same = [name for name, value in weights.items() if value.equal(saved[name]) and not name.endswith("bias")]
