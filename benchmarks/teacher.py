@@ -1,9 +1,13 @@
-r"""What a linear model teaches: a scale of our own with and without `--teacher linear`, on BM25's and on random passages.
+r"""What a teacher is worth: a scale of our own with and without one, on BM25's passages, on random ones, and on none.
 
     python benchmarks/teacher.py --seeds 0 1 2 --output_dir runs/teacher
+    python benchmarks/teacher.py --seeds 0 --output_dir runs/teacher --section controls \
+        --arms 'BM25, teacher' 'BM25, teacher, cut' 'random, teacher' 'task only, teacher'
+    python benchmarks/teacher.py --teacher runs/encoder --section network --output_dir runs/taught
 
-On the quickstart's task and corpus (Reuters R8 with 40 examples a class). Writes benchmarks/results/teacher.json and .md
-after every arm; finished seeds are not repeated.
+On the quickstart's task and corpus (Reuters R8 with 40 examples a class), or with --task on another, for which --corpus has
+the passages. The teacher is the linear model, or what --teacher names. Writes benchmarks/results/teacher.json and .md after
+every arm; finished seeds are not repeated.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from pathlib import Path
 
 from results_file import ROOT, ResultsFile
 
+from hf_tlm import load_corpus, load_task
 from hf_tlm.config import parse
 from hf_tlm.corpora.demo import demo_corpus
 from hf_tlm.retrieval import Subset, retrieve
@@ -20,13 +25,20 @@ from hf_tlm.runs import make_baselines, run_tlm
 from hf_tlm.tasks.demo import demo_task
 from hf_tlm.training import ModelArguments, TlmArguments
 
-SECTION = "reuters_r8"
-# Name -> (passages, options of train_tlm).
+SECTIONS = {
+    "reuters_r8": "Reuters R8, 40 examples a class",
+    "controls": "Controls on the same: what is the passages', and what the teacher's",
+    "network": "A network as the teacher",
+}
+# Name -> (passages, whether a teacher, options of train_tlm).
 ARMS = {
-    "BM25": ("bm25", {}),
-    "BM25, teacher on the task's texts alone": ("bm25", {"teacher": "linear", "teacher_passages": 0}),
-    "BM25, teacher": ("bm25", {"teacher": "linear"}),
-    "random, teacher": ("random", {"teacher": "linear"}),
+    "BM25": ("bm25", False, {}),
+    "BM25, teacher on the task's texts alone": ("bm25", True, {"teacher_passages": 0}),
+    "BM25, teacher": ("bm25", True, {}),
+    "BM25, teacher, cut": ("bm25", True, {"teacher_passage_length": "task"}),
+    "BM25, teacher, two rounds": ("bm25", True, {"teacher_rounds": 2}),
+    "random, teacher": ("random", True, {}),
+    "task only, teacher": (None, True, {"rho1": 0}),
 }
 NOTE = (
     "Percent, mean ± standard deviation over seeds (n - 1) of the checkpoint best on validation. Seconds are of both stages "
@@ -39,31 +51,37 @@ def main() -> None:
     parser.add_argument("--config", default="recipes/configs/tlm/minute.yaml")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
+    parser.add_argument("--section", choices=list(SECTIONS), default="reuters_r8")
+    parser.add_argument("--teacher", nargs="+", default=["linear"])
+    parser.add_argument("--task")
+    parser.add_argument("--corpus", nargs="+")
     parser.add_argument("--output_dir", default="runs/teacher")
     parser.add_argument("--results_dir", default=str(ROOT / "benchmarks" / "results"))
     options = parser.parse_args()
-    output, task = Path(options.output_dir), demo_task()
-    file = ResultsFile(options.results_dir, "teacher", {SECTION: "Reuters R8, 40 examples a class"}, {SECTION: NOTE})
+    output, task = Path(options.output_dir), load_task(options.task) if options.task else demo_task()
+    corpus = load_corpus(options.corpus) if options.corpus else demo_corpus()
+    file = ResultsFile(options.results_dir, "teacher", SECTIONS, dict.fromkeys(SECTIONS, NOTE))
     rows = [_baseline_row(baseline, task.metric) for baseline in make_baselines(task)]
     for name in options.arms:
-        kind, changes = ARMS[name]
+        kind, taught, changes = ARMS[name]
+        changes = {**changes, "teacher": options.teacher} if taught else changes
         values = {"output_dir": str(output / name.replace(" ", "-").replace("'", "").replace(",", "")), **changes}
         values |= {"seeds": options.seeds, "use_cpu": True, "disable_tqdm": True, "report_to": "none"}
         line = ["--config", options.config]
         model_args, args = parse(ModelArguments, TlmArguments, recipe="train_tlm", description="", args=line, values=values)
-        rows.append(_row(name, run_tlm(task, _subset(kind, task, output), args, model_args), task.metric))
-        file.add(SECTION, rows)
+        rows.append(_row(name, run_tlm(task, kind and _subset(kind, task, corpus, output), args, model_args), task.metric))
+        file.add(options.section, rows)
     print("\n" + file.to_text())
 
 
-def _subset(kind: str, task, output: Path) -> Subset:
+def _subset(kind: str, task, corpus, output: Path) -> Subset:
     folder = output / f"subset-{kind}"
     if not (folder / "manifest.json").is_file():
         if kind == "bm25":
-            retrieve(task, demo_corpus(), top_k=100).save(folder)
+            retrieve(task, corpus, top_k=100).save(folder)
         else:
-            size = len(_subset("bm25", task, output).dataset)
-            retrieve(task, demo_corpus(), retriever="random", num_passages=size, seed=0).save(folder)
+            size = len(_subset("bm25", task, corpus, output).dataset)
+            retrieve(task, corpus, retriever="random", num_passages=size, seed=0).save(folder)
     return Subset.load(folder)
 
 
@@ -82,7 +100,7 @@ def _row(name: str, run, metric: str) -> dict:
         **{split: f"{100 * score['mean']:.2f} ± {100 * (score['std'] or 0):.2f}" for split, score in scores.items()},
         "FLOPs": f"{run.seeds[0]['cost']['flops']:.2g}",
         "seconds": round(sum(seed["cost"]["seconds"] for seed in run.seeds) / len(run.seeds)),
-        "teacher right": f"{100 * teacher['held_out_accuracy']:.1f}" if teacher else None,
+        "teacher right": f"{100 * teacher['held_out_accuracy']:.1f}" if "held_out_accuracy" in teacher else None,
         "passages": teacher.get("passages"),
         "teacher's seconds": teacher.get("seconds"),
     }
