@@ -18,14 +18,15 @@ from __future__ import annotations
 from hf_tlm import runs
 from hf_tlm.analysis import ReportArguments
 from hf_tlm.config import parse, run
+from hf_tlm.retrieval import SubsetArguments
 from hf_tlm.runs import CheckpointArguments, GridArguments, PredictArguments
 from hf_tlm.tasks import TaskArguments
 
 
 def main() -> None:
     # 1. Arguments: YAML files, then the command line.
-    task_args, checkpoint, grid_args, predicting, report_args, args = parse(
-        *(TaskArguments, CheckpointArguments, GridArguments, PredictArguments, ReportArguments),
+    task_args, checkpoint, grid_args, subset_args, predicting, report_args, args = parse(
+        *(TaskArguments, CheckpointArguments, GridArguments, SubsetArguments, PredictArguments, ReportArguments),
         "hf_tlm.runs.FinetuneArguments",
         recipe="finetune",
         description=__doc__,
@@ -38,7 +39,7 @@ def main() -> None:
 
     # 3. Training and evaluation, once per seed, and the best model exported; of a grid's points that of the best one.
     if grid is None:
-        result = runs.finetune(task, checkpoint, args)
+        result = runs.finetune(task, checkpoint, args, subset=subset_args.open())
     else:
         result = runs.run_grid(task, checkpoint, args, grid, trials=grid_args.optuna_trials)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hf_tlm.objectives.rdrop import RDrop
     from hf_tlm.objectives.replaced_token_detection import ReplacedTokenDetection
     from hf_tlm.objectives.sequence_contrastive import SequenceContrastive, SequenceCosines, contrastive_loss
-    from hf_tlm.objectives.task import TaskLoss
+    from hf_tlm.objectives.task import TaskLoss, ValueLoss
     from hf_tlm.objectives.teacher import TeacherLoss
 
 __getattr__, __dir__, __all__ = export_lazily(
@@ -30,7 +30,7 @@ __getattr__, __dir__, __all__ = export_lazily(
         "rdrop": ["RDrop"],
         "replaced_token_detection": ["ReplacedTokenDetection"],
         "sequence_contrastive": ["SequenceContrastive", "SequenceCosines", "contrastive_loss"],
-        "task": ["TaskLoss"],
+        "task": ["TaskLoss", "ValueLoss"],
         "teacher": ["TeacherLoss"],
     },
 )

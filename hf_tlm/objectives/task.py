@@ -54,6 +54,30 @@ class TaskLoss:
         return {"loss": loss, "task_loss": loss.detach()}
 
 
+class ValueLoss:
+    r"""Mean squared error of regression, over the texts whose value is known.
+
+    .. math:: L_{task} = \frac{1}{B} \sum_b (z_b - y_b)^2
+
+    Reads `outputs.logits` [B, 1] and `batch["labels"]` float [B]; NaN is no value.
+    """
+
+    name = "task"
+
+    def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Number of texts with a value: `{"task": int64 scalar}`."""
+        return {self.name: batch["labels"].isfinite().sum()}
+
+    def __call__(
+        self, outputs, batch: Mapping[str, torch.Tensor], counts: Mapping[str, torch.Tensor] | None = None
+    ) -> dict[str, torch.Tensor]:
+        """`{"loss", "task_loss"}`; `counts` replaces the batch's own number of texts as the divisor."""
+        known = batch["labels"].isfinite()
+        total = F.mse_loss(outputs.logits[known, 0].float(), batch["labels"][known].float(), reduction="sum")
+        loss = mean(total, (counts or self.count(batch))[self.name])
+        return {"loss": loss, "task_loss": loss.detach()}
+
+
 def class_weights(labels: Sequence[int], num_classes: int, balance: float) -> list[float]:
     """Weights proportional to the classes' frequencies to the power of -balance, 1 on average over the texts.
 

@@ -211,7 +211,7 @@ class SubsetArguments:
         metadata={
             "help": "Folder of a subset (hf-tlm retrieve, select-influence), or a dataset of the Hub: owner/name, "
             "owner/name:config, either with @revision. Training: without one, task data only (rho1 0). Pretraining: instead "
-            "of --corpus."
+            "of --corpus. Fine-tuning: for a teacher to label."
         },
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -41,7 +40,6 @@ from hf_tlm.training.publishing import check_hub, publish_run
 from hf_tlm.training.run_folder import ProtocolError as ProtocolError
 from hf_tlm.training.run_folder import claim, settings
 from hf_tlm.training.stages import prepare_stage_2
-from hf_tlm.training.teacher import TEACHER_FILE
 from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.locks import owns_output_dir
 
@@ -111,9 +109,7 @@ def run_tlm(
     if setup.initialization is not None:
         details["initialization"] = setup.initialization.report
     if teacher is not None:
-        details["teacher"] = {name: value for name, value in teacher.report.items() if name != "examples"}
-        if args.process_index == 0:
-            atomic_write(output_dir / TEACHER_FILE, json.dumps(teacher.report, indent=2, ensure_ascii=False) + "\n")
+        details |= teacher.write(output_dir if args.process_index == 0 else None)
     with claimed, CheckpointPushes(output_dir, args) as pushes:
         records = [
             _run_seed(seed, task, setup, args, model_args, details, output_dir / f"seed-{seed}", pushes)

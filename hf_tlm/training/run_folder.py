@@ -18,6 +18,7 @@ from hf_tlm.models.composite_files import GENERATOR
 from hf_tlm.objective_specs import OBJECTIVES
 from hf_tlm.presets import find
 from hf_tlm.training.base_arguments import BaseArguments
+from hf_tlm.training.teacher_arguments import NONE
 from hf_tlm.utils.claims import Claim
 from hf_tlm.utils.files import atomic_file, atomic_write, sha256
 from hf_tlm.utils.json_files import find_object, read_object
@@ -69,10 +70,14 @@ def settings(args: BaseArguments) -> dict[str, Any]:
     for name in ("per_device_train_batch_size", "gradient_accumulation_steps"):
         del values[name]
     if teacher := values.get("teacher"):
-        # Of folders the content counts, not where they are; one alone is as it was before there could be several.
-        names = [displayed_name(name) for name in teacher]
-        values["teacher"] = names if len(names) > 1 else names[0]
+        values["teacher"] = _named(teacher)
     return json.loads(json.dumps(values, default=str))
+
+
+def _named(teacher: Sequence[str]) -> list[str | None] | str | None:
+    """Of folders the content counts, not where they are; one alone is as it was before there could be several."""
+    names = [displayed_name(name) for name in teacher]
+    return names if len(names) > 1 else names[0]
 
 
 def local_files(model: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
@@ -123,6 +128,7 @@ def claim(
         defaults = {
             entry.name: entry.default for given in options for entry in fields(given) if entry.default is not MISSING
         }
+        defaults["teacher"] = NONE
         places = places_of(output_dir)
         changed = [
             f"{name}: {there!r:.60} there, {here!r:.60} asked for"

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from datasets import Dataset, Features, List, Value, concatenate_datasets
+
+from hf_tlm.utils.files import atomic_write
 
 # What a teacher says of the subset, with examples, in the folder of a run.
 TEACHER_FILE = "teacher.json"
@@ -35,6 +39,12 @@ class Teacher:
     ends: np.ndarray
     passages: np.ndarray
     report: dict[str, Any]
+
+    def write(self, folder: Path | None) -> dict[str, Any]:
+        """What the record of a run says of it, `{"teacher": ...}`; in `folder`, if any, `teacher.json` with examples too."""
+        if folder is not None:
+            atomic_write(folder / TEACHER_FILE, json.dumps(self.report, indent=2, ensure_ascii=False) + "\n")
+        return {"teacher": {name: value for name, value in self.report.items() if name != "examples"}}
 
     def texts(self, passages: Dataset) -> Dataset:
         """The column `text` of the passages that it answers for, of all those of the subset."""

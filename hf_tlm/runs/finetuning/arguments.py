@@ -8,10 +8,11 @@ from typing import ClassVar
 
 from hf_tlm.training.base_arguments import SeedsArguments
 from hf_tlm.training.errors import ArgumentsError
+from hf_tlm.training.teacher_arguments import TeacherArguments
 
 
 @dataclass(repr=False)
-class FinetuneArguments(SeedsArguments):
+class FinetuneArguments(TeacherArguments, SeedsArguments):
     """Options of fine-tuning, and those of the Trainer whose defaults they change.
 
     Defaults are BERT's (Devlin et al., NAACL 2019, appendix A.3) where they have one.
@@ -96,6 +97,11 @@ class FinetuneArguments(SeedsArguments):
                 "metric_for_best_model out, and give --select_by best or last, and the task another --metric if wanted."
             )
         super().__post_init__()
+        if self.taught and self.train_fraction < 1:
+            raise ArgumentsError(
+                f"train_fraction {self.train_fraction:g} draws other texts for every seed, and a teacher is asked once, of "
+                "all. Leave one of them out."
+            )
         if self.select_by not in ("best", "last"):
             raise ArgumentsError(f"select_by must be best or last; received {self.select_by!r}.")
         if self.seed_figure not in ("mean", "median", "max"):

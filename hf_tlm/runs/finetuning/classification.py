@@ -32,10 +32,11 @@ def collator(
 ) -> Callable[[list[dict[str, Any]]], dict[str, torch.Tensor]]:
     """Return a function that pads features to batches.
 
-    A batch is {"input_ids", "attention_mask": int64 [B, S], "token_type_ids", "labels": int64 or float32 [B]}.
+    A batch is {"input_ids", "attention_mask": int64 [B, S], "token_type_ids", "labels": int64 or float32 [B]}, and with a
+    teacher "teacher_probs": float32 [B, C].
     """
     pad = DataCollatorWithPadding(tokenizer)
-    names = ("input_ids", "token_type_ids", "label")
+    names = ("input_ids", "token_type_ids", "label", "teacher_probs")
 
     def collate(features: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
         return dict(pad([{name: feature[name] for name in names if name in feature} for feature in features]))

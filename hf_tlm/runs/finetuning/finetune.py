@@ -13,11 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from datasets import Dataset
 from peft import PeftModel
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase, set_seed
 
 from hf_tlm.hub.finetuned_card import finetuned_card
 from hf_tlm.models import export_adapter, trained_parameters
+from hf_tlm.objectives import TaskLoss, TeacherLoss, ValueLoss, WeightedSum
+from hf_tlm.retrieval import Subset
 from hf_tlm.runs.baselines import to_beat
 from hf_tlm.runs.finetuning.arguments import FinetuneArguments
 from hf_tlm.runs.finetuning.checkpoint_arguments import CheckpointArguments
@@ -31,6 +34,7 @@ from hf_tlm.runs.price import price
 from hf_tlm.runs.records import started
 from hf_tlm.runs.saved import SAVED_FILE, read_saved, saved_settings
 from hf_tlm.runs.summary import SeededRun, summarise
+from hf_tlm.runs.teachers import ask_teacher, content_of, open_teacher
 from hf_tlm.tasks import Task
 from hf_tlm.training import ArgumentsError
 from hf_tlm.training.checkpoint_pushes import CheckpointPushes, fetch_run
@@ -39,6 +43,7 @@ from hf_tlm.training.optimizers import check_adapted
 from hf_tlm.training.publishing import check_hub, publish_run
 from hf_tlm.training.resumable import trained_model
 from hf_tlm.training.run_folder import claim, settings
+from hf_tlm.training.teacher import Teacher
 from hf_tlm.utils.files import atomic_directory, atomic_write
 from hf_tlm.utils.locks import owns_output_dir
 
@@ -48,7 +53,14 @@ class FinetuneRun(SeededRun):
 
 
 @owns_output_dir
-def finetune(task: Task, checkpoint: CheckpointArguments, args: FinetuneArguments, *, test: bool = True) -> FinetuneRun:
+def finetune(
+    task: Task,
+    checkpoint: CheckpointArguments,
+    args: FinetuneArguments,
+    *,
+    test: bool = True,
+    subset: Subset | None = None,
+) -> FinetuneRun:
     """Fine-tune a pretrained encoder on a task, once per seed, in `args.output_dir`.
 
     The folder then holds the stock model of the seed best on validation (an adapter with `use_peft`), its tokenizer and
@@ -59,6 +71,7 @@ def finetune(task: Task, checkpoint: CheckpointArguments, args: FinetuneArgument
 
     Args:
         test: False leaves the test split alone, for runs that are yet to be chosen from. The same call with True scores it.
+        subset: passages that the teacher of `args` answers for, which are then training texts too.
 
     Raises:
         ArgumentsError: options that the kind of task has no use for, or that do not go together.
@@ -67,6 +80,8 @@ def finetune(task: Task, checkpoint: CheckpointArguments, args: FinetuneArgument
         ModelError, TokenizerError, HubError: see `load_pretrained`, `load_model`.
     """
     _check(task, checkpoint, args)
+    if subset is not None and not args.taught:
+        raise ArgumentsError("The passages of a subset have no labels: fine-tuning on them needs a --teacher. Give one.")
     output_dir = args.folder
     details = {
         "task": task.name,
@@ -80,18 +95,27 @@ def finetune(task: Task, checkpoint: CheckpointArguments, args: FinetuneArgument
     }
     with args.main_process_first(desc="checking the output folder"):
         pretrained = load_pretrained(task, checkpoint, args.max_length)
+        content = content_of(open_teacher(task, args))
         check_hub(args, adapter=checkpoint.use_peft, base=checkpoint.model_name_or_path)
         fetch_run(args)
-        data = ("task_fingerprint", "kind", "metric", "further_metrics")
-        claimed = claim(output_dir, details, data, args.process_index, options=(args, checkpoint))
+        if subset is not None:
+            details["teacher_subset"] = subset.manifest
+        data = ("task_fingerprint", "kind", "metric", "further_metrics", "teacher_subset", "teacher_content")
+        given = {"teacher_subset": None, **details, "teacher_content": content}
+        claimed = claim(output_dir, given, data, args.process_index, options=(args, checkpoint))
     pairs = "text_pair" in task.train.column_names
     if args.seed_figure != "mean" and len(args.run_seeds) > 1:
         details["seed_figure"] = args.seed_figure
     details |= {"pairs": pairs, **started(details)}
     if args.process_index == 0 and args.train_fraction == 1:  # Of all training texts: with fewer they would be no measure.
         details["baselines"] = to_beat(task)
+    passages = None if subset is None else subset.dataset
+    with claimed:
+        teacher = ask_teacher(task, passages, args)
+    if teacher is not None:
+        details |= teacher.write(output_dir if args.process_index == 0 else None)
     with claimed, CheckpointPushes(output_dir, args) as pushes:
-        run = _Run(task, checkpoint, args, details, *pretrained, pushes, test)
+        run = _Run(task, checkpoint, args, details, *pretrained, pushes, test, teacher, passages)
         records = [run.seed(seed, output_dir / f"seed-{seed}") for seed in args.run_seeds]
     result = FinetuneRun(records, summarise(records), details, output_dir)
     result.write(args, finetuned_card)
@@ -126,6 +150,8 @@ class _Run:
     tokenizer: PreTrainedTokenizerBase
     pushes: CheckpointPushes
     test: bool
+    teacher: Teacher | None = None
+    passages: Dataset | None = None
 
     @cached_property
     def held_out(self) -> dict[str, EvaluationSet]:
@@ -150,6 +176,10 @@ class _Run:
         with args.main_process_first(desc="tokenising train"):
             rows = task.train if len(chosen) == len(task.train) else task.train.select(chosen)
             features = kind.encode(rows, tokenizer, args, task.label_names)
+            if self.teacher is not None:
+                taught = None if self.passages is None else self.teacher.texts(self.passages)
+                taught = taught and kind.encode(taught, tokenizer, args, task.label_names)
+                features = self.teacher.answered(features, taught, args.teacher_share)
         validation = self.held_out["validation"]
         terms = getattr(kind, "loss_terms", None)
         set_seed(seed)
@@ -164,6 +194,7 @@ class _Run:
             compute_metrics=lambda found: validation.score(task, validation.in_order(found.predictions), model, args),
             callbacks=[self.pushes],
             loss_terms=terms and partial(terms, args=args),
+            objective=_taught(args, task.kind) if self.teacher is not None else None,
         )
         trainer.train(resume_from_checkpoint=True)
         trainer.compute_metrics = None  # It is of validation, and `predict` would apply it to test.
@@ -233,6 +264,12 @@ class _Run:
             finish(folder, record, "model", "predictions", "train_ids.json")
         trainer.accelerator.wait_for_everyone()
         return record
+
+
+def _taught(args: FinetuneArguments, kind: str) -> WeightedSum:
+    """The task loss, and the teacher's beside it."""
+    own = TaskLoss(args.label_smoothing_factor) if kind == "classification" else ValueLoss()
+    return WeightedSum((1.0, own), (args.teacher_weight, TeacherLoss(args.teacher_temperature)))
 
 
 def _history(log: list[dict[str, Any]]) -> list[dict[str, Any]]:

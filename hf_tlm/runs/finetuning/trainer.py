@@ -14,9 +14,11 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_tlm.data.interleave import TASK, InterleavedBatchSampler
 from hf_tlm.models import applied_parameters
+from hf_tlm.objectives import WeightedSum
 from hf_tlm.runs.finetuning.arguments import FinetuneArguments
 from hf_tlm.runs.finetuning.evaluation_set import feature_lengths, texts_per_feature
 from hf_tlm.training import Cost, training_flops
+from hf_tlm.training.loss_averages import LossAverages, in_pairs
 from hf_tlm.training.sampled import SampledTrainer
 
 
@@ -32,6 +34,8 @@ class FinetuneTrainer(SampledTrainer):
         train_dataset: features of the task's kind; None for a trainer that only predicts.
         eval_dataset: features by length, see `EvaluationSet`.
         loss_terms: batch -> int64 [], what its loss is the mean of; None where all batches have as many.
+        objective: of training batches instead of the model's own loss, which then gets no labels (`hf_tlm.objectives`): with
+            a teacher the task loss, and the teacher's beside it.
     """
 
     args: FinetuneArguments
@@ -45,6 +49,7 @@ class FinetuneTrainer(SampledTrainer):
         processing_class: PreTrainedTokenizerBase,
         train_dataset: Dataset | None = None,
         loss_terms: Callable[[dict[str, torch.Tensor]], torch.Tensor] | None = None,
+        objective: WeightedSum | None = None,
         **kwargs,
     ):
         super().__init__(
@@ -57,7 +62,8 @@ class FinetuneTrainer(SampledTrainer):
         )
         # Stock models differ in what they make of a count of labels; none is given to them.
         self.model_accepts_loss_kwargs = False
-        self.loss_terms = loss_terms
+        self.loss_terms, self.objective = loss_terms, objective
+        self._logged = LossAverages()
 
     @cached_property
     def batch_sampler(self) -> InterleavedBatchSampler:
@@ -83,9 +89,22 @@ class FinetuneTrainer(SampledTrainer):
             # Of a micro-batch on average, here and on the other processes.
             terms = self.accelerator.gather(terms).float()
             self.average_terms = terms.mean().clamp(min=1 / len(terms))
+        if self.objective is not None and batches:
+            found = [self.objective.count(batch) for batch in batches]
+            counts = torch.stack([torch.stack(list(one.values())) for one in found]).to(device).float()
+            # Of a micro-batch on average, over all of the step; the Trainer takes the mean over micro-batches.
+            self.average_counts = dict(zip(found[0], self.accelerator.reduce(counts.mean(0), reduction="mean"), strict=True))
         return batches, None
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        if model.training and self.objective is not None:
+            texts = {name: values for name, values in inputs.items() if name not in ("labels", "teacher_probs")}
+            outputs = model(**texts)
+            terms = self.objective(outputs, inputs, self.average_counts)
+            loss = terms.pop("loss")
+            self.watched(loss, terms)
+            self._logged.add(in_pairs(terms, lambda name, value: (value, 1.0)))
+            return (loss, outputs) if return_outputs else loss
         loss, outputs = super().compute_loss(model, inputs, return_outputs=True)
         if model.training and self.loss_terms is not None:
             terms = self.loss_terms(inputs)
@@ -95,6 +114,11 @@ class FinetuneTrainer(SampledTrainer):
         if model.training:
             self.watched(loss, {"task_loss": loss.detach()})
         return (loss, outputs) if return_outputs else loss
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if "loss" in logs:
+            logs |= self._logged.read(self.accelerator)
+        super().log(logs, start_time)
 
     def cost(self) -> Cost:
         """The cost up to now, from the step number alone, so that a resumed run counts every step once."""

@@ -76,10 +76,12 @@ def run_grid(
             one's values are then the only point. See `hf_tlm.runs.grid.search`.
 
     Raises:
-        GridError: a value that no point can differ in, or ranges without `trials`.
+        GridError: a value that no point can differ in, or ranges without `trials`; a teacher.
         ProtocolError: the folder holds a run with other settings.
         HfTlmError: all points failed. Where only some did, the record says so.
     """
+    if args.taught:
+        raise GridError("A grid has no teacher: find the values without one, then fine-tune with them and --teacher.")
     seeds = list(grid.seeds or args.run_seeds)
     output_dir = args.folder
     _check_values(grid, args)

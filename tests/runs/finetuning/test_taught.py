@@ -1,0 +1,92 @@
+"""Fine-tuning that learns from a teacher: on texts and passages, values too, however a step is divided."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from safetensors.torch import load_file
+
+from hf_tlm.runs import CheckpointArguments, FinetuneArguments, finetune
+from hf_tlm.runs.finetuning.finetune import _taught
+from hf_tlm.tasks import TaskSpec, task_from_datasets
+from hf_tlm.training import ArgumentsError
+from support.tiny_checkpoints import FAST, go, pretrained
+from support.toys import make_task, sentences
+
+
+class Passages:
+    """What `finetune` reads of a subset."""
+
+    manifest = {"retriever": "bm25"}
+    dataset = Dataset.from_list([{"id": str(i), "text": row["text"]} for i, row in enumerate(sentences(40, 9))])
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+@pytest.fixture
+def base(tmp_path, tokenizer):
+    return pretrained(tmp_path / "base", tokenizer, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+
+
+def taught(folder, base, task=None, subset=Passages, **changes):
+    args = FinetuneArguments(output_dir=str(folder), **{**FAST, "logging_steps": 1, "teacher_passages": 20, **changes})
+    return finetune(task or make_task(), CheckpointArguments(model_name_or_path=str(base)), args, subset=subset)
+
+
+@pytest.mark.slow
+def test_8x1_is_1x8(tmp_path, base):
+    weights = []
+    for size in (8, 1, 4):
+        folder, plain = tmp_path / str(size), {"optim": "sgd", "max_grad_norm": 0.0, "select_by": "last"}
+        taught(folder, base, teacher="linear", teacher_temperature=2.0, per_device_train_batch_size=size, **plain)
+        weights.append(torch.cat([values.flatten() for values in load_file(folder / "model.safetensors").values()]))
+    torch.testing.assert_close(weights[0], weights[1], rtol=1e-4, atol=2e-5)
+    torch.testing.assert_close(weights[0], weights[2], rtol=1e-4, atol=2e-5)
+
+
+def test_a_teacher_is_in_log_record_and_card(tmp_path, base):
+    go(tmp_path / "teacher", base, num_train_epochs=4)
+    run = taught(tmp_path / "run", base, teacher=str(tmp_path / "teacher"), save_strategy="epoch")
+    record = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert record["teacher"]["passages"] <= 20 and record["teacher"]["model"].endswith("/teacher")
+    assert record["teacher_subset"] == Passages.manifest and "examples" in json.loads(
+        (tmp_path / "run" / "teacher.json").read_text()
+    )
+    assert "A teacher taught too" in (tmp_path / "run" / "README.md").read_text() and "teacher      " in run.to_text()
+    assert taught(tmp_path / "run", base, teacher=str(tmp_path / "teacher"), save_strategy="epoch").seeds == run.seeds
+
+
+def test_values_of_a_teacher(tmp_path, base):
+    """A regression: passages teach their value, and have no label of their own."""
+    rows = [{"text": row["text"], "label": float(len(row["text"])) / 30} for row in sentences(24)]
+    splits = {name: Dataset.from_list(rows) for name in ("train", "validation")}
+    task = task_from_datasets(TaskSpec(name="length", path="memory", kind="regression"), splits)
+    values = [len(text) / 30 for text in Passages.dataset["text"]]
+    Dataset.from_dict({"text": Passages.dataset["text"], "prediction": values}).to_json(tmp_path / "said.jsonl")
+    run = taught(tmp_path / "run", base, task, teacher=str(tmp_path / "said.jsonl"))
+    record = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert record["teacher"]["passages"] == 20 and "squared difference" in (tmp_path / "run" / "README.md").read_text()
+    assert np.isfinite(run.seeds[0]["validation"]["pearson"])
+    loss = _taught(FinetuneArguments(output_dir=str(tmp_path), **FAST, teacher="x", teacher_weight=3.0), "regression")
+    logits = torch.tensor([[1.0], [2.0], [4.0]], requires_grad=True)
+    nan = float("nan")
+    batch = {"labels": torch.tensor([0.0, nan, nan]), "teacher_probs": torch.tensor([[nan], [0.0], [3.0]])}
+    found = loss(type("Outputs", (), {"logits": logits}), batch)["loss"]
+    assert found.item() == pytest.approx(1 + 3 * (4 + 1) / 2)
+
+
+def test_what_has_no_teacher(tmp_path, base):
+    with pytest.raises(ArgumentsError, match="needs a --teacher"):
+        taught(tmp_path / "a", base, teacher_passages=4000)
+    with pytest.raises(ArgumentsError, match="train_fraction 0.5 draws other texts"):
+        taught(tmp_path / "b", base, teacher="linear", train_fraction=0.5)
+    rows = [{"tokens": ["the", "gene"], "tags": ["A", "B"]}] * 4
+    splits = {name: Dataset.from_list(rows) for name in ("train", "validation")}
+    tags = task_from_datasets(TaskSpec(name="tags", path="memory", kind="tagging"), splits)
+    with pytest.raises(ArgumentsError, match="tags is a tagging task. Leave --teacher out"):
+        taught(tmp_path / "c", base, tags, subset=None, teacher="linear")
