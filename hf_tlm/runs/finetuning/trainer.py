@@ -62,7 +62,8 @@ class FinetuneTrainer(SampledTrainer):
         )
         # Stock models differ in what they make of a count of labels; none is given to them.
         self.model_accepts_loss_kwargs = False
-        self.loss_terms, self.objective = loss_terms, objective
+        self.loss_terms = loss_terms
+        self.objective: WeightedSum | None = objective
         self._logged = LossAverages()
 
     @cached_property
