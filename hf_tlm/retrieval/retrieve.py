@@ -301,7 +301,8 @@ def _corpus(corpus: Corpus | None, elastic: ElasticSettings | None, counts: dict
     if corpus is None:
         assert elastic is not None  # Nothing else does without a corpus.
         return {"name": elastic.index, "fingerprint": made_from, "size": counts["passages"]}
-    return {"name": corpus.name, "fingerprint": corpus.fingerprint, "size": counts["passages"]}
+    cut = {} if corpus.max_words is None else {"passage_words": corpus.max_words}
+    return {"name": corpus.name, "fingerprint": corpus.fingerprint, "size": counts["passages"], **cut}
 
 
 def _dataset(found: RetrievalResult, manifest: dict[str, Any]) -> Dataset:

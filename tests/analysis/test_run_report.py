@@ -183,7 +183,7 @@ def test_two_runs(run, task, tmp_path):
     assert page.tables["test scores of both, in percent"][1] == ["Macro-F1", "62.50", "17.68", "65.00", "7.07", "+2.50"]
     assert list(page.tables["What differs"][1:]) == []
     cost = page.tables["Cost of both, means over seeds"]
-    assert cost[1] == ["first: run", "10", "4,000", "2.5e+09", "", "2.000"] and cost[2][0] == "second: second"
+    assert cost[1] == ["run", "10", "4,000", "2.5e+09", "", "2.000"] and cost[2][0] == "second"
     record = json.loads((second / "results.json").read_text())
     record["arguments"]["learning_rate"] = 0.25
     write_json(second / "results.json", record)
@@ -191,14 +191,18 @@ def test_two_runs(run, task, tmp_path):
     assert differing[1:] == [["learning_rate", "0.5", "0.25"]]
     whole = page.tables["accuracy of both, in percent"]
     assert whole[1] == ["all", "24", "89.58", "93.75", "+4.17", "5.89"]
-    better = page.tables["Where the second is better: predictions of seed 3, scores over all seeds"]
-    assert {row[0]: row[5:] for row in better[1:]} == {
+    shown = "predictions of the seed in which they differ most, scores over all seeds"
+    better = page.tables[f"Where second is better than run: {shown}"]
+    assert better[0][2:] == ["seed", "gold", "run", "second", "accuracy: run", "accuracy: second"]
+    assert {row[0]: row[6:] for row in better[1:]} == {
         **{"test-0": ["0.00", "0.50"], "test-2": ["0.50", "1.00"], "test-5": ["0.50", "1.00"]}
     }
-    worse = page.tables["Where the second is worse: predictions of seed 3, scores over all seeds"]
+    worse = page.tables[f"Where second is worse than run: {shown}"]
     assert [row[0] for row in worse[1:]] == ["test-7"]
+    # Of the seed in which the two differ: gold is what the better one says there.
+    assert all(row[3] == row[5] != row[4] for row in better[1:]) and all(row[3] == row[4] != row[5] for row in worse[1:])
     by_length = page.tables["accuracy of both by length of the text, in words, in percent"]
-    assert sum(int(row[1]) for row in by_length[1:]) == 24
+    assert sum(int(row[1]) for row in by_length[1:]) == 24 and by_length[0][2:4] == ["run", "second"]
     other = tlm_run(tmp_path / "other", make_task(test=23), {3: {1}}, [0.6])
     with pytest.raises(AnalysisError, match="compared on the same task; run is of toy"):
         page_of(run, tmp_path, task=task, second=other)
@@ -402,7 +406,7 @@ def test_subsets_and_pretraining(task, corpus, tmp_path):
     pretrained |= {"cost": {"steps": 1, "tokens": 2, "flops": 3.0, "seconds": 4}, "validation": {"mlm_loss": 6.5}}
     write_json(tmp_path / "pretrained" / "results.json", pretrained)
     more = {"corpus/copy_accuracy_original": 0.25, "corpus/cosine_positive": 0.5}
-    lines = [{"step": step, "loss": 4.0 - step, "corpus/mlm_loss": 4.0 - step, **more} for step in (1, 2)]
+    lines = [{"step": step, "loss": 4.0 - step, "corpus/mlm_loss": 4.0 - step, **more} for step in (1, 2, 3)]
     write_json(tmp_path / "pretrained" / "training" / "trainer_state.json", {"log_history": lines})
     page = page_of(tmp_path / "pretrained", tmp_path)
     assert list(page.sections) == ["run", "cost", "scores", "curves"]

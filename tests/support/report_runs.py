@@ -20,7 +20,7 @@ def write_lines(path, lines):
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
 
 
-def log(steps=(5, 10), **last):
+def log(steps=(3, 5, 10), **last):
     return {"log_history": [{"step": step, "loss": 2.0 - step / 10, **last} for step in steps]}
 
 
@@ -74,7 +74,7 @@ def tlm_run(folder, task, wrong, scores, subset=None):
         losses = {"corpus/mlm_loss": 3.0, "task/mlm_loss": 2.0, "task/task_loss": 1.0}
         write_json(folder / f"seed-{seed}" / "stage1" / "trainer_state.json", log(**losses))
         state = log(**{"task/task_loss": 1.0})
-        state["log_history"] += [{"step": step, f"eval_{task.metric}": step / 20} for step in (5, 10)]
+        state["log_history"] += [{"step": step, f"eval_{task.metric}": step / 20} for step in (3, 5, 10)]
         write_json(folder / f"seed-{seed}" / "stage2" / "trainer_state.json", state)
     return folder
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -15,6 +16,9 @@ from hf_tlm.analysis.report.predictions import SCORES, Predictions
 from hf_tlm.analysis.report.rows import Rows
 from hf_tlm.analysis.report.run_folder import TITLES, RunFolder
 from hf_tlm.analysis.report.settings import settings_of
+from hf_tlm.utils.shown import one_line
+
+LONGEST_NAME = 40
 
 _COSTS = {"steps": "{:,.0f}", "tokens": "{:,.0f}", "flops": "{:.3g}", "flops_ratio": "{:.2g}", "seconds": "{:.3f}"}
 
@@ -35,15 +39,11 @@ def against(
         AnalysisError: the runs are of other rows.
     """
     first, second = predictions
-    found = pair(first, second, (runs[0].best_seed, runs[1].best_seed))
-    names = tuple(run.name for run in runs)
-    about = (
-        f"First: {names[0]}. Second: {names[1]}. Both on the {len(found.ids):,} rows of {first.split}; differences are "
-        "second minus first."
-    )
+    found, names = pair(first, second, (runs[0].best_seed, runs[1].best_seed)), labels(runs)
+    about = f"Both on the {len(found.ids):,} rows of {first.split}; differences are {names[1]} minus {names[0]}."
     blocks: list[Block] = [Text(about), _differing(runs), _score_table(runs, first.split), *_cost_tables(runs)]
     if first.larger_is_better:
-        blocks.append(_agreement_table(found))
+        blocks.append(_agreement_table(found, names))
         blocks.append(
             Text(
                 "p is McNemar's exact two-sided p of the rows that only one of two models has right: how likely so uneven a "
@@ -51,16 +51,51 @@ def against(
             )
         )
     whole = {"All rows": [Group("all", np.arange(len(found.ids)))]}
-    blocks.append(Row([_group_table(found, first.kind, by, members) for by, members in (whole | groups).items()]))
+    tables = [_group_table(found, names, first.kind, by, members) for by, members in (whole | groups).items()]
+    blocks.append(Row(tables))
     for better in (True, False):
-        blocks.append(_examples(found, first, second, rows, options, better))
+        blocks.append(_examples(found, names, first, second, rows, options, better))
     return Section(f"Against {names[1]}", "against", blocks)
+
+
+def labels(runs: tuple[RunFolder, RunFolder]) -> tuple[str, str]:
+    """What the two are called in tiles, columns and sentences: their names; of equal ones with the folders they are in."""
+    a, b = (one_line(run.name, LONGEST_NAME) for run in runs)
+    if a == b:
+        a, b = (one_line(f"{run.path.resolve().parent.name}/{run.name}", LONGEST_NAME) for run in runs)
+    return (a, b) if a != b else ("first", "second")
+
+
+def verdict(runs: tuple[RunFolder, RunFolder]) -> str | None:
+    """One sentence: which of the two is ahead, by how much, and whether that is more than seeds differ."""
+    split = next((split for split in ("test", "validation") if all(summary_of(run, split) for run in runs)), None)
+    metric = runs[0].metric
+    if split is None or metric != runs[1].metric:
+        return None
+    (a, b), scores = labels(runs), [summary_of(run, split).get(metric or "") for run in runs]
+    if None in scores:
+        return None
+    means = [100 * score["mean"] for score in scores if score]
+    apart, deviations = means[1] - means[0], [100 * score["std"] for score in scores if score and score["std"] is not None]
+    what = f"{split} {metric_name(metric)}"
+    figures = f"{means[1]:.2f} for {b}, {means[0]:.2f} for {a}"
+    if f"{abs(apart):.2f}" == "0.00":
+        return f"{a} and {b} are equal in {what}: {figures}."
+    ahead, behind = (b, a) if apart > 0 else (a, b)
+    said = f"{ahead} is ahead of {behind} in {what} by {abs(apart):.2f} points: {figures}"
+    if not deviations:
+        return f"{said}. Of one seed each: how much seeds differ is not known."
+    less = abs(apart) <= max(deviations)
+    return f"{said}. That is {'no more' if less else 'more'} than the standard deviation of seeds ({max(deviations):.2f})."
 
 
 def _score_table(runs: tuple[RunFolder, RunFolder], split: str) -> Table:
     """The metrics that both have, means over their seeds."""
     summaries = [summary_of(run, split) for run in runs]
-    columns = [Column("metric"), *(Column(name, "number", "{:.2f}") for name in ("first", "±", "second", "±"))]
+    columns = [
+        Column("metric"),
+        *(Column(name, "number", "{:.2f}") for name in (labels(runs)[0], "±", labels(runs)[1], "±")),
+    ]
     columns += [Column("difference", "number", "{:+.2f}")]
     rows = []
     for metric in summaries[0]:
@@ -75,7 +110,7 @@ def _differing(runs: tuple[RunFolder, RunFolder]) -> Table:
     """What was asked for differently."""
     first, second = ({**_asked(run), **{one.name: one.value for one in settings_of(run)}} for run in runs)
     rows = [(name, first.get(name), second.get(name)) for name in {**first, **second} if first.get(name) != second.get(name)]
-    return make_table("What differs", [Column("setting"), Column("first"), Column("second")], rows, characters=300)
+    return make_table("What differs", [Column("setting"), *map(Column, labels(runs))], rows, characters=300)
 
 
 def _asked(run: RunFolder) -> dict[str, str]:
@@ -90,16 +125,16 @@ def _cost_tables(runs: tuple[RunFolder, RunFolder]) -> list[Table]:
     if not all(costs):
         return []
     rows = []
-    for name, run, of in zip(("first", "second"), runs, costs, strict=True):
+    for name, of in zip(labels(runs), costs, strict=True):
         known = [[part[key] for part in of if part.get(key) is not None] for key in _COSTS]
         means = [sum(values) / len(values) if values else None for values in known]
-        rows.append((f"{name}: {run.name}", *(hours(key, mean) for key, mean in zip(_COSTS, means, strict=True))))
+        rows.append((name, *(hours(key, mean) for key, mean in zip(_COSTS, means, strict=True))))
     columns = [Column("run"), *(dataclasses.replace(COST[key], format=_COSTS[key]) for key in _COSTS)]
     return [make_table("Cost of both, means over seeds", columns, rows)]
 
 
-def _agreement_table(found: Pairing) -> Table:
-    columns = [Column("seed"), *(Column(name, "number") for name in ("both right", "only the first", "only the second"))]
+def _agreement_table(found: Pairing, names: tuple[str, str]) -> Table:
+    columns = [Column("seed"), Column("both right", "number"), *(Column(f"only {name}", "number") for name in names)]
     columns += [Column("neither", "number"), Column("p", "number", "{:.2g}")]
     rows = [
         (name, one.both, one.first, one.second, one.neither, one.p)
@@ -108,11 +143,11 @@ def _agreement_table(found: Pairing) -> Table:
     return make_table("Rows that the two have right", columns, rows)
 
 
-def _group_table(found: Pairing, kind: str, by: str, groups: list[Group]) -> Table:
+def _group_table(found: Pairing, names: tuple[str, str], kind: str, by: str, groups: list[Group]) -> Table:
     times = 100 if kind != "regression" else 1
     several = len(found.seeds) > 1
     columns = [Column(heading(by)), Column("rows", "number")]
-    columns += [Column(name, "number", "{:.2f}") for name in ("first", "second")]
+    columns += [Column(name, "number", "{:.2f}") for name in names]
     columns += [Column("difference", "number", "{:+.2f}"), *([Column("±", "number", "{:.2f}")] if several else [])]
     rows = []
     for group in groups:
@@ -125,33 +160,44 @@ def _group_table(found: Pairing, kind: str, by: str, groups: list[Group]) -> Tab
 
 
 def _examples(
-    found: Pairing, first: Predictions, second: Predictions, rows: Rows | None, options: ReportPageArguments, better: bool
+    found: Pairing,
+    names: tuple[str, str],
+    first: Predictions,
+    second: Predictions,
+    rows: Rows | None,
+    options: ReportPageArguments,
+    better: bool,
 ) -> Table:
     """Tabulate rows on which the second run is better than the first (or worse), the farthest apart first.
 
-    What is compared is a run's mean score over its seeds.
+    What is compared is a run's mean score over its seeds; what is shown is the seed in which the two are farthest apart.
     """
     sign = (1 if better else -1) * (1 if first.larger_is_better else -1)
     apart = sign * (found.second.mean(axis=0) - found.first.mean(axis=0))
     chosen = [int(at) for at in np.argsort(-apart, kind="stable") if apart[at] > 1e-12]
-    a, b = found.seeds[0]
-    ours, theirs = list(first.by_seed.values())[a], {row.id: row for row in list(second.by_seed.values())[b]}
-    columns = [Column("id"), *([Column("text", wide=True)] if rows else [])]
-    columns += [Column(name) for name in ("gold", "first", "second")]
-    columns += [Column(f"{SCORES[first.kind]}: {name}", "number", "{:.2f}") for name in ("first", "second")]
-    values = (
-        (
-            *(ours[at].id, *([rows.at(at)] if rows else []), ours[at].gold, ours[at].predicted),
-            *(theirs[ours[at].id].predicted, float(found.first[:, at].mean()), float(found.second[:, at].mean())),
-        )
-        for at in chosen
-    )
-    caption = f"Where the second is {'better' if better else 'worse'}: predictions of seed {found.names[0]}, "
-    caption += "scores over all seeds"
+    places = np.array(found.seeds)
+    seeds = np.argmax(sign * (found.second[places[:, 1]] - found.first[places[:, 0]]), axis=0)  # [N], places in `names`.
+    ours = list(first.by_seed.values())
+    theirs = [{row.id: row for row in of_seed} for of_seed in second.by_seed.values()]
+    several = len(found.seeds) > 1
+    columns = [Column("id"), *([Column("text", wide=True)] if rows else []), *([Column("seed")] if several else [])]
+    columns += [Column(name) for name in ("gold", *names)]
+    columns += [Column(f"{SCORES[first.kind]}: {name}", "number", "{:.2f}") for name in names]
+
+    def values() -> Iterator[tuple]:
+        for at in chosen:
+            a, b = found.seeds[seeds[at]]
+            one = ours[a][at]
+            shown = (one.id, *([rows.at(at)] if rows else []), *([found.names[seeds[at]]] if several else []))
+            predicted = (one.gold, one.predicted, theirs[b][one.id].predicted)
+            yield (*shown, *predicted, float(found.first[:, at].mean()), float(found.second[:, at].mean()))
+
+    caption = f"Where {names[1]} is {'better' if better else 'worse'} than {names[0]}"
+    caption += ": predictions of the seed in which they differ most, scores over all seeds" if several else ""
     return make_table(
         caption,
         columns,
-        values,
+        values(),
         total=len(chosen),
         most=options.report_rows,
         characters=options.report_characters,

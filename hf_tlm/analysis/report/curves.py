@@ -57,7 +57,7 @@ def curves(run: RunFolder) -> list[Chart]:
 def _losses(title: str, log: Sequence[Mapping[str, Any]]) -> Chart | None:
     terms = list(dict.fromkeys(name for entry in log if "loss" in entry for name in entry if name.endswith("_loss")))
     names = [name for name in terms if not name.startswith(("eval_", "train_"))] or ["loss"]
-    return line_chart(title, "step", "loss (nats)", {NAMES.get(name, name): _points(log, name) for name in names})
+    return _curve(title, "loss (nats)", {NAMES.get(name, name): _points(log, name) for name in names})
 
 
 def _shares(log: Sequence[Mapping[str, Any]]) -> list[Chart | None]:
@@ -73,10 +73,8 @@ def _shares(log: Sequence[Mapping[str, Any]]) -> list[Chart | None]:
         }
 
     return [
-        line_chart("Accuracies and shares", "step", "%", series(shares, 100)),
-        line_chart(
-            "Cosines of pairs: of one text (positive), of two texts (negative)", "step", "cosine", series(cosines, 1)
-        ),
+        _curve("Accuracies and shares", "%", series(shares, 100)),
+        _curve("Cosines of pairs: of one text (positive), of two texts (negative)", "cosine", series(cosines, 1)),
     ]
 
 
@@ -84,8 +82,12 @@ def _validation(
     title: str, label: str, logs: Mapping[str, Sequence[Mapping[str, Any]]], name: str, times: float = 1
 ) -> Chart | None:
     series = {of: [(step, times * value) for step, value in _points(log, name)] for of, log in logs.items()}
-    # A single evaluation is a number, and stands in the table of scores.
-    return line_chart(title, "step", label, series) if any(len(points) > 1 for points in series.values()) else None
+    return _curve(title, label, series)
+
+
+def _curve(title: str, label: str, series: Mapping[str, Sequence[tuple[float, float]]]) -> Chart | None:
+    """A chart against steps; None of fewer than three points: one is a number, and two make a line, not a curve."""
+    return line_chart(title, "step", label, series) if any(len(points) > 2 for points in series.values()) else None
 
 
 def _points(log: Sequence[Mapping[str, Any]], name: str) -> list[tuple[float, float]]:

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 from hf_tlm.analysis.arguments import ReportPageArguments
 from hf_tlm.analysis.errors import AnalysisError
 from hf_tlm.analysis.report import about, errors
-from hf_tlm.analysis.report.blocks import Block, Facts, Row, Section, Text, printable
-from hf_tlm.analysis.report.compare import against
+from hf_tlm.analysis.report.blocks import Block, Code, Facts, Row, Section, Text, printable
+from hf_tlm.analysis.report.compare import against, labels, verdict
 from hf_tlm.analysis.report.curves import curves
 from hf_tlm.analysis.report.predictions import Predictions, read_predictions
 from hf_tlm.analysis.report.recorded import recorded_subset, recorded_task
-from hf_tlm.analysis.report.retrieved import MOST_BYTES, made_for, retrieved_table
+from hf_tlm.analysis.report.retrieved import MOST_BYTES, made_for, retrieved_table, size_chart, source_table, subset_command
 from hf_tlm.analysis.report.rows import Rows, TrainingWords, rows_of
 from hf_tlm.analysis.report.run_folder import TITLES, RunFolder, read_run
 from hf_tlm.analysis.report.taught import teacher
@@ -99,11 +99,25 @@ def report_page(
     return template.render(
         title=f"{run.record['task'] if isinstance(run.record.get('task'), str) else run.name}: {TITLES[run.kind]}",
         subtitle=run.name if second is None else f"{run.name} against {second.name}",
-        highlights=about.highlights(run),
+        verdict=None if second is None else verdict((run, second)),
+        highlights=about.highlights(run) if second is None else _of_both((run, second)),
         missing=missing[:20],
         sections=[section for section in sections if section is not None],
         version=__version__,
     )
+
+
+def _of_both(runs: tuple[RunFolder, RunFolder]) -> list[tuple[str, str, str]]:
+    """The tiles of two runs, of each kind beside each other, by their names."""
+    found = [
+        (name, kind, (f"{kind}: {name}", figure, of))
+        for name, run in zip(labels(runs), runs, strict=True)
+        for kind, figure, of in about.highlights(run)
+        if kind != "to beat" or run is runs[0]
+    ]
+    kinds = list(dict.fromkeys(kind for _, kind, _ in found))
+    tiles = [tile for _, _, tile in sorted(found, key=lambda one: kinds.index(one[1]))]
+    return [("to beat", *tile[1:]) if tile[0].startswith("to beat") else tile for tile in tiles]
 
 
 def compare_runs(
@@ -228,7 +242,11 @@ def _retrieved(
                 f"The task texts that found the passages of {name}: shown by their ids. Give --task, the one that they were "
                 "retrieved for."
             )
-        if run.kind != "subset":  # Its facts are above.
+        if run.kind == "subset":
+            command, chart = subset_command(subset.manifest), size_chart(subset)
+            blocks += [Text("What makes it again:"), Code(command)] if command else []
+            blocks.append(Row([source_table(subset), *([chart] if chart else [])]))
+        else:
             blocks += [Text(f"From {name}:"), Facts(about.subset_facts(subset.manifest))]
         blocks.append(retrieved_table(subset, task, options.report_characters, MOST_BYTES // len(subsets)))
     return Section("Retrieved passages", "retrieved", blocks)

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
+from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hf_tlm.analysis.report.blocks import Column, Marked, Table, make_table
+from hf_tlm.analysis.report.charts import Chart, line_chart
 from hf_tlm.errors import HfTlmError
+from hf_tlm.influence import SelectionArguments
+from hf_tlm.retrieval import RetrievalArguments
 from hf_tlm.retrieval.highlight import mark_shared, marked_terms, stemmer_of
 
 if TYPE_CHECKING:
     from hf_tlm.retrieval import Subset
     from hf_tlm.tasks import Task
 
-EXAMPLES = 60
+EXAMPLES, SOURCES = 60, 20
 MOST_BYTES = 300_000
 COLUMNS = (
     Column("rank", "number"),
@@ -63,6 +69,61 @@ def retrieved_table(subset: Subset, task: Task | None, characters: int, most_byt
         most_bytes=most_bytes,
         searchable=True,
     )
+
+
+def size_chart(subset: Subset) -> Chart | None:
+    """Against K how many of a subset's passages are some text's K best; None without ranks."""
+    ranks = np.sort([rank for rank in subset.dataset["rank"][:] if rank is not None])
+    if (subset.manifest.get("top_k") or 0) < 2 or not len(ranks):
+        return None
+    places = np.unique(np.geomspace(1, max(ranks[-1], 2), 60).round().astype(int))
+    points = list(zip(places.tolist(), np.searchsorted(ranks, places, side="right").tolist(), strict=True))
+    return line_chart("Size against K", "K, passages of each training text", "passages of the subset", {"subset": points})
+
+
+def source_table(subset: Subset) -> Table:
+    """The sources with the most passages; beside them what the corpus holds of each, where the manifest has it."""
+    found = Counter(source or "" for source in subset.dataset["source"][:])
+    corpus = subset.manifest["counts"].get("sources") or {}
+    columns = [Column("source"), Column("passages", "number"), Column("share /%", "number", "{:.1f}")]
+    columns += [Column("share of the corpus /%", "number", "{:.1f}")] if corpus else []
+    of_corpus = sum(corpus.values())
+    rows = [
+        (name or "(none)", count, 100 * count / len(subset), *([100 * corpus.get(name, 0) / of_corpus] if corpus else []))
+        for name, count in found.most_common()
+    ]
+    return make_table("Sources", columns, rows, total=len(rows), most=SOURCES)
+
+
+def subset_command(manifest: Mapping[str, Any]) -> str | None:
+    """The commands that make a subset again, as its manifest tells: names of task and corpus stand for their places."""
+    if manifest["retriever"] == "released":
+        return None
+    task, corpus, random = manifest["task"]["name"], manifest["corpus"], manifest["retriever"] == "random"
+    asked: dict[str, Any] = {"task": task, "retriever": manifest["retriever"]}
+    asked["elastic_index" if manifest["retriever"] == "elasticsearch" else "corpus"] = corpus["name"]
+    asked["passage_words"] = corpus.get("passage_words")
+    names = ("num_passages", "seed") if random else ("query_mode", "max_query_terms", "k1", "b", "delta", "stemmer")
+    asked |= {name: manifest.get(name) for name in names}
+    if not random:
+        asked |= {"top_k": manifest.get("top_k_requested") or manifest.get("top_k"), "bm25_variant": manifest["variant"]}
+        asked["keep_stopwords"] = manifest.get("stopwords") is None and "analyzed_by" not in manifest
+    asked["decontaminate"] = manifest.get("decontamination") is not None
+    asked["deduplicate"] = (manifest.get("deduplication") or {}).get("threshold")
+    lines = [_command("retrieve", asked, RetrievalArguments)]
+    if selection := manifest.get("selection"):
+        of = ("method", "fraction", "top_k", "num_passages", "balance", "corpus_batch_size", "task_batch_size")
+        chosen = {"task": task, "subset": "SUBSET", **{name: selection.get(name) for name in of}}
+        lines.append(_command("select-influence", chosen, SelectionArguments))
+    return "\n".join(lines)
+
+
+def _command(name: str, values: Mapping[str, Any], arguments: type) -> str:
+    """A command with the options that are not at their defaults."""
+    defaults = {entry.name: entry.default for entry in dataclasses.fields(arguments)}
+    given = {option: value for option, value in values.items() if value is not None and value != defaults.get(option)}
+    words = [word for option, value in given.items() for word in (f"--{option}", str(value))]
+    return shlex.join(["hf-tlm", name, *(word.lower() if word in ("True", "False") else word for word in words)])
 
 
 def _with_queries(subset: Subset, rows: Any, task: Task) -> dict[str, tuple[Marked, Marked]]:

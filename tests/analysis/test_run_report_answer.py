@@ -1,0 +1,91 @@
+"""The answer stands on top of the page: which run is ahead, by their names; what a subset is of, and what makes it."""
+
+import shlex
+
+import pytest
+from datasets import Dataset
+
+from hf_tlm.analysis import read_run, write_report
+from hf_tlm.analysis.report.compare import verdict
+from hf_tlm.analysis.report.curves import _losses, _validation
+from hf_tlm.analysis.report.retrieved import subset_command
+from hf_tlm.config import parse
+from hf_tlm.corpora import CorpusArguments, load_corpus
+from hf_tlm.influence import select
+from hf_tlm.retrieval import Bm25Settings, RetrievalArguments, retrieve
+from hf_tlm.tasks import TaskArguments
+from support.report_runs import tlm_run
+
+
+@pytest.fixture
+def run(task, tmp_path):
+    return tlm_run(tmp_path / "run", task, {3: {0, 1, 2, 5}, 4: {0}}, [0.5, 0.75])
+
+
+def page(run, tmp_path, **options):
+    return write_report(run, tmp_path / "report.html", **options).read_text(encoding="utf-8")
+
+
+def test_the_verdict_and_both_names(run, task, tmp_path):
+    second = tlm_run(tmp_path / "second", task, {3: {1, 7}, 4: {0}}, [0.6, 0.7])
+    ahead = "second is ahead of run in test Macro-F1 by 2.50 points: 65.00 for second, 62.50 for run."
+    said = f"{ahead} That is no more than the standard deviation of seeds (17.68)."
+    assert verdict((read_run(run), read_run(second))) == said
+    source = page(run, tmp_path, task=task, second=second)
+    head = source[: source.index("<nav")]
+    assert said in head and head.count("<dt>to beat") <= 1
+    for name, score in (("run", "62.50 ± 17.68 %"), ("second", "65.00 ± 7.07 %")):
+        assert f"<dt>test Macro-F1: {name}</dt><dd>{score}" in head
+    assert 'class="verdict"' not in page(run, tmp_path, task=task)
+
+
+def test_verdicts_of_one_seed_and_of_one_name(task, tmp_path):
+    a, b = (read_run(tlm_run(tmp_path / name / "run", task, {3: {1}}, [score])) for name, score in (("a", 0.6), ("b", 0.7)))
+    unknown = "Of one seed each: how much seeds differ is not known."
+    assert (
+        verdict((a, b))
+        == f"b/run is ahead of a/run in test Macro-F1 by 10.00 points: 70.00 for b/run, 60.00 for a/run. {unknown}"
+    )
+    assert "are equal" in verdict((a, read_run(tlm_run(tmp_path / "c", task, {3: {1}}, [0.6]))))
+
+
+def test_the_seed_that_is_shown_is_one_that_differs(run, task, tmp_path):
+    """Row 9 is wrong in the second run's seed 4 alone."""
+    second = tlm_run(tmp_path / "second", task, {3: {0, 1, 2, 5}, 4: {0, 9}}, [0.6, 0.7])
+    source = page(run, tmp_path, second=second)
+    start = source.index("Where second is worse than run: predictions of the seed in which they differ most")
+    rows = source[start : source.index("</table>", start)]
+    assert rows.count("<tr>") == 2 and rows.index(">test-9<") < rows.index(">4<")
+
+
+def test_two_points_are_no_curve():
+    points = [{"step": step, "loss": 1.0, "eval_f1": 0.5} for step in (1, 2, 3)]
+    assert _validation("t", "l", {"a": points[:2]}, "eval_f1") is None and _losses("t", points[:2]) is None
+    assert _validation("t", "l", {"a": points}, "eval_f1") is not None and _losses("t", points) is not None
+
+
+def test_the_page_of_a_subset_says_what_is_in_it_and_what_makes_it(task, corpus_rows, tmp_path):
+    corpus = load_corpus(Dataset.from_list(corpus_rows), max_words=5)
+    subset = retrieve(task, corpus, top_k=5, settings=Bm25Settings(k1=0.9, stopwords=None), decontaminate=False)
+    subset.save(tmp_path / "subset")
+    source = page(tmp_path / "subset", tmp_path, task=task)
+    command = (
+        "hf-tlm retrieve --task toy --corpus in-memory --passage_words 5 --k1 0.9 --top_k 5 --keep_stopwords true "
+        "--decontaminate false"
+    )
+    assert command in source and "Size against K" in source and "share of the corpus /%" in source
+    classes = (TaskArguments, CorpusArguments, RetrievalArguments)
+    _, of_corpus, of_retrieval = parse(*classes, recipe="retrieve", description="", args=shlex.split(command)[2:])
+    assert (of_corpus.passage_words, of_retrieval.k1, of_retrieval.decontaminate) == (5, 0.9, False)
+    random = retrieve(task, corpus, retriever="random", num_passages=4, seed=3)
+    expected = "hf-tlm retrieve --task toy --retriever random --corpus in-memory --passage_words 5 --num_passages 4 --seed 3"
+    assert subset_command(random.manifest) == expected
+    chosen = subset_command(select(task, subset, method="dsir", fraction=0.5).manifest)
+    assert chosen == f"{command}\nhf-tlm select-influence --task toy --subset SUBSET --method dsir --fraction 0.5"
+
+
+def test_wide_tables_show_that_they_scroll(run, tmp_path):
+    """By a shadow that stays where it is, under paper that moves with the content (the browser does the rest)."""
+    source = page(run, tmp_path)
+    rule = source[source.index(".scroll {") :].partition("}")[0]
+    assert rule.count("no-repeat local") == rule.count("no-repeat scroll") == 2 and "overflow: auto" in rule
