@@ -1,7 +1,8 @@
-r"""Publish a finished model or a subset on the Hub, or convert a checkpoint that a paper released, and publish that.
+r"""Publish a finished model, a subset or a page on the Hub, or convert a checkpoint that a paper released, and publish that.
 
     hf-tlm publish --model runs/scierc-tlm --repo_id me/tlm-scierc --dataset me/scierc-bm25 --license apache-2.0
     hf-tlm publish --subset runs/scierc-bm25 --repo_id me/scierc-bm25 --private false --tag v1 --verify
+    hf-tlm publish --space pages/scierc --repo_id me/scierc-page --private false
     hf-tlm publish --legacy_checkpoint yxchar/tlm-sciie-small-scale --output_dir runs/tlm-sciie
     hf-tlm publish --legacy_checkpoint path/to/cocolm-base --output_dir runs/cocolm-base
 
@@ -44,7 +45,10 @@ def main() -> None:
     # 3. Publish: one commit, or none.
     options = {"private": args.private, "revision": args.revision, "tag": args.tag, "token": args.hub_token}
     options |= {"license": args.license, "language": args.language, "dry_run": args.dry_run}
-    if args.subset is None:
+    if args.space is not None:
+        del options["language"]
+        push = hub.publish_space(args.space, args.repo_id, **options)
+    elif args.subset is None:
         card = {"dataset": args.dataset, "widget_texts": args.widget_texts}
         push = hub.publish_model(args.model or args.output_dir, args.repo_id, **card, **options)
     elif args.config_name is None:

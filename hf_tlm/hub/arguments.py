@@ -69,8 +69,11 @@ class SubsetHubArguments:
 class PublishArguments:
     """What is published, and where to."""
 
-    model: str | None = field(default=None, metadata={"help": "Folder of a finished run."})
+    model: str | None = field(default=None, metadata={"help": "Folder of a finished run, or of an export (hf-tlm export)."})
     subset: str | None = field(default=None, metadata={"help": "Folder of a subset (hf-tlm retrieve, select-influence)."})
+    space: str | None = field(
+        default=None, metadata={"help": "Folder of a page (hf-tlm export --page), to become a static Space."}
+    )
     legacy_checkpoint: str | None = field(
         default=None,
         metadata={
@@ -134,16 +137,19 @@ class PublishArguments:
     )
 
     def __post_init__(self):
-        kinds = ("model", "subset", "legacy_checkpoint")
+        kinds = ("model", "subset", "space", "legacy_checkpoint")
         given = [kind for kind in kinds if getattr(self, kind) is not None]
         if len(given) != 1:
-            raise HubError(f"Give one of --model, --subset, --legacy_checkpoint; received {', '.join(given) or 'none'}.")
-        needed = {"model": ["repo_id"], "subset": ["repo_id"], "legacy_checkpoint": ["output_dir"]}[given[0]]
+            raise HubError(f"Give one of {', '.join(f'--{kind}' for kind in kinds)}; received {', '.join(given) or 'none'}.")
+        needed = ["output_dir" if given[0] == "legacy_checkpoint" else "repo_id"]
         if missing := [name for name in needed if getattr(self, name) is None]:
             raise HubError(f"--{given[0]} needs --{missing[0]}: see --help.")
         check_effects(self, HubError, prefix="--")
         for name in ("dataset", "widget_texts"):
             if self.subset is not None and getattr(self, name) is not None:
                 raise HubError(f"--{name} is for a model, and has no effect on a subset. Leave it out.")
+        for name, default in (("dataset", None), ("widget_texts", None), ("language", None), ("verify", False)):
+            if self.space is not None and getattr(self, name) != default:
+                raise HubError(f"--{name} has no effect on a Space. Leave it out.")
         if self.dry_run and self.verify:
             raise HubError("--dry_run publishes nothing that --verify could load. Give one of them.")

@@ -183,7 +183,8 @@ class Publication:
         """Make the repository and the branch where they are not there; their head."""
         options: dict[str, Any] = {"repo_type": self.repo.type, "exist_ok": True}
         self.new = True
-        self.api.create_repo(self.repo.id, private=self.private is not False, **options)
+        sdk: dict[str, Any] = {"space_sdk": "static"} if self.repo.type == "space" else {}
+        self.api.create_repo(self.repo.id, private=self.private is not False, **sdk, **options)
         if self.repo.revision is not None:
             self.api.create_branch(self.repo.id, branch=self.repo.revision, **options)
         head = self._head()
@@ -209,7 +210,7 @@ class Publication:
         unchanged = [path for path, file in self.local.items() if path in remote and file.equals(remote[path])]
         pushed = [path for path in self.local if path not in unchanged]
         gone = [p for p in remote if p not in self.local and any(fnmatch(p, pattern) for pattern in self.replaced)]
-        url = f"{self.api.endpoint}/{'datasets/' if self.repo.type == 'dataset' else ''}{self.repo.id}"
+        url = f"{self.api.endpoint}/{self.repo.page}"
         url += "" if self.repo.revision is None else f"/tree/{self.repo.revision}"
         return Push(url, self.repo, None, pushed, unchanged, gone, dry_run=True), commit
 

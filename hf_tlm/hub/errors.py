@@ -85,7 +85,7 @@ def explain(error: BaseException, repo: Repo, reading: bool = False) -> str:
     cause, status = _cause(error), status_of(error)
     name = f"{repo.type} repository {repo.id}"
     if isinstance(cause, GatedRepoError):
-        page = f"{constants.ENDPOINT}/{'datasets/' if repo.type == 'dataset' else ''}{repo.id}"
+        page = f"{constants.ENDPOINT}/{repo.page}"
         return f"The {name} is gated: ask for access at {page}, with the account of your token. {log_in()}."
     if isinstance(cause, RevisionNotFoundError):
         return f"The {name} has no branch, tag or commit {repo.revision!r}. Correct the part after the @."

@@ -7,12 +7,13 @@ import os
 import shlex
 import tempfile
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hf_tlm.errors import HubError
 from hf_tlm.hub.commit import Push
-from hf_tlm.hub.push import published, push, repo_to_push
+from hf_tlm.hub.push import REPLACED, published, push, repo_to_push
 from hf_tlm.hub.rendering import hub_name, published_card
 from hf_tlm.hub.run_files import CODE, NAMES, is_ours
 from hf_tlm.hub.subset_configs import check_alone
@@ -101,6 +102,35 @@ def publish_subset(
     check_alone(repo_to_push(repo_id, "dataset", options.get("revision")), options.get("token"))
     card = {"license": license, "language": language}
     return _publish(folder, repo_id, "dataset", f"Subset of hf_tlm {__version__}", card, options)
+
+
+def publish_space(folder: str | os.PathLike, repo_id: str, *, license: str | None = None, **options: Any) -> Push:
+    """Publish a page of `hf-tlm export --page` as a static Space, whose files are all its own. Options as `publish_model`'s.
+
+    Args:
+        license: for the Space's metadata.
+
+    Raises:
+        HubError: the folder holds no page; for others see `hf_tlm.hub.push`.
+    """
+    import yaml
+
+    folder = Path(folder)
+    files = {
+        name: path
+        for name, path in published(folder).items()
+        if any(fnmatch(name, glob) for glob in REPLACED["space"]) and not path.name.startswith(".")
+    }
+    if not {"index.html", "page.json"} <= set(files):
+        raise HubError(f"{folder} holds no page: expected index.html and page.json, as `hf-tlm export --page` leaves them.")
+    title = str(read_object(folder / "page.json", HubError).get("title"))
+    about = {"title": title, "sdk": "static", "app_file": "index.html", "tags": ["hf_tlm", "onnx"]}
+    about |= {} if license is None else {"license": license}
+    text = "The model runs in the browser's tab; no text leaves it. Made by `hf-tlm export --page`."
+    with tempfile.TemporaryDirectory() as work:
+        files[CARD] = Path(work) / CARD
+        atomic_write(files[CARD], f"---\n{yaml.safe_dump(about, allow_unicode=True, sort_keys=False)}---\n\n{text}\n")
+        return push(folder, repo_id, type="space", message=f"Page of hf_tlm {__version__}", files=files, **options)
 
 
 def publish_result(

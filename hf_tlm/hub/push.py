@@ -37,6 +37,7 @@ REPLACED = {
         *("*corruption.json", "finetuned.json", "prompt.json", "grid.json", "results.*", "settings.json"),
     ),
     "dataset": ("data/*", "manifest.json", "report.md"),
+    "space": ("index.html", "page.*", "model.js", "vendor/*", "model/*"),
 }
 
 
@@ -85,7 +86,7 @@ def push(
     Args:
         folder: a finished folder; what `NOT_PUBLISHED` matches is not sent.
         message: of the commit.
-        type: `model` or `dataset`.
+        type: `model`, `dataset` or `space`.
         private: of a repository that is made now: None and True make it private, False public. That of one which is
             there is left alone.
         revision: branch; made from the default branch if it is not there. None: the default branch.

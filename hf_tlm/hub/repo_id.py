@@ -10,7 +10,8 @@ from hf_tlm.errors import HubError
 
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?"
 _NAME = re.compile(rf"(?P<id>{_PART}/{_PART})(?:@(?P<revision>[^@\s]+))?")
-TYPES = ("model", "dataset")
+# Of repositories, and what the addresses of their pages begin with.
+TYPES = {"model": "", "dataset": "datasets/", "space": "spaces/"}
 
 
 @dataclass(frozen=True)
@@ -19,12 +20,17 @@ class Repo:
 
     id: `owner/name`.
     revision: branch, tag or commit; None for the default branch.
-    type: `model` or `dataset`.
+    type: `model`, `dataset` or `space`.
     """
 
     id: str
     revision: str | None = None
     type: str = "model"
+
+    @property
+    def page(self) -> str:
+        """The path of its page on a Hub."""
+        return f"{TYPES[self.type]}{self.id}"
 
     def __str__(self) -> str:
         return self.id if self.revision is None else f"{self.id}@{self.revision}"
@@ -33,7 +39,7 @@ class Repo:
 def parse_repo(name: str, type: str) -> Repo | None:
     """`owner/name` or `owner/name@revision` as a Repo; None for what cannot be the name of one."""
     if type not in TYPES:
-        raise HubError(f"The types of repositories are {' and '.join(TYPES)}; received {type!r}.")
+        raise HubError(f"The types of repositories are {', '.join(TYPES)}; received {type!r}.")
     match = _NAME.fullmatch(name)
     # As the Hub has it: "--" and ".." are kept for its own use.
     if match is None or len(match["id"]) > 96 or re.search(r"--|\.\.|\.git$", match["id"]):

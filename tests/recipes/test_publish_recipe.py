@@ -78,7 +78,7 @@ def test_a_run_of_two_processes_is_published_once(hub, recipe, work, tmp_path):
 @pytest.mark.parametrize(
     "arguments,message",
     [
-        ([], "Give one of --model, --subset, --legacy_checkpoint; received none"),
+        ([], "Give one of --model, --subset, --space, --legacy_checkpoint; received none"),
         (["--model", "a", "--subset", "b", "--repo_id", "me/x"], "received model, subset"),
         (["--model", "a"], "--model needs --repo_id"),
         (["--legacy_checkpoint", "a"], "--legacy_checkpoint needs --output_dir"),

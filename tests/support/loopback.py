@@ -35,8 +35,9 @@ LARGE = (
     "*.model",
 )  # kept as LFS
 DATE = "2026-01-01T00:00:00.000Z"
-REPO = r"(?P<kind>models|datasets)/(?P<name>[^/]+/[^/]+)"
-FILE = r"/(?P<kind>datasets/)?(?P<name>[^/]+/[^/]+)"
+PAGES = {"model": "", "dataset": "datasets/", "space": "spaces/"}
+REPO = r"(?P<kind>models|datasets|spaces)/(?P<name>[^/]+/[^/]+)"
+FILE = r"/(?P<kind>datasets/|spaces/)?(?P<name>[^/]+/[^/]+)"
 
 
 class Refusal(Exception):
@@ -349,7 +350,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def find(self, kind: str | None, name: str, write: bool = False, content: bool = False) -> Repository:
         """A repository that the user may see, write to, or read the files of."""
-        user, type = self.user(), "dataset" if (kind or "").startswith("datasets") else "model"
+        user, type = self.user(), (kind or "models").rstrip("/").removesuffix("s")
         repository = self.hub.repositories.get((type, name))
         owner = user is not None and user.owns(name.split("/")[0])
         if repository is None or (repository.private and not owner):
@@ -401,8 +402,10 @@ class Handler(BaseHTTPRequestHandler):
         owner, type = given.get("organization") or user.name, given.get("type") or "model"
         if not user.owns(owner) or user.role != "write":
             raise Refusal(403, f'You don\'t have the rights to create a {type} under the namespace "{owner}"')
+        if type == "space" and given.get("sdk") != "static":
+            raise Refusal(400, "A Space needs an SDK; this Hub has static ones.")
         name = f"{owner}/{given['name']}"
-        url = f"{self.hub.url}/{'datasets/' if type == 'dataset' else ''}{name}"
+        url = f"{self.hub.url}/{PAGES[type]}{name}"
         if (type, name) in self.hub.repositories:
             body = json.dumps({"error": "You already created this repo", "url": url}).encode()
             return 409, {"X-Error-Message": "You already created this repo"}, body
@@ -599,7 +602,7 @@ class Handler(BaseHTTPRequestHandler):
                     raise Refusal(404, "A file with this name doesn't exist", "EntryNotFound")
                 changes.update(dict.fromkeys(gone))
         commit = self.hub.commit(repository, revision, header.get("summary", ""), self.user().name, changes)
-        url = f"{self.hub.url}/{'datasets/' if repository.type == 'dataset' else ''}{name}/commit/{commit.id}"
+        url = f"{self.hub.url}/{PAGES[repository.type]}{name}/commit/{commit.id}"
         return {"success": True, "commitOid": commit.id, "commitUrl": url, "hookOutput": ""}
 
     # What is read.

@@ -1,0 +1,56 @@
+"""Exports and pages through the loopback Hub: what arrives, and that it predicts from there."""
+
+import json
+
+import pytest
+
+from hf_tlm.errors import HubError
+from hf_tlm.hub import PublishArguments, publish_model, publish_space
+from hf_tlm.runs import predict, write_page
+from hf_tlm.runs.export import page as module
+from support.tiny_checkpoints import files
+from support.toys import make_task
+
+
+def test_an_export(hub, exported, run, tmp_path):
+    publish_model(run, "alice/toy")
+    publish_model(exported.folder, "alice/toy-onnx", license="mit")
+    there = hub.files("alice/toy-onnx")
+    assert {"onnx/model.onnx", "onnx/model_quantized.onnx", "export.json", "config.json", "finetuned.json"} <= set(there)
+    card = there["README.md"].decode()
+    assert "license: mit" in card and 'pipeline("text-classification", "alice/toy-onnx", { dtype: "q8" })' in card
+    make_task().test.select_columns(["id", "text"]).to_json(tmp_path / "texts.jsonl")
+    found = []
+    for model in ("alice/toy-onnx", str(exported.folder)):
+        path = predict(model, str(tmp_path / "texts.jsonl"), tmp_path / "out.jsonl", backend="onnx", onnx_dtype="int8")
+        found.append(path.read_text())
+    assert found[0] == found[1] and len(json.loads(found[0].splitlines()[0])["probabilities"]) == 3
+    # Beside the weights of its model these stay.
+    publish_model(exported.folder, "alice/toy")
+    assert {"model.safetensors", "onnx/model.onnx"} <= set(hub.files("alice/toy"))
+
+
+def test_a_damaged_export_is_not_published(hub, exported, tmp_path):
+    for name, content in files(exported.folder).items():
+        (tmp_path / "copy" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "copy" / name).write_bytes(content[:-1] if name.endswith(".onnx") else content)
+    with pytest.raises(HubError, match="is damaged or was edited"):
+        publish_model(tmp_path / "copy", "alice/toy")
+
+
+def test_a_space(hub, exported, tmp_path, monkeypatch):
+    runtime = {name: name.encode() for names in module.RUNTIME.values() for name in names}
+    monkeypatch.setattr(module, "read_runtime", lambda folder: runtime)
+    page = write_page(exported.folder, tmp_path / "page", title="tickets: what?", texts=["the gene"])
+    (page / "notes.txt").write_text("mine")
+    done = publish_space(page, "alice/page", license="mit", private=False)
+    there = hub.files("alice/page", "space")
+    card = there.pop("README.md").decode()
+    assert card.startswith("---\ntitle: 'tickets: what?'\nsdk: static\napp_file: index.html\n") and "license: mit" in card
+    assert there == {name: content for name, content in files(page).items() if name != "notes.txt"}
+    assert done.url.endswith("/spaces/alice/page") and not hub.repository("alice/page", "space").private
+    assert publish_space(page, "alice/page", license="mit").commit is None
+    with pytest.raises(HubError, match="holds no page"):
+        publish_space(exported.folder, "alice/other")
+    with pytest.raises(HubError, match="--verify has no effect on a Space"):
+        PublishArguments(space=str(page), repo_id="alice/page", verify=True)
