@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 # What differs between two runs of one checkout, or says only how and where it ran.
-KEYS = re.compile(r"seconds|command|environment|versions|Clock|\w+_runtime|\w+_per_second")
+KEYS = re.compile(r"(milli)?seconds|command|environment|versions|Clock|\w+_runtime|\w+_per_second")
 # Words for people, pictures, the code of a model, what holds times and paths in a form of its own, digests of other files.
 NOT_READ = (".md", ".html", ".png", ".svg", ".py", ".bin", "seal.json")
 FLOATS = {"F32": "<f4", "F64": "<f8"}

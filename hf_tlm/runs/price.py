@@ -11,6 +11,8 @@ import torch
 import transformers
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
+from hf_tlm.models.adapters import ADAPTER_FILE
+
 LENGTHS = (32, 128)
 BATCH = 32
 # A measurement goes on for so long, and has one pass at least.
@@ -69,7 +71,7 @@ def price_line(found: Mapping[str, Any]) -> str:
 
 
 def _stock(folder: Path) -> PreTrainedModel | None:
-    if not (folder / "config.json").is_file():
+    if (folder / ADAPTER_FILE).is_file() or not (folder / "config.json").is_file():
         return None
     config = AutoConfig.from_pretrained(folder)
     (architecture, *_) = config.architectures or [""]
