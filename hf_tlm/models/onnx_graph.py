@@ -22,8 +22,8 @@ from torch import nn
 
 from hf_tlm.models.errors import ModelError
 
-# What the exporter writes without converting, and the latest that it knows.
-OPSET, LATEST_OPSET = 18, 23
+# What the exporter writes without converting.
+OPSET = 18
 LARGEST = 2 << 30  # Bytes of a protobuf, in which a graph has its weights.
 PARTS = ("embeddings", "head")
 _MANY = 1 << 20

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from pathlib import Path
 
 # What a file system says where somebody else has the lock; anything else says that it has no locks.
 _TAKEN = (errno.EAGAIN, errno.EACCES)
@@ -71,17 +70,3 @@ class Flock:
 
 
 os.register_at_fork(after_in_child=Flock._forget)
-
-
-def exists_locked(path: str | Path) -> bool:
-    """Whether something is there that a process holds the lock of, or of which that cannot be told."""
-    try:
-        lock = Flock.open(path)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
-    try:
-        return not lock.lock()
-    finally:
-        lock.release()

@@ -92,6 +92,8 @@ class ExportArguments:
 
     def options(self) -> dict[str, Any]:
         """The keyword arguments of `hf_tlm.runs.export_onnx`."""
-        names = ("data", "dtypes", "max_drop", "per_channel", "keep_float", "opset", "max_length", "trust_remote_code")
-        names += ("page", "page_texts", "page_runtime")
+        names = (
+            *("data", "dtypes", "max_drop", "per_channel", "keep_float", "opset", "max_length", "trust_remote_code"),
+            *("page", "page_texts", "page_runtime"),
+        )
         return {name: getattr(self, name) for name in names} | {"batch_size": self.per_device_eval_batch_size}

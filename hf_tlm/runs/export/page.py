@@ -127,7 +127,7 @@ def read_runtime(folder: str | os.PathLike | None = None) -> dict[str, bytes]:
     """
     found: dict[str, bytes] = {}
     for package, names in RUNTIME.items():
-        found |= _of_npm(package, names) if folder is None else _of_folder(Path(folder), package, names)
+        found |= _of_npm(package, list(names)) if folder is None else _of_folder(Path(folder), package, list(names))
         for name, digest in names.items():
             if hashlib.sha256(found[name]).hexdigest() != digest:
                 raise ArgumentsError(f"{name} is not that of {package}, which the page needs. {_how_to_install()}")
