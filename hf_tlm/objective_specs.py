@@ -54,12 +54,12 @@ class ObjectiveSpec:
 OBJECTIVES = {
     "mlm": ObjectiveSpec("MLM", "Masked language model"),
     "span": ObjectiveSpec("Span MLM", "Span-masked language model", ("spanbert",), masks_spans=True),
-    "electra": ObjectiveSpec("ELECTRA", "ELECTRA", ("electra",), tuple(_CORRUPTING), corrupts=True),
+    "electra": ObjectiveSpec("ELECTRA", "ELECTRA", ("electra",), (*_CORRUPTING, "share_embedding_norm"), corrupts=True),
     "ale": ObjectiveSpec(
         "ALE",
         "ALE",
         ("electra", "ale"),
-        tuple(_CORRUPTING),
+        (*_CORRUPTING, "share_embedding_norm"),
         corrupts=True,
         encoders=("albert",),
         encoder_advice=("ELECTRA on an ALBERT body", "ale_small"),

@@ -37,7 +37,8 @@ def main() -> None:
         if released.left_out:
             print(f"Left out, as this package's model has no place for them: {', '.join(released.left_out)}")
         if args.evaluate_on is not None:
-            for split, scores in runs.evaluate_checkpoint(args.output_dir, tasks.load_task(args.evaluate_on)).items():
+            task, length = tasks.load_task(args.evaluate_on), args.evaluate_length
+            for split, scores in runs.evaluate_checkpoint(args.output_dir, task, max_length=length).items():
                 print(f"{split:<12}" + ", ".join(f"{name} {100 * score:.2f}" for name, score in scores.items()))
         if args.repo_id is None:
             return

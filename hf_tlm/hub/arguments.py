@@ -13,6 +13,7 @@ from hf_tlm.hub.push import check_push
 from hf_tlm.utils.no_effect import NoEffect, check_effects
 
 _CONVERTED = NoEffect("legacy_checkpoint", (None,), "without --legacy_checkpoint. Leave it out.")
+_EVALUATED = NoEffect("evaluate_on", (None,), "without --evaluate_on. Leave it out.")
 _SUBSET = NoEffect("subset", (None,), "without --subset. Leave it out.")
 _PUSHED = NoEffect("repo_id", (None,), "without --repo_id. Leave it out.")
 
@@ -96,6 +97,13 @@ class PublishArguments:
     )
     evaluate_on: Annotated[str | None, _CONVERTED] = field(
         default=None, metadata={"help": "TLM: labelled task (name, Hub id or folder) to score the converted model on."}
+    )
+    evaluate_length: Annotated[int | None, _EVALUATED] = field(
+        default=None,
+        metadata={
+            "help": "evaluate_on: tokens after which a text is cut. Default: as TLM's scripts cut the task's, 512 for IMDB, "
+            "else 128."
+        },
     )
     repo_id: str | None = field(default=None, metadata={"help": "Repository to publish to, owner/name."})
     config_name: Annotated[str | None, _SUBSET] = field(

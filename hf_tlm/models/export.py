@@ -31,6 +31,7 @@ from hf_tlm.utils.files import atomic_directory
 # Of corruption.json: the arguments of `GeneratorDiscriminator`.
 _FIELDS = {
     **{"heads": one_of("rtd", "rtd_linear", "clm"), "temperature": real(0, 1e6), "apart": truth, "frozen": truth},
+    "share_embedding_norm": truth,
     **{"replacements": one_of("sampled", "random"), "scl_projection": one_of("none", "mlp")},
 }
 
@@ -134,6 +135,7 @@ def _corruption(model: GeneratorDiscriminator) -> dict[str, Any]:
         "replacements": model.replacements,
         "frozen": model.auxiliary.frozen,
         "scl_projection": model.scl_projection,
+        "share_embedding_norm": model.share_embedding_norm,
     }
 
 

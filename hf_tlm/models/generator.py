@@ -118,10 +118,16 @@ def _token_embeddings(body: PreTrainedModel) -> str:
     return next(name for name, module in body.named_modules() if module is body.get_input_embeddings())
 
 
-def shared_parameters(main: PreTrainedModel, generator: PreTrainedModel, frozen: bool) -> dict[str, str]:
+def shared_parameters(main: PreTrainedModel, generator: PreTrainedModel, frozen: bool, norm: bool = False) -> dict[str, str]:
     """Return the parameters that the two models share, target -> source, by their names in `GeneratorDiscriminator`.
 
     Of a frozen generator none are the main one's.
+
+    Args:
+        norm: the embeddings' LayerNorm is among them.
+
+    Raises:
+        ModelError: it shall be, and the two have none of one name and width.
     """
     body, theirs = f"{generator.base_model_prefix}.", dict(main.base_model.named_modules())
     same = {
@@ -136,6 +142,26 @@ def shared_parameters(main: PreTrainedModel, generator: PreTrainedModel, frozen:
         for name, source in same.items()
         if not frozen
     }
+
+    if norm:
+        norms = [
+            name
+            for name, module in generator.base_model.named_modules()
+            if name.startswith("embeddings.")
+            and isinstance(module, nn.LayerNorm)
+            and name in theirs
+            and module.weight.shape == theirs[name].weight.shape
+        ]
+        if not norms or frozen:
+            raise ModelError(
+                "share_embedding_norm is for two models that learn together and have a LayerNorm in their embeddings, of "
+                "one width: electra or albert. Leave it out."
+            )
+        embeddings |= {
+            f"{body}{name}.{part}": f"main.{main.base_model_prefix}.{name}.{part}"
+            for name in norms
+            for part, _ in theirs[name].named_parameters()
+        }
 
     def inside(name: str) -> str:
         return f"auxiliary.{name}" if name.startswith(body) else f"auxiliary.mlm_head.{name}"

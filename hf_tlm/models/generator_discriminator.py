@@ -69,6 +69,7 @@ class GeneratorDiscriminator(TrainedModel):
             learns as ever, and nothing depends on it.
         frozen: the auxiliary model stays as it is, with embeddings of its own and without dropout (Table 3, "w. Converged
             Auxiliary").
+        share_embedding_norm: the LayerNorm of the embeddings is shared too, as in Google's ELECTRA.
         scl_projection: `none`, the vectors of sequence contrastive learning are the first tokens' hidden states (the paper);
             or `mlp`, a head makes them of those (the published code).
 
@@ -87,6 +88,7 @@ class GeneratorDiscriminator(TrainedModel):
         replacements: str = "sampled",
         frozen: bool = False,
         scl_projection: str = "none",
+        share_embedding_norm: bool = False,
     ):
         super().__init__(main.config)
         if not 0 <= temperature < math.inf:
@@ -126,7 +128,7 @@ class GeneratorDiscriminator(TrainedModel):
             self.rtd_head = RtdHead(main.config, dense=heads == "rtd")
         self.scl_head = ContrastHead(main.config) if scl_projection == "mlp" else nn.Identity()
         self.temperature, self.apart, self.replacements = temperature, apart, replacements
-        self.scl_projection = scl_projection
+        self.scl_projection, self.share_embedding_norm = scl_projection, share_embedding_norm
         # What the LM head of `clm_heads` computes, `CorrectiveLm.lm_loss`.
         self.lm_loss: LmLoss | None = None
         # The second view's share of the tokens of the first (`TlmCollator.crop_fraction`): what `applied_parameters` needs.
@@ -136,7 +138,7 @@ class GeneratorDiscriminator(TrainedModel):
         # Of the random numbers for batches that bring none; None is torch's global one.
         self.generator: torch.Generator | None = None
         self._no_split_modules = layer_classes(main.base_model) | layer_classes(auxiliary.base_model)
-        ties = shared_parameters(main, auxiliary, frozen)
+        ties = shared_parameters(main, auxiliary, frozen, share_embedding_norm)
         if heads == "clm":
             table = embedding_weight(main)
             ties["clm_heads.lm_head.weight"] = next(f"main.{n}" for n, p in main.named_parameters() if p is table)

@@ -13,6 +13,7 @@ from hf_tlm.metrics import compute_metrics_for
 from hf_tlm.models import ModelError
 from hf_tlm.models.loading import class_names, reading
 from hf_tlm.tasks import Task
+from hf_tlm.tasks.registry import released_length
 
 
 def evaluate_checkpoint(model_name_or_path: str, task: Task, **options) -> dict[str, dict[str, float]]:
@@ -32,7 +33,7 @@ def checkpoint_logits(
     model_name_or_path: str,
     task: Task,
     *,
-    max_length: int = 128,
+    max_length: int | None = None,
     batch_size: int = 32,
     device: str | torch.device | None = None,
 ) -> dict[str, np.ndarray]:
@@ -44,7 +45,7 @@ def checkpoint_logits(
 
     Args:
         model_name_or_path: folder, or Hub id with `@revision` if wanted.
-        max_length: tokens after which a text is cut (TLM's authors: 128, on IMDB 512).
+        max_length: tokens after which a text is cut; None: as TLM's authors cut the task's, 512 for IMDB and 128 for others.
         device: default: a GPU if there is one.
 
     Raises:
@@ -62,6 +63,7 @@ def checkpoint_logits(
             f"{model_name_or_path} lacks weights of a classifier ({', '.join(missing[:3])}): there is nothing to evaluate. "
             "Give a model that has learned the task."
         )
+    max_length = max_length or released_length(task.name)
     order = _order(model_name_or_path, class_names(model.config), task)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     model.eval().to(device)

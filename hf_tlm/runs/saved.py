@@ -15,7 +15,7 @@ from hf_tlm.utils.checked import listed, mapped, maybe, read_fields, real, recor
 
 SAVED_FILE = "finetuned.json"
 # Of the arguments, what predicting depends on.
-PREDICTING = ("max_length", "doc_stride", "max_query_length", "max_answer_length", "n_best", "null_threshold", "crf")
+PREDICTING = tuple("max_length doc_stride max_query_length max_answer_length n_best null_threshold option_apart crf".split())
 
 
 def saved_settings(task: Task, arguments: Mapping[str, Any]) -> str:
@@ -41,6 +41,7 @@ _TASK = {
 _ARGUMENTS = {
     **{"max_length": whole(1, 1 << 15), "doc_stride": whole(0, 1 << 15), "max_query_length": whole(1, 1 << 15)},
     **{"max_answer_length": whole(1, 1 << 15), "n_best": whole(1, 1000), "crf": truth},
+    "option_apart": truth,
     "null_threshold": maybe(real(-math.inf, math.inf)),
 }
 _SAVED = {

@@ -109,6 +109,16 @@ TASKS: dict[str, TaskSpec] = {
 }
 
 
+# Tokens after which TLM's scripts cut a text (evaluate.sh), where not after 128.
+LONG_TEXTS = {"imdb": 512}
+
+
+def released_length(name: str) -> int:
+    """Tokens of the longest text that TLM's released models of a task were trained on, by a name of the task."""
+    known = registered_task(name)
+    return LONG_TEXTS.get(known.name if known else name, 128)
+
+
 def registered_task(name: str, config_name: str | None = None) -> TaskSpec | None:
     """The spec of a registered task, else None.
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 
 from hf_tlm.hub.checkpoint import split_revision
 from hf_tlm.models.initialization_arguments import InitializationArguments
 from hf_tlm.models.lora_arguments import LoraArguments
 from hf_tlm.objective_specs import OBJECTIVES
 from hf_tlm.training.errors import ArgumentsError
-from hf_tlm.utils.no_effect import check_effects
+from hf_tlm.utils.no_effect import NoEffect, check_effects
 from hf_tlm.utils.ranges import check_ranges
+
+_SHARING = NoEffect("freeze_auxiliary", (True,), "with freeze_auxiliary, which shares nothing. Leave it out.")
 
 
 @dataclass
@@ -59,6 +61,13 @@ class ModelArguments(InitializationArguments, LoraArguments):
         default=False,
         metadata={
             "help": "electra, ale, cocolm: the auxiliary model, from a checkpoint, does not learn and shares nothing."
+        },
+    )
+    share_embedding_norm: Annotated[bool, _SHARING] = field(
+        default=False,
+        metadata={
+            "help": "electra, ale: both models share the LayerNorm of their embeddings too, as in Google's ELECTRA. "
+            "Default: token, position and type embeddings alone, as transformers' classes have them."
         },
     )
     temperature: float | None = field(

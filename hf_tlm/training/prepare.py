@@ -300,6 +300,7 @@ def model_factory(
         "apart": spec.separate_sampling,
         "replacements": model_args.replacements,
         "frozen": model_args.freeze_auxiliary,
+        "share_embedding_norm": model_args.share_embedding_norm,
         "scl_projection": args.scl_projection,
     }
     _check_checkpoints(model_args, tokenizer, max_length)

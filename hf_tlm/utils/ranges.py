@@ -115,7 +115,7 @@ RANGES: dict[str, Range] = {
     "auxiliary_size": Range(0, 100, above=True),
     "vocab_size": Range(6, 2**20, whole=True),  # Five special tokens and one more.
     "lora_r": _BATCH,
-    **_each("max_length corpus_max_length score_max_length", _LENGTH),
+    **_each("max_length corpus_max_length score_max_length evaluate_length", _LENGTH),
     "stage2_max_length": Range(3, LENGTH, whole=True, also=(0,)),
     # Corpora and blocks.
     "passage_words": Range(1, COUNT, whole=True, also=(0,)),
@@ -139,7 +139,7 @@ RANGES: dict[str, Range] = {
     "num_examples": Range(0, COUNT, whole=True),
     # Fine-tuning and few-shot runs.
     "train_fraction": _PART,
-    **_each("max_query_length max_answer_length", _TOKENS),
+    **_each("max_query_length max_answer_length first_text_limit other_text_limit", _TOKENS),
     "doc_stride": Range(0, LENGTH, whole=True),
     **_each("n_best splits demonstration_sets optuna_trials", _MANY),
     "k": Range(1, 10**6, whole=True),

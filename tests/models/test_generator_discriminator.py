@@ -32,11 +32,12 @@ LABELS = {0: "a", 1: "b", 2: "c"}
 ELECTRA = WeightedSum((1.0, Mlm()), (50.0, ReplacedTokenDetection()))
 
 
-def composite(model_type="electra", temperature=0.8, **changes):
+def composite(model_type="electra", temperature=0.8, share_embedding_norm=False, **changes):
     set_seed(0)
     config = AutoConfig.for_model(model_type, **{**TINY_CONFIGS[model_type], **changes})
     narrow = (0.5, None) if model_type in ("electra", "albert") else (1, 1)
-    return GeneratorDiscriminator.from_config(config, generator_config(config, *narrow), temperature)
+    options = {"share_embedding_norm": share_embedding_norm}
+    return GeneratorDiscriminator.from_config(config, generator_config(config, *narrow), temperature, **options)
 
 
 def batch(tokenizer, row_length=None, rows=None, probability=0.3):
@@ -44,11 +45,13 @@ def batch(tokenizer, row_length=None, rows=None, probability=0.3):
     return collate(texts(True, pairs=True) if rows is None else rows)
 
 
-@pytest.mark.parametrize("model_type", STOCK)
+@pytest.mark.parametrize(
+    "model_type,norm", [*((name, False) for name in STOCK), ("electra", True), ("albert", True), ("bert", True)]
+)
 @pytest.mark.usefixtures("modernbert_in_float64")
-def test_loss_and_every_gradient_equal_stock_models(model_type, tokenizer):
+def test_loss_and_every_gradient_equal_stock_models(model_type, norm, tokenizer):
     """A stock masked LM, and the head of stock `ElectraForPreTraining` on a stock body."""
-    model, inputs = composite(model_type).eval().double(), batch(tokenizer)
+    model, inputs = composite(model_type, share_embedding_norm=norm).eval().double(), batch(tokenizer)
     generator = AutoModelForMaskedLM.from_config(model.auxiliary.config).eval().double()
     body = AutoModel.from_config(model.main.config).eval().double()
     activation = getattr(body.config, "hidden_act", "gelu")
@@ -59,7 +62,7 @@ def test_loss_and_every_gradient_equal_stock_models(model_type, tokenizer):
     body.load_state_dict(model.main.base_model.state_dict(), strict=model_type != "roberta")  # Its classifier has no pooler.
     head.load_state_dict(model.rtd_head.state_dict())
     for name, table in [*body.named_modules()]:
-        if isinstance(table, torch.nn.Embedding):
+        if isinstance(table, torch.nn.Embedding) or (norm and name == "embeddings.LayerNorm"):
             generator.base_model.set_submodule(name, table)
     generator.get_output_embeddings().weight = body.get_input_embeddings().weight
 
@@ -93,6 +96,7 @@ def test_loss_and_every_gradient_equal_stock_models(model_type, tokenizer):
         if parameter not in shared:
             stock[f"auxiliary.{'' if name.startswith(f'{prefix}.') else 'mlm_head.'}{name}"] = parameter.grad
     assert set(ours) == {name for name, gradient in stock.items() if gradient is not None}
+    assert not norm or not any("embeddings.LayerNorm" in name for name in ours if name.startswith("auxiliary."))
     for name, gradient in ours.items():
         torch.testing.assert_close(gradient, stock[name], rtol=1e-8, atol=1e-12, msg=lambda m, n=name: f"{n}: {m}")
 
@@ -233,6 +237,25 @@ def test_export_loads_as_stock_classes_with_equal_outputs(model_type, tokenizer,
         again = load_exported(tmp_path / "out", id2label=LABELS).eval()(**inputs)
     for name in ("logits", "mlm_loss", "rtd_logits"):
         torch.testing.assert_close(again[name], output[name], rtol=1e-6, atol=1e-6)
+
+
+def test_a_shared_layer_norm_is_exported_and_read_again(tokenizer, tmp_path):
+    """Each export has its copy, and going on they are one again."""
+    model = composite(share_embedding_norm=True)
+    with torch.no_grad():
+        model.main.electra.embeddings.LayerNorm.weight.add_(torch.rand(()))
+    export_stock(model, tokenizer, tmp_path / "out")
+    name = "embeddings.LayerNorm.weight"
+    folders = (tmp_path / "out" / part for part in ("discriminator", "generator"))
+    parts = [AutoModel.from_pretrained(folder).get_parameter(name) for folder in folders]
+    assert torch.equal(*parts) and torch.equal(parts[0], model.main.electra.get_parameter(name))
+    again = load_exported(tmp_path / "out", id2label=LABELS)
+    assert again.main.electra.get_parameter(name) is again.auxiliary.electra.get_parameter(name)
+    assert torch.equal(again.main.electra.get_parameter(name), parts[0])
+    again.save_pretrained(tmp_path / "checkpoint")
+    assert composite().auxiliary.electra.get_parameter(name) is not composite().main.electra.get_parameter(name)
+    with pytest.raises(ModelError, match="share_embedding_norm is for two models"):
+        GeneratorDiscriminator.from_config(model.config, model.auxiliary.config, frozen=True, share_embedding_norm=True)
 
 
 def test_a_model_without_a_task_is_the_discriminator(tokenizer, tmp_path):

@@ -12,9 +12,10 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
 
+from hf_tlm.data import tokenize
 from hf_tlm.models import ModelError, convert_legacy, load_released_tlm
 from hf_tlm.runs import evaluate_checkpoint
-from hf_tlm.tasks import load_task
+from hf_tlm.tasks import TASKS, load_task
 from hf_tlm.utils.files import atomic_write
 from support.released_tlm import SCIERC, published
 from support.toys import code_blocks, sentences
@@ -248,6 +249,28 @@ def test_the_recipe_scores_what_it_converted(folder, tmp_path, monkeypatch, caps
     assert set(scores) == {"validation", "test"} and 0 < scores["test"]["accuracy"] < 1
     line = f"macro_f1 {100 * scores['test']['macro_f1']:.2f}, accuracy {100 * scores['test']['accuracy']:.2f}"
     assert f"test        {line}" in printed and f"validation  {line}" in printed
+
+
+@pytest.mark.parametrize("name,length", [("imdb", 512), ("sciie", 128), ("hyp", 128), ("ours", 128)])
+def test_texts_are_cut_as_the_task_is(folder, tmp_path, monkeypatch, capsys, name, length):
+    """`evaluate.sh`: 512 tokens for IMDB, 128 for every other task; --evaluate_length for others."""
+    labels = TASKS["imdb"].classes if name == "imdb" else TASKS["hyperpartisan"].classes if name == "hyp" else SCIERC
+    rows = [{"text": row["text"], "label": labels[at % len(labels)]} for at, row in enumerate(sentences(30))]
+    for split in ("train", "validation"):
+        atomic_write(tmp_path / name / f"{split}.jsonl", "\n".join(map(json.dumps, rows)))
+    cut = []
+    home = sys.modules[evaluate_checkpoint.__module__]
+    monkeypatch.setattr(
+        home, "tokenize", lambda rows, tokenizer, most, **how: cut.append(most) or tokenize(rows, tokenizer, most)
+    )
+    monkeypatch.setattr(home, "_order", lambda model, classes, task: list(range(len(task.label_names))))
+    converted = tmp_path / "converted"
+    convert_legacy(str(folder(published())), converted)
+    task = load_task(str(tmp_path / name))
+    logits = home.checkpoint_logits(str(converted), task)
+    assert cut == [length] and len(logits["validation"]) == 30
+    home.checkpoint_logits(str(converted), task, max_length=20)
+    assert cut == [length, 20]
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ ARGS = {"max_length": 48, "max_query_length": 12, "max_answer_length": 10, "doc_
 
 def arguments(**changes):
     """What `encode` and `decode` read of the arguments of fine-tuning."""
-    return SimpleNamespace(**{**ARGS, "null_threshold": None, "crf": False, **changes})
+    return SimpleNamespace(**{**ARGS, "null_threshold": None, "crf": False, "option_apart": False, **changes})
 
 
 def wordpiece():

@@ -101,6 +101,19 @@ class FewShotArguments(BaseArguments):
     max_length: int = field(
         default=128, metadata={"help": "Longest input in tokens: texts are cut, the longest first, the prompt never."}
     )
+    truncation: str = field(
+        default="longest",
+        metadata={
+            "help": "Of inputs longer than max_length. longest: texts are cut, the longest first. tail: all ends after so "
+            "many tokens, demonstrations too, as in LM-BFF's code; the mask stays.",
+            "choices": ["longest", "tail"],
+        },
+    )
+    first_text_limit: int | None = field(
+        default=None,
+        metadata={"help": "Tokens after which the first text is cut before anything else: LM-BFF has 240 for RTE, of 256."},
+    )
+    other_text_limit: int | None = field(default=None, metadata={"help": "The same for the second text of a pair."})
     per_device_train_batch_size: int = field(default=8, metadata={"help": "Texts per device and micro-batch, at most."})
     logging_steps: float = field(default=100, metadata={"help": "Log every so many optimizer steps."})
     save_total_limit: int | None = field(

@@ -24,7 +24,7 @@ from hf_tlm.runs.few_shot.encoding import PromptCollator, PromptEncoder
 from hf_tlm.runs.few_shot.inputs import EvaluationInputs, TrainingInputs, averaged
 from hf_tlm.runs.few_shot.model import label_word_logits, load_masked_lm
 from hf_tlm.runs.few_shot.templates import Prompt, PromptError
-from hf_tlm.utils.checked import listed, mapped, maybe, read_fields, record, whole, words
+from hf_tlm.utils.checked import listed, mapped, maybe, read_fields, record, truth, whole, words
 from hf_tlm.utils.files import atomic_directory
 
 PROMPT_FILE = "prompt.json"
@@ -34,8 +34,12 @@ _EXAMPLE = record({"text": _TEXT, "text_pair": _TEXT, "label": whole(0, 1000)}, 
 _SAVED = {
     **{"template": words(10_000), "label_words": mapped(words(1000), 1000), "max_length": whole(1, 1 << 15)},
     **{"seed": whole(0, 2**63 - 1), "sets": whole(1, 1000), "similarity_model": maybe(words(1000))},
+    **dict.fromkeys(("first_text_limit", "other_text_limit"), maybe(whole(1, 1 << 15))),
+    "tail": truth,
     "examples": maybe(listed(_EXAMPLE, 10_000)),
 }
+# Not in files from before there was a choice.
+_LATER = ("first_text_limit", "other_text_limit", "tail")
 
 
 @dataclass
@@ -43,7 +47,8 @@ class PromptClassifier:
     """Classifies texts by what a masked LM puts in the place of a mask.
 
     Args:
-        max_length: longest input in tokens.
+        max_length: longest input in tokens; first_text_limit, other_text_limit, tail: how it is reached, see
+            `PromptEncoder`.
         seed: of the demonstrations.
         examples: what demonstrations are drawn from, columns `text`, `text_pair` (of pairs) and `label`; None: there are
             none.
@@ -62,12 +67,16 @@ class PromptClassifier:
     examples: Dataset | None = None
     sets: int = 1
     similarity_model: str | None = None
+    first_text_limit: int | None = None
+    other_text_limit: int | None = None
+    tail: bool = False
     encoder: PromptEncoder = field(init=False, repr=False)
     demonstrations: Demonstrations | None = field(init=False, default=None, repr=False)
 
     def __post_init__(self):
         shown = 0 if self.examples is None else len(self.prompt.label_words)
-        self.encoder = PromptEncoder(self.tokenizer, self.prompt, self.max_length, shown)
+        limits = (self.first_text_limit, self.other_text_limit, self.tail)
+        self.encoder = PromptEncoder(self.tokenizer, self.prompt, self.max_length, shown, *limits)
         if self.examples is not None:
             self.demonstrations = Demonstrations(self.encoder.encode(self.examples), self.examples["label"][:])
 
@@ -81,7 +90,7 @@ class PromptClassifier:
         """
         folder = Path(checkpoint_folder(name_or_path))
         try:
-            saved = read_fields(folder / PROMPT_FILE, _SAVED, PromptError)
+            saved = read_fields(folder / PROMPT_FILE, _SAVED, PromptError, optional=_LATER)
         except OSError as error:
             raise PromptError(
                 f"{name_or_path} has no {PROMPT_FILE}, which says how it classifies. Give split-<seed>/model of a run of "
@@ -104,6 +113,7 @@ class PromptClassifier:
             "seed": self.seed,
             "sets": self.sets,
             "similarity_model": self.similarity_model,
+            **{name: value for name in _LATER if (value := getattr(self, name)) not in (None, False)},
             "examples": None if self.examples is None else self._shown().to_list(),
         }
 

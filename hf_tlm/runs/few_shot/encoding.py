@@ -33,6 +33,10 @@ class PromptEncoder:
 
     Args:
         max_length: tokens of an input. Texts are cut to it at their ends, the longest first; mask and template never.
+        first_text_limit, other_text_limit: tokens after which the first text, and a second one, is cut before anything else,
+            of demonstrations too.
+        tail: an input that is too long then ends after `max_length` tokens, whatever they are, as LM-BFF's do; of the texts
+            before the mask so much is left out that it stays.
         examples: how many answered examples follow a text, each after the special tokens that end a text (LM-BFF, 6.1).
 
     Raises:
@@ -44,6 +48,9 @@ class PromptEncoder:
     prompt: Prompt
     max_length: int
     examples: int = 0
+    first_text_limit: int | None = None
+    other_text_limit: int | None = None
+    tail: bool = False
     word_ids: list[int] = field(init=False)
 
     def __post_init__(self):
@@ -55,10 +62,11 @@ class PromptEncoder:
             for part in self.prompt.parts
         ]
         filled = 1 + sum(len(ids) for ids in self._words if ids is not None) + len(self._end)
-        self._room = self.max_length - len(self._begin) - (1 + self.examples) * filled
-        least = (1 + self.examples) * len(self.prompt.text_parts)
+        held = 1 if self.tail else 1 + self.examples
+        self._room = self.max_length - len(self._begin) - held * filled
+        least = held * len(self.prompt.text_parts)
         if self._room < least:
-            times = f", {1 + self.examples} times with the demonstrations," if self.examples else ""
+            times = f", {held} times with the demonstrations," if held > 1 else ""
             raise PromptError(
                 f"max_length {self.max_length} is too short: the template {self.prompt.template!r}{times} and a token of "
                 f"every text take {self.max_length - self._room + least}. Raise --max_length."
@@ -82,8 +90,7 @@ class PromptEncoder:
             `input_ids`, int [at most max_length], and `mask_position`, where in it the mask is.
         """
         rows = [(texts, self.tokenizer.mask_token_id), *((other, self.word_ids[label]) for other, label in answered)]
-        lengths = [len(ids) for row, _ in rows for ids in row]
-        kept = iter(kept_lengths(lengths, self._room) if sum(lengths) > self._room else lengths)
+        kept = iter(self._kept([row for row, _ in rows]))
         input_ids, position = list(self._begin), 0
         for number, (row, answer) in enumerate(rows):
             own = iter(row)
@@ -96,7 +103,28 @@ class PromptEncoder:
                 else:
                     input_ids += next(own)[: next(kept)]
             input_ids += self._end
-        return {"input_ids": input_ids, "mask_position": position}
+        return {"input_ids": input_ids[: self.max_length], "mask_position": position}
+
+    def _kept(self, rows: Sequence[Texts]) -> list[int]:
+        """How many tokens of each text of each row are kept: of the first row, which has the mask, its own come first."""
+        limits = [
+            self.first_text_limit if part.kind == TEXTS[0] else self.other_text_limit for part in self.prompt.text_parts
+        ]
+        lengths = [
+            len(ids) if limit is None else min(len(ids), limit)
+            for row in rows
+            for ids, limit in zip(row, limits, strict=True)
+        ]
+        if not self.tail:
+            return kept_lengths(lengths, self._room) if sum(lengths) > self._room else lengths
+        parts = [part.kind for part in self.prompt.parts]
+        before = parts.index(MASK)
+        texts = sum(kind in TEXTS for kind in parts[:before])
+        words = sum(len(ids) for ids in self._words[:before] if ids is not None)
+        room = self.max_length - len(self._begin) - words - 1
+        if sum(lengths[:texts]) > room:
+            lengths[:texts] = kept_lengths(lengths[:texts], room)
+        return lengths
 
 
 def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:

@@ -82,6 +82,9 @@ class Prompted:
             examples=episode.train if args.demonstrations and episode is not None else None,
             sets=args.demonstration_sets if args.demonstrations else 1,
             similarity_model=args.similarity_model,
+            first_text_limit=args.first_text_limit,
+            other_text_limit=args.other_text_limit,
+            tail=args.truncation == "tail",
         )
 
     def train(self, point: Point, episode: Episode, folder: Path) -> dict[str, Any]:

@@ -85,6 +85,15 @@ class FinetuneArguments(TeacherArguments, SeedsArguments):
         },
     )
 
+    # Multiple choice.
+    option_apart: bool = field(
+        default=False,
+        metadata={
+            "help": "Multiple choice: [CLS] context [SEP] question [SEP] option [SEP], blanks as they are (ALE, for BERT). "
+            "Default: question and option are one part, the option in the question's blank."
+        },
+    )
+
     # Tagging.
     crf: bool = field(
         default=False, metadata={"help": "Tagging: a linear-chain CRF over the tags of a sentence (extra [crf])."}

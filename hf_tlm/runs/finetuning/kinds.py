@@ -57,6 +57,7 @@ OPTIONS = {
     **dict.fromkeys(
         ("doc_stride", "max_query_length", "max_answer_length", "n_best", "null_threshold"), ("question_answering",)
     ),
+    "option_apart": ("multiple_choice",),
     "crf": ("tagging",),
     "label_smoothing_factor": ("classification", "multiple_choice", "tagging"),
 }

@@ -2,7 +2,8 @@
 
 Every option is read with the whole input, [CLS] context [SEP] question and option [SEP], and the model chooses among the
 logits of a question's options. The blank of a cloze question is filled with the option, as in XLNet's code (Yang et al.,
-NeurIPS 2019); otherwise the option follows the question.
+NeurIPS 2019); otherwise the option follows the question. With `option_apart` a separator is between them, and blanks stay
+(ALE, section IV.A.1, for BERT).
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ def encode(rows: Dataset, tokenizer: PreTrainedTokenizerBase, args: FinetuneArgu
         HfTlmError: `max_length` leaves no room for a token of either.
     """
     special = tokenizer.num_special_tokens_to_add(pair=True)
+    join = partial("{1} {0} {2}".format, tokenizer.sep_token) if args.option_apart else fill_in
     if args.max_length < special + 2:
         raise HfTlmError(
             f"max_length must leave room for context and option beside {special} special tokens; received "
@@ -58,7 +60,7 @@ def encode(rows: Dataset, tokenizer: PreTrainedTokenizerBase, args: FinetuneArgu
         counts = [len(each) for each in batch["options"]]
         contexts = [context for context, count in zip(batch["context"], counts, strict=True) for _ in range(count)]
         texts = [
-            fill_in(question, option)
+            join(question, option)
             for question, each in zip(batch["question"], batch["options"], strict=True)
             for option in each
         ]
@@ -87,7 +89,8 @@ def encode(rows: Dataset, tokenizer: PreTrainedTokenizerBase, args: FinetuneArgu
         }
         return grouped | {"example": indices} | ({"labels": batch["label"]} if "label" in batch else {})
 
-    settings = [args.max_length, tokenizer.truncation_side]
+    # What features were kept of before there was a choice stays as it is.
+    settings = [args.max_length, tokenizer.truncation_side, *["apart"] * args.option_apart]
     return make_features(rows, tokenizer, encode_batch, settings, "Tokenising options")
 
 

@@ -59,6 +59,21 @@ def test_the_context_is_cut_and_the_option_is_whole(family, tokenizers):
                 assert sum(token in inner for token in ids) >= 36  # Nothing but the beginning of the option.
 
 
+def test_three_parts(tokenizers):
+    """ALE: [CLS] article [SEP] question [SEP] option [SEP], the blank as it is; only the article is cut."""
+    tokenizer = tokenizers["bert"]
+    features = mc.encode(Dataset.from_list(ROWS[:2]), tokenizer, arguments(max_length=40, option_apart=True))
+    for row, feature in zip(ROWS, features, strict=False):
+        for option, ids, types in zip(row["options"], feature["input_ids"], feature["token_type_ids"], strict=True):
+            article, question, choice = (
+                tokenizer(text, add_special_tokens=False)["input_ids"] for text in (row["context"], row["question"], option)
+            )
+            cls, sep = tokenizer.cls_token_id, tokenizer.sep_token_id
+            article = article[: 40 - 4 - len(question) - len(choice)]
+            assert ids == [cls, *article, sep, *question, sep, *choice, sep]
+            assert types == [0] * (len(article) + 2) + [1] * (len(question) + len(choice) + 2)
+
+
 def test_both_are_cut_where_the_option_alone_is_too_long(tokenizers):
     row = {"context": CONTEXT * 8, "question": "_", "options": ["cell " * 60, "acid"]}
     long, _ = mc.encode(Dataset.from_list([row]), tokenizers["bert"], arguments(max_length=43))[0]["token_type_ids"]
