@@ -93,6 +93,7 @@ _COUNTS = {
     "sources": maybe(mapped(_COUNT, 10**6)),
 }
 _LEFT_OUT = maybe(record({"passages": _COUNT, "threshold": _NUMBER, "ids": _NAMES}, optional=("threshold", "ids")))
+_TEACHERS = listed(_of(name=_NAME, revision=maybe(_NAME), license=maybe(_NAME)), 10_000)
 # Of every subset.
 _NEEDED: dict[str, Check] = {
     "corpus": _named("fingerprint", fingerprint=maybe(_NAME), size=maybe(_COUNT)),
@@ -106,6 +107,7 @@ _MORE: dict[str, Check] = {
     **dict.fromkeys(("max_query_terms", "top_k", "top_k_requested", "num_passages", "seed"), maybe(_COUNT)),
     **dict.fromkeys(("k1", "b", "delta"), maybe(_NUMBER)),
     "analyzer": maybe(_of(stopwords=maybe(_NAME), stemmer=maybe(_NAME))),
+    "teacher": maybe(_of(model=_NAME, passages=_COUNT, label_names=_NAMES, cut_passages=_COUNT, teachers=_TEACHERS)),
     "decontamination": _LEFT_OUT,
     "deduplication": _LEFT_OUT,
     "rank_column": truth,

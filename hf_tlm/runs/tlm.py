@@ -21,7 +21,7 @@ from hf_tlm.runs.price import price
 from hf_tlm.runs.records import predictions_jsonl, started
 from hf_tlm.runs.saved import SAVED_FILE, saved_settings
 from hf_tlm.runs.summary import SeededRun, summarise
-from hf_tlm.runs.teachers import ask_teacher, content_of, open_teacher
+from hf_tlm.runs.teachers import answered_subset, ask_teacher, content_of, open_teacher
 from hf_tlm.tasks import Task
 from hf_tlm.training import (
     Cost,
@@ -110,6 +110,8 @@ def run_tlm(
         details["initialization"] = setup.initialization.report
     if teacher is not None:
         details |= teacher.write(output_dir if args.process_index == 0 else None)
+        if args.teacher_output is not None and subset is not None and args.process_index == 0:
+            answered_subset(subset, teacher, task.label_names).save(args.teacher_output)
     with claimed, CheckpointPushes(output_dir, args) as pushes:
         records = [
             _run_seed(seed, task, setup, args, model_args, details, output_dir / f"seed-{seed}", pushes)
@@ -131,6 +133,7 @@ def _run_rounds(task: Task, subset: Subset | None, args: TlmArguments, model_arg
     for number in range(1, args.teacher_rounds + 1):
         one = copy.copy(args)
         one.output_dir, one.teacher_rounds, one.push_to_hub = str(output_dir / f"round-{number}"), 1, False
+        one.teacher_output = args.teacher_output if number == args.teacher_rounds else None
         one.teacher = teacher
         if number > 1:
             one.teacher_labels = None

@@ -46,6 +46,12 @@ class TlmArguments(TeacherArguments, RunArguments, SeedsArguments):
             "choices": ["1", "2", "both"],
         },
     )
+    teacher_output: Annotated[str | None, WITHOUT_TEACHER] = field(
+        default=None,
+        metadata={
+            "help": "Folder for the subset with the teacher's answers in a column teacher_probs, to be published like any."
+        },
+    )
     teacher_rounds: Annotated[int, WITHOUT_TEACHER] = field(
         default=1,
         metadata={

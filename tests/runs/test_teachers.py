@@ -22,9 +22,9 @@ from hf_tlm.data import tokenize
 from hf_tlm.errors import HfTlmError
 from hf_tlm.models import ModelError
 from hf_tlm.objectives.task import class_weights
-from hf_tlm.retrieval import retrieve
+from hf_tlm.retrieval import Subset, retrieve
 from hf_tlm.runs import predict, run_tlm
-from hf_tlm.runs.teachers import ask_teacher, linear, models
+from hf_tlm.runs.teachers import answered_subset, ask_teacher, linear, models
 from hf_tlm.runs.teachers.answers import class_matrix
 from hf_tlm.runs.teachers.ask import corrected
 from hf_tlm.runs.teachers.choice import marks_without_passages, most_certain, task_lengths
@@ -346,6 +346,24 @@ def test_models_that_cannot_teach(task, runs, tmp_path):
     tags = dataclasses.replace(task, spec=TaskSpec(name="tags", path="", kind="tagging"))
     with pytest.raises(ArgumentsError, match="tags is a tagging task"):
         asked(tags, None, 10, str(runs[0]))
+
+
+def test_a_subset_with_answers(task, corpus, runs, tmp_path):
+    subset = retrieve(task, corpus, top_k=4)
+    args = TlmArguments(output_dir="unused", **QUIET, teacher=str(runs[0]), teacher_passages=12)
+    teacher = ask_teacher(task, subset.dataset, args)
+    answered_subset(subset, teacher, task.label_names).save(tmp_path / "answered")
+    loaded = Subset.load(tmp_path / "answered")
+    said = loaded.dataset["teacher_probs"][:]
+    assert [row for row, answer in enumerate(said) if answer is not None] == teacher.rows.tolist()
+    np.testing.assert_allclose([answer for answer in said if answer is not None], teacher.passages)
+    assert loaded.dataset["text"][:] == subset.dataset["text"][:] and loaded.manifest["teacher"]["passages"] == len(
+        teacher.rows
+    )
+    card = (tmp_path / "answered" / "README.md").read_text()
+    assert "the probabilities of down, none, up by the teacher `seed-0/model`" in card and "no licence is known" in card
+    again = ask_teacher(task, loaded.dataset, args)
+    assert (again.passages == teacher.passages).all()
 
 
 def table(path, columns):

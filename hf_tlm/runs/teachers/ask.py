@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 import xxhash
-from datasets import Dataset, config
+from datasets import Dataset, List, Value, config
 
+from hf_tlm.retrieval import Subset
 from hf_tlm.runs.prediction.arguments import MACHINE
 from hf_tlm.runs.teachers.answers import Answers, read_mapping
 from hf_tlm.runs.teachers.choice import certainty, marks_without_passages, most_certain, task_lengths
@@ -124,6 +125,24 @@ def ask_teacher(task: Task, passages: Dataset | None, args: Any) -> Teacher | No
         for warning in doubts(made.report):
             logger.warning(warning)
     return made
+
+
+def answered_subset(subset: Subset, teacher: Teacher, label_names: Sequence[str]) -> Subset:
+    """A subset with a column `teacher_probs`, float32 [C] of the passages that a teacher answers for and null of the others.
+
+    Its manifest says who the teacher is, and of which classes these are the probabilities.
+    """
+    answers: list[list[float] | None] = [None] * len(subset)
+    for row, said in zip(teacher.rows.tolist(), teacher.passages.tolist(), strict=True):
+        answers[row] = said
+    rows = subset.dataset
+    rows = rows.remove_columns("teacher_probs") if "teacher_probs" in rows.column_names else rows
+    about: dict[str, Any] = {
+        name: teacher.report[name] for name in ("model", "teachers", "file", "passages") if name in teacher.report
+    }
+    cut = int(sum(end < len(text) for end, text in zip(teacher.ends, rows.select(teacher.rows)["text"], strict=True)))
+    manifest = {**subset.manifest, "teacher": {**about, "label_names": list(label_names), "cut_passages": cut}}
+    return Subset(rows.add_column("teacher_probs", answers, feature=List(Value("float32"))), manifest)
 
 
 def _ends(task: Task, passages: Dataset | None, args: Any) -> np.ndarray:
