@@ -1,0 +1,365 @@
+r"""The price of a prediction: megabytes, memory and time of what answers for a text, each in a process of its own.
+
+    python benchmarks/deploy.py --models scierc=runs/deploy/scierc acl_arc=runs/deploy/acl_arc \
+        --tasks_dir ../shared/data/tasks --corpus '../shared/data/corpus/*.parquet' --output_dir runs/deploy
+
+Models of the scale tlm/coffee that were trained on tasks are exported, float and int8, and answer the test split beside
+TF-IDF with a linear support vector machine (n-grams and C chosen on validation). Speed depends on the sizes and not on what
+was learned: the scale tlm/night, MiniLM (6 layers x 384, 30,522 words) and static embeddings for model2vec (30,522 x 256,
+as wide as potion-base-8M's, with a logistic regression) have random weights here; MiniLM's scores are of the records in
+benchmarks/results/cpu.jsonl. model2vec is left out where it is not installed.
+
+Everything is timed from the text on, tokenising included, on one thread: texts of the first task, cut to 32 and 128 tokens
+of its own tokenizer. Writes benchmarks/results/deploy.json, .md, and the picture deploy.svg.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+from pathlib import Path
+
+LENGTHS, BATCH, ONE_BY_ONE, BATCHES, ROUNDS = (32, 128), 32, 200, 8, 3
+# Of the scale tlm/night, of MiniLM (and its tokenizer for static embeddings), and how wide the latter are.
+NIGHT_WORDS, MINILM_WORDS, STATIC_WIDTH = 16_000, 30_522, 256
+SECTIONS = {"price": "What a prediction costs", "scores": "What 8 bits lose"}
+NOTES = {
+    "price": (
+        "One thread, from the text on, tokenising included; every line is a process of its own, one after the other. "
+        "MB are of weights or graph, configuration and tokenizer; memory is the largest of the process. ms are of one text "
+        "(median of 200), texts a second of batches of 32 (best of three rounds of 8 batches). The scale minute "
+        "has coffee's size."
+    ),
+    "scores": (
+        "Percent on the test split, of the task's metric, by one seed of the scale tlm/coffee (Hyperpartisan and ACL-ARC "
+        "with its teacher); MiniLM's are recorded, three seeds, and not measured in this run. Drop: points of int8 below "
+        "float on validation, as the export checks them."
+    ),
+}
+
+
+def measure(side: str, folder: str, texts_file: str) -> dict:
+    """Times and memory of one side. Only what it needs is imported."""
+    answer = {"torch": _torch, "fp32": _onnx, "int8": _onnx, "tfidf": _tfidf, "static": _static}[side](side, Path(folder))
+    with open(texts_file, encoding="utf-8") as file:
+        texts = json.load(file)
+    found = {}
+    for length in LENGTHS:
+        some = texts[str(length)]
+        times = []
+        for text in some[: ONE_BY_ONE + 20]:
+            begun = time.perf_counter()
+            answer([text], length)
+            times.append(time.perf_counter() - begun)
+        found[f"ms, {length} tokens"] = 1000 * sorted(times[20:])[ONE_BY_ONE // 2]
+        rounds = []
+        for _ in range(ROUNDS):
+            begun = time.perf_counter()
+            for start in range(0, BATCH * BATCHES, BATCH):
+                answer(some[start : start + BATCH], length)
+            rounds.append(time.perf_counter() - begun)
+        found[f"texts/s, {length} tokens"] = BATCH * BATCHES / min(rounds)
+    return {**found, "memory MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3}
+
+
+def _encoder(folder: Path):
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+    def encode(texts: list[str], length: int):
+        tokenizer.enable_truncation(length)
+        tokenizer.enable_padding(length=length)
+        found = tokenizer.encode_batch(texts)
+        return [one.ids for one in found], [one.attention_mask for one in found]
+
+    return encode
+
+
+def _torch(side: str, folder: Path):
+    import torch
+    from transformers import AutoModelForSequenceClassification
+
+    torch.set_num_threads(1)
+    model, encode = AutoModelForSequenceClassification.from_pretrained(folder).eval(), _encoder(folder)
+
+    @torch.inference_mode()
+    def answer(texts, length):
+        ids, mask = encode(texts, length)
+        return model(input_ids=torch.tensor(ids), attention_mask=torch.tensor(mask)).logits.argmax(-1)
+
+    return answer
+
+
+def _onnx(side: str, folder: Path):
+    import numpy as np
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 3
+    file = folder / "onnx" / {"fp32": "model.onnx", "int8": "model_quantized.onnx"}[side]
+    session, encode = onnxruntime.InferenceSession(str(file), options), _encoder(folder)
+    names = [entry.name for entry in session.get_inputs()]
+
+    def answer(texts, length):
+        ids, mask = (np.array(part, dtype=np.int64) for part in encode(texts, length))
+        values = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
+        return session.run(None, {name: values[name] for name in names})[0].argmax(-1)
+
+    return answer
+
+
+def _tfidf(side: str, folder: Path):
+    import joblib
+
+    vectorizer, model = joblib.load(folder / "model.joblib")
+    return lambda texts, length: model.predict(vectorizer.transform(texts))
+
+
+def _static(side: str, folder: Path):
+    import joblib
+    from model2vec import StaticModel
+
+    embed, head = StaticModel.from_pretrained(folder), joblib.load(folder / "head.joblib")
+    return lambda texts, length: head.predict(embed.encode(texts, max_length=length, use_multiprocessing=False))
+
+
+def main() -> None:
+    # What only the driver needs: the sides are measured in processes of this same file.
+    import argparse
+    import importlib.util
+
+    from results_file import ROOT, ResultsFile
+
+    from hf_tlm.tasks import load_task
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", required=True, metavar="TASK=FOLDER", help="finished runs of tlm/coffee")
+    parser.add_argument("--tasks_dir", required=True)
+    parser.add_argument("--corpus", required=True, help="a vocabulary of MiniLM's size is trained on it")
+    parser.add_argument("--shapes", nargs="*", choices=["night", "MiniLM"], default=["night", "MiniLM"])
+    parser.add_argument("--output_dir", default="runs/deploy")
+    parser.add_argument("--results_dir", default=str(ROOT / "benchmarks" / "results"))
+    options = parser.parse_args()
+    output = Path(options.output_dir)
+    models = {name: Path(folder) for name, _, folder in (pair.partition("=") for pair in options.models)}
+    tasks = {name: load_task(str(Path(options.tasks_dir) / name)) for name in models}
+    file = ResultsFile(options.results_dir, "deploy", SECTIONS, NOTES)
+
+    scores = [_scores(name, tasks[name], models[name], output) for name in models]
+    file.add("scores", scores)
+    first = next(iter(models))
+    texts = _texts(tasks[first], models[first], output / "texts.json")
+    sizes = {
+        "night": (ROOT / "recipes/configs/models/modernbert_6x384.json", NIGHT_WORDS),
+        "MiniLM": (ROOT / "benchmarks/models/minilm.json", MINILM_WORDS),
+    }
+    shapes = {name: _shape(*sizes[name], options.corpus, output / name.lower()) for name in options.shapes}
+    rows = []
+    sides = {"coffee": (models[first], output / f"{first}-onnx"), **{name: (one, one) for name, one in shapes.items()}}
+    for name, (stock, exported) in sides.items():
+        for side in ("torch", "fp32", "int8"):
+            rows.append(_row(name, side, stock if side == "torch" else exported, texts))
+    rows.append(_row("TF-IDF, linear", "tfidf", output / f"{first}-tfidf", texts))
+    if "MiniLM" in shapes and importlib.util.find_spec("model2vec"):
+        rows.append(
+            _row("static embeddings", "static", _embeddings(shapes["MiniLM"], tasks[first], output / "static"), texts)
+        )
+    file.add("price", rows)
+    _picture(rows, scores, Path(options.results_dir) / "deploy.svg")
+    print("\n" + file.to_text())
+
+
+def _scores(name: str, task, model: Path, output: Path) -> dict:
+    """Export a model, and score its graphs and the linear model on the test split."""
+    from statistics import fmean
+
+    from hf_tlm.runs import export_onnx, linear_model
+
+    exported = export_onnx(str(model), output / f"{name}-onnx", task=task)
+    files = {one["dtype"]: one for one in exported.record["files"].values()}
+    linear = linear_model(task)
+    _fit_linear(task, linear.settings, output / f"{name}-tfidf")
+    kept = [json.loads(line)["record"] for line in open(Path(__file__).parent / "results" / "cpu.jsonl", encoding="utf-8")]
+    minilm = [one["test"][task.metric] for one in kept if one.get("task") == name and one.get("arm") == "pretrained"]
+    answered = {dtype: _tested(exported.folder, task, dtype) for dtype in ("fp32", "int8")}
+    return {
+        "task": name,
+        "metric": task.metric,
+        "float": 100 * answered["fp32"],
+        "int8": 100 * answered["int8"],
+        "drop": files["int8"]["drop"],
+        "logits within": files["fp32"]["max_difference"],
+        "TF-IDF, linear": 100 * linear.scores["test"][task.metric],
+        "MiniLM": 100 * fmean(minilm) if minilm else None,
+    }
+
+
+def _tested(folder: Path, task, dtype: str) -> float:
+    """The score of an exported graph on the test split, through `predict`."""
+    import tempfile
+
+    from hf_tlm.metrics import load_metric
+    from hf_tlm.runs import predict
+
+    with tempfile.TemporaryDirectory() as scratch:
+        data, answers = Path(scratch) / "test.jsonl", Path(scratch) / "answers.jsonl"
+        columns = [column for column in task.test.column_names if column != "label"]
+        task.test.select_columns(columns).to_json(data, force_ascii=False)
+        predict(str(folder), str(data), answers, backend="onnx", onnx_dtype=dtype, num_threads=1)
+        found = [json.loads(line)["prediction"] for line in answers.read_text(encoding="utf-8").splitlines()]
+    places = {label: index for index, label in task.id2label.items()}
+    predictions = [places[label] for label in found]
+    return load_metric(task.metric).compute(predictions=predictions, references=task.test["label"][:])[task.metric]
+
+
+def _fit_linear(task, settings: dict, folder: Path) -> None:
+    import joblib
+    from sklearn.svm import LinearSVC
+
+    from hf_tlm.data.tfidf import tfidf
+
+    vectorizer = tfidf(settings["n_grams"]).fit(task.train["text"])
+    model = LinearSVC(C=settings["C"], class_weight=settings["class_weight"], random_state=0)
+    model.fit(vectorizer.transform(task.train["text"]), task.train["label"][:])
+    folder.mkdir(parents=True, exist_ok=True)
+    joblib.dump((vectorizer, model), folder / "model.joblib")
+
+
+def _texts(task, model: Path, file: Path) -> Path:
+    """Texts of exactly 32 and 128 tokens, special ones included, cut from all of the task's, one after the other."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    tokenizer.no_truncation()
+    whole = " ".join(task.train["text"])
+    ends = [end for _, end in tokenizer.encode(whole, add_special_tokens=False).offsets]
+    found = {}
+    for length in LENGTHS:
+        starts = range(0, len(ends) - length, length - 2)
+        found[length] = [whole[ends[i] : ends[i + length - 2]] for i in starts][: BATCH * BATCHES]
+        assert len(found[length]) == BATCH * BATCHES, f"the task has too few words for {BATCH * BATCHES} texts of {length}"
+    file.write_text(json.dumps(found), encoding="utf-8")
+    return file
+
+
+def _vocabulary(corpus: str, words: int, folder: Path):
+    from transformers import AutoTokenizer
+
+    from hf_tlm.corpora import load_corpus
+    from hf_tlm.data import train_wordpiece
+
+    if not (folder / "tokenizer.json").is_file():
+        passages = (row["text"] for _, row in zip(range(40_000), load_corpus(corpus), strict=False))
+        train_wordpiece(list(passages), words).save_pretrained(folder)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def _shape(config_file: Path, words: int, corpus: str, folder: Path) -> Path:
+    """A classifier with random weights, and its graphs."""
+    from transformers import AutoConfig, AutoModelForSequenceClassification, set_seed
+
+    from hf_tlm.models.onnx_graph import quantized, save, to_onnx
+
+    set_seed(0)
+    tokenizer = _vocabulary(corpus, words, folder)
+    values = json.loads(config_file.read_text(encoding="utf-8"))
+    ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos", "cls", "sep")}
+    config = AutoConfig.for_model(values.pop("model_type"), **values, **ids, vocab_size=words, num_labels=7)
+    model = AutoModelForSequenceClassification.from_config(config).eval()
+    model.save_pretrained(folder)
+    graph = to_onnx(model, ["input_ids", "attention_mask"], longest=512)
+    save(graph, folder / "onnx/model.onnx")
+    save(quantized(graph), folder / "onnx/model_quantized.onnx")
+    return folder
+
+
+def _embeddings(words_of: Path, task, folder: Path) -> Path:
+    """Static embeddings of random numbers, and a logistic regression on them."""
+    import joblib
+    import numpy as np
+    from model2vec import StaticModel
+    from sklearn.linear_model import LogisticRegression
+    from tokenizers import Tokenizer
+
+    vectors = np.random.default_rng(0).standard_normal((MINILM_WORDS, STATIC_WIDTH)).astype(np.float32)
+    model = StaticModel(vectors, Tokenizer.from_file(str(words_of / "tokenizer.json")))
+    model.save_pretrained(str(folder))
+    texts, labels = task.train["text"][:1000], task.train["label"][:1000]
+    joblib.dump(LogisticRegression(max_iter=200).fit(model.encode(texts), labels), folder / "head.joblib")
+    return folder
+
+
+def _row(name: str, side: str, folder: Path, texts: Path) -> dict:
+    import os
+    import subprocess
+
+    from safetensors import safe_open
+
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": _path()}
+    command = [sys.executable, __file__, "--side", side, str(folder), str(texts)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{name}, {side}: {done.stderr[-2000:]}")
+    graphs = {"fp32": "onnx/model.onnx", "int8": "onnx/model_quantized.onnx"}
+    weights = ["onnx/" + Path(graphs[side]).name] if side in graphs else ["model.safetensors", "model.joblib", "head.joblib"]
+    files = [folder / one for one in (*weights, "config.json", "tokenizer.json", "tokenizer_config.json")]
+    parameters = None
+    if (folder / "model.safetensors").is_file():
+        with safe_open(folder / "model.safetensors", "np") as tensors:
+            shapes = [tensors.get_slice(key).get_shape() for key in tensors.keys()]
+        parameters = sum(_product(shape) for shape in shapes)
+    megabytes = sum(one.stat().st_size for one in files if one.is_file()) / 1e6
+    kinds = {"torch": "torch", "fp32": "ONNX", "int8": "ONNX int8", "tfidf": "scikit-learn", "static": "model2vec"}
+    measured = json.loads(done.stdout.splitlines()[-1])
+    return {"model": name, "run by": kinds[side], "parameters": parameters, "MB": megabytes, **measured}
+
+
+def _product(shape: list[int]) -> int:
+    found = 1
+    for size in shape:
+        found *= size
+    return found
+
+
+def _path() -> str:
+    import os
+
+    root = str(Path(__file__).resolve().parent.parent)
+    return os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+
+
+def _picture(rows: list[dict], scores: list[dict], file: Path) -> None:
+    """Score against megabytes, and against texts of 128 tokens a second."""
+    from statistics import fmean
+
+    from hf_tlm.analysis.figures import MARKERS, PALETTE, WIDTH, new_figure, style, to_svg
+
+    names = {"float": ("coffee", "ONNX"), "int8": ("coffee", "ONNX int8")}
+    names |= {"TF-IDF, linear": ("TF-IDF, linear", "scikit-learn"), "MiniLM": ("MiniLM", "ONNX")}
+    if any(one["MiniLM"] is None for one in scores):
+        del names["MiniLM"]
+    shown = {column: fmean(one[column] for one in scores) for column in names}
+    with style():
+        figure, axes = new_figure(1, 2, width=2 * WIDTH)
+        for place, (column, (model, run_by)) in enumerate(names.items()):
+            row = next(one for one in rows if (one["model"], one["run by"]) == (model, run_by))
+            for axis, value in zip(axes, (row["MB"], row["texts/s, 128 tokens"]), strict=True):
+                label = f"{model}, {run_by}" if model != run_by else model
+                axis.plot(value, shown[column], linestyle="", marker=MARKERS[place], color=PALETTE[place], label=label)
+        for axis, title in zip(axes, ("MB", "texts of 128 tokens a second, one core"), strict=True):
+            axis.set_xscale("log")
+            axis.set_xlabel(title)
+            axis.set_ylabel(f"test score, mean of {len(scores)} tasks")
+        axes[0].legend()
+        file.write_bytes(to_svg(figure))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--side"]:
+        print(json.dumps(measure(*sys.argv[2:])))
+    else:
+        main()
