@@ -115,6 +115,13 @@ TOPICS = (
         ["training.md", "optimizers.md", "startup.md"],
     ),
     Topic(
+        "deploy",
+        "The price of a prediction",
+        "How large and how fast is a finished model beside MiniLM and TF-IDF, and what do 8 bits lose?",
+        ["deploy.md"],
+        [("deploy.svg", "Score against megabytes, and against texts a second")],
+    ),
+    Topic(
         "objectives",
         "ELECTRA, ALE and BERT",
         "Which objective is best at equal FLOPs, and what does a step cost?",
