@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import time
@@ -85,20 +86,39 @@ def make_baselines(task: Task, baseline: str = "all") -> list[Baseline]:
     return [maker(task) for name, maker in makers.items() if baseline in ("all", name)]
 
 
-def to_beat(task: Task) -> list[dict[str, Any]]:
+def to_beat(task: Task, draws: Sequence[Task] = ()) -> list[dict[str, Any]]:
     """The scores that a classifier has to beat: of every baseline `name`, `settings` and `scores`.
 
     They are kept in the cache, by the task's content. Above `MOST_TEXTS` training texts, which would take minutes, the
     linear model is left out; `hf-tlm baseline` makes it. Empty for tasks of other kinds than classification.
+
+    Args:
+        draws: of a run that learns from a part of the texts the task as each of its seeds has it. The scores are then means
+            over these, of which no more are taken than hold `MOST_TEXTS` texts; one at least.
     """
     if task.spec.kind != "classification":
         return []
-    file = Path(config.HF_DATASETS_CACHE) / "hf_tlm" / f"baselines-{_FORMAT}-{task.fingerprint}-{task.metric}.json"
+    tasks, of = [task], task.fingerprint
+    if draws:
+        tasks = list(draws[: max(1, MOST_TEXTS // sum(map(len, draws[0].splits.values())))])
+        ids = [[one.train["id"][:], one.validation["id"][:]] for one in tasks]
+        of += "-" + hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:16]
+    file = Path(config.HF_DATASETS_CACHE) / "hf_tlm" / f"baselines-{_FORMAT}-{of}-{task.metric}.json"
     found = (find_object(file) or {}).get("baselines")
     if isinstance(found, list) and all(isinstance(one, dict) and {"name", "scores"} <= one.keys() for one in found):
         return found
-    made = make_baselines(task, "all" if len(task.train) <= MOST_TEXTS else MAJORITY)
-    found = [{"name": one.name, "settings": one.settings, "scores": one.scores} for one in made]
+    made = [make_baselines(one, "all" if len(one.train) <= MOST_TEXTS else MAJORITY) for one in tasks]
+    found = [
+        {
+            "name": same[0].name,
+            "settings": {"draws": len(same)} if draws else same[0].settings,
+            "scores": {
+                split: {metric: float(np.mean([one.scores[split][metric] for one in same])) for metric in scores}
+                for split, scores in same[0].scores.items()
+            },
+        }
+        for same in zip(*made, strict=True)
+    ]
     with contextlib.suppress(HfTlmError):  # A cache that cannot be written: made again by the next run.
         atomic_write(file, json.dumps({"baselines": found}, indent=2) + "\n")
     return found

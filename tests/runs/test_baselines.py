@@ -108,6 +108,19 @@ def test_what_is_to_beat_is_found_again(task, cache, monkeypatch):
     assert module.to_beat(task) == found
 
 
+def test_of_draws_the_mean_is_to_beat(task, cache, monkeypatch):
+    """Of the texts that each seed has; of no more draws than hold so many texts."""
+    draws = [replace(task, splits={**task.splits, "train": task.train.select(rows)}) for rows in (range(12), range(12, 30))]
+    each = [linear_model(one).scores["test"][task.metric] for one in draws]
+    found = {one["name"]: one for one in module.to_beat(task, draws)}
+    assert found["linear"]["scores"]["test"][task.metric] == pytest.approx(sum(each) / 2)
+    assert found["linear"]["settings"] == {"draws": 2} and found["linear"] != module.to_beat(task)[1]
+    assert module.to_beat(task, draws) == list(found.values())
+    monkeypatch.setattr(module, "MOST_TEXTS", sum(map(len, draws[0].splits.values())))
+    first = module.to_beat(task, draws)[1]
+    assert first["settings"] == {"draws": 1} and first["scores"]["test"][task.metric] == each[0]
+
+
 @pytest.mark.parametrize("damage", ["{", "[]", '{"baselines": 3}', '{"baselines": [3]}', '{"baselines": [{"name": "x"}]}'])
 def test_a_damaged_cache_is_made_again(task, cache, damage):
     found = module.to_beat(task)

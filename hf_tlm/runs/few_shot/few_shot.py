@@ -6,11 +6,12 @@ import json
 import shutil
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+from hf_tlm.runs.baselines import to_beat, to_beat_line
 from hf_tlm.runs.few_shot.arguments import FewShotArguments
 from hf_tlm.runs.few_shot.episodes import Episode, draw_episode, scored_split
 from hf_tlm.runs.few_shot.points import Point, Prompted, WithHead
@@ -62,6 +63,8 @@ class FewShotRun:
                 last |= {f"{split} {name}": score for name, score in scores.items()}
             rows.append(last)
         table, scored = format_table(rows, list(rows[0])), self.details["scored_split"]
+        if line := to_beat_line(self.details.get("baselines") or [], self.details["metric"], self.summary):
+            table += f"\n\nTo beat, from as many examples: {line}."
         return table if scored == "test" else f"{table}\n\nTest scores are on the task's {scored} split: test has no labels."
 
 
@@ -113,6 +116,11 @@ def run_few_shot(task: Task, checkpoint: CheckpointArguments, args: FewShotArgum
         with awaited(output_dir) if args.process_index == 0 else nullcontext():
             claimed = claim(output_dir, details, data, args.process_index, options=(args, checkpoint))
     details |= started(details)
+    if args.process_index == 0:
+        drawn = [one for one in episodes.values() if one is not None]
+        parts = [{"train": one.train, "validation": one.validation, "test": task.splits[scored]} for one in drawn]
+        # Without examples there is nothing that a linear model could learn from.
+        details["baselines"] = to_beat(task, [replace(task, splits=splits) for splits in parts]) if parts else []
 
     points = []
     if args.method != "zero_shot":

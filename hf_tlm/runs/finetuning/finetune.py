@@ -107,8 +107,8 @@ def finetune(
     if args.seed_figure != "mean" and len(args.run_seeds) > 1:
         details["seed_figure"] = args.seed_figure
     details |= {"pairs": pairs, **started(details)}
-    if args.process_index == 0 and args.train_fraction == 1:  # Of all training texts: with fewer they would be no measure.
-        details["baselines"] = to_beat(task)
+    if args.process_index == 0:
+        details["baselines"] = to_beat(task, _draws(task, args))
     passages = None if subset is None else subset.dataset
     with claimed:
         teacher = ask_teacher(task, passages, args)
@@ -122,6 +122,14 @@ def finetune(
     result = replace(result, push=publish_run(output_dir, args))
     pushes.check()
     return result
+
+
+def _draws(task: Task, args: FinetuneArguments) -> list[Task]:
+    """The task as each seed learns it, where that is from a share of the training texts."""
+    if args.train_fraction == 1 or task.spec.kind != "classification":
+        return []
+    chosen = [draw_fraction(task.train, args.train_fraction, seed, task.spec.kind) for seed in args.run_seeds]
+    return [replace(task, splits={**task.splits, "train": task.train.select(rows)}) for rows in chosen]
 
 
 def _check(task: Task, checkpoint: CheckpointArguments, args: FinetuneArguments) -> None:

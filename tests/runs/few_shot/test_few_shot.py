@@ -46,6 +46,9 @@ def read(path):
 def test_a_run_chooses_on_validation_and_tests_once(whole, task):
     run, out = whole
     assert read(out / "results.json") == json.loads(json.dumps(run.to_dict()))
+    majority, linear = (100 * one["scores"]["test"]["macro_f1"] for one in run.details["baselines"])
+    said = f"To beat, from as many examples: majority class {majority:.2f}, linear {linear:.2f} (macro_f1 on test)"
+    assert said in (out / "results.md").read_text() and run.details["baselines"][1]["settings"] == {"draws": 2}
     assert [record["seed"] for record in run.splits] == [13, 21]
     for record in run.splits:
         folder = out / f"split-{record['seed']}"
