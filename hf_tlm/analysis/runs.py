@@ -21,8 +21,8 @@ from typing import Any
 
 from hf_tlm.analysis.checked import check_record, check_seed
 from hf_tlm.analysis.errors import AnalysisError
+from hf_tlm.utils.run_names import GRID_FILE, RESULTS_FILE, SETTINGS_FILE
 
-RESULTS, SETTINGS = "results.json", "settings.json"
 SPLITS = ("validation", "test")
 NOT_FINISHED = "not finished"
 _DEEPEST = 4  # Folders of folders of runs.
@@ -108,10 +108,10 @@ def subfolders(folder: Path) -> list[Path]:
 
 def _results(folder: Path, name: str, prefix: str, depth: int) -> Iterator[Result]:
     records = sorted((folder / "runs").glob("*.json"))
-    file = next((path for path in (folder / RESULTS, folder / SETTINGS) if path.is_file()), None)
+    file = next((path for path in (folder / RESULTS_FILE, folder / SETTINGS_FILE) if path.is_file()), None)
     if records:
         yield from _of_records([_of_record(path, folder, prefix) for path in records])
-    elif (folder / "grid.json").is_file():
+    elif (folder / GRID_FILE).is_file():
         yield from _of_subfolders(folder / "points", prefix, depth)
     elif file is not None:
         yield from _of_run(folder, name, read_json(file))
@@ -129,7 +129,7 @@ def _of_run(folder: Path, name: str, content: Mapping[str, Any]) -> Iterator[Res
     task = content.get("task")
     if not isinstance(task, str):
         return
-    check_record(content, folder / RESULTS)
+    check_record(content, folder / RESULTS_FILE)
     arm, metric = _without_task(name, task), content.get("metric")
     seed_of = partial(Result, run=name, folder=folder, task=task, arm=arm, metric=metric, settings=_flat(content))
     seeds = content.get("seeds") or content.get("splits")
@@ -138,14 +138,14 @@ def _of_run(folder: Path, name: str, content: Mapping[str, Any]) -> Iterator[Res
         yield seed_of(seed=None, error=NOT_FINISHED)
     try:
         for record in seeds:
-            check_seed(record, folder / RESULTS)
+            check_seed(record, folder / RESULTS_FILE)
             yield seed_of(
                 seed=record["seed"],
                 scores={split: record[split] for split in SPLITS if record.get(split)},
                 cost=record.get("cost") or {},
             )
     except (KeyError, TypeError, AttributeError) as error:
-        raise AnalysisError(f"{folder / RESULTS} is not what a run writes: a seed's record lacks {error}.") from error
+        raise AnalysisError(f"{folder / RESULTS_FILE} is not what a run writes: a seed's record lacks {error}.") from error
 
 
 def _of_records(results: Sequence[Result]) -> list[Result]:

@@ -20,13 +20,14 @@ from hf_tlm.hub.subset_configs import check_alone
 from hf_tlm.utils.checked import mapped, read_fields, words
 from hf_tlm.utils.files import atomic_write, sha256
 from hf_tlm.utils.json_files import read_object
+from hf_tlm.utils.run_names import RESULTS_FILE, SETTINGS_FILE
 from hf_tlm.utils.seals import SEAL, seal_problem
 from hf_tlm.version import __version__
 
 logger = logging.getLogger(__name__)
 
 CARD = "README.md"
-SETTINGS, RESULTS, MANIFEST = "settings.json", "results.json", "manifest.json"
+MANIFEST = "manifest.json"
 CONFIG, ADAPTER_CONFIG, EXPORT = "config.json", "adapter_config.json", "export.json"
 
 
@@ -57,7 +58,7 @@ def publish_model(
     """
     folder = Path(folder)
     names = os.listdir(folder) if os.path.isdir(folder) else []
-    if SETTINGS in names and RESULTS not in names:
+    if SETTINGS_FILE in names and RESULTS_FILE not in names:
         raise HubError(f"{folder} holds a run that is not finished. Run its command again, which continues it.")
     exported = EXPORT in names and any(folder.glob("onnx/*.onnx"))
     weights = exported or any(name.endswith(".safetensors") for name in names)

@@ -13,6 +13,7 @@ from hf_tlm.errors import HubError
 from hf_tlm.hub.repo import is_fetched
 from hf_tlm.hub.repo_id import Repo
 from hf_tlm.utils.files import atomic_write
+from hf_tlm.utils.run_names import GRID_FILE, RESULTS_FILE, SETTINGS_FILE, STAGE_FILE, TABLE_FILE
 
 FOLDERS = re.compile(
     r"(seed|split|checkpoint)-\d+|stage\d|global_step\d+|model|mlm|generator|discriminator|adapter|tokenizer|training|"
@@ -21,7 +22,7 @@ FOLDERS = re.compile(
 NAMES = (
     *("*.safetensors", "*.safetensors.index.json", "*config.json", "*tokenizer*.json", "added_tokens.json"),
     *("special_tokens_map.json", "vocab.*", "merges.txt", "dict.txt", "*.model", "chat_template.jinja"),
-    *("settings.json", "results.json", "results.md", "stage.json", "seal.json", "grid.json", "manifest.json", "report.md"),
+    *(SETTINGS_FILE, RESULTS_FILE, TABLE_FILE, STAGE_FILE, GRID_FILE, "seal.json", "manifest.json", "report.md"),
     *("corruption.json", "finetuned.json", "prompt.json", "trainer_state.json", "train_ids.json", "README.md"),
     *("validation.jsonl", "test.jsonl", "train-*.parquet", "*.onnx", "export.json"),
 )

@@ -27,6 +27,7 @@ from hf_tlm.runs.baseline_arguments import LINEAR, MAJORITY
 from hf_tlm.tasks import Task
 from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.json_files import find_object
+from hf_tlm.utils.run_names import RESULTS_FILE, predictions_file
 
 N_GRAMS = (1, 2, 3)
 # Words of the training texts above which trigrams are left out: there are too many for seconds, and pairs suffice.
@@ -68,9 +69,9 @@ class Baseline:
                 json.dumps({"id": row["id"], "label": names[row["label"]], "prediction": names[guess]}, ensure_ascii=False)
                 for row, guess in zip(task.splits[split], predicted.tolist(), strict=True)
             ]
-            atomic_write(folder / "predictions" / f"{split}.jsonl", "\n".join(lines) + "\n")
+            atomic_write(predictions_file(folder, split), "\n".join(lines) + "\n")
         record = {"task": task.name, "task_fingerprint": task.fingerprint, "metric": task.metric, **self.to_dict()}
-        atomic_write(folder / "results.json", json.dumps(record, indent=2) + "\n")
+        atomic_write(folder / RESULTS_FILE, json.dumps(record, indent=2) + "\n")
 
 
 def make_baselines(task: Task, baseline: str = "all") -> list[Baseline]:

@@ -17,6 +17,7 @@ from hf_tlm.runs.seeds import aggregate
 from hf_tlm.training.run_folder import RESULTS_FILE, copy_best_model
 from hf_tlm.training.teacher import described
 from hf_tlm.utils.files import atomic_write
+from hf_tlm.utils.run_names import seed_folder
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -64,7 +65,7 @@ class SeededRun:
             if args.process_index > 0:
                 return
             record, seed = self.to_dict(), self.best["seed"]
-            copy_best_model((source or self.output_dir) / f"seed-{seed}" / "model", self.output_dir)
+            copy_best_model(seed_folder(source or self.output_dir, seed) / "model", self.output_dir)
             atomic_write(self.output_dir / RESULTS_FILE, json.dumps(record, indent=2) + "\n")
             atomic_write(self.output_dir / "README.md", card(record, seed))
 

@@ -42,6 +42,7 @@ from hf_tlm.training.run_folder import claim, settings
 from hf_tlm.training.stages import prepare_stage_2
 from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.locks import owns_output_dir
+from hf_tlm.utils.run_names import PREDICTIONS, predictions_file, seed_folder, stage_folder
 
 
 class Run(SeededRun):
@@ -114,7 +115,7 @@ def run_tlm(
             answered_subset(subset, teacher, task.label_names).save(args.teacher_output)
     with claimed, CheckpointPushes(output_dir, args) as pushes:
         records = [
-            _run_seed(seed, task, setup, args, model_args, details, output_dir / f"seed-{seed}", pushes)
+            _run_seed(seed, task, setup, args, model_args, details, seed_folder(output_dir, seed), pushes)
             for seed in args.run_seeds
         ]
     run = Run(records, summarise(records), details, output_dir)
@@ -138,7 +139,7 @@ def _run_rounds(task: Task, subset: Subset | None, args: TlmArguments, model_arg
         if number > 1:
             one.teacher_labels = None
         runs.append(run_tlm(task, subset, one, model_args))
-        teacher = [str(Path(one.output_dir) / f"seed-{seed}" / "model") for seed in args.run_seeds]
+        teacher = [str(seed_folder(one.folder, seed) / "model") for seed in args.run_seeds]
     best = max(runs, key=lambda run: run.summary["validation"][task.metric]["mean"])
     rounds = [
         {"validation": run.summary["validation"][task.metric]["mean"], "flops": sum(s["cost"]["flops"] for s in run.seeds)}
@@ -168,10 +169,10 @@ def _run_seed(
     total = Cost()
     make_model = setup.make_model
     for stage in args.stages:
-        stage_args = args.for_stage(stage, folder / f"stage{stage}", seed, task.metric)
+        stage_args = args.for_stage(stage, stage_folder(folder, stage), seed, task.metric)
         start = _for_stage_2(make_model, args, seed) if stage == 2 else make_model
         if stage == 2 and model_args.use_peft and model_args.model_name_or_path is None:
-            start = _with_adapter(start, model_args, folder / "stage1" / "model")
+            start = _with_adapter(start, model_args, stage_folder(folder, 1) / "model")
         model, cost, scores = run_stage(
             *(stage, start, stage_args, setup.data[stage], setup.tokenizer),
             compute_metrics=compute_metrics,
@@ -213,12 +214,12 @@ def _run_seed(
             predictions[split] = predictions_jsonl(source, output.predictions, task.id2label)
     if trainer.is_world_process_zero():
         for split, text in predictions.items():
-            atomic_write(folder / "predictions" / f"{split}.jsonl", text)
+            atomic_write(predictions_file(folder, split), text)
         card = tlm_card({**details, "summary": {}, "seeds": [record]}, seed)
         saved = saved_settings(task, {"max_length": stage_args.max_length})
         export_model(model, setup.tokenizer, folder / "model", {SAVED_FILE: saved, "README.md": card})
         record["price"] = price(folder / "model")
-        finish(folder, record, "model", "predictions")
+        finish(folder, record, "model", PREDICTIONS)
     trainer.accelerator.wait_for_everyone()
     return record
 

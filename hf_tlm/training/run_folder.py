@@ -22,13 +22,9 @@ from hf_tlm.training.teacher_arguments import NONE
 from hf_tlm.utils.claims import Claim
 from hf_tlm.utils.files import atomic_file, atomic_write, sha256
 from hf_tlm.utils.json_files import find_object, read_object
+from hf_tlm.utils.run_names import GRID_FILE, PLACES_FILE, RESULTS_FILE, SETTINGS_FILE
 from hf_tlm.utils.seals import SEAL, write_seal
 from hf_tlm.utils.shown import shown_argument, shown_values
-
-SETTINGS_FILE = "settings.json"
-# Where what a command named lies on this machine: shown argument or option -> the real one. It stays here.
-PLACES_FILE = ".places.json"
-RESULTS_FILE = "results.json"
 
 # Arguments that may change between two starts of one run: they change what is printed or stored, not what is computed.
 _FREE = (
@@ -40,7 +36,7 @@ _FREE = (
 ).split()
 
 # Files beside a model that another start of its run may write anew.
-RECORDS = (SETTINGS_FILE, RESULTS_FILE, "grid.json", SEAL)
+RECORDS = (SETTINGS_FILE, RESULTS_FILE, GRID_FILE, PLACES_FILE, SEAL)
 # Not in the settings of folders from before files counted, or not as they were computed.
 _LATER = ("bf16", "fp16", "texts_per_micro_batch", "tokens_per_micro_batch")
 # What of a model may be a folder or a file.

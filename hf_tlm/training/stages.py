@@ -18,9 +18,8 @@ from hf_tlm.training.cost import Cost
 from hf_tlm.training.finished import STAGE, finished
 from hf_tlm.training.resumable import trained_model
 from hf_tlm.training.trainer import TlmTrainer
+from hf_tlm.utils.run_names import STAGE_FILE
 from hf_tlm.utils.seals import write_seal
-
-STAGE_FILE = "stage.json"
 
 
 @dataclass

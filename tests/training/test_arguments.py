@@ -5,7 +5,7 @@ import pytest
 
 from hf_tlm.training import ArgumentsError, ModelArguments, ScoreModelArguments, TlmArguments, check_model, check_tlm
 from hf_tlm.training.applicable import of_other_stage
-from hf_tlm.training.run_folder import settings
+from hf_tlm.training.run_folder import local_files, settings
 
 BASE = {"output_dir": "unused", "use_cpu": True, "report_to": "none"}
 
@@ -233,3 +233,10 @@ def test_a_run_continues_from_a_repository_or_by_itself(tmp_path, monkeypatch):
         ScoreModelArguments(**BASE, push_to_hub=True, hub_dataset_id="me/passages", hub_strategy="checkpoint")
     with pytest.raises(ArgumentsError, match="resume_from_checkpoint has no effect here"):
         ScoreModelArguments(**BASE, resume_from_checkpoint="me/model@main-checkpoints")
+
+
+def test_records_beside_a_model_are_no_files_of_it(tmp_path):
+    for name in ("config.json", "settings.json", "results.json", "seal.json", ".places.json", "README.md"):
+        (tmp_path / name).write_text("{}")
+    ((file, _),) = local_files({"model_name_or_path": str(tmp_path)})["model_name_or_path"]
+    assert file == "config.json"

@@ -15,9 +15,10 @@ from typing import Any
 
 from hf_tlm.analysis.cost.published import ROBERTA_LARGE, published_points
 from hf_tlm.analysis.errors import AnalysisError
-from hf_tlm.analysis.runs import RESULTS, Result, read_json
+from hf_tlm.analysis.runs import Result, read_json
 from hf_tlm.training.run_folder import places_of
 from hf_tlm.utils.markdown import markdown_table
+from hf_tlm.utils.run_names import RESULTS_FILE
 from hf_tlm.utils.shown import for_markdown
 
 ROBERTA_LARGE_FLOPS = next(point.flops for point in published_points() if point.source == ROBERTA_LARGE)
@@ -153,7 +154,7 @@ def _checkpoint_flops(result: Result, given: Mapping[str, float]) -> float | Non
     start = places_of(result.folder).get(start, start)
     # As it was called where the run was started, which may be a folder above the run's.
     for base in (Path(), *result.folder.resolve().parents):
-        file = base / start / RESULTS
+        file = base / start / RESULTS_FILE
         if file.is_file() and "flops" in (content := read_json(file)).get("cost", {}):
             start = content.get("model", {}).get("model_name_or_path")
             earlier = 0.0 if start is None else given.get(Path(start).name)

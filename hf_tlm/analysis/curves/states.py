@@ -19,10 +19,11 @@ import numpy as np
 
 from hf_tlm.analysis.arguments import AXES
 from hf_tlm.analysis.errors import AnalysisError
-from hf_tlm.analysis.runs import RESULTS, read_json, subfolders
+from hf_tlm.analysis.runs import read_json, subfolders
 from hf_tlm.training.run_folder import places_of
+from hf_tlm.utils.run_names import GRID_FILE, RESULTS_FILE, SEED
 
-STATE, GRID = "trainer_state.json", "grid.json"
+STATE = "trainer_state.json"
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 # Logged beside the quantities: where on the axes an entry is, and how fast it went there.
 _BOOKKEEPING = re.compile(
@@ -134,11 +135,11 @@ def _read_seeds(folder: Path) -> list[SeedLog]:
     if seeds := _read_checkpoints(folder):
         return seeds
     if stages := _stages(folder):
-        return [_read_stages(folder.name.removeprefix("seed-") if folder.name.startswith("seed-") else "", stages)]
+        return [_read_stages(folder.name.removeprefix(SEED) if folder.name.startswith(SEED) else "", stages)]
     found: list[SeedLog] = []
-    for path in sorted(folder.glob("seed-*"), key=lambda path: (len(path.name), path.name)):
+    for path in sorted(folder.glob(f"{SEED}*"), key=lambda path: (len(path.name), path.name)):
         if stages := _stages(path):
-            found.append(_read_stages(path.name.removeprefix("seed-"), stages))
+            found.append(_read_stages(path.name.removeprefix(SEED), stages))
         elif path.is_dir():  # `reproduce.py` puts a run of one seed into a folder of that seed.
             found += _read_seeds(path)
     return found
@@ -150,7 +151,7 @@ def _read_checkpoints(folder: Path) -> list[SeedLog]:
     Of several settings of one checkpoint those count whose median over the seeds is highest (COCO-LM, Figure 3); none of
     anything but a grid over checkpoints.
     """
-    record = read_json(folder / GRID) if (folder / GRID).is_file() else {}
+    record = read_json(folder / GRID_FILE) if (folder / GRID_FILE).is_file() else {}
     best: dict[int, dict[str, Any]] = {}
     for point in record.get("points", ()):
         shown = str(point["values"].get("model_name_or_path", ""))
@@ -179,7 +180,7 @@ def _stages(folder: Path) -> list[tuple[str, Path]]:
     named = [(name, _state(folder / name)) for name in ("stage1", "stage2", "training")]
     if found := [(name.removeprefix("stage"), state) for name, state in named if state]:
         return found
-    results = folder / RESULTS
+    results = folder / RESULTS_FILE
     return [("", results)] if results.is_file() and "history" in read_json(results) else []
 
 
@@ -214,10 +215,10 @@ def _entries(file: Path) -> list[tuple[float, dict[str, float]]]:
     logged twice at one step the last value counts.
     """
     content = read_json(file)
-    history = content.get("history" if file.name == RESULTS else "log_history")
+    history = content.get("history" if file.name == RESULTS_FILE else "log_history")
     if not isinstance(history, list) or not all(isinstance(entry, dict) for entry in history):
         raise AnalysisError(f"{file} is not what the Trainer writes: it has no list log_history of what was logged.")
-    if file.name == RESULTS:
+    if file.name == RESULTS_FILE:
         history = list(_of_results(history, content.get("cost", {})))
     found: dict[float, dict[str, float]] = {}
     previous = -math.inf

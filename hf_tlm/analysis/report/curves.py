@@ -10,6 +10,7 @@ from hf_tlm.analysis.curves.states import read_log
 from hf_tlm.analysis.report.about import metric_name
 from hf_tlm.analysis.report.charts import Chart, line_chart
 from hf_tlm.analysis.report.run_folder import RunFolder
+from hf_tlm.utils.run_names import stage_folder
 
 NAMES = {
     "corpus/mlm_loss": "corpus: masked LM",
@@ -40,7 +41,7 @@ def curves(run: RunFolder) -> list[Chart]:
     started, score = run.started_seeds, f"{metric_name(run.metric)} /%"
     shown = run.best_seed if run.best_seed is not None else next(iter(started), None)
     for stage in (1, 2):
-        logs = {seed: read_log(run.seed_folder(seed) / f"stage{stage}") for seed in started}
+        logs = {seed: read_log(stage_folder(run.seed_folder(seed), stage)) for seed in started}
         charts.append(_losses(f"Stage {stage}, seed {shown}: losses", [] if shown is None else logs.get(shown, [])))
         named = {f"seed {seed}": log for seed, log in logs.items()}
         charts.append(_validation(f"Stage {stage}: validation", score, named, f"eval_{run.metric}", 100))

@@ -14,6 +14,7 @@ import numpy as np
 from hf_tlm.analysis.errors import AnalysisError
 from hf_tlm.analysis.report.run_folder import RunFolder
 from hf_tlm.metrics.squad import answer_f1, exact_match
+from hf_tlm.utils.run_names import predictions_file
 
 SHOWN_TAGS = 8
 NO_ANSWER = "(no answer)"
@@ -89,7 +90,7 @@ def read_predictions(run: RunFolder, split: str) -> tuple[Predictions | None, li
     found: dict[int, list[Judged]] = {}
     names: tuple[str, ...] = ()
     for seed in (record["seed"] for record in run.seeds):
-        path = run.seed_folder(seed) / "predictions" / f"{split}.jsonl"
+        path = predictions_file(run.seed_folder(seed), split)
         lines = _read_lines(path) if path.is_file() else []
         if not lines:
             missing.append(f"No {split} predictions of seed {seed} ({path.relative_to(run.path)}).")

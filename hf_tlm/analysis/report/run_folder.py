@@ -12,10 +12,11 @@ from typing import Any
 
 from hf_tlm.analysis.checked import check_record, check_seed
 from hf_tlm.analysis.errors import AnalysisError
-from hf_tlm.analysis.runs import RESULTS, SETTINGS, read_json
+from hf_tlm.analysis.runs import read_json
 from hf_tlm.hub.repo import is_fetched
+from hf_tlm.utils.run_names import GRID_FILE, RESULTS_FILE, SEED, SETTINGS_FILE
 
-MANIFEST, GRID = "manifest.json", "grid.json"
+MANIFEST = "manifest.json"
 # Files that a page is made of, by their ends.
 _RECORDS = (".json", ".jsonl", ".parquet")
 TITLES = {
@@ -87,36 +88,44 @@ def read_run(path: str | os.PathLike, name: str | None = None) -> RunFolder:
     path = Path(path)
     check_links(path)
     name = name or path.resolve().name
-    files = {file: read_json(path / file) for file in (RESULTS, SETTINGS, MANIFEST, GRID) if (path / file).is_file()}
-    for file in (RESULTS, SETTINGS, MANIFEST):
+    files = {
+        file: read_json(path / file)
+        for file in (RESULTS_FILE, SETTINGS_FILE, MANIFEST, GRID_FILE)
+        if (path / file).is_file()
+    }
+    for file in (RESULTS_FILE, SETTINGS_FILE, MANIFEST):
         check_record(files.get(file, {}), path / file)
-    if MANIFEST in files and not {RESULTS, SETTINGS} & set(files):
+    if MANIFEST in files and not {RESULTS_FILE, SETTINGS_FILE} & set(files):
         return RunFolder(name, path, "subset", files[MANIFEST], home=path)
-    if not {RESULTS, SETTINGS} & set(files):
-        if folders := sorted(folder for folder in path.glob("seed-*") if _is_of_a_seed(folder)):
+    if not {RESULTS_FILE, SETTINGS_FILE} & set(files):
+        if folders := sorted(folder for folder in path.glob(f"{SEED}*") if _is_of_a_seed(folder)):
             return _of_arm(name, path, [read_run(folder) for folder in folders])
         raise AnalysisError(
-            f"{path} holds no run: expected {RESULTS} or {SETTINGS}, as `hf-tlm train`, finetune, few-shot and "
+            f"{path} holds no run: expected {RESULTS_FILE} or {SETTINGS_FILE}, as `hf-tlm train`, finetune, few-shot and "
             f"pretrain leave them, or a subset's {MANIFEST}."
         )
-    record = files.get(RESULTS) or files[SETTINGS]
-    missing = [] if RESULTS in files else [f"The run is not finished: there is no {RESULTS} yet."]
+    record = files.get(RESULTS_FILE) or files[SETTINGS_FILE]
+    missing = [] if RESULTS_FILE in files else [f"The run is not finished: there is no {RESULTS_FILE} yet."]
     home = path
-    if GRID in files and isinstance(chosen := files[GRID].get("chosen"), dict):
+    if GRID_FILE in files and isinstance(chosen := files[GRID_FILE].get("chosen"), dict):
         home = path / str(chosen.get("folder", ""))
         if not home.resolve().is_relative_to(path.resolve()):
-            raise AnalysisError(f"{path / GRID}: the chosen point lies outside of the run's folder. The file is damaged.")
-        record = {**record, "grid": files[GRID]}
+            raise AnalysisError(
+                f"{path / GRID_FILE}: the chosen point lies outside of the run's folder. The file is damaged."
+            )
+        record = {**record, "grid": files[GRID_FILE]}
     if type(number := record.get("round")) is int:
         home = path / f"round-{number}"
     kind = "grid" if "grid" in record else _kind(record)
     run = RunFolder(name, path, kind, record, home=home, missing=missing)
     part = "splits" if kind == "few_shot" else "seeds"
-    records = record.get(part, []) if RESULTS in files else _finished(run)
+    records = record.get(part, []) if RESULTS_FILE in files else _finished(run)
     if not isinstance(records, list) or not all(isinstance(seed, dict) and "seed" in seed for seed in records):
-        raise AnalysisError(f"{path / RESULTS}: `{part}` must be a list of records with their `seed`. The file is damaged.")
+        raise AnalysisError(
+            f"{path / RESULTS_FILE}: `{part}` must be a list of records with their `seed`. The file is damaged."
+        )
     for seed in records:
-        check_seed(seed, path / RESULTS if RESULTS in files else run.seed_folder(seed["seed"]) / RESULTS)
+        check_seed(seed, path / RESULTS_FILE if RESULTS_FILE in files else run.seed_folder(seed["seed"]) / RESULTS_FILE)
     run.seeds.extend(records)
     if kind != "pretrain" and (left := sorted(set(run.started_seeds) - {seed["seed"] for seed in records})):
         missing.append(f"Not finished: seed {', '.join(map(str, left))}.")
@@ -143,8 +152,8 @@ def check_links(folder: Path) -> None:
 
 def _is_of_a_seed(folder: Path) -> bool:
     """Whether it is a run of its own, finished or not, rather than the part of one."""
-    named = re.fullmatch(r"seed-\d+", folder.name)
-    return named is not None and ((folder / SETTINGS).is_file() or (folder / folder.name).is_dir())
+    named = re.fullmatch(rf"{SEED}\d+", folder.name)
+    return named is not None and ((folder / SETTINGS_FILE).is_file() or (folder / folder.name).is_dir())
 
 
 def _of_arm(name: str, path: Path, runs: Sequence[RunFolder]) -> RunFolder:
@@ -156,7 +165,7 @@ def _of_arm(name: str, path: Path, runs: Sequence[RunFolder]) -> RunFolder:
     finished = [run for run in runs if run.seeds] or runs
     missing = [f"{run.path.name}: {sentence}" for run in runs for sentence in run.missing]
     for run in finished:
-        if any(seed["seed"] != int(run.path.name.removeprefix("seed-")) for seed in run.seeds):
+        if any(seed["seed"] != int(run.path.name.removeprefix(SEED)) for seed in run.seeds):
             raise AnalysisError(f"{run.path} has runs of other seeds than its name says. Give --run the folder of one run.")
         for part in ("task_fingerprint", "metric", "subset", "model", "arguments"):
             first, other = ({**_mapping(one.record.get(part)), "seeds": None} for one in (finished[0], run))
@@ -183,5 +192,5 @@ def _kind(record: Mapping[str, Any]) -> str:
 
 def _finished(run: RunFolder) -> list[dict[str, Any]]:
     """The records of a run's seeds that are finished while the run is not."""
-    files = [(seed, run.seed_folder(seed) / RESULTS) for seed in run.started_seeds]
+    files = [(seed, run.seed_folder(seed) / RESULTS_FILE) for seed in run.started_seeds]
     return [{"seed": seed, **read_json(path)} for seed, path in files if path.is_file()]

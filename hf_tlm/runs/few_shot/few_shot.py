@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,9 @@ from hf_tlm.training.run_folder import RESULTS_FILE, claim, settings
 from hf_tlm.utils.files import atomic_directory, atomic_write
 from hf_tlm.utils.json_files import read_object
 from hf_tlm.utils.locks import awaited
+from hf_tlm.utils.run_names import PREDICTIONS, TABLE_FILE, predictions_file, split_folder
 
-TABLE_FILE, EXAMPLES_FILE = "results.md", "examples.json"
+EXAMPLES_FILE = "examples.json"
 # More of them extend a run.
 _MORE = ("splits", "split_seeds")
 
@@ -126,13 +128,11 @@ def run_few_shot(task: Task, checkpoint: CheckpointArguments, args: FewShotArgum
     if args.method != "zero_shot":
         points = [Point(*values) for values in product(seeds, args.learning_rates, args.batch_sizes)]
 
-    def split_folder(seed: int) -> Path:
-        return output_dir / f"split-{seed}"
-
+    folder_of = partial(split_folder, output_dir)
     whole: set[int] = set()
 
     def tested(seed: int) -> bool:
-        if seed not in whole and finished(split_folder(seed), args, local=True) is not None:
+        if seed not in whole and finished(folder_of(seed), args, local=True) is not None:
             whole.add(seed)
         return seed in whole
 
@@ -156,17 +156,17 @@ def run_few_shot(task: Task, checkpoint: CheckpointArguments, args: FewShotArgum
 
     def test(seed: int) -> None:
         own = [point for point in points if point.split == seed]
-        record = _test_split(method, task, episodes[seed], scored, own, split_folder(seed), args)
+        record = _test_split(method, task, episodes[seed], scored, own, folder_of(seed), args)
         if args.process_index == 0:
-            finish(split_folder(seed), {"seed": seed, **record}, "model", "predictions", EXAMPLES_FILE)
+            finish(folder_of(seed), {"seed": seed, **record}, "model", PREDICTIONS, EXAMPLES_FILE)
             for point in own:
                 shutil.rmtree(point.folder(output_dir) / "model", ignore_errors=True)
 
     with claimed:
         run_shared(points, lambda point: point.folder(output_dir), trained, train)
-        run_shared(seeds, split_folder, tested, test)
+        run_shared(seeds, folder_of, tested, test)
 
-    records = [read_object(split_folder(seed) / RESULTS_FILE) for seed in seeds]
+    records = [read_object(folder_of(seed) / RESULTS_FILE) for seed in seeds]
     summary: dict[str, dict[str, Any]] = {
         split: aggregate([record[split] for record in records]) for split in ("validation", "test") if split in records[0]
     }
@@ -220,7 +220,7 @@ def _test_split(
     record["test"] = scores
     if args.process_index == 0:
         text = predictions_jsonl(task.splits[scored], logits, task.id2label)
-        atomic_write(folder / "predictions" / "test.jsonl", text)
+        atomic_write(predictions_file(folder, "test"), text)
         if episode is not None:
             drawn = {"train": episode.train["id"][:], "validation": episode.validation["id"][:]}
             _write(folder / EXAMPLES_FILE, drawn)

@@ -28,6 +28,7 @@ from hf_tlm.runs.finetuning.trainer import FinetuneTrainer
 from hf_tlm.runs.saved import SAVED_FILE, saved_settings
 from hf_tlm.tasks import Task
 from hf_tlm.training.stages import final_scores
+from hf_tlm.utils.run_names import split_folder
 
 CHECKPOINTS = "training"
 
@@ -41,7 +42,7 @@ class Point:
     batch_size: int
 
     def folder(self, output_dir: Path) -> Path:
-        return output_dir / f"split-{self.split}" / f"lr{self.learning_rate:g}-batch{self.batch_size}"
+        return split_folder(output_dir, self.split) / f"lr{self.learning_rate:g}-batch{self.batch_size}"
 
 
 @dataclass

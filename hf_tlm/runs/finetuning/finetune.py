@@ -46,6 +46,7 @@ from hf_tlm.training.run_folder import claim, settings
 from hf_tlm.training.teacher import Teacher
 from hf_tlm.utils.files import atomic_directory, atomic_write
 from hf_tlm.utils.locks import owns_output_dir
+from hf_tlm.utils.run_names import PREDICTIONS, predictions_file, seed_folder
 
 
 class FinetuneRun(SeededRun):
@@ -116,7 +117,7 @@ def finetune(
         details |= teacher.write(output_dir if args.process_index == 0 else None)
     with claimed, CheckpointPushes(output_dir, args) as pushes:
         run = _Run(task, checkpoint, args, details, *pretrained, pushes, test, teacher, passages)
-        records = [run.seed(seed, output_dir / f"seed-{seed}") for seed in args.run_seeds]
+        records = [run.seed(seed, seed_folder(output_dir, seed)) for seed in args.run_seeds]
     result = FinetuneRun(records, summarise(records), details, output_dir)
     result.write(args, finetuned_card)
     result = replace(result, push=publish_run(output_dir, args))
@@ -225,7 +226,7 @@ class _Run:
         trained = trained_model(trainer)
         if trainer.is_world_process_zero():
             for split, text in written.items():
-                atomic_write(folder / "predictions" / f"{split}.jsonl", text)
+                atomic_write(predictions_file(folder, split), text)
             if len(chosen) < len(task.train):
                 atomic_write(folder / "train_ids.json", json.dumps(rows["id"][:]) + "\n")
             files = {
@@ -234,7 +235,7 @@ class _Run:
             }
             _export(trained, tokenizer, folder / "model", files, PEFT_TASK_TYPES.get(task.spec.kind))
             record["price"] = price(folder / "model")
-            finish(folder, record, "model", "predictions", "train_ids.json")
+            finish(folder, record, "model", PREDICTIONS, "train_ids.json")
             for left in folder.glob("checkpoint-*"):
                 shutil.rmtree(left, ignore_errors=True)
         trainer.accelerator.wait_for_everyone()
@@ -266,10 +267,10 @@ class _Run:
         text = self._score("test", test.decode(test.outputs(trainer), model, args), record)
         if trainer.is_world_process_zero():
             unseal(folder)
-            atomic_write(folder / "predictions" / "test.jsonl", text)
+            atomic_write(predictions_file(folder, "test"), text)
             card = finetuned_card({**self.details, "summary": {}, "seeds": [record]}, record["seed"])
             atomic_write(model_folder / "README.md", card)
-            finish(folder, record, "model", "predictions", "train_ids.json")
+            finish(folder, record, "model", PREDICTIONS, "train_ids.json")
         trainer.accelerator.wait_for_everyone()
         return record
 

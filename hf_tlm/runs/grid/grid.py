@@ -26,6 +26,7 @@ from hf_tlm.utils.claims import Claim
 from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.json_files import find_object, read_object
 from hf_tlm.utils.locks import awaited
+from hf_tlm.utils.run_names import GRID_FILE, TABLE_FILE, seed_folder
 from hf_tlm.utils.shown import shown_values
 
 logger = logging.getLogger(__name__)
@@ -33,7 +34,7 @@ logger = logging.getLogger(__name__)
 _SEEDS = checked.record(
     {"seeds": checked.listed(checked.record({name: SEED[name] for name in ("seed", "validation")}), 10_000)}
 )
-POINTS, GRID_FILE, TABLE_FILE, CARD_FILE = "points", "grid.json", "results.md", "README.md"
+POINTS, CARD_FILE = "points", "README.md"
 
 
 @dataclass
@@ -212,7 +213,7 @@ def _point_checkpoint(checkpoint: CheckpointArguments, point: Mapping[str, Any])
 
 def _publish_chosen(record: Mapping[str, Any], chosen: FinetuneRun, output_dir: Path) -> None:
     """The chosen point's model, card and results at the top, and the table; `grid.json` says that all is there."""
-    copy_best_model(chosen.output_dir / f"seed-{chosen.best['seed']}" / "model", output_dir)
+    copy_best_model(seed_folder(chosen.output_dir, chosen.best["seed"]) / "model", output_dir)
     for name in (RESULTS_FILE, CARD_FILE):
         atomic_write(output_dir / name, (chosen.output_dir / name).read_bytes())
     test = [seed["test"] for seed in chosen.seeds if "test" in seed]

@@ -37,10 +37,11 @@ from hf_tlm.tasks import Task, unlabelled_chunks
 from hf_tlm.training import ArgumentsError
 from hf_tlm.training.base_arguments import BaseArguments
 from hf_tlm.training.run_folder import RESULTS_FILE, SETTINGS_FILE
+from hf_tlm.utils.run_names import PREDICTIONS, SEED, SPLIT
 from hf_tlm.utils.seals import SEAL, read_seal
 
 # Beside a model; it is not published.
-FOLDER = "predictions"
+FOLDER = PREDICTIONS
 SUFFIXES = {"squad": "json", None: "jsonl"}
 
 
@@ -307,7 +308,7 @@ def _check_place(path: Path, data: str, folder: Path) -> None:
         raise ArgumentsError(f"predict_output {path} is the file to predict on. Give another.")
     if place.exists() and folder in place.parents:
         name = place.relative_to(folder)
-        own = name.parts[0].startswith(("seed-", "split-")) or str(name) in {SEAL, SETTINGS_FILE, RESULTS_FILE}
+        own = name.parts[0].startswith((SEED, SPLIT)) or str(name) in {SEAL, SETTINGS_FILE, RESULTS_FILE}
         if (folder / SEAL).is_file():
             own |= str(name) in read_seal(folder)["files"]
         elif len(name.parts) == 1:

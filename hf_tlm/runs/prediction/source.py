@@ -22,6 +22,7 @@ from hf_tlm.runs.saved import SAVED_FILE, read_saved
 from hf_tlm.tasks import TaskError, TaskSpec
 from hf_tlm.training.run_folder import RESULTS_FILE, SETTINGS_FILE
 from hf_tlm.utils.json_files import read_object
+from hf_tlm.utils.run_names import split_folder
 
 # What the name of a stock class ends with -> the kind of task.
 HEADS = {
@@ -119,13 +120,13 @@ def _best_split(folder: Path) -> Path | None:
     splits, metric = record.get("splits"), record.get("metric")
     if not isinstance(splits, list) or "scored_split" not in record:
         return None
-    trained = [one for one in splits if (folder / f"split-{one.get('seed')}" / "model").is_dir()]
+    trained = [one for one in splits if (split_folder(folder, one.get("seed")) / "model").is_dir()]
     if not trained:
         raise ModelError(
             f"{folder} is a few-shot run without training, which leaves no model. Give one with a method that trains."
         )
     best = max(trained, key=lambda one: one.get("validation", {}).get(metric, 0.0))
-    return folder / f"split-{best['seed']}" / "model"
+    return split_folder(folder, best["seed"]) / "model"
 
 
 def _why_none(name: str, folder: Path) -> str:

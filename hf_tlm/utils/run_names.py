@@ -1,0 +1,36 @@
+"""Names of files and folders in a run's folder: who writes them and who reads them are far apart.
+
+<run>/settings.json       what was asked for, by which the same command knows its run again
+<run>/results.json        what came out of it
+<run>/seed-<n>/           one seed: stage<n>/ with checkpoints, model/, predictions/<split>.jsonl, results.json
+<run>/split-<n>/          the same of a few-shot split
+<run>/grid.json           a grid's scores; results.md is their table
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+SETTINGS_FILE, RESULTS_FILE, STAGE_FILE = "settings.json", "results.json", "stage.json"
+GRID_FILE, TABLE_FILE, PLACES_FILE = "grid.json", "results.md", ".places.json"
+SEED, SPLIT, STAGE, PREDICTIONS = "seed-", "split-", "stage", "predictions"
+
+
+def seed_folder(run: Path, seed: int | str) -> Path:
+    """The folder of one seed."""
+    return run / f"{SEED}{seed}"
+
+
+def split_folder(run: Path, split: int | str) -> Path:
+    """The folder of one split of a few-shot run."""
+    return run / f"{SPLIT}{split}"
+
+
+def stage_folder(seed: Path, stage: int | str) -> Path:
+    """The folder of one stage, in that of its seed."""
+    return seed / f"{STAGE}{stage}"
+
+
+def predictions_file(seed: Path, split: str) -> Path:
+    """What a seed's model says of a split of its task, a JSON line a text."""
+    return seed / PREDICTIONS / f"{split}.jsonl"
