@@ -150,6 +150,10 @@ def parse(
         allow_abbrev=False,
     )
     _check_values(parser)
+    for action in parser._actions:
+        # The positive's text would say the contrary of what it does.
+        if action.option_strings and action.option_strings[0] == f"--no_{action.dest}":
+            action.help = f"Switch --{action.dest} off."
     required = [f"{action.option_strings[0]} {action.dest.upper()}" for action in parser._actions if action.required]
     parser.usage = " ".join(["%(prog)s", *required, "[options]"])
     # Hundreds of lines of usage would hide the error.

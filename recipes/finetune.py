@@ -36,6 +36,8 @@ def main() -> None:
     # 2. The labelled task. What could not be predicted on in the end is refused before the training.
     task = task_args.load()
     runs.check_predictable(task, predicting, args.output_dir, drop_bad_rows=task_args.drop_bad_rows)
+    if args.process_index == 0:
+        print(task.to_text())
 
     # 3. Training and evaluation, once per seed, and the best model exported; of a grid's points that of the best one.
     if grid is None:

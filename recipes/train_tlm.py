@@ -31,6 +31,8 @@ def main() -> None:
     # the end is refused before the training.
     task = task_args.load()
     runs.check_predictable(task, predicting, args.output_dir, drop_bad_rows=task_args.drop_bad_rows)
+    if args.process_index == 0:
+        print(task.to_text())
     subset = subset_args.open()
 
     # 3. Stage 1 (joint), stage 2 (task only), evaluation; once per seed, and the best model exported.

@@ -5,6 +5,7 @@ import pytest
 from hf_tlm.config import ConfigError, config_files, parse, run
 from hf_tlm.corpora import CorpusArguments
 from hf_tlm.errors import HfTlmError
+from hf_tlm.retrieval import RetrievalArguments
 
 
 @dataclass
@@ -60,6 +61,13 @@ def test_an_old_name_works_for_a_version(tmp_path, caplog):
     assert caplog.text.count("max_words is called passage_words now") == 4
     # Under whatever name: later files and the command line win.
     assert words(*config, str(tmp_path / "new.yaml")) == 6 and words(*config, "--passage_words", "0") == 0
+
+
+def test_a_switch_and_its_negative_have_texts_of_their_own(capsys):
+    with pytest.raises(SystemExit):
+        parse(RetrievalArguments, recipe="retrieve", description="", args=["--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "--no-decontaminate Switch --decontaminate off." in shown and shown.count("Leave out passages that hold") == 1
 
 
 def test_paths_of_the_users_folder(tmp_path, monkeypatch):

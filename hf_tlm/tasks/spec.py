@@ -182,6 +182,18 @@ class Task:
         held_out = {"held_out": dict(self.held_out)} if self.held_out else {}
         return {**held_out, "texts_also_in_train": self.texts_also_in_train}
 
+    def to_text(self) -> str:
+        """One line on what is learned from: sizes, and what was left out, repeated, or is in training too."""
+        sizes = ", ".join(f"{split} {len(rows):,}" for split, rows in self.splits.items())
+        classes = f", {self.num_labels} classes" if self.kind == "classification" else ""
+        notes = []
+        for split, counts in self.report.items():
+            found = {**counts.get("dropped", {}), "repeated": counts.get("repeated_texts", 0)}
+            found["in train too"] = counts.get("texts_also_in_train", 0)
+            if said := ", ".join(f"{count:,} {what}" for what, count in found.items() if count):
+                notes.append(f"{split}: {said}")
+        return f"task         {self.name} ({sizes}{classes})" + (f"; {'; '.join(notes)}" if notes else "")
+
     def check_kind(self, user: str, *kinds: str) -> None:
         """Check that the task is of one of these kinds.
 

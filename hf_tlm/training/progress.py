@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from transformers import TrainingArguments
 from transformers.trainer_callback import ProgressCallback
 
 # What the summary and `trainer_state.json` say: a line of a log is for whoever looks on.
@@ -31,6 +32,7 @@ class ProgressLines(ProgressCallback):
         super().on_train_begin(args, state, control, **kwargs)
         if self.training_bar is not None:
             self.training_bar.set_description(self.name)
+            self.training_bar.write(f"{self.name}: {opening(kwargs.get('model'), args)}, {state.max_steps:,} steps")
 
     def on_prediction_step(self, args, state, control, eval_dataloader=None, **kwargs):
         first = self.prediction_bar is None
@@ -41,6 +43,16 @@ class ProgressLines(ProgressCallback):
     def on_log(self, args, state, control, logs=None, **kwargs):
         if state.is_world_process_zero and self.training_bar is not None and (line := log_line(logs or {})):
             self.training_bar.write(f"step {state.global_step:,}  {line}")
+
+
+def opening(model: Any, args: TrainingArguments) -> str:
+    """What is trained, on what, in which precision."""
+    config, count = getattr(model, "config", None), getattr(model, "num_parameters", None)
+    name = getattr(config, "model_type", None) or type(model).__name__
+    size = f" of {count():,} parameters" if callable(count) else ""
+    precision = "bfloat16" if args.bf16 else "float16" if args.fp16 else "float32"
+    processes = f" x {args.world_size}" if args.world_size > 1 else ""
+    return f"{name}{size} on {args.device.type}{processes} in {precision}"
 
 
 def log_line(logs: Mapping[str, Any]) -> str:

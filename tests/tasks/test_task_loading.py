@@ -356,3 +356,12 @@ def test_metrics_of_tasks_by_name(tmp_path):
     for wrong, message in (("mrpc=nothing", "received mrpc=nothing"), ("none=accuracy", "not registered: none")):
         with pytest.raises(TaskError, match=message):
             metrics("glue_mrpc", wrong)
+
+
+def test_one_line_on_what_is_learned_from(tmp_path):
+    rows = [{"text": text, "label": label} for text, label in (("a", "x"), ("a", "x"), ("b", "y"), ("", "y"), ("c", None))]
+    write(tmp_path / "train.jsonl", rows)
+    write(tmp_path / "validation.jsonl", [{"text": "b", "label": "y"}, {"text": "d", "label": "x"}])
+    text = load_task(str(tmp_path), drop_bad_rows=True).to_text()
+    assert text.startswith(f"task         {tmp_path.name} (train 3, validation 2, 2 classes); train: ")
+    assert "1 repeated; validation: 1 in train too" in text and text.count("1 ") >= 4

@@ -36,6 +36,8 @@ def test_a_training_shows_them(tmp_path, data, tokenizer, capsys):
     run.predict(run.eval_dataset)
     shown = capsys.readouterr()
     lines = [line for line in shown.out.replace("\r", "\n").splitlines() if line.startswith("step ")]
+    size = f"{run.model.num_parameters():,} parameters on cpu in float32"
+    assert f"Seed 7, stage 1: bert of {size}, {run.state.max_steps} steps" in shown.out
     assert len(lines) >= 4 and lines[0].startswith("step 1  loss ") and "learning_rate" in lines[0]
     assert "{" not in shown.out and "tokens" not in shown.out
     assert "Seed 7, stage 1: 100%" in shown.err and "Predicting: 100%" in shown.err
