@@ -97,13 +97,18 @@ def _row(name: str, run, metric: str) -> dict:
     return {
         "arm": name,
         "seeds": str(len(run.seeds)),
-        **{split: f"{100 * score['mean']:.2f} ± {100 * (score['std'] or 0):.2f}" for split, score in scores.items()},
+        **{split: _shown(score) for split, score in scores.items()},
         "FLOPs": f"{run.seeds[0]['cost']['flops']:.2g}",
         "seconds": round(sum(seed["cost"]["seconds"] for seed in run.seeds) / len(run.seeds)),
         "teacher right": f"{100 * teacher['held_out_accuracy']:.1f}" if "held_out_accuracy" in teacher else None,
         "passages": teacher.get("passages"),
         "teacher's seconds": teacher.get("seconds"),
     }
+
+
+def _shown(score: dict) -> str:
+    spread = "" if score["std"] is None else f" ± {100 * score['std']:.2f}"
+    return f"{100 * score['mean']:.2f}{spread}"
 
 
 if __name__ == "__main__":
