@@ -380,7 +380,8 @@ def test_records_outlive_the_folders(work, tmp_path, faked):
     again = reproduce(planned(work, tmp_path / "out", arms, seeds=[0], **places))
     made = ["tokenizer", "subsets/bm25", "subsets/bm25-rank-20", "bm25-20/seed-0"]
     assert faked == [f"scierc/{name}" for name in made]
-    assert again.to_dict()["rows"] == table.to_dict()["rows"]
+    first, second = ([{**row, "subset_seconds": None} for row in one.to_dict()["rows"]] for one in (table, again))
+    assert first == second  # Made again, a subset takes its own time.
 
 
 def test_tables_that_share_runs(work, tmp_path, faked):
