@@ -73,6 +73,11 @@ class TlmCollator:
         self._crop = None if self.crop_fraction is None else Cropper(self.tokenizer, self.crop_fraction, self.seed)
 
     def __call__(self, texts: list[dict]) -> dict[str, torch.Tensor]:
+        if not texts or "input_ids" not in texts[0]:
+            found = ", ".join(texts[0]) if texts else "none"
+            raise ValueError(
+                f"TlmCollator takes tokenised texts, with input_ids; received {found}. hf_tlm.data.tokenize makes them."
+            )
         training = "draw" in texts[0]
         row_length = self.row_length if training else self.eval_row_length
         layout, input_ids, types = _flattened(texts, row_length)

@@ -23,6 +23,7 @@ _UNSUPPORTED = {
     "results as they are beside a total batch size",
     "batch_eval_metrics": "metrics are of a whole split",
     "dataloader_drop_last": "all batches of a run have as many texts",
+    "ignore_data_skip": "a run that goes on reads what it would have read, to the same weights",
     "include_for_metrics": "metrics are of predictions and labels",
     "prediction_loss_only": "checkpoints are chosen by the task's metric",
     "restore_callback_states_from_checkpoint": "what is here restores what a run needs by itself",
@@ -82,6 +83,10 @@ class BaseArguments(TrainingArguments):
                 raise ArgumentsError(f"{name} is not supported: {reason}. Leave it out.")
         if self.enable_jit_checkpoint:
             raise ArgumentsError("A run saves a checkpoint at SIGTERM by itself. Leave out enable_jit_checkpoint.")
+        if not self.eval_do_concat_batches:
+            raise ArgumentsError(
+                "eval_do_concat_batches false is not supported: metrics are of a whole split. Leave it out."
+            )
         if self.logging_nan_inf_filter:
             raise ArgumentsError(
                 "logging_nan_inf_filter would hide a loss that is not finite, which ends a run. Leave it out."

@@ -31,6 +31,12 @@ def test_labels_by_the_name_of_the_ecosystem(tokenizer):
     assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
 
 
+@pytest.mark.parametrize("texts, found", [([], "none"), ([{"text": "a", "label": 0}], "text, label")])
+def test_what_is_not_tokenised_is_met_with_a_sentence(tokenizer, texts, found):
+    with pytest.raises(ValueError, match=f"takes tokenised texts, with input_ids; received {found}. hf_tlm.data.tokenize"):
+        TlmCollator(tokenizer)(texts)
+
+
 def test_corpus_batch_has_no_labels(tokenizer):
     assert set(TlmCollator(tokenizer)(rows(tokenizer, "the gene", draw=0))) == {
         "input_ids",

@@ -28,6 +28,8 @@ CASES = [
     (("--parallelism_config", "x"), "--parallelism_config"),
     (("--ddp_backend", "bogus"), "--ddp_backend: invalid choice"),
     (("--metric_for_best_model", "bogus"), "The best checkpoint is chosen by the task's metric"),
+    (("--ignore_data_skip", "true"), "ignore_data_skip is not supported"),
+    (("--eval_do_concat_batches", "false"), "eval_do_concat_batches false is not supported"),
     (("--include_for_metrics", "bogus"), "include_for_metrics is not supported"),
     (("--label_names", "a"), "label_names: expected 3 different names"),
     (("--dataloader_prefetch_factor", 2), "dataloader_prefetch_factor"),
