@@ -21,6 +21,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from hf_tlm.data import load_tokenizer
 from hf_tlm.hub.checkpoint import FILES, TOKENIZER_FILES
 from hf_tlm.models import ModelError
+from hf_tlm.models.loading import reading
 from hf_tlm.models.onnx_session import ONNX_FILES, OnnxModel, check_dtypes
 from hf_tlm.runs.few_shot.classifier import PromptClassifier
 from hf_tlm.runs.finetuning.arguments import FinetuneArguments
@@ -205,7 +206,7 @@ class _Exported(Predictor):
     """An exported model.
 
     Raises:
-        ModelError: it is a masked LM with a prompt.
+        ModelError: it is a masked LM with a prompt; its config is no stock model's.
         ArgumentsError: there are several processes.
     """
 
@@ -217,7 +218,8 @@ class _Exported(Predictor):
         self.kind, self.names, self.exported = kind_module(source.spec.kind), source.label_names, exported
         self.tokenizer = load_tokenizer(str(source.folder), masking=False)
         self.collate = self.kind.collator(self.tokenizer, args)
-        config = AutoConfig.from_pretrained(source.folder)
+        with reading(f"the config in {source.folder}"):  # A stranger may have written it.
+            config = AutoConfig.from_pretrained(source.folder, trust_remote_code=False)
         self.model: nn.Module = _Config(config)
         super().__init__(args, self.model)
         _check_classes(config, source)

@@ -217,6 +217,22 @@ def test_a_damaged_export_does_not_predict(exported, texts, tmp_path):
         predict(str(folder), texts, tmp_path / "a.jsonl", backend="onnx")
 
 
+@pytest.mark.parametrize(
+    "changes", [{"auto_map": {"AutoConfig": "code.Config"}, "model_type": "own"}, {"model_type": "nonesuch"}]
+)
+def test_a_strangers_config_runs_no_code(exported, texts, tmp_path, monkeypatch, changes):
+    folder = tmp_path / "copy"
+    for name, content in files(exported.folder).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    (folder / "seal.json").unlink()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    monkeypatch.setattr("builtins.input", lambda *args: pytest.fail("asked whether to run code"))
+    with pytest.raises(ModelError, match="Cannot load the config in"):
+        predict(str(folder), texts, tmp_path / "a.jsonl", backend="onnx")
+
+
 def test_a_strangers_graph_reads_no_file_elsewhere(tmp_path):
     (tmp_path / "secret").write_bytes(np.ones(4, np.float32).tobytes())
     weight = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[4], data_location=TensorProto.EXTERNAL)
