@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -9,14 +10,19 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 
 from hf_tlm.models.adapters import ADAPTER_FILE
+from hf_tlm.models.families import longest_input
+
+logger = logging.getLogger(__name__)
 
 LENGTHS = (32, 128)
 BATCH = 32
 # A measurement goes on for so long, and has one pass at least.
 SECONDS = 0.1
+# Batches that would take longer are left out.
+MOST_SECONDS = 2.0
 # Of more parameters the time is not taken: it is not what runs on one core.
 MOST_PARAMETERS = 10**9
 # What a folder needs beside the weights to answer for a text.
@@ -33,7 +39,8 @@ def price(folder: Path) -> dict[str, Any]:
     """What a prediction of the stock model in a folder costs, in float32 by torch, on one thread of this machine.
 
     The time is that of passes over random token ids, without tokenising: of one text (the fastest of a tenth of a second),
-    and texts a second in batches of 32. Random states are left as they are.
+    and texts a second in batches of 32. Random states are left as they are. A model that cannot be loaded or run so, for
+    whatever reason, costs a run nothing: it has no times.
 
     Returns:
         megabytes (see `megabytes`), and where the folder has a model of a class of transformers whose inputs are texts or
@@ -41,23 +48,41 @@ def price(folder: Path) -> dict[str, Any]:
         Lengths that the model does not take are left out. An adapter has its megabytes alone.
     """
     found: dict[str, Any] = {"megabytes": megabytes(folder)}
-    if (model := _stock(folder)) is None:
-        return found
-    found |= {"parameters": model.num_parameters(), "milliseconds": {}, "texts_per_second": {}}
-    if found["parameters"] > MOST_PARAMETERS:
-        return found
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         with torch.inference_mode():
-            for length in LENGTHS:
-                if length > (getattr(model.config, "max_position_embeddings", None) or length) - 2:
-                    continue
-                one = _seconds(_pass(model, 1, length))
-                found["milliseconds"][str(length)] = round(1000 * one, 3)
-                found["texts_per_second"][str(length)] = round(BATCH / _seconds(_pass(model, BATCH, length)), 1)
+            found |= _timed(folder)
+    except Exception as error:  # Of any class: code of a model that is not ours.
+        logger.info("What a prediction of %s takes is not measured: %s", folder.name, error)
     finally:
         torch.set_num_threads(threads)
+    return found
+
+
+def _timed(folder: Path) -> dict[str, Any]:
+    if (folder / ADAPTER_FILE).is_file() or not (folder / "config.json").is_file():
+        return {}
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    (architecture, *_) = config.architectures or [""]
+    cls = getattr(transformers, architecture, None)
+    if cls is None or architecture.endswith("ForMultipleChoice"):
+        return {}
+    with torch.device("meta"):
+        parameters = cls(config).num_parameters()
+    found: dict[str, Any] = {"parameters": parameters, "milliseconds": {}, "texts_per_second": {}}
+    if parameters > MOST_PARAMETERS:
+        return found
+    with torch.random.fork_rng(devices=[]):
+        model = cls.from_pretrained(folder, config=config, dtype=torch.float32).eval()
+    longest = longest_input(config)
+    for length in LENGTHS:
+        if longest is not None and length > longest:
+            continue
+        one = _seconds(_pass(model, 1, length))
+        found["milliseconds"][str(length)] = round(1000 * one, 3)
+        if BATCH * one <= MOST_SECONDS:
+            found["texts_per_second"][str(length)] = round(BATCH / _seconds(_pass(model, BATCH, length)), 1)
     return found
 
 
@@ -68,21 +93,6 @@ def price_line(found: Mapping[str, Any]) -> str:
         line += "; a text of " + ", of ".join(f"{length} tokens {value:.2g} ms" for length, value in times.items())
         line += " on one core (torch, float32)"
     return line
-
-
-def _stock(folder: Path) -> PreTrainedModel | None:
-    if (folder / ADAPTER_FILE).is_file() or not (folder / "config.json").is_file():
-        return None
-    config = AutoConfig.from_pretrained(folder)
-    (architecture, *_) = config.architectures or [""]
-    return _loaded(getattr(transformers, architecture, None), folder, config)
-
-
-def _loaded(cls: Any, folder: Path, config: PreTrainedConfig) -> PreTrainedModel | None:
-    if cls is None or cls.__name__.endswith("ForMultipleChoice"):
-        return None
-    with torch.random.fork_rng(devices=[]):
-        return cls.from_pretrained(folder, config=config, dtype=torch.float32).eval()
 
 
 def _pass(model: PreTrainedModel, batch: int, length: int) -> Callable[[], Any]:

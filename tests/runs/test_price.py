@@ -1,5 +1,7 @@
 """What a prediction costs: what is counted, and where it is told."""
 
+import json
+
 import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, BertConfig, BertForMultipleChoice, BertForSequenceClassification
@@ -12,7 +14,7 @@ SIZES = {"vocab_size": 120, "hidden_size": 8, "num_hidden_layers": 1, "num_atten
 
 @pytest.fixture
 def folder(tmp_path, tokenizer):
-    BertForSequenceClassification(BertConfig(**SIZES, max_position_embeddings=80)).save_pretrained(tmp_path)
+    BertForSequenceClassification(BertConfig(**SIZES, max_position_embeddings=127)).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     (tmp_path / "mlm").mkdir()
     (tmp_path / "mlm/model.safetensors").write_bytes(bytes(10**6))
@@ -66,3 +68,27 @@ def test_a_line():
         "6.12 MB; a text of 32 tokens 0.34 ms, of 128 tokens 1.3 ms on one core (torch, float32)"
     )
     assert price_line({"megabytes": 0.5}) == "0.5 MB"
+
+
+def test_what_cannot_be_run_so_costs_a_run_nothing(folder, monkeypatch):
+    """Code of its own, which nobody is asked about, and a model that takes no random tokens."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(
+        json.dumps({**config, "model_type": "mine", "auto_map": {"AutoConfig": "mine.Config", "AutoModel": "mine.Model"}})
+    )
+    monkeypatch.setattr("builtins.input", lambda *args: pytest.fail("asked"))
+    assert set(price(folder)) == {"megabytes"}
+    (folder / "config.json").write_text(json.dumps(config))
+    monkeypatch.setattr(module, "_pass", lambda *args: (_ for _ in ()).throw(ValueError("no <eos>")))
+    assert set(price(folder)) == {"megabytes"} and torch.get_num_threads() == 1
+
+
+def test_all_positions_are_taken(tmp_path):
+    BertForSequenceClassification(BertConfig(**SIZES, max_position_embeddings=128)).save_pretrained(tmp_path)
+    assert list(price(tmp_path)["milliseconds"]) == ["32", "128"]
+
+
+def test_batches_that_take_long_are_left_out(folder, monkeypatch):
+    monkeypatch.setattr(module, "MOST_SECONDS", 0.0)
+    found = price(folder)
+    assert found["milliseconds"]["32"] > 0 and found["texts_per_second"] == {}
