@@ -16,7 +16,7 @@ from hf_tlm.hub.commit import Push
 from hf_tlm.hub.push import REPLACED, published, push, repo_to_push
 from hf_tlm.hub.rendering import hub_name, published_card
 from hf_tlm.hub.run_files import CODE, NAMES, is_ours
-from hf_tlm.hub.subset_configs import check_alone
+from hf_tlm.hub.subset_configs import check_alone, repo_files
 from hf_tlm.utils.checked import mapped, read_fields, words
 from hf_tlm.utils.files import atomic_write, sha256
 from hf_tlm.utils.json_files import read_object
@@ -43,7 +43,8 @@ def publish_model(
 ) -> Push:
     """Publish the folder of a finished run, of a converted checkpoint or of an export: weights, tokenizer, card and records.
 
-    An export may go to a repository of its own, or to that of its model, whose weights stay and whose card it replaces.
+    An export may go to a repository of its own, or to that of its model. What is there stays then, weights, config and
+    tokenizer; the graphs, `export.json` and the card take the place of earlier ones, and what the repository lacks is added.
 
     Args:
         license, language: for the card's metadata; None leaves what is there.
@@ -76,8 +77,18 @@ def publish_model(
         if PurePosixPath(name).name == ADAPTER_CONFIG:
             _check_adapter(path)
     card = {"license": license, "language": language, "dataset": dataset, "widget_texts": widget_texts}
-    replaced = {"replace": ["onnx/*.onnx"]} if exported else {}
-    return _publish(folder, repo_id, "model", f"Model of hf_tlm {__version__}", card, {**options, **replaced})
+    if exported:
+        token, revision = options.get("token"), options.get("revision")
+        kept = _beside_weights(repo_files(repo_to_push(repo_id, "model", revision), token), published(folder))
+        options |= {"replace": ["onnx/*.onnx"], "kept": kept}
+    return _publish(folder, repo_id, "model", f"Model of hf_tlm {__version__}", card, options)
+
+
+def _beside_weights(there: Sequence[str], export: Mapping[str, Path]) -> set[str]:
+    """What of an export stays as a repository has it: where there are weights, the config and the tokenizer are theirs."""
+    if not any(name.endswith((".safetensors", ".bin")) and name not in export for name in there):
+        return set()
+    return {name for name in there if name not in (EXPORT, CARD) and not fnmatch(name, "onnx/*.onnx")}
 
 
 def _check_adapter(path: Path) -> None:
@@ -166,10 +177,15 @@ def _check_subset(folder: Path) -> None:
 
 
 def _publish(
-    folder: Path, repo_id: str, type: str, message: str, card: Mapping[str, Any], options: Mapping[str, Any]
+    folder: Path, repo_id: str, type: str, message: str, card: Mapping[str, Any], options: dict[str, Any]
 ) -> Push:
-    """The card in the folder stays as it is: it may be published elsewhere too."""
-    found = published(folder)
+    """The card in the folder stays as it is: it may be published elsewhere too.
+
+    Args:
+        options: of `push`, and `kept`, what of the folder is not sent.
+    """
+    kept = options.pop("kept", ())
+    found = {name: path for name, path in published(folder).items() if name not in kept}
     files = {name: path for name, path in found.items() if is_ours(name, (*NAMES, *CODE))}
     if others := sorted(set(found) - set(files)):
         logger.warning(

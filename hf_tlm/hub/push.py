@@ -35,6 +35,7 @@ REPLACED = {
         *("*configuration_*.py", "*modeling_*.py", "*tokenization_*.py"),
         *("*bert.py", "*embeddings.py", "*relative_positions.py", "*dict.txt"),  # COCO-LM's code, and its vocabulary.
         *("*corruption.json", "finetuned.json", "prompt.json", "grid.json", "results.*", "settings.json"),
+        *("onnx/*.onnx", "export.json"),  # Graphs of the old weights.
     ),
     "dataset": ("data/*", "manifest.json", "report.md"),
     "space": ("index.html", "page.*", "model.js", "vendor/*", "model/*"),

@@ -1,6 +1,7 @@
 """Exports and pages through the loopback Hub: what arrives, and that it predicts from there."""
 
 import json
+import shutil
 
 import pytest
 
@@ -25,9 +26,28 @@ def test_an_export(hub, exported, run, tmp_path):
         path = predict(model, str(tmp_path / "texts.jsonl"), tmp_path / "out.jsonl", backend="onnx", onnx_dtype="int8")
         found.append(path.read_text())
     assert found[0] == found[1] and len(json.loads(found[0].splitlines()[0])["probabilities"]) == 3
-    # Beside the weights of its model these stay.
-    publish_model(exported.folder, "alice/toy")
-    assert {"model.safetensors", "onnx/model.onnx"} <= set(hub.files("alice/toy"))
+
+
+def test_beside_the_weights_of_its_model(hub, exported, run, tmp_path):
+    shutil.copytree(run, tmp_path / "run")
+    (tmp_path / "run/seal.json").unlink()
+    config = json.loads((run / "config.json").read_text()) | {"auto_map": {"AutoModel": "modeling_own.Own"}}
+    (tmp_path / "run/config.json").write_text(json.dumps(config))
+    publish_model(tmp_path / "run", "alice/both")
+    before = hub.files("alice/both")
+    for _ in range(2):
+        publish_model(exported.folder, "alice/both")
+        there = hub.files("alice/both")
+        assert {"model.safetensors", "onnx/model.onnx", "onnx/model_quantized.onnx", "export.json"} <= set(there)
+        assert {name: there[name] for name in before if name != "README.md"} == {
+            name: content for name, content in before.items() if name != "README.md"
+        }
+        assert "in ONNX" in there["README.md"].decode()
+    make_task().test.select_columns(["id", "text"]).to_json(tmp_path / "texts.jsonl")
+    predict("alice/both", str(tmp_path / "texts.jsonl"), tmp_path / "out.jsonl", backend="onnx")
+    # The graphs are of the old weights.
+    publish_model(tmp_path / "run", "alice/both")
+    assert hub.files("alice/both") == before
 
 
 def test_a_damaged_export_is_not_published(hub, exported, tmp_path):
