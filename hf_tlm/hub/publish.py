@@ -176,9 +176,7 @@ def _check_subset(folder: Path) -> None:
         )
 
 
-def _publish(
-    folder: Path, repo_id: str, type: str, message: str, card: Mapping[str, Any], options: dict[str, Any]
-) -> Push:
+def _publish(folder: Path, repo_id: str, type: str, message: str, card: Mapping[str, Any], options: dict[str, Any]) -> Push:
     """The card in the folder stays as it is: it may be published elsewhere too.
 
     Args:

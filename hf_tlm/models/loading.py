@@ -158,16 +158,25 @@ def check_fit(
     Raises:
         ModelError: the checkpoint `name` has fewer positions than `max_length`, or fewer tokens than the tokenizer.
     """
+    check_positions(config, name, max_length)
+    if len(tokenizer) > config.vocab_size:
+        raise ModelError(
+            f"The tokenizer {tokenizer_name} has {len(tokenizer):,} tokens, and {name} knows {config.vocab_size:,}. Give "
+            "the checkpoint's own, or none."
+        )
+
+
+def check_positions(config: PreTrainedConfig, name: str, max_length: int) -> None:
+    """Check that a checkpoint has enough positions for `max_length`.
+
+    Raises:
+        ModelError: the checkpoint `name` has fewer.
+    """
     positions = longest_input(config)
     if positions is not None and max_length > positions:
         raise ModelError(
             f"max_length {max_length} is more than the {positions} positions of {name}. Give --max_length {positions} or "
             "less, or another checkpoint."
-        )
-    if len(tokenizer) > config.vocab_size:
-        raise ModelError(
-            f"The tokenizer {tokenizer_name} has {len(tokenizer):,} tokens, and {name} knows {config.vocab_size:,}. Give "
-            "the checkpoint's own, or none."
         )
 
 

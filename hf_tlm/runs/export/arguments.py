@@ -25,7 +25,10 @@ class ExportArguments:
     )
     output_dir: str | None = field(
         default=None,
-        metadata={"help": "Folder to write; an earlier export there is replaced. Default: beside the model, NAME-onnx."},
+        metadata={
+            "help": "Folder to write; an earlier export there is replaced. Default: beside the model (or the run "
+            "that it is in), NAME-onnx."
+        },
     )
     dtypes: list[str] = field(
         default_factory=lambda: ["fp32", "int8"],

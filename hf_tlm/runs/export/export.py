@@ -25,6 +25,7 @@ from hf_tlm.hub.onnx_card import onnx_card
 from hf_tlm.hub.rendering import displayed_name, hub_name
 from hf_tlm.models import ModelError
 from hf_tlm.models.families import longest_input
+from hf_tlm.models.loading import check_positions
 from hf_tlm.models.onnx_graph import OPSET, check_installed, half, quantized, save, to_onnx
 from hf_tlm.models.onnx_session import ONNX_FILES, OnnxModel, check_dtypes
 from hf_tlm.runs.export import fill_mask
@@ -40,6 +41,8 @@ from hf_tlm.runs.saved import SAVED_FILE
 from hf_tlm.tasks import Task, unlabelled_chunks
 from hf_tlm.training import ArgumentsError
 from hf_tlm.utils.files import atomic_directory, sha256
+from hf_tlm.utils.json_files import read_object
+from hf_tlm.utils.run_names import SETTINGS_FILE
 from hf_tlm.utils.seals import write_seal
 from hf_tlm.version import __version__
 
@@ -148,7 +151,8 @@ def export_onnx(
 
     Args:
         model_name_or_path: see `find_source`; a masked LM will do, too. Adapters are merged into their base.
-        output_dir: an earlier export there is replaced. Default: beside the model, called NAME-onnx.
+        output_dir: an earlier export there is replaced. Default: beside the model, called NAME-onnx; of a folder in a run
+            beside the run, RUN-NAME-onnx.
         task: whose validation texts (test texts where there are none) the files are checked on: float32 must give torch's
             logits within 1e-4, and the metric of the others is measured. A masked LM predicts every seventh token instead.
         data: instead, texts without labels, see `unlabelled_chunks`: the share of predictions that stay the same is
@@ -162,8 +166,8 @@ def export_onnx(
         batch_size: texts a batch, in the check.
 
     Raises:
-        ModelError: the extra [onnx] is not installed; there is no model that can be exported; an exported file computes
-            something else, or loses more than `max_drop`.
+        ModelError: the extra [onnx] is not installed; there is no model that can be exported, or it has fewer positions than
+            `max_length`; an exported file computes something else, or loses more than `max_drop`.
         ArgumentsError: options do not go together; something else than an export is in `output_dir`, or it is in the folder
             of the model.
         TaskError: see `unlabelled_chunks`; the task is of another kind than the model, or of other classes.
@@ -223,7 +227,9 @@ def _place(name: str, source: Source, output_dir: str | os.PathLike | None) -> P
     """
     if output_dir is None:
         here = Path(name).resolve() if Path(name).exists() else Path(name.partition("@")[0].rpartition("/")[2]).absolute()
-        output_dir = here.with_name(f"{here.name}-onnx")
+        # Of a folder in a run, such as mlm or training/checkpoint-500: beside the run.
+        run = next((folder for folder in reversed(here.parents[:4]) if (folder / SETTINGS_FILE).is_file()), here)
+        output_dir = run.parent / "-".join([*here.relative_to(run.parent).parts, "onnx"])
     output = Path(output_dir)
     for folder in (Path(name).resolve(), source.folder.resolve()):
         if folder == output.resolve() or folder in output.resolve().parents:
@@ -242,6 +248,8 @@ def _load(source: Source, scratch: str, trust_remote_code: bool) -> _Model:
             "everything that loads an export reads. Only models with a fast tokenizer are exported."
         )
     stock = load_finished(source.folder, kind.AUTO_CLASS, trust_remote_code).float().eval()
+    if (max_length := source.arguments.get("max_length")) is not None:
+        check_positions(stock.config, str(source.folder), max_length)
     if stock.config.model_type == "cocolm":
         stock.set_attn_implementation("eager")  # With its bias torch cannot export the fused one for free lengths.
     if source.stock:
@@ -282,7 +290,7 @@ class _RandomCheck:
             )
             for each in self.batches
         ]
-        return {"max_difference": _agreeing(max(apart))}
+        return {"max_difference": _agreeing(float(np.max(apart)))}
 
 
 class _TextCheck:
@@ -332,7 +340,7 @@ class _TextCheck:
         predictions = self.decoded(found)
         score = self.scored(predictions)
         drop, changed = 100 * (self.score - score), len(predictions) - sum(self.same(predictions))
-        if drop > max_drop and dtype != "fp32":
+        if not drop <= max_drop and dtype != "fp32":  # Nor is NaN.
             raise ModelError(
                 f"{dtype} loses {drop:.2f} points of {self.metric}, from {100 * self.score:.2f} to {100 * score:.2f} "
                 f"({changed} of {len(predictions):,} predictions change), more than --max_drop {max_drop:g}. "
@@ -368,7 +376,7 @@ def _check_of(model: _Model, task: Task | None, data: str | None, batch_size: in
 def _apart(found: Any, expected: Any) -> float:
     """The largest difference of two outputs, arrays or tuples of them."""
     if isinstance(found, tuple):
-        return max(map(_apart, found, expected))
+        return float(np.max([*map(_apart, found, expected)]))  # NaN where one of them is, unlike `max`.
     return float(np.abs(found - expected).max())
 
 
@@ -431,6 +439,10 @@ def _write_others(folder: Path, model: _Model, record: Mapping[str, Any]) -> Non
     for name in (SAVED_FILE, CRF_FILE, PROMPT_FILE):
         if (model.source.folder / name).is_file():
             shutil.copyfile(model.source.folder / name, folder / name)
+    if not model.source.fills_masks and (folder / SAVED_FILE).is_file():
+        saved = read_object(folder / SAVED_FILE)
+        saved["arguments"]["max_length"] = model.args.max_length
+        (folder / SAVED_FILE).write_text(json.dumps(saved, indent=2) + "\n", encoding="utf-8")
     (folder / EXPORT_FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     (folder / "README.md").write_text(onnx_card(record), encoding="utf-8")
     write_seal(folder, *(path.name for path in sorted(folder.iterdir())))

@@ -11,6 +11,7 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from hf_tlm.runs.finetuning.features import pad
+from hf_tlm.training.errors import ArgumentsError
 
 AUTO_CLASS = "AutoModelForMaskedLM"
 METRIC = "masked_accuracy"
@@ -18,7 +19,11 @@ EVERY = 7  # One token of so many is masked, 14%.
 
 
 def masked_rows(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, max_length: int) -> Dataset:
-    """Rows `input_ids`, of which every seventh token is masked, and `labels`, the tokens that were there or -100."""
+    """Rows `input_ids`, of which every seventh token is masked, and `labels`, the tokens that were there or -100.
+
+    Raises:
+        ArgumentsError: all texts are too short for a mask.
+    """
     ids = tokenizer(list(texts), truncation=True, max_length=max_length, return_attention_mask=False)["input_ids"]
     special = np.array(tokenizer.all_special_ids)
     columns: dict[str, list] = {"input_ids": [], "labels": []}
@@ -28,6 +33,11 @@ def masked_rows(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, max_le
         labels[places] = row[places]
         columns["labels"].append(labels)
         columns["input_ids"].append(np.where(labels == -100, row, tokenizer.mask_token_id))
+    if all((labels == -100).all() for labels in columns["labels"]):
+        raise ArgumentsError(
+            f"Nothing of a masked LM can be measured on these texts: none has {EVERY // 2 + 1} tokens, of which one is "
+            "masked. Give longer ones, or --dtypes fp32 without texts."
+        )
     return Dataset.from_dict(columns)
 
 

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -19,6 +20,7 @@ from hf_tlm.models.onnx_graph import check_plain, half, quantized
 from hf_tlm.models.onnx_session import OnnxModel
 from hf_tlm.runs import export_onnx, predict
 from hf_tlm.runs.export import export as module
+from hf_tlm.runs.export.fill_mask import masked_rows
 from hf_tlm.training import ArgumentsError
 from hf_tlm.utils.seals import SealError
 from support.tiny_checkpoints import files, pretrained
@@ -215,6 +217,50 @@ def test_a_damaged_export_does_not_predict(exported, texts, tmp_path):
     (folder / "seal.json").unlink()
     with pytest.raises(ModelError, match="onnxruntime cannot load"):
         predict(str(folder), texts, tmp_path / "a.jsonl", backend="onnx")
+
+
+def test_a_shorter_length_is_that_of_predictions(run, exported, graph, texts, tmp_path):
+    made = export_onnx(str(run), tmp_path / "out", dtypes=["fp32"], max_length=5)
+    assert json.loads((made.folder / "finetuned.json").read_text())["arguments"]["max_length"] == 5
+    assert (exported.folder / "finetuned.json").read_bytes() == (run / "finetuned.json").read_bytes()
+    found = lines(predict(str(made.folder), texts, tmp_path / "short.jsonl", backend="onnx"))
+    by_torch = lines(predict(str(run), texts, tmp_path / "torch.jsonl", use_cpu=True, max_length=5))
+    for one, other in zip(found, by_torch, strict=True):
+        assert one["probabilities"] == pytest.approx(other["probabilities"], abs=2e-6)
+    with pytest.raises(ModelError, match=r"max_length 4,?000 is more than the \d+ positions of .*Give --max_length"):
+        export_onnx(str(run), tmp_path / "long", dtypes=["fp32"], max_length=4000)
+
+
+def test_where_exports_go_by_default(tmp_path):
+    for name in ("runs/reviews/mlm", "runs/reviews/training/checkpoint-500", "runs/plain"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "runs/reviews/settings.json").touch()
+    names = {"reviews": "", "reviews-mlm": "mlm", "reviews-training-checkpoint-500": "training/checkpoint-500"}
+    for name, inner in [*((name, f"reviews/{inner}") for name, inner in names.items()), ("plain", "plain")]:
+        model = tmp_path / "runs" / inner
+        place = module._place(str(model), SimpleNamespace(folder=model), None)
+        assert place == tmp_path / f"runs/{name}-onnx"
+
+
+def test_nan_is_refused(run, graph, texts, tmp_path, monkeypatch):
+    nan, one = np.array([np.nan]), np.array([1.0])
+    for outputs in ((one, nan), (nan, one)):
+        assert np.isnan(module._apart(outputs, (one, one)))
+    apart = iter([0.0, np.nan, 0.0, 0.0])
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_apart", lambda *args: next(apart))
+        with pytest.raises(ModelError, match="differ from torch's by nan"):
+            export_onnx(str(run), tmp_path / "out", dtypes=["fp32"])
+    scores = iter([1.0, 1.0, np.nan])
+    monkeypatch.setattr(module._TextCheck, "scored", lambda *args: next(scores))
+    with pytest.raises(ModelError, match="int8 loses nan points"):
+        export_onnx(str(run), tmp_path / "out", data=texts)
+
+
+def test_texts_too_short_for_a_mask(tokenizer):
+    assert masked_rows(["the gene binds it"], tokenizer, 32).num_rows == 1
+    with pytest.raises(ArgumentsError, match="none has 4 tokens"):
+        masked_rows(["the gene", "a cell"], tokenizer, 32)
 
 
 @pytest.mark.parametrize(
