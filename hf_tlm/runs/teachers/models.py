@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import xxhash
+from accelerate.state import AcceleratorState
 from datasets import Dataset
 
 from hf_tlm.hub.checkpoint import FILES
@@ -83,6 +84,8 @@ class ModelTeacher:
                     said[name] += _asked(predictor, one, rows, part, f"Asking the teacher{of} of {name}") / len(self.models)
                 tokens, parameters = tokens + predictor.tokens, parameters + predictor.parameters
                 flops += 2.0 * predictor.tokens * predictor.parameters
+            # Its precision is the process's until then, and the run's own may be another.
+            AcceleratorState._reset_state()
         report: dict[str, Any] = {"parameters": parameters, "tokens": tokens, "flops": flops}
         if task.kind == "classification":
             labels = np.asarray(task.validation["label"][:])

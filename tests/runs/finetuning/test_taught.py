@@ -61,6 +61,12 @@ def test_a_teacher_is_in_log_record_and_card(tmp_path, base):
     assert taught(tmp_path / "run", base, teacher=str(tmp_path / "teacher"), save_strategy="epoch").seeds == run.seeds
 
 
+def test_a_run_in_another_precision_than_its_teacher(tmp_path, base):
+    go(tmp_path / "teacher", base)
+    run = taught(tmp_path / "run", base, teacher=str(tmp_path / "teacher"), bf16=True)
+    assert run.details["arguments"]["bf16"] and run.details["teacher"]["passages"] <= 20
+
+
 def test_values_of_a_teacher(tmp_path, base):
     """A regression: passages teach their value, and have no label of their own."""
     rows = [{"text": row["text"], "label": float(len(row["text"])) / 30} for row in sentences(24)]
