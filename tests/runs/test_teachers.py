@@ -305,6 +305,20 @@ def test_other_names_of_classes(task, runs, tmp_path):
     assert made.tolist() == [[0, 1], [0, 1], [1, 0]]
 
 
+def test_names_of_many_classes_are_in_the_digest(task, monkeypatch):
+    """Whose matrix NumPy prints in part."""
+    names = [f"c{i}" for i in range(40)]
+    swapped = [*names[:18], names[19], names[18], *names[20:]]
+    matrices = [class_matrix(names, names, dict(zip(names, own, strict=True)), "it") for own in (names, swapped)]
+    digests = []
+    for matrix in matrices:
+        one = models._Model("runs/a", None, matrix, "same")
+        monkeypatch.setattr(models, "_opened", lambda *_, one=one: one)
+        monkeypatch.setattr(models, "_described", lambda _: {})
+        digests.append(models.ModelTeacher(task, ["runs/a"], {}, {}).digest)
+    assert digests[0] != digests[1]
+
+
 def test_an_asking_goes_on_where_it_was(task, runs, cache, monkeypatch):
     monkeypatch.setattr(models, "CHUNK", 16)
     whole = asked(task, PASSAGES, 10, str(runs[0]))

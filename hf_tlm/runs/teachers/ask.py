@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 ANSWERS, REPORT = "answers.npz", "report.json"
 # Of each class in the report: so many passages, so many characters of each.
 EXAMPLES, SHOWN = 3, 200
-_FORMAT = 3
+_FORMAT = 4
 
 
 def open_teacher(task: Task, args: Any) -> LinearTeacher | ModelTeacher | TableTeacher | None:

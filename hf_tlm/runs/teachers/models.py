@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -63,7 +64,8 @@ class ModelTeacher:
             "model": shown[0] if len(shown) == 1 else f"the average of {len(shown)} models ({', '.join(shown)})",
             "teachers": [_described(one) for one in self.models],
         }
-        self.digest = " ".join(one.digest for one in self.models) + repr([one.matrix for one in self.models])
+        matrices = [None if one.matrix is None else one.matrix.tolist() for one in self.models]
+        self.digest = " ".join(one.digest for one in self.models) + json.dumps(matrices)
 
     def __call__(self, task: Task, passages: Dataset | None, parts: Path) -> Answers:
         """Its answers; see `Answers`. What it said of validation texts tells how good it is.
