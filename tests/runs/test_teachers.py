@@ -402,6 +402,13 @@ def test_a_file_teaches(task, tmp_path, suffix):
     np.testing.assert_allclose(by_id.passages, by_text.passages)
 
 
+def test_an_id_of_a_passage_and_of_a_text_is_refused(task, tmp_path):
+    ids = [*task.train["id"][:1], *(f"p{i}" for i in range(39))]
+    path = table(tmp_path / "a.jsonl", {"id": ids, **BY_NAME})
+    with pytest.raises(ArgumentsError, match=f"the id '{ids[0]}' is in train and in the passages"):
+        asked(task, {"id": ids, "text": PASSAGES}, 30, path)
+
+
 def test_what_predict_writes_teaches(task, runs, tmp_path):
     rows = [*task.train["text"], *task.validation["text"], *PASSAGES]
     texts = table(tmp_path / "texts.jsonl", {"text": list(dict.fromkeys(rows))})

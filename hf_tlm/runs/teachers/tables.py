@@ -22,7 +22,7 @@ ROUNDING = 0.02
 
 
 class TableTeacher:
-    """Rows of a text or an id, and a probability a class: what `hf-tlm predict` writes, or a table made by hand.
+    """Rows of a text or an id, and a probability a class: a table made by hand, or one of `hf-tlm predict`.
 
     Probabilities are in columns called like the classes, or `probability_<class>`, or in one column `probabilities` of
     objects; values, for regression, in `prediction`. Rows are known by their `text` (and `text_pair`), or where there is no
@@ -62,8 +62,11 @@ class TableTeacher:
         """Its answers; see `Answers`.
 
         Raises:
-            ArgumentsError: it has answers for a part of the training texts, or for neither these nor passages.
+            ArgumentsError: it has answers for a part of the training texts, or for neither these nor passages; or an id of
+                it is that of several rows.
         """
+        if self.keys == ["id"]:
+            self._check_ids({"train": task.train, "validation": task.validation, "the passages": passages})
         train, found = self._of(task, task.train)
         if 0 < found < len(train):
             raise ArgumentsError(
@@ -89,6 +92,19 @@ class TableTeacher:
     def _keys(self, rows: Dataset) -> list[str]:
         columns = [[str(cell).strip() for cell in rows[name]] for name in self.keys]
         return columns[0] if len(columns) == 1 else [json.dumps(cells) for cells in zip(*columns, strict=True)]
+
+    def _check_ids(self, parts: Mapping[str, Dataset | None]) -> None:
+        """Parts may count their rows alike, and then an id does not say of which it is."""
+        owner: dict[str, str] = {}
+        for name, rows in parts.items():
+            if rows is None or "id" not in rows.column_names:
+                continue
+            for key in self._keys(rows):
+                if key in self.answers and owner.setdefault(key, name) != name:
+                    raise ArgumentsError(
+                        f"teacher {self.path}: the id {key!r:.60} is in {owner[key]} and in {name}. Give the file a column "
+                        "text (and text_pair) instead, or the rows other ids."
+                    )
 
     def _of(self, task: Task, rows: Dataset) -> tuple[np.ndarray, int]:
         """The answers for some rows, and for how many there is one."""
