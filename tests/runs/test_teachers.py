@@ -402,6 +402,17 @@ def test_a_file_teaches(task, tmp_path, suffix):
     np.testing.assert_allclose(by_id.passages, by_text.passages)
 
 
+def test_objects_of_other_classes_row_by_row_are_refused(task, tmp_path):
+    objects = [dict(zip(BY_NAME, shares, strict=True)) for shares in SHARES.tolist()]
+    for changed in ({"down": 0.5, "none": 0.5}, {**objects[3], "more": 0.0}):
+        lines = [{"text": text, "probabilities": one} for text, one in zip(PASSAGES, objects, strict=True)]
+        lines[3]["probabilities"] = changed
+        path = tmp_path / f"{len(changed)}.jsonl"
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        with pytest.raises(ArgumentsError, match="row 3 has"):
+            asked(task, PASSAGES, 10, str(path))
+
+
 def test_an_id_of_a_passage_and_of_a_text_is_refused(task, tmp_path):
     ids = [*task.train["id"][:1], *(f"p{i}" for i in range(39))]
     path = table(tmp_path / "a.jsonl", {"id": ids, **BY_NAME})

@@ -133,6 +133,11 @@ class TableTeacher:
             objects = rows["probabilities"][:]
             if not objects or not all(isinstance(one, Mapping) for one in objects):
                 raise ArgumentsError(f"teacher {self.path}: expected objects, class -> share, in the column probabilities.")
+            if other := [row for row, one in enumerate(objects) if set(one) != set(objects[0])]:
+                raise ArgumentsError(
+                    f"teacher {self.path}: expected the same classes in every row of probabilities; row {other[0]} has "
+                    f"{', '.join(objects[other[0]]):.100}, and row 0 {', '.join(objects[0]):.100}."
+                )
             cells = {name: [one[name] for one in objects] for name in objects[0]}
         elif prefixed := [name for name in rows.column_names if name.startswith(PREFIX)]:
             cells = {name.removeprefix(PREFIX): rows[name][:] for name in prefixed}
