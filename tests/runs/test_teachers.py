@@ -413,6 +413,15 @@ def test_objects_of_other_classes_row_by_row_are_refused(task, tmp_path):
             asked(task, PASSAGES, 10, str(path))
 
 
+@pytest.mark.parametrize("written", ["{:03}", "{}"])
+def test_ids_of_a_csv_are_as_they_are_written(task, tmp_path, written):
+    """Of passages; a task's csv has been read with 7 for 007."""
+    path = table(tmp_path / "a.csv", {"id": [f"{i:03}" for i in range(40)], **BY_NAME})
+    made = asked(task, {"id": [written.format(i) for i in range(40)], "text": PASSAGES}, 30, path)
+    np.testing.assert_allclose(made.passages, (SHARES / SHARES.sum(1, keepdims=True))[made.rows], atol=1e-5)
+    assert len(made.rows) > 20
+
+
 def test_an_id_of_a_passage_and_of_a_text_is_refused(task, tmp_path):
     ids = [*task.train["id"][:1], *(f"p{i}" for i in range(39))]
     path = table(tmp_path / "a.jsonl", {"id": ids, **BY_NAME})
