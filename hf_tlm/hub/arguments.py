@@ -11,6 +11,7 @@ from hf_tlm.hub.commit import Push
 from hf_tlm.hub.publish import publish_result
 from hf_tlm.hub.push import check_push
 from hf_tlm.utils.no_effect import NoEffect, check_effects
+from hf_tlm.utils.ranges import check_ranges
 
 _CONVERTED = NoEffect("legacy_checkpoint", (None,), "without --legacy_checkpoint. Leave it out.")
 _EVALUATED = NoEffect("evaluate_on", (None,), "without --evaluate_on. Leave it out.")
@@ -145,6 +146,7 @@ class PublishArguments:
     )
 
     def __post_init__(self):
+        check_ranges(self, HubError)
         kinds = ("model", "subset", "space", "legacy_checkpoint")
         given = [kind for kind in kinds if getattr(self, kind) is not None]
         if len(given) != 1:
