@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from huggingface_hub import EvalResult
 
 # The oldest releases of transformers that a folder was loaded with, to the same logits: 4.57.6 of those before 5, and of 5
-# those that know DistilBERT's tokenizer as it is saved now (5.0.0) and COCO-LM's configuration (5.4.0, not 5.3.0).
-_OLDEST_TRANSFORMERS = {"distilbert": "5.0", "cocolm": "5.4"}
+# the first that knows COCO-LM's configuration (5.4.0, not 5.3.0).
+_OLDEST_TRANSFORMERS = {"cocolm": "5.4"}
 
 
 def oldest_transformers(model_type: str | None) -> str:

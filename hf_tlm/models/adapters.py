@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedMode
 
 from hf_tlm.hub.checkpoint import checkpoint_folder
 from hf_tlm.hub.repo import check_named
-from hf_tlm.models.base import TrainedModel, body_of
+from hf_tlm.models.base import TrainedModel, body_of, save_tokenizer
 from hf_tlm.models.errors import ModelError
 from hf_tlm.models.export import export_stock
 from hf_tlm.models.loading import POOLER
@@ -160,7 +160,7 @@ def export_adapter(
         config.task_type, config.inference_mode = task_type if config.modules_to_save else None, True
         config.save_pretrained(str(folder))
         model.config.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+        save_tokenizer(tokenizer, folder, model.config.model_type)
         for name, content in (files or {}).items():
             (folder / name).write_text(content, encoding="utf-8")
     return output_dir

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.models.albert.modeling_albert import AlbertTransformer
 from transformers.utils.generic import is_flash_attention_requested
 
@@ -151,6 +153,19 @@ def layer_classes(body: nn.Module) -> set[str]:
     """Names of the classes of the body's layers: what FSDP shards as one unit."""
     layers = next(module for module in body.modules() if isinstance(module, nn.ModuleList))
     return {type(layer).__name__ for layer in layers}
+
+
+def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: str | os.PathLike, model_type: str) -> None:
+    """Write a tokenizer's files for a model: for one that takes no token types, files that make none.
+
+    transformers 4.57 gives DistilBERT whatever its tokenizer makes, and DistilBERT refuses `token_type_ids`.
+    """
+    if model_type == "distilbert":
+        tokenizer = copy.copy(tokenizer)  # The caller's goes on as it is.
+        names = [name for name in tokenizer.model_input_names if name != "token_type_ids"]
+        tokenizer.init_kwargs = {**tokenizer.init_kwargs, "model_input_names": names}
+        tokenizer.model_input_names = names  # Else that of the class is written over it.
+    tokenizer.save_pretrained(folder)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from transformers import (
 )
 from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
-from hf_tlm.models.base import TrainedModel, body_of
+from hf_tlm.models.base import TrainedModel, body_of, save_tokenizer
 from hf_tlm.models.composite_files import CLM_HEADS_FILE, CORRUPTION_FILE, DISCRIMINATOR, GENERATOR, RTD_HEAD_FILE
 from hf_tlm.models.errors import ModelError
 from hf_tlm.models.generator_discriminator import GeneratorDiscriminator
@@ -67,7 +67,7 @@ def export_stock(
         for number, (name, stock) in enumerate(parts):
             path = folder / name if number else folder
             stock.save_pretrained(path)
-            tokenizer.save_pretrained(path)
+            save_tokenizer(tokenizer, path, stock.config.model_type)
             if composite is not None and name == DISCRIMINATOR and not hasattr(stock, "discriminator_predictions"):
                 heads, file = _heads(composite)
                 # Tied weights are views of one: a copy each.

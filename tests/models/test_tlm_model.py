@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
+from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from hf_tlm.models import ModelError, TlmModel, build_config, export_stock
 from hf_tlm.objectives import Mlm, TaskLoss, WeightedSum
@@ -152,6 +152,16 @@ def test_modernbert_mean_pooling(tokenizer, tmp_path):
     (stock, _), _ = stock_models(model, tokenizer, tmp_path / "out")
     logits = stock.eval()(inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits
     torch.testing.assert_close(model(**inputs).logits, logits)
+
+
+def test_a_tokenizer_makes_no_types_for_a_model_that_refuses_them(tokenizer, tmp_path):
+    """transformers 4.57 gives DistilBERT all that its tokenizer makes."""
+    for model_type in ("distilbert", "bert"):
+        export_stock(tiny(model_type), tokenizer, tmp_path / model_type)
+        made = AutoTokenizer.from_pretrained(tmp_path / model_type)("one", "two")
+        assert ("token_type_ids" in made) == (model_type == "bert")
+        assert made["input_ids"] == tokenizer("one", "two")["input_ids"]
+    assert "token_type_ids" in tokenizer("one", "two")  # The one that was given is as it was.
 
 
 def test_failed_export_keeps_the_old_folder(tokenizer, tmp_path, monkeypatch):

@@ -19,6 +19,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase, set_seed
 
 from hf_tlm.hub.finetuned_card import finetuned_card
 from hf_tlm.models import export_adapter, trained_parameters
+from hf_tlm.models.base import save_tokenizer
 from hf_tlm.objectives import TaskLoss, TeacherLoss, ValueLoss, WeightedSum
 from hf_tlm.retrieval import Subset
 from hf_tlm.runs.baselines import to_beat
@@ -306,6 +307,6 @@ def _export(
         return
     with atomic_directory(output_dir) as folder:
         model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+        save_tokenizer(tokenizer, folder, model.config.model_type)
         for name, content in files.items():
             (folder / name).write_text(content, encoding="utf-8")
