@@ -5,9 +5,9 @@ r"""Export a finished model to ONNX, in float32 and in 8 bits, for onnxruntime a
     hf-tlm export --model_name_or_path owner/name --dtypes fp32
     hf-tlm export --model_name_or_path runs/reviews --task reviews.csv --page pages/reviews
 
-Every file is checked when it is made: float32 gives torch's logits within 1e-4 on the task's validation texts, and the score
-of int8 is measured; one that loses more than --max_drop is refused. Give --task with the options that it had in training.
-Nothing changes in the folder that is read. Needs the extra [onnx].
+Every file is checked when it is made: float32 gives torch's logits within 1e-4 on the task's validation texts, or on those
+of --data, or without either on random tokens. The score of int8 is measured; one that loses more than --max_drop is refused.
+Give --task with the options that it had in training. Nothing changes in the folder that is read. Needs the extra [onnx].
 """
 
 from __future__ import annotations

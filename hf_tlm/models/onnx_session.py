@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from hf_tlm.models.errors import ModelError
+from hf_tlm.utils.ranges import check_numbers
 
 # The files of an exported folder, under the names by which transformers.js and others look for them.
 ONNX_FILES = {"fp32": "onnx/model.onnx", "int8": "onnx/model_quantized.onnx", "fp16": "onnx/model_fp16.onnx"}
@@ -36,7 +37,8 @@ class OnnxModel:
         num_threads: None for as many as there are cores.
 
     Raises:
-        ModelError: onnxruntime is not installed, the file is not there, or is none that it can run.
+        ModelError: onnxruntime is not installed, `num_threads` is below 1, the file is not there, or is none that it can
+            run.
     """
 
     def __init__(self, folder: Path, dtype: str = "fp32", num_threads: int | None = None):
@@ -47,6 +49,7 @@ class OnnxModel:
                 "onnxruntime is not installed. Install the extra [onnx]: pip install 'hf-tlm[onnx]', or leave out "
                 "--backend onnx."
             ) from error
+        check_numbers(ModelError, num_threads=num_threads)
         path = Path(folder) / ONNX_FILES[dtype]
         if not path.is_file():
             there = [name for name, file in ONNX_FILES.items() if (Path(folder) / file).is_file()]

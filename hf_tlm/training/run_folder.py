@@ -175,13 +175,6 @@ def _write_places(folder: Path, details: Mapping[str, Any], shown: Mapping[str, 
         atomic_write(folder / PLACES_FILE, json.dumps(places, indent=2) + "\n")
 
 
-def _same(there: Any, here: Any, real: Any, places: Mapping[str, str]) -> bool:
-    """Whether a value of settings is what is asked for: as it is shown, or as it really is."""
-    if there == here or not isinstance(there, str):
-        return there == here
-    return real in (there, places.get(there))
-
-
 def _section(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """A section of settings; empty where it is missing, or damaged."""
     section = content.get(name)

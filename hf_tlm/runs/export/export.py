@@ -29,7 +29,7 @@ from hf_tlm.models.loading import check_positions
 from hf_tlm.models.onnx_graph import OPSET, check_installed, half, quantized, save, to_onnx
 from hf_tlm.models.onnx_session import ONNX_FILES, OnnxModel, check_dtypes
 from hf_tlm.runs.export import fill_mask
-from hf_tlm.runs.export.page import check_page, write_page
+from hf_tlm.runs.export.page import check_page, fill_page, read_runtime
 from hf_tlm.runs.few_shot.classifier import PROMPT_FILE
 from hf_tlm.runs.finetuning.arguments import FinetuneArguments
 from hf_tlm.runs.finetuning.crf import CRF_FILE
@@ -169,7 +169,7 @@ def export_onnx(
         ModelError: the extra [onnx] is not installed; there is no model that can be exported, or it has fewer positions than
             `max_length`; an exported file computes something else, or loses more than `max_drop`.
         ArgumentsError: options do not go together; something else than an export is in `output_dir`, or it is in the folder
-            of the model.
+            of the model; see `check_page`, `read_runtime`.
         TaskError: see `unlabelled_chunks`; the task is of another kind than the model, or of other classes.
     """
     check_installed()
@@ -189,7 +189,9 @@ def export_onnx(
     with tempfile.TemporaryDirectory() as scratch:
         model = _load(source, scratch, trust_remote_code)
         if page is not None:
-            check_page(model.kind_name, model.stock.config.model_type, dtypes, page)
+            about = {"kind": model.kind_name, "model_type": model.stock.config.model_type, "pairs": _pairs(model, task)}
+            check_page(about, dtypes, page, page_texts, [model_name_or_path, source.folder, output])
+            runtime = read_runtime(page_runtime)
         check = _check_of(model, task, data, batch_size)
         longest = longest_input(model.stock.config)
         choices = source.spec.kind == "multiple_choice"
@@ -215,7 +217,7 @@ def export_onnx(
             record = _record(model_name_or_path, model, check, files, opset)
             _write_others(folder, model, record)
     if page is not None:
-        write_page(output, page, texts=page_texts, runtime=page_runtime)
+        fill_page(output, page, runtime, texts=page_texts)
     return Exported(output, record)
 
 
@@ -402,6 +404,10 @@ def _advice(dtype: str, settings: Mapping[str, Any]) -> str:
     return f"Try {' or '.join([*tries, '--dtypes fp32'])}; a larger --max_drop takes it as it is."
 
 
+def _pairs(model: _Model, task: Task | None) -> bool:
+    return len((model.source.spec if task is None else task.spec).text_columns) > 1
+
+
 def _record(
     name: str, model: _Model, check: _RandomCheck | _TextCheck, files: Mapping[str, Any], opset: int
 ) -> dict[str, Any]:
@@ -416,7 +422,7 @@ def _record(
         "parameters": sum(parameter.numel() for parameter in model.stock.parameters()),
         "task": check.task.name if check.task else None if model.kind is fill_mask or model.source.stock else spec.name,
         "kind": model.kind_name,
-        "pairs": len((spec if check.task is None else check.task.spec).text_columns) > 1,
+        "pairs": _pairs(model, check.task),
         "max_length": model.args.max_length,
         "opset": opset,
         "inputs": model.inputs,

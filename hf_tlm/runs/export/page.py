@@ -10,11 +10,12 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from hf_tlm.hub.onnx_card import BODIES
 from hf_tlm.models.onnx_session import ONNX_FILES
 from hf_tlm.training.errors import ArgumentsError
 from hf_tlm.utils.files import atomic_directory
@@ -36,28 +37,46 @@ _IMPORTS = {
     "onnxruntime-web/webgpu": "./vendor/ort.wasm.bundle.min.mjs",
     "onnxruntime-common": "./vendor/ort.wasm.bundle.min.mjs",
 }
-# What transformers.js calls the types, and the bodies of this package that it knows.
+# What transformers.js calls the types.
 _DTYPES = {"int8": "q8", "fp32": "fp32"}
-_BODIES = ("bert", "roberta", "electra", "albert", "distilbert", "modernbert")
 _OWN = ("page.js", "model.js", "page.css")
 
 
-def check_page(kind: str, model_type: str, dtypes: Sequence[str], page: str | os.PathLike) -> None:
+def check_page(
+    about: Mapping[str, Any],
+    dtypes: Sequence[str],
+    page: str | os.PathLike,
+    texts: Sequence[str] = (),
+    others: Iterable[str | os.PathLike] = (),
+) -> None:
     """Check that a page can be made of an export, before it is made.
 
+    Args:
+        about: `kind`, `model_type` and `pairs`, as in the export's record.
+        texts: examples.
+        others: folders, the model's and the export's, that the page may not be in, nor they in it.
+
     Raises:
-        ArgumentsError: it is no classifier of a body that transformers.js knows, or has neither int8 nor float32; something
-            else than a page is in the folder.
+        ArgumentsError: it is no classifier of a body that transformers.js knows, or has neither int8 nor float32; there are
+            examples of pairs; something else than a page is in the folder, or it is in one of the others, or they in it.
     """
-    if kind != "classification" or model_type not in _BODIES:
+    kind, model_type = about["kind"], about["model_type"]
+    if kind != "classification" or model_type not in BODIES:
         raise ArgumentsError(
-            f"--page is for classifiers whose body transformers.js knows ({', '.join(_BODIES)}); this is a {model_type} for "
+            f"--page is for classifiers whose body transformers.js knows ({', '.join(BODIES)}); this is a {model_type} for "
             f"{kind.replace('_', ' ')}. Leave it out."
         )
     if not set(_DTYPES).intersection(dtypes):
         raise ArgumentsError("--page takes int8 or fp32, which is not among the dtypes. Add one.")
+    if texts and about["pairs"]:
+        raise ArgumentsError("--page_texts are single texts, and the model takes pairs. Leave them out.")
     page = Path(page)
-    if page.is_dir() and any(page.iterdir()) and not (page / PAGE_FILE).is_file():
+    place = page.resolve()
+    for folder in map(Path, others):
+        other = folder.resolve()
+        if place == other or place in other.parents or other in place.parents:
+            raise ArgumentsError(f"--page {page} and {folder} are not apart: none may be in the other. Give another --page.")
+    if page.is_file() or (page.is_dir() and any(page.iterdir()) and not (page / PAGE_FILE).is_file()):
         raise ArgumentsError(f"--page {page} is not empty and holds no page. Give another folder, or empty this one.")
 
 
@@ -83,16 +102,35 @@ def write_page(
         runtime: folder in which `npm install @huggingface/transformers@4.3.1` was run. Default: npm is asked for it.
 
     Raises:
-        ArgumentsError: see `check_page`, `read_runtime`.
+        ArgumentsError: the folder holds no export; see `check_page`, `read_runtime`.
     """
     export = Path(export)
+    if not (export / "export.json").is_file():
+        raise ArgumentsError(f"{export} holds no export: expected export.json, as `hf-tlm export` leaves it.")
+    record: dict[str, Any] = json.loads((export / "export.json").read_text(encoding="utf-8"))
+    check_page(record, [file["dtype"] for file in record["files"].values()], page, texts, [export])
+    return fill_page(export, page, read_runtime(runtime), title=title, texts=texts)
+
+
+def fill_page(
+    export: Path,
+    page: str | os.PathLike,
+    runtime: Mapping[str, bytes],
+    *,
+    title: str | None = None,
+    texts: Sequence[str] = (),
+) -> Path:
+    """Write what `write_page` has checked.
+
+    Args:
+        runtime: of `read_runtime`.
+    """
     record: dict[str, Any] = json.loads((export / "export.json").read_text(encoding="utf-8"))
     dtypes = [file["dtype"] for file in record["files"].values()]
-    check_page(record["kind"], record["model_type"], dtypes, page)
     dtype = next(name for name in _DTYPES if name in dtypes)
     with atomic_directory(page) as folder:
         (folder / "vendor").mkdir()
-        for name, content in read_runtime(runtime).items():
+        for name, content in runtime.items():
             (folder / "vendor" / name).write_bytes(content)
         for name in ("config.json", "tokenizer.json", "export.json", ONNX_FILES[dtype]):
             (folder / "model" / name).parent.mkdir(parents=True, exist_ok=True)

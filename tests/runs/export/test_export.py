@@ -15,9 +15,10 @@ from datasets import Dataset
 from onnx import TensorProto, helper
 from transformers import AutoModel, AutoModelForSequenceClassification
 
+from hf_tlm.hub.onnx_card import onnx_card
 from hf_tlm.models import ModelError
 from hf_tlm.models.onnx_graph import check_plain, half, quantized
-from hf_tlm.models.onnx_session import OnnxModel
+from hf_tlm.models.onnx_session import ONNX_FILES, OnnxModel
 from hf_tlm.runs import export_onnx, predict
 from hf_tlm.runs.export import export as module
 from hf_tlm.runs.export.fill_mask import masked_rows
@@ -198,6 +199,41 @@ def test_refused_before_any_work(run, tmp_path, tokenizer, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     refused(ModelError, "Exporting needs the package onnxscript, which is not installed", **only)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_page_is_refused_before_any_work(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "to_onnx", lambda *args, **options: pytest.fail("The export has begun."))
+    out = tmp_path / "exports/out"
+    for page in (run / "page", out, out / "page", out.parent):
+        with pytest.raises(ArgumentsError, match="are not apart"):
+            export_onnx(str(run), out, dtypes=["fp32"], page=page)
+    with pytest.raises(ArgumentsError, match="lacks .*npm install"):
+        export_onnx(str(run), out, dtypes=["fp32"], page=tmp_path / "page", page_runtime=tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ArgumentsError, match="by npm, which is not installed"):
+        export_onnx(str(run), out, dtypes=["fp32"], page=tmp_path / "page")
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("dtypes, browser", [("fp32", "fp32"), ("int8", "q8"), ("fp16", "fp16"), ("fp32 int8", "q8")])
+def test_commands_of_the_card(exported, dtypes, browser):
+    """They name files that are there, and are left out where there is nothing to call."""
+    (one, *_) = exported.record["files"].values()
+    record = {**exported.record, "files": {ONNX_FILES[name]: {**one, "dtype": name} for name in dtypes.split()}}
+    card = onnx_card(record)
+    assert f'{{ dtype: "{browser}" }}' in card and "library_name: transformers.js" in card
+    assert "predict --backend onnx" in card and ("--onnx_dtype" in card) == ("fp32" not in dtypes)
+    assert "fp32" in dtypes or f"--onnx_dtype {dtypes} --model" in card
+    assert "hf-tlm predict" not in onnx_card({**record, "kind": "fill_mask"})
+    for changes in ({"model_type": "cocolm"}, {"kind": "multiple_choice"}):
+        other = onnx_card({**record, **changes})
+        assert "transformers.js" not in other and "pipeline(" not in other and "predict --backend onnx" in other
+
+
+@pytest.mark.parametrize("threads", [0, -1, 1.5])
+def test_threads(exported, threads):
+    with pytest.raises(ModelError, match="num_threads"):
+        OnnxModel(exported.folder, num_threads=threads)
 
 
 def test_another_task_is_refused(run, graph, tmp_path):

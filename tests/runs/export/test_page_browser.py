@@ -263,4 +263,13 @@ def test_refused(exported, tmp_path, monkeypatch):
         write_page(exported.folder, runtime)
     for kind, body in (("tagging", "bert"), ("classification", "cocolm")):
         with pytest.raises(ArgumentsError, match=f"this is a {body} for {kind}"):
-            module.check_page(kind, body, ["int8"], tmp_path / "page")
+            module.check_page({"kind": kind, "model_type": body, "pairs": False}, ["int8"], tmp_path / "page")
+    with pytest.raises(ArgumentsError, match="holds no export: expected export.json"):
+        write_page(tmp_path, tmp_path.with_name("page"))
+    for place in (exported.folder, exported.folder / "page", exported.folder.parent):
+        with pytest.raises(ArgumentsError, match="are not apart"):
+            write_page(exported.folder, place)
+    pairs = {**exported.record, "pairs": True}
+    with pytest.raises(ArgumentsError, match="--page_texts are single texts"):
+        module.check_page(pairs, ["int8"], tmp_path / "page", ["a text"])
+    module.check_page(pairs, ["int8"], tmp_path / "page")
