@@ -117,7 +117,7 @@ def publish_subset(
 
 
 def publish_space(folder: str | os.PathLike, repo_id: str, *, license: str | None = None, **options: Any) -> Push:
-    """Publish a page that `hf-tlm export` made (`--page`) as a static Space, whose files are all its own. Options as `publish_model`'s.
+    """Publish a page that `hf-tlm export` made (`--page`) as a static Space. Options as `publish_model`'s.
 
     Args:
         license: for the Space's metadata.
