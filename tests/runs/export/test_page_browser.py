@@ -109,6 +109,34 @@ result.textContent = JSON.stringify(seen);
 document.body.append(result);
 """
 
+# A model that fails at one text, and as much of a document as the page asks for.
+BROKEN = """
+async function classify(text) {
+  if (text === "long") throw new Error("out of memory");
+  return [0.25, 0.75];
+}
+export const load = async () => ({ page: { title: "t", pairs: false, texts: [] }, names: ["a", "b"], classify });
+"""
+STUB = """
+const elements = {};
+const element = () => ({
+  value: "", children: [], dataset: {}, listeners: {},
+  appendChild(child) { this.children.push(child); return child; },
+  replaceChildren(...children) { this.children = children; },
+  addEventListener(name, call) { this.listeners[name] = call; },
+});
+globalThis.document = { body: element(), createElement: element, getElementById: (id) => (elements[id] ??= element()) };
+await import("./page.js");
+const pause = () => new Promise((done) => setTimeout(done, 50));
+await pause();
+for (const text of ["long", "short"]) {
+  elements.text.value = text;
+  Promise.resolve(elements.text.listeners.input()).catch(() => {});
+  await pause();
+  console.log(JSON.stringify([elements.time.textContent, elements.bars.children.length]));
+}
+"""
+
 
 @contextlib.contextmanager
 def served(folder):
@@ -242,6 +270,20 @@ def test_a_person_at_the_page(page, exported, tmp_path):
     assert seen["elsewhere"] == "TypeError" and reached == []
     assert console and all("Content Security Policy" in line and "/page/page.json" in line for line in console)
     assert {Path(path).name for path in asked} >= {"model_quantized.onnx", "tokenizer.json", "page.css"}
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="page.js runs in node")
+def test_an_error_does_not_stop_the_page(tmp_path):
+    own = Path(module.__file__).parent / "templates/page.js"
+    shutil.copyfile(own, tmp_path / "page.js")
+    (tmp_path / "package.json").write_text('{"type": "module"}')
+    (tmp_path / "model.js").write_text(BROKEN)
+    (tmp_path / "main.js").write_text(STUB)
+    done = subprocess.run(["node", "main.js"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    failed, after = map(json.loads, done.stdout.splitlines())
+    assert failed == ["This text cannot be classified: out of memory", 0]
+    assert re.fullmatch(r"\d+\.\d ms", after[0]) and after[1] == 2
 
 
 def test_refused(exported, tmp_path, monkeypatch):

@@ -43,10 +43,15 @@ async function start() {
         continue;
       }
       const before = performance.now();
-      const shares = await classify(text, page.pairs ? at("pair").value : null);
-      const order = names.map((_, index) => index).sort((a, b) => shares[b] - shares[a]);
-      at("time").textContent = `${(performance.now() - before).toFixed(1)} ms`;
-      at("bars").replaceChildren(...order.map((index) => bar(names[index], shares[index])));
+      try {
+        const shares = await classify(text, page.pairs ? at("pair").value : null);
+        const order = names.map((_, index) => index).sort((a, b) => shares[b] - shares[a]);
+        at("time").textContent = `${(performance.now() - before).toFixed(1)} ms`;
+        at("bars").replaceChildren(...order.map((index) => bar(names[index], shares[index])));
+      } catch (error) {
+        at("bars").replaceChildren();
+        at("time").textContent = `This text cannot be classified: ${error.message}`;
+      }
     } while (again);
     running = false;
   }
