@@ -17,6 +17,7 @@ import math
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from datasets import Dataset
 
 from hf_tlm.data.shuffling import Shuffled
 from hf_tlm.errors import HfTlmError
+from hf_tlm.utils.ranges import Range
 
 TASK, CORPUS = "task", "corpus"
 
@@ -173,6 +175,24 @@ _BLOCK = 4096
 GROUPED_STEPS = 50
 
 
+def _lengths(stream: str, given: Any) -> np.ndarray:
+    """What was given as lengths, int [N].
+
+    Raises:
+        HfTlmError: it is something else, a data set for instance.
+    """
+    try:
+        found = np.asarray(None if isinstance(given, Dataset) else given)  # A data set would be read whole.
+    except ValueError:  # rows of several lengths
+        found = np.asarray(None)
+    if found.ndim != 1 or (found.size and not (found.dtype.kind in "iu" and found.min() >= 0)):
+        raise HfTlmError(
+            f"{stream}_lengths are how many tokens each text has, whole numbers; received {type(given).__name__}. Pass "
+            "hf_tlm.data.text_lengths(rows) of tokenised rows, [] for a stream that is not used."
+        )
+    return found
+
+
 class InterleavedBatchSampler:
     """Batches of draws (see `InterleavedDataset`) for one epoch of `steps_per_epoch` optimizer steps.
 
@@ -189,7 +209,8 @@ class InterleavedBatchSampler:
         steps_per_epoch: default one pass over the corpus (over the task when rho1 is 0).
 
     Raises:
-        HfTlmError: rho1 is not one of those, a stream that it needs is empty, or a text is longer than `batch_tokens`.
+        HfTlmError: rho1 is not one of those, lengths or sizes are not what they should be, a stream that is needed is empty,
+            or a text is longer than `batch_tokens`.
     """
 
     # Every process gets the same number of batches, so accelerate has nothing to even out.
@@ -210,8 +231,20 @@ class InterleavedBatchSampler:
         steps_per_epoch: int | None = None,
         seed: int = 0,
     ):
-        if rho1 < 0 or (math.isfinite(rho1) and rho1 != int(rho1)) or math.isnan(rho1):
-            raise HfTlmError(f"rho1 is a number of corpus batches per task batch: 0, 1, 2, ... or inf; received {rho1}.")
+        number = isinstance(rho1, Real) and not math.isnan(rho1)
+        if not number or rho1 < 0 or (math.isfinite(rho1) and rho1 != int(rho1)):
+            raise HfTlmError(f"rho1 is a number of corpus batches per task batch: 0, 1, 2, ... or inf; received {rho1!r}.")
+        for name, value, least in (
+            ("batch_size", batch_size, 1),
+            ("batch_tokens", batch_tokens, 1),
+            ("world_size", world_size, 1),
+            ("gradient_accumulation_steps", gradient_accumulation_steps, 1),
+            ("steps_per_epoch", steps_per_epoch, 0),
+            ("seed", seed, 0),
+        ):
+            if value is not None and not (whole := Range(least, math.inf, whole=True)).holds(value):
+                raise HfTlmError(f"{name} is {whole}; received {value!r}.")
+        task_lengths, corpus_lengths = _lengths("task", task_lengths), _lengths("corpus", corpus_lengths)
         if rho1 > 0 and len(corpus_lengths) == 0 and corpus_stream is None:
             raise HfTlmError(f"rho1 = {rho1:g} needs corpus texts, and there are none. Give a subset or set rho1 to 0.")
         if math.isfinite(rho1) and len(task_lengths) == 0:

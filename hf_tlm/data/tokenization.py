@@ -36,8 +36,13 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, masking: bool = True) ->
         masking: whether it is for masked language modelling.
 
     Raises:
-        TokenizerError: no padding token, or no mask token where one is needed.
+        TokenizerError: it is no tokenizer, or has no padding token, or no mask token where one is needed.
     """
+    if not all(hasattr(tokenizer, needed) for needed in ("mask_token", "pad_token", "name_or_path")):
+        raise TokenizerError(
+            f"Expected a tokenizer of transformers; received {str(tokenizer)[:100]!r} ({type(tokenizer).__name__}). Pass "
+            "what AutoTokenizer.from_pretrained(name or folder) returns."
+        )
     name = tokenizer.name_or_path or "this one"
     if masking and tokenizer.mask_token is None:
         raise TokenizerError(

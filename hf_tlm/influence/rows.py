@@ -43,11 +43,15 @@ def read(rows: Dataset, needed: str) -> Dataset:
     """The columns that are read, as Python values.
 
     Raises:
-        InfluenceError: `input_ids`, or the column that is `needed` beside it, is missing.
+        InfluenceError: it is no Dataset, or `input_ids` or the column that is `needed` beside it is missing.
     """
-    for name in ("input_ids", needed):
-        if name not in rows.column_names:
-            raise InfluenceError(f"Rows need the columns input_ids and {needed}; received {', '.join(rows.column_names)}.")
+    columns = rows.column_names if isinstance(rows, Dataset) else []
+    if not {"input_ids", needed} <= set(columns):
+        found = f"a Dataset with {', '.join(columns)}" if isinstance(rows, Dataset) else type(rows).__name__
+        raise InfluenceError(
+            f"Rows are a Dataset with the columns input_ids and {needed}; received {found}. hf_tlm.data.tokenize makes "
+            "input_ids of texts."
+        )
     names = [name for name in ("input_ids", "token_type_ids", needed) if name in rows.column_names]
     return rows.select_columns(names).with_format(None)
 

@@ -76,8 +76,8 @@ class InfluenceScorer:
         fingerprint: hex digest of these and of the models.
 
     Raises:
-        InfluenceError: there is no model, models are not of one kind, parameters cannot be chosen, a number makes no sense,
-            or a projection has nothing to project.
+        InfluenceError: there is no model, one is no `TlmModel`, models are not of one kind, parameters cannot be chosen, a
+            number makes no sense, or a projection has nothing to project.
         TokenizerError: the tokenizer lacks a mask token or a padding token.
     """
 
@@ -96,6 +96,13 @@ class InfluenceScorer:
         projection_dim: int | None = None,
         mask_task_texts: bool = False,
     ):
+        given = [models] if isinstance(models, torch.nn.Module) else models
+        if given is not models or any(not isinstance(model, TlmModel) for model in given):
+            found = next((model for model in given if not isinstance(model, TlmModel)), models)
+            raise InfluenceError(
+                f"Influence takes a list of TlmModel; received {type(found).__name__}. Pass "
+                "[TlmModel.from_checkpoint(folder)], of a folder or Hub id of a classifier."
+            )
         if not models:
             raise InfluenceError("Influence needs at least one model; received none.")
         check_numbers(InfluenceError, score_mlm_probability=mlm_probability, score_batch_size=batch_size)

@@ -67,6 +67,12 @@ def test_tokenizer_without_mask_token():
         TlmCollator(without)
 
 
+@pytest.mark.parametrize("given", ["bert-base-uncased", None, 3])
+def test_what_is_no_tokenizer_is_met_with_a_sentence(given):
+    with pytest.raises(TokenizerError, match=rf"received '{given}' \({type(given).__name__}\). Pass what AutoTokenizer"):
+        TlmCollator(given)
+
+
 def test_every_token_that_is_called_special_stays(tokenizer):
     tokenizer = copy.deepcopy(tokenizer)
     tokenizer.add_tokens([AddedToken("[E1]", special=True), "plain"])

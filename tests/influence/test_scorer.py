@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
 
 import hf_tlm.influence.gradients as kinds
+from hf_tlm.data.tokenization import TokenizerError
 from hf_tlm.influence import InfluenceError, InfluenceScorer, draws
 from hf_tlm.influence.masks import MaskedTexts
 from hf_tlm.influence.task_gradients import KEPT_BYTES, _room
@@ -460,3 +461,17 @@ def test_unsupported_parameters_and_rows(tokenizer):
     scorer.fit(task_texts(), 1)
     with pytest.raises(InfluenceError, match="columns input_ids and id"):
         scorer.score(task_texts())
+
+
+def test_what_a_person_passes_first_is_met_with_a_sentence(tokenizer):
+    model = tiny("bert")
+    for models, found in ((model, "TlmModel"), ([model, torch.nn.Linear(2, 2)], "Linear"), ("folder", "str")):
+        with pytest.raises(InfluenceError, match=f"a list of TlmModel; received {found}. Pass "):
+            InfluenceScorer(models, tokenizer)
+    with pytest.raises(TokenizerError, match=r"received 'bert-base' \(str\)"):
+        InfluenceScorer([model], "bert-base")
+    scorer = InfluenceScorer([model], tokenizer)
+    texts = Dataset.from_dict({"text": ["a"], "label": [0]})
+    for rows, found in ((["a text"], "list"), (texts, "a Dataset with text, label")):
+        with pytest.raises(InfluenceError, match=f"received {found}. hf_tlm.data.tokenize"):
+            scorer.fit(rows, 1)
