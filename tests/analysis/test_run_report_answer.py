@@ -11,9 +11,10 @@ from hf_tlm.analysis.report.curves import _losses, _validation
 from hf_tlm.analysis.report.retrieved import subset_command
 from hf_tlm.config import parse
 from hf_tlm.corpora import CorpusArguments, load_corpus
-from hf_tlm.influence import select
+from hf_tlm.influence import InfluenceScorer, SelectionArguments, select
 from hf_tlm.retrieval import Bm25Settings, RetrievalArguments, retrieve
 from hf_tlm.tasks import TaskArguments
+from support.naive import tiny
 from support.report_runs import tlm_run
 
 
@@ -82,6 +83,25 @@ def test_the_page_of_a_subset_says_what_is_in_it_and_what_makes_it(task, corpus_
     assert subset_command(random.manifest) == expected
     chosen = subset_command(select(task, subset, method="dsir", fraction=0.5).manifest)
     assert chosen == f"{command}\nhf-tlm select-influence --task toy --subset SUBSET --method dsir --fraction 0.5"
+
+
+def test_the_command_of_a_selection_has_all_that_its_manifest_says(task, corpus_rows, tokenizer):
+    subset = retrieve(task, load_corpus(Dataset.from_list(corpus_rows)), top_k=5)
+    scorer = InfluenceScorer(
+        [tiny("bert")], tokenizer, layer=1, mlm_probability=0.2, seed=3, projection_dim=4, mask_task_texts=True
+    )
+    options = {"task_split": "train", "group_loss": "tokens", "corpus_batch_size": 2, "task_batch_size": 8, "max_length": 16}
+    made = select(task, subset, num_passages=3, scorer=scorer, score_model=["me/a", "me/b"], **options).manifest
+    command = subset_command(made).splitlines()[-1]
+    _, selection = parse(TaskArguments, SelectionArguments, recipe="s", description="", args=shlex.split(command)[2:])
+    assert (selection.layer, selection.projection_dim, selection.selection_seed) == (1, 4, 3) and selection.mask_task_texts
+    assert (selection.task_split, selection.group_loss, selection.score_model) == ("train", "tokens", ["me/a", "me/b"])
+    assert (selection.corpus_batch_size, selection.task_batch_size, selection.num_passages) == (2, 8, 3)
+    assert (selection.score_mlm_probability, selection.score_max_length) == (0.2, 16)
+    assert selection.scorer([tiny("bert")], tokenizer).fingerprint == made["selection"]["scorer_fingerprint"]
+    made["selection"]["score_model"] = {"model": "bert", "rho2": 7.5, "learning_rate": 1e-5, "seed": 9}
+    command = subset_command(made).splitlines()[-1]
+    assert command.endswith("--rho2 7.5 --learning_rate 1e-05 --seed 9") and "--score_model" not in command
 
 
 def test_wide_tables_show_that_they_scroll(run, tmp_path):

@@ -244,7 +244,10 @@ def _retrieved(
             )
         if run.kind == "subset":
             command, chart = subset_command(subset.manifest), size_chart(subset)
-            blocks += [Text("What makes it again:"), Code(command)] if command else []
+            chosen = subset.manifest.get("selection") or {}
+            trained = "; of the score model that was trained for it, the options that the manifest has"
+            again = f"What makes it again{trained if isinstance(chosen.get('score_model'), dict) else ''}:"
+            blocks += [Text(again), Code(command)] if command else []
             blocks.append(Row([source_table(subset), *([chart] if chart else [])]))
         else:
             blocks += [Text(f"From {name}:"), Facts(about.subset_facts(subset.manifest))]

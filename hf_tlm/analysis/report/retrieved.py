@@ -112,17 +112,35 @@ def subset_command(manifest: Mapping[str, Any]) -> str | None:
     asked["deduplicate"] = (manifest.get("deduplication") or {}).get("threshold")
     lines = [_command("retrieve", asked, RetrievalArguments)]
     if selection := manifest.get("selection"):
-        of = ("method", "fraction", "top_k", "num_passages", "balance", "corpus_batch_size", "task_batch_size")
-        chosen = {"task": task, "subset": "SUBSET", **{name: selection.get(name) for name in of}}
-        lines.append(_command("select-influence", chosen, SelectionArguments))
+        from hf_tlm.training import ScoreModelArguments
+
+        chosen = {"task": task, "subset": "SUBSET", **_selection_options(selection)}
+        lines.append(_command("select-influence", chosen, SelectionArguments, ScoreModelArguments))
     return "\n".join(lines)
 
 
-def _command(name: str, values: Mapping[str, Any], arguments: type) -> str:
+def _selection_options(selection: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of select-influence, as a manifest's `selection` tells them; of a model trained for it those it names."""
+    of = "method fraction top_k num_passages balance corpus_batch_size task_batch_size task_split group_loss"
+    options = {name: selection.get(name) for name in (*of.split(), "mask_task_texts", "layer", "projection_dim")}
+    renamed = {"selection_seed": "seed", "score_mlm_probability": "mlm_probability", "score_max_length": "max_length"}
+    options |= {option: selection.get(name) for option, name in renamed.items()}
+    parameters = selection.get("parameters")
+    options["parameters"] = ",".join(map(str, parameters)) if isinstance(parameters, list) else None
+    model = selection.get("score_model")
+    if isinstance(model, Mapping):
+        trained = "rho2 mlm_probability learning_rate warmup_steps num_train_epochs max_steps max_length seed"
+        return options | {name: model.get(name) for name in trained.split()}
+    return options | {"score_model": model}
+
+
+def _command(name: str, values: Mapping[str, Any], *arguments: type) -> str:
     """A command with the options that are not at their defaults."""
-    defaults = {entry.name: entry.default for entry in dataclasses.fields(arguments)}
+    defaults = {entry.name: entry.default for each in arguments for entry in dataclasses.fields(each)}
     given = {option: value for option, value in values.items() if value is not None and value != defaults.get(option)}
-    words = [word for option, value in given.items() for word in (f"--{option}", str(value))]
+    words: list[str] = []
+    for option, value in given.items():
+        words += [f"--{option}", *map(str, value if isinstance(value, list) else [value])]
     return shlex.join(["hf-tlm", name, *(word.lower() if word in ("True", "False") else word for word in words)])
 
 
