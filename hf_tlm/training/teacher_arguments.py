@@ -72,6 +72,8 @@ class TeacherArguments:
     def __post_init__(self):
         if isinstance(self.teacher, str):
             self.teacher = [self.teacher]
+        if not self.teacher:  # null or [] of a file.
+            self.teacher = [NONE]
         if len(self.teacher) > 1 and (word := {NONE, LINEAR} & set(self.teacher)):
             raise ArgumentsError(
                 f"teacher {word.pop()} stands alone; received {' '.join(self.teacher):.200}. Several are folders of runs."

@@ -193,6 +193,14 @@ def test_options(tmp_path, options, message):
         TlmArguments(output_dir=str(tmp_path), **QUIET, **options)
 
 
+@pytest.mark.parametrize("none", [None, []])
+def test_null_is_no_teacher(tmp_path, none):
+    args = TlmArguments(output_dir=str(tmp_path), **QUIET, teacher=none)
+    assert not args.taught and args.teacher == ["none"]
+    with pytest.raises(ValueError, match="no effect without a teacher"):
+        TlmArguments(output_dir=str(tmp_path), **QUIET, teacher=none, teacher_weight=2.0)
+
+
 def model_file(folder):
     values = {name: value for name, value in TINY_CONFIGS["bert"].items() if name not in ("vocab_size", "num_labels")}
     (folder / "model.json").write_text(json.dumps({"model_type": "bert", **values}))
