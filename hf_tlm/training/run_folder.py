@@ -22,7 +22,7 @@ from hf_tlm.training.teacher_arguments import NONE
 from hf_tlm.utils.claims import Claim
 from hf_tlm.utils.files import atomic_file, atomic_write, sha256
 from hf_tlm.utils.json_files import find_object, read_object
-from hf_tlm.utils.run_names import GRID_FILE, PLACES_FILE, RESULTS_FILE, SETTINGS_FILE
+from hf_tlm.utils.run_names import GRID_FILE, PLACES_FILE, RESULTS_FILE, SETTINGS_FILE, TEACHER_FILE
 from hf_tlm.utils.seals import SEAL, write_seal
 from hf_tlm.utils.shown import shown_argument, shown_values
 
@@ -36,7 +36,7 @@ _FREE = (
 ).split()
 
 # Files beside a model that another start of its run may write anew.
-RECORDS = (SETTINGS_FILE, RESULTS_FILE, GRID_FILE, PLACES_FILE, SEAL)
+RECORDS = (SETTINGS_FILE, RESULTS_FILE, GRID_FILE, PLACES_FILE, TEACHER_FILE, SEAL)
 # Not in the settings of folders from before files counted, or not as they were computed.
 _LATER = ("bf16", "fp16", "texts_per_micro_batch", "tokens_per_micro_batch")
 # What of a model may be a folder or a file.

@@ -13,9 +13,8 @@ import numpy as np
 from datasets import Dataset, Features, List, Value, concatenate_datasets
 
 from hf_tlm.utils.files import atomic_write
+from hf_tlm.utils.run_names import TEACHER_FILE
 
-# What a teacher says of the subset, with examples, in the folder of a run.
-TEACHER_FILE = "teacher.json"
 # A teacher that gains less than this share of what is to gain over the largest class has little to teach.
 LEAST_GAIN = 0.1
 # How far the shares of classes may be from the task's: half the sum of the differences.

@@ -13,6 +13,8 @@ from pathlib import Path
 
 SETTINGS_FILE, RESULTS_FILE, STAGE_FILE = "settings.json", "results.json", "stage.json"
 GRID_FILE, TABLE_FILE, PLACES_FILE = "grid.json", "results.md", ".places.json"
+# What a teacher says of the subset, with examples.
+TEACHER_FILE = "teacher.json"
 SEED, SPLIT, STAGE, PREDICTIONS = "seed-", "split-", "stage", "predictions"
 
 

@@ -313,6 +313,16 @@ def test_other_names_of_classes(task, runs, tmp_path):
     assert made.tolist() == [[0, 1], [0, 1], [1, 0]]
 
 
+def test_what_a_run_writes_again_is_no_content_of_it(runs, tmp_path):
+    folder = shutil.copytree(runs[0], tmp_path / "again")
+    digest = models._digest(folder)
+    for name in ("teacher.json", ".places.json", "settings.json"):
+        (folder / name).write_text("{}")
+    assert models._digest(folder) == digest
+    (folder / "tokenizer_config.json").write_text("{}")
+    assert models._digest(folder) != digest
+
+
 def test_names_of_many_classes_are_in_the_digest(task, monkeypatch):
     """Whose matrix NumPy prints in part."""
     names = [f"c{i}" for i in range(40)]

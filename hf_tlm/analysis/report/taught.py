@@ -8,8 +8,9 @@ from typing import Any
 from hf_tlm.analysis.errors import AnalysisError
 from hf_tlm.analysis.report.blocks import Column, Section, Text, make_table
 from hf_tlm.analysis.report.run_folder import RunFolder
-from hf_tlm.training.teacher import TEACHER_FILE, described, doubts
+from hf_tlm.training.teacher import described, doubts
 from hf_tlm.utils.checked import listed, mapped, read_fields, real, record, truth, whole, words
+from hf_tlm.utils.run_names import TEACHER_FILE
 
 _COUNTS = mapped(whole(0, 2**40), 10_000)
 _SHARE = real(0, 1)
