@@ -323,6 +323,15 @@ def test_what_a_run_writes_again_is_no_content_of_it(runs, tmp_path):
     assert models._digest(folder) != digest
 
 
+def test_the_cache_has_answers_and_not_whose_they_are(task, runs, tmp_path):
+    asked(task, PASSAGES, 10, str(runs[0]))
+    copy = shutil.copytree(runs[0], tmp_path / "another")
+    (copy / "README.md").write_text("---\nlicense: mit\n---\n")
+    (copy / "seal.json").unlink(missing_ok=True)
+    report = asked(task, PASSAGES, 10, str(copy)).report
+    assert report["model"].endswith("/another") and report["teachers"][0]["license"] == "mit"
+
+
 def test_names_of_many_classes_are_in_the_digest(task, monkeypatch):
     """Whose matrix NumPy prints in part."""
     names = [f"c{i}" for i in range(40)]

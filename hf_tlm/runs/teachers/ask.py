@@ -119,7 +119,12 @@ def ask_teacher(task: Task, passages: Dataset | None, args: Any) -> Teacher | No
             made.report["seconds"] = round(time.monotonic() - begun, 1)
             keep_sealed(folder, lambda work: _write(made, work), ANSWERS, REPORT)
             shutil.rmtree(parts, ignore_errors=True)
-    made = agree(_read(folder) if rank == 0 else None, processes)
+    kept = None
+    if rank == 0:
+        kept = _read(folder)
+        # Equal answers may have been kept for a teacher of another name, or before its card named a licence.
+        kept.report |= teacher.about
+    made = agree(kept, processes)
     if rank == 0:
         logger.info("The teacher: %s", described(made.report))
         for warning in doubts(made.report):
