@@ -13,7 +13,7 @@ import torch
 from datasets import Dataset
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
 from hf_tlm.analysis.errors import AnalysisError
 from hf_tlm.analysis.report.page import report_page
@@ -321,6 +321,22 @@ def test_what_a_run_writes_again_is_no_content_of_it(runs, tmp_path):
     assert models._digest(folder) == digest
     (folder / "tokenizer_config.json").write_text("{}")
     assert models._digest(folder) != digest
+
+
+def test_the_base_of_an_adapter_is_of_the_teacher(task, tokenizer, tmp_path):
+    base = pretrained(tmp_path / "base", tokenizer)
+    go(tmp_path / "out", base, model={"use_peft": True}, max_steps=1)
+    before = asked(task, PASSAGES, 10, str(tmp_path / "out"))
+    model = AutoModel.from_pretrained(base)
+    model.embeddings.word_embeddings.weight.data.mul_(-1)
+    model.save_pretrained(base)
+    after = asked(task, PASSAGES, 10, str(tmp_path / "out"))
+    assert before.report["teachers"][0]["digest"] != after.report["teachers"][0]["digest"]
+    assert before.rows.tolist() != after.rows.tolist() or (before.passages != after.passages).any()
+    torch.save(model.state_dict(), base / "pytorch_model.bin")
+    (base / "model.safetensors").unlink()
+    with pytest.raises(ArgumentsError, match="The base of the adapter .* has no weights as safetensors"):
+        asked(task, PASSAGES, 10, str(tmp_path / "out"))
 
 
 def test_the_cache_has_answers_and_not_whose_they_are(task, runs, tmp_path):

@@ -15,10 +15,11 @@ import xxhash
 from accelerate.state import AcceleratorState
 from datasets import Dataset
 
-from hf_tlm.hub.checkpoint import FILES
+from hf_tlm.hub.checkpoint import FILES, checkpoint_folder
 from hf_tlm.hub.rendering import displayed_name
-from hf_tlm.hub.repo import fetch, is_fetched
+from hf_tlm.hub.repo import check_named, fetch, is_fetched
 from hf_tlm.hub.repo_id import find_repo
+from hf_tlm.models.adapters import ADAPTER_FILE, read_adapter
 from hf_tlm.runs.prediction.predict import Predictor, open_predictor
 from hf_tlm.runs.prediction.source import Source, find_source
 from hf_tlm.runs.teachers.answers import LEAST, Answers, class_matrix, progress
@@ -110,16 +111,28 @@ def _opened(task: Task, name: str, mapping: Mapping[str, str]) -> _Model:
     if not source.stock and pairs != (len(source.spec.text_columns) == 2):
         was, here = ("single texts", "pairs") if pairs else ("pairs of texts", "single texts")
         raise ArgumentsError(f"The teacher {shown} has learned {was}, and this task has {here}.")
-    weights = [path.name for path in source.folder.glob("*.safetensors")]
-    if not weights:
-        raise ArgumentsError(
-            f"The teacher {shown} has no weights as safetensors, which alone are read of a teacher. Save it again with "
-            "save_pretrained of a current transformers."
-        )
+    folders = [source.folder, *_base(source.folder)]
+    for folder in folders:
+        if not any(folder.glob("*.safetensors")):
+            whose = f"The teacher {shown}" if folder == source.folder else f"The base of the adapter {shown}"
+            raise ArgumentsError(
+                f"{whose} has no weights as safetensors, which alone are read of a teacher. Save it again with "
+                "save_pretrained of a current transformers."
+            )
     matrix = None
     if task.kind == "classification":
         matrix = class_matrix(source.label_names, task.label_names, mapping, f"the teacher {shown}")
-    return _Model(name, source, matrix, _digest(source.folder))
+    return _Model(name, source, matrix, " ".join(map(_digest, folders)))
+
+
+def _base(folder: Path) -> list[Path]:
+    """The model that an adapter goes on; none where the folder is no adapter."""
+    if not (folder / ADAPTER_FILE).is_file():
+        return []
+    adapter = read_adapter(folder)
+    base = str(adapter.base_model_name_or_path)
+    check_named(base, folder)
+    return [Path(checkpoint_folder(base, adapter.revision))]
 
 
 def _digest(folder: Path) -> str:
