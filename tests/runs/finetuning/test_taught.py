@@ -61,6 +61,19 @@ def test_a_teacher_is_in_log_record_and_card(tmp_path, base):
     assert taught(tmp_path / "run", base, teacher=str(tmp_path / "teacher"), save_strategy="epoch").seeds == run.seeds
 
 
+def test_a_card_of_answers_without_held_out_ones(tmp_path, base):
+    task = make_task()
+    texts = {row["text"]: row["label"] for row in task.train}
+    names = task.label_names
+    said = [{"text": text, **{name: float(name == names[label]) for name in names}} for text, label in texts.items()]
+    Dataset.from_list(said).to_json(tmp_path / "said.jsonl")
+    task.splits["validation"] = task.validation.map(lambda row: {"text": row["text"] + " unseen"})
+    run = taught(tmp_path / "run", base, task, subset=None, teacher=str(tmp_path / "said.jsonl"), teacher_passages=4000)
+    assert "held_out_accuracy" not in run.details["teacher"]
+    card = (tmp_path / "run" / "README.md").read_text()
+    assert "the cross-entropy against its probabilities added" in card and "squared difference" not in card
+
+
 def test_a_run_in_another_precision_than_its_teacher(tmp_path, base):
     go(tmp_path / "teacher", base)
     run = taught(tmp_path / "run", base, teacher=str(tmp_path / "teacher"), bf16=True)
