@@ -1,5 +1,6 @@
 """The answer stands on top of the page: which run is ahead, by their names; what a subset is of, and what makes it."""
 
+import json
 import shlex
 
 import pytest
@@ -83,6 +84,14 @@ def test_the_page_of_a_subset_says_what_is_in_it_and_what_makes_it(task, corpus_
     assert subset_command(random.manifest) == expected
     chosen = subset_command(select(task, subset, method="dsir", fraction=0.5).manifest)
     assert chosen == f"{command}\nhf-tlm select-influence --task toy --subset SUBSET --method dsir --fraction 0.5"
+
+
+def test_texts_that_training_has_too_are_told(run, tmp_path):
+    assert "Texts that training has too" not in page(run, tmp_path)
+    record = json.loads((run / "results.json").read_text())
+    (run / "results.json").write_text(json.dumps(record | {"texts_also_in_train": {"validation": 0, "test": 1234}}))
+    source = page(run, tmp_path)
+    assert "Texts that training has too" in source and "test 1,234" in source and "validation 0" not in source
 
 
 def test_the_command_of_a_selection_has_all_that_its_manifest_says(task, corpus_rows, tokenizer):

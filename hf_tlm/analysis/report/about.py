@@ -199,6 +199,9 @@ def _facts(run: RunFolder) -> list[tuple[str, str]]:
     if isinstance(held_out := record.get("held_out"), Mapping):
         shares = ", ".join(f"{split} {100 * share:g}%" for split, share in held_out.items())
         facts.append(("Held out of the table", f"{shares} of the texts of every class"))
+    if isinstance(also := record.get("texts_also_in_train"), Mapping):
+        if shared := [f"{split} {count:,}" for split, count in also.items() if isinstance(count, int) and count]:
+            facts.append(("Texts that training has too", ", ".join(shared)))
     if run.kind == "tlm" and manifest is None:
         facts.append(("Subset", "none: task data only"))
     if isinstance(manifest, Mapping):
