@@ -23,6 +23,7 @@ from hf_tlm.data.known_texts import check_known, spread_texts
 from hf_tlm.hub.checkpoint import checkpoint_folder
 from hf_tlm.models import TlmModel, read_config
 from hf_tlm.retrieval import Subset
+from hf_tlm.runs.teachers import content_of, open_teacher
 from hf_tlm.runs.tlm import run_tlm
 from hf_tlm.tasks import Task
 from hf_tlm.training import ArgumentsError, ModelArguments, ScoreModelArguments
@@ -180,6 +181,8 @@ def train_score_model(task: Task, subset: Subset, args: ScoreModelArguments, mod
         "model": model_args.with_objective_defaults("mlm").__dict__,
     }
     details["files"] = local_files(details["model"])
+    if (content := content_of(open_teacher(task, args))) is not None:
+        details["teacher_content"] = content
     digest = hashlib.sha256(json.dumps(details, sort_keys=True, default=str).encode()).hexdigest()[:16]
     args = copy.copy(args)
     args.output_dir = str(Path(config.HF_DATASETS_CACHE) / "hf_tlm" / f"score_model-{digest}")

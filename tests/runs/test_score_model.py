@@ -98,6 +98,18 @@ def test_a_local_file_counts_by_its_content(task, subset, monkeypatch, tmp_path)
     assert widths == [32, 16]
 
 
+def test_a_teacher_counts_by_its_content(task, subset, monkeypatch, tmp_path):
+    """A score model that another content of the same file taught is another one."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
+    monkeypatch.setattr("hf_tlm.runs.score_model.run_tlm", lambda *_: None)
+    file, folders = tmp_path / "said.jsonl", []
+    for share in (0.5, 0.6):
+        said = {"down": share, "none": 1 - share, "up": 0.0}
+        file.write_text("".join(json.dumps({"text": text, **said}) + "\n" for text in dict.fromkeys(task.train["text"])))
+        folders.append(train_score_model(task, subset, arguments(teacher=str(file)), ModelArguments(**MODEL)))
+    assert folders[0] != folders[1]
+
+
 def test_a_checkpoint_needs_both_heads_and_the_labels(tmp_path, task, subset, tokenizer):
     config = AutoConfig.for_model(**CONFIG, vocab_size=len(tokenizer), num_labels=3)
     whole = AutoModelForSequenceClassification.from_config(config)
