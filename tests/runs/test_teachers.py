@@ -380,9 +380,14 @@ def test_an_asking_goes_on_where_it_was(task, runs, cache, monkeypatch):
     (parts,) = cache.glob("teacher-*.parts")
     files = sorted(parts.iterdir())
     files[0].write_bytes(b"cut off")
+    with np.load(files[1]) as kept:
+        part = dict(kept)
+    np.savez(files[1], **{**part, "seconds": 1000.0})
     monkeypatch.setattr(models, "_numbers", lambda *given: said.append(0) or numbers(*given))
     again = asked(task, PASSAGES, 10, str(runs[0]))
     assert len(files) == 4 and len(said) == 4 + 1 + 8 - 4, "one part was damaged, four of eight were missing"
+    assert 1000 <= again.report["seconds"] < 1100, "what was asked before the interruption is on the bill"
+    assert again.report["tokens"] == whole.report["tokens"] and again.report["flops"] == whole.report["flops"]
     assert (again.passages == whole.passages).all() and (again.train == whole.train).all() and not parts.exists()
 
 

@@ -116,7 +116,7 @@ def ask_teacher(task: Task, passages: Dataset | None, args: Any) -> Teacher | No
         if rank == 0:
             assert answers is not None
             made = _made(task, passages, ends, args, answers, teacher.about)
-            made.report["seconds"] = round(time.monotonic() - begun, 1)
+            made.report.setdefault("seconds", round(time.monotonic() - begun, 1))
             keep_sealed(folder, lambda work: _write(made, work), ANSWERS, REPORT)
             shutil.rmtree(parts, ignore_errors=True)
     kept = None

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import xxhash
@@ -78,18 +80,19 @@ class ModelTeacher:
         if passages is not None:
             splits["passages"] = passages.select_columns(["text"])
         said = {name: np.zeros((len(rows), max(1, task.num_labels))) for name, rows in splits.items()}
-        tokens, parameters, flops = 0, 0, 0.0
+        tokens, parameters, flops, seconds = 0, 0, 0.0, 0.0
         for number, one in enumerate(self.models, 1):
             with open_predictor(one.source, **self.options) as predictor:
                 for name, rows in splits.items():
                     of = f" {number} of {len(self.models)}" if len(self.models) > 1 else ""
                     part = parts / f"{number}-{name.replace(' ', '-')}"
-                    said[name] += _asked(predictor, one, rows, part, f"Asking the teacher{of} of {name}") / len(self.models)
-                tokens, parameters = tokens + predictor.tokens, parameters + predictor.parameters
-                flops += 2.0 * predictor.tokens * predictor.parameters
+                    answers, read, took = _asked(predictor, one, rows, part, f"Asking the teacher{of} of {name}")
+                    said[name] += answers / len(self.models)
+                    tokens, seconds, flops = tokens + read, seconds + took, flops + 2.0 * read * predictor.parameters
+                parameters += predictor.parameters
             # Its precision is the process's until then, and the run's own may be another.
             AcceleratorState._reset_state()
-        report: dict[str, Any] = {"parameters": parameters, "tokens": tokens, "flops": flops}
+        report: dict[str, Any] = {"parameters": parameters, "tokens": tokens, "flops": flops, "seconds": round(seconds, 1)}
         if task.kind == "classification":
             labels = np.asarray(task.validation["label"][:])
             right = float((said["validation texts"].argmax(1) == labels).mean())
@@ -160,8 +163,11 @@ def _described(one: _Model) -> dict[str, Any]:
     return {"name": name, "revision": revision, "license": license, "digest": one.digest}
 
 
-def _asked(predictor: Predictor, one: _Model, rows: Dataset, part: Path, description: str) -> np.ndarray:
-    """Its answers in the task's classes, float64 [N, C]; on the first process, which keeps them in files as they come."""
+def _asked(predictor: Predictor, one: _Model, rows: Dataset, part: Path, description: str) -> tuple[np.ndarray, int, float]:
+    """Its answers in the task's classes, float64 [N, C], the tokens that it read, and the seconds that it took.
+
+    They are the first process's, which keeps them in files as they come, and counts those of an earlier start too.
+    """
     rank, processes = place_in_job()
     starts = range(0, len(rows), CHUNK)
     kept = {start: found for start in starts if (found := _kept(part, start)) is not None} if rank == 0 else {}
@@ -170,18 +176,23 @@ def _asked(predictor: Predictor, one: _Model, rows: Dataset, part: Path, descrip
     for start in progress(missing, description, f" x {CHUNK} texts"):
         chunk = rows[start : start + CHUNK]
         texts = Dataset.from_dict({name: chunk[name] for name in ("text", "text_pair") if name in chunk})
+        begun, before = time.monotonic(), predictor.tokens
         answers = _numbers(predictor(texts), one)
+        kept[start] = answers, predictor.tokens - before, time.monotonic() - begun
         if rank == 0:
-            with atomic_file(part.with_name(f"{part.name}-{start}.npy")) as file:
-                np.save(file, answers)
-        kept[start] = answers
-    return np.concatenate([kept[start] for start in starts]) if rank == 0 and len(rows) else np.zeros(())
+            with atomic_file(part.with_name(f"{part.name}-{start}.npz")) as file:
+                np.savez(file, answers=answers, tokens=kept[start][1], seconds=kept[start][2])
+    if rank > 0 or not len(rows):
+        return np.zeros(()), 0, 0.0
+    said, tokens, seconds = zip(*(kept[start] for start in starts), strict=True)
+    return np.concatenate(said), sum(tokens), sum(seconds)
 
 
-def _kept(part: Path, start: int) -> np.ndarray | None:
+def _kept(part: Path, start: int) -> tuple[np.ndarray, int, float] | None:
     try:
-        return np.load(part.with_name(f"{part.name}-{start}.npy"), allow_pickle=False)
-    except (OSError, ValueError, EOFError):
+        with np.load(part.with_name(f"{part.name}-{start}.npz"), allow_pickle=False) as kept:
+            return kept["answers"], int(kept["tokens"]), float(kept["seconds"])
+    except (OSError, ValueError, EOFError, KeyError, TypeError, AttributeError, BadZipFile):
         return None  # It is not there, or cut off: it is asked again.
 
 
