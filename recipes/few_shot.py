@@ -25,6 +25,8 @@ def main() -> None:
     classes = (TaskArguments, CheckpointArguments, ReportArguments, "hf_tlm.runs.FewShotArguments")
     task_args, checkpoint, report_args, args = parse(*classes, recipe="few_shot", description=__doc__)
     task = task_args.load()
+    if args.process_index == 0:
+        print(task.to_text())
 
     # 2. For every split: its examples, the grid, and a test of what is best on its validation examples.
     result = runs.run_few_shot(task, checkpoint, args)

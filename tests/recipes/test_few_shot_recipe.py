@@ -45,6 +45,7 @@ def test_two_processes_compute_what_one_does(work, checkpoint):
         "--report", config="cpu_2", processes=2,
     )  # fmt: skip
     assert text.count("test macro_f1") == 1 and str(work / "two") in text
+    assert text.count("task         ") == 1 and "(train 48, validation 24, test 24, 3 classes)" in text
     assert text.count("report       ") == 1 and (work / "two/analysis/report.html").is_file()
     args = FewShotArguments(
         output_dir=str(work / "one"), k=4, splits=1, learning_rates=[1e-2], batch_sizes=[4], max_steps=2, eval_steps=1,
