@@ -53,6 +53,10 @@ def open_teacher(task: Task, args: Any) -> LinearTeacher | ModelTeacher | TableT
             f"A teacher gives probabilities of classes, or values; {task.name} is a {task.kind.replace('_', ' ')} task. "
             "Leave --teacher out."
         )
+    if task.kind == "regression":
+        for option, default in (("teacher_temperature", 1.0), ("teacher_trust", "confidence")):
+            if (value := getattr(args, option)) != default:
+                raise ArgumentsError(f"{option} {value} has no effect for regression: it is of probabilities. Leave it out.")
     mapping, (name, *more) = read_mapping(args.teacher_labels), args.teacher
     if mapping and (name == LINEAR or task.kind == "regression"):
         raise ArgumentsError("teacher_labels has no effect: this teacher has no names of classes of its own. Leave it out.")

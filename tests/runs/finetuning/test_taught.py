@@ -87,6 +87,9 @@ def test_values_of_a_teacher(tmp_path, base):
     task = task_from_datasets(TaskSpec(name="length", path="memory", kind="regression"), splits)
     values = [len(text) / 30 for text in Passages.dataset["text"]]
     Dataset.from_dict({"text": Passages.dataset["text"], "prediction": values}).to_json(tmp_path / "said.jsonl")
+    for option in ({"teacher_temperature": 2.0}, {"teacher_trust": "entropy"}):
+        with pytest.raises(ArgumentsError, match="has no effect for regression"):
+            taught(tmp_path / "refused", base, task, teacher=str(tmp_path / "said.jsonl"), **option)
     run = taught(tmp_path / "run", base, task, teacher=str(tmp_path / "said.jsonl"))
     record = json.loads((tmp_path / "run" / "results.json").read_text())
     assert record["teacher"]["passages"] == 20 and "squared difference" in (tmp_path / "run" / "README.md").read_text()
