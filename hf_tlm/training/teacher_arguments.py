@@ -11,6 +11,7 @@ from hf_tlm.utils.no_effect import NoEffect
 NONE = "none"
 LINEAR = "linear"
 WITHOUT_TEACHER = NoEffect("teacher", ([NONE],), "without a teacher. Leave it out.")
+_NO_PASSAGES = NoEffect("teacher_passages", (0,), "with teacher_passages 0. Leave it out.")
 
 
 @dataclass(repr=False)
@@ -49,7 +50,7 @@ class TeacherArguments:
             "classes. 0: the task's texts alone."
         },
     )
-    teacher_trust: Annotated[str, WITHOUT_TEACHER] = field(
+    teacher_trust: Annotated[str, WITHOUT_TEACHER, _NO_PASSAGES] = field(
         default="confidence",
         metadata={
             "help": "How certain the teacher is of a passage: by the probability of its class (confidence), or by how "
@@ -57,7 +58,7 @@ class TeacherArguments:
             "choices": ["confidence", "entropy"],
         },
     )
-    teacher_passage_length: Annotated[str, WITHOUT_TEACHER] = field(
+    teacher_passage_length: Annotated[str, WITHOUT_TEACHER, _NO_PASSAGES] = field(
         default="whole",
         metadata={
             "help": "whole: passages as they are. task: each is cut, before the teacher is asked, to a length that texts of "
@@ -65,7 +66,7 @@ class TeacherArguments:
             "choices": ["whole", "task"],
         },
     )
-    teacher_share: Annotated[float, WITHOUT_TEACHER] = field(
+    teacher_share: Annotated[float, WITHOUT_TEACHER, _NO_PASSAGES] = field(
         default=0.5, metadata={"help": "Of the texts of task batches at most so many, below 1, are the teacher's passages."}
     )
 

@@ -177,6 +177,8 @@ def test_pairs_and_too_few_texts_are_refused(task):
         ({"teacher_weight": 2.0}, "teacher_weight 2.0 has no effect without a teacher"),
         ({"teacher_passages": 10}, "teacher_passages 10 has no effect without a teacher"),
         ({"teacher_share": 0.1}, "teacher_share 0.1 has no effect without a teacher"),
+        ({"teacher": "linear", "teacher_passages": 0, "teacher_share": 0.1}, "no effect with teacher_passages 0"),
+        ({"teacher": "linear", "teacher_passages": 0, "teacher_trust": "entropy"}, "no effect with teacher_passages 0"),
         ({"teacher": "linear", "teacher_weight": 0.0}, "teacher_weight 0 leaves the teacher unheard"),
         ({"teacher": "linear", "teacher_weight": float("nan")}, "teacher_weight"),
         ({"teacher": "linear", "teacher_share": 1.0}, "teacher_share"),
