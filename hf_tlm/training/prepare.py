@@ -251,6 +251,7 @@ def check_sources(model_args: ModelArguments, max_length: int, *, mlm: bool = Tr
         ArgumentsError: an adapter is asked for, and its base lacks the head.
     """
     if model_args.use_peft:
+        check_targets(model_args, source_config(model_args), model_args.trust_remote_code)  # Before weights are read.
         if mlm and model_args.model_name_or_path is not None:
             model = TlmModel.from_checkpoint(
                 model_args.model_name_or_path,
@@ -259,7 +260,6 @@ def check_sources(model_args: ModelArguments, max_length: int, *, mlm: bool = Tr
                 trust_remote_code=model_args.trust_remote_code,
             )
             _check_head(model_args, model)
-        check_targets(model_args, source_config(model_args), model_args.trust_remote_code)
     if model_args.tokenizer_source is not None:
         _check_checkpoints(model_args, load_tokenizer(**model_args.tokenizer_source), max_length)
 

@@ -92,6 +92,7 @@ def commands(toys, out):
         "few_shot": (*task, *checkpoint, "--k", 2, "--splits", 1, "--learning_rates", 1e-3, "--batch_sizes", 2, *steps)
         + ("--method", "finetune", "--eval_steps", 1, *QUIET, *output),
         "predict": (*checkpoint, "--data", toys.texts, "--output", out / "found.csv", "--use_cpu", "true"),
+        "export": (*checkpoint, "--dtypes", "fp32", *output),
         "publish": ("--model", toys.run, "--repo_id", "alice/toy", "--dry_run", "true"),
         "reproduce": ("--tasks", toys.task, "--arms", *ARMS, "--seeds", 0, "--corpus", toys.corpus, "--config", toys.table)
         + output,

@@ -43,7 +43,7 @@ def torch_pickled(path: Path, folder: Path) -> bytes:
 def finetuned(**changes) -> dict:
     """What `finetuned.json` holds, with changes; "arguments" are added to the usual ones."""
     arguments = {"max_length": 32, "doc_stride": 8, "max_query_length": 8, "max_answer_length": 8, "n_best": 5}
-    arguments |= {"null_threshold": None, "crf": False} | changes.pop("arguments", {})
+    arguments |= {"null_threshold": None, "option_apart": False, "crf": False} | changes.pop("arguments", {})
     task = {"name": "toy", "text_columns": ["text"], "label_column": "label", "kind": "classification"}
     return {"task": task | changes.pop("task", {}), "label_names": LABELS, "arguments": arguments, **changes}
 

@@ -29,7 +29,7 @@ OWN = {f"seed-0/model/{name}": path.read_bytes() for name, path in OWN_CODE.item
 
 
 def fetch(folder, name="mallory/run"):
-    fetch_run(SimpleNamespace(resume_from_checkpoint=name, process_index=0, output_dir=str(folder), hub_token=None))
+    fetch_run(SimpleNamespace(resume_from_checkpoint=name, process_index=0, folder=folder, hub_token=None))
 
 
 def names(folder):

@@ -35,8 +35,8 @@ def test_a_local_path_comes_first(tmp_path, monkeypatch, hub):
     assert str(find_repo("alice/other@v1", "dataset")) == "alice/other@v1"
     with pytest.raises(HubError, match="Expected a local path, or a model repository of the Hub.*received 'nothing'"):
         local_folder("nothing", "model")
-    with pytest.raises(HubError, match="received 'space'"):
-        find_repo("alice/other", "space")
+    with pytest.raises(HubError, match="received 'bucket'"):
+        find_repo("alice/other", "bucket")
 
 
 def names(folder):

@@ -122,7 +122,7 @@ def test_there_is_nothing_to_continue(hub, tmp_path, task):
     with pytest.raises(ProtocolError, match="alice/toy holds no run to continue"):
         go(tmp_path / "out", task, None, rho1=0, resume_from_checkpoint="alice/toy")
     assert not (tmp_path / "out").exists()
-    assert fetch_run(SimpleNamespace(resume_from_checkpoint="alice/toy", process_index=1, output_dir=str(tmp_path))) is None
+    assert fetch_run(SimpleNamespace(resume_from_checkpoint="alice/toy", process_index=1, folder=tmp_path)) is None
 
 
 def test_of_a_folder_only_what_is_needed(tmp_path):

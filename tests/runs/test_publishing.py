@@ -124,5 +124,5 @@ def test_a_push_that_fails_leaves_the_run_and_says_how_to_publish_it(
 
 
 def test_other_processes_publish_nothing(hub, tmp_path):
-    args = SimpleNamespace(push_to_hub=True, process_index=1)
+    args = SimpleNamespace(push_to_hub=True, process_index=1, hub_model_id="alice/toy")
     assert publish_run(tmp_path, args) is None and not hub.log
