@@ -337,7 +337,7 @@ def _picture(rows: list[dict], scores: list[dict], file: Path) -> None:
     """Score against megabytes, and against texts of 128 tokens a second."""
     from statistics import fmean
 
-    from hf_tlm.analysis.figures import MARKERS, PALETTE, WIDTH, new_figure, style, to_svg
+    from hf_tlm.analysis.figures import MARKERS, PALETTE, WIDTH, label_decades, new_figure, style, to_svg
 
     names = {"float": ("coffee", "ONNX"), "int8": ("coffee", "ONNX int8")}
     names |= {"TF-IDF, linear": ("TF-IDF, linear", "scikit-learn"), "MiniLM": ("MiniLM", "ONNX")}
@@ -353,6 +353,7 @@ def _picture(rows: list[dict], scores: list[dict], file: Path) -> None:
                 axis.plot(value, shown[column], linestyle="", marker=MARKERS[place], color=PALETTE[place], label=label)
         for axis, title in zip(axes, ("MB", "texts of 128 tokens a second, one core"), strict=True):
             axis.set_xscale("log")
+            label_decades(axis.xaxis)
             axis.set_xlabel(title)
             axis.set_ylabel(f"test score, mean of {len(scores)} tasks")
         axes[0].legend()
