@@ -90,7 +90,7 @@ def to_onnx(
     dynamic = {place: torch.export.Dim(name, min=1, max=most) for place, (name, most) in enumerate(dims)}
     was = model.training
     try:
-        with _quietly():
+        with _quietly(), _plain_attention(model):
             program = torch.onnx.export(
                 _Logits(model.eval(), inputs, outputs),
                 values,
@@ -111,6 +111,23 @@ def to_onnx(
     _strip(graph)
     check_plain(graph, opset)
     return graph
+
+
+@contextlib.contextmanager
+def _plain_attention(model: Any) -> Iterator[None]:
+    """With attention as products and a softmax: torch's fused one is traced with a test of every weight for nan.
+
+    Of a padded text no row is masked whole, which that test is for.
+    """
+    before = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    if before in (None, "eager"):
+        yield
+        return
+    model.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
 
 
 @contextlib.contextmanager
