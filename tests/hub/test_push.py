@@ -73,12 +73,20 @@ def test_unchanged_content_is_no_commit(hub, folder):
 
 
 def test_only_what_changed_is_sent_and_what_is_gone_is_deleted(hub, folder):
-    hub.put("alice/model", {"notes.md": "by hand", "mlm/model.safetensors": "old", "onnx/model.onnx": "by hand"})
+    hub.put(
+        "alice/model",
+        {
+            "notes.md": "by hand",
+            "mlm/model.safetensors": "old",
+            "tf/model.h5": "by hand",
+            "onnx/model.onnx": "of the old weights",
+        },
+    )
     push(folder, "alice/model", message="First")
     (folder / "config.json").write_bytes(b'{"a": 1}')
     done = push(folder, "alice/model", message="Second")
     assert done.pushed == ["config.json"] and len(done.unchanged) == 3
-    assert set(hub.files("alice/model")) == {*CONTENT, "notes.md", "onnx/model.onnx"}
+    assert set(hub.files("alice/model")) == {*CONTENT, "notes.md", "tf/model.h5"}
     (folder / "mlm" / "config.json").unlink()
     assert push(folder, "alice/model", message="Third", replace=()).commit is None
     assert push(folder, "alice/model", message="Third", replace=("mlm/*",)).deleted == ["mlm/config.json"]
