@@ -40,19 +40,6 @@ def is_passing(error: BaseException) -> bool:
     return isinstance(cause, (httpx2.TransportError, ConnectionError, TimeoutError, json.JSONDecodeError))
 
 
-def was_retried(error: BaseException) -> bool:
-    """Whether the client itself has tried again, as it does for uploads, and has given up."""
-    seen: BaseException | None = error
-    while seen is not None:
-        place = seen.__traceback__
-        while place is not None:
-            frame, place = place.tb_frame, place.tb_next
-            if frame.f_code.co_name == "_http_backoff_base" and frame.f_locals.get("nb_tries", 0) > 1:
-                return True
-        seen = seen.__cause__
-    return False
-
-
 def asked_wait(error: BaseException) -> float | None:
     """Seconds that a busy server asked for, by Retry-After or RateLimit; None if it did not."""
     from huggingface_hub.utils import parse_ratelimit_headers

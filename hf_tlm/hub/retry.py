@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from hf_tlm.errors import HubError
-from hf_tlm.hub.errors import asked_wait, explain, is_passing, was_retried
+from hf_tlm.hub.errors import asked_wait, explain, is_passing
 from hf_tlm.hub.repo_id import Repo
 
 logger = logging.getLogger(__name__)
@@ -32,8 +32,7 @@ def with_retries(
 ) -> Result:
     """The result of a call, which is tried again after passing failures.
 
-    Before the n-th try after the first one it waits 2 ** (n - 1) seconds, or as long as the server asks for. Of what the
-    client has tried again itself, five times, that was enough.
+    Before the n-th try after the first one it waits 2 ** (n - 1) seconds, or as long as the server asks for.
 
     Args:
         starts_over: whether an error means that the call is to be made anew, soon, because somebody else was faster.
@@ -52,7 +51,7 @@ def with_retries(
                 logger.warning("%s was changed by somebody else meanwhile; starting over from what they wrote.", repo)
                 time.sleep(random.uniform(0.1, 1.0))  # Else two that meet once meet again.
                 continue
-            if not is_passing(error) or tries == retries or was_retried(error):
+            if not is_passing(error) or tries == retries:
                 # Not chained: a token might be in the request that the client's error refers to.
                 raise HubError(explain(error, repo)) from None
             wait = asked_wait(error) or 2.0**tries

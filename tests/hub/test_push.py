@@ -255,13 +255,6 @@ def test_waits_grow_unless_the_hub_says_how_long(hub, sleeps, folder, caplog):
     assert sleeps == [30]
 
 
-def test_what_the_client_has_tried_again_is_not_tried_again_around_it(hub, sleeps, folder):
-    hub.fail(lambda method, path: method == "PUT", 500, times=1000)
-    with pytest.raises(HubError, match="Nothing was published"):
-        push(folder, "alice/model", message="m", retries=5)
-    assert [method for method, _ in hub.log].count("PUT") == 6 and len(sleeps) == 5
-
-
 def test_a_server_without_xet(hub, folder, monkeypatch):
     """The client has hf_xet installed, and no variable tells it to leave it."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", False)

@@ -15,7 +15,7 @@ def test_train_tlm_with_replaced_token_detection(work, subset):
     values = {k: v for k, v in TINY_CONFIGS["electra"].items() if k not in ("vocab_size", "num_labels")}
     (work / "electra.json").write_text(json.dumps({"model_type": "electra", **values}))
     tiny = list(TINY)
-    tiny[tiny.index("--max_steps") + 1] = "4"  # Two points would be no curve.
+    tiny[tiny.index("--max_steps") + 1] = "8"  # Two points would be no curve.
     out = launch(
         "recipes/train_tlm.py", "--task", work / "task", "--subset", subset, "--model_config", work / "electra.json", *tiny,
         "--objective", "electra", "--auxiliary_size", "0.5", "--logging_steps", "1", "--output_dir", work / "electra",
