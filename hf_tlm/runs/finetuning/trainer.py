@@ -63,7 +63,7 @@ class FinetuneTrainer(SampledTrainer):
         # Stock models differ in what they make of a count of labels; none is given to them.
         self.model_accepts_loss_kwargs = False
         self.loss_terms = loss_terms
-        self.objective: WeightedSum | None = objective
+        self.text_loss: WeightedSum | None = objective
         self._logged = LossAverages()
 
     @cached_property
@@ -90,18 +90,18 @@ class FinetuneTrainer(SampledTrainer):
             # Of a micro-batch on average, here and on the other processes.
             terms = self.accelerator.gather(terms).float()
             self.average_terms = terms.mean().clamp(min=1 / len(terms))
-        if self.objective is not None and batches:
-            found = [self.objective.count(batch) for batch in batches]
+        if self.text_loss is not None and batches:
+            found = [self.text_loss.count(batch) for batch in batches]
             counts = torch.stack([torch.stack(list(one.values())) for one in found]).to(device).float()
             # Of a micro-batch on average, over all of the step; the Trainer takes the mean over micro-batches.
             self.average_counts = dict(zip(found[0], self.accelerator.reduce(counts.mean(0), reduction="mean"), strict=True))
         return batches, None
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        if model.training and self.objective is not None:
+        if model.training and self.text_loss is not None:
             texts = {name: values for name, values in inputs.items() if name not in ("labels", "teacher_probs")}
             outputs = model(**texts)
-            terms = self.objective(outputs, inputs, self.average_counts)
+            terms = self.text_loss(outputs, inputs, self.average_counts)
             loss = terms.pop("loss")
             self.watched(loss, terms)
             self._logged.add(in_pairs(terms, lambda name, value: (value, 1.0)))
