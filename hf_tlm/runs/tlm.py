@@ -21,7 +21,7 @@ from hf_tlm.runs.price import price
 from hf_tlm.runs.records import predictions_jsonl, started
 from hf_tlm.runs.saved import SAVED_FILE, saved_settings
 from hf_tlm.runs.summary import SeededRun, summarise
-from hf_tlm.runs.teachers import answered_subset, ask_teacher, content_of, open_teacher
+from hf_tlm.runs.teachers import answered_subset, ask_teacher, check_passage_options, content_of, open_teacher
 from hf_tlm.tasks import Task
 from hf_tlm.training import (
     Cost,
@@ -90,6 +90,7 @@ def run_tlm(
         longest = max(args.max_length, args.corpus_max_length or 0, args.stage2_max_length or 0)
         check_sources(model_args, longest, mlm=args.stage != "2")
         content = content_of(open_teacher(task, args))
+        check_passage_options(task, subset is not None, args)
         check_hub(args, adapter=model_args.use_peft, base=model_args.model_name_or_path)
         fetch_run(args)
         data = ("task_fingerprint", "metric", "subset", "teacher_content")

@@ -24,7 +24,7 @@ from hf_tlm.models import ModelError
 from hf_tlm.objectives.task import class_weights
 from hf_tlm.retrieval import Subset, retrieve
 from hf_tlm.runs import predict, run_tlm
-from hf_tlm.runs.teachers import answered_subset, ask_teacher, linear, models
+from hf_tlm.runs.teachers import answered_subset, ask_teacher, check_passage_options, linear, models
 from hf_tlm.runs.teachers.answers import class_matrix
 from hf_tlm.runs.teachers.ask import corrected
 from hf_tlm.runs.teachers.choice import marks_without_passages, most_certain, task_lengths
@@ -207,6 +207,18 @@ def model_file(folder):
     values = {name: value for name, value in TINY_CONFIGS["bert"].items() if name not in ("vocab_size", "num_labels")}
     (folder / "model.json").write_text(json.dumps({"model_type": "bert", **values}))
     return ModelArguments(model_config=str(folder / "model.json"), vocab_size=120)
+
+
+@pytest.mark.parametrize("option", [{"teacher_passages": 7}, {"teacher_trust": "entropy"}, {"teacher_output": "out"}])
+def test_options_on_passages_need_passages(tmp_path, task, option):
+    args = TlmArguments(output_dir=str(tmp_path / "run"), **{**FAST, "rho1": 0}, teacher="linear", **option)
+    with pytest.raises(ArgumentsError, match=f"{next(iter(option))} .* has no effect without a subset"):
+        run_tlm(task, None, args, model_file(tmp_path))
+    assert not (tmp_path / "run").exists()
+    pairs = {name: rows.add_column("text_pair", rows["text"][:]) for name, rows in task.splits.items()}
+    with pytest.raises(ArgumentsError, match="has no effect for pairs of texts"):
+        check_passage_options(dataclasses.replace(task, splits=pairs), True, args)
+    check_passage_options(task, True, args)
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ from hf_tlm.runs.price import price
 from hf_tlm.runs.records import started
 from hf_tlm.runs.saved import SAVED_FILE, read_saved, saved_settings
 from hf_tlm.runs.summary import SeededRun, summarise
-from hf_tlm.runs.teachers import ask_teacher, content_of, open_teacher
+from hf_tlm.runs.teachers import ask_teacher, check_passage_options, content_of, open_teacher
 from hf_tlm.tasks import Task
 from hf_tlm.training import ArgumentsError
 from hf_tlm.training.checkpoint_pushes import CheckpointPushes, fetch_run
@@ -98,6 +98,7 @@ def finetune(
     with args.main_process_first(desc="checking the output folder"):
         pretrained = load_pretrained(task, checkpoint, args.max_length)
         content = content_of(open_teacher(task, args))
+        check_passage_options(task, subset is not None, args)
         check_hub(args, adapter=checkpoint.use_peft, base=checkpoint.model_name_or_path)
         fetch_run(args)
         if subset is not None:

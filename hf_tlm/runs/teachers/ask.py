@@ -8,6 +8,7 @@ import os
 import shutil
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ ANSWERS, REPORT = "answers.npz", "report.json"
 # Of each class in the report: so many passages, so many characters of each.
 EXAMPLES, SHOWN = 3, 200
 _FORMAT = 4
+PASSAGE_OPTIONS = ("teacher_passages", "teacher_trust", "teacher_passage_length", "teacher_share", "teacher_output")
 
 
 def open_teacher(task: Task, args: Any) -> LinearTeacher | ModelTeacher | TableTeacher | None:
@@ -73,6 +75,25 @@ def open_teacher(task: Task, args: Any) -> LinearTeacher | ModelTeacher | TableT
             )
         return TableTeacher(task, Path(name), mapping)
     return ModelTeacher(task, args.teacher, mapping, {option: getattr(args, option) for option in MACHINE})
+
+
+def check_passage_options(task: Task, has_passages: bool, args: Any) -> None:
+    """Check that options on a teacher's passages have passages to be of.
+
+    Args:
+        has_passages: whether the run has a subset.
+        args: with the fields of `TeacherArguments`, of a run.
+
+    Raises:
+        ArgumentsError: one was given without a subset, or for pairs of texts, whose teacher answers for the task's alone.
+    """
+    if not args.taught or (has_passages and "text_pair" not in task.train.column_names):
+        return
+    why = "for pairs of texts" if has_passages else "without a subset"
+    for entry in fields(args):
+        value = getattr(args, entry.name)
+        if entry.name in PASSAGE_OPTIONS and value != entry.default and value != 0:
+            raise ArgumentsError(f"{entry.name} {value} has no effect {why}: it is of a teacher's passages. Leave it out.")
 
 
 def content_of(teacher: LinearTeacher | ModelTeacher | TableTeacher | None) -> str | None:
