@@ -28,6 +28,7 @@ from hf_tlm.models.families import longest_input
 from hf_tlm.models.loading import check_positions
 from hf_tlm.models.onnx_graph import OPSET, check_installed, half, quantized, save, to_onnx
 from hf_tlm.models.onnx_session import ONNX_FILES, OnnxModel, check_dtypes
+from hf_tlm.runs.baselines import to_beat, to_beat_line
 from hf_tlm.runs.export import fill_mask
 from hf_tlm.runs.export.page import check_page, fill_page, read_runtime
 from hf_tlm.runs.few_shot.classifier import PROMPT_FILE
@@ -72,6 +73,8 @@ class Exported:
             if "score" in file:
                 line += f"   {self.record['checked_on']['metric']} {100 * file['score']:.2f}"
             lines.append(line + (f" ({0 - file['drop']:+.2f})" if "drop" in file else ""))
+        if line := self.record["checked_on"].get("to_beat"):
+            lines.append(f"to beat     {line}")
         return "\n".join(lines)
 
 
@@ -312,7 +315,11 @@ class _TextCheck:
         self.predictions = self.decoded(self.reference)
         self.metric = fill_mask.METRIC if kind is fill_mask else AGREEMENT if task is None else task.metric
         self.score = self.scored(self.predictions)
-        self.about = {"texts": len(rows), "what": what, "metric": self.metric}
+        self.about: dict[str, Any] = {"texts": len(rows), "what": what, "metric": self.metric}
+        if task is not None and kind is not fill_mask:
+            reached = {what.partition(" ")[0]: {self.metric: {"mean": self.score}}}
+            if line := to_beat_line(to_beat(task), self.metric, reached):
+                self.about["to_beat"] = line
 
     def outputs(self, of: Callable) -> Any:
         found = self.set.outputs_of(of, self.collate, self.batch_size)

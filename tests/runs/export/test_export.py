@@ -65,7 +65,10 @@ def test_what_is_written_and_said(exported):
     assert 0 < full["max_difference"] <= 1e-4 and full["drop"] == 0
     assert small["bytes"] < full["bytes"] == (folder / "onnx/model.onnx").stat().st_size
     assert 1e-4 < small["max_difference"] < 1
+    to_beat = record["checked_on"].pop("to_beat")
     assert record["checked_on"] == {"texts": 24, "what": "validation of toy", "metric": "macro_f1"}
+    assert re.match(r"majority class [\d.]+, linear [\d.]+ \(macro_f1 on validation\)", to_beat)
+    assert to_beat in exported.to_text() and to_beat in (folder / "README.md").read_text()
     card = (folder / "README.md").read_text()
     assert f"| {100 * small['score']:.2f} | {max(small['drop'], 0):.2f} |" in card and "24 texts" in card
     assert json.loads((folder / "tokenizer_config.json").read_text())["model_max_length"] == 32
