@@ -4,6 +4,8 @@ r"""Keep the most influential part of a subset (ISS): task + subset -> smaller s
         --model_config models/bert_tiny --output_dir runs/scierc-iss
     hf-tlm select-influence --task path/to/scierc --subset runs/scierc-bm25 --method random --fraction 0.2 \
         --output_dir runs/scierc-random-20
+    hf-tlm select-influence --task path/to/scierc --subset runs/scierc-bm25 --method confidence --teacher linear \
+        --balance class --fraction 0.2 --output_dir runs/scierc-confident-20
     hf-tlm select-influence --task path/to/scierc --subset runs/scierc-bm25 --fraction 0.2 \
         --score_model runs/score-model --work_dir /shared/scierc-scores --executor slurm --num_shards 16 \
         --executor_options '{"partition": "gpu", "time": "2:00:00"}' --output_dir runs/scierc-iss
@@ -20,6 +22,7 @@ from hf_tlm.analysis import ReportArguments
 from hf_tlm.config import parse, run
 from hf_tlm.hub import SubsetHubArguments
 from hf_tlm.influence import SelectionArguments
+from hf_tlm.influence.checks import BY_TEACHER
 from hf_tlm.tasks import TaskArguments
 from hf_tlm.training import ArgumentsError, ModelArguments
 from hf_tlm.utils.locks import owned
@@ -58,8 +61,8 @@ def make(
     task, subset = task_args.load(), retrieval.Subset.open(selection.subset)
     selection.check(task, subset, args.output_dir)
 
-    # 3. The score model, and every passage's influence. The controls need neither.
-    scorer = described = None
+    # 3. The score model, and every passage's influence; or what a teacher says of it. The controls need neither.
+    scorer = described = scores = None
     if selection.method == "iss":
         models, tokenizer, described = runs.score_models(
             task,
@@ -71,8 +74,10 @@ def make(
             layer=selection.layer,
         )
         scorer = selection.scorer(models, tokenizer)
+    elif selection.method in BY_TEACHER:
+        scores = runs.teacher_scores(task, subset, selection.method, args)
     processes = {"process_index": args.process_index, "num_processes": args.world_size}
-    smaller = selection.select(task, subset, scorer, score_model=described, **processes)
+    smaller = selection.select(task, subset, scorer, scores=scores, score_model=described, **processes)
 
     # 4. Save, say what was kept, and publish it with --push_to_hub.
     if args.process_index == 0:

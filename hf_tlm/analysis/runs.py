@@ -30,7 +30,10 @@ _DEEPEST = 4  # Folders of folders of runs.
 _PARTS = re.compile(r"\..*|(?:seed|split|checkpoint|nonfinite-step)-\d+|stage\d|predictions|model|mlm|training|analysis")
 _OF_SUBSETS = "retriever query_mode max_query_terms top_k variant k1 b delta stopwords stemmer".split()
 _OF_SELECTIONS = ("method", "fraction", "layer")
-_METHODS = {"bm25-rank": "by rank", "random": "at random", "iss": "by ISS", "dsir": "by DSIR"}
+_METHODS = {
+    **{"bm25-rank": "by rank", "random": "at random", "iss": "by ISS", "dsir": "by DSIR"},
+    **{"confidence": "by a teacher's confidence", "disagreement": "by teachers' disagreement"},
+}
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ SECTIONS = ("retrieve", "select_influence", "train_tlm", "finetune")
 PRETRAINED = "pretrained"
 # Arms without a network, by their names.
 BASELINES = ("majority class", "linear")
-METHODS = {"iss": "iss", "dsir": "dsir", "bm25": "bm25-rank", "random": "random"}
-_SELECTION = re.compile(r"(?:bm25 \+ )?(iss|dsir|bm25|random) (\d+(?:\.\d+)?)%", re.IGNORECASE)
+METHODS = {"bm25": "bm25-rank", **{name: name for name in ("iss", "dsir", "random", "confidence", "disagreement")}}
+_SELECTION = re.compile(rf"(?:bm25 \+ )?({'|'.join(METHODS)}) (\d+(?:\.\d+)?)%", re.IGNORECASE)
 _ARM_KEYS = ("name", "subset", "objective", PRETRAINED, "teacher", "published", *SECTIONS)
 _TASK_KEYS = ("task", "seeds", *SECTIONS)
 
@@ -46,7 +46,7 @@ class Selection:
         """From the way tables name them: none, random, BM25, BM25 + ISS 20%, DSIR 20%, BM25 20%, random 20%.
 
         `random` are as many passages of the corpus as BM25 finds, `random 20%` and `BM25 20%` (the best ranked) are of those
-        that BM25 finds.
+        that BM25 finds, and so are `confidence 20%` and `disagreement 20%`, by the teacher in `select_influence`'s options.
 
         Raises:
             ReproductionError: it is none of these.

@@ -18,11 +18,13 @@ from hf_tlm.corpora import CorpusArguments
 from hf_tlm.data import train_wordpiece
 from hf_tlm.experiments.plan import TOKENIZER, TRAININGS, Plan, Step
 from hf_tlm.influence import SelectionArguments
+from hf_tlm.influence.checks import BY_TEACHER
 from hf_tlm.models.initialization_arguments import InitializationArguments
 from hf_tlm.retrieval import RetrievalArguments, Subset, retrieval_report
 from hf_tlm.runs.baseline_arguments import BaselineArguments
 from hf_tlm.runs.records import environment
 from hf_tlm.runs.score_model import score_models
+from hf_tlm.runs.teachers import teacher_scores
 from hf_tlm.runs.tlm import run_tlm
 from hf_tlm.tasks import TaskArguments
 from hf_tlm.training import Cost, ModelArguments, ScoreModelArguments, TlmArguments, prepare
@@ -128,7 +130,7 @@ def _make_selection(
     args: Any,
 ) -> dict[str, Any]:
     task, subset = task_args.load(), Subset.open(selection.subset)
-    scorer = described = None
+    scorer = described = scores = None
     processes = {"process_index": args.process_index, "num_processes": args.world_size}
     # Selections of one task share a score model and its scores in the cache, which one of them makes and the others find.
     together: AbstractContextManager = awaited(plan.folder(step).with_name("influence"))
@@ -146,7 +148,9 @@ def _make_selection(
                 layer=selection.layer,
             )
             scorer = selection.scorer(models, tokenizer)
-        smaller = selection.select(task, subset, scorer, score_model=described, **processes)
+        elif selection.method in BY_TEACHER:
+            scores = teacher_scores(task, subset, selection.method, args)
+        smaller = selection.select(task, subset, scorer, scores=scores, score_model=described, **processes)
     if args.process_index == 0:
         smaller.save(plan.folder(step), report=retrieval_report(smaller))
     return {"subset": describe_subset(smaller), "wall_seconds": round(time.time() - begun, 1)}

@@ -66,6 +66,7 @@ def subset_card(
         engine=engine,
         selection=selection,
         influence=method == "iss",
+        by_teacher=method in ("confidence", "disagreement"),
         config=config,
         found=re.sub("^#", "##", report.split("\n", 2)[2].strip(), flags=re.MULTILINE),
         license_sentence=license_sentence(license),

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from hf_tlm.influence.scorer import InfluenceScorer
     from hf_tlm.influence.scorer_files import load_scorer, save_scorer
     from hf_tlm.influence.select import select
-    from hf_tlm.influence.selection import Selection, select_rows
+    from hf_tlm.influence.selection import PassageScores, Selection, select_rows
     from hf_tlm.influence.sharded import score_sharded
 
 __getattr__, __dir__, __all__ = export_lazily(
@@ -27,7 +27,7 @@ __getattr__, __dir__, __all__ = export_lazily(
         "scorer": ["InfluenceScorer"],
         "scorer_files": ["load_scorer", "save_scorer"],
         "select": ["select"],
-        "selection": ["Selection", "select_rows"],
+        "selection": ["PassageScores", "Selection", "select_rows"],
         "sharded": ["score_sharded"],
     },
 )

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from hf_tlm.influence.scorer import InfluenceScorer
+    from hf_tlm.influence.selection import PassageScores
     from hf_tlm.models import TlmModel
     from hf_tlm.retrieval import Sharding, Subset
     from hf_tlm.tasks import Task
@@ -47,7 +48,8 @@ class SelectionArguments:
     method: str = field(
         default="iss",
         metadata={
-            "help": "iss: influence on the validation examples' loss. Controls: dsir (n-gram importance resampling), "
+            "help": "iss: influence on the validation examples' loss. confidence: those that --teacher is most certain of. "
+            "disagreement: those on which several teachers differ most. Controls: dsir (n-gram importance resampling), "
             "bm25-rank (the first of the subset), random.",
             "choices": list(METHODS),
         },
@@ -59,7 +61,11 @@ class SelectionArguments:
     num_passages: int | None = field(default=None, metadata={"help": "Instead of fraction: how many passages to keep."})
     balance: str | None = field(
         default=None,
-        metadata={"help": "class: every class of the validation examples chooses as many.", "choices": list(BALANCES)},
+        metadata={
+            "help": "class: every class of the validation examples chooses as many; by a teacher, of every class that it "
+            "takes passages for there are as many.",
+            "choices": list(BALANCES),
+        },
     )
     corpus_batch_size: int = field(
         default=4,
@@ -204,6 +210,7 @@ class SelectionArguments:
         subset: Subset,
         scorer: InfluenceScorer | None = None,
         *,
+        scores: PassageScores | None = None,
         score_model: Any = None,
         process_index: int = 0,
         num_processes: int = 1,
@@ -212,6 +219,7 @@ class SelectionArguments:
 
         Args:
             scorer: of iss, see `scorer`.
+            scores: a teacher's, see `hf_tlm.runs.teacher_scores`.
             score_model: what the manifest calls the score model; None: `self.score_model`.
 
         Raises:
@@ -225,6 +233,7 @@ class SelectionArguments:
             **self._choice(),
             seed=self.selection_seed,
             scorer=scorer,
+            scores=scores,
             max_length=self.score_max_length,
             score_model=self.score_model if score_model is None else score_model,
             work_dir=self.work_dir,

@@ -8,7 +8,9 @@ from typing import Any
 from hf_tlm.influence.errors import InfluenceError
 from hf_tlm.utils.ranges import check_numbers
 
-METHODS = ("iss", "dsir", "bm25-rank", "random")
+METHODS = ("iss", "confidence", "disagreement", "dsir", "bm25-rank", "random")
+# Those that rank passages by what a teacher says of them.
+BY_TEACHER = ("confidence", "disagreement")
 BALANCES = ("class",)
 TASK_SPLITS = ("validation", "train")
 GROUP_LOSSES = ("passages", "tokens")
@@ -57,10 +59,10 @@ def check_selection(
         return
     if balance not in BALANCES:
         raise InfluenceError(f"balance is {' or '.join(BALANCES)}, or left out; received {balance!r}.")
-    if method != "iss" or top_k is not None:
+    if method not in ("iss", *BY_TEACHER) or top_k is not None:
         raise InfluenceError(
-            f"balance {balance!r} shares out the passages that influence chooses: it goes with method iss and fraction or "
-            f"num_passages; received method {method}{'' if top_k is None else f', top_k {top_k}'}. Leave it out."
+            f"balance {balance!r} shares passages out to classes: it goes with method iss, {' or '.join(BY_TEACHER)}, and "
+            f"fraction or num_passages; received method {method}{'' if top_k is None else f', top_k {top_k}'}. Leave it out."
         )
 
 
@@ -92,6 +94,6 @@ def without_effect(method: str, given: Mapping[str, Any]) -> list[str]:
         given: options that are not at their default.
     """
     idle = {name: value for name, value in given.items() if name in OF_ISS and method != "iss"}
-    if method == "bm25-rank" and "selection_seed" in given:
+    if method in ("bm25-rank", *BY_TEACHER) and "selection_seed" in given:
         idle["selection_seed"] = given["selection_seed"]
     return [f"{name} {value}" for name, value in idle.items()]

@@ -1,4 +1,4 @@
-"""Subset -> smaller Subset: by influence on the task (ISS), or by one of the controls at the same size."""
+"""Subset -> smaller Subset: by influence on the task (ISS), by a teacher, or by one of the controls at the same size."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import numpy as np
 from datasets import Dataset, Value
 
 from hf_tlm.data.tokenization import tokenize
-from hf_tlm.influence.checks import check_executor, check_selection
+from hf_tlm.influence.checks import BY_TEACHER, check_executor, check_selection
 from hf_tlm.influence.dsir import NUM_BUCKETS, log_importance_weights, resample
 from hf_tlm.influence.errors import InfluenceError
 from hf_tlm.influence.score_files import score
-from hf_tlm.influence.selection import select_rows
+from hf_tlm.influence.selection import PassageScores, best_rows, select_rows
 from hf_tlm.retrieval.queries import example_texts
 from hf_tlm.retrieval.subset import Subset
 
@@ -47,6 +47,7 @@ def select(
     group_loss: str = "passages",
     seed: int = 0,
     scorer: InfluenceScorer | None = None,
+    scores: PassageScores | None = None,
     max_length: int | None = None,
     score_model: Any = None,
     work_dir: str | Path | None = None,
@@ -60,12 +61,14 @@ def select(
     its masked-LM loss with the gradient of their task loss: to first order, what a step on the passage takes off their loss.
 
     Args:
-        method: "iss"; or as many passages by another rule: "dsir" (likelihood of their n-grams in the training texts, see
-            `hf_tlm.influence.dsir`), "bm25-rank" (the first of the subset), "random".
+        method: "iss"; or as many passages by another rule: "confidence" and "disagreement" of teachers, whose `scores` are
+            highest; "dsir" (likelihood of their n-grams in the training texts, see `hf_tlm.influence.dsir`), "bm25-rank"
+            (the first of the subset), "random".
         fraction: share of the subset to keep, rounded to a passage; `num_passages`: how many; `top_k`: of iss, the union of
             the passages that each task batch ranks first, so many of each. One of the three.
         balance: "class" lets the classes of the validation examples take turns; a task batch then holds examples of one
-            class, and what does not fill one is left out. Of iss with `fraction` or `num_passages`.
+            class, and what does not fill one is left out. By a teacher the classes that it takes passages for take turns.
+            With `fraction` or `num_passages`.
         corpus_batch_size: B_p of the paper's Table A.1, passages that are judged together; 1 judges each by itself, at the
             same cost.
         task_batch_size: B_t, examples of the task that share a gradient.
@@ -74,6 +77,7 @@ def select(
             "tokens": the mean over the masked tokens of all (the released code). Without groups the two are one.
         seed: of "dsir" and "random".
         scorer: of "iss", an `InfluenceScorer` of the score model or its checkpoints.
+        scores: of "confidence" and "disagreement", see `hf_tlm.runs.teacher_scores`.
         max_length: of iss, tokens after which a text is cut for scoring; default see `InfluenceScorer.max_length`.
         score_model: what the manifest calls the score model, a plain value.
         work_dir, process_index, num_processes: see `hf_tlm.influence.score`.
@@ -82,11 +86,13 @@ def select(
 
     Returns:
         The same columns; for iss also `influence` (float32, mean over task batches) and `influence_rank` (int32, the best
-        over task batches of the passage's group, from 1). The manifest has a `selection` more.
+        over task batches of the passage's group, from 1); by a teacher `teacher_score` (float32). The manifest has a
+        `selection` more.
 
     Raises:
         InfluenceError: no size or several, or more than there are passages; an empty subset, or a selection; iss without a
-            scorer, a validation split, or enough passages that can be scored; a `max_length` that does not suit the scorer
+            scorer, a validation split, or enough passages that can be scored; a teacher's method without `scores`, of other
+            passages, or of too few; a `max_length` that does not suit the scorer
             (`InfluenceScorer.max_length`); or see `hf_tlm.influence.score`.
         TaskError: the task is of another kind than classification.
     """
@@ -106,6 +112,12 @@ def select(
     size = check_inputs(task, subset, method, **sizes, task_split=task_split)
     if method == "iss" and scorer is None:
         raise InfluenceError("Selection by influence needs a scorer: an InfluenceScorer of the score model.")
+    if method in BY_TEACHER and (scores is None or len(scores.values) != len(subset)):
+        received = "none" if scores is None else f"{len(scores.values):,}"
+        raise InfluenceError(
+            f"Selection by {method} needs the scores of a teacher for the {len(subset):,} passages, which "
+            f"hf_tlm.runs.teacher_scores gives; received {received}."
+        )
     _check_sharding(method, sharding, num_processes)
     made: dict[str, Any] = {"method": method, **{name: value for name, value in sizes.items() if value is not None}}
     columns: dict[str, np.ndarray] = {}
@@ -116,13 +128,13 @@ def select(
         passages = _passage_rows(subset, scorer.tokenizer, max_length)
         if sharding is None:
             processes = {"process_index": process_index, "num_processes": num_processes}
-            scores = score(rows, passages, scorer, work_dir, task_batch_size=task_batch_size, **processes)
+            influence = score(rows, passages, scorer, work_dir, task_batch_size=task_batch_size, **processes)
         else:
             from hf_tlm.influence.sharded import score_sharded
 
-            scores = score_sharded(rows, passages, scorer, sharding, work_dir, task_batch_size=task_batch_size)
+            influence = score_sharded(rows, passages, scorer, sharding, work_dir, task_batch_size=task_batch_size)
         found = select_rows(
-            scores,
+            influence,
             corpus_batch_size=corpus_batch_size,
             top_k=top_k,
             num_passages=size,
@@ -136,7 +148,7 @@ def select(
             # As the paper has them, a manifest says no more than before there was a choice.
             **({"task_split": task_split} if task_split != "validation" else {}),
             **({"group_loss": group_loss} if group_loss != "passages" else {}),
-            "task_batches": scores.shape[1],
+            "task_batches": influence.shape[1],
             "balance": balance,
             "validation_examples_left_out": left_out,
             "passages_without_score": found.unscored,
@@ -146,6 +158,11 @@ def select(
             "scorer_fingerprint": scorer.fingerprint,
             **scorer.settings,
         }
+    elif scores is not None and method in BY_TEACHER:
+        assert size is not None
+        chosen = best_rows(scores.values, size, scores.classes if balance else None)
+        columns = {"teacher_score": scores.values[chosen].astype(np.float32)}
+        made |= {"balance": balance, "passages_without_score": int(np.isnan(scores.values).sum()), **scores.about}
     elif method == "dsir":
         weights = log_importance_weights(example_texts(task.train), subset.dataset["text"])
         assert size is not None

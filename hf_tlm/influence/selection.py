@@ -1,4 +1,4 @@
-"""From influence scores to the rows of a subset (ISS, section 3.3): by task batch, to an exact size, or by class.
+"""From scores to the rows of a subset: of influence (ISS, section 3.3) by task batch, to an exact size, or by class.
 
 N passages, T task batches, G groups of B_p consecutive passages, C classes.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -59,6 +59,44 @@ class _Ranking:
     total: np.ndarray
     influence: np.ndarray
     empty: np.ndarray
+
+
+@dataclass
+class PassageScores:
+    """One score a passage, by which a selection keeps the highest.
+
+    values: float [N], NaN where there is none. classes: int [N], that of each passage, which `balance` lets take turns.
+    about: JSON values that the manifest tells of them.
+    """
+
+    values: np.ndarray
+    classes: np.ndarray
+    about: dict[str, Any]
+
+
+def best_rows(values: np.ndarray, size: int, classes: np.ndarray | None = None) -> np.ndarray:
+    """Rows of the `size` highest values, int64 [size], ascending; of equal ones the earlier. NaN is never among them.
+
+    Args:
+        values: float [N].
+        classes: int [N]: these take turns, each with its best row that is left, of one turn the better first; a class that
+            has none left is passed over.
+
+    Raises:
+        InfluenceError: fewer than `size` rows have a value.
+    """
+    order = np.argsort(-values, kind="stable")
+    order = order[~np.isnan(values[order])]
+    if len(order) < size:
+        raise InfluenceError(
+            f"{size:,} passages were asked for, and {len(order):,} of {len(values):,} have a score. Ask for fewer."
+        )
+    if classes is not None:
+        turn, of = np.zeros(len(order), np.int64), classes[order]
+        for label in np.unique(of):
+            turn[of == label] = np.arange((of == label).sum())
+        order = order[np.argsort(turn, kind="stable")]
+    return np.sort(order[:size])
 
 
 def select_rows(

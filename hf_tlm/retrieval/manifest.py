@@ -44,7 +44,7 @@ METHOD_FIELDS = (
 # Retrievers whose manifest knows of no queries: passages drawn at random, and those that the paper's authors released.
 UNQUERIED = ("random", "released")
 # What a passage can be chosen by from a subset.
-SELECTED_BY = ("iss", "dsir", "bm25-rank", "random")
+SELECTED_BY = ("iss", "confidence", "disagreement", "dsir", "bm25-rank", "random")
 
 _COUNT, _NUMBER, _NAME = whole(0, 2**53), real(-1e300, 1e300), words(10_000)
 _NAMES = listed(_NAME, 10**7)
@@ -116,8 +116,9 @@ _MORE: dict[str, Check] = {
             {
                 **{"size": _COUNT, "of": _COUNT, "method": _choice(*SELECTED_BY), "score_model": maybe(_score_model)},
                 **dict.fromkeys(("passages_without_score", "passages_not_finite"), maybe(_COUNT)),
+                "teacher": _of(model=_NAME, teachers=_TEACHERS),
             },
-            optional=("score_model", "passages_without_score", "passages_not_finite"),
+            optional=("score_model", "passages_without_score", "passages_not_finite", "teacher"),
         )
     ),
     "versions": mapped(maybe(_NAME), 100),

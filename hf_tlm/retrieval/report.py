@@ -28,10 +28,12 @@ if TYPE_CHECKING:
 SETTINGS = "retriever variant k1 b delta stopwords stemmer query_mode max_query_terms top_k top_k_requested seed".split()
 SELECTION_SETTINGS = (
     "fraction top_k num_passages layer parameters corpus_batch_size task_batch_size task_split mask_task_texts group_loss "
-    "task_batches balance projection_dim score_model mlm_probability max_length num_buckets seed"
+    "task_batches balance teacher trust projection_dim score_model mlm_probability max_length num_buckets seed"
 ).split()
 SELECTIONS = {
     "iss": "influence on the {split} examples, ISS",
+    "confidence": "how certain a teacher is of them",
+    "disagreement": "how much teachers differ on them",
     "dsir": "n-gram importance resampling, DSIR",
     "bm25-rank": "their place in the subset",
     "random": "chance",
@@ -88,14 +90,15 @@ def describe_selection(selection: dict[str, Any]) -> str:
         if isinstance(value, list):
             value = ", ".join(map(str, value[:NAMED_PARAMETERS])) + (", …" if len(value) > NAMED_PARAMETERS else "")
         if isinstance(value, dict):
-            value = _score_model(value)
+            value = value["model"] if name == "teacher" else _score_model(value)
         if value is not None:
             said.append(f"{words} {_plain(value)}")
+    method = selection["method"]
     lost, wild = selection.get("passages_without_score"), selection.get("passages_not_finite")
     return (
         f"{selection['size']:,} of {selection['of']:,} passages by "
-        f"{SELECTIONS[selection['method']].format(split=selection.get('task_split', 'validation'))} ({', '.join(said)})"
-        + (f"; {lost:,} had no token to mask, and so no score" if lost else "")
+        f"{SELECTIONS[method].format(split=selection.get('task_split', 'validation'))} ({', '.join(said)})"
+        + (f"; {lost:,} had no {'token to mask' if method == 'iss' else 'answer'}, and so no score" if lost else "")
         + (f"; the scores of {wild:,} were not finite" if wild else "")
     )
 

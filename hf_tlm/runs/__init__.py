@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hf_tlm.runs.pretrain import PretrainingRun, run_pretraining
     from hf_tlm.runs.score_model import score_models, train_score_model
     from hf_tlm.runs.seeds import aggregate, format_score, format_table
+    from hf_tlm.runs.teachers import teacher_scores
     from hf_tlm.runs.tlm import ProtocolError, Run, run_tlm
 
 __getattr__, __dir__, __all__ = export_lazily(
@@ -36,6 +37,7 @@ __getattr__, __dir__, __all__ = export_lazily(
         "grid": ["Grid", "GridArguments", "GridRun", "run_grid", "run_shared"],
         "prediction": ["PredictArguments", "PredictorArguments", "check_predictable", "predict", "predict_after"],
         "pretrain": ["PretrainingRun", "run_pretraining"],
+        "teachers": ["teacher_scores"],
         "tlm": ["ProtocolError", "Run", "run_tlm"],
         "score_model": ["score_models", "train_score_model"],
         "seeds": ["aggregate", "format_score", "format_table"],

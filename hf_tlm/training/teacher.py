@@ -102,7 +102,8 @@ def doubts(report: Mapping[str, Any]) -> list[str]:
     if marks := report.get("marks_without_passages"):
         found.append(
             f"Most texts of the task have the marks {' '.join(marks)} and no passage of the subset has: what depends on "
-            "them the teacher cannot know of a passage. --teacher_passages 0 leaves passages out."
+            "them the teacher cannot know of a passage."
+            + (" --teacher_passages 0 leaves passages out." if "passages" in report else "")
         )
     if missing := [name for name, count in (report.get("passages_by_class") or {}).items() if count == 0]:
         found.append(f"The teacher takes no passage of the subset for {', '.join(missing)}.")

@@ -46,6 +46,8 @@ def names(steps):
         ("DSIR 40%", ("bm25", "dsir", 0.4)),
         ("BM25 20%", ("bm25", "bm25-rank", 0.2)),
         ("random 80%", ("bm25", "random", 0.8)),
+        ("confidence 10%", ("bm25", "confidence", 0.1)),
+        ("BM25 + disagreement 10%", ("bm25", "disagreement", 0.1)),
     ],
 )
 def test_subsets_by_the_names_of_tables(text, expected):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from hf_tlm.influence import InfluenceError, select_rows, selection
+from hf_tlm.influence.selection import best_rows
 
 
 def naive_ranks(scores, size):
@@ -182,3 +183,29 @@ def test_groups_by_weighted_means(scores, size):
     assert np.mean([rank == best[row] for row, rank in zip(found.rows, found.rank, strict=True)]) > 0.99
     if size > 1:
         assert found.rank.tolist() != select_rows(scores, corpus_batch_size=size, num_passages=32).rank.tolist()
+
+
+def naive_best(values, size, classes):
+    """One row after another: the class whose turn it is, its highest value that is left."""
+    left = [row for row in range(len(values)) if not np.isnan(values[row])]
+    chosen = []
+    while len(chosen) < size:
+        turn = [max((row for row in left if classes[row] == label), key=lambda row: (values[row], -row)) for label in
+                sorted({classes[row] for row in left})]  # fmt: skip
+        turn = sorted(turn, key=lambda row: (-values[row], row))[: size - len(chosen)]
+        chosen += turn
+        left = [row for row in left if row not in turn]
+    return sorted(chosen)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_best_rows_by_class(seed):
+    generator = np.random.default_rng(seed)
+    values = generator.integers(0, 8, 40) / 8.0
+    values[generator.integers(0, 40, 5)] = np.nan
+    classes = generator.choice(4, 40, p=[0.6, 0.3, 0.05, 0.05])
+    for size in (1, 3, 17, int((~np.isnan(values)).sum())):
+        assert best_rows(values, size, classes).tolist() == naive_best(values, size, classes)
+        assert best_rows(values, size).tolist() == naive_best(values, size, np.zeros(40, int))
+    with pytest.raises(InfluenceError, match="40 passages were asked for, and .. of 40 have a score"):
+        best_rows(values, 40)

@@ -45,7 +45,7 @@ def test_the_command_line_reaches_selection_and_scorer(monkeypatch):
     assert calls == {
         "given": ("task", "subset"), "method": "iss", "fraction": None, "top_k": None, "num_passages": 7, "balance": "class",
         "corpus_batch_size": 2, "task_batch_size": 3, "task_split": "train", "group_loss": "tokens",
-        "seed": 5, "scorer": "scorer", "max_length": 64,
+        "seed": 5, "scorer": "scorer", "scores": None, "max_length": 64,
         "score_model": ["a", "b"], "work_dir": "w", "sharding": None, "process_index": 1, "num_processes": 2,
     }  # fmt: skip
     on = ["--executor", "local", "--workers", "4", "--executor_options", '{"start_method": "spawn"}', "--fraction", "0.5"]
@@ -143,6 +143,7 @@ class TestCheck:
             ("--method random --layer 1 --corpus_batch_size 4", "method random: layer 1."),
             ("--method dsir --score_model a b --selection_seed 1", "method dsir: score_model ['a', 'b']."),
             ("--method bm25-rank --selection_seed 1", "method bm25-rank: selection_seed 1."),
+            ("--method confidence --layer 1 --selection_seed 1", "method confidence: layer 1, selection_seed 1."),
             ("--layer 1 --score_max_length 9 --selection_seed 1", None),
         ],
     )

@@ -54,6 +54,23 @@ def test_influence_on_one_and_two_processes_and_training_on_it(work, subset):
 
 
 @pytest.mark.slow
+def test_a_teacher_on_one_and_two_processes(work, subset):
+    """Of the score models that the options name none is trained, and both processes get one's answers."""
+    common = ["recipes/select_influence.py", "--task", work / "task", "--subset", subset, "--method", "confidence"]
+    common += ["--teacher", "linear", "--balance", "class", "--fraction", "0.3", "--use_cpu", "true"]
+    made = []
+    for config, processes in ((None, 1), ("cpu_2", 2)):
+        text = launch(*common, "--output_dir", work / f"by-{processes}", "--report", config=config, processes=processes)
+        assert text.count("selected: ") == 1 and "by how certain a teacher is of them" in text
+        made.append(Subset.load(work / f"by-{processes}"))
+        page = (work / f"by-{processes}/analysis/report.html").read_text(encoding="utf-8")
+        assert "teacher score" in page and "--method confidence" in page and "--teacher linear" in page
+    assert made[0].dataset.to_dict() == made[1].dataset.to_dict() and made[0].manifest == made[1].manifest
+    fails("recipes/select_influence.py", *common[1:5], "--method", "confidence", "--fraction", "0.3", "--output_dir",
+          work / "none", message="needs a --teacher")  # fmt: skip
+
+
+@pytest.mark.slow
 def test_a_control(work, subset):
     out = work / "dsir"
     text = launch(

@@ -20,16 +20,17 @@ from hf_tlm.analysis.report.page import report_page
 from hf_tlm.analysis.report.run_folder import read_run
 from hf_tlm.data import tokenize
 from hf_tlm.errors import HfTlmError
+from hf_tlm.influence import InfluenceError, select
 from hf_tlm.models import ModelError
 from hf_tlm.objectives.task import class_weights
-from hf_tlm.retrieval import Subset, retrieve
-from hf_tlm.runs import predict, run_tlm
+from hf_tlm.retrieval import Subset, retrieval_report, retrieve
+from hf_tlm.runs import predict, run_tlm, teacher_scores
 from hf_tlm.runs.teachers import answered_subset, ask_teacher, check_passage_options, linear, models
 from hf_tlm.runs.teachers.answers import class_matrix
 from hf_tlm.runs.teachers.ask import corrected
 from hf_tlm.runs.teachers.choice import marks_without_passages, most_certain, task_lengths
 from hf_tlm.tasks import TaskSpec, task_from_datasets
-from hf_tlm.training import ModelArguments, TlmArguments
+from hf_tlm.training import ModelArguments, ScoreModelArguments, TlmArguments
 from hf_tlm.training.errors import ArgumentsError
 from hf_tlm.training.teacher import doubts, repeats
 from support.tiny_checkpoints import go, pretrained
@@ -133,15 +134,16 @@ def test_the_cache_is_used_and_made_again_when_damaged(task, cache, monkeypatch)
     monkeypatch.setattr(linear.LinearTeacher, "__call__", lambda *args: calls.append(1) or call(*args))
     again = asked(task, PASSAGES, 10)
     assert not calls and (again.train == first.train).all() and again.report == first.report
-    asked(task, PASSAGES, 11)
+    asked(task, PASSAGES, 11, teacher_trust="entropy")
+    assert not calls, "how many are taught, and which, is no question to the teacher"
     asked(task, PASSAGES[1:], 10)
-    assert len(calls) == 2, "other passages or another number of them are asked for"
+    assert len(calls) == 1, "other passages are asked for"
     for damage in (b"", b"PK\x03\x04 not an archive"):
         for folder in cache.glob("teacher-*"):
             (folder / "answers.npz").write_bytes(damage)
         healed = asked(task, PASSAGES, 10)
         assert (healed.train == first.train).all() and (healed.rows == first.rows).all()
-    assert len(calls) == 4
+    assert len(calls) == 3
 
 
 def test_marks_that_passages_lack():
@@ -440,6 +442,78 @@ def test_a_subset_with_answers(task, corpus, runs, tmp_path):
     assert "the probabilities of down, none, up by the teacher `seed-0/model`" in card and "no licence is known" in card
     again = ask_teacher(task, loaded.dataset, args)
     assert (again.passages == teacher.passages).all()
+
+
+def scored(task, subset, method, teacher, **options):
+    args = ScoreModelArguments(output_dir="unused", report_to="none", use_cpu=True, teacher=teacher, **options)
+    return teacher_scores(task, subset, method, args)
+
+
+def test_a_selection_by_confidence(task, corpus, tmp_path, monkeypatch, caplog):
+    """Of every class that the teacher sees as many, the surest ones: by a plain loop over what a training is told."""
+    subset = retrieve(task, corpus, top_k=4)
+    told = asked(task, subset.dataset.to_dict(), len(subset) * 3)  # So many that all of them are taught.
+    monkeypatch.setattr(linear.LinearTeacher, "__call__", lambda *_: pytest.fail("the answers are in the cache"))
+    assert told.rows.tolist() == list(range(len(subset)))
+    for trust in ("confidence", "entropy"):
+        scores = scored(task, subset, "confidence", "linear", teacher_trust=trust, teacher_weight=2.0)
+        of = {"confidence": lambda p: p.max(), "entropy": lambda p: (p * np.log(p)).sum()}[trust]
+        expected = [of(row) for row in told.passages.astype(float)]
+        np.testing.assert_allclose(scores.values, expected, atol=1e-5)
+        best = sorted(range(len(subset)), key=lambda row: -scores.values[row])
+        smaller = select(task, subset, method="confidence", num_passages=9, scores=scores)
+        assert smaller.dataset["id"][:] == [subset.dataset["id"][row] for row in sorted(best[:9])]
+        each = [[row for row in best if told.passages[row].argmax() == label][:3] for label in range(3)]
+        assert [len(rows) for rows in each] == [3, 3, 3]
+        balanced = select(task, subset, method="confidence", num_passages=9, balance="class", scores=scores)
+        assert balanced.dataset["id"][:] == [subset.dataset["id"][row] for row in sorted(sum(each, []))]
+    assert "Of no effect with method confidence: teacher_weight 2.0." in caplog.text
+    balanced.save(tmp_path / "saved")
+    loaded = Subset.load(tmp_path / "saved")
+    assert loaded.manifest["selection"] == {
+        "size": 9, "of": len(subset), "method": "confidence", "num_passages": 9, "balance": "class", "trust": "entropy",
+        "passages_without_score": 0, "teacher": {"model": "logistic regression on TF-IDF"},
+    }  # fmt: skip
+    assert loaded.dataset.features["teacher_score"].dtype == "float32"
+    card = (tmp_path / "saved" / "README.md").read_text()
+    assert "minus the entropy, in nats, of what the teacher `logistic regression on TF-IDF` says" in card
+    assert "by how certain a teacher is of them (" in card and "The labels that the teacher has learned from" in card
+
+
+def test_a_selection_by_disagreement(task, corpus, runs):
+    subset = retrieve(task, corpus, top_k=4)
+    scores = scored(task, subset, "disagreement", [str(folder) for folder in runs])
+    said = np.stack([softmaxes(folder, subset.dataset["text"][:]) for folder in runs]).astype(float)
+    mean = said.mean(0)
+    apart = np.array([np.mean([(p * np.log(p / mean[row])).sum() for p in said[:, row]]) for row in range(len(subset))])
+    np.testing.assert_allclose(scores.values, apart, atol=1e-5)
+    assert scores.classes.tolist() == mean.argmax(1).tolist() and scores.about["teacher"]["flops"] > 0
+    smaller = select(task, subset, method="disagreement", fraction=0.2, scores=scores)
+    best = sorted(sorted(range(len(subset)), key=lambda row: -scores.values[row])[: round(0.2 * len(subset))])
+    assert smaller.dataset["id"][:] == [subset.dataset["id"][row] for row in best]
+    report = retrieval_report(smaller)
+    assert "by how much teachers differ on them" in report and "teacher the average of 2 models (seed-0/model" in report
+
+
+def test_selections_that_no_teacher_can_make(task, corpus, runs, tmp_path):
+    subset = retrieve(task, corpus, top_k=4)
+    with pytest.raises(ArgumentsError, match="Selection by confidence needs a --teacher .* received none"):
+        scored(task, subset, "confidence", "none")
+    for one in ("linear", str(runs[0])):
+        with pytest.raises(ArgumentsError, match="Disagreement is among several teachers"):
+            scored(task, subset, "disagreement", one)
+    with pytest.raises(ArgumentsError, match="teacher_trust has no effect on disagreement"):
+        scored(task, subset, "disagreement", [str(folder) for folder in runs], teacher_trust="entropy")
+    pairs = {name: rows.add_column("text_pair", rows["text"][:]) for name, rows in task.splits.items()}
+    with pytest.raises(ArgumentsError, match="(pairs|single texts)"):
+        scored(dataclasses.replace(task, splits=pairs), subset, "confidence", str(runs[0]))
+    texts = subset.dataset["text"][:4]
+    answers = table(tmp_path / "a.csv", {"text": texts, **{name: BY_NAME[name][:4] for name in BY_NAME}})
+    scores = scored(task, subset, "confidence", answers)
+    assert np.isfinite(scores.values).sum() == 4
+    assert select(task, subset, method="confidence", num_passages=4, scores=scores).dataset["text"][:] == texts
+    with pytest.raises(InfluenceError, match=f"5 passages were asked for, and 4 of {len(subset)} have a score"):
+        select(task, subset, method="confidence", num_passages=5, scores=scores)
 
 
 def table(path, columns):

@@ -48,12 +48,12 @@ def retrieved_table(subset: Subset, task: Task | None, characters: int, most_byt
     chosen = np.unique(np.linspace(0, total - 1, min(total, EXAMPLES)).round().astype(int)) if total else np.empty(0, int)
     rows = subset.dataset.select(chosen)
     shown = _with_queries(subset, rows, task) if task is not None and made_for(subset, task) else {}
-    influence = "influence" in rows.column_names
-    columns = [*COLUMNS, *([Column("influence", "number", "{:.3g}")] if influence else [])]
+    scored = [name for name in ("influence", "teacher_score") if name in rows.column_names]
+    columns = [*COLUMNS, *(Column(name.replace("_", " "), "number", "{:.3g}") for name in scored)]
     values = (
         (
             *(row["rank"], *shown.get(row["id"], (row["best_query"], row["text"])), row["score"], row["n_queries"]),
-            *(row["source"], *([row["influence"]] if influence else [])),
+            *(row["source"], *(row[name] for name in scored)),
         )
         for row in rows
     )
@@ -127,6 +127,12 @@ def _selection_options(selection: Mapping[str, Any]) -> dict[str, Any]:
     options |= {option: selection.get(name) for option, name in renamed.items()}
     parameters = selection.get("parameters")
     options["parameters"] = ",".join(map(str, parameters)) if isinstance(parameters, list) else None
+    if teacher := selection.get("teacher"):
+        options["teacher_trust"] = selection.get("trust")
+        asked = [
+            f"{one['name']}@{one['revision']}" if one.get("revision") else one["name"] for one in teacher.get("teachers", [])
+        ]
+        return options | {"teacher": asked or [(teacher.get("file") or {}).get("name", "linear")]}
     model = selection.get("score_model")
     if isinstance(model, Mapping):
         trained = "rho2 mlm_probability learning_rate warmup_steps num_train_epochs max_steps max_length seed"

@@ -5,8 +5,20 @@ from typing import TYPE_CHECKING
 from hf_tlm.utils.lazy import export_lazily
 
 if TYPE_CHECKING:
-    from hf_tlm.runs.teachers.ask import answered_subset, ask_teacher, check_passage_options, content_of, open_teacher
+    from hf_tlm.runs.teachers.ask import (
+        answered_subset,
+        ask_teacher,
+        check_passage_options,
+        content_of,
+        open_teacher,
+        teacher_scores,
+    )
 
 __getattr__, __dir__, __all__ = export_lazily(
-    __name__, {"ask": ["answered_subset", "ask_teacher", "check_passage_options", "content_of", "open_teacher"]}
+    __name__,
+    {
+        "ask": [
+            *("answered_subset", "ask_teacher", "check_passage_options", "content_of", "open_teacher", "teacher_scores"),
+        ]
+    },
 )

@@ -24,11 +24,14 @@ class Answers:
     train: float [N, C], probabilities of the training texts; a row of zeros is none. For regression values [N, 1], or NaN.
     passages: float [M, C], the same of the passages of the subset; [0, C] where it was asked of none.
     report: JSON values: how good it is, and what it cost.
+    disagreement: float [M], how far the answers of several teachers for a passage are from their average, which `passages`
+        has: the mean Kullback-Leibler divergence, in nats (McCallum and Nigam 1998, section 3). Of one teacher 0.
     """
 
     train: np.ndarray
     passages: np.ndarray
     report: dict[str, Any] = field(default_factory=dict)
+    disagreement: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
 
 def progress(items: Iterable[T], description: str, unit: str) -> Iterable[T]:

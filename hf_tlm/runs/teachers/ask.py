@@ -9,6 +9,7 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 import xxhash
 from datasets import Dataset, List, Value, config
 
+from hf_tlm.influence import PassageScores
 from hf_tlm.retrieval import Subset
 from hf_tlm.runs.prediction.arguments import MACHINE
 from hf_tlm.runs.teachers.answers import Answers, read_mapping
@@ -24,6 +26,7 @@ from hf_tlm.runs.teachers.linear import LinearTeacher
 from hf_tlm.runs.teachers.models import ModelTeacher
 from hf_tlm.runs.teachers.tables import TableTeacher
 from hf_tlm.tasks import Task
+from hf_tlm.training.applicable import of_training
 from hf_tlm.training.errors import ArgumentsError
 from hf_tlm.training.teacher import Teacher, described, doubts
 from hf_tlm.training.teacher_arguments import LINEAR
@@ -35,7 +38,12 @@ logger = logging.getLogger(__name__)
 ANSWERS, REPORT = "answers.npz", "report.json"
 # Of each class in the report: so many passages, so many characters of each.
 EXAMPLES, SHOWN = 3, 200
-_FORMAT = 4
+_FORMAT = 5
+# Options of a teacher in training, which selections have no use for.
+_OF_TRAINING = ("teacher_weight", "teacher_temperature", "teacher_passages", "teacher_share", "teacher_rounds")
+_ARRAYS = ("train", "passages", "disagreement")
+# Of a report what a subset's manifest tells, which has no times.
+_COST = ("parameters", "tokens", "flops")
 PASSAGE_OPTIONS = ("teacher_passages", "teacher_trust", "teacher_passage_length", "teacher_share", "teacher_output")
 
 
@@ -125,7 +133,65 @@ def ask_teacher(task: Task, passages: Dataset | None, args: Any) -> Teacher | No
     if passages is not None and (not len(passages) or not args.teacher_passages or "text_pair" in task.train.column_names):
         passages = None
     ends = _ends(task, passages, args)
-    folder = Path(config.HF_DATASETS_CACHE) / "hf_tlm" / f"teacher-{_key(teacher.digest, task, passages, ends, args)}"
+    answers = _answers(teacher, task, passages, ends, args)
+    made = agree(answers and _made(task, passages, ends, args, answers, teacher.about), processes)
+    if rank == 0:
+        _say(made.report)
+    return made
+
+
+def teacher_scores(task: Task, subset: Subset, method: str, args: Any) -> PassageScores:
+    """What the teachers of `args` say of all passages, as one score each: for `hf_tlm.select` with the same `method`.
+
+    The answers are kept as those of `ask_teacher`, and are the same ones. All processes call this.
+
+    Args:
+        method: "confidence": the probability of the likeliest class, or by `teacher_trust` entropy minus the entropy, in
+            nats. "disagreement": how far several teachers are from their average, see `Answers`.
+        args: with the fields of `TeacherArguments`, of a run.
+
+    Raises:
+        ArgumentsError: there is no teacher, or for disagreement only one; the task has pairs of texts; or see
+            `ask_teacher`.
+    """
+    teacher = open_teacher(task, args)
+    if teacher is None or "text_pair" in task.train.column_names:
+        why = "received none" if teacher is None else f"of pairs of texts, as {task.name} has, none knows a passage"
+        raise ArgumentsError(f"Selection by {method} needs a --teacher that answers for passages; {why}.")
+    if method == "disagreement":
+        if not isinstance(teacher, ModelTeacher) or len(teacher.models) < 2:
+            raise ArgumentsError(
+                "Disagreement is among several teachers: expected the folders of two runs or more, as --teacher runs/a "
+                f"runs/b; received {teacher.about['model']}."
+            )
+        if args.teacher_trust != "confidence":
+            raise ArgumentsError("teacher_trust has no effect on disagreement. Leave it out.")
+    own = {entry.name: entry.default for entry in fields(args) if entry.name in _OF_TRAINING}
+    idle = [f"{name} {value}" for name, default in own.items() if (value := getattr(args, name)) != default]
+    if idle := [*idle, *of_training(args)]:
+        logger.warning("Of no effect with method %s: %s.", method, ", ".join(idle))
+    ends = _ends(task, subset.dataset, args)
+    answers, scores = _answers(teacher, task, subset.dataset, ends, args), None
+    if answers is not None:
+        said = answers.passages
+        values = answers.disagreement if method == "disagreement" else certainty(said, args.teacher_trust)
+        values = np.where(said.sum(1) > 0, values, np.nan)
+        cost = {name: answers.report[name] for name in _COST if name in answers.report}
+        about: dict[str, Any] = {"teacher": {**teacher.about, **cost}}
+        about |= {"trust": args.teacher_trust} if method == "confidence" else {}
+        about |= {"passage_length": "task"} if args.teacher_passage_length == "task" else {}
+        scores = PassageScores(values, said.argmax(1), about)
+        marks = marks_without_passages(task.train["text"], subset.dataset["text"])
+        _say({**teacher.about, **answers.report, "marks_without_passages": marks})
+    return agree(scores, place_in_job()[1])
+
+
+def _answers(
+    teacher: LinearTeacher | ModelTeacher | TableTeacher, task: Task, passages: Dataset | None, ends: np.ndarray, args: Any
+) -> Answers | None:
+    """What it says, asked by all processes, or found in the cache; None on others than the first."""
+    rank, processes = place_in_job()
+    folder = Path(config.HF_DATASETS_CACHE) / "hf_tlm" / f"teacher-{_key(teacher.digest, task, passages, ends)}"
     parts = folder.with_name(f"{folder.name}.parts")
     if agree(rank == 0 and seal_problem(folder, ANSWERS, REPORT) is not None, processes):
         begun, answers = time.monotonic(), None
@@ -140,21 +206,16 @@ def ask_teacher(task: Task, passages: Dataset | None, args: Any) -> Teacher | No
             answers = teacher(task, _cut(passages, ends))
         if rank == 0:
             assert answers is not None
-            made = _made(task, passages, ends, args, answers, teacher.about)
-            made.report.setdefault("seconds", round(time.monotonic() - begun, 1))
-            keep_sealed(folder, lambda work: _write(made, work), ANSWERS, REPORT)
+            answers.report.setdefault("seconds", round(time.monotonic() - begun, 1))
+            keep_sealed(folder, partial(_write, answers), ANSWERS, REPORT)
             shutil.rmtree(parts, ignore_errors=True)
-    kept = None
-    if rank == 0:
-        kept = _read(folder)
-        # Equal answers may have been kept for a teacher of another name, or before its card named a licence.
-        kept.report |= teacher.about
-    made = agree(kept, processes)
-    if rank == 0:
-        logger.info("The teacher: %s", described(made.report))
-        for warning in doubts(made.report):
-            logger.warning(warning)
-    return made
+    return _read(folder) if rank == 0 else None
+
+
+def _say(report: Mapping[str, Any]) -> None:
+    logger.info("The teacher: %s", described(report))
+    for warning in doubts(report):
+        logger.warning(warning)
 
 
 def answered_subset(subset: Subset, teacher: Teacher, label_names: Sequence[str]) -> Subset:
@@ -193,10 +254,9 @@ def _cut(passages: Dataset | None, ends: np.ndarray) -> Dataset | None:
     return Dataset.from_dict({"text": [text[:end] for text, end in zip(texts, ends, strict=True)]})
 
 
-def _key(digest: str, task: Task, passages: Dataset | None, ends: np.ndarray, args: Any) -> str:
+def _key(digest: str, task: Task, passages: Dataset | None, ends: np.ndarray) -> str:
     """A digest of all that the answers depend on."""
-    said = [_FORMAT, digest, task.kind, list(task.label_names), args.teacher_passages, args.teacher_trust]
-    key = xxhash.xxh3_128(json.dumps([*said, args.teacher_passage_length]).encode())
+    key = xxhash.xxh3_128(json.dumps([_FORMAT, digest, task.kind, list(task.label_names)]).encode())
     splits = [task.train, task.validation, *([] if passages is None else [passages])]
     for rows in splits:
         columns = [name for name in ("id", "text", "text_pair", "label") if name in rows.column_names]
@@ -275,12 +335,12 @@ def corrected(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
     return np.where(wrong[:, None], np.eye(probabilities.shape[1])[labels], probabilities)
 
 
-def _write(made: Teacher, folder: Path) -> None:
-    np.savez(folder / ANSWERS, train=made.train, rows=made.rows, ends=made.ends, passages=made.passages)
-    (folder / REPORT).write_text(json.dumps(made.report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+def _write(answers: Answers, folder: Path) -> None:
+    np.savez(folder / ANSWERS, **{name: getattr(answers, name) for name in _ARRAYS})
+    (folder / REPORT).write_text(json.dumps(answers.report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _read(folder: Path) -> Teacher:
+def _read(folder: Path) -> Answers:
     with np.load(folder / ANSWERS) as kept:
-        arrays = {name: kept[name] for name in ("train", "rows", "ends", "passages")}
-    return Teacher(**arrays, report=json.loads((folder / REPORT).read_text(encoding="utf-8")))
+        arrays = {name: kept[name] for name in _ARRAYS}
+    return Answers(**arrays, report=json.loads((folder / REPORT).read_text(encoding="utf-8")))

@@ -33,10 +33,13 @@ def most_certain(probabilities: np.ndarray, shares: np.ndarray, count: int, trus
 
 def certainty(probabilities: np.ndarray, trust: str) -> np.ndarray:
     """How certain answers are, float64 [N]: the largest probability, or minus the entropy in nats."""
-    if trust == "confidence":
-        return probabilities.max(1)
+    return probabilities.max(1) if trust == "confidence" else -entropy(probabilities)
+
+
+def entropy(probabilities: np.ndarray) -> np.ndarray:
+    """Entropies in nats, float64 [N], of float [N, C]."""
     logs = np.log(np.where(probabilities > 0, probabilities, 1.0))
-    return (probabilities * logs).sum(1)
+    return -(probabilities * logs).sum(1)
 
 
 def task_lengths(texts: Sequence[str], passages: Sequence[str]) -> np.ndarray:

@@ -25,6 +25,7 @@ from hf_tlm.models.adapters import ADAPTER_FILE, read_adapter
 from hf_tlm.runs.prediction.predict import Predictor, open_predictor
 from hf_tlm.runs.prediction.source import Source, find_source
 from hf_tlm.runs.teachers.answers import LEAST, Answers, class_matrix, progress
+from hf_tlm.runs.teachers.choice import entropy
 from hf_tlm.tasks import Task
 from hf_tlm.training.errors import ArgumentsError
 from hf_tlm.training.run_folder import RECORDS
@@ -80,7 +81,8 @@ class ModelTeacher:
         if passages is not None:
             splits["passages"] = passages.select_columns(["text"])
         said = {name: np.zeros((len(rows), max(1, task.num_labels))) for name, rows in splits.items()}
-        tokens, parameters, flops, seconds = 0, 0, 0.0, 0.0
+        own_entropy = np.zeros(len(splits.get("passages", ())))
+        tokens, parameters, flops, seconds, rank = 0, 0, 0.0, 0.0, place_in_job()[0]
         for number, one in enumerate(self.models, 1):
             with open_predictor(one.source, **self.options) as predictor:
                 for name, rows in splits.items():
@@ -88,6 +90,8 @@ class ModelTeacher:
                     part = parts / f"{number}-{name.replace(' ', '-')}"
                     answers, read, took = _asked(predictor, one, rows, part, f"Asking the teacher{of} of {name}")
                     said[name] += answers / len(self.models)
+                    if name == "passages" and rank == 0 and one.matrix is not None:
+                        own_entropy += entropy(answers) / len(self.models)
                     tokens, seconds, flops = tokens + read, seconds + took, flops + 2.0 * read * predictor.parameters
                 parameters += predictor.parameters
             # Its precision is the process's until then, and the run's own may be another.
@@ -103,7 +107,10 @@ class ModelTeacher:
                 "largest_class": round(largest, 4),
             }
         nothing = np.zeros((0, max(1, task.num_labels)))
-        return Answers(said["training texts"], said.get("passages", nothing), report)
+        passages_said = said.get("passages", nothing)
+        # The mean divergence from the average is the average's entropy less the mean one.
+        apart = np.maximum(entropy(passages_said) - own_entropy, 0.0) if task.kind == "classification" else own_entropy
+        return Answers(said["training texts"], passages_said, report, apart)
 
 
 def _opened(task: Task, name: str, mapping: Mapping[str, str]) -> _Model:
