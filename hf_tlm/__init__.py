@@ -43,23 +43,4 @@ if TYPE_CHECKING:
     )
     from hf_tlm.version import __version__
 
-__getattr__, __dir__, __all__ = export_lazily(
-    __name__,
-    {
-        "tasks": ["Task", "TaskSpec", "TASKS", "load_task", "task_from_datasets"],
-        "corpora": ["Corpus", "load_corpus", "split_passages"],
-        "retrieval": ["Bm25Settings", "Index", "Subset", "retrieve", "tokenize_texts"],
-        "data": ["BlockArguments", "InterleavedBatchSampler", "TlmCollator", "tokenize", "train_wordpiece"],
-        "models": ["TlmModel", "build_config", "export_stock"],
-        "objectives": ["Mlm", "TaskLoss", "WeightedMean", "WeightedSum"],
-        "influence": ["InfluenceScorer", "select"],
-        "training": [
-            *("ModelArguments", "PretrainArguments", "ScoreModelArguments", "TlmArguments", "TlmTrainer"),
-            *("prepare", "run_stage"),
-        ],
-        "metrics": ["compute_metrics_for", "load_metric"],
-        "runs": ["run_pretraining", "run_tlm", "score_models"],
-        "errors": ["HfTlmError"],
-        "version": ["__version__"],
-    },
-)
+__getattr__, __dir__, __all__ = export_lazily(__name__)

@@ -43,40 +43,4 @@ if TYPE_CHECKING:
     from hf_tlm.analysis.tables.table import SensitivityTable, sensitivity_table
     from hf_tlm.analysis.words.influential_words import InfluentialWord, label_pmi, to_markdown, word_frequencies
 
-__getattr__, __dir__, __all__ = export_lazily(
-    __name__,
-    {
-        "analyze": ["ARGUMENTS", "analyze"],
-        "arguments": ["AnalyzeArguments", "AnalyzedTask"],
-        "cost.comparison": ["Comparison", "Scored", "compare"],
-        "cost.figures": ["cost_figure"],
-        "cost.published": ["published_points"],
-        "curves.figures": ["curves_figure"],
-        "curves.series": ["average", "choose_quantities"],
-        "curves.states": ["RunLog", "SeedLog", "read_runs"],
-        "embeddings.vectors": ["embed_texts"],
-        "encoders": ["load_encoder"],
-        "embeddings.measures": [
-            *("alignment", "cosine_similarities", "random_pairs", "same_class_pairs", "silhouette", "uniformity"),
-        ],
-        "embeddings.projection": ["project"],
-        "errors": ["AnalysisError"],
-        "figures": ["new_figure", "save_figure", "series_style", "style"],
-        "findings": ["Findings"],
-        "runs": ["Result", "find_results"],
-        "tables.rendering": ["table_to_latex", "table_to_markdown", "table_to_rows"],
-        "tables.table": ["SensitivityTable", "sensitivity_table"],
-        "heads.attention": ["TextMaps", "measure_heads", "separator_ids", "text_maps"],
-        "heads.figures": ["draw_attention_maps", "draw_head_shares"],
-        "heads.head_types": ["AttentionHead", "LayerShares", "count_maxima", "layer_shares"],
-        "report.arguments": ["ReportArguments"],
-        "report.page": ["report_page", "write_report"],
-        "report.run_folder": ["RunFolder", "read_run"],
-        "subsets.case_study": ["CaseStudy", "RetrievedPassage", "case_studies", "case_studies_to_markdown"],
-        "subsets.influence": ["RankBin", "RankInfluence", "rank_against_influence"],
-        "subsets.overlap": ["Overlap", "subset_overlap"],
-        "subsets.ranks": ["SizeAgainstK", "size_against_k"],
-        "subsets.sources": ["SourceShare", "source_shares"],
-        "words.influential_words": ["InfluentialWord", "label_pmi", "to_markdown", "word_frequencies"],
-    },
-)
+__getattr__, __dir__, __all__ = export_lazily(__name__)

@@ -11,13 +11,4 @@ if TYPE_CHECKING:
     from hf_tlm.corpora.loading import load_corpus
     from hf_tlm.corpora.passages import split_passages
 
-__getattr__, __dir__, __all__ = export_lazily(
-    __name__,
-    {
-        "arguments": ["CorpusArguments"],
-        "corpus": ["Corpus", "CorpusError", "Part"],
-        "demo": ["demo_corpus"],
-        "loading": ["load_corpus"],
-        "passages": ["split_passages"],
-    },
-)
+__getattr__, __dir__, __all__ = export_lazily(__name__)

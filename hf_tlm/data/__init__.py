@@ -21,23 +21,4 @@ if TYPE_CHECKING:
         train_wordpiece,
     )
 
-__getattr__, __dir__, __all__ = export_lazily(
-    __name__,
-    {
-        "arguments": ["BlockArguments"],
-        "blocks": ["BlockMaker", "BlocksError"],
-        "collator": ["TlmCollator"],
-        "interleave": ["InterleavedBatchSampler", "InterleavedDataset"],
-        "shards": ["BlockShards"],
-        "streaming": ["Preparation", "ShardStream", "StreamedBlocks"],
-        "tokenization": [
-            "TokenizerError",
-            "cached_wordpiece",
-            "kept_tokenizer",
-            "load_tokenizer",
-            "text_lengths",
-            "tokenize",
-            "train_wordpiece",
-        ],
-    },
-)
+__getattr__, __dir__, __all__ = export_lazily(__name__)

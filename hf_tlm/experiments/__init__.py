@@ -12,14 +12,4 @@ if TYPE_CHECKING:
     from hf_tlm.experiments.reproduce import reproduce
     from hf_tlm.experiments.table import Table
 
-__getattr__, __dir__, __all__ = export_lazily(
-    __name__,
-    {
-        "arguments": ["TableArguments"],
-        "arms": ["Arm", "ReproductionError", "Selection", "TaskEntry"],
-        "plan": ["Plan", "Step", "make_plan"],
-        "published": ["PUBLISHED", "Published"],
-        "reproduce": ["reproduce"],
-        "table": ["Table"],
-    },
-)
+__getattr__, __dir__, __all__ = export_lazily(__name__)

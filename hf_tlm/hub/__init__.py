@@ -13,15 +13,4 @@ if TYPE_CHECKING:
     from hf_tlm.hub.repo_id import Repo, find_repo
     from hf_tlm.hub.verify import Verification, verify
 
-__getattr__, __dir__, __all__ = export_lazily(
-    __name__,
-    {
-        "arguments": ["PublishArguments", "SubsetHubArguments"],
-        "commit": ["Push"],
-        "publish": ["publish_model", "publish_space", "publish_subset"],
-        "push": ["check_push", "push"],
-        "repo": ["fetch", "local_folder"],
-        "repo_id": ["Repo", "find_repo"],
-        "verify": ["Verification", "verify"],
-    },
-)
+__getattr__, __dir__, __all__ = export_lazily(__name__)

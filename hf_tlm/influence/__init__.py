@@ -16,18 +16,4 @@ if TYPE_CHECKING:
     from hf_tlm.influence.selection import PassageScores, Selection, select_rows
     from hf_tlm.influence.sharded import score_sharded
 
-__getattr__, __dir__, __all__ = export_lazily(
-    __name__,
-    {
-        "arguments": ["SelectionArguments"],
-        "document_scores": ["DocumentScores"],
-        "errors": ["InfluenceError"],
-        "masks": ["draws"],
-        "score_files": ["ScoreFiles", "score"],
-        "scorer": ["InfluenceScorer"],
-        "scorer_files": ["load_scorer", "save_scorer"],
-        "select": ["select"],
-        "selection": ["PassageScores", "Selection", "select_rows"],
-        "sharded": ["score_sharded"],
-    },
-)
+__getattr__, __dir__, __all__ = export_lazily(__name__)

@@ -8,10 +8,4 @@ if TYPE_CHECKING:
     from hf_tlm.metrics.catalog import KIND_METRICS, METRICS, compute_metrics_for, load_metric
     from hf_tlm.metrics.squad import best_threshold, normalize_answer
 
-__getattr__, __dir__, __all__ = export_lazily(
-    __name__,
-    {
-        "catalog": ["KIND_METRICS", "METRICS", "compute_metrics_for", "load_metric"],
-        "squad": ["best_threshold", "normalize_answer"],
-    },
-)
+__getattr__, __dir__, __all__ = export_lazily(__name__)

@@ -33,35 +33,4 @@ if TYPE_CHECKING:
     from hf_tlm.models.released.tlm import ReleasedTlm, convert_released_tlm, load_released_tlm
     from hf_tlm.models.tlm import MLM_SUBFOLDER, TlmModel, TlmOutput
 
-__getattr__, __dir__, __all__ = export_lazily(
-    __name__,
-    {
-        "adapters": ["add_lora", "export_adapter", "export_model", "load_adapter", "trained_parameters"],
-        "generator": ["generator_config"],
-        "base": ["TrainedModel", "applied_parameters"],
-        "coco_lm": [
-            "CocoLmConfig",
-            "CocoLmForMaskedLM",
-            "CocoLmForMultipleChoice",
-            "CocoLmForQuestionAnswering",
-            "CocoLmForSequenceClassification",
-            "CocoLmForTokenClassification",
-            "CocoLmModel",
-            "CocoLmTokenizer",
-            "as_bert",
-            "export_bert",
-        ],
-        "configure": ["build_config", "read_config"],
-        "generator_discriminator": ["GeneratorDiscriminator"],
-        "errors": ["ModelError"],
-        "export": ["export_stock", "load_exported"],
-        "families": ["FAMILIES"],
-        "lora_arguments": ["LoraArguments"],
-        "prediction_heads": ["CorruptionOutput"],
-        "released.coco_lm": ["convert_released", "load_released"],
-        "released.convert": ["convert_legacy"],
-        "released.tlm": ["ReleasedTlm", "convert_released_tlm", "load_released_tlm"],
-        "fsdp": ["gather_fsdp"],
-        "tlm": ["MLM_SUBFOLDER", "TlmModel", "TlmOutput"],
-    },
-)
+__getattr__, __dir__, __all__ = export_lazily(__name__)

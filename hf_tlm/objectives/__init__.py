@@ -21,16 +21,4 @@ if TYPE_CHECKING:
     from hf_tlm.objectives.task import TaskLoss, ValueLoss
     from hf_tlm.objectives.teacher import TeacherLoss
 
-__getattr__, __dir__, __all__ = export_lazily(
-    __name__,
-    {
-        "combine": ["WeightedMean", "WeightedSum"],
-        "corrective_lm": ["CorrectiveLm", "copy_loss", "corrective_lm_loss"],
-        "mlm": ["Mlm"],
-        "rdrop": ["RDrop"],
-        "replaced_token_detection": ["ReplacedTokenDetection"],
-        "sequence_contrastive": ["SequenceContrastive", "SequenceCosines", "contrastive_loss"],
-        "task": ["TaskLoss", "ValueLoss"],
-        "teacher": ["TeacherLoss"],
-    },
-)
+__getattr__, __dir__, __all__ = export_lazily(__name__)

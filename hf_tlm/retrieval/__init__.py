@@ -18,20 +18,4 @@ if TYPE_CHECKING:
     from hf_tlm.retrieval.retrieve import default_top_k, retrieve
     from hf_tlm.retrieval.subset import Subset
 
-__getattr__, __dir__, __all__ = export_lazily(
-    __name__,
-    {
-        "analyzer": ["Analyzer", "RetrievalError"],
-        "arguments": ["RetrievalArguments", "SubsetArguments"],
-        "bm25": ["Bm25Settings"],
-        "engines.elasticsearch.client": ["ElasticSettings"],
-        "engines.engine": ["Sharding"],
-        "engines.bm25.index": ["Index"],
-        "engines.bm25.tokenize": ["tokenize_texts"],
-        "names": ["RETRIEVERS"],
-        "queries": ["QUERY_MODES", "build_queries"],
-        "report": ["retrieval_report"],
-        "retrieve": ["default_top_k", "retrieve"],
-        "subset": ["Subset"],
-    },
-)
+__getattr__, __dir__, __all__ = export_lazily(__name__)

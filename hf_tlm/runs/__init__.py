@@ -25,21 +25,4 @@ if TYPE_CHECKING:
     from hf_tlm.runs.teachers import teacher_scores
     from hf_tlm.runs.tlm import ProtocolError, Run, run_tlm
 
-__getattr__, __dir__, __all__ = export_lazily(
-    __name__,
-    {
-        "baseline_arguments": ["BaselineArguments"],
-        "baselines": ["Baseline", "linear_model", "majority_class", "make_baselines"],
-        "evaluate": ["evaluate_checkpoint"],
-        "export": ["ExportArguments", "Exported", "export_onnx", "write_page"],
-        "few_shot": ["FewShotArguments", "FewShotRun", "PromptClassifier", "run_few_shot"],
-        "finetuning": ["CheckpointArguments", "FinetuneArguments", "FinetuneRun", "finetune"],
-        "grid": ["Grid", "GridArguments", "GridRun", "run_grid", "run_shared"],
-        "prediction": ["PredictArguments", "PredictorArguments", "check_predictable", "predict", "predict_after"],
-        "pretrain": ["PretrainingRun", "run_pretraining"],
-        "teachers": ["teacher_scores"],
-        "tlm": ["ProtocolError", "Run", "run_tlm"],
-        "score_model": ["score_models", "train_score_model"],
-        "seeds": ["aggregate", "format_score", "format_table"],
-    },
-)
+__getattr__, __dir__, __all__ = export_lazily(__name__)

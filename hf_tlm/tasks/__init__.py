@@ -12,14 +12,4 @@ if TYPE_CHECKING:
     from hf_tlm.tasks.spec import KIND_METRICS, KINDS, METRICS, Task, TaskError, TaskSpec
     from hf_tlm.tasks.unlabelled import unlabelled, unlabelled_chunks
 
-__getattr__, __dir__, __all__ = export_lazily(
-    __name__,
-    {
-        "arguments": ["TaskArguments"],
-        "demo": ["demo_task"],
-        "loading": ["load_task", "task_from_datasets"],
-        "registry": ["TASKS", "registered_task"],
-        "spec": ["KIND_METRICS", "KINDS", "METRICS", "Task", "TaskError", "TaskSpec"],
-        "unlabelled": ["unlabelled", "unlabelled_chunks"],
-    },
-)
+__getattr__, __dir__, __all__ = export_lazily(__name__)

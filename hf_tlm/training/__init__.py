@@ -14,16 +14,4 @@ if TYPE_CHECKING:
     from hf_tlm.training.stages import StageData, final_scores, run_stage
     from hf_tlm.training.trainer import TlmTrainer
 
-__getattr__, __dir__, __all__ = export_lazily(
-    __name__,
-    {
-        "arguments": ["PretrainArguments", "ScoreModelArguments", "TlmArguments"],
-        "cost": ["ROBERTA_LARGE_FLOPS", "Cost", "training_flops"],
-        "errors": ["ArgumentsError"],
-        "objectives": ["tlm_objectives"],
-        "model_arguments": ["ModelArguments"],
-        "prepare": ["Setup", "check_model", "check_sources", "check_tlm", "model_factory", "prepare"],
-        "stages": ["StageData", "final_scores", "run_stage"],
-        "trainer": ["TlmTrainer"],
-    },
-)
+__getattr__, __dir__, __all__ = export_lazily(__name__)

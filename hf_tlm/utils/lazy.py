@@ -5,27 +5,27 @@ PyTorch, the Trainer and `datasets` take seconds to import, and `--help` or an e
 
 from __future__ import annotations
 
+import ast
 import importlib
+import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 
-def export_lazily(
-    package: str, submodules: Mapping[str, Sequence[str]]
-) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+def export_lazily(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """`__getattr__`, `__dir__` and `__all__` of a package, for its `__init__.py` to bind.
 
-    A function may have the name of the submodule it is in: the name is the function, whether the submodule has been
-    imported before or not.
+    What it exports are the imports under its `if TYPE_CHECKING:`, by which type checkers know them too. A function may have
+    the name of the submodule it is in: the name is the function, whether the submodule has been imported before or not.
 
     Args:
         package: its `__name__`.
-        submodules: submodule -> the names it exports.
     """
-    homes = {name: submodule for submodule, names in submodules.items() for name in names}
-    namesakes = {name for name, submodule in homes.items() if name == submodule}
+    module = sys.modules[package]
+    homes = _imports_for_types(inspect.getsource(module))
+    namesakes = {name for name, home in homes.items() if home == f"{package}.{name}"}
 
     class Package(ModuleType):
         def __setattr__(self, name: str, value: Any) -> None:
@@ -35,11 +35,18 @@ def export_lazily(
             super().__setattr__(name, value)
 
     if namesakes:
-        sys.modules[package].__class__ = Package
+        module.__class__ = Package
 
     def load(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(f"{package}.{homes[name]}"), name)
+        return getattr(importlib.import_module(homes[name]), name)
 
     return load, lambda: sorted(homes), list(homes)
+
+
+def _imports_for_types(source: str) -> dict[str, str]:
+    """Name -> module that it is imported from."""
+    blocks = [node for node in ast.parse(source).body if isinstance(node, ast.If)]
+    imports = [node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom)]
+    return {alias.name: str(node.module) for node in imports for alias in node.names}

@@ -9,6 +9,4 @@ if TYPE_CHECKING:
     from hf_tlm.runs.export.export import Exported, export_onnx
     from hf_tlm.runs.export.page import write_page
 
-__getattr__, __dir__, __all__ = export_lazily(
-    __name__, {"arguments": ["ExportArguments"], "export": ["Exported", "export_onnx"], "page": ["write_page"]}
-)
+__getattr__, __dir__, __all__ = export_lazily(__name__)

@@ -12,14 +12,4 @@ if TYPE_CHECKING:
     from hf_tlm.runs.few_shot.model import label_word_logits, load_masked_lm
     from hf_tlm.runs.few_shot.templates import PROMPTS, Prompt, PromptError, prompt_for
 
-__getattr__, __dir__, __all__ = export_lazily(
-    __name__,
-    {
-        "arguments": ["FewShotArguments"],
-        "classifier": ["PromptClassifier"],
-        "episodes": ["Episode", "draw_episode"],
-        "few_shot": ["FewShotRun", "run_few_shot"],
-        "model": ["label_word_logits", "load_masked_lm"],
-        "templates": ["PROMPTS", "Prompt", "PromptError", "prompt_for"],
-    },
-)
+__getattr__, __dir__, __all__ = export_lazily(__name__)

@@ -11,13 +11,4 @@ if TYPE_CHECKING:
     from hf_tlm.runs.finetuning.fraction import draw_fraction
     from hf_tlm.runs.finetuning.kinds import kind_module
 
-__getattr__, __dir__, __all__ = export_lazily(
-    __name__,
-    {
-        "arguments": ["FinetuneArguments"],
-        "checkpoint_arguments": ["CheckpointArguments"],
-        "finetune": ["FinetuneRun", "finetune"],
-        "fraction": ["draw_fraction"],
-        "kinds": ["kind_module"],
-    },
-)
+__getattr__, __dir__, __all__ = export_lazily(__name__)

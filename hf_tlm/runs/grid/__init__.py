@@ -10,12 +10,4 @@ if TYPE_CHECKING:
     from hf_tlm.runs.grid.points import Grid, GridError, Range
     from hf_tlm.runs.grid.sharing import PointsError, run_shared
 
-__getattr__, __dir__, __all__ = export_lazily(
-    __name__,
-    {
-        "arguments": ["GridArguments"],
-        "grid": ["GridRun", "run_grid"],
-        "points": ["Grid", "GridError", "Range"],
-        "sharing": ["PointsError", "run_shared"],
-    },
-)
+__getattr__, __dir__, __all__ = export_lazily(__name__)

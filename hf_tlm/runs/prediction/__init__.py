@@ -8,10 +8,4 @@ if TYPE_CHECKING:
     from hf_tlm.runs.prediction.arguments import PredictArguments, PredictorArguments
     from hf_tlm.runs.prediction.predict import check_predictable, predict, predict_after
 
-__getattr__, __dir__, __all__ = export_lazily(
-    __name__,
-    {
-        "arguments": ["PredictArguments", "PredictorArguments"],
-        "predict": ["check_predictable", "predict", "predict_after"],
-    },
-)
+__getattr__, __dir__, __all__ = export_lazily(__name__)

@@ -14,11 +14,4 @@ if TYPE_CHECKING:
         teacher_scores,
     )
 
-__getattr__, __dir__, __all__ = export_lazily(
-    __name__,
-    {
-        "ask": [
-            *("answered_subset", "ask_teacher", "check_passage_options", "content_of", "open_teacher", "teacher_scores"),
-        ]
-    },
-)
+__getattr__, __dir__, __all__ = export_lazily(__name__)

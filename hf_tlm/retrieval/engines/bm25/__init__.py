@@ -15,10 +15,4 @@ if TYPE_CHECKING:
     from hf_tlm.retrieval.engines.bm25.index import Index
     from hf_tlm.retrieval.engines.bm25.tokenize import TokenizedTexts, tokenize_texts
 
-__getattr__, __dir__, __all__ = export_lazily(
-    __name__,
-    {
-        "index": ["Index"],
-        "tokenize": ["TokenizedTexts", "tokenize_texts"],
-    },
-)
+__getattr__, __dir__, __all__ = export_lazily(__name__)

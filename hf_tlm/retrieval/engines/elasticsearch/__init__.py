@@ -9,11 +9,4 @@ if TYPE_CHECKING:
     from hf_tlm.retrieval.engines.elasticsearch.index import index_corpus
     from hf_tlm.retrieval.engines.elasticsearch.search import ElasticHits, fetch, retrieve_elastic
 
-__getattr__, __dir__, __all__ = export_lazily(
-    __name__,
-    {
-        "client": ["ElasticSettings", "check_settings"],
-        "index": ["index_corpus"],
-        "search": ["ElasticHits", "fetch", "retrieve_elastic"],
-    },
-)
+__getattr__, __dir__, __all__ = export_lazily(__name__)

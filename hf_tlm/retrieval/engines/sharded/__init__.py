@@ -7,9 +7,4 @@ from hf_tlm.utils.lazy import export_lazily
 if TYPE_CHECKING:
     from hf_tlm.retrieval.engines.sharded.sharded import ShardedHits, retrieve_sharded
 
-__getattr__, __dir__, __all__ = export_lazily(
-    __name__,
-    {
-        "sharded": ["ShardedHits", "retrieve_sharded"],
-    },
-)
+__getattr__, __dir__, __all__ = export_lazily(__name__)
