@@ -51,6 +51,15 @@ class InitializationArguments:
         },
     )
 
+    classifier_init: str = field(
+        default="random",
+        metadata={
+            "help": "From scratch, classifier: random, or linear: it begins as a linear model of the task's tokens, whose "
+            "evidence is in dimensions of the token embeddings (ours; ModernBERT with classifier_pooling mean).",
+            "choices": ["random", "linear"],
+        },
+    )
+
     def __post_init__(self):
         check_ranges(self, ModelError)
 
@@ -59,8 +68,13 @@ class InitializationArguments:
         """Whether the run's texts are counted before the first step."""
         return self.embedding_init == "spectral" or self.lm_head_init == "frequencies"
 
+    @property
+    def needs_initialization(self) -> bool:
+        """Whether anything is written into a model that its config does not say."""
+        return self.needs_texts or self.attention_init != "random" or self.classifier_init != "random"
+
     def chosen(self) -> Iterator[str]:
         """The options that are not at their default, as "name value"."""
-        for name in ("embedding_init", "weight_init", "attention_init", "lm_head_init"):
+        for name in ("embedding_init", "weight_init", "attention_init", "lm_head_init", "classifier_init"):
             if getattr(self, name) != getattr(InitializationArguments, name):
                 yield f"{name} {getattr(self, name)}"

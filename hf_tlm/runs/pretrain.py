@@ -148,6 +148,11 @@ def _check(args: PretrainArguments, model_args: ModelArguments, block_args: Bloc
             "--model_name_or_path a checkpoint to pretrain further, or leave use_peft out."
         )
     check_model(args, model_args)
+    if model_args.classifier_init != "random":
+        raise ArgumentsError(
+            f"classifier_init {model_args.classifier_init} learns from labelled texts, and pretraining has none. Leave it "
+            "out: it is for `hf-tlm train`."
+        )
     if args.eval_strategy != "no" and block_args.validation_share == 0:
         raise ArgumentsError(
             f"eval_strategy {args.eval_strategy} needs held-out blocks, and validation_share is 0. Raise it, or leave "
@@ -196,7 +201,7 @@ def _train(
         held = shards.validation(block_args.max_validation_blocks) if block_args.validation_share else None
     initialization = None
     with _prepared(shards, args, block_args) as blocks:
-        if model_args.needs_texts or model_args.attention_init != "random":
+        if model_args.needs_initialization:
             # Streamed blocks, which cannot be counted beforehand, are for what needs no texts.
             rows = [] if isinstance(blocks, StreamedBlocks) else blocks["input_ids"]
             make_model, initialization = with_initialization(

@@ -27,6 +27,7 @@ from hf_tlm.models.initialization import (
     unigram_bias,
 )
 from hf_tlm.models.initialization_arguments import InitializationArguments
+from hf_tlm.models.linear_start import LabelledTexts, LinearStart, fit_linear_start
 from hf_tlm.models.spectral import SpectralEmbeddings, spectral_embeddings
 from hf_tlm.models.tlm import MlmHead
 from hf_tlm.objective_specs import OBJECTIVES
@@ -39,13 +40,14 @@ class Initialization:
     """What is written into a random model from scratch.
 
     spectral: token embeddings. neighbors: of attention. counts: of tokens, int64 [V], for the masked-LM head.
-    never_predicted: ids of tokens.
+    never_predicted: ids of tokens. linear: what the classifier begins as.
     """
 
     spectral: SpectralEmbeddings | None = None
     neighbors: bool = False
     counts: np.ndarray | None = None
     never_predicted: Collection[int] = ()
+    linear: LinearStart | None = None
 
     def write_to(self, model: TrainedModel) -> None:
         """In place; random numbers are torch's."""
@@ -60,6 +62,8 @@ class Initialization:
                 self._write_head(body, head, self.counts)
         if self.counts is not None and isinstance(model, GeneratorDiscriminator) and model.clm_heads is not None:
             unigram_bias(model.clm_heads.lm_head, self.counts, self.never_predicted)
+        if self.linear is not None:
+            self.linear.write_to(model.main if isinstance(model, GeneratorDiscriminator) else model)
 
     def _write_head(self, body: PreTrainedModel, head: MlmHead, counts: np.ndarray) -> None:
         decoder = head.family.decoder(head)
@@ -75,6 +79,7 @@ class Initialization:
             "spectral": None if self.spectral is None else self.spectral.report,
             "neighbors": [list(offsets) for offsets in OFFSETS] if self.neighbors else None,
             "token_counts": None if self.counts is None else int(self.counts.sum()),
+            "linear": None if self.linear is None else self.linear.report,
         }
 
 
@@ -100,6 +105,7 @@ def with_initialization(
     options: InitializationArguments,
     *,
     objective: str = "mlm",
+    task_texts: tuple[LabelledTexts, LabelledTexts] | None = None,
 ) -> tuple[Callable[[], TrainedModel], Initialization]:
     """What makes the same models as `make_model` with other first weights, and those.
 
@@ -108,6 +114,7 @@ def with_initialization(
     Args:
         rows: token ids of the texts to count in.
         objective: COCO-LM's predicts special tokens too.
+        task_texts: training and validation texts of a task, for a classifier that begins as a linear model.
     """
 
     def from_scratch() -> TrainedModel:
@@ -129,7 +136,14 @@ def with_initialization(
     if options.lm_head_init == "frequencies":
         counts = token_counts(rows, len(tokenizer))
     never = () if OBJECTIVES[objective].mask_special else special
-    initialization = Initialization(spectral, neighbors, counts, never)
+    linear = None
+    if options.classifier_init == "linear":
+        assert task_texts is not None  # `prepare` gives them.
+        config = from_scratch().config
+        sizes = {"vocab_size": len(tokenizer), "classes": config.num_labels, "hidden_size": config.hidden_size}
+        linear = fit_linear_start(*task_texts, **sizes)
+        logger.info("A linear start: %s", linear.report)
+    initialization = Initialization(spectral, neighbors, counts, never, linear)
 
     def make() -> TrainedModel:
         model = from_scratch()

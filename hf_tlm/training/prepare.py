@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 from datasets import Dataset, concatenate_datasets
 from peft import PeftModel
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerBase
@@ -29,6 +30,7 @@ from hf_tlm.models import (
 from hf_tlm.models.adapters import check_targets
 from hf_tlm.models.families import longest_input
 from hf_tlm.models.initialization import scale_to_width
+from hf_tlm.models.linear_start import LabelledTexts, check_linear_start
 from hf_tlm.models.loading import check_fit, reading
 from hf_tlm.objective_specs import OBJECTIVES
 from hf_tlm.tasks import Task
@@ -124,13 +126,18 @@ def prepare(
             if args.process_index == 0 and 1 in args.stages and args.rho1 > 0:
                 _warn_of_cut_passages(spread_texts(corpus_texts), tokenizer, corpus_length)
     initialization = None
-    if model_args.needs_texts or model_args.attention_init != "random":
+    if model_args.needs_initialization:
         texts_of_run = splits["train", lengths[args.stages[0]]]
         assert texts_of_run is not None  # A task has training texts.
         rows = texts_of_run.select_columns(["input_ids"])
         rows = rows if passages is None else concatenate_datasets([rows, passages])
         make_model, initialization = with_initialization(
-            make_model, rows["input_ids"], tokenizer, model_args, objective=args.objective
+            make_model,
+            rows["input_ids"],
+            tokenizer,
+            model_args,
+            objective=args.objective,
+            task_texts=_labelled(splits, max(lengths.values())) if model_args.classifier_init == "linear" else None,
         )
     data = {}
     for stage, length in lengths.items():
@@ -141,6 +148,17 @@ def prepare(
             train = teacher.answered(train, taught, args.teacher_share)
         data[stage] = StageData(train, splits["validation", length], passages if stage == 1 else None)
     return Setup(args, tokenizer, data, splits["test", tokenizer.model_max_length], make_model, initialization)
+
+
+def _labelled(splits: dict[tuple[str, int], Dataset | None], length: int) -> tuple[LabelledTexts, LabelledTexts]:
+    """The training and the validation split, tokenised at this length."""
+    train, validation = splits["train", length], splits["validation", length]
+    assert train is not None and validation is not None  # A task has both.
+    return _texts(train), _texts(validation)
+
+
+def _texts(rows: Dataset) -> LabelledTexts:
+    return LabelledTexts(rows["input_ids"][:], np.asarray(rows["label"][:]))
 
 
 def _warn_of_cut_passages(sample: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
@@ -198,7 +216,10 @@ def check_tlm(has_corpus: bool, args: TlmArguments, model_args: ModelArguments) 
         )
     check_model(args, model_args)
     if model_args.model_name_or_path is None:
-        check_stage_2(args, read_config(model_args.model_config), model_args)
+        config = read_config(model_args.model_config)
+        check_stage_2(args, config, model_args)
+        if model_args.classifier_init == "linear":
+            check_linear_start(config)
 
 
 def source_config(model_args: ModelArguments) -> PreTrainedConfig:

@@ -71,6 +71,11 @@ def test_held_out_texts_are_said():
             "no large pretrained",
         ),
         ({"model": {**RUN["model"], "embedding_init": "spectral"}}, "spectral warm start, norm 1.0", "Nothing"),
+        (
+            {"model": {**RUN["model"], "classifier_init": "linear"}},
+            "started as a linear model of the task's tokens",
+            "Nothing",
+        ),
         ({"subset": {**RUN["subset"], "retriever": "random", "top_k": None}}, "random passages of a general", "resemble"),
         ({"arguments": {**RUN["arguments"], "rho1": 0.0}}, "task batches only; 20 x masked-LM loss", "corpus batches"),
         ({"arguments": {**RUN["arguments"], "rho1": math.inf}}, "corpus batches only; masked-LM loss; 15%", "task batches"),

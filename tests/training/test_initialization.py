@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, set_seed
 
-from hf_tlm.models import GeneratorDiscriminator
+from hf_tlm.models import GeneratorDiscriminator, ModelError
 from hf_tlm.models.initialization import attention_weights, layers_of, position_embeddings
 from hf_tlm.retrieval import retrieve
 from hf_tlm.runs import run_tlm
@@ -135,6 +135,45 @@ def test_a_run_exports_stock_models_and_says_how_they_began(tmp_path, task, corp
     assert type(stock).__module__.startswith("transformers.models.")
     lm = tmp_path / "run" / ("generator" if model_type == "electra" else "mlm")
     assert type(AutoModelForMaskedLM.from_pretrained(lm)).__module__.startswith("transformers.models.")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", ["mlm", "electra"])
+def test_a_run_that_begins_as_a_linear_model(tmp_path, task, corpus, objective):
+    """Its classifier scores before the first step what that model does, is stock in the end, and is declared."""
+    options = {"model_config": {**config("modernbert"), "classifier_pooling": "mean"}, "vocab_size": 120}
+    options |= {
+        "classifier_init": "linear",
+        **({"auxiliary_size": 1, "auxiliary_layers": 1} if objective == "electra" else {}),
+    }
+    args = TlmArguments(output_dir=str(tmp_path / "run"), **FAST, objective=objective)
+    setup = prepare(task, retrieve(task, corpus, top_k=5).dataset, args, ModelArguments(**options))
+    linear = setup.initialization.linear
+    assert linear.evidence.shape == (len(setup.tokenizer), 2)
+    set_seed(0)
+    made = setup.make_model()
+    classifier = made.main if objective == "electra" else made
+    assert torch.equal(classifier.classifier.weight[:, :2], -classifier.classifier.weight[:, 2:4])
+    assert not classifier.classifier.weight[:, 4:].any()
+    table = classifier.get_input_embeddings().weight
+    torch.testing.assert_close(table.norm(dim=1), table.norm(dim=1).median().expand(len(table)), rtol=0.02, atol=0)
+
+    run = run_tlm(task, retrieve(task, corpus, top_k=5), args, ModelArguments(**options))
+    assert run.details["initialization"]["linear"] == linear.report and linear.report["dimensions"] == 2
+    assert "The classifier started as a linear model" in (tmp_path / "run" / "README.md").read_text()
+    stock = AutoModelForSequenceClassification.from_pretrained(tmp_path / "run")
+    assert type(stock).__module__.startswith("transformers.models.")
+    assert stock.classifier.weight[:, 4:].any()
+
+
+def test_a_linear_start_without_a_mean_is_refused_before_any_work(tmp_path, task, corpus):
+    args = TlmArguments(output_dir=str(tmp_path / "run"), **FAST)
+    model_args = ModelArguments(model_config=config("bert"), vocab_size=120, classifier_init="linear")
+    with pytest.raises(ModelError, match="reads the mean over tokens.*received the type 'bert'"):
+        run_tlm(task, retrieve(task, corpus, top_k=5), args, model_args)
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(ArgumentsError, match="classifier_init linear"):
+        ModelArguments(model_name_or_path="some/checkpoint", classifier_init="linear")
 
 
 def test_counts_are_of_the_texts_that_are_trained_on(task, corpus):

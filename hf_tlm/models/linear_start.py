@@ -1,0 +1,216 @@
+"""A classifier that begins as a linear model of its tokens.
+
+What a linear model knows of a task is a few numbers for each token. Written into dimensions of the token embeddings that
+nothing else uses yet, they reach the classifier by the residual stream and by the mean over tokens, which the stock class
+takes anyway. So before its first step the network classifies like that model. Every weight stays one of the stock model and
+is trained like any other. An addition of hf_tlm to the published methods.
+
+N texts, V vocabulary, C classes, R dimensions of evidence, H hidden size.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch.nn.functional import cross_entropy
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from hf_tlm.models.base import body_of, embedding_weight, encode
+from hf_tlm.models.errors import ModelError
+from hf_tlm.models.families import Stock, family_of
+from hf_tlm.models.initialization import attention_weights, layers_of
+
+# Inverse strengths of the penalty that are tried, for shares of tokens (times their idf) that sum up to SCALE or so.
+C = (0.1, 1.0, 10.0, 100.0, 1000.0)
+SCALE = 10.0
+ITERATIONS = 500
+# Training texts that the linear model is fitted to, and texts by which the first logits are scaled.
+MOST_TEXTS = 30_000
+MOST_CALIBRATED = 512
+# Of the numbers of an embedding at most so many are evidence.
+MOST_DIMS = 1 / 8
+# Root mean square of a token's evidence, as a share of the norm of its embedding; no token's has more than MOST.
+STRENGTH, MOST = 0.25, 0.95
+# What the head's first layer makes of evidence: about as large as what it makes of everything else.
+GAIN = 0.5
+BATCH = 32
+
+
+@dataclass
+class LabelledTexts:
+    """ids: token ids of each text, as they are trained on. labels: int [N]."""
+
+    ids: Sequence[Sequence[int]]
+    labels: np.ndarray
+
+
+@dataclass
+class LinearStart:
+    """What a linear model has found, and texts on which the network's first logits are made as certain as they may be.
+
+    evidence: float32 [V, R]; the mean over a text's tokens, times readout, are its logits.
+    readout: float32 [R, C], orthonormal rows.
+    held_out: other texts than those that it was fitted to.
+    """
+
+    evidence: np.ndarray
+    readout: np.ndarray
+    held_out: LabelledTexts
+    report: dict[str, Any]
+
+    def write_to(self, classifier: PreTrainedModel) -> None:
+        """Let a stock classifier with random weights begin as this linear model, in place.
+
+        Embeddings keep the lengths they have in the median, so that the LayerNorm after them changes nothing but their
+        scale; no layer writes into the dimensions of the evidence yet; the head's first layer reads each of them twice, with
+        both signs, as GELU(x) - GELU(-x) = x; the classifier reads only these, at the scale of least cross-entropy on
+        `held_out`.
+        """
+        stock: Stock = classifier
+        weight, dims = embedding_weight(classifier), self.evidence.shape[1]
+        rest = weight.shape[1] - dims
+        with torch.no_grad():
+            vectors = weight.detach().double().cpu()
+            length = vectors.norm(dim=1).median()
+            evidence = torch.from_numpy(self.evidence).double() * (STRENGTH * length)
+            norms = evidence.norm(dim=1, keepdim=True)
+            evidence = evidence * (MOST * length / norms.clamp(min=1e-12)).clamp(max=1.0)
+            others = vectors[:, :rest]
+            # All numbers of an embedding sum up to 0, so that the LayerNorm subtracts nothing.
+            others = others - others.mean(1, keepdim=True)
+            shift = evidence.sum(1, keepdim=True) / rest
+            left = (length**2 - evidence.square().sum(1, keepdim=True) - rest * shift**2).clamp(min=0)
+            others = others * (left.sqrt() / others.norm(dim=1, keepdim=True).clamp(min=1e-12)) - shift
+            weight.copy_(torch.cat([others, evidence], dim=1).to(weight))
+            layer: Stock
+            for layer in layers_of(body_of(classifier)):
+                attention_weights(layer, classifier.config.num_attention_heads).output[rest:] = 0.0
+                layer.mlp.Wo.weight[rest:] = 0.0
+            dense, readout = stock.head.dense.weight, torch.from_numpy(self.readout).to(weight)
+            dense[: 2 * dims] = 0.0
+            dense[:dims, rest:] = GAIN * torch.eye(dims)
+            dense[dims : 2 * dims, rest:] = -GAIN * torch.eye(dims)
+            stock.classifier.weight.zero_()
+            stock.classifier.weight[:, :dims] = readout.T
+            stock.classifier.weight[:, dims : 2 * dims] = -readout.T
+            stock.classifier.bias.zero_()
+            stock.classifier.weight.mul_(_best_scale(classifier, self.held_out))
+
+
+def check_linear_start(config: PreTrainedConfig) -> None:
+    """Check that the stock classifier of this config can begin as a linear model.
+
+    Raises:
+        ModelError: it does not read the mean over tokens, or its head's activation is another than GELU.
+    """
+    pooling = getattr(config, "classifier_pooling", None)
+    if config.model_type != "modernbert" or pooling != "mean":
+        raise ModelError(
+            "classifier_init linear needs a stock classifier that reads the mean over tokens, as a ModernBERT's with "
+            f"classifier_pooling mean; received the type {config.model_type!r}"
+            + (f" with classifier_pooling {pooling!r}" if pooling else "")
+            + ". Give another --model_config (models/modernbert_3x128), or leave it out."
+        )
+    if config.classifier_activation != "gelu":
+        raise ModelError(
+            "classifier_init linear needs a head with the activation gelu; received classifier_activation "
+            f"{config.classifier_activation!r}. Change it in the --model_config, or leave classifier_init out."
+        )
+
+
+def fit_linear_start(
+    train: LabelledTexts, held_out: LabelledTexts, *, vocab_size: int, classes: int, hidden_size: int
+) -> LinearStart:
+    """Fit a linear model of the tokens of texts: logistic regression on their shares of a text, weighted by idf.
+
+    Its penalty has the least cross-entropy on `held_out`. Beyond `hidden_size` / 8 dimensions, evidence for many classes is
+    approximated by those that most of it lies in.
+
+    Raises:
+        ModelError: the task has values for classes, or its training texts have a single class.
+    """
+    if classes < 2:
+        raise ModelError("classifier_init linear is for classes, and this task has values. Leave it out.")
+    if len(set(np.asarray(train.labels).tolist())) < 2:
+        raise ModelError("classifier_init linear needs training texts of two classes; there is one. Leave it out.")
+    if len(train.ids) > MOST_TEXTS:
+        rows = np.sort(np.random.default_rng(0).permutation(len(train.ids))[:MOST_TEXTS])
+        train = LabelledTexts([train.ids[row] for row in rows.tolist()], np.asarray(train.labels)[rows])
+    seen, unseen = (_shares(texts.ids, vocab_size) for texts in (train, held_out))
+    idf = np.log((1 + len(train.ids)) / (1 + seen.getnnz(axis=0))) + 1.0
+    weighting = sp.diags(SCALE * idf)
+    loss, c, weights = min(
+        (_fit(seen @ weighting, train.labels, unseen @ weighting, held_out.labels, c, classes) for c in C),
+        key=lambda found: found[0],
+    )
+    coefficients, intercept = weights
+    logits = SCALE * idf[:, None] * coefficients + intercept
+    logits -= logits.mean(axis=1, keepdims=True)
+    occurrences = np.asarray(seen.sum(axis=0)).ravel()
+    dims = max(1, min(classes - 1, int(hidden_size * MOST_DIMS)))
+    readout = np.linalg.svd(np.sqrt(occurrences)[:, None] * logits, full_matrices=False)[2][:dims]
+    evidence = logits @ readout.T
+    size = math.sqrt(occurrences @ np.square(evidence).sum(1) / occurrences.sum())
+    report = {"C": c, "held_out_cross_entropy": round(loss, 4), "dimensions": dims}
+    sample = LabelledTexts(held_out.ids[:MOST_CALIBRATED], np.asarray(held_out.labels)[:MOST_CALIBRATED])
+    return LinearStart((evidence / max(size, 1e-12)).astype(np.float32), readout.astype(np.float32), sample, report)
+
+
+def _shares(ids: Sequence[Sequence[int]], vocab_size: int) -> sp.csr_matrix:
+    """What share of each text's tokens each token is, float64 [N, V]."""
+    lengths = np.array([len(row) for row in ids])
+    rows = np.repeat(np.arange(len(ids)), lengths)
+    tokens = np.concatenate([np.asarray(row) for row in ids])
+    return sp.csr_matrix((1.0 / lengths[rows], (rows, tokens)), shape=(len(ids), vocab_size))
+
+
+def _fit(
+    seen: sp.csr_matrix, labels: np.ndarray, unseen: sp.csr_matrix, held_out: np.ndarray, c: float, classes: int
+) -> tuple[float, float, tuple[np.ndarray, np.ndarray]]:
+    """The held-out cross-entropy with this C, C, and the weights float64 [V, C] and [C] of all classes."""
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LogisticRegression
+
+    with warnings.catch_warnings():
+        # After so many iterations probabilities hardly move, whatever the gradient is.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        model = LogisticRegression(C=c, max_iter=ITERATIONS).fit(seen, labels)
+    found, bias = model.coef_.T, model.intercept_
+    if found.shape[1] == 1:  # Of two classes sklearn has the difference.
+        found, bias = np.hstack([-found, found]) / 2, np.concatenate([-bias, bias]) / 2
+    # A class without training texts is less likely than any other.
+    coefficients, intercept = np.zeros((seen.shape[1], classes)), np.full(classes, bias.min() - 1.0)
+    coefficients[:, model.classes_], intercept[model.classes_] = found, bias
+    logits = torch.from_numpy(unseen @ coefficients + intercept)
+    return float(cross_entropy(logits, torch.as_tensor(held_out))), c, (coefficients, intercept)
+
+
+def _best_scale(classifier: PreTrainedModel, texts: LabelledTexts) -> float:
+    """What logits of texts are to be multiplied with for the least cross-entropy."""
+    logits, labels = _logits(classifier, texts.ids), torch.as_tensor(texts.labels)
+    scales = np.geomspace(0.01, 100.0, 81).tolist()
+    return min(scales, key=lambda scale: float(cross_entropy(scale * logits, labels)))
+
+
+def _logits(classifier: Stock, ids: Sequence[Sequence[int]]) -> torch.Tensor:
+    """Logits of texts of any length, float64 [N, C]; without dropout."""
+    training = classifier.training
+    classifier.eval()
+    order = sorted(range(len(ids)), key=lambda row: len(ids[row]))
+    logits = torch.zeros(len(ids), classifier.config.num_labels, dtype=torch.float64)
+    for start in range(0, len(order), BATCH):
+        rows = order[start : start + BATCH]
+        length = len(ids[rows[-1]])
+        mask = torch.tensor([[1] * len(ids[row]) + [0] * (length - len(ids[row])) for row in rows])
+        tokens = torch.tensor([[*ids[row], *[0] * (length - len(ids[row]))] for row in rows])
+        texts = encode(body_of(classifier), tokens, mask)
+        logits[rows] = family_of(classifier.config).classify(classifier, texts).double()
+    classifier.train(training)
+    return logits

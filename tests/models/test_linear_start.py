@@ -1,0 +1,164 @@
+"""A classifier that begins as a linear model: its logits are that model's, and what is refused."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+from transformers import AutoModelForSequenceClassification, ModernBertConfig, set_seed
+
+from hf_tlm.models import ModelError
+from hf_tlm.models.linear_start import BATCH, C, LabelledTexts, check_linear_start, fit_linear_start
+
+VOCABULARY, CLASSES, WIDTH = 200, 4, 64
+SIZES = {"vocab_size": VOCABULARY, "classes": CLASSES, "hidden_size": WIDTH}
+
+
+def texts(count: int, seed: int, classes: int = CLASSES) -> LabelledTexts:
+    """Random tokens, of which a third are likelier in a class; [CLS] 2 and [SEP] 3 around them."""
+    random = np.random.default_rng(seed)
+    labels = random.integers(classes, size=count)
+    rows = []
+    for label in labels.tolist():
+        length = random.integers(8, 40)
+        own = random.integers(5, 5 + VOCABULARY // 2, size=length) // classes * classes + label
+        any_ = random.integers(5, VOCABULARY, size=length)
+        tokens = np.where(random.random(length) < 0.35, np.minimum(own, VOCABULARY - 1), any_)
+        rows.append([2, *tokens.tolist(), 3])
+    return LabelledTexts(rows, labels)
+
+
+def classifier(classes: int = CLASSES, width: int = WIDTH, **changes):
+    set_seed(0)
+    config = ModernBertConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=width,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=2 * width,
+        num_labels=classes,
+        classifier_pooling="mean",
+        **{"pad_token_id": 0, "cls_token_id": 2, "sep_token_id": 3, "bos_token_id": 2, "eos_token_id": 3, **changes},
+    )
+    return AutoModelForSequenceClassification.from_config(config).eval()
+
+
+@torch.no_grad()
+def logits_of(model, rows) -> np.ndarray:
+    return np.concatenate([model(input_ids=torch.tensor([row])).logits.double().numpy() for row in rows])
+
+
+def shares(rows) -> np.ndarray:
+    return np.stack([np.bincount(row, minlength=VOCABULARY) / len(row) for row in rows])
+
+
+def plain_logits(train: LabelledTexts, held_out: LabelledTexts, rows) -> np.ndarray:
+    """The linear model, transcribed: idf of scikit-learn's `smooth_idf`, ten times the shares, the best C."""
+    seen, unseen, asked = (shares(part) for part in (train.ids, held_out.ids, rows))
+    idf = np.log((1 + len(seen)) / (1 + (seen > 0).sum(axis=0))) + 1
+    fits = [LogisticRegression(C=c, max_iter=500).fit(10 * seen * idf, train.labels) for c in C]
+    losses = [-np.log(fit.predict_proba(10 * unseen * idf)[np.arange(len(unseen)), held_out.labels]).mean() for fit in fits]
+    best = fits[int(np.argmin(losses))]
+    found = best.decision_function(10 * asked * idf)
+    found = np.stack([-found / 2, found / 2], axis=1) if found.ndim == 1 else found
+    return found - found.mean(axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("classes", [2, CLASSES])
+def test_the_first_logits_are_the_linear_models(classes):
+    train, held_out, unseen = (texts(count, seed, classes) for count, seed in ((300, 0), (100, 1), (200, 2)))
+    start = fit_linear_start(train, held_out, **{**SIZES, "classes": classes})
+    expected = plain_logits(train, held_out, unseen.ids)
+    of_evidence = shares(unseen.ids) @ start.evidence @ start.readout
+    factor = (expected * of_evidence).sum() / np.square(of_evidence).sum()
+    np.testing.assert_allclose(factor * of_evidence, expected, atol=1e-3 * np.abs(expected).max())
+
+    model = classifier(classes)
+    before = logits_of(model, unseen.ids)
+    start.write_to(model)
+    found = logits_of(model, unseen.ids)
+    cosines = (found * expected).sum(1) / np.linalg.norm(found, axis=1) / np.linalg.norm(expected, axis=1)
+    sure = np.abs(expected).max(axis=1) > 0.1  # Of a text with no evidence there is no direction.
+    assert cosines[sure].min() > 0.99 and sure.mean() > 0.9
+    assert (found.argmax(1) == expected.argmax(1)).mean() > 0.98
+    right = (found.argmax(1) == unseen.labels).mean()
+    assert right > 1.5 / classes and right > (before.argmax(1) == unseen.labels).mean() + 0.2
+
+
+def test_the_scale_is_that_of_least_cross_entropy():
+    train, held_out = texts(300, 0), texts(2 * BATCH + 3, 1)  # More than one batch, of unequal lengths.
+    start = fit_linear_start(train, held_out, **SIZES)
+    model = classifier(classifier_dropout=0.5).train()
+    start.write_to(model)
+    assert model.training
+    logits, labels = torch.from_numpy(logits_of(model.eval(), held_out.ids)), torch.from_numpy(held_out.labels)
+    losses = {factor: torch.nn.functional.cross_entropy(factor * logits, labels) for factor in (0.8, 1.0, 1.25)}
+    assert losses[1.0] < min(losses[0.8], losses[1.25])
+
+
+def test_many_classes_share_few_dimensions():
+    """Of 12 classes and 64 numbers in an embedding eight are evidence: most of what there is."""
+    train, held_out = texts(900, 0, 12), texts(200, 1, 12)
+    start = fit_linear_start(train, held_out, **{**SIZES, "classes": 12})
+    assert start.evidence.shape == (VOCABULARY, 8) and start.readout.shape == (8, 12)
+    np.testing.assert_allclose(start.readout @ start.readout.T, np.eye(8), atol=1e-5)
+    model = classifier(12)
+    start.write_to(model)
+    expected = plain_logits(train, held_out, held_out.ids).argmax(1)
+    assert (logits_of(model, held_out.ids).argmax(1) == expected).mean() > 0.5
+
+
+def test_every_weight_can_be_learned():
+    """Also those that begin at zero, of the rows that write into the evidence."""
+    train, held_out = texts(100, 0), texts(50, 1)
+    model = classifier()
+    fit_linear_start(train, held_out, **SIZES).write_to(model)
+    mask = torch.tensor([[1] * 10] * 8)
+    rows, labels = torch.tensor([row[:10] for row in train.ids[:8]]), torch.from_numpy(train.labels[:8])
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    before = {name: value.detach().clone() for name, value in model.named_parameters()}
+    for _ in range(3):
+        model(input_ids=rows, attention_mask=mask, labels=labels).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert not [name for name, value in model.named_parameters() if torch.equal(value, before[name])]
+    dims = CLASSES - 1
+    written = model.model.layers[0].mlp.Wo.weight[-dims:]
+    assert (written != 0).all()
+
+
+def test_a_class_without_training_texts_is_not_predicted():
+    train, held_out = texts(300, 0, 3), texts(100, 1, 3)
+    start = fit_linear_start(train, held_out, **SIZES)
+    model = classifier()
+    start.write_to(model)
+    assert 3 not in logits_of(model, held_out.ids).argmax(1)
+
+
+def test_a_large_task_is_sampled(monkeypatch):
+    train, held_out = texts(300, 0), texts(50, 1)
+    monkeypatch.setattr("hf_tlm.models.linear_start.MOST_TEXTS", 200)
+    rows = np.sort(np.random.default_rng(0).permutation(300)[:200])
+    sample = LabelledTexts([train.ids[row] for row in rows], train.labels[rows])
+    expected = fit_linear_start(sample, held_out, **SIZES)
+    np.testing.assert_array_equal(fit_linear_start(train, held_out, **SIZES).evidence, expected.evidence)
+
+
+@pytest.mark.parametrize(
+    "changes,message",
+    [
+        ({"classifier_pooling": "cls"}, "received the type 'modernbert' with classifier_pooling 'cls'"),
+        ({"classifier_activation": "silu"}, "received classifier_activation 'silu'"),
+    ],
+)
+def test_what_cannot_begin_so_is_refused(changes, message):
+    with pytest.raises(ModelError, match=message):
+        check_linear_start(ModernBertConfig(**{"classifier_pooling": "mean", **changes}))
+
+
+def test_values_and_single_classes_are_refused():
+    train, held_out = texts(20, 0), texts(10, 1)
+    with pytest.raises(ModelError, match="is for classes, and this task has values"):
+        fit_linear_start(train, held_out, **{**SIZES, "classes": 1})
+    one = LabelledTexts(train.ids, np.zeros(20, dtype=int))
+    with pytest.raises(ModelError, match="needs training texts of two classes"):
+        fit_linear_start(one, held_out, **SIZES)
