@@ -9,7 +9,7 @@ Both are arms of `hf-tlm reproduce` too.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from hf_tlm import runs
@@ -17,15 +17,15 @@ from hf_tlm.config import parse, run
 from hf_tlm.runs import BaselineArguments
 from hf_tlm.tasks import TaskArguments
 from hf_tlm.utils.locks import owned
+from hf_tlm.utils.options import option
 
 
 @dataclass
 class OutputArguments:
     """Where the result goes."""
 
-    output_dir: str | None = field(
-        default=None,
-        metadata={"help": "Folder for scores and predictions, one in it for each. Default: none are written."},
+    output_dir: str | None = option(
+        None, "Folder for scores and predictions, one in it for each. Default: none are written."
     )
 
 

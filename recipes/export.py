@@ -13,25 +13,24 @@ Give --task with the options that it had in training. Nothing changes in the fol
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from hf_tlm import runs
 from hf_tlm.config import parse, run
 from hf_tlm.errors import HfTlmError
 from hf_tlm.runs import ExportArguments
 from hf_tlm.tasks import TaskArguments
+from hf_tlm.utils.options import option
 
 
 @dataclass
 class CheckArguments(TaskArguments):
     """The labelled task whose validation texts the files are checked on."""
 
-    task: str | None = field(
-        default=None,
-        metadata={
-            "help": "A table of texts and labels, a folder, a Hub dataset id or a registered task, as in training. Without "
-            "one give --data, or --dtypes fp32."
-        },
+    task: str | None = option(
+        None,
+        "A table of texts and labels, a folder, a Hub dataset id or a registered task, as in training. Without "
+        "one give --data, or --dtypes fp32.",
     )
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from hf_tlm import analysis, corpora, retrieval, runs, tasks, training
@@ -22,24 +22,24 @@ from hf_tlm.config import parse, run
 from hf_tlm.errors import HfTlmError
 from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.locks import owned
+from hf_tlm.utils.options import option
 
 ROOT = Path(__file__).resolve().parents[1]  # Of the clone, or of the package where it was installed.
-# The settings of every arm.
-SCALE = ROOT / "recipes" / "configs" / "tlm" / "minute.yaml"
+SCALE = ROOT / "recipes" / "configs" / "tlm" / "minute.yaml"  # The settings of every arm.
 
 
 @dataclass
 class QuickstartArguments:
     """What to run, and where the results go."""
 
-    task: str | None = field(default=None, metadata={"help": "Your own task: a folder, as in hf-tlm train."})
-    corpus: str | None = field(default=None, metadata={"help": "Your own corpus: files, as in hf-tlm retrieve."})
-    output_dir: str = field(default="quickstart_output", metadata={"help": "Where subsets, runs and the model go."})
-    top_k: int = field(default=100, metadata={"help": "Passages per training text (BM25)."})
-    max_flops: float = field(default=1e13, metadata={"help": "FLOPs of stage 1 of every arm; 1e13 take two cores a minute."})
-    stage2_max_steps: int = field(default=400, metadata={"help": "Stage 2: optimizer steps of every arm."})
-    seed: int = field(default=0, metadata={"help": "Seed of the task's sample, the random subset and the training."})
-    report_to: str = field(default="none", metadata={"help": "tensorboard, trackio, wandb or none."})
+    task: str | None = option(None, "Your own task: a folder, as in hf-tlm train.")
+    corpus: str | None = option(None, "Your own corpus: files, as in hf-tlm retrieve.")
+    output_dir: str = option("quickstart_output", "Where subsets, runs and the model go.")
+    top_k: int = option(100, "Passages per training text (BM25).")
+    max_flops: float = option(1e13, "FLOPs of stage 1 of every arm; 1e13 take two cores a minute.")
+    stage2_max_steps: int = option(400, "Stage 2: optimizer steps of every arm.")
+    seed: int = option(0, "Seed of the task's sample, the random subset and the training.")
+    report_to: str = option("none", "tensorboard, trackio, wandb or none.")
 
 
 def main() -> None:

@@ -17,26 +17,24 @@ not repeated for another.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from hf_tlm import experiments as reproduction
 from hf_tlm.analysis import ReportArguments
 from hf_tlm.config import config_files, parse, run
 from hf_tlm.corpora import CorpusArguments
+from hf_tlm.utils.options import option
 
 
 @dataclass
 class ReproduceArguments:
     """Where it goes, and how far."""
 
-    output_dir: str = field(metadata={"help": "Folder of the table, its subsets and its runs."})
-    prepare_only: bool = field(
-        default=False,
-        metadata={"help": "Stop when tokenizers and subsets are made and texts tokenised: what needs no GPU, beforehand."},
+    output_dir: str = option(help="Folder of the table, its subsets and its runs.")
+    prepare_only: bool = option(
+        False, "Stop when tokenizers and subsets are made and texts tokenised: what needs no GPU, beforehand."
     )
-    keep_checkpoints: bool = field(
-        default=False, metadata={"help": "Keep checkpoints and the model of stage 1 of finished runs too."}
-    )
+    keep_checkpoints: bool = option(False, "Keep checkpoints and the model of stage 1 of finished runs too.")
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ The folder loads with `hf_tlm.Subset.load` and with `datasets.load_dataset`; its
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from hf_tlm import retrieval
 from hf_tlm.analysis import ReportArguments
@@ -24,6 +24,7 @@ from hf_tlm.hub import SubsetHubArguments
 from hf_tlm.retrieval import RetrievalArguments
 from hf_tlm.tasks import TaskArguments
 from hf_tlm.utils.locks import owned
+from hf_tlm.utils.options import option
 
 # What a model sees of a passage in 128 tokens, the default of training, about.
 WORDS = 100
@@ -33,11 +34,10 @@ WORDS = 100
 class RetrieveArguments:
     """Where the result goes."""
 
-    output_dir: str = field(metadata={"help": "Folder of the subset; one that holds a subset is replaced."})
-    num_examples: int = field(default=3, metadata={"help": "Retrieved passages to print; the report has ten."})
-    quote_task_texts: bool = field(
-        default=False,
-        metadata={"help": "Quote texts of the task in report.md and the card, beside the passages that they found."},
+    output_dir: str = option(help="Folder of the subset; one that holds a subset is replaced.")
+    num_examples: int = option(3, "Retrieved passages to print; the report has ten.")
+    quote_task_texts: bool = option(
+        False, "Quote texts of the task in report.md and the card, beside the passages that they found."
     )
 
 

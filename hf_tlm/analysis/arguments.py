@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from hf_tlm.analysis.errors import AnalysisError
 from hf_tlm.tasks.arguments import TaskArguments
+from hf_tlm.utils.options import option
 from hf_tlm.utils.ranges import check_ranges
 
 if TYPE_CHECKING:
@@ -42,25 +43,19 @@ class _CheckedArguments:
 class AnalyzeArguments(_CheckedArguments):
     """What is analysed."""
 
-    what: list[str] = field(metadata={"help": f"One or several of {', '.join(WHAT)}.", "choices": WHAT})
-    run: list[str] | None = field(default=None, metadata={"help": f"Folders of runs: {NAMED}."})
-    models: list[str] | None = field(
-        default=None,
-        metadata={"help": f"Encoders, by folder or Hub id (@revision if wanted): {NAMED}. Default: of the runs."},
+    what: list[str] = option(help=f"One or several of {', '.join(WHAT)}.", choices=WHAT)
+    run: list[str] | None = option(None, f"Folders of runs: {NAMED}.")
+    models: list[str] | None = option(
+        None, f"Encoders, by folder or Hub id (@revision if wanted): {NAMED}. Default: of the runs."
     )
-    subsets: list[str] | None = field(default=None, metadata={"help": f"Subsets, by folder or Hub id: {NAMED}."})
-    texts: str | None = field(
-        default=None, metadata={"help": "File of texts (parquet, jsonl, csv, txt) to run models on. Default: the task's."}
-    )
-    output_dir: str | None = field(
-        default=None,
-        metadata={"help": "Folder of figures, tables, reports. Default: analysis in the first run, or here."},
-    )
-    max_texts: int = field(default=2000, metadata={"help": "Texts that a model reads, drawn at random with the seed."})
-    batch_size: int = field(default=32, metadata={"help": "Texts in a batch."})
-    max_length: int = field(default=128, metadata={"help": "Longest text in tokens: longer ones are truncated."})
-    seed: int = field(default=0, metadata={"help": "Of whatever is drawn."})
-    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with a model."})
+    subsets: list[str] | None = option(None, f"Subsets, by folder or Hub id: {NAMED}.")
+    texts: str | None = option(None, "File of texts (parquet, jsonl, csv, txt) to run models on. Default: the task's.")
+    output_dir: str | None = option(None, "Folder of figures, tables, reports. Default: analysis in the first run, or here.")
+    max_texts: int = option(2000, "Texts that a model reads, drawn at random with the seed.")
+    batch_size: int = option(32, "Texts in a batch.")
+    max_length: int = option(128, "Longest text in tokens: longer ones are truncated.")
+    seed: int = option(0, "Of whatever is drawn.")
+    trust_remote_code: bool = option(False, "Run code that comes with a model.")
 
     @property
     def folder(self) -> Path:
@@ -121,10 +116,8 @@ class AnalyzedTask(TaskArguments):
 class HeadsArguments(_CheckedArguments):
     """Attention heads (--what heads)."""
 
-    heads_text: str | None = field(
-        default=None, metadata={"help": "Text whose attention maps are drawn. Default: the first that is short enough."}
-    )
-    heads_tokens: int = field(default=24, metadata={"help": "Tokens of that text at most: longer ones are truncated."})
+    heads_text: str | None = option(None, "Text whose attention maps are drawn. Default: the first that is short enough.")
+    heads_tokens: int = option(24, "Tokens of that text at most: longer ones are truncated.")
 
     def __post_init__(self):
         super().__post_init__()
@@ -136,57 +129,44 @@ class HeadsArguments(_CheckedArguments):
 class WordsArguments(_CheckedArguments):
     """Task-influential words (--what words)."""
 
-    top_words: int = field(default=5, metadata={"help": "Words of a label."})
-    min_count: int = field(default=10, metadata={"help": "Leave out words that are rarer in the training texts."})
+    top_words: int = option(5, "Words of a label.")
+    min_count: int = option(10, "Leave out words that are rarer in the training texts.")
 
 
 @dataclass
 class EmbeddingsArguments(_CheckedArguments):
     """Embeddings (--what embeddings)."""
 
-    pooling: str = field(
-        default="cls",
-        metadata={"help": "A text's vector: of [CLS], as in the papers, or the mean over its tokens.", "choices": POOLINGS},
+    pooling: str = option(
+        "cls", "A text's vector: of [CLS], as in the papers, or the mean over its tokens.", choices=POOLINGS
     )
-    layer: int = field(default=-1, metadata={"help": "Layer of the vectors: -1 is the last, 0 the embedding layer."})
-    embedding_split: str | None = field(
-        default=None, metadata={"help": "Split of the task (default: test, or validation without one).", "choices": SPLITS}
+    layer: int = option(-1, "Layer of the vectors: -1 is the last, 0 the embedding layer.")
+    embedding_split: str | None = option(
+        None, "Split of the task (default: test, or validation without one).", choices=SPLITS
     )
-    similar_from: float | None = field(
-        default=None,
-        metadata={
-            "help": "Score from which on a pair of texts is similar, of tasks with scores. Default: four fifths of the "
-            "largest, 4 of STS-B's 5; COCO-LM takes 5."
-        },
+    similar_from: float | None = option(
+        None,
+        "Score from which on a pair of texts is similar, of tasks with scores. Default: four fifths of the "
+        "largest, 4 of STS-B's 5; COCO-LM takes 5.",
     )
-    similar_label: str | None = field(
-        default=None,
-        metadata={"help": "Class whose pairs of texts are similar, as of MRPC. Default: texts of one class are similar."},
+    similar_label: str | None = option(
+        None, "Class whose pairs of texts are similar, as of MRPC. Default: texts of one class are similar."
     )
-    max_pairs: int = field(
-        default=10_000, metadata={"help": "Pairs drawn: random ones, of --texts if given, and those of one class."}
-    )
-    perplexity: float = field(default=30.0, metadata={"help": "Of t-SNE; at most a third of the number of texts."})
+    max_pairs: int = option(10_000, "Pairs drawn: random ones, of --texts if given, and those of one class.")
+    perplexity: float = option(30.0, "Of t-SNE; at most a third of the number of texts.")
 
 
 @dataclass
 class CurvesArguments(_CheckedArguments):
     """Training curves (--what curves)."""
 
-    x: str = field(default="steps", metadata={"help": f"One of {', '.join(AXES)}.", "choices": tuple(AXES)})
-    quantities: list[str] | None = field(
-        default=None,
-        metadata={
-            "help": "What is drawn: names as logged, with or without `corpus/` and `task/`, or patterns such as *_loss."
-        },
+    x: str = option("steps", f"One of {', '.join(AXES)}.", choices=tuple(AXES))
+    quantities: list[str] | None = option(
+        None, "What is drawn: names as logged, with or without `corpus/` and `task/`, or patterns such as *_loss."
     )
-    smoothing: int = field(default=1, metadata={"help": "Draw means of as many points, those before and after it equally."})
-    spread: str = field(
-        default="band",
-        metadata={
-            "help": "Of several seeds: their standard deviation around the mean, or lines of their own.",
-            "choices": SPREADS,
-        },
+    smoothing: int = option(1, "Draw means of as many points, those before and after it equally.")
+    spread: str = option(
+        "band", "Of several seeds: their standard deviation around the mean, or lines of their own.", choices=SPREADS
     )
 
     def __post_init__(self):
@@ -199,49 +179,38 @@ class CurvesArguments(_CheckedArguments):
 class CostArguments(_CheckedArguments):
     """Average score against training FLOPs (--what cost)."""
 
-    cost_split: str = field(
-        default="test", metadata={"help": f"Whose scores: {' or '.join(SCORED_SPLITS)}.", "choices": SCORED_SPLITS}
+    cost_split: str = option("test", f"Whose scores: {' or '.join(SCORED_SPLITS)}.", choices=SCORED_SPLITS)
+    cost_tasks: list[str] | None = option(None, "Tasks to average over. Default: those that all compared runs have.")
+    pretraining_flops: list[str] | None = option(
+        None,
+        "`checkpoint=FLOPs` of checkpoints that runs started from, by the last part of their names, where their "
+        "own results are not at hand.",
     )
-    cost_tasks: list[str] | None = field(
-        default=None, metadata={"help": "Tasks to average over. Default: those that all compared runs have."}
-    )
-    pretraining_flops: list[str] | None = field(
-        default=None,
-        metadata={
-            "help": "`checkpoint=FLOPs` of checkpoints that runs started from, by the last part of their names, where their "
-            "own results are not at hand."
-        },
-    )
-    published: bool = field(default=True, metadata={"help": "Draw the papers' published points too, hollow."})
+    published: bool = option(True, "Draw the papers' published points too, hollow.")
 
 
 @dataclass
 class SubsetsArguments(_CheckedArguments):
     """Views of subsets: case study, size against K, sources, rank against influence, overlap (--what subsets)."""
 
-    case_studies: int = field(default=10, metadata={"help": "Task texts of the case study; 0 leaves it out. Needs --task."})
-    case_passages: int = field(default=2, metadata={"help": "Passages that are shown of a task text at most."})
-    top_sources: int = field(default=10, metadata={"help": "Sources that are shown; the others are one."})
-    rank_bins: int = field(default=10, metadata={"help": "Groups of BM25 ranks that influence is averaged over."})
+    case_studies: int = option(10, "Task texts of the case study; 0 leaves it out. Needs --task.")
+    case_passages: int = option(2, "Passages that are shown of a task text at most.")
+    top_sources: int = option(10, "Sources that are shown; the others are one.")
+    rank_bins: int = option(10, "Groups of BM25 ranks that influence is averaged over.")
 
 
 @dataclass
 class TablesArguments(_CheckedArguments):
     """Sensitivity tables (--what tables)."""
 
-    table_rows: list[str] | None = field(
-        default=None,
-        metadata={"help": "Settings whose values are rows: rho1, rho2, top_k, fraction, subset, ... Default: what differs."},
+    table_rows: list[str] | None = option(
+        None, "Settings whose values are rows: rho1, rho2, top_k, fraction, subset, ... Default: what differs."
     )
-    table_columns: list[str] | None = field(
-        default=None, metadata={"help": "Settings whose values are columns. Default: task, where there are several."}
+    table_columns: list[str] | None = option(
+        None, "Settings whose values are columns. Default: task, where there are several."
     )
-    table_split: str = field(
-        default="validation",
-        metadata={
-            "help": f"Whose scores: {' or '.join(SCORED_SPLITS)}. The papers' are on validation.",
-            "choices": SCORED_SPLITS,
-        },
+    table_split: str = option(
+        "validation", f"Whose scores: {' or '.join(SCORED_SPLITS)}. The papers' are on validation.", choices=SCORED_SPLITS
     )
 
 
@@ -249,12 +218,9 @@ class TablesArguments(_CheckedArguments):
 class ReportPageArguments(_CheckedArguments):
     """One page for any browser about a run, alone or beside a second (--what report)."""
 
-    report_rows: int = field(default=300, metadata={"help": "Rows of a table of texts, at most."})
-    report_characters: int = field(default=500, metadata={"help": "Characters after which the page cuts a text."})
-    rare_below: int = field(
-        default=5,
-        metadata={"help": "Fewer training texts than these have a rare word: errors are told apart by them."},
-    )
+    report_rows: int = option(300, "Rows of a table of texts, at most.")
+    report_characters: int = option(500, "Characters after which the page cuts a text.")
+    rare_below: int = option(5, "Fewer training texts than these have a rare word: errors are told apart by them.")
 
 
 def named(values: Sequence[str] | None, option: str) -> dict[str, str]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hf_tlm.utils.options import option
 from hf_tlm.utils.ranges import check_ranges
 
 if TYPE_CHECKING:
@@ -15,31 +16,23 @@ if TYPE_CHECKING:
 class CorpusArguments:
     """The general corpus."""
 
-    corpus: str | None = field(
-        default=None,
-        metadata={
-            "help": "Files: a folder, a path or a glob, several separated by commas (parquet, jsonl, csv, txt; .gz and "
-            ".zst too); or a Hub dataset id (@revision if wanted). Needed but for retrieval from Elasticsearch."
-        },
+    corpus: str | None = option(
+        None,
+        "Files: a folder, a path or a glob, several separated by commas (parquet, jsonl, csv, txt; .gz and "
+        ".zst too); or a Hub dataset id (@revision if wanted). Needed but for retrieval from Elasticsearch.",
     )
-    corpus_text_column: str = field(default="text", metadata={"help": "Column of the texts."})
-    corpus_id_column: str | None = field(
-        default=None, metadata={"help": "Column of unique ids. Default: file name and row number."}
+    corpus_text_column: str = option("text", "Column of the texts.")
+    corpus_id_column: str | None = option(None, "Column of unique ids. Default: file name and row number.")
+    corpus_source_column: str = option("source", "Column that says where a text is from.")
+    passage_words: int | None = option(
+        None,
+        "Cut documents into passages of at most so many words, at sentence ends: of what a model is trained on, "
+        "which is some 100 for 128 tokens (presets of tlm have it). Default and 0: whole documents.",
     )
-    corpus_source_column: str = field(default="source", metadata={"help": "Column that says where a text is from."})
-    passage_words: int | None = field(
-        default=None,
-        metadata={
-            "help": "Cut documents into passages of at most so many words, at sentence ends: of what a model is trained on, "
-            "which is some 100 for 128 tokens (presets of tlm have it). Default and 0: whole documents."
-        },
-    )
-    corpus_split: str = field(default="train", metadata={"help": "Split of a Hub dataset."})
-    corpus_config: str | None = field(default=None, metadata={"help": "Configuration of a Hub dataset."})
-    corpus_revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit of a Hub dataset."})
-    skip_bad_files: bool = field(
-        default=False, metadata={"help": "Leave out whole files of the corpus that cannot be read, and name them."}
-    )
+    corpus_split: str = option("train", "Split of a Hub dataset.")
+    corpus_config: str | None = option(None, "Configuration of a Hub dataset.")
+    corpus_revision: str | None = option(None, "Branch, tag or commit of a Hub dataset.")
+    skip_bad_files: bool = option(False, "Leave out whole files of the corpus that cannot be read, and name them.")
 
     def __post_init__(self):
         from hf_tlm.corpora.corpus import CorpusError

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from hf_tlm.utils.options import option
 from hf_tlm.utils.ranges import check_ranges
 
 
@@ -11,38 +12,27 @@ from hf_tlm.utils.ranges import check_ranges
 class BlockArguments:
     """The corpus as blocks of max_length tokens."""
 
-    blocks: str = field(
-        default="contiguous",
-        metadata={
-            "help": "contiguous: texts one after the other, cut every max_length tokens. sentences: whole sentences, as "
-            "many as fit. Both keep texts apart by a [SEP].",
-            "choices": ["contiguous", "sentences"],
-        },
+    blocks: str = option(
+        "contiguous",
+        "contiguous: texts one after the other, cut every max_length tokens. sentences: whole sentences, as "
+        "many as fit. Both keep texts apart by a [SEP].",
+        choices=["contiguous", "sentences"],
     )
-    validation_share: float = field(
-        default=0.005,
-        metadata={"help": "Share of the corpus's documents kept for evaluation, chosen by their ids. 0: no evaluation."},
+    validation_share: float = option(
+        0.005, "Share of the corpus's documents kept for evaluation, chosen by their ids. 0: no evaluation."
     )
-    max_validation_blocks: int = field(default=1000, metadata={"help": "Blocks to evaluate on, at most."})
-    vocab_texts: int = field(
-        default=200_000,
-        metadata={"help": "A vocabulary that is trained is trained on at most so many passages, chosen by their ids."},
+    max_validation_blocks: int = option(1000, "Blocks to evaluate on, at most.")
+    vocab_texts: int = option(
+        200_000, "A vocabulary that is trained is trained on at most so many passages, chosen by their ids."
     )
-    shard_size: int = field(
-        default=1 << 14,
-        metadata={"help": "Blocks are stored in files of so many; preparation continues after the last one."},
+    shard_size: int = option(1 << 14, "Blocks are stored in files of so many; preparation continues after the last one.")
+    streaming_blocks: bool = option(
+        False,
+        "Begin to train when the first blocks are stored, while a thread makes the next ones; a pass takes them "
+        "file by file, shuffled within each. Contiguous blocks only; a vocabulary is trained on some of the first 10 x "
+        "vocab_texts passages.",
     )
-    streaming_blocks: bool = field(
-        default=False,
-        metadata={
-            "help": "Begin to train when the first blocks are stored, while a thread makes the next ones; a pass takes them "
-            "file by file, shuffled within each. Contiguous blocks only; a vocabulary is trained on some of the first 10 x "
-            "vocab_texts passages."
-        },
-    )
-    shards_ahead: int = field(
-        default=2, metadata={"help": "streaming_blocks: files that are made ahead of training, at most."}
-    )
+    shards_ahead: int = option(2, "streaming_blocks: files that are made ahead of training, at most.")
 
     def __post_init__(self):
         from hf_tlm.data.blocks import BlocksError

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_tlm.config import read_configs
 from hf_tlm.experiments.arms import Arm, ReproductionError, TaskEntry, read_objective
+from hf_tlm.utils.options import option
 from hf_tlm.utils.ranges import check_ranges
 
 if TYPE_CHECKING:
@@ -24,71 +25,57 @@ BUDGETS = frozenset(("max_steps", "max_flops", "max_tokens", "max_hours", "num_t
 class TableArguments:
     """The tasks, arms and seeds of the table, and its budget."""
 
-    tasks: list[str] = field(
-        metadata={
-            "help": "Tasks, each by name or folder, or as JSON: "
-            '\'{"task": "imdb", "seeds": [0], "train_tlm": {"rho1": 19}}\'.'
-        }
+    tasks: list[str] = option(
+        help=('Tasks, each by name or folder, or as JSON: \'{"task": "imdb", "seeds": [0], "train_tlm": {"rho1": 19}}\'.')
     )
-    arms: list[str] = field(
-        default_factory=lambda: ["task only", "random", "BM25", "BM25 + ISS 20%"],
-        metadata={
-            "help": "task only, random, BM25, 'BM25 + ISS 20%%', "
+    arms: list[str] = option(
+        help=(
+            "task only, random, BM25, 'BM25 + ISS 20%%', "
             "'DSIR 20%%', 'BM25 20%%' (its best), 'random 20%%' (of it), "
             "pretrained, 'majority class', linear; or as JSON: "
             '\'{"name": "rho1 = 3", "subset": "BM25", "train_tlm": {"rho1": 3}}\'.'
-        },
+        ),
+        factory=lambda: ["task only", "random", "BM25", "BM25 + ISS 20%"],
     )
-    objectives: list[str] = field(
-        default_factory=list,
-        metadata={
-            "help": "Every arm that is trained from scratch with each of these: mlm, electra, cocolm; or as JSON with "
+    objectives: list[str] = option(
+        help=(
+            "Every arm that is trained from scratch with each of these: mlm, electra, cocolm; or as JSON with "
             'options of train_tlm.py: \'{"objective": "cocolm", "model_config": "..."}\'. Default: train_tlm.py\'s.'
-        },
+        ),
+        factory=list,
     )
-    seeds: list[int] = field(default_factory=lambda: [0, 1, 2], metadata={"help": "One run each."})
-    tasks_dir: str | None = field(
-        default=None, metadata={"help": "Folder of tasks: one that is there under its name is taken from there."}
-    )
-    pretrained: str | None = field(
-        default=None, metadata={"help": "Encoder of the arm 'pretrained': folder or Hub id. Default: the arm is left out."}
-    )
-    objective_options: list[str] = field(
-        default_factory=list,
-        metadata={
-            "help": "What every arm with an objective has instead of the scale's train_tlm.py options, each as JSON: "
+    seeds: list[int] = option(help="One run each.", factory=lambda: [0, 1, 2])
+    tasks_dir: str | None = option(None, "Folder of tasks: one that is there under its name is taken from there.")
+    pretrained: str | None = option(None, "Encoder of the arm 'pretrained': folder or Hub id. Default: the arm is left out.")
+    objective_options: list[str] = option(
+        help=(
+            "What every arm with an objective has instead of the scale's train_tlm.py options, each as JSON: "
             '\'{"objective": "cocolm", "model_config": "...", "learning_rate": 5e-4}\'.'
-        },
+        ),
+        factory=list,
     )
-    tokenizer_name: str | None = field(
-        default=None,
-        metadata={"help": "Tokenizer of all models from scratch. Default: one is trained for each task, for all its arms."},
+    tokenizer_name: str | None = option(
+        None, "Tokenizer of all models from scratch. Default: one is trained for each task, for all its arms."
     )
-    tokenizer_passages: int = field(
-        default=20_000,
-        metadata={"help": "Random passages of the corpus it is trained on, beside the task's training texts."},
+    tokenizer_passages: int = option(
+        20_000, "Random passages of the corpus it is trained on, beside the task's training texts."
     )
-    records_dir: str | None = field(
-        default=None,
-        metadata={
-            "help": "Folder of the table and of the JSON records of runs, to be kept or shared without their models; tables "
-            "and cost of analyze.py read it. A run that has a record there is not repeated, on another machine neither if "
-            "corpus and encoder have the same paths there. Default: the output_dir."
-        },
+    records_dir: str | None = option(
+        None,
+        "Folder of the table and of the JSON records of runs, to be kept or shared without their models; tables "
+        "and cost of analyze.py read it. A run that has a record there is not repeated, on another machine neither if "
+        "corpus and encoder have the same paths there. Default: the output_dir.",
     )
-    table_name: str = field(
-        default="results",
-        metadata={"help": "Of the table's files. Tables that share their folders share subsets and finished equal runs."},
+    table_name: str = option(
+        "results", "Of the table's files. Tables that share their folders share subsets and finished equal runs."
     )
-    max_steps: int | None = field(
-        default=None,
-        metadata={
-            "help": "train_tlm.py's, instead of the --config files', for all arms without one of their own. A budget of "
-            "another kind that the files have, max_flops say, ends stage 1 too if it is reached first."
-        },
+    max_steps: int | None = option(
+        None,
+        "train_tlm.py's, instead of the --config files', for all arms without one of their own. A budget of "
+        "another kind that the files have, max_flops say, ends stage 1 too if it is reached first.",
     )
-    max_tokens: float | None = field(default=None, metadata={"help": "Likewise; max_steps is then 0 by default."})
-    max_flops: float | None = field(default=None, metadata={"help": "Likewise; max_steps is then 0 by default."})
+    max_tokens: float | None = option(None, "Likewise; max_steps is then 0 by default.")
+    max_flops: float | None = option(None, "Likewise; max_steps is then 0 by default.")
 
     def __post_init__(self):
         check_ranges(self, ReproductionError)

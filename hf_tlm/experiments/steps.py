@@ -7,7 +7,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from hf_tlm.training import Cost, ModelArguments, ScoreModelArguments, TlmArgume
 from hf_tlm.utils.files import atomic_directory
 from hf_tlm.utils.json_files import find_object
 from hf_tlm.utils.locks import awaited
+from hf_tlm.utils.options import option
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +43,7 @@ COSTS = ("steps", "tokens", "real_tokens", "flops", "seconds")
 class TokenizerArguments:
     """A WordPiece vocabulary that all arms of a task share."""
 
-    passages: int = field(metadata={"help": "Random passages of the corpus, beside the task's training texts."})
+    passages: int = option(help="Random passages of the corpus, beside the task's training texts.")
     vocab_size: int = ModelArguments.vocab_size
     lowercase: bool = ModelArguments.lowercase
     max_length: int = TlmArguments.max_length

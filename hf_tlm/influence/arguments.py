@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from hf_tlm.influence.checks import (
     without_effect,
 )
 from hf_tlm.influence.errors import InfluenceError
+from hf_tlm.utils.options import option
 from hf_tlm.utils.ranges import check_ranges
 
 if TYPE_CHECKING:
@@ -39,115 +40,86 @@ logger = logging.getLogger(__name__)
 class SelectionArguments:
     """Which passages of a subset are kept."""
 
-    subset: str = field(
-        metadata={
-            "help": "Folder written by hf-tlm retrieve, or a dataset of the Hub: owner/name, owner/name:config, either "
+    subset: str = option(
+        help=(
+            "Folder written by hf-tlm retrieve, or a dataset of the Hub: owner/name, owner/name:config, either "
             "with @revision."
-        }
+        )
     )
-    method: str = field(
-        default="iss",
-        metadata={
-            "help": "iss: influence on the validation examples' loss. confidence: those that --teacher is most certain of. "
-            "disagreement: those on which several teachers differ most. Controls: dsir (n-gram importance resampling), "
-            "bm25-rank (the first of the subset), random.",
-            "choices": list(METHODS),
-        },
+    method: str = option(
+        "iss",
+        "iss: influence on the validation examples' loss. confidence: those that --teacher is most certain of. "
+        "disagreement: those on which several teachers differ most. Controls: dsir (n-gram importance resampling), "
+        "bm25-rank (the first of the subset), random.",
+        choices=list(METHODS),
     )
-    fraction: float | None = field(default=None, metadata={"help": "Share of the subset to keep; the paper's is 0.2."})
-    top_k: int | None = field(
-        default=None, metadata={"help": "iss, instead of fraction: the union of so many passages for each task batch."}
+    fraction: float | None = option(None, "Share of the subset to keep; the paper's is 0.2.")
+    top_k: int | None = option(None, "iss, instead of fraction: the union of so many passages for each task batch.")
+    num_passages: int | None = option(None, "Instead of fraction: how many passages to keep.")
+    balance: str | None = option(
+        None,
+        "class: every class of the validation examples chooses as many; by a teacher, of every class that it "
+        "takes passages for there are as many.",
+        choices=list(BALANCES),
     )
-    num_passages: int | None = field(default=None, metadata={"help": "Instead of fraction: how many passages to keep."})
-    balance: str | None = field(
-        default=None,
-        metadata={
-            "help": "class: every class of the validation examples chooses as many; by a teacher, of every class that it "
-            "takes passages for there are as many.",
-            "choices": list(BALANCES),
-        },
+    corpus_batch_size: int = option(
+        4, "Passages judged together (the paper's B_p); 1 judges each by itself, at the same cost."
     )
-    corpus_batch_size: int = field(
-        default=4,
-        metadata={"help": "Passages judged together (the paper's B_p); 1 judges each by itself, at the same cost."},
+    task_batch_size: int = option(4, "Validation examples that share a gradient (the paper's B_t): more are faster.")
+    group_loss: str = option(
+        "passages",
+        "Masked-LM loss of passages that are judged together. passages: the sum of each one's own mean. tokens: "
+        "the mean over the masked tokens of all, as in the released script.",
+        choices=list(GROUP_LOSSES),
     )
-    task_batch_size: int = field(
-        default=4, metadata={"help": "Validation examples that share a gradient (the paper's B_t): more are faster."}
+    task_split: str = option(
+        "validation",
+        "Examples whose loss influence is measured on: the paper's are of validation, the released script's of train.",
+        choices=list(TASK_SPLITS),
     )
-    group_loss: str = field(
-        default="passages",
-        metadata={
-            "help": "Masked-LM loss of passages that are judged together. passages: the sum of each one's own mean. tokens: "
-            "the mean over the masked tokens of all, as in the released script.",
-            "choices": list(GROUP_LOSSES),
-        },
-    )
-    task_split: str = field(
-        default="validation",
-        metadata={
-            "help": "Examples whose loss influence is measured on: the paper's are of validation, the released script's of "
-            "train.",
-            "choices": list(TASK_SPLITS),
-        },
-    )
-    mask_task_texts: bool = field(
-        default=False,
-        metadata={"help": "Mask those examples as passages are masked, as the released script does."},
-    )
-    selection_seed: int = field(default=0, metadata={"help": "Seed of the masks, of dsir and of random."})
+    mask_task_texts: bool = option(False, "Mask those examples as passages are masked, as the released script does.")
+    selection_seed: int = option(0, "Seed of the masks, of dsir and of random.")
 
-    score_model: list[str] = field(
-        default_factory=lambda: ["scratch"],
-        metadata={
-            "help": "scratch: one trained on the task. Or a checkpoint (folder, or Hub id, @revision if wanted), or "
-            "several of one run, whose scores are averaged.",
-            "nargs": "+",
-        },
+    score_model: list[str] = option(
+        help=(
+            "scratch: one trained on the task. Or a checkpoint (folder, or Hub id, @revision if wanted), or "
+            "several of one run, whose scores are averaged."
+        ),
+        factory=lambda: ["scratch"],
+        nargs="+",
     )
-    layer: int = field(
-        default=-1, metadata={"help": "Layer whose gradients count: 0 the embeddings, 1 the first, -1 the last."}
+    layer: int = option(-1, "Layer whose gradients count: 0 the embeddings, 1 the first, -1 the last.")
+    parameters: str | None = option(
+        None,
+        "Parameters of the layer, patterns such as 'attention.*.weight,*bias'. Default: the weight of "
+        "attention's output projection, of layer 0 the word embeddings.",
     )
-    parameters: str | None = field(
-        default=None,
-        metadata={
-            "help": "Parameters of the layer, patterns such as 'attention.*.weight,*bias'. Default: the weight of "
-            "attention's output projection, of layer 0 the word embeddings."
-        },
+    projection_dim: int | None = option(
+        None, "Project inputs and gradients to so many numbers: approximate. Default: exact."
     )
-    projection_dim: int | None = field(
-        default=None, metadata={"help": "Project inputs and gradients to so many numbers: approximate. Default: exact."}
+    score_mlm_probability: float = option(0.1, "Share of a passage's tokens that is masked.")
+    score_max_length: int | None = option(
+        None, "Tokens after which a text is cut for scoring. Default: 128, or fewer if the score model takes fewer."
     )
-    score_mlm_probability: float = field(default=0.1, metadata={"help": "Share of a passage's tokens that is masked."})
-    score_max_length: int | None = field(
-        default=None,
-        metadata={
-            "help": "Tokens after which a text is cut for scoring. Default: 128, or fewer if the score model takes fewer."
-        },
+    score_batch_size: int = option(32, "Passages at a time; scores do not depend on it.")
+    quote_task_texts: bool = option(
+        False, "Quote texts of the task in report.md and the card, beside the passages that they found."
     )
-    score_batch_size: int = field(default=32, metadata={"help": "Passages at a time; scores do not depend on it."})
-    quote_task_texts: bool = field(
-        default=False,
-        metadata={"help": "Quote texts of the task in report.md and the card, beside the passages that they found."},
+    work_dir: str | None = option(
+        None, "Folder of the scores, from which a killed run continues. Default: in the cache, found again."
     )
-    work_dir: str | None = field(
-        default=None,
-        metadata={"help": "Folder of the scores, from which a killed run continues. Default: in the cache, found again."},
+    executor: str | None = option(
+        None,
+        "Score on an executor of datatrove, whose machines see work_dir. Default: in this process, and those "
+        "that accelerate launches with it.",
+        choices=["local", "ray", "slurm", "jobs"],
     )
-    executor: str | None = field(
-        default=None,
-        metadata={
-            "help": "Score on an executor of datatrove, whose machines see work_dir. Default: in this process, and those "
-            "that accelerate launches with it.",
-            "choices": ["local", "ray", "slurm", "jobs"],
-        },
+    num_shards: int | None = option(
+        None, f"executor: tasks that share the scoring, each with a model. Default: {NUM_SHARDS}."
     )
-    num_shards: int | None = field(
-        default=None, metadata={"help": f"executor: tasks that share the scoring, each with a model. Default: {NUM_SHARDS}."}
-    )
-    workers: int | None = field(default=None, metadata={"help": "executor: tasks at a time."})
-    executor_options: str | None = field(
-        default=None,
-        metadata={"help": 'executor: options of datatrove\'s, e.g. \'{"partition": "gpu", "time": "2:00:00"}\'.'},
+    workers: int | None = option(None, "executor: tasks at a time.")
+    executor_options: str | None = option(
+        None, 'executor: options of datatrove\'s, e.g. \'{"partition": "gpu", "time": "2:00:00"}\'.'
     )
 
     def __post_init__(self):

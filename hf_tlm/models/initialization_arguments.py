@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated
 
 from hf_tlm.models.errors import ModelError
 from hf_tlm.utils.no_effect import NoEffect
+from hf_tlm.utils.options import option
 from hf_tlm.utils.ranges import check_ranges
 
 _RANDOM = NoEffect("embedding_init", ("random",), "with embedding_init random. Leave it out.")
@@ -17,47 +18,37 @@ _RANDOM = NoEffect("embedding_init", ("random",), "with embedding_init random. L
 class InitializationArguments:
     """How the weights of a model from scratch begin (ours): by default as in the papers."""
 
-    embedding_init: str = field(
-        default="random",
-        metadata={
-            "help": "From scratch, token embeddings: random (the papers'), or spectral: SVD of the positive PMI of "
-            "co-occurrence counts over the run's own texts (ours).",
-            "choices": ["random", "spectral"],
-        },
+    embedding_init: str = option(
+        "random",
+        "From scratch, token embeddings: random (the papers'), or spectral: SVD of the positive PMI of "
+        "co-occurrence counts over the run's own texts (ours).",
+        choices=["random", "spectral"],
     )
-    spectral_scale: Annotated[float, _RANDOM] = field(default=1.0, metadata={"help": "Norm of a spectral token embedding."})
-    weight_init: str = field(
-        default="config",
-        metadata={
-            "help": "From scratch, deviation of random weights: config, its initializer_range; or width, 0.02 x sqrt(768 / "
-            "hidden_size), as large in effect as BERT-base's (ours).",
-            "choices": ["config", "width"],
-        },
+    spectral_scale: Annotated[float, _RANDOM] = option(1.0, "Norm of a spectral token embedding.")
+    weight_init: str = option(
+        "config",
+        "From scratch, deviation of random weights: config, its initializer_range; or width, 0.02 x sqrt(768 / "
+        "hidden_size), as large in effect as BERT-base's (ours).",
+        choices=["config", "width"],
     )
-    attention_init: str = field(
-        default="random",
-        metadata={
-            "help": "From scratch, heads: random, or neighbors: they write what they read, and in bodies with learned "
-            "positions, which become sinusoidal codes, the first layer's look at the tokens beside (ours).",
-            "choices": ["random", "neighbors"],
-        },
+    attention_init: str = option(
+        "random",
+        "From scratch, heads: random, or neighbors: they write what they read, and in bodies with learned "
+        "positions, which become sinusoidal codes, the first layer's look at the tokens beside (ours).",
+        choices=["random", "neighbors"],
     )
-    lm_head_init: str = field(
-        default="random",
-        metadata={
-            "help": "From scratch, masked-LM head: random, or frequencies: its output bias is the log frequency of every "
-            "token in the run's own texts, its transform near the identity (ours).",
-            "choices": ["random", "frequencies"],
-        },
+    lm_head_init: str = option(
+        "random",
+        "From scratch, masked-LM head: random, or frequencies: its output bias is the log frequency of every "
+        "token in the run's own texts, its transform near the identity (ours).",
+        choices=["random", "frequencies"],
     )
 
-    classifier_init: str = field(
-        default="random",
-        metadata={
-            "help": "From scratch, classifier: random, or linear: it begins as a linear model of the task's tokens, whose "
-            "evidence is in dimensions of the token embeddings (ours; ModernBERT with classifier_pooling mean).",
-            "choices": ["random", "linear"],
-        },
+    classifier_init: str = option(
+        "random",
+        "From scratch, classifier: random, or linear: it begins as a linear model of the task's tokens, whose "
+        "evidence is in dimensions of the token embeddings (ours; ModernBERT with classifier_pooling mean).",
+        choices=["random", "linear"],
     )
 
     def __post_init__(self):

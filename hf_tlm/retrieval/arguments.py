@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +11,7 @@ from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.retrieval.names import RETRIEVERS
 from hf_tlm.retrieval.queries import QUERY_MODES
 from hf_tlm.utils.no_effect import OnlyWith, check_effects
+from hf_tlm.utils.options import option
 from hf_tlm.utils.ranges import check_ranges
 
 if TYPE_CHECKING:
@@ -33,79 +34,52 @@ _ELASTIC = OnlyWith("retriever", ("elasticsearch",), ignored=("random",))
 class RetrievalArguments:
     """How passages are chosen."""
 
-    retriever: str = field(
-        default="bm25",
-        metadata={"help": "Ours (bm25), another engine, sharded, or random.", "choices": list(RETRIEVERS)},
+    retriever: str = option("bm25", "Ours (bm25), another engine, sharded, or random.", choices=list(RETRIEVERS))
+    top_k: int | None = option(
+        None, "Passages per training text. Default, the paper's: 5000 under 5K training texts, 50 over 100K, else 500."
     )
-    top_k: int | None = field(
-        default=None,
-        metadata={
-            "help": "Passages per training text. Default, the paper's: 5000 under 5K training texts, 50 over 100K, else 500."
-        },
+    query_mode: str = option("text", "The whole text, or its RAKE key phrases.", choices=list(QUERY_MODES))
+    max_query_terms: int | None = option(
+        None, "Keep only so many terms of a query, the rarest: faster, not the same subset."
     )
-    query_mode: str = field(
-        default="text", metadata={"help": "The whole text, or its RAKE key phrases.", "choices": list(QUERY_MODES)}
+    bm25_variant: str = option("lucene", "lucene, robertson, atire, bm25l, bm25+, okapi.")
+    k1: float = option(1.2, "BM25's term frequency saturation.")
+    b: float = option(0.75, "BM25's length normalisation.")
+    delta: float | None = option(None, "Lower bound of bm25l (default 0.5) and bm25+ (default 1).")
+    keep_stopwords: bool = option(False, "Keep English stop words.")
+    stemmer: str | None = option(None, "Snowball stemmer, such as english. Default: none.")
+    decontaminate: bool = option(True, "Leave out passages that hold validation or test texts of the task.")
+    deduplicate: float | None = option(
+        None, "Leave out passages this similar to a better one (Jaccard of 5-grams, e.g. 0.8)."
     )
-    max_query_terms: int | None = field(
-        default=None, metadata={"help": "Keep only so many terms of a query, the rarest: faster, not the same subset."}
-    )
-    bm25_variant: str = field(default="lucene", metadata={"help": "lucene, robertson, atire, bm25l, bm25+, okapi."})
-    k1: float = field(default=1.2, metadata={"help": "BM25's term frequency saturation."})
-    b: float = field(default=0.75, metadata={"help": "BM25's length normalisation."})
-    delta: float | None = field(default=None, metadata={"help": "Lower bound of bm25l (default 0.5) and bm25+ (default 1)."})
-    keep_stopwords: bool = field(default=False, metadata={"help": "Keep English stop words."})
-    stemmer: str | None = field(default=None, metadata={"help": "Snowball stemmer, such as english. Default: none."})
-    decontaminate: bool = field(
-        default=True, metadata={"help": "Leave out passages that hold validation or test texts of the task."}
-    )
-    deduplicate: float | None = field(
-        default=None, metadata={"help": "Leave out passages this similar to a better one (Jaccard of 5-grams, e.g. 0.8)."}
-    )
-    num_passages: int | None = field(default=None, metadata={"help": "Size of a random subset."})
-    like: str | None = field(
-        default=None, metadata={"help": "Take the size of a random subset from this one: folder or Hub id."}
-    )
-    seed: int = field(default=0, metadata={"help": "Seed of a random subset."})
+    num_passages: int | None = option(None, "Size of a random subset.")
+    like: str | None = option(None, "Take the size of a random subset from this one: folder or Hub id.")
+    seed: int = option(0, "Seed of a random subset.")
 
-    index_dir: str | None = field(
-        default=None, metadata={"help": "Folder of the index, built if it is not there. Default: the cache."}
+    index_dir: str | None = option(None, "Folder of the index, built if it is not there. Default: the cache.")
+    num_threads: Annotated[int | None, _BM25] = option(
+        None, "Threads; default, all cores. Indexing takes some 100 MB for each."
     )
-    num_threads: Annotated[int | None, _BM25] = field(
-        default=None, metadata={"help": "Threads; default, all cores. Indexing takes some 100 MB for each."}
+    query_batch_size: Annotated[int | None, _OURS] = option(
+        None, "Queries a thread searches at once, 24 bytes x top_k each; fewer are slower."
     )
-    query_batch_size: Annotated[int | None, _OURS] = field(
-        default=None, metadata={"help": "Queries a thread searches at once, 24 bytes x top_k each; fewer are slower."}
+    num_shards: Annotated[int, _SHARDED] = option(2, "sharded: parts, each indexed and searched by one process.")
+    executor: Annotated[str, _SHARDED] = option(
+        "local", "sharded: where it runs.", choices=["local", "ray", "slurm", "jobs"]
     )
-    num_shards: Annotated[int, _SHARDED] = field(
-        default=2, metadata={"help": "sharded: parts, each indexed and searched by one process."}
+    workers: Annotated[int | None, _SHARDED] = option(None, "sharded: shards at a time.")
+    work_dir: Annotated[str | None, _SHARDED] = option(
+        None, "sharded: folder all machines see, which a killed run continues from."
     )
-    executor: Annotated[str, _SHARDED] = field(
-        default="local", metadata={"help": "sharded: where it runs.", "choices": ["local", "ray", "slurm", "jobs"]}
+    executor_options: Annotated[str, _SHARDED] = option(
+        "{}", 'sharded: of datatrove\'s executor, e.g. \'{"partition": "cpu", "time": "2:00:00"}\'.'
     )
-    workers: Annotated[int | None, _SHARDED] = field(default=None, metadata={"help": "sharded: shards at a time."})
-    work_dir: Annotated[str | None, _SHARDED] = field(
-        default=None, metadata={"help": "sharded: folder all machines see, which a killed run continues from."}
-    )
-    executor_options: Annotated[str, _SHARDED] = field(
-        default="{}",
-        metadata={"help": 'sharded: of datatrove\'s executor, e.g. \'{"partition": "cpu", "time": "2:00:00"}\'.'},
-    )
-    elastic_url: Annotated[str, _ELASTIC] = field(
-        default="http://localhost:9200", metadata={"help": "elasticsearch: the cluster."}
-    )
-    elastic_index: Annotated[str | None, _ELASTIC] = field(default=None, metadata={"help": "elasticsearch: the index."})
-    elastic_text_field: Annotated[str, _ELASTIC] = field(
-        default="text", metadata={"help": "elasticsearch: field of the texts."}
-    )
-    elastic_id_field: Annotated[str | None, _ELASTIC] = field(
-        default=None, metadata={"help": "elasticsearch: field of the ids. Default: _id."}
-    )
-    elastic_source_field: Annotated[str, _ELASTIC] = field(
-        default="source", metadata={"help": "elasticsearch: field of the sources."}
-    )
-    elastic_ca_certs: Annotated[str | None, _ELASTIC] = field(
-        default=None, metadata={"help": "elasticsearch: certificates to trust."}
-    )
+    elastic_url: Annotated[str, _ELASTIC] = option("http://localhost:9200", "elasticsearch: the cluster.")
+    elastic_index: Annotated[str | None, _ELASTIC] = option(None, "elasticsearch: the index.")
+    elastic_text_field: Annotated[str, _ELASTIC] = option("text", "elasticsearch: field of the texts.")
+    elastic_id_field: Annotated[str | None, _ELASTIC] = option(None, "elasticsearch: field of the ids. Default: _id.")
+    elastic_source_field: Annotated[str, _ELASTIC] = option("source", "elasticsearch: field of the sources.")
+    elastic_ca_certs: Annotated[str | None, _ELASTIC] = option(None, "elasticsearch: certificates to trust.")
 
     def __post_init__(self):
         check_ranges(self, RetrievalError)
@@ -206,13 +180,11 @@ class RetrievalArguments:
 class SubsetArguments:
     """What was chosen from a corpus."""
 
-    subset: str | None = field(
-        default=None,
-        metadata={
-            "help": "Folder of a subset (hf-tlm retrieve, select-influence), or a dataset of the Hub: owner/name, "
-            "owner/name:config, either with @revision. Training: without one, task data only (rho1 0). Pretraining: instead "
-            "of --corpus. Fine-tuning: for a teacher to label."
-        },
+    subset: str | None = option(
+        None,
+        "Folder of a subset (hf-tlm retrieve, select-influence), or a dataset of the Hub: owner/name, "
+        "owner/name:config, either with @revision. Training: without one, task data only (rho1 0). Pretraining: instead "
+        "of --corpus. Fine-tuning: for a teacher to label.",
     )
 
     def open(self) -> Subset | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+from hf_tlm.utils.options import option
 
 MAJORITY, LINEAR = "majority class", "linear"
 
@@ -11,11 +13,8 @@ MAJORITY, LINEAR = "majority class", "linear"
 class BaselineArguments:
     """Which baselines."""
 
-    baseline: str = field(
-        default="all",
-        metadata={
-            "help": "majority class: the training split's largest. linear: a support vector machine on TF-IDF, chosen on "
-            "validation.",
-            "choices": ["all", MAJORITY, LINEAR],
-        },
+    baseline: str = option(
+        "all",
+        "majority class: the training split's largest. linear: a support vector machine on TF-IDF, chosen on validation.",
+        choices=["all", MAJORITY, LINEAR],
     )

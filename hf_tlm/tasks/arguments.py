@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from hf_tlm.tasks.registry import TASKS
 from hf_tlm.tasks.spec import KINDS, METRICS, Task, TaskError
+from hf_tlm.utils.options import option
 from hf_tlm.utils.ranges import check_ranges
 
 
@@ -13,62 +14,47 @@ from hf_tlm.utils.ranges import check_ranges
 class TaskArguments:
     """The labelled task."""
 
-    task: str = field(
-        metadata={
-            "help": "A table of texts and labels (csv, tsv, xlsx, jsonl, parquet), some of which are held out for "
+    task: str = option(
+        help=(
+            "A table of texts and labels (csv, tsv, xlsx, jsonl, parquet), some of which are held out for "
             "validation and test; a folder with train, validation and test files (these, SQuAD's json, CoNLL, CoNLL-U); a "
             f"Hub dataset id (@revision if wanted); or a registered task ({', '.join(TASKS)})."
-        }
+        )
     )
-    task_kind: str | None = field(
-        default=None,
-        metadata={
-            "help": f"One of {', '.join(KINDS)} (default: the registered task's, else what the columns tell).",
-            "choices": KINDS,
-        },
+    task_kind: str | None = option(
+        None, f"One of {', '.join(KINDS)} (default: the registered task's, else what the columns tell).", choices=KINDS
     )
-    text_column: str | None = field(default=None, metadata={"help": "Column of the texts (default: text)."})
-    text_pair_column: str | None = field(default=None, metadata={"help": "Column of the second texts of pairs."})
-    label_column: str | None = field(default=None, metadata={"help": "Column of the labels (default: label)."})
-    label_names: list[str] | None = field(
-        default=None,
-        metadata={"help": "Names of classes that the data only number, in the order of the numbers.", "nargs": "+"},
+    text_column: str | None = option(None, "Column of the texts (default: text).")
+    text_pair_column: str | None = option(None, "Column of the second texts of pairs.")
+    label_column: str | None = option(None, "Column of the labels (default: label).")
+    label_names: list[str] | None = option(
+        None, "Names of classes that the data only number, in the order of the numbers.", nargs="+"
     )
-    columns: list[str] | None = field(
-        default=None,
-        metadata={
-            "help": "Columns of question answering (context question answers starts), multiple choice (context question "
-            "options label) and tagging (tokens tags), as role=column pairs: context=article options=choices. In CoNLL "
-            "files a column is a number: tokens=0 tags=-1."
-        },
+    columns: list[str] | None = option(
+        None,
+        "Columns of question answering (context question answers starts), multiple choice (context question "
+        "options label) and tagging (tokens tags), as role=column pairs: context=article options=choices. In CoNLL "
+        "files a column is a number: tokens=0 tags=-1.",
     )
-    id_column: str | None = field(default=None, metadata={"help": "Column of ids (default: id, if there is one)."})
-    metric: str | None = field(
-        default=None,
-        metadata={
-            "help": f"One of {', '.join(METRICS)} (default: the registered task's, else the usual one of its kind). Or "
-            "task=metric pairs, 'mrpc=accuracy stsb=spearman': of the registered tasks that they name."
-        },
+    id_column: str | None = option(None, "Column of ids (default: id, if there is one).")
+    metric: str | None = option(
+        None,
+        f"One of {', '.join(METRICS)} (default: the registered task's, else the usual one of its kind). Or "
+        "task=metric pairs, 'mrpc=accuracy stsb=spearman': of the registered tasks that they name.",
     )
-    task_config: str | None = field(default=None, metadata={"help": "Configuration of a Hub dataset."})
-    task_revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit of a Hub dataset."})
-    separator: str | None = field(
-        default=None,
-        metadata={"help": "What separates the fields of csv and tsv files: ; or tab, say. Default: it is looked for."},
+    task_config: str | None = option(None, "Configuration of a Hub dataset.")
+    task_revision: str | None = option(None, "Branch, tag or commit of a Hub dataset.")
+    separator: str | None = option(
+        None, "What separates the fields of csv and tsv files: ; or tab, say. Default: it is looked for."
     )
-    validation_share: float | None = field(
-        default=None,
-        metadata={
-            "help": "Of a table, or a task without a validation split, hold out so many texts for it, of every class "
-            "(default for a table: 0.1)."
-        },
+    validation_share: float | None = option(
+        None,
+        "Of a table, or a task without a validation split, hold out so many texts for it, of every class "
+        "(default for a table: 0.1).",
     )
-    test_share: float | None = field(
-        default=None, metadata={"help": "The same for test (default for a table: 0.1; 0: there is none)."}
-    )
-    drop_bad_rows: bool = field(
-        default=False,
-        metadata={"help": "Leave out rows with null or blank texts, unknown labels, misplaced answers or repeated ids."},
+    test_share: float | None = option(None, "The same for test (default for a table: 0.1; 0: there is none).")
+    drop_bad_rows: bool = option(
+        False, "Leave out rows with null or blank texts, unknown labels, misplaced answers or repeated ids."
     )
 
     def __post_init__(self):

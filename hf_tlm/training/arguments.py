@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from hf_tlm.training.base_arguments import SeedsArguments
@@ -12,6 +12,7 @@ from hf_tlm.training.errors import ArgumentsError
 from hf_tlm.training.run_arguments import RunArguments
 from hf_tlm.training.teacher_arguments import WITHOUT_TEACHER, TeacherArguments
 from hf_tlm.utils.no_effect import OnlyWith
+from hf_tlm.utils.options import option
 
 _WITH_MUON = OnlyWith("optim", ("muon",))
 
@@ -24,120 +25,85 @@ class TlmArguments(TeacherArguments, RunArguments, SeedsArguments):
     """
 
     # The method (TLM, section 3.1; Table B.1).
-    rho1: float = field(
-        default=3,
-        metadata={"help": "Corpus batches per task batch in stage 1: 0 is task data only, inf corpus data only."},
+    rho1: float = option(3, "Corpus batches per task batch in stage 1: 0 is task data only, inf corpus data only.")
+    rho2: float = option(20, "Weight of the masked-LM loss on task data in stage 1.")
+    loss_normalization: str = option(
+        "mean",
+        "Task batches: mean is (rho2 L_mlm + L_task)/(rho2 + 1), the released code's; sum is the paper's.",
+        choices=["mean", "sum"],
     )
-    rho2: float = field(default=20, metadata={"help": "Weight of the masked-LM loss on task data in stage 1."})
-    loss_normalization: str = field(
-        default="mean",
-        metadata={
-            "help": "Task batches: mean is (rho2 L_mlm + L_task)/(rho2 + 1), the released code's; sum is the paper's.",
-            "choices": ["mean", "sum"],
-        },
+    corpus_max_length: int | None = option(None, "Longest corpus passage in tokens. Default: max_length.")
+    stage: str = option(
+        "both",
+        "1: joint training only. 2: fine-tuning only (give --model_name_or_path a stage-1 model). both.",
+        choices=["1", "2", "both"],
     )
-    corpus_max_length: int | None = field(
-        default=None, metadata={"help": "Longest corpus passage in tokens. Default: max_length."}
+    teacher_output: Annotated[str | None, WITHOUT_TEACHER] = option(
+        None, "Folder for the subset with the teacher's answers in a column teacher_probs, to be published like any."
     )
-    stage: str = field(
-        default="both",
-        metadata={
-            "help": "1: joint training only. 2: fine-tuning only (give --model_name_or_path a stage-1 model). both.",
-            "choices": ["1", "2", "both"],
-        },
-    )
-    teacher_output: Annotated[str | None, WITHOUT_TEACHER] = field(
-        default=None,
-        metadata={
-            "help": "Folder for the subset with the teacher's answers in a column teacher_probs, to be published like any."
-        },
-    )
-    teacher_rounds: Annotated[int, WITHOUT_TEACHER] = field(
-        default=1,
-        metadata={
-            "help": "Whole runs one after the other, each taught by the one before; that which is best on validation is the "
-            "result."
-        },
+    teacher_rounds: Annotated[int, WITHOUT_TEACHER] = option(
+        1, "Whole runs one after the other, each taught by the one before; that which is best on validation is the result."
     )
 
     # Stage 2: the task loss alone, on unmasked task texts; the checkpoint best on validation is kept.
-    stage2_max_steps: int = field(default=-1, metadata={"help": "Stage 2: optimizer steps. -1: by epochs."})
-    stage2_num_train_epochs: float = field(default=10.0, metadata={"help": "Stage 2: passes over the training split."})
-    stage2_min_steps: int = field(
-        default=0, metadata={"help": "Stage 2 by epochs: at least so many optimizer steps, for tasks of few texts."}
+    stage2_max_steps: int = option(-1, "Stage 2: optimizer steps. -1: by epochs.")
+    stage2_num_train_epochs: float = option(10.0, "Stage 2: passes over the training split.")
+    stage2_min_steps: int = option(0, "Stage 2 by epochs: at least so many optimizer steps, for tasks of few texts.")
+    stage2_learning_rate: float = option(2e-5, "Stage 2: peak learning rate.")
+    stage2_muon_learning_rate: Annotated[float | None, _WITH_MUON] = option(
+        None, "Stage 2: as muon_learning_rate. Default: stage2_learning_rate."
     )
-    stage2_learning_rate: float = field(default=2e-5, metadata={"help": "Stage 2: peak learning rate."})
-    stage2_muon_learning_rate: Annotated[float | None, _WITH_MUON] = field(
-        default=None, metadata={"help": "Stage 2: as muon_learning_rate. Default: stage2_learning_rate."}
+    stage2_weight_decay: float = option(0.0, "Stage 2: weight decay.")
+    stage2_layerwise_lr_decay: float = option(
+        1.0, "Stage 2: as layerwise_lr_decay; ELECTRA's fine-tuning has 0.8, its large model 0.9."
     )
-    stage2_weight_decay: float = field(default=0.0, metadata={"help": "Stage 2: weight decay."})
-    stage2_layerwise_lr_decay: float = field(
-        default=1.0, metadata={"help": "Stage 2: as layerwise_lr_decay; ELECTRA's fine-tuning has 0.8, its large model 0.9."}
+    stage2_warmup_steps: float = option(0, "Stage 2: warm-up steps, or a share below 1.")
+    stage2_total_batch_size: int = option(32, "Stage 2: texts per optimizer step.")
+    stage2_eval_steps: float = option(
+        0.05, "Stage 2: evaluate and save every so many steps, or a share of all steps below 1."
     )
-    stage2_warmup_steps: float = field(default=0, metadata={"help": "Stage 2: warm-up steps, or a share below 1."})
-    stage2_total_batch_size: int = field(default=32, metadata={"help": "Stage 2: texts per optimizer step."})
-    stage2_eval_steps: float = field(
-        default=0.05,
-        metadata={"help": "Stage 2: evaluate and save every so many steps, or a share of all steps below 1."},
+    stage2_reset_classifier: bool = option(
+        False, "Start stage 2 from a fresh classification head, as the released scripts do."
     )
-    stage2_reset_classifier: bool = field(
-        default=False,
-        metadata={"help": "Start stage 2 from a fresh classification head, as the released scripts do."},
+    stage2_max_length: int | None = option(
+        None,
+        "Stage 2 and scoring: longest text in tokens. 0: the task's own, which 99%% of its training texts keep "
+        "to. Default: max_length.",
     )
-    stage2_max_length: int | None = field(
-        default=None,
-        metadata={
-            "help": "Stage 2 and scoring: longest text in tokens. 0: the task's own, which 99%% of its training texts keep "
-            "to. Default: max_length."
-        },
+    stage2_rho2: float = option(
+        0.0,
+        "Stage 2: weight of the language-modelling loss on the task's texts, which are then masked as in stage "
+        "1; 0: the task loss alone, on unmasked texts.",
     )
-    stage2_rho2: float = field(
-        default=0.0,
-        metadata={
-            "help": "Stage 2: weight of the language-modelling loss on the task's texts, which are then masked as in stage "
-            "1; 0: the task loss alone, on unmasked texts."
-        },
+    stage2_class_balance: float = option(
+        0.0,
+        "Stage 2: classes count by their frequency to the power of minus this: 0 as frequent as they are, 1 all "
+        "alike, which macro-averaged scores do.",
     )
-    stage2_class_balance: float = field(
-        default=0.0,
-        metadata={
-            "help": "Stage 2: classes count by their frequency to the power of minus this: 0 as frequent as they are, 1 all "
-            "alike, which macro-averaged scores do."
-        },
+    stage2_dropout: float | None = option(
+        None, "Stage 2: all dropout probabilities of the model. Default: those of stage 1."
     )
-    stage2_dropout: float | None = field(
-        default=None, metadata={"help": "Stage 2: all dropout probabilities of the model. Default: those of stage 1."}
+    stage2_label_smoothing: float | None = option(
+        None, "Stage 2: so much of each label's weight goes to all classes alike. Default: label_smoothing_factor."
     )
-    stage2_label_smoothing: float | None = field(
-        default=None,
-        metadata={
-            "help": "Stage 2: so much of each label's weight goes to all classes alike. Default: label_smoothing_factor."
-        },
+    stage2_rdrop: float = option(
+        0.0,
+        "Stage 2: every text passes twice under other dropout, and so many times their divergence is added to "
+        "the loss (R-Drop's alpha).",
     )
-    stage2_rdrop: float = field(
-        default=0.0,
-        metadata={
-            "help": "Stage 2: every text passes twice under other dropout, and so many times their divergence is added to "
-            "the loss (R-Drop's alpha)."
-        },
+    stage2_ema_decay: float = option(
+        0.0,
+        "Stage 2: weights are scored and kept as their exponential moving average, of which so much is left "
+        "after a step; 0.99 for some 2,000 steps.",
     )
-    stage2_ema_decay: float = field(
-        default=0.0,
-        metadata={
-            "help": "Stage 2: weights are scored and kept as their exponential moving average, of which so much is left "
-            "after a step; 0.99 for some 2,000 steps."
-        },
+    stage2_classifier_pooling: str | None = option(
+        None,
+        "Stage 2 and after: what the classifier reads, the first token (cls) or the mean over tokens; bodies of "
+        "the type modernbert. Default: as in stage 1.",
+        choices=["cls", "mean"],
     )
-    stage2_classifier_pooling: str | None = field(
-        default=None,
-        metadata={
-            "help": "Stage 2 and after: what the classifier reads, the first token (cls) or the mean over tokens; bodies of "
-            "the type modernbert. Default: as in stage 1.",
-            "choices": ["cls", "mean"],
-        },
-    )
-    stage2_teacher_passages: Annotated[bool, WITHOUT_TEACHER] = field(
-        default=True, metadata={"help": "Stage 2: the teacher's passages are training texts there too."}
+    stage2_teacher_passages: Annotated[bool, WITHOUT_TEACHER] = option(
+        True, "Stage 2: the teacher's passages are training texts there too."
     )
 
     def __post_init__(self):
@@ -233,22 +199,19 @@ class ScoreModelArguments(TlmArguments):
 
     hub_id_name: ClassVar[str] = "hub_dataset_id"
 
-    output_dir: str | None = field(default="", metadata={"help": "Folder of the smaller subset."})
-    push_to_hub: bool = field(default=False, metadata={"help": "Publish the smaller subset as a dataset of the Hub."})
-    hub_dataset_id: str | None = field(default=None, metadata={"help": "push_to_hub: the repository, owner/name."})
-    max_steps: int = field(
-        default=-1,
-        metadata={"help": "Score model: optimizer steps. -1: by num_train_epochs. 0: by a budget."},
-    )
-    num_train_epochs: float = field(default=15.0, metadata={"help": "Score model: passes over the training split."})
-    learning_rate: float = field(default=5e-5, metadata={"help": "Score model: peak learning rate."})
-    weight_decay: float = field(default=0.0, metadata={"help": "Score model: weight decay."})
-    warmup_steps: float = field(default=0.1, metadata={"help": "Score model: warm-up steps, or a share below 1."})
-    per_device_train_batch_size: int = field(default=16, metadata={"help": "Score model: texts per device and micro-batch."})
-    mlm_probability: float = field(default=0.1, metadata={"help": "Score model: share of tokens chosen for prediction."})
-    rho1: float = field(default=0, metadata={"help": "Score model: corpus batches per task batch; 0 is task data only."})
-    rho2: float = field(default=3, metadata={"help": "Score model: weight of the masked-LM loss."})
-    stage: str = field(default="1", metadata={"help": "Score model: 1, joint training; both, fine-tuning after it too."})
+    output_dir: str | None = option("", "Folder of the smaller subset.")
+    push_to_hub: bool = option(False, "Publish the smaller subset as a dataset of the Hub.")
+    hub_dataset_id: str | None = option(None, "push_to_hub: the repository, owner/name.")
+    max_steps: int = option(-1, "Score model: optimizer steps. -1: by num_train_epochs. 0: by a budget.")
+    num_train_epochs: float = option(15.0, "Score model: passes over the training split.")
+    learning_rate: float = option(5e-5, "Score model: peak learning rate.")
+    weight_decay: float = option(0.0, "Score model: weight decay.")
+    warmup_steps: float = option(0.1, "Score model: warm-up steps, or a share below 1.")
+    per_device_train_batch_size: int = option(16, "Score model: texts per device and micro-batch.")
+    mlm_probability: float = option(0.1, "Score model: share of tokens chosen for prediction.")
+    rho1: float = option(0, "Score model: corpus batches per task batch; 0 is task data only.")
+    rho2: float = option(3, "Score model: weight of the masked-LM loss.")
+    stage: str = option("1", "Score model: 1, joint training; both, fine-tuning after it too.")
 
 
 @dataclass(repr=False)

@@ -15,6 +15,7 @@ from hf_tlm.training.errors import ArgumentsError
 from hf_tlm.training.optimizers import OWN, check_optimizer
 from hf_tlm.training.trainer_options import check_trainer_options
 from hf_tlm.utils.no_effect import OnlyWith, check_effects
+from hf_tlm.utils.options import option
 from hf_tlm.utils.ranges import check_ranges
 
 # Of the Trainer's options those that would break a run.
@@ -39,11 +40,9 @@ class BaseArguments(TrainingArguments):
     # Whether a micro-batch is made smaller, if need be, until it divides the total batch.
     fits_micro_batch: ClassVar[bool] = False
 
-    output_dir: str | None = field(
-        default=None, metadata={"help": "Folder of the run: its model and results. Default: trainer_output."}
-    )
-    per_device_eval_batch_size: int = field(default=64, metadata={"help": "Texts per device when evaluating."})
-    logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Not here: such a loss ends the run."})
+    output_dir: str | None = option(None, "Folder of the run: its model and results. Default: trainer_output.")
+    per_device_eval_batch_size: int = option(64, "Texts per device when evaluating.")
+    logging_nan_inf_filter: bool = option(False, "Not here: such a loss ends the run.")
     # The Trainer's columns of labels, which a run knows; the option of this name is the task's, for names of classes.
     label_names: list[str] | None = field(default=None, init=False)
 
@@ -182,46 +181,38 @@ class PublishedArguments(BaseArguments):
     Help texts speak of TLM too, where these options hold for stage 1.
     """
 
-    weight_decay: float = field(default=0.01, metadata={"help": "Weight decay (TLM: of stage 1)."})
-    layerwise_lr_decay: float = field(
-        default=1.0,
-        metadata={
-            "help": "Every layer learns at so many times the rate of the one above it; ELECTRA's fine-tuning has 0.8, its "
-            "large model 0.9 (TLM: in stage 1)."
-        },
+    weight_decay: float = option(0.01, "Weight decay (TLM: of stage 1).")
+    layerwise_lr_decay: float = option(
+        1.0,
+        "Every layer learns at so many times the rate of the one above it; ELECTRA's fine-tuning has 0.8, its "
+        "large model 0.9 (TLM: in stage 1).",
     )
-    optim: str = field(
-        default="adamw_torch_fused",
-        metadata={
-            "help": "Optimizer: muon (matrices of the layers; AdamW for all else), lamb (extra [optim]), or one of the "
-            "Trainer's: adamw_torch_fused, adamw_torch, ..."
-        },
+    optim: str = option(
+        "adamw_torch_fused",
+        "Optimizer: muon (matrices of the layers; AdamW for all else), lamb (extra [optim]), or one of the "
+        "Trainer's: adamw_torch_fused, adamw_torch, ...",
     )
-    muon_learning_rate: Annotated[float | None, _WITH_MUON] = field(
-        default=None,
-        metadata={
-            "help": "optim muon: peak learning rate of the matrices, whose steps are as long as AdamW's (TLM: of stage 1). "
-            "Default: learning_rate."
-        },
+    muon_learning_rate: Annotated[float | None, _WITH_MUON] = option(
+        None,
+        "optim muon: peak learning rate of the matrices, whose steps are as long as AdamW's (TLM: of stage 1). "
+        "Default: learning_rate.",
     )
-    per_device_train_batch_size: int = field(default=32, metadata={"help": "Texts per device and micro-batch, at most."})
-    logging_steps: float = field(default=50, metadata={"help": "Log every so many optimizer steps (TLM: in both stages)."})
-    save_total_limit: int | None = field(
-        default=2, metadata={"help": "Checkpoints to keep, the best one among them; 2: there is one before the newest."}
+    per_device_train_batch_size: int = option(32, "Texts per device and micro-batch, at most.")
+    logging_steps: float = option(50, "Log every so many optimizer steps (TLM: in both stages).")
+    save_total_limit: int | None = option(
+        2, "Checkpoints to keep, the best one among them; 2: there is one before the newest."
     )
-    seed: int = field(default=0, metadata={"help": "Seed; `seeds`, where there is that option, takes precedence."})
-    push_to_hub: bool = field(default=False, metadata={"help": "Publish the finished model on the Hub."})
-    hub_model_id: str | None = field(default=None, metadata={"help": "push_to_hub: the repository, owner/name."})
-    hub_private_repo: bool | None = field(
-        default=None, metadata={"help": "push_to_hub: whether a repository that is made now is private; default: yes."}
+    seed: int = option(0, "Seed; `seeds`, where there is that option, takes precedence.")
+    push_to_hub: bool = option(False, "Publish the finished model on the Hub.")
+    hub_model_id: str | None = option(None, "push_to_hub: the repository, owner/name.")
+    hub_private_repo: bool | None = option(
+        None, "push_to_hub: whether a repository that is made now is private; default: yes."
     )
-    hub_revision: str | None = field(default=None, metadata={"help": "push_to_hub: branch; made if it is not there."})
-    hub_strategy: str = field(
-        default="end",
-        metadata={
-            "help": "push_to_hub: end, once the run is finished. checkpoint, also after every save, to the branch "
-            "<hub_revision or main>-checkpoints, which --resume_from_checkpoint owner/name@main-checkpoints continues from."
-        },
+    hub_revision: str | None = option(None, "push_to_hub: branch; made if it is not there.")
+    hub_strategy: str = option(
+        "end",
+        "push_to_hub: end, once the run is finished. checkpoint, also after every save, to the branch "
+        "<hub_revision or main>-checkpoints, which --resume_from_checkpoint owner/name@main-checkpoints continues from.",
     )
 
 
@@ -229,9 +220,7 @@ class PublishedArguments(BaseArguments):
 class SeedsArguments(PublishedArguments):
     """Options of a run that is repeated with several seeds."""
 
-    seeds: list[int] | None = field(
-        default=None, metadata={"help": "One whole run per seed, then mean and standard deviation.", "nargs": "+"}
-    )
+    seeds: list[int] | None = option(None, "One whole run per seed, then mean and standard deviation.", nargs="+")
 
     def __post_init__(self):
         super().__post_init__()

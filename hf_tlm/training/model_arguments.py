@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from hf_tlm.hub.checkpoint import split_revision
@@ -11,6 +11,7 @@ from hf_tlm.models.lora_arguments import LoraArguments
 from hf_tlm.objective_specs import OBJECTIVES
 from hf_tlm.training.errors import ArgumentsError
 from hf_tlm.utils.no_effect import NoEffect, check_effects
+from hf_tlm.utils.options import option
 from hf_tlm.utils.ranges import check_ranges
 
 _SHARING = NoEffect("freeze_auxiliary", (True,), "with freeze_auxiliary, which shares nothing. Leave it out.")
@@ -23,81 +24,57 @@ class ModelArguments(InitializationArguments, LoraArguments):
     The model is from scratch (`model_config`) or from a checkpoint (`model_name_or_path`).
     """
 
-    model_config: str = field(
-        default="recipes/configs/models/bert_tiny.json",
-        metadata={
-            "help": "JSON file with a transformers config, a preset (models/bert_tiny), or a Hub id (@revision if wanted) "
-            "whose architecture is used, not its weights."
-        },
+    model_config: str = option(
+        "recipes/configs/models/bert_tiny.json",
+        "JSON file with a transformers config, a preset (models/bert_tiny), or a Hub id (@revision if wanted) "
+        "whose architecture is used, not its weights.",
     )
-    model_name_or_path: str | None = field(
-        default=None,
-        metadata={"help": "Start from this checkpoint instead of from scratch: folder, or Hub id with @revision if wanted."},
+    model_name_or_path: str | None = option(
+        None, "Start from this checkpoint instead of from scratch: folder, or Hub id with @revision if wanted."
     )
-    model_revision: str | None = field(
-        default=None, metadata={"help": "Branch, tag or commit of the checkpoint, instead of @revision."}
+    model_revision: str | None = option(None, "Branch, tag or commit of the checkpoint, instead of @revision.")
+    auxiliary_size: float | None = option(
+        None,
+        "electra, ale, cocolm, from scratch: width of the auxiliary model (hidden, heads, FFN) over the "
+        "model's. Default: 0.25, and 1 with cocolm.",
     )
-    auxiliary_size: float | None = field(
-        default=None,
-        metadata={
-            "help": "electra, ale, cocolm, from scratch: width of the auxiliary model (hidden, heads, FFN) over the "
-            "model's. Default: 0.25, and 1 with cocolm."
-        },
+    auxiliary_layers: int | None = option(
+        None, "electra, ale, cocolm, from scratch: its layers. Default: as many as the model, and with cocolm a third."
     )
-    auxiliary_layers: int | None = field(
-        default=None,
-        metadata={
-            "help": "electra, ale, cocolm, from scratch: its layers. Default: as many as the model, and with cocolm a third."
-        },
+    auxiliary_name_or_path: str | None = option(
+        None,
+        "electra, ale, cocolm, from a checkpoint (or with freeze_auxiliary): that of the auxiliary model. "
+        "Default: its folder generator/.",
     )
-    auxiliary_name_or_path: str | None = field(
-        default=None,
-        metadata={
-            "help": "electra, ale, cocolm, from a checkpoint (or with freeze_auxiliary): that of the auxiliary model. "
-            "Default: its folder generator/."
-        },
+    freeze_auxiliary: bool = option(
+        False, "electra, ale, cocolm: the auxiliary model, from a checkpoint, does not learn and shares nothing."
     )
-    freeze_auxiliary: bool = field(
-        default=False,
-        metadata={
-            "help": "electra, ale, cocolm: the auxiliary model, from a checkpoint, does not learn and shares nothing."
-        },
+    share_embedding_norm: Annotated[bool, _SHARING] = option(
+        False,
+        "electra, ale: both models share the LayerNorm of their embeddings too, as in Google's ELECTRA. "
+        "Default: token, position and type embeddings alone, as transformers' classes have them.",
     )
-    share_embedding_norm: Annotated[bool, _SHARING] = field(
-        default=False,
-        metadata={
-            "help": "electra, ale: both models share the LayerNorm of their embeddings too, as in Google's ELECTRA. "
-            "Default: token, position and type embeddings alone, as transformers' classes have them."
-        },
+    temperature: float | None = option(
+        None,
+        "electra, ale, cocolm: of the softmax that replacements are drawn from; 0 is argmax. Default: 0.8, "
+        "and 1 with cocolm.",
     )
-    temperature: float | None = field(
-        default=None,
-        metadata={
-            "help": "electra, ale, cocolm: of the softmax that replacements are drawn from; 0 is argmax. Default: 0.8, "
-            "and 1 with cocolm."
-        },
+    replacements: str = option(
+        "sampled",
+        "electra, ale, cocolm: sampled by the auxiliary model, or random tokens of the vocabulary.",
+        choices=["sampled", "random"],
     )
-    replacements: str = field(
-        default="sampled",
-        metadata={
-            "help": "electra, ale, cocolm: sampled by the auxiliary model, or random tokens of the vocabulary.",
-            "choices": ["sampled", "random"],
-        },
+    attn_implementation: str | None = option(
+        None, "sdpa, eager, flash_attention_2, ...; the last needs its package, a GPU and bf16. Default: sdpa."
     )
-    attn_implementation: str | None = field(
-        default=None,
-        metadata={"help": "sdpa, eager, flash_attention_2, ...; the last needs its package, a GPU and bf16. Default: sdpa."},
+    trust_remote_code: bool = option(False, "Run code that comes with the checkpoint.")
+    tokenizer_name: str | None = option(
+        None,
+        "Tokenizer by folder, or Hub id with @revision if wanted. Default: the checkpoint's; from scratch, a "
+        "WordPiece vocabulary trained on the run's own texts.",
     )
-    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the checkpoint."})
-    tokenizer_name: str | None = field(
-        default=None,
-        metadata={
-            "help": "Tokenizer by folder, or Hub id with @revision if wanted. Default: the checkpoint's; from scratch, a "
-            "WordPiece vocabulary trained on the run's own texts."
-        },
-    )
-    vocab_size: int = field(default=8000, metadata={"help": "Size of a vocabulary that is trained."})
-    lowercase: bool = field(default=True, metadata={"help": "A vocabulary that is trained is lower-cased."})
+    vocab_size: int = option(8000, "Size of a vocabulary that is trained.")
+    lowercase: bool = option(True, "A vocabulary that is trained is lower-cased.")
 
     def __post_init__(self):
         check_ranges(self, ArgumentsError)

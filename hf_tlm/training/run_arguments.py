@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Self
 
 from hf_tlm.objective_specs import OBJECTIVES
@@ -13,6 +13,7 @@ from hf_tlm.training.base_arguments import PublishedArguments
 from hf_tlm.training.energy import check_energy
 from hf_tlm.training.errors import ArgumentsError
 from hf_tlm.utils.no_effect import NoEffect
+from hf_tlm.utils.options import option
 
 _ALL_TOKEN = NoEffect("clm", ("all_token",), "with clm all_token. Leave it out.")
 _WITHOUT_ENERGY = NoEffect("track_energy", (False,), "without track_energy. Leave it out.")
@@ -31,122 +32,90 @@ class RunArguments(PublishedArguments):
     """
 
     # Overridden defaults.
-    max_steps: int = field(
-        default=0,
-        metadata={
-            "help": "Optimizer steps (TLM: of stage 1). 0: 10,000, or as many as the budget allows. -1: by num_train_epochs."
-        },
+    max_steps: int = option(
+        0, "Optimizer steps (TLM: of stage 1). 0: 10,000, or as many as the budget allows. -1: by num_train_epochs."
     )
-    learning_rate: float = field(default=1e-4, metadata={"help": "Peak learning rate (TLM: of stage 1)."})
+    learning_rate: float = option(1e-4, "Peak learning rate (TLM: of stage 1).")
 
     # The language-modelling loss, and what a step holds.
-    objective: str = field(
-        default="mlm",
-        metadata={
-            "help": "Language-modelling loss. mlm: masked tokens are predicted. span: masked spans of "
-            "tokens, one to ten long, are predicted. electra: a small auxiliary model predicts "
-            "and replaces them, and the model tells which tokens were replaced. ale: the same on an ALBERT body. cocolm: "
-            "the model corrects the replaced tokens, and two views of a text are drawn together.",
-            "choices": list(OBJECTIVES),
-        },
+    objective: str = option(
+        "mlm",
+        "Language-modelling loss. mlm: masked tokens are predicted. span: masked spans of "
+        "tokens, one to ten long, are predicted. electra: a small auxiliary model predicts "
+        "and replaces them, and the model tells which tokens were replaced. ale: the same on an ALBERT body. cocolm: "
+        "the model corrects the replaced tokens, and two views of a text are drawn together.",
+        choices=list(OBJECTIVES),
     )
-    rtd_weight: Annotated[float, _ALL_TOKEN] = field(
-        default=50.0,
-        metadata={
-            "help": "electra, ale: weight of replaced token detection beside the auxiliary model's loss. cocolm: of the "
-            "copy loss (lambda_copy), or with clm rtd of the detection."
-        },
+    rtd_weight: Annotated[float, _ALL_TOKEN] = option(
+        50.0,
+        "electra, ale: weight of replaced token detection beside the auxiliary model's loss. cocolm: of the "
+        "copy loss (lambda_copy), or with clm rtd of the detection.",
     )
-    clm: str = field(
-        default="full",
-        metadata={
-            "help": "cocolm: token-level loss of the model. full: corrective language modelling. no_copy: its LM loss does "
-            "without the copy probability. all_token: its LM loss on all tokens, alone. rtd: replaced token detection.",
-            "choices": ["full", "no_copy", "all_token", "rtd"],
-        },
+    clm: str = option(
+        "full",
+        "cocolm: token-level loss of the model. full: corrective language modelling. no_copy: its LM loss does "
+        "without the copy probability. all_token: its LM loss on all tokens, alone. rtd: replaced token detection.",
+        choices=["full", "no_copy", "all_token", "rtd"],
     )
-    rtd_head: Annotated[str | None, _WITHOUT_RTD] = field(
-        default=None,
-        metadata={
-            "help": "cocolm with clm rtd: the head that tells replaced tokens. linear (default): one layer, the paper's. "
-            "electra: a dense layer and an activation before it.",
-            "choices": ["linear", "electra"],
-        },
+    rtd_head: Annotated[str | None, _WITHOUT_RTD] = option(
+        None,
+        "cocolm with clm rtd: the head that tells replaced tokens. linear (default): one layer, the paper's. "
+        "electra: a dense layer and an activation before it.",
+        choices=["linear", "electra"],
     )
-    stop_gradient: bool = field(
-        default=True, metadata={"help": "cocolm with clm full: the LM loss does not train the copy head."}
+    stop_gradient: bool = option(True, "cocolm with clm full: the LM loss does not train the copy head.")
+    scl: bool = option(
+        True, "cocolm: sequence contrastive learning too; negatives are all processes' texts of a micro-batch."
     )
-    scl: bool = field(
-        default=True,
-        metadata={"help": "cocolm: sequence contrastive learning too; negatives are all processes' texts of a micro-batch."},
+    scl_cosines: Annotated[bool, _WITH_SCL] = option(
+        False,
+        "cocolm with scl false: log the cosines of a text's two views all the same (Figure 7a), at the cost of "
+        "a forward pass without gradient; training is the same.",
     )
-    scl_cosines: Annotated[bool, _WITH_SCL] = field(
-        default=False,
-        metadata={
-            "help": "cocolm with scl false: log the cosines of a text's two views all the same (Figure 7a), at the cost of "
-            "a forward pass without gradient; training is the same."
-        },
+    scl_temperature: Annotated[float, _WITHOUT_SCL] = option(1.0, "cocolm with scl: what the cosines are divided by.")
+    scl_projection: Annotated[str, _WITHOUT_SCL] = option(
+        "none",
+        "cocolm with scl. none: cosines are of [CLS] (the paper). mlp: of what a dense layer, GELU and LayerNorm"
+        " make of it (the published code); that head is trained, not exported, and begins anew from a checkpoint.",
+        choices=["none", "mlp"],
     )
-    scl_temperature: Annotated[float, _WITHOUT_SCL] = field(
-        default=1.0, metadata={"help": "cocolm with scl: what the cosines are divided by."}
+    crop_fraction: Annotated[float, _WITHOUT_SCL] = option(
+        0.9, "cocolm with scl: how much of a text its second view keeps, in (0, 1]."
     )
-    scl_projection: Annotated[str, _WITHOUT_SCL] = field(
-        default="none",
-        metadata={
-            "help": "cocolm with scl. none: cosines are of [CLS] (the paper). mlp: of what a dense layer, GELU and LayerNorm"
-            " make of it (the published code); that head is trained, not exported, and begins anew from a checkpoint.",
-            "choices": ["none", "mlp"],
-        },
+    mlm_probability: float = option(0.15, "Share of tokens chosen for prediction.")
+    max_length: int = option(128, "Longest text in tokens: longer ones are truncated. In pretraining the length of a block.")
+    total_batch_size: int | None = option(
+        None, "Texts per optimizer step over all processes; sets gradient_accumulation_steps."
     )
-    crop_fraction: Annotated[float, _WITHOUT_SCL] = field(
-        default=0.9, metadata={"help": "cocolm with scl: how much of a text its second view keeps, in (0, 1]."}
+    total_batch_tokens: int | None = option(
+        None,
+        "Tokens per optimizer step over all processes, instead of total_batch_size; a micro-batch holds at "
+        "most per_device_train_batch_size x max_length of them.",
     )
-    mlm_probability: float = field(default=0.15, metadata={"help": "Share of tokens chosen for prediction."})
-    max_length: int = field(
-        default=128,
-        metadata={"help": "Longest text in tokens: longer ones are truncated. In pretraining the length of a block."},
+    max_flops: float | None = option(
+        None, "The step that reaches so many FLOPs (6 x tokens x parameters) is the last (TLM: of stage 1)."
     )
-    total_batch_size: int | None = field(
-        default=None,
-        metadata={"help": "Texts per optimizer step over all processes; sets gradient_accumulation_steps."},
+    max_tokens: float | None = option(
+        None, "The step that reaches so many tokens, padding not counted, is the last (TLM: of stage 1)."
     )
-    total_batch_tokens: int | None = field(
-        default=None,
-        metadata={
-            "help": "Tokens per optimizer step over all processes, instead of total_batch_size; a micro-batch holds at "
-            "most per_device_train_batch_size x max_length of them."
-        },
+    max_hours: float | None = option(
+        None, "Training (TLM: stage 1) ends after so many hours; the schedule follows the clock."
     )
-    max_flops: float | None = field(
-        default=None,
-        metadata={"help": "The step that reaches so many FLOPs (6 x tokens x parameters) is the last (TLM: of stage 1)."},
+    track_energy: bool = option(
+        False, "Read the machine's electricity during training (codecarbon, no network; extra `energy`)."
     )
-    max_tokens: float | None = field(
-        default=None,
-        metadata={"help": "The step that reaches so many tokens, padding not counted, is the last (TLM: of stage 1)."},
+    energy_country: Annotated[str | None, _WITHOUT_ENERGY] = option(
+        None, "Three-letter ISO code, such as FRA: tell the CO2 by that country's energy mix too."
     )
-    max_hours: float | None = field(
-        default=None, metadata={"help": "Training (TLM: stage 1) ends after so many hours; the schedule follows the clock."}
+    packing: str = option(
+        "auto",
+        "What is done about padding. pack: several texts share a row and do not see each other. group: texts "
+        "of similar length share a step. none: texts are padded to the longest of their batch. auto: group on CPUs, "
+        "else pack.",
+        choices=["auto", "none", "group", "pack"],
     )
-    track_energy: bool = field(
-        default=False,
-        metadata={"help": "Read the machine's electricity during training (codecarbon, no network; extra `energy`)."},
-    )
-    energy_country: Annotated[str | None, _WITHOUT_ENERGY] = field(
-        default=None, metadata={"help": "Three-letter ISO code, such as FRA: tell the CO2 by that country's energy mix too."}
-    )
-    packing: str = field(
-        default="auto",
-        metadata={
-            "help": "What is done about padding. pack: several texts share a row and do not see each other. group: texts "
-            "of similar length share a step. none: texts are padded to the longest of their batch. auto: group on CPUs, "
-            "else pack.",
-            "choices": ["auto", "none", "group", "pack"],
-        },
-    )
-    max_logits: int = field(
-        default=1 << 25,
-        metadata={"help": "Most vocabulary logits in memory at any time, forward or backward; 2^25 are 128 MiB of float32."},
+    max_logits: int = option(
+        1 << 25, "Most vocabulary logits in memory at any time, forward or backward; 2^25 are 128 MiB of float32."
     )
 
     # No options, hence without a type: of stage 2 of TLM, see `TlmArguments.for_stage`; and pretraining's of those of TLM.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from hf_tlm.utils.options import option
 
 if TYPE_CHECKING:
     from hf_tlm.retrieval import Subset
@@ -16,12 +18,10 @@ if TYPE_CHECKING:
 class ReportArguments:
     """The report at the end."""
 
-    report: bool = field(
-        default=False,
-        metadata={
-            "help": "Write analysis/report.html into output_dir: one page for any browser, with scores, cost, errors and "
-            "curves. hf-tlm analyze --what report makes it later, too."
-        },
+    report: bool = option(
+        False,
+        "Write analysis/report.html into output_dir: one page for any browser, with scores, cost, errors and "
+        "curves. hf-tlm analyze --what report makes it later, too.",
     )
 
     def write(self, output_dir: str | os.PathLike, task: Task | None = None, subset: Subset | None = None) -> Path | None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from hf_tlm.runs.prediction.arguments import check_data
 from hf_tlm.training.errors import ArgumentsError
 from hf_tlm.utils.no_effect import NoEffect, check_effects
+from hf_tlm.utils.options import option
 from hf_tlm.utils.ranges import check_ranges
 
 _OF_PAGE = NoEffect("page", (None,), "without --page. Leave it out.")
@@ -17,76 +18,56 @@ _OF_PAGE = NoEffect("page", (None,), "without --page. Leave it out.")
 class ExportArguments:
     """What is exported, and as what."""
 
-    model_name_or_path: str = field(
-        metadata={
-            "help": "The folder of a finished run (train, finetune, few-shot, pretrain; adapters too), its masked LM in "
+    model_name_or_path: str = option(
+        help=(
+            "The folder of a finished run (train, finetune, few-shot, pretrain; adapters too), its masked LM in "
             "mlm, or a stock checkpoint with a head; or one of these on the Hub, with @revision if wanted."
-        }
+        )
     )
-    output_dir: str | None = field(
-        default=None,
-        metadata={
-            "help": "Folder to write; an earlier export there is replaced. Default: beside the model (or the run "
-            "that it is in), NAME-onnx."
-        },
+    output_dir: str | None = option(
+        None,
+        "Folder to write; an earlier export there is replaced. Default: beside the model (or the run "
+        "that it is in), NAME-onnx.",
     )
-    dtypes: list[str] = field(
-        default_factory=lambda: ["fp32", "int8"],
-        metadata={
-            "help": "fp32: onnx/model.onnx. int8: weights in 8 bits, onnx/model_quantized.onnx. fp16: for GPUs and WebGPU, "
-            "onnx/model_fp16.onnx.",
-            "nargs": "+",
-            "choices": ["fp32", "int8", "fp16"],
-        },
+    dtypes: list[str] = option(
+        help=(
+            "fp32: onnx/model.onnx. int8: weights in 8 bits, onnx/model_quantized.onnx. fp16: for GPUs and WebGPU, "
+            "onnx/model_fp16.onnx."
+        ),
+        factory=lambda: ["fp32", "int8"],
+        nargs="+",
+        choices=["fp32", "int8", "fp16"],
     )
-    data: str | None = field(
-        default=None,
-        metadata={
-            "help": "Instead of --task: file (or Hub dataset) of texts in the columns of the model's task, without labels. "
-            "How many predictions stay as they are is measured then, of the first 10,000 rows."
-        },
+    data: str | None = option(
+        None,
+        "Instead of --task: file (or Hub dataset) of texts in the columns of the model's task, without labels. "
+        "How many predictions stay as they are is measured then, of the first 10,000 rows.",
     )
-    max_drop: float = field(
-        default=0.5,
-        metadata={"help": "Points of the task's metric that int8 and fp16 may lose; one that loses more is refused."},
+    max_drop: float = option(0.5, "Points of the task's metric that int8 and fp16 may lose; one that loses more is refused.")
+    per_channel: bool = option(True, "int8: a scale for every output of a matrix; false: one for the whole matrix.")
+    keep_float: list[str] = option(
+        help="int8: what keeps its float32: embeddings, the token vectors; head, the last matrix.",
+        factory=list,
+        nargs="+",
+        choices=["embeddings", "head"],
     )
-    per_channel: bool = field(
-        default=True, metadata={"help": "int8: a scale for every output of a matrix; false: one for the whole matrix."}
+    page: str | None = option(
+        None,
+        "Folder for a web page that classifies in the browser, from its own files alone; an earlier page there is replaced.",
     )
-    keep_float: list[str] = field(
-        default_factory=list,
-        metadata={
-            "help": "int8: what keeps its float32: embeddings, the token vectors; head, the last matrix.",
-            "nargs": "+",
-            "choices": ["embeddings", "head"],
-        },
+    page_texts: Annotated[list[str], _OF_PAGE] = option(
+        help="Examples on the page, which whoever opens it reads.", factory=list, nargs="+"
     )
-    page: str | None = field(
-        default=None,
-        metadata={
-            "help": "Folder for a web page that classifies in the browser, from its own files alone; an earlier page there "
-            "is replaced."
-        },
+    page_runtime: Annotated[str | None, _OF_PAGE] = option(
+        None,
+        "Folder in which `npm install @huggingface/transformers@4.3.1` was run. Default: npm fetches what the page needs.",
     )
-    page_texts: Annotated[list[str], _OF_PAGE] = field(
-        default_factory=list, metadata={"help": "Examples on the page, which whoever opens it reads.", "nargs": "+"}
+    opset: int = option(18, "Version of ONNX's operators.")
+    max_length: int | None = option(
+        None, "Tokens after which loaders cut a text. Default: as in training; of stock checkpoints the longest."
     )
-    page_runtime: Annotated[str | None, _OF_PAGE] = field(
-        default=None,
-        metadata={
-            "help": "Folder in which `npm install @huggingface/transformers@4.3.1` was run. Default: npm fetches what the "
-            "page needs."
-        },
-    )
-    opset: int = field(default=18, metadata={"help": "Version of ONNX's operators."})
-    max_length: int | None = field(
-        default=None,
-        metadata={
-            "help": "Tokens after which loaders cut a text. Default: as in training; of stock checkpoints the longest."
-        },
-    )
-    per_device_eval_batch_size: int = field(default=64, metadata={"help": "Texts per batch of the check."})
-    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the checkpoint."})
+    per_device_eval_batch_size: int = option(64, "Texts per batch of the check.")
+    trust_remote_code: bool = option(False, "Run code that comes with the checkpoint.")
 
     def __post_init__(self):
         check_ranges(self, ArgumentsError)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Annotated, Any, ClassVar
 
 from hf_tlm.training.base_arguments import BaseArguments
 from hf_tlm.training.errors import ArgumentsError
 from hf_tlm.training.optimizers import OWN
 from hf_tlm.utils.no_effect import NoEffect
+from hf_tlm.utils.options import option
 
 # Options of the Trainer that follow from others here, and from which.
 SETTLED = {
@@ -41,85 +42,69 @@ class FewShotArguments(BaseArguments):
 
     fits_micro_batch: ClassVar[bool] = True
 
-    method: str = field(
-        default="prompt",
-        metadata={
-            "help": "prompt: fine-tune a masked LM to fill the prompt. finetune: with a classification head, the baseline, "
-            "on the same examples. zero_shot: fill the prompt without training; k, splits and the grid have no effect then.",
-            "choices": ["prompt", "finetune", "zero_shot"],
-        },
+    method: str = option(
+        "prompt",
+        "prompt: fine-tune a masked LM to fill the prompt. finetune: with a classification head, the baseline, "
+        "on the same examples. zero_shot: fill the prompt without training; k, splits and the grid have no effect then.",
+        choices=["prompt", "finetune", "zero_shot"],
     )
 
     # The examples.
-    k: int = field(default=16, metadata={"help": "Training examples of each class, and as many for validation."})
-    splits: int = field(default=5, metadata={"help": "How many samples of examples: the first of split_seeds."})
-    split_seeds: list[int] = field(
-        default_factory=lambda: [13, 21, 42, 87, 100],
-        metadata={"help": "Seeds of samples and their training.", "nargs": "+"},
+    k: int = option(16, "Training examples of each class, and as many for validation.")
+    splits: int = option(5, "How many samples of examples: the first of split_seeds.")
+    split_seeds: list[int] = option(
+        help="Seeds of samples and their training.", factory=lambda: [13, 21, 42, 87, 100], nargs="+"
     )
 
     # The prompt.
-    template: Annotated[str | None, _NO_PROMPT] = field(
-        default=None,
-        metadata={
-            "help": "Such as '{text} It was {mask}.'; {text:bare} is without its final punctuation, {text_pair:lower} "
-            "begins small. Default: LM-BFF's for GLUE's tasks and SNLI."
-        },
+    template: Annotated[str | None, _NO_PROMPT] = option(
+        None,
+        "Such as '{text} It was {mask}.'; {text:bare} is without its final punctuation, {text_pair:lower} "
+        "begins small. Default: LM-BFF's for GLUE's tasks and SNLI.",
     )
-    label_words: Annotated[list[str] | None, _NO_PROMPT] = field(
-        default=None,
-        metadata={"help": "class=word for every class. Default: LM-BFF's for GLUE's tasks and SNLI.", "nargs": "+"},
+    label_words: Annotated[list[str] | None, _NO_PROMPT] = option(
+        None, "class=word for every class. Default: LM-BFF's for GLUE's tasks and SNLI.", nargs="+"
     )
-    demonstrations: Annotated[bool, _NO_PROMPT] = field(
-        default=False, metadata={"help": "One answered example of each class follows the text that is asked about."}
+    demonstrations: Annotated[bool, _NO_PROMPT] = option(
+        False, "One answered example of each class follows the text that is asked about."
     )
-    demonstration_sets: Annotated[int, _NO_PROMPT, _NO_DEMONSTRATIONS] = field(
-        default=16, metadata={"help": "With demonstrations: how many sets of them are averaged over in evaluation."}
+    demonstration_sets: Annotated[int, _NO_PROMPT, _NO_DEMONSTRATIONS] = option(
+        16, "With demonstrations: how many sets of them are averaged over in evaluation."
     )
-    similarity_model: Annotated[str | None, _NO_PROMPT, _NO_DEMONSTRATIONS] = field(
-        default=None,
-        metadata={
-            "help": "With demonstrations: a sentence encoder, folder or Hub id; examples are of the half most similar to "
-            "the text by its mean-pooled vectors. Default: any."
-        },
+    similarity_model: Annotated[str | None, _NO_PROMPT, _NO_DEMONSTRATIONS] = option(
+        None,
+        "With demonstrations: a sentence encoder, folder or Hub id; examples are of the half most similar to "
+        "the text by its mean-pooled vectors. Default: any.",
     )
 
     # The grid, of which every split takes the point best on its validation examples.
-    learning_rates: Annotated[list[float], _NO_TRAINING] = field(
-        default_factory=lambda: [1e-5, 2e-5, 5e-5], metadata={"help": "Peak learning rates to choose from.", "nargs": "+"}
+    learning_rates: Annotated[list[float], _NO_TRAINING] = option(
+        help="Peak learning rates to choose from.", factory=lambda: [1e-5, 2e-5, 5e-5], nargs="+"
     )
-    batch_sizes: Annotated[list[int], _NO_TRAINING] = field(
-        default_factory=lambda: [2, 4, 8],
-        metadata={"help": "Texts per optimizer step over all processes, to choose from.", "nargs": "+"},
+    batch_sizes: Annotated[list[int], _NO_TRAINING] = option(
+        help="Texts per optimizer step over all processes, to choose from.", factory=lambda: [2, 4, 8], nargs="+"
     )
 
     # Overridden defaults.
-    max_steps: Annotated[int, _NO_TRAINING] = field(default=1000, metadata={"help": "Optimizer steps of each training."})
-    eval_steps: Annotated[float | None, _NO_TRAINING] = field(
-        default=100, metadata={"help": "Evaluate every so many steps (a share of all below 1); the best checkpoint is kept."}
+    max_steps: Annotated[int, _NO_TRAINING] = option(1000, "Optimizer steps of each training.")
+    eval_steps: Annotated[float | None, _NO_TRAINING] = option(
+        100, "Evaluate every so many steps (a share of all below 1); the best checkpoint is kept."
     )
-    max_length: int = field(
-        default=128, metadata={"help": "Longest input in tokens: texts are cut, the longest first, the prompt never."}
+    max_length: int = option(128, "Longest input in tokens: texts are cut, the longest first, the prompt never.")
+    truncation: str = option(
+        "longest",
+        "Of inputs longer than max_length. longest: texts are cut, the longest first. tail: all ends after so "
+        "many tokens, demonstrations too, as in LM-BFF's code; the mask stays.",
+        choices=["longest", "tail"],
     )
-    truncation: str = field(
-        default="longest",
-        metadata={
-            "help": "Of inputs longer than max_length. longest: texts are cut, the longest first. tail: all ends after so "
-            "many tokens, demonstrations too, as in LM-BFF's code; the mask stays.",
-            "choices": ["longest", "tail"],
-        },
+    first_text_limit: int | None = option(
+        None, "Tokens after which the first text is cut before anything else: LM-BFF has 240 for RTE, of 256."
     )
-    first_text_limit: int | None = field(
-        default=None,
-        metadata={"help": "Tokens after which the first text is cut before anything else: LM-BFF has 240 for RTE, of 256."},
-    )
-    other_text_limit: int | None = field(default=None, metadata={"help": "The same for the second text of a pair."})
-    per_device_train_batch_size: int = field(default=8, metadata={"help": "Texts per device and micro-batch, at most."})
-    logging_steps: float = field(default=100, metadata={"help": "Log every so many optimizer steps."})
-    save_total_limit: int | None = field(
-        default=1, metadata={"help": "Checkpoints to keep beside the best one; they go when a training is finished."}
-    )
-    hub_strategy: str = field(default="end", metadata={"help": argparse.SUPPRESS})  # push_to_hub is refused.
+    other_text_limit: int | None = option(None, "The same for the second text of a pair.")
+    per_device_train_batch_size: int = option(8, "Texts per device and micro-batch, at most.")
+    logging_steps: float = option(100, "Log every so many optimizer steps.")
+    save_total_limit: int | None = option(1, "Checkpoints to keep beside the best one; they go when a training is finished.")
+    hub_strategy: str = option("end", argparse.SUPPRESS)  # push_to_hub is refused.
 
     def __post_init__(self):
         defaults = defaults_of(type(self))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 from hf_tlm.training.base_arguments import SeedsArguments
 from hf_tlm.training.errors import ArgumentsError
 from hf_tlm.training.teacher_arguments import TeacherArguments
+from hf_tlm.utils.options import option
 
 
 @dataclass(repr=False)
@@ -20,84 +21,61 @@ class FinetuneArguments(TeacherArguments, SeedsArguments):
 
     fits_micro_batch: ClassVar[bool] = True
 
-    train_fraction: float = field(
-        default=1.0,
-        metadata={
-            "help": "Share of the training examples to learn from, as many of every class as that is (at least one), drawn "
-            "by the seed: the same ones for every model."
-        },
+    train_fraction: float = option(
+        1.0,
+        "Share of the training examples to learn from, as many of every class as that is (at least one), drawn "
+        "by the seed: the same ones for every model.",
     )
-    select_by: str = field(
-        default="best",
-        metadata={
-            "help": "best: the checkpoint with the best validation score of all evaluations (eval_strategy). last: the "
-            "model at the end of training.",
-            "choices": ["best", "last"],
-        },
+    select_by: str = option(
+        "best",
+        "best: the checkpoint with the best validation score of all evaluations (eval_strategy). last: the "
+        "model at the end of training.",
+        choices=["best", "last"],
     )
 
-    seed_figure: str = field(
-        default="mean",
-        metadata={
-            "help": "What is said of several seeds: the mean and its deviation, the median (COCO-LM), or the maximum (ALE), "
-            "called that; results.json has them all.",
-            "choices": ["mean", "median", "max"],
-        },
+    seed_figure: str = option(
+        "mean",
+        "What is said of several seeds: the mean and its deviation, the median (COCO-LM), or the maximum (ALE), "
+        "called that; results.json has them all.",
+        choices=["mean", "median", "max"],
     )
 
     # Overridden defaults.
-    max_length: int = field(default=128, metadata={"help": "Longest input in tokens: longer texts are truncated."})
-    learning_rate: float = field(default=2e-5, metadata={"help": "Peak learning rate."})
-    num_train_epochs: float = field(default=3.0, metadata={"help": "Passes over the training split."})
-    max_steps: int = field(default=-1, metadata={"help": "Optimizer steps, instead of num_train_epochs."})
-    total_batch_size: int = field(
-        default=32,
-        metadata={"help": "Examples per optimizer step over all processes; sets gradient_accumulation_steps."},
+    max_length: int = option(128, "Longest input in tokens: longer texts are truncated.")
+    learning_rate: float = option(2e-5, "Peak learning rate.")
+    num_train_epochs: float = option(3.0, "Passes over the training split.")
+    max_steps: int = option(-1, "Optimizer steps, instead of num_train_epochs.")
+    total_batch_size: int = option(32, "Examples per optimizer step over all processes; sets gradient_accumulation_steps.")
+    warmup_steps: float = option(0.1, "Warm-up steps, or a share of all steps below 1.")
+    eval_strategy: str = option(
+        "epoch", "When to evaluate: epoch; steps, every eval_steps (a share of all steps below 1); or no."
     )
-    warmup_steps: float = field(default=0.1, metadata={"help": "Warm-up steps, or a share of all steps below 1."})
-    eval_strategy: str = field(
-        default="epoch",
-        metadata={"help": "When to evaluate: epoch; steps, every eval_steps (a share of all steps below 1); or no."},
-    )
-    train_sampling_strategy: str = field(
-        default="group_by_length",
-        metadata={"help": "group_by_length: texts of similar length share a step. random: any do."},
+    train_sampling_strategy: str = option(
+        "group_by_length", "group_by_length: texts of similar length share a step. random: any do."
     )
 
     # Question answering.
-    doc_stride: int = field(
-        default=128,
-        metadata={
-            "help": "Question answering: tokens that neighbouring windows of a long context have in common; half a "
-            "window at most."
-        },
+    doc_stride: int = option(
+        128, "Question answering: tokens that neighbouring windows of a long context have in common; half a window at most."
     )
-    max_query_length: int = field(default=64, metadata={"help": "Question answering: tokens after which a question is cut."})
-    max_answer_length: int = field(default=30, metadata={"help": "Question answering: longest answer in tokens."})
-    n_best: int = field(
-        default=20, metadata={"help": "Question answering: the best answers to a question, which share its probability."}
-    )
-    null_threshold: float | None = field(
-        default=None,
-        metadata={
-            "help": "Question answering with unanswerable questions: no answer where the score of none is so much above "
-            "that of the best answer. Default: the threshold best on validation."
-        },
+    max_query_length: int = option(64, "Question answering: tokens after which a question is cut.")
+    max_answer_length: int = option(30, "Question answering: longest answer in tokens.")
+    n_best: int = option(20, "Question answering: the best answers to a question, which share its probability.")
+    null_threshold: float | None = option(
+        None,
+        "Question answering with unanswerable questions: no answer where the score of none is so much above "
+        "that of the best answer. Default: the threshold best on validation.",
     )
 
     # Multiple choice.
-    option_apart: bool = field(
-        default=False,
-        metadata={
-            "help": "Multiple choice: [CLS] context [SEP] question [SEP] option [SEP], blanks as they are (ALE, for BERT). "
-            "Default: question and option are one part, the option in the question's blank."
-        },
+    option_apart: bool = option(
+        False,
+        "Multiple choice: [CLS] context [SEP] question [SEP] option [SEP], blanks as they are (ALE, for BERT). "
+        "Default: question and option are one part, the option in the question's blank.",
     )
 
     # Tagging.
-    crf: bool = field(
-        default=False, metadata={"help": "Tagging: a linear-chain CRF over the tags of a sentence (extra [crf])."}
-    )
+    crf: bool = option(False, "Tagging: a linear-chain CRF over the tags of a sentence (extra [crf]).")
 
     def __post_init__(self):
         if self.load_best_model_at_end or self.metric_for_best_model is not None:

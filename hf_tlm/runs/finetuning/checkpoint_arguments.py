@@ -7,6 +7,7 @@ from typing import Any
 
 from hf_tlm.hub.checkpoint import split_revision
 from hf_tlm.models.lora_arguments import LoraArguments
+from hf_tlm.utils.options import option
 
 
 @dataclass
@@ -20,21 +21,15 @@ class CheckpointArguments(LoraArguments):
             "as 'runs/cocolm/training/checkpoint-*', each of those folders."
         },
     )
-    model_revision: str | None = field(
-        default=None, metadata={"help": "Branch, tag or commit of the checkpoint, instead of @revision."}
+    model_revision: str | None = option(None, "Branch, tag or commit of the checkpoint, instead of @revision.")
+    tokenizer_name: str | None = option(
+        None, "Tokenizer by folder, or Hub id with @revision if wanted. Default: the checkpoint's."
     )
-    tokenizer_name: str | None = field(
-        default=None,
-        metadata={"help": "Tokenizer by folder, or Hub id with @revision if wanted. Default: the checkpoint's."},
+    trust_remote_code: bool = option(False, "Run code that comes with the checkpoint.")
+    attn_implementation: str | None = option(
+        None, "sdpa, eager, flash_attention_2, ...; the last needs its package, a GPU and bf16. Default: sdpa."
     )
-    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the checkpoint."})
-    attn_implementation: str | None = field(
-        default=None,
-        metadata={"help": "sdpa, eager, flash_attention_2, ...; the last needs its package, a GPU and bf16. Default: sdpa."},
-    )
-    use_peft: bool = field(
-        default=False, metadata={"help": "Train a LoRA adapter and the head of the task instead of all weights."}
-    )
+    use_peft: bool = option(False, "Train a LoRA adapter and the head of the task instead of all weights.")
 
     def __post_init__(self):
         super().__post_init__()

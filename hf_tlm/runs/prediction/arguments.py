@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from hf_tlm.hub.repo_id import find_repo
 from hf_tlm.training.errors import ArgumentsError
 from hf_tlm.utils.no_effect import NoEffect, check_effects
+from hf_tlm.utils.options import option
 from hf_tlm.utils.ranges import check_ranges
 
 # What predictions do not depend on, but for rounding: the machine's.
@@ -28,15 +29,12 @@ _WITHOUT_PREDICT = NoEffect("predict", (None,), "without predict. Give --predict
 class PredictArguments:
     """Predictions for unlabelled data."""
 
-    predict: str | None = field(
-        default=None,
-        metadata={
-            "help": "File, or Hub dataset, to predict on with the finished model; it has the columns of the task, and "
-            "needs no labels."
-        },
+    predict: str | None = option(
+        None,
+        "File, or Hub dataset, to predict on with the finished model; it has the columns of the task, and needs no labels.",
     )
-    predict_output: Annotated[str | None, _WITHOUT_PREDICT] = field(
-        default=None, metadata={"help": "Where predictions go. Default: a file of that name in output_dir/predictions."}
+    predict_output: Annotated[str | None, _WITHOUT_PREDICT] = option(
+        None, "Where predictions go. Default: a file of that name in output_dir/predictions."
     )
     predict_format: Annotated[str | None, _WITHOUT_PREDICT] = field(default=None, metadata=dict(_FORMAT))
 
@@ -52,65 +50,48 @@ class PredictArguments:
 class PredictorArguments:
     """What is predicted, by which model."""
 
-    model_name_or_path: str = field(
-        metadata={
-            "help": "The folder of a finished run (train_tlm, finetune, few_shot; adapters too), or a stock checkpoint with "
+    model_name_or_path: str = option(
+        help=(
+            "The folder of a finished run (train_tlm, finetune, few_shot; adapters too), or a stock checkpoint with "
             "the head of a task; or one of these on the Hub, with @revision if wanted."
-        }
+        )
     )
-    data: str = field(
-        metadata={
-            "help": "File (csv, tsv, xlsx, jsonl, parquet, or txt with a text a line), or Hub dataset, in the columns that "
+    data: str = option(
+        help=(
+            "File (csv, tsv, xlsx, jsonl, parquet, or txt with a text a line), or Hub dataset, in the columns that "
             "the model was trained on; labels are not needed."
-        }
+        )
     )
-    output: str | None = field(
-        default=None,
-        metadata={
-            "help": "Where predictions go: a file ending with .csv, .tsv, .xlsx, .jsonl, .parquet or .txt. Default: a "
-            ".jsonl called like the data, in the folder predictions beside the model."
-        },
+    output: str | None = option(
+        None,
+        "Where predictions go: a file ending with .csv, .tsv, .xlsx, .jsonl, .parquet or .txt. Default: a "
+        ".jsonl called like the data, in the folder predictions beside the model.",
     )
     predict_format: str | None = field(default=None, metadata=dict(_FORMAT))
-    text_column: str | None = field(
-        default=None, metadata={"help": "Column of the texts. Default: that of the training; of stock checkpoints text."}
+    text_column: str | None = option(None, "Column of the texts. Default: that of the training; of stock checkpoints text.")
+    text_pair_column: str | None = option(None, "Column of the second texts of pairs.")
+    separator: str | None = option(
+        None, "What separates the fields of csv and tsv files: ; or tab, say. Default: it is looked for."
     )
-    text_pair_column: str | None = field(default=None, metadata={"help": "Column of the second texts of pairs."})
-    separator: str | None = field(
-        default=None,
-        metadata={"help": "What separates the fields of csv and tsv files: ; or tab, say. Default: it is looked for."},
+    max_length: int | None = option(
+        None, "Tokens after which a text is cut. Default: as in training; of stock checkpoints the longest they take."
     )
-    max_length: int | None = field(
-        default=None,
-        metadata={
-            "help": "Tokens after which a text is cut. Default: as in training; of stock checkpoints the longest they take."
-        },
+    drop_bad_rows: bool = option(False, "Leave out rows with null or blank texts.")
+    backend: str = option(
+        "torch",
+        "torch; or onnx: the model is a folder of hf-tlm export, and onnxruntime computes, on the CPU.",
+        choices=["torch", "onnx"],
     )
-    drop_bad_rows: bool = field(default=False, metadata={"help": "Leave out rows with null or blank texts."})
-    backend: str = field(
-        default="torch",
-        metadata={
-            "help": "torch; or onnx: the model is a folder of hf-tlm export, and onnxruntime computes, on the CPU.",
-            "choices": ["torch", "onnx"],
-        },
+    onnx_dtype: Annotated[str, _OF_ONNX] = option(
+        "fp32", "Which of the export's files: fp32, int8, fp16.", choices=["fp32", "int8", "fp16"]
     )
-    onnx_dtype: Annotated[str, _OF_ONNX] = field(
-        default="fp32",
-        metadata={"help": "Which of the export's files: fp32, int8, fp16.", "choices": ["fp32", "int8", "fp16"]},
-    )
-    num_threads: Annotated[int | None, _OF_ONNX] = field(
-        default=None, metadata={"help": "Threads of onnxruntime. Default: one a core."}
-    )
-    trust_remote_code: Annotated[bool, _OF_TORCH] = field(
-        default=False, metadata={"help": "Run code that comes with the checkpoint."}
-    )
-    per_device_eval_batch_size: int = field(default=64, metadata={"help": "Texts per device and batch."})
-    dataloader_num_workers: Annotated[int, _OF_TORCH] = field(
-        default=0, metadata={"help": "Processes that prepare batches."}
-    )
-    use_cpu: Annotated[bool, _OF_TORCH] = field(default=False, metadata={"help": "Leave a GPU alone."})
-    bf16_full_eval: Annotated[bool, _OF_TORCH] = field(default=False, metadata={"help": "Compute in bfloat16."})
-    fp16_full_eval: Annotated[bool, _OF_TORCH] = field(default=False, metadata={"help": "Compute in float16."})
+    num_threads: Annotated[int | None, _OF_ONNX] = option(None, "Threads of onnxruntime. Default: one a core.")
+    trust_remote_code: Annotated[bool, _OF_TORCH] = option(False, "Run code that comes with the checkpoint.")
+    per_device_eval_batch_size: int = option(64, "Texts per device and batch.")
+    dataloader_num_workers: Annotated[int, _OF_TORCH] = option(0, "Processes that prepare batches.")
+    use_cpu: Annotated[bool, _OF_TORCH] = option(False, "Leave a GPU alone.")
+    bf16_full_eval: Annotated[bool, _OF_TORCH] = option(False, "Compute in bfloat16.")
+    fp16_full_eval: Annotated[bool, _OF_TORCH] = option(False, "Compute in float16.")
 
     def __post_init__(self):
         check_ranges(self, ArgumentsError)
