@@ -20,6 +20,7 @@ from pathlib import Path
 from hf_tlm import analysis, corpora, retrieval, runs, tasks, training
 from hf_tlm.config import parse, run
 from hf_tlm.errors import HfTlmError
+from hf_tlm.training.teacher import teacher_cost
 from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.locks import owned
 from hf_tlm.utils.options import option
@@ -120,7 +121,7 @@ def _train_arm(
         **_columns(task, result.summary),
         "real tokens": f"{cost['real_tokens']:,}",
         "FLOPs": f"{cost['flops']:.2g}",
-        "seconds": f"{cost['seconds']:.0f}",
+        "seconds": f"{cost['seconds'] + teacher_cost(result.details.get('teacher', {}), 'seconds'):.0f}",
         "folder": str(result.output_dir),
     }
 

@@ -11,7 +11,10 @@ from hf_tlm.tasks.spec import KINDS
 
 _NUMBER = (int, float)
 # Of a run, and of each of its seeds: what is not there, or empty, is missing, and analyses do without.
-_OF_RUN = {"metric": str, "task": (str, Mapping), "arguments": Mapping, "model": Mapping, "subset": Mapping, "cost": Mapping}
+_OF_RUN = {
+    **{"metric": str, "task": (str, Mapping)},
+    **dict.fromkeys(("arguments", "model", "subset", "cost", "teacher"), Mapping),
+}
 _OF_SEED = {"parameters": int, "cost": Mapping, "validation": Mapping, "test": Mapping, "stages": Mapping, "history": list}
 _OF_MANIFEST = {"corpus": Mapping, "counts": Mapping, "selection": Mapping}
 
@@ -24,6 +27,10 @@ def check_record(record: Mapping[str, Any], path: Path) -> None:
     """
     _check(record, _OF_RUN, path, "")
     _numbers(record, path, "")
+    teacher = record.get("teacher") or {}
+    _check(teacher, {"training": Mapping}, path, "the teacher's ")
+    for of in (teacher, teacher.get("training") or {}):
+        _numbers({"cost": {name: of.get(name) for name in ("flops", "seconds")}}, path, "the teacher's ")
     if (kind := record.get("kind")) and kind not in KINDS:
         raise AnalysisError(f"{path}: `kind` must be one of {', '.join(KINDS)}; found {kind!r:.60}.")
     manifest = record.get("subset") or record

@@ -44,6 +44,7 @@ class Result:
     arm: what it is compared as: of `reproduce.py` the arm, else the run's name without the task's.
     scores: split -> metric -> score, a share of 1; empty where there are none.
     cost: see `hf_tlm.training.cost.Cost`.
+    teacher: the report of who taught it; empty without a teacher.
     settings: by name, the arguments, those of the model, and those of the subset: `subset` says in words what it is.
     error: why there are no scores; None where there are.
     """
@@ -56,6 +57,7 @@ class Result:
     metric: str | None = None
     scores: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     cost: Mapping[str, float] = field(default_factory=dict)
+    teacher: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     error: str | None = None
 
@@ -134,7 +136,8 @@ def _of_run(folder: Path, name: str, content: Mapping[str, Any]) -> Iterator[Res
         return
     check_record(content, folder / RESULTS_FILE)
     arm, metric = _without_task(name, task), content.get("metric")
-    seed_of = partial(Result, run=name, folder=folder, task=task, arm=arm, metric=metric, settings=_flat(content))
+    of_run = partial(Result, run=name, folder=folder, task=task, arm=arm, metric=metric)
+    seed_of = partial(of_run, settings=_flat(content), teacher=content.get("teacher") or {})
     seeds = content.get("seeds") or content.get("splits")
     if seeds is None:  # Interrupted: what is finished is in the folders of the seeds.
         seeds = [read_json(path) for path in sorted(folder.glob("s[ep]*-*/results.json"))]
@@ -172,6 +175,7 @@ def _of_record(path: Path, folder: Path, prefix: str) -> Result:
             metric=record.get("metric"),
             scores={split: record[split] for split in SPLITS if split in record},
             cost=record.get("cost", {}),
+            teacher=record.get("teacher") or {},
             settings={name: v for name, v in settings.items() if name != "seed"}
             | {"arm": record["arm"], "task": record["task"]},
             error=record.get("error", "it failed") if record["status"] != "finished" else None,

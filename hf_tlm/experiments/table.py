@@ -12,6 +12,7 @@ from typing import Any
 from hf_tlm.experiments.plan import Plan, Step
 from hf_tlm.experiments.published import PAPERS, PUBLISHED, Published
 from hf_tlm.runs.seeds import aggregate, format_table
+from hf_tlm.training.teacher import teacher_cost
 
 SCORES = ("validation", "test")
 MEASURES = (*SCORES, "subset hours")  # of published figures
@@ -44,11 +45,10 @@ class Row:
         """Mean over seeds of an entry of `Cost`."""
         return fmean(run["cost"][name] for run in self.runs) if self.runs else None
 
-    @property
-    def teacher_seconds(self) -> float | None:
-        """What asking the teacher took, mean over seeds; None without one."""
-        asked = [run["teacher"]["seconds"] for run in self.runs if "teacher" in run]
-        return fmean(asked) if asked else None
+    def teacher_cost(self, name: str) -> float | None:
+        """Seconds or FLOPs of asking the teacher and of training it, mean over seeds; None without one."""
+        taught = [teacher_cost(run["teacher"], name) for run in self.runs if "teacher" in run]
+        return fmean(taught) if taught else None
 
     def beside(self, measure: str) -> list[str]:
         """The published figures of this arm for its task, each with its table."""
@@ -70,7 +70,7 @@ class Row:
             "subset_seconds": self.subset_seconds,
             "passages": (first.get("subset") or {}).get("passages"),
             "cost": {name: self.cost(name) for name in ("steps", "tokens", "real_tokens", "flops", "seconds")},
-            "teacher_seconds": self.teacher_seconds,
+            **{f"teacher_{name}": self.teacher_cost(name) for name in ("flops", "seconds")},
         }
 
 
@@ -98,6 +98,10 @@ class Table:
         tasks = list(dict.fromkeys(task for task, _ in rows))
         self.rows = sorted(rows.values(), key=lambda row: tasks.index(row.task))
         self.records = [records[step.name] for step in plan.trainings if records[step.name] is not None]
+
+    @property
+    def _taught(self) -> bool:
+        return any("teacher" in run for row in self.rows for run in row.runs)
 
     @property
     def failures(self) -> list[str]:
@@ -132,7 +136,7 @@ class Table:
         costs = ("passages", "subset hours", "real tokens", "FLOPs", "hours")
         # Records of before there was a price have none.
         price = ("MB", "ms a text") if any(run.get("price") for row in self.rows for run in row.runs) else ()
-        taught = ("teacher hours",) if any(row.teacher_seconds is not None for row in self.rows) else ()
+        taught = ("teacher FLOPs", "teacher hours") if self._taught else ()
         return [*("task", "metric", "arm", "seeds", *SCORES), *beside, *costs, *taught, *price]
 
     def _cells(self, row: Row) -> dict[str, Any]:
@@ -151,7 +155,8 @@ class Table:
             "real tokens": "" if cost["real_tokens"] is None else f"{cost['real_tokens']:,.0f}",
             "FLOPs": "" if cost["flops"] is None else f"{cost['flops']:.3g}",
             "hours": _hours(cost["seconds"]),
-            "teacher hours": _hours(row.teacher_seconds),
+            "teacher FLOPs": f"{known['teacher_flops']:.3g}" if known["teacher_flops"] else "",
+            "teacher hours": _hours(known["teacher_seconds"]),
             "MB": _mean(row, "megabytes"),
             "ms a text": _mean(row, "milliseconds", _PRICED),
         }
@@ -184,10 +189,10 @@ class Table:
                 "All seeds have one subset. Subset hours of a part of BM25's are without BM25's own; of several parts by "
                 "influence, the first one's include training the score model, which all of them use."
             )
-        if any(row.teacher_seconds is not None for row in self.rows):
+        if self._taught:
             lines.append(
-                "Teacher hours are those of asking it, on top of the others; what it took to train, where it is a network, "
-                "is in the row of its own arm."
+                "What the teacher cost is on top of the others: asking it (2 x tokens x parameters) and, where its folder "
+                "tells, training it; of a linear one FLOPs are not counted."
             )
         scratch = [run for run in runs if run["kind"] == "train_tlm"]
         for task in dict.fromkeys(run["task"] for run in scratch):

@@ -40,6 +40,7 @@ from hf_tlm.training.publishing import check_hub, publish_run
 from hf_tlm.training.run_folder import ProtocolError as ProtocolError
 from hf_tlm.training.run_folder import claim, settings
 from hf_tlm.training.stages import prepare_stage_2
+from hf_tlm.training.teacher import teacher_cost
 from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.locks import owns_output_dir
 from hf_tlm.utils.run_names import PREDICTIONS, predictions_file, seed_folder, stage_folder
@@ -142,10 +143,12 @@ def _run_rounds(task: Task, subset: Subset | None, args: TlmArguments, model_arg
         runs.append(run_tlm(task, subset, one, model_args))
         teacher = [str(seed_folder(one.folder, seed) / "model") for seed in args.run_seeds]
     best = max(runs, key=lambda run: run.summary["validation"][task.metric]["mean"])
-    rounds = [
-        {"validation": run.summary["validation"][task.metric]["mean"], "flops": sum(s["cost"]["flops"] for s in run.seeds)}
-        for run in runs
-    ]
+    rounds: list[dict[str, float]] = [{"validation": run.summary["validation"][task.metric]["mean"]} for run in runs]
+    for number, (one_round, run) in enumerate(zip(rounds, runs, strict=True)):
+        # Later teachers are the rounds before.
+        teacher_report = {**run.details["teacher"], **({"training": None} if number else {})}
+        for name in ("flops", "seconds"):
+            one_round[name] = sum(seed["cost"][name] for seed in run.seeds) + teacher_cost(teacher_report, name)
     details = {**best.details, "arguments": settings(args), "rounds": rounds, "round": runs.index(best) + 1}
     run = replace(best, details=details, output_dir=output_dir)
     run.write(args, tlm_card, best.output_dir)

@@ -90,6 +90,16 @@ def described(report: Mapping[str, Any]) -> str:
     return f"{found}; {report['passages']:,} passages" + (f": {classes}" if classes else "")
 
 
+def teacher_cost(report: Mapping[str, Any], name: str) -> float:
+    """What a teacher cost: of asking it, and of training it where its folder tells.
+
+    Args:
+        report: that of a run's record.
+        name: flops, which of a linear model are not counted, or seconds.
+    """
+    return float(sum(part.get(name) or 0.0 for part in (report, report.get("training") or {})))
+
+
 def doubts(report: Mapping[str, Any]) -> list[str]:
     """What speaks against a teacher, a sentence each."""
     found = []

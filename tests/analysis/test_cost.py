@@ -1,6 +1,7 @@
 """Score against cost: averages over the same tasks only, and the papers' points as they print them."""
 
 import csv
+import json
 import re
 
 import pytest
@@ -104,6 +105,22 @@ def test_the_cost_of_checkpoints(tmp_path):
     write(tmp_path / "runs/pretrained/results.json", {"cost": {"flops": 5e15}, "model": {"model_name_or_path": "base"}})
     assert "further" not in named(compare(results))
     assert named(compare(results, pretraining_flops={"base": 1e15}))["further"].pretraining == 6e15
+
+
+def test_the_cost_of_a_teacher(tmp_path):
+    """Of asking it, and of training it where that is known, for each seed that it taught."""
+    make_run(tmp_path / "runs/scierc-taught", "scierc", {0: 0.5, 1: 0.6}, flops=1e12)
+    file = tmp_path / "runs/scierc-taught/results.json"
+    record = json.loads(file.read_text())
+    teacher = {"model": "large", "seconds": 3.0, "flops": 2e12, "training": {"flops": 7e12, "seconds": 9.0}}
+    for report, cost in ((teacher, 9e12), ({**teacher, "training": None}, 2e12), ({"model": "linear", "seconds": 3.0}, 0)):
+        file.write_text(json.dumps({**record, "teacher": report}))
+        point = named(compare(find_results({"x": tmp_path / "runs"}), published=False))["taught"]
+        assert point.flops == 1e12 + cost and point.pretraining == cost
+    for damaged in ("large", {"flops": "1e3"}, {"training": 3}, {"training": {"flops": []}}):
+        file.write_text(json.dumps({**record, "teacher": damaged}))
+        with pytest.raises(AnalysisError, match="(teacher|not what recipes write|is not a number)"):
+            find_results({"x": tmp_path / "runs"})
 
 
 def test_glue_is_compared_with_ale(tmp_path):

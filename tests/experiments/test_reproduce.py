@@ -108,8 +108,12 @@ def test_an_arm_teaches_another(work, tmp_path):
     table = reproduce(planned(work, tmp_path / "out", arms, seeds=(0,)))
     taught, teacher = sorted(table.rows, key=lambda row: row.arm != "taught")
     assert taught.runs[0]["teacher"]["model"] == "bm25/seed-0" and taught.runs[0]["teacher"]["passages"] <= 5
-    assert taught.teacher_seconds > 0 and teacher.teacher_seconds is None
-    assert "teacher hours" in table.to_text() and "Teacher hours are those of asking it" in table.to_text()
+    assert teacher.teacher_cost("flops") is None
+    report = taught.runs[0]["teacher"]
+    for name in ("flops", "seconds"):
+        assert report["training"][name] == teacher.runs[0]["cost"][name] > 0 < report[name]
+        assert taught.teacher_cost(name) == report[name] + teacher.cost(name)
+    assert "| teacher FLOPs | teacher hours |" in table.to_text() and "What the teacher cost is on top" in table.to_text()
 
 
 @pytest.mark.slow

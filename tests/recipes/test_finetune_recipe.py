@@ -44,9 +44,11 @@ def test_two_processes_find_what_one_finds_and_a_finished_run_predicts(work, bas
     assert "validation: errors, the surest first" in page and 'id="scores"' in page and "What is missing" not in page
     assert "validation  macro_f1" in one and "over 2 seeds" in one
     predict = ["--predict", work / "task" / "test.jsonl", "--predict_output"]
-    out = launch(*command(work, base, tmp_path / "two", *predict, tmp_path / "two.jsonl"), processes=2)
+    out = launch(*command(work, base, tmp_path / "two", *predict, tmp_path / "two.jsonl"), config="cpu_2", processes=2)
     assert f"predictions  {tmp_path / 'two.jsonl'}" in out
-    results = [json.loads((tmp_path / name / "results.json").read_text())["seeds"][0] for name in ("one", "two")]
+    records = [json.loads((tmp_path / name / "results.json").read_text()) for name in ("one", "two")]
+    assert [record["environment"]["processes"] for record in records] == [1, 2]
+    results = [record["seeds"][0] for record in records]
     for split in ("validation", "test"):
         lines = [(tmp_path / name / f"seed-0/predictions/{split}.jsonl").read_text().splitlines() for name in ("one", "two")]
         for first, second in zip(*(map(json.loads, text) for text in lines), strict=True):
@@ -62,6 +64,31 @@ def test_two_processes_find_what_one_finds_and_a_finished_run_predicts(work, bas
     expected = [json.loads(line)["prediction"] for line in lines[1]]
     for name in ("two", "again"):
         assert [json.loads(line)["prediction"] for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()] == expected
+
+
+@pytest.mark.slow
+def test_a_teacher_on_two_processes(work, base, subset, tmp_path, monkeypatch, capsys):
+    """Which both ask; of texts, passages and answers each has a share of every step."""
+    here(monkeypatch, capsys, *command(work, base, tmp_path / "teacher"))
+    taught = [
+        "--subset",
+        subset,
+        "--teacher",
+        tmp_path / "teacher",
+        "--teacher_passages",
+        "20",
+        "--teacher_temperature",
+        "2",
+    ]
+    launch(*command(work, base, tmp_path / "two", *taught), config="cpu_2", processes=2)
+    here(monkeypatch, capsys, *command(work, base, tmp_path / "one", *taught))
+    one, two = (json.loads((tmp_path / name / "results.json").read_text()) for name in ("one", "two"))
+    assert two["environment"]["processes"] == 2 and one["teacher"] == two["teacher"] and one["teacher"]["passages"] > 0
+    for split in ("validation", "test"):
+        lines = [(tmp_path / name / f"seed-0/predictions/{split}.jsonl").read_text().splitlines() for name in ("one", "two")]
+        for first, second in zip(*(map(json.loads, text) for text in lines), strict=True):
+            assert first["probabilities"] == pytest.approx(second["probabilities"], abs=1e-5)
+    assert one["seeds"][0]["cost"]["real_tokens"] == two["seeds"][0]["cost"]["real_tokens"]
 
 
 def test_what_is_missing():

@@ -53,6 +53,7 @@ def test_the_commit_and_the_licence_are_on_the_card(hub, large, tmp_path, tokeni
     assert record["teacher"]["flops"] > 0 and run.details["arguments"]["teacher"] == "alice/large@v1"
     card = (tmp_path / "run" / "README.md").read_text()
     assert f"`alice/large` at revision `{commit}`: licence `apache-2.0`" in card
+    assert "training" not in record["teacher"] and "What training it cost is not known here." in card
     asked = [path for _, path in hub.log if "/resolve/" in path]
     assert any(path.endswith("model.safetensors") for path in asked) and not any(path.endswith(".py") for path in asked)
     # The answers are those of the same model in a folder.

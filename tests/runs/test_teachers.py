@@ -6,6 +6,7 @@ import json
 import logging
 import shutil
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -307,6 +308,8 @@ def test_several_models_teach_their_average(task, runs):
     assert made.report["held_out"] == "validation texts" and made.report["held_out_accuracy"] == round(right, 4)
     assert "the average of 2 models (seed-0/model, seed-1/model)" in made.report["model"]
     assert made.report["flops"] > 0 and len(made.report["teachers"]) == 2
+    costs = [json.loads((folder.parent / "results.json").read_text())["cost"]["flops"] for folder in runs]
+    assert made.report["training"]["flops"] == sum(costs) > 0
 
 
 def test_other_names_of_classes(task, runs, tmp_path):
@@ -371,9 +374,10 @@ def test_names_of_many_classes_are_in_the_digest(task, monkeypatch):
     matrices = [class_matrix(names, names, dict(zip(names, own, strict=True)), "it") for own in (names, swapped)]
     digests = []
     for matrix in matrices:
-        one = models._Model("runs/a", None, matrix, "same")
+        one = models._Model("runs/a", SimpleNamespace(folder=None), matrix, "same")
         monkeypatch.setattr(models, "_opened", lambda *_, one=one: one)
         monkeypatch.setattr(models, "_described", lambda _: {})
+        monkeypatch.setattr(models, "_training_cost", lambda _: {})
         digests.append(models.ModelTeacher(task, ["runs/a"], {}, {}).digest)
     assert digests[0] != digests[1]
 

@@ -17,6 +17,7 @@ from hf_tlm.analysis.cost.published import ROBERTA_LARGE, published_points
 from hf_tlm.analysis.errors import AnalysisError
 from hf_tlm.analysis.runs import Result, read_json
 from hf_tlm.training.run_folder import places_of
+from hf_tlm.training.teacher import teacher_cost
 from hf_tlm.utils.markdown import markdown_table
 from hf_tlm.utils.run_names import RESULTS_FILE
 from hf_tlm.utils.shown import for_markdown
@@ -29,7 +30,8 @@ class Scored:
     """One point of the picture.
 
     family: points that a line joins; None for one of one's own. source: where a published point is printed.
-    flops: of all training of one task's model, means over tasks and seeds. pretraining: its part that a checkpoint had cost.
+    flops: of all training of one task's model, means over tasks and seeds. pretraining: its part that a checkpoint had cost,
+        and a teacher, asked and trained.
     score, deviation: percent, averages over tasks; the deviation is that of the seeds' averages (n - 1), over the `seeds`
     that all tasks have; None for one seed and for published points.
     """
@@ -134,7 +136,7 @@ def _arms(results: Sequence[Result], split: str, given: Mapping[str, float], not
                     f"{result.arm} has seed {result.seed} on {result.task} twice, in {of[0][0].folder} and {result.folder}. "
                     "Leave one out, or give the places names of their own, as in --run first=DIR second=DIR."
                 )
-            of.append((result, before))
+            of.append((result, before + teacher_cost(result.teacher, "flops")))
     for arm, checkpoint in unknown.items():
         arms.pop(arm, None)
         notes.append(

@@ -14,6 +14,7 @@ from hf_tlm.utils.run_names import TEACHER_FILE
 
 _COUNTS = mapped(whole(0, 2**40), 10_000)
 _SHARE = real(0, 1)
+_COST = {"seconds": real(0, 1e12), "flops": real(0, 1e30)}
 _EXAMPLE = record({"text": words(1000), "probability": _SHARE, "taught": truth})
 # A stranger may have written the file. What a line or a table says; the rest of a teacher is among the settings.
 _REPORT = {
@@ -21,7 +22,8 @@ _REPORT = {
     **{"passages": whole(0, 2**40), "passages_by_class": _COUNTS, "subset_by_class": _COUNTS},
     **{"class_shares": mapped(_SHARE, 10_000), "marks_without_passages": listed(words(1000), 1000)},
     **{"confidence_by_tenth": listed(whole(0, 2**40), 10), "examples": mapped(listed(_EXAMPLE, 100), 10_000)},
-    **{"seconds": real(0, 1e12), "flops": real(0, 1e30)},
+    **_COST,
+    "training": record(_COST),
 }
 
 
@@ -38,7 +40,9 @@ def teacher(run: RunFolder) -> Section | None:
     blocks: list[Any] = [Text(described(report)), *map(Text, doubts(report))]
     if seconds := report.get("seconds"):
         flops = f" and {report['flops']:.3g} FLOPs (2 x tokens x parameters)" if report.get("flops") else ""
-        blocks.append(Text(f"Asking it took {seconds:,.0f} seconds{flops}, which are not among the costs of the run."))
+        trained = report.get("training")
+        training = f", training it {trained['seconds']:,.0f} and {trained['flops']:.3g}" if trained else ""
+        blocks.append(Text(f"Asking it took {seconds:,.0f} seconds{flops}{training}. The run's costs are without these."))
     if subset := report.get("subset_by_class"):
         total, taught = max(1, sum(subset.values())), report.get("passages_by_class") or {}
         shares = report.get("class_shares") or {}

@@ -43,7 +43,7 @@ _FORMAT = 5
 _OF_TRAINING = ("teacher_weight", "teacher_temperature", "teacher_passages", "teacher_share", "teacher_rounds")
 _ARRAYS = ("train", "passages", "disagreement")
 # Of a report what a subset's manifest tells, which has no times.
-_COST = ("parameters", "tokens", "flops")
+_WHO, _COST = ("model", "teachers", "file"), ("parameters", "tokens", "flops")
 PASSAGE_OPTIONS = ("teacher_passages", "teacher_trust", "teacher_passage_length", "teacher_share", "teacher_output")
 
 
@@ -176,13 +176,13 @@ def teacher_scores(task: Task, subset: Subset, method: str, args: Any) -> Passag
         said = answers.passages
         values = answers.disagreement if method == "disagreement" else certainty(said, args.teacher_trust)
         values = np.where(said.sum(1) > 0, values, np.nan)
-        cost = {name: answers.report[name] for name in _COST if name in answers.report}
-        about: dict[str, Any] = {"teacher": {**teacher.about, **cost}}
+        report = {**teacher.about, **answers.report}
+        about: dict[str, Any] = {"teacher": {name: report[name] for name in (*_WHO, *_COST) if name in report}}
         about |= {"trust": args.teacher_trust} if method == "confidence" else {}
         about |= {"passage_length": "task"} if args.teacher_passage_length == "task" else {}
         scores = PassageScores(values, said.argmax(1), about)
         marks = marks_without_passages(task.train["text"], subset.dataset["text"])
-        _say({**teacher.about, **answers.report, "marks_without_passages": marks})
+        _say({**report, "marks_without_passages": marks})
     return agree(scores, place_in_job()[1])
 
 
@@ -228,9 +228,7 @@ def answered_subset(subset: Subset, teacher: Teacher, label_names: Sequence[str]
         answers[row] = said
     rows = subset.dataset
     rows = rows.remove_columns("teacher_probs") if "teacher_probs" in rows.column_names else rows
-    about: dict[str, Any] = {
-        name: teacher.report[name] for name in ("model", "teachers", "file", "passages") if name in teacher.report
-    }
+    about: dict[str, Any] = {name: teacher.report[name] for name in (*_WHO, "passages") if name in teacher.report}
     cut = int(sum(end < len(text) for end, text in zip(teacher.ends, rows.select(teacher.rows)["text"], strict=True)))
     manifest = {**subset.manifest, "teacher": {**about, "label_names": list(label_names), "cut_passages": cut}}
     return Subset(rows.add_column("teacher_probs", answers, feature=List(Value("float32"))), manifest)

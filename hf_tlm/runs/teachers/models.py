@@ -28,8 +28,10 @@ from hf_tlm.runs.teachers.answers import LEAST, Answers, class_matrix, progress
 from hf_tlm.runs.teachers.choice import entropy
 from hf_tlm.tasks import Task
 from hf_tlm.training.errors import ArgumentsError
-from hf_tlm.training.run_folder import RECORDS
+from hf_tlm.training.run_folder import RECORDS, RESULTS_FILE
+from hf_tlm.training.teacher import teacher_cost
 from hf_tlm.utils.files import atomic_file
+from hf_tlm.utils.json_files import find_object
 from hf_tlm.utils.locks import agree, place_in_job
 from hf_tlm.utils.seals import checksum
 
@@ -68,6 +70,8 @@ class ModelTeacher:
             "model": shown[0] if len(shown) == 1 else f"the average of {len(shown)} models ({', '.join(shown)})",
             "teachers": [_described(one) for one in self.models],
         }
+        if all(costs := [_training_cost(one.source.folder) for one in self.models]):
+            self.about["training"] = {name: sum(cost[name] for cost in costs) for name in ("flops", "seconds")}
         matrices = [None if one.matrix is None else one.matrix.tolist() for one in self.models]
         self.digest = " ".join(one.digest for one in self.models) + json.dumps(matrices)
 
@@ -168,6 +172,20 @@ def _described(one: _Model) -> dict[str, Any]:
     revision = one.source.folder.name if fetched else None
     name = repo.id if repo is not None and fetched else str(displayed_name(one.name))
     return {"name": name, "revision": revision, "license": license, "digest": one.digest}
+
+
+def _training_cost(folder: Path) -> dict[str, float]:
+    """FLOPs and seconds of a model's training, with its run's other seeds and its own teacher; nothing where none tells."""
+    of_run = find_object(folder / RESULTS_FILE)
+    run = of_run or (find_object(folder.parent / RESULTS_FILE) if folder.name == "model" else None) or {}
+    try:
+        parts = run.get("rounds") or [one["cost"] for one in run.get("seeds") or run.get("splits") or [run]]
+        found = {name: float(sum(part[name] for part in parts)) for name in ("flops", "seconds")}
+        if "rounds" not in run:
+            found = {name: value + teacher_cost(run.get("teacher") or {}, name) for name, value in found.items()}
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return {}  # A stock checkpoint, or an older run's; or a stranger has written it.
+    return found if all(0 <= value < float("inf") for value in found.values()) else {}
 
 
 def _asked(predictor: Predictor, one: _Model, rows: Dataset, part: Path, description: str) -> tuple[np.ndarray, int, float]:

@@ -10,6 +10,8 @@ from safetensors.torch import load_file
 
 from hf_tlm.runs import CheckpointArguments, FinetuneArguments, finetune
 from hf_tlm.runs.finetuning.finetune import _taught
+from hf_tlm.runs.finetuning.trainer import FinetuneTrainer
+from hf_tlm.runs.teachers.linear import LinearTeacher
 from hf_tlm.tasks import TaskSpec, task_from_datasets
 from hf_tlm.training import ArgumentsError
 from support.tiny_checkpoints import FAST, go, pretrained
@@ -38,6 +40,10 @@ def taught(folder, base, task=None, subset=Passages, **changes):
     return finetune(task or make_task(), CheckpointArguments(model_name_or_path=str(base)), args, subset=subset)
 
 
+def card(folder):
+    return (folder / "README.md").read_text()
+
+
 @pytest.mark.slow
 def test_8x1_is_1x8(tmp_path, base):
     weights = []
@@ -49,14 +55,41 @@ def test_8x1_is_1x8(tmp_path, base):
     torch.testing.assert_close(weights[0], weights[2], rtol=1e-4, atol=2e-5)
 
 
+@pytest.mark.slow
+def test_an_interrupted_run_continues_bit_for_bit(tmp_path, tokenizer, monkeypatch):
+    """With dropout, in micro-batches, on texts and passages; the teacher is not asked again."""
+    base = pretrained(tmp_path / "base", tokenizer)
+    options = {"teacher": "linear", "teacher_temperature": 2.0, "per_device_train_batch_size": 4, "num_train_epochs": 2}
+    whole = taught(tmp_path / "whole", base, **options)
+    steps, original = [], FinetuneTrainer.training_step
+
+    def dies(self, *args, **kwargs):
+        steps.append(self.state.global_step)
+        if self.state.global_step == 10:
+            raise KeyboardInterrupt
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(LinearTeacher, "__call__", lambda *_: pytest.fail("its answers are in the cache"))
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(FinetuneTrainer, "training_step", dies)
+        taught(tmp_path / "run", base, **options)
+    assert len(list((tmp_path / "run").rglob("checkpoint-*"))) == 1 and len(steps) == 2 * 10 + 1
+    again = taught(tmp_path / "run", base, **options)
+    assert again.seeds[0]["history"] == whole.seeds[0]["history"] and again.seeds[0]["test"] == whole.seeds[0]["test"]
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "run")]
+    assert weights[0] == weights[1]
+
+
 def test_a_teacher_is_in_log_record_and_card(tmp_path, base):
-    go(tmp_path / "teacher", base, num_train_epochs=4)
+    large = go(tmp_path / "teacher", base, num_train_epochs=4, seeds=[0, 1])
     run = taught(tmp_path / "run", base, teacher=str(tmp_path / "teacher"), save_strategy="epoch")
     record = json.loads((tmp_path / "run" / "results.json").read_text())
     assert record["teacher"]["passages"] <= 20 and record["teacher"]["model"].endswith("/teacher")
     assert record["teacher_subset"] == Passages.manifest and "examples" in json.loads(
         (tmp_path / "run" / "teacher.json").read_text()
     )
+    spent = {name: sum(seed["cost"][name] for seed in large.seeds) for name in ("flops", "seconds")}
+    assert record["teacher"]["training"] == pytest.approx(spent) and "FLOPs, which are not among" in card(tmp_path / "run")
     assert "A teacher taught too" in (tmp_path / "run" / "README.md").read_text() and "teacher      " in run.to_text()
     assert taught(tmp_path / "run", base, teacher=str(tmp_path / "teacher"), save_strategy="epoch").seeds == run.seeds
 
