@@ -4,7 +4,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from support.loopback import LoopbackHub
+from support.loopback import VARIABLES, LoopbackHub, constants
 
 _HOME = tempfile.mkdtemp(prefix="hf-tlm-tests-")
 _HUB = LoopbackHub()  # A port of this process; only the fixture `hub` lets something answer there.
@@ -40,7 +40,7 @@ def one_thread():
     torch.set_num_threads(1)
 
 
-STARTS_PROCESSES = {"subprocess", "multiprocessing", "launch", "mp"}
+STARTS_PROCESSES = {"subprocess", "multiprocessing", "warm", "run_recipe", "run_processes", "launch", "mp"}
 
 
 def pytest_collection_modifyitems(items):
@@ -84,13 +84,10 @@ def hub(monkeypatch, tmp_path):
     _HUB.start()
     _HUB.reset()
     cache = tmp_path / "hub-cache"
-    environment = {"HF_TOKEN": _HUB.add_user("alice"), "HF_HUB_OFFLINE": "0", "HF_HOME": str(cache)}
-    for name, value in environment.items():
+    for name, value in zip(VARIABLES, (_HUB.add_user("alice"), "0", str(cache)), strict=True):
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cache / "hub"))
-    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", cache / "datasets")
+    for name, value in constants(cache).items():
+        monkeypatch.setattr(name, value)
     huggingface_hub.HfFileSystem.clear_instance_cache()
     return _HUB
 

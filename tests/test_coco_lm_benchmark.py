@@ -1,17 +1,14 @@
 """benchmarks/coco_lm.py runs, at a size at which its figures mean nothing."""
 
 import json
-import os
 import random
-import subprocess
-import sys
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from support import warm
+
 KINDS = ("positive", "negative")
 
 
@@ -28,10 +25,9 @@ def small_data(tmp_path):
 def run(name, small_data, tmp_path, *sizes):
     pytest.importorskip("matplotlib", reason="the extra [analysis] is not installed")
     folders = ["--work_dir", str(tmp_path / "work"), "--results_dir", str(tmp_path / "results"), "--threads", "1"]
-    command = [sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), *sizes, "--passages", "280", *folders]
-    environment = {**os.environ, "HF_TLM_DATA": str(small_data), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=280, cwd=ROOT)
-    assert done.returncode == 0, done.stderr[-3000:]
+    arguments, environment = [*sizes, "--passages", "280", *folders], {"HF_TLM_DATA": str(small_data)}
+    done = warm.recipe(f"benchmarks/{name}.py", arguments, environment=environment, limit=280)
+    assert done.status == 0, done.stderr[-3000:]
     assert (tmp_path / "results" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "results" / f"{name}.md").read_text() in done.stdout
     (section,) = json.loads((tmp_path / "results" / f"{name}.json").read_text()).values()

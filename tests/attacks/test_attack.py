@@ -6,8 +6,9 @@ import time
 import pytest
 
 import hf_tlm
-from attacks.attack import ROOT, Outcome, assert_refused, attack, call
+from attacks.attack import Outcome, assert_refused, attack, call
 from hf_tlm.errors import HfTlmError
+from support.warm import ROOT
 
 
 @pytest.mark.parametrize("recipe", ["retrieve", "train_tlm", "baseline", "pretrain"])
@@ -50,7 +51,7 @@ def test_a_hang_is_seen(monkeypatch):
 
 
 def has_imported():
-    raise HfTlmError(f"preloaded: {'attacks.preload' in sys.modules and 'torch' in sys.modules}, {hf_tlm.__file__}")
+    raise HfTlmError(f"preloaded: {'support.preload' in sys.modules and 'torch' in sys.modules}, {hf_tlm.__file__}")
 
 
 def test_processes_have_what_the_server_imported():

@@ -2,8 +2,8 @@
 
 import re
 
-from attacks.attack import ROOT
 from attacks.bad_input import checkpoints, numbers, paths, recipe_classes, tasks, trainer_options, wrong_types
+from support.warm import ROOT
 
 
 def attacks():

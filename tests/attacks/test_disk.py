@@ -7,8 +7,9 @@ import sys
 
 import pytest
 
-from attacks.attack import ROOT, assert_refused, call
+from attacks.attack import assert_refused, call
 from hf_tlm.utils.disk import disk_problem
+from support.warm import ROOT
 
 
 class SafetensorError(Exception):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from support.launching import launch
+from support.launching import launch, run_recipe
 
 
 @pytest.mark.slow
@@ -19,7 +19,7 @@ from support.launching import launch
 )
 def test_two_processes_tell_once(tmp_path, arguments, line):
     out = tmp_path / "out"
-    told = launch(*(name.format(out=out) for name in arguments), config="cpu_2", processes=2, status=1)
+    told = run_recipe(*(name.format(out=out) for name in arguments), processes=2, status=1)
     lines = [one for one in told.splitlines() if one.startswith("Error")]  # Below them is the launcher's own account.
     assert len(lines) == 1 and lines[0].startswith("Error: ") and line in lines[0], told[-3000:]
     assert not out.exists()

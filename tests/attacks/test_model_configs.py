@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig
 
-from attacks.attack import ROOT, assert_refused, attack
+from attacks.attack import assert_refused, attack
 from hf_tlm.models import ModelError, read_config
 from hf_tlm.models.families import FAMILIES
+from support.warm import ROOT
 
 BERT = {"model_type": "bert", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
 WRONG = {

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from support.launching import PRETRAIN, TINY, launch
+from support.launching import PRETRAIN, TINY, run_recipe
 from support.toys import TINY_CONFIGS
 
 
@@ -15,15 +15,15 @@ def test_coco_lm_and_a_task_trained_from_it(work, subset):
     values = {k: v for k, v in TINY_CONFIGS["cocolm"].items() if k not in ("vocab_size", "num_labels", "copy_head")}
     (work / "cocolm.json").write_text(json.dumps({"model_type": "cocolm", **values}))
     out = work / "cocolm"
-    text = launch(
+    text = run_recipe(
         "recipes/pretrain.py", "--corpus", work / "corpus.parquet", *PRETRAIN, "recipes/configs/pretrain/cocolm_tiny.yaml",
         "--model_config", work / "cocolm.json", "--max_steps", "2", "--per_device_train_batch_size", "2", "--output_dir",
-        out, config="cpu_2", processes=2,
+        out, processes=2,
     )  # fmt: skip
     assert (
         text.count("scl loss") == 1 and "copy accuracy original" in text and (out / "generator/model.safetensors").is_file()
     )
-    launch(
+    run_recipe(
         "recipes/train_tlm.py", "--task", work / "task", "--subset", subset, *TINY, "--max_length", "16", "--objective",
         "cocolm", "--model_name_or_path", out, "--logging_steps", "1", "--output_dir", work / "cocolm-task",
     )  # fmt: skip

@@ -1,22 +1,15 @@
 """The command: a run of its own is exported and predicted with, and options that do nothing are refused."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
+from support import warm
 from support.tiny_checkpoints import go, pretrained
 from support.toys import make_task, sentences, write_files
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 def hf_tlm(*arguments, status=0):
-    done = subprocess.run(
-        [sys.executable, "-m", "hf_tlm.cli", *map(str, arguments)], capture_output=True, text=True, cwd=ROOT
-    )
-    assert done.returncode == status, done.stdout[-2000:] + done.stderr[-4000:]
+    done = warm.command(arguments, limit=280)
+    assert done.status == status, done.stdout[-2000:] + done.stderr[-4000:]
     return done.stdout + done.stderr
 
 

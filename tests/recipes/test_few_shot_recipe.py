@@ -10,7 +10,7 @@ from hf_tlm.config import parse
 from hf_tlm.data import train_wordpiece
 from hf_tlm.runs import CheckpointArguments, FewShotArguments, run_few_shot
 from hf_tlm.tasks import TaskArguments, load_task
-from support.launching import launch
+from support.launching import run_recipe
 from support.toys import TINY_CONFIGS, sentences
 
 CONFIGS = Path(__file__).resolve().parent.parent.parent / "recipes/configs/few_shot"
@@ -39,10 +39,10 @@ def predictions(folder):
 def test_two_processes_compute_what_one_does(work, checkpoint):
     config = work / "few_shot.yaml"
     config.write_text("few_shot:\n  k: 4\n  splits: 1\n  learning_rates: [1e-2]\n  batch_sizes: [4]\n  max_steps: 2\n")
-    text = launch(
+    text = run_recipe(
         "recipes/few_shot.py", "--config", config, "--task", work / "task", "--model_name_or_path", checkpoint, *PROMPT,
         "--eval_steps", "1", "--max_length", "32", "--use_cpu", "true", "--report_to", "none", "--output_dir", work / "two",
-        "--report", config="cpu_2", processes=2,
+        "--report", processes=2,
     )  # fmt: skip
     assert text.count("test macro_f1") == 1 and str(work / "two") in text
     assert text.count("task         ") == 1 and "(train 48, validation 24, test 24, 3 classes)" in text

@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModel, set_seed
 from hf_tlm import HfTlmError
 from hf_tlm.config import parse
 from hf_tlm.runs import CheckpointArguments, FinetuneArguments, PredictArguments
-from support.launching import ROOT, fails, launch
+from support.launching import ROOT, fails, run_recipe
 
 FAST = ["--max_length", "32", "--max_steps", "2", "--total_batch_size", "8", "--report_to", "none", "--use_cpu", "true"]
 FAST += ["--learning_rate", "1e-2"]
@@ -44,7 +44,7 @@ def test_two_processes_find_what_one_finds_and_a_finished_run_predicts(work, bas
     assert "validation: errors, the surest first" in page and 'id="scores"' in page and "What is missing" not in page
     assert "validation  macro_f1" in one and "over 2 seeds" in one
     predict = ["--predict", work / "task" / "test.jsonl", "--predict_output"]
-    out = launch(*command(work, base, tmp_path / "two", *predict, tmp_path / "two.jsonl"), config="cpu_2", processes=2)
+    out = run_recipe(*command(work, base, tmp_path / "two", *predict, tmp_path / "two.jsonl"), processes=2)
     assert f"predictions  {tmp_path / 'two.jsonl'}" in out
     records = [json.loads((tmp_path / name / "results.json").read_text()) for name in ("one", "two")]
     assert [record["environment"]["processes"] for record in records] == [1, 2]
@@ -80,7 +80,7 @@ def test_a_teacher_on_two_processes(work, base, subset, tmp_path, monkeypatch, c
         "--teacher_temperature",
         "2",
     ]
-    launch(*command(work, base, tmp_path / "two", *taught), config="cpu_2", processes=2)
+    run_recipe(*command(work, base, tmp_path / "two", *taught), processes=2)
     here(monkeypatch, capsys, *command(work, base, tmp_path / "one", *taught))
     one, two = (json.loads((tmp_path / name / "results.json").read_text()) for name in ("one", "two"))
     assert two["environment"]["processes"] == 2 and one["teacher"] == two["teacher"] and one["teacher"]["passages"] > 0

@@ -9,7 +9,7 @@ from datasets import load_dataset
 
 from hf_tlm.errors import HfTlmError, HubError
 from hf_tlm.retrieval import Subset
-from support.launching import ROOT, TINY, launch
+from support.launching import ROOT, TINY, run_recipe
 
 
 @pytest.fixture
@@ -60,9 +60,9 @@ def test_select_influence(hub, recipe, work, subset, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_run_of_two_processes_is_published_once(hub, recipe, work, tmp_path):
-    out = launch(
+    out = run_recipe(
         "recipes/train_tlm.py", "--task", work / "task", "--model_config", work / "model.json", *TINY, "--rho1", "0",
-        "--push_to_hub", "--hub_model_id", "alice/toy", "--output_dir", tmp_path / "run", config="cpu_2", processes=2,
+        "--push_to_hub", "--hub_model_id", "alice/toy", "--output_dir", tmp_path / "run", processes=2,
     )  # fmt: skip
     assert out.count("published    ") == 1
     assert len([path for method, path in hub.log if "/commit/" in path]) == 1

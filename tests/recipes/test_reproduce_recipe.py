@@ -5,7 +5,7 @@ import json
 import pytest
 
 from hf_tlm.retrieval import Subset
-from support.launching import fails, launch
+from support.launching import fails, run_recipe
 
 TABLE = ["recipes/reproduce.py", "--config", "recipes/configs/reproduce/tiny.yaml"]
 
@@ -23,7 +23,7 @@ def options(work):
 def test_a_table_and_what_it_is_made_of(work, options):
     out = work / "table"
     command = [*options, "--tasks", "task", "--output_dir", out, "--max_steps", "2", "--report"]
-    text = launch(*command)
+    text = run_recipe(*command)
     assert "4 tokenizers and subsets, 4 trainings." in text and "4 of 4 runs are finished." in text
     results = json.loads((out / "results.json").read_text())
     assert [row["arm"] for row in results["rows"]] == ["task only", "random", "BM25", "BM25 + ISS 20%"]

@@ -7,13 +7,13 @@ import pytest
 
 from hf_tlm import cli
 from hf_tlm.retrieval import Subset
-from support.launching import fails, launch
+from support.launching import fails, run_recipe
 from support.toys import sentences
 
 
 @pytest.fixture(scope="module")
 def retrieved(work):
-    out = launch(
+    out = run_recipe(
         "recipes/retrieve.py", "--task", work / "task", "--corpus", work / "corpus.parquet", "--top_k", "4",
         "--report", "--output_dir", work / "retrieved",
     )  # fmt: skip
@@ -24,7 +24,7 @@ def retrieved(work):
 
 @pytest.mark.slow
 def test_retrieve_random_like(work, retrieved):
-    launch(
+    run_recipe(
         "recipes/retrieve.py", "--task", work / "task", "--corpus", work / "corpus.parquet", "--retriever", "random",
         "--like", retrieved, "--output_dir", work / "random",
     )  # fmt: skip
@@ -33,7 +33,7 @@ def test_retrieve_random_like(work, retrieved):
 
 @pytest.mark.slow
 def test_retrieve_sharded_equals_one_index(work, retrieved):
-    out = launch(
+    out = run_recipe(
         "recipes/retrieve.py", "--task", work / "task", "--corpus", work / "corpus.parquet", "--top_k", "4",
         "--retriever", "sharded", "--num_shards", "2", "--work_dir", work / "shards", "--output_dir", work / "sharded",
     )  # fmt: skip

@@ -7,7 +7,7 @@ import datasets
 import pytest
 
 from hf_tlm.retrieval import Subset
-from support.launching import PRETRAIN, fails, launch
+from support.launching import PRETRAIN, fails, run_recipe
 
 SCORE = ["--max_length", "32", "--vocab_size", "120", "--num_train_epochs", "1", "--report_to", "none", "--use_cpu", "true"]
 SCORE += ["--save_strategy", "no"]
@@ -21,7 +21,7 @@ def test_influence_on_one_and_two_processes_and_training_on_it(work, subset):
     scratch = ["--model_config", work / "model.json", "--report", "--output_dir", work / "iss"]
     models = Path(datasets.config.HF_DATASETS_CACHE) / "hf_tlm"  # Other tests may have left theirs.
     before = set(models.glob("score_model-*"))
-    text = launch(*common, *scratch, config="cpu_2", processes=2)
+    text = run_recipe(*common, *scratch, processes=2)
     assert "influence" in (work / "iss/analysis/report.html").read_text(encoding="utf-8")
     whole, kept = Subset.load(subset), Subset.load(work / "iss")
     assert len(kept) == round(0.3 * len(whole)) and f"{len(kept)} of {len(whole)} passages by influence" in text
@@ -32,18 +32,17 @@ def test_influence_on_one_and_two_processes_and_training_on_it(work, subset):
     # Given as a checkpoint, and shared out: the same passages and numbers.
     (score_model,) = set(models.glob("score_model-*")) - before
     made = []
-    for config, processes in ((None, 1), ("cpu_2", 2)):
+    for processes in (1, 2):
         out, scores = work / f"iss-{processes}", work / f"scores-{processes}"
-        text = launch(
-            *common, "--score_model", score_model, "--work_dir", scores, "--output_dir", out, config=config,
-            processes=processes,
+        text = run_recipe(
+            *common, "--score_model", score_model, "--work_dir", scores, "--output_dir", out, processes=processes,
         )  # fmt: skip
         assert text.count("selected: ") == 1
         made.append((Subset.load(out), sorted(path.read_bytes() for path in scores.rglob("scores-*"))))
     assert made[0][0].dataset.to_dict() == made[1][0].dataset.to_dict() and made[0][1] == made[1][1] != []
     assert made[0][0].manifest["selection"]["score_model"] == [f"hf_tlm/{score_model.name}"]
     # Further pretraining on what was kept, by an adapter.
-    text = launch(
+    text = run_recipe(
         "recipes/pretrain.py", "--subset", work / "iss", *PRETRAIN, "--model_name_or_path", score_model / "mlm",
         "--use_peft", "true", "--lora_r", "2", "--report", "--output_dir", work / "further",
     )  # fmt: skip
@@ -59,8 +58,8 @@ def test_a_teacher_on_one_and_two_processes(work, subset):
     common = ["recipes/select_influence.py", "--task", work / "task", "--subset", subset, "--method", "confidence"]
     common += ["--teacher", "linear", "--balance", "class", "--fraction", "0.3", "--use_cpu", "true"]
     made = []
-    for config, processes in ((None, 1), ("cpu_2", 2)):
-        text = launch(*common, "--output_dir", work / f"by-{processes}", "--report", config=config, processes=processes)
+    for processes in (1, 2):
+        text = run_recipe(*common, "--output_dir", work / f"by-{processes}", "--report", processes=processes)
         assert text.count("selected: ") == 1 and "by how certain a teacher is of them" in text
         made.append(Subset.load(work / f"by-{processes}"))
         page = (work / f"by-{processes}/analysis/report.html").read_text(encoding="utf-8")
@@ -73,7 +72,7 @@ def test_a_teacher_on_one_and_two_processes(work, subset):
 @pytest.mark.slow
 def test_a_control(work, subset):
     out = work / "dsir"
-    text = launch(
+    text = run_recipe(
         "recipes/select_influence.py", "--task", work / "task", "--subset", subset, "--method", "dsir", "--num_passages",
         "7", "--use_cpu", "true", "--report_to", "none", "--output_dir", out,
     )  # fmt: skip

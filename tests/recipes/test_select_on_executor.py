@@ -6,7 +6,7 @@ from transformers import AutoConfig, set_seed
 from hf_tlm.data import train_wordpiece
 from hf_tlm.models import TlmModel, export_stock
 from hf_tlm.retrieval import Subset
-from support.launching import launch
+from support.launching import run_recipe
 from support.toys import TINY_CONFIGS, sentences
 
 
@@ -20,7 +20,7 @@ def test_influence_on_an_executor(work, subset):
     made = []
     for name, options in {"here": [], "executor": ["--executor", "local", "--num_shards", "2", "--workers", "2"]}.items():
         scores, out = work / f"scores-{name}", work / name
-        text = launch(*common, *options, "--work_dir", scores, "--output_dir", out)
+        text = run_recipe(*common, *options, "--work_dir", scores, "--output_dir", out)
         assert "passages by influence" in text and "PIPELINE" not in text
         files = {path.name: path.read_bytes() for path in scores.iterdir()}
         made.append((Subset.load(out).dataset.to_list(), files))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.launching import TINY, fails, launch
+from support.launching import TINY, fails, launch, run_recipe
 from support.toys import TINY_CONFIGS
 
 
@@ -16,7 +16,7 @@ def test_train_tlm_with_replaced_token_detection(work, subset):
     (work / "electra.json").write_text(json.dumps({"model_type": "electra", **values}))
     tiny = list(TINY)
     tiny[tiny.index("--max_steps") + 1] = "8"  # Two points would be no curve.
-    out = launch(
+    out = run_recipe(
         "recipes/train_tlm.py", "--task", work / "task", "--subset", subset, "--model_config", work / "electra.json", *tiny,
         "--objective", "electra", "--auxiliary_size", "0.5", "--logging_steps", "1", "--output_dir", work / "electra",
         "--report",
@@ -38,14 +38,19 @@ def test_train_tlm_with_replaced_token_detection(work, subset):
         assert not info["missing_keys"] and not info["unexpected_keys"]
 
 
-def trained(work, subset, config, processes, *more):
-    """What `recipes/train_tlm.py` came to with equal total batches: results, losses, and predictions by split."""
-    out, tiny = work / "-".join(["run", str(config), *(Path(name).name for name in more[1:2])]), [*TINY, *more]
-    text = launch(
-        "recipes/train_tlm.py", "--task", work / "task", "--subset", subset, "--model_config", work / "model.json", *tiny,
-        "--max_steps", "4", "--total_batch_size", "8", "--per_device_train_batch_size", 8 // processes,
-        "--stage2_total_batch_size", "8", "--logging_steps", "1", "--output_dir", out, config=config, processes=processes,
-    )  # fmt: skip
+def trained(work, subset, processes, *more, config=None):
+    """What `recipes/train_tlm.py` came to with equal total batches: results, losses, and predictions by split.
+
+    config: of `accelerate launch`, which is what starts it then.
+    """
+    out = work / "-".join(["run", config or str(processes), *(Path(name).name for name in more[1:2])])
+    arguments = ["--task", work / "task", "--subset", subset, "--model_config", work / "model.json", *TINY, *more]
+    arguments += ["--max_steps", "4", "--total_batch_size", "8", "--per_device_train_batch_size", 8 // processes]
+    arguments += ["--stage2_total_batch_size", "8", "--logging_steps", "1", "--output_dir", out]
+    if config is None:
+        text = run_recipe("recipes/train_tlm.py", *arguments, processes=processes)
+    else:
+        text = launch("recipes/train_tlm.py", *arguments, config=config, processes=processes)
     assert text.count("cost a seed") == 1
     history = json.loads((out / "seed-0/stage1/trainer_state.json").read_text())["log_history"]
     return {
@@ -60,7 +65,7 @@ def trained(work, subset, config, processes, *more):
 
 @pytest.fixture(scope="module")
 def on_one_process(work, subset):
-    return trained(work, subset, None, 1)
+    return trained(work, subset, 1)
 
 
 @pytest.mark.slow
@@ -68,7 +73,7 @@ def on_one_process(work, subset):
 @pytest.mark.parametrize("config,file", [("cpu_2", "optimizer.pt"), ("fsdp", "pytorch_model_fsdp.bin")], ids=["ddp", "fsdp"])
 def test_train_tlm_on_two_processes(work, subset, on_one_process, config, file):
     """Equal total batches, with DDP and FSDP: the same losses, scores, predictions and cost, to rounding."""
-    one, two = on_one_process, trained(work, subset, config, 2)
+    one, two = on_one_process, trained(work, subset, 2, config=config)
     assert list((work / f"run-{config}/seed-0/stage2").glob(f"checkpoint-*/{file}")), f"{config} was not used"
     compare(one, two)
 
@@ -78,13 +83,13 @@ def test_train_tlm_on_two_processes(work, subset, on_one_process, config, file):
 def test_a_teacher_on_two_processes(work, subset):
     teacher = ("--teacher", "linear", "--teacher_passages", "20")
     # Two first: they ask the teacher, and one finds its answers in the cache.
-    two, one = (trained(work, subset, config, number, *teacher) for config, number in (("cpu_2", 2), (None, 1)))
+    two, one = (trained(work, subset, processes, *teacher) for processes in (2, 1))
     assert one["results"]["teacher"] == two["results"]["teacher"] and one["results"]["teacher"]["passages"] > 0
     compare(one, two)
     # A finished run is asked by both processes together.
-    teacher = ("--teacher", work / "run-None-linear", "--teacher_temperature", "2", "--teacher_passages", "20")
-    two, one = (trained(work, subset, config, number, *teacher) for config, number in (("cpu_2", 2), (None, 1)))
-    assert one["results"]["teacher"]["model"].endswith("/run-None-linear") and one["results"]["teacher"]["tokens"] > 0
+    teacher = ("--teacher", work / "run-1-linear", "--teacher_temperature", "2", "--teacher_passages", "20")
+    two, one = (trained(work, subset, processes, *teacher) for processes in (2, 1))
+    assert one["results"]["teacher"]["model"].endswith("/run-1-linear") and one["results"]["teacher"]["tokens"] > 0
     compare(one, two)
 
 
@@ -108,7 +113,7 @@ def test_a_table_of_ones_own_from_retrieval_to_predictions(work, tmp_path):
     lines = ["number;Body;queue", *(f"{i:04};{row['text']};{row['label']}" for i, row in enumerate(rows))]
     (tmp_path / "tickets.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     table = ["--task", tmp_path / "tickets.csv", "--text_column", "Body", "--label_column", "queue"]
-    launch(
+    run_recipe(
         "recipes/retrieve.py",
         *table,
         "--corpus",
@@ -118,15 +123,15 @@ def test_a_table_of_ones_own_from_retrieval_to_predictions(work, tmp_path):
         "--output_dir",
         tmp_path / "subset",
     )
-    out = launch(
+    out = run_recipe(
         "recipes/train_tlm.py", *table, "--subset", tmp_path / "subset", "--model_config", work / "model.json", *TINY,
         "--output_dir", tmp_path / "run", "--predict", tmp_path / "tickets.csv",
     )  # fmt: skip
     assert f"predictions  {tmp_path / 'run/predictions/tickets.jsonl'}" in out
     assert json.loads((tmp_path / "run/settings.json").read_text())["held_out"] == {"validation": 0.1, "test": 0.1}
-    out = launch(
+    out = run_recipe(
         "recipes/predict.py", "--model_name_or_path", tmp_path / "run", "--data", tmp_path / "tickets.csv", "--output",
-        tmp_path / "answered.csv", "--use_cpu", "true", config="cpu_2", processes=2,
+        tmp_path / "answered.csv", "--use_cpu", "true", processes=2,
     )  # fmt: skip
     assert out.count("predictions  ") == 1
     with (tmp_path / "answered.csv").open(encoding="utf-8", newline="") as file:
@@ -146,7 +151,7 @@ def _rows(path):
 def test_train_tlm_from_yaml(work, subset):
     config = work / "config.yaml"
     config.write_text(f"train_tlm:\n  model_config: {work / 'model.json'}\n  rho2: 5\nretrieve:\n  top_k: 3\n")
-    launch(
+    run_recipe(
         "recipes/train_tlm.py", "--config", config, "--task", work / "task", "--subset", subset, *TINY, "--seeds", "0", "1",
         "--output_dir", work / "yaml",
     )  # fmt: skip
@@ -156,7 +161,7 @@ def test_train_tlm_from_yaml(work, subset):
 
 @pytest.mark.slow
 def test_quickstart_on_own_data(work):
-    out = launch(
+    out = run_recipe(
         "recipes/quickstart.py", "--task", work / "task", "--corpus", work / "corpus.parquet", "--output_dir",
         work / "quick", "--max_flops", "1e9", "--stage2_max_steps", "2", "--top_k", "4",
     )  # fmt: skip

@@ -1,17 +1,16 @@
 """benchmarks/retrieval.py runs in all its sections, at a size at which its figures mean nothing."""
 
 import json
-import os
-import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from support import warm
+from support.warm import ROOT
+
 SECTIONS = ["search", "build", "memory", "sharded", "scale", "terms"]
 
 
@@ -31,11 +30,10 @@ def small_data(tmp_path_factory):
 
 
 def run(data, tmp_path, *arguments):
-    command = [sys.executable, str(ROOT / "benchmarks" / "retrieval.py"), "--work_dir", str(tmp_path / "work")]
-    command += ["--results_dir", str(tmp_path / "results"), "--top_k", "3", "20", "--repeats", "1", "--build_repeats", "1"]
-    environment = {**os.environ, "HF_TLM_DATA": str(data)}
-    done = subprocess.run([*command, *arguments], capture_output=True, text=True, env=environment, timeout=280, cwd=ROOT)
-    assert done.returncode == 0, done.stderr[-3000:]
+    given = ["--work_dir", tmp_path / "work", "--results_dir", tmp_path / "results", "--top_k", "3", "20", "--repeats", "1"]
+    given += ["--build_repeats", "1", *arguments]
+    done = warm.recipe("benchmarks/retrieval.py", given, environment={"HF_TLM_DATA": str(data)}, limit=280)
+    assert done.status == 0, done.stderr[-3000:]
     return done.stdout, json.loads((tmp_path / "results" / "retrieval.json").read_text())
 
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+from support import warm
+
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 FENCE = re.compile(
@@ -142,7 +144,7 @@ def anchors(path: Path) -> frozenset[str]:
 def run_page(text, folder, monkeypatch, capfd):
     """Run a page's blocks in `folder`; a block that is not for a shell or Python is for the eye.
 
-    Python blocks share their names, as in one session.
+    Python blocks share their names, as in one session. A shell runs what needs one; `hf-tlm` alone starts warm.
     """
     monkeypatch.chdir(folder)
     names = {"__name__": "__main__"}
@@ -154,6 +156,18 @@ def run_page(text, folder, monkeypatch, capfd):
         if block.language == "python":
             exec(compile("\n" * block.line + code, "the page", "exec"), names)
             continue
+        if commands := _only_ours(code):
+            for words in commands:
+                done = warm.command(words, folder=folder, limit=600)
+                assert done.status == 0, f"line {block.line}:\n{words}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+            continue
         done = subprocess.run(["bash", "-euo", "pipefail", "-c", code], cwd=folder, check=False, timeout=600)
         written = capfd.readouterr()
         assert done.returncode == 0, f"line {block.line}:\n{code}\n{written.out[-3000:]}\n{written.err[-3000:]}"
+
+
+def _only_ours(code: str) -> list[list[str]]:
+    """The arguments of each `hf-tlm` of a block that has plain commands of ours and nothing for a shell; else none."""
+    if re.search(r"[;|&<>$`*?#(]", code) or any(words[0] != "hf-tlm" for words in shell_commands(code)):
+        return []
+    return [words[1:] for words in shell_commands(code)]

@@ -1,4 +1,4 @@
-"""Recipes as a user starts them: `accelerate launch`, two steps, toy files."""
+"""Recipes as a user starts them: two steps, toy files."""
 
 import contextlib
 import io
@@ -6,11 +6,12 @@ import os
 import runpy
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+from support import warm
+from support.warm import ROOT
+
 TINY = ["--max_length", "32", "--vocab_size", "120", "--max_steps", "2", "--stage2_max_steps", "2", "--report_to", "none"]
 TINY += ["--stage2_eval_steps", "1", "--use_cpu", "true", "--save_strategy", "no", "--rho1", "1"]
 PRETRAIN = ["--max_length", "16", "--vocab_size", "120", "--max_steps", "3", "--total_batch_size", "4", "--use_cpu", "true"]
@@ -18,8 +19,19 @@ PRETRAIN += ["--report_to", "none", "--save_strategy", "no", "--logging_steps", 
 PRETRAIN += ["--config", "recipes/configs/pretrain/tiny.yaml"]
 
 
+def run_recipe(recipe, *arguments, processes=1, status=0):
+    """Run a recipe in processes of its own, which start warm; its standard output, or its error where it has to fail.
+
+    What `accelerate launch` itself does is `launch`.
+    """
+    environment = {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_DYNAMO_BACKEND": "NO", "OMP_NUM_THREADS": "1"}
+    done = warm.recipe(recipe, arguments, environment=environment, processes=processes, limit=480)
+    assert done.status is not None and (done.status != 0) == (status != 0), done.stdout[-3000:] + done.stderr[-6000:]
+    return done.stdout if status == 0 else done.stderr
+
+
 def launch(*arguments, config=None, processes=1, status=0):
-    """Run a recipe from the repository root; its standard output, or its standard error where it has to fail.
+    """Run a recipe under `accelerate launch`, as `run_recipe` does otherwise.
 
     config: of `recipes/configs/accelerate`; on CPUs whatever it is for.
     """

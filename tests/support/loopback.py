@@ -20,6 +20,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 LARGE = (
@@ -34,6 +36,8 @@ LARGE = (
     "*.zst",
     "*.model",
 )  # kept as LFS
+# What a process reads of a logged-in user and his cache; `constants` has what libraries have read of it before.
+VARIABLES = ("HF_TOKEN", "HF_HUB_OFFLINE", "HF_HOME")
 DATE = "2026-01-01T00:00:00.000Z"
 PAGES = {"model": "", "dataset": "datasets/", "space": "spaces/"}
 REPO = r"(?P<kind>models|datasets|spaces)/(?P<name>[^/]+/[^/]+)"
@@ -223,6 +227,16 @@ class LoopbackHub:
     def history(self, name: str, type: str = "model", revision: str = "main") -> list[str]:
         """Commits, newest first; the last one is the Hub's own initial commit."""
         return [commit.id for commit in self.repository(name, type).history(revision)]
+
+
+def constants(cache: Path) -> dict[str, Any]:
+    """By dotted name, what libraries have from the environment of their import and has to be otherwise on this Hub."""
+    return {
+        "huggingface_hub.constants.HF_HUB_OFFLINE": False,
+        "huggingface_hub.constants.HF_HUB_CACHE": str(cache / "hub"),
+        "datasets.config.HF_HUB_OFFLINE": False,
+        "datasets.config.HF_DATASETS_CACHE": cache / "datasets",
+    }
 
 
 class _Server(ThreadingHTTPServer):

@@ -1,15 +1,12 @@
 """Tiny trainings: whole runs and stages of them, in this process and in others, and what is seen of them."""
 
-import gc
 import json
 import math
-import multiprocessing
 import multiprocessing.connection
 import os
 import resource
 import shutil
 import signal
-import socket
 import time
 from functools import partial
 from pathlib import Path
@@ -37,6 +34,7 @@ from hf_tlm.training import (
 )
 from hf_tlm.utils import seals
 from hf_tlm.utils.signals import Terminated
+from support import warm
 from support.toys import TINY_CONFIGS, make_task
 
 QUIET = {"report_to": "none", "disable_tqdm": True, "use_cpu": True, "save_strategy": "no", "logging_steps": 1}
@@ -147,17 +145,10 @@ def tokenized(tokenizer, corpus_rows):
 def run_processes(target, *arguments, processes=1, patience=120, kill_after=None):
     """Call `target(*arguments)` in processes of their own, with torch.distributed where they are several.
 
-    The imports are done once, by the server that all of them are forked from. kill_after: seconds until SIGKILL. When one
+    kill_after: seconds until SIGKILL. When one
     process is killed, so are the others. Returns the exit codes.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "transformers.trainer", "hf_tlm.training", "hf_tlm.runs"])
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    started = [context.Process(target=_child, args=(rank, processes, port, target, arguments)) for rank in range(processes)]
-    for process in started:
-        process.start()
+    started = warm.start(partial(target, *arguments), processes)
     deadline = time.monotonic() + (patience if kill_after is None else kill_after)
     while any(process.is_alive() for process in started):
         multiprocessing.connection.wait([p.sentinel for p in started if p.is_alive()], max(0, deadline - time.monotonic()))
@@ -166,16 +157,6 @@ def run_processes(target, *arguments, processes=1, patience=120, kill_after=None
                 process.kill()
                 process.join()
     return [process.exitcode for process in started]
-
-
-def _child(rank, processes, port, target, arguments):
-    gc.freeze()  # Every Trainer collects garbage, for which a child would copy all that the server has imported.
-    torch.set_num_threads(1)
-    if processes > 1:
-        names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
-        names |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        os.environ.update({name: str(value) for name, value in names.items()})
-    target(*arguments)
 
 
 def two_are_one(tmp_path, tokenizer, corpus_rows, settings, *names):

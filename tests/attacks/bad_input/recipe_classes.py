@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from attacks.attack import ROOT
 from hf_tlm import config as parser
+from support.warm import ROOT
 
 RECIPES = sorted(path.stem for path in (ROOT / "recipes").glob("*.py"))
 

@@ -1,17 +1,12 @@
 """benchmarks/deploy.py on a tiny run: every side answers in its own process, and the page and the picture are written."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
+from support import warm
 from support.tiny_checkpoints import go, pretrained
 from support.toys import make_task, write_files
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.mark.slow
@@ -19,12 +14,10 @@ def test_sides_and_scores(tokenizer, tmp_path):
     base, run = pretrained(tmp_path / "base", tokenizer, num_hidden_layers=1, max_position_embeddings=128), tmp_path / "run"
     go(run, base, make_task(train=24), max_steps=3)
     write_files(tmp_path, train=5000)
-    command = [sys.executable, "benchmarks/deploy.py", "--models", f"task={run}", "--tasks_dir", tmp_path, "--shapes"]
-    command += ["--corpus", tmp_path / "corpus.parquet", "--output_dir", tmp_path / "out"]
-    command += ["--results_dir", tmp_path / "results"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=280, env=environment)
-    assert done.returncode == 0, done.stderr[-3000:]
+    arguments = ["--models", f"task={run}", "--tasks_dir", tmp_path, "--shapes", "--corpus", tmp_path / "corpus.parquet"]
+    arguments += ["--output_dir", tmp_path / "out", "--results_dir", tmp_path / "results"]
+    done = warm.recipe("benchmarks/deploy.py", arguments, limit=280)
+    assert done.status == 0, done.stderr[-3000:]
     found = json.loads((tmp_path / "results/deploy.json").read_text())
     rows = found["price"]["rows"]
     sides = [("coffee", "torch"), ("coffee", "ONNX"), ("coffee", "ONNX int8"), ("TF-IDF, linear", "scikit-learn")]

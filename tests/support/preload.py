@@ -1,4 +1,4 @@
-"""What the server of `attacks.attack` has imported before it forks."""
+"""What the server of `support.warm` has imported before it forks."""
 
 import importlib
 import pkgutil

@@ -1,0 +1,173 @@
+"""Processes that start warm: forked from one that has imported everything heavy, which takes a new one seven seconds.
+
+One runs a recipe, or calls a function, from the repository root as a user starts it, and shares nothing with the process of
+the tests. What libraries read from the environment while they are imported is as it was when the first one was started;
+the fixture `hub` reaches it all the same.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import importlib
+import multiprocessing
+import multiprocessing.connection
+import os
+import resource
+import runpy
+import socket
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from support.loopback import VARIABLES, constants
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+@dataclass
+class Outcome:
+    """status: None after a hang. seconds: of the processor, without what was imported before."""
+
+    status: int | None
+    stdout: str
+    stderr: str
+    seconds: float = 0.0
+
+
+@functools.cache
+def server():
+    """The context whose processes are forked from one with everything of `support.preload`."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["support.preload"])
+    # The server of Python 3.11 does not take over sys.path, and passes over in silence what it cannot import.
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests"), *filter(None, [before])])
+    try:
+        forkserver.ensure_running()
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
+    return context
+
+
+def recipe(path: str | Path, arguments: Sequence[Any], **options: Any) -> Outcome:
+    """Run a file with a command line; options: as those of `call`."""
+    return call(_file, str(path), [str(argument) for argument in arguments], **options)
+
+
+def command(arguments: Sequence[Any], **options: Any) -> Outcome:
+    """Run `hf-tlm` with these arguments; options: as those of `call`."""
+    return call(_command, [str(argument) for argument in arguments], **options)
+
+
+def call(
+    function: Callable,
+    *arguments: Any,
+    environment: Mapping[str, str] | None = None,
+    processes: int = 1,
+    folder: str | Path = ROOT,
+    limit: float = 60,
+) -> Outcome:
+    """Call a function in a process of its own, or in several that torch.distributed joins, and tell what came of it.
+
+    environment: variables beside those the tests started with and those of the fixture `hub`. limit: seconds until it is a
+    hang, and killed.
+    """
+    with tempfile.TemporaryDirectory() as kept:
+        files = [Path(kept, name) for name in ("out", "err", "spent")]
+        variables = {name: os.environ[name] for name in VARIABLES if name in os.environ} | dict(environment or {})
+        child = functools.partial(_child, function, arguments, variables, str(folder), *map(str, files))
+        started = start(child, processes)
+        status = ended(started, limit)
+        out, err, spent = (file.read_text("utf-8", "replace") if file.exists() else "" for file in files)
+    return Outcome(status, out, err, sum(map(float, spent.split())))
+
+
+def start(target: Callable[[], None], processes: int) -> list:
+    """Processes that call `target`; what joins several is in their environments, as torchrun puts it there."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    started = [server().Process(target=_joined, args=(target, rank, processes, port)) for rank in range(processes)]
+    for process in started:
+        process.start()
+    return started
+
+
+def ended(started: list, limit: float) -> int | None:
+    """Wait for processes: the status of the first that failed, and then the others are killed, or 0; None after `limit`."""
+    deadline = time.monotonic() + limit
+    while any(process.is_alive() for process in started):
+        multiprocessing.connection.wait([p.sentinel for p in started if p.is_alive()], max(0, deadline - time.monotonic()))
+        failed = next((process.exitcode for process in started if process.exitcode), None)
+        if failed is not None or time.monotonic() >= deadline:
+            for process in started:
+                process.kill()
+                process.join()
+            return failed
+    return next((process.exitcode for process in started if process.exitcode), 0)
+
+
+def _joined(target: Callable[[], None], rank: int, processes: int, port: int) -> None:
+    gc.freeze()  # Every Trainer collects garbage, for which a child would copy all that the server has imported.
+    torch.set_num_threads(1)
+    if processes > 1:
+        names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
+        names |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        os.environ.update({name: str(value) for name, value in names.items()})
+    target()
+
+
+def _child(
+    function: Callable, arguments: tuple, environment: dict[str, str], folder: str, out: str, err: str, spent: str
+) -> None:
+    for number, path in ((1, out), (2, err)):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", closefd=False)
+    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", closefd=False)
+    os.environ.update(environment)
+    if environment.get("HF_HUB_OFFLINE") == "0":
+        for name, value in constants(Path(environment["HF_HOME"])).items():
+            module, _, attribute = name.rpartition(".")
+            setattr(importlib.import_module(module), attribute, value)
+    os.chdir(folder)
+    status = 0
+    try:
+        function(*arguments)
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+    except BaseException:
+        traceback.print_exc()
+        status = 70
+    sys.stdout.flush()
+    sys.stderr.flush()
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    with open(spent, "a") as file:
+        file.write(f"{sum(usage.ru_utime + usage.ru_stime for usage in used)}\n")
+    os._exit(status)
+
+
+def _file(path: str, arguments: list[str]) -> None:
+    sys.argv = [path, *arguments]
+    sys.path.insert(0, str(Path(path).resolve().parent))
+    runpy.run_path(path, run_name="__main__")
+
+
+def _command(arguments: list[str]) -> None:
+    from hf_tlm import cli
+
+    sys.argv = ["hf-tlm", *arguments]
+    cli.main()
