@@ -76,8 +76,7 @@ def make(quick: QuickstartArguments, output: Path) -> None:
     arms["BM25 subset"] = (bm25, {})
     if "text_pair" not in task.train.column_names:
         arms["BM25 and teacher"] = (bm25, {"teacher": "linear"})
-    for arm, (subset, options) in arms.items():
-        rows.append(_train_arm(quick, output, task, arm, subset, options))
+    rows += [_train_arm(quick, output, task, arm, subset, options) for arm, (subset, options) in arms.items()]
 
     # 4. The table, the best model in a folder of its own, and a page about it beside the first other arm.
     print("\n" + runs.format_table(rows, list(rows[0])) + "\n")
