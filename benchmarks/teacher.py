@@ -29,15 +29,18 @@ from hf_tlm.training.teacher import teacher_cost
 SECTIONS = {
     "reuters_r8": "Reuters R8, 40 examples a class",
     "controls": "Controls on the same: what is the passages', and what the teacher's",
+    "linear_start": "A classifier that begins as a linear model, without a teacher and with one",
     "network": "A network as the teacher",
 }
-# Name -> (passages, whether a teacher, options of train_tlm).
+# Name -> (passages, whether a teacher, options of train_tlm and of its model).
 ARMS = {
     "BM25": ("bm25", False, {}),
     "BM25, teacher on the task's texts alone": ("bm25", True, {"teacher_passages": 0}),
     "BM25, teacher": ("bm25", True, {}),
     "BM25, teacher, cut": ("bm25", True, {"teacher_passage_length": "task"}),
     "BM25, teacher, two rounds": ("bm25", True, {"teacher_rounds": 2}),
+    "BM25, linear start": ("bm25", False, {"classifier_init": "linear"}),
+    "BM25, linear start and teacher": ("bm25", True, {"classifier_init": "linear"}),
     "random, teacher": ("random", True, {}),
     "task only, teacher": (None, True, {"rho1": 0}),
 }
