@@ -111,7 +111,10 @@ def _show_completion(arguments: Sequence[str]) -> None:
 
 # What is no recipe: a line of description, and what prints it.
 _OTHERS: dict[str, tuple[str, Callable[[Sequence[str]], None]]] = {
-    "presets": ("List the settings that come with the package; with a name, print the file.", _show_presets),
+    "presets": (
+        "List the presets, all or those of a folder (tlm); of one (tlm/coffee) print the file.",
+        _show_presets,
+    ),
     "completion": ("Print what makes a shell complete commands, options and presets: bash, zsh.", _show_completion),
 }
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import difflib
 import errno
 import functools
@@ -225,7 +226,17 @@ def _hf_argument_parser() -> type[HfArgumentParser]:
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
-    """The recipe's docstring as it is written, and every default that says something."""
+    """The recipe's docstring as it is written, every default that says something, and one spelling of an option.
+
+    HfArgumentParser takes each with hyphens too, which would fill half of the page.
+    """
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if action.option_strings:
+            action = copy.copy(action)
+            others = {name.replace("_", "-") for name in action.option_strings if "_" in name}
+            action.option_strings = [name for name in action.option_strings if name not in others]
+        return super()._format_action_invocation(action)
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         silent = action.default is None or action.default is False or action.default == []

@@ -81,6 +81,13 @@ def make(
             f"\n{unseen:.0%} of the passages' words are beyond the first {WORDS}, which is what training on 128 tokens sees "
             f"of each. --passage_words {WORDS}, or a preset (--config tlm/coffee), retrieves passages of that length."
         )
+    of_lines = corpus_args.corpus_sample_by == "line" and corpus and any(".txt" in part.name for part in corpus.parts)
+    words = sum(len(text.split()) for text in subset.dataset["text"]) / len(subset.dataset)
+    if of_lines and words < 20:
+        print(
+            f"\nThe passages have {words:.0f} words on average, since every line of a .txt file is one. If lines are no "
+            f"texts of their own, --corpus_sample_by paragraph or document, with --passage_words {WORDS}, makes longer ones."
+        )
     print(f"\nSaved to {args.output_dir}; its report.md has counts, sources and examples.")
     if page := report_args.write(args.output_dir, task, subset):
         print(f"Report: {page}.")

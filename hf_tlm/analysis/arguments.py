@@ -43,7 +43,7 @@ class _CheckedArguments:
 class AnalyzeArguments(_CheckedArguments):
     """What is analysed."""
 
-    what: list[str] = option(help=f"One or several of {', '.join(WHAT)}.", choices=WHAT)
+    what: list[str] = option(factory=lambda: ["report"], help=f"One or several of {', '.join(WHAT)}.", choices=WHAT)
     run: list[str] | None = option(None, f"Folders of runs: {NAMED}.")
     models: list[str] | None = option(
         None, f"Encoders, by folder or Hub id (@revision if wanted): {NAMED}. Default: of the runs."

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hf_tlm.corpora.passages import SAMPLE_BY
 from hf_tlm.utils.options import option
 from hf_tlm.utils.ranges import check_ranges
 
@@ -18,8 +19,8 @@ class CorpusArguments:
 
     corpus: str | None = option(
         None,
-        "Files: a folder, a path or a glob, several separated by commas (parquet, jsonl, csv, txt; .gz and "
-        ".zst too); or a Hub dataset id (@revision if wanted). Needed but for retrieval from Elasticsearch.",
+        "Files: a folder, a path or a glob, several separated by commas (parquet, jsonl, csv, txt with a text a line; "
+        ".gz and .zst too); or a Hub dataset id (@revision if wanted). Needed but for retrieval from Elasticsearch.",
     )
     corpus_text_column: str = option("text", "Column of the texts.")
     corpus_id_column: str | None = option(None, "Column of unique ids. Default: file name and row number.")
@@ -28,6 +29,11 @@ class CorpusArguments:
         None,
         "Cut documents into passages of at most so many words, at sentence ends: of what a model is trained on, "
         "which is some 100 for 128 tokens (presets of tlm have it). Default and 0: whole documents.",
+    )
+    corpus_sample_by: str = option(
+        "line",
+        "What of a .txt file is a text: a line, a paragraph (blank lines lie between), or the whole file (document).",
+        choices=SAMPLE_BY,
     )
     corpus_split: str = option("train", "Split of a Hub dataset.")
     corpus_config: str | None = option(None, "Configuration of a Hub dataset.")
@@ -58,6 +64,7 @@ class CorpusArguments:
             id_column=self.corpus_id_column,
             source_column=self.corpus_source_column,
             max_words=self.passage_words,
+            sample_by=self.corpus_sample_by,
             split=self.corpus_split,
             config_name=self.corpus_config,
             revision=self.corpus_revision,

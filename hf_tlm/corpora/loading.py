@@ -16,6 +16,7 @@ from typing import Any
 from datasets import Dataset, load_dataset
 
 from hf_tlm.corpora.corpus import Corpus, CorpusError, Part
+from hf_tlm.corpora.passages import SAMPLE_BY
 from hf_tlm.corpora.reading import BUILDERS, COMPRESSIONS, Columns, builder_of, read_file, read_rows
 from hf_tlm.hub.errors import explaining
 from hf_tlm.hub.repo_id import Repo
@@ -40,6 +41,7 @@ def load_corpus(
     id_column: str | None = None,
     source_column: str = "source",
     max_words: int | None = None,
+    sample_by: str = "line",
     split: str = "train",
     config_name: str | None = None,
     revision: str | None = None,
@@ -51,24 +53,28 @@ def load_corpus(
     Args:
         corpus: files (a path, a folder, or a glob such as `data/*.parquet`; several separated by commas or as a list)
             in parquet, jsonl, json, csv or txt, also compressed as .gz or .zst; a Hub dataset id, with `@revision` if
-            wanted; or a `datasets.Dataset`. A text file holds one document a line. Hidden folders, and those that this
+            wanted; or a `datasets.Dataset`. Hidden folders, and those that this
             package wrote (subsets, indexes, runs, models) below a folder or glob are left out.
         id_column: column of unique ids. Default: `<file>:<row>`, files named relative to their common folder.
         source_column: column that says where a document is from; where it is absent, the file's or data set's name.
         max_words: cut documents into passages of at most so many words, at sentence ends; 0 is none.
+        sample_by: what of a text file is a document: "line", "paragraph" (blank lines lie between) or "document", the file.
         split, config_name, revision, streaming: of a Hub dataset. Streaming stores nothing on the way.
         skip_bad_files: leave out whole files that cannot be read; `Corpus.bad_files` names them.
 
     Raises:
-        CorpusError: nothing matches, a file type is unknown, or max_words is no such number. While iterating: a file
-            cannot be read, a column is missing or holds no text, an id of `id_column` is null or repeated.
+        CorpusError: nothing matches, a file type is unknown, max_words or sample_by is none of these. While iterating: a
+            file cannot be read, a column is missing or holds no text, an id of `id_column` is null or repeated.
     """
     if max_words is not None and (wrong := problem("passage_words", max_words)):
         raise CorpusError(f"max_words: {wrong}")
     max_words = max_words or None
+    if sample_by not in SAMPLE_BY:
+        raise CorpusError(f"sample_by: expected one of {', '.join(SAMPLE_BY)}; received {sample_by!r}.")
     columns = (text_column, id_column, source_column)
-    settings = {"columns": columns, "max_words": max_words}
+    settings = {"columns": columns, "max_words": max_words} | ({} if sample_by == "line" else {"sample_by": sample_by})
     if isinstance(corpus, Dataset):
+        _check_text_files(sample_by, [], "a data set")
         digest = _digest(settings)
         for batch in corpus.iter(1000):
             for name in (c for c in columns if c in corpus.column_names):
@@ -87,6 +93,7 @@ def load_corpus(
             f"{', '.join(given)} of the corpus: for a dataset of the Hub, and {corpus} is files. Leave it out."
         )
     if files:
+        _check_text_files(sample_by, files, corpus)
         # Enough to recognise it by, and nothing of the machine it was read on.
         label = ",".join("/".join(Path(os.path.abspath(pattern)).parts[-2:]) for pattern in patterns)
         whole, parts = _digest(settings), []
@@ -97,7 +104,7 @@ def load_corpus(
             whole.update(content)
             own = _digest(settings)
             own.update(content)
-            documents = partial(read_file, file, name, columns)
+            documents = partial(read_file, file, name, columns, sample_by)
             parts.append(Part(name, own.hexdigest()[:16], documents, size, max_words, id_column))
         return Corpus(label, whole.hexdigest()[:16], max_words=max_words, parts=tuple(parts), skip_bad_files=skip_bad_files)
     path, _, at = str(corpus).partition("@")
@@ -112,9 +119,15 @@ def load_corpus(
             f"No corpus {corpus!r}: no file matches, and it is not a Hub id (owner/name). File types: "
             f"{', '.join(BUILDERS)}, each also with {' or '.join(COMPRESSIONS)}."
         )
+    _check_text_files(sample_by, [], corpus)
     if at and revision and at != revision:
         raise CorpusError(f"{corpus} names the revision {at}, and the option another, {revision}. Give one of them.")
     return _hub_corpus(path, at or revision, config_name, split, streaming, columns, max_words)
+
+
+def _check_text_files(sample_by: str, files: Sequence[Path], corpus: Any) -> None:
+    if sample_by != "line" and not any(builder_of(file) == "text" for file in files):
+        raise CorpusError(f"sample_by {sample_by}: for .txt files, and {corpus} has none. Leave it out.")
 
 
 def _one_part(name, fingerprint, rows, prefix: str, source: str, columns: Columns, max_words: int | None) -> Corpus:

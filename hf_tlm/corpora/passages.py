@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator
 # no space after them.
 _SENTENCE_END = re.compile(r"(?<=[.!?…])[\"'”’)\]]*\s+|(?<=[。！？])\s*|\n\s*\n")
 _WORD = re.compile(r"\S+")
+# What of a text file is a document, in the words of `datasets`; "document" is all of it.
+SAMPLE_BY = ("line", "paragraph", "document")
 
 
 def split_passages(text: str, max_words: int) -> list[str]:

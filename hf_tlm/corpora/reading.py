@@ -28,8 +28,11 @@ def builder_of(path: Path) -> str | None:
     return BUILDERS.get(suffixes[-1]) if suffixes else None
 
 
-def read_file(path: Path, name: str, columns: Columns) -> Iterator[pa.RecordBatch]:
+def read_file(path: Path, name: str, columns: Columns, sample_by: str = "line") -> Iterator[pa.RecordBatch]:
     """The documents of a file; ids begin with `name`.
+
+    Args:
+        sample_by: what of a text file is a document, one of `SAMPLE_BY`.
 
     Raises:
         CorpusError: see `read_batches`.
@@ -39,7 +42,10 @@ def read_file(path: Path, name: str, columns: Columns) -> Iterator[pa.RecordBatc
             return
         builder = builder_of(path)
         assert builder is not None
-        batches = _parquet(path, columns) if path.suffix.lower() == ".parquet" else row_batches(path, builder, BATCH)
+        if path.suffix.lower() == ".parquet":
+            batches = _parquet(path, columns)
+        else:
+            batches = row_batches(path, builder, BATCH, sample_by=sample_by)
     except Exception as error:  # The readers raise their own types for a corrupt file; none is a bug of ours.
         raise CorpusError(f"Cannot read {path}: {reading_error(error)}") from error
     yield from read_batches(batches, name, _stem(path), columns)
@@ -71,7 +77,10 @@ def read_batches(batches: Iterator[Batch], name: str, source: str, columns: Colu
                 return
             for column in (text_column, id_column):
                 if column is not None and column not in batch:
-                    raise CorpusError(f"{name}: no column {column!r}; the columns are {', '.join(batch)}.")
+                    option = "--corpus_text_column" if column == text_column else "--corpus_id_column"
+                    raise CorpusError(
+                        f"{name}: no column {column!r}; the columns are {', '.join(batch)}. Choose with {option}."
+                    )
             texts = _texts(batch[text_column], name, position, text_column)
             if id_column is None:
                 rows = pa.array(range(position, position + len(texts))).cast(pa.string())

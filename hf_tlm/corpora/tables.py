@@ -81,11 +81,14 @@ def read_rows(path: Path, builder: str, separator: str = ",") -> Dataset:
         return load_dataset(builder, data_files=glob.escape(str(path)), split="train", **_options(builder, separator))
 
 
-def row_batches(path: Path, builder: str, size: int, separator: str = ",") -> Iterator[dict[str, list[Any]]]:
+def row_batches(
+    path: Path, builder: str, size: int, separator: str = ",", sample_by: str = "line"
+) -> Iterator[dict[str, list[Any]]]:
     """The columns of a CSV, JSON or text file in batches of so many rows; `datasets` decompresses by the name.
 
     Args:
         separator: of the fields of CSV.
+        sample_by: what of a text file is a row.
 
     Raises:
         Exception: as in `read_rows`.
@@ -96,7 +99,7 @@ def row_batches(path: Path, builder: str, size: int, separator: str = ",") -> It
         return
     source: dict[str, Any] = {"data_files": glob.escape(str(path)), "split": "train", "streaming": True}
     with _checking(path, builder, separator):
-        yield from load_dataset(builder, **source, **_options(builder, separator)).iter(size)
+        yield from load_dataset(builder, **source, **_options(builder, separator, sample_by)).iter(size)
 
 
 def csv_batches(path: Path, size: int, separator: str) -> Iterator[dict[str, list[str | None]]]:
@@ -111,9 +114,11 @@ def csv_batches(path: Path, size: int, separator: str) -> Iterator[dict[str, lis
             yield {str(name): [None if pandas.isna(cell) else cell for cell in frame[name]] for name in frame.columns}
 
 
-def _options(builder: str, separator: str) -> dict[str, Any]:
+def _options(builder: str, separator: str, sample_by: str = "line") -> dict[str, Any]:
     """Options of the reader of `datasets`; the comma is its own, which caches of before know."""
     own = {"sep": separator} if builder == "csv" and separator != "," else {}
+    if builder == "text" and sample_by != "line":
+        own = {"sample_by": sample_by}
     return {**OPTIONS.get(builder, {}), **own}
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hf_tlm.hub.finetuned_card import METRIC_NAMES, METRIC_TYPES
+from hf_tlm.hub.finetuned_card import METRIC_NAMES, METRIC_TYPES, PAIR, TEXT
 from hf_tlm.hub.rendering import dataset_sentence, displayed_name, hub_dataset, hub_name, license_sentence, render
 from hf_tlm.objective_specs import OBJECTIVES
 from hf_tlm.version import __version__
@@ -76,6 +76,7 @@ def tlm_card(run: Mapping[str, Any], seed: int) -> str:
         metric_name=METRIC_NAMES[metric],
         arguments={"objective": "mlm", **arguments},
         corrupts=OBJECTIVES[objective].corrupts,
+        text=PAIR if run.get("pairs") else TEXT,
         base_name=displayed_name(base),
         coco_lm_losses=_coco_lm_losses(arguments),
         dataset_sentence=dataset_sentence(dataset),

@@ -105,7 +105,7 @@ def run_tlm(
     with claimed:
         teacher = ask_teacher(task, passages, args)
         setup = prepare(task, passages, args, model_args, teacher)
-    details |= started(details)
+    details |= {"pairs": "text_pair" in task.train.column_names, **started(details)}
     if args.process_index == 0:
         details["baselines"] = to_beat(task)
     args = setup.args

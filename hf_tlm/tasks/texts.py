@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -12,6 +13,8 @@ from datasets import ClassLabel, Dataset, Features, Value
 
 from hf_tlm.tasks.rows import Bad, check_text, missing
 from hf_tlm.tasks.spec import TaskError, TaskSpec
+
+logger = logging.getLogger(__name__)
 
 ADVICE = "Choose with --text_column, --label_column or --id_column."
 
@@ -70,17 +73,23 @@ def label_names(spec: TaskSpec, train: Dataset) -> tuple[str, ...]:
 
 
 def _check_alike(spec: TaskSpec, values: set[Any]) -> None:
-    """Check that no two classes differ only in the space around their names.
+    """Check that no two classes differ only in the space around their names; warn of those that differ in case.
 
     Raises:
         TaskError: two classes differ in the space around them alone.
     """
     seen: dict[str, str] = {}
+    spellings: dict[str, list[str]] = {}
     for name in sorted(map(str, values)):
+        spellings.setdefault(name.strip().casefold(), []).append(name)
         if (other := seen.setdefault(name.strip(), name)) != name:
             raise TaskError(
                 f"Task {spec.name}: the classes {other!r} and {name!r} differ in spaces alone: give them one name."
             )
+    if alike := [" and ".join(map(repr, names)) for names in spellings.values() if len(names) > 1]:
+        logger.warning(
+            "Task %s: classes that differ in case alone are learnt as different ones: %s.", spec.name, "; ".join(alike[:5])
+        )
 
 
 def labels(spec: TaskSpec, rows: Dataset) -> list[Any]:

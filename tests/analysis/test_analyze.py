@@ -39,6 +39,7 @@ def test_folder(tmp_path):
     (tmp_path / "one").mkdir()
     assert AnalyzeArguments(what=["words"], run=[f"a={tmp_path / 'one'}"]).folder == tmp_path / "one/analysis"
     assert str(AnalyzeArguments(what=["words"]).folder) == "analysis"
+    assert AnalyzeArguments().what == ["report"]
     assert str(AnalyzeArguments(what=["words"], run=["x"], output_dir="here").folder) == "here"
     with pytest.raises(AnalysisError, match="there is no .*two"):
         AnalyzeArguments(what=["words"], run=[str(tmp_path / "two")]).runs  # noqa: B018

@@ -140,8 +140,29 @@ def test_numbers_are_texts_and_lists_are_not(tmp_path):
 
 
 def test_missing_column_lists_those_there_are(folder):
-    with pytest.raises(CorpusError, match="b.txt: no column 'body'; the columns are text"):
+    with pytest.raises(CorpusError, match="b.txt: no column 'body'; the columns are text. Choose with --corpus_text_column"):
         list(load_corpus(str(folder / "b.txt"), text_column="body"))
+
+
+def test_a_text_file_is_read_by_lines_paragraphs_or_as_one_document(tmp_path):
+    (tmp_path / "a.txt").write_text("one\ntwo\n\nthree\n")
+    read = {by: load_corpus(str(tmp_path), sample_by=by) for by in ("line", "paragraph", "document")}
+    assert {by: [row["text"].strip() for row in corpus] for by, corpus in read.items()} == {
+        "line": ["one", "two", "three"],
+        "paragraph": ["one\ntwo", "three"],
+        "document": ["one\ntwo\n\nthree"],
+    }
+    assert len({corpus.fingerprint for corpus in read.values()}) == 3
+    assert load_corpus(str(tmp_path)).fingerprint == read["line"].fingerprint
+
+
+def test_how_text_files_are_read_is_refused_where_there_are_none(folder):
+    with pytest.raises(CorpusError, match="sample_by paragraph: for .txt files, and .* has none"):
+        load_corpus(str(folder / "a.jsonl"), sample_by="paragraph")
+    with pytest.raises(CorpusError, match="has none"):
+        load_corpus(Dataset.from_list(ROWS), sample_by="document")
+    with pytest.raises(CorpusError, match="expected one of line, paragraph, document; received 'page'"):
+        load_corpus(str(folder), sample_by="page")
 
 
 @pytest.mark.parametrize(("second", "message"), [("k1", "row 1: a second 'k1'"), (None, "row 1: null")])

@@ -143,6 +143,11 @@ def test_single_stages(stage, absent):
     assert absent not in tlm_card(run, 1)
 
 
+def test_pairs_are_asked_as_pairs():
+    assert '"text_pair"' in tlm_card(RUN | {"pairs": True}, 1)
+    assert '"text_pair"' not in tlm_card(RUN, 1)
+
+
 def test_texts_that_the_training_split_has_too_and_the_precision():
     run = copy.deepcopy(RUN)
     assert "training split too" not in tlm_card(run, 1) and "precision" not in tlm_card(run, 1)

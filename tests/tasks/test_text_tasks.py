@@ -239,3 +239,10 @@ def test_fingerprints_of_other_kinds(kind):
         for train in (rows, Dataset.from_dict(columns[kind]), Dataset.from_dict(other[kind]))
     ]
     assert tasks[0].fingerprint == tasks[1].fingerprint != tasks[2].fingerprint
+
+
+def test_classes_that_differ_in_case_are_told_of(tmp_path, caplog):
+    table = tmp_path / "table.csv"
+    table.write_text("text,label\n" + "".join(f"text {i},{label}\n" for i, label in enumerate(["up", "Up", "down"] * 20)))
+    assert load_task(str(table)).num_labels == 3
+    assert "case alone are learnt as different ones: 'Up' and 'up'." in caplog.text

@@ -148,6 +148,8 @@ def open_predictor(
     with tempfile.TemporaryDirectory() as scratch:
         quiet: dict[str, Any] = {"report_to": "none", "disable_tqdm": True, "select_by": "last", "eval_strategy": "no"}
         args = FinetuneArguments(output_dir=scratch, **quiet, **source.arguments, **options)
+        if args.device.type == "cpu":
+            args.dataloader_pin_memory = False  # As in training.
         if exported is not None:
             yield _Exported(source, args, exported)
         else:
