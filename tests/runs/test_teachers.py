@@ -17,6 +17,7 @@ from sklearn.linear_model import LogisticRegression
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
 from hf_tlm.analysis.errors import AnalysisError
+from hf_tlm.analysis.report import taught
 from hf_tlm.analysis.report.page import report_page
 from hf_tlm.analysis.report.run_folder import read_run
 from hf_tlm.data import tokenize
@@ -151,7 +152,9 @@ def test_marks_that_passages_lack():
     texts = [f"<< aspirin >> inhibits [[ cox {i} ]] -- it seems" for i in range(10)]
     assert marks_without_passages(texts, ["a passage -- without marks"] * 200) == ["<<", ">>", "[[", "]]"]
     assert marks_without_passages(texts, ["<< so >> [[ these ]] -- have"] * 5) == []
-    assert marks_without_passages(["plain text, this."] * 3, ["other"]) == []
+    assert marks_without_passages(["plain text, this [1]."] * 3, ["other [1]"]) == []
+    tagged = ["the <e1>tumor</e1> and [E2] the cell [/E2] bind @GENE$"] * 3
+    assert marks_without_passages(tagged, ["other [E2]"] * 9) == ["</e1>", "<e1>", "@GENE$", "[/E2]"]
 
 
 def test_passages_in_chunks_are_passages_at_once(task, cache, monkeypatch):
@@ -170,8 +173,12 @@ def test_pairs_and_too_few_texts_are_refused(task):
     with pytest.raises(ArgumentsError, match="single texts, and this task's are pairs"):
         asked(pairs, [], 0)
     few = make_task(train=3)
-    with pytest.raises(ArgumentsError, match="teacher linear .* Leave --teacher out"):
+    with pytest.raises(ArgumentsError, match="these 3 .3 different ones. are too few for it. Leave --teacher out"):
         asked(few, [], 0)
+    same = make_task()
+    same.splits["train"] = same.train.remove_columns("text").add_column("text", ["the same"] * len(same.train))
+    with pytest.raises(ArgumentsError, match="these 48 .1 different ones. are too few"):
+        asked(same, [], 0)
 
 
 @pytest.mark.parametrize(
@@ -425,6 +432,13 @@ def test_models_that_cannot_teach(task, runs, tmp_path):
     (pickled / "seal.json").unlink(missing_ok=True)
     with pytest.raises(ArgumentsError, match="no weights as safetensors"):
         asked(task, PASSAGES, 10, str(pickled))
+    diverged = shutil.copytree(runs[0], tmp_path / "diverged")
+    model = AutoModelForSequenceClassification.from_pretrained(runs[0])
+    model.classifier.weight.data.fill_(float("nan"))
+    model.save_pretrained(diverged)
+    for names in ([str(diverged)], [str(runs[0]), str(diverged)]):
+        with pytest.raises(ArgumentsError, match="The teacher .*diverged has no answer. .* not finite"):
+            asked(task, PASSAGES, 10, names)
     tags = dataclasses.replace(task, spec=TaskSpec(name="tags", path="", kind="tagging"))
     with pytest.raises(ArgumentsError, match="tags is a tagging task"):
         asked(tags, None, 10, str(runs[0]))
@@ -589,6 +603,12 @@ def test_what_predict_writes_teaches(task, runs, tmp_path):
         ({"text": PASSAGES, **BY_NAME, "up": [float("nan")] * 40}, "row 0 has no number"),
         ({"text": PASSAGES, **BY_NAME, "up": [None] * 40}, "row 0 has no number"),
         ({"text": PASSAGES, **BY_NAME, "up": [3.0] * 40}, "adding up to 1; row 0 has .* 3 "),
+        ({"text": PASSAGES, "down": [1.5] * 40, "none": [-0.5] * 40, "up": [0.0] * 40}, "row 0 has 1.5, -0.5, 0 .40 such"),
+        ({"text": PASSAGES, **BY_NAME, "up": [float("inf")] * 40}, "row 0 has no number"),
+        ({"text": PASSAGES, **BY_NAME, "up": ["much"] * 40}, "expected numbers; .*much"),
+        ({"text": [*PASSAGES[:39], None], **BY_NAME}, "row 39 has no text .1 such"),
+        ({"id": [None, *"bc" * 19, "d"], **BY_NAME}, "row 0 has no id .1 such"),
+        ({"text": PASSAGES, "probability_a": [0.5] * 40, "probability_b": [0.5] * 40}, "are a, b, and the task's are"),
         ({"text": ["other"] * 2 + PASSAGES[2:], **BY_NAME}, "two answers for 'other'"),
         ({"text": [f"other {i}" for i in range(40)], **BY_NAME}, "for no training text and no passage"),
     ],
@@ -632,13 +652,21 @@ def test_trust_by_entropy():
     assert most_certain(said, np.array([1.0, 0, 0]), 1, "entropy").tolist() == [0]
 
 
-def test_doubts():
+def test_doubts(tmp_path):
+    """Each where it is called for, and all of them in the report."""
     good = {"held_out_accuracy": 0.9, "largest_class": 0.4, "class_shares": {"a": 0.5, "b": 0.5}}
     counts = {"passages_by_class": {"a": 3, "b": 3}, "subset_by_class": {"a": 40, "b": 60}}
     assert doubts({**good, **counts}) == []
     assert "nothing to teach" in doubts({**good, **counts, "held_out_accuracy": 0.45})[0]
     assert "the shares differ by 45%" in doubts({**good, **counts, "subset_by_class": {"a": 95, "b": 5}})[0]
     assert "no passage of the subset for b" in doubts({**good, **counts, "passages_by_class": {"a": 3, "b": 0}})[0]
+    marked = {**good, **counts, "marks_without_passages": ["<<", "[["], "passages": 6}
+    assert "have the marks << [[ and no passage of the subset has" in doubts(marked)[0]
+    assert "--teacher_passages 0" in doubts(marked)[0]
+    bad = {**marked, "model": "it", "held_out_accuracy": 0.41, "subset_by_class": {"a": 95, "b": 5}}
+    (tmp_path / "teacher.json").write_text(json.dumps(bad))
+    shown = taught.teacher(SimpleNamespace(home=tmp_path, record={"teacher": bad}))
+    assert len(doubts(bad)) == 3 and [block.text for block in shown.blocks[1:4]] == doubts(bad)
 
 
 def test_the_report_has_examples_of_every_class(task):

@@ -97,7 +97,8 @@ class EvaluationSet:
             return tuple(self.in_order(part) for part in outputs)
         if not np.isfinite(outputs).all():
             raise HfTlmError(
-                "The model's logits are not finite: training has diverged. Lower the learning rate or lengthen the warm-up."
+                "The model's logits are not finite: its training has diverged (lower the learning rate or lengthen the "
+                "warm-up), or its weights are damaged."
             )
         ordered = np.empty_like(outputs)
         ordered[self.order] = outputs

@@ -10,7 +10,7 @@ import numpy as np
 
 # A mark that so many of the task's texts have, and hardly any passage.
 OFTEN, HARDLY = 0.5, 0.01
-_RUN = re.compile(r"([^\w\s])\1+")
+_MARK = re.compile(r"([^\w\s])\1+|</?\w+>|\[/?\w+\]|[@$#]\w+[@$#]")
 _WORD = re.compile(r"\S+")
 
 
@@ -62,7 +62,7 @@ def _end(text: str, words: int) -> int:
 
 
 def marks_without_passages(texts: Sequence[str], passages: Sequence[str]) -> list[str]:
-    """List the punctuation that the task's texts often have and passages hardly ever.
+    """List the marks that the task's texts often have and passages hardly ever.
 
     More than half of the texts have it, and less than one of a hundred passages: where a label depends on it, as on marked
     entities, the teacher cannot know that of a passage.
@@ -74,5 +74,5 @@ def marks_without_passages(texts: Sequence[str], passages: Sequence[str]) -> lis
 
 
 def _marks(text: str) -> set[str]:
-    """Runs of at least two equal characters that are neither letters, digits nor spaces."""
-    return {found[0] for found in _RUN.finditer(text)}
+    """What marks entities: <<, [[ and other such runs, <e1>, [E1], @GENE$."""
+    return {found[0] for found in _MARK.finditer(text)}

@@ -145,8 +145,8 @@ def _folds(texts: Sequence[str], labels: np.ndarray) -> list[tuple[np.ndarray, n
             folds = [(train, test) for train, test in splitter.split(texts, labels, groups) if len(test)]
     except ValueError as error:
         raise ArgumentsError(
-            f"teacher linear holds out parts of the training texts, and {len(texts)} are too few ({error}). Leave --teacher "
-            "out."
+            f"teacher linear holds out parts of the training texts, and these {len(texts)} ({groups.max() + 1} different "
+            "ones) are too few for it. Leave --teacher out."
         ) from error
     for train, _ in folds:
         if len(set(labels[train].tolist())) < 2:

@@ -17,6 +17,7 @@ import xxhash
 from accelerate.state import AcceleratorState
 from datasets import Dataset
 
+from hf_tlm.errors import HfTlmError
 from hf_tlm.hub.checkpoint import FILES, checkpoint_folder
 from hf_tlm.hub.rendering import displayed_name
 from hf_tlm.hub.repo import check_named, fetch, is_fetched
@@ -202,7 +203,11 @@ def _asked(predictor: Predictor, one: _Model, rows: Dataset, part: Path, descrip
         chunk = rows[start : start + CHUNK]
         texts = Dataset.from_dict({name: chunk[name] for name in ("text", "text_pair") if name in chunk})
         begun, before = time.monotonic(), predictor.tokens
-        answers = _numbers(predictor(texts), one)
+        try:
+            predictions = predictor(texts)
+        except HfTlmError as error:
+            raise ArgumentsError(f"The teacher {displayed_name(one.name)} has no answer. {error}") from error
+        answers = _numbers(predictions, one)
         kept[start] = answers, predictor.tokens - before, time.monotonic() - begun
         if rank == 0:
             with atomic_file(part.with_name(f"{part.name}-{start}.npz")) as file:
@@ -223,7 +228,11 @@ def _kept(part: Path, start: int) -> tuple[np.ndarray, int, float] | None:
 
 def _numbers(predictions: Sequence[Mapping[str, Any]], one: _Model) -> np.ndarray:
     if one.matrix is None:
-        return np.array([[found["prediction"]] for found in predictions], dtype=np.float64)
-    said = np.array([[found["probabilities"][name] for name in one.source.label_names] for found in predictions])
-    said = np.maximum(said @ one.matrix, LEAST)
-    return said / said.sum(1, keepdims=True)
+        said = np.array([[found["prediction"]] for found in predictions], dtype=np.float64)
+    else:
+        said = np.array([[found["probabilities"][name] for name in one.source.label_names] for found in predictions])
+        said = np.maximum(said @ one.matrix, LEAST)
+        said /= said.sum(1, keepdims=True)
+    if not np.isfinite(said).all():
+        raise ArgumentsError(f"The teacher {displayed_name(one.name)} gives numbers that are not finite. Leave it out.")
+    return said

@@ -58,6 +58,9 @@ class TableTeacher:
             numbers = self._numbers(rows["prediction"])[:, None]
         else:
             numbers = self._probabilities(task, rows, mapping)
+        for name in self.keys:
+            if blank := [row for row, cell in enumerate(rows[name]) if cell is None]:
+                raise ArgumentsError(f"teacher {path}: row {blank[0]} has no {name} ({len(blank):,} such). Leave them out.")
         self.answers: dict[str, np.ndarray] = {}
         for key, answer in zip(self._keys(rows), numbers, strict=True):
             if not np.array_equal(self.answers.setdefault(key, answer), answer):

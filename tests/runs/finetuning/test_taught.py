@@ -8,13 +8,14 @@ import torch
 from datasets import Dataset
 from safetensors.torch import load_file
 
-from hf_tlm.runs import CheckpointArguments, FinetuneArguments, finetune
+from hf_tlm.models import ModelError
+from hf_tlm.runs import CheckpointArguments, FinetuneArguments, ProtocolError, finetune
 from hf_tlm.runs.finetuning.finetune import _taught
 from hf_tlm.runs.finetuning.trainer import FinetuneTrainer
 from hf_tlm.runs.teachers.linear import LinearTeacher
 from hf_tlm.tasks import TaskSpec, task_from_datasets
 from hf_tlm.training import ArgumentsError
-from support.tiny_checkpoints import FAST, go, pretrained
+from support.tiny_checkpoints import FAST, files, go, pretrained
 from support.toys import make_task, sentences
 
 
@@ -127,12 +128,27 @@ def test_values_of_a_teacher(tmp_path, base):
     record = json.loads((tmp_path / "run" / "results.json").read_text())
     assert record["teacher"]["passages"] == 20 and "squared difference" in (tmp_path / "run" / "README.md").read_text()
     assert np.isfinite(run.seeds[0]["validation"]["pearson"])
+    with pytest.raises(ArgumentsError, match="is for regression tasks, and toy is a classification task"):
+        taught(tmp_path / "refused", base, teacher=str(tmp_path / "run"))
+    assert not (tmp_path / "refused").exists()
     loss = _taught(FinetuneArguments(output_dir=str(tmp_path), **FAST, teacher="x", teacher_weight=3.0), "regression")
     logits = torch.tensor([[1.0], [2.0], [4.0]], requires_grad=True)
     nan = float("nan")
     batch = {"labels": torch.tensor([0.0, nan, nan]), "teacher_probs": torch.tensor([[nan], [0.0], [3.0]])}
     found = loss(type("Outputs", (), {"logits": logits}), batch)["loss"]
     assert found.item() == pytest.approx(1 + 3 * (4 + 1) / 2)
+
+
+def test_a_teacher_is_no_output_folder(tmp_path, base):
+    go(tmp_path / "run", base, max_steps=1)
+    before = files(tmp_path / "run")
+    for teacher in (tmp_path / "run", tmp_path / "run" / "seed-0" / "model"):
+        with pytest.raises(ProtocolError, match="holds a run with other settings .teacher: 'none' there"):
+            taught(tmp_path / "run", base, teacher=str(teacher), max_steps=1)
+    assert files(tmp_path / "run") == before
+    with pytest.raises(ModelError, match="No model .*absent"):
+        taught(tmp_path / "absent", base, teacher=str(tmp_path / "absent"))
+    assert not (tmp_path / "absent").exists()
 
 
 def test_what_has_no_teacher(tmp_path, base):
