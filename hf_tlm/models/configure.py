@@ -128,7 +128,8 @@ def build_config(
     Args:
         model_config: a JSON file, a preset (`models/bert_tiny`) or a mapping of config values with `model_type`, or a
             Hub id, with `@revision` if wanted, whose config is taken (its weights are not).
-        max_length: longest sequence in tokens; the config must have that many positions.
+        max_length: longest sequence in tokens; the config must have that many positions, or gets them where they are
+            rotary.
 
     Raises:
         ModelError: see `read_config`; or there are too few positions.
@@ -150,7 +151,9 @@ def build_config(
     # Only the ids this architecture's config has: BERT's has no cls_token_id, ModernBERT's has all of them.
     config.update(values | {name: value for name, value in specials.items() if name in config.to_dict()})
     reserved = family.first_position(config)
-    if max_length + reserved > config.max_position_embeddings:
+    if family.rotary:
+        config.max_position_embeddings = max(config.max_position_embeddings, max_length)
+    elif max_length + reserved > config.max_position_embeddings:
         raise ModelError(
             f"max_length {max_length} needs {max_length + reserved} positions, but the {config.model_type} config has "
             f"max_position_embeddings {config.max_position_embeddings}. Lower max_length or raise it in the config."

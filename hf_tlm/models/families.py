@@ -33,12 +33,14 @@ class Family:
     transform: (mlm_head, hidden states [M, H]) -> [M, E], what its `ForMaskedLM` does before the output embedding.
     decoder: mlm_head -> the output embedding, a `Linear` from E to V.
     first_position: (config) -> the position id of a text's first token.
+    rotary: positions are angles and not weights, so that a model from scratch has as many as are asked for.
     """
 
     classify: Callable[[Stock, EncodedTexts], torch.Tensor]
     transform: Callable[[Stock, torch.Tensor], torch.Tensor]
     decoder: Callable[[Stock], nn.Linear]
     first_position: Callable[[PreTrainedConfig], int] = lambda config: 0
+    rotary: bool = False
 
 
 def _classify_bert(model, texts):
@@ -98,7 +100,9 @@ FAMILIES: dict[str, Family] = {
     ),
     "albert": Family(_classify_albert, _transform_albert, lambda head: head["predictions"].decoder),
     "distilbert": Family(_classify_distilbert, _transform_distilbert, lambda head: head["vocab_projector"]),
-    "modernbert": Family(_classify_modernbert, lambda head, hidden: head["head"](hidden), lambda head: head["decoder"]),
+    "modernbert": Family(
+        _classify_modernbert, lambda head, hidden: head["head"](hidden), lambda head: head["decoder"], rotary=True
+    ),
     "cocolm": Family(_classify_bert, _transform_cocolm, lambda head: head["lm_head"]),
 }
 

@@ -212,6 +212,16 @@ class TestBuildConfig:
         with pytest.raises(ModelError, match="max_length 40 needs 41 positions"):
             self.build(tokenizer, {**self.CONFIG, "model_type": "roberta"}, max_length=40)
 
+    def test_rotary_positions_are_as_many_as_are_asked_for(self, tokenizer):
+        """They are no weights: a longer text is read by the same model."""
+        long = self.build(tokenizer, {**self.CONFIG, "model_type": "modernbert"}, max_length=90)
+        short = self.build(tokenizer, {**self.CONFIG, "model_type": "modernbert"}, max_length=30)
+        assert (long.max_position_embeddings, short.max_position_embeddings) == (90, 40)
+        sizes = [sum(value.numel() for value in TlmModel.from_config(one).parameters()) for one in (long, short)]
+        assert sizes[0] == sizes[1]
+        rows = torch.randint(5, 100, (2, 90))
+        assert TlmModel.from_config(long)(rows, torch.ones_like(rows)).logits.isfinite().all()
+
 
 def test_an_attention_implementation_that_is_not_there():
     with pytest.raises(ModelError, match="cannot make a bert model of this config: .*FlashAttention2"):
