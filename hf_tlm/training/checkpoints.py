@@ -1,18 +1,20 @@
 """Checkpoints that a run can resume from: those with a seal (see `hf_tlm.utils.seals`) that every file matches.
 
-Facts of the seal are the step, the number of processes, and whether the optimizer's state is there. Files are read again
-only when a run resumes.
+Facts of the seal are the step, the number of processes, whether the optimizer's state is there, and the name of the
+checkpoint best so far. Files are read again only when a run resumes.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import shutil
 from pathlib import Path
 
 from hf_tlm.errors import HfTlmError
+from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.seals import SEAL, read_seal, seal_problem, write_seal
 
 logger = logging.getLogger(__name__)
@@ -30,15 +32,25 @@ def checkpoints_in(folder: Path) -> list[tuple[int, Path]]:
     return sorted((int(match.group(1)), path) for match, path in found if match and path.is_dir())
 
 
-def seal(checkpoint: Path, *, step: int, world_size: int, resumable: bool = True) -> None:
+def leave_out_places(folder: Path) -> None:
+    """Take this machine's paths out of the state that the Trainer wrote to a folder, which may be published."""
+    state = json.loads((folder / STATE).read_text(encoding="utf-8"))
+    state["best_model_checkpoint"] = None
+    atomic_write(folder / STATE, json.dumps(state, indent=2, sort_keys=True) + "\n")
+
+
+def seal(
+    checkpoint: Path, *, step: int, world_size: int, resumable: bool = True, best: str | os.PathLike | None = None
+) -> None:
     """Write the seal of a folder whose files are all there.
 
-    resumable: whether it holds the optimizer's state too.
+    resumable: whether it holds the optimizer's state too; best: the checkpoint best on validation so far, beside it.
 
     Raises:
         OSError, HfTlmError: a file cannot be read, or the seal not be written.
     """
-    write_seal(checkpoint, step=step, world_size=world_size, resumable=resumable)
+    name = None if best is None else Path(best).name
+    write_seal(checkpoint, step=step, world_size=world_size, resumable=resumable, best=name)
 
 
 def damage(checkpoint: Path) -> str | None:
@@ -131,6 +143,7 @@ def rotate(newest: Path, *, limit: int | None) -> None:
 
 def best_of(checkpoint: Path) -> Path | None:
     """The checkpoint best on validation when this one was saved, wherever the run's folder is now."""
-    state = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
-    best = state.get("best_model_checkpoint")
+    best = read_seal(checkpoint).get("best")
+    if best is None:  # Before seals had it, the state did.
+        best = json.loads((checkpoint / STATE).read_text(encoding="utf-8")).get("best_model_checkpoint")
     return None if best is None else checkpoint.with_name(Path(best).name)

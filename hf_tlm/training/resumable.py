@@ -14,6 +14,7 @@ from accelerate.utils import broadcast_object_list
 from safetensors import SafetensorError
 from torch import nn
 from transformers import Trainer
+from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_callback import ProgressCallback
 
 from hf_tlm.data.interleave import InterleavedBatchSampler
@@ -24,9 +25,11 @@ from hf_tlm.models.pickles import reading_pickles
 from hf_tlm.training.base_arguments import BaseArguments
 from hf_tlm.training.checkpoints import (
     CheckpointError,
+    best_of,
     check_checkpoint,
     checkpoints_in,
     last_complete_checkpoint,
+    leave_out_places,
     rotate,
     seal,
     warn_of_other_processes,
@@ -68,6 +71,7 @@ class ResumableTrainer(Trainer):
         if self.pop_callback(ProgressCallback) is not None:
             self.add_callback(ProgressLines(bar_name(self.args.output_dir)))
         self._failure: Exception | None = None
+        self._resumed_from: str | None = None
 
     @property
     def batch_sampler(self) -> InterleavedBatchSampler | None:
@@ -87,7 +91,7 @@ class ResumableTrainer(Trainer):
             NonFiniteLossError: the loss of a step is not finite on one of the processes.
             Terminated: stopped by SIGTERM, with a checkpoint of the last step.
         """
-        checkpoint = self._checkpoint_to_resume(resume_from_checkpoint)
+        self._resumed_from = checkpoint = self._checkpoint_to_resume(resume_from_checkpoint)
         with self.interruption.listening(), reading_pickles(checkpoint, CheckpointError):
             return super().train(checkpoint, trial, ignore_keys_for_eval)
 
@@ -130,9 +134,8 @@ class ResumableTrainer(Trainer):
 
     def _init_training_state(self, *args, **kwargs):
         begun = super()._init_training_state(*args, **kwargs)
-        # The Trainer forgets the best checkpoint of a run whose folder has moved.
-        best = Path(self.args.output_dir) / f"checkpoint-{self.state.best_global_step}"
-        if self.state.best_model_checkpoint is None and self.state.best_global_step and best.is_dir():
+        # Of the best checkpoint, the one that a run resumes from knows the name, not where it is.
+        if self._resumed_from is not None and (best := best_of(Path(self._resumed_from))) is not None and best.is_dir():
             self.state.best_model_checkpoint = str(best)
         return begun
 
@@ -169,10 +172,26 @@ class ResumableTrainer(Trainer):
         self._agree(folder)
         if self.args.should_save:
             with self._keeping_failures():
-                seal(folder, step=step, world_size=self.args.world_size, resumable=not self.args.save_only_model)
+                # Checkpoints may be published, and these name folders of this machine: the Trainer's pickled arguments, and
+                # peft's card of an adapter. Nothing reads them.
+                for name in (TRAINING_ARGS_NAME, "README.md"):
+                    (folder / name).unlink(missing_ok=True)
+                leave_out_places(folder)
+                seal(
+                    folder,
+                    step=step,
+                    world_size=self.args.world_size,
+                    resumable=not self.args.save_only_model,
+                    best=self.state.best_model_checkpoint,
+                )
         self._agree(folder)
         if self.args.should_save:
             rotate(folder, limit=limit)
+
+    def save_state(self) -> None:
+        super().save_state()
+        if self.args.should_save:
+            leave_out_places(Path(self.args.output_dir))
 
     @contextlib.contextmanager
     def _keeping_failures(self) -> Iterator[None]:

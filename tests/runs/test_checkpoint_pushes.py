@@ -2,17 +2,24 @@
 
 import json
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from datasets import Dataset
 
+from hf_tlm.corpora import load_corpus
 from hf_tlm.data import BlockArguments
 from hf_tlm.errors import HubError
 from hf_tlm.hub.background import Uploads
 from hf_tlm.retrieval import retrieve
 from hf_tlm.runs import ProtocolError, run_pretraining, run_tlm
+from hf_tlm.tasks import load_task
 from hf_tlm.training import ModelArguments, PretrainArguments, TlmArguments, checkpoint_pushes
 from hf_tlm.training.checkpoint_pushes import CheckpointPushes, fetch_run, needed_to_continue
+from support import tiny_checkpoints
 from support.toys import FAST, TINY_CONFIGS
 
 CONFIG = {"model_type": "bert", **{k: v for k, v in TINY_CONFIGS["bert"].items() if k not in ("vocab_size", "num_labels")}}
@@ -77,6 +84,47 @@ def test_a_run_goes_on_from_the_hub(hub, tmp_path, task, subset, monkeypatch):
     hub.log.clear()
     go(tmp_path / "elsewhere", task, subset, resume_from_checkpoint=f"alice/toy@{BRANCH}")
     assert not hub.log
+
+
+def naming(files, places):
+    """The files, of those of a repository, that hold one of the texts in `places`."""
+    found = set()
+    for name, content in files.items():
+        if name.endswith(".parquet"):  # Compressed.
+            table = pq.read_table(pa.BufferReader(content))
+            content = f"{table.to_pylist()} {table.schema.metadata}".encode()
+        found |= {name for place in places if str(place).encode() in content}
+    return found
+
+
+@pytest.mark.slow
+def test_nothing_that_is_published_names_a_folder_of_this_machine(hub, tmp_path, task, corpus, monkeypatch):
+    """A task, a corpus, a config and a run in folders; models, checkpoints, a subset, and an adapter's checkpoints."""
+    for name in ("train", "validation", "test"):
+        split = getattr(task, name)
+        split.to_json(str(tmp_path / "tickets" / f"{name}.jsonl"))
+    Dataset.from_list(list(corpus)).to_parquet(str(tmp_path / "texts" / "part.parquet"))
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    here = load_task(str(tmp_path / "tickets"))
+    subset = retrieve(here, load_corpus(str(tmp_path / "texts" / "*.parquet")), top_k=5)
+    subset.push_to_hub("alice/passages")
+    options = {**SAVING, "seeds": [0], "stage2_max_steps": 4, **PUSHING}
+    killed_after(monkeypatch, 10**6)  # Every push is waited for.
+    args = TlmArguments(output_dir=str(tmp_path / "run"), teacher=["linear"], **options)
+    run_tlm(here, subset, args, ModelArguments(model_config=str(tmp_path / "config.json"), vocab_size=120))
+    half = [hub.files("alice/toy", revision=commit) for commit in hub.history("alice/toy", revision=BRANCH)]
+    assert any("seed-0/stage2/checkpoint-4/trainer_state.json" in files for files in half)
+    published = {f"{number}/{name}": text for number, files in enumerate(half) for name, text in files.items()}
+    published |= hub.files("alice/toy") | hub.files("alice/passages", "dataset")
+    assert "results.json" in published and any(name.endswith(".parquet") for name in published)
+
+    tuning = {"max_steps": 2, "eval_strategy": "steps", "eval_steps": 2, **PUSHING, "hub_model_id": "alice/tuned"}
+    tiny_checkpoints.go(tmp_path / "adapter", "alice/toy", here, {"use_peft": True, "lora_r": 2}, **tuning)
+    half = [hub.files("alice/tuned", revision=commit) for commit in hub.history("alice/tuned", revision=BRANCH)]
+    assert any(name.endswith("checkpoint-2/adapter_config.json") for files in half for name in files)
+    published |= {f"tuned/{number}/{name}": text for number, files in enumerate(half) for name, text in files.items()}
+    published |= {f"tuned/{name}": text for name, text in hub.files("alice/tuned").items()}
+    assert naming(published, [tmp_path, Path.cwd(), Path.home()]) == set()
 
 
 @pytest.mark.slow

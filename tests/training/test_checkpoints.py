@@ -5,7 +5,15 @@ import os
 
 import pytest
 
-from hf_tlm.training.checkpoints import CheckpointError, check_checkpoint, damage, last_complete_checkpoint, rotate, seal
+from hf_tlm.training.checkpoints import (
+    CheckpointError,
+    best_of,
+    check_checkpoint,
+    damage,
+    last_complete_checkpoint,
+    rotate,
+    seal,
+)
 
 
 def make(folder, step, best=None, sealed=True):
@@ -55,6 +63,16 @@ def test_the_best_checkpoint_belongs_to_it(tmp_path):
     (first / "model.safetensors").write_bytes(b"Weights")
     assert "checkpoint-4 needs the best checkpoint so far" in damage(second)
     assert last_complete_checkpoint(tmp_path) is None
+
+
+def test_its_seal_has_its_name(tmp_path):
+    """The best one saved, which need not be the best one evaluated; of other folders the names count too."""
+    make(tmp_path, 2), make(tmp_path, 4)
+    newest = make(tmp_path, 6, best=4, sealed=False)
+    seal(newest, step=6, world_size=1, best="/elsewhere/checkpoint-2")
+    assert best_of(newest) == tmp_path / "checkpoint-2"
+    rotate(newest, limit=1)
+    assert names(tmp_path) == ["checkpoint-2", "checkpoint-6"]
 
 
 def test_nothing_there(tmp_path):

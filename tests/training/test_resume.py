@@ -109,6 +109,11 @@ def test_the_best_checkpoint_is_found_where_the_folder_is_now(tmp_path, data, to
     run = made("there")
     run.train()
     assert run.state.best_global_step == 2
+    # Nothing there says where it was.
+    last = tmp_path / "there" / "checkpoint-4"
+    state = json.loads((last / "trainer_state.json").read_text())
+    assert state["best_global_step"] == 2 and state["best_model_checkpoint"] is None
+    assert not [path for path in last.iterdir() if str(tmp_path).encode() in path.read_bytes()]
     (tmp_path / "there").rename(tmp_path / "here")
     moved = made("here")
     moved.train(resume_from_checkpoint=True)
