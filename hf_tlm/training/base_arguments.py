@@ -17,6 +17,7 @@ from hf_tlm.training.trainer_options import check_trainer_options
 from hf_tlm.utils.no_effect import OnlyWith, check_effects
 from hf_tlm.utils.options import option
 from hf_tlm.utils.ranges import check_ranges
+from hf_tlm.utils.shown import shown_path
 
 # Of the Trainer's options those that would break a run.
 _UNSUPPORTED = {
@@ -39,6 +40,8 @@ class BaseArguments(TrainingArguments):
     hub_id_name: ClassVar[str] = "hub_model_id"
     # Whether a micro-batch is made smaller, if need be, until it divides the total batch.
     fits_micro_batch: ClassVar[bool] = False
+    # In a copy for the Trainer: the name of the whole run, of which trackers keep a group (no annotation: it is no option).
+    run_group = ""
 
     output_dir: str | None = option(None, "Folder of the run: its model and results. Default: trainer_output.")
     per_device_eval_batch_size: int = option(64, "Texts per device when evaluating.")
@@ -162,6 +165,10 @@ class BaseArguments(TrainingArguments):
 
     def _copy(self, output_dir: str | os.PathLike, seed: int) -> Self:
         args = copy.copy(self)
+        args.run_group = self.run_group or self.run_name or shown_path(str(self.folder))
+        part = os.path.relpath(output_dir, self.folder)
+        args.run_name = self.run_name or args.run_group
+        args.run_name += "" if part == os.curdir else f"/{part}"
         args.output_dir = str(output_dir)
         args.push_to_hub = False  # The Trainer would push what lies in a folder of checkpoints.
         args.resume_from_checkpoint = None

@@ -37,6 +37,7 @@ from hf_tlm.training.checkpoints import (
 from hf_tlm.training.interruptions import SigtermCallback
 from hf_tlm.training.nonfinite import NonFiniteLossCallback
 from hf_tlm.training.progress import ProgressLines, bar_name
+from hf_tlm.training.trackers import track_by_training
 from hf_tlm.utils.seals import SEAL
 from hf_tlm.utils.signals import ignore_sigterm
 
@@ -54,7 +55,7 @@ class ResumableTrainer(Trainer):
     newest complete one, and starts from the beginning where there is none. Before every optimizer step the processes
     agree on two things in one exchange: SIGTERM stops a run as `hf_tlm.training.interruptions` says, and a loss that is not
     finite ends it (`hf_tlm.training.nonfinite`). Steps on a CPU take the faster float32 products (`hf_tlm.models.onednn`).
-    Bars have names, and logs are short lines (`hf_tlm.training.progress`).
+    Bars have names, and logs are short lines (`hf_tlm.training.progress`); trackers have a run a training (`.trackers`).
 
     A subclass has `watch` begin with the micro-batches of each step in `get_batch_samples`, and `compute_loss` hands every
     training loss to `watched`.
@@ -70,6 +71,7 @@ class ResumableTrainer(Trainer):
         self.add_callback(self.watch)
         if self.pop_callback(ProgressCallback) is not None:
             self.add_callback(ProgressLines(bar_name(self.args.output_dir)))
+        track_by_training(self, self.args.run_group or None)
         self._failure: Exception | None = None
         self._resumed_from: str | None = None
 

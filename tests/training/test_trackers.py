@@ -1,0 +1,130 @@
+"""W&B, Trackio and TensorBoard: a run for every seed and stage, in a group; fake modules say what they were asked for."""
+
+import contextvars
+import importlib.util
+import sys
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from hf_tlm.runs import run_tlm
+from hf_tlm.training import ModelArguments, TlmArguments, trackers
+from support.toys import FAST, TINY_CONFIGS
+
+CONFIG = {"model_type": "bert", **{k: v for k, v in TINY_CONFIGS["bert"].items() if k not in ("vocab_size", "num_labels")}}
+NAMES = [f"toy/seed-{seed}/stage{stage}" for seed in (0, 1) for stage in (1, 2)]
+
+
+class Config(dict):
+    def update(self, values, **_):
+        super().update(values)
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    """`make("wandb")`: the package of that name, as far as transformers uses it, and the list of calls."""
+
+    def make(name):
+        module, calls = ModuleType(name), []
+        module.__spec__, module.__version__ = ModuleSpec(name, None), "0.99.0"
+        module.run, module.config, module.summary = None, Config(), {}
+
+        def init(**options):
+            calls.append(("init", options))
+            module.run = SimpleNamespace(name=options["name"], id="x", summary={}, _label=lambda **_: None, url="")
+
+        def finish():
+            calls.append(("finish", module.run.name))
+            module.run = None
+
+        def log(values):
+            assert module.run is not None
+            calls.append(("log", module.run.name, values))
+
+        module.init, module.finish, module.log = init, finish, log
+        monkeypatch.setitem(sys.modules, name, module)
+        if name == "wandb":
+            errors = ModuleType("wandb.sdk.lib.config_util")
+            errors.ConfigError = ValueError
+            for part in ("wandb.sdk", "wandb.sdk.lib"):
+                monkeypatch.setitem(sys.modules, part, ModuleType(part))
+            monkeypatch.setitem(sys.modules, errors.__name__, errors)
+        else:
+            space = contextvars.ContextVar("space", default=None)
+            module.context_vars = SimpleNamespace(current_space_id=space)
+        return module, calls
+
+    for variable in ("WANDB_PROJECT", "WANDB_RUN_ID", "WANDB_RUN_GROUP"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(trackers.WandbRuns, "_begun", None)
+    monkeypatch.setattr(trackers.TrackioRuns, "_begun", set())
+    return make
+
+
+def go(folder, task, **options):
+    args = {**FAST, "rho1": 0, "max_steps": 2, "stage2_max_steps": 2, "logging_steps": 1, "seeds": [0, 1], **options}
+    run_tlm(task, None, TlmArguments(output_dir=str(folder), **args), ModelArguments(model_config=CONFIG, vocab_size=120))
+
+
+def asked(calls, what):
+    return [call[1] for call in calls if call[0] == what]
+
+
+def test_wandb(fake, tmp_path, task):
+    module, calls = fake("wandb")
+    go(tmp_path / "out", task, report_to="wandb", run_name="toy")
+    begun = asked(calls, "init")
+    assert [options["name"] for options in begun] == NAMES and {options["group"] for options in begun} == {"toy"}
+    assert asked(calls, "finish") == NAMES[:-1] and module.run.name == NAMES[-1]  # W&B ends the last one with the process.
+    # Each has its own steps, and the test scores are the last stage's.
+    for name in NAMES:
+        values = [call[2] for call in calls if call[:2] == ("log", name)]
+        assert [logged["train/global_step"] for logged in values if "train/loss" in logged] == [1, 2], name
+        assert any("test/macro_f1" in logged for logged in values) == name.endswith("stage2")
+
+
+def test_a_run_of_one_s_own_takes_all(fake, tmp_path, task, monkeypatch):
+    module, calls = fake("wandb")
+    module.init(name="mine")
+    go(tmp_path / "out", task, report_to="wandb", seeds=[0])
+    assert len(asked(calls, "init")) == 1 and not asked(calls, "finish") and {call[1] for call in calls[1:]} == {"mine"}
+
+
+def test_trackio(fake, tmp_path, task, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    _, calls = fake("trackio")
+    go("toy", task, report_to="trackio")
+    begun = asked(calls, "init")
+    assert list(dict.fromkeys(options["name"] for options in begun)) == NAMES
+    assert {options["group"] for options in begun} == {"toy"}
+    # One that is there by that name, of an earlier run, is not continued; what is evaluated after training is.
+    for name in NAMES:
+        first, *later = [options["resume"] for options in begun if options["name"] == name]
+        assert first == "never" and set(later) == {"allow"}, name
+    for name in NAMES:
+        steps = [call[2]["train/global_step"] for call in calls if call[:2] == ("log", name) and "train/loss" in call[2]]
+        assert steps == [1, 2], name
+
+
+def test_other_processes_report_nothing(fake):
+    _, calls = fake("wandb")
+    _, more = fake("trackio")
+    other = SimpleNamespace(is_world_process_zero=False, global_step=0)
+    for callback in (trackers.WandbRuns("toy"), trackers.TrackioRuns("toy")):
+        callback.setup(SimpleNamespace(run_name="toy/seed-0"), other, None)
+    assert not calls and not more
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed")
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_tensorboard(tmp_path, task, monkeypatch, elsewhere):
+    """Beside each training's checkpoints, or in a folder each of the one that the environment names."""
+    if elsewhere:
+        monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "boards"))
+    go(tmp_path / "out", task, report_to="tensorboard", run_name="toy")
+    files = list(Path(tmp_path).rglob("events.out.*"))
+    folders = {path.relative_to(tmp_path).as_posix().rpartition("/")[0].partition("/runs/")[0] for path in files}
+    assert set(NAMES) <= {folder.replace("boards/", "").replace("out/", "toy/") for folder in folders}
+    assert elsewhere == any(folder.startswith("boards/") for folder in folders)
