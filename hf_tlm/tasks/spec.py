@@ -178,9 +178,16 @@ class Task:
         return {split: counts[key] for split, counts in self.report.items() if key in counts}
 
     def about_splits(self) -> dict[str, Any]:
-        """What records and cards say of the splits, as JSON values: shares that were held out, texts that train has too."""
+        """What records, cards and reports say of the splits, as JSON values.
+
+        These are the shares that were held out, and by split the texts that train has too, those that are there before, and
+        the rows that were left out, by reason.
+        """
         held_out = {"held_out": dict(self.held_out)} if self.held_out else {}
-        return {**held_out, "texts_also_in_train": self.texts_also_in_train}
+        found = {"texts_also_in_train": self.texts_also_in_train}
+        for key in ("repeated_texts", "dropped"):
+            found[key] = {split: counts[key] for split, counts in self.report.items() if counts.get(key)}
+        return {**held_out, **found}
 
     def to_text(self) -> str:
         """One line on what is learned from: sizes, and what was left out, repeated, or is in training too."""

@@ -193,7 +193,7 @@ class ResumableTrainer(Trainer):
     def save_state(self) -> None:
         super().save_state()
         if self.args.should_save:
-            leave_out_places(Path(self.args.output_dir))
+            leave_out_places(self.args.folder)
 
     @contextlib.contextmanager
     def _keeping_failures(self) -> Iterator[None]:

@@ -14,7 +14,7 @@ from hf_tlm.config import parse
 from hf_tlm.corpora import CorpusArguments, load_corpus
 from hf_tlm.influence import InfluenceScorer, SelectionArguments, select
 from hf_tlm.retrieval import Bm25Settings, RetrievalArguments, retrieve
-from hf_tlm.tasks import TaskArguments
+from hf_tlm.tasks import TaskArguments, TaskSpec, task_from_datasets
 from support.naive import tiny
 from support.report_runs import tlm_run
 
@@ -92,6 +92,20 @@ def test_texts_that_training_has_too_are_told(run, tmp_path):
     (run / "results.json").write_text(json.dumps(record | {"texts_also_in_train": {"validation": 0, "test": 1234}}))
     source = page(run, tmp_path)
     assert "Texts that training has too" in source and "test 1,234" in source and "validation 0" not in source
+
+
+def test_what_of_the_task_was_left_out_and_repeated_is_told(run, tmp_path):
+    """As a run records it."""
+    rows = {"text": ["gene", "gene", None, "cell"], "label": ["a", "a", "b", "b"]}
+    other = {"text": ["drug", " "], "label": ["a", "b"]}
+    splits = {"train": Dataset.from_dict(rows), "validation": Dataset.from_dict(other), "test": Dataset.from_dict(rows)}
+    found = task_from_datasets(TaskSpec(name="toy", path="memory"), splits, drop_bad_rows=True).about_splits()
+    record = json.loads((run / "results.json").read_text())
+    (run / "results.json").write_text(json.dumps(record | found | {"dropped": {**found["dropped"], "made": "up"}}))
+    source = page(run, tmp_path)
+    assert "Texts repeated within the split" in source and "train 1, test 1" in source and "made up" not in source
+    left_out = ", ".join(f"{split} {why} 1" for split, whys in found["dropped"].items() for why in whys)
+    assert "Rows left out" in source and left_out.count(" 1") == 3 and left_out in source
 
 
 def test_the_command_of_a_selection_has_all_that_its_manifest_says(task, corpus_rows, tokenizer):

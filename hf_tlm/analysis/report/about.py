@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -199,9 +200,17 @@ def _facts(run: RunFolder) -> list[tuple[str, str]]:
     if isinstance(held_out := record.get("held_out"), Mapping):
         shares = ", ".join(f"{split} {100 * share:g}%" for split, share in held_out.items())
         facts.append(("Held out of the table", f"{shares} of the texts of every class"))
-    if isinstance(also := record.get("texts_also_in_train"), Mapping):
-        if shared := [f"{split} {count:,}" for split, count in also.items() if isinstance(count, int) and count]:
-            facts.append(("Texts that training has too", ", ".join(shared)))
+    for name, title in (
+        ("dropped", "Rows left out"),
+        ("repeated_texts", "Texts repeated within the split"),
+        ("texts_also_in_train", "Texts that training has too"),
+    ):
+        if isinstance(found := record.get(name), Mapping):
+            rows = [
+                (of.replace(".", " "), int(count)) for of, count in _flat(found) if re.fullmatch("[1-9][0-9]{0,15}", count)
+            ]
+            if shown := ", ".join(f"{of} {count:,}" for of, count in rows):
+                facts.append((title, shown))
     if run.kind == "tlm" and manifest is None:
         facts.append(("Subset", "none: task data only"))
     if isinstance(manifest, Mapping):
