@@ -6,6 +6,7 @@ import logging
 import random
 import time
 from collections.abc import Callable
+from time import monotonic
 from typing import TypeVar
 
 from hf_tlm.errors import HubError
@@ -14,6 +15,10 @@ from hf_tlm.hub.repo_id import Repo
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
+# Seconds from the first failure to the last moment at which another try begins, whatever tries it takes. The client tries
+# most requests again itself, six times in 23 seconds: together that is at most four times as often, in 100 seconds. Which
+# failures it has tried again cannot be told from its errors.
+PATIENCE = 60.0
 
 
 def client_errors() -> tuple[type[Exception], ...]:
@@ -32,15 +37,17 @@ def with_retries(
 ) -> Result:
     """The result of a call, which is tried again after passing failures.
 
-    Before the n-th try after the first one it waits 2 ** (n - 1) seconds, or as long as the server asks for.
+    Before the n-th try after the first one it waits 2 ** (n - 1) seconds, or as long as the server asks for. A minute after
+    the first failure, not counting what the server asked for, there is no further one (`PATIENCE`).
 
     Args:
         starts_over: whether an error means that the call is to be made anew, soon, because somebody else was faster.
 
     Raises:
-        HubError: it failed for good, or `retries` times more than once.
+        HubError: it failed for good, or `retries` times more than once, or for too long; the message has how often it was
+            tried, in what time.
     """
-    tries = 0
+    tries, begun, patient_until = 0, monotonic(), float("inf")
     while True:
         try:
             return call()
@@ -51,10 +58,15 @@ def with_retries(
                 logger.warning("%s was changed by somebody else meanwhile; starting over from what they wrote.", repo)
                 time.sleep(random.uniform(0.1, 1.0))  # Else two that meet once meet again.
                 continue
-            if not is_passing(error) or tries == retries:
+            now, asked = monotonic(), asked_wait(error)
+            if tries == 0:
+                patient_until = now + PATIENCE
+            if not is_passing(error) or tries == retries or now > patient_until:
+                tried = f" It was tried {tries + 1} times in {now - begun:,.0f} seconds." if tries else ""
                 # Not chained: a token might be in the request that the client's error refers to.
-                raise HubError(explain(error, repo)) from None
-            wait = asked_wait(error) or 2.0**tries
+                raise HubError(explain(error, repo) + tried) from None
+            wait = asked or 2.0**tries
+            patient_until += asked or 0
             tries += 1
             logger.warning("%s Trying again in %g s (%d of %d).", explain(error, repo), wait, tries, retries)
             time.sleep(wait)

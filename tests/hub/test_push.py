@@ -255,6 +255,32 @@ def test_waits_grow_unless_the_hub_says_how_long(hub, sleeps, folder, caplog):
     assert sleeps == [30]
 
 
+@pytest.mark.parametrize("what,requests,seconds", [("PUT", 24, 99), ("/repos/create", 6, 31)])
+def test_a_hub_that_stays_busy_is_given_up(hub, folder, monkeypatch, what, requests, seconds):
+    """The client tries uploads six times itself, and we what fails then; the making of a repository only we do."""
+    clock = [0.0]
+    monkeypatch.setattr("time.sleep", lambda wait: clock.__setitem__(0, clock[0] + wait))
+    monkeypatch.setattr("hf_tlm.hub.retry.monotonic", lambda: clock[0])
+
+    def chosen(method, path):
+        return method == what or path.endswith(what)
+
+    hub.fail(chosen, 503, times=1000)
+    with pytest.raises(HubError, match=f"It was tried {4 if what == 'PUT' else 6} times in {seconds} seconds. Nothing was"):
+        push(folder, "alice/model", message="m")
+    assert len([True for method, path in hub.log if chosen(method, path)]) == requests and clock == [seconds]
+    # An outage that is over before is waited out.
+    hub.faults.clear()
+    hub.fail(chosen, 503, times=requests - 1)
+    assert push(folder, "alice/model", message="m").commit
+    # Whoever asks for long waits gets them, by both: once by the client's five, and a second time at most.
+    (folder / "model.safetensors").write_bytes(b"new")
+    hub.retry_after, clock[0] = 300, 0.0
+    hub.fail(lambda method, path: method == "PUT", 429, times=1000)
+    with pytest.raises(HubError, match="It was tried 2 times"):
+        push(folder, "alice/model", message="m")
+
+
 def test_a_server_without_xet(hub, folder, monkeypatch):
     """The client has hf_xet installed, and no variable tells it to leave it."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", False)
