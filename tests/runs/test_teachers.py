@@ -32,7 +32,7 @@ from hf_tlm.runs.teachers.answers import class_matrix
 from hf_tlm.runs.teachers.ask import corrected
 from hf_tlm.runs.teachers.choice import marks_without_passages, most_certain, task_lengths
 from hf_tlm.tasks import TaskSpec, task_from_datasets
-from hf_tlm.training import ModelArguments, ScoreModelArguments, TlmArguments
+from hf_tlm.training import ModelArguments, ScoreModelArguments, TlmArguments, TlmTrainer
 from hf_tlm.training.errors import ArgumentsError
 from hf_tlm.training.teacher import doubts, repeats
 from support.tiny_checkpoints import go, pretrained
@@ -261,6 +261,34 @@ def test_rounds(tmp_path, task, corpus):
     shutil.move(tmp_path / "run", tmp_path / "moved")
     rounds("moved")
     assert json.loads((tmp_path / "moved" / "results.json").read_text())["summary"] == record["summary"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [1, 2])
+def test_an_interrupted_run_continues_bit_for_bit(tmp_path, task, corpus, monkeypatch, stage):
+    """With dropout, in micro-batches, within either stage; the teacher is not asked again."""
+    model_args, subset, step = model_file(tmp_path), retrieve(task, corpus, top_k=4), TlmTrainer.training_step
+    options = {**FAST, "save_strategy": "steps", "save_steps": 2, "per_device_train_batch_size": 4}
+    options |= {"gradient_accumulation_steps": 2, "teacher": "linear", "teacher_temperature": 2.0, "teacher_passages": 20}
+
+    def run(folder):
+        return run_tlm(task, subset, TlmArguments(output_dir=str(tmp_path / folder), **options), model_args)
+
+    def dies(self, *given, **named):
+        if self.state.global_step == 3 and f"stage{stage}" in str(self.args.output_dir):
+            raise KeyboardInterrupt
+        return step(self, *given, **named)
+
+    whole = run("whole")
+    monkeypatch.setattr(linear.LinearTeacher, "__call__", lambda *_: pytest.fail("its answers are in the cache"))
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(TlmTrainer, "training_step", dies)
+        run("run")
+    assert [path.name for path in (tmp_path / f"run/seed-0/stage{stage}").glob("checkpoint-*")] == ["checkpoint-2"]
+    again = run("run")
+    assert again.seeds[0]["test"] == whole.seeds[0]["test"]
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "run")]
+    assert weights[0] == weights[1]
 
 
 @pytest.mark.slow
