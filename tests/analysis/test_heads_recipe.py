@@ -16,7 +16,7 @@ from hf_tlm.analysis import AnalysisError, AttentionHead, TextMaps, draw_attenti
 from hf_tlm.analysis.arguments import HeadsArguments
 from hf_tlm.analysis.figures import to_svg
 from hf_tlm.analysis.heads import figures
-from hf_tlm.analysis.heads.texts import read_texts
+from hf_tlm.analysis.heads.analyze import read_texts
 from support.launching import ROOT, fails
 from support.toys import TINY_CONFIGS
 
