@@ -7,7 +7,7 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -75,28 +75,47 @@ def command_line() -> str:
     return shlex.join(shown)
 
 
-def predictions_jsonl(split: Dataset, logits: np.ndarray, id2label: dict[int, str]) -> str:
-    """One JSON line a text: id, label, prediction (names) and the probability of every class.
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Over the last dimension."""
+    powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return powers / powers.sum(axis=-1, keepdims=True)
+
+
+def classified(logits: np.ndarray, names: Sequence[str]) -> list[dict[str, Any]]:
+    """{"prediction": name of the class, "probabilities": {name: share}} of each row.
 
     Args:
-        split: rows in the order of the logits, columns `id` and `label`.
         logits: float [N, C].
+        names: of the classes.
     """
-    shifted = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    probabilities = shifted / shifted.sum(axis=-1, keepdims=True)
-    lines = [
-        json.dumps(
-            {
-                "id": identifier,
-                "label": id2label[label],
-                "prediction": id2label[int(row.argmax())],
-                "probabilities": {id2label[c]: round(float(p), 6) for c, p in enumerate(row)},
-            },
-            ensure_ascii=False,
-        )
-        for identifier, label, row in zip(split["id"], split["label"], probabilities, strict=True)
+    return [
+        {
+            "prediction": names[int(row.argmax())],
+            "probabilities": {name: round(float(share), 6) for name, share in zip(names, row, strict=True)},
+        }
+        for row in softmax(logits)
     ]
-    return "\n".join(lines) + "\n"
+
+
+def gold(kind: str, label_names: Sequence[str], row: Mapping[str, Any]) -> Any:
+    """The right answer of a row, as a prediction would be; None where it has none."""
+    if kind == "question_answering":
+        return row.get("answers")
+    if kind == "tagging":
+        tags = row.get("tags")
+        return None if tags is None else [label_names[tag] if tag >= 0 else None for tag in tags]
+    label = row.get("label")
+    return label if label is None or kind == "regression" else label_names[label]
+
+
+def predictions_jsonl(kind: str, label_names: Sequence[str], rows: Dataset, predictions: Sequence[Mapping[str, Any]]) -> str:
+    """One JSON line a row: `id`, `label` where it is known, and what was predicted."""
+    lines = []
+    for row, prediction in zip(rows, predictions, strict=True):
+        label = gold(kind, label_names, row)
+        known = {} if label is None else {"label": label}
+        lines.append(json.dumps({"id": row["id"], **known, **prediction}, ensure_ascii=False) + "\n")
+    return "".join(lines)
 
 
 def cost_lines(cost: Mapping[str, float], each: str = "") -> list[str]:

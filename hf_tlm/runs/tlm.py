@@ -18,7 +18,7 @@ from hf_tlm.models import TrainedModel, add_lora, export_model, trained_paramete
 from hf_tlm.retrieval import Subset
 from hf_tlm.runs.baselines import to_beat
 from hf_tlm.runs.price import price
-from hf_tlm.runs.records import predictions_jsonl, started
+from hf_tlm.runs.records import classified, predictions_jsonl, started
 from hf_tlm.runs.saved import SAVED_FILE, saved_settings
 from hf_tlm.runs.summary import SeededRun, summarise
 from hf_tlm.runs.teachers import answered_subset, ask_teacher, check_passage_options, content_of, open_teacher
@@ -206,7 +206,7 @@ def _run_seed(
         "cost": total.to_dict(),
         "stages": stages,
     }
-    predictions = {}
+    predictions, names = {}, task.label_names
     for split, rows, source in (
         ("validation", setup.data[stage].validation, task.validation),
         ("test", setup.test, task.test),
@@ -215,7 +215,7 @@ def _run_seed(
             output = trainer.predict(rows, metric_key_prefix=split)
             assert output.metrics is not None and isinstance(output.predictions, np.ndarray)  # The rows have labels.
             record[split] = {name: output.metrics[f"{split}_{name}"] for name in (task.metric, "accuracy")}
-            predictions[split] = predictions_jsonl(source, output.predictions, task.id2label)
+            predictions[split] = predictions_jsonl("classification", names, source, classified(output.predictions, names))
     if trainer.is_world_process_zero():
         for split, text in predictions.items():
             atomic_write(predictions_file(folder, split), text)

@@ -20,7 +20,7 @@ from hf_tlm.runs.few_shot.templates import prompt_for
 from hf_tlm.runs.finetuning import CheckpointArguments
 from hf_tlm.runs.finetuning.loading import load_pretrained
 from hf_tlm.runs.grid.sharing import run_shared
-from hf_tlm.runs.records import predictions_jsonl, started
+from hf_tlm.runs.records import classified, predictions_jsonl, started
 from hf_tlm.runs.seeds import aggregate, format_table
 from hf_tlm.tasks import Task
 from hf_tlm.training.errors import ArgumentsError
@@ -219,7 +219,9 @@ def _test_split(
     scores, logits = method.score(episode, model, scored)
     record["test"] = scores
     if args.process_index == 0:
-        text = predictions_jsonl(task.splits[scored], logits, task.id2label)
+        text = predictions_jsonl(
+            "classification", task.label_names, task.splits[scored], classified(logits, task.label_names)
+        )
         atomic_write(predictions_file(folder, "test"), text)
         if episode is not None:
             drawn = {"train": episode.train["id"][:], "validation": episode.validation["id"][:]}

@@ -14,6 +14,7 @@ from hf_tlm.data import tokenize
 from hf_tlm.metrics import load_metric
 from hf_tlm.models.loading import class_names
 from hf_tlm.runs.finetuning.arguments import FinetuneArguments
+from hf_tlm.runs.records import classified
 from hf_tlm.tasks import Task
 
 AUTO_CLASS = "AutoModelForSequenceClassification"
@@ -54,15 +55,7 @@ def decode(
     """
     if model.config.problem_type == "regression":
         return [{"prediction": float(value)} for value in outputs.reshape(-1)]
-    names = class_names(model.config)
-    shifted = np.exp(outputs.astype(np.float64) - outputs.max(axis=-1, keepdims=True))
-    return [
-        {
-            "prediction": names[int(row.argmax())],
-            "probabilities": {name: round(float(share), 6) for name, share in zip(names, row, strict=True)},
-        }
-        for row in shifted / shifted.sum(axis=-1, keepdims=True)
-    ]
+    return classified(outputs.astype(np.float64), class_names(model.config))
 
 
 def score(task: Task, predictions: list[dict[str, Any]], rows: Dataset) -> dict[str, float]:

@@ -130,12 +130,6 @@ def ragged(features: Dataset, name: str) -> tuple[np.ndarray, np.ndarray]:
     return column.flatten().to_numpy(zero_copy_only=False), np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
 
 
-def softmax(logits: np.ndarray) -> np.ndarray:
-    """Over the last dimension."""
-    powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    return powers / powers.sum(axis=-1, keepdims=True)
-
-
 def compute_scores(task: Task, predictions: list, references: list) -> dict[str, float]:
     """The task's metric and its further ones, with what they bring along."""
     scores: dict[str, float] = {}

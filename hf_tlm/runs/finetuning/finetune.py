@@ -29,10 +29,9 @@ from hf_tlm.runs.finetuning.evaluation_set import EvaluationSet
 from hf_tlm.runs.finetuning.fraction import draw_fraction
 from hf_tlm.runs.finetuning.kinds import PEFT_TASK_TYPES, check_kind, kind_module, label_names
 from hf_tlm.runs.finetuning.loading import load_finetuned, load_model, load_pretrained
-from hf_tlm.runs.finetuning.predictions import predictions_jsonl
 from hf_tlm.runs.finetuning.trainer import FinetuneTrainer
 from hf_tlm.runs.price import price
-from hf_tlm.runs.records import started
+from hf_tlm.runs.records import predictions_jsonl, started
 from hf_tlm.runs.saved import SAVED_FILE, read_saved, saved_settings
 from hf_tlm.runs.summary import SeededRun, summarise
 from hf_tlm.runs.teachers import ask_teacher, check_passage_options, content_of, open_teacher

@@ -20,7 +20,8 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from hf_tlm.errors import HfTlmError
-from hf_tlm.runs.finetuning.features import compute_scores, make_features, pad, softmax
+from hf_tlm.runs.finetuning.features import compute_scores, make_features, pad
+from hf_tlm.runs.records import softmax
 from hf_tlm.tasks import Task
 
 if TYPE_CHECKING:

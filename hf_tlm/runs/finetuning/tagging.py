@@ -31,10 +31,10 @@ from hf_tlm.runs.finetuning.features import (
     make_features,
     pad,
     ragged,
-    softmax,
     token_spans,
     tokenize_with_offsets,
 )
+from hf_tlm.runs.records import softmax
 from hf_tlm.tasks import Task
 
 if TYPE_CHECKING:
