@@ -138,7 +138,10 @@ def to_beat_line(found: Sequence[Mapping[str, Any]], metric: str, summary: Mappi
         mean = summary.get(split, {}).get(metric, {}).get("mean")
         if scores and mean is not None:
             line = ", ".join(f"{name} {100 * score:.2f}" for name, score in scores.items()) + f" ({metric} on {split})"
-            return f"{line}; the linear model is ahead" if scores.get(LINEAR, -np.inf) >= mean else line
+            linear = round(scores.get(LINEAR, -np.inf), 4)
+            if linear < round(mean, 4):
+                return line
+            return f"{line}; the linear model is " + ("ahead" if linear > round(mean, 4) else "as good")
     return None
 
 
