@@ -82,7 +82,8 @@ def score_models(
     elif SCRATCH in names:
         raise ArgumentsError(f"score_model is scratch, or checkpoints; received both: {', '.join(names)}.")
     else:
-        if args.process_index == 0 and (idle := of_training(args)):
+        idle = [*of_training(args), *([f"teacher {' '.join(args.teacher)}"] if args.taught else [])]
+        if args.process_index == 0 and idle:
             logger.warning("No score model is trained: %s have no effect.", ", ".join(idle))
         # Enough to recognise them by, and nothing of the machine.
         described = ["/".join(Path(name).absolute().parts[-2:]) if Path(name).is_dir() else name for name in names]

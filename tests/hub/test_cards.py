@@ -292,6 +292,20 @@ def test_every_card_says_what_a_reader_asks_for(name):
         assert "of RoBERTa-Large's training" in card
 
 
+@pytest.mark.parametrize(
+    "method, said", [("confidence", "a teacher is most certain"), ("disagreement", "teachers differ most")]
+)
+def test_a_selection_by_a_teacher(method, said):
+    """Labels had a part in it; the teacher's name and licence are on the subset's card."""
+    teacher = {"model": "x`y", "teachers": [{"name": "me/<b>", "revision": "0f", "license": "mit"}]}
+    selection = {**SELECTION, "method": method, "teacher": teacher}
+    card = tlm_card(with_objective("mlm", subset={**CHOSEN, "selection": selection}), 1)
+    assert f"kept, where {said}, of 23,782 that were found. The labels that the teacher `x'y` has learned from" in card
+    card = subset_card({**FEWER, "selection": selection}, REPORT, INFO, engine="bm25", selection="in words")
+    assert "`teacher_score`" in card and "`x'y`" in card and "`me/<b>` at revision `0f`: licence `mit`." in card
+    assert "The labels that the teacher has learned from had a part in that." in card
+
+
 def test_the_oldest_transformers_is_that_of_the_model():
     assert [oldest_transformers(name) for name in ("bert", "distilbert", "cocolm", None)] == ["4.57", "4.57", "5.4", "4.57"]
     assert "loads with transformers 4.57 or later." in CARDS["tlm_mlm"]() and "5.4 or later" in CARDS["converted_cocolm"]()
