@@ -5,7 +5,8 @@
 
 A page gathers what benchmarks wrote beside their records: the tables, each with its command and machine, and the pictures.
 What they say is written by hand in benchmarks/results/notes, one file a page; a figure there that neither a table of the
-page has nor a file that the note links is an error.
+page has nor a file that the note links is an error. In benchmarks/results/findings.md every paragraph and item links the
+records of its own figures; what is worked out from them by hand is in italics.
 """
 
 from __future__ import annotations
@@ -252,7 +253,7 @@ def unfounded(text: str, evidence: str) -> list[str]:
     """
     there = {one.replace(",", "") for one in NUMBER.findall(evidence)}
     values = [float(one) for one in there]
-    plain = re.sub(r"`[^`]*`|\]\([^)]*\)|https?://\S+|\d+ x \d+", "", text)
+    plain = re.sub(r"`[^`]*`|\]\([^)]*\)|https?://\S+|(\d+ x )?10\^\d+|\d+ x \d+", "", text)
     missing = []
     for figure in NUMBER.findall(plain):
         bare = figure.replace(",", "")
@@ -261,6 +262,45 @@ def unfounded(text: str, evidence: str) -> list[str]:
         half = 0.5001 * 10**-decimals  # A table's 63.55 may be 63.6 or 63.5.
         if not small and bare not in there and not any(abs(value - float(bare)) <= half for value in values):
             missing.append(figure)
+    return missing
+
+
+def scores_under(file: Path, key: str) -> str:
+    """The numbers under a key of a JSON file, or of one of JSON lines, wherever it is in it: percent, of fractions."""
+    found: list[float] = []
+
+    def walk(value: Any, inside: bool) -> None:
+        if isinstance(value, dict):
+            for name, part in value.items():
+                walk(part, inside or name == key)
+        elif isinstance(value, list):
+            for part in value:
+                walk(part, inside)
+        elif inside and isinstance(value, (int, float)):
+            found.append(100 * value if isinstance(value, float) and abs(value) <= 1 else value)
+
+    text = file.read_text(encoding="utf-8")
+    for record in [json.loads(text)] if file.suffix == ".json" else map(json.loads, text.splitlines()):
+        walk(record, False)
+    return " ".join(f"{number:.6f}" for number in found)
+
+
+def unfounded_blocks(file: Path) -> list[str]:
+    """The figures of a text written by hand that no record has which their paragraph or item links.
+
+    A link to `file.json#key` means what is under that key. Italics between underscores are left out.
+    """
+    missing = []
+    for block in re.split(r"\n\n(?=\S)|\n(?=- )", file.read_text(encoding="utf-8")):
+        evidence = []
+        for _, target, _ in LINK.findall(block):
+            name, _, key = target.partition("#")
+            record = file.parent / name
+            if record.suffix in (".md", ".csv"):
+                evidence.append(record.read_text(encoding="utf-8"))
+            elif key:
+                evidence.append(scores_under(record, key))
+        missing += unfounded(re.sub(r"(?<!\w)_[^_]+_(?!\w)", "", block), "\n".join(evidence))
     return missing
 
 
@@ -276,6 +316,8 @@ def page_text(topic: Topic) -> str:
     said = note(topic)
     if missing := unfounded(said, "\n".join([*tables, *sources, *linked(topic)])):
         raise ValueError(f"notes/{topic.page}.md has figures that no table has: {', '.join(missing)}.")
+    if "findings.md" in topic.sources and (missing := unfounded_blocks(RECORDS / "findings.md")):
+        raise ValueError(f"findings.md has figures that no record has which their paragraph links: {', '.join(missing)}.")
     pictures = [f"![{what}]({posixpath.relpath(RECORDS / name, PAGES)})" for name, what in topic.pictures]
     names = dict.fromkeys(source.partition("#")[0] for source in topic.sources)
     files = ", ".join(f"[{name}]({posixpath.relpath(RECORDS / name, PAGES)})" for name in names)

@@ -16,6 +16,7 @@ from make_results import (
     part,
     shifted,
     unfounded,
+    unfounded_blocks,
     with_links,
 )
 from support.documentation import DOCS, page_name, pages, without_blocks
@@ -73,6 +74,17 @@ def test_a_figure_that_no_table_has_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(make_results, "NOTES", tmp_path)
     with pytest.raises(ValueError, match=r"made_up.md has figures that no table has: 99.87"):
         page_text(topic)
+
+
+def test_a_paragraph_by_hand_links_the_records_of_its_own_figures(tmp_path):
+    (tmp_path / "table.md").write_text("| 61.42 | 17.5 |")
+    (tmp_path / "runs.jsonl").write_text('{"cost": 0.333, "test": {"values": [0.425, 31.5]}}\n')
+    text = tmp_path / "findings.md"
+    text.write_text(
+        "It has 61.4 ([table](table.md)), _43.9_ more than 17.5.\n\nAgain 61.4 at 10^13.\n\n"
+        "- Seeds have 42.5 and 31.5 ([seeds](runs.jsonl#values)).\n- And 33.3 ([seeds](runs.jsonl#values)), 42.5."
+    )
+    assert unfounded_blocks(text) == ["61.4", "33.3"]
 
 
 def test_sources_become_parts_of_a_page():
