@@ -75,7 +75,7 @@ def test_heads(kind, family, tokenizer, tmp_path):
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "electra", "albert", "distilbert", "modernbert", "cocolm"])
 def test_masked_language_models(family, tokenizer, tmp_path):
-    folder = pretrained(tmp_path / "lm", tokenizer, family, transformers.AutoModelForMaskedLM)
+    folder = pretrained(tmp_path / "lm", tokenizer, family, transformers.AutoModelForMaskedLM, num_hidden_layers=1)
     made = export_onnx(str(folder), tmp_path / "out", task=make_task(), **ALL)
     assert made.record["kind"] == "fill_mask" and made.record["checked_on"]["metric"] == "masked_accuracy"
     with pytest.raises(ModelError, match="has no head of a task"):
@@ -83,7 +83,7 @@ def test_masked_language_models(family, tokenizer, tmp_path):
 
 
 def test_an_adapter_is_merged(tokenizer, tmp_path):
-    base = pretrained(tmp_path / "base", tokenizer)
+    base = pretrained(tmp_path / "base", tokenizer, num_hidden_layers=1)
     go(tmp_path / "run", base, make_task(train=24), max_steps=2, model={"use_peft": True})
     make_task().test.select_columns(["id", "text"]).to_json(tmp_path / "texts.jsonl")
     same_predictions(tmp_path / "run", make_task(), tmp_path / "out", tmp_path / "texts.jsonl", tmp_path)
