@@ -105,8 +105,11 @@ def faked(monkeypatch):
 @pytest.mark.slow
 def test_an_arm_teaches_another(work, tmp_path):
     arms = [{"name": "taught", "subset": "BM25", "teacher": "BM25", "train_tlm": {"teacher_passages": 5}}, "BM25"]
+    arms += [{"name": "chosen", "subset": "confidence 50%", "select_influence": {"teacher": "linear", "balance": "class"}}]
     table = reproduce(planned(work, tmp_path / "out", arms, seeds=(0,)))
-    taught, teacher = sorted(table.rows, key=lambda row: row.arm != "taught")
+    rows = {row.arm: row for row in table.rows}
+    taught, teacher, chosen = rows["taught"], rows["BM25"], rows["chosen"].runs[0]["subset"]
+    assert chosen["selection"]["method"] == "confidence" and chosen["passages"] == round(chosen["selection"]["of"] / 2)
     assert taught.runs[0]["teacher"]["model"] == "bm25/seed-0" and taught.runs[0]["teacher"]["passages"] <= 5
     assert teacher.teacher_cost("flops") is None
     report = taught.runs[0]["teacher"]
