@@ -27,6 +27,7 @@ import torch  # noqa: E402
 from datasets import Dataset  # noqa: E402
 
 from hf_tlm.runs import price  # noqa: E402
+from support import warm  # noqa: E402
 from support.toys import make_task, sentences  # noqa: E402
 
 torch.set_num_threads(1)
@@ -43,7 +44,15 @@ def one_thread():
 STARTS_PROCESSES = {"subprocess", "multiprocessing", "warm", "run_recipe", "run_processes", "launch", "mp"}
 
 
-def pytest_collection_modifyitems(items):
+# What test modules import to fork from the warm server. It is started before the first test: another that the package starts
+# for its own work has imported less, and a process can have one.
+FORKS = {"warm", "run_recipe", "run_processes", "run_page", "attack", "assert_refused"}
+
+
+@pytest.hookimpl(trylast=True)  # What is deselected does not count.
+def pytest_collection_modifyitems(config, items):
+    if not config.option.collectonly and any(FORKS & set(vars(item.module)) for item in items):
+        warm.server()
     # On a loaded machine other processes now and then miss a port, a deadline or their end: such a test has a second try,
     # which the summary counts as a rerun. What a test computes in its own process has none.
     for item in items:
