@@ -148,8 +148,7 @@ def retrieve(
             "first_empty_queries": empty[:NAMED_EXAMPLES],
             **found.counts,
         }
-        if by_default:
-            _warn_of_a_large_union(found, top_k)
+        _warn_of_a_large_union(found, top_k, by_default)
         found, leaked = _clean(found, guard)
         method = {
             "query_mode": query_mode,
@@ -195,8 +194,8 @@ def retrieve(
     return Subset(_dataset(found, manifest), manifest)
 
 
-def _warn_of_a_large_union(found: RetrievalResult, top_k: int) -> None:
-    """Say which K would take at most half of the corpus, where a default one takes more: little would be chosen."""
+def _warn_of_a_large_union(found: RetrievalResult, top_k: int, by_default: bool) -> None:
+    """Say which K would take at most half of the corpus, where this one takes more: little would be chosen."""
     passages = found.counts["passages"]
     if 2 * len(found.passages) <= passages:
         return
@@ -204,8 +203,9 @@ def _warn_of_a_large_union(found: RetrievalResult, top_k: int) -> None:
     # With K the union is the passages whose best rank is at most K.
     fits = int(ranks[passages // 2]) - 1
     logger.warning(
-        "top_k %s, the paper's default for a task of this size, takes %s of the %s passages of the corpus. %s",
+        "top_k %s%s takes %s of the %s passages of the corpus. %s",
         f"{top_k:,}",
+        ", the paper's default for a task of this size," * by_default,
         f"{len(found.passages):,}",
         f"{passages:,}",
         f"--top_k {fits} takes at most half of them." if fits else "Half of them are a best hit: take a larger corpus.",

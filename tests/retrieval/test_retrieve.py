@@ -226,7 +226,7 @@ def test_default_top_k_is_the_papers():
     ]  # fmt: skip
 
 
-def test_a_default_k_that_takes_most_of_the_corpus_is_warned_of(run, make_task, make_corpus, caplog):
+def test_a_k_that_takes_most_of_the_corpus_is_warned_of(run, make_task, make_corpus, caplog):
     """And the K that is named takes at most half, one more does not."""
     with caplog.at_level(logging.WARNING):
         whole = run(make_task(), make_corpus())
@@ -236,5 +236,7 @@ def test_a_default_k_that_takes_most_of_the_corpus_is_warned_of(run, make_task, 
     sizes = [len(run(make_task(), make_corpus(), top_k=number).dataset) for number in (k, k + 1)]
     assert 2 * sizes[0] <= passages < 2 * sizes[1]
     caplog.clear()
-    run(make_task(), make_corpus(), top_k=5000)
+    run(make_task(), make_corpus(), top_k=k)
     assert "takes at most half" not in caplog.text
+    run(make_task(), make_corpus(), top_k=5000)  # As a preset may have it.
+    assert f"top_k 5,000 takes {found} of the {passages} passages of the corpus. --top_k {k} takes" in caplog.text
