@@ -7,6 +7,8 @@ import glob
 import io
 import itertools
 import json
+import logging
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,6 +23,8 @@ from fsspec.compression import compr, register_compression
 
 from hf_tlm.corpora.json_lines import check_lines
 from hf_tlm.utils.disk import cache_problem
+
+logger = logging.getLogger(__name__)
 
 # Only an empty field is null: pandas would also take the words "null", "None" and "NA" for one.
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -182,8 +186,10 @@ def _checking(path: Path, builder: str, separator: str) -> Iterator[None]:
     """
     if builder == "json":
         check_lines(path)
-    if builder == "csv" and (problem := _csv_problem(path, separator, rows=1)):
-        raise ValueError(problem)
+    if builder == "csv":
+        if problem := _csv_problem(path, separator, rows=1):
+            raise ValueError(problem)
+        _warn_of_repeated_names(path, separator)
     try:
         yield
     except Exception:
@@ -209,6 +215,18 @@ def _csv_problem(path: Path, separator: str, rows: int | None = None) -> str | N
                     f"({', '.join(header):.200}). Put fields that hold {_named(separator)} in double quotes."
                 )
     return None
+
+
+def _warn_of_repeated_names(path: Path, separator: str) -> None:
+    with suppress(OSError, ValueError, csv.Error):
+        _, header = next(_csv_lines(path, separator), (0, []))
+        if repeated := [name for name, count in Counter(header).items() if name.strip() and count > 1]:
+            logger.warning(
+                "%s names %.200s more than once: the first of each has the name, further ones are %s.1 and so on.",
+                path,
+                ", ".join(repeated),
+                repeated[0],
+            )
 
 
 def _named(separator: str) -> str:

@@ -79,6 +79,20 @@ def test_equal_texts_are_on_one_side():
     assert not any(task.texts_also_in_train.values())
 
 
+def test_a_name_that_two_columns_have_is_said(tmp_path, caplog):
+    lines = ["Body,queue,queue,,", *(f"{row['Body']},{row['queue']},{'xy'[i % 2]},," for i, row in enumerate(tickets(60)))]
+    (tmp_path / "two.csv").write_text("\n".join(lines))
+    task = load_task(str(tmp_path / "two.csv"), **SHARES)
+    assert set(task.label_names) == {"billing", "hardware", "network"}
+    assert "two.csv names queue more than once: the first of each has the name, further ones are queue.1" in caplog.text
+    caplog.clear()
+    assert load_task(str(tmp_path / "two.csv"), text_columns="Body", label_column="queue.1").label_names == ("x", "y")
+    write(tmp_path / "one.csv", tickets(60))
+    caplog.clear()
+    load_task(str(tmp_path / "one.csv"), **SHARES)
+    assert "more than once" not in caplog.text
+
+
 def test_the_content_decides_more_than_the_place():
     rows = tickets(300, ("one", "two"))
     first, last = (texts_of(load_task(Dataset.from_list(some), **SHARES)) for some in (rows, rows[::-1]))
