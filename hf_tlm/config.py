@@ -429,6 +429,7 @@ def _terminate() -> None:
 def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
     """Refuse a command line by the command's name."""
     _let_the_first_tell()
+    message = re.sub(r"(--\w+)(/--[\w-]+)+", r"\1", message)  # One spelling of an option, as in --help.
     parser.exit(2, f"Error: {_plain(message)}\nSee {parser.prog} --help.\n")
 
 

@@ -71,6 +71,16 @@ def test_a_switch_and_its_negative_have_texts_of_their_own(capsys):
     assert shown.count("Leave out passages that hold") == 1
 
 
+def test_an_option_that_is_missing_is_named_once(capsys):
+    @dataclass
+    class Place:
+        output_dir: str
+
+    with pytest.raises(SystemExit):
+        parse(Place, recipe="baseline", description="", args=[])
+    assert "required: --output_dir\n" in capsys.readouterr().err
+
+
 def test_paths_of_the_users_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "0.yaml").write_text("name: ~/x")
