@@ -13,16 +13,17 @@ from hf_tlm.hub.commit import LocalFile, Publication, Push
 from hf_tlm.hub.errors import log_in
 from hf_tlm.hub.repo_id import Repo, parse_repo
 from hf_tlm.hub.retry import with_retries
+from hf_tlm.utils.run_names import TEACHER_FILE
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 # What of a folder stays here, by the name of a file or of a folder on the way to it: hidden files, what is needed only
 # to continue training or to see damage, the seeds, stages, points and trials that the published model was chosen from,
-# what was predicted with it, and pages that show it.
+# what was predicted with it, pages that show it, and what a teacher says, which quotes passages.
 NOT_PUBLISHED = (
     *(".*", "*.tmp", "checkpoint-*", "seed-*", "stage[12]", "points", "trials", "training", "runs", "logs"),
-    *("predictions", "analysis"),
+    *("predictions", "analysis", TEACHER_FILE),
     *("__pycache__", "optimizer*", "scheduler*", "scaler*", "rng_state*", "trainer_state.json", "training_args.bin"),
     "seal.json",
 )

@@ -30,7 +30,7 @@ def folder(tmp_path):
 
 def write(folder, files):
     stays = ("seed-0/model/model.safetensors", "checkpoint-3/optimizer.pt", "training_args.bin", ".hidden", "a.tmp")
-    stays += ("analysis/report.html",)
+    stays += ("analysis/report.html", "teacher.json")
     for name, data in {**dict.fromkeys(stays, b"x"), **files}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)

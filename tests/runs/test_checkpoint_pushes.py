@@ -98,7 +98,7 @@ def naming(files, places):
 
 
 @pytest.mark.slow
-def test_nothing_that_is_published_names_a_folder_of_this_machine(hub, tmp_path, task, corpus, monkeypatch):
+def test_nothing_that_is_published_names_a_folder_of_this_machine(hub, tmp_path, task, corpus, monkeypatch, caplog):
     """A task, a corpus, a config and a run in folders; models, checkpoints, a subset, and an adapter's checkpoints."""
     for name in ("train", "validation", "test"):
         split = getattr(task, name)
@@ -112,6 +112,7 @@ def test_nothing_that_is_published_names_a_folder_of_this_machine(hub, tmp_path,
     killed_after(monkeypatch, 10**6)  # Every push is waited for.
     args = TlmArguments(output_dir=str(tmp_path / "run"), teacher=["linear"], **options)
     run_tlm(here, subset, args, ModelArguments(model_config=str(tmp_path / "config.json"), vocab_size=120))
+    assert "no recipe writes files of these names" not in caplog.text  # teacher.json, which quotes passages, stays here.
     half = [hub.files("alice/toy", revision=commit) for commit in hub.history("alice/toy", revision=BRANCH)]
     assert any("seed-0/stage2/checkpoint-4/trainer_state.json" in files for files in half)
     published = {f"{number}/{name}": text for number, files in enumerate(half) for name, text in files.items()}
