@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 import torch
+from datasets import Dataset
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -32,16 +33,16 @@ from hf_tlm.models.initialization import attention_weights, layers_of
 # leave less to learn.
 C, SCALE = 1.0, 10.0
 ITERATIONS = 500
-# Training texts that the linear model is fitted to, and texts by which the first logits are scaled.
+# Texts of a split that are looked at.
 MOST_TEXTS = 30_000
-MOST_CALIBRATED = 512
 # Of the numbers of an embedding at most so many are evidence.
 MOST_DIMS = 1 / 8
 # Root mean square of a token's evidence, as a share of the norm of its embedding; no token's has more than MOST.
 STRENGTH, MOST = 0.25, 0.95
 # What the head's first layer makes of evidence: about as large as what it makes of everything else.
 GAIN = 0.5
-BATCH = 32
+# Texts, and tokens of each, by which the network's logits are made as large as the linear model's.
+MEASURED, LENGTH = 8, 128
 
 
 @dataclass
@@ -51,19 +52,27 @@ class LabelledTexts:
     ids: Sequence[Sequence[int]]
     labels: np.ndarray
 
+    @classmethod
+    def of(cls, rows: Dataset) -> LabelledTexts:
+        """Those of a tokenised split, columns `input_ids` and `label`; of more than 30,000 a sample, which is in memory."""
+        if len(rows) > MOST_TEXTS:
+            rows = rows.select(np.sort(np.random.default_rng(0).permutation(len(rows))[:MOST_TEXTS]))
+        pairs = [(ids, label) for ids, label in zip(rows["input_ids"], rows["label"], strict=True) if len(ids)]
+        return cls([ids for ids, _ in pairs], np.array([label for _, label in pairs]))
+
 
 @dataclass
 class LinearStart:
-    """What a linear model has found, and texts on which the network's first logits are made as certain as they may be.
+    """What a linear model has found.
 
     evidence: float32 [V, R]; the mean over a text's tokens, times readout, are its logits.
-    readout: float32 [R, C], orthonormal rows.
-    held_out: other texts than those that it was fitted to.
+    readout: float32 [R, C].
+    sample: token ids of some texts, by which the network's logits are made as large.
     """
 
     evidence: np.ndarray
     readout: np.ndarray
-    held_out: LabelledTexts
+    sample: Sequence[Sequence[int]]
     report: dict[str, Any]
 
     def write_to(self, classifier: PreTrainedModel) -> None:
@@ -71,8 +80,8 @@ class LinearStart:
 
         Embeddings keep the lengths they have in the median, so that the LayerNorm after them changes nothing but their
         scale; no layer writes into the dimensions of the evidence yet; the head's first layer reads each of them twice, with
-        both signs, as GELU(x) - GELU(-x) = x; the classifier reads only these, at the scale of least cross-entropy on
-        `held_out`.
+        both signs, as GELU(x) - GELU(-x) = x; the classifier reads only these, and its logits are as large as the linear
+        model's.
         """
         stock: Stock = classifier
         weight, dims = embedding_weight(classifier), self.evidence.shape[1]
@@ -102,7 +111,10 @@ class LinearStart:
             stock.classifier.weight[:, :dims] = readout.T
             stock.classifier.weight[:, dims : 2 * dims] = -readout.T
             stock.classifier.bias.zero_()
-            stock.classifier.weight.mul_(_best_scale(classifier, self.held_out))
+            if self.sample:
+                found = _logits(classifier, self.sample)
+                expected = torch.from_numpy(_shares(self.sample, len(self.evidence)) @ self.evidence @ self.readout)
+                stock.classifier.weight.mul_(float((found * expected).sum() / found.square().sum().clamp(min=1e-12)))
 
 
 def check_linear_start(config: PreTrainedConfig) -> None:
@@ -134,7 +146,8 @@ def fit_linear_start(
     Beyond `hidden_size` / 8 dimensions, evidence for many classes is approximated by those that most of it lies in.
 
     Args:
-        held_out: other texts, to scale the network's first logits by and to report of.
+        held_out: other texts. The scale of all logits has the least cross-entropy on them, with 1 as what is expected
+            beforehand: few texts do not move it far.
 
     Raises:
         ModelError: the task has values for classes, or its training texts have a single class.
@@ -143,9 +156,6 @@ def fit_linear_start(
         raise ModelError("classifier_init linear is for classes, and this task has values. Leave it out.")
     if len(set(np.asarray(train.labels).tolist())) < 2:
         raise ModelError("classifier_init linear needs training texts of two classes; there is one. Leave it out.")
-    if len(train.ids) > MOST_TEXTS:
-        rows = np.sort(np.random.default_rng(0).permutation(len(train.ids))[:MOST_TEXTS])
-        train = LabelledTexts([train.ids[row] for row in rows.tolist()], np.asarray(train.labels)[rows])
     seen = _shares(train.ids, vocab_size)
     idf = np.log((1 + len(train.ids)) / (1 + seen.getnnz(axis=0))) + 1.0
     coefficients, intercept = _fit(seen @ sp.diags(SCALE * idf), train.labels, classes)
@@ -156,10 +166,11 @@ def fit_linear_start(
     readout = np.linalg.svd(np.sqrt(occurrences)[:, None] * logits, full_matrices=False)[2][:dims]
     evidence = logits @ readout.T
     size = math.sqrt(occurrences @ np.square(evidence).sum(1) / occurrences.sum())
-    right = (_shares(held_out.ids, vocab_size) @ evidence @ readout).argmax(1) == held_out.labels
-    report = {"dimensions": dims, "held_out_accuracy": round(float(right.mean()), 4)}
-    sample = LabelledTexts(held_out.ids[:MOST_CALIBRATED], np.asarray(held_out.labels)[:MOST_CALIBRATED])
-    return LinearStart((evidence / max(size, 1e-12)).astype(np.float32), readout.astype(np.float32), sample, report)
+    found = _shares(held_out.ids, vocab_size) @ evidence @ readout
+    report = {"dimensions": dims, "held_out_accuracy": round(float((found.argmax(1) == held_out.labels).mean()), 4)}
+    scaled = readout * (size * _best_scale(found, held_out.labels))
+    sample = [ids[:LENGTH] for ids in held_out.ids[:MEASURED]]
+    return LinearStart((evidence / max(size, 1e-12)).astype(np.float32), scaled.astype(np.float32), sample, report)
 
 
 def _shares(ids: Sequence[Sequence[int]], vocab_size: int) -> sp.csr_matrix:
@@ -188,25 +199,27 @@ def _fit(features: sp.csr_matrix, labels: np.ndarray, classes: int) -> tuple[np.
     return coefficients, intercept
 
 
-def _best_scale(classifier: PreTrainedModel, texts: LabelledTexts) -> float:
-    """What logits of texts are to be multiplied with for the least cross-entropy."""
-    logits, labels = _logits(classifier, texts.ids), torch.as_tensor(texts.labels)
-    scales = np.geomspace(0.01, 100.0, 81).tolist()
-    return min(scales, key=lambda scale: float(cross_entropy(scale * logits, labels)))
+def _best_scale(logits: np.ndarray, labels: np.ndarray) -> float:
+    """What logits float64 [N, C] are to be multiplied with: the most probable scale; its logarithm is normal beforehand."""
+    values, classes = torch.from_numpy(logits), torch.as_tensor(labels)
+
+    def cost(scale: float) -> float:
+        beforehand = math.log(scale) ** 2 / (2 * math.log(2.0) ** 2)
+        return float(cross_entropy(scale * values, classes, reduction="sum")) + beforehand
+
+    return min(np.geomspace(0.05, 20.0, 121).tolist(), key=cost)
 
 
 def _logits(classifier: Stock, ids: Sequence[Sequence[int]]) -> torch.Tensor:
-    """Logits of texts of any length, float64 [N, C]; without dropout."""
-    training = classifier.training
+    """Logits of some texts, float64 [N, C]; without dropout, by the attention that every processor has."""
+    training, config = classifier.training, body_of(classifier).config
+    attention, config._attn_implementation = config._attn_implementation, "sdpa"
     classifier.eval()
-    order = sorted(range(len(ids)), key=lambda row: len(ids[row]))
-    logits = torch.zeros(len(ids), classifier.config.num_labels, dtype=torch.float64)
-    for start in range(0, len(order), BATCH):
-        rows = order[start : start + BATCH]
-        length = len(ids[rows[-1]])
-        mask = torch.tensor([[1] * len(ids[row]) + [0] * (length - len(ids[row])) for row in rows])
-        tokens = torch.tensor([[*ids[row], *[0] * (length - len(ids[row]))] for row in rows])
-        texts = encode(body_of(classifier), tokens, mask)
-        logits[rows] = family_of(classifier.config).classify(classifier, texts).double()
-    classifier.train(training)
-    return logits
+    length = max(len(row) for row in ids)
+    mask = torch.tensor([[1] * len(row) + [0] * (length - len(row)) for row in ids])
+    tokens = torch.tensor([[*row, *[0] * (length - len(row))] for row in ids])
+    try:
+        return family_of(classifier.config).classify(classifier, encode(body_of(classifier), tokens, mask)).double()
+    finally:
+        config._attn_implementation = attention
+        classifier.train(training)

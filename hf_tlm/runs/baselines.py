@@ -138,10 +138,8 @@ def to_beat_line(found: Sequence[Mapping[str, Any]], metric: str, summary: Mappi
         mean = summary.get(split, {}).get(metric, {}).get("mean")
         if scores and mean is not None:
             line = ", ".join(f"{name} {100 * score:.2f}" for name, score in scores.items()) + f" ({metric} on {split})"
-            linear = round(scores.get(LINEAR, -np.inf), 4)
-            if linear < round(mean, 4):
-                return line
-            return f"{line}; the linear model is " + ("ahead" if linear > round(mean, 4) else "as good")
+            apart = round(scores.get(LINEAR, -np.inf), 4) - round(mean, 4)
+            return f"{line}; the linear model is " + ("ahead" if apart > 0 else "as good") if apart >= 0 else line
     return None
 
 

@@ -125,8 +125,9 @@ def with_initialization(
     special = special_ids(tokenizer)
     spectral = counts = None
     neighbors = options.attention_init == "neighbors"
+    model = from_scratch() if options.embedding_init == "spectral" or options.classifier_init == "linear" else None
     if options.embedding_init == "spectral":
-        model = from_scratch()
+        assert model is not None
         size = embedding_weight(model).shape[1]
         learned = neighbors and any(position_embeddings(body) is not None for body, _ in _bodies_and_heads(model))
         free = position_dims(size) if learned else 0
@@ -138,9 +139,8 @@ def with_initialization(
     never = () if OBJECTIVES[objective].mask_special else special
     linear = None
     if options.classifier_init == "linear":
-        assert task_texts is not None  # `prepare` gives them.
-        config = from_scratch().config
-        sizes = {"vocab_size": len(tokenizer), "classes": config.num_labels, "hidden_size": config.hidden_size}
+        assert model is not None and task_texts is not None  # `prepare` gives them.
+        sizes = {"vocab_size": len(tokenizer), "classes": model.config.num_labels, "hidden_size": model.config.hidden_size}
         linear = fit_linear_start(*task_texts, **sizes)
         logger.info("A linear start: %s", linear.report)
     initialization = Initialization(spectral, neighbors, counts, never, linear)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 from datasets import Dataset, concatenate_datasets
 from peft import PeftModel
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerBase
@@ -154,11 +153,7 @@ def _labelled(splits: dict[tuple[str, int], Dataset | None], length: int) -> tup
     """The training and the validation split, tokenised at this length."""
     train, validation = splits["train", length], splits["validation", length]
     assert train is not None and validation is not None  # A task has both.
-    return _texts(train), _texts(validation)
-
-
-def _texts(rows: Dataset) -> LabelledTexts:
-    return LabelledTexts(rows["input_ids"][:], np.asarray(rows["label"][:]))
+    return LabelledTexts.of(train), LabelledTexts.of(validation)
 
 
 def _warn_of_cut_passages(sample: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
@@ -220,6 +215,15 @@ def check_tlm(has_corpus: bool, args: TlmArguments, model_args: ModelArguments) 
         check_stage_2(args, config, model_args)
         if model_args.classifier_init == "linear":
             check_linear_start(config)
+            _check_kept(args)
+
+
+def _check_kept(args: TlmArguments) -> None:
+    """Check that stage 2 does not throw away the classifier that a linear start has written."""
+    pooling = args.stage2_classifier_pooling
+    if 2 in args.stages and (args.stage2_reset_classifier or pooling not in (None, "mean")):
+        what = "stage2_reset_classifier true" if args.stage2_reset_classifier else f"stage2_classifier_pooling {pooling}"
+        raise ArgumentsError(f"{what} throws away what classifier_init linear begins with. Leave one of the two out.")
 
 
 def source_config(model_args: ModelArguments) -> PreTrainedConfig:

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset
 from sklearn.linear_model import LogisticRegression
 from transformers import AutoModelForSequenceClassification, ModernBertConfig, set_seed
 
 from hf_tlm.models import ModelError
-from hf_tlm.models.linear_start import BATCH, LabelledTexts, check_linear_start, fit_linear_start
+from hf_tlm.models.linear_start import LabelledTexts, check_linear_start, fit_linear_start
 
 VOCABULARY, CLASSES, WIDTH = 200, 4, 64
 SIZES = {"vocab_size": VOCABULARY, "classes": CLASSES, "hidden_size": WIDTH}
@@ -85,14 +86,39 @@ def test_the_first_logits_are_the_linear_models(classes):
 
 
 def test_the_scale_is_that_of_least_cross_entropy():
-    train, held_out = texts(300, 0), texts(2 * BATCH + 3, 1)  # More than one batch, of unequal lengths.
+    """The network's logits are as large as the linear model's, and these as sure as held-out texts let them be."""
+    train, held_out = texts(300, 0), texts(400, 1)
     start = fit_linear_start(train, held_out, **SIZES)
+    of_linear = torch.from_numpy(shares(held_out.ids) @ start.evidence @ start.readout)
     model = classifier(classifier_dropout=0.5).train()
     start.write_to(model)
     assert model.training
-    logits, labels = torch.from_numpy(logits_of(model.eval(), held_out.ids)), torch.from_numpy(held_out.labels)
-    losses = {factor: torch.nn.functional.cross_entropy(factor * logits, labels) for factor in (0.8, 1.0, 1.25)}
+    found = torch.from_numpy(logits_of(model.eval(), held_out.ids[:50]))
+    assert (found * of_linear[:50]).sum() / of_linear[:50].square().sum() == pytest.approx(1.0, abs=0.2)
+    labels = torch.from_numpy(held_out.labels)
+    losses = {factor: torch.nn.functional.cross_entropy(factor * of_linear, labels) for factor in (0.8, 1.0, 1.25)}
     assert losses[1.0] < min(losses[0.8], losses[1.25])
+
+
+def test_few_held_out_texts_do_not_make_it_sure():
+    """Eight that are all right would be best explained by any scale, however large."""
+    train, unseen = texts(300, 0), texts(200, 2)
+    right = plain_logits(train, unseen.ids).argmax(1) == unseen.labels
+    rows = np.flatnonzero(right)[:8]
+    few = LabelledTexts([unseen.ids[row] for row in rows], unseen.labels[rows])
+    sizes = [
+        np.abs(shares(unseen.ids) @ start.evidence @ start.readout).mean()
+        for start in (fit_linear_start(train, held_out, **SIZES) for held_out in (few, texts(400, 1)))
+    ]
+    assert sizes[0] < 3 * sizes[1]
+
+
+@pytest.mark.parametrize("attention", ["eager", "flash_attention_2"])
+def test_an_attention_that_this_processor_lacks_stays_the_models(attention):
+    model = classifier()
+    model.config._attn_implementation = attention
+    fit_linear_start(texts(100, 0), texts(20, 1), **SIZES).write_to(model)
+    assert model.config._attn_implementation == attention
 
 
 def test_many_classes_share_few_dimensions():
@@ -100,7 +126,8 @@ def test_many_classes_share_few_dimensions():
     train, held_out = texts(900, 0, 12), texts(200, 1, 12)
     start = fit_linear_start(train, held_out, **{**SIZES, "classes": 12})
     assert start.evidence.shape == (VOCABULARY, 8) and start.readout.shape == (8, 12)
-    np.testing.assert_allclose(start.readout @ start.readout.T, np.eye(8), atol=1e-5)
+    across = start.readout @ start.readout.T
+    np.testing.assert_allclose(across, across[0, 0] * np.eye(8), atol=1e-5 * across[0, 0])
     model = classifier(12)
     start.write_to(model)
     expected = plain_logits(train, held_out.ids).argmax(1)
@@ -134,13 +161,15 @@ def test_a_class_without_training_texts_is_not_predicted():
     assert 3 not in logits_of(model, held_out.ids).argmax(1)
 
 
-def test_a_large_task_is_sampled(monkeypatch):
-    train, held_out = texts(300, 0), texts(50, 1)
+def test_a_large_split_is_sampled_and_texts_without_tokens_are_left_out(monkeypatch):
     monkeypatch.setattr("hf_tlm.models.linear_start.MOST_TEXTS", 200)
-    rows = np.sort(np.random.default_rng(0).permutation(300)[:200])
-    sample = LabelledTexts([train.ids[row] for row in rows], train.labels[rows])
-    expected = fit_linear_start(sample, held_out, **SIZES)
-    np.testing.assert_array_equal(fit_linear_start(train, held_out, **SIZES).evidence, expected.evidence)
+    rows = Dataset.from_dict(
+        {"input_ids": [[], *[[2, 5 + i % 9, 3] for i in range(299)]], "label": [i // 100 for i in range(300)]}
+    )
+    found = LabelledTexts.of(rows)
+    assert 199 <= len(found.ids) == len(found.labels) <= 200 and [] not in found.ids
+    assert set(found.labels.tolist()) == {0, 1, 2}
+    assert len(LabelledTexts.of(rows.select(range(50))).ids) == 49
 
 
 @pytest.mark.parametrize(

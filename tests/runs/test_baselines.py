@@ -159,6 +159,7 @@ def test_the_line():
     assert module.to_beat_line(found, "macro_f1", of(0.71)) == line
     assert module.to_beat_line(found, "macro_f1", of(0.69)) == f"{line}; the linear model is ahead"
     assert module.to_beat_line(found, "macro_f1", of(0.70001)) == f"{line}; the linear model is as good"
+    assert module.to_beat_line(found, "macro_f1", of(float("nan"))) == line
     on_validation = {"validation": of(0.9)["validation"]}
     assert module.to_beat_line(found, "macro_f1", on_validation) == line.replace("test", "validation").replace(
         "10.00", "20.00"

@@ -11,6 +11,7 @@ from hf_tlm.runs import run_tlm
 from hf_tlm.training import ArgumentsError, ModelArguments, TlmArguments, TlmTrainer, prepare
 from hf_tlm.training.applicable import check_together
 from hf_tlm.training.initialization import with_initialization
+from hf_tlm.training.prepare import check_tlm
 from support.toys import FAST, TINY_CONFIGS
 from support.training_runs import QUIET
 
@@ -174,6 +175,15 @@ def test_a_linear_start_without_a_mean_is_refused_before_any_work(tmp_path, task
     assert not (tmp_path / "run").exists()
     with pytest.raises(ArgumentsError, match="classifier_init linear"):
         ModelArguments(model_name_or_path="some/checkpoint", classifier_init="linear")
+
+
+@pytest.mark.parametrize("stage", ["2", "both"])
+@pytest.mark.parametrize("option", [{"stage2_reset_classifier": True}, {"stage2_classifier_pooling": "cls"}])
+def test_a_linear_start_that_stage_2_throws_away_is_refused(tmp_path, stage, option):
+    args = TlmArguments(output_dir=str(tmp_path / "run"), **FAST, stage=stage, **option)
+    body = {**config("modernbert"), "classifier_pooling": "mean"}
+    with pytest.raises(ArgumentsError, match=f"{next(iter(option))} .* throws away what classifier_init linear begins with"):
+        check_tlm(True, args, ModelArguments(model_config=body, vocab_size=120, classifier_init="linear"))
 
 
 def test_counts_are_of_the_texts_that_are_trained_on(task, corpus):
