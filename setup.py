@@ -71,7 +71,7 @@ EXTRAS = {
     "onnx": ONNX,
     "docs": DOCS,
     "test": TEST,
-    "dev": [*TEST, *DOCS, "ruff>=0.12", "mypy>=2.4,<3", "pre-commit>=4", "check-jsonschema>=0.30"],
+    "dev": [*TEST, *DOCS, "ruff>=0.12", "mypy>=2.4,<3", "pre-commit>=4"],
 }
 
 setup(
