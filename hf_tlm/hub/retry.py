@@ -15,10 +15,11 @@ from hf_tlm.hub.repo_id import Repo
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
-# Seconds from the first failure to the last moment at which another try begins, whatever tries it takes. The client tries
-# most requests again itself, six times in 23 seconds: together that is at most four times as often, in 100 seconds. Which
-# failures it has tried again cannot be told from its errors.
-PATIENCE = 60.0
+# Seconds of waiting after the first failure, beyond which no other try begins. The client tries most requests again itself,
+# six times in 23 seconds: together that is at most four times as often, in 100 seconds. Which failures it has tried again
+# cannot be told from its errors. So a try that fails within QUICK seconds counts as waiting; a longer one was at work, such
+# as at an upload, unless the server asks to wait, which the client has then done in it.
+PATIENCE, QUICK = 60.0, 30.0
 
 
 def client_errors() -> tuple[type[Exception], ...]:
@@ -37,8 +38,8 @@ def with_retries(
 ) -> Result:
     """The result of a call, which is tried again after passing failures.
 
-    Before the n-th try after the first one it waits 2 ** (n - 1) seconds, or as long as the server asks for. A minute after
-    the first failure, not counting what the server asked for, there is no further one (`PATIENCE`).
+    Before the n-th try after the first one it waits 2 ** (n - 1) seconds, or as long as the server asks for. After a minute
+    of waiting, not counting what the server asked for here or what tries were at work, there is no further one (`PATIENCE`).
 
     Args:
         starts_over: whether an error means that the call is to be made anew, soon, because somebody else was faster.
@@ -47,8 +48,9 @@ def with_retries(
         HubError: it failed for good, or `retries` times more than once, or for too long; the message has how often it was
             tried, in what time.
     """
-    tries, begun, patient_until = 0, monotonic(), float("inf")
+    tries, begun, waited = 0, monotonic(), 0.0
     while True:
+        try_begun = monotonic()
         try:
             return call()
         except HubError:
@@ -59,14 +61,14 @@ def with_retries(
                 time.sleep(random.uniform(0.1, 1.0))  # Else two that meet once meet again.
                 continue
             now, asked = monotonic(), asked_wait(error)
-            if tries == 0:
-                patient_until = now + PATIENCE
-            if not is_passing(error) or tries == retries or now > patient_until:
+            if tries and (asked or now - try_begun <= QUICK):
+                waited += now - try_begun
+            if not is_passing(error) or tries == retries or waited > PATIENCE:
                 tried = f" It was tried {tries + 1} times in {now - begun:,.0f} seconds." if tries else ""
                 # Not chained: a token might be in the request that the client's error refers to.
                 raise HubError(explain(error, repo) + tried) from None
             wait = asked or 2.0**tries
-            patient_until += asked or 0
+            waited += 0 if asked else wait
             tries += 1
             logger.warning("%s Trying again in %g s (%d of %d).", explain(error, repo), wait, tries, retries)
             time.sleep(wait)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 
+import httpx2
 import huggingface_hub
 import pytest
 
@@ -13,6 +14,8 @@ from hf_tlm.errors import HubError
 from hf_tlm.hub import check_push, push
 from hf_tlm.hub.errors import redacted
 from hf_tlm.hub.push import published
+from hf_tlm.hub.repo_id import Repo
+from hf_tlm.hub.retry import with_retries
 
 CONTENT = {
     "README.md": b"# A model\n",
@@ -279,6 +282,23 @@ def test_a_hub_that_stays_busy_is_given_up(hub, folder, monkeypatch, what, reque
     hub.fail(lambda method, path: method == "PUT", 429, times=1000)
     with pytest.raises(HubError, match="It was tried 2 times"):
         push(folder, "alice/model", message="m")
+
+
+@pytest.mark.parametrize("seconds,tries", [(300, 6), (29, 3), (0, 6)])
+def test_long_uploads_keep_their_tries(monkeypatch, seconds, tries):
+    """What a try was at work is no waiting; what fails sooner may be the client's own waiting."""
+    clock, made = [0.0], []
+    monkeypatch.setattr("time.sleep", lambda wait: clock.__setitem__(0, clock[0] + wait))
+    monkeypatch.setattr("hf_tlm.hub.retry.monotonic", lambda: clock[0])
+
+    def upload():
+        made.append(clock[0])
+        clock[0] += seconds
+        raise httpx2.ConnectError("reset")
+
+    with pytest.raises(HubError, match=f"It was tried {tries} times"):
+        with_retries(upload, Repo("alice/model"))
+    assert len(made) == tries
 
 
 def test_a_server_without_xet(hub, folder, monkeypatch):
