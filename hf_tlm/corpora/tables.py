@@ -8,6 +8,7 @@ import io
 import itertools
 import json
 import logging
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -33,6 +34,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 SEPARATORS = (",", ";", "\t", "|")
 _write_zstd = compr.get("zstd")
+# Headers that a warning was given of: shards have one header, and are read more than once.
+_told: set[tuple[str, ...]] = set()
 
 
 def _open_zstd(file: BinaryIO, mode: str = "rb", **options: Any) -> BinaryIO:
@@ -218,9 +221,13 @@ def _csv_problem(path: Path, separator: str, rows: int | None = None) -> str | N
 
 
 def _warn_of_repeated_names(path: Path, separator: str) -> None:
+    """Once for each header, on the first process."""
     with suppress(OSError, ValueError, csv.Error):
         _, header = next(_csv_lines(path, separator), (0, []))
+        if tuple(header) in _told or os.environ.get("RANK", "0") != "0":
+            return
         if repeated := [name for name, count in Counter(header).items() if name.strip() and count > 1]:
+            _told.add(tuple(header))
             logger.warning(
                 "%s names %.200s more than once: the first of each has the name, further ones are %s.1 and so on.",
                 path,

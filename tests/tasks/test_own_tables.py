@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 
+from hf_tlm.corpora import tables
 from hf_tlm.tasks import TaskArguments, TaskError, load_task
 
 WORDS = "Drucker Lüfter Netz Konto Rechnung Passwort Bildschirm Tür Schlüssel Straße".split()
@@ -79,7 +80,8 @@ def test_equal_texts_are_on_one_side():
     assert not any(task.texts_also_in_train.values())
 
 
-def test_a_name_that_two_columns_have_is_said(tmp_path, caplog):
+def test_a_name_that_two_columns_have_is_said(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(tables, "_told", set())
     lines = ["Body,queue,queue,,", *(f"{row['Body']},{row['queue']},{'xy'[i % 2]},," for i, row in enumerate(tickets(60)))]
     (tmp_path / "two.csv").write_text("\n".join(lines))
     task = load_task(str(tmp_path / "two.csv"), **SHARES)
@@ -91,6 +93,26 @@ def test_a_name_that_two_columns_have_is_said(tmp_path, caplog):
     caplog.clear()
     load_task(str(tmp_path / "one.csv"), **SHARES)
     assert "more than once" not in caplog.text
+
+
+def test_a_repeated_name_of_many_shards_is_said_once(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(tables, "_told", set())
+    for number in range(3):
+        (tmp_path / f"{number}.csv").write_text("text,text\none,two\n")
+    (tmp_path / "other.csv").write_text("body,body\none,two\n")
+
+    def read_twice():
+        caplog.clear()
+        for path in sorted(tmp_path.glob("*.csv")) * 2:
+            list(tables.row_batches(path, "csv", 10))
+        return [line for line in caplog.messages if "more than once" in line]
+
+    monkeypatch.setenv("RANK", "1")
+    assert not read_twice()
+    monkeypatch.setenv("RANK", "0")
+    first, second = read_twice()
+    assert "0.csv names text" in first and "other.csv names body" in second
+    assert not read_twice()
 
 
 def test_the_content_decides_more_than_the_place():
