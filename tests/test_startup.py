@@ -85,15 +85,22 @@ def test_help_all_adds_the_trainers_options(capsys, monkeypatch):
 
 
 def test_help_shows_a_field_as_transformers_does(capsys, monkeypatch):
-    """Flags, choices and help, line by line; a default is added where there is one to tell."""
+    """Flags, choices and help, line by line; a default is added where there is one to tell.
+
+    Theirs shows each option with hyphens too, which ours takes without showing it.
+    """
     monkeypatch.setenv("COLUMNS", "400")
     theirs = HfArgumentParser(outline(TLM)).format_help().splitlines()
     theirs = [line.removesuffix(" (default: None)").removesuffix(" (default: False)") for line in theirs]
+    theirs = [line.split(", --")[0] if line.startswith("  --") else line for line in theirs]
     ours = help_of(capsys, TLM).splitlines()
     for name in ("stage", "seeds", "rho1", "packing", "stage2_reset_classifier"):
         (at,) = [i for i, line in enumerate(ours) if line.startswith(f"  --{name} ") or line.startswith(f"  --{name},")]
         expected = [i for i, line in enumerate(theirs) if line == ours[at]]
         assert expected and theirs[expected[0] + 1] == ours[at + 1], ours[at : at + 2]
+    hyphens = ["--output-dir", "unused", "--use-cpu", "true", "--stage2-reset-classifier", "true"]
+    (args,) = parse(TLM, recipe="train_tlm", description="", args=hyphens)
+    assert args.stage2_reset_classifier is True and args.output_dir == "unused"
 
 
 def test_parse_makes_the_class_that_is_named(tmp_path):
@@ -160,6 +167,21 @@ def test_lazy_exports_are_those_the_type_checker_sees(package):
     assert set(module.__all__) == set(dir(module)) == set(seen)
     for name, home in seen.items():
         assert getattr(module, name) is getattr(importlib.import_module(home), name), name
+
+
+def test_lazy_exports_are_those_for_the_type_checker_alone(tmp_path, monkeypatch):
+    """By the names that they are bound to, and none of another `if`."""
+    (tmp_path / "sparsely.py").write_text(
+        "import sys\nfrom typing import TYPE_CHECKING\n"
+        "from hf_tlm.utils.lazy import export_lazily\n"
+        "if TYPE_CHECKING:\n    from math import floor, pi as circle\n"
+        "if sys.platform == 'none':\n    from math import tau\n"
+        "__getattr__, __dir__, __all__ = export_lazily(__name__)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    package = importlib.import_module("sparsely")
+    monkeypatch.delitem(sys.modules, "sparsely")
+    assert package.__all__ == ["floor", "circle"] and package.circle == math.pi and package.floor is math.floor
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def export_lazily(package: str) -> tuple[Callable[[str], Any], Callable[[], list
     """
     module = sys.modules[package]
     homes = _imports_for_types(inspect.getsource(module))
-    namesakes = {name for name, home in homes.items() if home == f"{package}.{name}"}
+    namesakes = {name for name, home in homes.items() if home == (f"{package}.{name}", name)}
 
     class Package(ModuleType):
         def __setattr__(self, name: str, value: Any) -> None:
@@ -40,13 +40,15 @@ def export_lazily(package: str) -> tuple[Callable[[str], Any], Callable[[], list
     def load(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(homes[name]), name)
+        home, its_name = homes[name]
+        return getattr(importlib.import_module(home), its_name)
 
     return load, lambda: sorted(homes), list(homes)
 
 
-def _imports_for_types(source: str) -> dict[str, str]:
-    """Name -> module that it is imported from."""
-    blocks = [node for node in ast.parse(source).body if isinstance(node, ast.If)]
-    imports = [node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom)]
-    return {alias.name: str(node.module) for node in imports for alias in node.names}
+def _imports_for_types(source: str) -> dict[str, tuple[str, str]]:
+    """Name -> (module that it is imported from, its name there)."""
+    ifs = [node for node in ast.parse(source).body if isinstance(node, ast.If)]
+    blocks = [node.body for node in ifs if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"]
+    imports = [node for block in blocks for node in block if isinstance(node, ast.ImportFrom)]
+    return {alias.asname or alias.name: (str(node.module), alias.name) for node in imports for alias in node.names}
