@@ -15,7 +15,9 @@ from hf_tlm.commands import command_of
 from hf_tlm.config import read_configs
 from hf_tlm.experiments.arms import Arm, ReproductionError, TaskEntry, slug
 from hf_tlm.experiments.own_options import OF_TOKENIZER, check_options
+from hf_tlm.influence.checks import BY_TEACHER
 from hf_tlm.tasks import TaskArguments
+from hf_tlm.training.teacher_arguments import NONE
 
 TOKENIZER = "tokenizer"
 # The options that say what a task is, beside where it is.
@@ -189,7 +191,12 @@ def make_plan(
             )
     _check_distinct("task", [_name(entry.task) for entry in tasks])
     check_options(tasks, arms, files, objective_options or {})
-    shared = _Shared(dict(corpus or {}), tokenizer_name, tokenizer_passages, read_configs(files, "train_tlm"))
+    shared = _Shared(
+        dict(corpus or {}),
+        tokenizer_name,
+        tokenizer_passages,
+        *(read_configs(files, recipe) for recipe in ("select_influence", "train_tlm")),
+    )
     trainings = []
     for entry in tasks:
         name = _name(entry.task)
@@ -217,10 +224,15 @@ class _Shared:
     """The steps that arms have in common, made as they are asked for."""
 
     def __init__(
-        self, corpus: dict[str, Any], tokenizer_name: str | None, tokenizer_passages: int, train_tlm: Mapping[str, Any]
+        self,
+        corpus: dict[str, Any],
+        tokenizer_name: str | None,
+        tokenizer_passages: int,
+        select_influence: Mapping[str, Any],
+        train_tlm: Mapping[str, Any],
     ):
         self.corpus, self.tokenizer_name, self.tokenizer_passages = corpus, tokenizer_name, tokenizer_passages
-        self.train_tlm = train_tlm
+        self.select_influence, self.train_tlm = select_influence, train_tlm
         self._steps: dict[str, Step] = {}
 
     @property
@@ -302,6 +314,8 @@ class _Shared:
             option, tokenizer = self._tokenizer(name, path, entry)
             options, inputs = {**options, **option}, {**inputs, **tokenizer}
         options |= {**entry.settings.get("select_influence", {}), **settings}
+        if chosen.method in BY_TEACHER:
+            _check_teacher(arm.name, chosen.method, {**self.select_influence, **options}.get("teacher"))
         return self._add(Step("select_influence", folder, path, options, inputs))
 
     def _add(self, step: Step) -> str:
@@ -310,6 +324,17 @@ class _Shared:
                 f"Two arms would make different subsets in {step.name}. Give their options shorter values."
             )
         return step.name
+
+
+def _check_teacher(arm: str, method: str, named: Any) -> None:
+    """Whether those that a selection's options name can select by this method, one of `BY_TEACHER`."""
+    teachers = named if isinstance(named, list) and named else [named or NONE]
+    if teachers == [NONE] or (method == "disagreement" and len(teachers) < 2):
+        needs, such = ("a teacher", "linear") if method == "confidence" else ("two teachers or more", "[runs/a, runs/b]")
+        raise ReproductionError(
+            f"Arm {arm} selects by {method}, which needs {needs}; received {' '.join(map(str, teachers)):.60}. Name "
+            f"who teaches in the arm's options: select_influence: {{teacher: {such}}}."
+        )
 
 
 def _name(task: str) -> str:

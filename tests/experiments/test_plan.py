@@ -214,11 +214,24 @@ def test_tasks_of_a_folder(tmp_path):
         (["BM25"], {"tasks": ["one", "data/one"]}, "The task one is there twice"),
         (["BM25"], {"seeds": [0, 0]}, "The seed 0 is there twice"),
         (["BM25"], {"corpus": {}}, "needs a corpus: give --corpus"),
+        (["confidence 20%"], {}, "Arm confidence 20% selects by confidence, which needs a teacher; received none. Name who"),
+        (["disagreement 20%"], {}, "needs two teachers or more; received none"),
+        ([{"subset": "disagreement 20%", "select_influence": {"teacher": "linear"}}], {}, "or more; received linear"),
     ],
 )
 def test_plans_that_are_none(arms, options, message):
     with pytest.raises(ReproductionError, match=message):
         planned(arms, **options)
+
+
+def test_arms_select_by_the_teacher_that_options_name(tmp_path):
+    """Those of the arm, of the task, or of a file."""
+    of_arm = {"subset": "disagreement 20%", "select_influence": {"teacher": ["runs/a", "runs/b"]}}
+    of_task = {"task": "two", "select_influence": {"teacher": "linear"}}
+    (tmp_path / "a.yaml").write_text("select_influence: {teacher: linear}")
+    planned([of_arm])
+    planned(["confidence 20%"], [of_task])
+    planned(["confidence 20%"], files=[str(tmp_path / "a.yaml")])
 
 
 CPU = ("../tlm/coffee.yaml", "cpu.yaml")
