@@ -131,8 +131,11 @@ class SelectionArguments:
 
             check_sharding(self._sharding(), self.work_dir)
 
-    def check(self, task: Task, subset: Subset, output_dir: str) -> None:
+    def check(self, task: Task, subset: Subset, output_dir: str, teacher: Sequence[str] | None = None) -> None:
         """All that can be refused before a score model is trained and passages are scored.
+
+        Args:
+            teacher: who was named as teacher, of whom only some methods have a use; None: nobody.
 
         Raises:
             InfluenceError: `output_dir` is the subset's folder; or see `hf_tlm.influence.select`.
@@ -144,6 +147,7 @@ class SelectionArguments:
 
         default = type(self)(subset=self.subset, fraction=1.0)
         changed = {name: value for name, value in vars(self).items() if value != getattr(default, name)}
+        changed |= {} if teacher is None else {"teacher": " ".join(teacher)}
         if idle := without_effect(self.method, changed):
             logger.warning("Of no effect with method %s: %s.", self.method, ", ".join(idle))
         if Path(self.subset).is_dir() and Path(self.subset).resolve() == Path(output_dir).resolve():

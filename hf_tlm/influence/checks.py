@@ -94,6 +94,8 @@ def without_effect(method: str, given: Mapping[str, Any]) -> list[str]:
         given: options that are not at their default.
     """
     idle = {name: value for name, value in given.items() if name in OF_ISS and method != "iss"}
+    if method not in ("iss", *BY_TEACHER) and "teacher" in given:
+        idle["teacher"] = given["teacher"]
     if method in ("bm25-rank", *BY_TEACHER) and "selection_seed" in given:
         idle["selection_seed"] = given["selection_seed"]
     return [f"{name} {value}" for name, value in idle.items()]

@@ -9,6 +9,7 @@ import pytest
 from hf_tlm.config import parse
 from hf_tlm.errors import HfTlmError
 from hf_tlm.influence import InfluenceError, SelectionArguments, select
+from hf_tlm.influence.checks import METHODS
 from hf_tlm.retrieval import RetrievalError, Sharding, Subset, retrieve
 from support.fake_scorer import FakeScorer
 
@@ -105,12 +106,12 @@ class TestCheck:
         subset.save(tmp_path / "subset")
         return task, subset, tmp_path
 
-    def go(self, made, *args, out="out"):
+    def go(self, made, *args, out="out", **options):
         task, subset, folder = made
         args = parse(
             SelectionArguments, recipe="select_influence", description="", args=["--subset", str(folder / "subset"), *args]
         )[0]
-        args.check(task, subset, str(folder / out))
+        args.check(task, subset, str(folder / out), **options)
 
     def test_what_can_be(self, made):
         self.go(made, "--fraction", "0.2", "--layer", "1")
@@ -151,6 +152,12 @@ class TestCheck:
         """A table's file has them for all of its selections."""
         self.go(made, "--fraction", "0.2", *args.split())
         assert caplog.text.strip().endswith(f"Of no effect with {idle}") if idle else not caplog.text
+
+    @pytest.mark.parametrize("method", METHODS)
+    def test_a_teacher_without_effect_is_named(self, made, method, caplog):
+        self.go(made, "--fraction", "0.2", "--method", method, teacher=["runs/a", "runs/b"])
+        told = f"Of no effect with method {method}: teacher runs/a runs/b."
+        assert (told in caplog.text) == (method in ("random", "dsir", "bm25-rank"))
 
     def test_a_selection(self, made):
         task, subset, folder = made

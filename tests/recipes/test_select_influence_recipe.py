@@ -80,6 +80,12 @@ def test_a_control(work, subset):
     assert len(kept) == 7 and "selected: 7 of" in text and kept.manifest["selection"]["method"] == "dsir"
 
 
+def test_a_control_says_that_it_asks_no_teacher(work, subset, tmp_path, caplog):
+    asked = ["--method", "random", "--num_passages", "7000", "--teacher", "linear", "--output_dir", tmp_path / "out"]
+    fails("recipes/select_influence.py", "--task", work / "task", "--subset", subset, *asked, message="7,000")
+    assert "Of no effect with method random: teacher linear." in caplog.text
+
+
 @pytest.mark.parametrize(
     "arguments,message",
     [

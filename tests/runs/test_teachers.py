@@ -502,7 +502,8 @@ def test_a_selection_by_confidence(task, corpus, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(linear.LinearTeacher, "__call__", lambda *_: pytest.fail("the answers are in the cache"))
     assert told.rows.tolist() == list(range(len(subset)))
     for trust in ("confidence", "entropy"):
-        scores = scored(task, subset, "confidence", "linear", teacher_trust=trust, teacher_weight=2.0)
+        idle = {"teacher_weight": 2.0, "teacher_output": "answers"}
+        scores = scored(task, subset, "confidence", "linear", teacher_trust=trust, **idle)
         of = {"confidence": lambda p: p.max(), "entropy": lambda p: (p * np.log(p)).sum()}[trust]
         expected = [of(row) for row in told.passages.astype(float)]
         np.testing.assert_allclose(scores.values, expected, atol=1e-5)
@@ -513,7 +514,7 @@ def test_a_selection_by_confidence(task, corpus, tmp_path, monkeypatch, caplog):
         assert [len(rows) for rows in each] == [3, 3, 3]
         balanced = select(task, subset, method="confidence", num_passages=9, balance="class", scores=scores)
         assert balanced.dataset["id"][:] == [subset.dataset["id"][row] for row in sorted(sum(each, []))]
-    assert "Of no effect with method confidence: teacher_weight 2.0." in caplog.text
+    assert "Of no effect with method confidence: teacher_weight 2.0, teacher_output answers." in caplog.text
     balanced.save(tmp_path / "saved")
     loaded = Subset.load(tmp_path / "saved")
     assert loaded.manifest["selection"] == {

@@ -40,7 +40,10 @@ ANSWERS, REPORT = "answers.npz", "report.json"
 EXAMPLES, SHOWN = 3, 200
 _FORMAT = 5
 # Options of a teacher in training, which selections have no use for.
-_OF_TRAINING = ("teacher_weight", "teacher_temperature", "teacher_passages", "teacher_share", "teacher_rounds")
+_OF_TRAINING = (
+    *("teacher_weight", "teacher_temperature", "teacher_passages", "teacher_share", "teacher_rounds"),
+    "teacher_output",
+)
 _ARRAYS = ("train", "passages", "disagreement")
 # Of a report what a subset's manifest tells, which has no times.
 _WHO, _COST = ("model", "teachers", "file"), ("parameters", "tokens", "flops")
