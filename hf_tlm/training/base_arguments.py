@@ -17,7 +17,7 @@ from hf_tlm.training.trainer_options import check_trainer_options
 from hf_tlm.utils.no_effect import OnlyWith, check_effects
 from hf_tlm.utils.options import option
 from hf_tlm.utils.ranges import check_ranges
-from hf_tlm.utils.shown import shown_path
+from hf_tlm.utils.shown import relative_name, shown_path
 
 # Of the Trainer's options those that would break a run.
 _UNSUPPORTED = {
@@ -40,7 +40,7 @@ class BaseArguments(TrainingArguments):
     hub_id_name: ClassVar[str] = "hub_model_id"
     # Whether a micro-batch is made smaller, if need be, until it divides the total batch.
     fits_micro_batch: ClassVar[bool] = False
-    # In a copy for the Trainer: the name of the whole run, of which trackers keep a group (no annotation: it is no option).
+    # In a copy for a part of a run: the name of the whole, of which trackers keep a group (no annotation: it is no option).
     run_group = ""
 
     output_dir: str | None = option(None, "Folder of the run: its model and results. Default: trainer_output.")
@@ -163,12 +163,19 @@ class BaseArguments(TrainingArguments):
             )
         return args
 
+    def track_as_part(self, args: BaseArguments, folder: str | os.PathLike) -> None:
+        """Have trackers name what `args` train after a folder within this run's, in the group of the whole run.
+
+        The run is called `run_name`, or as its folder: from the working folder, or by the end of its path and a digest.
+        """
+        own = os.path.abspath(self.folder)
+        name = self.run_name or relative_name(shown_path(own), own)
+        part = os.path.relpath(folder, own)
+        args.run_group, args.run_name = self.run_group or name, name if part == os.curdir else f"{name}/{part}"
+
     def _copy(self, output_dir: str | os.PathLike, seed: int) -> Self:
         args = copy.copy(self)
-        args.run_group = self.run_group or self.run_name or shown_path(str(self.folder))
-        part = os.path.relpath(output_dir, self.folder)
-        args.run_name = self.run_name or args.run_group
-        args.run_name += "" if part == os.curdir else f"/{part}"
+        self.track_as_part(args, output_dir)
         args.output_dir = str(output_dir)
         args.push_to_hub = False  # The Trainer would push what lies in a folder of checkpoints.
         args.resume_from_checkpoint = None

@@ -1,4 +1,4 @@
-"""Trackers of experiments: every training of a run, a seed's or a stage's, is a run of its own there, in one group."""
+"""Trackers of experiments: every training of a command, a seed's or a stage's, is a run of its own there, in one group."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 
 from transformers import Trainer, TrainerCallback
 from transformers.integrations import TensorBoardCallback, TrackioCallback, WandbCallback
+
+from hf_tlm.utils.shown import relative_name
 
 
 class WandbRuns(WandbCallback):
@@ -80,4 +82,4 @@ def track_by_training(trainer: Trainer, group: str | None) -> None:
             trainer.add_callback(made(group))
         elif isinstance(callback, TensorBoardCallback) and callback.logging_dir is not None and trainer.args.run_name:
             # TENSORBOARD_LOGGING_DIR; otherwise it is a folder in the training's own.
-            callback.logging_dir = os.path.join(callback.logging_dir, trainer.args.run_name)
+            callback.logging_dir = os.path.join(callback.logging_dir, relative_name(trainer.args.run_name))

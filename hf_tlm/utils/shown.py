@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -73,6 +74,19 @@ def shown_path(path: str) -> str:
         if base != os.sep and rest.partition(os.sep)[0] != os.pardir:
             return before + rest
     return "/".join(["...", *PurePath(path).parts[1:][-2:]])
+
+
+def relative_name(name: str, of: str | None = None) -> str:
+    """A name with slashes as a relative path that leads nowhere else; one that has to change ends with a digest.
+
+    Args:
+        of: what the digest is of, of which others may have the same name; default the name.
+    """
+    parts = name.split("/")
+    kept = [part for text in parts if (part := text.lstrip("~."))]
+    if kept == parts:
+        return name
+    return "-".join(["/".join(kept) or "run", hashlib.sha256(os.fsencode(of or name)).hexdigest()[:8]])
 
 
 def shown_argument(argument: str) -> str:

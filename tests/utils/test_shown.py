@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from hf_tlm.utils.shown import shown_argument, shown_path
+from hf_tlm.utils.shown import relative_name, shown_argument, shown_path
 
 
 @pytest.fixture
@@ -25,6 +25,16 @@ def test_paths(machine):
     assert shown_path(f"{machine}/people/alice2/x") == ".../alice2/x" and shown_path("/data") == ".../data"
     for name in ("data/x.csv", "owner/name", "../up", "~/models/bert", "", "tlm/coffee"):
         assert shown_path(name) == name
+
+
+def test_a_relative_name_leads_nowhere_else():
+    assert relative_name("runs/a b/seed-0") == "runs/a b/seed-0"
+    names = ["~/x", "../x", ".../x", "/x", "x/", "x//y", "../../x", "x/../y", ".x", "~", "..", "/", "", "~bob/x", "x"]
+    made = [relative_name(name) for name in names]
+    assert len({*made, "x-0a"}) == len(names) + 1
+    for name in made:
+        assert name and all(part and not part.startswith((".", "~")) for part in name.split("/")), name
+    assert relative_name(".../x", "/a/x") != relative_name(".../x", "/b/x")
 
 
 def test_the_root_is_no_working_folder(machine, monkeypatch):
