@@ -136,6 +136,7 @@ def _run_rounds(task: Task, subset: Subset | None, args: TlmArguments, model_arg
     for number in range(1, args.teacher_rounds + 1):
         one = copy.copy(args)
         one.output_dir, one.teacher_rounds, one.push_to_hub = str(output_dir / f"round-{number}"), 1, False
+        args.track_as_part(one, one.folder)
         one.teacher_output = args.teacher_output if number == args.teacher_rounds else None
         one.teacher = teacher
         if number > 1:

@@ -8,9 +8,13 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
+from transformers.integrations import TensorBoardCallback
 
-from hf_tlm.runs import run_tlm
+from hf_tlm.runs import CheckpointArguments, FinetuneArguments, run_tlm
+from hf_tlm.runs.few_shot import FewShotArguments, run_few_shot
+from hf_tlm.runs.grid import Grid, run_grid
 from hf_tlm.training import ModelArguments, TlmArguments, trackers
+from support import prompts
 from support.toys import FAST, TINY_CONFIGS
 
 CONFIG = {"model_type": "bert", **{k: v for k, v in TINY_CONFIGS["bert"].items() if k not in ("vocab_size", "num_labels")}}
@@ -44,6 +48,7 @@ def fake(monkeypatch):
             calls.append(("log", module.run.name, values))
 
         module.init, module.finish, module.log = init, finish, log
+        module.termwarn = lambda *_, **__: None  # Where a run is named as its folder.
         monkeypatch.setitem(sys.modules, name, module)
         if name == "wandb":
             errors = ModuleType("wandb.sdk.lib.config_util")
@@ -108,6 +113,66 @@ def test_trackio(fake, tmp_path, task, monkeypatch):
         assert steps == [1, 2], name
 
 
+def steps_by_run(calls):
+    """Of every run the steps whose loss was logged, in order."""
+    found = {}
+    for _, name, values in (call for call in calls if call[0] == "log"):
+        found.setdefault(name, []).extend([values["train/global_step"]] if "train/loss" in values else [])
+    return found
+
+
+@pytest.mark.parametrize("tracker,run_name", [("wandb", "toy"), ("trackio", None)])
+def test_rounds_of_a_teacher(fake, tmp_path, task, tracker, run_name, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    _, calls = fake(tracker)
+    options = {"teacher": "linear", "teacher_rounds": 2, "seeds": [0], "stage": "2", "run_name": run_name}
+    go("toy", task, report_to=tracker, **options)
+    assert {options["group"] for options in asked(calls, "init")} == {"toy"}
+    assert steps_by_run(calls) == {f"toy/round-{n}/seed-0/stage2": [1, 2] for n in (1, 2)}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    folder = prompts.save(tmp_path_factory.mktemp("masked-lm"), prompts.wordpiece(), max_position_embeddings=80)
+    return CheckpointArguments(model_name_or_path=str(folder))
+
+
+@pytest.mark.parametrize("run_name", ["toy", None])
+def test_points_of_a_grid(fake, tmp_path, task, checkpoint, run_name, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    _, calls = fake("wandb")
+    values = {
+        "max_steps": 2,
+        "logging_steps": 1,
+        "use_cpu": True,
+        "max_length": 32,
+        "disable_tqdm": True,
+        "run_name": run_name,
+    }
+    args = FinetuneArguments(output_dir="toy", report_to="wandb", eval_strategy="no", select_by="last", **values)
+    run_grid(task, checkpoint, args, Grid({"learning_rate": [1e-3, 2e-3]}, [0]))
+    assert {options["group"] for options in asked(calls, "init")} == {"toy"}
+    names = [f"toy/points/{path.name}/seed-0" for path in Path("toy/points").iterdir() if path.is_dir()]
+    assert len(names) == 2 and steps_by_run(calls) == dict.fromkeys(names, [1, 2])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method,part", [("finetune", "model/seed-{}"), ("prompt", "training")])
+def test_points_of_few_shot(fake, tmp_path, task, checkpoint, method, part):
+    _, calls = fake("wandb")
+    options = {**prompts.FAST, "learning_rates": [1e-3, 2e-3], "splits": 1}
+    options |= {"max_steps": 2, "eval_steps": 2, "logging_steps": 1}
+    if method == "prompt":
+        options |= {"template": prompts.TEMPLATE, "label_words": prompts.LABEL_WORDS}
+    options |= {"method": method, "report_to": "wandb", "run_name": "toy", "output_dir": str(tmp_path / "out")}
+    run = run_few_shot(task, checkpoint, FewShotArguments(**options))
+    assert {options["group"] for options in asked(calls, "init")} == {"toy"}
+    seeds, rates = [record["seed"] for record in run.splits], ("0.001", "0.002")
+    names = [f"toy/split-{seed}/lr{rate}-batch4/{part.format(seed)}" for seed in seeds for rate in rates]
+    tested = [f"toy/split-{seed}/model" for seed in seeds]
+    assert steps_by_run(calls) == dict.fromkeys(names, [1, 2]) | {name: [] for name in tested}
+
+
 def test_other_processes_report_nothing(fake):
     _, calls = fake("wandb")
     _, more = fake("trackio")
@@ -128,3 +193,31 @@ def test_tensorboard(tmp_path, task, monkeypatch, elsewhere):
     folders = {path.relative_to(tmp_path).as_posix().rpartition("/")[0].partition("/runs/")[0] for path in files}
     assert set(NAMES) <= {folder.replace("boards/", "").replace("out/", "toy/") for folder in folders}
     assert elsewhere == any(folder.startswith("boards/") for folder in folders)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed")
+def test_tensorboard_stays_in_its_folder(tmp_path, monkeypatch):
+    """Wherever a run lies, and whatever it is called; two folders never share one."""
+    home, work, boards = tmp_path / "home", tmp_path / "home" / "work", tmp_path / "boards"
+    work.mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(boards))
+    monkeypatch.chdir(work)
+
+    def logged(folder, run_name=None):
+        args = TlmArguments(output_dir=str(folder), run_name=run_name, **{**FAST, "report_to": "none"})
+        args = args.for_stage(1, Path(folder) / "seed-0" / "stage1", 0, "accuracy")
+        callback = TensorBoardCallback()
+        handler = SimpleNamespace(callbacks=[callback])
+        trackers.track_by_training(SimpleNamespace(callback_handler=handler, args=args), args.run_group)
+        return Path(callback.logging_dir)
+
+    assert logged("runs/x") == logged(work / "runs/x") == logged("./runs/x/") == boards / "runs/x/seed-0/stage1"
+    assert logged("runs/x", "toy") == boards / "toy/seed-0/stage1"
+    assert logged("../elsewhere/run") == logged(home / "elsewhere/run")
+    folders = ["../elsewhere/run", "../../elsewhere/run", tmp_path / "a/q/run", tmp_path / "b/q/run", "~/q/run", ".", ".."]
+    found = [logged(folder) for folder in folders] + [logged("runs/x", name) for name in ("/x", "../x", "~/x", "x/../y")]
+    assert len(set(found)) == len(found)
+    for path in found:
+        parts = path.relative_to(boards).parts
+        assert not any(part.startswith(("~", ".")) for part in parts) and parts[-2] == "seed-0", path

@@ -126,7 +126,7 @@ class Prompted:
         classifier, rows = self.classifier(episode, folder), self.task.splits[split]
         trainer = PromptTrainer(
             classifier.model,
-            self.args.for_trainer(self.args.folder, classifier.seed),
+            self.args.for_trainer(self.args.folder if folder is None else folder, classifier.seed),
             word_ids=classifier.encoder.word_ids,
             data_collator=classifier.collator,
             processing_class=self.tokenizer,
@@ -188,4 +188,6 @@ class WithHead:
         defaults = defaults_of(FinetuneArguments)
         common = {name for name in defaults_of(FewShotArguments) if name in defaults}
         changed = {name: value for name in common if (value := getattr(self.args, name)) != defaults[name]}
-        return FinetuneArguments(**changed | values)
+        args = FinetuneArguments(**changed | values)
+        self.args.track_as_part(args, args.folder)
+        return args

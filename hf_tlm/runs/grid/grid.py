@@ -204,7 +204,9 @@ def _point_arguments(args: FinetuneArguments, point: Mapping[str, Any], seeds: l
     changes = {name: value for name, value in point.items() if name != CHECKPOINT}
     changes |= dict.fromkeys(("hub_model_id", "hub_private_repo", "hub_revision"))
     changes |= {"push_to_hub": False, "hub_strategy": "end", "output_dir": folder, "seeds": list(seeds)}
-    return replace(args, **changes)
+    one = replace(args, **changes)
+    args.track_as_part(one, folder)
+    return one
 
 
 def _point_checkpoint(checkpoint: CheckpointArguments, point: Mapping[str, Any]) -> CheckpointArguments:
