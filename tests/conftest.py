@@ -41,12 +41,12 @@ def one_thread():
     torch.set_num_threads(1)
 
 
-STARTS_PROCESSES = {"subprocess", "multiprocessing", "warm", "run_recipe", "run_processes", "launch", "mp"}
+STARTS_PROCESSES = {"subprocess", "multiprocessing", "warm", "run_recipe", "run_processes", "two_are_one", "launch", "mp"}
 
 
 # What test modules import to fork from the warm server. It is started before the first test: another that the package starts
 # for its own work has imported less, and a process can have one.
-FORKS = {"warm", "run_recipe", "run_processes", "run_page", "attack", "assert_refused"}
+FORKS = {"warm", "run_recipe", "run_processes", "two_are_one", "run_page", "attack", "assert_refused"}
 
 
 @pytest.hookimpl(trylast=True)  # What is deselected does not count.

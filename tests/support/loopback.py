@@ -229,12 +229,15 @@ class LoopbackHub:
         return [commit.id for commit in self.repository(name, type).history(revision)]
 
 
-def constants(cache: Path) -> dict[str, Any]:
-    """By dotted name, what libraries have from the environment of their import and has to be otherwise on this Hub."""
+def constants(cache: Path, offline: bool = False) -> dict[str, Any]:
+    """By dotted name, what libraries have from the environment of their import and has to be otherwise on this Hub.
+
+    offline: as it is where no Hub is on, with `cache` as HF_HOME.
+    """
     return {
-        "huggingface_hub.constants.HF_HUB_OFFLINE": False,
+        "huggingface_hub.constants.HF_HUB_OFFLINE": offline,
         "huggingface_hub.constants.HF_HUB_CACHE": str(cache / "hub"),
-        "datasets.config.HF_HUB_OFFLINE": False,
+        "datasets.config.HF_HUB_OFFLINE": offline,
         "datasets.config.HF_DATASETS_CACHE": cache / "datasets",
     }
 

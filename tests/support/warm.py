@@ -1,8 +1,9 @@
 """Processes that start warm: forked from one that has imported everything heavy, which takes a new one seven seconds.
 
 One runs a recipe, or calls a function, from the repository root as a user starts it, and shares nothing with the process of
-the tests. What libraries read from the environment while they are imported is as it was when the first one was started;
-the fixture `hub` reaches it all the same.
+the tests. Its environment is the one that the server was started in, before the first test. Of what a test sets the three
+variables of `VARIABLES` reach it, whether the fixture `hub` is on or has ended, with what libraries have read of them, and
+what `call` is given as `environment`; other variables that a test sets do not.
 """
 
 from __future__ import annotations
@@ -81,13 +82,11 @@ def call(
 ) -> Outcome:
     """Call a function in a process of its own, or in several that torch.distributed joins, and tell what came of it.
 
-    environment: variables beside those the tests started with and those of the fixture `hub`. limit: seconds until it is a
-    hang, and killed.
+    environment: variables beside those that reach it anyway, see above. limit: seconds until it is a hang, and killed.
     """
     with tempfile.TemporaryDirectory() as kept:
         files = [Path(kept, name) for name in ("out", "err", "spent")]
-        variables = {name: os.environ[name] for name in VARIABLES if name in os.environ} | dict(environment or {})
-        child = functools.partial(_child, function, arguments, variables, str(folder), *map(str, files))
+        child = functools.partial(_child, function, arguments, dict(environment or {}), str(folder), *map(str, files))
         started = start(child, processes)
         status = ended(started, limit)
         out, err, spent = (file.read_text("utf-8", "replace") if file.exists() else "" for file in files)
@@ -99,7 +98,8 @@ def start(target: Callable[[], None], processes: int) -> list:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    started = [server().Process(target=_joined, args=(target, rank, processes, port)) for rank in range(processes)]
+    of_hub = {name: os.environ.get(name) for name in VARIABLES}
+    started = [server().Process(target=_joined, args=(target, rank, processes, port, of_hub)) for rank in range(processes)]
     for process in started:
         process.start()
     return started
@@ -119,9 +119,25 @@ def ended(started: list, limit: float) -> int | None:
     return next((process.exitcode for process in started if process.exitcode), 0)
 
 
-def _joined(target: Callable[[], None], rank: int, processes: int, port: int) -> None:
+def take_over(variables: Mapping[str, str | None]) -> None:
+    """The `VARIABLES` of the tests' process, None where there is none, and what libraries have read of them.
+
+    The server may have been started while the fixture `hub` was on, or before.
+    """
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    for name, value in constants(Path(os.environ["HF_HOME"]), os.environ.get("HF_HUB_OFFLINE") != "0").items():
+        module, _, attribute = name.rpartition(".")
+        setattr(importlib.import_module(module), attribute, value)
+
+
+def _joined(target: Callable[[], None], rank: int, processes: int, port: int, of_hub: Mapping[str, str | None]) -> None:
     gc.freeze()  # Every Trainer collects garbage, for which a child would copy all that the server has imported.
     torch.set_num_threads(1)
+    take_over(of_hub)
     if processes > 1:
         names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
         names |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
@@ -139,10 +155,6 @@ def _child(
     sys.stdout = open(1, "w", buffering=1, encoding="utf-8", closefd=False)
     sys.stderr = open(2, "w", buffering=1, encoding="utf-8", closefd=False)
     os.environ.update(environment)
-    if environment.get("HF_HUB_OFFLINE") == "0":
-        for name, value in constants(Path(environment["HF_HOME"])).items():
-            module, _, attribute = name.rpartition(".")
-            setattr(importlib.import_module(module), attribute, value)
     os.chdir(folder)
     status = 0
     try:
@@ -157,7 +169,7 @@ def _child(
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     with open(spent, "a") as file:
         file.write(f"{sum(usage.ru_utime + usage.ru_stime for usage in used)}\n")
-    os._exit(status)
+    sys.exit(status)  # Locks that are known to the system by a name are given back.
 
 
 def _file(path: str, arguments: list[str]) -> None:
