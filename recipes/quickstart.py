@@ -20,7 +20,6 @@ from pathlib import Path
 from hf_tlm import analysis, corpora, retrieval, runs, tasks, training
 from hf_tlm.config import parse, run
 from hf_tlm.errors import HfTlmError
-from hf_tlm.training.teacher import teacher_cost
 from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.locks import owned
 from hf_tlm.utils.options import option
@@ -107,13 +106,14 @@ def _train_arm(
         **{name: getattr(quick, name) for name in ("seed", "max_flops", "stage2_max_steps", "report_to")},
         **options,
     }
-    if subset is None:
-        values["rho1"] = 0
+    values |= {"rho1": 0} if subset is None else {}
     classes = (training.ModelArguments, training.TlmArguments)
     model_args, args = parse(*classes, recipe="train_tlm", description="", args=["--config", str(SCALE)], values=values)
     model_args.model_config = str(ROOT / model_args.model_config)  # Whatever folder this is started in.
     print(f"\n== {arm}")
     result = runs.run_tlm(task, subset, args, model_args)
+    from hf_tlm.training.teacher import teacher_cost
+
     cost = result.seeds[0]["cost"]
     return {
         "arm": arm,

@@ -24,7 +24,7 @@ WRONG = {
     "stopwords": (7, "stopwords must be a text"),
     "decontamination": ({"ids": []}, "decontamination.passages must be a whole number"),
     "deduplication": ([], "deduplication must be an object"),
-    "selection": ({"size": 1, "of": 2, "method": "magic"}, "selection.method must be iss or dsir"),
+    "selection": ({"size": 1, "of": 2, "method": "magic"}, "selection.method must be iss or confidence or disagreement"),
     "versions": (["1.0"], "versions must be an object"),
     "files": ("none", "files must be an object"),
     "hub": ("alice/toy", "hub must be an object"),
