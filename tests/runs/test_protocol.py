@@ -291,8 +291,8 @@ def test_report_to_tensorboard(tmp_path, task, subset, monkeypatch):
 
     logged = {"stage1": "train/corpus/mlm_loss", "stage2": "train/task/task_loss"}
     for stage, own in logged.items():
-        (file,) = (tmp_path / "tb").rglob(f"{stage}/events*")
-        events = EventAccumulator(str(file.parent)).Reload()
+        (folder,) = {file.parent for file in (tmp_path / "tb").rglob(f"{stage}/events*")}
+        events = EventAccumulator(str(folder)).Reload()
         assert {"train/loss", own, "train/flops"} <= set(events.Tags()["scalars"])
 
 
