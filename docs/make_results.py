@@ -77,7 +77,7 @@ TOPICS = (
         "teacher",
         "A linear model as a teacher",
         "When does it pay to let a linear model teach the network?",
-        ["teacher.md", "coffee/teacher.md"],
+        ["teacher.md", "coffee/teacher.md", "coffee/linear_start.md"],
     ),
     Topic(
         "plateau",
