@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated
 
 from hf_tlm.errors import HubError
@@ -11,6 +11,7 @@ from hf_tlm.hub.commit import Push
 from hf_tlm.hub.publish import publish_result
 from hf_tlm.hub.push import check_push
 from hf_tlm.utils.no_effect import NoEffect, check_effects
+from hf_tlm.utils.options import option
 from hf_tlm.utils.ranges import check_ranges
 
 _CONVERTED = NoEffect("legacy_checkpoint", (None,), "without --legacy_checkpoint. Leave it out.")
@@ -23,15 +24,13 @@ _PUSHED = NoEffect("repo_id", (None,), "without --repo_id. Leave it out.")
 class SubsetHubArguments:
     """Where the subset is published on the Hub. Names are those of the Trainer."""
 
-    push_to_hub: bool = field(default=False, metadata={"help": "Publish the subset as a dataset of the Hub."})
-    hub_dataset_id: str | None = field(default=None, metadata={"help": "push_to_hub: the repository, owner/name."})
-    hub_private_repo: bool | None = field(
-        default=None, metadata={"help": "push_to_hub: whether a repository that is made now is private; default: yes."}
+    push_to_hub: bool = option(False, "Publish the subset as a dataset of the Hub.")
+    hub_dataset_id: str | None = option(None, "push_to_hub: the repository, owner/name.")
+    hub_private_repo: bool | None = option(
+        None, "push_to_hub: whether a repository that is made now is private; default: yes."
     )
-    hub_revision: str | None = field(default=None, metadata={"help": "push_to_hub: branch; made if it is not there."})
-    hub_token: str | None = field(
-        default=None, metadata={"help": "push_to_hub: token; default: HF_TOKEN, or that of `hf auth login`."}
-    )
+    hub_revision: str | None = option(None, "push_to_hub: branch; made if it is not there.")
+    hub_token: str | None = option(None, "push_to_hub: token; default: HF_TOKEN, or that of `hf auth login`.")
 
     def __post_init__(self):
         names = ("hub_dataset_id", "hub_private_repo", "hub_revision", "hub_token")
@@ -71,79 +70,51 @@ class SubsetHubArguments:
 class PublishArguments:
     """What is published, and where to."""
 
-    model: str | None = field(default=None, metadata={"help": "Folder of a finished run, or of an export (hf-tlm export)."})
-    subset: str | None = field(default=None, metadata={"help": "Folder of a subset (hf-tlm retrieve, select-influence)."})
-    space: str | None = field(
-        default=None, metadata={"help": "Folder of a page (hf-tlm export --page), to become a static Space."}
+    model: str | None = option(None, "Folder of a finished run, or of an export (hf-tlm export).")
+    subset: str | None = option(None, "Folder of a subset (hf-tlm retrieve, select-influence).")
+    space: str | None = option(None, "Folder of a page (hf-tlm export --page), to become a static Space.")
+    legacy_checkpoint: str | None = option(
+        None,
+        "Hub id, with @revision if wanted, or folder of a released checkpoint: pytorch_model.bin, config.json, "
+        "and a tokenizer (COCO-LM: sp.model and dict.txt).",
     )
-    legacy_checkpoint: str | None = field(
-        default=None,
-        metadata={
-            "help": "Hub id, with @revision if wanted, or folder of a released checkpoint: pytorch_model.bin, config.json, "
-            "and a tokenizer (COCO-LM: sp.model and dict.txt)."
-        },
+    output_dir: Annotated[str | None, _CONVERTED] = option(
+        None, "legacy_checkpoint: folder to write; an earlier model there is replaced."
     )
-    output_dir: Annotated[str | None, _CONVERTED] = field(
-        default=None, metadata={"help": "legacy_checkpoint: folder to write; an earlier model there is replaced."}
+    task: Annotated[str | None, _CONVERTED] = option(
+        None, "TLM: registered task whose classes it tells apart. Default: the one in the checkpoint's name."
     )
-    task: Annotated[str | None, _CONVERTED] = field(
-        default=None,
-        metadata={"help": "TLM: registered task whose classes it tells apart. Default: the one in the checkpoint's name."},
+    label_names: Annotated[list[str] | None, _CONVERTED] = option(
+        None, "TLM: names of the classes by their indices, instead of --task.", nargs="+"
     )
-    label_names: Annotated[list[str] | None, _CONVERTED] = field(
-        default=None, metadata={"help": "TLM: names of the classes by their indices, instead of --task.", "nargs": "+"}
+    tokenizer_name: Annotated[str | None, _CONVERTED] = option(
+        None, "TLM: tokenizer by Hub id or folder, if the checkpoint has none."
     )
-    tokenizer_name: Annotated[str | None, _CONVERTED] = field(
-        default=None, metadata={"help": "TLM: tokenizer by Hub id or folder, if the checkpoint has none."}
+    evaluate_on: Annotated[str | None, _CONVERTED] = option(
+        None, "TLM: labelled task (name, Hub id or folder) to score the converted model on."
     )
-    evaluate_on: Annotated[str | None, _CONVERTED] = field(
-        default=None, metadata={"help": "TLM: labelled task (name, Hub id or folder) to score the converted model on."}
+    evaluate_length: Annotated[int | None, _EVALUATED] = option(
+        None,
+        "evaluate_on: tokens after which a text is cut. Default: as TLM's scripts cut the task's, 512 for IMDB, else 128.",
     )
-    evaluate_length: Annotated[int | None, _EVALUATED] = field(
-        default=None,
-        metadata={
-            "help": "evaluate_on: tokens after which a text is cut. Default: as TLM's scripts cut the task's, 512 for IMDB, "
-            "else 128."
-        },
+    repo_id: str | None = option(None, "Repository to publish to, owner/name.")
+    config_name: Annotated[str | None, _SUBSET] = option(
+        None, "subset: its configuration (small, large) in a repository of several."
     )
-    repo_id: str | None = field(default=None, metadata={"help": "Repository to publish to, owner/name."})
-    config_name: Annotated[str | None, _SUBSET] = field(
-        default=None, metadata={"help": "subset: its configuration (small, large) in a repository of several."}
+    private: Annotated[bool | None, _PUSHED] = option(None, "Whether a new repository is private; default: yes.")
+    revision: Annotated[str | None, _PUSHED] = option(None, "Branch to publish to; made if it is not there.")
+    tag: Annotated[str | None, _PUSHED] = option(None, "Tag of what is published, for a release (v1).")
+    license: Annotated[str | None, _PUSHED] = option(None, "Licence, for the card. Default: the card's, or none.")
+    language: Annotated[str | None, _PUSHED] = option(None, "Language, for the card. Default: the card's (en).")
+    dataset: Annotated[str | None, _PUSHED] = option(
+        None, "model: repo id of the subset it was trained on, with @revision if known."
     )
-    private: Annotated[bool | None, _PUSHED] = field(
-        default=None, metadata={"help": "Whether a new repository is private; default: yes."}
+    widget_texts: Annotated[list[str] | None, _PUSHED] = option(
+        None, "model: texts of your own that its page offers to try; no text of the task is published otherwise.", nargs="+"
     )
-    revision: Annotated[str | None, _PUSHED] = field(
-        default=None, metadata={"help": "Branch to publish to; made if it is not there."}
-    )
-    tag: Annotated[str | None, _PUSHED] = field(
-        default=None, metadata={"help": "Tag of what is published, for a release (v1)."}
-    )
-    license: Annotated[str | None, _PUSHED] = field(
-        default=None, metadata={"help": "Licence, for the card. Default: the card's, or none."}
-    )
-    language: Annotated[str | None, _PUSHED] = field(
-        default=None, metadata={"help": "Language, for the card. Default: the card's (en)."}
-    )
-    dataset: Annotated[str | None, _PUSHED] = field(
-        default=None, metadata={"help": "model: repo id of the subset it was trained on, with @revision if known."}
-    )
-    widget_texts: Annotated[list[str] | None, _PUSHED] = field(
-        default=None,
-        metadata={
-            "help": "model: texts of your own that its page offers to try; no text of the task is published otherwise.",
-            "nargs": "+",
-        },
-    )
-    dry_run: Annotated[bool, _PUSHED] = field(
-        default=False, metadata={"help": "List what would be pushed, and push nothing."}
-    )
-    verify: Annotated[bool, _PUSHED] = field(
-        default=False, metadata={"help": "Load what was published elsewhere, and compare it."}
-    )
-    hub_token: Annotated[str | None, _PUSHED] = field(
-        default=None, metadata={"help": "Default: HF_TOKEN, or that of `hf auth login`."}
-    )
+    dry_run: Annotated[bool, _PUSHED] = option(False, "List what would be pushed, and push nothing.")
+    verify: Annotated[bool, _PUSHED] = option(False, "Load what was published elsewhere, and compare it.")
+    hub_token: Annotated[str | None, _PUSHED] = option(None, "Default: HF_TOKEN, or that of `hf auth login`.")
 
     def __post_init__(self):
         check_ranges(self, HubError)

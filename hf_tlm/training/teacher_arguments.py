@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated
 
 from hf_tlm.training.errors import ArgumentsError
 from hf_tlm.utils.no_effect import NoEffect
+from hf_tlm.utils.options import option
 
 NONE = "none"
 LINEAR = "linear"
@@ -18,56 +19,45 @@ _NO_PASSAGES = NoEffect("teacher_passages", (0,), "with teacher_passages 0. Leav
 class TeacherArguments:
     """Who teaches, on which passages, and how much that counts."""
 
-    teacher: list[str] = field(
-        default_factory=lambda: [NONE],
-        metadata={
-            "help": "Who answers for the task's texts and for passages of the subset, which then are training texts too. "
-            "linear: a linear model on TF-IDF, on the task's texts out of fold. A finished run's folder, or a classifier of "
-            "the Hub (owner/name, with @revision if wanted); of several the average. A file (csv, jsonl, parquet, ...) with "
-            "id or text and a probability a class. none.",
-            "nargs": "+",
-        },
+    teacher: list[str] = option(
+        factory=lambda: [NONE],
+        help="Who answers for the task's texts and for passages of the subset, which then are training texts too. "
+        "linear: a linear model on TF-IDF, on the task's texts out of fold. A finished run's folder, or a classifier of "
+        "the Hub (owner/name, with @revision if wanted); of several the average. A file (csv, jsonl, parquet, ...) with "
+        "id or text and a probability a class. none.",
+        nargs="+",
     )
-    teacher_labels: Annotated[list[str] | None, WITHOUT_TEACHER] = field(
-        default=None,
-        metadata={
-            "help": "Where the teacher's classes have other names: its name=the task's, for every one; several may be one "
-            "class of the task.",
-            "nargs": "+",
-        },
+    teacher_labels: Annotated[list[str] | None, WITHOUT_TEACHER] = option(
+        None,
+        "Where the teacher's classes have other names: its name=the task's, for every one; several may be one "
+        "class of the task.",
+        nargs="+",
     )
-    teacher_weight: Annotated[float, WITHOUT_TEACHER] = field(
-        default=1.0, metadata={"help": "Weight of the cross-entropy against the teacher's answers beside the task loss."}
+    teacher_weight: Annotated[float, WITHOUT_TEACHER] = option(
+        1.0, "Weight of the cross-entropy against the teacher's answers beside the task loss."
     )
-    teacher_temperature: Annotated[float, WITHOUT_TEACHER] = field(
-        default=1.0,
-        metadata={"help": "Above 1 both answers are compared softened, so that unlikely classes count; below 1 sharpened."},
+    teacher_temperature: Annotated[float, WITHOUT_TEACHER] = option(
+        1.0, "Above 1 both answers are compared softened, so that unlikely classes count; below 1 sharpened."
     )
-    teacher_passages: Annotated[int, WITHOUT_TEACHER] = field(
-        default=4000,
-        metadata={
-            "help": "Passages that the teacher answers for: those it is most certain of, in proportion to the task's "
-            "classes. 0: the task's texts alone."
-        },
+    teacher_passages: Annotated[int, WITHOUT_TEACHER] = option(
+        4000,
+        "Passages that the teacher answers for: those it is most certain of, in proportion to the task's "
+        "classes. 0: the task's texts alone.",
     )
-    teacher_trust: Annotated[str, WITHOUT_TEACHER, _NO_PASSAGES] = field(
-        default="confidence",
-        metadata={
-            "help": "How certain the teacher is of a passage: by the probability of its class (confidence), or by how "
-            "little is spread over all classes (entropy).",
-            "choices": ["confidence", "entropy"],
-        },
+    teacher_trust: Annotated[str, WITHOUT_TEACHER, _NO_PASSAGES] = option(
+        "confidence",
+        "How certain the teacher is of a passage: by the probability of its class (confidence), or by how "
+        "little is spread over all classes (entropy).",
+        choices=["confidence", "entropy"],
     )
-    teacher_passage_length: Annotated[str, WITHOUT_TEACHER, _NO_PASSAGES] = field(
-        default="whole",
-        metadata={
-            "help": "whole: passages as they are. task: each is cut, before the teacher is asked, to a length that texts of "
-            "the task have.",
-            "choices": ["whole", "task"],
-        },
+    teacher_passage_length: Annotated[str, WITHOUT_TEACHER, _NO_PASSAGES] = option(
+        "whole",
+        "whole: passages as they are. task: each is cut, before the teacher is asked, to a length that texts of "
+        "the task have.",
+        choices=["whole", "task"],
     )
-    teacher_share: Annotated[float, WITHOUT_TEACHER, _NO_PASSAGES] = field(
-        default=0.5, metadata={"help": "Of the texts of task batches at most so many, below 1, are the teacher's passages."}
+    teacher_share: Annotated[float, WITHOUT_TEACHER, _NO_PASSAGES] = option(
+        0.5, "Of the texts of task batches at most so many, below 1, are the teacher's passages."
     )
 
     def __post_init__(self):
