@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from traceback import walk_tb
 
 from hf_tlm.errors import HubError
 from hf_tlm.hub.repo_id import Repo
@@ -38,6 +39,20 @@ def is_passing(error: BaseException) -> bool:
         return status in (408, 429) or status >= 500
     # JSONDecodeError: a gateway's page instead of the Hub's answer.
     return isinstance(cause, (httpx2.TransportError, ConnectionError, TimeoutError, json.JSONDecodeError))
+
+
+def tried_by_client(error: BaseException | None) -> bool:
+    """Whether the Hub's client has tried again what failed, before it gave up: most requests five times, in 23 seconds.
+
+    Its errors do not tell. The frames of their tracebacks do: that of its loop has the number of tries, and what comes of an
+    upload to Xet the library hf_xet has tried again (five times, within six minutes).
+    """
+    while error is not None:
+        for frame, _ in walk_tb(error.__traceback__):
+            if frame.f_locals.get("nb_tries", 0) > 1 or frame.f_code.co_name == "_upload_xet_files":
+                return True
+        error = error.__cause__
+    return False
 
 
 def asked_wait(error: BaseException) -> float | None:

@@ -258,47 +258,65 @@ def test_waits_grow_unless_the_hub_says_how_long(hub, sleeps, folder, caplog):
     assert sleeps == [30]
 
 
-@pytest.mark.parametrize("what,requests,seconds", [("PUT", 24, 99), ("/repos/create", 6, 31)])
-def test_a_hub_that_stays_busy_is_given_up(hub, folder, monkeypatch, what, requests, seconds):
-    """The client tries uploads six times itself, and we what fails then; the making of a repository only we do."""
+@pytest.mark.parametrize("how", [503, "reset"])
+@pytest.mark.parametrize("what,seconds", [("PUT", 23), ("/preupload/main", 23), ("/repos/create", 31), ("/commit/main", 31)])
+def test_a_hub_that_stays_broken_is_tried_six_times_by_one_alone(hub, folder, monkeypatch, what, seconds, how):
+    """The client itself tries uploads again, and we do not then; the making of a repository or a commit only we do."""
     clock = [0.0]
     monkeypatch.setattr("time.sleep", lambda wait: clock.__setitem__(0, clock[0] + wait))
-    monkeypatch.setattr("hf_tlm.hub.retry.monotonic", lambda: clock[0])
 
     def chosen(method, path):
         return method == what or path.endswith(what)
 
-    hub.fail(chosen, 503, times=1000)
-    with pytest.raises(HubError, match=f"It was tried {4 if what == 'PUT' else 6} times in {seconds} seconds. Nothing was"):
+    hub.fail(chosen, how, times=1000)
+    with pytest.raises(HubError, match="Nothing was published"):
         push(folder, "alice/model", message="m")
-    assert len([True for method, path in hub.log if chosen(method, path)]) == requests and clock == [seconds]
-    # An outage that is over before is waited out.
+    assert len([True for method, path in hub.log if chosen(method, path)]) == 6 and clock == [seconds]
+    # An outage that is over before is waited out, as are several, one after the other.
     hub.faults.clear()
-    hub.fail(chosen, 503, times=requests - 1)
+    for fails in (chosen, lambda method, path: path.endswith("/repos/create"), lambda method, path: method == "PUT"):
+        hub.fail(fails, how, times=2)
     assert push(folder, "alice/model", message="m").commit
-    # Whoever asks for long waits gets them, by both: once by the client's five, and a second time at most.
-    (folder / "model.safetensors").write_bytes(b"new")
-    hub.retry_after, clock[0] = 300, 0.0
+
+
+def test_a_hub_that_asks_for_long_waits_gets_them_five_times(hub, folder, sleeps):
+    hub.retry_after = 300
     hub.fail(lambda method, path: method == "PUT", 429, times=1000)
-    with pytest.raises(HubError, match="It was tried 2 times"):
+    with pytest.raises(HubError, match="Nothing was published"):
         push(folder, "alice/model", message="m")
+    assert sleeps == [301] * 5  # By the client, which adds a second.
 
 
-@pytest.mark.parametrize("seconds,tries", [(300, 6), (29, 3), (0, 6)])
-def test_long_uploads_keep_their_tries(monkeypatch, seconds, tries):
-    """What a try was at work is no waiting; what fails sooner may be the client's own waiting."""
+def test_long_uploads_keep_their_tries(monkeypatch):
+    """However long a try was at work."""
     clock, made = [0.0], []
     monkeypatch.setattr("time.sleep", lambda wait: clock.__setitem__(0, clock[0] + wait))
     monkeypatch.setattr("hf_tlm.hub.retry.monotonic", lambda: clock[0])
 
     def upload():
         made.append(clock[0])
-        clock[0] += seconds
+        clock[0] += 300
         raise httpx2.ConnectError("reset")
 
-    with pytest.raises(HubError, match=f"It was tried {tries} times"):
+    with pytest.raises(HubError, match="It was tried 6 times in 1,831 seconds"):
         with_retries(upload, Repo("alice/model"))
-    assert len(made) == tries
+    assert len(made) == 6
+
+
+def test_what_xet_has_tried_is_not_tried_again(hub, folder, monkeypatch, sleeps):
+    """A storage behind the Hub that is busy: hf_xet tries it itself."""
+    made = []
+
+    def storage(*args, **options):
+        made.append(args)
+        raise ConnectionError("xet storage is busy")
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", False)
+    monkeypatch.setattr("hf_tlm.hub.commit.Publication._choose_storage", lambda self: None)
+    monkeypatch.setattr("hf_xet.XetSession.new_upload_commit", storage, raising=True)
+    with pytest.raises(HubError, match="cannot be reached .*Nothing was published"):
+        push(folder, "alice/model", message="m")
+    assert len(made) == 1 and not sleeps
 
 
 def test_a_server_without_xet(hub, folder, monkeypatch):
