@@ -265,6 +265,8 @@ def test_many_subsets_with_hostile_names_are_drawn(tmp_path, coarse):
     subsets["$x_{"].dataset = subsets["$x_{"].dataset.map(lambda row: {"source": "$y^"})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        # Older versions of matplotlib call functions by names that pyparsing has deprecated, from their import on.
+        warnings.simplefilter("default", DeprecationWarning)
         sizes = views.sizes(subsets, tmp_path)
         sources = views.sources(subsets, tmp_path, 5)
         overlap = views.overlaps({name: subsets[name] for name in names[:4]}, tmp_path)
