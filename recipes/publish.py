@@ -7,7 +7,8 @@ r"""Publish a finished model, a subset or a page on the Hub, or convert a checkp
     hf-tlm publish --legacy_checkpoint path/to/cocolm-base --output_dir runs/cocolm-base
 
 A push is one commit with all that is new, or none. A repository that is made for it is private unless --private false.
---dry_run only lists what would be pushed. --verify loads what was published in a process without hf_tlm and with an empty
+--dry_run only shows what would be pushed: files, sizes, the card, and whether the repository is there and private; without
+a network or a token too. --verify loads what was published in a process without hf_tlm and with an empty
 cache, and compares it with the folder. Log in with `hf auth login`, or set HF_TOKEN.
 
 A checkpoint of TLM becomes stock ELECTRA: a classifier, and the masked language model of its body in the subfolder mlm.

@@ -112,7 +112,7 @@ class PublishArguments:
     widget_texts: Annotated[list[str] | None, _PUSHED] = option(
         None, "model: texts of your own that its page offers to try; no text of the task is published otherwise.", nargs="+"
     )
-    dry_run: Annotated[bool, _PUSHED] = option(False, "List what would be pushed, and push nothing.")
+    dry_run: Annotated[bool, _PUSHED] = option(False, "Show what would be pushed, and push nothing; needs no network.")
     verify: Annotated[bool, _PUSHED] = option(False, "Load what was published elsewhere, and compare it.")
     hub_token: Annotated[str | None, _PUSHED] = option(None, "Default: HF_TOKEN, or that of `hf auth login`.")
 

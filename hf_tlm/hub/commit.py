@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 CONFLICTS = 20  # so often may others be faster
 HUGGINGFACE = "https://huggingface.co"
+CARD = "README.md"
 NOTHING = "# nothing is ignored\n"  # An empty text could be taken for none.
 
 
@@ -31,6 +32,9 @@ class Push:
 
     commit: the commit that was made; None when nothing was new, and with `dry_run`.
     pushed, unchanged, deleted: paths in the repository.
+    about: with `dry_run`, what is known of the repository: whether it is there, and private.
+    sizes: with `dry_run`, bytes of what would be pushed.
+    card: with `dry_run`, the text of the card as it would stand there; None without one.
     """
 
     url: str
@@ -40,6 +44,9 @@ class Push:
     unchanged: list[str]
     deleted: list[str]
     dry_run: bool
+    about: str = ""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    card: str | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -47,13 +54,22 @@ class Push:
 
     def to_text(self) -> str:
         if self.dry_run:
-            head = f"Would publish to {self.repo} ({self.url}); nothing was sent."
-        elif self.commit is None:
+            return self._plan_text()
+        if self.commit is None:
             head = f"{self.repo} has this content already: {self.url}"
         else:
             head = f"Published {self.repo} as commit {self.commit[:12]}: {self.url}"
         lines = [("new or changed", self.pushed), ("deleted", self.deleted), ("unchanged", self.unchanged)]
         return "\n".join([head, *(f"  {what}: {', '.join(paths)}" for what, paths in lines if paths)])
+
+    def _plan_text(self) -> str:
+        lines = [f"Would publish to {self.repo} ({self.url}); nothing was sent.", self.about]
+        width = max(map(len, self.pushed), default=0)
+        lines += [f"  {path:<{width}}{self.sizes[path]:>15,} bytes" for path in self.pushed]
+        lines += [f"new or changed: {len(self.pushed)} files, {sum(self.sizes.values()) / 1e6:,.2f} MB"]
+        lines += [f"{what}: {', '.join(paths)}" for what, paths in
+                  (("deleted", self.deleted), ("unchanged", self.unchanged)) if paths]  # fmt: skip
+        return "\n".join(lines + ([] if self.card is None else ["", f"{CARD}:", "", self.card.rstrip()]))
 
 
 @dataclass
@@ -88,6 +104,7 @@ class Publication:
     sent: what the commit that was sent last does; None before one was.
     commit: the commit that has all files, once it is known.
     new: the repository or the branch was not there.
+    is_private: whether the repository is, once it was seen.
     refused: no further try would change the error, which says what was published.
     conflicts: so often was somebody else faster.
     """
@@ -102,12 +119,36 @@ class Publication:
     sent: Push | None = None
     commit: str | None = None
     new: bool = False
+    is_private: bool | None = None
     refused: bool = False
     conflicts: int = 0
 
-    def plan(self) -> Push:
-        """What is to be done. Nothing is changed."""
-        return self._compare(self._head())[0]
+    def plan(self, unanswered: str | None = None) -> Push:
+        """What is to be done. Nothing is changed.
+
+        Args:
+            unanswered: why the Hub cannot be asked; the plan is then that of an empty repository.
+        """
+        head = self._head() if unanswered is None else None
+        plan, commit = self._compare(head)
+        if commit is not None:
+            self._check_tag(commit, plan)
+        made = f"made, {'public' if self.private is False else 'private'}"
+        if unanswered is not None:
+            about = (
+                f"The Hub was not asked what it has already: {unanswered} So every file is listed; a repository that is "
+                f"not there would be {made}."
+            )
+        elif self.is_private is not None:
+            about = f"The repository is there, and {'private' if self.is_private else 'public'}."
+        elif self.repo.revision is not None:
+            about = f"The branch would be made; so would a repository that is not there (or that you may not see): {made}."
+        else:
+            about = f"There is no such repository that you may see; it would be {made}."
+        about += "" if self.tag is None else f" Tag: {self.tag}."
+        card = self.local[CARD].path.read_text(encoding="utf-8", errors="replace") if CARD in self.local else None
+        sizes = {path: self.local[path].path.stat().st_size for path in plan.pushed}
+        return replace(plan, about=about, sizes=sizes, card=card)
 
     def run(self) -> Push:
         """Try it once."""
@@ -174,6 +215,7 @@ class Publication:
                 f"{self.repo.id} is public, and a private repository was asked for. Make it private in its settings, or "
                 "choose another name."
             )
+        self.is_private = info.private
         entries = self.api.list_repo_tree(self.repo.id, recursive=True, revision=info.sha, **options)
         files = {entry.path: entry for entry in entries if isinstance(entry, RepoFile)}
         # An empty repository of a server that is not huggingface.co may have no commit.

@@ -12,6 +12,10 @@ from hf_tlm.errors import HubError
 from hf_tlm.hub.repo_id import Repo
 
 
+class UnansweredError(HubError):
+    """The Hub gave no answer: no network, HF_HUB_OFFLINE, or a server that is busy or fails."""
+
+
 def log_in() -> str:
     """What to do for an account, as the end of a sentence."""
     from huggingface_hub import constants
@@ -28,10 +32,9 @@ def status_of(error: BaseException) -> int | None:
 def is_passing(error: BaseException) -> bool:
     """Whether to try again may help: a busy or failing server, a broken connection, an upload that was cut short."""
     import httpx2
-    from huggingface_hub.errors import OfflineModeIsEnabled
 
     cause = _cause(error)
-    if isinstance(cause, OfflineModeIsEnabled):
+    if is_offline(error):
         return False
     if isinstance(error, RuntimeError):  # the client's for an upload: the storage behind the Hub refused or hung up
         return True
@@ -53,6 +56,13 @@ def tried_by_client(error: BaseException | None) -> bool:
                 return True
         error = error.__cause__
     return False
+
+
+def is_offline(error: BaseException) -> bool:
+    """Whether HF_HUB_OFFLINE kept the client from asking."""
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
+    return isinstance(_cause(error), OfflineModeIsEnabled)
 
 
 def asked_wait(error: BaseException) -> float | None:

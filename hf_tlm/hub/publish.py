@@ -78,8 +78,9 @@ def publish_model(
             _check_adapter(path)
     card = {"license": license, "language": language, "dataset": dataset, "widget_texts": widget_texts}
     if exported:
-        token, revision = options.get("token"), options.get("revision")
-        kept = _beside_weights(repo_files(repo_to_push(repo_id, "model", revision), token), published(folder))
+        repo = repo_to_push(repo_id, "model", options.get("revision"))
+        there = repo_files(repo, options.get("token"), options.get("dry_run", False))
+        kept = _beside_weights(there, published(folder))
         options |= {"replace": ["onnx/*.onnx"], "kept": kept}
     return _publish(folder, repo_id, "model", f"Model of hf_tlm {__version__}", card, options)
 
@@ -111,7 +112,8 @@ def publish_subset(
     """
     folder = Path(folder)
     _check_subset(folder)
-    check_alone(repo_to_push(repo_id, "dataset", options.get("revision")), options.get("token"))
+    repo = repo_to_push(repo_id, "dataset", options.get("revision"))
+    check_alone(repo, options.get("token"), options.get("dry_run", False))
     card = {"license": license, "language": language}
     return _publish(folder, repo_id, "dataset", f"Subset of hf_tlm {__version__}", card, options)
 

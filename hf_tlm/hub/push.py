@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from hf_tlm.errors import HubError
 from hf_tlm.hub.commit import LocalFile, Publication, Push
-from hf_tlm.hub.errors import log_in
+from hf_tlm.hub.errors import UnansweredError, log_in
 from hf_tlm.hub.repo_id import Repo, parse_repo
 from hf_tlm.hub.retry import with_retries
 from hf_tlm.utils.run_names import TEACHER_FILE
@@ -96,7 +96,9 @@ def push(
         replace: globs of repository paths; files there that match and are not pushed are deleted. None: those of
             `REPLACED` for the type.
         files: repository path -> local file, for another layout than the folder's.
-        dry_run: only find out what would be done; needs no token for a public repository.
+        dry_run: only find out what would be done. The Hub is asked what it has already; where it gives no answer, as
+            without a network, the plan is that of an empty repository, and says so. Needs no token, but to see a private
+            repository.
         token: None for the one that is logged in.
         retries: tries after the first one.
 
@@ -112,7 +114,10 @@ def push(
     replaced = REPLACED[type] if replace is None else replace
     work = Publication(_api(token, repo, anonymous=dry_run), repo, local, replaced, private, tag, message)
     if dry_run:
-        return with_retries(work.plan, repo, retries)
+        try:
+            return with_retries(work.plan, repo, retries=0)
+        except UnansweredError as error:
+            return work.plan(unanswered=str(error))
     try:
         return with_retries(work.run, repo, retries, work.starts_over)
     except HubError as error:

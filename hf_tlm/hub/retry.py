@@ -10,7 +10,7 @@ from time import monotonic
 from typing import TypeVar
 
 from hf_tlm.errors import HubError
-from hf_tlm.hub.errors import asked_wait, explain, is_passing, tried_by_client
+from hf_tlm.hub.errors import UnansweredError, asked_wait, explain, is_offline, is_passing, tried_by_client
 from hf_tlm.hub.repo_id import Repo
 
 logger = logging.getLogger(__name__)
@@ -40,8 +40,8 @@ def with_retries(
         starts_over: whether an error means that the call is to be made anew, soon, because somebody else was faster.
 
     Raises:
-        HubError: it failed for good, or `retries` times more than once, or the client had tried it by itself; the message
-            has how often it was tried here, in what time.
+        UnansweredError: nothing answered, `retries` times more than once, or as often as the client tried by itself.
+        HubError: it failed for good; the message has how often it was tried here, in what time.
     """
     tries, begun = 0, monotonic()
     while True:
@@ -57,7 +57,8 @@ def with_retries(
             if not is_passing(error) or tries == retries or tried_by_client(error):
                 tried = f" It was tried {tries + 1} times in {monotonic() - begun:,.0f} seconds." if tries else ""
                 # Not chained: a token might be in the request that the client's error refers to.
-                raise HubError(explain(error, repo) + tried) from None
+                unanswered = is_passing(error) or is_offline(error)
+                raise (UnansweredError if unanswered else HubError)(explain(error, repo) + tried) from None
             wait = asked_wait(error) or 2.0**tries
             tries += 1
             logger.warning("%s Trying again in %g s (%d of %d).", explain(error, repo), wait, tries, retries)

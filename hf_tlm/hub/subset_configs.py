@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hf_tlm.errors import HubError
+from hf_tlm.hub.errors import UnansweredError
 from hf_tlm.hub.rendering import PLACEHOLDER, published_card, render
 from hf_tlm.hub.repo_id import Repo
 from hf_tlm.hub.retry import with_retries
@@ -20,14 +21,25 @@ _MANIFEST_OF = re.compile(rf"(\w[\w.-]*)/{re.escape(MANIFEST)}")
 _MERGED = ("license", "language", "tags", "task_categories", "size_categories", "source_datasets")
 
 
-def repo_files(repo: Repo, token: str | None = None) -> list[str]:
+def repo_files(repo: Repo, token: str | None = None, dry_run: bool = False) -> list[str]:
     """The files of a branch of a repository; none of a repository that is not there yet.
+
+    Args:
+        dry_run: none, too, where the Hub gives no answer to a first, single request.
 
     Raises:
         HubError: the Hub cannot be asked.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
+
+    if dry_run:
+        try:
+            with_retries(partial(HfApi(token=token).repo_info, repo.id, repo_type=repo.type), repo, retries=0)
+        except UnansweredError:
+            return []
+        except HubError:  # It is not there, or not for this token: an answer.
+            pass
 
     def files() -> list[str]:
         try:
@@ -53,13 +65,13 @@ def config_names(files: Sequence[str]) -> list[str]:
     return [match[1] for file in files if (match := _MANIFEST_OF.fullmatch(file))]
 
 
-def check_alone(repo: Repo, token: str | None = None) -> None:
+def check_alone(repo: Repo, token: str | None = None, dry_run: bool = False) -> None:
     """Before a subset without a name is published.
 
     Raises:
         HubError: there are subsets with names.
     """
-    if names := config_names(repo_files(repo, token)):
+    if names := config_names(repo_files(repo, token, dry_run)):
         raise HubError(
             f"{repo} has subsets with names ({', '.join(names)}), which the card of one without a name would hide. Give "
             "this one a name too (--config_name), or choose another repository."

@@ -104,7 +104,7 @@ def _push_config(subset: SubsetLike, folder: Path, repo: Repo, config: str, repo
     whole = folder.parent / CARD_FILE
     files = {f"{config}/{name}": folder / name for name in (CONFIG_DATA_FILE, MANIFEST_FILE, CARD_FILE, REPORT_FILE)}
     options |= {"type": "dataset", "message": f"Subset {config} of hf_tlm {__version__}", "replace": [f"{config}/*"]}
-    there = repo_files(repo, token)
+    there = repo_files(repo, token, options.get("dry_run", False))
     if MANIFEST_FILE in there:
         raise RetrievalError(f"{repo} has a subset without a name. Choose another repository, or leave the name out.")
     done: Push | None = None

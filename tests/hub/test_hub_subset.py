@@ -114,6 +114,11 @@ class TestNamed:
         assert "small/manifest.json" in push.pushed and push.commit is None
         assert not [path for method, path in hub.log if method in ("POST", "PUT")]
 
+    def test_a_dry_run_needs_no_hub(self, subset):
+        push = subset.push_to_hub("alice/passages", config="small", dry_run=True)
+        assert "The Hub was not asked" in push.about and sorted(push.sizes) == sorted(push.pushed)
+        assert 'load_dataset("alice/passages", "small"' in push.to_text()
+
     def test_two_writers_at_once_name_both(self, hub, subset, other, sleeps, monkeypatch):
         """Each has read what is there before the other has written."""
         subset.push_to_hub("alice/passages", config="a")

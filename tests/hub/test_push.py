@@ -154,6 +154,37 @@ def test_dry_run_sends_nothing(hub, folder, monkeypatch):
     assert hub.history("alice/model") == before and {method for method, _ in hub.log} == {"GET"}
 
 
+def test_a_dry_run_says_where_what_would_go(hub, folder):
+    (folder / "README.md").write_text("# Mine\n")
+    text = push(folder, "alice/model", message="m", private=False, dry_run=True).to_text()
+    assert "no such repository that you may see; it would be made, public" in text and text.endswith("README.md:\n\n# Mine")
+    assert [line for line in text.splitlines() if line.split() == ["README.md", "7", "bytes"]]
+    hub.put("alice/model", {"config.json": "{}"})
+    hub.repository("alice/model").private = True
+    first = push(folder, "alice/model", message="m", dry_run=True, tag="v1")
+    assert first.about == "The repository is there, and private. Tag: v1." and "config.json" not in first.sizes
+    assert "branch would be made" in push(folder, "alice/model", message="m", revision="b", dry_run=True).about
+    push(folder, "alice/model", message="m", tag="v1")
+    (folder / "config.json").write_bytes(b"new")
+    with pytest.raises(HubError, match="Choose another tag. Nothing was published"):
+        push(folder, "alice/model", message="m", tag="v1", dry_run=True)
+
+
+@pytest.mark.parametrize("how", [None, "reset", 503])
+def test_a_dry_run_needs_no_hub(folder, request, monkeypatch, how):
+    """Without a network, or with a Hub that fails, it is told at once what would be sent to an empty repository."""
+    if how is not None:
+        hub = request.getfixturevalue("hub")
+        hub.put("alice/model", {"config.json": "{}"})
+        hub.fail(lambda method, path: True, how, times=99)
+    monkeypatch.setattr("hf_tlm.hub.retry.time.sleep", lambda seconds: pytest.fail("waited"))
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    plan = push(folder, "alice/model", message="m", tag="v1", dry_run=True)
+    assert plan.pushed == sorted(CONTENT) and not plan.deleted + plan.unchanged
+    assert "The Hub was not asked" in plan.about and "would be made, private. Tag: v1." in plan.about
+    assert plan.sizes == {name: len(data) for name, data in CONTENT.items()}
+
+
 def requests_of_a_push(hub, folder, **options):
     hub.log.clear()
     push(folder, "alice/model", message="m", **options)
