@@ -37,6 +37,12 @@ class WandbRuns(WandbCallback):
                 WandbRuns._begun = wandb.run
         super().setup(args, state, model, **kwargs)
 
+    def on_train_begin(self, args, state, control, model=None, **kwargs):
+        """Begin the run; that of a search's trial by its name and in its group, which the callback would forget."""
+        if self._wandb is None or not (state.is_hyper_param_search and args.run_name):
+            return super().on_train_begin(args, state, control, model, **kwargs)
+        return self.setup(args, state, model, **kwargs)
+
 
 class TrackioRuns(TrackioCallback):
     """Trackio's callback; the only changes: runs are in a group, and only what goes on continues a run of its name."""

@@ -378,6 +378,30 @@ def test_options_that_would_be_lost_are_refused(arm, message):
         planned([{"name": "y", "subset": "BM25 + ISS 20%", **arm}])
 
 
+@pytest.mark.parametrize(
+    "arm, message",
+    [
+        ({"subset": "DSIR 20%", "select_influence": {"layer": 1}}, "of no effect with method dsir: layer 1. Leave"),
+        ({"subset": "random 20%", "select_influence": {"max_steps": 9}}, "of no effect with method random: max_steps 9"),
+        ({"subset": "BM25 20%", "select_influence": {"selection_seed": 1}}, "with method bm25-rank: selection_seed 1"),
+        ({"subset": "DSIR 20%", "select_influence": {"teacher": "linear"}}, "with method dsir: teacher linear"),
+        ({"subset": "confidence 20%", "select_influence": {"teacher": "linear", "layer": 1}}, "method confidence: layer 1"),
+        ({"subset": "BM25", "select_influence": {"layer": 1}}, "of select_influence have no effect, .* by retrieve, train"),
+        (
+            {"subset": "none", "retrieve": {"top_k": 1}},
+            "of retrieve have no effect, as it is made by train_tlm alone",
+        ),
+        ({"subset": "BM25", "finetune": {"max_steps": 1}}, "options of finetune have no effect"),
+        ({"pretrained": True, "train_tlm": {"max_steps": 1}}, "options of train_tlm have no effect"),
+    ],
+)
+def test_options_that_an_arm_does_not_read_are_refused(arm, message):
+    with pytest.raises(ReproductionError, match=f"Arm x: .*{message}"):
+        planned([{"name": "x", **arm}], pretrained="encoder")
+    read = {"subset": "DSIR 20%", "select_influence": {"selection_seed": 1}, "retrieve": {"top_k": 2}}
+    assert planned([{"name": "x", **read}])
+
+
 def test_options_that_would_be_lost_in_files_and_tasks(tmp_path):
     (tmp_path / "scale.yaml").write_text("train_tlm: {tokenizer_name: x}")
     with pytest.raises(ReproductionError, match="Section train_tlm of .*scale.yaml: train_tlm's tokenizer_name is given"):

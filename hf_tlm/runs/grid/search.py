@@ -140,7 +140,7 @@ def _run_trials(
             _write_trials(study, folder, asked)
     make_trainer = _trainer_factory(task, checkpoint, args, seed, folder)
     for number in range(len(_read(folder, asked)), trials):
-        trainer = make_trainer()
+        trainer = make_trainer(number)
         trainer.hyperparameter_search(
             hp_space=lambda trial: _draw(trial, grid, args),
             compute_objective=trainer.score_of,
@@ -240,7 +240,7 @@ class TrialTrainer(FinetuneTrainer):
 
 
 def _trainer_factory(task: Task, checkpoint: CheckpointArguments, args: FinetuneArguments, seed: int, folder: Path):
-    """A function that makes the trainer of a trial; what trials have in common is made once."""
+    """A function that makes the trainer of the n-th trial; what trials have in common is made once."""
     kind = kind_module(task.spec.kind)
     config, tokenizer = load_pretrained(task, checkpoint, args.max_length)
     chosen = draw_fraction(task.train, args.train_fraction, seed, task.spec.kind)
@@ -252,10 +252,12 @@ def _trainer_factory(task: Task, checkpoint: CheckpointArguments, args: Finetune
     if args.select_by == "last":
         base.eval_strategy = "no"  # The search evaluates at the end.
 
-    def make() -> TrialTrainer:
+    def make(number: int) -> TrialTrainer:
+        own = copy.copy(base)
+        own.run_name = f"{base.run_name}/{number}"  # A run of its own in trackers.
         trainer: TrialTrainer = TrialTrainer(
             None,
-            copy.copy(base),
+            own,
             model_init=lambda: load_model(task, checkpoint, config, args),
             train_dataset=features,
             eval_dataset=validation.by_length,
