@@ -7,6 +7,7 @@ import pytest
 from datasets import Dataset
 
 from hf_tlm.analysis import read_run, write_report
+from hf_tlm.analysis.arguments import ReportPageArguments
 from hf_tlm.analysis.report.compare import verdict
 from hf_tlm.analysis.report.curves import _losses, _validation
 from hf_tlm.analysis.report.retrieved import subset_command
@@ -16,7 +17,7 @@ from hf_tlm.influence import InfluenceScorer, SelectionArguments, select
 from hf_tlm.retrieval import Bm25Settings, RetrievalArguments, retrieve
 from hf_tlm.tasks import TaskArguments, TaskSpec, task_from_datasets
 from support.naive import tiny
-from support.report_runs import tlm_run
+from support.report_runs import text_task, tlm_run
 
 
 @pytest.fixture
@@ -106,6 +107,18 @@ def test_what_of_the_task_was_left_out_and_repeated_is_told(run, tmp_path):
     assert "Texts repeated within the split" in source and "train 1, test 1" in source and "made up" not in source
     left_out = ", ".join(f"{split} {why} 1" for split, whys in found["dropped"].items() for why in whys)
     assert "Rows left out" in source and left_out.count(" 1") == 3 and left_out in source
+
+
+def test_rare_words_of_held_out_texts_stand_beside(tmp_path):
+    rows = {"train": [("The gene gene binds", "a"), ("the gene binds", "b"), ("the cell", "a")]}
+    rows["validation"] = rows["test"] = [("The gene meets", "a"), ("cell THE the gene binds", "b")]
+    task = text_task(rows)
+    run, options = tlm_run(tmp_path / "run", task, {3: {1}}, [0.5]), ReportPageArguments(rare_below=2)
+    source = page(run, tmp_path, task=task, options=options)
+    facts = source[source.index("Kind of run") : source.index("</dl>", source.index("Kind of run"))]
+    # Of eight words cell is in one training text, and meets in none.
+    assert "Words that fewer than 2 training texts have" in facts and "test 25.0% (in none: 12.5%)" in facts
+    assert "training texts have" not in page(run, tmp_path)  # The task is not at hand.
 
 
 def test_the_command_of_a_selection_has_all_that_its_manifest_says(task, corpus_rows, tokenizer):

@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from hf_tlm.analysis.report.blocks import Block, Code, Column, Facts, Folded, Section, Table, Text, make_table
+from hf_tlm.analysis.report.rows import Rows
 from hf_tlm.analysis.report.run_folder import TITLES, RunFolder
 from hf_tlm.analysis.report.settings import settings_of
 from hf_tlm.hub.finetuned_card import METRIC_NAMES
@@ -30,10 +31,14 @@ COST = {
 }
 
 
-def what_was_run(run: RunFolder) -> Section:
-    """Task, data, model, command, and all settings, folded."""
+def what_was_run(run: RunFolder, predicted: Mapping[str, Rows | None]) -> Section:
+    """Task, data, model, command, and all settings, folded.
+
+    Args:
+        predicted: by split the rows that were, where the task is at hand.
+    """
     record = run.record
-    blocks: list[Block] = [Facts(_facts(run))]
+    blocks: list[Block] = [Facts(_facts(run, predicted))]
     if isinstance(command := record.get("command"), str):
         blocks.append(Code(command))
     settings = settings_of(run)
@@ -192,7 +197,7 @@ def duration(seconds: float) -> str:
     return f"{hours:,} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
-def _facts(run: RunFolder) -> list[tuple[str, str]]:
+def _facts(run: RunFolder, predicted: Mapping[str, Rows | None]) -> list[tuple[str, str]]:
     record, facts = run.record, [("Kind of run", TITLES[run.kind])]
     manifest = record if run.kind == "subset" else record.get("subset")
     if isinstance(task := record.get("task"), str):
@@ -211,6 +216,14 @@ def _facts(run: RunFolder) -> list[tuple[str, str]]:
             ]
             if shown := ", ".join(f"{of} {count:,}" for of, count in rows):
                 facts.append((title, shown))
+    shares = [
+        f"{split} {100 * found.rare_share(found.rare_below):.1f}% (in none: {100 * found.rare_share(1):.1f}%)"
+        for split, found in predicted.items()
+        if found is not None
+    ]
+    if shares:
+        below = next(found.rare_below for found in predicted.values() if found is not None)
+        facts.append((f"Words that fewer than {below} training texts have", ", ".join(shares)))
     if run.kind == "tlm" and manifest is None:
         facts.append(("Subset", "none: task data only"))
     if isinstance(manifest, Mapping):

@@ -86,8 +86,8 @@ def report_page(
             "The run came from the Hub, so nothing that it names was loaded: all of this is in its own files, or was given."
         )
     task = _task_of(run, task)
-    sections = [about.what_was_run(run), about.on_what(run), about.cost(run), about.scores(run)]
     judged, rows = _predictions(run, task, options, missing)
+    sections = [about.what_was_run(run, rows), about.on_what(run), about.cost(run), about.scores(run)]
     sections += _error_sections(run, judged, rows, options)
     if second is not None:
         sections.append(_against(run, second, judged, rows, options, missing))

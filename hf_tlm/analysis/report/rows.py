@@ -59,6 +59,11 @@ class Rows:
         """All of a row's texts as one."""
         return [" / ".join(parts) for parts in zip(*map(_as_text, self.columns, self.columns.values()), strict=True)]
 
+    def rare_share(self, below: int) -> float:
+        """Of all words of the rows the share that fewer than `below` training texts have; 0 without words."""
+        lengths, rare = lengths_and_rare_shares(self.texts, self.training.frequency, below)
+        return float((lengths * rare).sum() / max(1, lengths.sum()))
+
     @cached_property
     def groups(self) -> dict[str, list[Group]]:
         """By what rows are told apart -> the groups."""
