@@ -21,9 +21,10 @@ import torch
 from torch import nn
 
 from hf_tlm.models.errors import ModelError
+from hf_tlm.models.onnx_attention import exportable_attention
 
-# What the exporter writes without converting.
-OPSET = 18
+# The first with an operator for rotary positions; 20 is the first with one for GELU.
+OPSET = 23
 LARGEST = 2 << 30  # Bytes of a protobuf, in which a graph has its weights.
 PARTS = ("embeddings", "head")
 _MANY = 1 << 20
@@ -90,7 +91,7 @@ def to_onnx(
     dynamic = {place: torch.export.Dim(name, min=1, max=most) for place, (name, most) in enumerate(dims)}
     was = model.training
     try:
-        with _quietly(), _plain_attention(model):
+        with _quietly(), exportable_attention(model, opset):
             program = torch.onnx.export(
                 _Logits(model.eval(), inputs, outputs),
                 values,
@@ -111,23 +112,6 @@ def to_onnx(
     _strip(graph)
     check_plain(graph, opset)
     return graph
-
-
-@contextlib.contextmanager
-def _plain_attention(model: Any) -> Iterator[None]:
-    """With attention as products and a softmax: torch's fused one is traced with a test of every weight for nan.
-
-    Of a padded text no row is masked whole, which that test is for.
-    """
-    before = getattr(getattr(model, "config", None), "_attn_implementation", None)
-    if before in (None, "eager"):
-        yield
-        return
-    model.set_attn_implementation("eager")
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(before)
 
 
 @contextlib.contextmanager

@@ -62,7 +62,7 @@ class ExportArguments:
         None,
         "Folder in which `npm install @huggingface/transformers@4.3.1` was run. Default: npm fetches what the page needs.",
     )
-    opset: int = option(18, "Version of ONNX's operators.")
+    opset: int = option(23, "Version of ONNX's operators.")
     max_length: int | None = option(
         None, "Tokens after which loaders cut a text. Default: as in training; of stock checkpoints the longest."
     )

@@ -79,7 +79,7 @@ def test_graphs_are_plain(exported):
         content = (exported.folder / name).read_bytes()
         made = onnx.load_from_string(content)
         onnx.checker.check_model(made)
-        assert [(entry.domain, entry.version) for entry in made.opset_import] == [("", 18)]
+        assert [(entry.domain, entry.version) for entry in made.opset_import] == [("", 23)]
         assert {node.domain for node in made.graph.node} == {""} and not made.functions
         assert b"site-packages" not in content and str(ROOT).encode() not in content
         shapes = {each.name: [dim.dim_param for dim in each.type.tensor_type.shape.dim] for each in made.graph.input}

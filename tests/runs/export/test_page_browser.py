@@ -18,11 +18,12 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from hf_tlm.models.onnx_session import OnnxModel
-from hf_tlm.runs import write_page
+from hf_tlm.runs import export_onnx, write_page
 from hf_tlm.runs.export import page as module
 from hf_tlm.training import ArgumentsError
 from support.kind_toys import byte_level, wordpiece
-from support.toys import sentences
+from support.tiny_checkpoints import go, pretrained
+from support.toys import make_task, sentences
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 RUNTIME = os.environ.get("HF_TLM_PAGE_RUNTIME")
@@ -222,6 +223,23 @@ def test_tokens_and_classes_are_those_of_python(page, exported, tmp_path):
             assert np.argmax(one["shares"]) == np.argmax(shares) and one["shares"] == pytest.approx(shares, abs=0.01)
     assert not differ, f"{len(differ)} of {len(given)}: {differ[:3]}"
     assert cut > 200 and len(given) > 1000
+
+
+@pytest.mark.slow
+@in_a_browser
+def test_rotary_positions(tokenizer, tmp_path):
+    """ModernBERT's graph has an operator that the browser's runtime must know."""
+    base = pretrained(tmp_path / "base", tokenizer, "modernbert", num_hidden_layers=2)
+    go(tmp_path / "run", base, make_task(train=24), max_steps=2)
+    made = export_onnx(str(tmp_path / "run"), tmp_path / "out", task=make_task(), max_drop=100)
+    page = write_page(made.folder, tmp_path / "page", runtime=RUNTIME)
+    given = [[row["text"], None, True] for row in sentences(50, 4)]
+    texts = Tokenizer.from_file(str(made.folder / "tokenizer.json"))
+    model = OnnxModel(made.folder, "int8")
+    for case, one in zip(given, driven(page, tmp_path, given), strict=True):
+        expected = texts.encode(case[0])
+        (logits,) = model({"input_ids": [expected.ids], "attention_mask": [expected.attention_mask]})
+        assert one["shares"] == pytest.approx(np.exp(logits[0]) / np.exp(logits[0]).sum(), abs=0.01)
 
 
 @pytest.mark.slow

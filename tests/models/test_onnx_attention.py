@@ -1,0 +1,56 @@
+"""Attention as it is exported: that of the stock models, at scores of any size."""
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForSequenceClassification
+from transformers.models.modernbert import modeling_modernbert
+
+from hf_tlm.models.onnx_attention import _attention, exportable_attention
+from support.toys import TINY_CONFIGS
+
+
+def weights(query, key, mask):
+    """The weights of `_attention`, float [B, H, S, S]."""
+    eye = torch.eye(key.shape[2], dtype=query.dtype).expand(*key.shape[:2], -1, -1)
+    return _attention(None, query, key, eye, mask)[0].transpose(1, 2)
+
+
+@pytest.mark.parametrize("size", [1, 30, 300])
+def test_masked_scores_weigh_nothing_and_are_no_denormal_numbers(size):
+    """Scores range over 1,000 and more, and masked ones are above all others of their row."""
+    generator = torch.Generator().manual_seed(0)
+    query, key = (size * torch.randn(2, 3, 17, 8, generator=generator) for _ in range(2))
+    seen = torch.rand(2, 1, 17, 17, generator=generator) < 0.5
+    seen |= torch.eye(17, dtype=torch.bool)
+    mask = torch.where(seen, 0.0, torch.finfo(torch.float32).min)
+    found = weights(query, key, mask)
+    scores = (query.double() @ key.double().transpose(-1, -2)) * 8**-0.5
+    expected = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+    assert (found.double() - expected).abs().max() < 2e-7 * max(1.0, scores.abs().max().item())
+    assert found[~seen.expand_as(found)].max() < 1e-25
+    assert found.min() >= torch.finfo(torch.float32).tiny
+
+
+def test_a_row_that_is_masked_whole_has_no_nan():
+    states = torch.randn(1, 1, 5, 4)
+    found = weights(states, states, torch.full((1, 1, 5, 5), torch.finfo(torch.float32).min))
+    assert torch.equal(found, torch.full((1, 1, 5, 5), 0.2))
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "electra", "albert", "distilbert", "modernbert"])
+def test_bodies_give_their_logits_and_are_as_before_afterwards(family):
+    torch.manual_seed(0)
+    model = AutoModelForSequenceClassification.from_config(AutoConfig.for_model(family, **TINY_CONFIGS[family])).eval()
+    attention = model.config._attn_implementation
+    rotary = modeling_modernbert.ModernBertRotaryEmbedding.forward, modeling_modernbert.apply_rotary_pos_emb
+    inputs = {"input_ids": torch.randint(5, 30, (3, 12)), "attention_mask": torch.ones(3, 12, dtype=torch.int64)}
+    inputs["attention_mask"][0, 4:] = 0
+    with torch.no_grad():
+        stock = model(**inputs).logits
+        for opset in (18, 23):
+            with exportable_attention(model, opset):
+                assert model.config._attn_implementation != attention
+                assert torch.allclose(model(**inputs).logits, stock, atol=1e-6)
+        assert torch.equal(model(**inputs).logits, stock)
+    assert model.config._attn_implementation == attention
+    assert rotary == (modeling_modernbert.ModernBertRotaryEmbedding.forward, modeling_modernbert.apply_rotary_pos_emb)
