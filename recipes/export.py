@@ -1,13 +1,14 @@
 r"""Export a finished model to ONNX, in float32 and in 8 bits, for onnxruntime and the browser.
 
-    hf-tlm export --model_name_or_path runs/reviews --task reviews.csv --output_dir exports/reviews
+    hf-tlm export --model_name_or_path runs/reviews --output_dir exports/reviews
     hf-tlm export --model_name_or_path runs/reviews/mlm --data texts.txt --output_dir exports/reviews-mlm
     hf-tlm export --model_name_or_path owner/name --dtypes fp32
-    hf-tlm export --model_name_or_path runs/reviews --task reviews.csv --page pages/reviews
+    hf-tlm export --model_name_or_path owner/name --task reviews.csv --page pages/reviews
 
 Every file is checked when it is made: float32 gives torch's logits within 1e-4 on the task's validation texts, or on those
 of --data, or without either on random tokens. The score of int8 is measured; one that loses more than --max_drop is refused.
-Give --task with the options that it had in training. Nothing changes in the folder that is read. Needs the extra [onnx].
+The task is that of the run, where its data are still what it was trained on; else give --task with the options that it had
+in training. Nothing changes in the folder that is read. Needs the extra [onnx].
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from hf_tlm import runs
+from hf_tlm import analysis, runs
 from hf_tlm.config import parse, run
 from hf_tlm.errors import HfTlmError
 from hf_tlm.runs import ExportArguments
@@ -29,8 +30,8 @@ class CheckArguments(TaskArguments):
 
     task: str | None = option(
         None,
-        "A table of texts and labels, a folder, a Hub dataset id or a registered task, as in training. Without "
-        "one give --data, or --dtypes fp32.",
+        "A table of texts and labels, a folder, a Hub dataset id or a registered task, as in training. Default: that "
+        "of the run, if its data are here. Without one give --data, or --dtypes fp32.",
     )
 
 
@@ -43,11 +44,23 @@ def main() -> None:
     if task_args.task is None and given:
         raise HfTlmError(f"--{given[0]} has no effect without --task. Leave it out.")
 
-    # 2. Export, and check.
+    # 2. The task: the one given, or that of the run.
     task = None if task_args.task is None else task_args.load()
+    if task is None and args.needs_texts:
+        try:
+            task, place = analysis.task_of_run(args.model_name_or_path)
+        except HfTlmError as error:
+            reduced = " and ".join(name for name in args.dtypes if name != "fp32")
+            raise HfTlmError(
+                f"{reduced}: checked on texts. {error} Give --task, whose validation texts are scored, or --data, a file of "
+                "texts; or --dtypes fp32."
+            ) from None
+        print(f"task        {place}, as the run was trained on it")
+
+    # 3. Export, and check.
     exported = runs.export_onnx(args.model_name_or_path, args.output_dir, task=task, **args.options())
 
-    # 3. What came of it.
+    # 4. What came of it.
     checked = exported.record["checked_on"]
     print(exported.to_text())
     print(f"checked on  {checked['what']}" + (f" ({checked['texts']:,} texts)" if checked["texts"] else ""))

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from hf_tlm.analysis.heads.head_types import AttentionHead, LayerShares, count_maxima, layer_shares
     from hf_tlm.analysis.report.arguments import ReportArguments
     from hf_tlm.analysis.report.page import report_page, write_report
+    from hf_tlm.analysis.report.recorded import task_of_run
     from hf_tlm.analysis.report.run_folder import RunFolder, read_run
     from hf_tlm.analysis.runs import Result, find_results
     from hf_tlm.analysis.subsets.case_study import CaseStudy, RetrievedPassage, case_studies, case_studies_to_markdown

@@ -161,10 +161,21 @@ def test_the_recorded_task_is_found_again(run, tmp_path, monkeypatch):
     for command in commands:
         write_json(run / "results.json", results | {"command": command})
         assert "text" in page_of(run, tmp_path).tables["test: errors, the surest first"][0]
+    assert analysis.task_of_run(run / "seed-3")[1] == "data"
+    table = tmp_path / "data.csv"
+    Dataset.from_list(sentences(24, 1)).to_csv(table)
+    of_table = AnalyzedTask(task=str(table), validation_share=0.25, test_share=0.5).load()
+    command = f"hf-tlm train --task {table} --validation-share 0.25 --test_share=0.5"
+    write_json(run / "results.json", results | {"command": command, "task_fingerprint": of_table.fingerprint})
+    assert analysis.task_of_run(run)[0].fingerprint == of_table.fingerprint
     # Other data than the run's have other texts, and a command can be anything.
     for command in ("train_tlm.py --task data --text_column label", "train_tlm.py --task nowhere", "hf-tlm", "'", 7, ""):
         write_json(run / "results.json", results | {"command": command})
         assert "text" not in page_of(run, tmp_path).tables["test: errors, the surest first"][0]
+        with pytest.raises(AnalysisError, match="other data now|no file or folder|names no task"):
+            analysis.task_of_run(run)
+    with pytest.raises(AnalysisError, match="no folder of a run"):
+        analysis.task_of_run(tmp_path / "nowhere")
 
 
 def test_another_task_is_refused(run, tmp_path):

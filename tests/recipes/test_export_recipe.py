@@ -1,10 +1,11 @@
 """The command: a run of its own is exported and predicted with, and options that do nothing are refused."""
 
 import pytest
+from datasets import Dataset
 
 from support import warm
-from support.tiny_checkpoints import go, pretrained
-from support.toys import make_task, sentences, write_files
+from support.tiny_checkpoints import pretrained
+from support.toys import sentences
 
 
 def hf_tlm(*arguments, status=0):
@@ -15,12 +16,37 @@ def hf_tlm(*arguments, status=0):
 
 @pytest.mark.slow
 def test_export_and_predict(tmp_path, tokenizer):
-    write_files(tmp_path)
+    """The task is the one that the run was trained on, while its data are the same; another place of it is given."""
+    table = tmp_path / "reviews.csv"
+    rows = [{"body": row["text"], "label": row["label"]} for row in sentences(60, 3)]
+    Dataset.from_list(rows).to_csv(table, sep=";")
     base = pretrained(tmp_path / "base", tokenizer, "modernbert")
-    go(tmp_path / "run", base, make_task(), max_steps=2)
-    checked = ["--task", tmp_path / "task", "--max_drop", "100"]
-    said = hf_tlm("export", "--model_name_or_path", tmp_path / "run", "--output_dir", tmp_path / "out", *checked)
-    assert "onnx/model_quantized.onnx" in said and "checked on  validation of task (24 texts)" in said
+    options = ["--task", table, "--text_column", "body", "--validation_share", "0.4", "--separator", ";"]
+    train = ["--model_name_or_path", base, "--output_dir", tmp_path / "run", "--max_steps", "2", "--max_length", "32"]
+    hf_tlm(
+        "finetune",
+        *options,
+        *train,
+        "--use_cpu",
+        "true",
+        "--save_strategy",
+        "no",
+        "--eval_strategy",
+        "no",
+        "--select_by",
+        "last",
+    )
+    export = ["export", "--model_name_or_path", tmp_path / "run", "--output_dir", tmp_path / "out", "--max_drop", "100"]
+    said = hf_tlm(*export)
+    assert f"task        {table}, as the run was trained on it" in said and "onnx/model_quantized.onnx" in said
+    assert "checked on  validation of reviews (25 texts)" in said
+    table.rename(tmp_path / "moved.csv")
+    said = hf_tlm(*export, status=1)
+    assert "reviews.csv, the task of run, is no file or folder here. Give --task" in said and "Traceback" not in said
+    (tmp_path / "moved.csv").rename(table)
+    with table.open("a") as file:
+        file.write("one more;a\n")
+    assert "reviews.csv has other data now than when run was trained. Give --task" in hf_tlm(*export, status=1)
     (tmp_path / "new.txt").write_text("".join(f"{row['text']}\n" for row in sentences(5, 7)))
     model = ["--model_name_or_path", tmp_path / "out", "--backend", "onnx", "--num_threads", "1"]
     hf_tlm("predict", *model, "--data", tmp_path / "new.txt", "--output", tmp_path / "new.csv")
@@ -32,6 +58,7 @@ def test_export_and_predict(tmp_path, tokenizer):
     ("arguments", "words"),
     [
         (["export", "--text_column", "body"], "--text_column has no effect without --task"),
+        (["export"], "int8: checked on texts. no/such/place is no folder of a run, which would name its task. Give --task"),
         (["export", "--opset", "9"], "expected a whole number from 18 to 23; received 9"),
         (["export", "--dtypes", "int2"], "invalid choice: 'int2'"),
         (["export", "--dtypes", "fp32"], "No model 'no/such/place'"),
@@ -42,6 +69,6 @@ def test_export_and_predict(tmp_path, tokenizer):
 def test_refused_in_a_line(arguments, words):
     command, *rest = arguments
     said = hf_tlm(
-        command, "--model_name_or_path", "no/such/place", *rest, status=2 if "invalid" in words or "opset" in rest[0] else 1
+        command, "--model_name_or_path", "no/such/place", *rest, status=2 if "invalid" in words or "--opset" in rest else 1
     )
     assert words in said and "Traceback" not in said

@@ -7,13 +7,16 @@ not looked for at all.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shlex
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_tlm.analysis.arguments import AnalyzedTask
-from hf_tlm.analysis.report.run_folder import RunFolder
+from hf_tlm.analysis.errors import AnalysisError
+from hf_tlm.analysis.report.run_folder import RunFolder, read_run
 from hf_tlm.commands import COMMANDS
 from hf_tlm.config import config_files, read_configs
 from hf_tlm.errors import HfTlmError
@@ -21,6 +24,7 @@ from hf_tlm.hub.run_files import is_foreign
 from hf_tlm.presets import find
 from hf_tlm.tasks import TASKS
 from hf_tlm.training.run_folder import places_of
+from hf_tlm.utils.run_names import SETTINGS_FILE
 
 if TYPE_CHECKING:
     from hf_tlm.retrieval import Subset
@@ -29,16 +33,52 @@ if TYPE_CHECKING:
 
 def recorded_task(run: RunFolder) -> Task | None:
     """The task of the recorded command, if its data are those of the run; None otherwise."""
-    values = _options(run)
-    place = str(values.get("task") or "")
-    if place not in TASKS and not _is_here(place):
+    try:
+        return _recorded_task(run)[0]
+    except AnalysisError:
         return None
+
+
+def task_of_run(folder: str | os.PathLike) -> tuple[Task, str]:
+    """The task that a run was trained on, as its command named it and with the same data, and the place of these.
+
+    Args:
+        folder: of a run of this machine, or one within it: `mlm`, `seed-0/model`.
+
+    Raises:
+        AnalysisError: it is none, or the task cannot be told, is not where it was, or has other data now.
+    """
+    here = Path(folder).resolve()
+    home = next((place for place in (here, *here.parents[:4]) if (place / SETTINGS_FILE).is_file()), None)
+    if home is None:
+        raise AnalysisError(f"{folder} is no folder of a run, which would name its task.")
+    return _recorded_task(read_run(home))
+
+
+def _recorded_task(run: RunFolder) -> tuple[Task, str]:
+    """See `task_of_run`."""
+    if is_foreign(run.path):
+        raise AnalysisError(f"{run.name} is from the Hub: what its command names is not looked for here.")
+    values = _options(run)
+    named = str(values.get("task") or "")
+    if not named:
+        raise AnalysisError(f"The command that {run.name} recorded names no task.")
+    place = named if named in TASKS else next((place for place in _places(run, named) if _is_here(place)), None)
+    if place is None:
+        raise AnalysisError(f"{named}, the task of {run.name}, is no file or folder here.")
     known = {name: values[name] for name in AnalyzedTask.__dataclass_fields__ if name in values}
     try:
-        task = AnalyzedTask(**known).load()
-    except (ValueError, TypeError, OSError):  # No data there, or no network.
-        return None
-    return task if task.fingerprint == run.record.get("task_fingerprint") else None
+        task = AnalyzedTask(**known | {"task": place}).load()
+    except (ValueError, TypeError, OSError) as error:  # No data there, or no network.
+        raise AnalysisError(f"{named}, the task of {run.name}, cannot be loaded: {' '.join(str(error).split())}") from None
+    if task.fingerprint != run.record.get("task_fingerprint"):
+        raise AnalysisError(f"{named} has other data now than when {run.name} was trained.")
+    return task, place
+
+
+def _places(run: RunFolder, named: str) -> list[str]:
+    """Where it may be: as it was called where the run was started, which may be a folder above the run's."""
+    return [os.path.join(base, named) for base in ("", *map(str, run.path.resolve().parents))]
 
 
 def recorded_subset(run: RunFolder) -> Subset | None:
@@ -48,8 +88,7 @@ def recorded_subset(run: RunFolder) -> Subset | None:
     place, manifest = _options(run).get("subset"), run.record.get("subset")
     if not place or not manifest:
         return None
-    # As it was called where the run was started, which may be a folder above the run's.
-    for folder in (os.path.join(base, str(place)) for base in ("", *map(str, run.path.resolve().parents))):
+    for folder in _places(run, str(place)):
         if not _is_here(folder):
             continue
         try:
@@ -61,9 +100,9 @@ def recorded_subset(run: RunFolder) -> Subset | None:
     return None
 
 
-def _is_here(folder: str) -> bool:
-    """Whether it is a folder, and of no other machine."""
-    return not folder.startswith(("//", "\\\\")) and os.path.isdir(folder)
+def _is_here(place: str) -> bool:
+    """Whether it is a folder or a file, and of no other machine."""
+    return not place.startswith(("//", "\\\\")) and (os.path.isdir(place) or os.path.isfile(place))
 
 
 def _options(run: RunFolder) -> dict[str, Any]:
@@ -88,6 +127,7 @@ def _options(run: RunFolder) -> dict[str, Any]:
     for argument in arguments:
         if argument.startswith("--"):
             name, equals, value = argument[2:].partition("=")
+            name = name.replace("-", "_")
             values[name] = value if equals else True
         elif name is not None:
             before = values[name]
@@ -96,10 +136,13 @@ def _options(run: RunFolder) -> dict[str, Any]:
 
 
 def _typed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """`columns` is a list also where it has one pair, `drop_bad_rows` true also as "true"."""
+    """`columns` is a list also where it has one pair, shares are numbers, `drop_bad_rows` is true also as "true"."""
     typed = dict(values)
     if isinstance(typed.get("columns"), str):
         typed["columns"] = [typed["columns"]]
+    for name in ("validation_share", "test_share"):
+        with contextlib.suppress(ValueError, TypeError):  # Which refuses the task with the value.
+            typed |= {name: float(typed[name])} if name in typed else {}
     if "drop_bad_rows" in typed:
         typed["drop_bad_rows"] = str(typed["drop_bad_rows"]).lower() in ("true", "1", "yes")
     return typed

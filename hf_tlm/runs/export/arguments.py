@@ -74,6 +74,11 @@ class ExportArguments:
         check_effects(self, ArgumentsError)
         check_data("data", self.data)
 
+    @property
+    def needs_texts(self) -> bool:
+        """Whether files are checked that need texts, and no file of such was given."""
+        return self.data is None and set(self.dtypes) != {"fp32"}
+
     def options(self) -> dict[str, Any]:
         """The keyword arguments of `hf_tlm.runs.export_onnx`."""
         names = (
