@@ -71,8 +71,6 @@ def _fixed_angles(config: Any) -> bool:
 @contextlib.contextmanager
 def _rotary_operator() -> Iterator[None]:
     """With ModernBERT's rotary positions as one operator, where stock code is seven of them for queries, and for keys."""
-    kind, stock = modeling_modernbert.ModernBertRotaryEmbedding, modeling_modernbert.apply_rotary_pos_emb
-    stock_angles = kind.forward
 
     def angles(self: Any, x: torch.Tensor, position_ids: torch.Tensor, layer_type: str) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines, float [1, S, D / 2]: stock code has them twice, side by side."""
@@ -87,8 +85,15 @@ def _rotary_operator() -> Iterator[None]:
         turned = [torch.onnx.ops.rotary_embedding(states, cos, sin) for states in (query, key)]
         return turned[0], turned[1]
 
-    kind.forward, modeling_modernbert.apply_rotary_pos_emb = angles, apply
+    others = [
+        (modeling_modernbert.ModernBertRotaryEmbedding, "forward", angles),
+        (modeling_modernbert, "apply_rotary_pos_emb", apply),
+    ]
+    stock = [(owner, name, getattr(owner, name)) for owner, name, _ in others]
     try:
+        for owner, name, function in others:
+            setattr(owner, name, function)
         yield
     finally:
-        kind.forward, modeling_modernbert.apply_rotary_pos_emb = stock_angles, stock
+        for owner, name, function in stock:
+            setattr(owner, name, function)

@@ -216,14 +216,14 @@ def _facts(run: RunFolder, predicted: Mapping[str, Rows | None]) -> list[tuple[s
             ]
             if shown := ", ".join(f"{of} {count:,}" for of, count in rows):
                 facts.append((title, shown))
-    shares = [
+    rare = [
         f"{split} {100 * found.rare_share(found.rare_below):.1f}% (in none: {100 * found.rare_share(1):.1f}%)"
         for split, found in predicted.items()
         if found is not None
     ]
-    if shares:
+    if rare:
         below = next(found.rare_below for found in predicted.values() if found is not None)
-        facts.append((f"Words that fewer than {below} training texts have", ", ".join(shares)))
+        facts.append((f"Words that fewer than {below} training texts have", ", ".join(rare)))
     if run.kind == "tlm" and manifest is None:
         facts.append(("Subset", "none: task data only"))
     if isinstance(manifest, Mapping):
