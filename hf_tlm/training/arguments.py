@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar
 from hf_tlm.training.base_arguments import SeedsArguments
 from hf_tlm.training.errors import ArgumentsError
 from hf_tlm.training.run_arguments import RunArguments
-from hf_tlm.training.teacher_arguments import WITHOUT_TEACHER, TeacherArguments
+from hf_tlm.training.teacher_arguments import WITHOUT_PASSAGES, WITHOUT_TEACHER, TeacherArguments
 from hf_tlm.utils.no_effect import OnlyWith
 from hf_tlm.utils.options import option
 
@@ -38,7 +38,7 @@ class TlmArguments(TeacherArguments, RunArguments, SeedsArguments):
         "1: joint training only. 2: fine-tuning only (give --model_name_or_path a stage-1 model). both.",
         choices=["1", "2", "both"],
     )
-    teacher_output: Annotated[str | None, WITHOUT_TEACHER] = option(
+    teacher_output: Annotated[str | None, WITHOUT_TEACHER, WITHOUT_PASSAGES] = option(
         None, "Folder for the subset with the teacher's answers in a column teacher_probs, to be published like any."
     )
     teacher_rounds: Annotated[int, WITHOUT_TEACHER] = option(
@@ -102,7 +102,7 @@ class TlmArguments(TeacherArguments, RunArguments, SeedsArguments):
         "the type modernbert. Default: as in stage 1.",
         choices=["cls", "mean"],
     )
-    stage2_teacher_passages: Annotated[bool, WITHOUT_TEACHER] = option(
+    stage2_teacher_passages: Annotated[bool, WITHOUT_TEACHER, WITHOUT_PASSAGES] = option(
         True, "Stage 2: the teacher's passages are training texts there too."
     )
 

@@ -12,7 +12,7 @@ from hf_tlm.utils.options import option
 NONE = "none"
 LINEAR = "linear"
 WITHOUT_TEACHER = NoEffect("teacher", ([NONE],), "without a teacher. Leave it out.")
-_NO_PASSAGES = NoEffect("teacher_passages", (0,), "with teacher_passages 0. Leave it out.")
+WITHOUT_PASSAGES = NoEffect("teacher_passages", (0,), "with teacher_passages 0. Leave it out.")
 
 
 @dataclass(repr=False)
@@ -44,19 +44,19 @@ class TeacherArguments:
         "Passages that the teacher answers for: those it is most certain of, in proportion to the task's "
         "classes. 0: the task's texts alone.",
     )
-    teacher_trust: Annotated[str, WITHOUT_TEACHER, _NO_PASSAGES] = option(
+    teacher_trust: Annotated[str, WITHOUT_TEACHER, WITHOUT_PASSAGES] = option(
         "confidence",
         "How certain the teacher is of a passage: by the probability of its class (confidence), or by how "
         "little is spread over all classes (entropy).",
         choices=["confidence", "entropy"],
     )
-    teacher_passage_length: Annotated[str, WITHOUT_TEACHER, _NO_PASSAGES] = option(
+    teacher_passage_length: Annotated[str, WITHOUT_TEACHER, WITHOUT_PASSAGES] = option(
         "whole",
         "whole: passages as they are. task: each is cut, before the teacher is asked, to a length that texts of "
         "the task have.",
         choices=["whole", "task"],
     )
-    teacher_share: Annotated[float, WITHOUT_TEACHER, _NO_PASSAGES] = option(
+    teacher_share: Annotated[float, WITHOUT_TEACHER, WITHOUT_PASSAGES] = option(
         0.5, "Of the texts of task batches at most so many, below 1, are the teacher's passages."
     )
 

@@ -189,6 +189,11 @@ def test_pairs_and_too_few_texts_are_refused(task):
         ({"teacher_share": 0.1}, "teacher_share 0.1 has no effect without a teacher"),
         ({"teacher": "linear", "teacher_passages": 0, "teacher_share": 0.1}, "no effect with teacher_passages 0"),
         ({"teacher": "linear", "teacher_passages": 0, "teacher_trust": "entropy"}, "no effect with teacher_passages 0"),
+        ({"teacher": "linear", "teacher_passages": 0, "teacher_output": "x"}, "no effect with teacher_passages 0"),
+        (
+            {"teacher": "linear", "teacher_passages": 0, "stage2_teacher_passages": False},
+            "no effect with teacher_passages 0",
+        ),
         ({"teacher": "linear", "teacher_weight": 0.0}, "teacher_weight 0 leaves the teacher unheard"),
         ({"teacher": "linear", "teacher_weight": float("nan")}, "teacher_weight"),
         ({"teacher": "linear", "teacher_share": 1.0}, "teacher_share"),
@@ -219,7 +224,15 @@ def model_file(folder):
     return ModelArguments(model_config=str(folder / "model.json"), vocab_size=120)
 
 
-@pytest.mark.parametrize("option", [{"teacher_passages": 7}, {"teacher_trust": "entropy"}, {"teacher_output": "out"}])
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"teacher_passages": 7},
+        {"teacher_trust": "entropy"},
+        {"teacher_output": "out"},
+        {"stage2_teacher_passages": False},
+    ],
+)
 def test_options_on_passages_need_passages(tmp_path, task, option):
     args = TlmArguments(output_dir=str(tmp_path / "run"), **{**FAST, "rho1": 0}, teacher="linear", **option)
     with pytest.raises(ArgumentsError, match=f"{next(iter(option))} .* has no effect without a subset"):
@@ -228,6 +241,24 @@ def test_options_on_passages_need_passages(tmp_path, task, option):
     pairs = {name: rows.add_column("text_pair", rows["text"][:]) for name, rows in task.splits.items()}
     with pytest.raises(ArgumentsError, match="has no effect for pairs of texts"):
         check_passage_options(dataclasses.replace(task, splits=pairs), True, args)
+    check_passage_options(task, True, args)
+
+
+def test_where_answers_cannot_be_written(tmp_path, task, corpus):
+    """Said before anything is asked, and nothing is replaced that is no such subset."""
+    subset = retrieve(task, corpus, top_k=4)
+    subset.save(tmp_path / "subset")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").write_text("mine")
+    for name, message in (("subset", "would be lost"), ("other", "something else"), ("run", "of the run itself")):
+        options = {"teacher": "linear", "teacher_output": str(tmp_path / name)}
+        args = TlmArguments(output_dir=str(tmp_path / "run"), **FAST, **options)
+        with pytest.raises(HfTlmError, match=message):
+            run_tlm(task, subset, args, model_file(tmp_path))
+        assert not (tmp_path / "run").exists()
+    teacher = ask_teacher(task, subset.dataset, args)
+    answered_subset(subset, teacher, task.label_names).save(tmp_path / "answered")
+    args.teacher_output = str(tmp_path / "answered")
     check_passage_options(task, True, args)
 
 

@@ -19,6 +19,7 @@ from datasets import Dataset, List, Value, config
 
 from hf_tlm.influence import PassageScores
 from hf_tlm.retrieval import Subset
+from hf_tlm.retrieval.subset import MANIFEST_FILE, check_replaceable
 from hf_tlm.runs.prediction.arguments import MACHINE
 from hf_tlm.runs.teachers.answers import Answers, read_mapping
 from hf_tlm.runs.teachers.choice import certainty, marks_without_passages, most_certain, task_lengths
@@ -30,6 +31,7 @@ from hf_tlm.training.applicable import of_training
 from hf_tlm.training.errors import ArgumentsError
 from hf_tlm.training.teacher import Teacher, described, doubts
 from hf_tlm.training.teacher_arguments import LINEAR
+from hf_tlm.utils.json_files import find_object
 from hf_tlm.utils.locks import agree, place_in_job
 from hf_tlm.utils.seals import keep_sealed, seal_problem
 
@@ -47,7 +49,10 @@ _OF_TRAINING = (
 _ARRAYS = ("train", "passages", "disagreement")
 # Of a report what a subset's manifest tells, which has no times.
 _WHO, _COST = ("model", "teachers", "file"), ("parameters", "tokens", "flops")
-PASSAGE_OPTIONS = ("teacher_passages", "teacher_trust", "teacher_passage_length", "teacher_share", "teacher_output")
+PASSAGE_OPTIONS = (
+    *("teacher_passages", "teacher_trust", "teacher_passage_length", "teacher_share", "teacher_output"),
+    "stage2_teacher_passages",
+)
 
 
 def open_teacher(task: Task, args: Any) -> LinearTeacher | ModelTeacher | TableTeacher | None:
@@ -96,14 +101,27 @@ def check_passage_options(task: Task, has_passages: bool, args: Any) -> None:
         args: with the fields of `TeacherArguments`, of a run.
 
     Raises:
-        ArgumentsError: one was given without a subset, or for pairs of texts, whose teacher answers for the task's alone.
+        ArgumentsError: one was given without a subset, or for pairs of texts, whose teacher answers for the task's alone;
+            `teacher_output` is the run's own folder, or a subset without a teacher's answers, which would be lost.
+        RetrievalError: `teacher_output` holds something else than a subset.
     """
+    if (output := getattr(args, "teacher_output", None)) is not None:
+        if Path(output).resolve() == args.folder.resolve():
+            raise ArgumentsError(f"teacher_output {output} is the folder of the run itself. Choose another one.")
+        check_replaceable(Path(output))
+        if "teacher" not in (find_object(Path(output) / MANIFEST_FILE) or {"teacher": None}):
+            raise ArgumentsError(
+                f"teacher_output {output} holds a subset without a teacher's answers, which would be lost. Choose another "
+                "folder."
+            )
     if not args.taught or (has_passages and "text_pair" not in task.train.column_names):
         return
     why = "for pairs of texts" if has_passages else "without a subset"
     for entry in fields(args):
         value = getattr(args, entry.name)
-        if entry.name in PASSAGE_OPTIONS and value != entry.default and value != 0:
+        if (entry.name, value) == ("teacher_passages", 0):
+            continue
+        if entry.name in PASSAGE_OPTIONS and value != entry.default:
             raise ArgumentsError(f"{entry.name} {value} has no effect {why}: it is of a teacher's passages. Leave it out.")
 
 
