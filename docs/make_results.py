@@ -5,7 +5,7 @@
 
 A page gathers what benchmarks wrote beside their records: the tables, each with its command and machine, and the pictures.
 What they say is written by hand in benchmarks/results/notes, one file a page; a figure there that neither a table of the
-page has nor a file that the note links is an error. In benchmarks/results/findings.md every paragraph and item links the
+page has nor a file that the note links is an error. In findings.md and plateau/findings.md every paragraph and item links the
 records of its own figures; what is worked out from them by hand is in italics.
 """
 
@@ -26,6 +26,8 @@ PAGES = ROOT / "docs" / "results"
 RECORDS = ROOT / "benchmarks" / "results"
 NOTES = RECORDS / "notes"
 README = ROOT / "README.md"
+# Written by hand at the head of a source.
+FINDINGS = {"findings.md": RECORDS / "findings.md", "plateau.md": RECORDS / "plateau" / "findings.md"}
 # Whole numbers up to this one count things that no table has: seeds, tasks, columns.
 SMALL = 12
 
@@ -202,9 +204,10 @@ def with_links(text: str, source: str) -> str:
     def moved(link: re.Match) -> str:
         if "://" in link[2] or link[2].startswith("#"):
             return link[0]
-        target = posixpath.normpath(posixpath.join(posixpath.dirname(source), link[2]))
+        name, hash_, part = link[2].partition("#")
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(source), name))
         place = f"{homes[target]}.md" if target in homes else posixpath.relpath(RECORDS / target, PAGES)
-        return link[1] + place + link[3]
+        return f"{link[1]}{place}{hash_}{part}{link[3]}"
 
     return LINK.sub(moved, text)
 
@@ -285,18 +288,22 @@ def scores_under(file: Path, key: str) -> str:
     return " ".join(f"{number:.6f}" for number in found)
 
 
-def unfounded_blocks(file: Path) -> list[str]:
+def unfounded_blocks(file: Path, folder: Path = RECORDS) -> list[str]:
     """The figures of a text written by hand that no record has which their paragraph or item links.
 
-    A link to `file.json#key` means what is under that key. Italics between underscores are left out.
+    Links are those of a file in `benchmarks/results`. One to `file.json#key` means what is under that key, to `file.md#part`
+    what is under that heading. Italics between underscores are left out.
     """
     missing = []
     for block in re.split(r"\n\n(?=\S)|\n(?=- )", file.read_text(encoding="utf-8")):
         evidence = []
         for _, target, _ in LINK.findall(block):
             name, _, key = target.partition("#")
-            record = file.parent / name
-            if record.suffix in (".md", ".csv"):
+            record = folder / name
+            if record.suffix == ".md" and key:
+                found = re.search(rf"^#+ {re.escape(key)}$(.*?)(?=^#|\Z)", record.read_text(encoding="utf-8"), re.M | re.S)
+                evidence.append(found[1] if found else "")
+            elif record.suffix in (".md", ".csv"):
                 evidence.append(record.read_text(encoding="utf-8"))
             elif key:
                 evidence.append(scores_under(record, key))
@@ -316,8 +323,10 @@ def page_text(topic: Topic) -> str:
     said = note(topic)
     if missing := unfounded(said, "\n".join([*tables, *sources, *linked(topic)])):
         raise ValueError(f"notes/{topic.page}.md has figures that no table has: {', '.join(missing)}.")
-    if "findings.md" in topic.sources and (missing := unfounded_blocks(RECORDS / "findings.md")):
-        raise ValueError(f"findings.md has figures that no record has which their paragraph links: {', '.join(missing)}.")
+    for file in (FINDINGS[name] for name in topic.sources if name in FINDINGS):
+        if missing := unfounded_blocks(file):
+            what = "has figures that no record has which their paragraph links"
+            raise ValueError(f"{file.parent.name}/{file.name} {what}: {', '.join(missing)}.")
     pictures = [f"![{what}]({posixpath.relpath(RECORDS / name, PAGES)})" for name, what in topic.pictures]
     names = dict.fromkeys(source.partition("#")[0] for source in topic.sources)
     files = ", ".join(f"[{name}]({posixpath.relpath(RECORDS / name, PAGES)})" for name in names)

@@ -7,6 +7,7 @@ import pytest
 
 import make_results
 from make_results import (
+    FINDINGS,
     README_TABLE,
     TOPICS,
     arms_table,
@@ -78,13 +79,25 @@ def test_a_figure_that_no_table_has_is_refused(tmp_path, monkeypatch):
 
 def test_a_paragraph_by_hand_links_the_records_of_its_own_figures(tmp_path):
     (tmp_path / "table.md").write_text("| 61.42 | 17.5 |")
+    (tmp_path / "page.md").write_text("# Found\n\nIt has 88.1.\n\n## one\n\n| 52.4 |\n\n## two\n\n| 53.5 |\n")
     (tmp_path / "runs.jsonl").write_text('{"cost": 0.333, "test": {"values": [0.425, 31.5]}}\n')
     text = tmp_path / "findings.md"
     text.write_text(
         "It has 61.4 ([table](table.md)), _43.9_ more than 17.5.\n\nAgain 61.4 at 10^13.\n\n"
+        "- One has 52.4, not 53.5 or 88.1 ([one](page.md#one)).\n"
         "- Seeds have 42.5 and 31.5 ([seeds](runs.jsonl#values)).\n- And 33.3 ([seeds](runs.jsonl#values)), 42.5."
     )
-    assert unfounded_blocks(text) == ["61.4", "33.3"]
+    assert unfounded_blocks(text, tmp_path) == ["61.4", "53.5", "88.1", "33.3"]
+
+
+def test_findings_without_a_record_are_refused(tmp_path, monkeypatch):
+    """Those of the plateau, of which the page itself is no record."""
+    topic = next(topic for topic in TOPICS if topic.page == "plateau")
+    file = tmp_path / "findings.md"
+    file.write_text(FINDINGS["plateau.md"].read_text().replace("have 64.0 ±", "have 64.9 ±"))
+    monkeypatch.setattr(make_results, "FINDINGS", {"plateau.md": file})
+    with pytest.raises(ValueError, match=r"findings.md has figures that no record has which their paragraph links: 64.9"):
+        page_text(topic)
 
 
 def test_sources_become_parts_of_a_page():
@@ -92,6 +105,6 @@ def test_sources_become_parts_of_a_page():
     assert part("x\n# One core, b\ny\n## z\n# Two\n", "One core") == "y\n## z"
     with pytest.raises(ValueError, match="no heading 'Three'"):
         part("# One\n", "Three")
-    assert with_links("[a](plateau.md) [b](coffee/main.json) [c](https://x.org)", "findings.md") == (
-        "[a](plateau.md) [b](../../benchmarks/results/coffee/main.json) [c](https://x.org)"
+    assert with_links("[a](plateau.md#scierc) [b](coffee/main.json) [c](https://x.org)", "findings.md") == (
+        "[a](plateau.md#scierc) [b](../../benchmarks/results/coffee/main.json) [c](https://x.org)"
     )
