@@ -1,5 +1,6 @@
 """Offline, small and deterministic: set before any Hugging Face library is imported."""
 
+import gc
 import os
 import tempfile
 from pathlib import Path
@@ -47,6 +48,8 @@ STARTS_PROCESSES = {"subprocess", "multiprocessing", "warm", "run_recipe", "run_
 # What test modules import to fork from the warm server. It is started before the first test: another that the package starts
 # for its own work has imported less, and a process can have one.
 FORKS = {"warm", "run_recipe", "run_processes", "two_are_one", "run_page", "attack", "assert_refused"}
+# Where files of minutes are. The slow speed begins with them: at its end no worker waits long for the other's last file.
+LONG = ("tests/docs/", "tests/recipes/", "tests/test_", "tests/attacks/", "tests/training/", "tests/retrieval/")
 
 
 @pytest.hookimpl(trylast=True)  # What is deselected does not count.
@@ -58,6 +61,10 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if STARTS_PROCESSES & set(vars(item.module)):
             item.add_marker(pytest.mark.flaky(reruns=1))
+    items.sort(key=lambda item: next((at for at, place in enumerate(LONG) if item.nodeid.startswith(place)), len(LONG)))
+    # Every Trainer collects garbage: it need not look through all that was imported and collected each time.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
