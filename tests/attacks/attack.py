@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,28 @@ SECONDS, LIMIT = 20, 60
 def attack(recipe: str, *arguments: Any, environment: Mapping[str, str] | None = None, limit: float = LIMIT) -> Outcome:
     """Run `recipes/<recipe>.py` with a command line."""
     return warm.recipe(f"recipes/{recipe}.py", arguments, environment=environment, limit=limit)
+
+
+def attack_often(recipe: str, lines: Sequence[Sequence[Any]]) -> list[Outcome]:
+    """Run a recipe with one command line after another in one process: for what is refused before anything is begun."""
+    lines = [[str(argument) for argument in line] for line in lines]
+    outcome = warm.call(_often, f"recipes/{recipe}.py", lines, limit=LIMIT + len(lines))
+    assert outcome.status == 0, outcome.stderr[-4000:]
+    return [Outcome(status, "", said) for status, said in json.loads(outcome.stdout.splitlines()[-1])]
+
+
+def _often(path: str, lines: list[list[str]]) -> None:
+    """Print a list of [status, standard error] as JSON on the last line."""
+    found = []
+    for line in lines:
+        status: Any = 0
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            try:
+                warm.run_file(path, line)
+            except SystemExit as end:
+                status = end.code
+        found.append([status, said.getvalue()])
+    print("\n" + json.dumps(found))
 
 
 def call(function: Callable, *arguments: Any, environment: Mapping[str, str] | None = None) -> Outcome:

@@ -64,7 +64,7 @@ def server():
 
 def recipe(path: str | Path, arguments: Sequence[Any], **options: Any) -> Outcome:
     """Run a file with a command line; options: as those of `call`."""
-    return call(_file, str(path), [str(argument) for argument in arguments], **options)
+    return call(run_file, str(path), [str(argument) for argument in arguments], **options)
 
 
 def command(arguments: Sequence[Any], **options: Any) -> Outcome:
@@ -172,7 +172,8 @@ def _child(
     sys.exit(status)  # Locks that are known to the system by a name are given back.
 
 
-def _file(path: str, arguments: list[str]) -> None:
+def run_file(path: str, arguments: list[str]) -> None:
+    """Run a file in this process as Python runs a program."""
     sys.argv = [path, *arguments]
     sys.path.insert(0, str(Path(path).resolve().parent))
     runpy.run_path(path, run_name="__main__")
