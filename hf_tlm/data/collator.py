@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +14,7 @@ from hf_tlm.data.cropping import Cropper
 from hf_tlm.data.masking import mask_tokens, single, uniforms
 from hf_tlm.data.packing import Layout
 from hf_tlm.data.tokenization import check_tokenizer, special_ids
+from hf_tlm.errors import HfTlmError
 
 
 @dataclass
@@ -52,7 +55,9 @@ class TlmCollator:
 
     Raises:
         TokenizerError: the tokenizer lacks a mask token or a padding token, or [CLS] for crops.
-        HfTlmError: `crop_fraction` is out of range.
+        HfTlmError: `mlm_probability` or `crop_fraction` is out of range.
+        ValueError: texts that are not tokenised, whose tokens are not the tokenizer's, with a label that is no index of a
+            class, or of which some have a column and some have not.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -68,6 +73,8 @@ class TlmCollator:
 
     def __post_init__(self):
         check_tokenizer(self.tokenizer)
+        if not 0 <= self.mlm_probability < 1:
+            raise HfTlmError(f"mlm_probability: expected a number from 0 to below 1; received {self.mlm_probability}.")
         self.special = np.zeros(len(self.tokenizer), dtype=bool)
         self.special[special_ids(self.tokenizer)] = True
         self._crop = None if self.crop_fraction is None else Cropper(self.tokenizer, self.crop_fraction, self.seed)
@@ -78,6 +85,11 @@ class TlmCollator:
             raise ValueError(
                 f"TlmCollator takes tokenised texts, with input_ids; received {found}. hf_tlm.data.tokenize makes them."
             )
+        if other := [text for text in texts if text.keys() != texts[0].keys()]:
+            raise ValueError(
+                f"TlmCollator takes texts with the same columns; received one with {', '.join(texts[0])} and one with "
+                f"{', '.join(other[0])}. Task texts and corpus texts are batches of their own."
+            )
         training = "draw" in texts[0]
         row_length = self.row_length if training else self.eval_row_length
         layout, input_ids, types = _flattened(texts, row_length)
@@ -86,9 +98,14 @@ class TlmCollator:
         label = next((name for name in ("label", "labels") if name in texts[0]), None)
         if label is not None:
             # First: the Trainer takes the first tensor's length for the number of texts.
-            batch["labels"] = np.array([text[label] for text in texts], dtype=np.int64)
+            batch["labels"] = class_labels([text[label] for text in texts])
         if "teacher_probs" in texts[0]:
             batch["teacher_probs"] = np.array([text["teacher_probs"] for text in texts], dtype=np.float32)
+        if input_ids.max(initial=0) >= len(self.special):
+            raise ValueError(
+                f"The texts have the token {input_ids.max()}, and the tokenizer {len(self.special)} tokens. Pass the one "
+                "that the texts were tokenised with."
+            )
         masking = self.mlm_probability > 0 and training
         if masking:
             draws = np.array([text["draw"] for text in texts], dtype=np.int64)[layout.text_of]
@@ -116,6 +133,21 @@ class TlmCollator:
                 rows = cropped.rows(input_ids, types, self.tokenizer.pad_token_id)
                 batch |= {f"crop_{name}": values for name, values in rows.items()}
         return {name: torch.from_numpy(values) for name, values in batch.items()}
+
+
+def class_labels(values: Sequence[Any]) -> np.ndarray:
+    """Labels as int64 [N].
+
+    Raises:
+        ValueError: one is no index of a class.
+    """
+    labels = [
+        value.item() if isinstance(value, (torch.Tensor, np.generic)) and value.ndim == 0 else value for value in values
+    ]
+    for label in labels:
+        if not isinstance(label, int) and not (isinstance(label, float) and label.is_integer()):
+            raise ValueError(f"expected labels to be indices of classes, one a text; received {str(label):.60}.")
+    return np.array(labels, dtype=np.int64)
 
 
 def _flattened(texts: list[dict], row_length: int | None) -> tuple[Layout, np.ndarray, np.ndarray | None]:

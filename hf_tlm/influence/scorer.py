@@ -109,6 +109,10 @@ class InfluenceScorer:
         check_numbers(InfluenceError, projection_dim=projection_dim, layer=layer, selection_seed=seed)
         check_alike(models)
         self.masked = MaskedTexts(tokenizer, mlm_probability, seed)
+        if len(tokenizer) > (vocabulary := models[0].config.vocab_size):
+            raise InfluenceError(
+                f"The tokenizer has {len(tokenizer):,} tokens, and the models embed {vocabulary:,}. Pass the models' own."
+            )
         self._checkpoints = []
         for number, model in enumerate(models):
             model.eval().requires_grad_(False)

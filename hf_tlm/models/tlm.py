@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NoReturn
 
 import torch
 from peft.utils import ModulesToSaveWrapper
@@ -111,6 +112,19 @@ class TlmModel(TrainedModel):
             }
         )
         use_fast_dropout(self)
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any = None, *model_args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse: a checkpoint has one stock model, and this is of two.
+
+        Raises:
+            ModelError: always; it says what to call.
+        """
+        raise ModelError(
+            f"TlmModel has no from_pretrained: TlmModel.from_checkpoint({str(pretrained_model_name_or_path)!r:.60}, ...) "
+            "adds what a stock model lacks. The finished one is a stock model, for "
+            "AutoModelForSequenceClassification.from_pretrained."
+        )
 
     @classmethod
     def from_config(cls, config: PreTrainedConfig) -> TlmModel:

@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from datasets import Dataset
 
+from hf_tlm.data.collator import class_labels
 from hf_tlm.data.streaming import StreamedBlocks
+from hf_tlm.data.tokenization import text_lengths
 from hf_tlm.models.base import TrainedModel
+from hf_tlm.models.families import longest_input
 from hf_tlm.training.errors import ArgumentsError
 from hf_tlm.training.run_arguments import RunArguments
 
@@ -46,13 +51,33 @@ def check_given(model: Any, args: Any, tokenizer: Any, datasets: Mapping[str, An
             "data_collator: TlmTrainer makes its own (TlmCollator), which masks by seed and visit. Leave it out, and give "
             "what it is to do in args (mlm_probability, packing, ...)."
         )
+    if others.get("compute_loss_func") is not None:
+        raise ArgumentsError(
+            "compute_loss_func: losses are objectives here, one a stream. Pass objectives={'task': ..., 'corpus': ...} "
+            "(examples/own_model_and_loss.py)."
+        )
+    vocabulary = getattr(model.config, "vocab_size", None)
+    if vocabulary is not None and len(tokenizer) > vocabulary:
+        raise ArgumentsError(
+            f"processing_class: the tokenizer has {len(tokenizer):,} tokens, and the model embeds {vocabulary:,}. Pass the "
+            "model's own tokenizer, or make the model with vocab_size=len(tokenizer)."
+        )
     for name, rows in datasets.items():
         columns = getattr(rows, "column_names", None)
-        if rows is not None and not isinstance(rows, StreamedBlocks) and "input_ids" not in (columns or ()):
-            found = type(rows).__name__ if columns is None else f"one with the columns {', '.join(columns)}"
+        if rows is None or isinstance(rows, StreamedBlocks):
+            continue
+        if "input_ids" not in (columns or ()) or not hasattr(rows, "__len__"):
+            other = columns is not None and "input_ids" not in columns
+            found = f"one with the columns {', '.join(columns or ())}" if other else type(rows).__name__
             raise ArgumentsError(
                 f"{name}_dataset: expected a datasets.Dataset with the column input_ids; received {found}. "
                 "hf_tlm.data.tokenize(rows, tokenizer, max_length) makes it of texts, Dataset.from_list of a list."
+            )
+        longest, limit = int(text_lengths(rows).max(initial=0)), longest_input(model.config)
+        if limit is not None and longest > limit:
+            raise ArgumentsError(
+                f"{name}_dataset has a text of {longest:,} tokens, and the model's positions suffice for {limit:,}. "
+                f"Tokenise with max_length {limit} at most, or make the model with more max_position_embeddings."
             )
 
 
@@ -72,3 +97,26 @@ def label_column(rows: Dataset | None) -> str | None:
             "without labels are corpus_dataset."
         )
     return found
+
+
+def check_labels(rows: Dataset, column: str, classes: int) -> None:
+    """Check that labels are classes of the model, or -100 for none.
+
+    Raises:
+        ArgumentsError: one is not.
+    """
+    found = rows.select_columns(column).with_format("arrow")[:].column(0)
+    # Of lists one is enough: Arrow does not compare them.
+    values = found[:1].to_pylist() if pa.types.is_nested(found.type) else pc.unique(found).to_pylist()
+    try:
+        other = [label for label in class_labels(values).tolist() if label != -100 and not 0 <= label < classes]
+    except ValueError as error:
+        raise ArgumentsError(
+            f"train_dataset, {column}: {error} ClassLabel or class_encode_column of datasets makes indices of names; "
+            "several labels a text are not supported."
+        ) from None
+    if other:
+        raise ArgumentsError(
+            f"train_dataset, {column}: expected 0 to {classes - 1}, the classes of the model, or -100 for none; received "
+            f"{other[0]}. Make the model with num_labels of the data."
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from peft import PeftModel
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
 from hf_tlm.data import cached_wordpiece, load_tokenizer, tokenize
-from hf_tlm.data.cut_texts import measure_cut
+from hf_tlm.data.cut_texts import warn_of_cut
 from hf_tlm.data.known_texts import check_known, spread_texts
 from hf_tlm.hub.checkpoint import checkpoint_folder
 from hf_tlm.models import (
@@ -45,9 +45,6 @@ from hf_tlm.training.stages import StageData
 from hf_tlm.training.teacher import Teacher
 
 logger = logging.getLogger(__name__)
-
-# Share of a subset's tokens: more of them that no step ever sees are worth a word.
-MOST_CUT = 0.1
 
 
 @dataclass
@@ -111,6 +108,9 @@ def prepare(
     lengths = {stage: args.for_stage(stage, args.folder, args.seed, "").max_length for stage in args.stages}
     longest = max(corpus_length, *lengths.values())
     tokenizer.model_max_length = lengths[args.stages[-1]]
+    if args.process_index == 0:
+        advice = "Give a longer --max_length, or --stage2_max_length (0: the task's own)."
+        warn_of_cut("the task's training texts", spread_texts(texts), tokenizer, max(lengths.values()), advice)
     make_model = model_factory(args, model_args, tokenizer, id2label=task.id2label, max_length=longest)
     with args.main_process_first(desc="tokenising"):
         splits = {
@@ -123,7 +123,13 @@ def prepare(
             corpus_texts = corpus.select_columns(["text"])
             passages = tokenize(corpus_texts, tokenizer, corpus_length, description="Tokenising the subset")
             if args.process_index == 0 and 1 in args.stages and args.rho1 > 0:
-                _warn_of_cut_passages(spread_texts(corpus_texts), tokenizer, corpus_length)
+                warn_of_cut(
+                    "the subset's passages",
+                    spread_texts(corpus_texts),
+                    *(tokenizer, corpus_length),
+                    "Retrieve passages of that length (--passage_words {words} of `hf-tlm retrieve`), or give a longer "
+                    "--corpus_max_length.",
+                )
     initialization = None
     if model_args.needs_initialization:
         texts_of_run = splits["train", lengths[args.stages[0]]]
@@ -154,19 +160,6 @@ def _labelled(splits: dict[tuple[str, int], Dataset | None], length: int) -> tup
     train, validation = splits["train", length], splits["validation", length]
     assert train is not None and validation is not None  # A task has both.
     return LabelledTexts.of(train), LabelledTexts.of(validation)
-
-
-def _warn_of_cut_passages(sample: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
-    cut = measure_cut(sample, tokenizer, max_length)
-    if cut.share > MOST_CUT:
-        logger.warning(
-            "%.0f%% of the tokens of the subset's passages are beyond %d tokens, where each is cut: no step sees them. "
-            "Retrieve passages of that length (--passage_words %d of `hf-tlm retrieve`), or give a longer "
-            "--corpus_max_length.",
-            100 * cut.share,
-            max_length,
-            cut.words,
-        )
 
 
 def check_tlm(has_corpus: bool, args: TlmArguments, model_args: ModelArguments) -> None:

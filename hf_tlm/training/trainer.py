@@ -35,7 +35,7 @@ from hf_tlm.training.budget import TICKS, first_step
 from hf_tlm.training.cost import Cost, count_flops, model_flops_utilization, nominal_tokens, training_flops
 from hf_tlm.training.energy import Energy
 from hf_tlm.training.errors import ArgumentsError
-from hf_tlm.training.given import check_given, label_column
+from hf_tlm.training.given import check_given, check_labels, label_column
 from hf_tlm.training.loss_averages import LossAverages, in_pairs
 from hf_tlm.training.objectives import corrective_lm, tlm_objectives
 from hf_tlm.training.run_arguments import RunArguments
@@ -89,6 +89,8 @@ class TlmTrainer(SampledTrainer):
         check_given(model, args, processing_class, {"train": train_dataset, "corpus": corpus_dataset}, kwargs)
         weights = None
         label = label_column(train_dataset)
+        if train_dataset is not None and label is not None and model.config.num_labels is not None:
+            check_labels(train_dataset, label, model.config.num_labels)
         if args.class_balance and train_dataset is not None:
             classes = model.config.num_labels
             assert classes is not None  # The models have a classifier.

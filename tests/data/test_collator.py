@@ -6,6 +6,7 @@ import torch
 from transformers import AddedToken, BertTokenizer
 
 from hf_tlm.data import TlmCollator, TokenizerError, collator
+from hf_tlm.errors import HfTlmError
 from support.token_texts import rows
 
 
@@ -35,6 +36,28 @@ def test_labels_by_the_name_of_the_ecosystem(tokenizer):
 def test_what_is_not_tokenised_is_met_with_a_sentence(tokenizer, texts, found):
     with pytest.raises(ValueError, match=f"takes tokenised texts, with input_ids; received {found}. hf_tlm.data.tokenize"):
         TlmCollator(tokenizer)(texts)
+
+
+@pytest.mark.parametrize(
+    "texts, message",
+    [
+        ([{"input_ids": [2, 3], "label": 1.5}], "indices of classes, one a text; received 1.5"),
+        ([{"input_ids": [2, 3], "labels": "up"}], "received up"),
+        ([{"input_ids": [2, 3], "label": [0, 1]}], r"received \[0, 1\]"),
+        ([{"input_ids": [2, 3], "label": 1}, {"input_ids": [2]}], "one with input_ids, label and one with input_ids. Task"),
+        ([{"input_ids": [2, 9000]}], "the token 9000, and the tokenizer"),
+    ],
+)
+def test_what_is_no_batch_is_met_with_a_sentence(tokenizer, texts, message):
+    with pytest.raises(ValueError, match=message):
+        TlmCollator(tokenizer)(texts)
+    with pytest.raises(HfTlmError, match="mlm_probability: expected a number from 0 to below 1; received 2.0"):
+        TlmCollator(tokenizer, mlm_probability=2.0)
+
+
+def test_labels_that_are_tensors(tokenizer):
+    batch = TlmCollator(tokenizer)([{"input_ids": torch.tensor([2, 5]), "labels": torch.tensor(n)} for n in (1, 0)])
+    assert batch["labels"].tolist() == [1, 0] and batch["labels"].dtype == torch.int64
 
 
 def test_corpus_batch_has_no_labels(tokenizer):

@@ -389,6 +389,11 @@ def test_lengths_that_the_model_cannot_have(family, length, message, tokenizer):
         assert scorer.max_length(length) == length
 
 
+def test_a_tokenizer_of_another_model_is_refused(tokenizer):
+    with pytest.raises(InfluenceError, match="The tokenizer has [0-9]+ tokens, and the models embed 50. Pass the"):
+        InfluenceScorer([tiny("bert", vocab_size=50)], tokenizer)
+
+
 def test_texts_have_128_tokens_by_default_or_what_the_tokenizer_says(tokenizer):
     tokenizer = deepcopy(tokenizer)
     scorer = InfluenceScorer([tiny("bert", max_position_embeddings=300)], tokenizer)

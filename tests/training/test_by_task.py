@@ -4,6 +4,7 @@ import pytest
 from datasets import Dataset
 
 from hf_tlm.models.configure import read_config
+from hf_tlm.tasks import TaskSpec, task_from_datasets
 from hf_tlm.training import ArgumentsError, ModelArguments, TlmArguments, prepare
 from hf_tlm.training.by_task import with_task_defaults
 from hf_tlm.training.prepare import check_stage_2
@@ -110,3 +111,18 @@ def test_passages_that_are_cut_are_told_of(tmp_path, task, caplog, values, told)
     prepare(task, corpus, args, ModelArguments(model_config=body, vocab_size=100))
     assert ("of the tokens of the subset's passages are beyond 16 tokens" in caplog.text) == told
     assert not told or "--passage_words" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "values, told", [({}, True), ({"stage2_max_length": 64}, False), ({"stage": "1", "stage2_max_length": 64}, True)]
+)
+def test_texts_of_the_task_that_are_cut_are_told_of(tmp_path, caplog, values, told):
+    """By the longest of the stages that are run."""
+    rows = [{"text": f"{label} text of some words " * 6, "label": label} for label in "ab" * 4]
+    splits = {split: Dataset.from_list(rows) for split in ("train", "validation")}
+    task = task_from_datasets(TaskSpec(name="long", path="memory"), splits)
+    args = TlmArguments(output_dir=str(tmp_path), **QUIET, **{"rho1": 0, "max_length": 16, **values})
+    body = {**MODEL["model_config"], "max_position_embeddings": 64}
+    prepare(task, None, args, ModelArguments(model_config=body, vocab_size=100))
+    assert ("of the tokens of the task's training texts are beyond 16 tokens" in caplog.text) == told
+    assert not told or "--stage2_max_length" in caplog.text

@@ -6,7 +6,7 @@ from datasets import Dataset
 from torch import nn
 from transformers import AutoConfig, BertForSequenceClassification, TrainingArguments
 
-from hf_tlm.models import TlmModel
+from hf_tlm.models import ModelError, TlmModel
 from hf_tlm.training import ArgumentsError, TlmArguments, TlmTrainer
 from support.toys import TINY_CONFIGS
 
@@ -31,6 +31,10 @@ def made(tmp_path, data, tokenizer, model=None, args=None, rho1=0, **changes):
     return TlmTrainer(model or TlmModel.from_config(config()), args, **given)
 
 
+def rows(length=3, **columns):
+    return Dataset.from_list([{"input_ids": [2] * length, **columns}] * 2)
+
+
 @pytest.mark.parametrize(
     "changes, message",
     [
@@ -43,6 +47,20 @@ def made(tmp_path, data, tokenizer, model=None, args=None, rho1=0, **changes):
         ({"train_dataset": Rows()}, r"train_dataset: expected a datasets.Dataset.*received Rows.*hf_tlm.data.tokenize"),
         ({"train_dataset": Dataset.from_list([{"text": "a", "label": 0}])}, "received one with the columns text, label"),
         ({"corpus_dataset": Dataset.from_list([{"text": "a"}]), "rho1": 1}, "corpus_dataset: expected a datasets.Dataset"),
+        ({"train_dataset": rows(label=0).to_iterable_dataset()}, "expected a datasets.Dataset.*received IterableDataset"),
+        ({"compute_loss_func": max}, "compute_loss_func: losses are objectives here"),
+        ({"train_dataset": rows(label=3)}, "label: expected 0 to 2, the classes of the model, or -100 for none; received 3"),
+        ({"train_dataset": rows(labels=-1)}, "train_dataset, labels: expected 0 to 2, .* received -1"),
+        ({"train_dataset": rows(label="up")}, "indices of classes, one a text; received up. ClassLabel or class_encode"),
+        ({"train_dataset": rows(label=0.5)}, "indices of classes, one a text; received 0.5"),
+        ({"train_dataset": rows(label=None)}, "indices of classes, one a text; received None"),
+        ({"train_dataset": rows(label=[0, 1])}, r"received \[0, 1\]. .*several labels a text are not supported"),
+        (
+            {"train_dataset": rows(41, label=0)},
+            "a text of 41 tokens, and the model's positions suffice for 40. Tokenise",
+        ),
+        ({"corpus_dataset": rows(50), "rho1": 1}, "corpus_dataset has a text of 50 tokens"),
+        ({"model": "small"}, "the tokenizer has [0-9]+ tokens, and the model embeds 50"),
     ],
 )
 def test_a_sentence_says_what_to_pass(tmp_path, data, tokenizer, changes, message):
@@ -50,8 +68,21 @@ def test_a_sentence_says_what_to_pass(tmp_path, data, tokenizer, changes, messag
         changes = {"args": TrainingArguments(output_dir=str(tmp_path), **QUIET)}
     if changes.get("model") == "stock":
         changes = {"model": BertForSequenceClassification(config())}
+    if changes.get("model") == "small":
+        changes = {"model": TlmModel.from_config(AutoConfig.for_model("bert", **{**TINY_CONFIGS["bert"], "vocab_size": 50}))}
     with pytest.raises(ArgumentsError, match=message):
         made(tmp_path, data, tokenizer, **changes)
+
+
+def test_a_checkpoint_is_not_loaded_by_halves():
+    with pytest.raises(ModelError, match=r"TlmModel.from_checkpoint\('runs/a', ...\)"):
+        TlmModel.from_pretrained("runs/a")
+
+
+def test_whole_floats_of_pandas_and_texts_without_a_class_are_labels(tmp_path, data, tokenizer):
+    for labels in ([0.0, 2.0], [1, -100]):
+        found = Dataset.from_list([{"input_ids": [2, 5, 3], "label": label} for label in labels])
+        assert made(tmp_path, data, tokenizer, train_dataset=found)
 
 
 def test_without_a_model(tmp_path, data, tokenizer):

@@ -156,11 +156,12 @@ def test_points_of_a_grid(fake, tmp_path, task, checkpoint, run_name, monkeypatc
     assert len(names) == 2 and steps_by_run(calls) == dict.fromkeys(names, [1, 2])
 
 
-def test_trials_of_a_search(fake, tmp_path, task, checkpoint):
-    _, calls = fake("wandb")
+@pytest.mark.parametrize("tracker", ["wandb", "trackio"])
+def test_trials_of_a_search(fake, tmp_path, task, checkpoint, tracker):
+    _, calls = fake(tracker)
     values = {"max_steps": 2, "logging_steps": 1, "use_cpu": True, "max_length": 32, "disable_tqdm": True, "run_name": "toy"}
     folder = {"output_dir": str(tmp_path / "out"), "eval_strategy": "no", "select_by": "last"}
-    args = FinetuneArguments(report_to="wandb", **folder, **values)
+    args = FinetuneArguments(report_to=tracker, **folder, **values)
     run_grid(task, checkpoint, args, Grid({"learning_rate": [1e-3, 2e-3]}, [0]), trials=2)
     assert {options["group"] for options in asked(calls, "init")} == {"toy"}
     steps = steps_by_run(calls)

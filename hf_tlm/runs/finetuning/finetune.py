@@ -17,6 +17,8 @@ from datasets import Dataset
 from peft import PeftModel
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase, set_seed
 
+from hf_tlm.data.cut_texts import warn_of_cut
+from hf_tlm.data.known_texts import spread_texts
 from hf_tlm.hub.finetuned_card import finetuned_card
 from hf_tlm.models import export_adapter, trained_parameters
 from hf_tlm.models.base import save_tokenizer
@@ -110,6 +112,9 @@ def finetune(
         details["seed_figure"] = args.seed_figure
     details |= {"pairs": pairs, **started(details)}
     if args.process_index == 0:
+        if task.kind in ("classification", "regression"):
+            sample, advice = spread_texts(task.train), "Give a longer --max_length, if the model's positions suffice."
+            warn_of_cut("the task's training texts", sample, pretrained[-1], args.max_length, advice)
         details["baselines"] = to_beat(task, _draws(task, args))
     passages = None if subset is None else subset.dataset
     with claimed:

@@ -223,6 +223,12 @@ def test_what_there_is_to_beat(base, tmp_path):
     assert f"| test, linear model on TF-IDF | {linear:.2f} |" in (tmp_path / "out/README.md").read_text()
 
 
+@pytest.mark.parametrize("max_length, told", [(6, True), (32, False)])
+def test_texts_that_are_cut_are_told_of(base, tmp_path, caplog, max_length, told):
+    go(tmp_path / "out", base, max_steps=1, max_length=max_length)
+    assert ("of the tokens of the task's training texts are beyond 6 tokens" in caplog.text) == told
+
+
 def test_another_number_of_texts_at_a_time_is_the_same_run(tokenizer, tmp_path):
     folder = pretrained(tmp_path / "base", tokenizer, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     one = go(tmp_path / "one", folder, max_steps=4)
