@@ -19,7 +19,7 @@ class CorpusArguments:
 
     corpus: str | None = option(
         None,
-        "Files: a folder, a path or a glob, several separated by commas (parquet, jsonl, csv, txt with a text a line; "
+        "Files: a folder, a path or a glob, several separated by commas (parquet, jsonl, csv, txt or md with a text a line; "
         ".gz and .zst too); or a Hub dataset id (@revision if wanted). Needed but for retrieval from Elasticsearch.",
     )
     corpus_text_column: str = option("text", "Column of the texts.")
@@ -32,7 +32,7 @@ class CorpusArguments:
     )
     corpus_sample_by: str = option(
         "line",
-        "What of a .txt file is a text: a line, a paragraph (blank lines lie between), or the whole file (document).",
+        "What of a .txt or .md file is a text: a line, a paragraph (blank lines lie between), or the whole file (document).",
         choices=SAMPLE_BY,
     )
     corpus_split: str = option("train", "Split of a Hub dataset.")

@@ -17,7 +17,7 @@ from datasets import Dataset, load_dataset
 
 from hf_tlm.corpora.corpus import Corpus, CorpusError, Part
 from hf_tlm.corpora.passages import SAMPLE_BY
-from hf_tlm.corpora.reading import BUILDERS, COMPRESSIONS, Columns, builder_of, read_file, read_rows
+from hf_tlm.corpora.reading import BUILDERS, COMPRESSIONS, Columns, builder_of, read_file, read_rows, suffix_of
 from hf_tlm.hub.errors import explaining
 from hf_tlm.hub.repo_id import Repo
 from hf_tlm.utils.ranges import problem
@@ -52,8 +52,9 @@ def load_corpus(
 
     Args:
         corpus: files (a path, a folder, or a glob such as `data/*.parquet`; several separated by commas or as a list)
-            in parquet, jsonl, json, csv or txt, also compressed as .gz or .zst; a Hub dataset id, with `@revision` if
-            wanted; or a `datasets.Dataset`. Hidden folders, and those that this
+            in parquet, jsonl, json, csv, txt or md (of a folder only where it holds nothing else of these: a README beside
+            data is none), also compressed as .gz or .zst; a Hub dataset id, with `@revision` if wanted; or a
+            `datasets.Dataset`. Hidden folders, and those that this
             package wrote (subsets, indexes, runs, models) below a folder or glob are left out.
         id_column: column of unique ids. Default: `<file>:<row>`, files named relative to their common folder.
         source_column: column that says where a document is from; where it is absent, the file's or data set's name.
@@ -127,7 +128,7 @@ def load_corpus(
 
 def _check_text_files(sample_by: str, files: Sequence[Path], corpus: Any) -> None:
     if sample_by != "line" and not any(builder_of(file) == "text" for file in files):
-        raise CorpusError(f"sample_by {sample_by}: for .txt files, and {corpus} has none. Leave it out.")
+        raise CorpusError(f"sample_by {sample_by}: for .txt and .md files, and {corpus} has none. Leave it out.")
 
 
 def _one_part(name, fingerprint, rows, prefix: str, source: str, columns: Columns, max_words: int | None) -> Corpus:
@@ -172,6 +173,8 @@ def _find(patterns: Sequence[str]) -> tuple[list[Path], list[str]]:
         root = Path(os.path.abspath(pattern))
         if os.path.isdir(pattern):
             matches = {path for path in root.rglob("*") if builder_of(path)}
+            # A README beside data is none of them.
+            matches = {path for path in matches if suffix_of(path) != ".md"} or matches
         else:
             names = [pattern] if os.path.isfile(pattern) else glob.glob(pattern, recursive=True)
             matches = {Path(os.path.abspath(name)) for name in names}

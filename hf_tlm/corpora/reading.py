@@ -13,19 +13,24 @@ from datasets import Dataset, IterableDataset
 from hf_tlm.corpora.corpus import BATCH, SCHEMA, CorpusError
 from hf_tlm.corpora.tables import check_columns, open_parquet, reading_error, row_batches
 
-BUILDERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv", ".txt": "text"}
+BUILDERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv", ".txt": "text", ".md": "text"}
 COMPRESSIONS = (".gz", ".zst")
 
 Columns = tuple[str, str | None, str]  # Of texts, ids, sources.
 Batch = dict[str, Any]  # A batch's columns, as lists or Arrow arrays.
 
 
-def builder_of(path: Path) -> str | None:
-    """The reader for a file name, by its suffix before a compression's."""
+def suffix_of(path: Path) -> str:
+    """The suffix of a file name before a compression's, in small letters."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if suffixes and suffixes[-1] in COMPRESSIONS:
         suffixes.pop()
-    return BUILDERS.get(suffixes[-1]) if suffixes else None
+    return suffixes[-1] if suffixes else ""
+
+
+def builder_of(path: Path) -> str | None:
+    """The reader for a file name."""
+    return BUILDERS.get(suffix_of(path))
 
 
 def read_file(path: Path, name: str, columns: Columns, sample_by: str = "line") -> Iterator[pa.RecordBatch]:

@@ -156,8 +156,19 @@ def test_a_text_file_is_read_by_lines_paragraphs_or_as_one_document(tmp_path):
     assert load_corpus(str(tmp_path)).fingerprint == read["line"].fingerprint
 
 
+def test_a_folder_of_markdown_is_a_corpus_and_a_readme_beside_data_is_none(tmp_path):
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "README.md").write_text("# Größe\n\nEin Satz\nüber zwei Zeilen.\n")
+    (tmp_path / "deep" / "b.MD.gz").write_bytes(gzip.compress(b"one\n"))
+    notes = load_corpus(str(tmp_path), sample_by="paragraph")
+    assert [row["text"].strip() for row in notes] == ["# Größe", "Ein Satz\nüber zwei Zeilen.", "one"]
+    (tmp_path / "a.md.txt").write_text("data\n")
+    assert ids(load_corpus(str(tmp_path))) == ["a.md.txt:0"]
+    assert len(ids(load_corpus(f"{tmp_path}/*.md,{tmp_path}/a.md.txt"))) == 4
+
+
 def test_how_text_files_are_read_is_refused_where_there_are_none(folder):
-    with pytest.raises(CorpusError, match="sample_by paragraph: for .txt files, and .* has none"):
+    with pytest.raises(CorpusError, match="sample_by paragraph: for .txt and .md files, and .* has none"):
         load_corpus(str(folder / "a.jsonl"), sample_by="paragraph")
     with pytest.raises(CorpusError, match="has none"):
         load_corpus(Dataset.from_list(ROWS), sample_by="document")
