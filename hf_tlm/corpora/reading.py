@@ -15,6 +15,7 @@ from hf_tlm.corpora.tables import check_columns, open_parquet, reading_error, ro
 
 BUILDERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv", ".txt": "text", ".md": "text"}
 COMPRESSIONS = (".gz", ".zst")
+SMALL = 10 << 20  # Bytes of a text file that `datasets` reads at once.
 
 Columns = tuple[str, str | None, str]  # Of texts, ids, sources.
 Batch = dict[str, Any]  # A batch's columns, as lists or Arrow arrays.
@@ -49,6 +50,8 @@ def read_file(path: Path, name: str, columns: Columns, sample_by: str = "line") 
         assert builder is not None
         if path.suffix.lower() == ".parquet":
             batches = _parquet(path, columns)
+        elif builder == "text" and path.stat().st_size <= SMALL and path.suffix.lower() not in COMPRESSIONS:
+            batches = _small_text(path, sample_by)
         else:
             batches = row_batches(path, builder, BATCH, sample_by=sample_by)
     except Exception as error:  # The readers raise their own types for a corrupt file; none is a bug of ours.
@@ -110,6 +113,18 @@ def _parquet(path: Path, columns: Columns) -> Iterator[Batch]:
     names = file.schema_arrow.names
     batches = file.iter_batches(BATCH, columns=[name for name in names if name in columns] or names)
     return (dict.fromkeys(names) | dict(zip(batch.schema.names, batch.columns, strict=True)) for batch in batches)
+
+
+def _small_text(path: Path, sample_by: str) -> Iterator[Batch]:
+    """What `datasets` reads of such a file, without what it takes to open each of thousands of pages."""
+    with open(path, encoding="utf-8-sig") as file:
+        text = file.read()
+    if sample_by == "line":
+        rows = text.removesuffix("\n").split("\n")
+    else:
+        rows = [part for part in text.split("\n\n") if part] if sample_by == "paragraph" else [text]
+    for start in range(0, len(rows), BATCH):
+        yield {"text": rows[start : start + BATCH]}
 
 
 def _texts(values: list | pa.Array, name: str, position: int, column: str) -> pa.Array:

@@ -156,6 +156,15 @@ def test_a_text_file_is_read_by_lines_paragraphs_or_as_one_document(tmp_path):
     assert load_corpus(str(tmp_path)).fingerprint == read["line"].fingerprint
 
 
+@pytest.mark.parametrize("by", ["line", "paragraph", "document"])
+def test_small_text_files_are_read_as_datasets_reads_them(tmp_path, monkeypatch, by):
+    for number, text in enumerate(["a\r\nb\rc\n\n\nd", "\n", "\n\n\n", "a\n", "a\x0bb\u2028c\n\n", "\ufeffa\n \n\nb\n\n"]):
+        (tmp_path / f"{number}.txt").write_bytes(text.encode())
+    small = [(row["id"], row["text"]) for row in load_corpus(str(tmp_path), sample_by=by)]
+    monkeypatch.setattr("hf_tlm.corpora.reading.SMALL", 0)
+    assert small == [(row["id"], row["text"]) for row in load_corpus(str(tmp_path), sample_by=by)]
+
+
 def test_a_folder_of_markdown_is_a_corpus_and_a_readme_beside_data_is_none(tmp_path):
     (tmp_path / "deep").mkdir()
     (tmp_path / "README.md").write_text("# Größe\n\nEin Satz\nüber zwei Zeilen.\n")
