@@ -46,8 +46,8 @@ class InitializationArguments:
 
     classifier_init: str = option(
         "random",
-        "From scratch, classifier: random, or linear: it begins as a linear model of the task's tokens, whose "
-        "evidence is in dimensions of the token embeddings (ours; ModernBERT with classifier_pooling mean).",
+        "From scratch, classifier: random, or linear: before the last stage it becomes a linear model of the task's "
+        "tokens, whose evidence is in dimensions of the token embeddings (ours; ModernBERT with classifier_pooling mean).",
         choices=["random", "linear"],
     )
 

@@ -1,7 +1,7 @@
 """A classifier that begins as a linear model of its tokens.
 
 What a linear model knows of a task is a few numbers for each token. Written into dimensions of the token embeddings that
-nothing else uses yet, they reach the classifier by the residual stream and by the mean over tokens, which the stock class
+are kept free for them, they reach the classifier by the residual stream and by the mean over tokens, which the stock class
 takes anyway. So before its first step the network classifies like that model. Every weight stays one of the stock model and
 is trained like any other. An addition of hf_tlm to the published methods.
 
@@ -76,12 +76,12 @@ class LinearStart:
     report: dict[str, Any]
 
     def write_to(self, classifier: PreTrainedModel) -> None:
-        """Let a stock classifier with random weights begin as this linear model, in place.
+        """Let a stock classifier, with random weights or pretrained ones, begin as this linear model, in place.
 
-        Embeddings keep the lengths they have in the median, so that the LayerNorm after them changes nothing but their
-        scale; no layer writes into the dimensions of the evidence yet; the head's first layer reads each of them twice, with
-        both signs, as GELU(x) - GELU(-x) = x; the classifier reads only these, and its logits are as large as the linear
-        model's.
+        Embeddings get the length that they have in the median, so that the LayerNorm after them changes nothing but their
+        scale; evidence takes the last dimensions, into which no layer writes any more; the head's first layer reads each of
+        them twice, with both signs, as GELU(x) - GELU(-x) = x; the classifier reads only these, and its logits are as large
+        as the linear model's. What else a pretrained body computes is there as it was, but for those dimensions.
         """
         stock: Stock = classifier
         weight, dims = embedding_weight(classifier), self.evidence.shape[1]
@@ -99,10 +99,14 @@ class LinearStart:
             left = (length**2 - evidence.square().sum(1, keepdim=True) - rest * shift**2).clamp(min=0)
             others = others * (left.sqrt() / others.norm(dim=1, keepdim=True).clamp(min=1e-12)) - shift
             weight.copy_(torch.cat([others, evidence], dim=1).to(weight))
+            body: Stock = body_of(classifier)
             layer: Stock
-            for layer in layers_of(body_of(classifier)):
+            for layer in layers_of(body):
                 attention_weights(layer, classifier.config.num_attention_heads).output[rest:] = 0.0
                 layer.mlp.Wo.weight[rest:] = 0.0
+            _reset(body.embeddings.norm, slice(rest, None))
+            _reset(body.final_norm, slice(rest, None))
+            _reset(stock.head.norm, slice(2 * dims))
             dense, readout = stock.head.dense.weight, torch.from_numpy(self.readout).to(weight)
             dense[: 2 * dims] = 0.0
             dense[:dims, rest:] = GAIN * torch.eye(dims)
@@ -210,16 +214,24 @@ def _best_scale(logits: np.ndarray, labels: np.ndarray) -> float:
     return min(np.geomspace(0.05, 20.0, 121).tolist(), key=cost)
 
 
+def _reset(norm: Stock, read: slice) -> None:
+    """Let a LayerNorm pass these dimensions on as they are, whatever was learned."""
+    norm.weight[read] = 1.0
+    if norm.bias is not None:
+        norm.bias[read] = 0.0
+
+
 def _logits(classifier: Stock, ids: Sequence[Sequence[int]]) -> torch.Tensor:
     """Logits of some texts, float64 [N, C]; without dropout, by the attention that every processor has."""
     training, config = classifier.training, body_of(classifier).config
     attention, config._attn_implementation = config._attn_implementation, "sdpa"
     classifier.eval()
     length = max(len(row) for row in ids)
-    mask = torch.tensor([[1] * len(row) + [0] * (length - len(row)) for row in ids])
-    tokens = torch.tensor([[*row, *[0] * (length - len(row))] for row in ids])
+    device = embedding_weight(classifier).device
+    mask = torch.tensor([[1] * len(row) + [0] * (length - len(row)) for row in ids], device=device)
+    tokens = torch.tensor([[*row, *[0] * (length - len(row))] for row in ids], device=device)
     try:
-        return family_of(classifier.config).classify(classifier, encode(body_of(classifier), tokens, mask)).double()
+        return family_of(classifier.config).classify(classifier, encode(body_of(classifier), tokens, mask)).double().cpu()
     finally:
         config._attn_implementation = attention
         classifier.train(training)

@@ -36,6 +36,7 @@ from hf_tlm.training import (
 )
 from hf_tlm.training.checkpoint_pushes import CheckpointPushes, fetch_run
 from hf_tlm.training.finished import SEED, finish, finished
+from hf_tlm.training.initialization import Initialization
 from hf_tlm.training.publishing import check_hub, publish_run
 from hf_tlm.training.run_folder import ProtocolError as ProtocolError
 from hf_tlm.training.run_folder import claim, settings
@@ -176,6 +177,8 @@ def _run_seed(
     for stage in args.stages:
         stage_args = args.for_stage(stage, stage_folder(folder, stage), seed, task.metric)
         start = _for_stage_2(make_model, args, seed) if stage == 2 else make_model
+        if setup.initialization is not None and stage == args.stages[-1]:
+            start = _for_last_stage(start, setup.initialization)
         if stage == 2 and model_args.use_peft and model_args.model_name_or_path is None:
             start = _with_adapter(start, model_args, stage_folder(folder, 1) / "model")
         model, cost, scores = run_stage(
@@ -235,6 +238,15 @@ def _returning(model: TrainedModel | PeftModel) -> Callable[[], TrainedModel | P
 
 def _with_adapter(make_model, lora: ModelArguments, base: Path):
     return lambda: add_lora(make_model(), lora, base)
+
+
+def _for_last_stage(make_model, initialization: Initialization):
+    def make() -> TrainedModel:
+        model = make_model()
+        initialization.before_last_stage(model)
+        return model
+
+    return make
 
 
 def _for_stage_2(make_model, args: TlmArguments, seed: int):

@@ -37,10 +37,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Initialization:
-    """What is written into a random model from scratch.
+    """What is written into a random model from scratch, and before the last stage.
 
     spectral: token embeddings. neighbors: of attention. counts: of tokens, int64 [V], for the masked-LM head.
-    never_predicted: ids of tokens. linear: what the classifier begins as.
+    never_predicted: ids of tokens. linear: what the classifier of the last stage begins as.
     """
 
     spectral: SpectralEmbeddings | None = None
@@ -50,7 +50,7 @@ class Initialization:
     linear: LinearStart | None = None
 
     def write_to(self, model: TrainedModel) -> None:
-        """In place; random numbers are torch's."""
+        """Give a random model its first weights, in place; random numbers are torch's."""
         if self.spectral is not None:
             self.spectral.write_to(model)
         for body, head in _bodies_and_heads(model):
@@ -62,6 +62,12 @@ class Initialization:
                 self._write_head(body, head, self.counts)
         if self.counts is not None and isinstance(model, GeneratorDiscriminator) and model.clm_heads is not None:
             unigram_bias(model.clm_heads.lm_head, self.counts, self.never_predicted)
+
+    def before_last_stage(self, model: TrainedModel) -> None:
+        """Let the classifier begin as a linear model where it was asked for, in place.
+
+        Joint training would unlearn much of it, and learns more of the language without it.
+        """
         if self.linear is not None:
             self.linear.write_to(model.main if isinstance(model, GeneratorDiscriminator) else model)
 

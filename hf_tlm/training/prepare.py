@@ -208,15 +208,20 @@ def check_tlm(has_corpus: bool, args: TlmArguments, model_args: ModelArguments) 
         check_stage_2(args, config, model_args)
         if model_args.classifier_init == "linear":
             check_linear_start(config)
-            _check_kept(args)
+            _check_linear_start(args, model_args)
 
 
-def _check_kept(args: TlmArguments) -> None:
-    """Check that stage 2 does not throw away the classifier that a linear start has written."""
+def _check_linear_start(args: TlmArguments, model_args: ModelArguments) -> None:
+    """Check that a linear start is not at odds with other options."""
     pooling = args.stage2_classifier_pooling
     if 2 in args.stages and (args.stage2_reset_classifier or pooling not in (None, "mean")):
         what = "stage2_reset_classifier true" if args.stage2_reset_classifier else f"stage2_classifier_pooling {pooling}"
         raise ArgumentsError(f"{what} throws away what classifier_init linear begins with. Leave one of the two out.")
+    if model_args.use_peft:
+        raise ArgumentsError(
+            "classifier_init linear does not work with use_peft: an adapter is loaded on the model of stage 1, whose "
+            "embeddings have no such evidence. Leave one of the two out."
+        )
 
 
 def source_config(model_args: ModelArguments) -> PreTrainedConfig:

@@ -73,7 +73,7 @@ def test_held_out_texts_are_said():
         ({"model": {**RUN["model"], "embedding_init": "spectral"}}, "spectral warm start, norm 1.0", "Nothing"),
         (
             {"model": {**RUN["model"], "classifier_init": "linear"}},
-            "started as a linear model of the task's tokens",
+            "a classifier that is a linear model of the task's tokens",
             "Nothing",
         ),
         ({"subset": {**RUN["subset"], "retriever": "random", "top_k": None}}, "random passages of a general", "resemble"),

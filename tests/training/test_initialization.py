@@ -6,6 +6,7 @@ from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassificatio
 
 from hf_tlm.models import GeneratorDiscriminator, ModelError
 from hf_tlm.models.initialization import attention_weights, layers_of, position_embeddings
+from hf_tlm.models.linear_start import LinearStart
 from hf_tlm.retrieval import retrieve
 from hf_tlm.runs import run_tlm
 from hf_tlm.training import ArgumentsError, ModelArguments, TlmArguments, TlmTrainer, prepare
@@ -140,8 +141,8 @@ def test_a_run_exports_stock_models_and_says_how_they_began(tmp_path, task, corp
 
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", ["mlm", "electra"])
-def test_a_run_that_begins_as_a_linear_model(tmp_path, task, corpus, objective):
-    """Its classifier scores before the first step what that model does, is stock in the end, and is declared."""
+def test_a_run_that_begins_as_a_linear_model(tmp_path, monkeypatch, task, corpus, objective):
+    """Stage 2 begins with a classifier that scores what that model does; it is stock in the end, and declared."""
     options = {"model_config": {**config("modernbert"), "classifier_pooling": "mean"}, "vocab_size": 120}
     options |= {
         "classifier_init": "linear",
@@ -154,14 +155,26 @@ def test_a_run_that_begins_as_a_linear_model(tmp_path, task, corpus, objective):
     set_seed(0)
     made = setup.make_model()
     classifier = made.main if objective == "electra" else made
+    assert (classifier.classifier.weight[:, :2] != -classifier.classifier.weight[:, 2:4]).all()
+    setup.initialization.before_last_stage(made)
     assert torch.equal(classifier.classifier.weight[:, :2], -classifier.classifier.weight[:, 2:4])
     assert not classifier.classifier.weight[:, 4:].any()
     table = classifier.get_input_embeddings().weight
     torch.testing.assert_close(table.norm(dim=1), table.norm(dim=1).median().expand(len(table)), rtol=0.02, atol=0)
 
+    began = {}
+    write_to = LinearStart.write_to
+
+    def spy(start, model):
+        write_to(start, model)
+        began["stage 1 is done"] = (tmp_path / "run/seed-0/stage1/model").is_dir()
+        began["weights"] = model.classifier.weight.clone()
+
+    monkeypatch.setattr(LinearStart, "write_to", spy)
     run = run_tlm(task, retrieve(task, corpus, top_k=5), args, ModelArguments(**options))
+    assert began["stage 1 is done"] and torch.equal(began["weights"][:, :2], -began["weights"][:, 2:4])
     assert run.details["initialization"]["linear"] == linear.report and linear.report["dimensions"] == 2
-    assert "The classifier started as a linear model" in (tmp_path / "run" / "README.md").read_text()
+    assert "a classifier that is a linear model" in (tmp_path / "run" / "README.md").read_text()
     stock = AutoModelForSequenceClassification.from_pretrained(tmp_path / "run")
     assert type(stock).__module__.startswith("transformers.models.")
     assert stock.classifier.weight[:, 4:].any()
@@ -184,6 +197,24 @@ def test_a_linear_start_that_stage_2_throws_away_is_refused(tmp_path, stage, opt
     body = {**config("modernbert"), "classifier_pooling": "mean"}
     with pytest.raises(ArgumentsError, match=f"{next(iter(option))} .* throws away what classifier_init linear begins with"):
         check_tlm(True, args, ModelArguments(model_config=body, vocab_size=120, classifier_init="linear"))
+
+
+def test_a_linear_start_under_an_adapter_is_refused(tmp_path):
+    args = TlmArguments(output_dir=str(tmp_path / "run"), **FAST)
+    body = {**config("modernbert"), "classifier_pooling": "mean"}
+    with pytest.raises(ArgumentsError, match="classifier_init linear does not work with use_peft"):
+        check_tlm(True, args, ModelArguments(model_config=body, vocab_size=120, classifier_init="linear", use_peft=True))
+
+
+@pytest.mark.parametrize("stage", ["1", "2"])
+def test_a_single_stage_begins_as_a_linear_model(tmp_path, monkeypatch, task, corpus, stage):
+    written = []
+    monkeypatch.setattr(LinearStart, "write_to", lambda start, model: written.append(model))
+    body = {**config("modernbert"), "classifier_pooling": "mean"}
+    args = TlmArguments(output_dir=str(tmp_path / "run"), **FAST, stage=stage)
+    model_args = ModelArguments(model_config=body, vocab_size=120, classifier_init="linear")
+    run_tlm(task, retrieve(task, corpus, top_k=5) if stage == "1" else None, args, model_args)
+    assert len(written) == 1
 
 
 def test_counts_are_of_the_texts_that_are_trained_on(task, corpus):
