@@ -69,7 +69,8 @@ class Push:
         lines += [f"new or changed: {len(self.pushed)} files, {sum(self.sizes.values()) / 1e6:,.2f} MB"]
         lines += [f"{what}: {', '.join(paths)}" for what, paths in
                   (("deleted", self.deleted), ("unchanged", self.unchanged)) if paths]  # fmt: skip
-        return "\n".join(lines + ([] if self.card is None else ["", f"{CARD}:", "", self.card.rstrip()]))
+        # What is long comes first: the end of what is printed is what is seen.
+        return "\n".join(([] if self.card is None else [f"{CARD}:", "", self.card.rstrip(), ""]) + lines)
 
 
 @dataclass

@@ -157,7 +157,9 @@ def test_dry_run_sends_nothing(hub, folder, monkeypatch):
 def test_a_dry_run_says_where_what_would_go(hub, folder):
     (folder / "README.md").write_text("# Mine\n")
     text = push(folder, "alice/model", message="m", private=False, dry_run=True).to_text()
-    assert "no such repository that you may see; it would be made, public" in text and text.endswith("README.md:\n\n# Mine")
+    assert "no such repository that you may see; it would be made, public" in text and text.startswith(
+        "README.md:\n\n# Mine\n\nWould"
+    )
     assert [line for line in text.splitlines() if line.split() == ["README.md", "7", "bytes"]]
     hub.put("alice/model", {"config.json": "{}"})
     hub.repository("alice/model").private = True
