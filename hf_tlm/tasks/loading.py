@@ -228,6 +228,8 @@ def task_from_datasets(
     reader = kind_module(spec.kind)
     if not ROLES[spec.kind]:
         spec = reader.with_columns_of(spec, splits["train"])
+    if spec.text_columns == ("text",) and "text_pair" in splits["train"].column_names:
+        logger.warning("Task %s: text_pair is not read. --text_pair_column text_pair makes pairs of the texts.", spec.name)
     names = reader.label_names(spec, splits["train"])
     if label_names is not None and sorted(label_names) == sorted(names):
         names = tuple(label_names)

@@ -299,6 +299,13 @@ def test_a_blank_second_text_is_bad():
         from_splits(pairs, spec=TaskSpec(name="t", path="memory", text_columns=("a", "b")))
 
 
+@pytest.mark.parametrize("columns, told", [(("text",), True), (("text", "text_pair"), False)])
+def test_a_second_text_that_is_not_read_is_told_of(caplog, columns, told):
+    pairs = Dataset.from_dict({"text": ["x", "y"], "text_pair": ["z", "w"], "label": ["0", "1"]})
+    from_splits(pairs, spec=TaskSpec(name="t", path="memory", text_columns=columns))
+    assert ("--text_pair_column text_pair makes pairs" in caplog.text) == told
+
+
 def test_repeated_texts_are_counted_not_dropped():
     train = Dataset.from_dict({"text": ["a", "a", "b"], "label": ["x", "y", "y"]})
     test = Dataset.from_dict({"text": ["a", "c"], "label": ["x", "y"]})
