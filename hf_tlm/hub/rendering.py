@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from huggingface_hub import constants
 from hf_tlm.utils.shown import as_code, as_literal, escape, flat, for_terminal
 
 if TYPE_CHECKING:
+    import jinja2
     from huggingface_hub import CardData
 
 # In the code blocks of a card, until it is published.
@@ -30,6 +32,13 @@ def render(template: str, data: CardData, **values: Any) -> str:
         values: what it is filled with. Texts among them are shown as they are, whatever they look like: a template says
             `| code` or `| literal` where they are code, and `| safe` of markdown.
     """
+    text = _environment().get_template(template).render(card_data=for_terminal(data.to_yaml()), **values)
+    return str(text).rstrip() + "\n"
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    """What compiles the templates, each once."""
     import jinja2
     from markupsafe import Markup
 
@@ -42,7 +51,7 @@ def render(template: str, data: CardData, **values: Any) -> str:
     environment = jinja2.Environment(loader=jinja2.FunctionLoader(source), autoescape=True, finalize=shown)
     environment.filters["code"] = lambda value: Markup(as_code(str(value)))
     environment.filters["literal"] = lambda value: Markup(as_literal(str(value)))
-    return str(environment.get_template(template).render(card_data=for_terminal(data.to_yaml()), **values)).rstrip() + "\n"
+    return environment
 
 
 def license_sentence(license: str | None) -> str:

@@ -19,6 +19,7 @@ BETWEEN, LETTER, WORD = range(3)
 # Scripts written without spaces: Thai, Lao, Myanmar, Khmer; Hiragana, Katakana, Bopomofo; Han.
 UNSPACED = ((0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x3040, 0x312F), (0x31A0, 0x31FF), (0x3400, 0x4DBF),
             (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x3FFFF))  # fmt: skip
+PLANES = (range(0x40000), range(0xE0000, 0xE1000))  # The others have neither letters nor numbers nor marks.
 CODE_BASE, WORD_BASE = 0x9E3779B97F4A7C15, 0xD1342543DE82EF95
 
 
@@ -66,7 +67,9 @@ def hash_ngrams(
 @functools.cache
 def _kinds() -> np.ndarray:
     """uint8 [code points]: BETWEEN words, a LETTER of a word, or a WORD by itself."""
-    kinds = np.fromiter((unicodedata.category(chr(code))[0] in "LNM" for code in range(sys.maxunicode + 1)), np.uint8)
+    kinds = np.zeros(sys.maxunicode + 1, np.uint8)
+    for plane in PLANES:
+        kinds[plane.start : plane.stop] = [unicodedata.category(chr(code))[0] in "LNM" for code in plane]
     for first, last in UNSPACED:
         kinds[first : last + 1] *= WORD
     return kinds
