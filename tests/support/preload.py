@@ -1,17 +1,31 @@
-"""What the server of `support.warm` has imported before it forks."""
+"""What the server of `support.warm` imports, and makes, before it forks: what a process would make once for itself."""
 
 import importlib
 import pkgutil
+from pathlib import Path
 
+import bm25s  # noqa: F401
 import datasets  # noqa: F401
 import torch
 import transformers
+from tqdm import tqdm
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
 import hf_tlm
 
 torch.set_num_threads(1)
+tqdm.monitor_interval = 0  # No thread of its own, which a fork would not have.
 transformers.utils.logging.disable_progress_bar()
-for package in (found for found in pkgutil.iter_modules(hf_tlm.__path__, "hf_tlm.") if found.ispkg):
-    for module in pkgutil.iter_modules(importlib.import_module(package.name).__path__, f"{package.name}."):
-        importlib.import_module(module.name)
-assert hf_tlm.__version__
+# All modules; the one that workers of sharded retrieval load makes an index, and so loads numba's kernels.
+for module in pkgutil.walk_packages(hf_tlm.__path__, "hf_tlm."):
+    importlib.import_module(module.name)
+
+from hf_tlm.hub import rendering  # noqa: E402
+from hf_tlm.retrieval import ngrams  # noqa: E402
+from hf_tlm.runs import price  # noqa: E402
+
+price.SECONDS = 0.0  # One pass is enough where nobody looks at the time.
+get_checkpoint_conversion_mapping("bert")
+ngrams._kinds()
+for template in Path(rendering.__file__).parent.joinpath("templates").iterdir():
+    rendering._environment().get_template(template.name)
