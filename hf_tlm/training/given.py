@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset
+from transformers import PreTrainedConfig
 
 from hf_tlm.data.collator import class_labels
 from hf_tlm.data.streaming import StreamedBlocks
-from hf_tlm.data.tokenization import text_lengths
 from hf_tlm.models.base import TrainedModel
 from hf_tlm.models.families import longest_input
 from hf_tlm.training.errors import ArgumentsError
@@ -73,12 +74,6 @@ def check_given(model: Any, args: Any, tokenizer: Any, datasets: Mapping[str, An
                 f"{name}_dataset: expected a datasets.Dataset with the column input_ids; received {found}. "
                 "hf_tlm.data.tokenize(rows, tokenizer, max_length) makes it of texts, Dataset.from_list of a list."
             )
-        longest, limit = int(text_lengths(rows).max(initial=0)), longest_input(model.config)
-        if limit is not None and longest > limit:
-            raise ArgumentsError(
-                f"{name}_dataset has a text of {longest:,} tokens, and the model's positions suffice for {limit:,}. "
-                f"Tokenise with max_length {limit} at most, or make the model with more max_position_embeddings."
-            )
 
 
 def label_column(rows: Dataset | None) -> str | None:
@@ -105,18 +100,41 @@ def check_labels(rows: Dataset, column: str, classes: int) -> None:
     Raises:
         ArgumentsError: one is not.
     """
-    found = rows.select_columns(column).with_format("arrow")[:].column(0)
+    # All rows of the table take no time; those that were chosen from it do, and are looked at where others may be wrong.
+    if _label_problem(rows.data.column(column), classes) is not None:
+        chosen = rows.select_columns(column).with_format("arrow")[:].column(0)
+        if (problem := _label_problem(chosen, classes)) is not None:
+            raise ArgumentsError(f"train_dataset, {column}: {problem}")
+
+
+def _label_problem(labels: pa.ChunkedArray, classes: int) -> str | None:
     # Of lists one is enough: Arrow does not compare them.
-    values = found[:1].to_pylist() if pa.types.is_nested(found.type) else pc.unique(found).to_pylist()
+    values = labels[:1].to_pylist() if pa.types.is_nested(labels.type) else pc.unique(labels).to_pylist()
     try:
         other = [label for label in class_labels(values).tolist() if label != -100 and not 0 <= label < classes]
     except ValueError as error:
-        raise ArgumentsError(
-            f"train_dataset, {column}: {error} ClassLabel or class_encode_column of datasets makes indices of names; "
-            "several labels a text are not supported."
-        ) from None
-    if other:
-        raise ArgumentsError(
-            f"train_dataset, {column}: expected 0 to {classes - 1}, the classes of the model, or -100 for none; received "
-            f"{other[0]}. Make the model with num_labels of the data."
+        return (
+            f"{error} ClassLabel or class_encode_column of datasets makes indices of names; several labels a text are not "
+            "supported."
         )
+    if not other:
+        return None
+    return (
+        f"expected 0 to {classes - 1}, the classes of the model, or -100 for none; received {other[0]}. Make the model with "
+        "num_labels of the data."
+    )
+
+
+def check_lengths(name: str, lengths: np.ndarray, config: PreTrainedConfig) -> np.ndarray:
+    """Return the lengths, int [N] tokens, of the texts of `name`_dataset, if the model's positions suffice for all.
+
+    Raises:
+        ArgumentsError: they do not.
+    """
+    longest, limit = int(lengths.max(initial=0)), longest_input(config)
+    if limit is not None and longest > limit:
+        raise ArgumentsError(
+            f"{name}_dataset has a text of {longest:,} tokens, and the model's positions suffice for {limit:,}. "
+            f"Tokenise with max_length {limit} at most, or make the model with more max_position_embeddings."
+        )
+    return lengths

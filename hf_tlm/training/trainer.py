@@ -35,7 +35,7 @@ from hf_tlm.training.budget import TICKS, first_step
 from hf_tlm.training.cost import Cost, count_flops, model_flops_utilization, nominal_tokens, training_flops
 from hf_tlm.training.energy import Energy
 from hf_tlm.training.errors import ArgumentsError
-from hf_tlm.training.given import check_given, check_labels, label_column
+from hf_tlm.training.given import check_given, check_labels, check_lengths, label_column
 from hf_tlm.training.loss_averages import LossAverages, in_pairs
 from hf_tlm.training.objectives import corrective_lm, tlm_objectives
 from hf_tlm.training.run_arguments import RunArguments
@@ -162,8 +162,8 @@ class TlmTrainer(SampledTrainer):
         corpus = self.corpus_dataset
         streamed = corpus if isinstance(corpus, StreamedBlocks) else None
         return InterleavedBatchSampler(
-            text_lengths(self.train_dataset),
-            text_lengths(None if isinstance(corpus, StreamedBlocks) else corpus),
+            check_lengths("train", text_lengths(self.train_dataset), self.model.config),
+            check_lengths("corpus", text_lengths(None if streamed is not None else corpus), self.model.config),
             corpus_stream=None if streamed is None else partial(ShardStream, streamed),
             rho1=args.rho1,
             batch_size=None if by_tokens else self._train_batch_size,

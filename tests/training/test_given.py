@@ -55,11 +55,6 @@ def rows(length=3, **columns):
         ({"train_dataset": rows(label=0.5)}, "indices of classes, one a text; received 0.5"),
         ({"train_dataset": rows(label=None)}, "indices of classes, one a text; received None"),
         ({"train_dataset": rows(label=[0, 1])}, r"received \[0, 1\]. .*several labels a text are not supported"),
-        (
-            {"train_dataset": rows(41, label=0)},
-            "a text of 41 tokens, and the model's positions suffice for 40. Tokenise",
-        ),
-        ({"corpus_dataset": rows(50), "rho1": 1}, "corpus_dataset has a text of 50 tokens"),
         ({"model": "small"}, "the tokenizer has [0-9]+ tokens, and the model embeds 50"),
     ],
 )
@@ -72,6 +67,22 @@ def test_a_sentence_says_what_to_pass(tmp_path, data, tokenizer, changes, messag
         changes = {"model": TlmModel.from_config(AutoConfig.for_model("bert", **{**TINY_CONFIGS["bert"], "vocab_size": 50}))}
     with pytest.raises(ArgumentsError, match=message):
         made(tmp_path, data, tokenizer, **changes)
+
+
+def test_texts_longer_than_the_positions_are_refused_when_training_begins(tmp_path, data, tokenizer):
+    for name, changes in (
+        ("train", {"train_dataset": rows(41, label=0)}),
+        ("corpus", {"corpus_dataset": rows(41), "rho1": 1}),
+    ):
+        with pytest.raises(ArgumentsError, match=f"{name}_dataset has a text of 41 tokens, .* suffice for 40. Tokenise"):
+            made(tmp_path, data, tokenizer, **changes).train()
+
+
+def test_labels_are_those_of_the_rows_that_were_chosen(tmp_path, data, tokenizer):
+    found = Dataset.from_list([{"input_ids": [2, 5, 3], "label": label} for label in (0, 9)])
+    assert made(tmp_path, data, tokenizer, train_dataset=found.select([0]))
+    with pytest.raises(ArgumentsError, match="received 9"):
+        made(tmp_path, data, tokenizer, train_dataset=found.select([1]))
 
 
 def test_a_checkpoint_is_not_loaded_by_halves():
