@@ -32,6 +32,7 @@ from support import warm  # noqa: E402
 from support.toys import make_task, sentences  # noqa: E402
 
 torch.set_num_threads(1)
+os.fsync = lambda descriptor: None  # No test has a power cut, and a disk takes milliseconds for each of many thousand files.
 price.SECONDS = 0.0  # One pass is enough where nobody looks at the time.
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -1,6 +1,7 @@
 """What the server of `support.warm` imports, and makes, before it forks: what a process would make once for itself."""
 
 import importlib
+import os
 import pkgutil
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 import hf_tlm
 
 torch.set_num_threads(1)
+os.fsync = lambda descriptor: None  # As in tests/conftest.py.
 tqdm.monitor_interval = 0  # No thread of its own, which a fork would not have.
 transformers.utils.logging.disable_progress_bar()
 # All modules; the one that workers of sharded retrieval load makes an index, and so loads numba's kernels.
