@@ -157,6 +157,15 @@ def _digest(settings: dict[str, Any]):
     return hashlib.sha256(json.dumps(settings).encode())
 
 
+def _is_readme(path: Path) -> bool:
+    """Whether it says what the data beside it are."""
+    return path.stem.upper().startswith("README")
+
+
+def _is_hidden(path: Path, root: Path) -> bool:
+    return any(part.startswith(".") for part in path.relative_to(root).parts)
+
+
 def _find(patterns: Sequence[str]) -> tuple[list[Path], list[str]]:
     """The files of paths, folders and globs, sorted, each once; and those that match none.
 
@@ -172,9 +181,19 @@ def _find(patterns: Sequence[str]) -> tuple[list[Path], list[str]]:
         pattern = os.path.expanduser(asked)
         root = Path(os.path.abspath(pattern))
         if os.path.isdir(pattern):
-            matches = {path for path in root.rglob("*") if builder_of(path)}
-            # A README beside data is none of them.
-            matches = {path for path in matches if suffix_of(path) != ".md"} or matches
+            there = {path for path in root.rglob("*") if path.is_file() or path.is_symlink()}
+            matches = {path for path in there if builder_of(path)}
+            pages = {path for path in matches if suffix_of(path) == ".md"}
+            if data := matches - pages:
+                matches = data
+                if pages := {path for path in pages if not _is_readme(path)}:
+                    logger.warning(
+                        "Left out of the corpus: %d .md files of %s, which has others to read. Name them to read them too.",
+                        len(pages),
+                        asked,
+                    )
+            elif all(map(_is_readme, pages)) and any(not _is_hidden(path, root) for path in there - pages):
+                matches = set()  # It is beside data of an unknown type.
         else:
             names = [pattern] if os.path.isfile(pattern) else glob.glob(pattern, recursive=True)
             matches = {Path(os.path.abspath(name)) for name in names}

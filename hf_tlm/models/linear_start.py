@@ -26,7 +26,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from hf_tlm.models.base import body_of, embedding_weight, encode
 from hf_tlm.models.errors import ModelError
 from hf_tlm.models.families import Stock, family_of
-from hf_tlm.models.initialization import attention_weights, layers_of
+from hf_tlm.models.initialization import layers_of
 
 # Inverse strength of the penalty, for shares of a text's tokens times SCALE and their idf. Once logits are scaled, more or
 # less of it hardly matters on held-out texts (SciERC, ChemProt, Reuters R8), and more certain ones on the training texts
@@ -102,8 +102,10 @@ class LinearStart:
             body: Stock = body_of(classifier)
             layer: Stock
             for layer in layers_of(body):
-                attention_weights(layer, classifier.config.num_attention_heads).output[rest:] = 0.0
-                layer.mlp.Wo.weight[rest:] = 0.0
+                for written in (layer.attn.Wo, layer.mlp.Wo):
+                    written.weight[rest:] = 0.0
+                    if written.bias is not None:
+                        written.bias[rest:] = 0.0
             _reset(body.embeddings.norm, slice(rest, None))
             _reset(body.final_norm, slice(rest, None))
             _reset(stock.head.norm, slice(2 * dims))
@@ -111,6 +113,8 @@ class LinearStart:
             dense[: 2 * dims] = 0.0
             dense[:dims, rest:] = GAIN * torch.eye(dims)
             dense[dims : 2 * dims, rest:] = -GAIN * torch.eye(dims)
+            if stock.head.dense.bias is not None:
+                stock.head.dense.bias[: 2 * dims] = 0.0
             stock.classifier.weight.zero_()
             stock.classifier.weight[:, :dims] = readout.T
             stock.classifier.weight[:, dims : 2 * dims] = -readout.T

@@ -6,6 +6,7 @@ Shapes: B texts, H heads, S tokens, D dimensions of a head.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,11 +16,14 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 from transformers.models.modernbert import modeling_modernbert
 
+from hf_tlm.models.families import FAMILIES
+
 # How far below the largest of its row a masked score is kept. exp(-60) = 9e-27 is nothing beside 1 in float32; what is much
 # lower is a denormal number, at which the softmax of onnxruntime, and the product after it, are up to 15 times slower.
 DEPTH = 60.0
 ROTARY_OPSET = 23  # The first with an operator for rotary positions.
 _NAME = "hf_tlm_onnx"
+_LOCK = threading.Lock()  # Of what a class and a module of transformers hold meanwhile.
 
 
 def _attention(
@@ -47,14 +51,15 @@ AttentionMaskInterface.register(_NAME, eager_mask)
 def exportable_attention(model: Any, opset: int) -> Iterator[None]:
     """With attention as products and a softmax: torch's fused one is traced with a test of every weight for nan.
 
-    Of a padded text no row is masked whole, which that test is for. A body that does not take transformers' attention
-    functions (COCO-LM's own) has the plain one of its class.
+    Of a padded text no row is masked whole, which that test is for. A body that is none of ours (heads may share keys, or
+    scores be capped), or does not take transformers' attention functions (COCO-LM's own), has the plain one of its class.
     """
     before = getattr(getattr(model, "config", None), "_attn_implementation", None)
     if before is None:
         yield
         return
-    model.set_attn_implementation(_NAME if model._supports_attention_backend else "eager")
+    known = model._supports_attention_backend and model.config.model_type in FAMILIES
+    model.set_attn_implementation(_NAME if known else "eager")
     try:
         with _rotary_operator() if opset >= ROTARY_OPSET and _fixed_angles(model.config) else contextlib.nullcontext():
             yield
@@ -89,11 +94,12 @@ def _rotary_operator() -> Iterator[None]:
         (modeling_modernbert.ModernBertRotaryEmbedding, "forward", angles),
         (modeling_modernbert, "apply_rotary_pos_emb", apply),
     ]
-    stock = [(owner, name, getattr(owner, name)) for owner, name, _ in others]
-    try:
-        for owner, name, function in others:
-            setattr(owner, name, function)
-        yield
-    finally:
-        for owner, name, function in stock:
-            setattr(owner, name, function)
+    with _LOCK:
+        stock = [(owner, name, getattr(owner, name)) for owner, name, _ in others]
+        try:
+            for owner, name, function in others:
+                setattr(owner, name, function)
+            yield
+        finally:
+            for owner, name, function in stock:
+                setattr(owner, name, function)

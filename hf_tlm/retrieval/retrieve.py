@@ -100,13 +100,15 @@ def retrieve(
         cache_dir: where the corpus, its indexes and work in progress are kept; None: the cache of `datasets`.
 
     Raises:
-        RetrievalError: unknown retriever, mode or variant; a number below 1; duplicate passage ids; every query empty; no
-            query shares a word with any passage; num_passages missing, or larger than the corpus, or given to BM25; the
-            index in index_dir is of another corpus or damaged; no passage is left.
+        RetrievalError: a `Dataset` for a corpus; unknown retriever, mode or variant; a number below 1; duplicate passage
+            ids; every query empty; no query shares a word with any passage; num_passages missing, or larger than the
+            corpus, or given to BM25; the index in index_dir is of another corpus or damaged; no passage is left.
         CorpusError: the corpus is empty or cannot be read.
         TaskError: the task is of a kind without texts of its own: neither classification nor regression.
     """
     task.check_kind("Retrieval", "classification", "regression")
+    if corpus is not None and not hasattr(corpus, "to_dataset"):
+        raise RetrievalError(f"corpus is a {type(corpus).__name__}. Make a corpus of it: hf_tlm.load_corpus(corpus).")
     settings = settings or Bm25Settings()
     by_default = top_k is None
     top_k = default_top_k(len(task.train)) if top_k is None else top_k

@@ -176,6 +176,17 @@ def test_a_folder_of_markdown_is_a_corpus_and_a_readme_beside_data_is_none(tmp_p
     assert len(ids(load_corpus(f"{tmp_path}/*.md,{tmp_path}/a.md.txt"))) == 4
 
 
+def test_pages_beside_data_are_told_of_and_a_readme_beside_unknown_data_is_no_corpus(tmp_path, caplog):
+    (tmp_path / "README.md").write_text("about the data\n")
+    (tmp_path / "a.tsv").write_text("text\none\n")
+    with pytest.raises(CorpusError, match="no file matches"):
+        load_corpus(str(tmp_path))
+    (tmp_path / "a.txt").write_text("data\n")
+    assert ids(load_corpus(str(tmp_path))) == ["a.txt:0"] and "Left out" not in caplog.text
+    (tmp_path / "page.md").write_text("a page\n")
+    assert ids(load_corpus(str(tmp_path))) == ["a.txt:0"] and "1 .md files" in caplog.text
+
+
 def test_how_text_files_are_read_is_refused_where_there_are_none(folder):
     with pytest.raises(CorpusError, match="sample_by paragraph: for .txt and .md files, and .* has none"):
         load_corpus(str(folder / "a.jsonl"), sample_by="paragraph")

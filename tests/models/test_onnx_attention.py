@@ -37,6 +37,19 @@ def test_a_row_that_is_masked_whole_has_no_nan():
     assert torch.equal(found, torch.full((1, 1, 5, 5), 0.2))
 
 
+def test_heads_that_share_keys_are_left_to_their_own_class():
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "vocab_size": 50, "pad_token_id": 0}
+    config = AutoConfig.for_model("eurobert", **sizes, num_attention_heads=4, num_key_value_heads=2)
+    model = AutoModelForSequenceClassification.from_config(config).eval()
+    ids = torch.randint(5, 30, (3, 12))
+    with torch.no_grad():
+        stock = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+        with exportable_attention(model, 23):
+            assert model.config._attn_implementation == "eager"
+            found = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+    assert torch.allclose(found, stock, atol=1e-6)
+
+
 @pytest.mark.parametrize("family", ["bert", "roberta", "electra", "albert", "distilbert", "modernbert"])
 def test_bodies_give_their_logits_and_are_as_before_afterwards(family):
     torch.manual_seed(0)

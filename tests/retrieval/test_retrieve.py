@@ -183,6 +183,11 @@ def test_bad_arguments_are_refused_before_the_corpus_is_read(make_task, options,
         retrieve(make_task(), corpus=None, **options)
 
 
+def test_a_dataset_is_no_corpus_yet(make_task):
+    with pytest.raises(RetrievalError, match="corpus is a Dataset. Make a corpus of it: hf_tlm.load_corpus"):
+        retrieve(make_task(), Dataset.from_dict({"text": ["a gene"]}), top_k=1)
+
+
 def test_random_cannot_draw_more_than_there_is(run, make_task, make_corpus):
     with pytest.raises(RetrievalError, match="draw 7 distinct passages: the corpus has 6"):
         run(make_task(), make_corpus(), retriever="random", num_passages=7)

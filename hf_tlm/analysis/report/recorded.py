@@ -63,17 +63,19 @@ def _recorded_task(run: RunFolder) -> tuple[Task, str]:
     named = str(values.get("task") or "")
     if not named:
         raise AnalysisError(f"The command that {run.name} recorded names no task.")
-    place = named if named in TASKS else next((place for place in _places(run, named) if _is_here(place)), None)
-    if place is None:
-        raise AnalysisError(f"{named}, the task of {run.name}, is no file or folder here.")
+    places = [named] if named in TASKS else [place for place in _places(run, named) if _is_here(place)]
     known = {name: values[name] for name in AnalyzedTask.__dataclass_fields__ if name in values}
-    try:
-        task = AnalyzedTask(**known | {"task": place}).load()
-    except (ValueError, TypeError, OSError) as error:  # No data there, or no network.
-        raise AnalysisError(f"{named}, the task of {run.name}, cannot be loaded: {' '.join(str(error).split())}") from None
-    if task.fingerprint != run.record.get("task_fingerprint"):
-        raise AnalysisError(f"{named} has other data now than when {run.name} was trained.")
-    return task, place
+    problem = f"{named}, the task of {run.name}, is no file or folder here."
+    for place in places:
+        try:
+            task = AnalyzedTask(**known | {"task": place}).load()
+        except (ValueError, TypeError, OSError) as error:  # No data there, or no network.
+            problem = f"{named}, the task of {run.name}, cannot be loaded: {' '.join(str(error).split())}"
+            continue
+        if task.fingerprint == run.record.get("task_fingerprint"):
+            return task, place
+        problem = f"{named} has other data now than when {run.name} was trained."
+    raise AnalysisError(problem)
 
 
 def _places(run: RunFolder, named: str) -> list[str]:

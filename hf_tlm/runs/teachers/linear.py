@@ -7,6 +7,7 @@ and teach nothing, so each is of a model that has not seen the text.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections import defaultdict
 from collections.abc import Sequence
@@ -138,16 +139,16 @@ def _folds(texts: Sequence[str], labels: np.ndarray) -> list[tuple[np.ndarray, n
 
     groups = np.unique([" ".join(text.lower().split()) for text in texts], return_inverse=True)[1]
     splitter = StratifiedGroupKFold(max(2, min(FOLDS, groups.max() + 1)), shuffle=True, random_state=0)
-    try:
-        with warnings.catch_warnings():
-            # Of a class with fewer texts than there are parts: some parts hold none of it out.
-            warnings.simplefilter("ignore", UserWarning)
-            folds = [(train, test) for train, test in splitter.split(texts, labels, groups) if len(test)]
-    except ValueError as error:
+    folds = []
+    with warnings.catch_warnings(), contextlib.suppress(ValueError):  # Fewer texts of every class than parts.
+        # Of a class with fewer texts than there are parts: some parts hold none of it out.
+        warnings.simplefilter("ignore", UserWarning)
+        folds = [(train, test) for train, test in splitter.split(texts, labels, groups) if len(test)]
+    if not all(len(train) for train, _ in folds) or not folds:
         raise ArgumentsError(
             f"teacher linear holds out parts of the training texts, and these {len(texts)} ({groups.max() + 1} different "
             "ones) are too few for it. Leave --teacher out."
-        ) from error
+        )
     for train, _ in folds:
         if len(set(labels[train].tolist())) < 2:
             raise ArgumentsError(
