@@ -89,12 +89,12 @@ def test_the_first_logits_are_the_linear_models(classes, trained):
     before = logits_of(model, unseen.ids)
     start.write_to(model)
     found = logits_of(model, unseen.ids)
-    cosines = (found * expected).sum(1) / np.linalg.norm(found, axis=1) / np.linalg.norm(expected, axis=1)
-    sure = np.abs(expected).max(axis=1) > 0.1  # Of a text with no evidence there is no direction.
+    cosines = (found * of_evidence).sum(1) / np.linalg.norm(found, axis=1) / np.linalg.norm(of_evidence, axis=1)
+    sure = np.abs(factor * of_evidence).max(axis=1) > 0.1  # Of a text with no evidence there is no direction.
     # What else a trained body writes differs from token to token, and the LayerNorm weighs tokens by it.
     least = np.quantile(cosines[sure], 0.02) > 0.9 if trained else cosines[sure].min() > 0.99
     assert least and sure.mean() > 0.9
-    assert (found.argmax(1) == expected.argmax(1)).mean() > (0.95 if trained else 0.98)
+    assert (found.argmax(1) == of_evidence.argmax(1)).mean() > (0.95 if trained else 0.98)
     right = (found.argmax(1) == unseen.labels).mean()
     assert right > 1.5 / classes and right > (before.argmax(1) == unseen.labels).mean() + 0.2
 
