@@ -20,6 +20,7 @@ from hf_tlm import analysis, runs
 from hf_tlm.config import parse, run
 from hf_tlm.errors import HfTlmError
 from hf_tlm.runs import ExportArguments
+from hf_tlm.runs.export.arguments import without_texts
 from hf_tlm.tasks import TaskArguments
 from hf_tlm.utils.options import option
 
@@ -46,15 +47,11 @@ def main() -> None:
 
     # 2. The task: the one given, or that of the run.
     task = None if task_args.task is None else task_args.load()
-    if task is None and args.needs_texts:
+    if task is None and args.without_texts:
         try:
             task, place = analysis.task_of_run(args.model_name_or_path)
         except HfTlmError as error:
-            reduced = " and ".join(name for name in args.dtypes if name != "fp32")
-            raise HfTlmError(
-                f"{reduced}: checked on texts. {error} Give --task, whose validation texts are scored, or --data, a file of "
-                "texts; or --dtypes fp32."
-            ) from None
+            raise without_texts(args.without_texts, f"{error} ") from None
         print(f"task        {place}, as the run was trained on it")
 
     # 3. Export, and check.

@@ -166,6 +166,23 @@ def _is_hidden(path: Path, root: Path) -> bool:
     return any(part.startswith(".") for part in path.relative_to(root).parts)
 
 
+def _in_folder(root: Path) -> set[Path]:
+    """The files below a folder that can be read; Markdown where there is nothing else, as it mostly is about the data."""
+    there = {path for path in root.rglob("*") if path.is_file() or path.is_symlink()}
+    readable = {path for path in there if builder_of(path)}
+    pages = {path for path in readable if suffix_of(path) == ".md"}
+    articles = {path for path in pages if not _is_readme(path)}
+    if data := readable - pages:
+        if articles:
+            logger.warning(
+                "Left out of the corpus: %d .md files of %s, which has others to read. Name them to read them too.",
+                *(len(articles), root),
+            )
+        return data
+    of_unknown_data = not articles and any(not _is_hidden(path, root) for path in there - pages)
+    return set() if of_unknown_data else pages
+
+
 def _find(patterns: Sequence[str]) -> tuple[list[Path], list[str]]:
     """The files of paths, folders and globs, sorted, each once; and those that match none.
 
@@ -181,19 +198,7 @@ def _find(patterns: Sequence[str]) -> tuple[list[Path], list[str]]:
         pattern = os.path.expanduser(asked)
         root = Path(os.path.abspath(pattern))
         if os.path.isdir(pattern):
-            there = {path for path in root.rglob("*") if path.is_file() or path.is_symlink()}
-            matches = {path for path in there if builder_of(path)}
-            pages = {path for path in matches if suffix_of(path) == ".md"}
-            if data := matches - pages:
-                matches = data
-                if pages := {path for path in pages if not _is_readme(path)}:
-                    logger.warning(
-                        "Left out of the corpus: %d .md files of %s, which has others to read. Name them to read them too.",
-                        len(pages),
-                        asked,
-                    )
-            elif all(map(_is_readme, pages)) and any(not _is_hidden(path, root) for path in there - pages):
-                matches = set()  # It is beside data of an unknown type.
+            matches = _in_folder(root)
         else:
             names = [pattern] if os.path.isfile(pattern) else glob.glob(pattern, recursive=True)
             matches = {Path(os.path.abspath(name)) for name in names}

@@ -67,8 +67,8 @@ class Push:
         width = max(map(len, self.pushed), default=0)
         lines += [f"  {path:<{width}}{self.sizes[path]:>15,} bytes" for path in self.pushed]
         lines += [f"new or changed: {len(self.pushed)} files, {sum(self.sizes.values()) / 1e6:,.2f} MB"]
-        lines += [f"{what}: {', '.join(paths)}" for what, paths in
-                  (("deleted", self.deleted), ("unchanged", self.unchanged)) if paths]  # fmt: skip
+        for what, paths in (("deleted", self.deleted), ("unchanged", self.unchanged)):
+            lines += [f"{what}: {', '.join(paths)}"] if paths else []
         # What is long comes first: the end of what is printed is what is seen.
         return "\n".join(([] if self.card is None else [f"{CARD}:", "", self.card.rstrip(), ""]) + lines)
 

@@ -19,7 +19,7 @@ from transformers.models.modernbert import modeling_modernbert
 from hf_tlm.models.families import FAMILIES
 
 # How far below the largest of its row a masked score is kept. exp(-60) = 9e-27 is nothing beside 1 in float32; what is much
-# lower is a denormal number, at which the softmax of onnxruntime, and the product after it, are up to 15 times slower.
+# lower is a denormal number, at which the softmax of onnxruntime, and the product after it, are many times slower.
 DEPTH = 60.0
 ROTARY_OPSET = 23  # The first with an operator for rotary positions.
 _NAME = "hf_tlm_onnx"

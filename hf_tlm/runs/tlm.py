@@ -37,6 +37,7 @@ from hf_tlm.training import (
 from hf_tlm.training.checkpoint_pushes import CheckpointPushes, fetch_run
 from hf_tlm.training.finished import SEED, finish, finished
 from hf_tlm.training.initialization import Initialization
+from hf_tlm.training.prepare import tell_of_other_stage
 from hf_tlm.training.publishing import check_hub, publish_run
 from hf_tlm.training.run_folder import ProtocolError as ProtocolError
 from hf_tlm.training.run_folder import claim, settings
@@ -102,6 +103,7 @@ def run_tlm(
     if args.teacher_rounds > 1:
         with claimed:
             return _run_rounds(task, subset, args, model_args)
+    tell_of_other_stage(args)
     passages = None if subset is None else subset.dataset
     with claimed:
         teacher = ask_teacher(task, passages, args)
@@ -176,9 +178,7 @@ def _run_seed(
     make_model = setup.make_model
     for stage in args.stages:
         stage_args = args.for_stage(stage, stage_folder(folder, stage), seed, task.metric)
-        start = _for_stage_2(make_model, args, seed) if stage == 2 else make_model
-        if setup.initialization is not None and stage == args.stages[-1]:
-            start = _for_last_stage(start, setup.initialization)
+        start = _start(make_model, stage, seed, args, setup.initialization)
         if stage == 2 and model_args.use_peft and model_args.model_name_or_path is None:
             start = _with_adapter(start, model_args, stage_folder(folder, 1) / "model")
         model, cost, scores = run_stage(
@@ -240,22 +240,18 @@ def _with_adapter(make_model, lora: ModelArguments, base: Path):
     return lambda: add_lora(make_model(), lora, base)
 
 
-def _for_last_stage(make_model, initialization: Initialization):
-    def make() -> TrainedModel:
+def _start(make_model, stage: int, seed: int, args: TlmArguments, initialization: Initialization | None):
+    """What makes the model that a stage begins with."""
+
+    def make() -> TrainedModel | PeftModel:
         model = make_model()
-        initialization.before_last_stage(model)
-        return model
-
-    return make
-
-
-def _for_stage_2(make_model, args: TlmArguments, seed: int):
-    def make() -> TrainedModel:
-        model = make_model()
-        if args.stage2_reset_classifier:
-            set_seed(seed)
-            model.reset_classifier()
-        prepare_stage_2(model, args)
+        if stage == 2:
+            if args.stage2_reset_classifier:
+                set_seed(seed)
+                model.reset_classifier()
+            prepare_stage_2(model, args)
+        if initialization is not None and stage == args.stages[-1]:
+            initialization.before_last_stage(model)
         return model
 
     return make

@@ -66,7 +66,7 @@ class Initialization:
     def before_last_stage(self, model: TrainedModel) -> None:
         """Let the classifier begin as a linear model where it was asked for, in place.
 
-        Joint training would unlearn much of it, and learns more of the language without it.
+        Not before: joint training unlearns part of it.
         """
         if self.linear is not None:
             self.linear.write_to(model.main if isinstance(model, GeneratorDiscriminator) else model)

@@ -162,6 +162,12 @@ def _labelled(splits: dict[tuple[str, int], Dataset | None], length: int) -> tup
     return LabelledTexts.of(train), LabelledTexts.of(validation)
 
 
+def tell_of_other_stage(args: TlmArguments) -> None:
+    """Warn of options of a stage that is not run."""
+    if args.process_index == 0 and (idle := of_other_stage(args)):
+        logger.warning("Stage %s alone is run: %s are of the other stage, and have no effect.", args.stage, ", ".join(idle))
+
+
 def check_tlm(has_corpus: bool, args: TlmArguments, model_args: ModelArguments) -> None:
     """What can be said against the arguments of a run before there are a tokenizer and data.
 
@@ -188,8 +194,6 @@ def check_tlm(has_corpus: bool, args: TlmArguments, model_args: ModelArguments) 
             "use_peft does not work with FSDP: what it trains is too small to be worth sharding. Use DDP: the preset "
             "accelerate/ddp."
         )
-    if args.process_index == 0 and (idle := of_other_stage(args)):
-        logger.warning("Stage %s alone is run: %s are of the other stage, and have no effect.", args.stage, ", ".join(idle))
     if args.stage != "1":
         args.for_stage(2, args.folder, args.seed, "")  # Its batch too, before stage 1 has taken its time.
     if args.metric_for_best_model not in (None, "loss"):

@@ -5,6 +5,7 @@ import pytest
 
 from hf_tlm.training import ArgumentsError, ModelArguments, ScoreModelArguments, TlmArguments, check_model, check_tlm
 from hf_tlm.training.applicable import of_other_stage
+from hf_tlm.training.prepare import tell_of_other_stage
 from hf_tlm.training.run_folder import local_files, settings
 
 BASE = {"output_dir": "unused", "use_cpu": True, "report_to": "none"}
@@ -133,6 +134,7 @@ def test_options_of_a_stage_that_is_not_run_are_named(stage, changes, idle, capl
     args = TlmArguments(**BASE, stage=stage, **changes)
     assert sorted(of_other_stage(args)) == sorted(idle)
     check_tlm(True, args, ModelArguments(model_config={"model_type": "bert"}))
+    tell_of_other_stage(args)
     assert all(name in caplog.text for name in idle) and ("have no effect" in caplog.text) == bool(idle)
 
 

@@ -207,7 +207,7 @@ def test_a_linear_start_under_an_adapter_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("stage", ["1", "2"])
-def test_a_single_stage_begins_as_a_linear_model(tmp_path, monkeypatch, task, corpus, stage):
+def test_a_single_stage_begins_as_a_linear_model(tmp_path, monkeypatch, caplog, task, corpus, stage):
     written = []
     monkeypatch.setattr(LinearStart, "write_to", lambda start, model: written.append(model))
     body = {**config("modernbert"), "classifier_pooling": "mean"}
@@ -215,6 +215,7 @@ def test_a_single_stage_begins_as_a_linear_model(tmp_path, monkeypatch, task, co
     model_args = ModelArguments(model_config=body, vocab_size=120, classifier_init="linear")
     run_tlm(task, retrieve(task, corpus, top_k=5) if stage == "1" else None, args, model_args)
     assert len(written) == 1
+    assert caplog.text.count(f"Stage {stage} alone is run") == 1
 
 
 def test_counts_are_of_the_texts_that_are_trained_on(task, corpus):

@@ -104,7 +104,7 @@ def recorded_subset(run: RunFolder) -> Subset | None:
 
 def _is_here(place: str) -> bool:
     """Whether it is a folder or a file, and of no other machine."""
-    return not place.startswith(("//", "\\\\")) and (os.path.isdir(place) or os.path.isfile(place))
+    return not place.startswith(("//", "\\\\")) and os.path.exists(place)
 
 
 def _options(run: RunFolder) -> dict[str, Any]:
@@ -143,8 +143,8 @@ def _typed(values: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(typed.get("columns"), str):
         typed["columns"] = [typed["columns"]]
     for name in ("validation_share", "test_share"):
-        with contextlib.suppress(ValueError, TypeError):  # Which refuses the task with the value.
-            typed |= {name: float(typed[name])} if name in typed else {}
+        with contextlib.suppress(KeyError, ValueError, TypeError):  # A task refuses what is no number.
+            typed[name] = float(typed[name])
     if "drop_bad_rows" in typed:
         typed["drop_bad_rows"] = str(typed["drop_bad_rows"]).lower() in ("true", "1", "yes")
     return typed

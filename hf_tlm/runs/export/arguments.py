@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -12,6 +13,14 @@ from hf_tlm.utils.options import option
 from hf_tlm.utils.ranges import check_ranges
 
 _OF_PAGE = NoEffect("page", (None,), "without --page. Leave it out.")
+
+
+def without_texts(dtypes: Sequence[str], why: str = "") -> ArgumentsError:
+    """What is said of files that are checked on texts, where there are none; why: a sentence, with a space after it."""
+    return ArgumentsError(
+        f"{' and '.join(dtypes)}: checked on texts. {why}Give --task, whose validation texts are scored, or --data, a file "
+        "of texts; or --dtypes fp32."
+    )
 
 
 @dataclass
@@ -75,9 +84,9 @@ class ExportArguments:
         check_data("data", self.data)
 
     @property
-    def needs_texts(self) -> bool:
-        """Whether files are checked that need texts, and no file of such was given."""
-        return self.data is None and set(self.dtypes) != {"fp32"}
+    def without_texts(self) -> list[str]:
+        """The files that are checked on texts, where no file of texts was given."""
+        return [dtype for dtype in self.dtypes if dtype != "fp32"] if self.data is None else []
 
     def options(self) -> dict[str, Any]:
         """The keyword arguments of `hf_tlm.runs.export_onnx`."""

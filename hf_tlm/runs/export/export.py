@@ -30,6 +30,7 @@ from hf_tlm.models.onnx_graph import OPSET, check_installed, half, quantized, sa
 from hf_tlm.models.onnx_session import ONNX_FILES, OnnxModel, check_dtypes
 from hf_tlm.runs.baselines import to_beat, to_beat_line
 from hf_tlm.runs.export import fill_mask
+from hf_tlm.runs.export.arguments import without_texts
 from hf_tlm.runs.export.page import check_page, fill_page, read_runtime
 from hf_tlm.runs.few_shot.classifier import PROMPT_FILE
 from hf_tlm.runs.finetuning.arguments import FinetuneArguments
@@ -181,10 +182,7 @@ def export_onnx(
     if task is not None and data is not None:
         raise ArgumentsError("Give a task, whose labels tell what int8 loses, or data without labels; received both.")
     if reduced and task is None and data is None:
-        raise ArgumentsError(
-            f"{' and '.join(reduced)}: checked on texts. Give --task, whose validation texts are scored, or --data, a "
-            "file of texts; or --dtypes fp32."
-        )
+        raise without_texts(reduced)
     if "int8" not in dtypes and (keep_float or not per_channel):
         raise ArgumentsError("per_channel and keep_float are of int8, which is not among the dtypes. Leave them out.")
     source = find_source(model_name_or_path, trust_remote_code=trust_remote_code, max_length=max_length, masked_lm=True)
