@@ -221,7 +221,7 @@ def _fit_linear(task, settings: dict, folder: Path) -> None:
     import joblib
     from sklearn.svm import LinearSVC
 
-    from hf_tlm.data.tfidf import tfidf
+    from hf_tlm.runs.baselines import tfidf
 
     vectorizer = tfidf(settings["n_grams"]).fit(task.train["text"])
     model = LinearSVC(C=settings["C"], class_weight=settings["class_weight"], random_state=0)

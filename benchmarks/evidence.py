@@ -24,17 +24,15 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from hf_tlm.analysis.cost.comparison import compare, to_markdown, to_rows
-from hf_tlm.analysis.cost.figures import cost_figure
-from hf_tlm.analysis.errors import AnalysisError
+from hf_tlm.analysis.cost import compare, cost_figure, to_markdown, to_rows
 from hf_tlm.analysis.figures import label_decades, new_figure, save_figure, series_style, style
 from hf_tlm.analysis.runs import find_results
+from hf_tlm.errors import AnalysisError
 from hf_tlm.experiments import PUBLISHED
 from hf_tlm.experiments.arms import BASELINES
 from hf_tlm.hub.cards import tlm_card
 from hf_tlm.retrieval import Subset
-from hf_tlm.runs.seeds import format_score
-from hf_tlm.runs.summary import summarise
+from hf_tlm.runs.summary import format_score, summarise
 from hf_tlm.training.run_folder import RESULTS_FILE
 from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.markdown import markdown_table

@@ -22,8 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from results_file import run_sections
 
 from hf_tlm.models import TlmModel
-from hf_tlm.training.muon import Muon
-from hf_tlm.training.optimizers import layer_matrices, parameter_groups
+from hf_tlm.training.optimizers import Muon, layer_matrices, parameter_groups
 
 TEXTS, LENGTH, MASKED = 32, 128, 0.15
 SIZES = {

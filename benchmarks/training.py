@@ -65,7 +65,7 @@ NOTES = {
     "Trainer computes: products of linear layers by oneDNN, where torch's own library does not use the processor's AVX-512.",
     "pipeline": "Batches of short texts from the Arrow file to padded and masked tensors, and no training beside it. The "
     "default is 0 workers: the process that trains makes them.",
-    "step": "On the CPU in float32: a bare loop, short texts; dropout as torch draws it and as `hf_tlm.models.dropout` "
+    "step": "On the CPU in float32: a bare loop, short texts; dropout as torch draws it and as `hf_tlm.models.cpu_kernels` "
     "does, on the same batches by turns: the mean over batches of each one's fastest pass. Shares of the time that torch's "
     "profiler counts, in a pass of its own; `the rest` is everything from layer norms to the embedding's gradient.",
     "memory": "MB of a fresh process after five steps, and what it held before the model was made: its largest resident set "

@@ -85,7 +85,7 @@ def overhead(
     from datasets import load_from_disk
     from transformers import TrainerCallback
 
-    from hf_tlm.utils.memory import keep_freed_memory
+    from hf_tlm.training.base_trainer import keep_freed_memory
 
     rows, tokenizer = load(rows, tokenizer, setting.threads)
     streams = {"task": load_from_disk(task), "rho1": 3, "logging_steps": 4}
@@ -134,7 +134,7 @@ def full_rows(
     as a text has on average), of which none is padding."""
     import torch
 
-    from hf_tlm.utils.memory import keep_freed_memory
+    from hf_tlm.training.base_trainer import keep_freed_memory
 
     rows, tokenizer = load(rows, tokenizer, setting.threads)
     trainer = ours(rows, tokenizer, body, steps + setting.warm, seed, "none", setting)
@@ -160,7 +160,7 @@ def precision(
 ) -> dict[str, dict]:
     """Arm -> seconds of each timed step, and how many graphs were compiled in them. All arms begin with the same weights and
     take their steps on the same batches by turns."""
-    from hf_tlm.utils.memory import keep_freed_memory
+    from hf_tlm.training.base_trainer import keep_freed_memory
 
     rows, tokenizer = load(rows, tokenizer, setting.threads)
     count = steps + COMPILED_WARM
@@ -200,7 +200,7 @@ def pipeline(*, packing: str, workers: int, batches: int, setting: Setting, rows
     return (setting.now() - begin) / batches
 
 
-# Operators of torch by what they are for; random numbers are drawn by `hf_tlm.models.dropout` or by `bernoulli_`.
+# Operators of torch by what they are for; random numbers are drawn by `hf_tlm.models.cpu_kernels` or by `bernoulli_`.
 PARTS = {
     "matrix products": {
         "aten::mm",
@@ -220,22 +220,22 @@ def step(*, body: str, packing: str, steps: int, repeats: int, setting: Setting,
     import torch
     from torch.profiler import profile, record_function
 
-    from hf_tlm.models import dropout
+    from hf_tlm.models import cpu_kernels
 
     rows, tokenizer = load(rows, tokenizer, setting.threads)
     trainer = ours(rows, tokenizer, body, steps + WARM, 0, packing, setting)
     batches = batches_of(trainer, steps + WARM, setting)
     model = trainer.model
     loop = Loop(model, trainer.objectives, setting, 10**9)
-    modules = [module for module in model.modules() if isinstance(module, dropout.Dropout)]
-    kinds = {"torch's": (torch.nn.Dropout, "sdpa"), "ours": (dropout.Dropout, dropout.ATTENTION)}
-    draw = dropout.dropout_noise
+    modules = [module for module in model.modules() if isinstance(module, cpu_kernels.Dropout)]
+    kinds = {"torch's": (torch.nn.Dropout, "sdpa"), "ours": (cpu_kernels.Dropout, cpu_kernels.ATTENTION)}
+    draw = cpu_kernels.dropout_noise
 
     def recorded(*args):
         with record_function("dropout_noise"):
             return draw(*args)
 
-    dropout.dropout_noise = recorded
+    cpu_kernels.dropout_noise = recorded
 
     def run(kind: str, batch: dict) -> float:
         for module in modules:

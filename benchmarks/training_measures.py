@@ -78,7 +78,7 @@ class Setting:
         return torch.autocast(self.device, torch.bfloat16, enabled=self.bf16)
 
     def products(self) -> AbstractContextManager:
-        from hf_tlm.models.onednn import OneDnnLinear
+        from hf_tlm.models.cpu_kernels import OneDnnLinear
 
         return OneDnnLinear() if self.onednn and not self.compile else nullcontext()
 

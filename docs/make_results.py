@@ -219,7 +219,7 @@ def read_rows(scale: str) -> list[dict[str, Any]]:
 
 def arms_table(scale: str, arms: Sequence[str] = ARMS, tasks: Sequence[str] | None = None) -> str:
     """Test scores of arms by task, with how many seeds there are where that is fewer than were planned."""
-    from hf_tlm.runs.seeds import format_score
+    from hf_tlm.runs.summary import format_score
 
     cells: dict[str, dict[str, str]] = {}
     metrics: dict[str, str] = {}

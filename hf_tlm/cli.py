@@ -1,4 +1,4 @@
-r"""The command `hf-tlm`: the recipes by short names, from wherever the package is installed.
+"""The command `hf-tlm`: the recipes by short names, in one process or several, and completion for bash and zsh.
 
     hf-tlm train --config tlm/coffee --task path/to/scierc --subset runs/scierc-bm25 --output_dir runs/scierc-tlm
     hf-tlm train --num_processes 2 ...                        # several processes, through accelerate
@@ -9,19 +9,158 @@ r"""The command `hf-tlm`: the recipes by short names, from wherever the package 
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import importlib.util
 import os
+import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import NoReturn
 
 from hf_tlm.commands import COMMANDS, command_of
-from hf_tlm.completion import SHELLS, completion
 from hf_tlm.errors import HfTlmError
-from hf_tlm.presets import describe, did_you_mean, presets, recipes_folder
+from hf_tlm.presets import describe, did_you_mean, find, presets, recipes_folder
 from hf_tlm.version import __version__
+
+# Option -> how the names of its presets begin; None: those of no other option.
+_PRESETS = {"--model_config": "models/", "--config_file": "accelerate/", "--config": None}
+_OPTIONS = r"hf-tlm {command} --help 2>/dev/null | grep -oE '^  (-h, )?--[a-z0-9_]+' | grep -oE -- '--[a-z0-9_]+'"
+
+_BASH = r"""
+_hf_tlm() {
+  local word=${COMP_WORDS[COMP_CWORD]} command=${COMP_WORDS[1]} names= at
+  COMPREPLY=()
+  if ((COMP_CWORD == 1)); then
+    COMPREPLY=($(compgen -W "@COMMANDS@ --help --version" -- "$word"))
+  elif [[ $word == -* ]]; then
+    local known=_hf_tlm_options_${command//[^a-z]/_}
+    [[ -n ${!known} ]] || printf -v "$known" %s "$(@OPTIONS@)"
+    COMPREPLY=($(compgen -W "${!known}" -- "$word"))
+  else
+    for ((at = COMP_CWORD - 1; at > 1; at--)); do [[ ${COMP_WORDS[at]} == -* ]] && break; done
+    case ${COMP_WORDS[at]} in
+@CASES@
+    esac
+    COMPREPLY=($(compgen -W "$names" -- "$word"))
+    [[ -z $names ]] || mapfile -t -O "${#COMPREPLY[@]}" COMPREPLY < <(compgen -f -- "$word")
+  fi
+}
+complete -o default -F _hf_tlm hf-tlm
+"""
+_ZSH = r"""
+#compdef hf-tlm
+_hf_tlm() {
+  local at names=
+  if ((CURRENT == 2)); then
+    compadd -- @COMMANDS@ --help --version
+  elif [[ $PREFIX == -* ]]; then
+    typeset -gA _hf_tlm_options
+    : ${_hf_tlm_options[$words[2]]:="$(@OPTIONS@)"}
+    compadd -- ${(f)_hf_tlm_options[$words[2]]}
+  else
+    for ((at = CURRENT - 1; at > 2; at--)); do [[ $words[at] == -* ]] && break; done
+    case $words[at] in
+@CASES@
+    esac
+    [[ -z $names ]] || compadd -- ${=names}
+    _files
+  fi
+}
+if [[ $funcstack[1] == _hf_tlm ]]; then _hf_tlm "$@"; else compdef _hf_tlm hf-tlm; fi
+"""
+_SCRIPTS = {"bash": (_BASH, '"$command"'), "zsh": (_ZSH, "$words[2]")}
+SHELLS = tuple(_SCRIPTS)
+
+
+def completion(shell: str, commands: Sequence[str], presets: Sequence[str]) -> str:
+    """The script for one of `SHELLS`.
+
+    Args:
+        commands: what the first word may be.
+        presets: the names of all presets.
+    """
+    script, command = _SCRIPTS[shell]
+    others = tuple(filter(None, _PRESETS.values()))
+    cases = []
+    for option, begins in _PRESETS.items():
+        names = [name for name in presets if (name.startswith(begins) if begins else not name.startswith(others))]
+        cases.append(f'      {option}) names="{" ".join(names)}" ;;')
+    filled = {"COMMANDS": " ".join(commands), "OPTIONS": _OPTIONS.format(command=command), "CASES": "\n".join(cases)}
+    for name, text in filled.items():
+        script = script.replace(f"@{name}@", text)
+    return script.strip()
+
+
+# What a command hands to accelerate instead of its recipe.
+OPTIONS = ("num_processes", "config_file", "gpu_ids", "num_machines", "machine_rank", "main_process_ip", "main_process_port")
+
+
+class LaunchError(HfTlmError):
+    """Processes that cannot be started as they were asked for."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise LaunchError(message)
+
+
+def launch_options(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """The options for accelerate, and the arguments without them; none are left of one process, which is not launched.
+
+    Raises:
+        LaunchError: an option without its value, a count below 1, or a file of settings that is not there.
+    """
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    for name in OPTIONS:
+        parser.add_argument(f"--{name}")
+    known, rest = parser.parse_known_args(list(arguments))
+    options = {name: value for name, value in vars(known).items() if value is not None}
+    for name in ("num_processes", "num_machines"):
+        if name in options and not (options[name].isdecimal() and int(options[name]) > 0):
+            raise LaunchError(f"--{name}: expected a number of 1 or more; received {options[name]!r:.60}.")
+    if (settings := options.get("config_file")) is not None:
+        if not (file := find(settings)).is_file():
+            raise LaunchError(f"--config_file {settings:.200} is neither a file nor a preset.{did_you_mean(settings)}")
+        options["config_file"] = str(file)
+    return {} if options == {"num_processes": "1"} else options, rest
+
+
+def launch(command: str, options: Mapping[str, str], arguments: Sequence[str]) -> None:
+    """Start processes that run the same command, as `accelerate launch` does; end with their exit status.
+
+    Without a file of settings, and without accelerate's own (`accelerate config`), it is data parallelism on the GPUs of
+    this machine, or on its CPUs where there is none. The precision is the command's, whatever the number of processes.
+
+    Raises:
+        LaunchError: in a process that was started so, or options that accelerate refuses.
+    """
+    if "WORLD_SIZE" in os.environ:
+        raise LaunchError(f"--{next(iter(options))} starts processes, and this is one that was started: leave it out.")
+    import torch
+    from accelerate.commands.config.config_args import default_config_file
+    from accelerate.commands.launch import launch_command, launch_command_parser
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    options = dict(options)
+    plain: list[str] = []
+    if "config_file" not in options and not os.path.isfile(default_config_file):
+        if torch.cuda.is_available():
+            plain = ["--multi_gpu", "--mixed_precision", "no", "--dynamo_backend", "no"]
+            plain += ["--num_machines", options.pop("num_machines", "1")]
+        else:
+            options["config_file"] = str(presets()["accelerate/cpu_2"])
+    given = [part for name, value in options.items() for part in (f"--{name}", value)]
+    try:
+        launch_command(launch_command_parser().parse_args([*plain, *given, "--module", "hf_tlm.cli", command, *arguments]))
+    except ChildFailedError as error:  # The processes have said why.
+        sys.exit(max(error.get_first_failure()[1].exitcode, 1))
+    except subprocess.CalledProcessError as error:
+        sys.exit(max(error.returncode, 1))
+    except ValueError as error:
+        raise LaunchError(f"accelerate: {' '.join(str(error).split()):.300}") from error
+
 
 _PAGE = """\
 usage: hf-tlm COMMAND [options]
@@ -69,7 +208,6 @@ def _described() -> dict[str, str]:
 def _run(command: str, arguments: Sequence[str]) -> None:
     """Run a recipe in this process, or start several."""
     from hf_tlm.config import HELP, run
-    from hf_tlm.launch import LaunchError, launch, launch_options
 
     sys.argv = [f"hf-tlm {command}", *arguments]  # What help, errors and records call the command.
     try:

@@ -33,8 +33,8 @@ from hf_tlm.commands import RECIPES
 from hf_tlm.errors import HfTlmError
 from hf_tlm.presets import did_you_mean, find
 from hf_tlm.utils.disk import disk_problem
+from hf_tlm.utils.options import RANGES, problem
 from hf_tlm.utils.outline import outline
-from hf_tlm.utils.ranges import RANGES, problem
 from hf_tlm.utils.shown import for_terminal
 from hf_tlm.utils.signals import Terminated, on_sigterm
 from hf_tlm.utils.variables import check_variables

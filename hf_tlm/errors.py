@@ -1,4 +1,4 @@
-"""The errors that users can mend, of which every other one of hf_tlm is a kind."""
+"""The errors that users can mend: `HfTlmError`, and kinds of it that more than one package raises."""
 
 from __future__ import annotations
 
@@ -12,3 +12,19 @@ class HfTlmError(ValueError):
 
 class HubError(HfTlmError):
     """Something that the Hub refused, does not have, or could not be asked for."""
+
+
+class AnalysisError(HfTlmError):
+    """Runs, models, subsets, texts or options that cannot be analysed."""
+
+
+class InfluenceError(HfTlmError):
+    """Parameters, texts or settings whose influence cannot be computed, or by which nothing can be selected."""
+
+
+class ModelError(HfTlmError):
+    """A model, config or tokenizer that cannot be used as asked."""
+
+
+class ArgumentsError(HfTlmError):
+    """Arguments that contradict each other or that TLM cannot honour."""

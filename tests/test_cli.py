@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from hf_tlm import cli
+from hf_tlm.cli import LaunchError, launch, launch_options
 from hf_tlm.commands import COMMANDS, RECIPES, command_of
 from hf_tlm.config import ConfigError, read_configs
-from hf_tlm.launch import LaunchError, launch, launch_options
+from hf_tlm.errors import ModelError
 from hf_tlm.models.configure import read_config
-from hf_tlm.models.errors import ModelError
 from hf_tlm.presets import describe, find, presets, recipes_folder
 from hf_tlm.training import ModelArguments
 from hf_tlm.training.run_folder import local_files

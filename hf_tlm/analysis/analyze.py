@@ -33,9 +33,10 @@ ARGUMENTS = {
 
 
 def analyze(what: str, args: AnalyzeArguments, task: AnalyzedTask, options: Any) -> Findings:
-    """Run one analysis: `analyze` of the package of its name.
+    """Run one analysis: `analyze` of the module of its name.
 
     Args:
         options: an instance of its class in `ARGUMENTS`.
     """
-    return importlib.import_module(f"hf_tlm.analysis.{what}.analyze").analyze(args, task, options)
+    module = "report.page" if what == "report" else what
+    return importlib.import_module(f"hf_tlm.analysis.{module}").analyze(args, task, options)

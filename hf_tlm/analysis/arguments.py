@@ -9,10 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hf_tlm.analysis.errors import AnalysisError
+from hf_tlm.errors import AnalysisError
 from hf_tlm.tasks.arguments import TaskArguments
-from hf_tlm.utils.options import option
-from hf_tlm.utils.ranges import check_ranges
+from hf_tlm.utils.options import check_ranges, option
 
 if TYPE_CHECKING:
     from hf_tlm.retrieval import Subset

@@ -1,17 +1,19 @@
-"""Any encoder that transformers loads, as analyses read it."""
+"""Any encoder that transformers loads, as analyses read it, and some texts of a corpus of any size."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from hf_tlm.analysis.errors import AnalysisError
+from hf_tlm.corpora import load_corpus
 from hf_tlm.data import load_tokenizer
-from hf_tlm.hub.checkpoint import checkpoint_folder
+from hf_tlm.errors import AnalysisError
+from hf_tlm.hub.repo import checkpoint_folder
 from hf_tlm.models.adapters import ADAPTER_FILE, load_merged, read_adapter
 from hf_tlm.models.base import body_of
 from hf_tlm.models.families import longest_input
@@ -83,3 +85,26 @@ def _adapted(folder: str, options: dict[str, Any]) -> PreTrainedModel:
     model = load_merged(folder, ADAPTED.get(adapter.task_type or "", bare), **options)
     assert isinstance(model, PreTrainedModel)  # as all Auto classes make
     return body_of(model)
+
+
+def sample_corpus(corpus: str, count: int, *, seed: int = 0, least: int = 1, text_column: str = "text") -> list[str]:
+    """Draw `count` texts of a corpus, or all if it has fewer, each with the same probability, in the corpus's order.
+
+    The corpus is read through once, and what is drawn is all that is kept.
+
+    Args:
+        corpus: a file, folder or Hub id.
+        least: texts that are needed.
+
+    Raises:
+        AnalysisError: it has fewer. CorpusError: see `load_corpus`.
+    """
+    rng, read = np.random.default_rng(seed), 0
+    kept: list[tuple[float, int, str]] = []
+    for _, batch in load_corpus(corpus, text_column=text_column).batches():
+        texts = [text for text in batch["text"].to_pylist() if text and text.strip()]
+        kept += zip(rng.random(len(texts)), range(read, read + len(texts)), texts, strict=True)
+        kept, read = sorted(kept)[:count], read + len(texts)
+    if len(kept) < least:
+        raise AnalysisError(f"{corpus} has {len(kept)} texts that are not blank; {least} or more are needed.")
+    return [text for _, _, text in sorted(kept, key=lambda drawn: drawn[1])]

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_tlm.analysis.errors import AnalysisError
+from hf_tlm.errors import AnalysisError
 from hf_tlm.utils.files import atomic_write
 
 if TYPE_CHECKING:

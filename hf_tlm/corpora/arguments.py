@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hf_tlm.corpora.passages import SAMPLE_BY
-from hf_tlm.utils.options import option
-from hf_tlm.utils.ranges import check_ranges
+from hf_tlm.utils.options import check_ranges, option
 
 if TYPE_CHECKING:
     from hf_tlm.corpora.corpus import Corpus

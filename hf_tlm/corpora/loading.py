@@ -20,7 +20,7 @@ from hf_tlm.corpora.passages import SAMPLE_BY
 from hf_tlm.corpora.reading import BUILDERS, COMPRESSIONS, Columns, builder_of, read_file, read_rows, suffix_of
 from hf_tlm.hub.errors import explaining
 from hf_tlm.hub.repo_id import Repo
-from hf_tlm.utils.ranges import problem
+from hf_tlm.utils.options import problem
 
 _SAMPLE = 1 << 16
 # By which file a folder that this package wrote is known.

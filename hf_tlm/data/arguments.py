@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hf_tlm.utils.options import option
-from hf_tlm.utils.ranges import check_ranges
+from hf_tlm.utils.options import check_ranges, option
 
 
 @dataclass

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from hf_tlm.data.cropping import Cropper
-from hf_tlm.data.masking import mask_tokens, single, uniforms
+from hf_tlm.data.masking import Cropper, mask_tokens, single, uniforms
 from hf_tlm.data.packing import Layout
 from hf_tlm.data.tokenization import check_tokenizer, special_ids
 from hf_tlm.errors import HfTlmError
@@ -50,7 +49,7 @@ class TlmCollator:
             (`hf_tlm.models.GeneratorDiscriminator`).
         spans: spans of tokens are chosen, not single ones (`hf_tlm.data.masking.choose_spans`).
         mask_special: special tokens are chosen like any other (RoBERTa's way; COCO-LM, appendix D).
-        crop_fraction: a masked batch has rows of the texts cropped to this share too (`hf_tlm.data.cropping.Cropper`), the
+        crop_fraction: a masked batch has rows of the texts cropped to this share too (`hf_tlm.data.masking.Cropper`), the
             same names with `crop_` before them; texts are in the same order, packed where the others are. None: it has none.
 
     Raises:

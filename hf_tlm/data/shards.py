@@ -24,7 +24,7 @@ from hf_tlm.data.tokenization import backend_settings
 from hf_tlm.utils.arrow_files import find_rows, seal_rows
 from hf_tlm.utils.files import atomic_directory, atomic_write
 from hf_tlm.utils.json_files import find_object
-from hf_tlm.utils.ranges import check_numbers
+from hf_tlm.utils.options import check_numbers
 
 logger = logging.getLogger(__name__)
 

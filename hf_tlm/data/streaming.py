@@ -15,7 +15,7 @@ from datasets import Dataset
 
 from hf_tlm.data.blocks import CONTIGUOUS, BlocksError
 from hf_tlm.data.shards import POLL_SECONDS, BlockShards
-from hf_tlm.utils.ranges import check_numbers
+from hf_tlm.utils.options import check_numbers
 
 # More blocks than any corpus has: what a pass counts as where the number of blocks is not known yet, so that a draw
 # (`hf_tlm.data.interleave`) names a block of a pass all the same.

@@ -14,7 +14,7 @@ from datasets import Dataset, config
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
 
 from hf_tlm.errors import HfTlmError
-from hf_tlm.hub.checkpoint import TOKENIZER_FILES, checkpoint_folder
+from hf_tlm.hub.repo import TOKENIZER_FILES, checkpoint_folder
 from hf_tlm.utils.arrow_files import map_rows
 from hf_tlm.utils.files import atomic_file
 from hf_tlm.utils.seals import keep_sealed

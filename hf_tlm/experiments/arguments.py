@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_tlm.config import read_configs
 from hf_tlm.experiments.arms import Arm, ReproductionError, TaskEntry, read_objective
-from hf_tlm.utils.options import option
-from hf_tlm.utils.ranges import check_ranges
+from hf_tlm.utils.options import check_ranges, option
 
 if TYPE_CHECKING:
     from hf_tlm.corpora import CorpusArguments

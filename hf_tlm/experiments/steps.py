@@ -19,7 +19,7 @@ from hf_tlm.data import train_wordpiece
 from hf_tlm.experiments.plan import TOKENIZER, TRAININGS, Plan, Step
 from hf_tlm.influence import SelectionArguments
 from hf_tlm.influence.checks import BY_TEACHER
-from hf_tlm.models.initialization_arguments import InitializationArguments
+from hf_tlm.models.arguments import InitializationArguments
 from hf_tlm.retrieval import RetrievalArguments, Subset, retrieval_report
 from hf_tlm.runs.baseline_arguments import BaselineArguments
 from hf_tlm.runs.records import environment

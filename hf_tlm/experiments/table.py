@@ -11,7 +11,7 @@ from typing import Any
 
 from hf_tlm.experiments.plan import Plan, Step
 from hf_tlm.experiments.published import PAPERS, PUBLISHED, Published
-from hf_tlm.runs.seeds import aggregate, format_table
+from hf_tlm.runs.summary import aggregate, format_table
 from hf_tlm.training.teacher import teacher_cost
 
 SCORES = ("validation", "test")

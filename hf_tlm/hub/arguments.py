@@ -10,9 +10,7 @@ from hf_tlm.errors import HubError
 from hf_tlm.hub.commit import Push
 from hf_tlm.hub.publish import publish_result
 from hf_tlm.hub.push import check_push
-from hf_tlm.utils.no_effect import NoEffect, check_effects
-from hf_tlm.utils.options import option
-from hf_tlm.utils.ranges import check_ranges
+from hf_tlm.utils.options import NoEffect, check_effects, check_ranges, option
 
 _CONVERTED = NoEffect("legacy_checkpoint", (None,), "without --legacy_checkpoint. Leave it out.")
 _EVALUATED = NoEffect("evaluate_on", (None,), "without --evaluate_on. Leave it out.")

@@ -1,4 +1,4 @@
-"""Model cards, from a jinja2 template and the record of a run."""
+"""Model cards of every kind of run, from jinja2 templates and the record of a run."""
 
 from __future__ import annotations
 
@@ -6,13 +6,169 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hf_tlm.hub.finetuned_card import METRIC_NAMES, METRIC_TYPES, PAIR, TEXT
 from hf_tlm.hub.rendering import dataset_sentence, displayed_name, hub_dataset, hub_name, license_sentence, render
 from hf_tlm.objective_specs import OBJECTIVES
 from hf_tlm.version import __version__
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult
+
+METRIC_NAMES = {
+    "micro_f1": "Micro-F1",
+    "macro_f1": "Macro-F1",
+    "accuracy": "Accuracy",
+    "f1": "F1",
+    "matthews": "Matthews correlation",
+    "pearson": "Pearson correlation",
+    "spearman": "Spearman correlation",
+    "squad_f1": "F1 (SQuAD)",
+    "exact_match": "Exact match",
+    "tag_accuracy": "Tag accuracy",
+    "span_f1": "Span F1",
+}
+# What the Hub calls a metric, where that is not F1.
+METRIC_TYPES = {
+    "accuracy": "accuracy",
+    "matthews": "matthews_correlation",
+    "pearson": "pearsonr",
+    "spearman": "spearmanr",
+    "exact_match": "exact_match",
+    "tag_accuracy": "accuracy",
+}
+TEXT, PAIR = '"A text of the task."', '{"text": "A text of the task.", "text_pair": "Its second text."}'
+# Kind of task -> what the Hub calls it, the Auto class, what a model of it is, and how transformers' pipeline, where it has
+# one, is used.
+KINDS = {
+    "classification": (
+        "text-classification",
+        "AutoModelForSequenceClassification",
+        "A text classifier",
+        ("classify", TEXT),
+    ),
+    "regression": (
+        "text-classification",
+        "AutoModelForSequenceClassification",
+        "A model that gives texts a number",
+        ("rate", TEXT),
+    ),
+    "question_answering": (
+        "question-answering",
+        "AutoModelForQuestionAnswering",
+        "A model that finds the answers to questions in a text",
+        None,
+    ),
+    "multiple_choice": (
+        "multiple-choice",
+        "AutoModelForMultipleChoice",
+        "A model that chooses among answers to a question",
+        None,
+    ),
+    "tagging": (
+        "token-classification",
+        "AutoModelForTokenClassification",
+        "A tagger of words",
+        ("tag", '"The paper was read in Vienna."'),
+    ),
+}
+
+
+def finetuned_card(run: Mapping[str, Any], seed: int) -> str:
+    """The README.md of a fine-tuned model.
+
+    Args:
+        run: `results.json` of `hf_tlm.runs.finetune`.
+        seed: which of its seeds the folder's weights are.
+    """
+    from huggingface_hub import EvalResult, ModelCardData
+
+    record = next(record for record in run["seeds"] if record["seed"] == seed)
+    base, metric = run["model"]["model_name_or_path"], run["metric"]
+    pipeline, auto_class, what, call = KINDS[run["kind"]]
+    if run["pairs"] and call is not None:
+        call = (call[0], PAIR)
+    splits = [split for split in ("validation", "test") if split in record]
+    shown = [metric, *(name for name in record[splits[0]] if name != metric and name in METRIC_NAMES)]
+    results = [
+        EvalResult(
+            task_type=pipeline,
+            dataset_type=run["task"],
+            dataset_name=run["task"],
+            dataset_split=split,
+            metric_type=METRIC_TYPES.get(name, "f1"),
+            metric_name=METRIC_NAMES[name],
+            metric_value=round(record[split][name], 6),
+        )
+        for split in splits
+        for name in shown
+    ]
+    peft = run["model"]["use_peft"]
+    data = ModelCardData(
+        language="en",
+        library_name="peft" if peft else "transformers",
+        pipeline_tag=pipeline,
+        tags=["hf_tlm", "finetuned"],
+        base_model=hub_name(base),
+        metrics=sorted({result.metric_type for result in results}),
+        model_name=f"{run['task']}-finetuned",
+        eval_results=results,
+    )
+    return render(
+        "finetuned_model.md",
+        data,
+        run=run,
+        record=record,
+        arguments=run["arguments"],
+        kind=run["kind"],
+        peft=peft,
+        what=what,
+        pipeline=pipeline,
+        auto_class=auto_class,
+        call=call,
+        shown=shown,
+        names=METRIC_NAMES,
+        splits=splits,
+        base_name=displayed_name(base),
+        license_sentence=license_sentence(None),
+    )
+
+
+# The bodies trained here that transformers.js knows, its kinds of pipeline, and what it calls types, the first ones first.
+BODIES = ("bert", "roberta", "electra", "albert", "distilbert", "modernbert")
+_PIPELINES = ("classification", "tagging", "fill_mask", "question_answering")
+_DTYPES = {"int8": "q8", "fp32": "fp32", "fp16": "fp16"}
+_METRICS = {**METRIC_NAMES, "masked_accuracy": "Masked tokens predicted", "agreement": "Predictions as of torch"}
+
+
+def onnx_card(record: Mapping[str, Any]) -> str:
+    """The README.md of an export.
+
+    Args:
+        record: its `export.json`.
+    """
+    from huggingface_hub import ModelCardData
+
+    pipeline = "fill-mask" if record["kind"] == "fill_mask" else KINDS[record["kind"]][0]
+    dtypes = [file["dtype"] for file in record["files"].values()]
+    in_browser = record["kind"] in _PIPELINES and record["model_type"] in BODIES
+    data = ModelCardData(
+        language="en",
+        library_name="transformers.js" if in_browser else None,
+        pipeline_tag=pipeline,
+        tags=["hf_tlm", "onnx"],
+        base_model=record["repo_id"],
+    )
+    metric = record["checked_on"].get("metric")
+    return render(
+        "onnx_model.md",
+        data,
+        record=record,
+        pipeline=pipeline,
+        browser_dtype=next(_DTYPES[name] for name in _DTYPES if name in dtypes) if in_browser else None,
+        onnx_dtype=None if "fp32" in dtypes else dtypes[0],
+        metric_name=_METRICS.get(metric, metric),
+        license_sentence=license_sentence(None),
+    )
+
 
 # The oldest releases of transformers that a folder was loaded with, to the same logits: 4.57.6 of those before 5, and of 5
 # the first that knows COCO-LM's configuration (5.4.0, not 5.3.0).

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hf_tlm.errors import HubError
-from hf_tlm.hub.errors import status_of
+from hf_tlm.hub.errors import client_errors, status_of
 from hf_tlm.hub.repo_id import Repo
-from hf_tlm.hub.retry import client_errors
 from hf_tlm.utils.files import sha256
 
 if TYPE_CHECKING:

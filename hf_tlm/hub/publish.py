@@ -15,11 +15,10 @@ from hf_tlm.errors import HubError
 from hf_tlm.hub.commit import Push
 from hf_tlm.hub.push import REPLACED, published, push, repo_to_push
 from hf_tlm.hub.rendering import hub_name, published_card
-from hf_tlm.hub.run_files import CODE, NAMES, is_ours
+from hf_tlm.hub.repo import CODE, NAMES, is_ours
 from hf_tlm.hub.subset_configs import check_alone, repo_files
-from hf_tlm.utils.checked import mapped, read_fields, words
 from hf_tlm.utils.files import atomic_write, sha256
-from hf_tlm.utils.json_files import read_object
+from hf_tlm.utils.json_files import mapped, read_fields, read_object, words
 from hf_tlm.utils.run_names import RESULTS_FILE, SETTINGS_FILE
 from hf_tlm.utils.seals import SEAL, seal_problem
 from hf_tlm.version import __version__

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 from hf_tlm.errors import HubError
 from hf_tlm.hub.commit import LocalFile, Publication, Push
-from hf_tlm.hub.errors import UnansweredError, log_in
+from hf_tlm.hub.errors import UnansweredError, log_in, with_retries
 from hf_tlm.hub.repo_id import Repo, parse_repo
-from hf_tlm.hub.retry import with_retries
 from hf_tlm.utils.run_names import TEACHER_FILE
 
 if TYPE_CHECKING:

@@ -1,9 +1,11 @@
-"""Repositories that are read: their names, and a snapshot of their files without what could run code."""
+"""What is read of repositories: a snapshot without what could run code, checkpoints by name, files of runs by name."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -11,6 +13,9 @@ from typing import Any
 from hf_tlm.errors import HubError
 from hf_tlm.hub.errors import explaining
 from hf_tlm.hub.repo_id import Repo, find_repo
+from hf_tlm.utils.files import atomic_write
+from hf_tlm.utils.run_names import GRID_FILE, RESULTS_FILE, SETTINGS_FILE, STAGE_FILE, TABLE_FILE
+from hf_tlm.utils.seals import check_seal
 
 # Formats that `torch.load` and the like unpickle; what is pickled may run any code.
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
@@ -171,3 +176,113 @@ def _matches(file: str, patterns: Sequence[str]) -> bool:
 
 def _some(files: list[str]) -> str:
     return ", ".join(files[:3]) + (f" and {len(files) - 3} more" if len(files) > 3 else "")
+
+
+# What tokenizers and configs are, and with weights, safe or not, a checkpoint; a repository may hold other formats too.
+TOKENIZER_FILES = ["*.json", "*.txt", "*.model", "*.jinja"]
+FILES = [*TOKENIZER_FILES, "*.safetensors", *PICKLES]
+
+
+def checkpoint_folder(
+    name_or_path: str,
+    revision: str | None = None,
+    *,
+    trust_remote_code: bool = False,
+    files: Sequence[str] = FILES,
+) -> str:
+    """The folder of a checkpoint called owner/name or owner/name@revision, in the Hub's cache; other names as they are.
+
+    Python files come only with `trust_remote_code`. A model that needs them is then refused where it is loaded.
+
+    Args:
+        revision: branch, tag or commit, instead of one in the name.
+        files: globs of what is needed of it.
+
+    Raises:
+        HubError: two revisions, or see `fetch`: there is no such repository, or its weights are pickles only.
+        SealError: a folder that a run wrote, with files that have changed since.
+    """
+    repo = find_repo(name_or_path, "model")
+    if repo is None:
+        check_seal(name_or_path)
+        return name_or_path
+    repo = Repo(*split_revision(name_or_path, revision), "model")
+    files = [*files, "*.py"] if trust_remote_code else files
+    return str(fetch(repo, allow_patterns=files, trust_remote_code=trust_remote_code))
+
+
+def split_revision(name_or_path: str, revision: str | None = None) -> tuple[str, str | None]:
+    """owner/name@revision in two; other names as they are, with `revision`.
+
+    Raises:
+        HubError: there are two revisions.
+    """
+    repo = find_repo(name_or_path, "model")
+    if repo is None or repo.revision is None:
+        return name_or_path, revision
+    if revision not in (None, repo.revision):
+        raise HubError(f"{name_or_path} names a revision, and {revision!r} is another. Give one of the two.")
+    return repo.id, repo.revision
+
+
+FOLDERS = re.compile(
+    r"(seed|split|checkpoint)-\d+|stage\d|global_step\d+|model|mlm|generator|discriminator|adapter|tokenizer|training|"
+    r"predictions|data|onnx"
+)
+NAMES = (
+    *("*.safetensors", "*.safetensors.index.json", "*config.json", "*tokenizer*.json", "added_tokens.json"),
+    *("special_tokens_map.json", "vocab.*", "merges.txt", "dict.txt", "*.model", "chat_template.jinja"),
+    *(SETTINGS_FILE, RESULTS_FILE, TABLE_FILE, STAGE_FILE, GRID_FILE, "seal.json", "manifest.json", "report.md"),
+    *("corruption.json", "finetuned.json", "prompt.json", "trainer_state.json", "train_ids.json", "README.md"),
+    *("validation.jsonl", "test.jsonl", "train-*.parquet", "*.onnx", "export.json"),
+)
+# What a run continues from, of which some are pickles.
+CONTINUING = (
+    *("optimizer.pt", "optimizer.bin", "scheduler.pt", "scaler.pt", "rng_state*.pth", "training_args.bin"),
+    *("pytorch_model*.bin", "*_optim_states.pt", "*_model_states.pt", "latest"),
+)
+CODE = ("*configuration_*.py", "*modeling_*.py", "*tokenization_*.py", "bert.py", "embeddings.py", "relative_positions.py")
+# Bytes: of a file that holds tensors, of any other, and of all files of a run.
+LARGEST_TENSORS, LARGEST_OTHER, LARGEST_RUN = 64 << 30, 1 << 30, 512 << 30
+# In the folder of a run that was fetched, and how far above a checkpoint that is at most.
+MARK, DEEPEST = "fetched.json", 4
+_TENSORS = (".safetensors", ".onnx", ".pt", ".pth", ".bin", ".parquet")
+
+
+def is_ours(path: str, names: Sequence[str]) -> bool:
+    """Whether a file, by its path in a run or a repository, has a name that recipes give.
+
+    Args:
+        names: globs.
+    """
+    *folders, name = path.split("/")
+    plain = re.fullmatch(r"\w[\w.+-]*", name, flags=re.ASCII) is not None
+    return plain and all(map(FOLDERS.fullmatch, folders)) and any(fnmatch(name, glob) for glob in names)
+
+
+def check_sizes(sizes: Mapping[str, int], what: str) -> None:
+    """Before files are fetched.
+
+    Args:
+        sizes: file -> bytes.
+
+    Raises:
+        HubError: one of them, or all together, are larger than those of any run.
+    """
+    for path, size in sizes.items():
+        most = LARGEST_TENSORS if PurePosixPath(path).suffix in _TENSORS else LARGEST_OTHER
+        if size > most:
+            raise HubError(f"{path} of {what} has {size:,} bytes; {most:,} are fetched at most. Look at it on the Hub.")
+    if (total := sum(sizes.values())) > LARGEST_RUN:
+        raise HubError(f"{what} has {total:,} bytes; {LARGEST_RUN:,} are fetched at most. Look at it on the Hub.")
+
+
+def mark(folder: Path, asked: Repo, fetched: Repo) -> None:
+    """Note in a run's folder that it came from the Hub."""
+    atomic_write(folder / MARK, json.dumps({"repo": str(asked), "commit": fetched.revision}, indent=2) + "\n")
+
+
+def is_foreign(folder: str | os.PathLike) -> bool:
+    """Whether a run, or a part of one, came from the Hub: it was fetched to be continued, or it lies in the Hub's cache."""
+    folder = Path(folder).absolute()
+    return is_fetched(folder) or any((place / MARK).is_file() for place in (folder, *folder.parents[:DEEPEST]))

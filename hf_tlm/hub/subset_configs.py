@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hf_tlm.errors import HubError
-from hf_tlm.hub.errors import UnansweredError
+from hf_tlm.hub.errors import UnansweredError, with_retries
 from hf_tlm.hub.rendering import PLACEHOLDER, published_card, render
 from hf_tlm.hub.repo_id import Repo
-from hf_tlm.hub.retry import with_retries
 
 Result = TypeVar("Result")
 CARD, MANIFEST = "README.md", "manifest.json"

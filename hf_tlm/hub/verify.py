@@ -17,7 +17,7 @@ from hf_tlm.errors import HubError
 from hf_tlm.hub.errors import explaining, redacted
 from hf_tlm.hub.repo import check_model
 from hf_tlm.hub.repo_id import Repo, parse_repo
-from hf_tlm.utils.checked import listed, maybe, one_of, read_fields, real, whole, words
+from hf_tlm.utils.json_files import listed, maybe, one_of, read_fields, real, whole, words
 
 TOLERANCE = 1e-6
 ADAPTER_FILE = "adapter_config.json"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hf_tlm.errors import InfluenceError
 from hf_tlm.influence.checks import (
     BALANCES,
     GROUP_LOSSES,
@@ -16,9 +17,7 @@ from hf_tlm.influence.checks import (
     check_selection,
     without_effect,
 )
-from hf_tlm.influence.errors import InfluenceError
-from hf_tlm.utils.options import option
-from hf_tlm.utils.ranges import check_ranges
+from hf_tlm.utils.options import check_ranges, option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

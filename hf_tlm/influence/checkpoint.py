@@ -10,13 +10,12 @@ import torch
 from torch import nn
 from xxhash import xxh3_64
 
-from hf_tlm.influence.capture import Capture, Tokens
-from hf_tlm.influence.errors import InfluenceError
-from hf_tlm.influence.gradients import EmbeddingGradient, MatrixGradient, VectorGradient
+from hf_tlm.errors import InfluenceError
+from hf_tlm.influence.gradients import Capture, EmbeddingGradient, MatrixGradient, Tokens, VectorGradient
 from hf_tlm.influence.losses import Decoded, mlm_loss, task_loss
 from hf_tlm.influence.parameters import Parameter
 from hf_tlm.models import TlmModel
-from hf_tlm.models.onednn import OneDnnLinear
+from hf_tlm.models.cpu_kernels import OneDnnLinear
 from hf_tlm.models.tail import Tail
 
 Gradient = VectorGradient | MatrixGradient | EmbeddingGradient

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hf_tlm.influence.errors import InfluenceError
-from hf_tlm.utils.ranges import check_numbers
+from hf_tlm.errors import InfluenceError
+from hf_tlm.utils.options import check_numbers
 
 METHODS = ("iss", "confidence", "disagreement", "dsir", "bm25-rank", "random")
 # Those that rank passages by what a teacher says of them.

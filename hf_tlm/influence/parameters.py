@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 from transformers.models.albert.modeling_albert import AlbertLayerGroup
 
-from hf_tlm.influence.errors import InfluenceError
+from hf_tlm.errors import InfluenceError
 from hf_tlm.models import TlmModel
 
 # The output projection of attention, and the word embedding, under the names that they have in the families.

@@ -14,12 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
-from hf_tlm.errors import HfTlmError
-from hf_tlm.influence.errors import InfluenceError
+from hf_tlm.errors import HfTlmError, InfluenceError
 from hf_tlm.influence.rows import rows_digest
-from hf_tlm.utils.claims import Claim
 from hf_tlm.utils.files import atomic_write
-from hf_tlm.utils.locks import awaited
+from hf_tlm.utils.locks import Claim, awaited
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -21,18 +21,16 @@ from datasets import Dataset
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from hf_tlm.influence.capture import Tokens
+from hf_tlm.errors import InfluenceError
 from hf_tlm.influence.checkpoint import Checkpoint, Gradient, check_alike, nbytes
-from hf_tlm.influence.errors import InfluenceError
-from hf_tlm.influence.gradients import MAX_NUMBERS, EmbeddingGradient, MatrixGradient
-from hf_tlm.influence.masks import MaskedTexts
+from hf_tlm.influence.gradients import MAX_NUMBERS, EmbeddingGradient, MatrixGradient, Tokens
 from hf_tlm.influence.parameters import choose_parameters
-from hf_tlm.influence.rows import READ_ROWS, batches, cut_at, read, rows_digest, take
+from hf_tlm.influence.rows import READ_ROWS, MaskedTexts, batches, cut_at, read, rows_digest, take
 from hf_tlm.influence.task_gradients import Block, TaskGradients
 from hf_tlm.models import TlmModel
 from hf_tlm.models.families import longest_input
 from hf_tlm.utils.files import atomic_directory
-from hf_tlm.utils.ranges import check_numbers
+from hf_tlm.utils.options import check_numbers
 
 # Task gradients are written, and shared between processes, in blocks of at most so many texts.
 BLOCK_TEXTS = 1024

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from hf_tlm.data import load_tokenizer
-from hf_tlm.influence.errors import InfluenceError
+from hf_tlm.errors import InfluenceError
 from hf_tlm.influence.score_files import GRADIENTS_FOLDER
 from hf_tlm.influence.scorer import InfluenceScorer
 from hf_tlm.models import TlmModel, export_stock

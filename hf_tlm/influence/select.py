@@ -12,11 +12,10 @@ import numpy as np
 from datasets import Dataset, Value
 
 from hf_tlm.data.tokenization import tokenize
+from hf_tlm.errors import InfluenceError
 from hf_tlm.influence.checks import BY_TEACHER, check_executor, check_selection
-from hf_tlm.influence.dsir import NUM_BUCKETS, log_importance_weights, resample
-from hf_tlm.influence.errors import InfluenceError
 from hf_tlm.influence.score_files import score
-from hf_tlm.influence.selection import PassageScores, best_rows, select_rows
+from hf_tlm.influence.selection import NUM_BUCKETS, PassageScores, best_rows, log_importance_weights, resample, select_rows
 from hf_tlm.retrieval.queries import example_texts
 from hf_tlm.retrieval.subset import Subset
 
@@ -62,8 +61,8 @@ def select(
 
     Args:
         method: "iss"; or as many passages by another rule: "confidence" and "disagreement" of teachers, whose `scores` are
-            highest; "dsir" (likelihood of their n-grams in the training texts, see `hf_tlm.influence.dsir`), "bm25-rank"
-            (the first of the subset), "random".
+            highest; "dsir" (likelihood of their n-grams in the training texts, see `hf_tlm.influence.selection`),
+            "bm25-rank" (the first of the subset), "random".
         fraction: share of the subset to keep, rounded to a passage; `num_passages`: how many; `top_k`: of iss, the union of
             the passages that each task batch ranks first, so many of each. One of the three.
         balance: "class" lets the classes of the validation examples take turns; a task batch then holds examples of one

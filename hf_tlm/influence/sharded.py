@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hf_tlm.influence.errors import InfluenceError
+from hf_tlm.errors import InfluenceError
 from hf_tlm.influence.score_files import WORK_FOLDER, ScoreFiles, open_scores
-from hf_tlm.utils.ranges import check_numbers
+from hf_tlm.utils.options import check_numbers
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -13,7 +13,7 @@ import xxhash
 from safetensors import safe_open
 from safetensors.torch import load_file, save
 
-from hf_tlm.influence.errors import InfluenceError
+from hf_tlm.errors import InfluenceError
 from hf_tlm.utils.files import atomic_write
 
 # Blocks stay on the device until they have so many bytes, or half of what a GPU has free. The others are brought there again

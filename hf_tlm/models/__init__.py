@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING
 from hf_tlm.utils.lazy import export_lazily
 
 if TYPE_CHECKING:
+    from hf_tlm.errors import ModelError
     from hf_tlm.models.adapters import add_lora, export_adapter, export_model, load_adapter, trained_parameters
+    from hf_tlm.models.arguments import LoraArguments
     from hf_tlm.models.base import TrainedModel, applied_parameters
     from hf_tlm.models.coco_lm import (
         CocoLmConfig,
@@ -20,17 +22,14 @@ if TYPE_CHECKING:
         export_bert,
     )
     from hf_tlm.models.configure import build_config, read_config
-    from hf_tlm.models.errors import ModelError
     from hf_tlm.models.export import export_stock, load_exported
     from hf_tlm.models.families import FAMILIES
-    from hf_tlm.models.fsdp import gather_fsdp
     from hf_tlm.models.generator import generator_config
     from hf_tlm.models.generator_discriminator import GeneratorDiscriminator
-    from hf_tlm.models.lora_arguments import LoraArguments
     from hf_tlm.models.prediction_heads import CorruptionOutput
     from hf_tlm.models.released.coco_lm import convert_released, load_released
     from hf_tlm.models.released.convert import convert_legacy
     from hf_tlm.models.released.tlm import ReleasedTlm, convert_released_tlm, load_released_tlm
-    from hf_tlm.models.tlm import MLM_SUBFOLDER, TlmModel, TlmOutput
+    from hf_tlm.models.tlm import MLM_SUBFOLDER, TlmModel, TlmOutput, gather_fsdp
 
 __getattr__, __dir__, __all__ = export_lazily(__name__)

@@ -17,17 +17,15 @@ from peft import LoraConfig, PeftModel, get_peft_model, load_peft_weights, set_p
 from torch import nn
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_tlm.hub.checkpoint import checkpoint_folder
-from hf_tlm.hub.repo import check_named
+from hf_tlm.errors import ModelError
+from hf_tlm.hub.repo import check_named, checkpoint_folder
+from hf_tlm.models.arguments import LoraArguments
 from hf_tlm.models.base import TrainedModel, body_of, save_tokenizer
-from hf_tlm.models.errors import ModelError
 from hf_tlm.models.export import export_stock
-from hf_tlm.models.loading import POOLER
-from hf_tlm.models.lora_arguments import LoraArguments
-from hf_tlm.models.pickles import reading_pickles
+from hf_tlm.models.loading import POOLER, reading_pickles
 from hf_tlm.models.tlm import TlmModel
-from hf_tlm.utils.checked import Unfit, listed, maybe, one_of, read_fields, real, truth, whole, words
 from hf_tlm.utils.files import atomic_directory
+from hf_tlm.utils.json_files import Unfit, listed, maybe, one_of, read_fields, real, truth, whole, words
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from transformers.models.albert.modeling_albert import AlbertTransformer
 from transformers.utils.generic import is_flash_attention_requested
 
+from hf_tlm.errors import ModelError
 from hf_tlm.models.encoded_texts import EncodedTexts, packed_attention_mask
-from hf_tlm.models.errors import ModelError
 from hf_tlm.models.families import family_of
 from hf_tlm.models.linear_cross_entropy import MAX_LOGITS
 

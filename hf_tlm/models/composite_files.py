@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForPreTraining, PreTrainedModel
 from transformers.utils import cached_file
 
-from hf_tlm.hub.checkpoint import checkpoint_folder
+from hf_tlm.hub.repo import checkpoint_folder
 from hf_tlm.models.loading import DTYPE, head_is_new, new_weights, reading
 from hf_tlm.models.tlm import MLM_SUBFOLDER
 

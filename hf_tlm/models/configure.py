@@ -15,8 +15,8 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerBase
 from transformers.activations import ACT2FN
 
-from hf_tlm.hub.checkpoint import split_revision
-from hf_tlm.models.errors import ModelError
+from hf_tlm.errors import ModelError
+from hf_tlm.hub.repo import split_revision
 from hf_tlm.models.families import check_family, family_of
 from hf_tlm.presets import did_you_mean, find
 

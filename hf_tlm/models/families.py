@@ -18,8 +18,8 @@ from torch.nn.functional import gelu
 from transformers import PreTrainedConfig
 
 import hf_tlm.models.coco_lm  # noqa: F401  the Auto classes know its type from here on
+from hf_tlm.errors import ModelError
 from hf_tlm.models.encoded_texts import EncodedTexts
-from hf_tlm.models.errors import ModelError
 
 # Modules of stock classes, each with its own: torch types what is in a module as any tensor or module.
 Stock = Any

@@ -16,17 +16,16 @@ from transformers import (
     PreTrainedModel,
 )
 
-from hf_tlm.hub.checkpoint import checkpoint_folder
+from hf_tlm.errors import ModelError
+from hf_tlm.hub.repo import checkpoint_folder
 from hf_tlm.models.base import TrainedModel, body_of, embedding_weight, encode, layer_classes, refusals_of
 from hf_tlm.models.composite_files import clm_heads_state, load_auxiliary, rtd_head_state
-from hf_tlm.models.dropout import use_fast_dropout
+from hf_tlm.models.cpu_kernels import use_fast_dropout
 from hf_tlm.models.encoded_texts import EncodedTexts
-from hf_tlm.models.errors import ModelError
 from hf_tlm.models.families import family_of
-from hf_tlm.models.generator import Generator, shared_parameters
+from hf_tlm.models.generator import Generator, sample_tokens, shared_parameters
 from hf_tlm.models.loading import hub_options, load_classifier, reading
 from hf_tlm.models.prediction_heads import ClmHeads, ContrastHead, CorruptionOutput, LmLoss, RtdHead
-from hf_tlm.models.sampling import sample_tokens
 from hf_tlm.models.tail import encode_masked_positions
 
 logger = logging.getLogger(__name__)

@@ -20,8 +20,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from hf_tlm.errors import ModelError
 from hf_tlm.models.base import embedding_weight
-from hf_tlm.models.errors import ModelError
 from hf_tlm.models.families import Stock, family_of
 from hf_tlm.models.spectral import token_chunks
 

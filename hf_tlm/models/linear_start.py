@@ -23,8 +23,8 @@ from datasets import Dataset
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from hf_tlm.errors import ModelError
 from hf_tlm.models.base import body_of, embedding_weight, encode
-from hf_tlm.models.errors import ModelError
 from hf_tlm.models.families import Stock, family_of
 from hf_tlm.models.initialization import layers_of
 

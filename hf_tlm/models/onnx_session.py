@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from hf_tlm.models.errors import ModelError
-from hf_tlm.utils.ranges import check_numbers
+from hf_tlm.errors import ModelError
+from hf_tlm.utils.options import check_numbers
 
 # The files of an exported folder, under the names by which transformers.js and others look for them.
 ONNX_FILES = {"fp32": "onnx/model.onnx", "int8": "onnx/model_quantized.onnx", "fp16": "onnx/model_fp16.onnx"}

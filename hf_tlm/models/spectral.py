@@ -20,8 +20,8 @@ import torch
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
+from hf_tlm.errors import ModelError
 from hf_tlm.models.base import embedding_weight
-from hf_tlm.models.errors import ModelError
 
 _CHUNK_TOKENS = 1 << 20
 # Pairs in one direction, 12 bytes each while they are counted. Making them symmetric and taking the PMI needs about five

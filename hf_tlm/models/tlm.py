@@ -11,6 +11,8 @@ import torch
 from peft.utils import ModulesToSaveWrapper
 from safetensors.torch import load_file
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from transformers import (
     AutoConfig,
     AutoModelForMaskedLM,
@@ -20,11 +22,11 @@ from transformers import (
 )
 from transformers.utils import SAFE_WEIGHTS_NAME, ModelOutput
 
-from hf_tlm.hub.checkpoint import checkpoint_folder
+from hf_tlm.errors import ModelError
+from hf_tlm.hub.repo import checkpoint_folder
 from hf_tlm.models.base import TrainedModel, body_of, encode, layer_classes, refusals_of
-from hf_tlm.models.dropout import use_fast_dropout
+from hf_tlm.models.cpu_kernels import use_fast_dropout
 from hf_tlm.models.encoded_texts import EncodedTexts
-from hf_tlm.models.errors import ModelError
 from hf_tlm.models.families import Family, family_of
 from hf_tlm.models.linear_cross_entropy import linear_cross_entropy
 from hf_tlm.models.loading import DTYPE, TRAINER_STATE, head_is_new, hub_options, load_classifier, reading
@@ -248,3 +250,20 @@ class TlmModel(TrainedModel):
     def _mlm_loss(self, hidden: torch.Tensor, mlm_labels: torch.Tensor) -> torch.Tensor:
         """hidden: float [M, H], of the masked positions: projecting these alone is most of the speed of a small model."""
         return self.mlm_head(hidden, mlm_labels[mlm_labels != -100], self.max_logits)
+
+
+def gather_fsdp(model: PreTrainedModel) -> PreTrainedModel:
+    """Return the model, or where FSDP2 has sharded it a whole copy on each process, all of which must call this.
+
+    FSDP shards a model in place and for good, and what follows a stage needs all of it: the export, and the next stage,
+    which shards it anew.
+    """
+    if not isinstance(model, FSDPModule):
+        return model
+    state = {
+        name: tensor.full_tensor() if isinstance(tensor, DTensor) else tensor for name, tensor in model.state_dict().items()
+    }
+    copy = TlmModel.from_config(model.config)
+    copy.to(model.dtype)  # type: ignore[arg-type]  # The wrapper that transformers has around it loses its `self`.
+    copy.load_state_dict(state)
+    return copy

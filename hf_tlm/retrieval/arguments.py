@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.retrieval.names import RETRIEVERS
 from hf_tlm.retrieval.queries import QUERY_MODES
-from hf_tlm.utils.no_effect import OnlyWith, check_effects
-from hf_tlm.utils.options import option
-from hf_tlm.utils.ranges import check_ranges
+from hf_tlm.utils.options import OnlyWith, check_effects, check_ranges, option
 
 if TYPE_CHECKING:
     from hf_tlm.corpora import Corpus

@@ -16,7 +16,7 @@ import numpy as np
 
 from hf_tlm.retrieval.analyzer import Analyzer, RetrievalError
 from hf_tlm.retrieval.names import VARIANTS
-from hf_tlm.utils.ranges import check_numbers
+from hf_tlm.utils.options import check_numbers
 
 DEFAULT_DELTA = {"bm25l": 0.5, "bm25+": 1.0}
 OKAPI_EPSILON = 0.25  # of the mean idf, in place of a negative idf

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.retrieval.names import RETRIEVERS, VARIANTS
 from hf_tlm.retrieval.queries import QUERY_MODES
-from hf_tlm.utils.checked import Check, Unfit, listed, mapped, maybe, read_fields, real, record, truth, whole, words
+from hf_tlm.utils.json_files import Check, Unfit, listed, mapped, maybe, read_fields, real, record, truth, whole, words
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -16,8 +16,6 @@ from datasets.table import InMemoryTable
 
 from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.retrieval.bm25 import Bm25Settings
-from hf_tlm.retrieval.decontaminate import Decontaminator, held_out_texts
-from hf_tlm.retrieval.deduplicate import check_deduplication, near_duplicates
 from hf_tlm.retrieval.engines.bm25.files import order_of_ids
 from hf_tlm.retrieval.engines.engine import (
     NAMED_EXAMPLES,
@@ -30,11 +28,12 @@ from hf_tlm.retrieval.engines.engine import (
     search_elastic,
     search_shards,
 )
+from hf_tlm.retrieval.filters import Decontaminator, check_deduplication, held_out_texts, near_duplicates
 from hf_tlm.retrieval.manifest import COLUMNS, FORMAT, FORMAT_VERSION, METHOD_FIELDS
 from hf_tlm.retrieval.names import RETRIEVERS
 from hf_tlm.retrieval.queries import build_queries, check_query_mode, example_texts
 from hf_tlm.retrieval.subset import Subset
-from hf_tlm.utils.ranges import check_numbers
+from hf_tlm.utils.options import check_numbers
 from hf_tlm.version import __version__
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     )
     from hf_tlm.runs.pretrain import PretrainingRun, run_pretraining
     from hf_tlm.runs.score_model import score_models, train_score_model
-    from hf_tlm.runs.seeds import aggregate, format_score, format_table
+    from hf_tlm.runs.summary import aggregate, format_score, format_table
     from hf_tlm.runs.teachers import teacher_scores
     from hf_tlm.runs.tlm import ProtocolError, Run, run_tlm
 

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from datasets import Dataset, config
 from scipy import sparse
+from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.svm import LinearSVC
 from tqdm.auto import tqdm
 
-from hf_tlm.data.tfidf import tfidf
 from hf_tlm.errors import HfTlmError
 from hf_tlm.metrics import load_metric
 from hf_tlm.runs.baseline_arguments import LINEAR, MAJORITY
@@ -28,6 +28,15 @@ from hf_tlm.tasks import Task
 from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.json_files import find_object
 from hf_tlm.utils.run_names import RESULTS_FILE, predictions_file
+
+# Words, and punctuation marks each by itself: entity marks such as [[ ]] say much on some tasks.
+TOKENS = r"(?u)\w+|[^\w\s]"
+
+
+def tfidf(n: int) -> TfidfVectorizer:
+    """A vectorizer, to be fitted, of n-grams of up to n words and punctuation marks; float32, frequencies as 1 + log."""
+    return TfidfVectorizer(token_pattern=TOKENS, ngram_range=(1, n), sublinear_tf=True, dtype=np.float32)
+
 
 N_GRAMS = (1, 2, 3)
 # Words of the training texts above which trigrams are left out: there are too many for seconds, and pairs suffice.

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader
 from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding, EvalPrediction
 
 from hf_tlm.data import load_tokenizer, tokenize
-from hf_tlm.hub.checkpoint import checkpoint_folder
+from hf_tlm.hub.repo import checkpoint_folder
 from hf_tlm.metrics import compute_metrics_for
 from hf_tlm.models import ModelError
 from hf_tlm.models.loading import class_names, reading

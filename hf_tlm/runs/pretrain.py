@@ -29,8 +29,8 @@ from hf_tlm.data import (
     kept_tokenizer,
     load_tokenizer,
 )
-from hf_tlm.data.known_texts import check_known
 from hf_tlm.data.shards import held_out
+from hf_tlm.data.text_checks import check_known
 from hf_tlm.hub.cards import pretrained_card
 from hf_tlm.hub.commit import Push
 from hf_tlm.models import TrainedModel, export_adapter, export_stock, trained_parameters
@@ -46,12 +46,10 @@ from hf_tlm.training import (
     final_scores,
     model_factory,
 )
-from hf_tlm.training.checkpoint_pushes import CheckpointPushes, fetch_run
-from hf_tlm.training.finished import MODEL, finished
+from hf_tlm.training.base_trainer import trained_model
 from hf_tlm.training.initialization import with_initialization
-from hf_tlm.training.publishing import check_hub, publish_run
-from hf_tlm.training.resumable import trained_model
-from hf_tlm.training.run_folder import RESULTS_FILE, claim, copy_best_model, settings
+from hf_tlm.training.publishing import CheckpointPushes, check_hub, fetch_run, publish_run
+from hf_tlm.training.run_folder import MODEL, RESULTS_FILE, claim, copy_best_model, finished, settings
 from hf_tlm.utils.locks import owns_output_dir
 from hf_tlm.utils.seals import write_seal
 

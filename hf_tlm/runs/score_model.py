@@ -19,8 +19,8 @@ from torch import nn
 from transformers import AutoConfig, PreTrainedTokenizerBase
 
 from hf_tlm.data import load_tokenizer
-from hf_tlm.data.known_texts import check_known, spread_texts
-from hf_tlm.hub.checkpoint import checkpoint_folder
+from hf_tlm.data.text_checks import check_known, spread_texts
+from hf_tlm.hub.repo import checkpoint_folder
 from hf_tlm.models import TlmModel, read_config
 from hf_tlm.retrieval import Subset
 from hf_tlm.runs.teachers import content_of, open_teacher

@@ -1,8 +1,9 @@
-"""A run over several seeds: what it returns, writes as `results.json`, and tells a person."""
+"""A run over several seeds: figures over them, what it returns, writes as `results.json`, and tells a person."""
 
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,14 +14,59 @@ from hf_tlm.hub.commit import Push
 from hf_tlm.runs.baselines import to_beat_line
 from hf_tlm.runs.price import price_line
 from hf_tlm.runs.records import cost_lines, published_lines
-from hf_tlm.runs.seeds import aggregate
 from hf_tlm.training.run_folder import RESULTS_FILE, copy_best_model
 from hf_tlm.training.teacher import described
 from hf_tlm.utils.files import atomic_write
+from hf_tlm.utils.markdown import markdown_table
 from hf_tlm.utils.run_names import seed_folder
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
+
+
+def aggregate(scores: Sequence[Mapping[str, float]]) -> dict[str, dict[str, Any]]:
+    """Mean and sample standard deviation (n - 1; None for a single seed) of every score that all seeds have.
+
+    Returns:
+        name -> {"mean", "std", "n", "values"}, values in the order given.
+    """
+    summary = {}
+    for name in scores[0]:
+        if all(name in score for score in scores):
+            values = [float(score[name]) for score in scores]
+            summary[name] = {
+                "mean": statistics.fmean(values),
+                "std": _deviation(values),
+                "n": len(values),
+                "values": values,
+            }
+    return summary
+
+
+def _deviation(values: Sequence[float]) -> float | None:
+    """NaN where a value is not finite, as the loss of a model that diverged: `statistics.stdev` has no answer then."""
+    if len(values) < 2:
+        return None
+    return statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
+
+
+def format_score(score: Mapping[str, Any]) -> str:
+    """`12.34 ± 0.56` in percent, from a value of `aggregate`; without a deviation for a single seed."""
+    text = f"{100 * score['mean']:.2f}"
+    return text if score["std"] is None else f"{text} ± {100 * score['std']:.2f}"
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return format_score(value)
+    return value if isinstance(value, str) else str(value)
+
+
+def format_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
+    """A markdown table, padded to be readable as text; values of `aggregate` become percentages, and no name is markup."""
+    cells = [[_cell(row[column]) for column in columns] for row in rows]
+    return markdown_table(columns, cells, padded=True, longest=500).rstrip("\n")
+
 
 SPLITS = ("validation", "test")
 # What some papers report of several seeds in place of the mean.

@@ -18,8 +18,7 @@ from hf_tlm.models import TrainedModel, add_lora, export_model, trained_paramete
 from hf_tlm.retrieval import Subset
 from hf_tlm.runs.baselines import to_beat
 from hf_tlm.runs.price import price
-from hf_tlm.runs.records import classified, predictions_jsonl, started
-from hf_tlm.runs.saved import SAVED_FILE, saved_settings
+from hf_tlm.runs.records import SAVED_FILE, classified, predictions_jsonl, saved_settings, started
 from hf_tlm.runs.summary import SeededRun, summarise
 from hf_tlm.runs.teachers import answered_subset, ask_teacher, check_passage_options, content_of, open_teacher
 from hf_tlm.tasks import Task
@@ -34,13 +33,11 @@ from hf_tlm.training import (
     prepare,
     run_stage,
 )
-from hf_tlm.training.checkpoint_pushes import CheckpointPushes, fetch_run
-from hf_tlm.training.finished import SEED, finish, finished
 from hf_tlm.training.initialization import Initialization
 from hf_tlm.training.prepare import tell_of_other_stage
-from hf_tlm.training.publishing import check_hub, publish_run
+from hf_tlm.training.publishing import CheckpointPushes, check_hub, fetch_run, publish_run
+from hf_tlm.training.run_folder import SEED, claim, finish, finished, settings
 from hf_tlm.training.run_folder import ProtocolError as ProtocolError
-from hf_tlm.training.run_folder import claim, settings
 from hf_tlm.training.stages import prepare_stage_2
 from hf_tlm.training.teacher import teacher_cost
 from hf_tlm.utils.files import atomic_write

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from hf_tlm.tasks.registry import TASKS
 from hf_tlm.tasks.spec import KINDS, METRICS, Task, TaskError
-from hf_tlm.utils.options import option
-from hf_tlm.utils.ranges import check_ranges
+from hf_tlm.utils.options import check_ranges, option
 
 
 @dataclass

@@ -24,10 +24,8 @@ from hf_tlm.corpora.tables import (
 )
 from hf_tlm.hub.errors import explaining
 from hf_tlm.hub.repo_id import Repo
-from hf_tlm.tasks.conll import SUFFIXES, read_conll
-from hf_tlm.tasks.excel import read_excel
+from hf_tlm.tasks.formats import SUFFIXES, is_squad_json, read_conll, read_excel, read_squad_json
 from hf_tlm.tasks.spec import SPLITS, TaskError, TaskSpec
-from hf_tlm.tasks.squad_json import is_squad_json, read_squad_json
 
 BUILDERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv", ".tsv": "csv", ".xlsx": "excel"}
 # The rows of a source that has no splits.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
+from hf_tlm.errors import ArgumentsError
 from hf_tlm.objective_specs import OBJECTIVES, takers
-from hf_tlm.training.errors import ArgumentsError
 
 DEFAULT_MAX_STEPS = 10_000
 OF_STAGE_1 = (

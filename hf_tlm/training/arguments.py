@@ -7,12 +7,11 @@ import os
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
+from hf_tlm.errors import ArgumentsError
 from hf_tlm.training.base_arguments import SeedsArguments
-from hf_tlm.training.errors import ArgumentsError
 from hf_tlm.training.run_arguments import RunArguments
 from hf_tlm.training.teacher_arguments import WITHOUT_PASSAGES, WITHOUT_TEACHER, TeacherArguments
-from hf_tlm.utils.no_effect import OnlyWith
-from hf_tlm.utils.options import option
+from hf_tlm.utils.options import OnlyWith, option
 
 _WITH_MUON = OnlyWith("optim", ("muon",))
 

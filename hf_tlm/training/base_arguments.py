@@ -10,13 +10,11 @@ from typing import Annotated, ClassVar, Self
 
 from transformers import TrainingArguments
 
+from hf_tlm.errors import ArgumentsError
 from hf_tlm.hub.repo_id import find_repo
-from hf_tlm.training.errors import ArgumentsError
 from hf_tlm.training.optimizers import OWN, check_optimizer
 from hf_tlm.training.trainer_options import check_trainer_options
-from hf_tlm.utils.no_effect import OnlyWith, check_effects
-from hf_tlm.utils.options import option
-from hf_tlm.utils.ranges import check_ranges
+from hf_tlm.utils.options import OnlyWith, check_effects, check_ranges, option
 from hf_tlm.utils.shown import relative_name, shown_path
 
 # Of the Trainer's options those that would break a run.

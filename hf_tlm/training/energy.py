@@ -11,8 +11,8 @@ import torch
 from accelerate import Accelerator
 from transformers import TrainerCallback
 
+from hf_tlm.errors import ArgumentsError
 from hf_tlm.objectives.reductions import accumulation_dtype
-from hf_tlm.training.errors import ArgumentsError
 
 if TYPE_CHECKING:
     import codecarbon

@@ -13,9 +13,9 @@ from transformers import PreTrainedConfig
 
 from hf_tlm.data.collator import class_labels
 from hf_tlm.data.streaming import StreamedBlocks
+from hf_tlm.errors import ArgumentsError
 from hf_tlm.models.base import TrainedModel
 from hf_tlm.models.families import longest_input
-from hf_tlm.training.errors import ArgumentsError
 from hf_tlm.training.run_arguments import RunArguments
 
 

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_tlm.data.tokenization import special_ids
 from hf_tlm.models import GeneratorDiscriminator, TrainedModel
+from hf_tlm.models.arguments import InitializationArguments
 from hf_tlm.models.base import body_of, embedding_weight
 from hf_tlm.models.initialization import (
     OFFSETS,
@@ -26,7 +27,6 @@ from hf_tlm.models.initialization import (
     token_counts,
     unigram_bias,
 )
-from hf_tlm.models.initialization_arguments import InitializationArguments
 from hf_tlm.models.linear_start import LabelledTexts, LinearStart, fit_linear_start
 from hf_tlm.models.spectral import SpectralEmbeddings, spectral_embeddings
 from hf_tlm.models.tlm import MlmHead

@@ -5,14 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from hf_tlm.hub.checkpoint import split_revision
-from hf_tlm.models.initialization_arguments import InitializationArguments
-from hf_tlm.models.lora_arguments import LoraArguments
+from hf_tlm.errors import ArgumentsError
+from hf_tlm.hub.repo import split_revision
+from hf_tlm.models.arguments import InitializationArguments, LoraArguments
 from hf_tlm.objective_specs import OBJECTIVES
-from hf_tlm.training.errors import ArgumentsError
-from hf_tlm.utils.no_effect import NoEffect, check_effects
-from hf_tlm.utils.options import option
-from hf_tlm.utils.ranges import check_ranges
+from hf_tlm.utils.options import NoEffect, check_effects, check_ranges, option
 
 _SHARING = NoEffect("freeze_auxiliary", (True,), "with freeze_auxiliary, which shares nothing. Leave it out.")
 

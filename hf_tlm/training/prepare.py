@@ -14,9 +14,9 @@ from peft import PeftModel
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
 from hf_tlm.data import cached_wordpiece, load_tokenizer, tokenize
-from hf_tlm.data.cut_texts import warn_of_cut
-from hf_tlm.data.known_texts import check_known, spread_texts
-from hf_tlm.hub.checkpoint import checkpoint_folder
+from hf_tlm.data.text_checks import check_known, spread_texts, warn_of_cut
+from hf_tlm.errors import ArgumentsError
+from hf_tlm.hub.repo import checkpoint_folder
 from hf_tlm.models import (
     GeneratorDiscriminator,
     TlmModel,
@@ -35,13 +35,11 @@ from hf_tlm.objective_specs import OBJECTIVES
 from hf_tlm.tasks import Task
 from hf_tlm.training.applicable import check_applicable, check_rdrop, check_together, of_other_stage
 from hf_tlm.training.arguments import TlmArguments
-from hf_tlm.training.by_task import with_task_defaults
-from hf_tlm.training.errors import ArgumentsError
 from hf_tlm.training.initialization import Initialization, with_initialization
 from hf_tlm.training.model_arguments import ModelArguments
 from hf_tlm.training.optimizers import check_adapted
 from hf_tlm.training.run_arguments import RunArguments
-from hf_tlm.training.stages import StageData
+from hf_tlm.training.stages import StageData, with_task_defaults
 from hf_tlm.training.teacher import Teacher
 
 logger = logging.getLogger(__name__)

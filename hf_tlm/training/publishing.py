@@ -1,18 +1,83 @@
-"""`--push_to_hub` of a run: refused or checked before the first step, done once, at the end, from the finished folder."""
+"""`--push_to_hub` of a run: checked before the first step and done at the end, and checkpoints pushed meanwhile."""
 
 from __future__ import annotations
 
+import logging
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from transformers import TrainerCallback
+
+from hf_tlm.errors import ArgumentsError, HubError
 from hf_tlm.hub.commit import Push
 from hf_tlm.hub.publish import publish_result
-from hf_tlm.hub.push import check_push
+from hf_tlm.hub.push import check_push, push
 from hf_tlm.hub.rendering import hub_name
-from hf_tlm.training.errors import ArgumentsError
+from hf_tlm.hub.repo import CODE, CONTINUING, NAMES, check_sizes, fetch, file_sizes, is_ours, mark
+from hf_tlm.hub.repo_id import find_repo
+from hf_tlm.models import coco_lm
+from hf_tlm.training.base_arguments import BaseArguments
+from hf_tlm.training.checkpoints import best_of, checkpoints_in
+from hf_tlm.training.run_folder import RESULTS_FILE, SETTINGS_FILE, ProtocolError
+from hf_tlm.training.stages import STAGE_FILE
+from hf_tlm.utils.files import atomic_directory
+from hf_tlm.utils.seals import SEAL
 
 if TYPE_CHECKING:
     from hf_tlm.training.base_arguments import BaseArguments
+
+logger = logging.getLogger(__name__)
+
+
+class Uploads:
+    """A thread that uploads folders, each of which is removed when it was uploaded, or passed over for a newer one.
+
+    succeeded: how many were uploaded.
+    errors: of those that were not.
+    """
+
+    def __init__(self, upload: Callable[[Path], Any]):
+        self._upload, self._lock = upload, threading.Lock()
+        self._waiting: Path | None = None
+        self._thread: threading.Thread | None = None
+        self.succeeded = 0
+        self.errors: list[Exception] = []
+
+    def submit(self, folder: Path) -> None:
+        """Upload it as soon as the upload in progress has ended, unless a newer one is submitted until then."""
+        with self._lock:
+            passed_over, self._waiting = self._waiting, folder
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="uploads", daemon=True)
+                self._thread.start()
+        if passed_over is not None:
+            shutil.rmtree(passed_over, ignore_errors=True)
+
+    def wait(self) -> None:
+        """Until everything that was submitted is uploaded, or has failed."""
+        while (thread := self._thread) is not None:
+            thread.join()
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                folder, self._waiting = self._waiting, None
+                if folder is None:
+                    self._thread = None
+                    return
+            try:
+                self._upload(folder)
+                self.succeeded += 1
+            except Exception as error:  # Whatever it is, it must not end with the thread.
+                self.errors.append(error)
+                logger.warning("An upload failed, and the work goes on: %s", error)
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def check_hub(args: BaseArguments, *, adapter: bool = False, base: str | None = None) -> None:
@@ -50,3 +115,166 @@ def publish_run(folder: Path, args: BaseArguments) -> Push | None:
         private=args.hub_private_repo,
         revision=args.hub_revision,
     )
+
+
+STAGED = ".upload-"
+# Python files that travel with a COCO-LM body, by name.
+OWN_CODE = {path.name: path for path in Path(coco_lm.__file__).parent.glob("*.py") if not path.name.startswith("_")}
+# Of a run's folder, what no run continues from.
+_LEFT_OUT = ("runs", "logs")
+
+
+class CheckpointPushes(TrainerCallback):
+    """After every save the run's folder goes to the branch `<hub_revision or main>-checkpoints`, in the background.
+
+    Each push is one commit, of settings, finished seeds and stages, and the newest checkpoint with the best one so far. It
+    is made of hard links, so that the run can go on writing and removing. To be used as a context: its end waits for the
+    last upload.
+
+    Args:
+        output_dir: the run's.
+    """
+
+    def __init__(self, output_dir: Path, args: BaseArguments):
+        self.output_dir, self.args = output_dir, args
+        self.uploads = Uploads(self._push)
+        self.active = args.push_to_hub and args.hub_strategy == "checkpoint" and args.process_index == 0
+
+    def __enter__(self) -> CheckpointPushes:
+        if self.active:
+            for left in self.output_dir.glob(f"{STAGED}*"):  # by a kill
+                shutil.rmtree(left, ignore_errors=True)
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self.uploads.wait()
+
+    def on_save(self, args, state, control, **kwargs) -> None:
+        if not self.active:
+            return
+        staged = Path(tempfile.mkdtemp(prefix=STAGED, dir=self.output_dir))
+        for path in needed_to_continue(self.output_dir):
+            name = path.relative_to(self.output_dir)
+            if not is_ours(name.as_posix(), (*NAMES, *CONTINUING, *CODE)):
+                continue
+            link = staged / name
+            link.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                os.link(path, link)
+            except OSError:  # Not every file system has hard links.
+                shutil.copyfile(path, link)
+        self.uploads.submit(staged)
+
+    def check(self) -> None:
+        """Check that of the pushes of checkpoints one succeeded, if there were any.
+
+        Raises:
+            HubError: there were pushes, and all of them failed.
+        """
+        errors = self.uploads.errors
+        if errors and not self.uploads.succeeded:
+            raise HubError(
+                f"The run is finished, and whole in {self.output_dir}, but none of its {len(errors)} checkpoints could be "
+                f"pushed to {self.args.hub_model_id}@{checkpoint_branch(self.args)}: {errors[-1]}"
+            )
+
+    def _push(self, folder: Path) -> None:
+        files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+        assert self.args.hub_model_id is not None  # push_to_hub needs it.
+        try:
+            push(
+                *(folder, self.args.hub_model_id),
+                message="What the run needs to continue",
+                files=files,
+                replace=["[!.]*"],  # Everything else on the branch; .gitattributes is the Hub's.
+                token=self.args.hub_token,
+                private=self.args.hub_private_repo,
+                revision=checkpoint_branch(self.args),
+            )
+        except HubError as error:
+            raise HubError(str(error).replace(str(folder), str(self.output_dir))) from None
+
+
+def checkpoint_branch(args: BaseArguments) -> str:
+    return f"{args.hub_revision or 'main'}-checkpoints"
+
+
+def needed_to_continue(folder: Path) -> Iterator[Path]:
+    """The files of a run's folder without which it could not go on from its newest complete checkpoint."""
+    kept = _kept_checkpoints(folder)
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith((".", "nonfinite-")) or path.name in _LEFT_OUT:
+            continue
+        if path.is_file():
+            yield path
+        elif path.name.startswith("checkpoint-"):
+            if path in kept:
+                yield from needed_to_continue(path)
+        elif not (path.name.startswith("stage") and (folder / RESULTS_FILE).is_file()):  # of a finished seed
+            yield from needed_to_continue(path)
+
+
+def _kept_checkpoints(folder: Path) -> list[Path]:
+    sealed = [path for _, path in checkpoints_in(folder) if (path / SEAL).is_file()]
+    if not sealed or (folder / "model" / STAGE_FILE).is_file():
+        return []
+    return [path for path in (sealed[-1], best_of(sealed[-1])) if path is not None]
+
+
+def fetch_run(args: BaseArguments) -> None:
+    """With `--resume_from_checkpoint owner/name@branch`: an empty output folder becomes the run that is there.
+
+    A folder that has something in it is left alone, so that the same command continues what it began. Only files of the
+    names that recipes write come, and how many bytes of them is said before. Checkpoints hold pickles (of the optimizer and
+    of random generators); this option asks for them. Read as tensors and numbers only, they run no code.
+
+    Raises:
+        HubError: see `hf_tlm.hub.repo.file_sizes`, `hf_tlm.hub.fetch`; or a file is larger than those of runs.
+        ProtocolError: there is no run; or it has code that this package did not write.
+    """
+    output_dir = args.folder
+    if args.resume_from_checkpoint is None:
+        return
+    if args.process_index != 0 or (output_dir.is_dir() and any(output_dir.iterdir())):
+        return
+    asked = find_repo(args.resume_from_checkpoint, "model")
+    assert asked is not None  # The arguments' check.
+    repo, sizes = file_sizes(asked, args.hub_token)
+    if SETTINGS_FILE not in sizes:
+        raise ProtocolError(
+            f"{asked} holds no run to continue: no {SETTINGS_FILE}. Runs with --hub_strategy checkpoint are on a branch of "
+            "their own, such as owner/name@main-checkpoints."
+        )
+    wanted = {name: size for name, size in sizes.items() if is_ours(name, (*NAMES, *CONTINUING, *OWN_CODE))}
+    check_sizes(wanted, str(asked))
+    others = sorted(set(sizes) - set(wanted) - {".gitattributes"})
+    logger.warning(
+        "Fetching %s files of %s, %s bytes. Left out, as no recipe writes files of these names: %s.",
+        f"{len(wanted):,}",
+        asked,
+        f"{sum(wanted.values()):,}",
+        ", ".join(others[:10]) + (f" and {len(others) - 10:,} more" if len(others) > 10 else "") or "none",
+    )
+    snapshot = fetch(repo, allow_patterns=sorted(wanted), trust_remote_code=True, allow_pickle=True, token=args.hub_token)
+    with atomic_directory(output_dir) as work:
+        for name, size in wanted.items():
+            _copy(snapshot, name, size, work / name)
+        mark(work, asked, repo)
+
+
+def _copy(snapshot: Path, name: str, size: int, target: Path) -> None:
+    """Copy a file of a downloaded checkpoint, once it is known to be the one that was listed.
+
+    Raises:
+        ProtocolError: what came is not what was listed, lies outside of the cached repository, or is code that is not ours.
+    """
+    source = (snapshot / name).resolve()
+    if not source.is_relative_to(snapshot.parents[1].resolve()) or not source.is_file() or source.stat().st_size != size:
+        raise ProtocolError(f"{snapshot / name} is not the file of {size:,} bytes that the Hub listed. Nothing was copied.")
+    if name.endswith(".py") and source.read_bytes() != OWN_CODE[Path(name).name].read_bytes():
+        raise ProtocolError(
+            f"{name} of the run is not the file of this hf_tlm: it was changed, or another version wrote it. Use that "
+            "version, or start the run anew."
+        )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source, target)

@@ -7,13 +7,12 @@ import os
 from dataclasses import dataclass
 from typing import Annotated, Self
 
+from hf_tlm.errors import ArgumentsError
 from hf_tlm.objective_specs import OBJECTIVES
 from hf_tlm.training.applicable import DEFAULT_MAX_STEPS, check_applicable
 from hf_tlm.training.base_arguments import PublishedArguments
 from hf_tlm.training.energy import check_energy
-from hf_tlm.training.errors import ArgumentsError
-from hf_tlm.utils.no_effect import NoEffect
-from hf_tlm.utils.options import option
+from hf_tlm.utils.options import NoEffect, option
 
 _ALL_TOKEN = NoEffect("clm", ("all_token",), "with clm all_token. Leave it out.")
 _WITHOUT_ENERGY = NoEffect("track_energy", (False,), "without track_energy. Leave it out.")

@@ -2,24 +2,63 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from datasets import Dataset
 from peft import PeftModel
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase, Trainer, TrainerCallback, set_seed
 
+from hf_tlm.data import tokenize
+from hf_tlm.data.tokenization import text_lengths
 from hf_tlm.models import TrainedModel, export_model, load_adapter, load_exported
 from hf_tlm.models.adapters import ADAPTER_FILE
-from hf_tlm.models.dropout import set_dropout
+from hf_tlm.models.cpu_kernels import set_dropout
 from hf_tlm.training.arguments import TlmArguments
+from hf_tlm.training.base_trainer import trained_model
 from hf_tlm.training.cost import Cost
-from hf_tlm.training.finished import STAGE, finished
-from hf_tlm.training.resumable import trained_model
+from hf_tlm.training.run_folder import STAGE, finished
 from hf_tlm.training.trainer import TlmTrainer
 from hf_tlm.utils.run_names import STAGE_FILE
 from hf_tlm.utils.seals import write_seal
+
+# A text of which more is cut off than this share of all others' ends is rare enough.
+SHARE_OF_TEXTS = 0.99
+MULTIPLE = 32
+# Tokens of the longest text where the model's positions set no limit: self-attention is quadratic.
+LONGEST = 512
+
+
+def with_task_defaults(
+    args: TlmArguments, train: Dataset, tokenizer: PreTrainedTokenizerBase, positions: int | None
+) -> TlmArguments:
+    """A copy of `args` whose stage 2 has a length and a number of steps of its own, where they were left to the task.
+
+    `stage2_max_length` 0 becomes the length that 99% of the training texts keep to, rounded up to a multiple of 32, at most
+    512 and what the model has positions for. With `stage2_min_steps`, epochs that are fewer steps become so many steps.
+
+    Args:
+        train: the task's training split, as it is loaded.
+        positions: tokens that the model has positions for; None for no limit.
+    """
+    args = copy.copy(args)
+    if args.stage == "1":
+        return args
+    if args.stage2_max_length == 0:
+        most = min(LONGEST, positions or LONGEST)
+        lengths = text_lengths(tokenize(train, tokenizer, most, description="Measuring the task's texts"))
+        own = math.ceil(float(np.quantile(lengths, SHARE_OF_TEXTS)) / MULTIPLE) * MULTIPLE
+        args.stage2_max_length = min(own, most)
+    if args.stage2_min_steps:
+        epoch = math.ceil(len(train) / args.stage2_total_batch_size)
+        if args.stage2_num_train_epochs * epoch < args.stage2_min_steps:
+            args.stage2_max_steps = args.stage2_min_steps
+        args.stage2_min_steps = 0
+    return args
 
 
 @dataclass

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from hf_tlm.training.errors import ArgumentsError
-from hf_tlm.utils.no_effect import NoEffect
-from hf_tlm.utils.options import option
+from hf_tlm.errors import ArgumentsError
+from hf_tlm.utils.options import NoEffect, option
 
 NONE = "none"
 LINEAR = "linear"

@@ -23,6 +23,7 @@ from hf_tlm.data.interleave import CORPUS, TASK, InterleavedBatchSampler
 from hf_tlm.data.packing import leading_texts, twice
 from hf_tlm.data.streaming import ShardStream, StreamedBlocks
 from hf_tlm.data.tokenization import text_lengths
+from hf_tlm.errors import ArgumentsError
 from hf_tlm.models.base import TrainedModel, applied_parameters
 from hf_tlm.models.generator_discriminator import GeneratorDiscriminator
 from hf_tlm.objective_specs import OBJECTIVES
@@ -30,16 +31,21 @@ from hf_tlm.objectives import RDrop, TaskLoss
 from hf_tlm.objectives.reductions import accumulation_dtype
 from hf_tlm.objectives.task import class_weights
 from hf_tlm.training.applicable import check_rdrop
-from hf_tlm.training.averages import AveragedWeights
-from hf_tlm.training.budget import TICKS, first_step
-from hf_tlm.training.cost import Cost, count_flops, model_flops_utilization, nominal_tokens, training_flops
+from hf_tlm.training.averages import AveragedWeights, LossAverages, in_pairs
+from hf_tlm.training.base_trainer import SampledTrainer
+from hf_tlm.training.cost import (
+    TICKS,
+    Cost,
+    count_flops,
+    first_step,
+    model_flops_utilization,
+    nominal_tokens,
+    training_flops,
+)
 from hf_tlm.training.energy import Energy
-from hf_tlm.training.errors import ArgumentsError
 from hf_tlm.training.given import check_given, check_labels, check_lengths, label_column
-from hf_tlm.training.loss_averages import LossAverages, in_pairs
 from hf_tlm.training.objectives import corrective_lm, tlm_objectives
 from hf_tlm.training.run_arguments import RunArguments
-from hf_tlm.training.sampled import SampledTrainer
 
 logger = logging.getLogger(__name__)
 

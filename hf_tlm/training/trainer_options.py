@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import TrainingArguments
 
-from hf_tlm.training.errors import ArgumentsError
+from hf_tlm.errors import ArgumentsError
 from hf_tlm.training.optimizers import OWN
 
 _COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")

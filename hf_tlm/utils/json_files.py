@@ -1,9 +1,18 @@
-"""JSON objects that recipes keep for themselves, read so that a damaged one is a line and no traceback."""
+"""JSON objects in files, read so that a damaged one is a line and no traceback.
+
+Of those that a stranger may have written the listed fields are read, each of its type and within its bounds:
+
+    FIELDS = {"seed": whole(0, 2**63), "template": words(2000), "model": maybe(words(200))}
+    values = read_fields(folder / "prompt.json", FIELDS, PromptError)
+
+What else the file holds is ignored.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,3 +46,157 @@ def find_object(path: Path) -> dict[str, Any] | None:
     except HfTlmError as problem:
         logger.warning("%s", problem)
         return None
+
+
+LARGEST = 64 << 20  # Bytes of a file; what recipes write has some thousand.
+# A value of JSON -> the same as it is used.
+Check = Callable[[Any], Any]
+
+
+class Unfit(Exception):
+    """What a value had to be; `place` are the names on the way to it within the object."""
+
+    def __init__(self, expected: str, place: tuple[str | int, ...] = ()):
+        super().__init__(expected)
+        self.expected, self.place = expected, place
+
+    def within(self, name: str | int) -> Unfit:
+        return Unfit(self.expected, (name, *self.place))
+
+
+def read_fields(path: Path, fields: Mapping[str, Check], error: type[HfTlmError], optional: Collection[str] = ()) -> dict:
+    """The listed fields of a file's JSON object.
+
+    Args:
+        optional: fields that may be missing, and are then missing in what is returned.
+
+    Raises:
+        OSError: the file cannot be read.
+        HfTlmError: of the class `error`; it is too large or not JSON, or a field is missing or not what is listed.
+    """
+    size = path.stat().st_size
+    if size > LARGEST:
+        raise error(f"{path} has {size:,} bytes; of such a file {LARGEST:,} are read at most. Do not use it.")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as problem:
+        raise error(f"{path} is not JSON as recipes write it ({problem}). Make or download it again.") from problem
+    try:
+        return record(fields, optional)(content)
+    except Unfit as unfit:
+        place = ".".join(map(str, unfit.place))[:100] or "all of it"
+        raise error(
+            f"{path} is not what recipes write: {place} must be "
+            f"{unfit.expected}; found {_shown(content, unfit.place)}. Make or download it again."
+        ) from None
+
+
+def _shown(content: Any, place: Sequence[str | int]) -> str:
+    for name in place:
+        if isinstance(content, dict) and name not in content:
+            return "nothing"
+        content = content[name]
+    return f"{content!r:.80}"
+
+
+def record(fields: Mapping[str, Check], optional: Collection[str] = ()) -> Check:
+    """An object with these fields; others are left out."""
+
+    def check(value: Any) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise Unfit("an object")
+        found = {}
+        for name, of_field in fields.items():
+            if name in value or name not in optional:
+                try:
+                    found[name] = of_field(value.get(name))
+                except Unfit as unfit:
+                    raise unfit.within(name) from None
+        return found
+
+    return check
+
+
+def whole(low: int, high: int) -> Check:
+    """A whole number from `low` to `high`."""
+
+    def check(value: Any) -> int:
+        if type(value) is not int or not low <= value <= high:
+            raise Unfit(f"a whole number from {low:,} to {high:,}")
+        return value
+
+    return check
+
+
+def real(low: float, high: float) -> Check:
+    """A number from `low` to `high`; nan is none."""
+
+    def check(value: Any) -> float:
+        if type(value) not in (int, float) or not low <= value <= high:
+            raise Unfit(f"a number from {low:g} to {high:g}")
+        return value
+
+    return check
+
+
+def words(longest: int) -> Check:
+    """A text of so many characters at most."""
+
+    def check(value: Any) -> str:
+        if not isinstance(value, str) or len(value) > longest:
+            raise Unfit(f"a text of at most {longest:,} characters")
+        return value
+
+    return check
+
+
+def one_of(*values: Any) -> Check:
+    """One of some values of JSON."""
+
+    def check(value: Any) -> Any:
+        for known in values:
+            if type(known) is type(value) and known == value:
+                return value
+        raise Unfit(" or ".join(map(json.dumps, values)))
+
+    return check
+
+
+def truth(value: Any) -> bool:
+    """True or false."""
+    if not isinstance(value, bool):
+        raise Unfit("true or false")
+    return value
+
+
+def maybe(of_value: Check) -> Check:
+    """What `of_value` takes, or null."""
+    return lambda value: None if value is None else of_value(value)
+
+
+def listed(of_item: Check, longest: int) -> Check:
+    """A list of so many items at most, as a tuple."""
+
+    def check(value: Any) -> tuple:
+        if not isinstance(value, list) or len(value) > longest:
+            raise Unfit(f"a list of at most {longest:,} items")
+        found = []
+        for index, item in enumerate(value):
+            try:
+                found.append(of_item(item))
+            except Unfit as unfit:
+                raise unfit.within(index) from None
+        return tuple(found)
+
+    return check
+
+
+def mapped(of_value: Check, longest: int) -> Check:
+    """An object of so many names at most, whatever they are, with values of one type."""
+
+    def check(value: Any) -> dict[str, Any]:
+        if not isinstance(value, dict) or len(value) > longest:
+            raise Unfit(f"an object of at most {longest:,} names")
+        return record(dict.fromkeys(value, of_value))(value)
+
+    return check

@@ -1,4 +1,4 @@
-"""One writer a folder: a lock beside it, which says who holds it and since when."""
+"""One writer a folder: a lock beside it says who holds it and since when, or it is claimed until something is in it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -242,3 +243,66 @@ def agree(decision: Any, processes: int) -> Any:
     decisions = [decision]
     broadcast_object_list(decisions, src=0)
     return decisions[0]
+
+
+# What is there before any work: locks, what was being written, logs of trackers, and a tokenizer, which is in the cache too.
+_PASSING = ("*.lock", ".*", "*/.*", "*events.out.tfevents*", "tokenizer/*")
+
+
+class Claim:
+    """A context that takes a new claim back where its block ends in an error and nothing worth keeping is in the folder.
+
+        with claim:
+            ...  # A refusal here leaves the folder as it was, and the corrected command works.
+
+    What interrupts a run (Ctrl-C, SIGTERM) leaves the claim: the same command goes on.
+
+    Args:
+        folder: of the run. To be made before the folder is.
+        *files: those that claim it, as globs of paths in it.
+    """
+
+    def __init__(self, folder: Path, *files: str):
+        self.folder, self.passing = Path(folder), (*files, *_PASSING)
+        self.made = [place for place in (self.folder, *self.folder.parents) if not place.exists()]
+        # Whether this process wrote the claim.
+        self.new = False
+
+    def __enter__(self) -> Claim:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
+        if self.new and isinstance(error, Exception):
+            with contextlib.suppress(OSError, LockError):
+                self._take_back()
+
+    def _take_back(self) -> None:
+        files = [path for path in self.folder.rglob("*") if path.is_symlink() or not path.is_dir()]
+        if not all(self._is_passing(path.relative_to(self.folder).as_posix()) for path in files):
+            return
+        with _held([path for path in files if path.suffix == ".lock"]):
+            for path in files:
+                path.unlink(missing_ok=True)
+            for folder in sorted((path for path in self.folder.rglob("*") if path.is_dir()), reverse=True):
+                folder.rmdir()
+        for folder in self.made:
+            folder.rmdir()
+
+    def _is_passing(self, name: str) -> bool:
+        return any(fnmatch(name, glob) for glob in self.passing)
+
+
+@contextlib.contextmanager
+def _held(locks: Sequence[Path]) -> Iterator[None]:
+    """All of them held, so that nobody is at work.
+
+    Raises:
+        LockError: one is in other hands.
+    """
+    with contextlib.ExitStack() as stack:
+        for path in locks:
+            lock = Flock.open(path)
+            stack.callback(lock.release)
+            if lock.lock() is False:
+                raise LockError(f"{path} is held by another process.")
+        yield

@@ -1,10 +1,22 @@
-"""A field of a class of options."""
+"""Fields of a class of options: their help, the range of numbers, and beside which values of others they change nothing.
+
+Ranges hold for the command line, YAML files and Python alike. What has no effect is said in the type of the field:
+
+    crop_fraction: Annotated[float, NoEffect("scl", (False,), "with scl false. Leave it out.")] = 0.9
+
+Argument parsers see the type alone.
+"""
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable
-from dataclasses import MISSING, field
-from typing import Any, TypeVar, overload
+from dataclasses import MISSING, dataclass, field, fields
+from numbers import Integral, Real
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints, overload
+
+from hf_tlm.errors import HfTlmError
 
 T = TypeVar("T")
 
@@ -24,3 +36,256 @@ def option(default: Any = MISSING, help: str = "", factory: Any = MISSING, **met
         metadata: what else the parser reads, such as `choices`.
     """
     return field(default=default, default_factory=factory, metadata={"help": help, **metadata})
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers from `low` to `high`.
+
+    whole: integers only.
+    above, below: whether `low` and `high` themselves are left out.
+    also: numbers outside that mean something of their own.
+    """
+
+    low: float
+    high: float
+    whole: bool = False
+    above: bool = False
+    below: bool = False
+    also: tuple[float, ...] = ()
+
+    def holds(self, value: Any) -> bool:
+        """Whether a value is a number of this range."""
+        kind: Any = Integral if self.whole else Real
+        if isinstance(value, bool) or not isinstance(value, kind):
+            return False
+        if value in self.also:
+            return True
+        lowest = value > self.low if self.above else value >= self.low
+        return bool(lowest and (value < self.high if self.below else value <= self.high))
+
+    def __str__(self):
+        kind = "whole number" if self.whole else "number"
+        if self.high == math.inf:
+            text = f"{kind}, {_written(self.low)} or more"
+        elif self.above or self.below:
+            text = f"{kind} {'above' if self.above else 'of at least'} {_written(self.low)} and "
+            text += f"{'below' if self.below else 'at most'} {_written(self.high)}"
+        else:
+            text = f"{kind} from {_written(self.low)} to {_written(self.high)}"
+        return " or ".join(["a " + text, *map(_written, self.also)])
+
+
+def _written(number: float) -> str:
+    return f"{number:,}" if isinstance(number, int) else f"{number:g}"
+
+
+# What is too large to be meant. A step number is an int32 in places; torch takes no other seeds.
+COUNT, LENGTH, BATCH, MANY = 2**31 - 1, 2**20, 2**16, 10_000
+
+_COUNT, _SEED = Range(1, COUNT, whole=True), Range(0, 2**32 - 1, whole=True)
+_BATCH, _MANY = Range(1, BATCH, whole=True), Range(1, MANY, whole=True)
+_LENGTH = Range(3, LENGTH, whole=True)  # Two special tokens and one more.
+_TOKENS = Range(1, LENGTH, whole=True)
+_RATE, _POSITIVE_RATE = Range(0, 100), Range(0, 100, above=True)
+_WEIGHT, _POSITIVE = Range(0, 10**6), Range(0, 10**6, above=True)
+_SHARE, _PART = Range(0, 1), Range(0, 1, above=True)
+_FRACTION = Range(0, 1, below=True)
+_EVERY = Range(0, COUNT, above=True)  # Steps, or a share of all below 1.
+_STEPS = Range(-1, COUNT, whole=True)
+_ANY = Range(-1e9, 1e9)
+
+
+def _each(names: str, of: Range) -> dict[str, Range]:
+    return dict.fromkeys(names.split(), of)
+
+
+# Options of one name have one range in all recipes; what depends on other options is checked where they meet.
+RANGES: dict[str, Range] = {
+    # Training.
+    **_each("learning_rate stage2_learning_rate", _RATE),
+    **_each("learning_rates muon_learning_rate stage2_muon_learning_rate", _POSITIVE_RATE),
+    **_each("weight_decay stage2_weight_decay", Range(0, 1000)),
+    **_each("layerwise_lr_decay stage2_layerwise_lr_decay", _PART),
+    **_each("warmup_steps stage2_warmup_steps eval_delay", Range(0, COUNT)),
+    **_each("logging_steps save_steps eval_steps stage2_eval_steps", _EVERY),
+    **_each("max_steps stage2_max_steps", _STEPS),
+    **_each("num_train_epochs stage2_num_train_epochs max_hours", _POSITIVE),
+    **_each("max_flops max_tokens", Range(0, 1e30, above=True)),
+    **_each("seed seeds data_seed selection_seed split_seeds", _SEED),
+    **_each("per_device_train_batch_size per_device_eval_batch_size batch_sizes", _BATCH),
+    **_each("total_batch_size stage2_total_batch_size gradient_accumulation_steps", Range(1, 2**20, whole=True)),
+    **_each("adam_beta1 adam_beta2", _FRACTION),
+    **_each("label_smoothing_factor stage2_label_smoothing stage2_dropout stage2_ema_decay lora_dropout", _FRACTION),
+    **_each("rho1", Range(0, 10**6, also=(math.inf,))),
+    **_each("rho2 rtd_weight stage2_rho2 stage2_rdrop teacher_weight neftune_noise_alpha temperature", _WEIGHT),
+    **_each("scl_temperature spectral_scale lora_alpha teacher_temperature", _POSITIVE),
+    "adam_epsilon": _SHARE,
+    "max_grad_norm": Range(0, math.inf),
+    "total_batch_tokens": Range(1, 2**26, whole=True),
+    "max_logits": Range(1, 2**40, whole=True),
+    **_each("mlm_probability teacher_share", Range(0, 1, above=True, below=True)),
+    "teacher_passages": Range(0, COUNT, whole=True),
+    "teacher_rounds": Range(1, 100, whole=True),
+    "crop_fraction": _PART,
+    "stage2_class_balance": _SHARE,
+    "stage2_min_steps": Range(0, COUNT, whole=True),
+    # Of the Trainer alone.
+    "save_total_limit": _COUNT,
+    "dataloader_num_workers": Range(0, 256, whole=True),
+    "dataloader_prefetch_factor": Range(1, 1024, whole=True),
+    "ddp_bucket_cap_mb": Range(1, LENGTH, whole=True),
+    "ddp_timeout": Range(1, 10**8, whole=True),
+    "local_rank": Range(-1, BATCH, whole=True),
+    **_each("eval_accumulation_steps torch_empty_cache_steps", _COUNT),
+    # Models.
+    "auxiliary_layers": _MANY,
+    "auxiliary_size": Range(0, 100, above=True),
+    "vocab_size": Range(6, 2**20, whole=True),  # Five special tokens and one more.
+    "lora_r": _BATCH,
+    **_each("max_length corpus_max_length score_max_length evaluate_length", _LENGTH),
+    "stage2_max_length": Range(3, LENGTH, whole=True, also=(0,)),
+    # Corpora and blocks.
+    "passage_words": Range(1, COUNT, whole=True, also=(0,)),
+    **_each("vocab_texts max_validation_blocks shards_ahead", _COUNT),
+    "tokenizer_passages": Range(0, COUNT, whole=True),
+    **_each("validation_share test_share", _FRACTION),
+    "shard_size": Range(1, 2**24, whole=True),
+    # Retrieval and influence.
+    **_each("top_k num_passages max_query_terms", _COUNT),
+    "query_batch_size": _TOKENS,
+    "k1": _POSITIVE,
+    "b": _SHARE,
+    "delta": _WEIGHT,
+    **_each("deduplicate fraction", _PART),
+    "num_threads": Range(1, 1024, whole=True),
+    **_each("num_shards workers", _BATCH),
+    **_each("corpus_batch_size task_batch_size score_batch_size", _BATCH),
+    "score_mlm_probability": Range(0.01, 1),  # Masks are drawn until they hide something.
+    "projection_dim": _TOKENS,
+    "layer": Range(-MANY, MANY, whole=True),
+    "num_examples": Range(0, COUNT, whole=True),
+    # Fine-tuning and few-shot runs.
+    "train_fraction": _PART,
+    **_each("max_query_length max_answer_length first_text_limit other_text_limit", _TOKENS),
+    "doc_stride": Range(0, LENGTH, whole=True),
+    **_each("n_best splits demonstration_sets optuna_trials", _MANY),
+    "k": Range(1, 10**6, whole=True),
+    "null_threshold": _ANY,
+    # Exports: what torch writes, and points of a score.
+    "opset": Range(18, 23, whole=True),
+    "max_drop": Range(0, 100),
+    # Analyses.
+    **_each("max_texts max_pairs top_words min_count case_passages top_sources rank_bins", _COUNT),
+    **_each("report_rows report_characters rare_below smoothing", _COUNT),
+    "batch_size": _BATCH,
+    "case_studies": Range(0, COUNT, whole=True),
+    "heads_tokens": Range(3, 4096, whole=True),
+    "perplexity": _POSITIVE,
+    "similar_from": _ANY,
+}
+
+
+def problem(name: str, value: Any) -> str | None:
+    """What is wrong with the value of an option that has a range; None if nothing is."""
+    return None if RANGES[name].holds(value) else f"expected {RANGES[name]}; received {value!r:.60}."
+
+
+def check_numbers(error: type[HfTlmError], **values: Any) -> None:
+    """Check values of options by their names; None is for one that is not given.
+
+    Raises:
+        error: one is not in its range.
+    """
+    for name, value in values.items():
+        if value is not None and (wrong := problem(name, value)):
+            raise error(f"--{name}: {wrong}")
+
+
+def check_ranges(arguments: Any, error: type[HfTlmError]) -> None:
+    """Check every field of a dataclass's instance that has a range.
+
+    Raises:
+        error: one is not in it.
+    """
+    for entry in fields(arguments):
+        value = getattr(arguments, entry.name)
+        if entry.name not in RANGES or (value is None and entry.default is None):
+            continue
+        hint = get_type_hints(type(arguments))[entry.name] if value is None or isinstance(value, list) else None
+        types = {get_origin(one) or one for one in (hint, *get_args(hint))}
+        if value is None and type(None) in types:
+            continue
+        for number in value if list in types else [value]:
+            if wrong := problem(entry.name, number):
+                raise error(f"--{entry.name}: {wrong}")
+
+
+@dataclass(frozen=True)
+class NoEffect:
+    """That a field has no effect where another one of its dataclass has one of some values.
+
+    option, values: the other field, and the values.
+    because: how the error goes on after "... has no effect".
+    """
+
+    option: str
+    values: tuple[Any, ...]
+    because: str
+
+    def refusal(self, value: Any, prefix: str) -> str | None:
+        """How the error goes on where the other field has this value; None: there the field has an effect."""
+        return self.because if value in self.values else None
+
+
+@dataclass(frozen=True)
+class OnlyWith:
+    """That a field has an effect only where another one of its dataclass has one of some values.
+
+    option, values: the other field, and the values.
+    ignored: values of it beside which the field is left unread, and no error.
+    """
+
+    option: str
+    values: tuple[str, ...]
+    ignored: tuple[str, ...] = ()
+
+    def refusal(self, value: Any, prefix: str) -> str | None:
+        """As `NoEffect.refusal`."""
+        if value in (*self.values, *self.ignored):
+            return None
+        other = prefix + self.option
+        takers = " and ".join(self.values)
+        return f"with {other} {getattr(value, 'value', value)}: it is for {takers}. Leave it out, or change {other}."
+
+
+def check_effects(options: Any, error: type[Exception], prefix: str = "") -> None:
+    """Check that every option that was given has an effect beside the others.
+
+    Args:
+        options: a dataclass, some of whose fields have a `NoEffect` or `OnlyWith` in their type.
+        prefix: of names of options, in errors.
+
+    Raises:
+        error: an option is not at its default, and another one leaves it without effect.
+    """
+    cls: Any = type(options)
+    for name, default, conditions in _conditions(cls):
+        value = getattr(options, name)
+        for condition in conditions if value != default else ():
+            if because := condition.refusal(getattr(options, condition.option), prefix):
+                pause = "" if because.startswith(":") else " "
+                raise error(f"{prefix}{name} {value} has no effect{pause}{because}")
+
+
+@functools.cache
+def _conditions(cls: Any) -> list[tuple[str, Any, list[NoEffect | OnlyWith]]]:
+    """Of the fields that have conditions the name, the default and these."""
+    hints, found = get_type_hints(cls, include_extras=True), []
+    for entry in fields(cls):
+        metadata = getattr(hints[entry.name], "__metadata__", ())
+        conditions = [one for one in metadata if isinstance(one, (NoEffect, OnlyWith))]
+        default = entry.default if entry.default_factory is MISSING else entry.default_factory()
+        if conditions:
+            found.append((entry.name, default, conditions))
+    return found

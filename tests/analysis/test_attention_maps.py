@@ -6,8 +6,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, PreTrainedTokenizerFast
 
-from hf_tlm.analysis import AnalysisError, AttentionHead, count_maxima, measure_heads, separator_ids, text_maps
-from hf_tlm.analysis.heads import attention
+from hf_tlm.analysis import AnalysisError, AttentionHead, attention, count_maxima, measure_heads, separator_ids, text_maps
 from support.toys import COMMON, SIZES, TINY_CONFIGS, sentences
 
 CONFIGS = TINY_CONFIGS | {

@@ -7,8 +7,7 @@ import re
 import pytest
 
 from hf_tlm.analysis import AnalysisError, compare, cost_figure, find_results, published_points
-from hf_tlm.analysis.cost.comparison import ROBERTA_LARGE_FLOPS, to_markdown, to_rows
-from hf_tlm.analysis.cost.published import ALE_COLUMNS, ALE_ROWS
+from hf_tlm.analysis.cost import ALE_COLUMNS, ALE_ROWS, ROBERTA_LARGE_FLOPS, to_markdown, to_rows
 from hf_tlm.tasks import TASKS
 from hf_tlm.training.cost import ROBERTA_LARGE_FLOPS as OF_COSTS
 from support.launching import fails

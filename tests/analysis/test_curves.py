@@ -9,8 +9,7 @@ import pytest
 
 from hf_tlm.analysis import AnalysisError, AnalyzeArguments, average, choose_quantities, curves_figure, read_runs
 from hf_tlm.analysis.arguments import CurvesArguments
-from hf_tlm.analysis.curves.analyze import analyze
-from hf_tlm.analysis.curves.series import point_rows, smooth, unit
+from hf_tlm.analysis.curves import analyze, point_rows, smooth, unit
 from support.launching import fails
 from support.made_runs import make_state, run_analyze, write
 
@@ -86,7 +85,7 @@ def test_a_resumed_run(tmp_path):
 @pytest.fixture
 def unsaved(monkeypatch):
     """Pictures are drawn, and not rendered, which takes a second."""
-    monkeypatch.setattr("hf_tlm.analysis.curves.analyze.save_figure", lambda *_: [])
+    monkeypatch.setattr("hf_tlm.analysis.curves.save_figure", lambda *_: [])
 
 
 def test_what_is_not_finite(tmp_path, two_stages, unsaved):

@@ -14,9 +14,8 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, set_see
 
 from hf_tlm.analysis import AnalysisError, cosine_similarities, embed_texts, load_encoder, uniformity
 from hf_tlm.analysis.arguments import EmbeddingsArguments
-from hf_tlm.analysis.embeddings.figures import draw_classes, draw_cosines, draw_pairs
-from hf_tlm.analysis.embeddings.texts import draw_texts
-from hf_tlm.analysis.sampling import sample_corpus
+from hf_tlm.analysis.embeddings import draw_classes, draw_cosines, draw_pairs, draw_texts
+from hf_tlm.analysis.encoders import sample_corpus
 from hf_tlm.tasks import TaskError, TaskSpec, task_from_datasets
 from support.launching import fails
 from support.toys import TINY_CONFIGS, make_task, sentences

@@ -13,10 +13,10 @@ from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassificati
 
 from hf_tlm import analysis
 from hf_tlm.analysis import AnalysisError, AttentionHead, TextMaps, draw_attention_maps, draw_head_shares, layer_shares
+from hf_tlm.analysis import heads as figures
 from hf_tlm.analysis.arguments import HeadsArguments
 from hf_tlm.analysis.figures import to_svg
-from hf_tlm.analysis.heads import figures
-from hf_tlm.analysis.heads.analyze import read_texts
+from hf_tlm.analysis.heads import read_texts
 from support.launching import ROOT, fails
 from support.toys import TINY_CONFIGS
 

@@ -13,9 +13,8 @@ import pytest
 from datasets import ClassLabel, Dataset
 
 from hf_tlm.analysis import AnalysisError, InfluentialWord, label_pmi, to_markdown, word_frequencies
-from hf_tlm.analysis.words import influential_words as module
-from hf_tlm.analysis.words.analyze import _together
-from hf_tlm.analysis.words.figures import draw_frequencies
+from hf_tlm.analysis import words as module
+from hf_tlm.analysis.words import _together, draw_frequencies
 from hf_tlm.retrieval import Subset, retrieve
 from hf_tlm.tasks import TaskSpec, task_from_datasets
 from support.toys import sentences

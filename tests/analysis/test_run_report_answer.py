@@ -8,8 +8,8 @@ from datasets import Dataset
 
 from hf_tlm.analysis import read_run, write_report
 from hf_tlm.analysis.arguments import ReportPageArguments
+from hf_tlm.analysis.report.charts import _losses, _validation
 from hf_tlm.analysis.report.compare import verdict
-from hf_tlm.analysis.report.curves import _losses, _validation
 from hf_tlm.analysis.report.retrieved import subset_command
 from hf_tlm.config import parse
 from hf_tlm.corpora import CorpusArguments, load_corpus

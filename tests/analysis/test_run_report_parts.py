@@ -10,9 +10,10 @@ from hf_tlm.analysis.arguments import ReportPageArguments
 from hf_tlm.analysis.report import about
 from hf_tlm.analysis.report.blocks import Column, make_table, printable
 from hf_tlm.analysis.report.charts import MOST_DOTS, MOST_POINTS, line_chart, scatter
-from hf_tlm.analysis.report.comparison import Agreement, agreement, pair
-from hf_tlm.analysis.report.confusion import confusion, fewer_classes
-from hf_tlm.analysis.report.groups import (
+from hf_tlm.analysis.report.compare import Agreement, agreement, pair
+from hf_tlm.analysis.report.errors import confusion, fewer_classes
+from hf_tlm.analysis.report.predictions import Judged, Predictions
+from hf_tlm.analysis.report.rows import (
     by_quantile,
     by_value,
     difference,
@@ -21,7 +22,6 @@ from hf_tlm.analysis.report.groups import (
     mean_and_std,
     question_word,
 )
-from hf_tlm.analysis.report.predictions import Judged, Predictions
 from hf_tlm.analysis.report.run_folder import RunFolder
 
 

@@ -22,8 +22,8 @@ from hf_tlm.analysis import (
     source_shares,
     subset_overlap,
 )
+from hf_tlm.analysis import subsets as views
 from hf_tlm.analysis.arguments import SubsetsArguments
-from hf_tlm.analysis.subsets import figures, views
 from hf_tlm.corpora import load_corpus
 from hf_tlm.retrieval import Subset, retrieve
 from hf_tlm.retrieval.manifest import COLUMNS
@@ -280,8 +280,8 @@ def test_many_subsets_with_hostile_names_are_drawn(tmp_path, coarse):
 
 
 def test_labels():
-    assert figures.label("a\n b") == "a b" and figures.label("x" * 26) == "x" * 26
-    assert figures.label("a" * 20 + "b" * 20) == "a" * 17 + "…" + "b" * 8
+    assert views.label("a\n b") == "a b" and views.label("x" * 26) == "x" * 26
+    assert views.label("a" * 20 + "b" * 20) == "a" * 17 + "…" + "b" * 8
 
 
 def test_the_recipe(retrieved, tmp_path, monkeypatch, capsys, coarse):

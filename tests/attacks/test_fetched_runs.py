@@ -11,15 +11,15 @@ import torch
 from attacks.hostile import classifier, finetuned, pickled, torch_pickled
 from hf_tlm.analysis import AnalysisError, write_report
 from hf_tlm.errors import HubError
-from hf_tlm.hub import publish_model, run_files
-from hf_tlm.hub.run_files import CODE, CONTINUING, MARK, NAMES, is_foreign, is_ours
+from hf_tlm.hub import publish_model, repo
+from hf_tlm.hub.repo import CODE, CONTINUING, MARK, NAMES, is_foreign, is_ours
 from hf_tlm.models import ModelError
-from hf_tlm.models.pickles import read_weights
+from hf_tlm.models.loading import read_weights
 from hf_tlm.runs import ProtocolError, predict, run_tlm
 from hf_tlm.training import ModelArguments, TlmArguments
-from hf_tlm.training.checkpoint_pushes import OWN_CODE, CheckpointPushes, _copy, fetch_run
+from hf_tlm.training.base_trainer import _check_readable
 from hf_tlm.training.checkpoints import CheckpointError, checkpoints_in, seal
-from hf_tlm.training.resumable import _check_readable
+from hf_tlm.training.publishing import OWN_CODE, CheckpointPushes, _copy, fetch_run
 from hf_tlm.utils.seals import SEAL
 from support.report_runs import tlm_run
 from support.toys import FAST, TINY_CONFIGS, make_task
@@ -67,7 +67,7 @@ def test_files_that_no_recipe_writes_stay_where_they_are(hub, tmp_path, caplog, 
 )
 def test_what_is_refused_leaves_nothing(hub, tmp_path, monkeypatch, files, bounds, error, expected):
     for name, value in bounds.items():
-        monkeypatch.setattr(run_files, name, value)
+        monkeypatch.setattr(repo, name, value)
     hub.put("mallory/run", {**RUN, **files})
     with pytest.raises(error, match=expected):
         fetch(tmp_path / "out")

@@ -10,8 +10,7 @@ import pytest
 from attacks.attack import assert_refused, attack, tree
 from hf_tlm.errors import HfTlmError, HubError
 from hf_tlm.hub.publish import publish_model
-from hf_tlm.training.finished import SEED, finish, finished
-from hf_tlm.training.run_folder import copy_best_model
+from hf_tlm.training.run_folder import SEED, copy_best_model, finish, finished
 
 
 def flipped(data):

@@ -21,7 +21,7 @@ from hf_tlm.corpora import load_corpus
 from hf_tlm.errors import HfTlmError
 from hf_tlm.retrieval import Subset
 from hf_tlm.tasks import load_task
-from hf_tlm.utils.ranges import RANGES
+from hf_tlm.utils.options import RANGES
 
 LONG = os.environ.get("HYPOTHESIS_PROFILE") == "long"
 CHECKS = {"deadline": None, "suppress_health_check": list(HealthCheck), "derandomize": not LONG, "database": None}

@@ -11,7 +11,7 @@ from attacks.bad_input.numbers import SAMPLE
 from attacks.bad_input.recipe_classes import CLASSES, RECIPES
 from hf_tlm import config as parser
 from hf_tlm.errors import HfTlmError
-from hf_tlm.utils.ranges import RANGES, Range
+from hf_tlm.utils.options import RANGES, Range
 
 EXTREMES = (math.nan, math.inf, -math.inf, -1, 0, 1e308, 2**63, -(2**63))
 # What a class needs to be made at all.

@@ -8,8 +8,7 @@ import signal
 import pytest
 
 from hf_tlm.errors import HfTlmError
-from hf_tlm.utils.files import atomic_directory, atomic_file, atomic_write
-from hf_tlm.utils.temporary import remove_abandoned
+from hf_tlm.utils.files import atomic_directory, atomic_file, atomic_write, remove_abandoned
 
 STDOUT = "/proc/self/fd/1"
 FORK = multiprocessing.get_context("fork")

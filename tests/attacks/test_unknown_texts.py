@@ -7,7 +7,7 @@ from datasets import Dataset
 
 from attacks.attack import assert_refused, attack
 from hf_tlm.data import TokenizerError
-from hf_tlm.data.known_texts import check_known, spread_texts
+from hf_tlm.data.text_checks import check_known, spread_texts
 
 GREEK = ["το γονίδιο ενεργοποιεί το κύτταρο", "η πρωτεΐνη αναστέλλει τον υποδοχέα"]
 

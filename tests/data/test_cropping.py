@@ -6,7 +6,7 @@ import torch
 from transformers import BertTokenizer
 
 from hf_tlm.data import TlmCollator, TokenizerError
-from hf_tlm.data.cropping import Cropper
+from hf_tlm.data.masking import Cropper
 from hf_tlm.errors import HfTlmError
 
 LONG = [2, *range(5, 105), 3]

@@ -2,8 +2,8 @@
 
 import pytest
 
-from hf_tlm.data import cut_texts
-from hf_tlm.data.cut_texts import measure_cut
+from hf_tlm.data import text_checks
+from hf_tlm.data.text_checks import measure_cut
 
 
 @pytest.mark.parametrize("max_length", [4, 7, 12, 40])
@@ -30,5 +30,5 @@ def test_of_nothing_nothing_is_cut(tokenizer):
 
 
 def test_long_texts_are_looked_at_in_part(tokenizer, monkeypatch):
-    monkeypatch.setattr(cut_texts, "CHARACTERS", 60)
+    monkeypatch.setattr(text_checks, "LOOKED_AT", 60)
     assert measure_cut(["word " * 5000], tokenizer, 7) == measure_cut(["word " * 12], tokenizer, 7)

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from hf_tlm.data import shuffling
-from hf_tlm.data.shuffling import Shuffled
+from hf_tlm.data import interleave
+from hf_tlm.data.interleave import Shuffled
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 64, 65, 1000, 70_001])
 @pytest.mark.parametrize("in_memory", [0, 10**6])
 def test_a_permutation(size, in_memory, monkeypatch):
-    monkeypatch.setattr(shuffling, "IN_MEMORY", in_memory)
+    monkeypatch.setattr(interleave, "IN_MEMORY", in_memory)
     order = Shuffled(size, [1, 2])
     whole = order[0:size]
     assert sorted(whole.tolist()) == list(range(size))
@@ -46,6 +46,6 @@ def test_looks_random(size):
 
 @pytest.mark.parametrize("size", [3, 5])
 def test_small_networks_reach_every_order(size, monkeypatch):
-    monkeypatch.setattr(shuffling, "IN_MEMORY", 0)
+    monkeypatch.setattr(interleave, "IN_MEMORY", 0)
     found = {tuple(Shuffled(size, [key])[0:size].tolist()) for key in range(3000)}
     assert len(found) == {3: 6, 5: 120}[size]

@@ -9,8 +9,7 @@ import pytest
 import yaml
 from huggingface_hub import DatasetCard, ModelCard
 
-from hf_tlm.hub.cards import converted_card, oldest_transformers, pretrained_card, tlm_card
-from hf_tlm.hub.finetuned_card import METRIC_NAMES
+from hf_tlm.hub.cards import METRIC_NAMES, converted_card, oldest_transformers, pretrained_card, tlm_card
 from hf_tlm.hub.rendering import dataset_sentence, displayed_name, hub_name, published_card
 from hf_tlm.hub.subset_card import size_category, subset_card
 from hf_tlm.tasks.spec import KIND_METRICS

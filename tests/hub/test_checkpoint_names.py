@@ -8,7 +8,7 @@ from transformers import AutoConfig
 
 from hf_tlm.data import load_tokenizer
 from hf_tlm.errors import HubError
-from hf_tlm.hub.checkpoint import checkpoint_folder, split_revision
+from hf_tlm.hub.repo import checkpoint_folder, split_revision
 from hf_tlm.models import GeneratorDiscriminator, ModelError, TlmModel, convert_legacy, export_stock, read_config
 from hf_tlm.training import ModelArguments
 from support.released_tlm import SCIERC, published

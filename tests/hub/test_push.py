@@ -12,10 +12,9 @@ import pytest
 
 from hf_tlm.errors import HubError
 from hf_tlm.hub import check_push, push
-from hf_tlm.hub.errors import redacted
+from hf_tlm.hub.errors import redacted, with_retries
 from hf_tlm.hub.push import published
 from hf_tlm.hub.repo_id import Repo
-from hf_tlm.hub.retry import with_retries
 
 CONTENT = {
     "README.md": b"# A model\n",
@@ -179,7 +178,7 @@ def test_a_dry_run_needs_no_hub(folder, request, monkeypatch, how):
         hub = request.getfixturevalue("hub")
         hub.put("alice/model", {"config.json": "{}"})
         hub.fail(lambda method, path: True, how, times=99)
-    monkeypatch.setattr("hf_tlm.hub.retry.time.sleep", lambda seconds: pytest.fail("waited"))
+    monkeypatch.setattr("hf_tlm.hub.errors.time.sleep", lambda seconds: pytest.fail("waited"))
     monkeypatch.delenv("HF_TOKEN", raising=False)
     plan = push(folder, "alice/model", message="m", tag="v1", dry_run=True)
     assert plan.pushed == sorted(CONTENT) and not plan.deleted + plan.unchanged
@@ -324,7 +323,7 @@ def test_long_uploads_keep_their_tries(monkeypatch):
     """However long a try was at work."""
     clock, made = [0.0], []
     monkeypatch.setattr("time.sleep", lambda wait: clock.__setitem__(0, clock[0] + wait))
-    monkeypatch.setattr("hf_tlm.hub.retry.monotonic", lambda: clock[0])
+    monkeypatch.setattr("hf_tlm.hub.errors.monotonic", lambda: clock[0])
 
     def upload():
         made.append(clock[0])
@@ -362,7 +361,7 @@ def test_a_server_without_xet(hub, folder, monkeypatch):
 
 
 def test_writers_in_threads_lose_nothing(hub, tmp_path, monkeypatch):
-    monkeypatch.setattr("hf_tlm.hub.retry.random.uniform", lambda low, high: 0.01)
+    monkeypatch.setattr("hf_tlm.hub.errors.random.uniform", lambda low, high: 0.01)
     hub.put("alice/shared", {"a": "1"})
     folders = [write(tmp_path / str(n), {f"{n}.txt": b"x", f"{n}.safetensors": os.urandom(50)}) for n in range(4)]
     start, done = threading.Barrier(4), []

@@ -7,7 +7,7 @@ from datasets import Dataset
 
 from hf_tlm.data import TlmCollator
 from hf_tlm.influence import InfluenceScorer, draws
-from hf_tlm.influence.masks import MaskedTexts
+from hf_tlm.influence.rows import MaskedTexts
 from support.naive import (
     MASKED,
     SEED,

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 import xxhash
 
-from hf_tlm.influence.dsir import NUM_BUCKETS, log_importance_weights, ngram_buckets, resample
+from hf_tlm.influence.selection import NUM_BUCKETS, log_importance_weights, ngram_buckets, resample
 
 TASK = ["The kinase binds.", "the kinase, the drug"]
 PASSAGES = ["A drug binds the kinase.", "Goals: a match ended 2-1!", "", "the drug"]

@@ -14,7 +14,7 @@ from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassificatio
 import hf_tlm.influence.gradients as kinds
 from hf_tlm.data.tokenization import TokenizerError
 from hf_tlm.influence import InfluenceError, InfluenceScorer, draws
-from hf_tlm.influence.masks import MaskedTexts
+from hf_tlm.influence.rows import MaskedTexts
 from hf_tlm.influence.task_gradients import KEPT_BYTES, _room
 from hf_tlm.models import export_stock
 from support.naive import (

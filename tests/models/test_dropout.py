@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from hf_tlm.models import TlmModel
-from hf_tlm.models.dropout import ATTENTION, Dropout, attention, dropout_noise
+from hf_tlm.models.cpu_kernels import ATTENTION, Dropout, attention, dropout_noise
 from support.toys import TINY_CONFIGS
 
 SELF = nn.Module()  # A self-attention, as far as its function looks at it.
@@ -59,7 +59,7 @@ def test_module():
 @pytest.mark.parametrize("kind", ["bool", "added", "none"])
 def test_attention_has_the_gradients_of_torchs(kind, dropout, monkeypatch):
     """With noise that drops nothing, as torch's own noise cannot be had."""
-    monkeypatch.setattr("hf_tlm.models.dropout.dropout_noise", lambda like, p: torch.ones_like(like))
+    monkeypatch.setattr("hf_tlm.models.cpu_kernels.dropout_noise", lambda like, p: torch.ones_like(like))
     torch.manual_seed(0)
     inputs = [torch.randn(3, 2, 6, 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
     mask = {"bool": torch.rand(3, 1, 6, 6) > 0.4, "added": torch.randn(3, 1, 6, 6, dtype=torch.float64), "none": None}[kind]

@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hf_tlm.models import onednn
-from hf_tlm.models.onednn import OneDnnLinear, is_faster
+from hf_tlm.models import cpu_kernels
+from hf_tlm.models.cpu_kernels import OneDnnLinear, is_faster
 from hf_tlm.training.cost import count_flops
 
 pytestmark = pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="this torch has no oneDNN")
@@ -14,9 +14,9 @@ pytestmark = pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise
 @pytest.fixture
 def used(monkeypatch):
     """Whether each of the products that were met was oneDNN's, as if that were faster on every processor."""
-    found, suits = [], onednn._suits
-    monkeypatch.setattr(onednn, "is_faster", lambda: True)
-    monkeypatch.setattr(onednn, "_suits", lambda *tensors: (found.append(suits(*tensors)), found[-1])[1])
+    found, suits = [], cpu_kernels._suits
+    monkeypatch.setattr(cpu_kernels, "is_faster", lambda: True)
+    monkeypatch.setattr(cpu_kernels, "_suits", lambda *tensors: (found.append(suits(*tensors)), found[-1])[1])
     return found
 
 
@@ -91,7 +91,7 @@ def test_other_types_and_builds_are_left_to_torch(used, monkeypatch):
         assert F.linear(tensors()[0][0, 0], tensors()[1]).shape == (40,)
         with torch.backends.mkldnn.flags(enabled=False):
             F.linear(*tensors())
-        monkeypatch.setattr(onednn, "is_faster", lambda: False)
+        monkeypatch.setattr(cpu_kernels, "is_faster", lambda: False)
         F.linear(*tensors())
     assert used == [False] * 7
 
@@ -108,7 +108,7 @@ def test_other_types_and_builds_are_left_to_torch(used, monkeypatch):
 def test_it_is_faster_where_mkl_leaves_avx512_unused(vendor, capability, faster, monkeypatch, tmp_path):
     if vendor is not None:
         (tmp_path / "cpuinfo").write_text(f"processor : 0\nvendor_id : {vendor}\n")
-    monkeypatch.setattr(onednn, "Path", lambda path: tmp_path / "cpuinfo")
+    monkeypatch.setattr(cpu_kernels, "Path", lambda path: tmp_path / "cpuinfo")
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
     assert is_faster.__wrapped__() is faster

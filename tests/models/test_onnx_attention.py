@@ -5,7 +5,7 @@ import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
 from transformers.models.modernbert import modeling_modernbert
 
-from hf_tlm.models.onnx_attention import _attention, exportable_attention
+from hf_tlm.models.onnx_graph import _attention, exportable_attention
 from support.toys import TINY_CONFIGS
 
 

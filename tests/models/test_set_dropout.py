@@ -6,7 +6,7 @@ from torch import nn
 from transformers import AutoConfig
 
 from hf_tlm.models import TlmModel
-from hf_tlm.models.dropout import Dropout, set_dropout
+from hf_tlm.models.cpu_kernels import Dropout, set_dropout
 from support.toys import TINY_CONFIGS
 
 FIELDS = (

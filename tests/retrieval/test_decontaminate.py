@@ -9,8 +9,8 @@ from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_tlm.retrieval import RetrievalError, decontaminate, ngrams
-from hf_tlm.retrieval.decontaminate import Decontaminator, Leak, held_out_texts
+from hf_tlm.retrieval import RetrievalError, filters
+from hf_tlm.retrieval.filters import Decontaminator, Leak, held_out_texts
 from hf_tlm.tasks import TaskSpec, task_from_datasets
 
 # Scripts without spaces below U+20000: every character a word.
@@ -92,20 +92,20 @@ def test_equals_the_plain_version(passages, held_out, n, threshold, min_characte
 @settings(max_examples=300, deadline=None)
 @given(st.text())
 def test_words_equal_the_plain_version(text):
-    assert ngrams.words(text) == plain_words(text)
+    assert filters.words(text) == plain_words(text)
 
 
 @given(st.lists(st.text(alphabet="ab é日.", max_size=20), max_size=10))
 @settings(deadline=None)
 def test_hashes_are_equal_exactly_for_equal_words_and_ngrams(texts):
-    (_, hashes, offsets), *rest = list(ngrams.hash_words(texts)) or [([], np.empty(0, np.uint64), np.zeros(1, np.int64))]
+    (_, hashes, offsets), *rest = list(filters.hash_words(texts)) or [([], np.empty(0, np.uint64), np.zeros(1, np.int64))]
     assert not rest and hashes.dtype == np.uint64
     expected = [plain_words(text) for text in texts]
     assert np.diff(offsets).tolist() == [len(words) for words in expected]
     flat = [word for words in expected for word in words]
     assert len(set(hashes.tolist())) == len(set(flat)) == len(set(zip(flat, hashes.tolist(), strict=True)))
     for n in (1, 3):
-        found, of = ngrams.hash_ngrams(hashes, offsets, n, short_texts=True)
+        found, of = filters.hash_ngrams(hashes, offsets, n, short_texts=True)
         plain = [
             (i, tuple(words[j : j + n]))
             for i, words in enumerate(expected)
@@ -122,7 +122,7 @@ def test_batches_do_not_matter(monkeypatch, batch):
     held_out = numbered([sentence(30, 25), "yes", sentence(15, 150), ""])
     expected = plain_leaks(passages, held_out, 13, 0.2, 50)
     assert sum(leak is not None for leak in expected) >= 4
-    monkeypatch.setattr(ngrams, "BATCH_CHARACTERS", batch)
+    monkeypatch.setattr(filters, "BATCH_CHARACTERS", batch)
     assert list(Decontaminator(held_out).leaks(passages)) == expected
 
 
@@ -179,11 +179,11 @@ def test_no_collision_drops_a_passage(monkeypatch):
         for batch, hashes, offsets in hash_words(texts):
             yield batch, hashes % np.uint64(3), offsets
 
-    hash_words = ngrams.hash_words
+    hash_words = filters.hash_words
     passages = [sentence(15, start) for start in range(0, 60, 5)] + ["other words only, none of them held out " * 3]
     held_out = numbered([sentence(14, 20), "an entirely different text " * 5])
     expected = plain_leaks(passages, held_out, 3, 0.5, 50)
-    monkeypatch.setattr(decontaminate, "hash_words", collide)
+    monkeypatch.setattr(filters, "hash_words", collide)
     checker = Decontaminator(held_out, ngram=3, threshold=0.5)
     found = list(checker.leaks(passages))
     assert [leak for leak in found if leak and leak not in expected] == []

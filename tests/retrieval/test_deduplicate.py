@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_tlm.retrieval import RetrievalError
-from hf_tlm.retrieval.deduplicate import RECALL, _shape_of_bands, near_duplicates
-from hf_tlm.retrieval.ngrams import words
+from hf_tlm.retrieval.filters import RECALL, _shape_of_bands, near_duplicates, words
 
 pytest.importorskip("datasketch")
 

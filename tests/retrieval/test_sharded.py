@@ -448,12 +448,12 @@ def test_a_queue_that_does_not_answer_says_nothing_of_a_job(monkeypatch):
     answers = {"1": (0, "1 cpu\n", ""), "2": (0, "", ""), "3": (1, "", "slurm_load_jobs error: Invalid job id specified")}
     answers["4"] = (1, "", "slurm_load_jobs error: Unable to contact slurm controller")
 
-    from hf_tlm.retrieval.engines.sharded.slurm_queue import in_queue
+    from hf_tlm.retrieval.engines.sharded.executors import in_queue
 
     def squeue(command, **_):
         return subprocess.CompletedProcess(command, *answers[command[-1]])
 
-    monkeypatch.setattr("hf_tlm.retrieval.engines.sharded.slurm_queue.subprocess.run", squeue)
+    monkeypatch.setattr("hf_tlm.retrieval.engines.sharded.executors.subprocess.run", squeue)
     assert [in_queue(job) for job in ("1", "2", "3", "4", -1)] == [True, False, False, True, False]
 
 

@@ -11,9 +11,9 @@ from sklearn.metrics import f1_score
 from sklearn.pipeline import make_pipeline
 from sklearn.svm import LinearSVC
 
-from hf_tlm.data.tfidf import TOKENS
 from hf_tlm.runs import baselines as module
 from hf_tlm.runs import linear_model, majority_class, make_baselines
+from hf_tlm.runs.baselines import TOKENS
 from hf_tlm.tasks import TaskError
 from support.toys import make_task
 

@@ -13,12 +13,11 @@ from datasets import Dataset
 from hf_tlm.corpora import load_corpus
 from hf_tlm.data import BlockArguments
 from hf_tlm.errors import HubError
-from hf_tlm.hub.background import Uploads
 from hf_tlm.retrieval import retrieve
 from hf_tlm.runs import ProtocolError, run_pretraining, run_tlm
 from hf_tlm.tasks import load_task
-from hf_tlm.training import ModelArguments, PretrainArguments, TlmArguments, checkpoint_pushes
-from hf_tlm.training.checkpoint_pushes import CheckpointPushes, fetch_run, needed_to_continue
+from hf_tlm.training import ModelArguments, PretrainArguments, TlmArguments, publishing
+from hf_tlm.training.publishing import CheckpointPushes, Uploads, fetch_run, needed_to_continue
 from support import tiny_checkpoints
 from support.toys import FAST, TINY_CONFIGS
 
@@ -195,7 +194,7 @@ def test_without_hard_links_files_are_copied(tmp_path, monkeypatch):
     def refuse(*args):
         raise OSError("not here")
 
-    monkeypatch.setattr(checkpoint_pushes.os, "link", refuse)
+    monkeypatch.setattr(publishing.os, "link", refuse)
     args = SimpleNamespace(push_to_hub=True, hub_strategy="checkpoint", process_index=0)
     pushes, seen = CheckpointPushes(tmp_path, args), []
     pushes.uploads = Uploads(lambda folder: seen.append((folder / "settings.json").read_text()))

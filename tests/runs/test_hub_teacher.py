@@ -10,12 +10,11 @@ from transformers import AutoModelForSequenceClassification
 
 from hf_tlm.analysis.report.page import report_page
 from hf_tlm.analysis.report.run_folder import read_run
-from hf_tlm.errors import HubError
+from hf_tlm.errors import ArgumentsError, HubError
 from hf_tlm.models import ModelError
 from hf_tlm.runs.teachers import ask_teacher, models
 from hf_tlm.tasks import task_from_datasets
 from hf_tlm.training import TlmArguments
-from hf_tlm.training.errors import ArgumentsError
 from support.tiny_checkpoints import go, pretrained
 from support.toys import make_task, sentences
 from support.training_runs import QUIET

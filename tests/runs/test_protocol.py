@@ -314,7 +314,7 @@ def test_weights_are_finite_safetensors(tmp_path, task, subset):
 
 def test_the_attention_asked_for_is_the_model_s(task, subset):
     args = TlmArguments(**FAST)
-    # With a faster dropout in it, see `hf_tlm.models.dropout`.
+    # With a faster dropout in it, see `hf_tlm.models.cpu_kernels`.
     for model_args, expected in (({}, "hf_tlm_sdpa"), ({"attn_implementation": "eager"}, "eager")):
         model_args = ModelArguments(model_config=CONFIG, vocab_size=120, **model_args)
         model = prepare(task, subset.dataset, args, model_args).make_model()

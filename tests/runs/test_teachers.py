@@ -16,24 +16,21 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
-from hf_tlm.analysis.errors import AnalysisError
-from hf_tlm.analysis.report import taught
+from hf_tlm.analysis.report import page
 from hf_tlm.analysis.report.page import report_page
 from hf_tlm.analysis.report.run_folder import read_run
 from hf_tlm.data import tokenize
-from hf_tlm.errors import HfTlmError
+from hf_tlm.errors import AnalysisError, ArgumentsError, HfTlmError
 from hf_tlm.influence import InfluenceError, select
 from hf_tlm.models import ModelError
 from hf_tlm.objectives.task import class_weights
 from hf_tlm.retrieval import Subset, retrieval_report, retrieve
 from hf_tlm.runs import predict, run_tlm, teacher_scores
 from hf_tlm.runs.teachers import answered_subset, ask_teacher, check_passage_options, linear, models
-from hf_tlm.runs.teachers.answers import class_matrix
+from hf_tlm.runs.teachers.answers import class_matrix, marks_without_passages, most_certain, task_lengths
 from hf_tlm.runs.teachers.ask import corrected
-from hf_tlm.runs.teachers.choice import marks_without_passages, most_certain, task_lengths
 from hf_tlm.tasks import TaskSpec, task_from_datasets
 from hf_tlm.training import ModelArguments, ScoreModelArguments, TlmArguments, TlmTrainer
-from hf_tlm.training.errors import ArgumentsError
 from hf_tlm.training.teacher import doubts, repeats
 from support.tiny_checkpoints import go, pretrained
 from support.toys import FAST, TINY_CONFIGS, make_task, sentences
@@ -725,7 +722,7 @@ def test_doubts(tmp_path):
     assert "--teacher_passages 0" in doubts(marked)[0]
     bad = {**marked, "model": "it", "held_out_accuracy": 0.41, "subset_by_class": {"a": 95, "b": 5}}
     (tmp_path / "teacher.json").write_text(json.dumps(bad))
-    shown = taught.teacher(SimpleNamespace(home=tmp_path, record={"teacher": bad}))
+    shown = page.teacher(SimpleNamespace(home=tmp_path, record={"teacher": bad}))
     assert len(doubts(bad)) == 3 and [block.text for block in shown.blocks[1:4]] == doubts(bad)
 
 

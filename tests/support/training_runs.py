@@ -28,8 +28,8 @@ from hf_tlm.training import (
     StageData,
     TlmArguments,
     TlmTrainer,
+    base_trainer,
     checkpoints,
-    resumable,
     run_stage,
 )
 from hf_tlm.utils import seals
@@ -237,7 +237,7 @@ def die_in_rotation():
         checkpoints.rotate(*args, **kwargs)
         shutil.rmtree = rmtree
 
-    resumable.rotate = rotate
+    base_trainer.rotate = rotate
 
 
 def both_stages(

@@ -6,9 +6,8 @@ from transformers import TrainerCallback
 
 from hf_tlm.models import applied_parameters
 from hf_tlm.training import ArgumentsError, TlmArguments
-from hf_tlm.training import budget as budgets
-from hf_tlm.training.budget import first_step
-from hf_tlm.training.cost import model_flops_utilization
+from hf_tlm.training import cost as budgets
+from hf_tlm.training.cost import first_step, model_flops_utilization
 from support.training_runs import history, trainer
 
 

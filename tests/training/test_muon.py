@@ -10,8 +10,7 @@ from transformers import AutoConfig, AutoModel
 from hf_tlm.models import GeneratorDiscriminator, TlmModel, export_stock, generator_config
 from hf_tlm.runs.finetuning import CheckpointArguments, FinetuneArguments, finetune
 from hf_tlm.training import ArgumentsError, ModelArguments, TlmArguments, check_model
-from hf_tlm.training.muon import Muon
-from hf_tlm.training.optimizers import distances_from_top, layer_matrices, parameter_groups
+from hf_tlm.training.optimizers import Muon, distances_from_top, layer_matrices, parameter_groups
 from support.toys import TINY_CONFIGS, make_task
 from support.training_runs import QUIET, StopAfter, history, trainer, two_are_one, weights
 

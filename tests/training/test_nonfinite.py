@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from hf_tlm.training import ArgumentsError, TlmArguments
-from hf_tlm.training.nonfinite import NonFiniteLossError
+from hf_tlm.training.callbacks import NonFiniteLossError
 from support.training_runs import At, poison, trainer
 
 

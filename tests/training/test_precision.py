@@ -8,7 +8,7 @@ import torch
 from torch._dynamo.utils import counters
 from transformers import TrainerCallback
 
-from hf_tlm.models import onednn
+from hf_tlm.models import cpu_kernels
 from support.training_runs import NO_DROPOUT, OBJECTIVES, history, trainer
 
 
@@ -58,10 +58,10 @@ def test_compiled_equals_eager_and_does_not_recompile(tmp_path, data, tokenizer,
 def test_products_by_onednn(tmp_path, data, tokenizer, monkeypatch, objective, recompute):
     """In training, unless gradient checkpointing makes activations again, and in evaluation; FLOPs are counted alike."""
     options = {**OBJECTIVES[objective], "rho1": 1, "gradient_checkpointing": recompute}
-    runs, product, made = [], onednn._product, []
-    monkeypatch.setattr(onednn, "_product", lambda *tensors: (made.append(tensors), product(*tensors))[1])
+    runs, product, made = [], cpu_kernels._product, []
+    monkeypatch.setattr(cpu_kernels, "_product", lambda *tensors: (made.append(tensors), product(*tensors))[1])
     for used in (False, True):
-        monkeypatch.setattr(onednn, "is_faster", lambda used=used: used)
+        monkeypatch.setattr(cpu_kernels, "is_faster", lambda used=used: used)
         run = trainer(tmp_path / f"{used}", data, tokenizer, **options)
         run.train()
         trained = len(made)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hf_tlm.training.progress import bar_name, log_line
+from hf_tlm.training.callbacks import bar_name, log_line
 from support.training_runs import trainer
 
 

@@ -13,7 +13,7 @@ from transformers.integrations import TensorBoardCallback
 from hf_tlm.runs import CheckpointArguments, FinetuneArguments, run_tlm
 from hf_tlm.runs.few_shot import FewShotArguments, run_few_shot
 from hf_tlm.runs.grid import Grid, run_grid
-from hf_tlm.training import ModelArguments, TlmArguments, trackers
+from hf_tlm.training import ModelArguments, TlmArguments, callbacks
 from support import prompts
 from support.toys import FAST, TINY_CONFIGS
 
@@ -63,8 +63,8 @@ def fake(monkeypatch):
 
     for variable in ("WANDB_PROJECT", "WANDB_RUN_ID", "WANDB_RUN_GROUP"):
         monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setattr(trackers.WandbRuns, "_begun", None)
-    monkeypatch.setattr(trackers.TrackioRuns, "_begun", set())
+    monkeypatch.setattr(callbacks.WandbRuns, "_begun", None)
+    monkeypatch.setattr(callbacks.TrackioRuns, "_begun", set())
     return make
 
 
@@ -190,7 +190,7 @@ def test_other_processes_report_nothing(fake):
     _, calls = fake("wandb")
     _, more = fake("trackio")
     other = SimpleNamespace(is_world_process_zero=False, global_step=0)
-    for callback in (trackers.WandbRuns("toy"), trackers.TrackioRuns("toy")):
+    for callback in (callbacks.WandbRuns("toy"), callbacks.TrackioRuns("toy")):
         callback.setup(SimpleNamespace(run_name="toy/seed-0"), other, None)
     assert not calls and not more
 
@@ -222,7 +222,7 @@ def test_tensorboard_stays_in_its_folder(tmp_path, monkeypatch):
         args = args.for_stage(1, Path(folder) / "seed-0" / "stage1", 0, "accuracy")
         callback = TensorBoardCallback()
         handler = SimpleNamespace(callbacks=[callback])
-        trackers.track_by_training(SimpleNamespace(callback_handler=handler, args=args), args.run_group)
+        callbacks.track_by_training(SimpleNamespace(callback_handler=handler, args=args), args.run_group)
         return Path(callback.logging_dir)
 
     assert logged("runs/x") == logged(work / "runs/x") == logged("./runs/x/") == boards / "runs/x/seed-0/stage1"

@@ -6,9 +6,8 @@ import pytest
 
 from hf_tlm.errors import HfTlmError
 from hf_tlm.training.run_folder import ProtocolError, claim
-from hf_tlm.utils.claims import Claim
 from hf_tlm.utils.files import sha256
-from hf_tlm.utils.locks import awaited
+from hf_tlm.utils.locks import Claim, awaited
 
 
 def claimed(folder):

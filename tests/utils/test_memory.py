@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from hf_tlm.utils import memory
+from hf_tlm.training import base_trainer
 
 PROGRAM = """
 import resource, sys
-from hf_tlm.utils.memory import keep_freed_memory
+from hf_tlm.training.base_trainer import keep_freed_memory
 if sys.argv[1] == "keep":
     keep_freed_memory()
 pages = []
@@ -43,7 +43,7 @@ def test_what_older_versions_refuse(monkeypatch, most, taken):
             accepted.extend([(parameter, value)] if parameter == -1 or value <= most else [])
             return int(parameter == -1 or value <= most)
 
-    monkeypatch.setattr(memory.platform, "libc_ver", lambda: ("glibc", "2.17"))
-    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: Libc())
-    memory.keep_freed_memory()
+    monkeypatch.setattr(base_trainer.platform, "libc_ver", lambda: ("glibc", "2.17"))
+    monkeypatch.setattr(base_trainer.ctypes, "CDLL", lambda name: Libc())
+    base_trainer.keep_freed_memory()
     assert accepted == taken

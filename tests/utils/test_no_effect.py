@@ -6,7 +6,7 @@ from typing import Annotated
 import pytest
 from transformers import HfArgumentParser
 
-from hf_tlm.utils.no_effect import NoEffect, OnlyWith, check_effects
+from hf_tlm.utils.options import NoEffect, OnlyWith, check_effects
 
 
 @dataclass

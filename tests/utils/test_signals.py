@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from hf_tlm.config import run
-from hf_tlm.training import interruptions
-from hf_tlm.training.interruptions import SigtermCallback
+from hf_tlm.training import callbacks
+from hf_tlm.training.callbacks import SigtermCallback
 from hf_tlm.utils.signals import Terminated, on_sigterm
 
 
@@ -57,7 +57,7 @@ def test_a_second_one_ends_the_process_at_once_an_echo_of_the_first_does_not(mon
             os._exit(7)
 
     assert in_a_fork(twice) == 7
-    monkeypatch.setattr(interruptions, "ECHO_SECONDS", 0.0)
+    monkeypatch.setattr(callbacks, "ECHO_SECONDS", 0.0)
     assert in_a_fork(twice) == -signal.SIGTERM
 
 

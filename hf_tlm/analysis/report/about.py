@@ -9,13 +9,12 @@ from typing import Any
 
 from hf_tlm.analysis.report.blocks import Block, Code, Column, Facts, Folded, Section, Table, Text, make_table
 from hf_tlm.analysis.report.rows import Rows
-from hf_tlm.analysis.report.run_folder import TITLES, RunFolder
-from hf_tlm.analysis.report.settings import settings_of
-from hf_tlm.hub.finetuned_card import METRIC_NAMES
+from hf_tlm.analysis.report.run_folder import TITLES, RunFolder, settings_of
+from hf_tlm.hub.cards import METRIC_NAMES
 from hf_tlm.runs.price import price_line
-from hf_tlm.runs.seeds import aggregate, format_score
-from hf_tlm.training.finished import PRICE
-from hf_tlm.utils.checked import Unfit
+from hf_tlm.runs.summary import aggregate, format_score
+from hf_tlm.training.run_folder import PRICE
+from hf_tlm.utils.json_files import Unfit
 
 SPLITS = ("validation", "test")
 COST = {

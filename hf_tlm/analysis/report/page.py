@@ -1,4 +1,4 @@
-"""From the folder of a run to one HTML file that needs nothing else."""
+"""From the folder of a run, alone or beside a second, to one HTML file that needs nothing else."""
 
 from __future__ import annotations
 
@@ -11,25 +11,81 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_tlm.analysis.arguments import ReportPageArguments
-from hf_tlm.analysis.errors import AnalysisError
+from hf_tlm.analysis.arguments import AnalyzeArguments, AnalyzedTask, ReportPageArguments
+from hf_tlm.analysis.findings import Findings
 from hf_tlm.analysis.report import about, errors
-from hf_tlm.analysis.report.blocks import Block, Code, Facts, Row, Section, Text, printable
+from hf_tlm.analysis.report.blocks import Block, Code, Column, Facts, Row, Section, Text, make_table, printable, to_markdown
+from hf_tlm.analysis.report.charts import curves
 from hf_tlm.analysis.report.compare import against, labels, verdict
-from hf_tlm.analysis.report.curves import curves
 from hf_tlm.analysis.report.predictions import Predictions, read_predictions
 from hf_tlm.analysis.report.recorded import recorded_subset, recorded_task
 from hf_tlm.analysis.report.retrieved import MOST_BYTES, made_for, retrieved_table, size_chart, source_table, subset_command
 from hf_tlm.analysis.report.rows import Rows, TrainingWords, rows_of
 from hf_tlm.analysis.report.run_folder import TITLES, RunFolder, read_run
-from hf_tlm.analysis.report.taught import teacher
-from hf_tlm.hub.run_files import is_foreign
+from hf_tlm.errors import AnalysisError
+from hf_tlm.hub.repo import is_foreign
+from hf_tlm.training.teacher import described, doubts
 from hf_tlm.utils.files import atomic_write
+from hf_tlm.utils.json_files import listed, mapped, read_fields, real, record, truth, whole, words
+from hf_tlm.utils.run_names import TEACHER_FILE
 from hf_tlm.version import __version__
 
 if TYPE_CHECKING:
     from hf_tlm.retrieval import Subset
     from hf_tlm.tasks import Task
+
+_COUNTS = mapped(whole(0, 2**40), 10_000)
+_SHARE = real(0, 1)
+_COST = {"seconds": real(0, 1e12), "flops": real(0, 1e30)}
+_EXAMPLE = record({"text": words(1000), "probability": _SHARE, "taught": truth})
+# A stranger may have written the file. What a line or a table says; the rest of a teacher is among the settings.
+_REPORT = {
+    **{"model": words(10_000), "held_out": words(100), "held_out_accuracy": _SHARE, "largest_class": _SHARE},
+    **{"passages": whole(0, 2**40), "passages_by_class": _COUNTS, "subset_by_class": _COUNTS},
+    **{"class_shares": mapped(_SHARE, 10_000), "marks_without_passages": listed(words(1000), 1000)},
+    **{"confidence_by_tenth": listed(whole(0, 2**40), 10), "examples": mapped(listed(_EXAMPLE, 100), 10_000)},
+    **_COST,
+    "training": record(_COST),
+}
+
+
+def teacher(run: RunFolder) -> Section | None:
+    """The section; None for a run without a teacher.
+
+    Raises:
+        AnalysisError: `teacher.json` is damaged.
+    """
+    path = run.home / TEACHER_FILE
+    if not isinstance(run.record.get("teacher"), Mapping) or not path.is_file():
+        return None
+    report: dict[str, Any] = read_fields(path, _REPORT, AnalysisError, optional=[*_REPORT])
+    blocks: list[Any] = [Text(described(report)), *map(Text, doubts(report))]
+    if seconds := report.get("seconds"):
+        flops = f" and {report['flops']:.3g} FLOPs (2 x tokens x parameters)" if report.get("flops") else ""
+        trained = report.get("training")
+        training = f", training it {trained['seconds']:,.0f} and {trained['flops']:.3g}" if trained else ""
+        blocks.append(Text(f"Asking it took {seconds:,.0f} seconds{flops}{training}. The run's costs are without these."))
+    if subset := report.get("subset_by_class"):
+        total, taught = max(1, sum(subset.values())), report.get("passages_by_class") or {}
+        shares = report.get("class_shares") or {}
+        columns = (Column("class"), Column("of task", "share"), Column("of subset", "share"), Column("taught", "number"))
+        by_class = [(name, shares.get(name), count / total, taught.get(name, 0)) for name, count in subset.items()]
+        blocks.append(make_table("What it takes passages for", columns, by_class))
+    if tenths := report.get("confidence_by_tenth"):
+        sure = [(f"{tenth / 10:.1f} to {(tenth + 1) / 10:.1f}", count) for tenth, count in enumerate(tenths) if count]
+        of = (Column("probability of the likeliest class"), Column("passages", "number"))
+        blocks.append(make_table("How sure it is", of, sure))
+    if examples := report.get("examples"):
+        about = (Column("class"), Column("probability", "share"), Column("taught"), Column("passage", wide=True))
+        rows = [
+            (name, one["probability"], "yes" if one["taught"] else "no", one["text"])
+            for name, shown in examples.items()
+            for one in shown
+        ]
+        caption = "The surest passages of every class, and the least sure one"
+        blocks.append(make_table(caption, about, rows, searchable=True))
+    return Section("The teacher", "teacher", blocks)
+
 
 FILE = "report.html"
 SPLITS = ("validation", "test")
@@ -285,3 +341,22 @@ def _environment():
         digest = b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")
         environment.globals |= {name: Markup(text), f"{name}_hash": Markup(digest)}
     return environment
+
+
+def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: ReportPageArguments) -> Findings:
+    """report.html of the first of --run; a second is what it is compared with, the tables of that in report.md too."""
+    runs = [read_run(path, name) for name, path in args.runs.items()]
+    if not 1 <= len(runs) <= 2:
+        raise AnalysisError(f"--what report takes one --run, or two to compare; received {len(runs)}.")
+    second = runs[1] if len(runs) == 2 else None
+    loaded = task.load() if task.task is not None else None
+    subsets = args.opened_subsets or None
+    path = write_report(runs[0], args.folder / FILE, second=second, task=loaded, subsets=subsets, options=options)
+    names = " against ".join(run.name for run in runs)
+    title, text = f"Report of {names}", f"One page for any browser, {path.stat().st_size / 1e6:.2f} MB."
+    section = None if second is None else compare_runs(runs[0], second, task=loaded, options=options)
+    if section is None:
+        return Findings(title, text, [path])
+    tables = to_markdown(section.blocks)
+    atomic_write(path.with_suffix(".md"), f"# {names}\n\n{tables}")
+    return Findings(title, f"{text}\n\n{tables}", [path, path.with_suffix(".md")])

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from hf_tlm.analysis.errors import AnalysisError
 from hf_tlm.analysis.report.run_folder import RunFolder
+from hf_tlm.errors import AnalysisError
 from hf_tlm.metrics.squad import answer_f1, exact_match
 from hf_tlm.utils.run_names import predictions_file
 

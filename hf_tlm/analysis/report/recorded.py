@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_tlm.analysis.arguments import AnalyzedTask
-from hf_tlm.analysis.errors import AnalysisError
 from hf_tlm.analysis.report.run_folder import RunFolder, read_run
 from hf_tlm.commands import COMMANDS
 from hf_tlm.config import config_files, read_configs
-from hf_tlm.errors import HfTlmError
-from hf_tlm.hub.run_files import is_foreign
+from hf_tlm.errors import AnalysisError, HfTlmError
+from hf_tlm.hub.repo import is_foreign
 from hf_tlm.presets import find
 from hf_tlm.tasks import TASKS
 from hf_tlm.training.run_folder import places_of

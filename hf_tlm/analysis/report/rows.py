@@ -1,22 +1,17 @@
-"""The rows of a task that predictions are of: texts to show, to measure, and to group by."""
+"""The rows of a task that predictions are of: texts to show, and groups by class, by length and by rare words."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from hf_tlm.analysis.errors import AnalysisError
-from hf_tlm.analysis.report.groups import (
-    Group,
-    by_quantile,
-    by_value,
-    document_frequency,
-    lengths_and_rare_shares,
-    question_word,
-)
+import numpy as np
+
+from hf_tlm.errors import AnalysisError
 
 if TYPE_CHECKING:
     from hf_tlm.tasks import Task
@@ -104,3 +99,119 @@ def _as_text(column: str, values: Sequence[Any]) -> list[str]:
     """Lists of words, or of options, as texts."""
     between = " | " if column == "options" else " "
     return [value if isinstance(value, str) else between.join(map(str, value)) for value in values]
+
+
+_WORD = re.compile(r"\w+")
+QUESTION_WORDS = ("who", "whom", "whose", "what", "when", "where", "which", "why", "how")
+
+
+@dataclass(frozen=True)
+class Group:
+    """rows: int64 [n], places in the split."""
+
+    name: str
+    rows: np.ndarray
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The difference of two runs on one group.
+
+    Both are means over their seeds, and the difference is second minus first; `std` is the sample standard deviation of that
+    difference over the seeds that both have (None for fewer than two).
+    """
+
+    first: float
+    second: float
+    difference: float
+    std: float | None
+
+
+def words_of(text: str) -> list[str]:
+    """Lower-case words: runs of letters, digits and underscores."""
+    return _WORD.findall(text.lower())
+
+
+def document_frequency(texts: Iterable[str]) -> Counter[str]:
+    """In how many of the texts each word is."""
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(set(words_of(text)))
+    return counts
+
+
+def lengths_and_rare_shares(
+    texts: Sequence[str], frequency: Mapping[str, int], rare_below: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the number of words of each text, and the share of them that is rare.
+
+    These are int64 [N] and float [N]; 0 without words. A word is rare that fewer than `rare_below` training texts have.
+    """
+    known = {word for word, count in frequency.items() if count >= rare_below}
+    lengths, rare = np.zeros(len(texts), np.int64), np.zeros(len(texts))
+    for at, text in enumerate(texts):
+        words = words_of(text)
+        lengths[at] = len(words)
+        rare[at] = (len(words) - sum(map(known.__contains__, words))) / max(1, len(words))
+    return lengths, rare
+
+
+def by_value(values: Sequence[str], order: Sequence[str] = ()) -> list[Group]:
+    """A group for each value: those of `order` first, others by how frequent they are."""
+    counts = Counter(values)
+    array = np.array(values, dtype=object)
+    names = [name for name in order if name in counts]
+    names += sorted(set(counts) - set(names), key=lambda name: (-counts[name], name))
+    return [Group(name, np.flatnonzero(array == name)) for name in names]
+
+
+def by_quantile(values: np.ndarray, format: str = "{:,.0f}", parts: int = 4) -> list[Group]:
+    """Groups of about equal size, by growing value: quarters. Equal values share a group, so there may be fewer.
+
+    Args:
+        values: float [N].
+        format: of the smallest and the largest value of a group, which are its name.
+    """
+    if not len(values):
+        return []
+    edges = np.unique(np.quantile(values, np.arange(1, parts) / parts, method="inverted_cdf"))
+    place = np.searchsorted(edges, values, side="left")
+    groups = []
+    for part in np.unique(place):
+        rows = np.flatnonzero(place == part)
+        low, high = (format.format(edge) for edge in (values[rows].min(), values[rows].max()))
+        groups.append(Group(low if low == high else f"{low} to {high}", rows))
+    return groups
+
+
+def question_word(question: str) -> str:
+    """The first of who, what, when, ... in a question; "other" without one."""
+    return next((word for word in words_of(question) if word in QUESTION_WORDS), "other")
+
+
+def heading(by: str) -> str:
+    """What groups are told apart by, in a few words: without what is in brackets or after a comma."""
+    return re.split(r" \(|,", by, maxsplit=1)[0]
+
+
+def mean_and_std(scores: np.ndarray) -> tuple[float, float | None]:
+    """Over the seeds: mean of their means, and sample standard deviation (None for one seed).
+
+    Args:
+        scores: float [seeds, n].
+    """
+    means = scores.mean(axis=1)
+    return float(means.mean()), float(means.std(ddof=1)) if len(means) > 1 else None
+
+
+def difference(first: np.ndarray, second: np.ndarray, paired: Sequence[tuple[int, int]]) -> Difference:
+    """Two runs on the same rows.
+
+    Args:
+        first, second: float [seeds, n] each.
+        paired: places of the seeds that both have.
+    """
+    means = first.mean(axis=1), second.mean(axis=1)
+    apart = np.array([means[1][b] - means[0][a] for a, b in paired])
+    a, b = float(means[0].mean()), float(means[1].mean())
+    return Difference(a, b, b - a, float(apart.std(ddof=1)) if len(apart) > 1 else None)

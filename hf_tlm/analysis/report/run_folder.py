@@ -1,7 +1,9 @@
-"""The folder of a run, whatever recipe wrote it, finished or not."""
+"""The folder of a run, whatever recipe wrote it, finished or not, and its settings, those that are no defaults first."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import math
 import os
 import re
@@ -10,9 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hf_tlm.analysis.checked import check_record, check_seed
-from hf_tlm.analysis.errors import AnalysisError
-from hf_tlm.analysis.runs import read_json
+from hf_tlm.analysis.runs import check_record, check_seed, read_json
+from hf_tlm.errors import AnalysisError
 from hf_tlm.hub.repo import is_fetched
 from hf_tlm.utils.run_names import GRID_FILE, RESULTS_FILE, SEED, SETTINGS_FILE
 
@@ -194,3 +195,64 @@ def _finished(run: RunFolder) -> list[dict[str, Any]]:
     """The records of a run's seeds that are finished while the run is not."""
     files = [(seed, run.seed_folder(seed) / RESULTS_FILE) for seed in run.started_seeds]
     return [{"seed": seed, **read_json(path)} for seed, path in files if path.is_file()]
+
+
+# What every run sets or works out by itself: it tells nothing of what was asked for.
+_SETTLED = frozenset(
+    "accelerator_config activation_checkpointing ddp_find_unused_parameters debug do_eval gradient_checkpointing "
+    "hub_strategy label_names remove_unused_columns texts_per_step".split()
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    name: str
+    value: str
+    default: str | None
+    differs: bool
+
+
+def settings_of(run: RunFolder) -> list[Setting]:
+    """All settings that a run recorded, in their order."""
+    defaults = _defaults(run)
+    found = []
+    for section in ("arguments", "model", "blocks"):
+        values = run.record.get(section)
+        for name, value in (values if isinstance(values, Mapping) else {}).items():
+            known = name in defaults
+            differs = name not in _SETTLED and (not known or defaults[name] != value)
+            found.append(Setting(name, _written(value), _written(defaults[name]) if known else None, differs))
+    return found
+
+
+def _defaults(run: RunFolder) -> dict[str, Any]:
+    """Of the classes that the recipe of a kind of run takes, as JSON values; fields without a default are left out."""
+    from hf_tlm.data import BlockArguments
+    from hf_tlm.runs import CheckpointArguments, FewShotArguments, FinetuneArguments
+    from hf_tlm.training import ModelArguments, PretrainArguments, TlmArguments
+
+    classes = {
+        "tlm": (TlmArguments, ModelArguments),
+        "pretrain": (PretrainArguments, ModelArguments, BlockArguments),
+        "finetune": (FinetuneArguments, CheckpointArguments),
+        "grid": (FinetuneArguments, CheckpointArguments),
+        "few_shot": (FewShotArguments, CheckpointArguments),
+    }.get(run.kind, ())
+    values = {}
+    for cls in classes:
+        for one in dataclasses.fields(cls):
+            if one.default_factory is not dataclasses.MISSING:
+                values[one.name] = one.default_factory()
+            elif one.default is not dataclasses.MISSING:
+                values[one.name] = one.default
+    if ModelArguments in classes:
+        # Some are decided by the objective.
+        values |= (
+            ModelArguments().with_objective_defaults((run.record.get("arguments") or {}).get("objective", "mlm")).__dict__
+        )
+    # As the record holds them: an enumeration is its value.
+    return json.loads(json.dumps(values, default=str))
+
+
+def _written(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

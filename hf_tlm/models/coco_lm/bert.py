@@ -17,6 +17,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from hf_tlm.errors import ModelError
 from hf_tlm.models.coco_lm.modeling_coco_lm import (
     CocoLmForMultipleChoice,
     CocoLmForQuestionAnswering,
@@ -25,7 +26,6 @@ from hf_tlm.models.coco_lm.modeling_coco_lm import (
     CocoLmModel,
     CocoLmPreTrainedModel,
 )
-from hf_tlm.models.errors import ModelError
 from hf_tlm.utils.files import atomic_directory
 
 STOCK = {

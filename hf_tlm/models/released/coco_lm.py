@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 import torch
 
+from hf_tlm.errors import ModelError
 from hf_tlm.models.coco_lm.configuration_coco_lm import CocoLmConfig
 from hf_tlm.models.coco_lm.modeling_coco_lm import CocoLmForMaskedLM, CocoLmModel, CocoLmPreTrainedModel
 from hf_tlm.models.coco_lm.relative_positions import relative_position_buckets
 from hf_tlm.models.coco_lm.tokenization_coco_lm import CocoLmTokenizer
-from hf_tlm.models.errors import ModelError
-from hf_tlm.models.pickles import read_weights, weights_file
+from hf_tlm.models.loading import read_weights, weights_file
 from hf_tlm.utils.files import atomic_directory
 
 CONFIG = "config.json"

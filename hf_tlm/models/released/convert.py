@@ -8,12 +8,11 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from hf_tlm.errors import ModelError
 from hf_tlm.hub.cards import converted_card
-from hf_tlm.hub.checkpoint import TOKENIZER_FILES
-from hf_tlm.hub.repo import local_folder
+from hf_tlm.hub.repo import TOKENIZER_FILES, local_folder
 from hf_tlm.models.coco_lm.modeling_coco_lm import CocoLmForMaskedLM
-from hf_tlm.models.errors import ModelError
-from hf_tlm.models.pickles import SAFE_WEIGHTS, WEIGHTS
+from hf_tlm.models.loading import SAFE_WEIGHTS, WEIGHTS
 from hf_tlm.models.released.coco_lm import CONFIG, Released, convert_released
 from hf_tlm.models.released.tlm import ReleasedTlm, convert_released_tlm
 from hf_tlm.tasks.registry import registered_task

@@ -17,9 +17,9 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import BertConfig, ElectraConfig, PreTrainedTokenizerBase
 
 from hf_tlm.data import load_tokenizer
-from hf_tlm.models.errors import ModelError
+from hf_tlm.errors import ModelError
 from hf_tlm.models.export import check_replaceable, export_stock
-from hf_tlm.models.pickles import read_weights, weights_file
+from hf_tlm.models.loading import read_weights, weights_file
 from hf_tlm.models.tlm import TlmModel
 
 # What configs raise for values that they cannot have.

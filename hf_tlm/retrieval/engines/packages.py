@@ -13,7 +13,7 @@ import rank_bm25
 from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.retrieval.bm25 import NO_HITS, Bm25Settings, Hits, check_engine
 from hf_tlm.retrieval.engines.bm25.tokenize import TokenizedTexts
-from hf_tlm.utils.ranges import check_numbers
+from hf_tlm.utils.options import check_numbers
 
 BATCH_BYTES = 64 * 2**20
 MAX_BATCH = 256  # queries: enough to keep all cores busy, few enough for the progress bar to move

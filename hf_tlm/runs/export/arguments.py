@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+from hf_tlm.errors import ArgumentsError
 from hf_tlm.runs.prediction.arguments import check_data
-from hf_tlm.training.errors import ArgumentsError
-from hf_tlm.utils.no_effect import NoEffect, check_effects
-from hf_tlm.utils.options import option
-from hf_tlm.utils.ranges import check_ranges
+from hf_tlm.utils.options import NoEffect, check_effects, check_ranges, option
 
 _OF_PAGE = NoEffect("page", (None,), "without --page. Leave it out.")
 

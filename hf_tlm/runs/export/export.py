@@ -20,8 +20,8 @@ from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_tlm.data import load_tokenizer
-from hf_tlm.data.known_texts import spread_texts
-from hf_tlm.hub.onnx_card import onnx_card
+from hf_tlm.data.text_checks import spread_texts
+from hf_tlm.hub.cards import onnx_card
 from hf_tlm.hub.rendering import displayed_name, hub_name
 from hf_tlm.models import ModelError
 from hf_tlm.models.families import longest_input
@@ -35,11 +35,11 @@ from hf_tlm.runs.export.page import check_page, fill_page, read_runtime
 from hf_tlm.runs.few_shot.classifier import PROMPT_FILE
 from hf_tlm.runs.finetuning.arguments import FinetuneArguments
 from hf_tlm.runs.finetuning.crf import CRF_FILE
-from hf_tlm.runs.finetuning.evaluation_set import EvaluationSet, feature_lengths
+from hf_tlm.runs.finetuning.features import EvaluationSet, feature_lengths
 from hf_tlm.runs.finetuning.kinds import kind_module
 from hf_tlm.runs.finetuning.loading import load_finished, set_token_types
 from hf_tlm.runs.prediction.source import Source, find_source
-from hf_tlm.runs.saved import SAVED_FILE
+from hf_tlm.runs.records import SAVED_FILE
 from hf_tlm.tasks import Task, unlabelled_chunks
 from hf_tlm.training import ArgumentsError
 from hf_tlm.utils.files import atomic_directory, sha256

@@ -10,8 +10,8 @@ import torch
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
+from hf_tlm.errors import ArgumentsError
 from hf_tlm.runs.finetuning.features import pad
-from hf_tlm.training.errors import ArgumentsError
 
 AUTO_CLASS = "AutoModelForMaskedLM"
 METRIC = "masked_accuracy"

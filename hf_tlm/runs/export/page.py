@@ -15,9 +15,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from hf_tlm.hub.onnx_card import BODIES
+from hf_tlm.errors import ArgumentsError
+from hf_tlm.hub.cards import BODIES
 from hf_tlm.models.onnx_session import ONNX_FILES
-from hf_tlm.training.errors import ArgumentsError
 from hf_tlm.utils.files import atomic_directory
 
 PAGE_FILE = "page.json"

@@ -7,11 +7,10 @@ import os
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, ClassVar
 
+from hf_tlm.errors import ArgumentsError
 from hf_tlm.training.base_arguments import BaseArguments
-from hf_tlm.training.errors import ArgumentsError
 from hf_tlm.training.optimizers import OWN
-from hf_tlm.utils.no_effect import NoEffect
-from hf_tlm.utils.options import option
+from hf_tlm.utils.options import NoEffect, option
 
 # Options of the Trainer that follow from others here, and from which.
 SETTLED = {

@@ -12,20 +12,18 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from hf_tlm.errors import ArgumentsError
 from hf_tlm.runs.baselines import to_beat, to_beat_line
 from hf_tlm.runs.few_shot.arguments import FewShotArguments
-from hf_tlm.runs.few_shot.episodes import Episode, draw_episode, scored_split
-from hf_tlm.runs.few_shot.points import Point, Prompted, WithHead
+from hf_tlm.runs.few_shot.points import Episode, Point, Prompted, WithHead, draw_episode, scored_split
 from hf_tlm.runs.few_shot.templates import prompt_for
 from hf_tlm.runs.finetuning import CheckpointArguments
 from hf_tlm.runs.finetuning.loading import load_pretrained
 from hf_tlm.runs.grid.sharing import run_shared
 from hf_tlm.runs.records import classified, predictions_jsonl, started
-from hf_tlm.runs.seeds import aggregate, format_table
+from hf_tlm.runs.summary import aggregate, format_table
 from hf_tlm.tasks import Task
-from hf_tlm.training.errors import ArgumentsError
-from hf_tlm.training.finished import finish, finished
-from hf_tlm.training.run_folder import RESULTS_FILE, claim, settings
+from hf_tlm.training.run_folder import RESULTS_FILE, claim, finish, finished, settings
 from hf_tlm.utils.files import atomic_directory, atomic_write
 from hf_tlm.utils.json_files import read_object
 from hf_tlm.utils.locks import awaited

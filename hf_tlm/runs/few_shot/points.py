@@ -1,34 +1,113 @@
-"""One training on the examples of one split: a point of the grid, by either method."""
+"""One training on the few examples of one split, by either method: a point of the grid."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from transformers import EvalPrediction, PreTrainedTokenizerBase, set_seed
+from datasets import Dataset
+from torch.nn.functional import cross_entropy
+from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments, set_seed
 
 from hf_tlm.data import load_tokenizer
+from hf_tlm.data.interleave import TASK
 from hf_tlm.metrics import compute_metrics_for
 from hf_tlm.runs.few_shot.arguments import FewShotArguments, defaults_of
-from hf_tlm.runs.few_shot.classifier import PromptClassifier
-from hf_tlm.runs.few_shot.episodes import Episode
+from hf_tlm.runs.few_shot.classifier import PromptClassifier, label_word_logits, load_masked_lm
 from hf_tlm.runs.few_shot.inputs import averaged
-from hf_tlm.runs.few_shot.model import load_masked_lm
 from hf_tlm.runs.few_shot.templates import Prompt
-from hf_tlm.runs.few_shot.trainer import PromptTrainer
 from hf_tlm.runs.finetuning import CheckpointArguments, FinetuneArguments, finetune
-from hf_tlm.runs.finetuning.evaluation_set import EvaluationSet
+from hf_tlm.runs.finetuning.features import EvaluationSet
 from hf_tlm.runs.finetuning.kinds import kind_module
 from hf_tlm.runs.finetuning.loading import load_finetuned
 from hf_tlm.runs.finetuning.trainer import FinetuneTrainer
-from hf_tlm.runs.saved import SAVED_FILE, saved_settings
-from hf_tlm.tasks import Task
+from hf_tlm.runs.records import SAVED_FILE, saved_settings
+from hf_tlm.tasks import Task, TaskError
+from hf_tlm.training.base_trainer import ResumableTrainer
 from hf_tlm.training.stages import final_scores
 from hf_tlm.utils.run_names import split_folder
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One split. train, validation: k rows of each class, in the order of the classes, with the task's columns."""
+
+    seed: int
+    train: Dataset
+    validation: Dataset
+
+
+def draw_episode(task: Task, k: int, seed: int) -> Episode:
+    """Draw k training and k other validation examples of every class, both from the task's training split.
+
+    Equal tasks, k and seed give equal examples.
+
+    Raises:
+        TaskError: k is not positive, or a class has fewer than 2 k training examples.
+    """
+    if k < 1:
+        raise TaskError(f"k is the number of examples of a class and must be at least 1; received {k}.")
+    labels = np.asarray(task.train["label"][:])
+    generator = np.random.default_rng(seed)
+    train, validation = [], []
+    for label, name in task.id2label.items():
+        rows = generator.permutation(np.flatnonzero(labels == label))
+        if len(rows) < 2 * k:
+            raise TaskError(
+                f"Task {task.name} has {len(rows)} training examples of class {name!r}; k = {k} for training and {k} for "
+                f"validation take {2 * k}. Give a smaller --k{f', at most {len(rows) // 2}' if len(rows) > 1 else ''}."
+            )
+        train += rows[:k].tolist()
+        validation += rows[k : 2 * k].tolist()
+    return Episode(seed, task.train.select(train), task.train.select(validation))
+
+
+def scored_split(task: Task) -> str:
+    """The split that is scored: test, or validation where test has no labels (as of GLUE; so do LM-BFF and COCO-LM)."""
+    return "validation" if task.test is None else "test"
+
+
+class PromptTrainer(ResumableTrainer):
+    """`ResumableTrainer` on a stock masked LM.
+
+    The only change is the loss, the cross entropy of the classes over the logits of their label words at the mask (LM-BFF,
+    equation 1), and that these logits are what evaluation sees.
+
+    Args:
+        model: a stock masked LM (`load_masked_lm`); it is what checkpoints hold.
+        word_ids: int [C], a class's label word.
+        datasets: of `PromptEncoder.fill` and `label`; collated by `PromptCollator`.
+    """
+
+    # compute_loss gives the mean over a micro-batch; those of a step are equally large.
+    loss_is_scaled_for_ga = False
+
+    def __init__(self, model: PreTrainedModel, args: TrainingArguments, *, word_ids: Sequence[int], **kwargs):
+        super().__init__(model, args, **kwargs)
+        self.word_ids = list(word_ids)
+        # One tensor under several names: checkpoints hold it once, and loading does not miss the others.
+        model._keys_to_ignore_on_save = set(model.all_tied_weights_keys)
+
+    def get_batch_samples(self, epoch_iterator, num_batches, device):
+        batches, count = super().get_batch_samples(epoch_iterator, num_batches, device)
+        self.watch.begin(TASK, batches)
+        return batches, count
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        columns = (inputs[name] for name in ("input_ids", "attention_mask", "mask_positions"))
+        logits = label_word_logits(model, self.word_ids, *columns, stock=self.accelerator.unwrap_model(model))
+        loss = cross_entropy(logits.float(), inputs["labels"], label_smoothing=self.args.label_smoothing_factor)
+        if model.training:
+            self.watched(loss, {})
+        return (loss, {"logits": logits}) if return_outputs else loss
+
+    def create_model_card(self, *args, **kwargs) -> None:
+        """Nothing: a stock model's card would say nothing of its prompt."""
+
 
 CHECKPOINTS = "training"
 

@@ -6,8 +6,8 @@ import os
 from dataclasses import dataclass
 from typing import ClassVar
 
+from hf_tlm.errors import ArgumentsError
 from hf_tlm.training.base_arguments import SeedsArguments
-from hf_tlm.training.errors import ArgumentsError
 from hf_tlm.training.teacher_arguments import TeacherArguments
 from hf_tlm.utils.options import option
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from hf_tlm.hub.checkpoint import split_revision
-from hf_tlm.models.lora_arguments import LoraArguments
+from hf_tlm.hub.repo import split_revision
+from hf_tlm.models.arguments import LoraArguments
 from hf_tlm.utils.options import option
 
 

@@ -17,9 +17,8 @@ from datasets import Dataset
 from peft import PeftModel
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase, set_seed
 
-from hf_tlm.data.cut_texts import warn_of_cut
-from hf_tlm.data.known_texts import spread_texts
-from hf_tlm.hub.finetuned_card import finetuned_card
+from hf_tlm.data.text_checks import spread_texts, warn_of_cut
+from hf_tlm.hub.cards import finetuned_card
 from hf_tlm.models import export_adapter, trained_parameters
 from hf_tlm.models.base import save_tokenizer
 from hf_tlm.objectives import TaskLoss, TeacherLoss, ValueLoss, WeightedSum
@@ -27,28 +26,56 @@ from hf_tlm.retrieval import Subset
 from hf_tlm.runs.baselines import to_beat
 from hf_tlm.runs.finetuning.arguments import FinetuneArguments
 from hf_tlm.runs.finetuning.checkpoint_arguments import CheckpointArguments
-from hf_tlm.runs.finetuning.evaluation_set import EvaluationSet
-from hf_tlm.runs.finetuning.fraction import draw_fraction
+from hf_tlm.runs.finetuning.features import EvaluationSet
 from hf_tlm.runs.finetuning.kinds import PEFT_TASK_TYPES, check_kind, kind_module, label_names
 from hf_tlm.runs.finetuning.loading import load_finetuned, load_model, load_pretrained
 from hf_tlm.runs.finetuning.trainer import FinetuneTrainer
 from hf_tlm.runs.price import price
-from hf_tlm.runs.records import predictions_jsonl, started
-from hf_tlm.runs.saved import SAVED_FILE, read_saved, saved_settings
+from hf_tlm.runs.records import SAVED_FILE, predictions_jsonl, read_saved, saved_settings, started
 from hf_tlm.runs.summary import SeededRun, summarise
 from hf_tlm.runs.teachers import ask_teacher, check_passage_options, content_of, open_teacher
 from hf_tlm.tasks import Task
 from hf_tlm.training import ArgumentsError
-from hf_tlm.training.checkpoint_pushes import CheckpointPushes, fetch_run
-from hf_tlm.training.finished import SEED, finish, finished, unseal
+from hf_tlm.training.base_trainer import trained_model
 from hf_tlm.training.optimizers import check_adapted
-from hf_tlm.training.publishing import check_hub, publish_run
-from hf_tlm.training.resumable import trained_model
-from hf_tlm.training.run_folder import claim, settings
+from hf_tlm.training.publishing import CheckpointPushes, check_hub, fetch_run, publish_run
+from hf_tlm.training.run_folder import SEED, claim, finish, finished, settings, unseal
 from hf_tlm.training.teacher import Teacher
 from hf_tlm.utils.files import atomic_directory, atomic_write
 from hf_tlm.utils.locks import owns_output_dir
 from hf_tlm.utils.run_names import PREDICTIONS, predictions_file, seed_folder
+
+# Of a regression task's labels, whose examples are drawn from each in the same share.
+QUANTILES = 10
+
+
+def draw_fraction(train: Dataset, fraction: float, seed: int, kind: str) -> np.ndarray:
+    """Indices, int64 and ascending, of round(fraction x n) of the n examples of every class, at least one of each.
+
+    They depend on the data, the fraction and the seed alone, so that every model learns from the same ones, and those of a
+    smaller fraction are among those of a larger one. Regression draws from ten quantiles of its labels as from classes;
+    question answering, multiple choice and tagging from all examples together (COCO-LM, Figure 7, has fractions of MNLI).
+
+    Args:
+        train: column `label` for classification and regression.
+        fraction: in (0, 1]; 1 is all of them.
+        kind: of the task, see `hf_tlm.tasks.TaskSpec`.
+    """
+    if fraction == 1:
+        return np.arange(len(train))
+    if kind == "classification":
+        groups = np.asarray(train["label"][:])
+    elif kind == "regression":
+        ranks = np.argsort(np.argsort(np.asarray(train["label"][:]), kind="stable"), kind="stable")
+        groups = ranks * min(QUANTILES, len(train)) // len(train)
+    else:
+        groups = np.zeros(len(train), dtype=np.int64)
+    drawn = []
+    for group in np.unique(groups):
+        members = np.flatnonzero(groups == group)
+        order = np.random.default_rng([seed, int(group)]).permutation(members)
+        drawn.append(order[: max(1, round(fraction * len(members)))])
+    return np.sort(np.concatenate(drawn))
 
 
 class FinetuneRun(SeededRun):

@@ -34,7 +34,7 @@ from dataclasses import fields
 from types import ModuleType
 from typing import Any
 
-from hf_tlm.training.errors import ArgumentsError
+from hf_tlm.errors import ArgumentsError
 
 KINDS = {
     "classification": "classification",

@@ -11,11 +11,11 @@ from torch import nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_tlm.data import load_tokenizer
-from hf_tlm.data.known_texts import check_known, spread_texts
-from hf_tlm.hub.checkpoint import checkpoint_folder
+from hf_tlm.data.text_checks import check_known, spread_texts
+from hf_tlm.hub.repo import checkpoint_folder
 from hf_tlm.models import FAMILIES, ModelError, add_lora
 from hf_tlm.models.adapters import ADAPTER_FILE, check_targets, load_merged
-from hf_tlm.models.dropout import use_fast_dropout
+from hf_tlm.models.cpu_kernels import use_fast_dropout
 from hf_tlm.models.loading import check_fit, hub_options, load_stock, new_weights, reading
 from hf_tlm.runs.finetuning.arguments import FinetuneArguments
 from hf_tlm.runs.finetuning.checkpoint_arguments import CheckpointArguments

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,26 +14,103 @@ from hf_tlm.errors import HfTlmError
 from hf_tlm.hub.commit import Push
 from hf_tlm.runs.finetuning import CheckpointArguments, FinetuneArguments, FinetuneRun, finetune
 from hf_tlm.runs.grid.points import CHECKPOINT, Grid, GridError, point_name
-from hf_tlm.runs.grid.report import choose, figures, to_markdown
 from hf_tlm.runs.grid.search import check_search, search
 from hf_tlm.runs.grid.sharing import PointsError, once, run_shared
 from hf_tlm.runs.records import published_lines
+from hf_tlm.runs.summary import aggregate, format_table
 from hf_tlm.tasks import Task
-from hf_tlm.training.finished import SEED
 from hf_tlm.training.publishing import check_hub, publish_run
-from hf_tlm.training.run_folder import RESULTS_FILE, claim, copy_best_model, settings
-from hf_tlm.utils import checked
-from hf_tlm.utils.claims import Claim
+from hf_tlm.training.run_folder import RESULTS_FILE, SEED, claim, copy_best_model, settings
+from hf_tlm.utils import json_files
 from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.json_files import find_object, read_object
-from hf_tlm.utils.locks import awaited
+from hf_tlm.utils.locks import Claim, awaited
 from hf_tlm.utils.run_names import GRID_FILE, TABLE_FILE, seed_folder
 from hf_tlm.utils.shown import shown_values
 
+FIGURES = ("median", "mean", "std", "best")
+
+
+def figures(scores: Sequence[Mapping[str, float]]) -> dict[str, dict[str, Any]]:
+    """As `hf_tlm.runs.summary.aggregate`, with the median and the best of the seeds.
+
+    Args:
+        scores: of every seed, by metric; larger is better.
+    """
+    return {
+        name: {**summary, "median": statistics.median(summary["values"]), "best": max(summary["values"])}
+        for name, summary in aggregate(scores).items()
+    }
+
+
+def choose(points: Sequence[Mapping[str, Any]], metric: str, select_by: str) -> Mapping[str, Any]:
+    """The finished point whose figure on validation is highest, the first of equal ones."""
+    finished = [point for point in points if "validation" in point]
+    return max(finished, key=lambda point: point["validation"][metric][select_by])
+
+
+def to_markdown(record: Mapping[str, Any]) -> str:
+    """The table of a grid, its best point first, and the test scores of that one.
+
+    Args:
+        record: `grid.json`, see `hf_tlm.runs.grid.GridRun`.
+    """
+    metric, select_by, chosen = record["metric"], record["select_by"], record["chosen"]
+    finished = [point for point in record["points"] if "validation" in point]
+    ranked = sorted(finished, key=lambda point: -point["validation"][metric][select_by])
+    rows = []
+    for point in ranked:
+        scores = point["validation"][metric]
+        shown = {name: _percent(scores[name]) for name in FIGURES}
+        rows.append({**_cells(point), **shown, "": "chosen" if point["folder"] == chosen["folder"] else ""})
+    rows += [
+        {**_cells(point), **dict.fromkeys(FIGURES, ""), "": "failed"} for point in record["points"] if "failed" in point
+    ]
+    seeds = record["seeds"]
+    listed = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+    lines = [
+        f"# {record['task']}: a grid of {len(record['points'])}",
+        "",
+        f"Validation {metric} over {listed}, in percent; chosen is the point with the highest {select_by}. std is the "
+        "sample standard deviation.",
+        "",
+        format_table(rows, [*record["points"][0]["values"], *FIGURES, ""]),
+    ]
+    if trials := record.get("trials"):
+        trial_rows = [{**{n: _short(v) for n, v in t["values"].items()}, metric: _percent(t["score"])} for t in trials]
+        names = list(trials[0]["values"])
+        title = f"The values were chosen by {len(trials)} trials of seed {seeds[0]} (Optuna), in the order they were run:"
+        lines += ["", title, "", format_table(trial_rows, [*names, metric])]
+    if "test" in chosen:
+        lines += ["", "Test scores of the chosen point, which no choice has seen:", "", _test_table(chosen["test"])]
+    failed = [point for point in record["points"] if "failed" in point]
+    if failed:
+        lines += ["", "Failed:", "", *(f"- {point['folder']}: {point['failed']}" for point in failed)]
+    return "\n".join(lines) + "\n"
+
+
+def _test_table(summary: Mapping[str, Mapping[str, Any]]) -> str:
+    rows = [{"metric": name, **{f: _percent(scores[f]) for f in FIGURES}} for name, scores in summary.items()]
+    return format_table(rows, ["metric", *FIGURES])
+
+
+def _cells(point: Mapping[str, Any]) -> dict[str, str]:
+    return {name: _short(value) for name, value in point["values"].items()}
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _percent(score: float | None) -> str:
+    """Empty for the deviation of a single seed."""
+    return "" if score is None else f"{100 * score:.2f}"
+
+
 logger = logging.getLogger(__name__)
 
-_SEEDS = checked.record(
-    {"seeds": checked.listed(checked.record({name: SEED[name] for name in ("seed", "validation")}), 10_000)}
+_SEEDS = json_files.record(
+    {"seeds": json_files.listed(json_files.record({name: SEED[name] for name in ("seed", "validation")}), 10_000)}
 )
 POINTS, CARD_FILE = "points", "README.md"
 
@@ -229,7 +307,7 @@ def _seeds(folder: Path) -> list[dict[str, Any]]:
     try:
         content = find_object(folder / RESULTS_FILE)
         return [] if content is None else list(_SEEDS(content)["seeds"])
-    except checked.Unfit as unfit:
+    except json_files.Unfit as unfit:
         place = ".".join(map(str, unfit.place))
         logger.warning("%s: %s must be %s. The point is run again.", folder / RESULTS_FILE, place, unfit.expected)
         return []

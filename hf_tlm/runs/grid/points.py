@@ -1,4 +1,4 @@
-"""What a grid is: values by argument, and the points that they make."""
+"""What a grid is: values by argument, the points that they make, and how a recipe takes them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Annotated, Any
 
 from hf_tlm.config import typed_values
 from hf_tlm.errors import HfTlmError
+from hf_tlm.utils.options import NoEffect, check_effects, check_ranges, option
 from hf_tlm.utils.safe_yaml import load_yaml, read_yaml
 from hf_tlm.utils.shown import shown_values
 
@@ -170,3 +171,53 @@ def _read_yaml(source: str | os.PathLike) -> Any:
     if text.lstrip().startswith("{"):
         return load_yaml(text, f"The grid {text:.60}", GridError)
     return read_yaml(source, f"the grid {source}", GridError)
+
+
+_WITHOUT_GRID = NoEffect("grid", (None,), "without --grid, which says what to choose from.")
+
+
+@dataclass
+class GridArguments:
+    """The settings to choose from, by their scores on validation."""
+
+    grid: str | None = option(
+        None,
+        "Lists of values by argument, every combination of which is run: a YAML file, or YAML as it is, such as "
+        "'{learning_rate: [2e-5, 3e-5], num_train_epochs: [3, 10]}'. A file may also hold {grid: ..., seeds: ..., "
+        "select_by: ...}. Processes that are given the same --output_dir share the work.",
+    )
+    grid_select_by: Annotated[str | None, _WITHOUT_GRID] = option(
+        None,
+        "Which figure of a point's validation scores over the seeds has to be highest: median (default), mean or best.",
+        choices=list(SELECTIONS),
+    )
+    optuna_trials: Annotated[int | None, _WITHOUT_GRID] = option(
+        None,
+        "Instead of every combination: so many trials of one seed each, drawn by Optuna (extra [search]); the "
+        "best of them is run with all seeds. The grid may hold ranges too: {learning_rate: {min: 1e-5, max: 1e-4, log: "
+        "true}}.",
+    )
+
+    def __post_init__(self):
+        check_effects(self, GridError)
+        check_ranges(self, GridError)
+
+    def read(self, seeds: list[int] | None = None, model_name_or_path: str = "") -> Grid | None:
+        """The grid; None where none is asked for.
+
+        Args:
+            seeds: of the command line, which win over those of the grid's file.
+            model_name_or_path: a pattern of folders makes a grid of them, of each with every point of the other.
+
+        Raises:
+            GridError: no folder matches; see also `Grid.read`.
+        """
+        several = any(sign in model_name_or_path for sign in "*?[")
+        if self.grid is None and not several:
+            return None
+
+        starts: dict[str, list[Any] | Range] = {CHECKPOINT: checkpoints(model_name_or_path)} if several else {}
+        if self.grid is None:
+            return Grid(starts, seeds)
+        grid = Grid.read(self.grid, seeds=seeds, select_by=self.grid_select_by)
+        return Grid({**starts, **grid.values}, grid.seeds, grid.select_by)

@@ -6,11 +6,9 @@ import os
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
+from hf_tlm.errors import ArgumentsError
 from hf_tlm.hub.repo_id import find_repo
-from hf_tlm.training.errors import ArgumentsError
-from hf_tlm.utils.no_effect import NoEffect, check_effects
-from hf_tlm.utils.options import option
-from hf_tlm.utils.ranges import check_ranges
+from hf_tlm.utils.options import NoEffect, check_effects, check_ranges, option
 
 # What predictions do not depend on, but for rounding: the machine's.
 MACHINE = ("per_device_eval_batch_size", "use_cpu", "bf16_full_eval", "fp16_full_eval", "dataloader_num_workers")

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from datasets import Dataset
 
 from hf_tlm.tasks import TASKS, TaskSpec
-from hf_tlm.tasks.excel import check_excel, write_excel
+from hf_tlm.tasks.formats import check_excel, write_excel
 from hf_tlm.training import ArgumentsError
 from hf_tlm.utils.files import atomic_file
 

@@ -19,21 +19,21 @@ from tqdm.auto import tqdm
 from transformers import AutoConfig, PreTrainedConfig
 
 from hf_tlm.data import load_tokenizer
-from hf_tlm.hub.checkpoint import FILES, TOKENIZER_FILES
+from hf_tlm.hub.repo import FILES, TOKENIZER_FILES
 from hf_tlm.models import ModelError
 from hf_tlm.models.loading import reading
 from hf_tlm.models.onnx_session import ONNX_FILES, OnnxModel, check_dtypes
 from hf_tlm.runs.few_shot.classifier import PromptClassifier
 from hf_tlm.runs.finetuning.arguments import FinetuneArguments
 from hf_tlm.runs.finetuning.crf import CRF_FILE
-from hf_tlm.runs.finetuning.evaluation_set import EvaluationSet, feature_lengths
+from hf_tlm.runs.finetuning.features import EvaluationSet, feature_lengths
 from hf_tlm.runs.finetuning.kinds import kind_module
 from hf_tlm.runs.finetuning.loading import load_finetuned, set_token_types
 from hf_tlm.runs.finetuning.trainer import FinetuneTrainer
 from hf_tlm.runs.prediction.arguments import MACHINE, PredictArguments
 from hf_tlm.runs.prediction.files import PredictionFile
 from hf_tlm.runs.prediction.source import Source, find_source
-from hf_tlm.runs.saved import SAVED_FILE
+from hf_tlm.runs.records import SAVED_FILE
 from hf_tlm.tasks import Task, unlabelled_chunks
 from hf_tlm.training import ArgumentsError
 from hf_tlm.training.base_arguments import BaseArguments

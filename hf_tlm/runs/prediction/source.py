@@ -11,14 +11,14 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
 from hf_tlm.data import load_tokenizer
-from hf_tlm.hub.checkpoint import FILES, checkpoint_folder, split_revision
+from hf_tlm.hub.repo import FILES, checkpoint_folder, split_revision
 from hf_tlm.hub.repo_id import find_repo
 from hf_tlm.models import ModelError
 from hf_tlm.models.adapters import ADAPTER_FILE
 from hf_tlm.models.families import longest_input
 from hf_tlm.models.loading import class_names, reading
 from hf_tlm.runs.few_shot.classifier import PROMPT_FILE
-from hf_tlm.runs.saved import SAVED_FILE, read_saved
+from hf_tlm.runs.records import SAVED_FILE, read_saved
 from hf_tlm.tasks import TaskError, TaskSpec
 from hf_tlm.training.run_folder import RESULTS_FILE, SETTINGS_FILE
 from hf_tlm.utils.json_files import read_object

@@ -17,18 +17,17 @@ import numpy as np
 import xxhash
 from datasets import Dataset, List, Value, config
 
+from hf_tlm.errors import ArgumentsError
 from hf_tlm.influence import PassageScores
 from hf_tlm.retrieval import Subset
 from hf_tlm.retrieval.subset import MANIFEST_FILE, check_replaceable
 from hf_tlm.runs.prediction.arguments import MACHINE
-from hf_tlm.runs.teachers.answers import Answers, read_mapping
-from hf_tlm.runs.teachers.choice import certainty, marks_without_passages, most_certain, task_lengths
+from hf_tlm.runs.teachers.answers import Answers, certainty, marks_without_passages, most_certain, read_mapping, task_lengths
 from hf_tlm.runs.teachers.linear import LinearTeacher
 from hf_tlm.runs.teachers.models import ModelTeacher
 from hf_tlm.runs.teachers.tables import TableTeacher
 from hf_tlm.tasks import Task
 from hf_tlm.training.applicable import of_training
-from hf_tlm.training.errors import ArgumentsError
 from hf_tlm.training.teacher import Teacher, described, doubts
 from hf_tlm.training.teacher_arguments import LINEAR
 from hf_tlm.utils.json_files import find_object

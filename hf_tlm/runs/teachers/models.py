@@ -17,18 +17,15 @@ import xxhash
 from accelerate.state import AcceleratorState
 from datasets import Dataset
 
-from hf_tlm.errors import HfTlmError
-from hf_tlm.hub.checkpoint import FILES, checkpoint_folder
+from hf_tlm.errors import ArgumentsError, HfTlmError
 from hf_tlm.hub.rendering import displayed_name
-from hf_tlm.hub.repo import check_named, fetch, is_fetched
+from hf_tlm.hub.repo import FILES, check_named, checkpoint_folder, fetch, is_fetched
 from hf_tlm.hub.repo_id import find_repo
 from hf_tlm.models.adapters import ADAPTER_FILE, read_adapter
 from hf_tlm.runs.prediction.predict import Predictor, open_predictor
 from hf_tlm.runs.prediction.source import Source, find_source
-from hf_tlm.runs.teachers.answers import LEAST, Answers, class_matrix, progress
-from hf_tlm.runs.teachers.choice import entropy
+from hf_tlm.runs.teachers.answers import LEAST, Answers, class_matrix, entropy, progress
 from hf_tlm.tasks import Task
-from hf_tlm.training.errors import ArgumentsError
 from hf_tlm.training.run_folder import RECORDS, RESULTS_FILE
 from hf_tlm.training.teacher import teacher_cost
 from hf_tlm.utils.files import atomic_file

@@ -11,10 +11,10 @@ import numpy as np
 from datasets import Dataset
 
 from hf_tlm.corpora.tables import csv_batches
+from hf_tlm.errors import ArgumentsError
 from hf_tlm.runs.teachers.answers import LEAST, Answers, class_matrix
 from hf_tlm.tasks import Task
 from hf_tlm.tasks.reading import BUILDERS, read_file, separator_of
-from hf_tlm.training.errors import ArgumentsError
 from hf_tlm.utils.seals import checksum
 
 PREFIX = "probability_"

@@ -8,7 +8,7 @@ from datasets import Dataset
 
 from hf_tlm.models import ModelError
 from hf_tlm.runs import export_onnx, predict
-from hf_tlm.runs.saved import SAVED_FILE
+from hf_tlm.runs.records import SAVED_FILE
 from hf_tlm.tasks import TaskSpec, task_from_datasets
 from support.kind_toys import labels_of, rows_of, task_of
 from support.tiny_checkpoints import files, go, pretrained

@@ -15,7 +15,7 @@ from datasets import Dataset
 from onnx import TensorProto, helper
 from transformers import AutoModel, AutoModelForSequenceClassification
 
-from hf_tlm.hub.onnx_card import onnx_card
+from hf_tlm.hub.cards import onnx_card
 from hf_tlm.models import ModelError
 from hf_tlm.models.onnx_graph import check_plain, half, quantized
 from hf_tlm.models.onnx_session import ONNX_FILES, OnnxModel

@@ -7,10 +7,9 @@ import pytest
 from datasets import Dataset
 
 from hf_tlm.runs.few_shot import Prompt, PromptError, draw_episode
-from hf_tlm.runs.few_shot.demonstrations import Demonstrations, embed
 from hf_tlm.runs.few_shot.encoding import PromptEncoder
-from hf_tlm.runs.few_shot.episodes import scored_split
-from hf_tlm.runs.few_shot.inputs import EvaluationInputs, TrainingInputs, averaged
+from hf_tlm.runs.few_shot.inputs import Demonstrations, EvaluationInputs, TrainingInputs, averaged, embed
+from hf_tlm.runs.few_shot.points import scored_split
 from hf_tlm.tasks import TaskError
 from support.prompts import TEMPLATE, WORDS, masked_lm, wordpiece
 from support.toys import make_task

@@ -14,9 +14,8 @@ from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSequenceC
 from hf_tlm.models import ModelError
 from hf_tlm.runs import CheckpointArguments, FewShotArguments, PromptClassifier, run_few_shot
 from hf_tlm.runs.few_shot import PromptError, draw_episode, few_shot, prompt_for
-from hf_tlm.runs.few_shot.model import load_masked_lm
-from hf_tlm.runs.few_shot.points import Prompted
-from hf_tlm.runs.few_shot.trainer import PromptTrainer
+from hf_tlm.runs.few_shot.classifier import load_masked_lm
+from hf_tlm.runs.few_shot.points import Prompted, PromptTrainer
 from hf_tlm.runs.grid import PointsError
 from hf_tlm.runs.grid.sharing import try_lock
 from hf_tlm.tasks import TaskError, TaskSpec, task_from_datasets

@@ -11,10 +11,10 @@ from safetensors.torch import load_file
 
 from hf_tlm.runs import PromptClassifier
 from hf_tlm.runs.few_shot import draw_episode, load_masked_lm, prompt_for
-from hf_tlm.runs.few_shot.trainer import PromptTrainer
+from hf_tlm.runs.few_shot.points import PromptTrainer
 from hf_tlm.runs.grid.sharing import PointsError
+from hf_tlm.training.callbacks import NonFiniteLossError
 from hf_tlm.training.checkpoints import damage
-from hf_tlm.training.nonfinite import NonFiniteLossError
 from hf_tlm.utils.signals import Terminated
 from support.prompts import LABEL_WORDS, TEMPLATE, go, save, wordpiece
 

@@ -10,7 +10,7 @@ import torch
 from datasets import Dataset
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSequenceClassification, set_seed
 
-from hf_tlm.analysis.curves.states import read_runs
+from hf_tlm.analysis.trainer_logs import read_runs
 from hf_tlm.corpora import load_corpus
 from hf_tlm.data import BlockArguments
 from hf_tlm.models.loading import load_stock

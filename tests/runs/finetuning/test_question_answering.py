@@ -11,7 +11,7 @@ from transformers.models.bert.tokenization_bert_legacy import BertTokenizerLegac
 from hf_tlm.data import TokenizerError
 from hf_tlm.errors import HfTlmError
 from hf_tlm.runs.finetuning import question_answering as qa
-from hf_tlm.runs.finetuning.answers import NOTHING
+from hf_tlm.runs.finetuning.question_answering import NOTHING
 from support.kind_toys import TOKENIZERS, arguments, predict, task_of, tiny_model
 
 QUESTION = "which protein blocks the receptor ?"

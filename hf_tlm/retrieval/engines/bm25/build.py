@@ -35,7 +35,7 @@ from hf_tlm.retrieval.engines.bm25.tiles import Sample, Tile, make_tile, tokens_
 from hf_tlm.retrieval.engines.bm25.tokenize import keep_terms, term_ids, tokenize_words
 from hf_tlm.retrieval.engines.bm25.vocabulary import Vocabulary
 from hf_tlm.utils.files import atomic_directory
-from hf_tlm.utils.ranges import check_numbers
+from hf_tlm.utils.options import check_numbers
 
 if TYPE_CHECKING:
     from datasets import Dataset

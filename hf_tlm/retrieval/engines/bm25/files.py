@@ -1,8 +1,14 @@
-"""The files of an index: what is checked when one is opened, and who may write one."""
+"""The files of an index: what is checked when one is opened, and who may write one.
+
+The kernels read without looking where, so the arrays of an index are checked, whoever wrote them. A checksum is as easily
+forged as what it is of, so an index from elsewhere may hold anything. Every number that a kernel takes for a place is
+compared with how many there are, once, tile by tile, when the index is opened.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,9 +17,217 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
+from numba import njit
 
 from hf_tlm.retrieval.analyzer import Analyzer, RetrievalError
-from hf_tlm.retrieval.engines.bm25.contents import check_meta
+from hf_tlm.retrieval.engines.bm25.tiles import MANY, Tile
+from hf_tlm.retrieval.engines.bm25.vocabulary import Vocabulary
+
+# dtype and number of dimensions
+_KINDS: dict[str, tuple[type[np.integer], int]] = {
+    "table": (np.int64, 2),
+    "sampled": (np.int64, 1),
+    "lengths": (np.int32, 1),
+    "frequencies": (np.int64, 1),
+    "order": (np.int32, 1),
+    "by_place": (np.int32, 1),
+    "arena": (np.uint8, 1),
+    "starts": (np.int64, 1),
+    "slots": (np.int64, 2),
+}
+# Elements that are looked at together.
+_BLOCK = 1 << 22
+_FIELDS: dict[tuple[str, ...], type | tuple[type, ...]] = {
+    **{("corpus", name): str for name in ("name", "fingerprint")},
+    **{("corpus", "parts"): list, ("analyzer", "stopwords"): (str, type(None)), ("analyzer", "stemmer"): (str, type(None))},
+    **{(name,): int for name in ("passages", "tokens", "terms", "postings")},
+}
+
+
+class Unsound(Exception):
+    """What is wrong with the contents."""
+
+
+def check_meta(directory: Path, meta: Mapping[str, Any], files: tuple[str, ...]) -> None:
+    """Check that the description of an index has all fields and lists its files.
+
+    Raises:
+        RetrievalError: a field of the description is missing or of another type, or it lists other files.
+    """
+    for path, kind in _FIELDS.items():
+        value: Any = meta
+        for name in path:
+            value = value.get(name) if isinstance(value, dict) else None
+        missing = value is None and kind != (str, type(None))
+        if missing or not isinstance(value, kind) or isinstance(value, bool) or (isinstance(value, int) and value < 0):
+            raise unsound(directory, f"its description has {value!r:.60} as {'.'.join(path)}")
+    if set(meta["analyzer"]) != {"stopwords", "stemmer"} or not all(
+        isinstance(part, str) for part in meta["corpus"]["parts"]
+    ):
+        raise unsound(directory, "its description is of another kind of analyser or corpus")
+    listed = meta.get("files")
+    if not isinstance(listed, dict) or set(listed) != set(files):
+        raise unsound(directory, "its description does not list its files")
+
+
+def check_contents(
+    directory: Path,
+    meta: Mapping[str, Any],
+    arrays: Mapping[str, np.ndarray],
+    words: Vocabulary,
+    ids: pa.ChunkedArray,
+    size: int,
+    tile: Callable[[int], Tile],
+    forget: Callable[[int], None],
+) -> None:
+    """Whether a search of these arrays stays within them, and counts what is there.
+
+    Args:
+        arrays: by name, of those that are no part of `words`.
+        size: bytes of the postings.
+        tile: the tile of a row of the table. forget: give the memory of one back.
+
+    Raises:
+        RetrievalError: it does not.
+    """
+    try:
+        vocabulary = {name: getattr(words, name) for name in ("arena", "starts", "slots")}
+        _check_shapes(meta, {**arrays, **vocabulary}, ids)
+        _check_order(arrays["order"], arrays["by_place"])
+        _check_ids(ids, arrays["by_place"])
+        _check_words(words)
+        _check_table(arrays["table"], meta, len(arrays["sampled"]), size)
+        sampled = arrays["sampled"]
+        _need(len(np.unique(sampled)) == len(sampled) > 0, "sampled", "distinct")
+        _need(sampled.min() >= 0 and sampled.max() < meta["passages"], "sampled", "passages")
+        found = np.zeros(meta["terms"], np.int64)
+        first = 0
+        for number in range(len(arrays["table"]) - 1):
+            one = tile(number)
+            _check_tile(one, meta["terms"], arrays["lengths"][first : first + one.num_docs], number)
+            found[one.terms] += np.diff(one.starts)
+            first += one.num_docs
+            forget(number)
+        _check_tile(tile(len(arrays["table"]) - 1), meta["terms"], arrays["lengths"][sampled], "of the sample")
+        _need(np.array_equal(found, arrays["frequencies"]), "frequencies", "the postings of each term")
+    except Unsound as problem:
+        raise unsound(directory, str(problem)) from None
+
+
+def _check_shapes(meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray], ids: pa.ChunkedArray) -> None:
+    for name, (kind, dimensions) in _KINDS.items():
+        array = arrays[name]
+        _need(array.dtype == kind and array.ndim == dimensions, name, f"{np.dtype(kind)} of {dimensions} dimensions")
+        _need(array.flags.c_contiguous, name, "in the order of C")
+    _need(ids.type == pa.large_string() and ids.null_count == 0, "ids", "texts")
+    try:
+        ids.validate(full=True)
+    except pa.ArrowInvalid:
+        raise Unsound("ids must be texts in UTF-8") from None
+    passages, terms = meta["passages"], meta["terms"]
+    _need(len(ids) == passages > 0, "ids", f"of {passages:,} passages")
+    for name in ("lengths", "order", "by_place"):
+        _need(len(arrays[name]) == passages, name, f"of {passages:,} passages")
+    _need(len(arrays["frequencies"]) == terms, "frequencies", f"of {terms:,} terms")
+    _need(int(arrays["frequencies"].min(initial=0)) >= 0, "frequencies", "numbers of passages")
+    _need(len(arrays["starts"]) == terms + 1, "starts", f"of {terms:,} terms")
+    lengths = arrays["lengths"]
+    _need(lengths.min() >= 0 and int(lengths.sum(dtype=np.int64)) == meta["tokens"], "lengths", "the tokens of passages")
+    _need(int(arrays["frequencies"].sum()) == meta["postings"], "frequencies", f"of {meta['postings']:,} postings")
+
+
+def _check_order(order: np.ndarray, by_place: np.ndarray) -> None:
+    """Each is the other's inverse, which only permutations are."""
+    number = len(order)
+    for start in range(0, number, _BLOCK):
+        places = order[start : start + _BLOCK]
+        _need(places.min() >= 0 and places.max() < number, "order", "places")
+        expected = np.arange(start, start + len(places))
+        _need(np.array_equal(by_place[places], expected), "by_place", "the inverse of order")
+
+
+def _check_ids(ids: pa.ChunkedArray, by_place: np.ndarray) -> None:
+    """Sorted, they ascend, so that each is there once."""
+    for start in range(0, len(by_place) - 1, _BLOCK):
+        ordered = ids.take(pa.array(by_place[start : start + _BLOCK + 1]))
+        _need(pc.all(pc.less(ordered[:-1], ordered[1:])).as_py(), "by_place", "the passages sorted by id")
+
+
+def _check_words(words: Vocabulary) -> None:
+    arena, starts, slots = words.arena, words.starts, words.slots
+    _need(starts[0] == 0 and starts[-1] == len(arena) and (np.diff(starts) >= 0).all(), "starts", "where words begin")
+    texts = pa.LargeStringArray.from_buffers(len(starts) - 1, pa.py_buffer(starts), pa.py_buffer(arena))
+    try:
+        texts.validate(full=True)
+    except pa.ArrowInvalid:
+        raise Unsound("arena must be words in UTF-8") from None
+    number, used = len(slots), slots[:, 1]
+    _need(slots.shape[1] == 2 and number > 0 and number & (number - 1) == 0, "slots", "a power of two of pairs")
+    # A search for a word ends at a free slot.
+    _need(used.min() >= 0 and used.max() < len(starts) and 2 * np.count_nonzero(used) <= number, "slots", "words, half full")
+    for start in range(0, len(words), _BLOCK):
+        found = words.find_encoded(*words.encoded(start, min(start + _BLOCK, len(words))))
+        _need(np.array_equal(found, np.arange(start, start + len(found))), "slots", "the place of each word")
+
+
+def _check_table(table: np.ndarray, meta: Mapping[str, Any], sampled: int, size: int) -> None:
+    _need(table.shape[1] == 5 and len(table) > 1 and (table >= 0).all(), "table", "rows of five numbers")
+    # A product of larger ones would overflow.
+    _need((table[:, [0, 2, 3, 4]] <= size).all(), "table", "within the postings")
+    offsets, documents, terms, postings, many = table.T
+    ends = offsets + _aligned(4 * terms) + _aligned(4 * (terms + 1)) + _aligned(2 * postings)
+    ends += _aligned(postings) + _aligned(16 * many)
+    _need(offsets[0] == 0 and np.array_equal(offsets[1:], ends[:-1]) and ends[-1] == size, "table", "where tiles are")
+    _need(int(documents[:-1].sum()) == meta["passages"] and documents[-1] == sampled, "table", "all passages")
+    _need(documents[:-1].min() > 0 and documents.max() < 2**16, "table", f"tiles of up to {2**16 - 1:,} passages")
+
+
+def _aligned(sizes: np.ndarray) -> np.ndarray:
+    return sizes + -sizes % 64
+
+
+def _check_tile(tile: Tile, num_terms: int, lengths: np.ndarray, number: int | str) -> None:
+    name, terms, starts = f"tile {number}", tile.terms, tile.starts
+    ascend = len(terms) == 0 or (terms[0] >= 0 and terms[-1] < num_terms and (np.diff(terms) > 0).all())
+    _need(ascend, name, "ascending terms")
+    _need(starts[0] == 0 and starts[-1] == len(tile.docs) and (np.diff(starts) > 0).all(), name, "postings of each term")
+    counted = np.zeros(tile.num_docs, np.int64)
+    _need(_count(starts, tile.docs, tile.counts, tile.many, counted), name, "ascending passages of each term")
+    _need(np.array_equal(counted, lengths), name, "as many terms as its passages have")
+
+
+@njit(nogil=True, cache=True)
+def _count(starts, docs, counts, many, counted):
+    """counted[passage] += its terms; False where a posting is none."""
+    next_many = 0
+    for term in range(len(starts) - 1):
+        last = -1
+        for posting in range(starts[term], starts[term + 1]):
+            doc, count = np.int64(docs[posting]), np.int64(counts[posting])
+            if doc <= last or doc >= len(counted) or count == 0:
+                return False
+            last = doc
+            if count == MANY:
+                if next_many == len(many) or many[next_many, 0] != posting:
+                    return False
+                count = many[next_many, 1]
+                if count < MANY or count >= 2**31:
+                    return False
+                next_many += 1
+            counted[doc] += count
+    return next_many == len(many)
+
+
+def _need(is_so: bool | np.bool_, name: str, expected: str) -> None:
+    if not is_so:
+        raise Unsound(f"{name} must be {expected}")
+
+
+def unsound(directory: Path, problem: str) -> RetrievalError:
+    """The error that an index is not as a build writes it."""
+    return RetrievalError(
+        f"The index {directory} is damaged, or no recipe wrote it: {problem}. Delete the folder and build the index again."
+    )
 
 
 class ChangedIndexError(RetrievalError):

@@ -27,26 +27,26 @@ from numpy.lib.format import open_memmap
 from hf_tlm.retrieval.analyzer import Analyzer, RetrievalError
 from hf_tlm.retrieval.bm25 import Bm25Settings, Hits, Statistics, length_norms, okapi_idf
 from hf_tlm.retrieval.engines.bm25.build import write_index
-from hf_tlm.retrieval.engines.bm25.contents import check_contents, unsound
 from hf_tlm.retrieval.engines.bm25.files import (
     ARRAYS,
     IDS_FILE,
     META_FILE,
     POSTINGS_FILE,
     ChangedIndexError,
+    check_contents,
     checked_meta,
     describe,
     digest_of,
     read_meta,
+    unsound,
     written,
 )
-from hf_tlm.retrieval.engines.bm25.query_terms import QueryTerms, query_terms
-from hf_tlm.retrieval.engines.bm25.search import search_batch
+from hf_tlm.retrieval.engines.bm25.search import QueryTerms, query_terms, search_batch
 from hf_tlm.retrieval.engines.bm25.tiles import Tile
 from hf_tlm.retrieval.engines.bm25.tokenize import TokenizedTexts
 from hf_tlm.retrieval.engines.bm25.vocabulary import Vocabulary
 from hf_tlm.utils.locks import awaited
-from hf_tlm.utils.ranges import check_numbers
+from hf_tlm.utils.options import check_numbers
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -18,6 +18,7 @@ import multiprocessing.forkserver
 import os
 import shutil
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -35,7 +36,26 @@ from loguru import logger as datatrove_logger
 
 from hf_tlm.errors import HfTlmError
 from hf_tlm.retrieval.analyzer import RetrievalError
-from hf_tlm.retrieval.engines.sharded.slurm_queue import in_queue
+
+logger = logging.getLogger(__name__)
+
+
+def in_queue(job: str | int) -> bool:
+    """Whether Slurm still lists a job.
+
+    Slurm forgets a job some time after its end, and then answers that there is none. Another error, as of a busy controller,
+    says nothing of the job: it is asked for again later.
+    """
+    if job == -1:
+        return False
+    listed = subprocess.run(["squeue", "--noheader", "--jobs", str(job)], capture_output=True, text=True)
+    if listed.returncode:
+        gone = "invalid job id" in listed.stderr.lower()
+        if not gone:
+            logger.warning("squeue failed: %s", listed.stderr.strip())
+        return not gone
+    return bool(listed.stdout.strip())
+
 
 # Arguments of datatrove's that are given here, or that our loops have no use for.
 OWN_ARGUMENTS = {"pipeline", "tasks", "logging_dir", "skip_completed", "depends", "depends_job_id", "run_on_dependency_fail"}

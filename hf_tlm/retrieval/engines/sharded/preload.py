@@ -14,7 +14,7 @@ from hf_tlm.retrieval.analyzer import Analyzer
 from hf_tlm.retrieval.engines.bm25.index import Index
 from hf_tlm.retrieval.engines.bm25.tokenize import tokenize_texts
 from hf_tlm.retrieval.engines.sharded import steps  # noqa: F401
-from hf_tlm.retrieval.engines.sharded.merging import hash_ids
+from hf_tlm.retrieval.engines.sharded.pieces import hash_ids
 
 
 def _warm() -> None:

@@ -23,8 +23,8 @@ import numpy as np
 from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.retrieval.bm25 import Bm25Settings, check_engine
 from hf_tlm.retrieval.engines.bm25.tokenize import TokenizedTexts, tokenize_texts
-from hf_tlm.utils.claims import Claim
-from hf_tlm.utils.ranges import check_numbers
+from hf_tlm.utils.locks import Claim
+from hf_tlm.utils.options import check_numbers
 
 if TYPE_CHECKING:
     from datasets import Dataset

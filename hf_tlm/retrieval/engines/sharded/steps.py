@@ -28,8 +28,7 @@ from hf_tlm.corpora.corpus import FEATURES
 from hf_tlm.retrieval.analyzer import Analyzer, RetrievalError
 from hf_tlm.retrieval.bm25 import Bm25Settings, okapi_idf
 from hf_tlm.retrieval.engines.bm25.index import Index
-from hf_tlm.retrieval.engines.sharded.merging import check_ids, hash_ids, merge_hits
-from hf_tlm.retrieval.engines.sharded.pieces import Piece, write_shard
+from hf_tlm.retrieval.engines.sharded.pieces import Piece, check_ids, hash_ids, merge_hits, write_shard
 from hf_tlm.retrieval.engines.sharded.workspace import (
     PASSAGES_FILE,
     Workspace,

@@ -1,0 +1,302 @@
+"""Attention maps of a model that transformers loads, and which kind its heads are of (TLM, section 4.4.1).
+
+Of every row of a map, a token's attention to all tokens of its text, the largest weight is looked at. A head is *positional*
+(Voita et al. 2019) if at least 90% of these maxima are on a token next to the row's own, *vertical* (Kovaleva et al. 2019)
+if at least 90% are on [CLS], [SEP] or a full stop. What the papers leave open is settled as follows:
+
+- Rows are counted over all tokens, special ones too, of all texts together; rows and columns of padding are left out.
+- Next to a token is the previous or the next one, and a head may mix them, as TLM's words allow. Voita et al. ask for one
+  side: `AttentionHead` has the counts of both.
+- Of several equal maxima in a row all have to be on such a token. An even row is of no kind, whichever comes first in it.
+- A head that is both, as only the shortest of texts allow, is positional.
+- TLM has "at least 90%" for the one kind and "more than 90%" for the other; here exactly 90% is enough for both.
+
+Only here is attention computed eagerly: faster kinds return no maps.
+
+Shapes: B texts, S positions, L layers, A heads of a layer.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.functional import pad
+from tqdm.auto import tqdm
+from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_tlm.errors import AnalysisError
+from hf_tlm.models.base import body_of
+from hf_tlm.models.families import longest_input
+
+SHARE = Fraction(9, 10)
+POSITIONAL, VERTICAL, OTHER = "positional", "vertical", "other"
+
+
+@dataclass(frozen=True)
+class AttentionHead:
+    """How many of a head's row maxima are where.
+
+    layer, head: from 1.
+    rows: that were looked at.
+    previous, next: maxima on the token before, and after, the row's own.
+    adjacent: on either; more than the sum of the two by the rows in which both are equal.
+    separators: on [CLS], [SEP] or a full stop.
+    """
+
+    layer: int
+    head: int
+    rows: int
+    previous: int
+    next: int
+    adjacent: int
+    separators: int
+
+    @property
+    def kind(self) -> str:
+        if self.adjacent >= SHARE * self.rows:
+            return POSITIONAL
+        return VERTICAL if self.separators >= SHARE * self.rows else OTHER
+
+
+@dataclass(frozen=True)
+class LayerShares:
+    """Percent of a layer's heads that are of each kind; layer None: of all layers' heads."""
+
+    layer: int | None
+    heads: int
+    positional: float
+    vertical: float
+    other: float
+
+
+def count_maxima(maps: torch.Tensor, attention_mask: torch.Tensor, separators: torch.Tensor) -> torch.Tensor:
+    """Row maxima of one layer that are on the previous token, on the next, on either, and on a separator.
+
+    Args:
+        maps: float [B, A, S, S]: attention weights of rows (third dimension) to columns, none below 0.
+        attention_mask: [B, S], 0 at padding, on whichever side that is.
+        separators: bool [B, S]: where [CLS], [SEP] and full stops are.
+
+    Returns:
+        int64 [A, 4].
+
+    Raises:
+        AnalysisError: a weight is not a number.
+    """
+    real = attention_mask.bool()
+    maps = maps.masked_fill(~real[:, None, None, :], -1)
+    largest = maps.amax(-1, keepdim=True)
+    if (largest[..., 0].isnan() & real[:, None]).any():
+        raise AnalysisError("Attention weights are not numbers: the model has diverged, or its weights are damaged.")
+    on_top = maps == largest
+    maxima = on_top.sum(-1)
+    previous = pad(on_top.diagonal(-1, 2, 3), (1, 0))
+    following = pad(on_top.diagonal(1, 2, 3), (0, 1))
+    is_adjacent = (previous.int() + following.int() == maxima) & real[:, None]
+    is_separator = ((on_top & separators[:, None, None, :]).sum(-1) == maxima) & real[:, None]
+    found = (is_adjacent & ~following, is_adjacent & ~previous, is_adjacent, is_separator)
+    return torch.stack([rows.sum((0, 2)) for rows in found], dim=1)
+
+
+def layer_shares(heads: Iterable[AttentionHead]) -> list[LayerShares]:
+    """The shares of each layer in order, and at last those of all heads."""
+    kinds: dict[int | None, list[str]] = {}
+    for head in heads:
+        kinds.setdefault(head.layer, []).append(head.kind)
+    kinds[None] = [kind for layer in kinds.values() for kind in layer]
+    return [
+        LayerShares(layer, len(own), *(100 * own.count(kind) / len(own) for kind in (POSITIONAL, VERTICAL, OTHER)))
+        for layer, own in kinds.items()
+        if own
+    ]
+
+
+Text = str | tuple[str, str]  # A text, or a pair.
+# Weights that the maps of one batch may have: 256 MiB.
+WEIGHTS = 1 << 26
+# A full stop in the vocabularies of WordPiece, sentencepiece, byte-level and word-end BPE, at the start of a word or inside.
+FULL_STOP = re.compile(r"(?:##|▁|Ġ)?\.(?:</w>)?")
+
+
+@dataclass(frozen=True)
+class TextMaps:
+    """tokens: of a text. maps: of each of L layers float32 [A, S, S], rows attend to columns."""
+
+    tokens: list[str]
+    maps: list[np.ndarray]
+
+
+def separator_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Token ids of [CLS] and [SEP] (or what begins and ends a text), and of every full stop of the vocabulary."""
+    special = (tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id)
+    stops = [index for token, index in tokenizer.get_vocab().items() if FULL_STOP.fullmatch(token)]
+    return sorted({index for index in special if index is not None}.union(stops))
+
+
+def measure_heads(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[Text],
+    *,
+    batch_size: int = 32,
+    max_length: int = 128,
+    name: str = "",
+) -> list[AttentionHead]:
+    """Where the row maxima of every head are, over all texts; the model is left as it was.
+
+    Texts of similar length share a batch. Maps are counted batch by batch and not kept: those of a batch have 256 MiB at
+    most, or are of a single text.
+
+    Args:
+        model: any with attention maps, on any device: of an encoder-decoder the encoder is measured, of a causal decoder
+            maps without a next token.
+        texts: strings, or pairs of strings.
+        max_length: tokens of a text at most: longer ones are truncated.
+        name: of the model, for the progress bar.
+
+    Returns:
+        Layer by layer, head by head.
+
+    Raises:
+        AnalysisError: there is no token, a text is no string; it is longer than the model takes, or has tokens that the
+            model lacks; the model returns no maps of S x S, or weights that are not numbers.
+    """
+    rows = _encode(model, tokenizer, texts, max_length)
+    separators = torch.tensor(separator_ids(tokenizer), device=model.device)
+    counts: list[torch.Tensor] = []
+    total = sum(len(row["input_ids"]) for row in rows)
+    bar = tqdm(total=len(rows), desc=f"Heads {name}".strip(), unit=" texts", disable=os.environ.get("RANK", "0") != "0")
+    with _eager(model) as body, torch.inference_mode(), bar:
+        for batch in _batches(rows, model, batch_size):
+            padded = _padded(batch, tokenizer, model)
+            special = torch.isin(padded["input_ids"], separators)
+            found = [count_maxima(maps, padded["attention_mask"], special) for maps in _maps(body, padded)]
+            counts = [old + new for old, new in zip(counts, found, strict=True)] if counts else found
+            bar.update(len(batch))
+    return [
+        AttentionHead(layer, head, total, *own)
+        for layer, heads in enumerate(counts, 1)
+        for head, own in enumerate(heads.tolist(), 1)
+    ]
+
+
+def text_maps(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: Text, max_length: int = 24) -> TextMaps:
+    """The attention maps of one text, truncated to `max_length` tokens.
+
+    Raises:
+        AnalysisError: see `measure_heads`.
+    """
+    rows = _encode(model, tokenizer, [text], max_length)
+    with _eager(model) as body, torch.inference_mode():
+        maps = _maps(body, _padded(rows, tokenizer, model))
+    tokens = tokenizer.convert_ids_to_tokens(rows[0]["input_ids"])
+    return TextMaps(list(tokens), [layer[0].float().cpu().numpy() for layer in maps])
+
+
+def most_tokens(texts: Sequence[Text], tokenizers: Sequence[PreTrainedTokenizerBase], limit: int) -> np.ndarray:
+    """int64 [texts]: tokens of each text by the tokenizer that needs most, or `limit` of longer ones."""
+    lengths = np.zeros(len(texts), np.int64)
+    for tokenizer in tokenizers:
+        lengths = np.maximum(lengths, [len(ids) for ids in _tokenize(tokenizer, texts, limit)["input_ids"]])
+    return lengths
+
+
+def _tokenize(tokenizer: PreTrainedTokenizerBase, texts: Sequence[Text], max_length: int) -> dict[str, list[list[int]]]:
+    pairs = [text if isinstance(text, tuple) else (text, None) for text in texts]
+    for row, pair in enumerate(pairs):
+        if not isinstance(pair[0], str) or (isinstance(texts[row], tuple) and not isinstance(pair[1], str)):
+            raise AnalysisError(f"Texts are strings or pairs of strings; number {row} is {texts[row]!r}.")
+    first, second = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    paired = bool(second) and second[0] is not None
+    if any((text is not None) != paired for text in second):
+        raise AnalysisError("Some texts are pairs and others are not. Give one kind at a time.")
+    options = {"truncation": True, "max_length": max_length, "return_attention_mask": False}
+    return tokenizer(first, second if paired else None, **options)
+
+
+def _encode(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Sequence[Text], max_length: int
+) -> list[dict[str, list[int]]]:
+    """Model inputs of every text that has a token, the longest first."""
+    if tokenizer.pad_token is None:
+        raise AnalysisError("Batches need a tokenizer with a pad_token; this one has none. Set one, such as its eos_token.")
+    encoded = _tokenize(tokenizer, texts, max_length) if texts else {"input_ids": []}
+    names = ["input_ids"]
+    # As in fine-tuning: tokenizers do not know whether a body has embeddings of token types.
+    if model.config.model_type == "xlnet" or getattr(model.config, "type_vocab_size", 0) > 1:
+        names += ["token_type_ids"] if "token_type_ids" in encoded else []
+    rows = [dict(zip(names, values, strict=True)) for values in zip(*(encoded[name] for name in names), strict=True)]
+    rows = sorted((row for row in rows if row["input_ids"]), key=lambda row: -len(row["input_ids"]))
+    if not rows:
+        raise AnalysisError(f"There is nothing to attend to: the {len(texts)} texts have no token.")
+    limit, longest = longest_input(model.config), len(rows[0]["input_ids"])
+    if limit is not None and longest > limit:
+        raise AnalysisError(
+            f"A text has {longest} tokens and the model {limit} positions. Truncate texts to {limit} tokens or fewer "
+            "(max_length, --max_length)."
+        )
+    known, largest = model.get_input_embeddings().num_embeddings, max(max(row["input_ids"]) for row in rows)
+    if largest >= known:
+        raise AnalysisError(f"The tokenizer has a token {largest}, and the model knows {known}. Give the model's own.")
+    return rows
+
+
+def _batches(rows: list[dict[str, list[int]]], model: PreTrainedModel, batch_size: int) -> Iterator[list[dict]]:
+    """Neighbours in length, as many as their maps' size allows."""
+    maps = getattr(model.config, "num_hidden_layers", 12) * getattr(model.config, "num_attention_heads", 12)
+    start = 0
+    while start < len(rows):
+        # The first is the longest.
+        fitting = WEIGHTS // (maps * len(rows[start]["input_ids"]) ** 2)
+        size = max(1, min(batch_size, fitting))
+        yield rows[start : start + size]
+        start += size
+
+
+def _padded(
+    rows: list[dict[str, list[int]]], tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel
+) -> dict[str, torch.Tensor]:
+    """One batch, on the model's device."""
+    return {name: values.to(model.device) for name, values in DataCollatorWithPadding(tokenizer)(rows).items()}
+
+
+@contextmanager
+def _eager(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
+    """The body of a model, without dropout and with attention maps; afterwards the model is as before."""
+    body: PreTrainedModel = model.get_encoder() if model.config.is_encoder_decoder else body_of(model)
+    config = body.config
+    training, implementation, wanted = model.training, config._attn_implementation, config.output_attentions
+    try:
+        model.eval()
+        body.set_attn_implementation("eager")
+        if config._attn_implementation != "eager":
+            raise AnalysisError(
+                f"{type(model).__name__} cannot change its attention. Load it with attn_implementation='eager'."
+            )
+        config.output_attentions = True
+        yield body
+    finally:
+        config.output_attentions = wanted
+        body.set_attn_implementation(implementation)
+        model.train(training)
+
+
+def _maps(body: nn.Module, batch: dict[str, torch.Tensor]) -> Sequence[torch.Tensor]:
+    """The maps of each layer, float [B, A, S, S]."""
+    maps = getattr(body(**batch), "attentions", None)
+    texts, places = batch["input_ids"].shape
+    expected = (texts, places, places)
+    if not maps or any(not torch.is_tensor(own) or (len(own), *own.shape[2:]) != expected for own in maps):
+        raise AnalysisError(
+            f"{type(body).__name__} returns no attention maps of all tokens to all tokens: heads can be told apart only in "
+            "models with full attention."
+        )
+    return maps

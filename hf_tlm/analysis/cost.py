@@ -1,0 +1,432 @@
+"""Score against cost (TLM, Figure 1): one's own runs beside the papers' points, as averages over tasks and as a picture.
+
+Scores and FLOPs of TLM's Table 2 and ISS's Table 3 are those of `hf_tlm.experiments.PUBLISHED`. Rows of ISS's
+Table 3 that repeat TLM's are left out, as is its Table 4: the FLOPs there are without those of the checkpoints that were
+trained further.
+
+    found = compare(find_results({"main": "runs/main"}))
+    print(to_markdown(found))
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from hf_tlm.analysis.arguments import AnalyzeArguments, AnalyzedTask, CostArguments, named
+from hf_tlm.analysis.figures import MARKERS, PALETTE, WIDTH, add_legend, label_decades, new_figure, save_figure, style
+from hf_tlm.analysis.findings import Findings
+from hf_tlm.analysis.runs import Result, find_results, read_json
+from hf_tlm.errors import AnalysisError
+from hf_tlm.experiments.published import PUBLISHED
+from hf_tlm.tasks import TASKS
+from hf_tlm.training.run_folder import places_of
+from hf_tlm.training.teacher import teacher_cost
+from hf_tlm.utils.markdown import markdown_table
+from hf_tlm.utils.run_names import RESULTS_FILE
+from hf_tlm.utils.shown import for_markdown
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+ROBERTA_LARGE = "TLM Table 2: RoBERTa-Large"
+# Points of a family are one line, with more FLOPs from left to right.
+FAMILIES: dict[str, tuple[str, ...]] = {
+    "BERT": ("TLM Table 2: BERT-Base", "TLM Table 2: BERT-Large"),
+    "RoBERTa": ("TLM Table 2: RoBERTa-Base", ROBERTA_LARGE),
+    "TLM": ("TLM Table 2: TLM (small-scale)", "TLM Table 2: TLM (medium-scale)", "TLM Table 2: TLM (large-scale)"),
+    "TLM, 20% of the data": (
+        "ISS Table 3: TLM (small-20%)",
+        "ISS Table 3: TLM (medium-20%)",
+        "ISS Table 3: TLM (large-20%)",
+    ),
+    "TLM large, as BERT-Base": ("ISS Table 3: TLM (large, BERT-Base)",),
+    "ISS": ("ISS Table 3: ISS (small-scale)", "ISS Table 3: ISS (medium-scale)", "ISS Table 3: ISS (large-scale)"),
+}
+# Of "BERT, ELECTRA and ALE" (electra_ale), Table IV: GLUE's validation splits, the best of 10 runs, shares of 1 as printed;
+# FLOPs are those of pretraining. The metrics are those of its table of tasks.
+ALE_COLUMNS = "flops mrpc cola mnli sst2 qqp qnli rte stsb average"
+ALE_ROWS = {
+    "BERT_small": "2.3e17 0.838 0.317 0.785 0.908 0.877 0.862 0.610 0.862 0.757",
+    "ELECTRA_small": "2.3e17 0.824 0.509 0.770 0.877 0.888 0.847 0.592 0.840 0.768",
+    "ELECTRA_small, 2x time": "4.6e17 0.831 0.561 0.769 0.869 0.887 0.851 0.592 0.848 0.776",
+    "ALE_small": "2.3e17 0.738 0.305 0.745 0.834 0.878 0.824 0.567 0.810 0.713",
+}
+ALE_METRICS = {"cola": "matthews", "stsb": "pearson"}  # All others are accuracies.
+
+
+@dataclass(frozen=True)
+class Point:
+    """One published row.
+
+    source: paper, table and row. split: whose scores. flops: of all training, as printed.
+    scores: task -> percent. metrics: task -> the metric it is on.
+    """
+
+    family: str
+    source: str
+    split: str
+    flops: float
+    scores: Mapping[str, float]
+    metrics: Mapping[str, str]
+
+    def average(self, tasks: Mapping[str, str]) -> float | None:
+        """In percent over tasks, given with their metrics; None where the row lacks one, or has it on another metric."""
+        names = {task.removeprefix("glue_"): metric for task, metric in tasks.items()}
+        if any(self.metrics.get(task) != metric for task, metric in names.items()):
+            return None
+        return fmean(self.scores[task] for task in names)
+
+
+def published_points() -> Sequence[Point]:
+    """All points, families together, in the order of their FLOPs."""
+    points = []
+    for family, rows in FAMILIES.items():
+        for key in rows:
+            row = PUBLISHED[key]
+            assert row.flops is not None  # else it has no place in a family
+            scores = {task: of[0] for task in row.cells if task != "average" and (of := row.score(task))}
+            metrics = {task: TASKS[task].metric for task in scores}
+            points.append(Point(family, key, row.measure, row.flops, scores, metrics))
+    names = ALE_COLUMNS.split()
+    for model, text in ALE_ROWS.items():
+        cells = dict(zip(names, map(float, text.split()), strict=True))
+        flops = cells.pop("flops")
+        scores = {task: 100 * score for task, score in cells.items() if task != "average"}
+        metrics = {task: ALE_METRICS.get(task, "accuracy") for task in scores}
+        family = model.partition(",")[0].replace("_", " ")
+        points.append(Point(family, f"BERT, ELECTRA and ALE Table IV: {model}", "validation", flops, scores, metrics))
+    return points
+
+
+ROBERTA_LARGE_FLOPS = next(point.flops for point in published_points() if point.source == ROBERTA_LARGE)
+
+
+@dataclass(frozen=True)
+class Scored:
+    """One point of the picture.
+
+    family: points that a line joins; None for one of one's own. source: where a published point is printed.
+    flops: of all training of one task's model, means over tasks and seeds. pretraining: its part that a checkpoint had cost,
+        and a teacher, asked and trained.
+    score, deviation: percent, averages over tasks; the deviation is that of the seeds' averages (n - 1), over the `seeds`
+    that all tasks have; None for one seed and for published points.
+    """
+
+    name: str
+    flops: float
+    score: float
+    deviation: float | None = None
+    seeds: int = 0
+    pretraining: float = 0.0
+    family: str | None = None
+    source: str | None = None
+
+    @property
+    def ratio(self) -> float:
+        """FLOPs relative to RoBERTa-Large's (TLM, Table 2)."""
+        return self.flops / ROBERTA_LARGE_FLOPS
+
+
+@dataclass
+class Comparison:
+    """tasks: with their metrics; all averages are over these alone. notes: what was left out, and why."""
+
+    tasks: dict[str, str]
+    split: str
+    points: list[Scored] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def own(self) -> list[Scored]:
+        return [point for point in self.points if point.source is None]
+
+    @property
+    def published(self) -> list[Scored]:
+        return [point for point in self.points if point.source is not None]
+
+
+def compare(
+    results: Sequence[Result],
+    *,
+    split: str = "test",
+    tasks: Sequence[str] | None = None,
+    pretraining_flops: Mapping[str, float] | None = None,
+    published: bool = True,
+) -> Comparison:
+    """Average the score of every arm, and of every published row, over the same tasks.
+
+    Args:
+        results: of `find_results`; runs whose names differ in the task alone are one arm.
+        split: "validation" or "test".
+        tasks: to average over; arms that lack one are left out. Default: those that all arms have.
+        pretraining_flops: what a checkpoint that runs started from had cost, by the last part of its name; of one that was
+            trained in a folder, which is still there, its results tell. Arms of which it is not known are left out.
+
+    Raises:
+        AnalysisError: no arm has scores and costs; no task is common to all arms, or one of `tasks` is of none; one task has
+            several metrics; an arm has a seed twice.
+    """
+    notes: list[str] = []
+    arms = _arms(results, split, pretraining_flops or {}, notes)
+    if not arms:
+        listed = f" {'; '.join(notes)}." if notes else ""
+        raise AnalysisError(f"There is no run with a {split} score and a cost to draw.{listed}")
+    chosen = _tasks(arms, tasks, notes)
+    metrics = {task: _metric(arms, task) for task in chosen}
+    found = Comparison(metrics, split, notes=notes)
+    for name, of_tasks in arms.items():
+        if missing := [task for task in chosen if task not in of_tasks]:
+            notes.append(f"{name} is left out: it has no score on {', '.join(missing)}")
+        else:
+            found.points.append(_scored(name, {task: of_tasks[task] for task in chosen}, split))
+    for point in published_points() if published else ():
+        score = point.average(metrics) if point.split == split else None
+        if score is not None:
+            name = point.source.partition(": ")[2]
+            found.points.append(Scored(name, point.flops, score, family=point.family, source=point.source))
+    if published and not found.published:
+        notes.append(f"no published row with FLOPs has {split} scores on these tasks and metrics")
+    return found
+
+
+# arm -> task -> [(result, FLOPs of its checkpoint)]
+_Arms = dict[str, dict[str, list[tuple[Result, float]]]]
+
+
+def _arms(results: Sequence[Result], split: str, given: Mapping[str, float], notes: list[str]) -> _Arms:
+    arms: _Arms = {}
+    unknown: dict[str, str] = {}
+    for result in results:
+        before = _checkpoint_flops(result, given)
+        if before is None:
+            unknown[result.arm] = str(result.settings["model_name_or_path"])
+        elif result.error is not None:
+            notes.append(f"{result.run} has no score: {result.error}")
+        elif result.score(split) is None or not math.isfinite(result.cost.get("flops") or math.nan):
+            lacking = "cost" if result.score(split) is not None else f"{split} score"
+            notes.append(f"{result.run}, seed {result.seed}, has no {lacking}")
+        else:
+            of = arms.setdefault(result.arm, {}).setdefault(result.task, [])
+            if result.seed in [other.seed for other, _ in of]:
+                raise AnalysisError(
+                    f"{result.arm} has seed {result.seed} on {result.task} twice, in {of[0][0].folder} and {result.folder}. "
+                    "Leave one out, or give the places names of their own, as in --run first=DIR second=DIR."
+                )
+            of.append((result, before + teacher_cost(result.teacher, "flops")))
+    for arm, checkpoint in unknown.items():
+        arms.pop(arm, None)
+        notes.append(
+            f"{arm} is left out: it starts from {Path(checkpoint).name}, whose own FLOPs are not known here "
+            f"(--pretraining_flops {Path(checkpoint).name}=...)"
+        )
+    return arms
+
+
+def _checkpoint_flops(result: Result, given: Mapping[str, float]) -> float | None:
+    """Of all training before the run began; None where it began from something that does not tell."""
+    start = result.settings.get("model_name_or_path")
+    if start is None:
+        return 0.0
+    if Path(start).name in given:
+        return given[Path(start).name]
+    start = places_of(result.folder).get(start, start)
+    # As it was called where the run was started, which may be a folder above the run's.
+    for base in (Path(), *result.folder.resolve().parents):
+        file = base / start / RESULTS_FILE
+        if file.is_file() and "flops" in (content := read_json(file)).get("cost", {}):
+            start = content.get("model", {}).get("model_name_or_path")
+            earlier = 0.0 if start is None else given.get(Path(start).name)
+            return None if earlier is None else earlier + content["cost"]["flops"]
+    return None
+
+
+def _tasks(arms: _Arms, tasks: Sequence[str] | None, notes: list[str]) -> list[str]:
+    every = list(dict.fromkeys(task for of_tasks in arms.values() for task in of_tasks))
+    if tasks is None:
+        common = [task for task in every if all(task in of_tasks for of_tasks in arms.values())]
+        if not common:
+            listed = "; ".join(f"{name}: {', '.join(of_tasks)}" for name, of_tasks in arms.items())
+            raise AnalysisError(
+                f"No task is common to all arms ({listed}), and averages over different tasks are not comparable. Name the "
+                "tasks (--cost_tasks), or compare other runs."
+            )
+        if len(common) < len(every):
+            notes.append(f"not averaged, as some arms lack it: {', '.join(task for task in every if task not in common)}")
+        return common
+    if missing := [task for task in tasks if task not in every]:
+        raise AnalysisError(f"No run has a score on {missing[0]!r}. There are: {', '.join(every)}.")
+    if not any(all(task in of_tasks for task in tasks) for of_tasks in arms.values()):
+        raise AnalysisError(f"No arm has scores on all of {', '.join(tasks)}.")
+    return list(dict.fromkeys(tasks))
+
+
+def _metric(arms: _Arms, task: str) -> str:
+    metrics = {str(result.metric) for of_tasks in arms.values() for result, _ in of_tasks.get(task, ())}
+    if len(metrics) > 1:
+        raise AnalysisError(
+            f"Runs on {task} have different metrics, {' and '.join(sorted(metrics))}. Leave some of them out."
+        )
+    return metrics.pop()
+
+
+def _scored(name: str, of_tasks: Mapping[str, Sequence[tuple[Result, float]]], split: str) -> Scored:
+    scores = {
+        task: {r.seed: 100 * score for r, _ in of if (score := r.score(split)) is not None} for task, of in of_tasks.items()
+    }
+    shared = set.intersection(*(set(of_seeds) for of_seeds in scores.values()))
+    averages = [statistics.fmean(of_seeds[seed] for of_seeds in scores.values()) for seed in shared]
+    before = statistics.fmean(statistics.fmean(flops for _, flops in of) for of in of_tasks.values())
+    own = statistics.fmean(statistics.fmean(result.cost["flops"] for result, _ in of) for of in of_tasks.values())
+    return Scored(
+        name,
+        flops=before + own,
+        score=statistics.fmean(statistics.fmean(of_seeds.values()) for of_seeds in scores.values()),
+        deviation=statistics.stdev(averages) if len(averages) > 1 else None,
+        seeds=len(shared),
+        pretraining=before,
+    )
+
+
+def to_rows(found: Comparison) -> list[dict[str, Any]]:
+    """Of a csv, by FLOPs."""
+    return [
+        {
+            "name": point.name,
+            "published": point.source or "",
+            "flops": point.flops,
+            "pretraining_flops": point.pretraining if point.source is None else "",
+            "flops_ratio": point.ratio,
+            "score": point.score,
+            "deviation": "" if point.deviation is None else point.deviation,
+            "seeds": point.seeds or "",
+            "split": found.split,
+            "tasks": " ".join(found.tasks),
+        }
+        for point in sorted(found.points, key=lambda point: point.flops)
+    ]
+
+
+def to_markdown(found: Comparison) -> str:
+    """All points by FLOPs, and over which tasks their averages are."""
+    tasks = ", ".join(f"{task} ({metric.replace('_', ' ').replace('f1', 'F1')})" for task, metric in found.tasks.items())
+    rows = []
+    for point in sorted(found.points, key=lambda point: point.flops):
+        score = f"{point.score:.2f}" + ("" if point.deviation is None else f" ± {point.deviation:.2f} ({point.seeds} seeds)")
+        source = (point.source or "").partition(":")[0]
+        rows.append([point.name, f"{point.flops:.3g}", f"{point.ratio:.2g}", score, source])
+    head = ["", "FLOPs", "of RoBERTa-Large's", "score", "published in"]
+    text = (
+        f"Averages of {found.split} scores in percent over {tasks}: every point is the average over exactly these. "
+        "FLOPs are 6 x tokens x parameters of training, of checkpoints too that a run started from, without retrieval and "
+        "selection."
+    )
+    if found.published:
+        text += " Rows with a source are published figures, from other corpora and models; they were not measured here. "
+        text += "FLOPs that the papers print for TLM and ISS are means over their eight tasks, not over these."
+    notes = "\n".join(f"- {for_markdown(note, 1000)}" for note in dict.fromkeys(found.notes))
+    return f"{markdown_table(head, rows, texts=[0, 4])}\n{text}\n" + (f"\n{notes}\n" if notes else "")
+
+
+GREY = "#606060"
+WIDE = 6.8  # inches: the width of a page
+
+
+@style()
+def cost_figure(found: Comparison) -> Figure:
+    """Draw all points by FLOPs, one's own filled and coloured, published ones hollow and grey.
+
+    Beside them are, where there are several, one's own scores alone, which are close together in the first panel, with the
+    seeds' deviation.
+    """
+    several = len(found.own) > 1
+    height = max(2.6, 1.0 + 0.2 * len(found.own)) + (0.5 if found.published else 0.0)
+    figure, axes = new_figure(1, 1 + several, width=WIDE if several else WIDTH, height=height, squeeze=False)
+    _by_flops(axes[0, 0], found)
+    if several:
+        _own(axes[0, 1], found)
+    elif found.own:
+        axes[0, 0].set_title(f"{found.own[0].name} (filled)")
+    if found.published:
+        handles = [line for line in axes[0, 0].lines if not line.get_label().startswith("_")]
+        title = "published, not measured here"
+        add_legend(figure, handles=handles, title=title, ncols=3 if several else 2)
+    return figure
+
+
+def _style(number: int) -> dict[str, Any]:
+    """With another marker at each turn of the colours."""
+    return {"color": PALETTE[number % len(PALETTE)], "marker": MARKERS[(number + number // len(PALETTE)) % len(MARKERS)]}
+
+
+def _by_flops(axes: Axes, found: Comparison) -> None:
+    for number, point in enumerate(found.own):
+        axes.plot(point.ratio, point.score, linestyle="", label="_own", zorder=3, **_style(number))
+    for number, family in enumerate(dict.fromkeys(point.family for point in found.published)):
+        points = sorted((point for point in found.published if point.family == family), key=lambda point: point.flops)
+        axes.plot(
+            [point.ratio for point in points],
+            [point.score for point in points],
+            color=GREY,
+            linewidth=0.6,
+            marker=MARKERS[number % len(MARKERS)],
+            markerfacecolor="none",
+            markeredgewidth=0.8,
+            label=family,
+        )
+    axes.set_xscale("log")
+    axes.margins(x=0.06, y=0.1)
+    axes.set_xlabel("training FLOPs relative to RoBERTa-Large")
+    label_decades(axes.xaxis)
+    axes.set_ylabel(_score(found))
+
+
+def _own(axes: Axes, found: Comparison) -> None:
+    """A line for each, the best on top."""
+    order = sorted(range(len(found.own)), key=lambda number: found.own[number].score)
+    for place, number in enumerate(order):
+        point = found.own[number]
+        axes.errorbar(point.score, place, xerr=point.deviation, linestyle="", elinewidth=0.8, **_style(number))
+    names = [f"{found.own[number].name}\n{found.own[number].flops:.2g} FLOPs" for number in order]
+    axes.set_yticks(range(len(order)), names)
+    axes.margins(x=0.08, y=0.12)
+    axes.set_xlabel(_score(found))
+    axes.set_title("own runs" + (", mean ± standard deviation" if any(point.deviation for point in found.own) else ""))
+
+
+def _score(found: Comparison) -> str:
+    tasks = f"{next(iter(found.tasks))}," if len(found.tasks) == 1 else f"average of {len(found.tasks)} tasks,"
+    return f"{tasks} {found.split} score (%)"
+
+
+def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: CostArguments) -> Findings:
+    """cost.png, cost.svg, and the points in cost.csv."""
+    if not args.run:
+        raise AnalysisError("--what cost needs --run: runs, or a folder of runs.")
+    found = compare(
+        find_results(args.runs),
+        split=options.cost_split,
+        tasks=options.cost_tasks,
+        pretraining_flops={
+            name: _flops(name, text) for name, text in named(options.pretraining_flops, "pretraining_flops").items()
+        },
+        published=options.published,
+    )
+    files = save_figure(cost_figure(found), args.folder, "cost", to_rows(found))
+    return Findings("Score against cost", to_markdown(found), files)
+
+
+def _flops(name: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise AnalysisError(f"--pretraining_flops takes checkpoint=FLOPs, such as {name}=1.54e21; received {name}={text}.")
+    return value

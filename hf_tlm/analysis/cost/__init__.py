@@ -1,1 +1,0 @@
-"""Score against cost (TLM, Figure 1)."""

@@ -1,0 +1,340 @@
+"""Training curves (COCO-LM, Figures 7 and 8; ISS, Figure 2): what is drawn of logs, and the picture."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hf_tlm.analysis.arguments import AXES, AnalyzeArguments, AnalyzedTask, CurvesArguments
+from hf_tlm.analysis.figures import (
+    PALETTE,
+    STYLE,
+    WIDTH,
+    add_legend,
+    new_figure,
+    power_of_ten,
+    save_figure,
+    series_style,
+    style,
+)
+from hf_tlm.analysis.findings import Findings
+from hf_tlm.analysis.trainer_logs import RunLog, read_runs
+from hf_tlm.errors import AnalysisError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MOST_PANELS = 12
+_LEAST_WANTED = ("learning_rate", "grad_norm", "mfu", "eval_loss")
+
+
+@dataclass(frozen=True)
+class Average:
+    """Over seeds, at every step that one of them has logged.
+
+    x: axis -> float64 [N], means over seeds. mean: float64 [N], of finite values; NaN where there is none.
+    deviation: float64 [N], with n - 1; NaN of one seed. seeds: int [N], how many values there are. stages: [N].
+    """
+
+    x: Mapping[str, np.ndarray]
+    mean: np.ndarray
+    deviation: np.ndarray
+    seeds: np.ndarray
+    stages: Sequence[str]
+
+
+def choose_quantities(runs: Iterable[RunLog], wanted: Sequence[str] | None = None) -> list[str]:
+    """Names of what the runs have logged.
+
+    Args:
+        wanted: names as logged, the same without `corpus/` or `task/`, or patterns with `*`; None for what has two points or
+            more and is a loss term, an accuracy, a cosine, a share or a score, at most 12.
+
+    Raises:
+        AnalysisError: nothing is known by a name; the message lists what is.
+    """
+    runs = list(runs)
+    logged = list(dict.fromkeys(name for run in runs for name in run.quantities))
+    if wanted is None:
+        return _default(runs, logged)
+    found: dict[str, None] = {}
+    for name in wanted:
+        matching = [other for other in logged if other == name]
+        matching = matching or [other for other in logged if _matches(other, name)]
+        if not matching:
+            close = difflib.get_close_matches(name, logged, n=3)
+            hint = f" Did you mean {' or '.join(close)}?" if close else ""
+            raise AnalysisError(f"No run has logged {name!r}.{hint} There are: {', '.join(sorted(logged))}.")
+        found |= dict.fromkeys(matching)
+    return list(found)
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return any(fnmatch.fnmatchcase(form, pattern) for form in (name, name.partition("/")[2]) if form)
+
+
+def _default(runs: Sequence[RunLog], logged: Sequence[str]) -> list[str]:
+    def points(name: str) -> int:
+        return max(len(seed.points.get(name, ())) for run in runs for seed in run.seeds)
+
+    terms = [name for name in logged if name.endswith("_loss") and "/" in name]
+    drawn = [name for name in logged if name not in _LEAST_WANTED and not (name == "loss" and terms)]
+    # Of a term of the corpus loss the curve in training tells more than that on validation.
+    drawn = [name for name in drawn if f"corpus/{name.removeprefix('eval_')}" not in logged or not name.startswith("eval_")]
+    drawn = [name for name in drawn if points(name) > 1] or drawn or list(logged)
+    ranks = {name: rank for rank, name in enumerate(sorted(drawn, key=lambda name: (_kind(name), name)))}
+    # Where there are too many, those that corpus and task batches both have are drawn of the corpus.
+    again = [name for name in drawn if name.startswith("task/") and f"corpus/{name[5:]}" in drawn]
+    kept = sorted(drawn, key=lambda name: (name in again, ranks[name]))[:MOST_PANELS]
+    return sorted(kept, key=ranks.__getitem__)
+
+
+def _kind(name: str) -> int:
+    """Losses, scores, accuracies, the rest."""
+    if name.endswith("loss"):
+        return 0
+    return 1 if name.startswith("eval_") else 2 if "accuracy" in name else 3
+
+
+def average(run: RunLog, quantity: str) -> Average | None:
+    """The mean over the seeds of a run; None where none has logged the quantity."""
+    curves = [curve for seed in run.seeds if (curve := seed.curve(quantity)) is not None]
+    if not curves:
+        return None
+    steps = np.unique(np.concatenate([curve.x["steps"] for curve in curves]))
+    values = np.full((len(curves), len(steps)), np.nan)
+    x = {axis: np.full_like(values, np.nan) for axis in AXES}
+    stages: dict[int, str] = {}
+    for row, curve in enumerate(curves):
+        places = np.searchsorted(steps, curve.x["steps"])
+        values[row, places] = np.where(np.isfinite(curve.values), curve.values, np.nan)
+        for axis, along in curve.x.items():
+            x[axis][row, places] = along
+        stages.update(zip(places.tolist(), curve.stages, strict=True))
+    mean, deviation, seeds = _moments(values)
+    return Average(
+        {axis: _moments(of)[0] for axis, of in x.items()}, mean, deviation, seeds, [stages[at] for at in range(len(steps))]
+    )
+
+
+def _moments(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Mean, sample deviation and number of what is not NaN, over the rows."""
+    counts = np.isfinite(values).sum(axis=0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean = np.nansum(values, axis=0) / counts
+        squares = np.nansum((values - mean) ** 2, axis=0)
+        return np.where(counts > 0, mean, np.nan), np.sqrt(np.where(counts > 1, squares / (counts - 1), np.nan)), counts
+
+
+def smooth(values: np.ndarray, stages: Sequence[str], window: int) -> np.ndarray:
+    """Running means, float64 [N].
+
+    Args:
+        window: odd: points of a mean, of one stage alone; fewer towards its ends, so that as many are before as after. Of
+            points that are not finite the others' mean is taken.
+    """
+    if window == 1:
+        return values
+    stage_of = np.asarray(stages)
+    smoothed = np.full(len(values), math.nan)
+    for at in range(len(values)):
+        own = np.flatnonzero(stage_of == stage_of[at])
+        half = min(window // 2, at - own[0], own[-1] - at)
+        near = values[at - half : at + half + 1]
+        if np.isfinite(near).any():
+            smoothed[at] = near[np.isfinite(near)].mean()
+    return smoothed
+
+
+def unit(quantity: str) -> tuple[str, float]:
+    """(what an axis says, by what values are multiplied)."""
+    name = quantity.rpartition("/")[2]
+    if name.endswith("loss"):
+        return "nats", 1.0
+    if "cosine" in name:
+        return "cosine", 1.0
+    if "accuracy" in name or name.endswith("fraction") or name.startswith("eval_") or name == "mfu":
+        return "%", 100.0
+    return name.replace("_", " "), 1.0
+
+
+def point_rows(runs: Mapping[str, RunLog], quantities: Sequence[str], window: int) -> list[dict[str, Any]]:
+    """Every point that was logged, and the means over seeds, as rows of a csv. `drawn`: after `smooth`."""
+    rows = []
+    for quantity in quantities:
+        for name, run in runs.items():
+            for seed in run.seeds:
+                if curve := seed.curve(quantity):
+                    about = {"run": name, "quantity": quantity, "seed": seed.seed}
+                    rows += _rows(about, curve.x, curve.stages, curve.values, np.full(len(curve.values), np.nan), 1, window)
+            if len(run.seeds) > 1 and (of := average(run, quantity)):
+                about = {"run": name, "quantity": quantity, "seed": "mean"}
+                rows += _rows(about, of.x, of.stages, of.mean, of.deviation, of.seeds, window)
+    return rows
+
+
+def _rows(about, x, stages, values, deviation, seeds, window: int) -> list[dict[str, Any]]:
+    drawn, counts = smooth(values, stages, window), np.broadcast_to(seeds, values.shape)
+    return [
+        {**about, "stage": stages[at]}
+        | {axis: _written(along[at]) for axis, along in x.items()}
+        | {
+            "value": float(values[at]),
+            "deviation": _written(deviation[at]),
+            "seeds": int(counts[at]),
+            "drawn": float(drawn[at]),
+        }
+        for at in range(len(values))
+    ]
+
+
+def _written(number: float) -> float | str:
+    return "" if math.isnan(number) else float(number)
+
+
+WIDE = 6.8  # inches: the width of a page
+_MARKS = 8  # on a line
+
+
+@style()
+def curves_figure(
+    runs: Mapping[str, RunLog], quantities: Sequence[str], *, x: str = "steps", smoothing: int = 1, spread: str = "band"
+) -> Figure:
+    """Small multiples; dotted lines are where a stage ends.
+
+    Args:
+        x: an axis of `AXES`. smoothing: points of a running mean.
+        spread: of several seeds, "band" for the standard deviation around the mean, "lines" for every seed.
+
+    Raises:
+        AnalysisError: more runs than lines that can be told apart.
+    """
+    if len(runs) > len(PALETTE):
+        raise AnalysisError(
+            f"One picture shows up to {len(PALETTE)} runs; there are {len(runs)}: {', '.join(runs)}. Choose some, as in "
+            "--run first=DIR second=DIR."
+        )
+    columns = min(len(quantities), 3 if len(quantities) != 4 else 2)
+    rows = math.ceil(len(quantities) / columns)
+    figure, axes = new_figure(
+        rows, columns, width=WIDTH if columns == 1 else WIDE, height=0.7 + 1.5 * rows, squeeze=False, sharex=True
+    )
+    exponent = _exponent(runs, quantities, x)
+    for at, panel in enumerate(axes.flat):
+        if at >= len(quantities):
+            panel.remove()
+            continue
+        word, scale = unit(quantities[at])
+        panel.set_title(quantities[at])
+        panel.set_ylabel(word)
+        for number, run in enumerate(runs.values()):
+            look = {**series_style(number), "markersize": 3, "markevery": number / len(runs)}
+            _draw(panel, run, quantities[at], x, 10.0**-exponent, scale, smoothing, spread, look)
+        for end in _ends(runs, x):
+            panel.axvline(end * 10.0**-exponent, color="#808080", linestyle=":", linewidth=0.8, zorder=0)
+        panel.margins(x=0.03)
+        bottom, top = panel.get_ylim()
+        if word == "%" and top > 100:
+            panel.set_ylim(bottom, 100 + 0.03 * (100 - bottom))
+        panel.tick_params(labelbottom=at + columns >= len(quantities))
+    figure.supxlabel(_x_label(x, exponent, smoothing), fontsize=STYLE["axes.labelsize"])
+    looks = [{**series_style(number), "markersize": 3} for number in range(len(runs))]
+    handles = [figure.axes[0].plot([], [], label=name, **look)[0] for name, look in zip(runs, looks, strict=True)]
+    add_legend(figure, handles=handles, loc="outside upper center", ncols=min(len(runs), 2 if columns == 1 else 4))
+    return figure
+
+
+def _draw(panel, run: RunLog, quantity: str, x: str, shrink: float, scale: float, window: int, spread: str, look) -> None:
+    if spread == "lines":
+        for seed in run.seeds:
+            if curve := seed.curve(quantity):
+                values = scale * smooth(curve.values, curve.stages, window)
+                panel.plot(shrink * curve.x[x], values, **_marked(look, len(values)) | {"linewidth": 0.7})
+        return
+    of = average(run, quantity)
+    if of is None:
+        return
+    mean, along = scale * smooth(of.mean, of.stages, window), shrink * of.x[x]
+    panel.plot(along, mean, **_marked(look, len(mean)))
+    if np.isfinite(of.deviation).any():
+        deviation = scale * smooth(of.deviation, of.stages, window)
+        panel.fill_between(along, mean - deviation, mean + deviation, color=look["color"], alpha=0.18, linewidth=0)
+
+
+def _marked(look, points: int):
+    """Marks on some points of a line, so that it is told apart without colour; of a long one on others than other lines'."""
+    every = max(1, math.ceil(points / _MARKS))
+    return {**look, "markevery": (int(look["markevery"] * every), every)}
+
+
+def _ends(runs: Mapping[str, RunLog], x: str) -> list[float]:
+    """Where the stages end; of seeds or runs that differ by little, one line in their middle."""
+    ends = sorted({seed_end[x] for run in runs.values() for seed in run.seeds for seed_end in seed.ends if x in seed_end})
+    groups: list[list[float]] = []
+    for end in ends:
+        if groups and end - groups[-1][0] <= 0.02 * end:
+            groups[-1].append(end)
+        else:
+            groups.append([end])
+    return [sum(group) / len(group) for group in groups]
+
+
+def _exponent(runs: Mapping[str, RunLog], quantities: Sequence[str], x: str) -> int:
+    """Of the power of ten that numbers on the axis are multiples of: 0, 3, 6, ..."""
+    points = (
+        point for run in runs.values() for seed in run.seeds for name in quantities for point in seed.points.get(name, ())
+    )
+    largest = max((position.get(x, 0.0) for _, position, _ in points), default=0.0)
+    return 3 * int(math.log10(largest) // 3) if largest >= 10_000 else 0
+
+
+def _x_label(x: str, exponent: int, smoothing: int) -> str:
+    label = AXES[x] + (f" ({power_of_ten(exponent)})" if exponent else "")
+    return label + (f", running means of {smoothing} points" if smoothing > 1 else "")
+
+
+def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: CurvesArguments) -> Findings:
+    """curves.png, curves.svg, and every point in curves.csv."""
+    if not args.run:
+        raise AnalysisError("--what curves needs --run: runs, or a folder of runs.")
+    runs = read_runs(args.runs)
+    lacking = [name for name, run in runs.items() if run.lacks(options.x)]
+    if len(lacking) == len(runs):
+        raise AnalysisError(
+            f"{', '.join(lacking)}: the log does not tell {AXES[options.x]} (--x {options.x}). Steps always are in it; "
+            "tokens, FLOPs and seconds only where a Trainer of this package wrote it."
+        )
+    drawn = {name: run for name, run in runs.items() if name not in lacking}
+    quantities = choose_quantities(drawn.values(), options.quantities)
+    figure = curves_figure(drawn, quantities, x=options.x, smoothing=options.smoothing, spread=options.spread)
+    files = save_figure(figure, args.folder, "curves", point_rows(drawn, quantities, options.smoothing))
+    return Findings("Training curves", _text(drawn, quantities, lacking, options), files)
+
+
+def _text(runs: Mapping[str, RunLog], quantities: list[str], lacking: list[str], options: CurvesArguments) -> str:
+    lines = [f"Drawn against {AXES[options.x]}: {', '.join(quantities)}."]
+    for name, run in runs.items():
+        seeds = f"{len(run.seeds)} seeds" if len(run.seeds) > 1 else "one seed"
+        missing = [quantity for quantity in quantities if quantity not in run.quantities]
+        lines.append(f"- {name}: {seeds}" + (f"; not logged: {', '.join(missing)}" if missing else ""))
+        for seed in run.seeds:
+            for quantity in quantities:
+                bad = [x["steps"] for _, x, value in seed.points.get(quantity, ()) if not math.isfinite(value)]
+                if bad:
+                    where = f"at step {', '.join(f'{step:g}' for step in bad[:5])}" + (", ..." if len(bad) > 5 else "")
+                    lines.append(
+                        f"- {name}, seed {seed.seed or 0}: {quantity} is not finite {where}; the others' mean is drawn"
+                    )
+    lines += [f"- {name} is left out: its log does not tell {AXES[options.x]}" for name in lacking]
+    others = sorted({name for run in runs.values() for name in run.quantities} - set(quantities))
+    if others:
+        lines.append(f"\nAlso logged (--quantities): {', '.join(others)}.")
+    if options.spread == "band" and any(len(run.seeds) > 1 for run in runs.values()):
+        lines.append("\nLines are means over seeds, bands their standard deviation (n - 1).")
+    return "\n".join(lines)

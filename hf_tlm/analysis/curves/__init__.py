@@ -1,1 +1,0 @@
-"""Training curves (COCO-LM, Figures 7 and 8; ISS, Figure 2)."""

@@ -1,0 +1,433 @@
+"""The figures of embeddings (ISS, Figure 4; COCO-LM, Figures 1, 5 and 6): which texts, and the pictures.
+
+- A classification task: similar are texts of one class.
+- A task of pairs with scores (STS-B): its texts one by one; similar are pairs with high scores.
+- A classification task of pairs and a class that means similar (MRPC's): the same.
+
+Random are pairs of these texts, or of a corpus's, as COCO-LM draws them.
+
+Shapes: N texts, P pairs.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hf_tlm.analysis.arguments import AnalyzeArguments, AnalyzedTask, EmbeddingsArguments
+from hf_tlm.analysis.embedding_measures import (
+    LEAST_TEXTS,
+    alignment,
+    cosine_similarities,
+    embed_texts,
+    project,
+    random_pairs,
+    same_class_pairs,
+    silhouette,
+    uniformity,
+)
+from hf_tlm.analysis.encoders import load_encoder, sample_corpus
+from hf_tlm.analysis.figures import (
+    HEIGHT,
+    MARKERS,
+    PALETTE,
+    WIDTH,
+    add_legend,
+    check_installed,
+    new_figure,
+    save_figure,
+    shortened,
+    style,
+    to_csv,
+)
+from hf_tlm.analysis.findings import Findings
+from hf_tlm.errors import AnalysisError
+from hf_tlm.tasks import Task
+from hf_tlm.utils.files import atomic_write
+from hf_tlm.utils.markdown import markdown_table
+
+# The default of similar_from, as a share of the largest score there is.
+SIMILAR_SHARE = 0.8
+
+
+@dataclass(frozen=True)
+class DrawnTexts:
+    """Texts to embed, and pairs of them to compare.
+
+    Attributes:
+        texts: N different ones, or as many inputs of two with `text_pairs`.
+        similar: int64 [P, 2], rows of `texts`.
+        random: int64 [R, 2], rows of `texts`, or of `random_texts` where there are such.
+        similar_are, random_are: what they are, to be read.
+        labels: int64 [N], indices of `label_names`; None where texts have no class.
+    """
+
+    texts: list[str]
+    similar: np.ndarray
+    random: np.ndarray
+    similar_are: str
+    random_are: str
+    text_pairs: list[str] | None = None
+    random_texts: list[str] | None = None
+    labels: np.ndarray | None = None
+    label_names: tuple[str, ...] = ()
+
+
+def draw_texts(
+    task: Task, options: EmbeddingsArguments, *, max_texts: int = 2000, random_from: str | None = None, seed: int = 0
+) -> DrawnTexts:
+    """Draw texts of a task's split, and similar and random pairs of them.
+
+    Args:
+        max_texts: of a split with more as many are drawn; of pairs all similar ones first, as far as they go.
+        random_from: a corpus by file, folder or Hub id, for the random pairs.
+
+    Raises:
+        AnalysisError: fewer than three texts, fewer than two classes, no similar pair, or options that the task has no
+            use for. TaskError: the task is of another kind than classification and regression. CorpusError: see
+            `load_corpus`.
+    """
+    task.check_kind("--what embeddings", "classification", "regression")
+    split = options.embedding_split or ("test" if "test" in task.splits else "validation")
+    if split not in task.splits:
+        raise AnalysisError(f"{task.name} has no {split} split with labels; choose from {', '.join(task.splits)}.")
+    rows = task.splits[split]
+    order = np.random.default_rng(seed).permutation(len(rows))
+    if options.similar_from is not None and task.kind != "regression":
+        raise AnalysisError(f"--similar_from is a score; the texts of {task.name} have classes. Give --similar_label.")
+    if task.kind == "regression" or options.similar_label is not None:
+        if "text_pair" not in rows.column_names:
+            raise AnalysisError(
+                f"{task.name} has one text a row: similar pairs are of tasks with pairs of texts. Classes need no "
+                "--similar_label; scores of single texts cannot be analysed."
+            )
+        is_similar, said = _similar(task, rows["label"][:], options)
+        order = order[np.argsort(~is_similar[order], kind="stable")][: max(max_texts // 2, 1)]
+        rows = rows.select(order)
+        place: dict[str, int] = {}
+        both = zip(rows["text"][:], rows["text_pair"][:], strict=True)
+        pairs = [[place.setdefault(text, len(place)) for text in row] for row in both]
+        texts, parts = list(place), {"similar": np.asarray(pairs, np.int64)[is_similar[order]], "similar_are": said}
+    else:
+        rows = rows.select(order[:max_texts])
+        labels = np.asarray(rows["label"][:], np.int64)
+        if len(present := np.unique(labels)) < 2:
+            named = ", ".join(task.label_names[label] for label in present)
+            raise AnalysisError(f"Two classes are needed; the {len(labels)} {split} texts of {task.name} are all {named}.")
+        texts, parts = rows["text"][:], {"labels": labels, "label_names": tuple(task.label_names)}
+        parts["text_pairs"] = rows["text_pair"][:] if "text_pair" in rows.column_names else None
+        parts |= {"similar": same_class_pairs(labels, options.max_pairs, seed=seed), "similar_are": "of one class"}
+    if len(texts) < LEAST_TEXTS:
+        raise AnalysisError(
+            f"{LEAST_TEXTS} texts or more are needed; {len(texts)} were drawn of {task.name}'s {split} split."
+        )
+    if not len(parts["similar"]):
+        raise AnalysisError(
+            f"None of the texts drawn of {task.name}'s {split} split form a similar pair ({parts['similar_are']})."
+        )
+    if random_from is None:
+        others, count, said = None, len(texts), f"{task.name}'s {split} split"
+    else:
+        others = sample_corpus(random_from, max_texts, seed=seed, least=2)
+        count, said = len(others), Path(random_from).name
+    return DrawnTexts(
+        texts,
+        **parts,
+        random=random_pairs(count, options.max_pairs, seed=seed),
+        random_are=f"of {said}",
+        random_texts=others,
+    )
+
+
+def _similar(task: Task, labels: Sequence[float], options: EmbeddingsArguments) -> tuple[np.ndarray, str]:
+    """(which rows are similar pairs, what that means)."""
+    values = np.asarray(labels)
+    if task.kind == "regression":
+        if options.similar_label is not None:
+            raise AnalysisError(f"--similar_label is a class; the pairs of {task.name} have scores. Give --similar_from.")
+        least = options.similar_from
+        if least is None:
+            least = SIMILAR_SHARE * max(max(rows["label"]) for rows in task.splits.values())
+        return values >= least, f"with a score of {least:g} or more"
+    if options.similar_label not in task.label_names:
+        raise AnalysisError(
+            f"--similar_label must be a class of {task.name}: {', '.join(task.label_names)}; received "
+            f"{options.similar_label!r}."
+        )
+    return values == task.label2id[options.similar_label], f"of the class {options.similar_label}"
+
+
+# Panels -> columns, where it is not as many as there are or three.
+COLUMNS = {4: 2}
+BINS = 50
+GREY, EDGE = "#b0b0b0", "#404040"
+# Similar pairs that are marked; the colours and markers there are.
+MARKED = 6
+NAME_WIDTH = 26
+
+
+@style()
+def draw_classes(
+    projections: Mapping[str, np.ndarray], labels: np.ndarray, names: Sequence[str], directory: str | os.PathLike
+) -> list[Path]:
+    """Figure 4 of the ISS paper: embeddings_tsne.png, .svg and .csv, a panel for each model, a colour for each class.
+
+    Of more than seven classes the six with most texts have colours; the others are grey.
+
+    Args:
+        projections: name of a model -> [N, 2].
+        labels: int64 [N], indices of `names`.
+    """
+    counts = np.bincount(labels, minlength=len(names))
+    present = [label for label in np.argsort(-counts, kind="stable") if counts[label]]
+    shown = present if len(present) <= len(PALETTE) else present[: len(PALETTE) - 1]
+    figure, panels = _panels(len(projections), legend_rows=math.ceil((len(shown) + 1) / _legend_columns(projections)))
+    for axes, (name, points) in zip(panels, projections.items(), strict=True):
+        _title(axes, name)
+        rest = ~np.isin(labels, shown)
+        if rest.any():
+            axes.scatter(*points[rest].T, s=5, c=GREY, marker=".", linewidths=0, label=f"{len(present) - len(shown)} others")
+        # The largest class first: small ones would vanish under it.
+        for at, label in enumerate(shown):
+            look = {"s": _size(len(labels)), "c": PALETTE[at], "marker": MARKERS[at], "linewidths": 0, "alpha": 0.8}
+            axes.scatter(*points[labels == label].T, label=shortened(names[label], NAME_WIDTH), **look)
+    _legend(figure, panels[0], _legend_columns(projections))
+    rows = [
+        {"model": name, "text": row, "class": names[label], "x": float(x), "y": float(y)}
+        for name, points in projections.items()
+        for row, (label, (x, y)) in enumerate(zip(labels, points, strict=True))
+    ]
+    return save_figure(figure, directory, "embeddings_tsne", rows)
+
+
+@style()
+def draw_pairs(
+    projections: Mapping[str, np.ndarray], pairs: np.ndarray, directory: str | os.PathLike, *, seed: int = 0
+) -> list[Path]:
+    """Draw figure 6 of the COCO-LM paper: texts of similar pairs, some of the pairs marked.
+
+    Marked ones have the same shape and are joined by a line. Writes embeddings_tsne.png, .svg and .csv.
+
+    Args:
+        projections: name of a model -> [N, 2].
+        pairs: int64 [P, 2], rows of the projections.
+    """
+    drawn = np.random.default_rng(seed).permutation(np.flatnonzero(pairs[:, 0] != pairs[:, 1]))[:MARKED]
+    figure, panels = _panels(len(projections), legend_rows=0)
+    for axes, (name, points) in zip(panels, projections.items(), strict=True):
+        _title(axes, name)
+        axes.scatter(*points.T, s=_size(len(points)), c=GREY, marker="o", linewidths=0)
+        for at, pair in enumerate(drawn):
+            look = {"color": PALETTE[at], "marker": MARKERS[at], "markeredgecolor": EDGE, "markeredgewidth": 0.4}
+            axes.plot(*points[pairs[pair]].T, linewidth=0.8, markersize=5, **look)
+    rows = [
+        {
+            "model": name,
+            "pair": at,
+            "marked": at in drawn,
+            "first_x": x[0],
+            "first_y": x[1],
+            "second_x": y[0],
+            "second_y": y[1],
+        }
+        for name, points in projections.items()
+        for at, (x, y) in enumerate(points[pairs].astype(float).tolist())
+    ]
+    return save_figure(figure, directory, "embeddings_tsne", rows)
+
+
+@style()
+def draw_cosines(cosines: Mapping[str, Mapping[str, np.ndarray]], vector: str, directory: str | os.PathLike) -> list[Path]:
+    """Draw figures 1 and 5 of the COCO-LM paper: histograms of the cosine similarities of some kinds of pairs.
+
+    There is a panel for each model, with kernel density estimates and means. Writes embeddings_cosine.png, .svg and .csv.
+
+    Args:
+        cosines: name of a model -> kind of pairs, such as "random" -> [P].
+        vector: what the cosines are of, for the axis.
+    """
+    least = min(found.min() for kinds in cosines.values() for found in kinds.values())
+    edges = np.linspace(min(math.floor(least * 10) / 10, 0.9), 1, BINS + 1)
+    figure, panels = _panels(len(cosines), legend_rows=1, labels=(f"cosine similarity of {vector}", "share of pairs (%)"))
+    rows: list[dict[str, Any]] = []
+    for axes, (name, kinds) in zip(panels, cosines.items(), strict=True):
+        means = ", ".join(f"{kind} {found.mean():.2f}" for kind, found in kinds.items())
+        _title(axes, f"{shortened(name, NAME_WIDTH)}\nmean: {means}")
+        # A bin beyond 1, where squeezed spaces have all of their pairs at the very edge.
+        axes.set_xlim(edges[0], 2 - edges[-2])
+        for at, (kind, found) in enumerate(kinds.items()):
+            shares = 100 * np.histogram(found, edges)[0] / len(found)
+            # Filled and hollow, so that they differ without colour.
+            look = {"color": PALETTE[at], "alpha": 0.35} if at == 0 else {"facecolor": "none", "edgecolor": PALETTE[at]}
+            axes.stairs(shares, edges, fill=at == 0, linewidth=0.8, label=kind, **look)
+            axes.plot(*_density(found, edges), color=PALETTE[at], linewidth=1.1)
+            axes.axvline(found.mean(), color=PALETTE[at], linewidth=0.9, linestyle=("--", ":")[at % 2])
+            rows += [
+                {"model": name, "pairs": kind, "cosine_from": low, "cosine_to": high, "share_percent": share}
+                for low, high, share in zip(*(x.tolist() for x in (edges[:-1], edges[1:], shares)), strict=True)
+            ]
+        axes.set_ylim(bottom=0)
+    _legend(figure, panels[0], 2)
+    return save_figure(figure, directory, "embeddings_cosine", rows)
+
+
+def _density(cosines: np.ndarray, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A kernel density estimate, in percent a bin; nothing of values so close that bins already smooth them."""
+    from scipy.stats import gaussian_kde
+
+    width = edges[1] - edges[0]
+    if cosines.std() < width:
+        return np.zeros(0), np.zeros(0)
+    at, estimate = np.linspace(edges[0], edges[-1], 4 * BINS + 1), gaussian_kde(cosines)
+    # What the kernels put beyond 1 or -1, where no cosine is, comes back.
+    return at, 100 * width * sum(estimate(x) for x in (at, 2 - at, -2 - at))
+
+
+def _panels(count: int, legend_rows: int, labels: tuple[str, str] = ("t-SNE 1", "t-SNE 2")) -> tuple[Any, list[Any]]:
+    """A figure with room for a legend below, and as many axes; those of t-SNE have no ticks, as they have no unit."""
+    columns = COLUMNS.get(count, min(count, 3))
+    rows = math.ceil(count / columns)
+    width = WIDTH if count == 1 else 2 * WIDTH + 0.2
+    height = rows * (HEIGHT if columns < 3 else 2.1) + 0.17 * legend_rows
+    figure, grid = new_figure(rows, columns, width=width, height=height, squeeze=False)
+    panels = list(grid.flat)
+    for unused in panels[count:]:
+        unused.remove()
+    for at, axes in enumerate(panels[:count]):
+        axes.set_xlabel(labels[0])
+        axes.set_ylabel(labels[1] if at % columns == 0 else "")
+        if labels[0].startswith("t-SNE"):
+            axes.set(xticks=[], yticks=[])
+    return figure, panels[:count]
+
+
+def _legend(figure: Any, axes: Any, columns: int) -> None:
+    handles, names = axes.get_legend_handles_labels()
+    last = [at for at, name in enumerate(names) if name.endswith(" others")]
+    order = [at for at in range(len(names)) if at not in last] + last
+    add_legend(
+        figure,
+        [handles[at] for at in order],
+        [names[at] for at in order],
+        ncols=min(columns, len(names)),
+        markerscale=1.8,
+        handletextpad=0.4,
+        columnspacing=1.2,
+    )
+
+
+def _legend_columns(projections: Mapping[str, Any]) -> int:
+    return 3 if len(projections) == 1 else 5
+
+
+def _title(axes: Any, text: str) -> None:
+    axes.set_title(text if "\n" in text else shortened(text, NAME_WIDTH))
+
+
+def _size(count: int) -> float:
+    """Of a point, in square points: smaller where there are many."""
+    return float(np.clip(4000 / max(count, 1), 4, 14))
+
+
+HEADINGS = {
+    "model": "model",
+    "mean_cosine_random": "mean cosine, random",
+    "mean_cosine_similar": "mean cosine, similar",
+    "alignment": "alignment",
+    "uniformity": "uniformity",
+    "silhouette": "silhouette",
+}
+
+
+def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: EmbeddingsArguments) -> Findings:
+    """embeddings_tsne and embeddings_cosine as .png, .svg and .csv, and the table: embeddings.md and embeddings.csv.
+
+    Raises:
+        AnalysisError: there is no model, or see `draw_texts`, `load_encoder`, `embed_texts`, `project`.
+    """
+    if not args.encoders:
+        raise AnalysisError("--what embeddings needs --models, or --run with trained models.")
+    check_installed("matplotlib", "sklearn")
+    loaded = task.load("--what embeddings")
+    drawn = draw_texts(loaded, options, max_texts=args.max_texts, random_from=args.texts, seed=args.seed)
+    rows, projections, cosines = [], {}, {}
+    for name, place in args.encoders.items():
+        vectors, random_vectors = _embed(name, place, drawn, args, options)
+        similar, random = cosine_similarities(vectors, drawn.similar), cosine_similarities(random_vectors, drawn.random)
+        cosines[name] = {"random": random, "similar": similar}
+        rows.append({"model": name} | measure(random, similar, vectors, drawn.labels, args.seed))
+        seen = vectors if drawn.labels is not None else vectors[np.unique(drawn.similar)]
+        projections[name] = project(seen, perplexity=options.perplexity, seed=args.seed)
+    if drawn.labels is not None:
+        files = draw_classes(projections, drawn.labels, drawn.label_names, args.folder)
+    else:
+        own = np.searchsorted(np.unique(drawn.similar), drawn.similar)
+        files = draw_pairs(projections, own, args.folder, seed=args.seed)
+    files += draw_cosines(cosines, "[CLS]" if options.pooling == "cls" else "mean vectors", args.folder)
+    text = f"{to_markdown(rows)}\n{_explained(drawn, options)}\n"
+    for name, content in (("embeddings.md", text), ("embeddings.csv", to_csv(rows))):
+        atomic_write(args.folder / name, content)
+        files.append(args.folder / name)
+    return Findings(f"Embeddings of {loaded.name}", text, files)
+
+
+def measure(
+    random: np.ndarray, similar: np.ndarray, vectors: np.ndarray, labels: np.ndarray | None = None, seed: int = 0
+) -> dict[str, float]:
+    """The numbers of one model, by the names of `HEADINGS`; a silhouette where texts have classes.
+
+    Args:
+        random, similar: cosines of random and of similar pairs, [P].
+        vectors: [N, H]; labels: int64 [N].
+    """
+    found = {
+        "mean_cosine_random": float(random.mean()),
+        "mean_cosine_similar": float(similar.mean()),
+        "alignment": alignment(similar),
+        "uniformity": uniformity(random),
+    }
+    return found if labels is None else found | {"silhouette": silhouette(vectors, labels, seed=seed)}
+
+
+def to_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A row for each model."""
+    keys = list(rows[0])
+    cells = [[row["model"], *(f"{row[key]:.3f}" for key in keys[1:])] for row in rows]
+    return markdown_table([HEADINGS[key] for key in keys], cells)
+
+
+def _embed(
+    name: str, place: str, drawn: DrawnTexts, args: AnalyzeArguments, options: EmbeddingsArguments
+) -> tuple[np.ndarray, np.ndarray]:
+    """A model's vectors of the texts, and of those that random pairs are of."""
+    length = args.max_length
+    model, tokenizer = load_encoder(place, max_length=length, trust_remote_code=args.trust_remote_code)
+    embed = partial(
+        embed_texts,
+        model,
+        tokenizer,
+        pooling=options.pooling,
+        layer=options.layer,
+        max_length=length,
+        batch_size=args.batch_size,
+        description=f"Embedding with {name}",
+    )
+    vectors = embed(drawn.texts, drawn.text_pairs)
+    return vectors, vectors if drawn.random_texts is None else embed(drawn.random_texts)
+
+
+def _explained(drawn: DrawnTexts, options: EmbeddingsArguments) -> str:
+    vector = "The vector of [CLS]" if options.pooling == "cls" else "The mean over tokens"
+    layer = "last layer" if options.layer == -1 else f"layer {options.layer}"
+    return (
+        f"{vector}, {layer}. Random pairs: {len(drawn.random):,} {drawn.random_are}. Similar pairs: {len(drawn.similar):,} "
+        f"{drawn.similar_are}. Alignment (similar pairs) and uniformity (random pairs) are Wang and Isola's: smaller is "
+        f"better." + (" Silhouette (classes, by cosine): larger is better." if drawn.labels is not None else "")
+    )

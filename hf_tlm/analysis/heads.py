@@ -1,0 +1,345 @@
+"""The figures of attention heads (TLM, Figures 3, C.1 and C.2)."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from hf_tlm.analysis.arguments import AnalyzeArguments, AnalyzedTask, HeadsArguments
+from hf_tlm.analysis.attention import (
+    POSITIONAL,
+    VERTICAL,
+    AttentionHead,
+    LayerShares,
+    Text,
+    TextMaps,
+    layer_shares,
+    measure_heads,
+    most_tokens,
+    text_maps,
+)
+from hf_tlm.analysis.encoders import load_encoder, sample_corpus
+from hf_tlm.analysis.figures import (
+    PALETTE,
+    WIDTH,
+    add_legend,
+    check_installed,
+    new_figure,
+    save_figure,
+    series_style,
+    style,
+    to_csv,
+)
+from hf_tlm.analysis.findings import Findings
+from hf_tlm.data import load_tokenizer
+from hf_tlm.errors import AnalysisError
+from hf_tlm.utils.files import atomic_write
+from hf_tlm.utils.markdown import markdown_table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Drawn = tuple[Sequence[AttentionHead], TextMaps]  # All heads of a model, and its maps of one text.
+FRAME, GREY = PALETTE[1], "#b8b8b8"
+MARGIN = 0.08  # Of a map's side, where frames are.
+ACROSS = 34  # Heads side by side, of one model or several.
+# Inches: the largest side of a map; left of a panel, above, and below it; a letter of titles and of the text.
+LARGEST, LEFT, ABOVE, BELOW, TITLE, LETTER = 0.8, 0.4, 0.2, 0.32, 0.065, 0.05
+
+
+@style()
+def draw_head_shares(by_model: Mapping[str, Sequence[LayerShares]]) -> Figure:
+    """Percent of positional and of vertical heads by layer, a line for each model."""
+    columns = 2 if max(map(len, by_model)) <= 20 else 1
+    figure, axes = new_figure(2, 1, height=3.2 + 0.13 * -(-len(by_model) // columns), sharex=True)
+    values = [value for shares in by_model.values() for own in shares for value in (own.positional, own.vertical)]
+    top = next(end for end in (10, 25, 50, 100) if max(values) <= end)
+    for panel, kind in zip(axes, (POSITIONAL, VERTICAL), strict=True):
+        for index, (name, shares) in enumerate(by_model.items()):
+            layers = [own for own in shares if own.layer is not None]
+            look = series_style(index) | {"markerfacecolor": "none", "clip_on": False, "label": _title(name)}
+            panel.plot([own.layer for own in layers], [getattr(own, kind) for own in layers], **look)
+        panel.set(ylabel=f"{kind} heads (%)", ylim=(0, 1.05 * top))
+    last = max(own.layer or 0 for shares in by_model.values() for own in shares)
+    axes[-1].set(xlabel="layer", xlim=(0.5, last + 0.5))
+    axes[-1].xaxis.get_major_locator().set_params(integer=True)
+    add_legend(figure, *axes[0].get_legend_handles_labels(), ncols=columns)
+    return figure
+
+
+@style()
+def draw_attention_maps(models: Mapping[str, Drawn], text: str) -> Figure:
+    """Draw all attention maps of one text, layers by heads, for each of several models.
+
+    Positional heads are framed, vertical ones on grey.
+    """
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.patches import Patch
+
+    width = WIDTH if sum(_most(maps) for _, maps in models.values()) <= 6 else 2 * WIDTH
+    panels, side, right, bottom = _places(models, width - 0.75)
+    lines = textwrap.wrap(text, round(width / LETTER), max_lines=3, placeholder=" ...")
+    figure, canvas = new_figure(width=width, height=bottom + 0.4 + 0.13 * len(lines))
+    canvas.set(xlim=(0, right), ylim=(bottom, 0), aspect="equal")
+    canvas.axis("off")
+    for name, (x, y) in panels.items():
+        _draw_panel(canvas, name, *models[name], x, y, side)
+    figure.suptitle("\n".join(lines), fontsize=7)
+    colours = ScalarMappable(_norm(), "Blues")
+    bar = figure.colorbar(colours, ax=canvas, ticks=(0, 0.1, 0.5, 1), fraction=0.03, aspect=16, shrink=min(1, 1.4 / bottom))
+    bar.set_label("attention weight", fontsize=7)
+    bar.ax.tick_params(labelsize=6)
+    framed = Patch(facecolor="none", edgecolor=FRAME, linewidth=1.4, label="positional head")
+    add_legend(figure, handles=[framed, Patch(facecolor=GREY, label="vertical head")], ncols=2)
+    return figure
+
+
+def map_rows(models: Mapping[str, Drawn]) -> list[dict[str, Any]]:
+    """What `draw_attention_maps` draws: a row for each weight."""
+    return [
+        {
+            "model": name,
+            "layer": own.layer,
+            "head": own.head,
+            "kind": own.kind,
+            "row": row,
+            "column": column,
+            "row_token": maps.tokens[row],
+            "column_token": maps.tokens[column],
+            "weight": round(float(weight), 4),
+        }
+        for name, (heads, maps) in models.items()
+        for own in heads
+        for (row, column), weight in np.ndenumerate(maps.maps[own.layer - 1][own.head - 1])
+    ]
+
+
+def _title(name: str) -> str:
+    """A name of at most 31 letters: long ones often differ at their end."""
+    return name if len(name) <= 31 else f"{name[:14]}...{name[-14:]}"
+
+
+def _most(maps: TextMaps) -> int:
+    """Heads of the layer that has most."""
+    return max(len(layer) for layer in maps.maps)
+
+
+def _norm():
+    """Square roots: most weights are small."""
+    from matplotlib.colors import PowerNorm
+
+    return PowerNorm(0.5, 0, 1)
+
+
+def _places(models: Mapping[str, Drawn], width: float) -> tuple[dict[str, tuple[float, float]], float, float, float]:
+    """Place the models side by side while there is room for their heads and names, then below.
+
+    Returns (top left corner of each model's maps, side of a map, right and lower end of it all), inches.
+    """
+    heads = {name: _most(maps) for name, (_, maps) in models.items()}
+    titles = {name: TITLE * len(_title(name)) for name in models}
+    rows: list[list[str]] = [[]]
+    for name in models:
+        row = [*rows[-1], name]
+        if len(row) > 1 and (sum(heads[n] for n in row) > ACROSS or sum(LEFT + titles[n] for n in row) > width):
+            rows.append([])
+        rows[-1].append(name)
+    side, places, y, right = min(LARGEST, *(_side(row, heads, titles, width) for row in rows)), {}, 0.0, 0.0
+    for row in rows:
+        x = 0.0
+        for name in row:
+            places[name] = (x + LEFT, y + ABOVE)
+            x += LEFT + max(side * heads[name], titles[name])
+        right = max(right, x)
+        y += ABOVE + side * max(len(models[name][1].maps) for name in row) + BELOW
+    return places, side, right, y
+
+
+def _side(row: Sequence[str], heads: Mapping[str, int], titles: Mapping[str, float], width: float) -> float:
+    """The largest side of maps with which models of a row have room, where their names do not take more."""
+    named: list[str] = []
+    while len(named) < len(row):
+        side = (width - LEFT * len(row) - sum(titles[n] for n in named)) / sum(heads[n] for n in row if n not in named)
+        narrow = [name for name in row if name not in named and side * heads[name] < titles[name]]
+        if not narrow:
+            return side
+        named += narrow
+    return min(titles[name] / heads[name] for name in row)
+
+
+def _draw_panel(canvas, name: str, heads: Sequence[AttentionHead], maps: TextMaps, x: float, y: float, side: float) -> None:
+    """The maps of a model, from (x, y) on."""
+    from matplotlib.patches import Rectangle
+
+    layers, most = len(maps.maps), _most(maps)
+    # Resampling is the viewer's: an SVG then holds a pixel for each weight and stays small.
+    extent = (x, x + most * side, y + layers * side, y)
+    canvas.imshow(_mosaic(heads, maps), extent=extent, interpolation="none", aspect="equal", clip_on=False)
+    edge = 0.5 * MARGIN * side
+    for own in heads:
+        if own.kind == POSITIONAL:
+            corner = (x + (own.head - 1) * side + edge, y + (own.layer - 1) * side + edge)
+            square = (side - 2 * edge, side - 2 * edge)
+            canvas.add_patch(Rectangle(corner, *square, fill=False, edgecolor=FRAME, linewidth=min(1.6, 5 * side)))
+    canvas.text(x, y - 0.04, _title(name), va="bottom")
+    step = 1 if side > 0.14 else 2
+    for number in range(1, layers + 1, step):
+        canvas.text(x - 0.03, y + (number - 0.5) * side, str(number), fontsize=6, ha="right", va="center")
+    for number in range(1, most + 1, step):
+        canvas.text(x + (number - 0.5) * side, y + layers * side + 0.03, str(number), fontsize=6, ha="center", va="top")
+    canvas.text(x - 0.2, y + layers * side / 2, "layer", fontsize=7, rotation=90, ha="center", va="center")
+    canvas.text(x + most * side / 2, y + layers * side + 0.13, "head", fontsize=7, ha="center", va="top")
+
+
+def _mosaic(heads: Sequence[AttentionHead], maps: TextMaps) -> np.ndarray:
+    """Return the maps as an image, float [layers x cell, heads x cell, 3]: a pixel for each weight.
+
+    Vertical heads are on grey.
+    """
+    from matplotlib import colormaps
+    from matplotlib.colors import to_rgb
+
+    size = len(maps.tokens)
+    edge = max(1, round(MARGIN * size))
+    cell = size + 2 * edge
+    image, grey = np.ones((len(maps.maps) * cell, _most(maps) * cell, 3)), np.array(to_rgb(GREY))
+    for own in heads:
+        weights = _norm()(maps.maps[own.layer - 1][own.head - 1]).data
+        square = image[(own.layer - 1) * cell : own.layer * cell, (own.head - 1) * cell : own.head * cell]
+        inner = square[edge:-edge, edge:-edge]
+        if own.kind == VERTICAL:
+            square[edge // 2 : cell - edge // 2, edge // 2 : cell - edge // 2] = grey
+            inner[:] = 0.5 * colormaps["Greys"](weights)[..., :3] + 0.5 * grey
+        else:
+            inner[:] = colormaps["Blues"](weights)[..., :3]
+    return image
+
+
+# Texts that a model has neither learned from nor been chosen by come first.
+SPLITS = ("test", "validation", "train")
+COLUMNS = ("text", "text_pair", "question", "context")
+
+
+def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: HeadsArguments) -> Findings:
+    """Classify the attention heads of models, and draw their maps of a text.
+
+    Writes heads.md, heads_counts.csv, and the figures heads (shares by layer), heads_<model>_maps, and heads_maps of several
+    models.
+    """
+    if not args.encoders:
+        raise AnalysisError("--what heads needs models: give --models, or --run.")
+    check_installed("matplotlib")  # Before the work of minutes.
+    trust = args.trust_remote_code
+    files = _file_names(args.encoders)
+    source, texts = read_texts(args, task)
+    tokenizers = {
+        name: load_tokenizer(place, trust_remote_code=trust, masking=False) for name, place in args.encoders.items()
+    }
+    drawn, caption = _drawn(texts, list(tokenizers.values()), options)
+    found, limits = {}, {"batch_size": args.batch_size, "max_length": args.max_length}
+    for name, place in args.encoders.items():
+        model, tokenizer = load_encoder(
+            place, max_length=args.max_length, trust_remote_code=trust, attn_implementation="eager"
+        )
+        heads = measure_heads(model, tokenizer, texts, name=name, **limits)
+        found[name] = (heads, text_maps(model, tokenizer, drawn, options.heads_tokens))
+    shares = {name: layer_shares(heads) for name, (heads, _) in found.items()}
+    table = shares_table(shares)
+    atomic_write(args.folder / "heads.md", table)
+    atomic_write(args.folder / "heads_counts.csv", to_csv(_count_rows({name: heads for name, (heads, _) in found.items()})))
+    saved = [args.folder / "heads.md", args.folder / "heads_counts.csv"]
+    saved += save_figure(draw_head_shares(shares), args.folder, "heads", _share_rows(shares))
+    for name, own in found.items():
+        saved += save_maps({name: own}, caption, args.folder, files[name])
+    if len(found) > 1:
+        saved += save_maps(found, caption, args.folder, "heads_maps")
+    words = (
+        f"{len(texts):,} texts ({source}). A head is positional if at least 90% of its rows have their largest weight on "
+        "the previous or next token, vertical if at least 90% have it on [CLS], [SEP] or a full stop."
+    )
+    return Findings("Attention heads", f"{words}\n\n{table}", saved)
+
+
+def read_texts(args: AnalyzeArguments, task: AnalyzedTask) -> tuple[str, Sequence[Text]]:
+    """Read texts: those of `--texts`, else of the task's test, validation or training split.
+
+    Returns (what they are, the texts); no more than `max_texts`, drawn with the seed and in their order.
+
+    Raises:
+        AnalysisError: neither was given, or the file has no text. CorpusError, TaskError: they cannot be read.
+    """
+    if args.texts is not None:
+        column = task.text_column or "text"
+        return args.texts, sample_corpus(args.texts, args.max_texts, seed=args.seed, text_column=column)
+    if task.task is None:
+        raise AnalysisError("--what heads needs texts: give --texts, a file, or --task, whose texts are read.")
+    loaded = task.load()
+    split = next(name for name in SPLITS if name in loaded.splits)
+    rows, source = loaded.splits[split], f"{loaded.name}, {split}"
+    if len(rows) > args.max_texts:
+        drawn = np.random.default_rng(args.seed).choice(len(rows), args.max_texts, replace=False)
+        rows = rows.select(np.sort(drawn))
+    if "tokens" in rows.column_names:
+        return source, [" ".join(words) for words in rows["tokens"][:]]
+    columns = [rows[name][:] for name in COLUMNS if name in rows.column_names]
+    return source, columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+
+
+def save_maps(found: Mapping[str, Drawn], caption: str, folder: Path, name: str) -> list[Path]:
+    """The figure of `draw_attention_maps` and its numbers."""
+    return save_figure(draw_attention_maps(found, caption), folder, name, map_rows(found))
+
+
+def shares_table(shares: Mapping[str, Sequence[LayerShares]]) -> str:
+    """Markdown: of each model's layers, and of the whole model, the percent of heads of each kind."""
+    rows = []
+    for name, layers in shares.items():
+        for own in layers:
+            values = [f"{value:.1f}" for value in (own.positional, own.vertical, own.other)]
+            rows.append([name, "all" if own.layer is None else str(own.layer), str(own.heads), *values])
+    return markdown_table(["model", "layer", "heads", "positional /%", "vertical /%", "other /%"], rows)
+
+
+def _share_rows(shares: Mapping[str, Sequence[LayerShares]]) -> list[dict[str, Any]]:
+    return [{"model": name} | asdict(own) for name, layers in shares.items() for own in layers if own.layer is not None]
+
+
+def _count_rows(found: Mapping[str, Sequence[AttentionHead]]) -> list[dict[str, Any]]:
+    return [{"model": name, "kind": head.kind} | asdict(head) for name, heads in found.items() for head in heads]
+
+
+def _file_names(names: Iterable[str]) -> dict[str, str]:
+    """Names of models' figures without what file systems do not take.
+
+    Raises:
+        AnalysisError: two are the same.
+    """
+    files: dict[str, str] = {}
+    for name in names:
+        plain = re.sub(r"[^\w.-]+", "_", name)
+        file = f"heads_{plain}_maps"
+        if file in files.values():
+            raise AnalysisError(f"Models need names that differ in letters or digits; {name!r} is too much like another.")
+        files[name] = file
+    return files
+
+
+def _drawn(
+    texts: Sequence[Text], tokenizers: Sequence[PreTrainedTokenizerBase], options: HeadsArguments
+) -> tuple[Text, str]:
+    """Return the text whose maps are drawn, and how it is shown.
+
+    It is the one that was given, or the first that no tokenizer truncates, or the first.
+    """
+    candidates = [options.heads_text] if options.heads_text is not None else texts
+    lengths = most_tokens(candidates, tokenizers, options.heads_tokens + 1)  # One more tells which are longer.
+    text = candidates[int(np.argmax(lengths <= options.heads_tokens))]
+    words = " / ".join(text) if isinstance(text, tuple) else text
+    return text, words if lengths.min() <= options.heads_tokens else f"First {options.heads_tokens} tokens of: {words}"

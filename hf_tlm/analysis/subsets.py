@@ -1,0 +1,383 @@
+"""Views of subsets: of each its table in markdown, its pictures, and why a subset has none."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from itertools import combinations, groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hf_tlm.analysis.arguments import AnalyzeArguments, AnalyzedTask, SubsetsArguments
+from hf_tlm.analysis.figures import PALETTE, WIDTH, add_legend, new_figure, save_figure, series_style, style, to_csv
+from hf_tlm.analysis.findings import Findings
+from hf_tlm.analysis.subset_measures import (
+    QUANTILES,
+    Overlap,
+    RankInfluence,
+    SizeAgainstK,
+    SourceShare,
+    by_corpus,
+    case_studies,
+    case_studies_to_markdown,
+    describe_corpora,
+    rank_against_influence,
+    size_against_k,
+    source_shares,
+    steps,
+    subset_overlap,
+)
+from hf_tlm.errors import AnalysisError, HfTlmError
+from hf_tlm.utils.files import atomic_write
+from hf_tlm.utils.markdown import markdown_table
+from hf_tlm.utils.shown import for_markdown
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from hf_tlm.retrieval import Subset
+    from hf_tlm.tasks import Task
+
+HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx", "----")
+CORPUS_COLORS = ("#b0b0b0", "#d8d8d8")
+BAR = 0.06  # inches that a bar is high
+LONGEST_LABEL = 26
+LETTER = 0.055  # inches that a letter of a label is wide
+IN_A_FIGURE = 6  # subsets that are told apart
+SIDE_BY_SIDE = 8  # subsets whose matrices are legible beside each other
+
+
+@style()
+def draw_size(curves: Mapping[str, SizeAgainstK]) -> Figure:
+    """Above, the size of the union against K; below, the score at each rank with its standard deviation."""
+    figure, (above, below) = new_figure(2, 1, height=3.6, sharex=True)
+    for index, (name, curve) in enumerate(curves.items()):
+        look, known = series_style(index), ~np.isnan(curve.score)
+        at = np.array(steps(len(curve.k)))
+        above.plot(curve.k, curve.passages, label=label(name), markevery=at - 1, **look)
+        if known.any():
+            k, score, deviation = (values[known] for values in (curve.k, curve.score, curve.deviation))
+            below.plot(k, score, markevery=np.flatnonzero(np.isin(k, at)).tolist(), **look)
+            below.fill_between(k, score - deviation, score + deviation, color=look["color"], alpha=0.15, linewidth=0)
+    above.set(xscale="log", ylabel="passages in the union", ylim=(0, None))
+    below.set(xscale="log", xlabel="K, or rank k (log scale)", ylabel="BM25 score at rank k", ylim=(0, None))
+    ticks = steps(max(len(curve.k) for curve in curves.values()))
+    below.set_xticks(ticks if len(ticks) < 8 else [tick for tick in ticks if str(tick).strip("0") == "1"], minor=False)
+    below.set_xticks([], minor=True)
+    for axes in (above, below):
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.yaxis.set_major_formatter("{x:,.0f}")
+    _legend(figure, above, len(curves))
+    return figure
+
+
+@style()
+def draw_sources(shares: Sequence[SourceShare], corpora: Mapping[str, Sequence[str]]) -> Figure:
+    """Bars of the sources' shares, the corpora's first.
+
+    Args:
+        corpora: by its name, the subsets of each corpus that have its sources.
+    """
+    groups = [list(own) for _, own in groupby(shares, key=lambda share: share.source)]
+    subsets = [share.subset for share in groups[0]]
+    bars = [(name, [_of(own, names[0]).corpus_share for own in groups]) for name, names in corpora.items()]
+    bars += [(name, [_of(own, name).share for own in groups]) for name in subsets]
+    height = 0.9 + len(groups) * (len(bars) + 1) * BAR + 0.12 * len(bars)
+    figure, axes = new_figure(height=height)
+    places = np.arange(len(groups)) * (len(bars) + 1.0)
+    for index, (name, values) in enumerate(bars):
+        own = index - len(corpora)
+        look = (
+            {"color": CORPUS_COLORS[index % len(CORPUS_COLORS)]}
+            if own < 0
+            else {"facecolor": PALETTE[own % len(PALETTE)], "hatch": HATCHES[own % len(HATCHES)], "edgecolor": "white"}
+        )
+        axes.barh(places + index, 100 * np.array(values), height=1, linewidth=0.3, label=label(name), **look)
+    names = [f"{own[0].others:,} others" if own[0].source is None else label(own[0].source or "(none)") for own in groups]
+    axes.set_yticks(places + (len(bars) - 1) / 2, names)
+    axes.set(xlabel="share of passages (%)", ylim=(places[-1] + len(bars), -1))
+    axes.tick_params(axis="y", length=0)
+    axes.grid(False, axis="y")
+    _legend(figure, axes, len(bars))
+    return figure
+
+
+@style()
+def draw_influence(found: RankInfluence) -> Figure:
+    """By group of ranks, where the middle half and nine tenths of influence are, and its mean with standard deviation."""
+    figure, axes = new_figure()
+    at = np.arange(len(found.bins))
+    quantiles = np.array([group.quantiles for group in found.bins])
+    for low, high, color, what in ((0, 4, "#dcdcdc", "5 to 95%"), (1, 3, "#a8a8a8", "25 to 75%")):
+        axes.bar(at, quantiles[:, high] - quantiles[:, low], 0.7, quantiles[:, low], color=color, label=what)
+    axes.hlines(quantiles[:, 2], at - 0.35, at + 0.35, color="black", linewidth=0.8, label="median")
+    mean, deviation = (np.array([getattr(group, name) for group in found.bins]) for name in ("mean", "deviation"))
+    look = series_style(1) | {"linestyle": ""}
+    axes.errorbar(at, mean, deviation, elinewidth=0.9, capsize=2, label="mean, standard deviation", **look)
+    axes.use_sticky_edges = False  # Bars would have no margin below.
+    names = [f"{g.first:,}" if g.first == g.last else f"{g.first:,}–{g.last:,}" for g in found.bins]
+    axes.set_xticks(at, names, rotation=45, ha="right", rotation_mode="anchor")
+    axes.set(xlabel="BM25 rank", ylabel="influence\n(loss per learning rate)")
+    axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3), useMathText=False)
+    axes.grid(False, axis="x")
+    _legend(figure, axes, 4)
+    return figure
+
+
+@style()
+def draw_overlap(found: Overlap) -> Figure:
+    """Annotated matrices of the measures that apply."""
+    measures = {"Jaccard index": found.jaccard, "share of the row in the column": found.containment}
+    apart = found.per_query[~np.eye(len(found.names), dtype=bool)]
+    if not np.isnan(apart).all():
+        measures["Jaccard index per query"] = found.per_query
+    across = len(measures) if len(found.names) <= SIDE_BY_SIDE else 1
+    down = len(measures) // across
+    names = [label(name, 18) for name in found.names]
+    width = 2 * WIDTH + 0.2 if across > 1 else WIDTH
+    beside = 0.2 + LETTER * max(map(len, names))  # inches that names take
+    cell = (width - beside) / across / len(names)
+    height = down * (0.3 + cell * len(names)) + beside
+    figure, grid = new_figure(down, across, width=width, height=height, sharex=True, sharey=True, squeeze=False)
+    size = min(7, 26 * cell)
+    for axes, (title, values) in zip(grid.flat, measures.items(), strict=True):
+        axes.imshow(values, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+        for (row, column), value in np.ndenumerate(values):
+            written = "–" if np.isnan(value) else f"{value:.2f}"
+            axes.text(
+                column, row, written, ha="center", va="center", fontsize=size, color="white" if value > 0.6 else "black"
+            )
+        axes.set_title(title, fontsize=7)
+        axes.set_xticks(range(len(names)), names, rotation=90)
+        axes.set_yticks(range(len(names)), names)
+        axes.grid(False)
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+    return figure
+
+
+def label(text: str, longest: int = LONGEST_LABEL) -> str:
+    """On one line, the middle left out where it is long: names of files often differ at their ends."""
+    text = " ".join(text.split())
+    if len(text) <= longest:
+        return text
+    tail = longest // 3
+    return f"{text[: longest - tail - 1]}…{text[-tail:]}"
+
+
+def _of(shares: Sequence[SourceShare], subset: str) -> Any:
+    return next(share for share in shares if share.subset == subset)
+
+
+def _legend(figure: Figure, axes: Axes, entries: int) -> None:
+    """Above the plot, where no data are."""
+    add_legend(figure, *axes.get_legend_handles_labels(), loc="outside upper center", ncols=2 if entries > 1 else 1)
+
+
+Subsets = Mapping[str, "Subset"]
+
+
+def sizes(subsets: Subsets, folder: Path) -> Findings:
+    """subsets_size: size of the union and score against K."""
+    curves, reasons = _of_each(subsets, size_against_k)
+    files, lines = [], []
+    for names, suffix in _pages(curves):
+        rows = [
+            {
+                "subset": name,
+                "k": int(k),
+                "passages": int(passages),
+                "score": _number(score),
+                "deviation": _number(deviation),
+            }
+            for name in names
+            for k, passages, score, deviation in zip(*vars(curves[name]).values(), strict=True)
+        ]
+        figure = draw_size({name: curves[name] for name in names})
+        files += save_figure(figure, folder, f"subsets_size{suffix}", rows)
+    if curves:
+        table = []
+        for k in steps(max(len(curve.k) for curve in curves.values())):
+            row = [f"{k:,}"]
+            for curve in curves.values():
+                there = k <= len(curve.k)
+                row.append(f"{curve.passages[k - 1]:,}" if there else "")
+                row.append(f"{curve.score[k - 1]:.1f}" if there and not np.isnan(curve.score[k - 1]) else "")
+            table.append(row)
+        head = ["K", *(f"{name}: {what}" for name in curves for what in ("passages", "score at rank K"))]
+        lines = ["Passages in the union of the queries' K best, and the mean BM25 score of those whose best rank is K.", ""]
+        lines.append(markdown_table(head, table, texts=0))
+    return Findings("Size against K", "\n".join([*lines, *reasons]), files)
+
+
+def sources(subsets: Subsets, folder: Path, top: int) -> Findings:
+    """subsets_sources: shares of the sources with the most passages."""
+    shares = source_shares(subsets, top)
+    groups = by_corpus(subsets)
+    known = [[name for name in names if subsets[name].manifest["counts"].get("sources")] for names in groups]
+    corpora = {"corpus" if len(groups) == 1 else f"corpus of {', '.join(names)}": names for names in known if names}
+    files = []
+    for names, suffix in _pages(subsets):
+        rows = [share for share in shares if share.subset in names]
+        own = {name: [member for member in members if member in names] for name, members in corpora.items()}
+        figure = draw_sources(rows, {name: members for name, members in own.items() if members})
+        files += save_figure(figure, folder, f"subsets_sources{suffix}", [asdict(row) for row in rows])
+    table = []
+    for at in range(0, len(shares), len(subsets)):
+        row = shares[at : at + len(subsets)]
+        first = row[0]
+        line = [f"{first.others:,} others" if first.source is None else first.source or "(none)"]
+        for share in row:
+            line += [f"{share.share:.1%}", "" if share.ratio is None else f"{share.ratio:.2f}"]
+        table.append(line)
+    head = ["source", *(f"{name}{what}" for name in subsets for what in ("", ": ratio"))]
+    text = "Share of the passages, and its ratio to the source's share of the corpus."
+    return Findings("Sources", f"{text}\n\n{markdown_table(head, table)}", files)
+
+
+def influence(subsets: Subsets, folder: Path, bins: int) -> Findings | None:
+    """subsets_influence_<name> of each subset with influence; None where no subset has any."""
+    scored = {name: subset for name, subset in subsets.items() if "influence" in subset.dataset.column_names}
+    if not scored:
+        return None
+    found, reasons = _of_each(scored, lambda subset: rank_against_influence(subset, bins))
+    files, blocks = [], []
+    for (name, own), path in zip(found.items(), _file_names(found), strict=True):
+        quantiles = [f"quantile_{quantile:g}" for quantile in QUANTILES]
+        rows = []
+        for group in own.bins:
+            row = {"first_rank": group.first, "last_rank": group.last, "passages": group.passages, "mean": group.mean}
+            rows.append(row | {"deviation": group.deviation, **dict(zip(quantiles, group.quantiles, strict=True))})
+        files += save_figure(draw_influence(own), folder, f"subsets_influence_{path}", rows)
+        table = [
+            (f"{group.first:,} to {group.last:,}", f"{group.passages:,}", f"{group.mean:.3g}", f"{group.deviation:.3g}")
+            for group in own.bins
+        ]
+        spearman = "not defined, as one of the two does not vary" if np.isnan(own.spearman) else f"{own.spearman:.3f}"
+        said = (
+            f"**{for_markdown(name)}**: the {own.passages:,} passages that were kept of {own.of:,}. Spearman's correlation "
+            f"of rank (1 is the best) and influence: {spearman}."
+        )
+        head = ["rank", "passages", "mean influence", "deviation"]
+        blocks.append(f"{said}\n\n{markdown_table(head, table)}")
+    return Findings("BM25 rank against influence", "\n\n".join([*blocks, "\n".join(reasons)]).strip(), files)
+
+
+def overlaps(subsets: Subsets, folder: Path) -> Findings | None:
+    """subsets_overlap: a table of each two subsets of a corpus and, of more than two, a picture; None for one subset."""
+    if len(subsets) < 2:
+        return None
+    groups = by_corpus(subsets)
+    blocks, files = [], []
+    if len(groups) > 1:
+        corpora = for_markdown(describe_corpora(groups, subsets), 1000)
+        blocks.append(f"Compared within a corpus only, as an id is another passage in each: {corpora}.")
+    for number, names in enumerate((names for names in groups if len(names) > 1), 1):
+        found = subset_overlap({name: subsets[name] for name in names})
+        rows, path = _overlap_rows(found), "subsets_overlap" + (f"_{number}" if number > 1 else "")
+        if len(names) > 2:
+            files += save_figure(draw_overlap(found), folder, path, rows)
+        else:
+            atomic_write(folder / f"{path}.csv", to_csv(rows))
+            files.append(folder / f"{path}.csv")
+        table = [
+            [row["first"], row["second"], f"{row['in_both']:,}"]
+            + ["" if value is None else f"{value:.3f}" for value in list(row.values())[5:]]
+            for row in rows
+        ]
+        head = ["A", "B", "in both", "Jaccard", "A's in B", "B's in A", "Jaccard per query"]
+        blocks.append(markdown_table(head, table, texts=2))
+    return Findings("Overlap", "\n\n".join(blocks), files)
+
+
+def case_study(subsets: Subsets, folder: Path, task: Task | None, number: int, passages: int, seed: int) -> Findings:
+    """subsets_case_study_<name>.md of each subset that was retrieved for the task."""
+    title = "Case study"
+    if task is None:
+        return Findings(title, "Not shown: it needs the task's texts, --task.")
+    found, reasons = _of_each(subsets, lambda subset: case_studies(subset, task, number, passages=passages, seed=seed))
+    files, lines = [], []
+    for (name, studies), path in zip(found.items(), _file_names(found), strict=True):
+        files.append(folder / f"subsets_case_study_{path}.md")
+        intro = "Words that a task text and its passage both have are bold, stop words aside."
+        text = f"# {for_markdown(name)}: task texts and what was retrieved for them\n\n{intro}\n\n"
+        atomic_write(files[-1], text + case_studies_to_markdown(studies))
+        lines.append(f"{for_markdown(name)}: {len(studies):,} task texts with their passages in `{files[-1].name}`.")
+    return Findings(title, "\n".join(["\n\n".join(lines), *reasons]).strip(), files)
+
+
+def _of_each(subsets: Subsets, view: Callable[[Subset], Any]) -> tuple[dict[str, Any], list[str]]:
+    """What a view finds by name of subset, and lines that say why there is nothing for the others."""
+    found, reasons = {}, []
+    for name, subset in subsets.items():
+        try:
+            found[name] = view(subset)
+        except HfTlmError as error:
+            reasons.append(f"- {for_markdown(name)} is not shown. {for_markdown(str(error), 1000)}")
+    return found, [""] * bool(found and reasons) + reasons
+
+
+def _pages(subsets: Mapping[str, Any]) -> Iterator[tuple[list[str], str]]:
+    """So many names as a figure can tell apart, and what to add to the figure's name."""
+    names = list(subsets)
+    for page, start in enumerate(range(0, len(names), IN_A_FIGURE), 1):
+        yield names[start : start + IN_A_FIGURE], f"_{page}" if page > 1 else ""
+
+
+def _file_names(subsets: Mapping[str, Any]) -> list[str]:
+    """A different one for each subset."""
+    names = [re.sub(r"[^\w.-]+", "-", name).strip("-.") or "subset" for name in subsets]
+    return [name if name not in names[:at] else f"{name}-{at + 1}" for at, name in enumerate(names)]
+
+
+def _overlap_rows(found: Overlap) -> list[dict[str, Any]]:
+    """A row for each two subsets."""
+    sizes = found.passages.diagonal()
+    return [
+        {
+            "first": found.names[a],
+            "second": found.names[b],
+            "first_passages": int(sizes[a]),
+            "second_passages": int(sizes[b]),
+            "in_both": int(found.passages[a, b]),
+            "jaccard": float(found.jaccard[a, b]),
+            "first_in_second": float(found.containment[a, b]),
+            "second_in_first": float(found.containment[b, a]),
+            "jaccard_per_query": _number(found.per_query[a, b]),
+        }
+        for a, b in combinations(range(len(found.names)), 2)
+    ]
+
+
+def _number(value: float) -> float | None:
+    """None, which is empty in a csv, for NaN."""
+    return None if np.isnan(value) else float(value)
+
+
+def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: SubsetsArguments) -> Findings:
+    """Case study, size against K, sources, rank against influence, overlap: subsets.md, pictures and tables.
+
+    A view that a subset has nothing for says why.
+    """
+    subsets = args.opened_subsets
+    if not subsets:
+        raise AnalysisError("--what subsets needs --subsets: folders that recipes have written, or datasets of the Hub.")
+    if empty := [name for name, subset in subsets.items() if not len(subset)]:
+        raise AnalysisError(f"The subset {empty[0]!r} is empty: there is nothing to show.")
+    labelled = task.load() if task.task is not None and options.case_studies else None
+    made = [
+        sizes(subsets, args.folder),
+        sources(subsets, args.folder, options.top_sources),
+        influence(subsets, args.folder, options.rank_bins),
+        overlaps(subsets, args.folder),
+    ]
+    if options.case_studies:
+        number, passages, seed = options.case_studies, options.case_passages, args.seed
+        made.append(case_study(subsets, args.folder, labelled, number, passages, seed))
+    text = "\n\n".join(f"### {view.title}\n\n{view.text}" for view in made if view is not None) + "\n"
+    atomic_write(args.folder / "subsets.md", f"# Subsets\n\n{text}")
+    return Findings("Subsets", text, [args.folder / "subsets.md", *(path for view in made if view for path in view.files)])

@@ -1,0 +1,373 @@
+"""Sensitivity tables (TLM, Tables 3 to 7; ISS, Table 5): scores by settings, as markdown, LaTeX and rows of a csv.
+
+    table = sensitivity_table(find_results({"rho1": "runs/rho1"}), rows=["rho1"], columns=["task"])
+    print(table_to_markdown(table))
+
+As in Tables 3 to 7 of the TLM paper and Table 5 of ISS's. A cell has only runs that were made alike: what differs between
+them, other than the seed, has to be a row or a column.
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import json
+import math
+import re
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hf_tlm.analysis.arguments import AnalyzeArguments, AnalyzedTask, TablesArguments
+from hf_tlm.analysis.figures import to_csv
+from hf_tlm.analysis.findings import Findings
+from hf_tlm.analysis.runs import NOT_FINISHED, SPLITS, Result, find_results
+from hf_tlm.errors import AnalysisError
+from hf_tlm.runs.summary import aggregate, format_score
+from hf_tlm.utils.files import atomic_write
+from hf_tlm.utils.markdown import markdown_table
+from hf_tlm.utils.shown import Markdown, for_markdown
+
+RUN = "run"  # As a row or a column: the run's name, without that of its task.
+# Of what differs, the first that tell the runs apart are the rows.
+_FIRST = (
+    "arm objective clm subset fraction method layer top_k retriever rho1 rho2 stage embedding_init model_config "
+    "model_name_or_path learning_rate stage2_learning_rate max_steps stage2_max_steps"
+).split()
+
+
+@dataclass
+class Cell:
+    """scores: seed -> share of 1. failed: what has no score."""
+
+    task: str
+    metric: str | None = None
+    scores: dict[Any, float] = field(default_factory=dict)
+    failed: list[Result] = field(default_factory=list)
+
+    @property
+    def summary(self) -> dict[str, Any] | None:
+        """{"mean", "std", "n", "values"} over seeds; None without any."""
+        return aggregate([{"score": score} for score in self.scores.values()])["score"] if self.scores else None
+
+
+@dataclass(frozen=True)
+class SensitivityTable:
+    """Values of settings, in order, and the cells that there are.
+
+    rows, columns: names of settings. row_keys, column_keys: a value of each.
+    cells: (row key, column key) -> cell; missing where nothing was run.
+    """
+
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    row_keys: tuple[tuple, ...]
+    column_keys: tuple[tuple, ...]
+    cells: Mapping[tuple[tuple, tuple], Cell]
+    split: str
+
+    @property
+    def best(self) -> set[tuple[tuple, tuple]]:
+        """Of each task the cells with the highest mean, as printed: equals are all best. Of a single cell none is."""
+        found = set()
+        for task in dict.fromkeys(cell.task for cell in self.cells.values()):
+            means = {
+                at: f"{100 * s['mean']:.2f}" for at, cell in self.cells.items() if cell.task == task and (s := cell.summary)
+            }
+            if len(means) > 1:
+                highest = max(map(float, means.values()))
+                found |= {at for at, mean in means.items() if float(mean) == highest}
+        return found
+
+    @property
+    def failed(self) -> list[str]:
+        """Runs without a score, each with the reason."""
+        found = [
+            (result, result.error or f"no {self.split} score") for cell in self.cells.values() for result in cell.failed
+        ]
+        return [f"{r.run}: {error}" if r.seed is None else f"{r.run}, seed {r.seed}: {error}" for r, error in found]
+
+    @property
+    def seeds(self) -> set[int]:
+        """How many seeds cells have."""
+        return {len(cell.scores) for cell in self.cells.values() if cell.scores}
+
+
+def sensitivity_table(
+    results: Sequence[Result],
+    rows: Sequence[str] | None = None,
+    columns: Sequence[str] | None = None,
+    *,
+    split: str = "validation",
+) -> SensitivityTable:
+    """Arrange results by settings.
+
+    Args:
+        rows, columns: names of settings, or "run" for the runs' names. By default tasks are the columns where there are
+            several, and the rows are the fewest settings that tell the runs apart, runs' names where none does.
+        split: "validation" or "test".
+
+    Raises:
+        AnalysisError: no results; a setting that no run has, or one in rows and columns; runs that differ in something else,
+            or have a seed in common, would share a cell; runs of one task with different metrics.
+    """
+    if not results or split not in SPLITS:
+        raise AnalysisError(
+            f"A table needs results, and a split of {', '.join(SPLITS)}; received {len(results)}, {split!r}."
+        )
+    differing = differing_settings(results)
+    if columns is None:
+        columns = ["task"] if "task" in differing and "task" not in (rows or ()) else []
+    if rows is None:
+        rows = _telling_apart(results, differing, columns)
+    _check_names(results, differing, rows, columns)
+    cells: dict[tuple[tuple, tuple], Cell] = {}
+    members: dict[tuple[tuple, tuple], list[Result]] = {}
+    for result in results:
+        at = _key(result, rows), _key(result, columns)
+        cell = cells.setdefault(at, Cell(result.task))
+        score = result.score(split)
+        if score is None:
+            cell.failed.append(result)
+            if result.error is not None:  # It may know less of its settings.
+                continue
+        _check_alike(members.setdefault(at, []), result, differing, dict(zip([*rows, *columns], at[0] + at[1], strict=True)))
+        members[at].append(result)
+        if score is not None:
+            cell.metric, cell.scores[result.seed] = result.metric, score
+    _check_metrics(cells.values())
+    row_keys, column_keys = (tuple(_ordered([at[axis] for at in cells])) for axis in (0, 1))
+    return SensitivityTable(tuple(rows), tuple(columns), row_keys, column_keys, cells, split)
+
+
+def differing_settings(results: Sequence[Result]) -> list[str]:
+    """Names of the settings with more than one value, what the papers vary first."""
+    # A failed run tells its task and arm, and may tell less of the rest.
+    told = [result for result in results if result.error is None] or results
+    names = dict.fromkeys([*_FIRST, *sorted({name for result in results for name in result.settings}), "task"])
+    return [n for n in names if len({_value(result, n) for result in (results if n in ("arm", "task") else told)}) > 1]
+
+
+def _telling_apart(results: Sequence[Result], differing: Sequence[str], columns: Sequence[str]) -> list[str]:
+    """The first settings that, with the columns, split the runs as all of them do; names where none tell them apart."""
+    chosen: list[str] = []
+    parts = len({_key(result, columns) for result in results})
+    for name in differing:
+        finer = len({_key(result, [*columns, *chosen, name]) for result in results})
+        if name not in columns and finer > parts:
+            chosen, parts = [*chosen, name], finer
+    seeds = [(_key(result, [*columns, *chosen]), result.seed) for result in results]
+    return chosen if chosen and len(set(seeds)) == len(seeds) else [RUN]
+
+
+def _check_names(results: Sequence[Result], differing: Sequence[str], rows: Sequence[str], columns: Sequence[str]) -> None:
+    known = {RUN, "task"}.union(*(result.settings for result in results))
+    for name in (*rows, *columns):
+        if name not in known:
+            close = difflib.get_close_matches(name, sorted(known), n=3)
+            hint = f" Did you mean {' or '.join(close)}?" if close else ""
+            raise AnalysisError(
+                f"No run has a setting {name!r}.{hint} The runs differ in: {', '.join(differing) or 'their names alone'}."
+            )
+        if [*rows, *columns].count(name) > 1:
+            raise AnalysisError(f"{name!r} can be a row or a column once.")
+
+
+def _check_alike(others: Sequence[Result], result: Result, differing: Sequence[str], place: Mapping[str, Any]) -> None:
+    where = ", ".join(f"{name} = {show_value(value)}" for name, value in place.items()) or "the only cell"
+    for other in others:
+        mixed = [name for name in differing if _value(other, name) != _value(result, name)]
+        if mixed:
+            raise AnalysisError(
+                f"{other.run} and {result.run} would share a cell ({where}) and differ in {', '.join(mixed[:5])}. Add that "
+                "to --table_rows or --table_columns, or leave one of them out."
+            )
+        if other.seed == result.seed:
+            raise AnalysisError(
+                f"{other.run} and {result.run} would share a cell ({where}) and both have seed {result.seed}: they are the "
+                f"same run twice. Leave one of them out, or add {RUN} to --table_rows."
+            )
+
+
+def _check_metrics(cells) -> None:
+    metrics: dict[str, str] = {}
+    for cell in cells:
+        if cell.metric is not None and metrics.setdefault(cell.task, cell.metric) != cell.metric:
+            raise AnalysisError(
+                f"Runs on {cell.task} have different metrics, {metrics[cell.task]} and {cell.metric}, which cannot be "
+                "compared. Leave some of them out."
+            )
+
+
+def _value(result: Result, name: str) -> Hashable:
+    value = {RUN: result.arm, "task": result.task}.get(name, result.settings.get(name))
+    return json.dumps(value, sort_keys=True) if isinstance(value, (list, dict)) else value
+
+
+def _key(result: Result, names: Sequence[str]) -> tuple:
+    return tuple(_value(result, name) for name in names)
+
+
+def _ordered(keys: Sequence[tuple]) -> list[tuple]:
+    """Numbers by size, then words by the alphabet, with the numbers in them by size."""
+    return sorted(dict.fromkeys(keys), key=lambda key: [_rank(value) for value in key])
+
+
+def _rank(value: Any) -> tuple:
+    number = _number(value)
+    if number is not None:
+        return 0, number, ()
+    parts = re.split(r"(\d+)", show_value(value).lower())
+    return 1, 0.0, tuple((int(part), "") if at % 2 else (0, part) for at, part in enumerate(parts))
+
+
+def _number(value: Any) -> float | None:
+    """Also of what YAML reads as text, such as 1e-4."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return None if math.isnan(number) else number
+
+
+def show_value(value: Any) -> str:
+    """As a person writes it: 3 for 3.0, `true`, `-` for none."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+_LATEX = {
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    **{"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}"},
+    **{"<": "\\textless{}", ">": "\\textgreater{}", "|": "\\textbar{}", "±": "$\\pm$"},
+}
+
+
+def table_to_markdown(table: SensitivityTable) -> str:
+    """The table, the best of each task in bold, and below it what the numbers are."""
+    head = [*table.rows, *(" / ".join(map(show_value, key)) for key in table.column_keys)]
+    if not table.columns:
+        head[-1] = _only_task(table)
+    rows, best = [], table.best
+    for row in table.row_keys:
+        cells = [Markdown(_cell(table, (row, column), best, "**{}**", for_markdown)) for column in table.column_keys]
+        rows.append([*map(show_value, row), *cells])
+    text = markdown_table(head, rows, len(table.rows)).rstrip("\n")
+    return "\n\n".join([text, caption(table), *failures(table)]) + "\n"
+
+
+def table_to_latex(table: SensitivityTable) -> str:
+    """A `tabular` for the package booktabs, with a comment that says what the numbers are. Everything is escaped."""
+    lines = [f"% {line}" for line in (caption(table), *" ".join(failures(table)).splitlines()) if line]
+    lines += [
+        "% \\usepackage{booktabs}",
+        f"\\begin{{tabular}}{{{'l' * len(table.rows)}{'r' * len(table.column_keys)}}}",
+        "\\toprule",
+    ]
+    levels = list(zip(*table.column_keys, strict=True)) if table.columns else [(_only_task(table),)]
+    for level, values in enumerate(levels):
+        last = level == len(levels) - 1
+        names = [_latex(name) for name in table.rows] if last else [""] * len(table.rows)
+        heads = [_latex(show_value(value)) for value in values] if last else _spans(values)
+        lines.append(" & ".join([*names, *heads]) + " \\\\")
+    lines.append("\\midrule")
+    best = table.best
+    for row in table.row_keys:
+        cells = [_cell(table, (row, column), best, "\\textbf{{{}}}", _latex) for column in table.column_keys]
+        lines.append(" & ".join([*(_latex(show_value(value)) for value in row), *cells]) + " \\\\")
+    return "\n".join([*lines, "\\bottomrule", "\\end{tabular}"]) + "\n"
+
+
+def table_to_rows(table: SensitivityTable) -> list[dict[str, Any]]:
+    """A row for each cell: its settings, the score in percent, in full precision, and every seed's."""
+    best, rows = table.best, []
+    for row, column in itertools.product(table.row_keys, table.column_keys):
+        cell = table.cells.get((row, column))
+        if cell is None:
+            continue
+        summary = cell.summary or {"mean": None, "std": None, "n": 0, "values": []}
+        settings = dict(zip((*table.rows, *table.columns), (*row, *column), strict=True))
+        rows.append(
+            {name: show_value(value) for name, value in settings.items()}
+            | {"task": cell.task, "metric": cell.metric or "", "split": table.split}
+            | {"mean": _percent(summary["mean"]), "std": _percent(summary["std"]), "n": summary["n"]}
+            | {"best": (row, column) in best}
+            | {"seeds": " ".join(map(str, cell.scores)), "scores": " ".join(str(_percent(v)) for v in summary["values"])}
+            | {"failed": len(cell.failed)}
+        )
+    return rows
+
+
+def caption(table: SensitivityTable) -> str:
+    metrics: dict[str, list[str]] = {}
+    for cell in table.cells.values():
+        if cell.metric is not None and cell.task not in metrics.setdefault(cell.metric, []):
+            metrics[cell.metric].append(cell.task)
+    scores = "; ".join(
+        f"{metric.replace('_', ' ').replace('f1', 'F1')} of {', '.join(tasks)}" for metric, tasks in metrics.items()
+    )
+    text = f"Scores on {table.split} in percent ({scores or 'none'}), mean ± standard deviation (n - 1) over seeds"
+    if len(table.seeds) == 1:
+        text += f", n = {next(iter(table.seeds))}"
+    return f"{text}. The best of each task is bold."
+
+
+def failures(table: SensitivityTable) -> list[str]:
+    """One paragraph, or nothing."""
+    failed = table.failed
+    return ["Without a score:\n\n" + "\n".join(f"- {text}" for text in failed)] if failed else []
+
+
+def _cell(table: SensitivityTable, at: tuple[tuple, tuple], best: set, bold: str, escape) -> str:
+    """Blank where nothing was run."""
+    cell: Cell | None = table.cells.get(at)
+    if cell is None:
+        return ""
+    summary = cell.summary
+    if summary is None:
+        return "failed" if any(result.error != NOT_FINISHED for result in cell.failed) else NOT_FINISHED
+    mean, *deviation = format_score(summary).split()
+    count = f" (n = {summary['n']})" if len(table.seeds) > 1 else ""
+    return " ".join([bold.format(mean) if at in best else mean, *map(escape, deviation)]) + count
+
+
+def _only_task(table: SensitivityTable) -> str:
+    return ", ".join(dict.fromkeys(cell.task for cell in table.cells.values()))
+
+
+def _spans(values: tuple) -> list[str]:
+    """Neighbours with one value under one head."""
+    groups = [(value, len(list(group))) for value, group in itertools.groupby(values)]
+    return [f"\\multicolumn{{{size}}}{{c}}{{{_latex(show_value(value))}}}" for value, size in groups]
+
+
+def _latex(text: str) -> str:
+    if text == "inf":
+        return "$\\infty$"
+    return "".join(_LATEX.get(character, character) for character in " ".join(text.split()))
+
+
+def _percent(value: float | None) -> float | str:
+    return "" if value is None else 100 * value
+
+
+def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: TablesArguments) -> Findings:
+    """table.md, table.tex and table.csv of the runs."""
+    if not args.run:
+        raise AnalysisError("--what tables needs --run: runs, or a folder of runs.")
+    results = find_results(args.runs)
+    table = sensitivity_table(results, options.table_rows, options.table_columns, split=options.table_split)
+    contents = {
+        "table.md": table_to_markdown(table),
+        "table.tex": table_to_latex(table),
+        "table.csv": to_csv(table_to_rows(table)),
+    }
+    files = []
+    for name, content in contents.items():
+        files.append(args.folder / name)
+        atomic_write(files[-1], content)
+    title = "Scores by " + ", ".join((*table.rows, *table.columns))
+    return Findings(title, contents["table.md"], files)

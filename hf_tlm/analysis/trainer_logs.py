@@ -1,0 +1,261 @@
+"""What runs have logged: from `trainer_state.json`, stages in sequence, a curve for each quantity and seed.
+
+for run in read_runs({"COCO-LM": "runs/cocolm"}).values():
+    for seed in run.seeds:
+        print(seed.curve("corpus/copy_accuracy_replaced").values)
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hf_tlm.analysis.arguments import AXES
+from hf_tlm.analysis.runs import read_json, subfolders
+from hf_tlm.errors import AnalysisError
+from hf_tlm.training.run_folder import places_of
+from hf_tlm.utils.run_names import GRID_FILE, RESULTS_FILE, SEED
+
+STATE = "trainer_state.json"
+_CHECKPOINT = re.compile(r"checkpoint-(\d+)")
+# Logged beside the quantities: where on the axes an entry is, and how fast it went there.
+_BOOKKEEPING = re.compile(
+    r"steps?|epoch|tokens|real_tokens|flops|measured_flops|flops_ratio|total_flos|seconds|energy_kwh|estimated_kwh|co2_kg"
+    r"|num_input_tokens_seen|.*runtime|.*_per_second|train_loss"
+)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One quantity of one seed.
+
+    x: axis -> float64 [N], totals over the stages; NaN on all axes but `steps` where it was not logged.
+    values: float64 [N], as logged; what was not finite is kept. stages: [N], names.
+    """
+
+    x: Mapping[str, np.ndarray]
+    values: np.ndarray
+    stages: Sequence[str]
+
+
+@dataclass
+class SeedLog:
+    """points: quantity -> [(stage, position by axis, value)]. ends: positions of the ends of stages but the last."""
+
+    seed: str
+    points: dict[str, list[tuple[str, dict[str, float], float]]] = field(default_factory=dict)
+    ends: list[dict[str, float]] = field(default_factory=list)
+
+    def curve(self, quantity: str) -> Curve | None:
+        """None where this seed has not logged it."""
+        points = self.points.get(quantity)
+        if not points:
+            return None
+        x = {axis: np.array([position.get(axis, math.nan) for _, position, _ in points]) for axis in AXES}
+        return Curve(x, np.array([value for *_, value in points]), [stage for stage, *_ in points])
+
+
+@dataclass
+class RunLog:
+    """name: as the run was given. seeds: one log each."""
+
+    name: str
+    seeds: list[SeedLog]
+
+    @property
+    def quantities(self) -> list[str]:
+        return list(dict.fromkeys(name for seed in self.seeds for name in seed.points))
+
+    def lacks(self, axis: str) -> bool:
+        """Whether nothing tells where its points are on an axis."""
+        return all(
+            axis not in position for seed in self.seeds for points in seed.points.values() for _, position, _ in points
+        )
+
+
+def read_runs(places: Mapping[str, str | os.PathLike]) -> dict[str, RunLog]:
+    """The logs of runs, by name.
+
+    Args:
+        places: by name, a folder of a run, of one of its seeds or stages, any folder with a `trainer_state.json`, such a
+            file, a grid over the checkpoints of a pretraining, or a folder of such folders, each of which is then a run. Of
+            an interrupted stage the newest checkpoint's is read; of a finished fine-tuning, which keeps no state, what its
+            results tell.
+
+    Raises:
+        AnalysisError: a place is not there, has no log or an empty one; a file is not what the Trainer writes.
+    """
+    found: dict[str, RunLog] = {}
+    for name, place in places.items():
+        path = Path(place)
+        if not path.exists():
+            raise AnalysisError(f"There is no {path}. Give --run folders of runs, or {STATE} files.")
+        seeds = [_read_stages("", [("", path)])] if path.is_file() else _read_seeds(path)
+        runs = {name: RunLog(name, seeds)} if seeds else _runs_below(path, name if len(places) > 1 else "")
+        if not any(seed.points for run in runs.values() for seed in run.seeds):
+            raise AnalysisError(
+                f"Nothing was logged in {path}: no {STATE} with entries is there, or in a run's folders below it."
+            )
+        found |= runs
+    return found
+
+
+def read_log(folder: Path) -> list[dict[str, float]]:
+    """Read what a Trainer logged in a folder: the numbers of each step, `step` among them.
+
+    What a resume went back over is left out; an unfinished training is read up to its newest checkpoint. Empty without a
+    checkpoint or the end of the training.
+
+    Raises:
+        AnalysisError: a file is not what the Trainer writes.
+    """
+    state = _state(folder)
+    return [values | {"step": step} for step, values in _entries(state)] if state else []
+
+
+def _runs_below(folder: Path, prefix: str, depth: int = 4) -> dict[str, RunLog]:
+    """Folders of folders of runs, by the folders' names."""
+    found: dict[str, RunLog] = {}
+    for path in subfolders(folder) if depth else ():
+        name = f"{prefix}/{path.name}".lstrip("/")
+        seeds = _read_seeds(path)
+        found |= {name: RunLog(name, seeds)} if seeds else _runs_below(path, name, depth - 1)
+    return found
+
+
+def _read_seeds(folder: Path) -> list[SeedLog]:
+    """Of a run; none of anything else."""
+    if seeds := _read_checkpoints(folder):
+        return seeds
+    if stages := _stages(folder):
+        return [_read_stages(folder.name.removeprefix(SEED) if folder.name.startswith(SEED) else "", stages)]
+    found: list[SeedLog] = []
+    for path in sorted(folder.glob(f"{SEED}*"), key=lambda path: (len(path.name), path.name)):
+        if stages := _stages(path):
+            found.append(_read_stages(path.name.removeprefix(SEED), stages))
+        elif path.is_dir():  # `reproduce.py` puts a run of one seed into a folder of that seed.
+            found += _read_seeds(path)
+    return found
+
+
+def _read_checkpoints(folder: Path) -> list[SeedLog]:
+    """Scores on validation of what a pretraining's checkpoints were fine-tuned to, where the pretraining was.
+
+    Of several settings of one checkpoint those count whose median over the seeds is highest (COCO-LM, Figure 3); none of
+    anything but a grid over checkpoints.
+    """
+    record = read_json(folder / GRID_FILE) if (folder / GRID_FILE).is_file() else {}
+    best: dict[int, dict[str, Any]] = {}
+    for point in record.get("points", ()):
+        shown = str(point["values"].get("model_name_or_path", ""))
+        start = Path(places_of(folder / point["folder"]).get(shown, shown))
+        if "validation" not in point or not (named := _CHECKPOINT.fullmatch(start.name)):
+            continue
+        step, score = int(named[1]), point["validation"][record["metric"]]["median"]
+        if step not in best or score > best[step]["validation"][record["metric"]]["median"]:
+            best[step] = {**point, "start": start}
+    seeds = [SeedLog(str(seed)) for seed in record.get("seeds", ())] if best else []
+    for step, point in sorted(best.items()):
+        place = {"steps": float(step)}
+        if (point["start"] / STATE).is_file():
+            along = _places(_entries(point["start"] / STATE))
+            place |= {axis: float(values[-1]) for axis, values in along.items() if axis != "steps" and len(values)}
+        for name, figures in point["validation"].items():
+            for seed, value in zip(seeds, figures["values"], strict=True):
+                seed.points.setdefault(f"eval_{name}", []).append(("", place, float(value)))
+    return seeds
+
+
+def _stages(folder: Path) -> list[tuple[str, Path]]:
+    """(name, file) of a seed's stages in their order; empty where nothing is logged in this folder."""
+    if state := _state(folder):
+        return [("", state)]
+    named = [(name, _state(folder / name)) for name in ("stage1", "stage2", "training")]
+    if found := [(name.removeprefix("stage"), state) for name, state in named if state]:
+        return found
+    results = folder / RESULTS_FILE
+    return [("", results)] if results.is_file() and "history" in read_json(results) else []
+
+
+def _state(folder: Path) -> Path | None:
+    """A finished training's own, else the newest checkpoint's."""
+    checkpoints = [path for path in folder.glob(f"checkpoint-*/{STATE}") if path.parent.name[11:].isdigit()]
+    newest = max(checkpoints, key=lambda path: int(path.parent.name[11:]), default=None)
+    return folder / STATE if (folder / STATE).is_file() else newest
+
+
+def _read_stages(seed: str, stages: Sequence[tuple[str, Path]]) -> SeedLog:
+    log, start = SeedLog(seed), dict.fromkeys(AXES, 0.0)
+    for number, (stage, file) in enumerate(stages):
+        entries = _entries(file)
+        places = _places(entries)
+        end = start
+        for at, (_, values) in enumerate(entries):
+            end = {axis: start[axis] + float(along[at]) for axis, along in places.items() if axis in start}
+            for name, value in values.items():
+                if not _BOOKKEEPING.fullmatch(name):
+                    log.points.setdefault(name, []).append((stage, end, value))
+        if entries and number + 1 < len(stages):
+            log.ends.append(end)
+        start = end
+    return log
+
+
+def _entries(file: Path) -> list[tuple[float, dict[str, float]]]:
+    """(step, numbers logged there), by step, each step once.
+
+    After a resume the log goes on from an earlier step: what had been logged from there on is dropped. Of a name that is
+    logged twice at one step the last value counts.
+    """
+    content = read_json(file)
+    history = content.get("history" if file.name == RESULTS_FILE else "log_history")
+    if not isinstance(history, list) or not all(isinstance(entry, dict) for entry in history):
+        raise AnalysisError(f"{file} is not what the Trainer writes: it has no list log_history of what was logged.")
+    if file.name == RESULTS_FILE:
+        history = list(_of_results(history, content.get("cost", {})))
+    found: dict[float, dict[str, float]] = {}
+    previous = -math.inf
+    for entry in history:
+        step = entry.get("step")
+        if not _is_number(step):
+            raise AnalysisError(f"{file}: an entry of log_history has no step: {str(entry)[:80]}.")
+        if step < previous:
+            found = {earlier: values for earlier, values in found.items() if earlier < step}
+        found.setdefault(step, {}).update({name: float(value) for name, value in entry.items() if _is_number(value)})
+        previous = step
+    return sorted(found.items())
+
+
+def _of_results(history: Sequence[Mapping[str, Any]], cost: Mapping[str, float]) -> Iterator[dict[str, Any]]:
+    """Scores of a fine-tuning on validation, as the Trainer had logged them, and where its end was."""
+    for entry in history:
+        yield {name if name == "step" else f"eval_{name}": value for name, value in entry.items()}
+    if "steps" in cost:
+        yield {"step": cost["steps"]} | {axis: cost[axis] for axis in AXES if axis in cost}
+
+
+def _places(entries: Sequence[tuple[float, Mapping[str, float]]]) -> dict[str, np.ndarray]:
+    """Return where the entries are on every axis that their stage has logged, float64 [N].
+
+    What is not logged with each of them, as beside evaluations, is in proportion to the steps between two that have it, from
+    0 at the beginning.
+    """
+    steps = np.array([step for step, _ in entries], np.float64)
+    places = {"steps": steps}
+    for axis in AXES:
+        known = [(step, values[axis]) for step, values in entries if math.isfinite(values.get(axis, math.nan))]
+        if axis != "steps" and known:
+            at, of = zip((0.0, 0.0), *known, strict=True)
+            places[axis] = np.interp(steps, at, of)
+    return places
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -1,0 +1,252 @@
+r"""Task-influential words (ISS, section 6 and Table 6): which they are, how often subsets have them, and the figure.
+
+    found = label_pmi(task, top=3)
+    frequencies = word_frequencies([word.word for word in found], {"ISS": iss, "BM25": bm25})
+    print(to_markdown(found, frequencies))
+
+A word's pointwise mutual information with a label tells how much more often than elsewhere it stands in that label's texts:
+
+.. math:: \mathrm{PMI}(w, y) = \log \frac{p(w, y)}{p(w)\, p(y)}
+
+with the shares of the training split's word tokens as probabilities, and the natural logarithm. Words are lower case, of two
+or more characters, stop words among them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hf_tlm.analysis.arguments import AnalyzeArguments, AnalyzedTask, WordsArguments
+from hf_tlm.analysis.figures import (
+    WIDTH,
+    add_legend,
+    label_decades,
+    new_figure,
+    save_figure,
+    series_style,
+    shortened,
+    style,
+    to_csv,
+)
+from hf_tlm.analysis.findings import Findings
+from hf_tlm.errors import AnalysisError
+from hf_tlm.retrieval.analyzer import Analyzer
+from hf_tlm.retrieval.engines.bm25.tokenize import tokenize_words
+from hf_tlm.retrieval.engines.bm25.vocabulary import Vocabulary
+from hf_tlm.utils.files import atomic_write
+from hf_tlm.utils.markdown import markdown_table
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from hf_tlm.retrieval import Subset
+    from hf_tlm.tasks import Task
+
+READ_ROWS = 10_000
+
+
+@dataclass(frozen=True)
+class InfluentialWord:
+    """count: how often the training split has the word, under any label."""
+
+    word: str
+    label: str
+    pmi: float
+    count: int
+
+
+def label_pmi(task: Task, top: int = 10, *, min_count: int = 10) -> list[InfluentialWord]:
+    """For each label of a task the words with the largest PMI, in the order of labels.
+
+    Args:
+        top: words per label; of equal PMI, as of all words that no other label has, the more frequent is first, then the
+            alphabet decides.
+        min_count: leave out rarer words: whatever occurs once has the largest PMI there can be.
+
+    Raises:
+        AnalysisError: a number below 1, or no word is so frequent.
+        TaskError: the task is of another kind than classification.
+    """
+    task.check_kind("label_pmi", "classification")
+    for name, value in (("top", top), ("min_count", min_count)):
+        if value < 1:
+            raise AnalysisError(f"{name} must be at least 1; received {value}.")
+    counts, words = _count_words(task.train, classes=task.num_labels)
+    of_word, of_label = counts.sum(axis=1), counts.sum(axis=0)
+    kept = np.flatnonzero(of_word >= min_count)
+    if not len(kept):
+        most = of_word.max(initial=0)
+        raise AnalysisError(f"No word occurs {min_count} times in the training texts of {task.name}, the most {most} times.")
+    with np.errstate(divide="ignore"):
+        pmi = np.log(counts[kept]) - np.log(of_word[kept, None]) - np.log(of_label / of_label.sum())
+    found = []
+    for label, name in enumerate(task.label_names):
+        of = [at for at in range(len(kept)) if counts[kept[at], label]]
+        of.sort(key=lambda at: (-pmi[at, label].round(12), -of_word[kept[at]], words[kept[at]]))
+        found += [InfluentialWord(words[kept[at]], name, float(pmi[at, label]), int(of_word[kept[at]])) for at in of[:top]]
+    return found
+
+
+def word_frequencies(words: Sequence[str], subsets: Mapping[str, Subset | Dataset]) -> dict[str, list[float]]:
+    """By name of a subset, the share of its word tokens that each word has.
+
+    Args:
+        subsets: or datasets with a column `text`.
+
+    Raises:
+        AnalysisError: what is given is not a word, or a subset has no words.
+    """
+    as_is = Analyzer(stopwords=None)
+    if wrong := [word for word in words if as_is(word) != [word]]:
+        raise AnalysisError(f"Words are lower case, of two or more letters, digits or underscores; received {wrong[0]!r}.")
+    found = {}
+    for name, subset in subsets.items():
+        counts, vocabulary = _count_words(getattr(subset, "dataset", subset))
+        if not counts.sum():
+            raise AnalysisError(f"There is no word in the texts of {name!r}.")
+        place = {word: at for at, word in enumerate(vocabulary)}
+        shares = counts[:, 0] / counts.sum()
+        found[name] = [float(shares[place[word]]) if word in place else 0.0 for word in words]
+    return found
+
+
+def to_markdown(words: Sequence[InfluentialWord], frequencies: Mapping[str, Sequence[float]]) -> str:
+    """Table 6: a row for each word, its label and PMI, and its frequency in each subset in percent."""
+    rows = []
+    for at, word in enumerate(words):
+        shares = [f"{100 * shares[at]:.4f}" for shares in frequencies.values()]
+        rows.append([word.word, word.label, f"{word.pmi:.3f}", *shares])
+    return markdown_table(["word", "label", "PMI", *(f"{name} /%" for name in frequencies)], rows, texts=2)
+
+
+def _count_words(rows: Dataset, classes: int = 1) -> tuple[np.ndarray, list[str]]:
+    """(int64 [V, classes], the words): how often the texts of each class have each word, both texts of pairs."""
+    vocabulary, counts = Vocabulary(), np.zeros((0, classes), np.int64)
+    columns = [name for name in ("text", "text_pair") if name in rows.column_names]
+    for table in rows.with_format("arrow").iter(batch_size=READ_ROWS):
+        labels = table["label"].to_numpy() if classes > 1 else np.zeros(len(table), np.int64)
+        for column in columns:
+            ids, offsets = tokenize_words(table[column], vocabulary)
+            size = len(vocabulary) * classes
+            own = np.bincount(ids.astype(np.int64) * classes + np.repeat(labels, np.diff(offsets)), minlength=size)
+            own = own.reshape(-1, classes)
+            own[: len(counts)] += counts
+            counts = own
+    return counts, vocabulary.words()
+
+
+# More do not fit a page.
+MOST_WORDS = 28
+LINE = 0.145  # inches
+NAME_WIDTH = 22
+
+
+def to_rows(words: Sequence[InfluentialWord], frequencies: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
+    """Return a row for each word: what it is, and the share of each subset's words that it has.
+
+    Of two subsets it has the ratio of the first's to the second's too, empty where the second lacks the word.
+    """
+    rows = []
+    for at, word in enumerate(words):
+        row = {"word": word.word, "label": word.label, "pmi": word.pmi, "count": word.count}
+        row |= {name: shares[at] for name, shares in frequencies.items()}
+        if len(frequencies) == 2:
+            first, second = (shares[at] for shares in frequencies.values())
+            row["ratio"] = first / second if second else ""
+        rows.append(row)
+    return rows
+
+
+@style()
+def draw_frequencies(
+    words: Sequence[InfluentialWord], frequencies: Mapping[str, Sequence[float]], directory: str | os.PathLike
+) -> list[Path]:
+    """Draw a line for each word, under its label, with a dot for each subset; of two subsets the ratio too.
+
+    Writes words.png, words.svg and words.csv.
+
+    The picture has the first words of every label, so many that there are about 28; the csv has all.
+
+    Args:
+        words: one at least.
+        frequencies: name of a subset -> the share of its words that each of `words` has.
+    """
+    rows, lines = to_rows(words, frequencies), _lines(words)
+    figure, axes = new_figure(width=WIDTH, height=0.8 + LINE * len(lines))
+    axes.set(xscale="log", ylim=(len(lines) - 0.4, -0.6))
+    shown = [(y, at) for y, (_, at) in enumerate(lines) if at is not None]
+    percents = {name: [100 * shares[at] for _, at in shown] for name, shares in frequencies.items()}
+    everything = [value for values in percents.values() for value in values]
+    # 0 has no place on a logarithmic axis; it gets one left of all others.
+    none = min(filter(None, everything), default=1e-2) / 2
+    if 0 in everything:
+        axes.axvline(none, color="#808080", linewidth=0.8, linestyle=":")
+        place = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
+        axes.annotate("none", (none, 1), (0, 2), ha="center", fontsize=6.5, **place)
+    for index, (name, values) in enumerate(percents.items()):
+        look = series_style(index) | {"linestyle": "none"}
+        hollow = {"markerfacecolor": "none"} if index % 2 else {}
+        axes.plot([value or none for value in values], [y for y, _ in shown], label=name, zorder=3, **look, **hollow)
+    for (y, at), *values in zip(shown, *percents.values(), strict=True):
+        values = [value or none for value in values]
+        axes.plot([min(values), max(values)], [y, y], color="#b0b0b0", linewidth=0.8, zorder=2)
+        if rows[at].get("ratio", "") != "":
+            axes.text(1.02, y, f"×{rows[at]['ratio']:.2f}", transform=axes.get_yaxis_transform(), fontsize=6.5, va="center")
+    axes.set_yticks(range(len(lines)), [shortened(text, NAME_WIDTH) for text, _ in lines])
+    for text, (_, at) in zip(axes.get_yticklabels(), lines, strict=True):
+        text.set_fontweight("bold" if at is None else "normal")
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlabel("share of the subset's words (%)")
+    label_decades(axes.xaxis)
+    if 0 in everything:
+        for minor in (False, True):  # The place of 0 has no number.
+            ticks = axes.get_xticks(minor=minor)
+            axes.set_xticks(ticks[(ticks > 1.05 * none) & (ticks <= axes.get_xlim()[1])], minor=minor)
+    ratio = f"×: {' / '.join(frequencies)}" if len(frequencies) == 2 else None
+    add_legend(figure, ncols=4, handletextpad=0.2, title=ratio)
+    return save_figure(figure, directory, "words", rows)
+
+
+def _lines(words: Sequence[InfluentialWord]) -> list[tuple[str, int | None]]:
+    """What is written at each line, and the word's index; None for a label, which stands above its words."""
+    by_label: dict[str, list[int]] = {}
+    for at, word in enumerate(words):
+        by_label.setdefault(word.label, []).append(at)
+    most, lines = max(MOST_WORDS // len(by_label), 1), []
+    for label, found in list(by_label.items())[:MOST_WORDS]:
+        lines += [(label, None), *((words[at].word, at) for at in found[:most])]
+    return lines
+
+
+def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: WordsArguments) -> Findings:
+    """Find the words of each label with the largest PMI, and how often the subsets have them.
+
+    Writes words.md, words.csv, and with subsets words.png and words.svg.
+    """
+    loaded = task.load("--what words")
+    found = label_pmi(loaded, options.top_words, min_count=options.min_count)
+    frequencies = word_frequencies([word.word for word in found], args.opened_subsets)
+    table = to_markdown(found, frequencies) + _together(found, frequencies)
+    files = [args.folder / "words.md"]
+    atomic_write(files[0], table)
+    if frequencies:
+        files += draw_frequencies(found, frequencies, args.folder)
+    else:
+        files.append(args.folder / "words.csv")
+        atomic_write(files[-1], to_csv(to_rows(found, frequencies)))
+    return Findings(f"Task-influential words of {loaded.name}", table, files)
+
+
+def _together(words: Sequence[InfluentialWord], frequencies: Mapping[str, Sequence[float]]) -> str:
+    """How much of each subset these words make up; a word of two labels counts once."""
+    if not frequencies:
+        return ""
+    once = list({word.word: at for at, word in enumerate(words)}.values())
+    shares = [f"{100 * sum(own[at] for at in once):.3f}% ({name})" for name, own in frequencies.items()]
+    return f"\nOf all words of a subset, these {len(once)} together make up {', '.join(shares)}.\n"

@@ -1,1 +1,0 @@
-"""Task-influential words (ISS, Table 6)."""

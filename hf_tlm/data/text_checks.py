@@ -1,0 +1,105 @@
+"""How much of texts a model does not see: tokens beyond its length, and words that its tokenizer does not know."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from datasets import Dataset
+from transformers import PreTrainedTokenizerBase
+
+from hf_tlm.data.tokenization import TokenizerError, without_limits
+
+logger = logging.getLogger(__name__)
+MOST_CUT = 0.1  # Of the tokens: what is more is told.
+LOOKED_AT = 20_000  # Of a text no more is looked at: whole books would take long, and what they say is clear by then.
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What a length leaves of some texts.
+
+    share: of their tokens, without special ones, that are cut off.
+    words: so many of their words fill the length, on average.
+    """
+
+    share: float
+    words: int
+
+
+def measure_cut(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int) -> Cut:
+    """What is cut off of texts in `max_length` tokens, special ones included."""
+    if not texts:
+        return Cut(0.0, 0)
+    texts = [text[:LOOKED_AT] for text in texts]
+    rows = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
+    without_limits(tokenizer)
+    room = max(1, max_length - tokenizer.num_special_tokens_to_add())
+    tokens, words = sum(map(len, rows)), sum(len(text.split()) for text in texts)
+    cut = sum(max(0, len(row) - room) for row in rows)
+    return Cut(cut / tokens if tokens else 0.0, int(room * words / tokens) if tokens else 0)
+
+
+def warn_of_cut(what: str, texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int, advice: str) -> None:
+    """Warn where a length cuts more than `MOST_CUT` of texts off.
+
+    Args:
+        what: whose texts they are.
+        texts: a sample of them.
+        advice: what to do, a sentence; `{words}` in it is how many words fill the length.
+    """
+    cut = measure_cut(texts, tokenizer, max_length)
+    if cut.share > MOST_CUT:
+        logger.warning(
+            "%.0f%% of the tokens of %s are beyond %d tokens, where each is cut: no step sees them. %s",
+            *(100 * cut.share, what, max_length, advice.format(words=cut.words)),
+        )
+
+
+# So many texts are looked at, each cut after so many characters and tokens.
+SAMPLE, CHARACTERS, TOKENS = 1000, 2000, 512
+# Share of tokens: more of them are no rare words.
+MOST_UNKNOWN = 0.2
+_NO_TEXTS = ("id", "label", "tags", "answers", "source")
+
+
+def check_known(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str], name: str) -> None:
+    """Tokenise a sample of texts, and count what the tokenizer does not know.
+
+    Args:
+        name: of the tokenizer, as it was asked for.
+
+    Raises:
+        TokenizerError: too much of them is [UNK].
+    """
+    if tokenizer.unk_token_id is None:
+        return
+    sample = [text[:CHARACTERS] for text in islice(texts, SAMPLE)]
+    if not sample:
+        return
+    options = {"add_special_tokens": False, "truncation": True, "max_length": TOKENS, "return_attention_mask": False}
+    ids = [index for row in tokenizer(sample, **options)["input_ids"] for index in row]
+    without_limits(tokenizer)
+    unknown = ids.count(tokenizer.unk_token_id)
+    if unknown > MOST_UNKNOWN * len(ids):
+        raise TokenizerError(
+            f"The tokenizer of {name} does not fit the texts: {unknown / len(ids):.0%} of the tokens of "
+            f"{len(sample):,} texts are {tokenizer.unk_token}, expected at most {MOST_UNKNOWN:.0%}. Give a tokenizer, or a "
+            "checkpoint, of their language and kind."
+        )
+
+
+def spread_texts(rows: Dataset) -> list[str]:
+    """Texts of rows of any kind of task, from its beginning to its end."""
+    chosen = rows.select(range(0, len(rows), max(1, len(rows) // SAMPLE)))
+    columns = [chosen[name][:] for name in chosen.column_names if name not in _NO_TEXTS]
+    return [" ".join(filter(None, map(_flat, values))) for values in zip(*columns, strict=True)]
+
+
+def _flat(value: object) -> str:
+    """A text, or words or texts in a list; nothing of what is neither."""
+    if isinstance(value, list):
+        return " ".join(map(_flat, value))
+    return value if isinstance(value, str) else ""

@@ -1,0 +1,92 @@
+"""Options of models that several recipes have, light to import: LoRA adapters, and how weights from scratch begin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated
+
+from hf_tlm.errors import ModelError
+from hf_tlm.utils.options import NoEffect, check_ranges, option
+
+
+@dataclass
+class LoraArguments:
+    """Low-rank adaptation (Hu et al., ICLR 2022, https://arxiv.org/abs/2106.09685): W + (lora_alpha / lora_r) B A."""
+
+    use_peft: bool = option(
+        False,
+        "Train a LoRA adapter and the classification head instead of all weights: in both stages from a "
+        "checkpoint, in stage 2 from scratch.",
+    )
+    lora_r: int = option(16, "LoRA: rank of B A.")
+    lora_alpha: float = option(32, "LoRA: B A is scaled by lora_alpha / lora_r.")
+    lora_dropout: float = option(0.05, "LoRA: dropout before A.")
+    lora_target_modules: list[str] | None = option(
+        None,
+        "LoRA: names of the linear layers that get an adapter, for instance query value. Default: all of the body's.",
+        nargs="+",
+    )
+
+    def __post_init__(self):
+        check_ranges(self, ModelError)
+
+
+_RANDOM = NoEffect("embedding_init", ("random",), "with embedding_init random. Leave it out.")
+
+
+@dataclass
+class InitializationArguments:
+    """How the weights of a model from scratch begin (ours): by default as in the papers."""
+
+    embedding_init: str = option(
+        "random",
+        "From scratch, token embeddings: random (the papers'), or spectral: SVD of the positive PMI of "
+        "co-occurrence counts over the run's own texts (ours).",
+        choices=["random", "spectral"],
+    )
+    spectral_scale: Annotated[float, _RANDOM] = option(1.0, "Norm of a spectral token embedding.")
+    weight_init: str = option(
+        "config",
+        "From scratch, deviation of random weights: config, its initializer_range; or width, 0.02 x sqrt(768 / "
+        "hidden_size), as large in effect as BERT-base's (ours).",
+        choices=["config", "width"],
+    )
+    attention_init: str = option(
+        "random",
+        "From scratch, heads: random, or neighbors: they write what they read, and in bodies with learned "
+        "positions, which become sinusoidal codes, the first layer's look at the tokens beside (ours).",
+        choices=["random", "neighbors"],
+    )
+    lm_head_init: str = option(
+        "random",
+        "From scratch, masked-LM head: random, or frequencies: its output bias is the log frequency of every "
+        "token in the run's own texts, its transform near the identity (ours).",
+        choices=["random", "frequencies"],
+    )
+
+    classifier_init: str = option(
+        "random",
+        "From scratch, classifier: random, or linear: before the last stage it becomes a linear model of the task's "
+        "tokens, whose evidence is in dimensions of the token embeddings (ours; ModernBERT with classifier_pooling mean).",
+        choices=["random", "linear"],
+    )
+
+    def __post_init__(self):
+        check_ranges(self, ModelError)
+
+    @property
+    def needs_texts(self) -> bool:
+        """Whether the run's texts are counted before the first step."""
+        return self.embedding_init == "spectral" or self.lm_head_init == "frequencies"
+
+    @property
+    def needs_initialization(self) -> bool:
+        """Whether anything is written into a model that its config does not say."""
+        return self.needs_texts or self.attention_init != "random" or self.classifier_init != "random"
+
+    def chosen(self) -> Iterator[str]:
+        """The options that are not at their default, as "name value"."""
+        for name in ("embedding_init", "weight_init", "attention_init", "lm_head_init", "classifier_init"):
+            if getattr(self, name) != getattr(InitializationArguments, name):
+                yield f"{name} {getattr(self, name)}"

@@ -1,0 +1,406 @@
+"""Passages that are taken out of a corpus before retrieval: those that give away held-out texts, and near repetitions.
+
+A hash is a polynomial in an odd base modulo 2^64 (Karp and Rabin 1987, "Efficient randomized pattern-matching
+algorithms"). An odd number has an inverse there, so prefix sums give the hash of any span by one difference. Equal words
+have equal hashes; the converse is only very likely, so whoever acts on a hash compares the words first.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import unicodedata
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hf_tlm.retrieval.analyzer import RetrievalError
+
+if TYPE_CHECKING:
+    from hf_tlm.tasks import Task
+
+BATCH_CHARACTERS = 1 << 20
+BETWEEN, LETTER, WORD = range(3)
+# Scripts written without spaces: Thai, Lao, Myanmar, Khmer; Hiragana, Katakana, Bopomofo; Han.
+UNSPACED = ((0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x3040, 0x312F), (0x31A0, 0x31FF), (0x3400, 0x4DBF),
+            (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x3FFFF))  # fmt: skip
+PLANES = (range(0x40000), range(0xE0000, 0xE1000))  # The others have neither letters nor numbers nor marks.
+CODE_BASE, WORD_BASE = 0x9E3779B97F4A7C15, 0xD1342543DE82EF95
+
+
+def words(text: str) -> list[str]:
+    """The words of a text: runs of letters, digits and marks of any script, after NFKC and lower case.
+
+    In scripts written without spaces (`UNSPACED`) every character is a word, so that an n-gram there is n characters.
+    """
+    text = _normalise(text)
+    _, starts, ends = _find_words(text)
+    return [text[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+
+
+def hash_words(texts: Iterable[str]) -> Iterator[tuple[list[str], np.ndarray, np.ndarray]]:
+    """Batches of about `BATCH_CHARACTERS`: (texts, word hashes uint64 [words], offsets int64 [texts + 1])."""
+    batch, size = [], 0
+    for text in texts:
+        batch.append(text)
+        size += len(text) + 1
+        if size >= BATCH_CHARACTERS:
+            yield batch, *_hash_batch(batch)
+            batch, size = [], 0
+    if batch:
+        yield batch, *_hash_batch(batch)
+
+
+def hash_ngrams(
+    hashes: np.ndarray, offsets: np.ndarray, n: int, *, short_texts: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """The n-grams of words hashed by `hash_words`: (hashes uint64 [n-grams], text of each int64 [n-grams], ascending).
+
+    Args:
+        short_texts: a text of fewer than n words, but not of none, counts as one n-gram.
+    """
+    lengths = np.diff(offsets)
+    text_of_word = np.repeat(np.arange(len(lengths)), lengths)
+    starts = np.arange(len(hashes))
+    ends = np.minimum(starts + n, offsets[1:][text_of_word])
+    kept = ends - starts == n
+    if short_texts:
+        kept |= (lengths[text_of_word] < n) & (starts == offsets[text_of_word])
+    return _hash_spans(hashes, starts[kept], ends[kept], WORD_BASE), text_of_word[kept]
+
+
+@functools.cache
+def _kinds() -> np.ndarray:
+    """uint8 [code points]: BETWEEN words, a LETTER of a word, or a WORD by itself."""
+    kinds = np.zeros(sys.maxunicode + 1, np.uint8)
+    for plane in PLANES:
+        kinds[plane.start : plane.stop] = [unicodedata.category(chr(code))[0] in "LNM" for code in plane]
+    for first, last in UNSPACED:
+        kinds[first : last + 1] *= WORD
+    return kinds
+
+
+def _normalise(text: str) -> str:
+    return text.lower() if text.isascii() else unicodedata.normalize("NFKC", text).lower()
+
+
+def _find_words(text: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(code points uint32 [characters], starts int64 [words], ends int64 [words]) of a normalised text."""
+    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+    kinds = np.full(len(codes) + 2, BETWEEN, np.uint8)
+    np.take(_kinds(), codes, out=kinds[1:-1])
+    letter, word = kinds == LETTER, kinds[1:-1] == WORD
+    starts = np.flatnonzero(letter[1:-1] & ~letter[:-2] | word)
+    ends = np.flatnonzero(letter[1:-1] & ~letter[2:] | word) + 1
+    return codes, starts, ends
+
+
+def _hash_batch(texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    texts = [_normalise(text) for text in texts]
+    codes, starts, ends = _find_words("\n".join(texts))
+    borders = np.cumsum([0, *(len(text) + 1 for text in texts)])
+    return _hash_spans(codes, starts, ends, CODE_BASE), np.searchsorted(starts, borders)
+
+
+def _hash_spans(values: np.ndarray, starts: np.ndarray, ends: np.ndarray, base: int) -> np.ndarray:
+    """uint64: sum of values[i] * base^(i - start) over each span, its bits mixed."""
+    sums = np.zeros(len(values) + 1, np.uint64)
+    np.cumsum(values * _powers(base, len(values)), out=sums[1:])
+    hashes = (sums[ends] - sums[starts]) * _powers(pow(base, -1, 1 << 64), len(values))[starts]
+    # Without mixing, the low bits of a hash depend on the low bits of the values alone.
+    hashes ^= hashes >> np.uint64(32)
+    hashes *= np.uint64(0xD6E8FEB86659FD93)
+    hashes ^= hashes >> np.uint64(32)
+    return hashes
+
+
+def _powers(base: int, n: int) -> np.ndarray:
+    """uint64 [n]: 1, base, base^2, ..."""
+    powers = np.full(n, base, np.uint64)
+    powers[:1] = 1
+    return np.cumprod(powers, out=powers)
+
+
+HELD_OUT_SPLITS = ("validation", "test")
+FILTER_BITS = (16, 27)  # at most 128 MiB
+
+
+@dataclass(frozen=True)
+class Leak:
+    """Why a passage is left out.
+
+    held_out: id of the held-out text, the one with the highest share; of several the first.
+    reason: "contains", the passage has all its words in a row; "shares", n-grams only.
+    share: of the distinct n-grams of the held-out text, or of those of the passage, whichever is more; 1 if contained.
+    """
+
+    held_out: str
+    reason: str
+    share: float
+
+
+class Decontaminator:
+    """Says which passages hold held-out texts, in the manner of GPT-3's n-gram overlap (Brown et al. 2020, appendix C).
+
+    A passage leaks a held-out text of `ngram` words or more if more than `threshold` of the distinct n-grams of either
+    are in both: of the text's, because a long text may be cut into several passages; of the passage's, because it may
+    be a piece of a long text. So it leaks if it contains the whole text. A shorter text leaks only as a whole, its words
+    in a row; and if it has fewer than `min_characters` (words joined by spaces) only when the passage is nothing else,
+    for "yes" is in half of a corpus. Words are those of `hf_tlm.retrieval.filters.words`: case, punctuation and white
+    space do not count; in scripts without spaces an n-gram is `ngram` characters.
+
+    Memory: the held-out texts, and for each of their n-grams about 20 bytes (50 while they are sorted); passages are
+    streamed.
+
+    Args:
+        held_out: (id, text) pairs, as `held_out_texts` gives them. Texts without a word are never found.
+        threshold: at least 0 and below 1.
+
+    Raises:
+        RetrievalError: a setting out of range.
+    """
+
+    def __init__(
+        self, held_out: Iterable[tuple[str, str]], *, ngram: int = 13, threshold: float = 0.2, min_characters: int = 50
+    ):
+        if ngram < 1 or not 0 <= threshold < 1 or min_characters < 0:
+            raise RetrievalError(
+                "Decontamination needs ngram of at least 1, threshold of at least 0 and below 1, and min_characters of "
+                f"at least 0; received {ngram}, {threshold} and {min_characters}."
+            )
+        self.ngram, self.threshold, self.min_characters = ngram, threshold, min_characters
+        self._held_out = list(held_out)
+        self._alone: dict[str, int] = {}  # texts which only an equal passage leaks -> position
+        lengths, keys, owners, first = {ngram}, [], [], 0
+        for texts, hashes, offsets in hash_words(text for _, text in self._held_out):
+            found, of = hash_ngrams(hashes, offsets, ngram, short_texts=True)
+            lost = np.zeros(len(texts), bool)
+            for position in np.flatnonzero(np.diff(offsets) < ngram).tolist():
+                text = " ".join(words(texts[position]))
+                if len(text) < min_characters:
+                    self._alone.setdefault(text, first + position)
+                    lost[position] = True
+                else:
+                    lengths.add(int(offsets[position + 1] - offsets[position]))
+            keys.append(found[~lost[of]])
+            owners.append(of[~lost[of]] + first)
+            first += len(texts)
+        self._alone.pop("", None)
+        self._lengths = sorted(lengths - {0})
+        self._index(np.concatenate([np.empty(0, np.uint64), *keys]), np.concatenate([np.empty(0, np.int64), *owners]))
+
+    def _index(self, keys: np.ndarray, owners: np.ndarray) -> None:
+        """Sort the n-grams by hash, then text; each once a text."""
+        order = np.argsort(keys, kind="stable")
+        keys, owners = keys[order], owners[order].astype(np.int32)
+        first = np.ones(len(keys), bool)
+        first[1:] = (keys[1:] != keys[:-1]) | (owners[1:] != owners[:-1])
+        self._keys, self._owners = keys[first], owners[first]
+        self._sizes = np.bincount(self._owners, minlength=len(self._held_out))
+        # One look-up here spares most n-grams of the passages a binary search.
+        bits = min(max(FILTER_BITS[0], (8 * len(keys)).bit_length()), FILTER_BITS[1])
+        self._shift = np.uint64(64 - bits)
+        self._filter = np.zeros(1 << bits, bool)
+        self._filter[self._keys >> self._shift] = True
+
+    def __len__(self) -> int:
+        """Held-out texts."""
+        return len(self._held_out)
+
+    def leaks(self, texts: Iterable[str]) -> Iterator[Leak | None]:
+        """For each passage, in order: what it leaks, or None if it may stay."""
+        for batch, hashes, offsets in hash_words(texts):
+            own, of = hash_ngrams(hashes, offsets, self.ngram)
+            starts = np.searchsorted(of, np.arange(len(batch) + 1))
+            hits, hit_of = self._known(hashes, offsets)
+            hit_starts = np.searchsorted(hit_of, np.arange(len(batch) + 1))
+            few = np.diff(offsets) < self.ngram
+            for i, text in enumerate(batch):
+                if hit_starts[i] < hit_starts[i + 1]:
+                    num_own = len(np.unique(own[starts[i] : starts[i + 1]]))
+                    yield self._worst(text, np.unique(hits[hit_starts[i] : hit_starts[i + 1]]), num_own)
+                elif few[i] and (position := self._alone.get(" ".join(words(text)))) is not None:
+                    yield Leak(self._held_out[position][0], "contains", 1.0)
+                else:
+                    yield None
+
+    def _known(self, hashes: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Of the passages' n-grams, and runs as long as the short texts, the held-out ones: (hashes, passage of each)."""
+        hits, hit_of = [], []
+        for length in self._lengths:
+            found, of = hash_ngrams(hashes, offsets, length)
+            maybe = np.flatnonzero(self._filter[found >> self._shift])
+            maybe = maybe[np.argsort(found[maybe])]  # in order, a binary search stays within the processor's cache
+            found, of = found[maybe], of[maybe]
+            places = np.searchsorted(self._keys, found)
+            sure = places < len(self._keys)
+            sure[sure] = self._keys[places[sure]] == found[sure]
+            hits.append(found[sure])
+            hit_of.append(of[sure])
+        all_hits, all_of = np.concatenate(hits), np.concatenate(hit_of)
+        order = np.argsort(all_of, kind="stable")
+        return all_hits[order], all_of[order]
+
+    def _worst(self, text: str, hits: np.ndarray, num_own: int) -> Leak | None:
+        """The leak of the highest share, confirmed on the words. hits: distinct; num_own: distinct n-grams of `text`."""
+        starts, ends = (np.searchsorted(self._keys, hits, side) for side in ("left", "right"))
+        owners = np.concatenate([self._owners[start:end] for start, end in zip(starts, ends, strict=True)])
+        owners, shared = np.unique(owners, return_counts=True)
+        shares = np.maximum(shared / self._sizes[owners], shared / max(num_own, 1))
+        passage = words(text)
+        for candidate in np.lexsort((owners, -shares)):
+            if shares[candidate] <= self.threshold:
+                break
+            if leak := self._confirm(passage, *self._held_out[owners[candidate]]):
+                return leak
+        return None
+
+    def _confirm(self, passage: list[str], held_out: str, text: str) -> Leak | None:
+        """The definition, on words instead of hashes."""
+        text_words = words(text)
+        if f" {' '.join(text_words)} " in f" {' '.join(passage)} ":
+            return Leak(held_out, "contains", 1.0)
+        theirs, own = _ngram_set(text_words, self.ngram), _ngram_set(passage, self.ngram)
+        shared = len(theirs & own)
+        share = max(shared / max(len(theirs), 1), shared / max(len(own), 1))
+        return Leak(held_out, "shares", share) if share > self.threshold else None
+
+
+def held_out_texts(task: Task) -> list[tuple[str, str]]:
+    """(`<split>/<id>`, text) of every validation and test example; of a pair of texts each of them, and both in a row."""
+    texts = []
+    for split in HELD_OUT_SPLITS:
+        if split not in task.splits:
+            continue
+        rows = task.splits[split]
+        firsts = rows["text"][:]
+        seconds = rows["text_pair"][:] if "text_pair" in rows.column_names else [None] * len(rows)
+        for identifier, first, second in zip(rows["id"][:], firsts, seconds, strict=True):
+            parts = [first] if second is None else [first, second, f"{first} {second}"]
+            texts += [(f"{split}/{identifier}", part) for part in parts]
+    return texts
+
+
+def _ngram_set(words: list[str], n: int) -> set[tuple[str, ...]]:
+    return set(zip(*(words[start:] for start in range(n)), strict=False))
+
+
+# Of the pairs at the threshold, the part that LSH must propose. A false candidate costs one comparison of two texts, a
+# missed one stays in the subset.
+RECALL = 0.9
+CACHED_TEXTS = 4096
+
+
+def check_deduplication(threshold: float, num_perm: int = 1, ngram: int = 1) -> None:
+    """Check the settings of deduplication, and that its package is installed.
+
+    Raises:
+        RetrievalError: a setting out of range, or datasketch is not installed.
+    """
+    if not 0 < threshold <= 1 or num_perm < 1 or ngram < 1:
+        raise RetrievalError(
+            "Deduplication needs threshold above 0 and at most 1, num_perm of at least 1 and ngram of at least 1; "
+            f"received {threshold}, {num_perm} and {ngram}."
+        )
+    try:
+        import datasketch  # noqa: F401
+    except ImportError as error:
+        raise RetrievalError(
+            "Finding near-duplicates needs datasketch: pip install 'hf-tlm[dedup]', or leave deduplication out."
+        ) from error
+
+
+def near_duplicates(
+    texts: Sequence[str],
+    *,
+    threshold: float = 0.8,
+    num_perm: int = 128,
+    ngram: int = 5,
+    seed: int = 0,
+    progress: bool = True,
+) -> np.ndarray:
+    """For each text the index of the first earlier one that it nearly repeats, or -1 if it stays: int64 [texts].
+
+    Two texts repeat each other if the Jaccard similarity of their sets of word n-grams (a text of fewer words is one) is
+    at least `threshold`. Only texts that stay are compared with, so of a group the first one stays: bring the best
+    first. Texts without a word repeat each other. The result depends on the texts and the arguments alone.
+
+    LSH proposes at least `RECALL` of the pairs at the threshold and nearly all above it (with the defaults 95% at 0.8,
+    99% at 0.85); nothing is dropped on an estimate. Memory: about 200 bytes a text.
+
+    Args:
+        threshold: above 0, at most 1.
+        num_perm: hash functions of a MinHash; more find more of the pairs.
+        progress: show a progress bar.
+
+    Raises:
+        RetrievalError: a setting out of range, or datasketch is not installed.
+    """
+    check_deduplication(threshold, num_perm, ngram)
+    from datasketch import MinHash
+    from tqdm.auto import tqdm
+
+    # 1. Candidates: texts with an equal band, that is, a piece of the MinHash, kept as one number.
+    num_bands, band_size = _shape_of_bands(threshold, num_perm)
+    multipliers = np.random.default_rng(seed).integers(1 << 63, size=band_size, dtype=np.uint64) * 2 + 1
+    bands = np.empty((num_bands, len(texts)), np.uint64)
+    minhashes = MinHash.generator(_hashed_ngrams(texts, ngram), num_perm=num_perm, seed=seed, hashfunc=int)
+    bar = tqdm(minhashes, total=len(texts), desc="Hashing passages", unit=" passages", disable=not progress)
+    for index, minhash in enumerate(bar):
+        values = minhash.hashvalues[: num_bands * band_size].astype(np.uint64)
+        bands[:, index] = (values.reshape(num_bands, band_size) * multipliers).sum(axis=1)
+    in_company = np.stack([_occurs_twice(band) for band in bands])
+
+    # 2. Candidates in order, each compared with those before it that stay.
+    @functools.lru_cache(CACHED_TEXTS)
+    def ngrams_of(index: int) -> frozenset[tuple[str, ...]]:
+        found = words(texts[index])
+        return frozenset(tuple(found[i : i + ngram]) for i in range(max(1, len(found) - ngram + 1)))
+
+    repeats = np.full(len(texts), -1, np.int64)
+    staying: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+    candidates = np.flatnonzero(in_company.any(axis=0)).tolist()
+    for index in tqdm(candidates, desc="Comparing passages", unit=" passages", disable=not progress):
+        buckets = [(band, int(bands[band, index])) for band in np.flatnonzero(in_company[:, index]).tolist()]
+        for earlier in sorted({earlier for bucket in buckets for earlier in staying[bucket]}):
+            if _jaccard(ngrams_of(index), ngrams_of(earlier)) >= threshold:
+                repeats[index] = earlier
+                break
+        else:
+            for bucket in buckets:
+                staying[bucket].append(index)
+    return repeats
+
+
+def _shape_of_bands(threshold: float, num_perm: int) -> tuple[int, int]:
+    """(bands, MinHash values in each): the longest bands, and so the fewest false candidates, with the wanted recall.
+
+    A value is equal with a probability of the similarity s, one of b bands of r values with 1 - (1 - s^r)^b.
+    """
+    shapes = ((num_perm // size, size) for size in range(num_perm, 0, -1))
+    good = (shape for shape in shapes if 1 - (1 - threshold ** shape[1]) ** shape[0] >= RECALL)
+    return next(good, (num_perm, 1))
+
+
+def _hashed_ngrams(texts: Sequence[str], n: int) -> Iterator[list[int]]:
+    """The n-grams of each text as 32-bit hashes."""
+    for _, hashes, offsets in hash_words(texts):
+        found, of = hash_ngrams(hashes, offsets, n, short_texts=True)
+        found >>= np.uint64(32)
+        for start, end in pairwise(np.searchsorted(of, np.arange(len(offsets)))):
+            yield np.unique(found[start:end]).tolist()
+
+
+def _jaccard(first: frozenset, second: frozenset) -> float:
+    shared = len(first & second)
+    return shared / (len(first) + len(second) - shared)
+
+
+def _occurs_twice(values: np.ndarray) -> np.ndarray:
+    """bool: another element is equal."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return counts[inverse] > 1

@@ -1,0 +1,200 @@
+"""Files of tasks that are no plain tables: tagged text in columns, SQuAD's JSON, sheets of Excel."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from datasets import Dataset, Features, List, Value
+
+from hf_tlm.tasks.spec import TaskError
+
+SUFFIXES = (".conll", ".conllu", ".iob", ".iob2", ".pos", ".txt")
+CONLLU = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
+_BLANKS = re.compile(r"[ \t]+")
+_SENTENCE_ID = re.compile(r"#\s*sent_id\s*=\s*(\S.*)")
+
+
+def read_conll(path: Path, columns: Mapping[str, str], *, tagged: bool = True) -> Iterator[dict[str, Any]]:
+    """The sentences of a file, in the columns that `columns` gives to the roles tokens and tags.
+
+    A column is a number from 0, from the end where negative: by default the first has the words and the last the tags. In
+    a CoNLL-U file it may be a name; by default form and xpos, and its ranges and empty nodes are skipped. Columns are
+    apart by tabs, or where a line has none by blanks. Document marks are skipped, and so are lines that begin with # and
+    have another number of columns than the words have. The id is that of a comment `# sent_id = ...`, or None.
+
+    Args:
+        tagged: False for a file without tags, of which only the words are read.
+
+    Raises:
+        TaskError: no such column, lines with different numbers of columns, or not UTF-8.
+    """
+    universal = path.suffix == ".conllu"
+    names = {"tokens": columns.get("tokens", "form" if universal else "0")}
+    if tagged:
+        names["tags"] = columns.get("tags", "xpos" if universal else "-1")
+    places = {role: _place(path, name, universal) for role, name in names.items()}
+    sentence: dict[str, list[str]] = {role: [] for role in names}
+    width, identifier = None, None
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            for number, line in enumerate(file, 1):
+                line = line.rstrip("\n")
+                cells = line.split("\t") if "\t" in line else _BLANKS.split(line.strip(" "))
+                if not line.strip():
+                    if sentence["tokens"]:
+                        yield _row(sentence, columns, identifier)
+                    sentence, identifier = {role: [] for role in names}, None
+                elif line.startswith("#") and (universal or len(cells) != width):
+                    if found := _SENTENCE_ID.match(line):
+                        identifier = found[1].strip()
+                elif line.startswith("-DOCSTART-") or universal and not cells[0].isdigit():
+                    continue
+                else:
+                    width = width or len(cells)
+                    _check(path, number, cells, width, places, names)
+                    for role, place in places.items():
+                        sentence[role].append(cells[place])
+    except UnicodeDecodeError as error:
+        raise TaskError(f"{path} is not UTF-8 text: {error}.") from error
+    if sentence["tokens"]:
+        yield _row(sentence, columns, identifier)
+
+
+def _row(sentence: dict[str, list[str]], columns: Mapping[str, str], identifier: str | None) -> dict[str, Any]:
+    return {"id": identifier, **{columns.get(role, role): cells for role, cells in sentence.items()}}
+
+
+def _place(path: Path, name: str, universal: bool) -> int:
+    if universal and name in CONLLU:
+        return CONLLU.index(name)
+    if re.fullmatch(r"-?\d+", name):
+        return int(name)
+    known = f", or of {', '.join(CONLLU)}" if universal else ""
+    raise TaskError(f"{path}: a column is a number from 0 (or -1, -2 ... from the end){known}; received {name!r}.")
+
+
+def _check(path: Path, number: int, cells: list[str], width: int, places: dict[str, int], names: dict[str, str]) -> None:
+    if len(cells) != width:
+        raise TaskError(
+            f"{path}, line {number} has {len(cells)} columns; the lines before it have {width}. Such a file has a word and "
+            "its tag a line, and an empty line after a sentence."
+        )
+    for role, place in places.items():
+        if not -width <= place < width:
+            raise TaskError(f"{path}, line {number} has {width} columns; there is no column {names[role]} for the {role}.")
+
+
+FEATURES = Features(
+    {name: Value("string") for name in ("id", "title", "context", "question")}
+    | {"answers": List(Value("string")), "answer_start": List(Value("int64"))}
+)
+_HEAD = re.compile(r'\s*\{\s*("version"\s*:\s*"[^"]*"\s*,\s*)?"data"\s*:\s*\[\s*\{')
+
+
+def is_squad_json(path: Path) -> bool:
+    """Whether a file begins as SQuAD's do; a file of lines of JSON begins otherwise."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return path.suffix == ".json" and _HEAD.match(file.read(1000)) is not None
+
+
+def read_squad_json(path: Path) -> Dataset:
+    """A row a question: id, title, context, question, answers, answer_start (lists; empty for an unanswerable question).
+
+    Raises:
+        TaskError: it is not built like SQuAD's.
+    """
+    rows: list[dict[str, Any]] = []
+    content = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        for article in content["data"]:
+            for paragraph in article["paragraphs"]:
+                for question in paragraph["qas"]:
+                    # A file without answers, as one to predict on, is one too.
+                    answers = [] if question.get("is_impossible") else question.get("answers", [])
+                    rows.append(
+                        {
+                            "id": question["id"],
+                            "title": article.get("title"),
+                            "context": paragraph["context"],
+                            "question": question["question"],
+                            "answers": [answer["text"] for answer in answers],
+                            "answer_start": [answer["answer_start"] for answer in answers],
+                        }
+                    )
+    except (KeyError, TypeError, AttributeError) as error:  # A key that is missing, or something else in its place.
+        raise TaskError(
+            f"{path} begins as a SQuAD file and goes on otherwise after {len(rows)} questions: {error}. Articles have "
+            "paragraphs, these a context and qas, and these an id, a question and answers with text and answer_start."
+        ) from error
+    return Dataset.from_list(rows, features=FEATURES)
+
+
+logger = logging.getLogger(__name__)
+_ROWS = 2**20
+# What no cell can hold.
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
+
+
+def check_excel(path: Path) -> None:
+    """Check that a file for Excel can be read or written.
+
+    Raises:
+        TaskError: openpyxl is not installed.
+    """
+    try:
+        import openpyxl  # noqa: F401  # pandas' own message is of an optional dependency.
+    except ImportError as error:
+        raise TaskError(
+            f"{path}: Excel files need openpyxl, which is not installed: pip install 'hf-tlm[excel]', or save it as CSV."
+        ) from error
+
+
+def read_excel(path: Path) -> dict[str, list[Any]]:
+    """The columns of the first sheet of an .xlsx file, by way of pandas and openpyxl.
+
+    Empty cells are None, dates texts as ISO 8601 writes them; a column that mixes texts with other values is of texts.
+
+    Raises:
+        TaskError: openpyxl is not installed.
+    """
+    import pandas
+
+    check_excel(path)
+    with pandas.ExcelFile(path, engine="openpyxl") as book:
+        if len(book.sheet_names) > 1:
+            logger.warning("%s has %d sheets; the first, %s, is read.", path, len(book.sheet_names), book.sheet_names[0])
+        sheet = book.parse(0, dtype=object, keep_default_na=False, na_values=[""])
+    return {str(name): _plain([None if pandas.isna(cell) else cell for cell in sheet[name]]) for name in sheet.columns}
+
+
+def write_excel(columns: Mapping[str, list[Any]], stream: BinaryIO) -> None:
+    """Write columns as the only sheet of a file; texts are texts, also those that begin as a formula does.
+
+    Raises:
+        TaskError: there are more rows than a sheet has.
+    """
+    import pandas
+
+    frame = pandas.DataFrame(dict(columns))
+    if len(frame) >= _ROWS:
+        raise TaskError(f"A sheet of Excel has {_ROWS:,} rows, and these are {len(frame) + 1:,}. Write csv or parquet.")
+    frame = frame.map(lambda cell: _CONTROL.sub("", cell) if isinstance(cell, str) else cell)
+    with pandas.ExcelWriter(stream, engine="openpyxl") as book:
+        frame.to_excel(book, index=False)
+        for row in book.sheets["Sheet1"].iter_rows():
+            for cell in row:
+                if cell.data_type == "f":
+                    cell.data_type = "s"
+
+
+def _plain(cells: list[Any]) -> list[Any]:
+    cells = [cell.isoformat() if isinstance(cell, (datetime.date, datetime.time)) else cell for cell in cells]
+    kinds = {type(cell) for cell in cells if cell is not None}
+    mixed = len(kinds) > 1 and not kinds <= {int, float}
+    return [None if cell is None else str(cell) for cell in cells] if mixed else cells
