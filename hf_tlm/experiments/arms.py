@@ -19,7 +19,9 @@ PRETRAINED = "pretrained"
 BASELINES = ("majority class", "linear")
 METHODS = {"bm25": "bm25-rank", **{name: name for name in ("iss", "dsir", "random", "confidence", "disagreement")}}
 _SELECTION = re.compile(rf"(?:bm25 \+ )?({'|'.join(METHODS)}) (\d+(?:\.\d+)?)%", re.IGNORECASE)
-_ARM_KEYS = ("name", "subset", "objective", PRETRAINED, "teacher", "published", *SECTIONS)
+# Whose vocabulary an arm has: the one that all of a task share, or one of its own texts.
+TOKENIZERS = ("shared", "own")
+_ARM_KEYS = ("name", "subset", "objective", PRETRAINED, "teacher", "tokenizer", "published", *SECTIONS)
 _TASK_KEYS = ("task", "seeds", *SECTIONS)
 
 Settings = Mapping[str, Mapping[str, Any]]
@@ -73,6 +75,7 @@ class Arm:
     objective: of the language-modelling loss; None for those of the table.
     baseline: one of `BASELINES`.
     teacher: the arm of the table whose model of the same task and seed teaches this one's.
+    tokenizer: one of `TOKENIZERS`; its own is what `hf-tlm train` makes of the task's texts and the subset.
     settings: recipe -> options, on top of the configuration files.
     published: keys of `PUBLISHED`, rows of the papers' tables to be shown beside this arm.
     """
@@ -83,6 +86,7 @@ class Arm:
     objective: str | None = None
     baseline: str | None = None
     teacher: str | None = None
+    tokenizer: str = "shared"
     settings: Settings = field(default_factory=dict)
     published: tuple[str, ...] = ()
 
@@ -92,7 +96,7 @@ class Arm:
 
         `task only`, `pretrained`, `majority class`, `linear`, and what `Selection.read` takes, with the papers' figures of
         `BESIDE`. An object has the keys name, subset (default: the name), objective, pretrained (true, or a checkpoint),
-        teacher (the name of another arm), published, and options under the names of their recipes:
+        teacher (the name of another arm), tokenizer (shared, own), published, and options under the names of their recipes:
         `{"name": "rho1 = 3", "subset": "BM25", "train_tlm": {"rho1": 3}}`.
 
         Raises:
@@ -113,16 +117,21 @@ class Arm:
         subset = None
         if pretrained is None:
             subset = Selection.read(str(values.get("subset") or name))
-        elif {"subset", "objective", "teacher"} & set(values):
+        elif {"subset", "objective", "teacher", "tokenizer"} & set(values):
             raise ReproductionError(
-                f"Arm {name} fine-tunes a pretrained encoder: it has no subset and no objective, nor a teacher."
+                f"Arm {name} fine-tunes a pretrained encoder: it has no subset, no objective and no teacher, and its own "
+                "tokenizer. Leave them out."
             )
+        tokenizer = values.get("tokenizer", "shared")
+        if tokenizer not in TOKENIZERS:
+            raise ReproductionError(f"Arm {name}: tokenizer is one of {', '.join(TOKENIZERS)}; received {tokenizer!r:.60}.")
         return cls(
             name,
             subset,
             "" if pretrained is True else pretrained,
             values.get("objective"),
             teacher=None if values.get("teacher") is None else str(values["teacher"]),
+            tokenizer=tokenizer,
             settings=_settings(values, f"Arm {name}"),
             published=published,
         )

@@ -50,9 +50,9 @@ def check_options(
         for entry in tasks:
             _check(f"Task {entry.task}", recipe, entry.settings.get(recipe, {}))
         for arm in arms:
-            _check(f"Arm {arm.name}", recipe, arm.settings.get(recipe, {}), of_arm=True)
+            _check(f"Arm {arm.name}", recipe, arm.settings.get(recipe, {}), shared=arm.tokenizer == "shared")
     for objective, options in objective_options.items():
-        _check(f"Objective {objective}", "train_tlm", options, of_arm=True)
+        _check(f"Objective {objective}", "train_tlm", options, shared=True)
     for arm in arms:
         _check_read(arm)
 
@@ -76,11 +76,12 @@ def _check_read(arm: Arm) -> None:
         raise ReproductionError(f"Arm {arm.name}: of no effect with method {method}: {', '.join(idle)}. Leave it out.")
 
 
-def _check(where: str, recipe: str, options: Mapping[str, Any], of_arm: bool = False) -> None:
+def _check(where: str, recipe: str, options: Mapping[str, Any], shared: bool = False) -> None:
+    """shared: the tokenizer is not of what these options are for alone."""
     for name in options:
         if source := _GIVEN[recipe].get(name):
             raise ReproductionError(f"{where}: {recipe}'s {name} is given by the table ({source}). Leave it out.")
-        if of_arm and recipe == "train_tlm" and name in OF_TOKENIZER:
+        if shared and recipe == "train_tlm" and name in OF_TOKENIZER:
             raise ReproductionError(
                 f"{where}: {name} is the tokenizer's, which all arms of a task share. Give it to the task, or in section "
                 "train_tlm of a --config file."
@@ -332,7 +333,7 @@ class _Shared:
             options = {**entry.settings.get("finetune", {}), **arm.settings.get("finetune", {})}
             options |= {"model_name_or_path": arm.pretrained or pretrained, "seed": seed}
             return Step("finetune", folder, path, options, {}, arm, seed)
-        tokenizer = self._tokenizer(name, path, entry)
+        tokenizer = ({}, {}) if arm.tokenizer == "own" else self._tokenizer(name, path, entry)
         options = {**tokenizer[0], **common, **entry.settings.get("train_tlm", {})}
         if arm.subset.retriever is None:
             options["rho1"] = 0

@@ -64,7 +64,9 @@ def test_subsets_by_the_names_of_tables(text, expected):
         ('{"name": "x", "subset": "BM25", "rho1": 3}', "An arm has no 'rho1': it has name, subset"),
         ('{"name": "x", "subset": "BM25"', "a name or a JSON object"),
         ('{"subset": "BM25", "published": ["TLM Table 9: x"]}', "no published row 'TLM Table 9: x'"),
-        ('{"name": "x", "pretrained": true, "subset": "BM25"}', "has no subset and no objective"),
+        ('{"name": "x", "pretrained": true, "subset": "BM25"}', "has no subset, no objective"),
+        ('{"name": "x", "pretrained": true, "tokenizer": "own"}', "and its own tokenizer. Leave them out"),
+        ('{"name": "x", "subset": "BM25", "tokenizer": "mine"}', "tokenizer is one of shared, own; received 'mine'"),
         ('{"name": "x", "subset": "BM25", "train_tlm": 3}', "a mapping of options of recipes/train_tlm.py"),
         ("{}", "needs a name"),
     ],
@@ -145,6 +147,16 @@ def test_every_arm_has_the_same_tokenizer_and_budget():
     given = planned(["task only", "ISS 20%"], tokenizer_name="some/tokenizer")
     assert "one/tokenizer" not in names(given.preparations)
     assert all(given.values(step)["tokenizer_name"] == "some/tokenizer" for step in given.trainings)
+
+
+def test_an_arm_has_a_vocabulary_of_its_own():
+    arms = ["BM25", {"name": "own", "subset": "BM25", "tokenizer": "own", "train_tlm": {"vocab_size": 9}}]
+    shared, own = planned(arms).trainings
+    assert shared.inputs == {"subset": "one/subsets/bm25", "tokenizer_name": "one/tokenizer"}
+    assert own.inputs == {"subset": "one/subsets/bm25"} and own.options["vocab_size"] == 9
+    alone = planned(arms[1:])
+    assert names(alone.preparations) == ["one/subsets/bm25"] and "tokenizer" not in alone.command(alone.trainings[0])
+    assert planned(arms[1:], tokenizer_name="some").trainings == alone.trainings
 
 
 def test_settings_of_tasks_and_arms():
@@ -282,6 +294,7 @@ def test_tables_of_the_papers():
         "stages": {"TLM Table 7"},
         "teacher": {"TLM Table 2", "TLM Table 3"},
         "linear_start": {"TLM Table 2", "TLM Table 3"},
+        "vocabulary": {"TLM Table 2", "TLM Table 3"},
         "fractions": {"TLM Table 2", "TLM Table 3", "ISS Table 3", "ISS Table 5"},
         "layers": {"ISS Table 7"},
         "objectives": {"COCO-LM Table 1"},
