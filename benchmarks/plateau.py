@@ -210,6 +210,8 @@ class LeverRun:
         if 2 in self.args.stages:
             stage_args = self._stage_args(2)
             prepare_stage_2(model, self.args)
+            if self.setup.initialization is not None:
+                self.setup.initialization.before_last_stage(model)
             model = self._stage2(model, stage_args)
         if test:
             scored = TlmTrainer(model, stage_args, **self._shared(self.args.stages[-1])).predict(self.setup.test)

@@ -40,6 +40,7 @@ ARMS = {
     "BM25, teacher, cut": ("bm25", True, {"teacher_passage_length": "task"}),
     "BM25, teacher, two rounds": ("bm25", True, {"teacher_rounds": 2}),
     "BM25, linear start": ("bm25", False, {"classifier_init": "linear"}),
+    "BM25, linear start, a fifth of the rate": ("bm25", False, {"classifier_init": "linear", "stage2_learning_rate": 1e-4}),
     "BM25, linear start and teacher": ("bm25", True, {"classifier_init": "linear"}),
     "random, teacher": ("random", True, {}),
     "task only, teacher": (None, True, {"rho1": 0}),
