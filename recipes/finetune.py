@@ -15,7 +15,7 @@ same command again to continue an interrupted run; a finished one only predicts.
 
 from __future__ import annotations
 
-from hf_tlm import runs
+from hf_tlm import data, runs
 from hf_tlm.analysis import ReportArguments
 from hf_tlm.config import parse, run
 from hf_tlm.retrieval import SubsetArguments
@@ -38,6 +38,7 @@ def main() -> None:
     runs.check_predictable(task, predicting, args.output_dir, drop_bad_rows=task_args.drop_bad_rows)
     if args.process_index == 0:
         print(task.to_text())
+        print(data.unseen_words_line(task))
 
     # 3. Training and evaluation, once per seed, and the best model exported; of a grid's points that of the best one.
     if grid is None:

@@ -11,7 +11,7 @@ The paper's settings are presets: `--config tlm/base tlm/scierc_small`; `hf-tlm 
 
 from __future__ import annotations
 
-from hf_tlm import runs
+from hf_tlm import data, runs
 from hf_tlm.analysis import ReportArguments
 from hf_tlm.config import parse, run
 from hf_tlm.retrieval import SubsetArguments
@@ -34,6 +34,8 @@ def main() -> None:
     if args.process_index == 0:
         print(task.to_text())
     subset = subset_args.open()
+    if args.process_index == 0:
+        print(data.unseen_words_line(task, None if subset is None else subset.dataset))
 
     # 3. Stage 1 (joint), stage 2 (task only), evaluation; once per seed, and the best model exported.
     result = runs.run_tlm(task, subset, args, model_args)

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from hf_tlm.data.interleave import InterleavedBatchSampler, InterleavedDataset
     from hf_tlm.data.shards import BlockShards
     from hf_tlm.data.streaming import Preparation, ShardStream, StreamedBlocks
+    from hf_tlm.data.text_checks import unseen_words, unseen_words_line
     from hf_tlm.data.tokenization import (
         TokenizerError,
         cached_wordpiece,

@@ -1,16 +1,22 @@
-"""How much of texts a model does not see: tokens beyond its length, and words that its tokenizer does not know."""
+"""How much of texts a model does not see: tokens beyond its length, words in no training text or of no tokenizer."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
+from typing import TYPE_CHECKING
 
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from hf_tlm.data.tokenization import TokenizerError, without_limits
+
+if TYPE_CHECKING:
+    from hf_tlm.tasks import Task
 
 logger = logging.getLogger(__name__)
 MOST_CUT = 0.1  # Of the tokens: what is more is told.
@@ -62,6 +68,10 @@ def warn_of_cut(what: str, texts: Sequence[str], tokenizer: PreTrainedTokenizerB
 SAMPLE, CHARACTERS, TOKENS = 1000, 2000, 512
 # Share of tokens: more of them are no rare words.
 MOST_UNKNOWN = 0.2
+# Rows of a split, and passages, whose words are looked at.
+MOST_TEXTS = 30_000
+_CJK = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+_WORD = re.compile(rf"[{_CJK}]|[^\W{_CJK}]+")
 _NO_TEXTS = ("id", "label", "tags", "answers", "source")
 
 
@@ -91,9 +101,47 @@ def check_known(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str], name: 
         )
 
 
-def spread_texts(rows: Dataset) -> list[str]:
-    """Texts of rows of any kind of task, from its beginning to its end."""
-    chosen = rows.select(range(0, len(rows), max(1, len(rows) // SAMPLE)))
+def unseen_words(task: Task, passages: Dataset | None = None) -> dict[str, tuple[float, float | None]]:
+    """How many of a task's running words a model that learns from its training texts has never met.
+
+    Words are runs of letters, digits and underscores in lower case, and single characters of Chinese and Japanese. Of a
+    split with more than 30,000 rows about so many are looked at, of passages too.
+
+    Args:
+        passages: what the model learns from beside the task, column `text`.
+
+    Returns:
+        Of validation and test the share of words in no training text, and the share in no passage either (None without).
+    """
+    new = {split: Counter(_words(rows)) for split, rows in task.splits.items() if split != "train"}
+    left = set().union(*new.values()).difference(_words(task.train))
+    shares = {split: _share(counts, left) for split, counts in new.items()}
+    if passages is None:
+        return {split: (share, None) for split, share in shares.items()}
+    left.difference_update(_words(passages.select_columns(["text"])))
+    return {split: (share, _share(new[split], left)) for split, share in shares.items()}
+
+
+def unseen_words_line(task: Task, passages: Dataset | None = None) -> str:
+    """One line on `unseen_words`, for a person, before a training."""
+    found = unseen_words(task, passages)
+    line = ", ".join(f"{split} {share:.1%}" for split, (share, _) in found.items()) + " in no training text"
+    if passages is not None:
+        line += "; " + ", ".join(f"{split} {share:.1%}" for split, (_, share) in found.items()) + " in no passage either"
+    return f"new words    {line}"
+
+
+def _words(rows: Dataset) -> Iterator[str]:
+    return chain.from_iterable(_WORD.findall(text.lower()) for text in spread_texts(rows, MOST_TEXTS))
+
+
+def _share(counts: Counter[str], words: set[str]) -> float:
+    return sum(count for word, count in counts.items() if word in words) / max(1, counts.total())
+
+
+def spread_texts(rows: Dataset, most: int = SAMPLE) -> list[str]:
+    """Texts of about so many rows of any kind of task, from its beginning to its end."""
+    chosen = rows.select(range(0, len(rows), max(1, len(rows) // most)))
     columns = [chosen[name][:] for name in chosen.column_names if name not in _NO_TEXTS]
     return [" ".join(filter(None, map(_flat, values))) for values in zip(*columns, strict=True)]
 

@@ -1,9 +1,11 @@
 """What is cut off of texts, counted token by token."""
 
 import pytest
+from datasets import Dataset
 
-from hf_tlm.data import text_checks
+from hf_tlm.data import text_checks, unseen_words, unseen_words_line
 from hf_tlm.data.text_checks import measure_cut
+from hf_tlm.tasks import TaskSpec, task_from_datasets
 
 
 @pytest.mark.parametrize("max_length", [4, 7, 12, 40])
@@ -32,3 +34,22 @@ def test_of_nothing_nothing_is_cut(tokenizer):
 def test_long_texts_are_looked_at_in_part(tokenizer, monkeypatch):
     monkeypatch.setattr(text_checks, "LOOKED_AT", 60)
     assert measure_cut(["word " * 5000], tokenizer, 7) == measure_cut(["word " * 12], tokenizer, 7)
+
+
+def test_words_that_no_training_text_has():
+    """Running words are counted, not kinds of words; a passage makes known what training does not."""
+    spec = TaskSpec(name="pets", path="", text_columns=("text", "text_pair"))
+    train = {"text": ["the cat sat", "a cat"], "text_pair": ["on it", "it"], "label": [0, 1]}
+    held_out = {"text": ["The dog, the dog sat", "CAT"], "text_pair": ["it", "bird"], "label": [0, 1]}
+    task = task_from_datasets(spec, {"train": Dataset.from_dict(train), "validation": Dataset.from_dict(held_out)})
+    assert unseen_words(task) == {"validation": (pytest.approx(3 / 8), None)}
+    passages = Dataset.from_dict({"id": ["dog"], "text": ["A bird-song"]})
+    assert unseen_words(task, passages)["validation"] == (pytest.approx(3 / 8), pytest.approx(2 / 8))
+    line = unseen_words_line(task, passages)
+    assert line == "new words    validation 37.5% in no training text; validation 25.0% in no passage either"
+
+
+def test_texts_without_spaces_are_words_by_character():
+    rows = {"train": ["猫は可愛い", "犬"], "validation": ["猫と犬", "犬"]}
+    splits = {split: Dataset.from_dict({"text": texts, "label": [0, 1]}) for split, texts in rows.items()}
+    assert unseen_words(task_from_datasets(TaskSpec(name="pets", path=""), splits))["validation"][0] == 1 / 4
