@@ -46,7 +46,7 @@ from hf_tlm.runs.summary import format_table
 from hf_tlm.runs.teachers import ask_teacher
 from hf_tlm.training import ModelArguments, TlmArguments, TlmTrainer, prepare
 from hf_tlm.training.cost import nominal_tokens, training_flops
-from hf_tlm.training.stages import prepare_stage_2
+from hf_tlm.training.stages import begin_stage
 from hf_tlm.utils.files import atomic_write
 
 LEVERS = ROOT / "benchmarks" / "plateau.yaml"
@@ -209,9 +209,7 @@ class LeverRun:
             model = load_exported(kept, id2label=self.task.id2label)
         if 2 in self.args.stages:
             stage_args = self._stage_args(2)
-            prepare_stage_2(model, self.args)
-            if self.setup.initialization is not None:
-                self.setup.initialization.before_last_stage(model)
+            begin_stage(model, 2, self.args, self.seed, self.setup.initialization)
             model = self._stage2(model, stage_args)
         if test:
             scored = TlmTrainer(model, stage_args, **self._shared(self.args.stages[-1])).predict(self.setup.test)
@@ -236,8 +234,10 @@ class LeverRun:
     def _stage1(self, stage_args) -> TlmModel:
         held_out = HeldOutLoss(self.texts.held_out, self.setup.tokenizer)
         set_seed(self.seed)
+        model = self.setup.make_model()
+        begin_stage(model, 1, self.args, self.seed, self.setup.initialization)
         trainer = TlmTrainer(
-            self.setup.make_model(),
+            model,
             stage_args,
             corpus_dataset=self.setup.data[1].corpus if self.args.rho1 > 0 else None,
             callbacks=[held_out],

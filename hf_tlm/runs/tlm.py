@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 from peft import PeftModel
-from transformers import set_seed
 
 from hf_tlm.hub.cards import tlm_card
 from hf_tlm.metrics import compute_metrics_for
@@ -38,7 +37,7 @@ from hf_tlm.training.prepare import tell_of_other_stage
 from hf_tlm.training.publishing import CheckpointPushes, check_hub, fetch_run, publish_run
 from hf_tlm.training.run_folder import SEED, claim, finish, finished, settings
 from hf_tlm.training.run_folder import ProtocolError as ProtocolError
-from hf_tlm.training.stages import prepare_stage_2
+from hf_tlm.training.stages import begin_stage
 from hf_tlm.training.teacher import teacher_cost
 from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.locks import owns_output_dir
@@ -242,13 +241,7 @@ def _start(make_model, stage: int, seed: int, args: TlmArguments, initialization
 
     def make() -> TrainedModel | PeftModel:
         model = make_model()
-        if stage == 2:
-            if args.stage2_reset_classifier:
-                set_seed(seed)
-                model.reset_classifier()
-            prepare_stage_2(model, args)
-        if initialization is not None and stage == args.stages[-1]:
-            initialization.before_last_stage(model)
+        begin_stage(model, stage, args, seed, initialization)
         return model
 
     return make

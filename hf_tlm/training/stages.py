@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from datasets import Dataset
@@ -21,6 +22,7 @@ from hf_tlm.models.cpu_kernels import set_dropout
 from hf_tlm.training.arguments import TlmArguments
 from hf_tlm.training.base_trainer import trained_model
 from hf_tlm.training.cost import Cost
+from hf_tlm.training.initialization import Initialization
 from hf_tlm.training.run_folder import STAGE, finished
 from hf_tlm.training.trainer import TlmTrainer
 from hf_tlm.utils.run_names import STAGE_FILE
@@ -135,8 +137,26 @@ def run_stage(
     return trained, cost, scores
 
 
-def prepare_stage_2(model: TrainedModel | PeftModel, args: TlmArguments) -> None:
-    """Give a model the dropout and the pooling of stage 2, in its configs too."""
+def begin_stage(
+    model: TrainedModel | PeftModel, stage: int, args: TlmArguments, seed: int, initialization: Initialization | None
+) -> None:
+    """Change a model, in place, to what its stage begins with, where that is not what it is or the stage before left.
+
+    That is a new classifier, the dropout and the pooling of stage 2, in its configs too, and what `initialization` has for
+    the last stage.
+    """
+    if stage == 2:
+        if args.stage2_reset_classifier:
+            set_seed(seed)
+            stock: Any = model  # An adapter hands the call on to the model that it is on.
+            stock.reset_classifier()
+        _prepare_stage_2(model, args)
+    if initialization is not None and stage == args.stages[-1]:
+        assert isinstance(model, TrainedModel)  # An adapter begins with nothing of ours, see `prepare`.
+        initialization.before_last_stage(model)
+
+
+def _prepare_stage_2(model: TrainedModel | PeftModel, args: TlmArguments) -> None:
     stock = getattr(model, "main", model)  # The auxiliary model of a pair has no part in stage 2.
     if args.stage2_dropout is not None:
         set_dropout(stock, args.stage2_dropout)
