@@ -294,6 +294,7 @@ def test_tables_of_the_papers():
         "stages": {"TLM Table 7"},
         "teacher": {"TLM Table 2", "TLM Table 3"},
         "linear_start": {"TLM Table 2", "TLM Table 3"},
+        "passages": {"TLM Table 2", "TLM Table 3"},
         "vocabulary": {"TLM Table 2", "TLM Table 3"},
         "fractions": {"TLM Table 2", "TLM Table 3", "ISS Table 3", "ISS Table 5"},
         "layers": {"ISS Table 7"},
