@@ -72,6 +72,28 @@ if [[ $funcstack[1] == _hf_tlm ]]; then _hf_tlm "$@"; else compdef _hf_tlm hf-tl
 """
 _SCRIPTS = {"bash": (_BASH, '"$command"'), "zsh": (_ZSH, "$words[2]")}
 SHELLS = tuple(_SCRIPTS)
+# What a command hands to accelerate instead of its recipe.
+LAUNCH_OPTIONS = (
+    "num_processes",
+    "config_file",
+    "gpu_ids",
+    "num_machines",
+    "machine_rank",
+    "main_process_ip",
+    "main_process_port",
+)
+_PAGE = """\
+usage: hf-tlm COMMAND [options]
+
+Task-driven training of text models from scratch, on the Hugging Face Trainer.
+
+commands:
+{commands}
+
+hf-tlm COMMAND --help shows a command's options. Every command also takes
+  --num_processes N     Start N processes through accelerate: one a GPU, or on CPUs where there is none.
+  --config_file FILE    accelerate's settings (FSDP, several machines), or a preset: accelerate/fsdp
+  --gpu_ids, --num_machines, --machine_rank, --main_process_ip, --main_process_port: as `accelerate launch`"""
 
 
 def completion(shell: str, commands: Sequence[str], presets: Sequence[str]) -> str:
@@ -93,10 +115,6 @@ def completion(shell: str, commands: Sequence[str], presets: Sequence[str]) -> s
     return script.strip()
 
 
-# What a command hands to accelerate instead of its recipe.
-OPTIONS = ("num_processes", "config_file", "gpu_ids", "num_machines", "machine_rank", "main_process_ip", "main_process_port")
-
-
 class LaunchError(HfTlmError):
     """Processes that cannot be started as they were asked for."""
 
@@ -113,7 +131,7 @@ def launch_options(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]
         LaunchError: an option without its value, a count below 1, or a file of settings that is not there.
     """
     parser = _Parser(add_help=False, allow_abbrev=False)
-    for name in OPTIONS:
+    for name in LAUNCH_OPTIONS:
         parser.add_argument(f"--{name}")
     known, rest = parser.parse_known_args(list(arguments))
     options = {name: value for name, value in vars(known).items() if value is not None}
@@ -160,20 +178,6 @@ def launch(command: str, options: Mapping[str, str], arguments: Sequence[str]) -
         sys.exit(max(error.returncode, 1))
     except ValueError as error:
         raise LaunchError(f"accelerate: {' '.join(str(error).split()):.300}") from error
-
-
-_PAGE = """\
-usage: hf-tlm COMMAND [options]
-
-Task-driven training of text models from scratch, on the Hugging Face Trainer.
-
-commands:
-{commands}
-
-hf-tlm COMMAND --help shows a command's options. Every command also takes
-  --num_processes N     Start N processes through accelerate: one a GPU, or on CPUs where there is none.
-  --config_file FILE    accelerate's settings (FSDP, several machines), or a preset: accelerate/fsdp
-  --gpu_ids, --num_machines, --machine_rank, --main_process_ip, --main_process_port: as `accelerate launch`"""
 
 
 def main() -> None:

@@ -38,11 +38,13 @@ def main() -> None:
     runs.check_predictable(task, predicting, args.output_dir, drop_bad_rows=task_args.drop_bad_rows)
     if args.process_index == 0:
         print(task.to_text())
-        print(data.unseen_words_line(task))
+    subset = subset_args.open()
+    if args.process_index == 0:
+        print(data.unseen_words_line(task, None if subset is None else subset.dataset))
 
     # 3. Training and evaluation, once per seed, and the best model exported; of a grid's points that of the best one.
     if grid is None:
-        result = runs.finetune(task, checkpoint, args, subset=subset_args.open())
+        result = runs.finetune(task, checkpoint, args, subset=subset)
     else:
         result = runs.run_grid(task, checkpoint, args, grid, trials=grid_args.optuna_trials)
 

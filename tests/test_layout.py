@@ -25,7 +25,7 @@ ORDER = [
     {"runs"},
     {"experiments"},
     {"analysis"},
-    {"completion", "launch", "cli", "__main__"},
+    {"cli", "__main__"},
 ]
 MODULES = sorted((ROOT / "hf_tlm").rglob("*.py"))
 # By the name that it is imported by.

@@ -38,6 +38,11 @@ from hf_tlm.models.families import longest_input
 
 SHARE = Fraction(9, 10)
 POSITIONAL, VERTICAL, OTHER = "positional", "vertical", "other"
+Text = str | tuple[str, str]  # A text, or a pair.
+# Weights that the maps of one batch may have: 256 MiB.
+WEIGHTS = 1 << 26
+# A full stop in the vocabularies of WordPiece, sentencepiece, byte-level and word-end BPE, at the start of a word or inside.
+FULL_STOP = re.compile(r"(?:##|▁|Ġ)?\.(?:</w>)?")
 
 
 @dataclass(frozen=True)
@@ -117,13 +122,6 @@ def layer_shares(heads: Iterable[AttentionHead]) -> list[LayerShares]:
         for layer, own in kinds.items()
         if own
     ]
-
-
-Text = str | tuple[str, str]  # A text, or a pair.
-# Weights that the maps of one batch may have: 256 MiB.
-WEIGHTS = 1 << 26
-# A full stop in the vocabularies of WordPiece, sentencepiece, byte-level and word-end BPE, at the start of a word or inside.
-FULL_STOP = re.compile(r"(?:##|▁|Ġ)?\.(?:</w>)?")
 
 
 @dataclass(frozen=True)

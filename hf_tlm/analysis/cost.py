@@ -59,6 +59,10 @@ ALE_ROWS = {
     "ALE_small": "2.3e17 0.738 0.305 0.745 0.834 0.878 0.824 0.567 0.810 0.713",
 }
 ALE_METRICS = {"cola": "matthews", "stsb": "pearson"}  # All others are accuracies.
+# arm -> task -> [(result, FLOPs of its checkpoint)]
+_Arms = dict[str, dict[str, list[tuple[Result, float]]]]
+GREY = "#606060"
+WIDE = 6.8  # inches: the width of a page
 
 
 @dataclass(frozen=True)
@@ -196,10 +200,6 @@ def compare(
     return found
 
 
-# arm -> task -> [(result, FLOPs of its checkpoint)]
-_Arms = dict[str, dict[str, list[tuple[Result, float]]]]
-
-
 def _arms(results: Sequence[Result], split: str, given: Mapping[str, float], notes: list[str]) -> _Arms:
     arms: _Arms = {}
     unknown: dict[str, str] = {}
@@ -332,10 +332,6 @@ def to_markdown(found: Comparison) -> str:
         text += "FLOPs that the papers print for TLM and ISS are means over their eight tasks, not over these."
     notes = "\n".join(f"- {for_markdown(note, 1000)}" for note in dict.fromkeys(found.notes))
     return f"{markdown_table(head, rows, texts=[0, 4])}\n{text}\n" + (f"\n{notes}\n" if notes else "")
-
-
-GREY = "#606060"
-WIDE = 6.8  # inches: the width of a page
 
 
 @style()

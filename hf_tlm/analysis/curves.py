@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 MOST_PANELS = 12
 _LEAST_WANTED = ("learning_rate", "grad_norm", "mfu", "eval_loss")
+WIDE = 6.8  # inches: the width of a page
+_MARKS = 8  # on a line
 
 
 @dataclass(frozen=True)
@@ -196,10 +198,6 @@ def _rows(about, x, stages, values, deviation, seeds, window: int) -> list[dict[
 
 def _written(number: float) -> float | str:
     return "" if math.isnan(number) else float(number)
-
-
-WIDE = 6.8  # inches: the width of a page
-_MARKS = 8  # on a line
 
 
 @style()

@@ -33,6 +33,11 @@ from hf_tlm.errors import AnalysisError
 # Pairs whose vectors are gathered together: 100 MB at H = 768.
 CHUNK = 1 << 14
 SILHOUETTE_TEXTS = 5000
+# Batches whose texts are tokenised, and sorted by length, together.
+CHUNK_BATCHES = 32
+# Components that t-SNE sees, as its authors do before it: they hold the neighbours, and distances cost less.
+COMPONENTS = 50
+LEAST_TEXTS = 3
 
 
 def random_pairs(count: int, limit: int, *, seed: int = 0) -> np.ndarray:
@@ -110,10 +115,6 @@ def silhouette(vectors: np.ndarray, labels: np.ndarray, *, seed: int = 0) -> flo
 
     drawn = np.random.default_rng(seed).permutation(len(labels))[:SILHOUETTE_TEXTS]
     return float(silhouette_score(vectors[drawn], labels[drawn], metric="cosine"))
-
-
-# Batches whose texts are tokenised, and sorted by length, together.
-CHUNK_BATCHES = 32
 
 
 @torch.inference_mode()
@@ -198,11 +199,6 @@ def _check(vectors: np.ndarray, texts: Sequence[str], pooling: str) -> None:
             "All texts have the same [CLS] vector: the model is a decoder, where the first token sees no other, or has "
             "collapsed. Try --pooling mean."
         )
-
-
-# Components that t-SNE sees, as its authors do before it: they hold the neighbours, and distances cost less.
-COMPONENTS = 50
-LEAST_TEXTS = 3
 
 
 def project(vectors: np.ndarray, *, perplexity: float = 30.0, seed: int = 0) -> np.ndarray:

@@ -55,6 +55,21 @@ from hf_tlm.utils.markdown import markdown_table
 
 # The default of similar_from, as a share of the largest score there is.
 SIMILAR_SHARE = 0.8
+# Panels -> columns, where it is not as many as there are or three.
+COLUMNS = {4: 2}
+BINS = 50
+GREY, EDGE = "#b0b0b0", "#404040"
+# Similar pairs that are marked; the colours and markers there are.
+MARKED = 6
+NAME_WIDTH = 26
+HEADINGS = {
+    "model": "model",
+    "mean_cosine_random": "mean cosine, random",
+    "mean_cosine_similar": "mean cosine, similar",
+    "alignment": "alignment",
+    "uniformity": "uniformity",
+    "silhouette": "silhouette",
+}
 
 
 @dataclass(frozen=True)
@@ -162,15 +177,6 @@ def _similar(task: Task, labels: Sequence[float], options: EmbeddingsArguments) 
             f"{options.similar_label!r}."
         )
     return values == task.label2id[options.similar_label], f"of the class {options.similar_label}"
-
-
-# Panels -> columns, where it is not as many as there are or three.
-COLUMNS = {4: 2}
-BINS = 50
-GREY, EDGE = "#b0b0b0", "#404040"
-# Similar pairs that are marked; the colours and markers there are.
-MARKED = 6
-NAME_WIDTH = 26
 
 
 @style()
@@ -334,16 +340,6 @@ def _title(axes: Any, text: str) -> None:
 def _size(count: int) -> float:
     """Of a point, in square points: smaller where there are many."""
     return float(np.clip(4000 / max(count, 1), 4, 14))
-
-
-HEADINGS = {
-    "model": "model",
-    "mean_cosine_random": "mean cosine, random",
-    "mean_cosine_similar": "mean cosine, similar",
-    "alignment": "alignment",
-    "uniformity": "uniformity",
-    "silhouette": "silhouette",
-}
 
 
 def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: EmbeddingsArguments) -> Findings:

@@ -52,6 +52,9 @@ MARGIN = 0.08  # Of a map's side, where frames are.
 ACROSS = 34  # Heads side by side, of one model or several.
 # Inches: the largest side of a map; left of a panel, above, and below it; a letter of titles and of the text.
 LARGEST, LEFT, ABOVE, BELOW, TITLE, LETTER = 0.8, 0.4, 0.2, 0.32, 0.065, 0.05
+# Texts that a model has neither learned from nor been chosen by come first.
+SPLITS = ("test", "validation", "train")
+COLUMNS = ("text", "text_pair", "question", "context")
 
 
 @style()
@@ -220,11 +223,6 @@ def _mosaic(heads: Sequence[AttentionHead], maps: TextMaps) -> np.ndarray:
         else:
             inner[:] = colormaps["Blues"](weights)[..., :3]
     return image
-
-
-# Texts that a model has neither learned from nor been chosen by come first.
-SPLITS = ("test", "validation", "train")
-COLUMNS = ("text", "text_pair", "question", "context")
 
 
 def analyze(args: AnalyzeArguments, task: AnalyzedTask, options: HeadsArguments) -> Findings:

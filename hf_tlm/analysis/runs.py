@@ -31,6 +31,17 @@ _OF_RUN = {
 }
 _OF_SEED = {"parameters": int, "cost": Mapping, "validation": Mapping, "test": Mapping, "stages": Mapping, "history": list}
 _OF_MANIFEST = {"corpus": Mapping, "counts": Mapping, "selection": Mapping}
+SPLITS = ("validation", "test")
+NOT_FINISHED = "not finished"
+_DEEPEST = 4  # Folders of folders of runs.
+# Within a run, never runs of their own.
+_PARTS = re.compile(r"\..*|(?:seed|split|checkpoint|nonfinite-step)-\d+|stage\d|predictions|model|mlm|training|analysis")
+_OF_SUBSETS = "retriever query_mode max_query_terms top_k variant k1 b delta stopwords stemmer".split()
+_OF_SELECTIONS = ("method", "fraction", "layer")
+_METHODS = {
+    **{"bm25-rank": "by rank", "random": "at random", "iss": "by ISS", "dsir": "by DSIR"},
+    **{"confidence": "by a teacher's confidence", "disagreement": "by teachers' disagreement"},
+}
 
 
 def check_record(record: Mapping[str, Any], path: Path) -> None:
@@ -72,19 +83,6 @@ def _numbers(values: Mapping[str, Any], path: Path, where: str) -> None:
         for key, value in (values.get(name) or {}).items():
             if value is not None and not isinstance(value, _NUMBER):
                 raise AnalysisError(f"{path}: {where}{name}, `{key}`, is not a number: {value!r:.60}. The file is damaged.")
-
-
-SPLITS = ("validation", "test")
-NOT_FINISHED = "not finished"
-_DEEPEST = 4  # Folders of folders of runs.
-# Within a run, never runs of their own.
-_PARTS = re.compile(r"\..*|(?:seed|split|checkpoint|nonfinite-step)-\d+|stage\d|predictions|model|mlm|training|analysis")
-_OF_SUBSETS = "retriever query_mode max_query_terms top_k variant k1 b delta stopwords stemmer".split()
-_OF_SELECTIONS = ("method", "fraction", "layer")
-_METHODS = {
-    **{"bm25-rank": "by rank", "random": "at random", "iss": "by ISS", "dsir": "by DSIR"},
-    **{"confidence": "by a teacher's confidence", "disagreement": "by teachers' disagreement"},
-}
 
 
 @dataclass(frozen=True)

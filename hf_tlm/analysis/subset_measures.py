@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from hf_tlm.retrieval import Subset
     from hf_tlm.tasks import Task
 
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+
 
 def column(subset: Subset, name: str) -> pa.ChunkedArray:
     """A column of all rows, as Arrow has it: no object a row."""
@@ -253,9 +255,6 @@ def _per_query(first: np.ndarray, second: np.ndarray, size: int) -> float:
     both = np.bincount(np.intersect1d(first, second, assume_unique=True) // size, minlength=queries)
     either = np.bincount(first // size, minlength=queries) + np.bincount(second // size, minlength=queries) - both
     return float((both[either > 0] / either[either > 0]).mean())
-
-
-QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,7 @@ LONGEST_LABEL = 26
 LETTER = 0.055  # inches that a letter of a label is wide
 IN_A_FIGURE = 6  # subsets that are told apart
 SIDE_BY_SIDE = 8  # subsets whose matrices are legible beside each other
+Subsets = Mapping[str, "Subset"]
 
 
 @style()
@@ -176,9 +177,6 @@ def _of(shares: Sequence[SourceShare], subset: str) -> Any:
 def _legend(figure: Figure, axes: Axes, entries: int) -> None:
     """Above the plot, where no data are."""
     add_legend(figure, *axes.get_legend_handles_labels(), loc="outside upper center", ncols=2 if entries > 1 else 1)
-
-
-Subsets = Mapping[str, "Subset"]
 
 
 def sizes(subsets: Subsets, folder: Path) -> Findings:

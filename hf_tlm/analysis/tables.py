@@ -34,6 +34,11 @@ _FIRST = (
     "arm objective clm subset fraction method layer top_k retriever rho1 rho2 stage embedding_init model_config "
     "model_name_or_path learning_rate stage2_learning_rate max_steps stage2_max_steps"
 ).split()
+_LATEX = {
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    **{"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}"},
+    **{"<": "\\textless{}", ">": "\\textgreater{}", "|": "\\textbar{}", "±": "$\\pm$"},
+}
 
 
 @dataclass
@@ -237,13 +242,6 @@ def show_value(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-_LATEX = {
-    **{character: f"\\{character}" for character in "&%$#_{}"},
-    **{"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}"},
-    **{"<": "\\textless{}", ">": "\\textgreater{}", "|": "\\textbar{}", "±": "$\\pm$"},
-}
 
 
 def table_to_markdown(table: SensitivityTable) -> str:

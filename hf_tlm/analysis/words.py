@@ -49,6 +49,10 @@ if TYPE_CHECKING:
     from hf_tlm.tasks import Task
 
 READ_ROWS = 10_000
+# More do not fit a page.
+MOST_WORDS = 28
+LINE = 0.145  # inches
+NAME_WIDTH = 22
 
 
 @dataclass(frozen=True)
@@ -139,12 +143,6 @@ def _count_words(rows: Dataset, classes: int = 1) -> tuple[np.ndarray, list[str]
             own[: len(counts)] += counts
             counts = own
     return counts, vocabulary.words()
-
-
-# More do not fit a page.
-MOST_WORDS = 28
-LINE = 0.145  # inches
-NAME_WIDTH = 22
 
 
 def to_rows(words: Sequence[InfluentialWord], frequencies: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:

@@ -25,9 +25,19 @@ from fsspec.compression import compr, register_compression
 
 from hf_tlm.utils.disk import cache_problem
 
+logger = logging.getLogger(__name__)
 DEPTH = 1000
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _BRACKET = re.compile(rb"[\[{}\]]")
+# Only an empty field is null: pandas would also take the words "null", "None" and "NA" for one.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "csv": {"keep_default_na": False, "na_values": [""]},
+    "text": {"encoding": "utf-8-sig"},
+}
+SEPARATORS = (",", ";", "\t", "|")
+_write_zstd = compr.get("zstd")
+# Headers that a warning was given of: shards have one header, and are read more than once.
+_told: set[tuple[str, ...]] = set()
 
 
 def check_lines(path: Path) -> None:
@@ -58,19 +68,6 @@ def _depth(text: bytes) -> int:
         depth += 1 if bracket in b"[{" else -1
         deepest = max(deepest, depth)
     return deepest
-
-
-logger = logging.getLogger(__name__)
-
-# Only an empty field is null: pandas would also take the words "null", "None" and "NA" for one.
-OPTIONS: dict[str, dict[str, Any]] = {
-    "csv": {"keep_default_na": False, "na_values": [""]},
-    "text": {"encoding": "utf-8-sig"},
-}
-SEPARATORS = (",", ";", "\t", "|")
-_write_zstd = compr.get("zstd")
-# Headers that a warning was given of: shards have one header, and are read more than once.
-_told: set[tuple[str, ...]] = set()
 
 
 def _open_zstd(file: BinaryIO, mode: str = "rb", **options: Any) -> BinaryIO:

@@ -5,11 +5,10 @@ corpus batches, then one task batch, as the released code orders them. One optim
 accelerate hands consecutive batches to consecutive processes, so every choice is emitted
 world_size x gradient_accumulation_steps times.
 
-Each stream is an endless sequence of passes over its data set, each pass a fresh permutation,
-which takes no memory to speak of. The n-th step of a stream
-takes the n-th block of that sequence, of so many texts or tokens, whatever the number of processes, the accumulation or
-the batch size, as long as their product is the same. So 1 x 8 sees the texts of 8 x 1, and a resumed run those of an
-uninterrupted one.
+Each stream is an endless sequence of passes over its data set, each pass a fresh permutation, which takes no memory to
+speak of. The n-th step of a stream takes the n-th block of that sequence, of so many texts or tokens, whatever the number
+of processes, the accumulation or the batch size, as long as their product is the same. So 1 x 8 sees the texts of 8 x 1,
+and a resumed run those of an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -30,6 +29,11 @@ from hf_tlm.utils.options import Range
 # Up to this many are shuffled as usual, and exactly uniformly.
 IN_MEMORY = 1 << 16
 _ROUNDS = 4
+TASK, CORPUS = "task", "corpus"
+# Texts of a pass that are looked at together where they are not sorted.
+_BLOCK = 4096
+# Optimizer steps whose texts are sorted by length together, as in the Trainer's own length grouping.
+GROUPED_STEPS = 50
 
 
 class Shuffled:
@@ -72,9 +76,6 @@ def _hash(numbers: np.ndarray) -> np.ndarray:
     numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return numbers ^ (numbers >> np.uint64(31))
-
-
-TASK, CORPUS = "task", "corpus"
 
 
 class InterleavedDataset:
@@ -214,12 +215,6 @@ class _Pass:
         whole = len(texts) // self.group
         groups = texts[: whole * self.group].reshape(whole, self.group)
         return np.concatenate([groups[generator.permutation(whole)].ravel(), texts[whole * self.group :]])
-
-
-# Texts of a pass that are looked at together where they are not sorted.
-_BLOCK = 4096
-# Optimizer steps whose texts are sorted by length together, as in the Trainer's own length grouping.
-GROUPED_STEPS = 50
 
 
 def _lengths(stream: str, given: Any) -> np.ndarray:

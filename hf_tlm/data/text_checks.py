@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import logging
-import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import islice
 from typing import TYPE_CHECKING
 
+import numpy as np
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from hf_tlm.data.tokenization import TokenizerError, without_limits
+from hf_tlm.retrieval.filters import hash_words
 
 if TYPE_CHECKING:
     from hf_tlm.tasks import Task
 
 logger = logging.getLogger(__name__)
 MOST_CUT = 0.1  # Of the tokens: what is more is told.
-LOOKED_AT = 20_000  # Of a text no more is looked at: whole books would take long, and what they say is clear by then.
+# Of a text no more characters are measured: whole books would take long, and what they say is clear by then.
+MEASURED = 20_000
+# So many texts are looked at, each cut after so many characters and tokens.
+SAMPLE, CHARACTERS, TOKENS = 1000, 2000, 512
+# Share of tokens: more of them are no rare words.
+MOST_UNKNOWN = 0.2
+_NO_TEXTS = ("id", "label", "tags", "answers", "source")
 
 
 @dataclass(frozen=True)
@@ -39,7 +45,7 @@ def measure_cut(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_le
     """What is cut off of texts in `max_length` tokens, special ones included."""
     if not texts:
         return Cut(0.0, 0)
-    texts = [text[:LOOKED_AT] for text in texts]
+    texts = [text[:MEASURED] for text in texts]
     rows = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
     without_limits(tokenizer)
     room = max(1, max_length - tokenizer.num_special_tokens_to_add())
@@ -62,17 +68,6 @@ def warn_of_cut(what: str, texts: Sequence[str], tokenizer: PreTrainedTokenizerB
             "%.0f%% of the tokens of %s are beyond %d tokens, where each is cut: no step sees them. %s",
             *(100 * cut.share, what, max_length, advice.format(words=cut.words)),
         )
-
-
-# So many texts are looked at, each cut after so many characters and tokens.
-SAMPLE, CHARACTERS, TOKENS = 1000, 2000, 512
-# Share of tokens: more of them are no rare words.
-MOST_UNKNOWN = 0.2
-# Rows of a split, and passages, whose words are looked at.
-MOST_TEXTS = 30_000
-_CJK = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
-_WORD = re.compile(rf"[{_CJK}]|[^\W{_CJK}]+")
-_NO_TEXTS = ("id", "label", "tags", "answers", "source")
 
 
 def check_known(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str], name: str) -> None:
@@ -104,8 +99,7 @@ def check_known(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str], name: 
 def unseen_words(task: Task, passages: Dataset | None = None) -> dict[str, tuple[float, float | None]]:
     """How many of a task's running words a model that learns from its training texts has never met.
 
-    Words are runs of letters, digits and underscores in lower case, and single characters of Chinese and Japanese. Of a
-    split with more than 30,000 rows about so many are looked at, of passages too.
+    Words are those of `hf_tlm.retrieval.filters.words`, of any script; all texts are looked at.
 
     Args:
         passages: what the model learns from beside the task, column `text`.
@@ -113,13 +107,16 @@ def unseen_words(task: Task, passages: Dataset | None = None) -> dict[str, tuple
     Returns:
         Of validation and test the share of words in no training text, and the share in no passage either (None without).
     """
-    new = {split: Counter(_words(rows)) for split, rows in task.splits.items() if split != "train"}
-    left = set().union(*new.values()).difference(_words(task.train))
-    shares = {split: _share(counts, left) for split, counts in new.items()}
-    if passages is None:
-        return {split: (share, None) for split, share in shares.items()}
-    left.difference_update(_words(passages.select_columns(["text"])))
-    return {split: (share, _share(new[split], left)) for split, share in shares.items()}
+    found = {split: np.sort(np.concatenate(list(_hashes(rows)))) for split, rows in task.splits.items() if split != "train"}
+    left = np.unique(np.concatenate(list(found.values())))
+    shares = []
+    for rows in (task.train, *([] if passages is None else [passages.select_columns(["text"])])):
+        for batch in _hashes(rows):
+            left = left[~np.isin(left, batch)]
+            if not len(left):
+                break
+        shares.append({split: float(np.isin(words, left).mean()) if len(words) else 0.0 for split, words in found.items()})
+    return {split: (share, None if passages is None else shares[1][split]) for split, share in shares[0].items()}
 
 
 def unseen_words_line(task: Task, passages: Dataset | None = None) -> str:
@@ -131,17 +128,17 @@ def unseen_words_line(task: Task, passages: Dataset | None = None) -> str:
     return f"new words    {line}"
 
 
-def _words(rows: Dataset) -> Iterator[str]:
-    return chain.from_iterable(_WORD.findall(text.lower()) for text in spread_texts(rows, MOST_TEXTS))
+def _hashes(rows: Dataset) -> Iterator[np.ndarray]:
+    """The words of all texts as hashes, uint64 [words of a batch]."""
+    yield np.zeros(0, np.uint64)
+    for batch in rows.iter(1000):
+        columns = [values for name, values in batch.items() if name not in _NO_TEXTS]
+        yield from (hashes for _, hashes, _ in hash_words(_flat(list(row)) for row in zip(*columns, strict=True)))
 
 
-def _share(counts: Counter[str], words: set[str]) -> float:
-    return sum(count for word, count in counts.items() if word in words) / max(1, counts.total())
-
-
-def spread_texts(rows: Dataset, most: int = SAMPLE) -> list[str]:
-    """Texts of about so many rows of any kind of task, from its beginning to its end."""
-    chosen = rows.select(range(0, len(rows), max(1, len(rows) // most)))
+def spread_texts(rows: Dataset) -> list[str]:
+    """Texts of rows of any kind of task, from its beginning to its end."""
+    chosen = rows.select(range(0, len(rows), max(1, len(rows) // SAMPLE)))
     columns = [chosen[name][:] for name in chosen.column_names if name not in _NO_TEXTS]
     return [" ".join(filter(None, map(_flat, values))) for values in zip(*columns, strict=True)]
 

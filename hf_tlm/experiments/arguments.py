@@ -32,7 +32,8 @@ class TableArguments:
             "task only, random, BM25, 'BM25 + ISS 20%%', "
             "'DSIR 20%%', 'BM25 20%%' (its best), 'random 20%%' (of it), "
             "pretrained, 'majority class', linear; or as JSON: "
-            '\'{"name": "rho1 = 3", "subset": "BM25", "train_tlm": {"rho1": 3}}\'.'
+            '\'{"name": "rho1 = 3", "subset": "BM25", "train_tlm": {"rho1": 3}}\'; "tokenizer": "own" is one of its task\'s '
+            "and subset's texts."
         ),
         factory=lambda: ["task only", "random", "BM25", "BM25 + ISS 20%"],
     )
@@ -54,7 +55,9 @@ class TableArguments:
         factory=list,
     )
     tokenizer_name: str | None = option(
-        None, "Tokenizer of all models from scratch. Default: one is trained for each task, for all its arms."
+        None,
+        "Tokenizer of all models from scratch, but for arms with one of their own. Default: one is trained for each task, "
+        "for all these arms.",
     )
     tokenizer_passages: int = option(
         20_000, "Random passages of the corpus it is trained on, beside the task's training texts."

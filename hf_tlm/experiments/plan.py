@@ -29,8 +29,17 @@ _GIVEN = {
     "train_tlm": _OF_ALL | _SEEDS | {"subset": _OF_ARM["subset"], "tokenizer_name": "--tokenizer_name"},
     "finetune": _OF_ALL | _SEEDS | {"model_name_or_path": "--pretrained, or an arm's own key `pretrained`"},
 }
-# Of train_tlm's options those of the tokenizer that all arms of a task share.
+# Of train_tlm's options those of the tokenizer, which arms of a task share unless they have one of their own.
 OF_TOKENIZER = ("vocab_size", "lowercase")
+TOKENIZER = "tokenizer"
+# The options that say what a task is, beside where it is.
+OF_TASK = tuple(entry.name for entry in fields(TaskArguments) if entry.name != "task")
+TRAININGS = ("train_tlm", "finetune", "baseline")
+# Options that may differ between two starts: they change what is printed or stored, or how fast, not what is computed.
+_FREE = (
+    "report_to disable_tqdm log_level logging_steps save_strategy save_steps save_total_limit dataloader_num_workers "
+    "per_device_eval_batch_size index_dir num_threads query_batch_size work_dir score_batch_size"
+).split()
 
 
 def check_options(
@@ -67,6 +76,8 @@ def _check_read(arm: Arm) -> None:
             f"Arm {arm.name}: options of {unread[0]} have no effect, as it is made by {', '.join(sorted(steps))} alone. "
             "Leave them out."
         )
+    if arm.tokenizer == "own" and arm.settings.get("train_tlm", {}).get("model_name_or_path"):
+        raise ReproductionError(f"Arm {arm.name}: a checkpoint has its tokenizer. Leave the key tokenizer out.")
     given = arm.settings.get("select_influence", {})
     idle = without_effect(method, given) if method else []
     if method not in (None, "iss", *BY_TEACHER):  # They train no score model.
@@ -84,19 +95,8 @@ def _check(where: str, recipe: str, options: Mapping[str, Any], shared: bool = F
         if shared and recipe == "train_tlm" and name in OF_TOKENIZER:
             raise ReproductionError(
                 f"{where}: {name} is the tokenizer's, which all arms of a task share. Give it to the task, or in section "
-                "train_tlm of a --config file."
+                "train_tlm of a --config file, or give the arm the key tokenizer: own."
             )
-
-
-TOKENIZER = "tokenizer"
-# The options that say what a task is, beside where it is.
-OF_TASK = tuple(entry.name for entry in fields(TaskArguments) if entry.name != "task")
-TRAININGS = ("train_tlm", "finetune", "baseline")
-# Options that may differ between two starts: they change what is printed or stored, or how fast, not what is computed.
-_FREE = (
-    "report_to disable_tqdm log_level logging_steps save_strategy save_steps save_total_limit dataloader_num_workers "
-    "per_device_eval_batch_size index_dir num_threads query_batch_size work_dir score_batch_size"
-).split()
 
 
 @dataclass(frozen=True)
@@ -229,9 +229,9 @@ def make_plan(
         corpus: options of `CorpusArguments`.
         objective_options: objective -> options of train_tlm for the arms that name it: a body, a learning rate.
         pretrained: checkpoint of the arms that fine-tune one and do not name it; None leaves those out.
-        tokenizer_name: of every model that is trained from scratch; None: one is trained for each task, on its training
-            texts and `tokenizer_passages` random passages of the corpus, and shared by all arms: with a vocabulary of its
-            own an arm would have other texts and another model.
+        tokenizer_name: of every model that is trained from scratch, but for arms with one of their own; None: one is
+            trained for each task, on its training texts and `tokenizer_passages` random passages of the corpus, so that
+            arms differ in nothing but what they are named by.
         budget: options of train_tlm for all arms.
         records_dir, table_name: see `Plan`.
 
@@ -260,6 +260,8 @@ def make_plan(
             )
     _check_distinct("task", [_name(entry.task) for entry in tasks])
     check_options(tasks, arms, files, objective_options or {})
+    if tokenizer_name is not None and not any(_shares_tokenizer(arm) for arm in arms):
+        raise ReproductionError("--tokenizer_name has no effect, as no arm shares it with others. Leave it out.")
     shared = _Shared(
         dict(corpus or {}),
         tokenizer_name,
@@ -287,6 +289,10 @@ def make_plan(
     return Plan(
         tuple(tuple(phase) for phase in phases if phase), Path(output_dir), tuple(files), left_out, records, table_name
     )
+
+
+def _shares_tokenizer(arm: Arm) -> bool:
+    return arm.subset is not None and (arm.tokenizer == "shared" or arm.subset.method == "iss")
 
 
 class _Shared:

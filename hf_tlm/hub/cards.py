@@ -70,6 +70,14 @@ KINDS = {
         ("tag", '"The paper was read in Vienna."'),
     ),
 }
+# The bodies trained here that transformers.js knows, its kinds of pipeline, and what it calls types, the first ones first.
+BODIES = ("bert", "roberta", "electra", "albert", "distilbert", "modernbert")
+_PIPELINES = ("classification", "tagging", "fill_mask", "question_answering")
+_DTYPES = {"int8": "q8", "fp32": "fp32", "fp16": "fp16"}
+_METRICS = {**METRIC_NAMES, "masked_accuracy": "Masked tokens predicted", "agreement": "Predictions as of torch"}
+# The oldest releases of transformers that a folder was loaded with, to the same logits: 4.57.6 of those before 5, and of 5
+# the first that knows COCO-LM's configuration (5.4.0, not 5.3.0).
+_OLDEST_TRANSFORMERS = {"cocolm": "5.4"}
 
 
 def finetuned_card(run: Mapping[str, Any], seed: int) -> str:
@@ -132,13 +140,6 @@ def finetuned_card(run: Mapping[str, Any], seed: int) -> str:
     )
 
 
-# The bodies trained here that transformers.js knows, its kinds of pipeline, and what it calls types, the first ones first.
-BODIES = ("bert", "roberta", "electra", "albert", "distilbert", "modernbert")
-_PIPELINES = ("classification", "tagging", "fill_mask", "question_answering")
-_DTYPES = {"int8": "q8", "fp32": "fp32", "fp16": "fp16"}
-_METRICS = {**METRIC_NAMES, "masked_accuracy": "Masked tokens predicted", "agreement": "Predictions as of torch"}
-
-
 def onnx_card(record: Mapping[str, Any]) -> str:
     """The README.md of an export.
 
@@ -168,11 +169,6 @@ def onnx_card(record: Mapping[str, Any]) -> str:
         metric_name=_METRICS.get(metric, metric),
         license_sentence=license_sentence(None),
     )
-
-
-# The oldest releases of transformers that a folder was loaded with, to the same logits: 4.57.6 of those before 5, and of 5
-# the first that knows COCO-LM's configuration (5.4.0, not 5.3.0).
-_OLDEST_TRANSFORMERS = {"cocolm": "5.4"}
 
 
 def oldest_transformers(model_type: str | None) -> str:

@@ -16,6 +16,9 @@ from typing import TypeVar
 from hf_tlm.errors import HubError
 from hf_tlm.hub.repo_id import Repo
 
+logger = logging.getLogger(__name__)
+Result = TypeVar("Result")
+
 
 class UnansweredError(HubError):
     """The Hub gave no answer: no network, HF_HUB_OFFLINE, or a server that is busy or fails."""
@@ -159,10 +162,6 @@ def _cause(error: BaseException) -> BaseException:
             return seen
         seen = seen.__cause__
     return error
-
-
-logger = logging.getLogger(__name__)
-Result = TypeVar("Result")
 
 
 def client_errors() -> tuple[type[Exception], ...]:

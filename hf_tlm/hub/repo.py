@@ -21,6 +21,31 @@ from hf_tlm.utils.seals import check_seal
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 # Pickles beside a model that are not its weights.
 _OF_TRAINING = ("training_args.bin", "optimizer*", "scheduler*", "scaler*", "rng_state*")
+# What tokenizers and configs are, and with weights, safe or not, a checkpoint; a repository may hold other formats too.
+TOKENIZER_FILES = ["*.json", "*.txt", "*.model", "*.jinja"]
+FILES = [*TOKENIZER_FILES, "*.safetensors", *PICKLES]
+FOLDERS = re.compile(
+    r"(seed|split|checkpoint)-\d+|stage\d|global_step\d+|model|mlm|generator|discriminator|adapter|tokenizer|training|"
+    r"predictions|data|onnx"
+)
+NAMES = (
+    *("*.safetensors", "*.safetensors.index.json", "*config.json", "*tokenizer*.json", "added_tokens.json"),
+    *("special_tokens_map.json", "vocab.*", "merges.txt", "dict.txt", "*.model", "chat_template.jinja"),
+    *(SETTINGS_FILE, RESULTS_FILE, TABLE_FILE, STAGE_FILE, GRID_FILE, "seal.json", "manifest.json", "report.md"),
+    *("corruption.json", "finetuned.json", "prompt.json", "trainer_state.json", "train_ids.json", "README.md"),
+    *("validation.jsonl", "test.jsonl", "train-*.parquet", "*.onnx", "export.json"),
+)
+# What a run continues from, of which some are pickles.
+CONTINUING = (
+    *("optimizer.pt", "optimizer.bin", "scheduler.pt", "scaler.pt", "rng_state*.pth", "training_args.bin"),
+    *("pytorch_model*.bin", "*_optim_states.pt", "*_model_states.pt", "latest"),
+)
+CODE = ("*configuration_*.py", "*modeling_*.py", "*tokenization_*.py", "bert.py", "embeddings.py", "relative_positions.py")
+# Bytes: of a file that holds tensors, of any other, and of all files of a run.
+LARGEST_TENSORS, LARGEST_OTHER, LARGEST_RUN = 64 << 30, 1 << 30, 512 << 30
+# In the folder of a run that was fetched, and how far above a checkpoint that is at most.
+MARK, DEEPEST = "fetched.json", 4
+_TENSORS = (".safetensors", ".onnx", ".pt", ".pth", ".bin", ".parquet")
 
 
 def is_fetched(path: str | os.PathLike) -> bool:
@@ -178,11 +203,6 @@ def _some(files: list[str]) -> str:
     return ", ".join(files[:3]) + (f" and {len(files) - 3} more" if len(files) > 3 else "")
 
 
-# What tokenizers and configs are, and with weights, safe or not, a checkpoint; a repository may hold other formats too.
-TOKENIZER_FILES = ["*.json", "*.txt", "*.model", "*.jinja"]
-FILES = [*TOKENIZER_FILES, "*.safetensors", *PICKLES]
-
-
 def checkpoint_folder(
     name_or_path: str,
     revision: str | None = None,
@@ -223,30 +243,6 @@ def split_revision(name_or_path: str, revision: str | None = None) -> tuple[str,
     if revision not in (None, repo.revision):
         raise HubError(f"{name_or_path} names a revision, and {revision!r} is another. Give one of the two.")
     return repo.id, repo.revision
-
-
-FOLDERS = re.compile(
-    r"(seed|split|checkpoint)-\d+|stage\d|global_step\d+|model|mlm|generator|discriminator|adapter|tokenizer|training|"
-    r"predictions|data|onnx"
-)
-NAMES = (
-    *("*.safetensors", "*.safetensors.index.json", "*config.json", "*tokenizer*.json", "added_tokens.json"),
-    *("special_tokens_map.json", "vocab.*", "merges.txt", "dict.txt", "*.model", "chat_template.jinja"),
-    *(SETTINGS_FILE, RESULTS_FILE, TABLE_FILE, STAGE_FILE, GRID_FILE, "seal.json", "manifest.json", "report.md"),
-    *("corruption.json", "finetuned.json", "prompt.json", "trainer_state.json", "train_ids.json", "README.md"),
-    *("validation.jsonl", "test.jsonl", "train-*.parquet", "*.onnx", "export.json"),
-)
-# What a run continues from, of which some are pickles.
-CONTINUING = (
-    *("optimizer.pt", "optimizer.bin", "scheduler.pt", "scaler.pt", "rng_state*.pth", "training_args.bin"),
-    *("pytorch_model*.bin", "*_optim_states.pt", "*_model_states.pt", "latest"),
-)
-CODE = ("*configuration_*.py", "*modeling_*.py", "*tokenization_*.py", "bert.py", "embeddings.py", "relative_positions.py")
-# Bytes: of a file that holds tensors, of any other, and of all files of a run.
-LARGEST_TENSORS, LARGEST_OTHER, LARGEST_RUN = 64 << 30, 1 << 30, 512 << 30
-# In the folder of a run that was fetched, and how far above a checkpoint that is at most.
-MARK, DEEPEST = "fetched.json", 4
-_TENSORS = (".safetensors", ".onnx", ".pt", ".pth", ".bin", ".parquet")
 
 
 def is_ours(path: str, names: Sequence[str]) -> bool:

@@ -7,7 +7,7 @@ from hf_tlm.utils.lazy import export_lazily
 if TYPE_CHECKING:
     from hf_tlm.errors import InfluenceError
     from hf_tlm.influence.arguments import SelectionArguments
-    from hf_tlm.influence.datatrove_steps import DocumentScores
+    from hf_tlm.influence.document_scores import DocumentScores
     from hf_tlm.influence.rows import draws
     from hf_tlm.influence.score_files import ScoreFiles, score
     from hf_tlm.influence.scorer import InfluenceScorer

@@ -24,6 +24,13 @@ from torch import nn
 
 from hf_tlm.influence.losses import Decoded
 
+Tensors = dict[str, torch.Tensor]
+# Numbers in the largest intermediate result: 64 MiB of float32.
+MAX_NUMBERS = 1 << 24
+# A passage is taken to have at least so many tokens that take part in its gradient. One task batch costs that often the
+# numbers of its factors, or once those of its whole gradient.
+_TOKENS = 8
+
 
 @dataclass
 class Tokens:
@@ -113,14 +120,6 @@ def _active(
         inputs = inputs.to(wide)
     text = active.nonzero()[:, 0] if tail_text is None else tail_text[active[0]]
     return Tokens(text, inputs, gradients.to(wide))
-
-
-Tensors = dict[str, torch.Tensor]
-# Numbers in the largest intermediate result: 64 MiB of float32.
-MAX_NUMBERS = 1 << 24
-# A passage is taken to have at least so many tokens that take part in its gradient. One task batch costs that often the
-# numbers of its factors, or once those of its whole gradient.
-_TOKENS = 8
 
 
 def _slices(length: int, width: int) -> Iterator[slice]:

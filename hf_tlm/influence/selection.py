@@ -2,7 +2,7 @@
 
 N passages, T task batches, G groups of B_p consecutive passages, C classes.
 
-DSIR: passages resampled by how much more likely their n-grams are in the task's texts (Xie et al., NeurIPS 2023).
+DSIR resamples passages by how much more likely their n-grams are in the task's texts (Xie et al., NeurIPS 2023).
 
 A text is a bag of unigrams and bigrams, each hashed into one of 10,000 buckets. With bucket frequencies p (task) and q
 (subset), the log importance weight of a passage is the sum over its n-grams of log p - log q; passages are drawn without
@@ -41,6 +41,9 @@ logger = logging.getLogger(__name__)
 # Values of a block of columns, 8 bytes each; a few arrays of that size are in memory at a time.
 BLOCK_VALUES = 1 << 22
 UNRANKED = np.iinfo(np.int32).max
+NUM_BUCKETS = 10_000
+# Words, and runs of punctuation between them, as the authors' package splits texts.
+_TOKEN = re.compile(r"\w+|[^\w\s]+")
 
 
 class Scores(Protocol):
@@ -232,11 +235,6 @@ def _fill(ranking: _Ranking, scored: np.ndarray, group_size: int, num_passages: 
             chosen[members] = True
             missing -= len(members)
     return chosen
-
-
-NUM_BUCKETS = 10_000
-# Words, and runs of punctuation between them, as the authors' package splits texts.
-_TOKEN = re.compile(r"\w+|[^\w\s]+")
 
 
 def ngram_buckets(text: str, num_buckets: int = NUM_BUCKETS) -> np.ndarray:

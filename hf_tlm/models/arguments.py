@@ -9,6 +9,8 @@ from typing import Annotated
 from hf_tlm.errors import ModelError
 from hf_tlm.utils.options import NoEffect, check_ranges, option
 
+_RANDOM = NoEffect("embedding_init", ("random",), "with embedding_init random. Leave it out.")
+
 
 @dataclass
 class LoraArguments:
@@ -30,9 +32,6 @@ class LoraArguments:
 
     def __post_init__(self):
         check_ranges(self, ModelError)
-
-
-_RANDOM = NoEffect("embedding_init", ("random",), "with embedding_init random. Leave it out.")
 
 
 @dataclass

@@ -3,11 +3,11 @@
 torch gives float32 products to the linear algebra library that it was built with, MKL in its x86 wheels, which uses no
 AVX-512 on processors of other makers; those of bf16 it gives to oneDNN, which does.
 
-torch draws a uniform number for every element, one after the other on one core. Here torch's generator draws one seed for a
-whole tensor, and numpy's SFC64 fills it, several times faster. What is computed is dropout: each element is kept
+For dropout torch draws a uniform number for every element, one after the other on one core. Here torch's generator draws
+one seed for a whole tensor, and numpy's SFC64 fills it, several times faster. What is computed is dropout: each element is kept
 independently with probability 1 - p (p in steps of 2^-16) and divided by it. Being seeded by torch's generator it repeats
 where that does: after a resume, and where activations are checkpointed. Elsewhere, compiled, and where nothing is dropped,
-torch and transformers do as they always do.
+torch and transformers do as they always do. `set_dropout` sets its rate in a model, on any device.
 """
 
 from __future__ import annotations
@@ -23,6 +23,13 @@ from torch.overrides import TorchFunctionMode
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
+
+# The attention of `sdpa`, but for dropout on CPUs.
+ATTENTION = "hf_tlm_sdpa"
+# Rows of up to so many tokens are attended to by plain products in training: on one core a step of ModernBERT 3 x 128 in
+# bf16 with 32 texts of 128 tokens took 160 ms so and 240 with torch's kernel, whose backward pass is slow, of 512 tokens 955
+# and 1,082. Longer rows would take memory by the square.
+LONGEST_PLAIN = 1024
 
 
 class OneDnnLinear(TorchFunctionMode):
@@ -85,16 +92,6 @@ def is_faster() -> bool:
         return "GenuineIntel" not in Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:  # Not Linux.
         return False
-
-
-# The attention of `sdpa`, but for dropout on CPUs.
-ATTENTION = "hf_tlm_sdpa"
-
-
-# Rows of up to so many tokens are attended to by plain products in training: on one core a step of ModernBERT 3 x 128 in
-# bf16 with 32 texts of 128 tokens took 160 ms so and 240 with torch's kernel, whose backward pass is slow, of 512 tokens 955
-# and 1,082. Longer rows would take memory by the square.
-LONGEST_PLAIN = 1024
 
 
 def dropout_noise(like: torch.Tensor, p: float) -> torch.Tensor:

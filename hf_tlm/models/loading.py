@@ -27,6 +27,14 @@ from hf_tlm.errors import HfTlmError, ModelError
 from hf_tlm.models.families import family_of, longest_input
 
 WEIGHTS, SAFE_WEIGHTS = "pytorch_model.bin", "model.safetensors"
+TRAINER_STATE = "trainer_state.json"  # Of a folder checkpoint-*.
+# Names there of what is not the body -> in a stock class.
+_OF_CHECKPOINTS = {"mlm_head.": "", "clm_heads.": "", "rtd_head.": "discriminator_predictions."}
+POOLER = "pooler"  # It feeds the classifier alone, and many checkpoints do not have it.
+# Models that learn have weights of this type, whatever a checkpoint's are: updates are too small for half precision.
+DTYPE = torch.float32
+# What transformers, huggingface_hub and safetensors raise for a model that cannot be loaded.
+UNREADABLE = (OSError, RuntimeError, KeyError, ImportError, ValueError, SafetensorError)
 
 
 def weights_file(folder: Path) -> Path:
@@ -79,16 +87,6 @@ def read_weights(path: Path, advice: str) -> dict[str, torch.Tensor]:
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
         raise ModelError(f"{path} must hold tensors by name; found {type(state).__name__}. Is it a released checkpoint?")
     return state
-
-
-TRAINER_STATE = "trainer_state.json"  # Of a folder checkpoint-*.
-# Names there of what is not the body -> in a stock class.
-_OF_CHECKPOINTS = {"mlm_head.": "", "clm_heads.": "", "rtd_head.": "discriminator_predictions."}
-POOLER = "pooler"  # It feeds the classifier alone, and many checkpoints do not have it.
-# Models that learn have weights of this type, whatever a checkpoint's are: updates are too small for half precision.
-DTYPE = torch.float32
-# What transformers, huggingface_hub and safetensors raise for a model that cannot be loaded.
-UNREADABLE = (OSError, RuntimeError, KeyError, ImportError, ValueError, SafetensorError)
 
 
 @contextmanager

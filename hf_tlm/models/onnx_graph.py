@@ -34,6 +34,11 @@ DEPTH = 60.0
 ROTARY_OPSET = 23  # The first with an operator for rotary positions.
 _NAME = "hf_tlm_onnx"
 _LOCK = threading.Lock()  # Of what a class and a module of transformers hold meanwhile.
+# The first with an operator for rotary positions; 20 is the first with one for GELU.
+OPSET = 23
+LARGEST = 2 << 30  # Bytes of a protobuf, in which a graph has its weights.
+PARTS = ("embeddings", "head")
+_MANY = 1 << 20
 
 
 def _attention(
@@ -113,13 +118,6 @@ def _rotary_operator() -> Iterator[None]:
         finally:
             for owner, name, function in stock:
                 setattr(owner, name, function)
-
-
-# The first with an operator for rotary positions; 20 is the first with one for GELU.
-OPSET = 23
-LARGEST = 2 << 30  # Bytes of a protobuf, in which a graph has its weights.
-PARTS = ("embeddings", "head")
-_MANY = 1 << 20
 
 
 def check_installed() -> None:

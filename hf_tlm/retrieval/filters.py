@@ -30,6 +30,12 @@ UNSPACED = ((0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x3040, 0x312
             (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x3FFFF))  # fmt: skip
 PLANES = (range(0x40000), range(0xE0000, 0xE1000))  # The others have neither letters nor numbers nor marks.
 CODE_BASE, WORD_BASE = 0x9E3779B97F4A7C15, 0xD1342543DE82EF95
+HELD_OUT_SPLITS = ("validation", "test")
+FILTER_BITS = (16, 27)  # at most 128 MiB
+# Of the pairs at the threshold, the part that LSH must propose. A false candidate costs one comparison of two texts, a
+# missed one stays in the subset.
+RECALL = 0.9
+CACHED_TEXTS = 4096
 
 
 def words(text: str) -> list[str]:
@@ -123,10 +129,6 @@ def _powers(base: int, n: int) -> np.ndarray:
     powers = np.full(n, base, np.uint64)
     powers[:1] = 1
     return np.cumprod(powers, out=powers)
-
-
-HELD_OUT_SPLITS = ("validation", "test")
-FILTER_BITS = (16, 27)  # at most 128 MiB
 
 
 @dataclass(frozen=True)
@@ -287,12 +289,6 @@ def held_out_texts(task: Task) -> list[tuple[str, str]]:
 
 def _ngram_set(words: list[str], n: int) -> set[tuple[str, ...]]:
     return set(zip(*(words[start:] for start in range(n)), strict=False))
-
-
-# Of the pairs at the threshold, the part that LSH must propose. A false candidate costs one comparison of two texts, a
-# missed one stays in the subset.
-RECALL = 0.9
-CACHED_TEXTS = 4096
 
 
 def check_deduplication(threshold: float, num_perm: int = 1, ngram: int = 1) -> None:

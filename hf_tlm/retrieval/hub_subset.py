@@ -43,6 +43,10 @@ logger = logging.getLogger(__name__)
 RELEASED_FILE = "{}_external.csv"  # of a configuration: small, large.
 RETRIEVER = "released"
 LONGEST_FIELD = 1 << 30  # Python's csv module refuses fields of more than 128 KiB by default.
+_NAME = re.compile(r"(?P<id>[^:@]+)(?::(?P<config>[^:@]+))?(?:@(?P<revision>.+))?")
+_CONFIG = re.compile(r"\w[\w.-]{0,95}")
+DATA_FOLDER = Path(DATA_FILE).parent.name
+ROUNDS = 20  # times that a card is brought up to date with what others push meanwhile
 
 
 def read_released(path: Path, repo_id: str, revision: str) -> tuple[Dataset, dict[str, Any]]:
@@ -152,12 +156,6 @@ def _integer(value: str | None) -> int | None:
     except ValueError:
         return None
     return int(number) if number.is_integer() and 0 <= number < np.iinfo(np.int32).max else None
-
-
-_NAME = re.compile(r"(?P<id>[^:@]+)(?::(?P<config>[^:@]+))?(?:@(?P<revision>.+))?")
-_CONFIG = re.compile(r"\w[\w.-]{0,95}")
-DATA_FOLDER = Path(DATA_FILE).parent.name
-ROUNDS = 20  # times that a card is brought up to date with what others push meanwhile
 
 
 class SubsetName(TypedDict):

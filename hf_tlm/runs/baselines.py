@@ -31,13 +31,6 @@ from hf_tlm.utils.run_names import RESULTS_FILE, predictions_file
 
 # Words, and punctuation marks each by itself: entity marks such as [[ ]] say much on some tasks.
 TOKENS = r"(?u)\w+|[^\w\s]"
-
-
-def tfidf(n: int) -> TfidfVectorizer:
-    """A vectorizer, to be fitted, of n-grams of up to n words and punctuation marks; float32, frequencies as 1 + log."""
-    return TfidfVectorizer(token_pattern=TOKENS, ngram_range=(1, n), sublinear_tf=True, dtype=np.float32)
-
-
 N_GRAMS = (1, 2, 3)
 # Words of the training texts above which trigrams are left out: there are too many for seconds, and pairs suffice.
 MOST_WORDS_FOR_TRIGRAMS = 1_000_000
@@ -47,6 +40,11 @@ MOST_TEXTS = 30_000
 _FORMAT = 1
 C = (0.05, 0.2, 1.0, 5.0)
 CLASS_WEIGHTS = (None, "balanced")
+
+
+def tfidf(n: int) -> TfidfVectorizer:
+    """A vectorizer, to be fitted, of n-grams of up to n words and punctuation marks; float32, frequencies as 1 + log."""
+    return TfidfVectorizer(token_pattern=TOKENS, ngram_range=(1, n), sublinear_tf=True, dtype=np.float32)
 
 
 @dataclass

@@ -26,20 +26,6 @@ from hf_tlm.utils.shown import shown_argument, shown_values
 SAVED_FILE = "finetuned.json"
 # Of the arguments, what predicting depends on.
 PREDICTING = tuple("max_length doc_stride max_query_length max_answer_length n_best null_threshold option_apart crf".split())
-
-
-def saved_settings(task: Task, arguments: Mapping[str, Any]) -> str:
-    """The text of the file: the task's columns and classes, and the options of predicting.
-
-    Args:
-        arguments: those of `PREDICTING` that the model was trained with, and others, which are left out.
-    """
-    spec = {name: value for name, value in asdict(task.spec).items() if name not in ("path", "data_files")}
-    predicting = {name: arguments[name] for name in PREDICTING if name in arguments}
-    saved = {"task": spec, "label_names": list(task.label_names), "arguments": predicting}
-    return json.dumps(saved, indent=2) + "\n"
-
-
 # A stranger may have written the file: of the task what reading a file of its kind takes, and no place of data.
 _NAME = words(1000)
 _NAMES = listed(_NAME, 1000)
@@ -59,6 +45,21 @@ _SAVED = {
     "label_names": listed(_NAME, 100_000),
     "arguments": record(_ARGUMENTS, optional=PREDICTING),
 }
+PACKAGES = ("torch", "transformers", "accelerate", "datasets", "tokenizers")
+# Options whose values are secrets.
+TOKENS = ("--hub_token", "--hub-token")
+
+
+def saved_settings(task: Task, arguments: Mapping[str, Any]) -> str:
+    """The text of the file: the task's columns and classes, and the options of predicting.
+
+    Args:
+        arguments: those of `PREDICTING` that the model was trained with, and others, which are left out.
+    """
+    spec = {name: value for name, value in asdict(task.spec).items() if name not in ("path", "data_files")}
+    predicting = {name: arguments[name] for name in PREDICTING if name in arguments}
+    saved = {"task": spec, "label_names": list(task.label_names), "arguments": predicting}
+    return json.dumps(saved, indent=2) + "\n"
 
 
 def read_saved(folder: Path) -> tuple[TaskSpec, tuple[str, ...], dict[str, Any]]:
@@ -73,11 +74,6 @@ def read_saved(folder: Path) -> tuple[TaskSpec, tuple[str, ...], dict[str, Any]]
     except OSError as error:
         raise ModelError(f"{folder} does not say what was learned: cannot read {SAVED_FILE} ({error.strerror}).") from error
     return TaskSpec(path="", **saved["task"]), saved["label_names"], saved["arguments"]
-
-
-PACKAGES = ("torch", "transformers", "accelerate", "datasets", "tokenizers")
-# Options whose values are secrets.
-TOKENS = ("--hub_token", "--hub-token")
 
 
 def environment() -> dict[str, str | int]:

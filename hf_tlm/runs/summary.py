@@ -23,6 +23,10 @@ from hf_tlm.utils.run_names import seed_folder
 if TYPE_CHECKING:
     from transformers import TrainingArguments
 
+SPLITS = ("validation", "test")
+# What some papers report of several seeds in place of the mean.
+_FIGURES: dict[str, tuple[str, Callable]] = {"median": ("median", statistics.median), "max": ("maximum", max)}
+
 
 def aggregate(scores: Sequence[Mapping[str, float]]) -> dict[str, dict[str, Any]]:
     """Mean and sample standard deviation (n - 1; None for a single seed) of every score that all seeds have.
@@ -66,11 +70,6 @@ def format_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> s
     """A markdown table, padded to be readable as text; values of `aggregate` become percentages, and no name is markup."""
     cells = [[_cell(row[column]) for column in columns] for row in rows]
     return markdown_table(columns, cells, padded=True, longest=500).rstrip("\n")
-
-
-SPLITS = ("validation", "test")
-# What some papers report of several seeds in place of the mean.
-_FIGURES: dict[str, tuple[str, Callable]] = {"median": ("median", statistics.median), "max": ("maximum", max)}
 
 
 @dataclass

@@ -14,10 +14,19 @@ from datasets import Dataset, Features, List, Value
 
 from hf_tlm.tasks.spec import TaskError
 
+logger = logging.getLogger(__name__)
 SUFFIXES = (".conll", ".conllu", ".iob", ".iob2", ".pos", ".txt")
 CONLLU = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 _BLANKS = re.compile(r"[ \t]+")
 _SENTENCE_ID = re.compile(r"#\s*sent_id\s*=\s*(\S.*)")
+FEATURES = Features(
+    {name: Value("string") for name in ("id", "title", "context", "question")}
+    | {"answers": List(Value("string")), "answer_start": List(Value("int64"))}
+)
+_HEAD = re.compile(r'\s*\{\s*("version"\s*:\s*"[^"]*"\s*,\s*)?"data"\s*:\s*\[\s*\{')
+_ROWS = 2**20
+# What no cell can hold.
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 
 
 def read_conll(path: Path, columns: Mapping[str, str], *, tagged: bool = True) -> Iterator[dict[str, Any]]:
@@ -90,13 +99,6 @@ def _check(path: Path, number: int, cells: list[str], width: int, places: dict[s
             raise TaskError(f"{path}, line {number} has {width} columns; there is no column {names[role]} for the {role}.")
 
 
-FEATURES = Features(
-    {name: Value("string") for name in ("id", "title", "context", "question")}
-    | {"answers": List(Value("string")), "answer_start": List(Value("int64"))}
-)
-_HEAD = re.compile(r'\s*\{\s*("version"\s*:\s*"[^"]*"\s*,\s*)?"data"\s*:\s*\[\s*\{')
-
-
 def is_squad_json(path: Path) -> bool:
     """Whether a file begins as SQuAD's do; a file of lines of JSON begins otherwise."""
     with path.open(encoding="utf-8", errors="replace") as file:
@@ -133,12 +135,6 @@ def read_squad_json(path: Path) -> Dataset:
             "paragraphs, these a context and qas, and these an id, a question and answers with text and answer_start."
         ) from error
     return Dataset.from_list(rows, features=FEATURES)
-
-
-logger = logging.getLogger(__name__)
-_ROWS = 2**20
-# What no cell can hold.
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 
 
 def check_excel(path: Path) -> None:

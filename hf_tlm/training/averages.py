@@ -15,6 +15,9 @@ from transformers import TrainerCallback
 
 from hf_tlm.objectives.reductions import accumulation_dtype
 
+# Of a checkpoint: the weights that training goes on from, where those of the model are averaged ones.
+RAW_WEIGHTS = "raw_weights.safetensors"
+
 
 class LossAverages:
     """Sums and what they are divided by, by name, since they were last read."""
@@ -51,10 +54,6 @@ def in_pairs(terms: Mapping[str, torch.Tensor], sums: Callable[[str, torch.Tenso
         )
 
     return {name: pair(name, value) for name, value in terms.items()}
-
-
-# Of a checkpoint: the weights that training goes on from, where those of the model are averaged ones.
-RAW_WEIGHTS = "raw_weights.safetensors"
 
 
 class AveragedWeights(TrainerCallback):

@@ -47,8 +47,11 @@ from hf_tlm.training.optimizers import grouped_optimizer
 from hf_tlm.utils.seals import SEAL
 from hf_tlm.utils.signals import ignore_sigterm
 
+logger = logging.getLogger(__name__)
 # mallopt's parameters of malloc.h: how much free memory at the end of the heap, and how large a block, goes back at once.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+# How torch.save says that the system could not write: it has no error type for it.
+_TORCH_WRITE_ERROR = re.compile(r"PytorchStreamWriter|inline_container|cannot be opened|Parent directory .* does not exist")
 
 
 def keep_freed_memory() -> None:
@@ -64,12 +67,6 @@ def keep_freed_memory() -> None:
         # other one would end.
         if libc.mallopt(_MMAP_THRESHOLD, 2**30) or libc.mallopt(_MMAP_THRESHOLD, 2**25):
             libc.mallopt(_TRIM_THRESHOLD, 2**31 - 1)
-
-
-logger = logging.getLogger(__name__)
-
-# How torch.save says that the system could not write: it has no error type for it.
-_TORCH_WRITE_ERROR = re.compile(r"PytorchStreamWriter|inline_container|cannot be opened|Parent directory .* does not exist")
 
 
 class ResumableTrainer(Trainer):

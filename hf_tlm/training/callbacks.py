@@ -35,6 +35,8 @@ _SILENT = re.compile(
     r"epoch|total_flos|tokens|real_tokens|(measured_)?flops|flops_ratio|seconds|.*_runtime|.*_(samples|steps)_per_second"
 )
 _STAGE = re.compile(r"seed-(\d+)(?:/stage(\d))?$")
+# Clusters signal every process, and torch's launcher then passes its own on: two signals so close are one request.
+ECHO_SECONDS = 5.0
 
 
 class ProgressLines(ProgressCallback):
@@ -166,10 +168,6 @@ def track_by_training(trainer: Trainer, group: str | None) -> None:
         elif isinstance(callback, TensorBoardCallback) and callback.logging_dir is not None and trainer.args.run_name:
             # TENSORBOARD_LOGGING_DIR; otherwise it is a folder in the training's own.
             callback.logging_dir = os.path.join(callback.logging_dir, relative_name(trainer.args.run_name))
-
-
-# Clusters signal every process, and torch's launcher then passes its own on: two signals so close are one request.
-ECHO_SECONDS = 5.0
 
 
 class SigtermCallback(TrainerCallback):

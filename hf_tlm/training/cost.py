@@ -20,6 +20,26 @@ from hf_tlm.training.run_arguments import RunArguments
 
 # TLM paper, section 1 and Table 2.
 ROBERTA_LARGE_FLOPS = 4.36e21
+# Dense peak of half precision in FLOP/s, from the makers' data sheets, by a part of the name CUDA gives; first match.
+PEAK_FLOPS = {
+    "B200": 2.25e15,
+    "H200": 9.89e14,
+    "H100 PCIe": 7.56e14,
+    "H100": 9.89e14,
+    "A100": 3.12e14,
+    "L40S": 3.62e14,
+    "L40": 1.81e14,
+    "L4": 1.21e14,
+    "A10": 1.25e14,
+    "V100": 1.25e14,
+    "T4": 6.5e13,
+    "RTX 4090": 1.65e14,
+    "RTX 3090": 7.1e13,
+}
+# What the counter of torch does not know: products in place, those of oneDNN, and the attention kernel of CPUs.
+_aten = torch.ops.aten
+# What a schedule that follows the clock is divided into.
+TICKS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -91,24 +111,6 @@ def training_flops(tokens: int, parameters: int) -> float:
     return 6.0 * tokens * parameters
 
 
-# Dense peak of half precision in FLOP/s, from the makers' data sheets, by a part of the name CUDA gives; first match.
-PEAK_FLOPS = {
-    "B200": 2.25e15,
-    "H200": 9.89e14,
-    "H100 PCIe": 7.56e14,
-    "H100": 9.89e14,
-    "A100": 3.12e14,
-    "L40S": 3.62e14,
-    "L40": 1.81e14,
-    "L4": 1.21e14,
-    "A10": 1.25e14,
-    "V100": 1.25e14,
-    "T4": 6.5e13,
-    "RTX 4090": 1.65e14,
-    "RTX 3090": 7.1e13,
-}
-
-
 def model_flops_utilization(flops: float, seconds: float, world_size: int) -> float | None:
     """Measured FLOPs per second over the peak of the GPUs (MFU); None without CUDA or for a GPU not in `PEAK_FLOPS`."""
     if not torch.cuda.is_available() or seconds <= 0 or flops <= 0:
@@ -134,8 +136,6 @@ def _attention_backward(grad_shape, query_shape, key_shape, value_shape, *args, 
     return flop_counter.sdpa_backward_flop_count(grad_shape, query_shape, key_shape, value_shape)
 
 
-# What the counter of torch does not know: products in place, those of oneDNN, and the attention kernel of CPUs.
-_aten = torch.ops.aten
 _MORE_OPERATORS = {
     _aten.addmm_: _addmm,
     _aten._scaled_dot_product_flash_attention_for_cpu: _attention,
@@ -160,10 +160,6 @@ def count_flops() -> Iterator[FlopCount]:
         warnings.filterwarnings("ignore", message="Using `torch.compile")
         yield count
     count.flops = counter.get_total_flops()
-
-
-# What a schedule that follows the clock is divided into.
-TICKS = 1_000_000
 
 
 def first_step(reached: Callable[[int], bool]) -> int:

@@ -9,7 +9,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers import TrainerCallback
 
@@ -28,10 +28,12 @@ from hf_tlm.training.stages import STAGE_FILE
 from hf_tlm.utils.files import atomic_directory
 from hf_tlm.utils.seals import SEAL
 
-if TYPE_CHECKING:
-    from hf_tlm.training.base_arguments import BaseArguments
-
 logger = logging.getLogger(__name__)
+STAGED = ".upload-"
+# Python files that travel with a COCO-LM body, by name.
+OWN_CODE = {path.name: path for path in Path(coco_lm.__file__).parent.glob("*.py") if not path.name.startswith("_")}
+# Of a run's folder, what no run continues from.
+_LEFT_OUT = ("runs", "logs")
 
 
 class Uploads:
@@ -115,13 +117,6 @@ def publish_run(folder: Path, args: BaseArguments) -> Push | None:
         private=args.hub_private_repo,
         revision=args.hub_revision,
     )
-
-
-STAGED = ".upload-"
-# Python files that travel with a COCO-LM body, by name.
-OWN_CODE = {path.name: path for path in Path(coco_lm.__file__).parent.glob("*.py") if not path.name.startswith("_")}
-# Of a run's folder, what no run continues from.
-_LEFT_OUT = ("runs", "logs")
 
 
 class CheckpointPushes(TrainerCallback):

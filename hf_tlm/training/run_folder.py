@@ -33,6 +33,7 @@ from hf_tlm.utils.run_names import GRID_FILE, PLACES_FILE, RESULTS_FILE, SETTING
 from hf_tlm.utils.seals import SEAL, broken_seal, write_seal
 from hf_tlm.utils.shown import shown_argument, shown_values
 
+logger = logging.getLogger(__name__)
 # Arguments that may change between two starts of one run: they change what is printed or stored, not what is computed.
 _FREE = (
     "output_dir run_name report_to project logging_strategy logging_steps logging_first_step disable_tqdm log_level "
@@ -48,6 +49,13 @@ RECORDS = (SETTINGS_FILE, RESULTS_FILE, GRID_FILE, PLACES_FILE, TEACHER_FILE, SE
 _LATER = ("bf16", "fp16", "texts_per_micro_batch", "tokens_per_micro_batch")
 # What of a model may be a folder or a file.
 LOCAL = ("model_config", "model_name_or_path", "auxiliary_name_or_path", "tokenizer_name")
+# What a prediction costs, which records of before do not say.
+_TIMES = mapped(real(0, 1e12), 10)
+PRICE = record(
+    {"megabytes": real(0, 1e9), "parameters": whole(0, 2**63), "milliseconds": _TIMES, "texts_per_second": _TIMES},
+    optional=("parameters", "milliseconds", "texts_per_second"),
+)
+_OPTIONAL = {"price"}
 
 
 class ProtocolError(HfTlmError):
@@ -207,9 +215,6 @@ def copy_best_model(source: Path, target: Path) -> None:
     write_seal(target, *(file.relative_to(source).as_posix() for file in files))
 
 
-logger = logging.getLogger(__name__)
-
-
 def _number(value: Any) -> float | None:
     """A number, also nan, which scores can be; or null."""
     if value is not None and type(value) not in (int, float):
@@ -220,14 +225,7 @@ def _number(value: Any) -> float | None:
 # What summaries and cards take from the record of a model, and of a seed.
 MODEL = {"validation": mapped(_number, 1000), "cost": mapped(_number, 100), "model_type": words(200)}
 MODEL |= {"parameters": whole(0, 2**63), "trained_parameters": whole(0, 2**63)}
-# What a prediction costs, which records of before do not say.
-_TIMES = mapped(real(0, 1e12), 10)
-PRICE = record(
-    {"megabytes": real(0, 1e9), "parameters": whole(0, 2**63), "milliseconds": _TIMES, "texts_per_second": _TIMES},
-    optional=("parameters", "milliseconds", "texts_per_second"),
-)
 SEED = {"seed": whole(0, 2**63), **MODEL, "price": PRICE}
-_OPTIONAL = {"price"}
 # What is continued after a stage.
 STAGE = {"cost": mapped(_number, 100), "validation": mapped(_number, 1000)}
 

@@ -19,6 +19,9 @@ from typing import Any
 from hf_tlm.errors import HfTlmError
 
 logger = logging.getLogger(__name__)
+LARGEST = 64 << 20  # Bytes of a file; what recipes write has some thousand.
+# A value of JSON -> the same as it is used.
+Check = Callable[[Any], Any]
 
 
 def read_object(path: Path, error: type[HfTlmError] = HfTlmError, advice: str = "Make it again.") -> dict[str, Any]:
@@ -46,11 +49,6 @@ def find_object(path: Path) -> dict[str, Any] | None:
     except HfTlmError as problem:
         logger.warning("%s", problem)
         return None
-
-
-LARGEST = 64 << 20  # Bytes of a file; what recipes write has some thousand.
-# A value of JSON -> the same as it is used.
-Check = Callable[[Any], Any]
 
 
 class Unfit(Exception):

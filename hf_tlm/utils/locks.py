@@ -30,6 +30,8 @@ POLL_SECONDS = 0.2
 _TRIES = 100
 # The locks of this process by their files: who holds one would wait for itself.
 _HERE: dict[Path, _Held] = {}
+# What is there before any work: locks, what was being written, logs of trackers, and a tokenizer, which is in the cache too.
+_PASSING = ("*.lock", ".*", "*/.*", "*events.out.tfevents*", "tokenizer/*")
 
 
 class LockError(HfTlmError):
@@ -243,10 +245,6 @@ def agree(decision: Any, processes: int) -> Any:
     decisions = [decision]
     broadcast_object_list(decisions, src=0)
     return decisions[0]
-
-
-# What is there before any work: locks, what was being written, logs of trackers, and a tokenizer, which is in the cache too.
-_PASSING = ("*.lock", ".*", "*/.*", "*events.out.tfevents*", "tokenizer/*")
 
 
 class Claim:

@@ -19,6 +19,8 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints, overload
 from hf_tlm.errors import HfTlmError
 
 T = TypeVar("T")
+# What is too large to be meant. A step number is an int32 in places; torch takes no other seeds.
+COUNT, LENGTH, BATCH, MANY = 2**31 - 1, 2**20, 2**16, 10_000
 
 
 @overload
@@ -79,9 +81,6 @@ class Range:
 def _written(number: float) -> str:
     return f"{number:,}" if isinstance(number, int) else f"{number:g}"
 
-
-# What is too large to be meant. A step number is an int32 in places; torch takes no other seeds.
-COUNT, LENGTH, BATCH, MANY = 2**31 - 1, 2**20, 2**16, 10_000
 
 _COUNT, _SEED = Range(1, COUNT, whole=True), Range(0, 2**32 - 1, whole=True)
 _BATCH, _MANY = Range(1, BATCH, whole=True), Range(1, MANY, whole=True)

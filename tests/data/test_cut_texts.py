@@ -1,4 +1,4 @@
-"""What is cut off of texts, counted token by token."""
+"""What a model does not see of texts: what is cut off, token by token, and words that it never meets."""
 
 import pytest
 from datasets import Dataset
@@ -32,7 +32,7 @@ def test_of_nothing_nothing_is_cut(tokenizer):
 
 
 def test_long_texts_are_looked_at_in_part(tokenizer, monkeypatch):
-    monkeypatch.setattr(text_checks, "LOOKED_AT", 60)
+    monkeypatch.setattr(text_checks, "MEASURED", 60)
     assert measure_cut(["word " * 5000], tokenizer, 7) == measure_cut(["word " * 12], tokenizer, 7)
 
 

@@ -156,7 +156,10 @@ def test_an_arm_has_a_vocabulary_of_its_own():
     assert own.inputs == {"subset": "one/subsets/bm25"} and own.options["vocab_size"] == 9
     alone = planned(arms[1:])
     assert names(alone.preparations) == ["one/subsets/bm25"] and "tokenizer" not in alone.command(alone.trainings[0])
-    assert planned(arms[1:], tokenizer_name="some").trainings == alone.trainings
+    with pytest.raises(ReproductionError, match="--tokenizer_name has no effect, as no arm shares it"):
+        planned(arms[1:], tokenizer_name="some")
+    with pytest.raises(ReproductionError, match="a checkpoint has its tokenizer"):
+        planned([{**arms[1], "train_tlm": {"model_name_or_path": "x"}}])
 
 
 def test_settings_of_tasks_and_arms():
@@ -382,7 +385,10 @@ def test_an_option_that_a_recipe_lacks_is_refused():
         ),
         ({"train_tlm": {"subset": "x"}}, "subset is given by the table .an arm's own key `subset`"),
         ({"train_tlm": {"seed": 3}}, "seed is given by the table .--seeds"),
-        ({"train_tlm": {"vocab_size": 9}}, "Arm y: vocab_size is the tokenizer's, which all arms of a task share"),
+        (
+            {"train_tlm": {"vocab_size": 9}},
+            "vocab_size is the tokenizer's, which all arms of a task share.*tokenizer: own",
+        ),
         ({"select_influence": {"fraction": 0.3}}, "select_influence's fraction is given by the table"),
         ({"finetune": {"model_name_or_path": "x"}}, "finetune's model_name_or_path is given by the table .--pretrained"),
     ],

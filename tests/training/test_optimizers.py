@@ -9,7 +9,8 @@ from transformers import AutoConfig
 from hf_tlm.models import LoraArguments, TlmModel, add_lora, generator_config
 from hf_tlm.training import ArgumentsError, TlmArguments
 from hf_tlm.training import optimizers as module
-from hf_tlm.training.optimizers import Lamb, distances_from_top, parameter_groups
+from hf_tlm.training.lamb import Lamb
+from hf_tlm.training.optimizers import distances_from_top, parameter_groups
 from support.toys import TINY_CONFIGS
 from support.training_runs import QUIET, history, trainer, weights
 

@@ -20,6 +20,16 @@ MOST_POINTS, MOST_DOTS, MOST_SERIES = 200, 1500, 7
 TABLE_ROWS = 60
 
 Points = Sequence[tuple[float, float]]
+NAMES = {
+    "corpus/mlm_loss": "corpus: masked LM",
+    "task/mlm_loss": "task: masked LM",
+    "task/task_loss": "task: task loss",
+    "corpus/rtd_loss": "corpus: replaced tokens",
+    "task/rtd_loss": "task: replaced tokens",
+    "corpus/copy_loss": "corpus: copying",
+    "corpus/lm_loss": "corpus: corrected tokens",
+    "corpus/scl_loss": "corpus: contrast of sequences",
+}
 
 
 @dataclass(frozen=True)
@@ -132,18 +142,6 @@ def _thinned(points: Sequence[Any], most: int) -> list[Any]:
     if len(points) <= most:
         return list(points)
     return [points[round(at * (len(points) - 1) / (most - 1))] for at in range(most)]
-
-
-NAMES = {
-    "corpus/mlm_loss": "corpus: masked LM",
-    "task/mlm_loss": "task: masked LM",
-    "task/task_loss": "task: task loss",
-    "corpus/rtd_loss": "corpus: replaced tokens",
-    "task/rtd_loss": "task: replaced tokens",
-    "corpus/copy_loss": "corpus: copying",
-    "corpus/lm_loss": "corpus: corrected tokens",
-    "corpus/scl_loss": "corpus: contrast of sequences",
-}
 
 
 def curves(run: RunFolder) -> list[Chart]:

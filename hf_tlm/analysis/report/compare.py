@@ -17,6 +17,9 @@ from hf_tlm.analysis.report.run_folder import TITLES, RunFolder, settings_of
 from hf_tlm.errors import AnalysisError
 from hf_tlm.utils.shown import one_line
 
+LONGEST_NAME = 40
+_COSTS = {"steps": "{:,.0f}", "tokens": "{:,.0f}", "flops": "{:.3g}", "flops_ratio": "{:.2g}", "seconds": "{:.3f}"}
+
 
 @dataclass(frozen=True)
 class Agreement:
@@ -102,11 +105,6 @@ def pair(first: Predictions, second: Predictions, best: tuple[int | None, int | 
         [(first.seeds.index(a), second.seeds.index(b)) for a, b in pairs],
         [f"{a}" if a == b else f"{a} and {b}" for a, b in pairs],
     )
-
-
-LONGEST_NAME = 40
-
-_COSTS = {"steps": "{:,.0f}", "tokens": "{:,.0f}", "flops": "{:.3g}", "flops_ratio": "{:.2g}", "seconds": "{:.3f}"}
 
 
 def against(

@@ -17,6 +17,7 @@ from hf_tlm.analysis.report.rows import Group, Rows, by_quantile, by_value, head
 
 MOST_CLASSES = 25
 OTHERS = "(others)"
+LONGEST_NAME = 60
 
 
 @dataclass(frozen=True)
@@ -81,9 +82,6 @@ def fewer_classes(found: Confusion, most: int = MOST_CLASSES) -> Confusion:
     groups = [*(np.array([at]) for at in kept), left]
     counts = np.array([[found.counts[np.ix_(rows, columns)].sum() for columns in groups] for rows in groups])
     return Confusion([*(found.names[at] for at in kept), OTHERS], counts)
-
-
-LONGEST_NAME = 60
 
 
 def confusions(found: Predictions) -> list[Any]:

@@ -47,6 +47,9 @@ _REPORT = {
     **_COST,
     "training": record(_COST),
 }
+FILE = "report.html"
+SPLITS = ("validation", "test")
+NARROW_MATRIX = 4  # classes of which two matrices stand beside each other
 
 
 def teacher(run: RunFolder) -> Section | None:
@@ -85,11 +88,6 @@ def teacher(run: RunFolder) -> Section | None:
         caption = "The surest passages of every class, and the least sure one"
         blocks.append(make_table(caption, about, rows, searchable=True))
     return Section("The teacher", "teacher", blocks)
-
-
-FILE = "report.html"
-SPLITS = ("validation", "test")
-NARROW_MATRIX = 4  # classes of which two matrices stand beside each other
 
 
 def write_report(

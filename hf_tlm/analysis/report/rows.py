@@ -24,6 +24,8 @@ TEXTS = {
     "multiple_choice": ("question", "options", "context"),
     "tagging": ("tokens",),
 }
+_WORD = re.compile(r"\w+")
+QUESTION_WORDS = ("who", "whom", "whose", "what", "when", "where", "which", "why", "how")
 
 
 @dataclass(frozen=True)
@@ -99,10 +101,6 @@ def _as_text(column: str, values: Sequence[Any]) -> list[str]:
     """Lists of words, or of options, as texts."""
     between = " | " if column == "options" else " "
     return [value if isinstance(value, str) else between.join(map(str, value)) for value in values]
-
-
-_WORD = re.compile(r"\w+")
-QUESTION_WORDS = ("who", "whom", "whose", "what", "when", "where", "which", "why", "how")
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,11 @@ TITLES = {
     "pretrain": "Pretraining",
     "subset": "Subset of a corpus",
 }
+# What every run sets or works out by itself: it tells nothing of what was asked for.
+_SETTLED = frozenset(
+    "accelerator_config activation_checkpointing ddp_find_unused_parameters debug do_eval gradient_checkpointing "
+    "hub_strategy label_names remove_unused_columns texts_per_step".split()
+)
 
 
 @dataclass(frozen=True)
@@ -195,13 +200,6 @@ def _finished(run: RunFolder) -> list[dict[str, Any]]:
     """The records of a run's seeds that are finished while the run is not."""
     files = [(seed, run.seed_folder(seed) / RESULTS_FILE) for seed in run.started_seeds]
     return [{"seed": seed, **read_json(path)} for seed, path in files if path.is_file()]
-
-
-# What every run sets or works out by itself: it tells nothing of what was asked for.
-_SETTLED = frozenset(
-    "accelerator_config activation_checkpointing ddp_find_unused_parameters debug do_eval gradient_checkpointing "
-    "hub_strategy label_names remove_unused_columns texts_per_step".split()
-)
 
 
 @dataclasses.dataclass(frozen=True)

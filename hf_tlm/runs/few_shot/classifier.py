@@ -28,6 +28,20 @@ from hf_tlm.runs.few_shot.templates import Prompt, PromptError
 from hf_tlm.utils.files import atomic_directory
 from hf_tlm.utils.json_files import listed, mapped, maybe, read_fields, record, truth, whole, words
 
+PROMPT_FILE = "prompt.json"
+# A stranger may have written the file.
+_TEXT = words(1 << 20)
+_EXAMPLE = record({"text": _TEXT, "text_pair": _TEXT, "label": whole(0, 1000)}, optional=["text_pair"])
+_SAVED = {
+    **{"template": words(10_000), "label_words": mapped(words(1000), 1000), "max_length": whole(1, 1 << 15)},
+    **{"seed": whole(0, 2**63 - 1), "sets": whole(1, 1000), "similarity_model": maybe(words(1000))},
+    **dict.fromkeys(("first_text_limit", "other_text_limit"), maybe(whole(1, 1 << 15))),
+    "tail": truth,
+    "examples": maybe(listed(_EXAMPLE, 10_000)),
+}
+# Not in files from before there was a choice.
+_LATER = ("first_text_limit", "other_text_limit", "tail")
+
 
 def load_masked_lm(
     model_name_or_path: str,
@@ -101,21 +115,6 @@ def _only_at(stock: PreTrainedModel, positions: torch.LongTensor) -> Iterator[No
         yield
     finally:
         handle.remove()
-
-
-PROMPT_FILE = "prompt.json"
-# A stranger may have written the file.
-_TEXT = words(1 << 20)
-_EXAMPLE = record({"text": _TEXT, "text_pair": _TEXT, "label": whole(0, 1000)}, optional=["text_pair"])
-_SAVED = {
-    **{"template": words(10_000), "label_words": mapped(words(1000), 1000), "max_length": whole(1, 1 << 15)},
-    **{"seed": whole(0, 2**63 - 1), "sets": whole(1, 1000), "similarity_model": maybe(words(1000))},
-    **dict.fromkeys(("first_text_limit", "other_text_limit"), maybe(whole(1, 1 << 15))),
-    "tail": truth,
-    "examples": maybe(listed(_EXAMPLE, 10_000)),
-}
-# Not in files from before there was a choice.
-_LATER = ("first_text_limit", "other_text_limit", "tail")
 
 
 @dataclass

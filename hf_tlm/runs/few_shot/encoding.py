@@ -16,6 +16,8 @@ from hf_tlm.runs.few_shot.templates import CHANGES, MASK, TEXTS, Prompt, PromptE
 
 # What byte-level BPE, sentencepiece and WordPiece write for a space before a piece, or for there being none.
 _MARKS = "Ġ▁#"
+# Token ids of a row's texts, one list for each text of the template, in its order.
+Texts = tuple[list[int], ...]
 
 
 def tokenize_words(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], space: bool) -> list[list[int]]:
@@ -70,10 +72,6 @@ def _advice(tokenizer: PreTrainedTokenizerBase, name: str, word: str, space: boo
         f"The label word {word!r} of class {name!r} must be one piece of the tokenizer, as one mask is all that is filled; "
         f"it is {pieces or 'nothing'}. {hint} Give --label_words {name}=word."
     )
-
-
-# Token ids of a row's texts, one list for each text of the template, in its order.
-Texts = tuple[list[int], ...]
 
 
 def kept_lengths(lengths: Sequence[int], room: int) -> list[int]:

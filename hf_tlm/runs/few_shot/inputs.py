@@ -19,6 +19,8 @@ from hf_tlm.runs.few_shot.templates import PromptError
 
 # The share of a class's examples, most similar first, that demonstrations are drawn from (LM-BFF, section 6.2).
 SIMILAR_SHARE = 0.5
+# Streams of random numbers under one seed.
+_ORDER, _TRAIN, _SET = range(3)
 
 
 @dataclass
@@ -92,10 +94,6 @@ def embed(
         mean = (hidden * weights).sum(dim=1) / weights.sum(dim=1)
         vectors.append(torch.nn.functional.normalize(mean, dim=-1).cpu().numpy())
     return np.concatenate(vectors)
-
-
-# Streams of random numbers under one seed.
-_ORDER, _TRAIN, _SET = range(3)
 
 
 @dataclass

@@ -31,6 +31,8 @@ from hf_tlm.training.base_trainer import ResumableTrainer
 from hf_tlm.training.stages import final_scores
 from hf_tlm.utils.run_names import split_folder
 
+CHECKPOINTS = "training"
+
 
 @dataclass(frozen=True)
 class Episode:
@@ -107,9 +109,6 @@ class PromptTrainer(ResumableTrainer):
 
     def create_model_card(self, *args, **kwargs) -> None:
         """Nothing: a stock model's card would say nothing of its prompt."""
-
-
-CHECKPOINTS = "training"
 
 
 @dataclass(frozen=True)

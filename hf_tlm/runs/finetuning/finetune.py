@@ -1,4 +1,4 @@
-"""Fine-tuning by the papers' protocol: one model per seed, chosen by validation, tested once, summarised over seeds."""
+"""Fine-tuning by the papers' protocol: of all labels or a share, one model per seed, chosen by validation, tested once."""
 
 from __future__ import annotations
 

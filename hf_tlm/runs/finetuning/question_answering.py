@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 NOTHING = 1e6  # The odds of no answer where a context has no word: beyond any threshold, and a number that JSON has.
 SPANS = 1 << 20  # How many are looked at together.
+AUTO_CLASS = "AutoModelForQuestionAnswering"
+SHOWN = 5  # Answers a prediction lists.
 
 
 @dataclass(frozen=True)
@@ -141,10 +143,6 @@ def _best_of_windows(
         yield window[row, 0], score[kept], begins[at], finishes[at + further[kept]]
     # So that there is something to join where no context has a token.
     yield np.zeros(0, np.int64), np.zeros(0, np.float32), np.zeros(0, np.int64), np.zeros(0, np.int64)
-
-
-AUTO_CLASS = "AutoModelForQuestionAnswering"
-SHOWN = 5  # Answers a prediction lists.
 
 
 def encode(rows: Dataset, tokenizer: PreTrainedTokenizerBase, args: FinetuneArguments, label_names=()) -> Dataset:

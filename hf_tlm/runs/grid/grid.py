@@ -28,7 +28,12 @@ from hf_tlm.utils.locks import Claim, awaited
 from hf_tlm.utils.run_names import GRID_FILE, TABLE_FILE, seed_folder
 from hf_tlm.utils.shown import shown_values
 
+logger = logging.getLogger(__name__)
 FIGURES = ("median", "mean", "std", "best")
+_SEEDS = json_files.record(
+    {"seeds": json_files.listed(json_files.record({name: SEED[name] for name in ("seed", "validation")}), 10_000)}
+)
+POINTS, CARD_FILE = "points", "README.md"
 
 
 def figures(scores: Sequence[Mapping[str, float]]) -> dict[str, dict[str, Any]]:
@@ -105,14 +110,6 @@ def _short(value: Any) -> str:
 def _percent(score: float | None) -> str:
     """Empty for the deviation of a single seed."""
     return "" if score is None else f"{100 * score:.2f}"
-
-
-logger = logging.getLogger(__name__)
-
-_SEEDS = json_files.record(
-    {"seeds": json_files.listed(json_files.record({name: SEED[name] for name in ("seed", "validation")}), 10_000)}
-)
-POINTS, CARD_FILE = "points", "README.md"
 
 
 @dataclass

@@ -25,6 +25,7 @@ SELECTIONS = ("median", "mean", "best")
 CHECKPOINT = "model_name_or_path"
 KEYS = ("grid", "seeds", "select_by")
 LONGEST_NAME = 150  # of a point's folder, in characters; file systems allow 255 bytes
+_WITHOUT_GRID = NoEffect("grid", (None,), "without --grid, which says what to choose from.")
 
 
 class GridError(HfTlmError):
@@ -171,9 +172,6 @@ def _read_yaml(source: str | os.PathLike) -> Any:
     if text.lstrip().startswith("{"):
         return load_yaml(text, f"The grid {text:.60}", GridError)
     return read_yaml(source, f"the grid {source}", GridError)
-
-
-_WITHOUT_GRID = NoEffect("grid", (None,), "without --grid, which says what to choose from.")
 
 
 @dataclass

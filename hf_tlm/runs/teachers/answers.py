@@ -17,6 +17,10 @@ from hf_tlm.utils.locks import place_in_job
 # The least probability of a class: a model that has not seen a class would say 0.
 LEAST = 1e-6
 T = TypeVar("T")
+# A mark that so many of the task's texts have, and hardly any passage.
+OFTEN, HARDLY = 0.5, 0.01
+_MARK = re.compile(r"([^\w\s])\1+|</?\w+>|\[/?\w+\]|[@$#]\w+[@$#]")
+_WORD = re.compile(r"\S+")
 
 
 @dataclass
@@ -81,12 +85,6 @@ def class_matrix(own: Sequence[str], classes: Sequence[str], mapping: Mapping[st
 
 def _some(names: Sequence[str]) -> str:
     return ", ".join(f"{name:.40}" for name in names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
-
-
-# A mark that so many of the task's texts have, and hardly any passage.
-OFTEN, HARDLY = 0.5, 0.01
-_MARK = re.compile(r"([^\w\s])\1+|</?\w+>|\[/?\w+\]|[@$#]\w+[@$#]")
-_WORD = re.compile(r"\S+")
 
 
 def most_certain(probabilities: np.ndarray, shares: np.ndarray, count: int, trust: str = "confidence") -> np.ndarray:

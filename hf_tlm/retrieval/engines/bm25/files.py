@@ -42,6 +42,12 @@ _FIELDS: dict[tuple[str, ...], type | tuple[type, ...]] = {
     **{("corpus", "parts"): list, ("analyzer", "stopwords"): (str, type(None)), ("analyzer", "stemmer"): (str, type(None))},
     **{(name,): int for name in ("passages", "tokens", "terms", "postings")},
 }
+FORMAT = "hf_tlm.index"
+FORMAT_VERSION = 1
+META_FILE, POSTINGS_FILE, IDS_FILE = "index.json", "postings.bin", "ids.arrow"
+ARRAYS = ("table", "sampled", "lengths", "frequencies", "order", "by_place", "arena", "starts", "slots")
+FILES = (POSTINGS_FILE, IDS_FILE, *(f"{name}.npy" for name in ARRAYS))
+READ_BYTES = 1 << 22
 
 
 class Unsound(Exception):
@@ -232,14 +238,6 @@ def unsound(directory: Path, problem: str) -> RetrievalError:
 
 class ChangedIndexError(RetrievalError):
     """An index that another process changed since it was opened."""
-
-
-FORMAT = "hf_tlm.index"
-FORMAT_VERSION = 1
-META_FILE, POSTINGS_FILE, IDS_FILE = "index.json", "postings.bin", "ids.arrow"
-ARRAYS = ("table", "sampled", "lengths", "frequencies", "order", "by_place", "arena", "starts", "slots")
-FILES = (POSTINGS_FILE, IDS_FILE, *(f"{name}.npy" for name in ARRAYS))
-READ_BYTES = 1 << 22
 
 
 def checked_meta(directory: Path, fingerprint: str | None, analyzer: Analyzer | None) -> dict[str, Any]:

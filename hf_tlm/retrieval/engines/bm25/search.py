@@ -24,6 +24,12 @@ from hf_tlm.retrieval.engines.bm25.kernel import NO_THRESHOLD, bounds_of, decode
 from hf_tlm.retrieval.engines.bm25.tiles import Tile
 from hf_tlm.retrieval.engines.bm25.tokenize import TokenizedTexts
 
+DENSE_RATIO = 16
+BLOCK = 64  # what the width of a tile is a multiple of
+FIXED_BITS = 61
+# A tile, float64 [passages] norms of their lengths, int32 [passages] places when all passages are sorted by id.
+TileArguments = tuple[Tile, np.ndarray, np.ndarray]
+
 
 @dataclass
 class QueryTerms:
@@ -94,14 +100,6 @@ def query_terms(
         weights[terms],
         np.bincount(owner, counts * constants[terms], number),
     )
-
-
-DENSE_RATIO = 16
-BLOCK = 64  # what the width of a tile is a multiple of
-FIXED_BITS = 61
-
-# A tile, float64 [passages] norms of their lengths, int32 [passages] places when all passages are sorted by id.
-TileArguments = tuple[Tile, np.ndarray, np.ndarray]
 
 
 class Room:

@@ -38,6 +38,14 @@ from hf_tlm.errors import HfTlmError
 from hf_tlm.retrieval.analyzer import RetrievalError
 
 logger = logging.getLogger(__name__)
+# Arguments of datatrove's that are given here, or that our loops have no use for.
+OWN_ARGUMENTS = {"pipeline", "tasks", "logging_dir", "skip_completed", "depends", "depends_job_id", "run_on_dependency_fail"}
+UNUSED_ARGUMENTS = {
+    "local": {"local_tasks", "local_rank_offset"},
+    "ray": {"nodes_per_task", "tasks_per_job", "time", "log_first"},
+}
+RAY_RETRIES = 3  # of a task whose node or process is lost
+SLURM_POLL = 10.0  # seconds
 
 
 def in_queue(job: str | int) -> bool:
@@ -55,16 +63,6 @@ def in_queue(job: str | int) -> bool:
             logger.warning("squeue failed: %s", listed.stderr.strip())
         return not gone
     return bool(listed.stdout.strip())
-
-
-# Arguments of datatrove's that are given here, or that our loops have no use for.
-OWN_ARGUMENTS = {"pipeline", "tasks", "logging_dir", "skip_completed", "depends", "depends_job_id", "run_on_dependency_fail"}
-UNUSED_ARGUMENTS = {
-    "local": {"local_tasks", "local_rank_offset"},
-    "ray": {"nodes_per_task", "tasks_per_job", "time", "log_first"},
-}
-RAY_RETRIES = 3  # of a task whose node or process is lost
-SLURM_POLL = 10.0  # seconds
 
 
 class _Quiet(PipelineExecutor):

@@ -17,6 +17,7 @@ from hf_tlm.retrieval.analyzer import RetrievalError
 from hf_tlm.retrieval.engines.sharded.workspace import PASSAGES_FILE, Workspace, read_table, shard_name, write_json
 
 READ_ROWS = 10_000
+HASH_RANGES = 64
 
 
 @dataclass
@@ -133,9 +134,6 @@ def spread(corpus: Corpus, workspace: Workspace, num_shards: int, cache_dir: str
 def _write_counts(folder: Path, sources: Counter[str], skipped: int, bad_files: dict[str, str]) -> None:
     counts = {"passages": sources.total(), "skipped": skipped, "sources": dict(sources), "bad_files": bad_files}
     write_json(folder / "counts.json", counts)
-
-
-HASH_RANGES = 64
 
 
 @njit(nogil=True, cache=True)
