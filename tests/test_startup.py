@@ -215,3 +215,18 @@ def test_lazy_names_pickle_and_have_documentation():
         assert pickle.loads(pickle.dumps(value)) is value
     text = pydoc.render_doc(hf_tlm.training, renderer=pydoc.plaintext)
     assert "class TlmTrainer" in text and "run_stage(" in text
+
+
+@pytest.mark.slow
+def test_every_name_is_there_without_the_extras():
+    """An optional package is imported where it is used, and not by what merely stands in the same file."""
+    extras = "Stemmer datasketch datatrove ray elasticsearch codecarbon pytorch_optimizer torchcrf optuna openpyxl".split()
+    extras += ["onnx", "onnxscript", "onnxruntime"]
+    python(
+        "import importlib, sys\n"
+        f"sys.modules |= dict.fromkeys({extras})\n"  # As if they were not installed.
+        f"for package in {PACKAGES}:\n"
+        "    module = importlib.import_module(package)\n"
+        "    for name in module.__all__:\n"
+        "        getattr(module, name)\n"
+    )

@@ -4,10 +4,10 @@ torch gives float32 products to the linear algebra library that it was built wit
 AVX-512 on processors of other makers; those of bf16 it gives to oneDNN, which does.
 
 For dropout torch draws a uniform number for every element, one after the other on one core. Here torch's generator draws
-one seed for a whole tensor, and numpy's SFC64 fills it, several times faster. What is computed is dropout: each element is kept
-independently with probability 1 - p (p in steps of 2^-16) and divided by it. Being seeded by torch's generator it repeats
-where that does: after a resume, and where activations are checkpointed. Elsewhere, compiled, and where nothing is dropped,
-torch and transformers do as they always do. `set_dropout` sets its rate in a model, on any device.
+one seed for a whole tensor, and numpy's SFC64 fills it, several times faster. What is computed is dropout: each element is
+kept independently with probability 1 - p (p in steps of 2^-16) and divided by it. Being seeded by torch's generator it
+repeats where that does: after a resume, and where activations are checkpointed. Elsewhere, compiled, and where nothing is
+dropped, torch and transformers do as they always do. `set_dropout` sets its rate in a model, on any device.
 """
 
 from __future__ import annotations
