@@ -107,16 +107,13 @@ def unseen_words(task: Task, passages: Dataset | None = None) -> dict[str, tuple
     Returns:
         Of validation and test the share of words in no training text, and the share in no passage either (None without).
     """
-    found = {split: np.sort(np.concatenate(list(_hashes(rows)))) for split, rows in task.splits.items() if split != "train"}
-    left = np.unique(np.concatenate(list(found.values())))
-    shares = []
-    for rows in (task.train, *([] if passages is None else [passages.select_columns(["text"])])):
-        for batch in _hashes(rows):
-            left = left[~np.isin(left, batch)]
-            if not len(left):
-                break
-        shares.append({split: float(np.isin(words, left).mean()) if len(words) else 0.0 for split, words in found.items()})
-    return {split: (share, None if passages is None else shares[1][split]) for split, share in shares[0].items()}
+    found = {split: np.concatenate(list(_hashes(rows))) for split, rows in task.splits.items() if split != "train"}
+    in_no_text = _without(np.unique(np.concatenate(list(found.values()))), task.train)
+    in_no_passage = None if passages is None else _without(in_no_text, passages.select_columns(["text"]))
+    return {
+        split: (_share(words, in_no_text), None if in_no_passage is None else _share(words, in_no_passage))
+        for split, words in found.items()
+    }
 
 
 def unseen_words_line(task: Task, passages: Dataset | None = None) -> str:
@@ -126,6 +123,19 @@ def unseen_words_line(task: Task, passages: Dataset | None = None) -> str:
     if passages is not None:
         line += "; " + ", ".join(f"{split} {share:.1%}" for split, (_, share) in found.items()) + " in no passage either"
     return f"new words    {line}"
+
+
+def _without(words: np.ndarray, rows: Dataset) -> np.ndarray:
+    """Those of the words that no text of these rows has."""
+    for batch in _hashes(rows):
+        words = words[~np.isin(words, batch)]
+        if not len(words):
+            break
+    return words
+
+
+def _share(words: np.ndarray, of_interest: np.ndarray) -> float:
+    return float(np.isin(words, of_interest).mean()) if len(words) else 0.0
 
 
 def _hashes(rows: Dataset) -> Iterator[np.ndarray]:

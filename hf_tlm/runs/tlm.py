@@ -174,7 +174,7 @@ def _run_seed(
     make_model = setup.make_model
     for stage in args.stages:
         stage_args = args.for_stage(stage, stage_folder(folder, stage), seed, task.metric)
-        start = _start(make_model, stage, seed, args, setup.initialization)
+        start = _start(make_model, stage, args, seed, setup.initialization)
         if stage == 2 and model_args.use_peft and model_args.model_name_or_path is None:
             start = _with_adapter(start, model_args, stage_folder(folder, 1) / "model")
         model, cost, scores = run_stage(
@@ -236,7 +236,7 @@ def _with_adapter(make_model, lora: ModelArguments, base: Path):
     return lambda: add_lora(make_model(), lora, base)
 
 
-def _start(make_model, stage: int, seed: int, args: TlmArguments, initialization: Initialization | None):
+def _start(make_model, stage: int, args: TlmArguments, seed: int, initialization: Initialization | None):
     """What makes the model that a stage begins with."""
 
     def make() -> TrainedModel | PeftModel:
