@@ -95,6 +95,7 @@ class Result:
     cost: see `hf_tlm.training.cost.Cost`.
     teacher: the report of who taught it; empty without a teacher.
     settings: by name, the arguments, those of the model, and those of the subset: `subset` says in words what it is.
+    seed_figure: what the run reports of several seeds, see `hf_tlm.utils.seed_figures`.
     error: why there are no scores; None where there are.
     """
 
@@ -108,6 +109,7 @@ class Result:
     cost: Mapping[str, float] = field(default_factory=dict)
     teacher: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
+    seed_figure: str = "mean"
     error: str | None = None
 
     def score(self, split: str) -> float | None:
@@ -186,6 +188,7 @@ def _of_run(folder: Path, name: str, content: Mapping[str, Any]) -> Iterator[Res
     check_record(content, folder / RESULTS_FILE)
     arm, metric = _without_task(name, task), content.get("metric")
     of_run = partial(Result, run=name, folder=folder, task=task, arm=arm, metric=metric)
+    of_run = partial(of_run, seed_figure=str(content.get("seed_figure", "mean")))
     seed_of = partial(of_run, settings=_flat(content), teacher=content.get("teacher") or {})
     seeds = content.get("seeds") or content.get("splits")
     if seeds is None:  # Interrupted: what is finished is in the folders of the seeds.

@@ -26,6 +26,7 @@ from hf_tlm.errors import AnalysisError
 from hf_tlm.runs.summary import aggregate, format_score
 from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.markdown import markdown_table
+from hf_tlm.utils.seed_figures import seed_figure
 from hf_tlm.utils.shown import Markdown, for_markdown
 
 RUN = "run"  # As a row or a column: the run's name, without that of its task.
@@ -62,6 +63,7 @@ class SensitivityTable:
 
     rows, columns: names of settings. row_keys, column_keys: a value of each.
     cells: (row key, column key) -> cell; missing where nothing was run.
+    seed_figure: what all runs report of several seeds; of runs that do not agree in it the mean.
     """
 
     rows: tuple[str, ...]
@@ -70,19 +72,22 @@ class SensitivityTable:
     column_keys: tuple[tuple, ...]
     cells: Mapping[tuple[tuple, tuple], Cell]
     split: str
+    seed_figure: str = "mean"
 
     @property
     def best(self) -> set[tuple[tuple, tuple]]:
-        """Of each task the cells with the highest mean, as printed: equals are all best. Of a single cell none is."""
+        """Of each task the cells with the highest figure, as printed: equals are all best. Of a single cell none is."""
         found = set()
         for task in dict.fromkeys(cell.task for cell in self.cells.values()):
-            means = {
-                at: f"{100 * s['mean']:.2f}" for at, cell in self.cells.items() if cell.task == task and (s := cell.summary)
-            }
-            if len(means) > 1:
-                highest = max(map(float, means.values()))
-                found |= {at for at, mean in means.items() if float(mean) == highest}
+            figures = {at: self.figure(s) for at, cell in self.cells.items() if cell.task == task and (s := cell.summary)}
+            if len(figures) > 1:
+                highest = max(map(float, figures.values()))
+                found |= {at for at, figure in figures.items() if float(figure) == highest}
         return found
+
+    def figure(self, summary: Mapping[str, Any]) -> str:
+        """What is said of the seeds of a cell, in percent."""
+        return f"{100 * seed_figure(vars(self))[1](summary['values']):.2f}"
 
     @property
     def failed(self) -> list[str]:
@@ -142,7 +147,9 @@ def sensitivity_table(
             cell.metric, cell.scores[result.seed] = result.metric, score
     _check_metrics(cells.values())
     row_keys, column_keys = (tuple(_ordered([at[axis] for at in cells])) for axis in (0, 1))
-    return SensitivityTable(tuple(rows), tuple(columns), row_keys, column_keys, cells, split)
+    said = {result.seed_figure for result in results}
+    figure = said.pop() if len(said) == 1 else "mean"
+    return SensitivityTable(tuple(rows), tuple(columns), row_keys, column_keys, cells, split, figure)
 
 
 def differing_settings(results: Sequence[Result]) -> list[str]:
@@ -281,7 +288,7 @@ def table_to_latex(table: SensitivityTable) -> str:
 
 def table_to_rows(table: SensitivityTable) -> list[dict[str, Any]]:
     """A row for each cell: its settings, the score in percent, in full precision, and every seed's."""
-    best, rows = table.best, []
+    best, rows, (word, figure) = table.best, [], seed_figure(vars(table))
     for row, column in itertools.product(table.row_keys, table.column_keys):
         cell = table.cells.get((row, column))
         if cell is None:
@@ -291,6 +298,7 @@ def table_to_rows(table: SensitivityTable) -> list[dict[str, Any]]:
         rows.append(
             {name: show_value(value) for name, value in settings.items()}
             | {"task": cell.task, "metric": cell.metric or "", "split": table.split}
+            | {word: _percent(figure(summary["values"]) if summary["values"] else None)}
             | {"mean": _percent(summary["mean"]), "std": _percent(summary["std"]), "n": summary["n"]}
             | {"best": (row, column) in best}
             | {"seeds": " ".join(map(str, cell.scores)), "scores": " ".join(str(_percent(v)) for v in summary["values"])}
@@ -307,7 +315,9 @@ def caption(table: SensitivityTable) -> str:
     scores = "; ".join(
         f"{metric.replace('_', ' ').replace('f1', 'F1')} of {', '.join(tasks)}" for metric, tasks in metrics.items()
     )
-    text = f"Scores on {table.split} in percent ({scores or 'none'}), mean ± standard deviation (n - 1) over seeds"
+    word, _ = seed_figure(vars(table))
+    said = "mean ± standard deviation (n - 1)" if word == "mean" else f"{word} (mean ± standard deviation, n - 1)"
+    text = f"Scores on {table.split} in percent ({scores or 'none'}), {said} over seeds"
     if len(table.seeds) == 1:
         text += f", n = {next(iter(table.seeds))}"
     return f"{text}. The best of each task is bold."
@@ -327,9 +337,11 @@ def _cell(table: SensitivityTable, at: tuple[tuple, tuple], best: set, bold: str
     summary = cell.summary
     if summary is None:
         return "failed" if any(result.error != NOT_FINISHED for result in cell.failed) else NOT_FINISHED
-    mean, *deviation = format_score(summary).split()
+    figure, (mean, *deviation) = table.figure(summary), format_score(summary).split()
+    if seed_figure(vars(table))[0] != "mean" and summary["n"] > 1:
+        deviation = [f"({mean}", *deviation[:-1], f"{deviation[-1]})"]
     count = f" (n = {summary['n']})" if len(table.seeds) > 1 else ""
-    return " ".join([bold.format(mean) if at in best else mean, *map(escape, deviation)]) + count
+    return " ".join([bold.format(figure) if at in best else figure, *map(escape, deviation)]) + count
 
 
 def _only_task(table: SensitivityTable) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_tlm.hub.rendering import dataset_sentence, displayed_name, hub_dataset, hub_name, license_sentence, render
 from hf_tlm.objective_specs import OBJECTIVES
+from hf_tlm.utils.seed_figures import seed_figure
 from hf_tlm.version import __version__
 
 if TYPE_CHECKING:
@@ -110,6 +111,7 @@ def finetuned_card(run: Mapping[str, Any], seed: int) -> str:
         for name in shown
     ]
     peft = run["model"]["use_peft"]
+    word, figure = seed_figure(run)
     data = ModelCardData(
         language="en",
         library_name="peft" if peft else "transformers",
@@ -135,6 +137,8 @@ def finetuned_card(run: Mapping[str, Any], seed: int) -> str:
         shown=shown,
         names=METRIC_NAMES,
         splits=splits,
+        word=word,
+        figure=figure,
         base_name=displayed_name(base),
         license_sentence=license_sentence(None),
     )

@@ -19,17 +19,19 @@ from hf_tlm.training.teacher import described
 from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.markdown import markdown_table
 from hf_tlm.utils.run_names import seed_folder
+from hf_tlm.utils.seed_figures import SEED_FIGURES, seed_figure
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
 
 SPLITS = ("validation", "test")
-# What some papers report of several seeds in place of the mean.
-_FIGURES: dict[str, tuple[str, Callable]] = {"median": ("median", statistics.median), "max": ("maximum", max)}
 
 
-def aggregate(scores: Sequence[Mapping[str, float]]) -> dict[str, dict[str, Any]]:
+def aggregate(scores: Sequence[Mapping[str, float]], figure: str = "mean") -> dict[str, dict[str, Any]]:
     """Mean and sample standard deviation (n - 1; None for a single seed) of every score that all seeds have.
+
+    Args:
+        figure: "median" or "max" is there too.
 
     Returns:
         name -> {"mean", "std", "n", "values"}, values in the order given.
@@ -43,6 +45,7 @@ def aggregate(scores: Sequence[Mapping[str, float]]) -> dict[str, dict[str, Any]
                 "std": _deviation(values),
                 "n": len(values),
                 "values": values,
+                figure: SEED_FIGURES[figure][1](values),
             }
     return summary
 
@@ -77,7 +80,7 @@ class SeededRun:
     """A finished run.
 
     seeds: one record per seed: scores on validation and test, cost.
-    summary: split -> metric -> {"mean", "std", "n", "values"}, for validation and test.
+    summary: split -> metric -> {"mean", "std", "n", "values"}, for validation and test, with the run's `seed_figure`.
     details: what was asked for, and where it ran.
     push: with `push_to_hub`, on the first process: what was published.
     """
@@ -124,9 +127,9 @@ class SeededRun:
                 if score := self.summary.get(split, {}).get(metric):
                     spread = "" if score["std"] is None else f" ± {100 * score['std']:.2f} over {score['n']} seeds"
                     said = f"{100 * score['mean']:.2f}{spread}"
-                    if of := _FIGURES.get(self.details.get("seed_figure", "mean")):
-                        words, figure = of
-                        said = f"{100 * figure(score['values']):.2f}, the {words} of {score['n']} seeds (mean {said})"
+                    word, figure = seed_figure(self.details)
+                    if word != "mean" and score["n"] > 1:
+                        said = f"{100 * figure(score['values']):.2f}, the {word} of {score['n']} seeds (mean {said})"
                     lines.append(f"{split:<12}{metric} {said}")
         if line := to_beat_line(self.details.get("baselines") or [], self.details["metric"], self.summary):
             lines.append(f"to beat      {line}")
@@ -146,6 +149,6 @@ class SeededRun:
         return "\n".join(lines)
 
 
-def summarise(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def summarise(records: Sequence[Mapping[str, Any]], figure: str = "mean") -> dict[str, dict[str, Any]]:
     """Summarise the scores of the seeds: split -> `aggregate` of those on it."""
-    return {split: aggregate([record[split] for record in records]) for split in SPLITS if split in records[0]}
+    return {split: aggregate([record[split] for record in records], figure) for split in SPLITS if split in records[0]}

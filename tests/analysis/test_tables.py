@@ -42,6 +42,24 @@ def test_a_table(runs):
     assert "micro F1 of chemprot; macro F1 of scierc" in text and "on validation in percent" in text
 
 
+def test_the_maximum_of_several_seeds(tmp_path):
+    """Of runs that all report it; beside one that reports the mean, all are means."""
+    for name, scores in (("a", {0: 0.1, 1: 0.9}), ("b", {0: 0.7, 1: 0.7})):
+        file = make_run(tmp_path / "runs" / name, "scierc", scores) / "results.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), "seed_figure": "max"}))
+    table = sensitivity_table(find_results({"runs": tmp_path / "runs"}))
+    text = table_to_markdown(table)
+    assert "| a | **90.00** (50.00 ± 56.57) |" in text and "maximum (mean ± standard deviation, n - 1) over seeds" in text
+    assert [(row["maximum"], row["mean"]) for row in table_to_rows(table)] == [
+        (90, 50),
+        (pytest.approx(70), pytest.approx(70)),
+    ]
+    assert "\\textbf{90.00} (50.00 $\\pm$ 56.57)" in table_to_latex(table)
+    make_run(tmp_path / "runs/c", "scierc", {0: 0.6})
+    text = table_to_markdown(sensitivity_table(find_results({"runs": tmp_path / "runs"})))
+    assert "| a | 50.00 ± 56.57 (n = 2) |" in text and "maximum" not in text
+
+
 def test_a_name_like_that_of_a_part_of_a_run(runs):
     for name in ("stage1-only", "stage2_lr3", "seed-study", "split-half"):
         make_run(runs / name, "scierc", {0: 0.5})

@@ -15,6 +15,7 @@ from hf_tlm.runs.price import price_line
 from hf_tlm.runs.summary import aggregate, format_score
 from hf_tlm.training.run_folder import PRICE
 from hf_tlm.utils.json_files import Unfit
+from hf_tlm.utils.seed_figures import seed_figure
 
 SPLITS = ("validation", "test")
 COST = {
@@ -108,14 +109,16 @@ def scores(run: RunFolder) -> Section | None:
     metrics.sort(key=lambda name: (name != run.metric, name == "loss"))
     of = "split" if run.kind == "few_shot" else "seed"
     columns = [Column("metric"), Column("on"), Column("mean", "number", "{:.2f}")]
-    columns += [Column("±", "number", "{:.2f}")] if len(run.seeds) > 1 else []
+    word, figure = seed_figure(run.record)
+    beside = ["±", *([word] if word != "mean" else [])] if len(run.seeds) > 1 else []
+    columns += [Column(name, "number", "{:.2f}") for name in beside]
     columns += [Column(f"{of} {record['seed']}", "number", "{:.2f}") for record in run.seeds]
     rows = []
     for metric in metrics:
         for split, summary in splits.items():
             if (score := summary.get(metric)) is not None:
                 each = [(record.get(split) or {}).get(metric) for record in run.seeds]
-                values = [score["mean"], *([score["std"]] if len(run.seeds) > 1 else []), *each]
+                values = [score["mean"], *[score["std"], figure(score["values"])][: len(beside)], *each]
                 rows.append((metric_name(metric), split, *(None if value is None else 100 * value for value in values)))
                 for name, value in _to_beat(run, split, metric):
                     rows.append((metric_name(metric), f"{split}: {name}", 100 * value, *[None] * (len(columns) - 3)))
@@ -151,7 +154,10 @@ def highlights(run: RunFolder) -> list[tuple[str, str, str]]:
     for split in reversed(SPLITS):
         score = summary_of(run, split).get(run.metric or "")
         if score is not None and run.kind != "pretrain":
-            found.append((f"{split} {metric_name(run.metric)}", f"{format_score(score)} %", f"{n} {of}{'s' * (n > 1)}"))
+            said, (word, figure) = (f"{format_score(score)} %", f"{n} {of}{'s' * (n > 1)}"), seed_figure(run.record)
+            if word != "mean" and n > 1:
+                said = f"{100 * figure(score['values']):.2f} %", f"{word} of {said[1]}, mean {said[0]}"
+            found.append((f"{split} {metric_name(run.metric)}", *said))
             to_beat = [] if len(found) > 1 else list(_to_beat(run, split, run.metric or ""))
             found += [("to beat", f"{100 * value:.2f} %", f"{name}, on {split}") for name, value in to_beat[-1:]]
     for name, value in (run.record.get("validation") or {}).items() if run.kind == "pretrain" else ():

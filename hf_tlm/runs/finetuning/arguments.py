@@ -10,6 +10,7 @@ from hf_tlm.errors import ArgumentsError
 from hf_tlm.training.base_arguments import SeedsArguments
 from hf_tlm.training.teacher_arguments import TeacherArguments
 from hf_tlm.utils.options import option
+from hf_tlm.utils.seed_figures import SEED_FIGURES
 
 
 @dataclass(repr=False)
@@ -36,8 +37,8 @@ class FinetuneArguments(TeacherArguments, SeedsArguments):
     seed_figure: str = option(
         "mean",
         "What is said of several seeds: the mean and its deviation, the median (COCO-LM), or the maximum (ALE), "
-        "called that; results.json has them all.",
-        choices=["mean", "median", "max"],
+        "called that, in summary, results.json, card, report and tables; the mean is beside it.",
+        choices=list(SEED_FIGURES),
     )
 
     # Overridden defaults.
@@ -91,7 +92,7 @@ class FinetuneArguments(TeacherArguments, SeedsArguments):
             )
         if self.select_by not in ("best", "last"):
             raise ArgumentsError(f"select_by must be best or last; received {self.select_by!r}.")
-        if self.seed_figure not in ("mean", "median", "max"):
+        if self.seed_figure not in SEED_FIGURES:
             raise ArgumentsError(f"seed_figure must be mean, median or max; received {self.seed_figure!r}.")
         if self.select_by == "best" and self.eval_strategy == "no":
             raise ArgumentsError(

@@ -135,7 +135,7 @@ def finetune(
         given = {"teacher_subset": None, **details, "teacher_content": content}
         claimed = claim(output_dir, given, data, args.process_index, options=(args, checkpoint))
     pairs = "text_pair" in task.train.column_names
-    if args.seed_figure != "mean" and len(args.run_seeds) > 1:
+    if args.seed_figure != "mean":
         details["seed_figure"] = args.seed_figure
     details |= {"pairs": pairs, **started(details)}
     if args.process_index == 0:
@@ -151,7 +151,7 @@ def finetune(
     with claimed, CheckpointPushes(output_dir, args) as pushes:
         run = _Run(task, checkpoint, args, details, *pretrained, pushes, test, teacher, passages)
         records = [run.seed(seed, seed_folder(output_dir, seed)) for seed in args.run_seeds]
-    result = FinetuneRun(records, summarise(records), details, output_dir)
+    result = FinetuneRun(records, summarise(records, args.seed_figure), details, output_dir)
     result.write(args, finetuned_card)
     result = replace(result, push=publish_run(output_dir, args))
     pushes.check()

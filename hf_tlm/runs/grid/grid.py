@@ -26,6 +26,7 @@ from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.json_files import find_object, read_object
 from hf_tlm.utils.locks import Claim, awaited
 from hf_tlm.utils.run_names import GRID_FILE, TABLE_FILE, seed_folder
+from hf_tlm.utils.seed_figures import seed_figure
 from hf_tlm.utils.shown import shown_values
 
 logger = logging.getLogger(__name__)
@@ -87,11 +88,21 @@ def to_markdown(record: Mapping[str, Any]) -> str:
         title = f"The values were chosen by {len(trials)} trials of seed {seeds[0]} (Optuna), in the order they were run:"
         lines += ["", title, "", format_table(trial_rows, [*names, metric])]
     if "test" in chosen:
-        lines += ["", "Test scores of the chosen point, which no choice has seen:", "", _test_table(chosen["test"])]
+        lines += ["", f"Test scores of the chosen point, which no choice has seen{_reported(record)}:"]
+        lines += ["", _test_table(chosen["test"])]
     failed = [point for point in record["points"] if "failed" in point]
     if failed:
         lines += ["", "Failed:", "", *(f"- {point['folder']}: {point['failed']}" for point in failed)]
     return "\n".join(lines) + "\n"
+
+
+def _reported(record: Mapping[str, Any]) -> str:
+    """What the run reports of several seeds, where that is not their mean."""
+    word, figure = seed_figure(record)
+    if word == "mean" or len(record["seeds"]) == 1:
+        return ""
+    score = record["chosen"]["test"][record["metric"]]
+    return f"; the run's figure is the {word} of {score['n']} seeds, {record['metric']} {_percent(figure(score['values']))}"
 
 
 def _test_table(summary: Mapping[str, Mapping[str, Any]]) -> str:
@@ -171,6 +182,8 @@ def run_grid(
     claimed = _claim(task, checkpoint, args, grid)
 
     record: dict[str, Any] = {"task": task.name, "metric": task.metric, "select_by": grid.select_by, "seeds": seeds}
+    if args.seed_figure != "mean":
+        record["seed_figure"] = args.seed_figure
     if trials is not None:
         with claimed:
             found = search(task, checkpoint, args, grid, trials, seeds[0])

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import statistics
 from dataclasses import replace
 
 import numpy as np
@@ -19,6 +20,8 @@ from transformers import (
     set_seed,
 )
 
+from hf_tlm.analysis.report import about
+from hf_tlm.analysis.report.run_folder import read_run
 from hf_tlm.data import load_tokenizer
 from hf_tlm.runs import CheckpointArguments, FinetuneArguments, linear_model
 from hf_tlm.runs.finetuning import classification, draw_fraction
@@ -64,17 +67,32 @@ def test_what_a_run_leaves(whole):
     assert [entry["step"] for entry in record["history"]] == [6, 12]
     assert record["validation"]["macro_f1"] == max(entry["macro_f1"] for entry in record["history"])
     assert "±" in run.to_text() and "accuracy" not in run.to_text()
-    # ALE reports the maximum of its runs and COCO-LM the median, which then is called that.
-    values = results["summary"]["test"]["macro_f1"]["values"]
-    for figure, words, value in (("max", "maximum", max(values)), ("median", "median", sum(values) / 2)):
-        said = replace(run, details=run.details | {"seed_figure": figure}).to_text()
-        assert f"macro_f1 {100 * value:.2f}, the {words} of 2 seeds (mean {100 * sum(values) / 2:.2f} ±" in said
     # The folder is the model of the seed best on validation; checkpoints are gone.
     best = run.best["seed"]
     for name in ("model.safetensors", "config.json", "tokenizer.json"):
         assert (out / name).read_bytes() == (out / f"seed-{best}/model" / name).read_bytes()
     assert not list(out.rglob("checkpoint-*")) and not list(out.rglob("train_ids.json"))
     assert f"seed {best}" in (out / "README.md").read_text() and "mean ± std of 2 seeds" in (out / "README.md").read_text()
+
+
+@pytest.mark.parametrize("figure,word,of", [("max", "maximum", max), ("median", "median", statistics.median)])
+def test_the_figure_of_several_seeds(whole, base, tmp_path, figure, word, of):
+    """ALE reports the maximum of its runs and COCO-LM the median, which then is called that wherever a figure is said."""
+    shutil.copytree(whole[0], tmp_path / "out")
+    run = go(tmp_path / "out", base, seeds=[3, 4], num_train_epochs=2, seed_figure=figure)
+    results = json.loads((tmp_path / "out/results.json").read_text())
+    score = results["summary"]["test"]["macro_f1"]
+    value, mean = f"{100 * of(score['values']):.2f}", f"{100 * score['mean']:.2f}"
+    assert results["seed_figure"] == figure and score[figure] == of(score["values"])
+    assert f"macro_f1 {value}, the {word} of 2 seeds (mean {mean} ±" in run.to_text()
+    card = (tmp_path / "out/README.md").read_text()
+    assert f"\n| test, {word} of 2 seeds | {value} |" in card and f"\n| test, mean ± std of 2 seeds | {mean} ±" in card
+    folder = read_run(tmp_path / "out")
+    name, said, what = about.highlights(folder)[0]
+    assert (name, said) == ("test Macro-F1", f"{value} %") and what.startswith(f"{word} of 2 seeds, mean {mean} ±")
+    (table, *_) = about.scores(folder).blocks
+    assert [column.title for column in table.columns] == ["metric", "on", "mean", "±", word, "seed 3", "seed 4"]
+    assert [row[4].text for row in table.rows if row[1].text == "test"][0] == value
 
 
 def test_the_pipeline_says_what_the_predictions_say(whole):

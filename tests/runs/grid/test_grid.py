@@ -101,6 +101,13 @@ def test_the_table(tmp_path, fake):
     assert rows[-1] == ["macro_f1", "60.00", "43.33", "33.29", "65.00"]
 
 
+@pytest.mark.parametrize("figure,said", [("max", "maximum of 3 seeds, macro_f1 65.00"), ("mean", "no choice has seen:")])
+def test_what_is_said_of_the_chosen_point(tmp_path, fake, figure, said):
+    go(tmp_path / "out", seed_figure=figure)
+    text = (tmp_path / "out/results.md").read_text()
+    assert said in text and ("the run's figure" in text) == (figure != "mean")
+
+
 def test_a_finished_grid_is_not_repeated_and_may_grow(tmp_path, fake):
     go(tmp_path / "out", {**GRID, "learning_rate": RATES[:2]})
     assert len(log(tmp_path)) == 5

@@ -1,0 +1,23 @@
+"""The figure of several seeds: their mean, or what some papers report in its place."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+# `--seed_figure` -> what it is called, and how it comes of the seeds' scores.
+SEED_FIGURES: dict[str, tuple[str, Callable[[Sequence[float]], float]]] = {
+    "mean": ("mean", statistics.fmean),
+    "median": ("median", statistics.median),
+    "max": ("maximum", max),
+}
+
+
+def seed_figure(run: Mapping[str, Any]) -> tuple[str, Callable[[Sequence[float]], float]]:
+    """Return the word for the figure that a run reports of its seeds, and the function of their scores that it is.
+
+    Args:
+        run: its record; one that names no figure, or one that there is not, has the mean.
+    """
+    return SEED_FIGURES.get(str(run.get("seed_figure")), SEED_FIGURES["mean"])
