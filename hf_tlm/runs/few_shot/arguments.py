@@ -97,9 +97,13 @@ class FewShotArguments(BaseArguments):
         choices=["longest", "tail"],
     )
     first_text_limit: int | None = option(
-        None, "Tokens after which the first text is cut before anything else: LM-BFF has 240 for RTE, of 256."
+        None,
+        "Tokens after which the first text of the row that is asked about is cut before anything else: LM-BFF has 240 for "
+        "RTE, of 256.",
     )
-    other_text_limit: int | None = option(None, "The same for the second text of a pair.")
+    other_text_limit: int | None = option(
+        None, "The same for all other texts: the second one of a pair, and those of demonstrations."
+    )
     per_device_train_batch_size: int = option(8, "Texts per device and micro-batch, at most.")
     logging_steps: float = option(100, "Log every so many optimizer steps.")
     save_total_limit: int | None = option(1, "Checkpoints to keep beside the best one; they go when a training is finished.")

@@ -89,8 +89,8 @@ class PromptEncoder:
 
     Args:
         max_length: tokens of an input. Texts are cut to it at their ends, the longest first; mask and template never.
-        first_text_limit, other_text_limit: tokens after which the first text, and a second one, is cut before anything else,
-            of demonstrations too.
+        first_text_limit, other_text_limit: tokens after which the first text of the row that is asked about, and every other
+            text, its second one and all of demonstrations, is cut before anything else.
         tail: an input that is too long then ends after `max_length` tokens, whatever they are, as LM-BFF's do; of the texts
             before the mask so much is left out that it stays.
         examples: how many answered examples follow a text, each after the special tokens that end a text (LM-BFF, 6.1).
@@ -163,14 +163,10 @@ class PromptEncoder:
 
     def _kept(self, rows: Sequence[Texts]) -> list[int]:
         """How many tokens of each text of each row are kept: of the first row, which has the mask, its own come first."""
-        limits = [
-            self.first_text_limit if part.kind == TEXTS[0] else self.other_text_limit for part in self.prompt.text_parts
-        ]
-        lengths = [
-            len(ids) if limit is None else min(len(ids), limit)
-            for row in rows
-            for ids, limit in zip(row, limits, strict=True)
-        ]
+        first = [number == 0 and part.kind == TEXTS[0] for number in range(len(rows)) for part in self.prompt.text_parts]
+        limits = [self.first_text_limit if is_first else self.other_text_limit for is_first in first]
+        texts = [ids for row in rows for ids in row]
+        lengths = [len(ids) if limit is None else min(len(ids), limit) for ids, limit in zip(texts, limits, strict=True)]
         if not self.tail:
             return kept_lengths(lengths, self._room) if sum(lengths) > self._room else lengths
         parts = [part.kind for part in self.prompt.parts]

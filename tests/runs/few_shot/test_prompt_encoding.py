@@ -110,21 +110,28 @@ def test_truncation_keeps_mask_template_and_answers(tokenizer, shown):
 @pytest.mark.parametrize("limits", [(None, None), (20, None), (None, 4), (7, 3)])
 @pytest.mark.parametrize("shown", [0, 2])
 def test_truncation_as_lm_bff_has_it(tokenizer, limits, shown):
-    """Its `tokenize_multipart_input`: each text cut at its limit, all in a row, and the end of all left out."""
+    """Its `tokenize_multipart_input`: each text cut at its limit, all in a row, and the end of all left out.
+
+    Texts are numbered from the first of the row that is asked about to the last of the demonstrations, and number 0 has a
+    limit of its own.
+    """
     first, other = limits
     encoder = PromptEncoder(tokenizer, Prompt(PAIR, YES_NO), 40, shown, first, other, tail=True)
     lengths = [(1, 1), (1, 60), (10, 60), (20, 3), (3, 200)]
     encoded = encoder.encode(Dataset.from_list([{"text": "gene " * a, "text_pair": "cell " * b} for a, b in lengths]))
     for texts in encoded:
         answered = [(encoded[3], 1), (encoded[1], 0)][:shown]
-        whole = list(encoder._begin)
-        for row, answer in [
-            (texts, tokenizer.mask_token_id),
-            *((other, encoder.word_ids[label]) for other, label in answered),
-        ]:
+        whole, rows = list(encoder._begin), [(texts, tokenizer.mask_token_id)]
+        rows += [(shown_texts, encoder.word_ids[label]) for shown_texts, label in answered]
+        for number, (row, answer) in enumerate(rows):
             for part, words in zip(encoder.prompt.parts, encoder._words, strict=True):
-                cut = {"text": row[0][:first], "text_pair": row[1][:other], "mask": [answer]}
-                whole += cut[part.kind] if words is None else words
+                if words is not None:
+                    whole += words
+                elif part.kind == "mask":
+                    whole.append(answer)
+                else:
+                    place = int(part.kind == "text_pair")
+                    whole += row[place][: first if 2 * number + place == 0 else other]
             whole += encoder._end
         filled = encoder.fill(texts, answered)
         assert filled["input_ids"] == whole[:40] and whole[filled["mask_position"]] == tokenizer.mask_token_id
