@@ -49,7 +49,7 @@ def main() -> None:
     task = None if task_args.task is None else task_args.load()
     if task is None and args.without_texts:
         try:
-            task, place = analysis.task_of_run(args.model_name_or_path)
+            task, place = analysis.task_of_run(args.model_name_or_path[0])
         except HfTlmError as error:
             raise without_texts(args.without_texts, f"{error} ") from None
         print(f"task        {place}, as the run was trained on it")

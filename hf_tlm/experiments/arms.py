@@ -21,7 +21,7 @@ METHODS = {"bm25": "bm25-rank", **{name: name for name in ("iss", "dsir", "rando
 _SELECTION = re.compile(rf"(?:bm25 \+ )?({'|'.join(METHODS)}) (\d+(?:\.\d+)?)%", re.IGNORECASE)
 # Whose vocabulary an arm has: the one that all of a task share, or one of its own texts.
 TOKENIZERS = ("shared", "own")
-_ARM_KEYS = ("name", "subset", "objective", PRETRAINED, "teacher", "tokenizer", "published", *SECTIONS)
+_ARM_KEYS = ("name", "subset", "objective", PRETRAINED, "teacher", "tokenizer", "average", "published", *SECTIONS)
 _TASK_KEYS = ("task", "seeds", *SECTIONS)
 
 Settings = Mapping[str, Mapping[str, Any]]
@@ -76,6 +76,7 @@ class Arm:
     baseline: one of `BASELINES`.
     teacher: the arm of the table whose model of the same task and seed teaches this one's.
     tokenizer: one of `TOKENIZERS`; its own is what `hf-tlm train` makes of the task's texts and the subset.
+    average: the arm of the table whose seeds' models this one is the average of: nothing is trained.
     settings: recipe -> options, on top of the configuration files.
     published: keys of `PUBLISHED`, rows of the papers' tables to be shown beside this arm.
     """
@@ -87,6 +88,7 @@ class Arm:
     baseline: str | None = None
     teacher: str | None = None
     tokenizer: str = "shared"
+    average: str | None = None
     settings: Settings = field(default_factory=dict)
     published: tuple[str, ...] = ()
 
@@ -97,7 +99,8 @@ class Arm:
         `task only`, `pretrained`, `majority class`, `linear`, and what `Selection.read` takes, with the papers' figures of
         `BESIDE`. An object has the keys name, subset (default: the name), objective, pretrained (true, or a checkpoint),
         teacher (the name of another arm), tokenizer (shared, own), published, and options under the names of their recipes:
-        `{"name": "rho1 = 3", "subset": "BM25", "train_tlm": {"rho1": 3}}`.
+        `{"name": "rho1 = 3", "subset": "BM25", "train_tlm": {"rho1": 3}}`. An average of the seeds of another arm has
+        nothing else: `{"name": "BM25, averaged", "average": "BM25"}`.
 
         Raises:
             ReproductionError: an unknown key, subset or published row.
@@ -113,6 +116,13 @@ class Arm:
         published = tuple(values.get("published") or ())
         if unknown := [row for row in published if row not in PUBLISHED]:
             raise ReproductionError(f"Arm {name}: no published row {unknown[0]!r}. hf_tlm.experiments.PUBLISHED has them.")
+        if values.get("average") is not None:
+            if others := sorted({*values} - {"name", "average"}):
+                raise ReproductionError(
+                    f"Arm {name} is the average of {values['average']!r:.60}: it has a name and nothing else. Leave "
+                    f"{', '.join(others)} out."
+                )
+            return cls(name, average=str(values["average"]))
         pretrained = values.get(PRETRAINED) or None
         subset = None
         if pretrained is None:

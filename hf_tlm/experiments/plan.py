@@ -34,7 +34,9 @@ OF_TOKENIZER = ("vocab_size", "lowercase")
 TOKENIZER = "tokenizer"
 # The options that say what a task is, beside where it is.
 OF_TASK = tuple(entry.name for entry in fields(TaskArguments) if entry.name != "task")
-TRAININGS = ("train_tlm", "finetune", "baseline")
+# The average of an arm's seeds, which no recipe makes.
+AVERAGE = "average"
+TRAININGS = ("train_tlm", "finetune", "baseline", AVERAGE)
 # Options that may differ between two starts: they change what is printed or stored, or how fast, not what is computed.
 _FREE = (
     "report_to disable_tqdm log_level logging_steps save_strategy save_steps save_total_limit dataloader_num_workers "
@@ -173,8 +175,8 @@ class Plan:
         return {"task": step.task, **inputs, **step.options}
 
     def command(self, step: Step) -> str | None:
-        """What a user would type for this step alone; None for a tokenizer, which has no recipe."""
-        if step.kind == TOKENIZER:
+        """What a user would type for this step alone; None for a tokenizer or an average, which have no recipe."""
+        if step.kind in (TOKENIZER, AVERAGE):
             return None
         parts = ["hf-tlm", str(command_of(step.kind)), *(["--config", *self.files] if self.files else [])]
         for name, value in {**self.values(step), "output_dir": str(self.folder(step))}.items():
@@ -245,6 +247,7 @@ def make_plan(
         raise ReproductionError(f"A table needs tasks, arms and seeds; received {len(tasks)}, {len(arms)} and {len(seeds)}.")
     missing = [arm.name for arm in arms if arm.pretrained == "" and pretrained is None]
     missing += [arm.name for arm in arms if arm.teacher in missing]
+    missing += [arm.name for arm in arms if arm.average in missing]
     arms = [arm for arm in arms if arm.name not in missing]
     if not arms:
         raise ReproductionError(f"{', '.join(missing)}: no pretrained encoder was given. Give --pretrained, or other arms.")
@@ -253,7 +256,13 @@ def make_plan(
     by_name = {arm.name: arm for arm in arms}
     for arm in arms:
         teacher = by_name.get(arm.teacher or "")
-        if arm.teacher is not None and (teacher is None or teacher.baseline is not None or teacher.teacher is not None):
+        averaged = by_name.get(arm.average or "")
+        if arm.average is not None and (averaged is None or averaged.baseline is not None or averaged.average is not None):
+            raise ReproductionError(
+                f"Arm {arm.name}: the average is of another arm of the table, with a network; received {arm.average!r:.60}."
+            )
+        untaught = teacher is not None and (teacher.baseline, teacher.teacher, teacher.average) == (None, None, None)
+        if arm.teacher is not None and not untaught:
             raise ReproductionError(
                 f"Arm {arm.name}: the teacher is another arm of the table with a network, which has no such teacher itself; "
                 f"received {arm.teacher!r:.60}. A linear one is an option: train_tlm: {{teacher: linear}}."
@@ -268,7 +277,7 @@ def make_plan(
         tokenizer_passages,
         *(read_configs(files, recipe) for recipe in ("select_influence", "train_tlm")),
     )
-    trainings = []
+    trainings, averages = [], []
     for entry in tasks:
         name = _name(entry.task)
         local = None if tasks_dir is None else Path(tasks_dir) / entry.task
@@ -276,8 +285,11 @@ def make_plan(
         _check_distinct("seed", entry.seeds or seeds)
         for position, seed in enumerate(entry.seeds or seeds):
             for arm in arms:
-                if arm.baseline is not None and position > 0:
-                    continue  # Nothing of it is random.
+                if (arm.baseline or arm.average) is not None and position > 0:
+                    continue  # Nothing of it is random, or it is of all seeds.
+                if arm.average is not None:
+                    averages.append(_average(name, path, entry, arm, entry.seeds or seeds, shared.train_tlm))
+                    continue
                 own = {} if arm.objective is None else (objective_options or {}).get(arm.objective, {})
                 options = {**(budget or {}), **own}
                 step = shared.training(name, path, entry, arm, seed, pretrained, options)
@@ -285,10 +297,26 @@ def make_plan(
     trainings.sort(key=lambda item: item[0])
     teach = {step.inputs["teacher"] for _, step in trainings if "teacher" in step.inputs}
     phases = [*shared.phases, *([step for _, step in trainings if (step.name in teach) is first] for first in (True, False))]
+    phases.append(averages)
     records = None if records_dir is None else Path(records_dir)
     return Plan(
         tuple(tuple(phase) for phase in phases if phase), Path(output_dir), tuple(files), left_out, records, table_name
     )
+
+
+def _of_data(entry: TaskEntry, train_tlm: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a task's options those of its data, which a section of train_tlm says too."""
+    given = {**train_tlm, **entry.settings.get("train_tlm", {})}
+    return {name: given[name] for name in OF_TASK if name in given}
+
+
+def _average(name: str, path: str, entry: TaskEntry, arm: Arm, seeds: Sequence[int], train_tlm: Mapping[str, Any]) -> Step:
+    """An average takes the first seed's place."""
+    if len(seeds) < 2:
+        raise ReproductionError(f"Arm {arm.name} is the average of several seeds, and {name} has one. Give more --seeds.")
+    members = {f"seed_{seed}": f"{name}/{slug(str(arm.average))}/seed-{seed}" for seed in seeds}
+    folder = f"{name}/{slug(arm.name)}/seed-{seeds[0]}"
+    return Step(AVERAGE, folder, path, _of_data(entry, train_tlm), members, arm, seeds[0])
 
 
 def _shares_tokenizer(arm: Arm) -> bool:
@@ -331,10 +359,8 @@ class _Shared:
         """common: options of train_tlm that tasks and arms may override."""
         folder = f"{name}/{slug(arm.name)}/seed-{seed}"
         if arm.baseline is not None:
-            # Of a task's options those of its data, which a section of train_tlm says too.
-            given = {**self.train_tlm, **entry.settings.get("train_tlm", {})}
-            options = {name: given[name] for name in OF_TASK if name in given}
-            return Step("baseline", folder, path, {**options, "baseline": arm.baseline}, {}, arm, seed)
+            options = {**_of_data(entry, self.train_tlm), "baseline": arm.baseline}
+            return Step("baseline", folder, path, options, {}, arm, seed)
         if arm.subset is None:
             options = {**entry.settings.get("finetune", {}), **arm.settings.get("finetune", {})}
             options |= {"model_name_or_path": arm.pretrained or pretrained, "seed": seed}

@@ -18,7 +18,7 @@ import torch
 import hf_tlm
 from hf_tlm.errors import HfTlmError
 from hf_tlm.experiments.arms import ReproductionError
-from hf_tlm.experiments.plan import TOKENIZER, TRAININGS, Plan, Step
+from hf_tlm.experiments.plan import AVERAGE, TOKENIZER, TRAININGS, Plan, Step
 from hf_tlm.experiments.steps import discard_checkpoints, make_step, parse_step, read_record, tokenise
 from hf_tlm.experiments.table import Table
 from hf_tlm.runs.grid import PointsError, run_shared
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 FINISHED, FAILED = "finished", "failed"
 # What only the first process of a job does; the others go on to the next step, where they wait for it.
-_ALONE = (TOKENIZER, "retrieve")
+_ALONE = (TOKENIZER, "retrieve", AVERAGE)
 
 
 def reproduce(plan: Plan, *, prepare_only: bool = False, keep_checkpoints: bool = False) -> Table:
@@ -105,7 +105,7 @@ def check(plan: Plan) -> None:
             seen.add(what)
             parse_step(plan, step)
         record = read_record(plan.record_file(step))
-        if record is not None and record["status"] == FINISHED:
+        if record is not None and record["status"] == FINISHED and step.kind != AVERAGE:
             _check_settings(plan, step, record)
     left = {(step.kind, step.task): step for step in plan.trainings if not _finished(plan, step)}
     for (kind, _), step in left.items():
@@ -153,8 +153,10 @@ def write_table(plan: Plan) -> Table:
 
 
 def _finished(plan: Plan, step: Step) -> bool:
-    """A run once it has a record; what other steps read, while it is there too."""
+    """A run once it has a record; what other steps read, while it is there too; an average while it is of these runs."""
     record = read_record(plan.record_file(step))
+    if step.kind == AVERAGE and record is not None and record.get("fingerprint") != plan.fingerprint(step):
+        return False
     return record is not None and record["status"] == FINISHED and (step.kind in TRAININGS or plan.folder(step).is_dir())
 
 

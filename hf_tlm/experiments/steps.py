@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -16,7 +16,8 @@ import numpy as np
 from hf_tlm.config import parse
 from hf_tlm.corpora import CorpusArguments
 from hf_tlm.data import train_wordpiece
-from hf_tlm.experiments.plan import TOKENIZER, TRAININGS, Plan, Step
+from hf_tlm.experiments.arms import ReproductionError
+from hf_tlm.experiments.plan import AVERAGE, TOKENIZER, TRAININGS, Plan, Step
 from hf_tlm.influence import SelectionArguments
 from hf_tlm.influence.checks import BY_TEACHER
 from hf_tlm.models.arguments import InitializationArguments
@@ -28,10 +29,12 @@ from hf_tlm.runs.teachers import teacher_scores
 from hf_tlm.runs.tlm import run_tlm
 from hf_tlm.tasks import TaskArguments
 from hf_tlm.training import Cost, ModelArguments, ScoreModelArguments, TlmArguments, prepare
+from hf_tlm.training.teacher import teacher_cost
 from hf_tlm.utils.files import atomic_directory
 from hf_tlm.utils.json_files import find_object
 from hf_tlm.utils.locks import awaited
 from hf_tlm.utils.options import option
+from hf_tlm.utils.run_names import seed_folder
 
 logger = logging.getLogger(__name__)
 
@@ -58,10 +61,12 @@ def parse_step(plan: Plan, step: Step) -> tuple:
     classes, values = CLASSES[step.kind](), plan.values(step)
     if step.kind == "train_tlm":
         values.pop("subset", None)
-    if step.kind not in ("retrieve", "baseline", TOKENIZER):
+    if step.kind == AVERAGE:
+        values = {name: value for name, value in values.items() if name not in step.inputs}
+    if step.kind not in ("retrieve", "baseline", TOKENIZER, AVERAGE):
         values["output_dir"] = str(plan.folder(step))
-    # The sections of the files are those of the recipe; a tokenizer has none.
-    files = ["--config", *plan.files] if plan.files and step.kind != TOKENIZER else []
+    # The sections of the files are those of the recipe; what no recipe makes has none.
+    files = ["--config", *plan.files] if plan.files and step.kind not in (TOKENIZER, AVERAGE) else []
     return parse(*classes, recipe=step.kind, description="", args=files, values=values)
 
 
@@ -90,6 +95,7 @@ CLASSES: Mapping[str, Callable[[], tuple[type, ...]]] = {
     "train_tlm": lambda: (TaskArguments, ModelArguments, TlmArguments),
     "finetune": _finetune_classes,
     "baseline": lambda: (TaskArguments, BaselineArguments),
+    AVERAGE: lambda: (TaskArguments,),
 }
 
 
@@ -203,6 +209,45 @@ def _make_baseline(plan: Plan, step: Step, task_args: TaskArguments, args: Basel
     return {**details, **made.scores, "cost": cost, "parameters": None, "chosen": made.settings}
 
 
+def _make_average(plan: Plan, step: Step, task_args: TaskArguments) -> dict[str, Any]:
+    """The scores are of the predictions that the seeds left; what they cost is added up."""
+    from hf_tlm.runs.averaging import averaged_scores
+
+    made = {other.name: other for other in plan.trainings}
+    records = [record for name in step.inputs.values() if (record := read_record(plan.record_file(made[name])))]
+    folders = [plan.output_dir / record.get("same_run_as", record["name"]) for record in records]
+    task = task_args.load()
+    seeds = [seed_folder(folder, record["seed"]) for folder, record in zip(folders, records, strict=True)]
+    scores = averaged_scores(task, seeds)
+    if missing := [split for split in ("validation", "test") if split in records[0] and split not in scores]:
+        raise ReproductionError(
+            f"The predictions of {', '.join(step.inputs.values())} on {missing[0]} are not all in {plan.output_dir}: "
+            "the runs were made elsewhere, their folders are gone, or the task has no average."
+        )
+    names = ("task_fingerprint", "metric", "environment", "subset")
+    details: dict[str, Any] = {name: records[0][name] for name in names if name in records[0]}
+    if teachers := [record["teacher"] for record in records if "teacher" in record]:
+        details["teacher"] = {name: sum(teacher_cost(one, name) for one in teachers) for name in ("flops", "seconds")}
+    if all("price" in record for record in records):
+        of_each = ("megabytes", "parameters", "milliseconds")  # Not texts a second, which do not add up.
+        details["price"] = _added([{name: record["price"].get(name, {}) for name in of_each} for record in records])
+    cost = _added([record["cost"] for record in records])
+    parameters = sum(record["parameters"] for record in records)
+    return {**details, **scores, "averaged": len(records), "cost": cost, "parameters": parameters}
+
+
+def _added(several: Sequence[Any]) -> dict[str, Any]:
+    """Sums of the numbers that all of these mappings have, and of those in mappings of theirs."""
+    total: dict[str, Any] = {}
+    for name in several[0]:
+        values = [one.get(name) for one in several]
+        if all(isinstance(value, Mapping) for value in values):
+            total[name] = _added(values)
+        elif all(isinstance(value, (int, float)) for value in values):
+            total[name] = sum(values)
+    return total
+
+
 MAKE: Mapping[str, Callable[..., dict[str, Any]]] = {
     TOKENIZER: _make_tokenizer,
     "retrieve": _make_retrieval,
@@ -210,6 +255,7 @@ MAKE: Mapping[str, Callable[..., dict[str, Any]]] = {
     "train_tlm": _make_training,
     "finetune": _make_finetuning,
     "baseline": _make_baseline,
+    AVERAGE: _make_average,
 }
 
 

@@ -36,6 +36,13 @@ class Row:
     runs: list[dict[str, Any]] = field(default_factory=list)
     failed: list[tuple[int, str]] = field(default_factory=list)
 
+    @property
+    def finished(self) -> str:
+        """How many seeds are finished; of an average of which it is."""
+        if self.runs and "averaged" in self.runs[0]:
+            return f"all {self.runs[0]['averaged']}"
+        return f"{len(self.runs)}" + (f" of {self.seeds}" if len(self.runs) < self.seeds else "")
+
     def score(self, split: str) -> dict[str, Any] | None:
         """Mean, deviation, n and values of the task's metric; None where no run has one."""
         scores = [run[split] for run in self.runs if split in run]
@@ -141,13 +148,12 @@ class Table:
 
     def _cells(self, row: Row) -> dict[str, Any]:
         known = row.to_dict()
-        finished = len(row.runs)
         cost = known["cost"]
         return {
             "task": row.task,
             "metric": known["metric"] or "",
             "arm": row.arm,
-            "seeds": f"{finished}" + (f" of {row.seeds}" if finished < row.seeds else ""),
+            "seeds": row.finished,
             **{split: known[split] or ("failed" if row.failed and not row.runs else "") for split in SCORES},
             **{f"published {measure}": "; ".join(row.beside(measure)) for measure in MEASURES},
             "passages": "" if known["passages"] is None else f"{known['passages']:,}",
@@ -209,6 +215,11 @@ class Table:
             lines.append(
                 "MB are those of weights, configuration and tokenizer; ms a text are of one text of 128 tokens on one core, "
                 "by torch in float32."
+            )
+        if any("averaged" in run for run in runs):
+            lines.append(
+                "An average is of the probabilities that the seeds' models give: one classifier of them all, whose tokens, "
+                "FLOPs, hours, MB and ms are theirs together."
             )
         if any(run["kind"] == "finetune" for run in runs):
             lines.append("What fine-tuned encoders cost is without their pretraining.")

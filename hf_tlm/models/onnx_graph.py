@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -38,6 +39,7 @@ _LOCK = threading.Lock()  # Of what a class and a module of transformers hold me
 OPSET = 23
 LARGEST = 2 << 30  # Bytes of a protobuf, in which a graph has its weights.
 PARTS = ("embeddings", "head")
+LEAST_SHARE = 1e-30  # Of a class, whose logarithm is taken.
 _MANY = 1 << 20
 
 
@@ -314,5 +316,43 @@ def half(model: Any) -> Any:
         warnings.simplefilter("ignore")  # Of weights too small for float16.
         made = convert_float_to_float16(model, keep_io_types=True)
     _strip(made)
+    check_plain(made)
+    return made
+
+
+def averaged(models: Sequence[Any], *, shares: bool) -> Any:
+    """One graph of several with the same inputs: each computes as it did, and the answer is their average.
+
+    Args:
+        models: of `to_onnx`, `quantized` or `half`, with an output `logits`.
+        shares: of classes: the average is of their probabilities, and `logits` are its logarithms. Otherwise of the values.
+    """
+    import onnx
+    from onnx import helper
+
+    parts = [
+        onnx.compose.add_prefix(model, f"model_{number}/", rename_inputs=False, rename_outputs=True)
+        for number, model in enumerate(models)
+    ]
+    made = onnx.ModelProto()
+    made.CopyFrom(parts[0])
+    graph = made.graph
+    for part in parts[1:]:
+        graph.node.extend(part.graph.node)
+        graph.initializer.extend(part.graph.initializer)
+    said = [part.graph.output[0].name for part in parts]
+    if shares:
+        graph.node.extend(
+            helper.make_node("Softmax", [name], [f"{name}/shares"], f"{name}/softmax", axis=-1) for name in said
+        )
+        said = [f"{name}/shares" for name in said]
+    output = "average" if shares else "logits"
+    graph.node.append(helper.make_node("Mean", said, [output], "mean"))
+    if shares:
+        graph.initializer.append(onnx.numpy_helper.from_array(np.array(LEAST_SHARE, dtype=np.float32), "least"))
+        graph.node.append(helper.make_node("Max", ["average", "least"], ["shares"], "no_zero"))
+        graph.node.append(helper.make_node("Log", ["shares"], ["logits"], "log"))
+    del graph.output[1:]
+    graph.output[0].name = "logits"
     check_plain(made)
     return made

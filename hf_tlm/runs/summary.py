@@ -131,6 +131,9 @@ class SeededRun:
                     if word != "mean" and score["n"] > 1:
                         said = f"{100 * figure(score['values']):.2f}, the {word} of {score['n']} seeds (mean {said})"
                     lines.append(f"{split:<12}{metric} {said}")
+        if averaged := self.details.get("averaged"):
+            said = ", ".join(f"{split} {100 * averaged[split][asked[0]]:.2f}" for split in SPLITS if split in averaged)
+            lines.append(f"averaged     {said}: what the models of all {averaged['n']} seeds say, averaged")
         if line := to_beat_line(self.details.get("baselines") or [], self.details["metric"], self.summary):
             lines.append(f"to beat      {line}")
         if teacher := self.details.get("teacher"):

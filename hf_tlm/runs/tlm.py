@@ -15,6 +15,7 @@ from hf_tlm.hub.cards import tlm_card
 from hf_tlm.metrics import compute_metrics_for
 from hf_tlm.models import TrainedModel, add_lora, export_model, trained_parameters
 from hf_tlm.retrieval import Subset
+from hf_tlm.runs.averaging import averaged_seeds
 from hf_tlm.runs.baselines import to_beat
 from hf_tlm.runs.price import price
 from hf_tlm.runs.records import SAVED_FILE, classified, predictions_jsonl, saved_settings, started
@@ -119,6 +120,8 @@ def run_tlm(
             _run_seed(seed, task, setup, args, model_args, details, seed_folder(output_dir, seed), pushes)
             for seed in args.run_seeds
         ]
+    if args.process_index == 0:
+        details |= averaged_seeds(task, output_dir, records)
     run = Run(records, summarise(records), details, output_dir)
     run.write(args, tlm_card)
     run = replace(run, push=publish_run(output_dir, args))

@@ -458,3 +458,41 @@ def test_two_processes_share_a_table(work, tmp_path, faked, monkeypatch):
     assert len(by["a"] | by["b"]) == 9 and not by["a"] & by["b"] and by["a"] and by["b"]
     reproduce(planned(work, tmp_path / "alone", [*ARMS, "random"]))
     assert comparable(tmp_path / "shared") == comparable(tmp_path / "alone")
+
+
+@pytest.mark.slow
+def test_an_average_of_seeds(work, tmp_path):
+    arms = ["task only", {"name": "together", "average": "task only"}]
+    out = tmp_path / "out"
+    rows = {row.arm: row for row in reproduce(planned(work, out, arms)).rows}
+    one, both = rows["task only"], rows["together"].runs[0]
+    files = [out / f"scierc/task-only/seed-{seed}/seed-{seed}/predictions/test.jsonl" for seed in (0, 1)]
+    said = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
+    right = [
+        a["label"] == max(a["probabilities"], key=lambda name: a["probabilities"][name] + b["probabilities"][name])
+        for a, b in zip(*said, strict=True)
+    ]
+    assert both["test"]["accuracy"] == sum(right) / len(right)
+    assert both["averaged"] == 2 and both["cost"]["flops"] == sum(run["cost"]["flops"] for run in one.runs)
+    assert both["price"]["megabytes"] == sum(run["price"]["megabytes"] for run in one.runs)
+    # A third seed makes another average, and the table of three is as if it had been made at once.
+    again = {row.arm: row for row in reproduce(planned(work, out, arms, seeds=(0, 1, 2))).rows}["together"]
+    assert again.runs[0]["averaged"] == 3 and again.finished == "all 3"
+
+
+@pytest.mark.parametrize(
+    "arm,message",
+    [
+        ({"name": "a", "average": "linear"}, "Arm a: the average is of another arm of the table, with a network"),
+        ({"name": "a", "average": "none such"}, "Arm a: the average is of another arm of the table, with a network"),
+        ({"name": "a", "average": "BM25", "subset": "BM25"}, "it has a name and nothing else. Leave subset out"),
+    ],
+)
+def test_what_has_no_average(work, tmp_path, arm, message):
+    with pytest.raises(ReproductionError, match=message):
+        planned(work, tmp_path, ["BM25", "linear", arm])
+
+
+def test_the_average_of_one_seed(work, tmp_path):
+    with pytest.raises(ReproductionError, match=r"the average of several seeds, and scierc has one. Give more --seeds"):
+        planned(work, tmp_path, ["BM25", {"name": "a", "average": "BM25"}], seeds=(0,))

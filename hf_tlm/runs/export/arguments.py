@@ -25,11 +25,13 @@ def without_texts(dtypes: Sequence[str], why: str = "") -> ArgumentsError:
 class ExportArguments:
     """What is exported, and as what."""
 
-    model_name_or_path: str = option(
+    model_name_or_path: list[str] = option(
         help=(
             "The folder of a finished run (train, finetune, few-shot, pretrain; adapters too), its masked LM in "
-            "mlm, or a stock checkpoint with a head; or one of these on the Hub, with @revision if wanted."
-        )
+            "mlm, or a stock checkpoint with a head; or one of these on the Hub, with @revision if wanted. Several, such "
+            "as runs/a/seed-*/model, become one graph: their probabilities are averaged."
+        ),
+        nargs="+",
     )
     output_dir: str | None = option(
         None,

@@ -8,36 +8,31 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from datasets import Dataset
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_tlm.data import load_tokenizer
 from hf_tlm.data.text_checks import spread_texts
 from hf_tlm.hub.cards import onnx_card
 from hf_tlm.hub.rendering import displayed_name, hub_name
 from hf_tlm.models import ModelError
 from hf_tlm.models.families import longest_input
-from hf_tlm.models.loading import check_positions
-from hf_tlm.models.onnx_graph import OPSET, check_installed, half, quantized, save, to_onnx
+from hf_tlm.models.onnx_graph import OPSET, averaged, check_installed, half, quantized, save, to_onnx
 from hf_tlm.models.onnx_session import ONNX_FILES, OnnxModel, check_dtypes
+from hf_tlm.runs.averaging import check_alike
 from hf_tlm.runs.baselines import to_beat, to_beat_line
 from hf_tlm.runs.export import fill_mask
 from hf_tlm.runs.export.arguments import without_texts
+from hf_tlm.runs.export.exportable import Exportable, as_one, load_exportable
 from hf_tlm.runs.export.page import check_page, fill_page, read_runtime
 from hf_tlm.runs.few_shot.classifier import PROMPT_FILE
-from hf_tlm.runs.finetuning.arguments import FinetuneArguments
 from hf_tlm.runs.finetuning.crf import CRF_FILE
 from hf_tlm.runs.finetuning.features import EvaluationSet, feature_lengths
-from hf_tlm.runs.finetuning.kinds import kind_module
-from hf_tlm.runs.finetuning.loading import load_finished, set_token_types
 from hf_tlm.runs.prediction.source import Source, find_source
 from hf_tlm.runs.records import SAVED_FILE
 from hf_tlm.tasks import Task, unlabelled_chunks
@@ -79,54 +74,8 @@ class Exported:
         return "\n".join(lines)
 
 
-@dataclass
-class _Model:
-    """A finished model, ready to be exported, and how its outputs are read."""
-
-    source: Source
-    kind: ModuleType
-    stock: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-    args: FinetuneArguments
-    decoder: Any
-    inputs: list[str] = field(init=False)
-    outputs: tuple[str, ...] = field(init=False)
-
-    def __post_init__(self):
-        config = self.stock.config
-        self.inputs = ["input_ids", "attention_mask"]
-        if "token_type_ids" in self.tokenizer.model_input_names and getattr(config, "type_vocab_size", 0) > 1:
-            self.inputs.append("token_type_ids")
-        answers = self.source.spec.kind == "question_answering"
-        self.outputs = ("start_logits", "end_logits") if answers else ("logits",)
-
-    @property
-    def kind_name(self) -> str:
-        return "fill_mask" if self.kind is fill_mask else self.source.spec.kind
-
-    def at_tokens(self, outputs: Any, lengths: np.ndarray) -> Any:
-        """Logits without those of padding, which mean nothing and differ.
-
-        Args:
-            outputs: float [N, S, ...], or a tuple of such; of classifiers they have no S and stay as they are.
-            lengths: int [N].
-        """
-        if self.kind is not fill_mask and self.source.spec.kind not in ("tagging", "question_answering"):
-            return outputs
-        if isinstance(outputs, tuple):
-            return tuple(self.at_tokens(part, lengths) for part in outputs)
-        padding = np.arange(outputs.shape[1]) >= lengths[:, None]
-        return np.where(padding.reshape(*padding.shape, *[1] * (outputs.ndim - 2)), np.float32(-100), outputs)
-
-    @torch.inference_mode()
-    def __call__(self, batch: Mapping[str, torch.Tensor]) -> tuple[np.ndarray, ...]:
-        """The logits of torch."""
-        found = self.stock(**{name: batch[name] for name in self.inputs})
-        return tuple(found[name].numpy() for name in self.outputs)
-
-
 def export_onnx(
-    model_name_or_path: str,
+    model_name_or_path: str | Sequence[str],
     output_dir: str | os.PathLike | None = None,
     *,
     task: Task | None = None,
@@ -154,9 +103,11 @@ def export_onnx(
         export_onnx("runs/reviews", "exports/reviews", task=load_task("reviews.csv"))
 
     Args:
-        model_name_or_path: see `find_source`; a masked LM will do, too. Adapters are merged into their base.
+        model_name_or_path: see `find_source`; a masked LM will do, too. Adapters are merged into their base. Several models
+            of one classification or regression task, with one tokenizer, such as the seeds of a run, become one graph,
+            whose logits are the logarithm of their average probabilities, or their average value.
         output_dir: an earlier export there is replaced. Default: beside the model, called NAME-onnx; of a folder in a run
-            beside the run, RUN-NAME-onnx.
+            beside the run, RUN-NAME-onnx. Of several models it has to be given.
         task: whose validation texts (test texts where there are none) the files are checked on: float32 must give torch's
             logits within 1e-4, and the metric of the others is measured. A masked LM predicts every seventh token instead.
         data: instead, texts without labels, see `unlabelled_chunks`: the share of predictions that stay the same is
@@ -171,7 +122,8 @@ def export_onnx(
 
     Raises:
         ModelError: the extra [onnx] is not installed; there is no model that can be exported, or it has fewer positions than
-            `max_length`; an exported file computes something else, or loses more than `max_drop`.
+            `max_length`; an exported file computes something else, or loses more than `max_drop`; several models have no
+            average, or no tokenizer in common.
         ArgumentsError: options do not go together; something else than an export is in `output_dir`, or it is in the folder
             of the model; see `check_page`, `read_runtime`.
         TaskError: see `unlabelled_chunks`; the task is of another kind than the model, or of other classes.
@@ -185,27 +137,37 @@ def export_onnx(
         raise without_texts(reduced)
     if "int8" not in dtypes and (keep_float or not per_channel):
         raise ArgumentsError("per_channel and keep_float are of int8, which is not among the dtypes. Leave them out.")
-    source = find_source(model_name_or_path, trust_remote_code=trust_remote_code, max_length=max_length, masked_lm=True)
-    output = _place(model_name_or_path, source, output_dir)
+    names = [model_name_or_path] if isinstance(model_name_or_path, str) else list(model_name_or_path)
+    sources = [
+        find_source(name, trust_remote_code=trust_remote_code, max_length=max_length, masked_lm=True) for name in names
+    ]
+    if len(names) > 1:
+        check_alike(names, sources)
+    output = _place(names, sources, output_dir)
     with tempfile.TemporaryDirectory() as scratch:
-        model = _load(source, scratch, trust_remote_code)
+        model = as_one(names, [load_exportable(source, scratch, trust_remote_code) for source in sources])
         if page is not None:
             about = {"kind": model.kind_name, "model_type": model.stock.config.model_type, "pairs": _pairs(model, task)}
-            check_page(about, dtypes, page, page_texts, [model_name_or_path, source.folder, output])
+            check_page(about, dtypes, page, page_texts, [*names, *(source.folder for source in sources), output])
             runtime = read_runtime(page_runtime)
         check = _check_of(model, task, data, batch_size)
-        longest = longest_input(model.stock.config)
-        choices = source.spec.kind == "multiple_choice"
-        graph = to_onnx(model.stock, model.inputs, model.outputs, choices=choices, longest=longest, opset=opset)
+        choices = model.source.spec.kind == "multiple_choice"
+        graphs = [
+            to_onnx(
+                *(member, model.inputs, model.outputs), choices=choices, longest=longest_input(member.config), opset=opset
+            )
+            for member in model.members
+        ]
         with atomic_directory(output) as folder:
             files: dict[str, dict[str, Any]] = {}
             for dtype in ("fp32", *reduced):
-                makers: dict[str, Callable[[], Any]] = {
-                    "fp32": lambda: graph,
-                    "int8": partial(quantized, graph, per_channel=per_channel, keep_float=keep_float),
-                    "fp16": partial(half, graph),
+                makers: dict[str, Callable[[Any], Any]] = {
+                    "fp32": lambda graph: graph,
+                    "int8": partial(quantized, per_channel=per_channel, keep_float=keep_float),
+                    "fp16": half,
                 }
-                made = makers[dtype]()
+                parts = [makers[dtype](graph) for graph in graphs]
+                made = averaged(parts, shares=model.averages_shares) if model.others else parts[0]
                 path = folder / ONNX_FILES[dtype]
                 save(made, path)
                 settings = {"per_channel": per_channel, "keep_float": list(keep_float)} if dtype == "int8" else {}
@@ -215,55 +177,34 @@ def export_onnx(
             if "fp32" not in dtypes:
                 (folder / ONNX_FILES["fp32"]).unlink()
                 del files[ONNX_FILES["fp32"]]
-            record = _record(model_name_or_path, model, check, files, opset)
+            record = _record(names, model, check, files, opset)
             _write_others(folder, model, record)
     if page is not None:
         fill_page(output, page, runtime, texts=page_texts)
     return Exported(output, record)
 
 
-def _place(name: str, source: Source, output_dir: str | os.PathLike | None) -> Path:
+def _place(names: Sequence[str], sources: Sequence[Source], output_dir: str | os.PathLike | None) -> Path:
     """Where the export goes.
 
     Raises:
         ArgumentsError: see `export_onnx`.
     """
     if output_dir is None:
+        if len(names) > 1:
+            raise ArgumentsError("Several models become one export: say with --output_dir where it goes.")
+        name = names[0]
         here = Path(name).resolve() if Path(name).exists() else Path(name.partition("@")[0].rpartition("/")[2]).absolute()
         # Of a folder in a run, such as mlm or training/checkpoint-500: beside the run.
         run = next((folder for folder in reversed(here.parents[:4]) if (folder / SETTINGS_FILE).is_file()), here)
         output_dir = run.parent / "-".join([*here.relative_to(run.parent).parts, "onnx"])
     output = Path(output_dir)
-    for folder in (Path(name).resolve(), source.folder.resolve()):
+    for folder in (*(Path(name).resolve() for name in names), *(source.folder.resolve() for source in sources)):
         if folder == output.resolve() or folder in output.resolve().parents:
             raise ArgumentsError(f"--output_dir {output} is in the folder of the model, which stays as it is. Give another.")
     if output.is_dir() and any(output.iterdir()) and not (output / EXPORT_FILE).is_file():
         raise ArgumentsError(f"--output_dir {output} is not empty and holds no export. Give another, or empty this one.")
     return output
-
-
-def _load(source: Source, scratch: str, trust_remote_code: bool) -> _Model:
-    kind = fill_mask if source.fills_masks else kind_module(source.spec.kind)
-    tokenizer = load_tokenizer(str(source.folder), trust_remote_code=trust_remote_code, masking=source.fills_masks)
-    if not tokenizer.is_fast:
-        raise ModelError(
-            f"{source.folder} has a tokenizer in pure Python ({type(tokenizer).__name__}) and no tokenizer.json, which "
-            "everything that loads an export reads. Only models with a fast tokenizer are exported."
-        )
-    stock = load_finished(source.folder, kind.AUTO_CLASS, trust_remote_code).float().eval()
-    if (max_length := source.arguments.get("max_length")) is not None:
-        check_positions(stock.config, str(source.folder), max_length)
-    if stock.config.model_type == "cocolm":
-        stock.set_attn_implementation("eager")  # With its bias torch cannot export the fused one for free lengths.
-    if source.stock:
-        set_token_types(tokenizer, stock.config)
-    if source.spec.kind == "regression":
-        stock.config.problem_type = "regression"
-    quiet: dict[str, Any] = {"report_to": "none", "disable_tqdm": True, "select_by": "last", "eval_strategy": "no"}
-    args = FinetuneArguments(output_dir=scratch, use_cpu=True, **quiet, **source.arguments)
-    restore = getattr(kind, "restore", None)
-    decoder = stock if restore is None else restore(stock, source.folder, args)
-    return _Model(source, kind, stock, tokenizer, args, decoder)
 
 
 class _RandomCheck:
@@ -272,7 +213,7 @@ class _RandomCheck:
     about = {"texts": 0, "what": "random tokens"}
     task = None
 
-    def __init__(self, model: _Model):
+    def __init__(self, model: Exportable):
         self.model = model
         generator = torch.Generator().manual_seed(0)
         longest = model.args.max_length
@@ -303,7 +244,7 @@ class _TextCheck:
         task: with labels; None: the predictions of torch take their place.
     """
 
-    def __init__(self, model: _Model, rows: Dataset, task: Task | None, what: str, batch_size: int):
+    def __init__(self, model: Exportable, rows: Dataset, task: Task | None, what: str, batch_size: int):
         self.model, self.rows, self.task = model, rows, task
         self.batch_size = batch_size
         kind = model.kind
@@ -356,7 +297,7 @@ class _TextCheck:
         return {"max_difference": apart, "score": score, "drop": drop, "changed": changed}
 
 
-def _check_of(model: _Model, task: Task | None, data: str | None, batch_size: int) -> _RandomCheck | _TextCheck:
+def _check_of(model: Exportable, task: Task | None, data: str | None, batch_size: int) -> _RandomCheck | _TextCheck:
     spec = model.source.spec
     if task is None and data is None:
         return _RandomCheck(model)
@@ -409,22 +350,23 @@ def _advice(dtype: str, settings: Mapping[str, Any]) -> str:
     return f"Try {' or '.join([*tries, '--dtypes fp32'])}; a larger --max_drop takes it as it is."
 
 
-def _pairs(model: _Model, task: Task | None) -> bool:
+def _pairs(model: Exportable, task: Task | None) -> bool:
     return len((model.source.spec if task is None else task.spec).text_columns) > 1
 
 
 def _record(
-    name: str, model: _Model, check: _RandomCheck | _TextCheck, files: Mapping[str, Any], opset: int
+    names: Sequence[str], model: Exportable, check: _RandomCheck | _TextCheck, files: Mapping[str, Any], opset: int
 ) -> dict[str, Any]:
     spec = model.source.spec
     versions = {package: importlib.metadata.version(package) for package in _PACKAGES}
     return {
         "format": "hf_tlm.export",
         "format_version": 1,
-        "model": displayed_name(name),
-        "repo_id": hub_name(name),
+        "model": displayed_name(names[0]) if len(names) == 1 else f"the average of {len(names)} models",
+        **({"models": [displayed_name(name) for name in names]} if len(names) > 1 else {}),
+        "repo_id": hub_name(names[0]) if len(names) == 1 else None,
         "model_type": model.stock.config.model_type,
-        "parameters": sum(parameter.numel() for parameter in model.stock.parameters()),
+        "parameters": sum(parameter.numel() for member in model.members for parameter in member.parameters()),
         "task": check.task.name if check.task else None if model.kind is fill_mask or model.source.stock else spec.name,
         "kind": model.kind_name,
         "pairs": _pairs(model, check.task),
@@ -438,7 +380,7 @@ def _record(
     }
 
 
-def _write_others(folder: Path, model: _Model, record: Mapping[str, Any]) -> None:
+def _write_others(folder: Path, model: Exportable, record: Mapping[str, Any]) -> None:
     """What is beside the graphs."""
     config = model.stock.config
     config.architectures = [type(model.stock).__name__]

@@ -23,6 +23,7 @@ from hf_tlm.models import export_adapter, trained_parameters
 from hf_tlm.models.base import save_tokenizer
 from hf_tlm.objectives import TaskLoss, TeacherLoss, ValueLoss, WeightedSum
 from hf_tlm.retrieval import Subset
+from hf_tlm.runs.averaging import averaged_seeds
 from hf_tlm.runs.baselines import to_beat
 from hf_tlm.runs.finetuning.arguments import FinetuneArguments
 from hf_tlm.runs.finetuning.checkpoint_arguments import CheckpointArguments
@@ -151,6 +152,8 @@ def finetune(
     with claimed, CheckpointPushes(output_dir, args) as pushes:
         run = _Run(task, checkpoint, args, details, *pretrained, pushes, test, teacher, passages)
         records = [run.seed(seed, seed_folder(output_dir, seed)) for seed in args.run_seeds]
+    if args.process_index == 0:
+        details |= averaged_seeds(task, output_dir, records)
     result = FinetuneRun(records, summarise(records, args.seed_figure), details, output_dir)
     result.write(args, finetuned_card)
     result = replace(result, push=publish_run(output_dir, args))

@@ -48,11 +48,13 @@ class PredictArguments:
 class PredictorArguments:
     """What is predicted, by which model."""
 
-    model_name_or_path: str = option(
+    model_name_or_path: list[str] = option(
         help=(
             "The folder of a finished run (train_tlm, finetune, few_shot; adapters too), or a stock checkpoint with "
-            "the head of a task; or one of these on the Hub, with @revision if wanted."
-        )
+            "the head of a task; or one of these on the Hub, with @revision if wanted. Several, such as "
+            "runs/a/seed-*/model: their probabilities are averaged."
+        ),
+        nargs="+",
     )
     data: str = option(
         help=(

@@ -23,6 +23,7 @@ from hf_tlm.hub.repo import FILES, TOKENIZER_FILES
 from hf_tlm.models import ModelError
 from hf_tlm.models.loading import reading
 from hf_tlm.models.onnx_session import ONNX_FILES, OnnxModel, check_dtypes
+from hf_tlm.runs.averaging import average, check_alike
 from hf_tlm.runs.few_shot.classifier import PromptClassifier
 from hf_tlm.runs.finetuning.arguments import FinetuneArguments
 from hf_tlm.runs.finetuning.crf import CRF_FILE
@@ -47,7 +48,7 @@ SUFFIXES = {"squad": "json", None: "jsonl"}
 
 
 def predict(
-    model_name_or_path: str,
+    model_name_or_path: str | Sequence[str],
     data: str,
     output: str | Path | None = None,
     *,
@@ -62,7 +63,7 @@ def predict(
     num_threads: int | None = None,
     **options: Any,
 ) -> Path:
-    """Write what a finished model says of every row of a file.
+    """Write what a finished model, or the average of several, says of every row of a file.
 
     The columns of the input stay, and beside them are `prediction` and the probabilities of all classes; see
     `hf_tlm.runs.prediction.files.PredictionFile`. Long texts are cut as they were in training, and the columns are those of
@@ -76,11 +77,12 @@ def predict(
     Args:
         model_name_or_path: folder of a finished run of TLM, fine-tuning (adapters too) or few-shot learning (of its splits
             the one best on validation), of a stock checkpoint with the head of a task, or one of these on the Hub, with
-            `@revision` if wanted.
+            `@revision` if wanted. Several models of one classification or regression task, such as the seeds of a run, are
+            averaged: their probabilities, or their values.
         data: file (csv, tsv, xlsx, jsonl, json, parquet, or txt with a text a line), or Hub dataset, in the columns of the
             task, whose labels are not read; see `hf_tlm.tasks.unlabelled`, also for `drop_bad_rows`.
         output: a file, for `glue` a folder. Default: one called like the data, in the folder `predictions` beside the model,
-            or here if that is on the Hub.
+            or here if that is on the Hub, or there are several.
         predict_format: jsonl, csv, tsv, parquet, xlsx: a table. txt: a prediction a line. glue: a file for GLUE's
             leaderboard, under the name that it has there. squad: a JSON object, id -> answer, and another in
             `<name>_null_odds.json`, id -> how much the score of no answer is above that of the best one. Default: what the
@@ -95,34 +97,43 @@ def predict(
         The file.
 
     Raises:
-        ModelError: it holds no model that predicts, or its files do not go together.
-        ArgumentsError: the format is unknown or does not go with the task; the file is a folder, the data, or the model's.
+        ModelError: it holds no model that predicts, or its files do not go together; see `check_alike`.
+        ArgumentsError: the format is unknown or does not go with the task; the file is a folder, the data, or a model's.
         TaskError: see `unlabelled`.
     """
     if backend not in ("torch", "onnx"):
         raise ArgumentsError(f"backend must be torch or onnx; received {backend!r:.60}.")
     check_dtypes([onnx_dtype])
-    source = find_source(
-        model_name_or_path,
-        trust_remote_code=trust_remote_code,
-        text_columns=text_columns,
-        max_length=max_length,
-        files=FILES if backend == "torch" else [*TOKENIZER_FILES, CRF_FILE, ONNX_FILES[onnx_dtype]],
-    )
-    file = _file(model_name_or_path, data, output, predict_format, source)
-    with contextlib.ExitStack() as stack:
-        exported = None if backend == "torch" else OnnxModel(source.folder, onnx_dtype, num_threads)
-        predictor = stack.enter_context(
-            open_predictor(source, trust_remote_code=trust_remote_code, exported=exported, **options)
+    names = [model_name_or_path] if isinstance(model_name_or_path, str) else list(model_name_or_path)
+    sources = [
+        find_source(
+            name,
+            trust_remote_code=trust_remote_code,
+            text_columns=text_columns,
+            max_length=max_length,
+            files=FILES if backend == "torch" else [*TOKENIZER_FILES, CRF_FILE, ONNX_FILES[onnx_dtype]],
         )
-        args = predictor.args
+        for name in names
+    ]
+    if len(names) > 1:
+        check_alike(names, sources)
+    source = sources[0]
+    file = _file(names, data, output, predict_format, sources)
+    with contextlib.ExitStack() as stack:
+        predictors = []
+        for one in sources:
+            exported = None if backend == "torch" else OnnxModel(one.folder, onnx_dtype, num_threads)
+            opened = open_predictor(one, trust_remote_code=trust_remote_code, exported=exported, **options)
+            predictors.append(stack.enter_context(opened))
+        args = predictors[0].args
         main = args.process_index == 0
         stack.enter_context(_without_bars_of_chunks())
         if main:
             stack.enter_context(file)
         bar = stack.enter_context(tqdm(desc="Predicting", unit=" rows", disable=not main))
         for rows, columns in unlabelled_chunks(data, source.spec, drop_bad_rows=drop_bad_rows, separator=separator):
-            predictions = predictor(rows)
+            answers = [predictor(rows) for predictor in predictors]
+            predictions = answers[0] if len(answers) == 1 else average(answers)
             if main:
                 file.add(rows, predictions, columns)
             bar.update(len(rows))
@@ -292,15 +303,18 @@ def check_predictable(task: Task, predicting: PredictArguments, output_dir: str,
     next(unlabelled_chunks(predicting.predict, task.spec, drop_bad_rows=drop_bad_rows), None)
 
 
-def _file(name: str, data: str, output: str | Path | None, predict_format: str | None, source: Source) -> PredictionFile:
+def _file(
+    names: Sequence[str], data: str, output: str | Path | None, predict_format: str | None, sources: Sequence[Source]
+) -> PredictionFile:
     if output is None:
-        beside = Path(name) / FOLDER if Path(name).is_dir() else Path(FOLDER)
+        beside = Path(names[0]) / FOLDER if len(names) == 1 and Path(names[0]).is_dir() else Path(FOLDER)
         suffix = SUFFIXES.get(predict_format, predict_format)
         output = beside if predict_format == "glue" else beside / f"{Path(data).stem}.{suffix}"
-    for folder in (Path(name), source.folder):
+    folders = [*map(Path, names), *(source.folder for source in sources)]
+    for folder in folders:
         _check_place(Path(output), data, folder)
-    file = PredictionFile(Path(output), predict_format, source.spec, source.label_names)
-    for folder in (Path(name), source.folder):
+    file = PredictionFile(Path(output), predict_format, sources[0].spec, sources[0].label_names)
+    for folder in folders:
         _check_place(file.path, data, folder)
     return file
 

@@ -277,7 +277,7 @@ def test_where_exports_go_by_default(tmp_path):
     names = {"reviews": "", "reviews-mlm": "mlm", "reviews-training-checkpoint-500": "training/checkpoint-500"}
     for name, inner in [*((name, f"reviews/{inner}") for name, inner in names.items()), ("plain", "plain")]:
         model = tmp_path / "runs" / inner
-        place = module._place(str(model), SimpleNamespace(folder=model), None)
+        place = module._place([str(model)], [SimpleNamespace(folder=model)], None)
         assert place == tmp_path / f"runs/{name}-onnx"
 
 

@@ -1,0 +1,105 @@
+"""Several models of one task as one: their probabilities, or their values, averaged."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hf_tlm.errors import ModelError
+from hf_tlm.hub.rendering import displayed_name
+from hf_tlm.runs.finetuning.classification import score
+from hf_tlm.runs.prediction.source import Source
+from hf_tlm.tasks import Task
+from hf_tlm.utils.run_names import predictions_file, seed_folder
+
+# Kinds of tasks whose predictions have an average.
+KINDS = ("classification", "regression")
+
+
+def average(answers: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """The average of what several models say of the same rows: of probabilities, or of values.
+
+    Args:
+        answers: of each model one dict a row, as `hf_tlm.runs.finetuning.kinds` has them.
+
+    Returns:
+        {"prediction", "probabilities"} of each row, or {"prediction": number}; the first of classes that are level.
+    """
+    averaged: list[dict[str, Any]] = []
+    for row in zip(*answers, strict=True):
+        if "probabilities" in row[0]:
+            names = list(row[0]["probabilities"])
+            shares = np.mean([[one["probabilities"][name] for name in names] for one in row], axis=0)
+            probabilities = {name: round(float(share), 6) for name, share in zip(names, shares, strict=True)}
+            averaged.append({"prediction": names[int(shares.argmax())], "probabilities": probabilities})
+        else:
+            averaged.append({"prediction": float(np.mean([one["prediction"] for one in row]))})
+    return averaged
+
+
+def check_alike(names: Sequence[str], sources: Sequence[Source]) -> None:
+    """Check that models can be averaged: one kind of task, the same classes, the same columns.
+
+    Args:
+        names: of the models, as they were given.
+
+    Raises:
+        ModelError: they cannot.
+    """
+    first, shown = sources[0], [str(displayed_name(name)) for name in names]
+    for name, source in zip(shown, sources, strict=True):
+        masked = source.prompted or source.fills_masks
+        if masked or source.spec.kind not in KINDS:
+            kind = "a masked LM" if masked else f"for {source.spec.kind.replace('_', ' ')}"
+            raise ModelError(f"Only models for {' and '.join(KINDS)} are averaged; {name} is {kind}. Give one model.")
+        if _facts(source) != _facts(first):
+            raise ModelError(
+                f"Models that are averaged have one kind of task, and the same classes and columns: {shown[0]} has "
+                f"{_described(first)}; {name} has {_described(source)}."
+            )
+
+
+def _facts(source: Source) -> tuple[Any, ...]:
+    return source.spec.kind, sorted(source.label_names), source.spec.text_columns
+
+
+def _described(source: Source) -> str:
+    classes = f", classes {', '.join(source.label_names):.100}" if source.label_names else ""
+    return f"{source.spec.kind}{classes}, texts in {', '.join(source.spec.text_columns)}"
+
+
+def averaged_scores(task: Task, seeds: Sequence[Path]) -> dict[str, dict[str, float]]:
+    """What the average of several seeds' models scores, from the predictions that they left.
+
+    Args:
+        seeds: their folders.
+
+    Returns:
+        split -> metric -> score, for validation and test; empty for kinds of tasks without an average, and without a split
+        whose predictions are not there for every seed.
+    """
+    if task.spec.kind not in KINDS:
+        return {}
+    scores: dict[str, dict[str, float]] = {}
+    for split in ("validation", "test"):
+        files = [predictions_file(folder, split) for folder in seeds]
+        if split in task.splits and all(file.is_file() for file in files):
+            scores[split] = score(task, average([_read(file) for file in files]), task.splits[split])
+    return scores
+
+
+def averaged_seeds(task: Task, run: Path, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What `results.json` says of the average of a run's seeds: {"averaged": {"n": seeds, split: scores}}, or nothing."""
+    if len(records) < 2:
+        return {}
+    scores = averaged_scores(task, [seed_folder(run, record["seed"]) for record in records])
+    return {"averaged": {"n": len(records), **scores}} if scores else {}
+
+
+def _read(file: Path) -> list[dict[str, Any]]:
+    with file.open(encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]

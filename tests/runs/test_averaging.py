@@ -1,0 +1,120 @@
+"""Several models of one task as one: what they say averaged, in results, predictions and one ONNX graph."""
+
+import json
+import math
+
+import pytest
+from datasets import ClassLabel, Dataset
+from sklearn.metrics import f1_score
+from transformers import AutoModelForMaskedLM
+
+from hf_tlm.errors import HfTlmError
+from hf_tlm.runs import export_onnx, predict
+from hf_tlm.runs.averaging import average, averaged_seeds
+from hf_tlm.runs.export.export import EXPORT_FILE
+from hf_tlm.tasks import TaskSpec, task_from_datasets
+from support.tiny_checkpoints import go, pretrained
+from support.toys import make_task
+
+CPU = {"use_cpu": True}
+SEEDS = (0, 1, 2)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, tokenizer):
+    folder = tmp_path_factory.mktemp("averaged")
+    base = pretrained(folder / "base", tokenizer, num_hidden_layers=1)
+    result = go(folder / "out", base, make_task(train=24), seeds=list(SEEDS), num_train_epochs=8)
+    return folder / "out", result
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def models(folder):
+    return [str(folder / f"seed-{seed}/model") for seed in SEEDS]
+
+
+def naive(folder, split):
+    """(probabilities, class) of each row by a plain mean."""
+    found = []
+    for row in zip(*(lines(folder / f"seed-{seed}/predictions/{split}.jsonl") for seed in SEEDS), strict=True):
+        names = row[0]["probabilities"]
+        mean = {name: math.fsum(one["probabilities"][name] for one in row) / len(row) for name in names}
+        found.append((mean, max(mean, key=lambda name: mean[name]), row[0]["label"]))
+    return found
+
+
+def test_results_have_the_average_of_the_seeds(run):
+    folder, result = run
+    record = json.loads((folder / "results.json").read_text())["averaged"]
+    assert record["n"] == 3
+    for split in ("validation", "test"):
+        _, said, right = zip(*naive(folder, split), strict=True)
+        assert record[split]["macro_f1"] == pytest.approx(f1_score(right, said, average="macro"))
+    (line,) = [line for line in result.to_text().splitlines() if line.startswith("averaged")]
+    assert f"test {100 * record['test']['macro_f1']:.2f}" in line and "all 3 seeds" in line
+    assert "| test, the 3 seeds' models averaged |" in (folder / "README.md").read_text()
+
+
+def test_one_seed_has_no_average(tmp_path):
+    assert averaged_seeds(make_task(), tmp_path, [{"seed": 0}]) == {}
+    assert averaged_seeds(make_task(), tmp_path, [{"seed": 0}, {"seed": 1}]) == {}, "their predictions are not here"
+
+
+def test_values_are_averaged_too():
+    assert average([[{"prediction": 1.0}], [{"prediction": 4.0}]]) == [{"prediction": 2.5}]
+
+
+def test_several_models_predict_as_one(run, tmp_path):
+    folder, _ = run
+    Dataset.from_list([{"text": row["text"]} for row in make_task().test]).to_json(tmp_path / "texts.jsonl")
+    found = lines(predict(models(folder), str(tmp_path / "texts.jsonl"), tmp_path / "out.jsonl", **CPU))
+    assert len({row["prediction"] for row in found}) > 1
+    for one, (mean, said, _) in zip(found, naive(folder, "test"), strict=True):
+        assert one["probabilities"] == pytest.approx(mean, abs=1e-5) and one["prediction"] == said
+
+
+def test_one_graph_of_several(run, tmp_path):
+    folder, _ = run
+    with pytest.raises(HfTlmError, match="Several models become one export: say with --output_dir"):
+        export_onnx(models(folder), dtypes=["fp32"])
+    made = export_onnx(models(folder), tmp_path / "out", task=make_task(), dtypes=["fp32", "int8", "fp16"], max_drop=100)
+    record = json.loads((tmp_path / "out" / EXPORT_FILE).read_text())
+    one = export_onnx(models(folder)[0], tmp_path / "one", dtypes=["fp32"]).record
+    assert record["models"] == [f"seed-{seed}/model" for seed in SEEDS] and record["parameters"] == 3 * one["parameters"]
+    files = {file["dtype"]: file for file in made.record["files"].values()}
+    assert files["fp32"]["max_difference"] <= 1e-4 and files["int8"]["max_difference"] < 0.5
+    assert files["fp32"]["bytes"] > 2.5 * one["files"]["onnx/model.onnx"]["bytes"]
+    assert "3 models as one" in (tmp_path / "out/README.md").read_text()
+    Dataset.from_list([{"text": row["text"]} for row in make_task().test]).to_json(tmp_path / "texts.jsonl")
+    for dtype, apart in (("fp32", 1e-5), ("fp16", 1e-2), ("int8", 0.2)):
+        options = {"backend": "onnx", "onnx_dtype": dtype, "num_threads": 1}
+        found = lines(predict(str(tmp_path / "out"), str(tmp_path / "texts.jsonl"), tmp_path / f"{dtype}.jsonl", **options))
+        for said, (mean, _, _) in zip(found, naive(folder, "test"), strict=True):
+            assert said["probabilities"] == pytest.approx(mean, abs=apart)
+
+
+def test_what_has_no_average(run, tmp_path, tokenizer):
+    folder, _ = run
+    base = pretrained(tmp_path / "base", tokenizer, num_hidden_layers=1)
+    rows = {split: rows.filter(lambda row: row["label"] < 2) for split, rows in make_task(train=24).splits.items()}
+    names = ClassLabel(names=make_task().label_names[:2])
+    others = task_from_datasets(
+        TaskSpec(name="two", path="memory"), {split: found.cast_column("label", names) for split, found in rows.items()}
+    )
+    go(tmp_path / "other", base, others, max_steps=1)
+    texts = tmp_path / "texts.txt"
+    texts.write_text("the gene binds\n")
+    with pytest.raises(HfTlmError, match=r"same classes and columns: seed-0/model has classification, classes"):
+        predict([models(folder)[0], str(tmp_path / "other")], str(texts), tmp_path / "out.txt", **CPU)
+    masked = pretrained(tmp_path / "masked", tokenizer, auto_class=AutoModelForMaskedLM)
+    with pytest.raises(
+        HfTlmError, match="Only models for classification and regression are averaged; .*masked is a masked LM"
+    ):
+        export_onnx([models(folder)[0], str(masked)], tmp_path / "out", dtypes=["fp32"])
+    cut = tmp_path / "cut"
+    go(cut, base, make_task(train=24), max_steps=1, max_length=16)
+    with pytest.raises(HfTlmError, match="needs the max_length in common, and those of .*cut are not those of seed-0/model"):
+        export_onnx([models(folder)[0], str(cut)], tmp_path / "out", dtypes=["fp32"])
