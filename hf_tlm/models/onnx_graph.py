@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import sys
 import tempfile
 import threading
 import warnings
@@ -34,7 +35,7 @@ from hf_tlm.models.families import FAMILIES
 DEPTH = 60.0
 ROTARY_OPSET = 23  # The first with an operator for rotary positions.
 _NAME = "hf_tlm_onnx"
-_LOCK = threading.Lock()  # Of what a class and a module of transformers hold meanwhile.
+_LOCK = threading.RLock()  # Of what a class and a module of transformers hold meanwhile.
 # The first with an operator for rotary positions; 20 is the first with one for GELU.
 OPSET = 23
 LARGEST = 2 << 30  # Bytes of a protobuf, in which a graph has its weights.
@@ -88,6 +89,25 @@ def _fixed_angles(config: Any) -> bool:
     """Whether rotary positions turn by the same angles at any length."""
     kinds = (getattr(config, "rope_parameters", None) or {}).values()
     return not any(kind.get("rope_type") in ("dynamic", "longrope") for kind in kinds if isinstance(kind, dict))
+
+
+class _SortedSet(set):
+    """A set of strings that is gone through in their order, not in that of their hashes."""
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(super().__iter__()))
+
+
+@contextlib.contextmanager
+def _sorted_sets(model: nn.Module) -> Iterator[None]:
+    """With sets in the code of the model in order: ModernBERT goes through one of its types of layers, and not it alone."""
+    names = vars(sys.modules[type(model).__module__])
+    with _LOCK:
+        names["set"] = _SortedSet
+        try:
+            yield
+        finally:
+            del names["set"]
 
 
 @contextlib.contextmanager
@@ -183,7 +203,7 @@ def to_onnx(
     dynamic = {place: torch.export.Dim(name, min=1, max=most) for place, (name, most) in enumerate(dims)}
     was = model.training
     try:
-        with _quietly(), exportable_attention(model, opset):
+        with _quietly(), _sorted_sets(model), exportable_attention(model, opset):
             program = torch.onnx.export(
                 _Logits(model.eval(), inputs, outputs),
                 values,
