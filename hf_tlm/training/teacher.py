@@ -13,10 +13,14 @@ import numpy as np
 from datasets import Dataset, Features, List, Value, concatenate_datasets
 
 from hf_tlm.utils.files import atomic_write
+from hf_tlm.utils.json_files import Unfit, listed, maybe, real, record, words
 from hf_tlm.utils.run_names import TEACHER_FILE
 
 # A teacher that gains less than this share of what is to gain over the largest class has little to teach.
 LEAST_GAIN = 0.1
+# Of a report whom a card names; a stranger may have written it.
+_WHO = record({"name": words(1000), "revision": maybe(words(200)), "license": maybe(words(200))})
+_LINK = {"model": words(10_000), "teachers": listed(_WHO, 1000), "flops": real(0, 1e40), "seconds": real(0, 1e12)}
 # How far the shares of classes may be from the task's: half the sum of the differences.
 MOST_DISTANT = 0.4
 
@@ -78,6 +82,8 @@ def repeats(texts: int, passages: int, share: float) -> int:
 def described(report: Mapping[str, Any]) -> str:
     """A teacher's report in a line."""
     found = report["model"]
+    if earlier := report.get("earlier"):
+        found += f" (itself taught by {', '.join(link['model'] for link in earlier)})"
     if (right := report.get("held_out_accuracy")) is not None:
         found += (
             f", {100 * right:.1f}% right on {report.get('held_out', 'held-out training texts')} "
@@ -98,6 +104,28 @@ def teacher_cost(report: Mapping[str, Any], name: str) -> float:
         name: flops, which of a linear model are not counted, or seconds.
     """
     return float(sum(part.get(name) or 0.0 for part in (report, report.get("training") or {})))
+
+
+def lineage(report: Any) -> list[dict[str, Any]]:
+    """Who taught, and before them who taught those, the nearest first.
+
+    Args:
+        report: that of a run's record, whoever has written it; what is none is left out.
+
+    Returns:
+        Of each its `model`, the `teachers` that it was (name, revision, license; none of a linear model), and what it
+        cost with its own teachers: flops, seconds.
+    """
+    found: list[dict[str, Any]] = []
+    earlier = report.get("earlier") if isinstance(report, Mapping) else None
+    for link in [report, *(earlier if isinstance(earlier, list) else [])]:
+        try:
+            cost = {name: teacher_cost(link, name) for name in ("flops", "seconds")}
+            one = record(_LINK, ("teachers",))({**link, **cost})
+        except (Unfit, TypeError, ValueError, AttributeError):
+            continue
+        found.append({**one, "teachers": list(one.get("teachers", ()))})
+    return found
 
 
 def doubts(report: Mapping[str, Any]) -> list[str]:

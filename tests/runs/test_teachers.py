@@ -21,6 +21,7 @@ from hf_tlm.analysis.report.page import report_page
 from hf_tlm.analysis.report.run_folder import read_run
 from hf_tlm.data import tokenize
 from hf_tlm.errors import AnalysisError, ArgumentsError, HfTlmError
+from hf_tlm.hub.cards import tlm_card
 from hf_tlm.influence import InfluenceError, select
 from hf_tlm.models import ModelError
 from hf_tlm.objectives.task import class_weights
@@ -31,7 +32,8 @@ from hf_tlm.runs.teachers.answers import class_matrix, marks_without_passages, m
 from hf_tlm.runs.teachers.ask import corrected
 from hf_tlm.tasks import TaskSpec, task_from_datasets
 from hf_tlm.training import ModelArguments, ScoreModelArguments, TlmArguments, TlmTrainer
-from hf_tlm.training.teacher import doubts, repeats
+from hf_tlm.training.teacher import described, doubts, lineage, repeats
+from support.card_records import RUN
 from support.tiny_checkpoints import go, pretrained
 from support.toys import FAST, TINY_CONFIGS, make_task, sentences
 from support.training_runs import QUIET
@@ -278,6 +280,7 @@ def test_rounds(tmp_path, task, corpus):
     best = (first, second)[record["round"] - 1]
     assert record["summary"] == best["summary"] and record["round"] == 1 + (means[1] > means[0])
     assert second["teacher"]["model"] == "the average of 2 models (seed-0/model, seed-1/model)"
+    assert [one["model"] for one in second["teacher"]["earlier"]] == ["logistic regression on TF-IDF"]
     weights = tmp_path / "run" / f"round-{record['round']}" / "model.safetensors"
     assert (tmp_path / "run" / "model.safetensors").read_bytes() == weights.read_bytes()
     assert f"round        {record['round']} is the best of 2 on validation" in run.to_text()
@@ -375,6 +378,31 @@ def test_several_models_teach_their_average(task, runs):
     assert made.report["training"]["flops"] == sum(costs) > 0
 
 
+def test_the_teachers_of_a_teacher(task, runs, tmp_path):
+    """Are named with their licences and are on the bill once, whatever of the run is named as the teacher."""
+    run = shutil.copytree(runs[0].parent.parent, tmp_path / "run")
+    path, seed = run / "results.json", run / "seed-0" / "model"
+    first = {"model": "me/<b>", "teachers": [{"name": "me/<b>", "revision": "0f", "license": "mit"}], "flops": 3e20}
+    earlier = {"model": "it", "teachers": [], "flops": 1.0, "seconds": 2.0}
+    taught = {**first, "seconds": 5.0, "training": {"flops": 4e20, "seconds": 6.0}, "earlier": [earlier, "damaged", {}]}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"teacher": taught}))
+    costs = [one["cost"] for one in json.loads(path.read_text())["seeds"]]
+    links = [{**first, "flops": 7e20, "seconds": 11.0}, earlier]
+    seeds = [str(seed), str(run / "seed-1" / "model")]
+    for names, counted in ((str(run), costs), (str(seed), costs[:1]), (seeds, costs)):
+        report = asked(task, PASSAGES, 10, names).report
+        assert report["earlier"] == links
+        assert report["training"]["flops"] == pytest.approx(7e20 + sum(cost["flops"] for cost in counted), rel=1e-12)
+        assert report["training"]["seconds"] == pytest.approx(11 + sum(cost["seconds"] for cost in counted))
+    assert lineage(report)[1:] == links and "(itself taught by me/<b>, it)" in described(report)
+    card = tlm_card({**RUN, "arguments": {**RUN["arguments"], "teacher_weight": 1.0}, "teacher": report}, 1)
+    assert "It was itself taught by `me/<b>`. `me/<b>` at revision `0f`: licence `mit`. Before that taught `it`." in card
+    assert "training it, with its own teachers, " in card and "7e+20 FLOPs" in card
+    path.unlink()
+    (run / "teacher.json").write_text(json.dumps(taught))
+    assert asked(task, PASSAGES, 10, str(seed)).report["earlier"] == links, "the run of a finished seed is unfinished"
+
+
 def test_other_names_of_classes(task, runs, tmp_path):
     """In another order they are the same; other names need a mapping, of which several may be one class."""
     model = AutoModelForSequenceClassification.from_pretrained(runs[0])
@@ -440,7 +468,7 @@ def test_names_of_many_classes_are_in_the_digest(task, monkeypatch):
         one = models._Model("runs/a", SimpleNamespace(folder=None), matrix, "same")
         monkeypatch.setattr(models, "_opened", lambda *_, one=one: one)
         monkeypatch.setattr(models, "_described", lambda _: {})
-        monkeypatch.setattr(models, "_training_cost", lambda _: {})
+        monkeypatch.setattr(models, "_trained", lambda _: ([{}], []))
         digests.append(models.ModelTeacher(task, ["runs/a"], {}, {}).digest)
     assert digests[0] != digests[1]
 

@@ -46,6 +46,7 @@ _REPORT = {
     **{"confidence_by_tenth": listed(whole(0, 2**40), 10), "examples": mapped(listed(_EXAMPLE, 100), 10_000)},
     **_COST,
     "training": record(_COST),
+    "earlier": listed(record({"model": words(10_000)}), 1000),
 }
 FILE = "report.html"
 SPLITS = ("validation", "test")

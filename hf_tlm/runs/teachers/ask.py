@@ -47,7 +47,7 @@ _OF_TRAINING = (
 )
 _ARRAYS = ("train", "passages", "disagreement")
 # Of a report what a subset's manifest tells, which has no times.
-_WHO, _COST = ("model", "teachers", "file"), ("parameters", "tokens", "flops")
+_WHO, _COST = ("model", "teachers", "earlier", "file"), ("parameters", "tokens", "flops")
 PASSAGE_OPTIONS = (
     *("teacher_passages", "teacher_trust", "teacher_passage_length", "teacher_share", "teacher_output"),
     "stage2_teacher_passages",

@@ -27,10 +27,11 @@ from hf_tlm.runs.prediction.source import Source, find_source
 from hf_tlm.runs.teachers.answers import LEAST, Answers, class_matrix, entropy, progress
 from hf_tlm.tasks import Task
 from hf_tlm.training.run_folder import RECORDS, RESULTS_FILE
-from hf_tlm.training.teacher import teacher_cost
+from hf_tlm.training.teacher import lineage, teacher_cost
 from hf_tlm.utils.files import atomic_file
 from hf_tlm.utils.json_files import find_object
 from hf_tlm.utils.locks import agree, place_in_job
+from hf_tlm.utils.run_names import TEACHER_FILE
 from hf_tlm.utils.seals import checksum
 
 # Texts that are asked of together; an asking that was interrupted goes on after the last such part.
@@ -68,8 +69,11 @@ class ModelTeacher:
             "model": shown[0] if len(shown) == 1 else f"the average of {len(shown)} models ({', '.join(shown)})",
             "teachers": [_described(one) for one in self.models],
         }
-        if all(costs := [_training_cost(one.source.folder) for one in self.models]):
+        costs, earlier = _trained(self.models)
+        if all(costs):
             self.about["training"] = {name: sum(cost[name] for cost in costs) for name in ("flops", "seconds")}
+        if earlier:
+            self.about["earlier"] = earlier
         matrices = [None if one.matrix is None else one.matrix.tolist() for one in self.models]
         self.digest = " ".join(one.digest for one in self.models) + json.dumps(matrices)
 
@@ -172,18 +176,32 @@ def _described(one: _Model) -> dict[str, Any]:
     return {"name": name, "revision": revision, "license": license, "digest": one.digest}
 
 
-def _training_cost(folder: Path) -> dict[str, float]:
-    """FLOPs and seconds of a model's training, with its run's other seeds and its own teacher; nothing where none tells."""
-    of_run = find_object(folder / RESULTS_FILE)
-    run = of_run or (find_object(folder.parent / RESULTS_FILE) if folder.name == "model" else None) or {}
-    try:
-        parts = run.get("rounds") or [one["cost"] for one in run.get("seeds") or run.get("splits") or [run]]
-        found = {name: float(sum(part[name] for part in parts)) for name in ("flops", "seconds")}
-        if "rounds" not in run:
-            found = {name: value + teacher_cost(run.get("teacher") or {}, name) for name, value in found.items()}
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return {}  # A stock checkpoint, or an older run's; or a stranger has written it.
-    return found if all(0 <= value < float("inf") for value in found.values()) else {}
+def _trained(models: Sequence[_Model]) -> tuple[list[dict[str, float]], list[dict[str, Any]]]:
+    """FLOPs and seconds of the training of each model, empty where none tells, and who taught them (see `lineage`).
+
+    A run costs what all of its seeds did, one that is named by its folder `seed-<n>/model` what that one did; and what its
+    own teacher did, which is counted once.
+    """
+    costs, earlier, homes = [], [], set()
+    for one in models:
+        folder = home = one.source.folder.resolve()
+        if folder.name == "model" and not (folder / RESULTS_FILE).is_file():
+            home = folder.parents[1]  # Of the run whose seed, or split, it is.
+        run = find_object(home / RESULTS_FILE) or {}
+        teacher = run.get("teacher") or find_object(home / TEACHER_FILE) or {}
+        named = home != folder and Path(one.name).resolve() == folder
+        try:
+            seeds = [find_object(folder.parent / RESULTS_FILE) or {}] if named else run.get("seeds") or run.get("splits")
+            parts = run.get("rounds") or [seed["cost"] for seed in seeds or [run]]
+            cost = {name: float(sum(part[name] for part in parts)) for name in ("flops", "seconds")}
+            if home not in homes and "rounds" not in run:  # Those have theirs already.
+                cost = {name: value + teacher_cost(teacher, name) for name, value in cost.items()}
+        except (KeyError, TypeError, ValueError, AttributeError):
+            cost = {}  # A stock checkpoint, or an older run's; or a stranger has written it.
+        costs.append(cost if all(0 <= value < float("inf") for value in cost.values()) else {})
+        earlier += [link for link in lineage(teacher) if link not in earlier]
+        homes.add(home)
+    return costs, earlier
 
 
 def _asked(predictor: Predictor, one: _Model, rows: Dataset, part: Path, description: str) -> tuple[np.ndarray, int, float]:
