@@ -91,6 +91,22 @@ def _named(teacher: Sequence[str]) -> list[str | None] | str | None:
     return names if len(names) > 1 else names[0]
 
 
+def run_of(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """The run that the model in a folder is of, by its folder, and its record, or what there is of it.
+
+    Of an unfinished run, of which a seed may be finished, that is what its teacher says; of a stock checkpoint nothing.
+    """
+    home = folder.resolve()
+    if home.name == MLM_SUBFOLDER:
+        home = home.parent
+    if home.name == "model" and not (home / RESULTS_FILE).is_file():
+        home = home.parent.parent  # `home` is a seed's or a split's.
+    record = find_object(home / RESULTS_FILE) or {}
+    if "teacher" not in record and (said := find_object(home / TEACHER_FILE)) is not None:
+        record["teacher"] = said
+    return home, record
+
+
 def local_files(model: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
     """List the files, with their digests, of the options whose values are local models, tokenizers or configs.
 

@@ -37,6 +37,8 @@ from hf_tlm.runs.prediction.source import Source, find_source
 from hf_tlm.runs.records import SAVED_FILE
 from hf_tlm.tasks import Task, unlabelled_chunks
 from hf_tlm.training import ArgumentsError
+from hf_tlm.training.run_folder import run_of
+from hf_tlm.training.teacher import lineage
 from hf_tlm.utils.files import atomic_directory, sha256
 from hf_tlm.utils.json_files import read_object
 from hf_tlm.utils.run_names import SETTINGS_FILE
@@ -177,7 +179,7 @@ def export_onnx(
             if "fp32" not in dtypes:
                 (folder / ONNX_FILES["fp32"]).unlink()
                 del files[ONNX_FILES["fp32"]]
-            record = _record(names, model, check, files, opset)
+            record = _record(names, sources, model, check, files, opset)
             _write_others(folder, model, record)
     if page is not None:
         fill_page(output, page, runtime, texts=page_texts)
@@ -355,9 +357,17 @@ def _pairs(model: Exportable, task: Task | None) -> bool:
 
 
 def _record(
-    names: Sequence[str], model: Exportable, check: _RandomCheck | _TextCheck, files: Mapping[str, Any], opset: int
+    names: Sequence[str],
+    sources: Sequence[Source],
+    model: Exportable,
+    check: _RandomCheck | _TextCheck,
+    files: Mapping[str, Any],
+    opset: int,
 ) -> dict[str, Any]:
     spec = model.source.spec
+    taught_by: list[dict[str, Any]] = []
+    for source in sources:
+        taught_by += [link for link in lineage(run_of(source.folder)[1].get("teacher")) if link not in taught_by]
     versions = {package: importlib.metadata.version(package) for package in _PACKAGES}
     return {
         "format": "hf_tlm.export",
@@ -368,6 +378,7 @@ def _record(
         "model_type": model.stock.config.model_type,
         "parameters": sum(parameter.numel() for member in model.members for parameter in member.parameters()),
         "task": check.task.name if check.task else None if model.kind is fill_mask or model.source.stock else spec.name,
+        **({"taught_by": taught_by} if taught_by else {}),
         "kind": model.kind_name,
         "pairs": _pairs(model, check.task),
         "max_length": model.args.max_length,

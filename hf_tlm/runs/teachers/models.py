@@ -26,12 +26,11 @@ from hf_tlm.runs.prediction.predict import Predictor, open_predictor
 from hf_tlm.runs.prediction.source import Source, find_source
 from hf_tlm.runs.teachers.answers import LEAST, Answers, class_matrix, entropy, progress
 from hf_tlm.tasks import Task
-from hf_tlm.training.run_folder import RECORDS, RESULTS_FILE
+from hf_tlm.training.run_folder import RECORDS, RESULTS_FILE, run_of
 from hf_tlm.training.teacher import lineage, teacher_cost
 from hf_tlm.utils.files import atomic_file
 from hf_tlm.utils.json_files import find_object
 from hf_tlm.utils.locks import agree, place_in_job
-from hf_tlm.utils.run_names import TEACHER_FILE
 from hf_tlm.utils.seals import checksum
 
 # Texts that are asked of together; an asking that was interrupted goes on after the last such part.
@@ -184,12 +183,8 @@ def _trained(models: Sequence[_Model]) -> tuple[list[dict[str, float]], list[dic
     """
     costs, earlier, homes = [], [], set()
     for one in models:
-        folder = home = one.source.folder.resolve()
-        if folder.name == "model" and not (folder / RESULTS_FILE).is_file():
-            home = folder.parents[1]  # Of the run whose seed, or split, it is.
-        run = find_object(home / RESULTS_FILE) or {}
-        teacher = run.get("teacher") or find_object(home / TEACHER_FILE) or {}
-        named = home != folder and Path(one.name).resolve() == folder
+        folder, (home, run) = one.source.folder.resolve(), run_of(one.source.folder)
+        teacher, named = run.get("teacher") or {}, home != folder and Path(one.name).resolve() == folder
         try:
             seeds = [find_object(folder.parent / RESULTS_FILE) or {}] if named else run.get("seeds") or run.get("splits")
             parts = run.get("rounds") or [seed["cost"] for seed in seeds or [run]]

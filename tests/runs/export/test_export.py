@@ -3,6 +3,7 @@
 import errno
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -51,7 +52,7 @@ def lines(path):
 
 def test_what_is_written_and_said(exported):
     folder, record = exported.folder, json.loads((exported.folder / "export.json").read_text())
-    assert record == exported.record
+    assert record == exported.record and "taught_by" not in record
     assert {
         "onnx/model.onnx",
         "onnx/model_quantized.onnx",
@@ -231,6 +232,20 @@ def test_commands_of_the_card(exported, dtypes, browser):
     for changes in ({"model_type": "cocolm"}, {"kind": "multiple_choice"}):
         other = onnx_card({**record, **changes})
         assert "transformers.js" not in other and "pipeline(" not in other and "predict --backend onnx" in other
+
+
+def test_who_taught_is_on_the_card(run, graph, tmp_path):
+    """Of the run's model and of a seed's."""
+    taught = shutil.copytree(run, tmp_path / "run")
+    one = {"name": "me/<b>", "revision": "0f", "license": "mit", "digest": "1"}
+    teacher = {"model": "me/<b>", "teachers": [one], "earlier": [{"model": "linear", "flops": 0, "seconds": 2}]}
+    path = taught / "results.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"teacher": teacher}))
+    for number, model in enumerate((taught, taught / "seed-0" / "model")):
+        made = export_onnx(str(model), tmp_path / f"out-{number}", dtypes=["fp32"])
+        assert [link["model"] for link in made.record["taught_by"]] == ["me/<b>", "linear"]
+        card = (made.folder / "README.md").read_text()
+        assert "those of `me/<b>`. `me/<b>` at revision `0f`: licence `mit`. Before that taught `linear`." in card
 
 
 @pytest.mark.parametrize("threads", [0, -1, 1.5])
