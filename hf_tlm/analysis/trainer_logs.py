@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
@@ -145,27 +145,35 @@ def _read_seeds(folder: Path) -> list[SeedLog]:
     return found
 
 
+def checkpoint_points(grid: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
+    """Find the points of a grid over a pretraining's checkpoints: its step -> the point (COCO-LM, Figure 3).
+
+    Of several settings of one checkpoint those count whose median over the seeds is highest. Empty for any other grid.
+    """
+    best: dict[int, Mapping[str, Any]] = {}
+    for point in grid.get("points", ()):
+        named = _CHECKPOINT.fullmatch(PurePath(str(point["values"].get("model_name_or_path", ""))).name)
+        if "validation" not in point or not named:
+            continue
+        step, score = int(named[1]), point["validation"][grid["metric"]]["median"]
+        if step not in best or score > best[step]["validation"][grid["metric"]]["median"]:
+            best[step] = point
+    return dict(sorted(best.items()))
+
+
 def _read_checkpoints(folder: Path) -> list[SeedLog]:
     """Scores on validation of what a pretraining's checkpoints were fine-tuned to, where the pretraining was.
 
-    Of several settings of one checkpoint those count whose median over the seeds is highest (COCO-LM, Figure 3); none of
-    anything but a grid over checkpoints.
+    None of anything but a grid over checkpoints.
     """
     record = read_json(folder / GRID_FILE) if (folder / GRID_FILE).is_file() else {}
-    best: dict[int, dict[str, Any]] = {}
-    for point in record.get("points", ()):
-        shown = str(point["values"].get("model_name_or_path", ""))
-        start = Path(places_of(folder / point["folder"]).get(shown, shown))
-        if "validation" not in point or not (named := _CHECKPOINT.fullmatch(start.name)):
-            continue
-        step, score = int(named[1]), point["validation"][record["metric"]]["median"]
-        if step not in best or score > best[step]["validation"][record["metric"]]["median"]:
-            best[step] = {**point, "start": start}
+    best = checkpoint_points(record)
     seeds = [SeedLog(str(seed)) for seed in record.get("seeds", ())] if best else []
-    for step, point in sorted(best.items()):
-        place = {"steps": float(step)}
-        if (point["start"] / STATE).is_file():
-            along = _places(_entries(point["start"] / STATE))
+    for step, point in best.items():
+        place, shown = {"steps": float(step)}, point["values"]["model_name_or_path"]
+        start = Path(places_of(folder / point["folder"]).get(shown, shown))
+        if (start / STATE).is_file():
+            along = _places(_entries(start / STATE))
             place |= {axis: float(values[-1]) for axis, values in along.items() if axis != "steps" and len(values)}
         for name, figures in point["validation"].items():
             for seed, value in zip(seeds, figures["values"], strict=True):

@@ -143,6 +143,9 @@ def test_coco_lm():
         assert config.intermediate_size == 4 * config.hidden_size and config.hidden_size == 64 * config.num_attention_heads
         assert (values["objective"], config.relative_attention_mode) == ("cocolm", "t5")
         assert values["lowercase"] is (name == "cocolm_base")
+        # Every checkpoint of Figure 3 stays.
+        kept = values["save_total_limit"] * values["save_steps"]
+        assert (kept >= values["max_steps"]) is (name == "cocolm_base")
     values, config = read("cocolm_tiny")
     assert trunk(config) < 5e6 and values["auxiliary_layers"] == 1 < config.num_hidden_layers
 

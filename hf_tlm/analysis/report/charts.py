@@ -11,8 +11,9 @@ from typing import Any
 from hf_tlm.analysis.report.about import metric_name
 from hf_tlm.analysis.report.blocks import Column, Table, make_table
 from hf_tlm.analysis.report.run_folder import RunFolder
-from hf_tlm.analysis.trainer_logs import read_log
-from hf_tlm.utils.run_names import stage_folder
+from hf_tlm.analysis.trainer_logs import checkpoint_points, read_log
+from hf_tlm.errors import AnalysisError
+from hf_tlm.utils.run_names import GRID_FILE, stage_folder
 
 WIDTH, HEIGHT = 400, 250
 LEFT, RIGHT, TOP, BOTTOM = 52, 24, 12, 42
@@ -148,9 +149,11 @@ def curves(run: RunFolder) -> list[Chart]:
     """Losses of the seed best on validation, and the validation score of all seeds, against steps.
 
     Raises:
-        AnalysisError: a trainer_state.json is damaged; the message names it.
+        AnalysisError: a trainer_state.json, or a grid.json, is damaged; the message names it.
     """
     charts: list[Chart | None] = []
+    if isinstance(grid := run.record.get("grid"), Mapping):
+        charts.append(_of_checkpoints(run, grid))
     if run.kind == "pretrain":
         log = read_log(run.path / "training")
         charts += [
@@ -173,6 +176,19 @@ def curves(run: RunFolder) -> list[Chart]:
     charts.append(_validation("Validation", score, histories, f"{prefix}{run.metric}", 100))
     charts.append(_validation("Validation loss", "loss (nats)", histories, f"{prefix}loss"))
     return [chart for chart in charts if chart is not None]
+
+
+def _of_checkpoints(run: RunFolder, grid: Mapping[str, Any]) -> Chart | None:
+    """The scores of a pretraining's fine-tuned checkpoints against its steps (COCO-LM, Figure 3)."""
+    logs: dict[str, list[dict[str, Any]]] = {}
+    try:
+        for step, point in checkpoint_points(grid).items():
+            for seed, value in zip(grid["seeds"], point["validation"][grid["metric"]]["values"], strict=True):
+                logs.setdefault(f"seed {seed}", []).append({"step": step, "score": value})
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise AnalysisError(f"{run.path / GRID_FILE} is not what a grid writes: {error!r:.80}. It is damaged.") from error
+    title = "Fine-tuned checkpoints: validation against the pretraining's steps"
+    return _validation(title, f"{metric_name(run.metric)} /%", logs, "score", 100)
 
 
 def _losses(title: str, log: Sequence[Mapping[str, Any]]) -> Chart | None:

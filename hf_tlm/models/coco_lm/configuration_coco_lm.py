@@ -15,7 +15,7 @@ from .relative_positions import MODES
 class CocoLmConfig(PreTrainedConfig):
     """BERT's configuration with one relative position bias for all layers (Meng et al., NeurIPS 2021, sections 3.3 and 4).
 
-    The defaults are the paper's base size.
+    The defaults are the paper's base size, but for `copy_bias`.
 
     Args:
         type_vocab_size: number of token types; 0, as in the released checkpoints: none, `token_type_ids` are not used.
@@ -27,7 +27,8 @@ class CocoLmConfig(PreTrainedConfig):
         zero_padding: after the LayerNorm, the embeddings of padding (where a two-dimensional attention mask is 0) are zero.
             Tokens do not see it; only the hidden states of padding itself are others.
         copy_head: the masked LM has a copy head; plain masked language modelling trains none.
-        copy_bias: the copy head w^T h has a bias, as in the released checkpoints; the paper's has none.
+        copy_bias: the copy head w^T h has a bias, as in the released checkpoints and in models whose configuration does not
+            say; the paper's has none.
         lm_transform: BERT's dense layer, activation and LayerNorm before the output embedding, as auxiliary models have
             them (appendix D, "Projection Heads"); the main one has none.
         classifier_dropout: of the heads of labelled tasks; None: `hidden_dropout_prob`.

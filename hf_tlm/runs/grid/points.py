@@ -161,8 +161,8 @@ def checkpoints(pattern: str) -> list[str]:
     found = [folder for folder in glob.glob(pattern) if os.path.isdir(folder)]
     if not found:
         raise GridError(
-            f"No folder matches {pattern}. Give the checkpoints of a run, such as runs/electra/training/checkpoint-*, of "
-            "which --save_total_limit keeps as many as it says."
+            f"No folder matches {pattern}. Give the checkpoints of a run, such as runs/electra/training/checkpoint-*: it "
+            "writes them as its --save_strategy and --save_steps say, and keeps the last --save_total_limit of them."
         )
     return sorted(found, key=lambda name: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)])
 

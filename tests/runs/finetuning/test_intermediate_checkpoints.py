@@ -10,6 +10,9 @@ import torch
 from datasets import Dataset
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSequenceClassification, set_seed
 
+from hf_tlm.analysis import AnalysisError
+from hf_tlm.analysis.report.charts import curves
+from hf_tlm.analysis.report.run_folder import read_run
 from hf_tlm.analysis.trainer_logs import read_runs
 from hf_tlm.corpora import load_corpus
 from hf_tlm.data import BlockArguments
@@ -116,5 +119,18 @@ def test_scores_against_steps_by_one_command(pretrained, tmp_path, monkeypatch):
     assert settings["model"]["model_name_or_path"] == chosen
     # No place of this machine is in what is recorded, nor in a folder's name.
     assert str(training) not in json.dumps(record) and str(tmp_path)[1:].replace("/", "-") not in json.dumps(record)
-    with pytest.raises(GridError, match="No folder matches"):
+    # With --report the page has the curve, of three checkpoints or more.
+    assert not curves(read_run(tmp_path / "out"))
+    point = next(point for point in record["points"] if point["values"]["model_name_or_path"].endswith("checkpoint-2"))
+    third = {**point, "values": {"model_name_or_path": "training/checkpoint-3"}}
+    record["points"].append(third)
+    (tmp_path / "out" / "grid.json").write_text(json.dumps(record))
+    (chart,) = curves(read_run(tmp_path / "out"))
+    assert "against the pretraining's steps" in chart.title and [name for name, _ in chart.lines] == ["seed 0", "seed 1"]
+    assert [cell.text for row in chart.numbers.rows for cell in row[:2]][:6] == ["seed 0", "1", "seed 0", "2", "seed 0", "3"]
+    del third["values"]
+    (tmp_path / "out" / "grid.json").write_text(json.dumps(record))
+    with pytest.raises(AnalysisError, match=r"grid.json is not what a grid writes: KeyError\('values'\)"):
+        curves(read_run(tmp_path / "out"))
+    with pytest.raises(GridError, match="No folder matches.*--save_strategy and --save_steps.*--save_total_limit"):
         GridArguments().read(None, f"{training}/none-*")
