@@ -165,8 +165,8 @@ class PromptEncoder:
         """How many tokens of each text of each row are kept: of the first row, which has the mask, its own come first."""
         first = [number == 0 and part.kind == TEXTS[0] for number in range(len(rows)) for part in self.prompt.text_parts]
         limits = [self.first_text_limit if is_first else self.other_text_limit for is_first in first]
-        texts = [ids for row in rows for ids in row]
-        lengths = [len(ids) if limit is None else min(len(ids), limit) for ids, limit in zip(texts, limits, strict=True)]
+        found = [len(ids) for row in rows for ids in row]
+        lengths = [n if limit is None else min(n, limit) for n, limit in zip(found, limits, strict=True)]
         if not self.tail:
             return kept_lengths(lengths, self._room) if sum(lengths) > self._room else lengths
         parts = [part.kind for part in self.prompt.parts]
