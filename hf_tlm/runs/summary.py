@@ -15,7 +15,7 @@ from hf_tlm.runs.baselines import to_beat_line
 from hf_tlm.runs.price import price_line
 from hf_tlm.runs.records import cost_lines, published_lines
 from hf_tlm.training.run_folder import RESULTS_FILE, copy_best_model
-from hf_tlm.training.teacher import described
+from hf_tlm.training.teacher import cost_line, described
 from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.markdown import markdown_table
 from hf_tlm.utils.run_names import seed_folder
@@ -137,7 +137,7 @@ class SeededRun:
         if line := to_beat_line(self.details.get("baselines") or [], self.details["metric"], self.summary):
             lines.append(f"to beat      {line}")
         if teacher := self.details.get("teacher"):
-            lines.append(f"teacher      {described(teacher)}")
+            lines.append(f"teacher      {described(teacher)}{cost_line(teacher)}")
         if rounds := self.details.get("rounds"):
             scores = ", ".join(f"{number}: {100 * one['validation']:.2f}" for number, one in enumerate(rounds, 1))
             lines.append(f"round        {self.details['round']} is the best of {len(rounds)} on validation ({scores})")

@@ -106,6 +106,13 @@ def teacher_cost(report: Mapping[str, Any], name: str) -> float:
     return float(sum(part.get(name) or 0.0 for part in (report, report.get("training") or {})))
 
 
+def cost_line(report: Mapping[str, Any]) -> str:
+    """What a teacher cost, asked and where its folder tells trained, for the end of a line."""
+    flops, seconds = (teacher_cost(report, name) for name in ("flops", "seconds"))
+    trained = " with its training" if report.get("training") else ""
+    return f"; it cost {seconds:,.0f} s" + (f" and {flops:.3g} FLOPs" if flops else "") + trained
+
+
 def lineage(report: Any) -> list[dict[str, Any]]:
     """Who taught, and before them who taught those, the nearest first.
 

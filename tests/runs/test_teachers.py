@@ -32,7 +32,7 @@ from hf_tlm.runs.teachers.answers import class_matrix, marks_without_passages, m
 from hf_tlm.runs.teachers.ask import corrected
 from hf_tlm.tasks import TaskSpec, task_from_datasets
 from hf_tlm.training import ModelArguments, ScoreModelArguments, TlmArguments, TlmTrainer
-from hf_tlm.training.teacher import described, doubts, lineage, repeats
+from hf_tlm.training.teacher import cost_line, described, doubts, lineage, repeats
 from support.card_records import RUN
 from support.tiny_checkpoints import go, pretrained
 from support.toys import FAST, TINY_CONFIGS, make_task, sentences
@@ -342,7 +342,10 @@ def test_a_run_learns_from_its_teacher_and_says_so(tmp_path, task, corpus, caplo
     (tmp_path / "run" / "teacher.json").write_text(json.dumps({"model": "x", "passages": -1}))
     with pytest.raises(AnalysisError, match="passages must be a whole number"):
         report_page(read_run(tmp_path / "run"))
-    assert "teacher      logistic regression on TF-IDF, " in run.to_text()
+    (line,) = [
+        line for line in run.to_text().splitlines() if line.startswith("teacher      logistic regression on TF-IDF, ")
+    ]
+    assert line.endswith(f"; it cost {record['teacher']['seconds']:,.0f} s")
 
 
 @pytest.fixture(scope="module")
@@ -394,6 +397,7 @@ def test_the_teachers_of_a_teacher(task, runs, tmp_path):
         assert report["earlier"] == links
         assert report["training"]["flops"] == pytest.approx(7e20 + sum(cost["flops"] for cost in counted), rel=1e-12)
         assert report["training"]["seconds"] == pytest.approx(11 + sum(cost["seconds"] for cost in counted))
+    assert cost_line(taught) == "; it cost 11 s and 7e+20 FLOPs with its training"
     assert lineage(report)[1:] == links and "(itself taught by me/<b>, it)" in described(report)
     card = tlm_card({**RUN, "arguments": {**RUN["arguments"], "teacher_weight": 1.0}, "teacher": report}, 1)
     assert "It was itself taught by `me/<b>`. `me/<b>` at revision `0f`: licence `mit`. Before that taught `it`." in card
