@@ -125,6 +125,18 @@ def test_what_there_was_to_beat(run, task, tmp_path):
     assert ("to beat", "70.00 %", "linear, on test") in highlights(read_run(tmp_path / "copy"))
 
 
+@pytest.mark.parametrize(
+    "found,shown", [({"n": 2, "test": {"macro_f1": 0.75}}, True), ({"n": 2, "test": 3}, False), (3, False)]
+)
+def test_the_seeds_averaged(run, task, tmp_path, found, shown):
+    record = json.loads((run / "results.json").read_text())
+    shutil.copytree(run, tmp_path / "copy")
+    (tmp_path / "copy" / "results.json").write_text(json.dumps(record | {"averaged": found}))
+    scores = page_of(tmp_path / "copy", tmp_path, task=task).tables["In percent"]
+    assert (["Macro-F1", "test: all seeds averaged", "75.00", "", "", ""] in scores) is shown
+    assert any("averaged" in row[1] for row in scores) is shown
+
+
 def row_label(task, at):
     return task.test["label"][at]
 

@@ -120,13 +120,22 @@ def scores(run: RunFolder) -> Section | None:
                 each = [(record.get(split) or {}).get(metric) for record in run.seeds]
                 values = [score["mean"], *[score["std"], figure(score["values"])][: len(beside)], *each]
                 rows.append((metric_name(metric), split, *(None if value is None else 100 * value for value in values)))
-                for name, value in _to_beat(run, split, metric):
+                for name, value in (*_averaged(run, split, metric), *_to_beat(run, split, metric)):
                     rows.append((metric_name(metric), f"{split}: {name}", 100 * value, *[None] * (len(columns) - 3)))
     about = f"± is the sample standard deviation over the {of}s. " if len(run.seeds) > 1 else ""
     about += "Checkpoints were chosen by the validation score." if _chose_checkpoints(run) else ""
     if (scored := run.record.get("scored_split")) not in (None, "test"):
         about += f" Test scores are on the task's {scored} split: test has no labels."
     return Section("Scores", "scores", [make_table("In percent", columns, rows), Text(about)])
+
+
+def _averaged(run: RunFolder, split: str, metric: str) -> Iterator[tuple[str, float]]:
+    """What the average of the seeds' models scores, where the run's record has it."""
+    found = run.record.get("averaged")
+    of_split = found.get(split) if isinstance(found, Mapping) else None
+    score = of_split.get(metric) if isinstance(of_split, Mapping) else None
+    if isinstance(score, (int, float)):
+        yield "all seeds averaged", score
 
 
 def _to_beat(run: RunFolder, split: str, metric: str) -> Iterator[tuple[str, float]]:
