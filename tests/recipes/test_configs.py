@@ -136,6 +136,7 @@ def test_iss_files_parse_on_top_of_base(released, tmp_path):
     assert one.per_device_train_batch_size * one.gradient_accumulation_steps == 16
     found = (args.rho2, args.learning_rate, args.num_train_epochs, args.warmup_steps, args.weight_decay, args.seed)
     assert found == (3, 5e-5, 15, 0.1, 0.0, 42) and model_args.embedding_init == "random"
+    assert (args.adam_epsilon, args.max_grad_norm) == (1e-8, 0.0)
     found = (selection.corpus_batch_size, selection.task_batch_size, selection.task_split, selection.group_loss)
     assert found == ((8, 8, "train", "tokens") if released else (4, 8, "validation", "passages"))
     assert selection.mask_task_texts is released
@@ -205,6 +206,7 @@ def test_files_parse_on_top_of_base(path, tmp_path):
         args=[*config, "--task", "x", "--output_dir", str(tmp_path), "--use_cpu", "true"],
     )
     assert args.learning_rate == 1e-4 and args.stage2_learning_rate == 2e-5 and args.warmup_steps == 10000
+    assert (args.adam_epsilon, args.max_grad_norm) == (1e-6, 0.0), "as the released code's optimizer"
     one = args.for_stage(1, tmp_path, 0, "macro_f1")
     assert one.per_device_train_batch_size * one.gradient_accumulation_steps == args.total_batch_size
     assert model_args.embedding_init == "random", "the papers' presets do not use our spectral start"
