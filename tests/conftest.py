@@ -68,6 +68,14 @@ def pytest_collection_modifyitems(config, items):
     gc.freeze()
 
 
+def pytest_terminal_summary(terminalreporter):
+    """What is not tested here, of the skips whose reason shouts."""
+    reasons = {report.longrepr[2].removeprefix("Skipped: ") for report in terminalreporter.stats.get("skipped", [])}
+    for reason in sorted(reasons):
+        if reason[:5].isupper():
+            terminalreporter.write_line(reason, yellow=True)
+
+
 @pytest.fixture
 def task():
     return make_task()

@@ -106,14 +106,17 @@ def test_equal_weights_give_equal_bytes_and_other_opsets(tokenizer, tmp_path):
     program = (
         "import sys; from hashlib import sha256; from transformers import AutoModelForSequenceClassification as Auto; "
         "from hf_tlm.models.onnx_graph import half, quantized, to_onnx; "
-        "model = Auto.from_pretrained(sys.argv[1]).eval(); assert len({*model.config.layer_types}) == 2; "
+        "model = Auto.from_pretrained(sys.argv[1]).eval(); print([*{*model.config.layer_types}]); "
         "graph = to_onnx(model, ['input_ids', 'attention_mask']); kinds = graph, quantized(graph), half(graph); "
         "print([sha256(kind.SerializeToString(deterministic=True)).hexdigest() for kind in kinds])"
     )
     found = []
-    for seed in ("1", "2"):
+    for seed in ("0", "1"):
         given = {"env": {**os.environ, "PYTHONHASHSEED": seed}, "capture_output": True, "text": True, "check": True}
-        found.append(subprocess.run([sys.executable, "-c", program, str(folder)], **given).stdout)
-    assert found[0] == found[1]
+        found.append(subprocess.run([sys.executable, "-c", program, str(folder)], **given).stdout.splitlines())
+    assert (
+        found[0][0] == "['full_attention', 'sliding_attention']" and found[1][0] == "['sliding_attention', 'full_attention']"
+    )
+    assert found[0][1] == found[1][1]
     made = export_onnx(str(folder), tmp_path / "later", dtypes=["fp32"], opset=21)
     assert made.record["opset"] == 21

@@ -7,10 +7,12 @@ import json
 import os
 import random
 import re
+import runpy
 import shutil
 import subprocess
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -302,6 +304,25 @@ def test_an_error_does_not_stop_the_page(tmp_path):
     failed, after = map(json.loads, done.stdout.splitlines())
     assert failed == ["This text cannot be classified: out of memory", 0]
     assert re.fullmatch(r"\d+\.\d ms", after[0]) and after[1] == 2
+
+
+def test_what_ci_fetches_is_what_a_page_is_made_of(tmp_path, monkeypatch):
+    made = {name: package.encode() for package, names in module.RUNTIME.items() for name in names}
+    monkeypatch.setattr(module, "read_runtime", lambda: made)
+    monkeypatch.setattr("sys.argv", ["page_runtime.py", str(tmp_path)])
+    runpy.run_module("support.page_runtime", run_name="__main__")
+    monkeypatch.undo()
+    for package, names in module.RUNTIME.items():
+        assert module._of_folder(tmp_path, package, list(names)) == dict.fromkeys(names, package.encode())
+
+
+def test_a_skipped_browser_is_told_of(request):
+    said = []
+    skipped = [SimpleNamespace(longrepr=("f.py", 1, f"Skipped: {in_a_browser.kwargs['reason']}"))] * 2
+    skipped += [SimpleNamespace(longrepr=("f.py", 2, "Skipped: no zsh here"))]
+    reporter = SimpleNamespace(stats={"skipped": skipped}, write_line=lambda line, **style: said.append(line))
+    request.config.pluginmanager.get_plugin(str(Path(__file__).parents[2] / "conftest.py")).pytest_terminal_summary(reporter)
+    assert said == [in_a_browser.kwargs["reason"]]
 
 
 def test_refused(exported, tmp_path, monkeypatch):
