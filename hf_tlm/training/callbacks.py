@@ -19,9 +19,11 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from safetensors.torch import save
+from tqdm.auto import tqdm
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.integrations import TensorBoardCallback, TrackioCallback, WandbCallback
 from transformers.trainer_callback import ProgressCallback
+from transformers.trainer_utils import has_length
 
 from hf_tlm.data.interleave import CORPUS, TASK, InterleavedBatchSampler
 from hf_tlm.errors import HfTlmError
@@ -50,17 +52,19 @@ class ProgressLines(ProgressCallback):
         super().__init__()
         self.name = name
 
+    # Bars are made here with their names: the Trainer's would be drawn once without.
     def on_train_begin(self, args, state, control, **kwargs):
-        super().on_train_begin(args, state, control, **kwargs)
-        if self.training_bar is not None:
-            self.training_bar.set_description(self.name)
-            self.training_bar.write(f"{self.name}: {opening(kwargs.get('model'), args)}, {state.max_steps:,} steps")
+        self.current_step = 0
+        if state.is_world_process_zero:
+            tqdm.write(f"{self.name}: {opening(kwargs.get('model'), args)}, {state.max_steps:,} steps")
+            self.training_bar = tqdm(total=state.max_steps, desc=self.name, dynamic_ncols=True)
 
     def on_prediction_step(self, args, state, control, eval_dataloader=None, **kwargs):
-        first = self.prediction_bar is None
+        if self.prediction_bar is None and state.is_world_process_zero and has_length(eval_dataloader):
+            alone = self.training_bar is None
+            name, total = "Predicting" if alone else "Evaluating", len(eval_dataloader)
+            self.prediction_bar = tqdm(total=total, desc=name, leave=alone, dynamic_ncols=True)
         super().on_prediction_step(args, state, control, eval_dataloader=eval_dataloader, **kwargs)
-        if first and self.prediction_bar is not None:
-            self.prediction_bar.set_description("Evaluating" if self.training_bar is not None else "Predicting")
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if state.is_world_process_zero and self.training_bar is not None and (line := log_line(logs or {})):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -46,7 +47,10 @@ def check_given(model: Any, args: Any, tokenizer: Any, datasets: Mapping[str, An
             "one from scratch, TlmModel.from_checkpoint(folder) of a stock checkpoint."
         )
     if tokenizer is None:
-        raise ArgumentsError("processing_class: expected the tokenizer of the texts; received none.")
+        raise ArgumentsError(
+            "processing_class: expected the tokenizer of the texts; received none. hf_tlm.data.load_tokenizer(folder) reads "
+            "one."
+        )
     if "data_collator" in others:
         raise ArgumentsError(
             "data_collator: TlmTrainer makes its own (TlmCollator), which masks by seed and visit. Leave it out, and give "
@@ -74,6 +78,25 @@ def check_given(model: Any, args: Any, tokenizer: Any, datasets: Mapping[str, An
                 f"{name}_dataset: expected a datasets.Dataset with the column input_ids; received {found}. "
                 "hf_tlm.data.tokenize(rows, tokenizer, max_length) makes it of texts, Dataset.from_list of a list."
             )
+
+
+def check_there(train: Any, corpus: Any, rho1: float) -> None:
+    """Check that there are the texts that a training with `rho1` corpus batches per task batch reads.
+
+    Raises:
+        ArgumentsError: there are not; it says what to pass.
+    """
+    made = "hf_tlm.data.tokenize(rows, tokenizer, max_length) makes it"
+    if train is None and math.isfinite(rho1):
+        raise ArgumentsError(
+            f"train_dataset: expected the task's tokenised texts; received none. {made}; rho1=inf trains on the corpus "
+            "alone."
+        )
+    if corpus is None and rho1 > 0:
+        raise ArgumentsError(
+            f"corpus_dataset: expected tokenised passages, as rho1 is {rho1:g}; received none. {made}; rho1=0 trains on the "
+            "task alone."
+        )
 
 
 def label_column(rows: Dataset | None) -> str | None:

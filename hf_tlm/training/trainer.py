@@ -43,7 +43,7 @@ from hf_tlm.training.cost import (
     training_flops,
 )
 from hf_tlm.training.energy import Energy
-from hf_tlm.training.given import check_given, check_labels, check_lengths, label_column
+from hf_tlm.training.given import check_given, check_labels, check_lengths, check_there, label_column
 from hf_tlm.training.objectives import corrective_lm, tlm_objectives
 from hf_tlm.training.run_arguments import RunArguments
 
@@ -70,7 +70,7 @@ class TlmTrainer(SampledTrainer):
         objectives: stream -> objective; default `tlm_objectives(args)`.
 
     Raises:
-        ArgumentsError: something else was given; the message says what to pass.
+        ArgumentsError: something else was given, or nothing; the message says what to pass.
     """
 
     args: RunArguments
@@ -83,16 +83,17 @@ class TlmTrainer(SampledTrainer):
 
     def __init__(
         self,
-        model: TrainedModel | PeftModel,
-        args: RunArguments,
+        model: TrainedModel | PeftModel | None = None,
+        args: RunArguments | None = None,
         *,
-        train_dataset: Dataset | None,
-        processing_class: PreTrainedTokenizerBase,
+        train_dataset: Dataset | None = None,
+        processing_class: PreTrainedTokenizerBase | None = None,
         corpus_dataset: Dataset | StreamedBlocks | None = None,
         objectives: Mapping[str, Any] | None = None,
         **kwargs,
     ):
         check_given(model, args, processing_class, {"train": train_dataset, "corpus": corpus_dataset}, kwargs)
+        assert model is not None and args is not None and processing_class is not None  # `check_given` has told of it.
         weights = None
         label = label_column(train_dataset)
         if train_dataset is not None and label is not None and model.config.num_labels is not None:
@@ -167,6 +168,7 @@ class TlmTrainer(SampledTrainer):
         args, by_tokens = self.args, self.args.total_batch_tokens is not None
         corpus = self.corpus_dataset
         streamed = corpus if isinstance(corpus, StreamedBlocks) else None
+        check_there(self.train_dataset, corpus, args.rho1)
         return InterleavedBatchSampler(
             check_lengths("train", text_lengths(self.train_dataset), self.model.config),
             check_lengths("corpus", text_lengths(None if streamed is not None else corpus), self.model.config),

@@ -102,5 +102,22 @@ def test_without_a_model(tmp_path, data, tokenizer):
         TlmTrainer(None, args, train_dataset=data["train"], processing_class=tokenizer)
 
 
+def test_what_is_left_out_is_named(tmp_path, data, tokenizer):
+    args = TlmArguments(output_dir=str(tmp_path), rho1=0, max_steps=2, **QUIET)
+    given = {"model": TlmModel.from_config(config()), "args": args, "train_dataset": data["train"]}
+    given["processing_class"] = tokenizer
+    for name, said in (
+        ("model", "expected a model"),
+        ("args", "expected a TlmArguments"),
+        ("processing_class", r"expected the tokenizer of the texts.*load_tokenizer\(folder\)"),
+        ("train_dataset", r"expected the task's tokenised texts; received none.*tokenize\(rows.*rho1=inf"),
+    ):
+        with pytest.raises(ArgumentsError, match=f"^{name}: {said}"):
+            TlmTrainer(**{other: value for other, value in given.items() if other != name}).train()
+    args = TlmArguments(output_dir=str(tmp_path), rho1=3, max_steps=2, **QUIET)
+    with pytest.raises(ArgumentsError, match="^corpus_dataset: expected tokenised passages, as rho1 is 3"):
+        TlmTrainer(**{**given, "args": args}).train()
+
+
 def test_what_is_right_is_taken(tmp_path, data, tokenizer):
     assert made(tmp_path, data, tokenizer).train_dataset is data["train"]

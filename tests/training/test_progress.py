@@ -1,8 +1,12 @@
 """What a training shows while it runs: a bar with a name, and short lines."""
 
-import pytest
+from types import SimpleNamespace
 
-from hf_tlm.training.callbacks import bar_name, log_line
+import pytest
+import torch
+from transformers import TrainerState
+
+from hf_tlm.training.callbacks import ProgressLines, bar_name, log_line
 from support.training_runs import trainer
 
 
@@ -41,3 +45,18 @@ def test_a_training_shows_them(tmp_path, data, tokenizer, capsys):
     assert len(lines) >= 4 and lines[0].startswith("step 1  loss ") and "learning_rate" in lines[0]
     assert "{" not in shown.out and "tokens" not in shown.out
     assert "Seed 7, stage 1: 100%" in shown.err and "Predicting: 100%" in shown.err
+
+
+def test_bars_have_their_names_when_they_are_first_drawn(capsys):
+    args = SimpleNamespace(bf16=False, fp16=False, world_size=1, device=torch.device("cpu"))
+    bars, state = ProgressLines("Seed 0, stage 1"), TrainerState(max_steps=2, is_world_process_zero=True)
+    bars.on_train_begin(args, state, None, model=torch.nn.Linear(2, 1))
+    bars.on_prediction_step(args, state, None, eval_dataloader=[1, 2])
+    bars.on_evaluate(args, state, None)
+    bars.on_train_end(args, state, None)
+    bars.on_prediction_step(args, state, None, eval_dataloader=[1, 2])
+    bars.on_predict(args, state, None, metrics={})
+    said = capsys.readouterr()
+    assert said.out == "Seed 0, stage 1: Linear on cpu in float32, 2 steps\n"
+    drawn = [line.partition(":")[0] for line in said.err.replace("\n", "\r").split("\r") if line.strip(" \x1b[A")]
+    assert set(drawn) == {"Seed 0, stage 1", "Evaluating", "Predicting"}
