@@ -2,6 +2,8 @@
 
 import gc
 import os
+import runpy
+import sys
 import tempfile
 from pathlib import Path
 
@@ -115,6 +117,18 @@ def hub(monkeypatch, tmp_path):
         monkeypatch.setattr(name, value)
     huggingface_hub.HfFileSystem.clear_instance_cache()
     return _HUB
+
+
+@pytest.fixture
+def recipe(monkeypatch, capsys):
+    """Run a recipe's main in this process; what it printed."""
+
+    def main(name, *arguments):
+        monkeypatch.setattr(sys, "argv", [f"{name}.py", *map(str, arguments)])
+        runpy.run_path(str(ROOT / "recipes" / f"{name}.py"), run_name="recipe")["main"]()
+        return capsys.readouterr().out
+
+    return main
 
 
 @pytest.fixture

@@ -5,15 +5,19 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 from transformers import AutoConfig, PreTrainedModel
 
+from hf_tlm.errors import ModelError
 from hf_tlm.models.adapters import ADAPTER_FILE
 from hf_tlm.models.families import longest_input
+from hf_tlm.models.onnx_session import OnnxModel
 
 logger = logging.getLogger(__name__)
 
@@ -70,19 +74,48 @@ def _timed(folder: Path) -> dict[str, Any]:
         return {}
     with torch.device("meta"):
         parameters = cls(config).num_parameters()
-    found: dict[str, Any] = {"parameters": parameters, "milliseconds": {}, "texts_per_second": {}}
     if parameters > MOST_PARAMETERS:
-        return found
+        return {"parameters": parameters, "milliseconds": {}, "texts_per_second": {}}
     with torch.random.fork_rng(devices=[]):
         model = cls.from_pretrained(folder, config=config, dtype=torch.float32).eval()
-    longest = longest_input(config)
+    return {"parameters": parameters, **_times(partial(_pass, model), longest_input(config))}
+
+
+def onnx_price(folder: Path, dtype: str, vocab_size: int, longest: int | None) -> dict[str, Any]:
+    """The time of an exported graph in onnxruntime, as `price` measures that of torch: on one thread, without tokenising.
+
+    Args:
+        folder, dtype: see `OnnxModel`; the graph takes int64 [batch, sequence].
+        vocab_size: of the random token ids.
+        longest: tokens that the model takes at most; None: no limit.
+
+    Returns:
+        milliseconds and texts_per_second, see `price`. A graph that does not take random tokens has none.
+    """
+    model, rng = OnnxModel(folder, dtype, num_threads=1), np.random.default_rng(0)
+
+    def passing(batch: int, length: int) -> Callable[[], Any]:
+        ids = rng.integers(vocab_size, size=(batch, length))
+        inputs = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+        return lambda: model(inputs)
+
+    try:
+        return _times(passing, longest)
+    except ModelError as error:
+        logger.info("What a prediction of %s takes is not measured: %s", dtype, error)
+        return {}
+
+
+def _times(passing: Callable[[int, int], Callable[[], Any]], longest: int | None) -> dict[str, Any]:
+    """Milliseconds and texts a second by length; passing: gives the pass of so many texts of so many tokens."""
+    found: dict[str, Any] = {"milliseconds": {}, "texts_per_second": {}}
     for length in LENGTHS:
         if longest is not None and length > longest:
             continue
-        one = _seconds(_pass(model, 1, length))
+        one = _seconds(passing(1, length))
         found["milliseconds"][str(length)] = round(1000 * one, 3)
         if BATCH * one <= MOST_SECONDS:
-            found["texts_per_second"][str(length)] = round(BATCH / _seconds(_pass(model, BATCH, length)), 1)
+            found["texts_per_second"][str(length)] = round(BATCH / _seconds(passing(BATCH, length)), 1)
     return found
 
 

@@ -1,27 +1,13 @@
 """recipes/publish.py, and --push_to_hub of the other recipes, against the loopback Hub."""
 
 import json
-import runpy
-import sys
 
 import pytest
 from datasets import load_dataset
 
 from hf_tlm.errors import HfTlmError, HubError
 from hf_tlm.retrieval import Subset
-from support.launching import ROOT, TINY, run_recipe
-
-
-@pytest.fixture
-def recipe(monkeypatch, capsys):
-    """Run a recipe's main in this process; what it printed."""
-
-    def main(name, *arguments):
-        monkeypatch.setattr(sys, "argv", [f"{name}.py", *map(str, arguments)])
-        runpy.run_path(str(ROOT / "recipes" / f"{name}.py"), run_name="recipe")["main"]()
-        return capsys.readouterr().out
-
-    return main
+from support.launching import TINY, run_recipe
 
 
 def test_a_subset(hub, recipe, subset):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, BertConfig, BertForMultipleChoice, BertForSequenceClassification
 
+from hf_tlm.models import ModelError
 from hf_tlm.runs import price as module
 from hf_tlm.runs.price import megabytes, price, price_line
 
@@ -92,3 +93,22 @@ def test_batches_that_take_long_are_left_out(folder, monkeypatch):
     monkeypatch.setattr(module, "MOST_SECONDS", 0.0)
     found = price(folder)
     assert found["milliseconds"]["32"] > 0 and found["texts_per_second"] == {}
+
+
+def test_a_graph_is_timed_on_one_thread_at_the_lengths_that_it_takes(monkeypatch):
+    passes = []
+
+    class Graph:
+        def __init__(self, folder, dtype, num_threads):
+            assert (folder, dtype, num_threads) == ("folder", "int8", 1)
+
+        def __call__(self, batch):
+            assert batch["input_ids"].max() < 120 and batch["attention_mask"].all() and not batch["token_type_ids"].any()
+            passes.append(batch["input_ids"].shape)
+
+    monkeypatch.setattr(module, "OnnxModel", Graph)
+    found = module.onnx_price("folder", "int8", 120, 127)
+    assert set(passes) == {(1, 32), (32, 32)}
+    assert list(found["milliseconds"]) == list(found["texts_per_second"]) == ["32"] and found["milliseconds"]["32"] >= 0
+    monkeypatch.setattr(Graph, "__call__", lambda *args: (_ for _ in ()).throw(ModelError("no <eos>")))
+    assert module.onnx_price("folder", "int8", 120, None) == {}

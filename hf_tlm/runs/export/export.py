@@ -34,6 +34,7 @@ from hf_tlm.runs.few_shot.classifier import PROMPT_FILE
 from hf_tlm.runs.finetuning.crf import CRF_FILE
 from hf_tlm.runs.finetuning.features import EvaluationSet, feature_lengths
 from hf_tlm.runs.prediction.source import Source, find_source
+from hf_tlm.runs.price import onnx_price
 from hf_tlm.runs.records import SAVED_FILE
 from hf_tlm.tasks import Task, unlabelled_chunks
 from hf_tlm.training import ArgumentsError
@@ -57,7 +58,8 @@ class Exported:
     """What was exported.
 
     folder: that it is in.
-    record: what `export.json` holds: `files`, of each its size, its score and how far its logits are from torch's.
+    record: what `export.json` holds: `files`, of each its size, its score, how far its logits are from torch's, and the
+        time of a text on one core of this machine, see `hf_tlm.runs.price.onnx_price`.
     """
 
     folder: Path
@@ -70,7 +72,10 @@ class Exported:
             line = f"{name:<30}{file['bytes'] / 1e6:>9.2f} MB   logits within {file['max_difference']:.1e}"
             if "score" in file:
                 line += f"   {self.record['checked_on']['metric']} {100 * file['score']:.2f}"
-            lines.append(line + (f" ({0 - file['drop']:+.2f})" if "drop" in file else ""))
+            line += f" ({0 - file['drop']:+.2f})" if "drop" in file else ""
+            if times := file.get("milliseconds"):
+                line += "   ms a text of " + ", of ".join(f"{length} tokens {ms:.2g}" for length, ms in times.items())
+            lines.append(line)
         if line := self.record["checked_on"].get("to_beat"):
             lines.append(f"to beat     {line}")
         return "\n".join(lines)
@@ -175,7 +180,10 @@ def export_onnx(
                 settings = {"per_channel": per_channel, "keep_float": list(keep_float)} if dtype == "int8" else {}
                 measured = check.measure(OnnxModel(folder, dtype), dtype, max_drop, settings)
                 digest = {"bytes": path.stat().st_size, "sha256": sha256(path)}
-                files[ONNX_FILES[dtype]] = {"dtype": dtype, **digest, **settings, **measured}
+                # Of multiple choice, as of torch, no time is taken: what a text is there depends on the choices.
+                config = model.stock.config
+                times = {} if choices else onnx_price(folder, dtype, config.vocab_size, longest_input(config))
+                files[ONNX_FILES[dtype]] = {"dtype": dtype, **digest, **settings, **measured, **times}
             if "fp32" not in dtypes:
                 (folder / ONNX_FILES["fp32"]).unlink()
                 del files[ONNX_FILES["fp32"]]

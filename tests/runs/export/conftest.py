@@ -1,8 +1,11 @@
 """A tiny run and its export, made once: torch takes seconds for a graph."""
 
+import hashlib
+
 import pytest
 
 from hf_tlm.runs import export_onnx
+from hf_tlm.runs.export import page
 from support.tiny_checkpoints import files, go, pretrained
 from support.toys import make_task
 
@@ -21,3 +24,15 @@ def exported(run, tmp_path_factory):
     made = export_onnx(str(run), tmp_path_factory.mktemp("export") / "out", task=make_task(), max_drop=100)
     assert files(run) == before
     return made
+
+
+@pytest.fixture
+def runtime(tmp_path, monkeypatch):
+    """A folder as npm leaves it, with other files in the places of transformers.js and onnxruntime-web."""
+    for package, names in page.RUNTIME.items():
+        place = tmp_path / "npm/node_modules" / package.rpartition("@")[0] / "dist"
+        place.mkdir(parents=True)
+        for name in names:
+            (place / name).write_text(name)
+            monkeypatch.setitem(names, name, hashlib.sha256(name.encode()).hexdigest())
+    return tmp_path / "npm"

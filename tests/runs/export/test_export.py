@@ -73,6 +73,12 @@ def test_what_is_written_and_said(exported):
     card = (folder / "README.md").read_text()
     assert f"| {100 * small['score']:.2f} | {max(small['drop'], 0):.2f} |" in card and "24 texts" in card
     assert json.loads((folder / "tokenizer_config.json").read_text())["model_max_length"] == 32
+    for file, line in zip((full, small), exported.to_text().splitlines(), strict=False):
+        one, batch = file["milliseconds"]["32"], file["texts_per_second"]["32"]
+        assert 0 < one and 0 < batch and f"   ms a text of 32 tokens {one:.2g}" in line
+        assert f" | {one:.2g} | " in card and f" | {batch:,.0f} | " in card
+        del file["milliseconds"], file["texts_per_second"]  # Of an earlier version.
+    assert "ms, 32 tokens" in card and "ms, 32 tokens" not in onnx_card(record)
 
 
 def test_graphs_are_plain(exported):
@@ -154,6 +160,17 @@ def test_options_of_quantisation(graph):
     assert floats(half(graph)) < 20
 
 
+def test_a_page_by_the_command(run, graph, texts, tmp_path, runtime, recipe):
+    arguments = ["export", "--model_name_or_path", run, "--output_dir", tmp_path / "out", "--data", texts, "--max_drop", 100]
+    page = ["--page", tmp_path / "page", "--page_runtime", runtime, "--page_texts", "the gene", "a cell"]
+    assert f"page        {tmp_path / 'page'} (python -m http.server" in recipe(*arguments, *page)
+    about = json.loads((tmp_path / "page/page.json").read_text())
+    assert about["texts"] == ["the gene", "a cell"] and about["dtype"] == "q8"
+    made = files(tmp_path / "page")
+    assert made["vendor/transformers.web.min.js"] == b"transformers.web.min.js"
+    assert made["model/onnx/model_quantized.onnx"] == files(tmp_path / "out")["onnx/model_quantized.onnx"]
+
+
 def test_half_precision(run, graph, texts, tmp_path):
     made = export_onnx(str(run), tmp_path / "out", data=texts, dtypes=["fp16"], **ANY)
     assert [*made.record["files"]] == ["onnx/model_fp16.onnx"] and not (made.folder / "onnx/model.onnx").exists()
@@ -168,7 +185,10 @@ def test_an_export_again_takes_its_place(run, graph, texts, tmp_path):
     assert "score" not in first.record["files"]["onnx/model.onnx"] and "random tokens" in first.to_text() + str(first.record)
     content = files(tmp_path / "out")
     export_onnx(str(run), tmp_path / "out", dtypes=["fp32"])
-    assert files(tmp_path / "out") == content
+    again = files(tmp_path / "out")
+    assert again.keys() == content.keys()
+    # Their times are of another minute.
+    assert {name for name in again if again[name] != content[name]} <= {"export.json", "README.md", "seal.json"}
 
 
 def test_a_full_disk_leaves_nothing(run, graph, tmp_path, monkeypatch):

@@ -8,7 +8,6 @@ import pytest
 from hf_tlm.errors import HubError
 from hf_tlm.hub import PublishArguments, publish_model, publish_space
 from hf_tlm.runs import predict, write_page
-from hf_tlm.runs.export import page as module
 from support.tiny_checkpoints import files
 from support.toys import make_task
 
@@ -58,18 +57,19 @@ def test_a_damaged_export_is_not_published(hub, exported, tmp_path):
         publish_model(tmp_path / "copy", "alice/toy")
 
 
-def test_a_space(hub, exported, tmp_path, monkeypatch):
-    runtime = {name: name.encode() for names in module.RUNTIME.values() for name in names}
-    monkeypatch.setattr(module, "read_runtime", lambda folder: runtime)
-    page = write_page(exported.folder, tmp_path / "page", title="tickets: what?", texts=["the gene"])
+def test_a_space(hub, exported, tmp_path, runtime, recipe):
+    page = write_page(exported.folder, tmp_path / "page", title="tickets: what?", texts=["the gene"], runtime=runtime)
     (page / "notes.txt").write_text("mine")
-    done = publish_space(page, "alice/page", license="mit", private=False)
+    command = ["publish", "--space", page, "--repo_id", "alice/page", "--license", "mit"]
+    assert "/spaces/alice/page); nothing was sent" in recipe(*command, "--dry_run") and not hub.repositories
+    assert "Published alice/page as commit" in recipe(*command, "--private", "false")
     there = hub.files("alice/page", "space")
     card = there.pop("README.md").decode()
     assert card.startswith("---\ntitle: 'tickets: what?'\nsdk: static\napp_file: index.html\n") and "license: mit" in card
     assert there == {name: content for name, content in files(page).items() if name != "notes.txt"}
-    assert done.url.endswith("/spaces/alice/page") and not hub.repository("alice/page", "space").private
-    assert publish_space(page, "alice/page", license="mit").commit is None
+    assert not hub.repository("alice/page", "space").private
+    done = publish_space(page, "alice/page", license="mit")
+    assert done.commit is None and done.url.endswith("/spaces/alice/page")
     with pytest.raises(HubError, match="holds no page"):
         publish_space(exported.folder, "alice/other")
     with pytest.raises(HubError, match="--verify has no effect on a Space"):
