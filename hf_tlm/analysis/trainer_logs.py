@@ -24,7 +24,7 @@ from hf_tlm.training.run_folder import places_of
 from hf_tlm.utils.run_names import GRID_FILE, RESULTS_FILE, SEED
 
 STATE = "trainer_state.json"
-_CHECKPOINT = re.compile(r"checkpoint-(\d+)")
+_CHECKPOINT = re.compile(r"checkpoint-(\d{1,15})")
 # Logged beside the quantities: where on the axes an entry is, and how fast it went there.
 _BOOKKEEPING = re.compile(
     r"steps?|epoch|tokens|real_tokens|flops|measured_flops|flops_ratio|total_flos|seconds|energy_kwh|estimated_kwh|co2_kg"

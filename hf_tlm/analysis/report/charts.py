@@ -184,8 +184,8 @@ def _of_checkpoints(run: RunFolder, grid: Mapping[str, Any]) -> Chart | None:
     try:
         for step, point in checkpoint_points(grid).items():
             for seed, value in zip(grid["seeds"], point["validation"][grid["metric"]]["values"], strict=True):
-                logs.setdefault(f"seed {seed}", []).append({"step": step, "score": value})
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+                logs.setdefault(f"seed {seed}", []).append({"step": step, "score": float(value)})
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise AnalysisError(f"{run.path / GRID_FILE} is not what a grid writes: {error!r:.80}. It is damaged.") from error
     title = "Fine-tuned checkpoints: validation against the pretraining's steps"
     return _validation(title, f"{metric_name(run.metric)} /%", logs, "score", 100)

@@ -128,9 +128,11 @@ def test_scores_against_steps_by_one_command(pretrained, tmp_path, monkeypatch):
     (chart,) = curves(read_run(tmp_path / "out"))
     assert "against the pretraining's steps" in chart.title and [name for name, _ in chart.lines] == ["seed 0", "seed 1"]
     assert [cell.text for row in chart.numbers.rows for cell in row[:2]][:6] == ["seed 0", "1", "seed 0", "2", "seed 0", "3"]
-    del third["values"]
-    (tmp_path / "out" / "grid.json").write_text(json.dumps(record))
-    with pytest.raises(AnalysisError, match=r"grid.json is not what a grid writes: KeyError\('values'\)"):
-        curves(read_run(tmp_path / "out"))
+    scores = third["validation"]["macro_f1"] | {"values": [10**400, 0]}
+    for damaged in ({"folder": ""}, {**third, "validation": {"macro_f1": scores}}):
+        record["points"][-1] = damaged
+        (tmp_path / "out" / "grid.json").write_text(json.dumps(record))
+        with pytest.raises(AnalysisError, match="grid.json is not what a grid writes: (KeyError|OverflowError)"):
+            curves(read_run(tmp_path / "out"))
     with pytest.raises(GridError, match="No folder matches.*--save_strategy and --save_steps.*--save_total_limit"):
         GridArguments().read(None, f"{training}/none-*")
