@@ -246,7 +246,7 @@ def budget_picture(folder: Path, rows: Sequence[Row]) -> str:
     """budget.png, .svg and .csv: a curve for each subset, of the test score by FLOPs."""
     points: dict[str, list[tuple[float, float, float | None]]] = {}
     for row in rows:
-        if row["test"] is not None:
+        if row["test"] is not None and row["arm"] not in BASELINES:  # Of which FLOPs are not counted.
             mean, deviation = row["test"]["mean"], row["test"]["std"]
             point = (row["cost"]["flops"], 100 * mean, None if deviation is None else 100 * deviation)
             points.setdefault(row["arm"].partition(",")[0], []).append(point)

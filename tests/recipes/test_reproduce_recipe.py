@@ -24,18 +24,19 @@ def test_a_table_and_what_it_is_made_of(work, options):
     out = work / "table"
     command = [*options, "--tasks", "task", "--output_dir", out, "--max_steps", "2", "--report"]
     text = run_recipe(*command)
-    assert "4 tokenizers and subsets, 4 trainings." in text and "4 of 4 runs are finished." in text
+    assert "4 tokenizers and subsets, 5 trainings." in text and "5 of 5 runs are finished." in text
     results = json.loads((out / "results.json").read_text())
-    assert [row["arm"] for row in results["rows"]] == ["task only", "random", "BM25", "BM25 + ISS 20%"]
-    assert {row["cost"]["steps"] for row in results["rows"]} == {6} and results["failures"] == []
-    assert len({row["parameters"] for row in results["rows"]}) == 1
+    assert [row["arm"] for row in results["rows"]] == ["linear", "task only", "random", "BM25", "BM25 + ISS 20%"]
+    networks = results["rows"][1:]
+    assert {row["cost"]["steps"] for row in networks} == {6} and results["failures"] == []
+    assert len({row["parameters"] for row in networks}) == 1
     bm25, random, iss = (Subset.load(out / "task/subsets" / name) for name in ("bm25", "random", "iss-20"))
     assert len(random) == len(bm25) and len(iss) == round(0.2 * len(bm25)) and iss.manifest["selection"]["method"] == "iss"
     record = json.loads((out / "runs/task.bm25-iss-20.seed-0.json").read_text())
     assert "--max_steps 2" in record["command"] and record["started_by"].startswith("reproduce.py --config")
     assert (out / "results.md").read_text().strip() in text
     pages = [path.read_text() for path in out.glob("task/*/seed-0/analysis/report.html")]
-    assert len(pages) == 4 and all("</html>" in page for page in pages)
+    assert len(pages) == 5 and all("</html>" in page for page in pages)
 
 
 def test_an_error_is_a_message_without_a_traceback(options, tmp_path):
