@@ -13,7 +13,7 @@ from sklearn.svm import LinearSVC
 
 from hf_tlm.runs import baselines as module
 from hf_tlm.runs import linear_model, majority_class, make_baselines
-from hf_tlm.runs.baselines import TOKENS
+from hf_tlm.runs.baselines import TOKENS, tfidf
 from hf_tlm.tasks import TaskError
 from support.toys import make_task
 
@@ -59,6 +59,32 @@ def test_punctuation_counts_and_trigrams_only_where_there_are_few_words(task, mo
     assert "[" in vectorizer.vocabulary_ and "]" in vectorizer.vocabulary_
     monkeypatch.setattr(module, "MOST_WORDS_FOR_TRIGRAMS", 10)
     assert [n for n, _ in module._features(task)] == [1, 2]
+
+
+def test_texts_that_are_split_up_once_have_the_same_features(task):
+    """To the bit, as each length's own vectorizer makes them: what is chosen depends on it."""
+    for n, matrices in module._features(task):
+        vectorizer = tfidf(n).fit(task.train["text"])
+        assert set(matrices) == set(task.splits)
+        for split, rows in task.splits.items():
+            expected, found = vectorizer.transform(rows["text"]), matrices[split]
+            assert found.dtype == np.float32
+            for part in ("indptr", "indices", "data"):
+                assert np.array_equal(getattr(found, part), getattr(expected, part)), (n, split, part)
+
+
+def test_classes_of_one_size_are_not_weighed(task, monkeypatch):
+    tried = []
+    monkeypatch.setattr(module, "LinearSVC", lambda **given: tried.append(given["class_weight"]) or LinearSVC(**given))
+    labels = np.asarray(task.train["label"][:])
+    chosen = np.concatenate([np.flatnonzero(labels == label)[: np.bincount(labels).min()] for label in range(3)])
+    for rows, weights in ((chosen, {None}), (chosen[1:], {None, "balanced"})):
+        tried.clear()
+        linear_model(replace(task, splits={**task.splits, "train": task.train.select(rows)}))
+        assert set(tried) == weights
+    features, labels = tfidf(1).fit_transform(task.train.select(chosen)["text"]), labels[chosen]
+    plain, weighed = (LinearSVC(class_weight=weight, random_state=0).fit(features, labels) for weight in (None, "balanced"))
+    assert np.array_equal(plain.coef_, weighed.coef_)
 
 
 def test_texts_of_a_pair_are_told_apart(task):
