@@ -90,6 +90,11 @@ def test_a_paragraph_by_hand_links_the_records_of_its_own_figures(tmp_path):
     assert unfounded_blocks(text, tmp_path) == ["61.4", "53.5", "88.1", "33.3"]
 
 
+@pytest.mark.parametrize("file", FINDINGS.values(), ids=lambda file: file.parent.name)
+def test_no_finding_is_said_to_have_no_record(file):
+    assert not re.search(r"not (kept|recorded)|without\s+a\s+record|no\s+record", file.read_text(encoding="utf-8"))
+
+
 def test_findings_without_a_record_are_refused(tmp_path, monkeypatch):
     """Those of the plateau, of which the page itself is no record."""
     topic = next(topic for topic in TOPICS if topic.page == "plateau")
