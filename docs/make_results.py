@@ -121,7 +121,7 @@ TOPICS = (
         "deploy",
         "The price of a prediction",
         "How large and how fast is a finished model beside MiniLM and TF-IDF, and what do 8 bits lose?",
-        ["deploy.md"],
+        ["deploy.md", "page.md"],
         [("deploy.svg", "Score against megabytes, and against texts a second")],
     ),
     Topic(

@@ -23,6 +23,7 @@ from hf_tlm.models.onnx_session import OnnxModel
 from hf_tlm.runs import export_onnx, write_page
 from hf_tlm.runs.export import page as module
 from hf_tlm.training import ArgumentsError
+from support import warm
 from support.kind_toys import byte_level, wordpiece
 from support.tiny_checkpoints import go, pretrained
 from support.toys import make_task, sentences
@@ -114,7 +115,9 @@ document.body.append(result);
 
 # A model that fails at one text, and as much of a document as the page asks for.
 BROKEN = """
+globalThis.asked = [];
 async function classify(text) {
+  asked.push(text);
   if (text === "long") throw new Error("out of memory");
   return [0.25, 0.75];
 }
@@ -138,6 +141,7 @@ for (const text of ["long", "short"]) {
   await pause();
   console.log(JSON.stringify([elements.time.textContent, elements.bars.children.length]));
 }
+console.log(JSON.stringify(asked));
 """
 
 
@@ -292,6 +296,19 @@ def test_a_person_at_the_page(page, exported, tmp_path):
     assert {Path(path).name for path in asked} >= {"model_quantized.onnx", "tokenizer.json", "page.css"}
 
 
+@pytest.mark.slow
+@in_a_browser
+def test_seconds_are_measured(page, tmp_path):
+    """benchmarks/page.py; how many they are depends on what else the machine does."""
+    arguments = ["--page", page, "--visits", "1", "--results_dir", tmp_path / "results"]
+    done = warm.recipe("benchmarks/page.py", arguments, limit=280)
+    assert done.status == 0, done.stderr[-3000:]
+    at_once, later = json.loads((tmp_path / "results/page.json").read_text())["page"]["rows"]
+    assert 0 < at_once["ready s"] < at_once["answered s"] < 120
+    assert at_once["ms from text to answer"] > 0 < later["ms from text to answer"]
+    assert at_once["MB"] < 5 and at_once["MB of runtime"] == pytest.approx(14.3, abs=0.1)
+
+
 @pytest.mark.skipif(shutil.which("node") is None, reason="page.js runs in node")
 def test_an_error_does_not_stop_the_page(tmp_path):
     own = Path(module.__file__).parent / "templates/page.js"
@@ -301,7 +318,8 @@ def test_an_error_does_not_stop_the_page(tmp_path):
     (tmp_path / "main.js").write_text(STUB)
     done = subprocess.run(["node", "main.js"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    failed, after = map(json.loads, done.stdout.splitlines())
+    failed, after, asked = map(json.loads, done.stdout.splitlines())
+    assert sorted(asked) == ["a", "long", "short"]  # One for the runtime to compile itself, before anyone types.
     assert failed == ["This text cannot be classified: out of memory", 0]
     assert re.fullmatch(r"\d+\.\d ms", after[0]) and after[1] == 2
 
