@@ -5,7 +5,7 @@ r"""Retrieve the passages of a general corpus that resemble a labelled task: tas
     hf-tlm retrieve --config tlm/coffee --task path/to/scierc --corpus 'path/to/corpus/*.parquet' \
         --retriever random --like runs/scierc-bm25 --output_dir runs/scierc-random
 
-A preset of tlm says how many passages, and cuts documents to passages of the length that it trains on (--passage_words).
+Documents are cut to passages of the length that is trained on (--passage_words); a preset of tlm says how many are taken.
 The folder loads with `hf_tlm.Subset.load` and with `datasets.load_dataset`; its `report.md` says what was found.
 --push_to_hub --hub_dataset_id owner/name publishes it.
 """
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from hf_tlm import retrieval
 from hf_tlm.analysis import ReportArguments
 from hf_tlm.config import parse, run
-from hf_tlm.corpora import CorpusArguments
+from hf_tlm.corpora import PassageArguments
 from hf_tlm.corpora.passages import share_beyond
 from hf_tlm.hub import SubsetHubArguments
 from hf_tlm.retrieval import RetrievalArguments
@@ -44,7 +44,7 @@ class RetrieveArguments:
 
 def main() -> None:
     # 1. Arguments.
-    classes = (TaskArguments, CorpusArguments, RetrievalArguments, RetrieveArguments, ReportArguments, SubsetHubArguments)
+    classes = (TaskArguments, PassageArguments, RetrievalArguments, RetrieveArguments, ReportArguments, SubsetHubArguments)
     task_args, corpus_args, retrieval_args, args, report_args, hub_args = parse(
         *classes, recipe="retrieve", description=__doc__
     )
@@ -59,7 +59,7 @@ def main() -> None:
 
 def make(
     task_args: TaskArguments,
-    corpus_args: CorpusArguments,
+    corpus_args: PassageArguments,
     retrieval_args: RetrievalArguments,
     args: RetrieveArguments,
     report_args: ReportArguments,
@@ -78,10 +78,11 @@ def make(
     for query, passage, score in subset.examples(task, args.num_examples):
         print(f"\n  task text: {query:.200}\n  retrieved: {passage:.200}  (BM25 {score:.1f})")
     sample = subset.dataset.select(range(0, len(subset.dataset), 1 + len(subset.dataset) // SAMPLE))["text"][:]
-    if corpus_args.passage_words is None and (unseen := share_beyond(sample, WORDS)) > 0.1:
+    whole = corpus is None or corpus.max_words is None
+    if whole and corpus_args.passage_words != 0 and (unseen := share_beyond(sample, WORDS)) > 0.1:
         print(
             f"\n{unseen:.0%} of the passages' words are beyond the first {WORDS}, which is what training on 128 tokens sees "
-            f"of each. --passage_words {WORDS}, or a preset (--config tlm/coffee), retrieves passages of that length."
+            f"of each. --passage_words {WORDS} retrieves passages of that length."
         )
     of_lines = corpus_args.corpus_sample_by == "line" and corpus and any(".txt" in part.name for part in corpus.parts)
     words = sum(len(text.split()) for text in sample) / len(sample)

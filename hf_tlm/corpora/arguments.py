@@ -26,8 +26,7 @@ class CorpusArguments:
     corpus_source_column: str = option("source", "Column that says where a text is from.")
     passage_words: int | None = option(
         None,
-        "Cut documents into passages of at most so many words, at sentence ends: of what a model is trained on, "
-        "which is some 100 for 128 tokens (presets of tlm have it). Default and 0: whole documents.",
+        "Cut documents into passages of at most so many words, at sentence ends. Default and 0: whole documents.",
     )
     corpus_sample_by: str = option(
         "line",
@@ -69,3 +68,14 @@ class CorpusArguments:
             revision=self.corpus_revision,
             skip_bad_files=self.skip_bad_files,
         )
+
+
+@dataclass
+class PassageArguments(CorpusArguments):
+    """The general corpus, in passages of the length that a model is trained on."""
+
+    passage_words: int | None = option(
+        100,
+        "Cut documents into passages of at most so many words, at sentence ends: of what a model is trained on, which is "
+        "some 100 for 128 tokens. 0: whole documents.",
+    )

@@ -12,7 +12,7 @@ from hf_tlm.analysis.report.charts import _losses, _validation
 from hf_tlm.analysis.report.compare import verdict
 from hf_tlm.analysis.report.retrieved import subset_command
 from hf_tlm.config import parse
-from hf_tlm.corpora import CorpusArguments, load_corpus
+from hf_tlm.corpora import PassageArguments, load_corpus
 from hf_tlm.influence import InfluenceScorer, SelectionArguments, select
 from hf_tlm.retrieval import Bm25Settings, RetrievalArguments, retrieve
 from hf_tlm.tasks import TaskArguments, TaskSpec, task_from_datasets
@@ -77,12 +77,14 @@ def test_the_page_of_a_subset_says_what_is_in_it_and_what_makes_it(task, corpus_
         "--decontaminate false"
     )
     assert command in source and "Size against K" in source and "share of the corpus /%" in source
-    classes = (TaskArguments, CorpusArguments, RetrievalArguments)
+    classes = (TaskArguments, PassageArguments, RetrievalArguments)
     _, of_corpus, of_retrieval = parse(*classes, recipe="retrieve", description="", args=shlex.split(command)[2:])
     assert (of_corpus.passage_words, of_retrieval.k1, of_retrieval.decontaminate) == (5, 0.9, False)
     random = retrieve(task, corpus, retriever="random", num_passages=4, seed=3)
     expected = "hf-tlm retrieve --task toy --retriever random --corpus in-memory --passage_words 5 --num_passages 4 --seed 3"
     assert subset_command(random.manifest) == expected
+    whole = retrieve(task, load_corpus(Dataset.from_list(corpus_rows)), retriever="random", num_passages=4, seed=3)
+    assert subset_command(whole.manifest) == expected.replace("words 5", "words 0"), "the default is passages"
     chosen = subset_command(select(task, subset, method="dsir", fraction=0.5).manifest)
     assert chosen == f"{command}\nhf-tlm select-influence --task toy --subset SUBSET --method dsir --fraction 0.5"
 

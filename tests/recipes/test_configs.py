@@ -179,6 +179,7 @@ def test_retrieval_is_the_papers(task, scale):
     """Appendix B's rule for K, doubled at the large scale; key phrases for Helpfulness (section 3.1)."""
     files = [CONFIGS / "tlm" / name for name in ("base.yaml", f"{task}_{scale}.yaml")]
     expected = {"top_k": default_top_k(TASKS[task].split_sizes[0]) * (2 if scale == "large" else 1)}
+    expected["passage_words"] = None
     assert read_configs(files, "retrieve") == expected | ({"query_mode": "rake"} if task == "helpfulness" else {})
 
 

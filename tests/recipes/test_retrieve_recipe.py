@@ -55,9 +55,15 @@ def test_errors_of_retrieve_are_messages_without_a_traceback(work, tmp_path, arg
 
 
 @pytest.mark.parametrize(
-    "options,told", [((), True), (("--passage_words", "0"), False), (("--config", "tlm/coffee"), False)]
+    "options,told,words",
+    [
+        ((), False, 100),
+        (("--passage_words", "0"), False, 1000),
+        (("--config", "tlm/base", "--top_k", "1"), True, 1000),
+        (("--config", "tlm/tiny"), False, 50),
+    ],
 )
-def test_long_passages_are_told_of_and_presets_cut_them(work, tmp_path, monkeypatch, capsys, options, told):
+def test_long_passages_are_cut_or_told_of(work, tmp_path, monkeypatch, capsys, options, told, words):
     text = " ".join(row["text"] for row in sentences(60, seed=9))
     (tmp_path / "long.jsonl").write_text(json.dumps({"text": text}) + "\n")
     arguments = ["--task", work / "task", "--corpus", tmp_path / "long.jsonl", "--output_dir", tmp_path / "out"]
@@ -65,4 +71,4 @@ def test_long_passages_are_told_of_and_presets_cut_them(work, tmp_path, monkeypa
     cli.main()
     assert ("of the passages' words are beyond the first 100" in capsys.readouterr().out) == told
     longest = max(len(text.split()) for text in Subset.load(tmp_path / "out").dataset["text"])
-    assert (longest <= 100) == ("--config" in options)
+    assert words / 2 < longest <= words

@@ -102,7 +102,7 @@ def subset_command(manifest: Mapping[str, Any]) -> str | None:
     task, corpus, random = manifest["task"]["name"], manifest["corpus"], manifest["retriever"] == "random"
     asked: dict[str, Any] = {"task": task, "retriever": manifest["retriever"]}
     asked["elastic_index" if manifest["retriever"] == "elasticsearch" else "corpus"] = corpus["name"]
-    asked["passage_words"] = corpus.get("passage_words")
+    asked["passage_words"] = corpus.get("passage_words", None if manifest["retriever"] == "elasticsearch" else 0)
     names = ("num_passages", "seed") if random else ("query_mode", "max_query_terms", "k1", "b", "delta", "stemmer")
     asked |= {name: manifest.get(name) for name in names}
     if not random:
