@@ -56,7 +56,9 @@ class TeacherArguments:
         choices=["whole", "task"],
     )
     teacher_share: Annotated[float, WITHOUT_TEACHER, WITHOUT_PASSAGES] = option(
-        0.5, "Of the texts of task batches at most so many, below 1, are the teacher's passages."
+        0.5,
+        "Of the texts of an epoch of task batches at most so many, below 1, are the teacher's passages: the task's own are "
+        "repeated until that is so.",
     )
 
     def __post_init__(self):
