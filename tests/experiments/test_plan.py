@@ -18,6 +18,7 @@ from hf_tlm.retrieval import SubsetArguments
 from hf_tlm.tasks import TaskArguments
 from hf_tlm.training import ModelArguments, TlmArguments
 from hf_tlm.training.run_folder import settings
+from hf_tlm.training.stages import LONGEST
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "recipes" / "configs" / "reproduce"
@@ -310,6 +311,12 @@ def test_tables_of_the_papers():
     }
     steps = [step for step in from_files(*CPU, "rho1.yaml").trainings if step.name.startswith("scierc/rho1")]
     assert [step.options["rho1"] for step in steps if step.seed == 0] == [1, 3, 99, 999]
+
+
+def test_an_encoder_reads_as_much_of_a_text_as_stage_2():
+    scratch, encoder = (read_configs([str(CONFIGS / file) for file in CPU], name) for name in ("train_tlm", "finetune"))
+    assert scratch["stage2_max_length"] == 0 and encoder["max_length"] == LONGEST
+    assert encoder["total_batch_size"] == scratch["stage2_total_batch_size"]
 
 
 @pytest.mark.parametrize("file", [file.name for file in CONFIGS.glob("*.yaml") if "  arms:" in file.read_text()])

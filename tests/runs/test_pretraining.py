@@ -220,6 +220,15 @@ def test_spectral_start(tmp_path, corpus, finished):
     assert run.record["validation"] != finished.record["validation"]
 
 
+def test_with_muon(tmp_path, corpus):
+    """The second step moves every parameter of the stock model that comes out."""
+    options = {"optim": "muon", "muon_learning_rate": 2e-2, "lr_scheduler_type": "constant"}
+    runs = [go(tmp_path / str(steps), corpus, max_steps=steps, **options) for steps in (1, 2)]
+    first, second = (AutoModelForMaskedLM.from_pretrained(run.output_dir).state_dict() for run in runs)
+    assert first.keys() == second.keys() and not [name for name in first if torch.equal(first[name], second[name])]
+    assert [run.record["cost"]["steps"] for run in runs] == [1, 2]
+
+
 def test_from_a_checkpoint(tmp_path, corpus, finished):
     run = go(tmp_path, corpus, model_args={"model_name_or_path": str(finished.output_dir)})
     assert run.record["training"]["mlm_loss"] < finished.record["training"]["mlm_loss"]

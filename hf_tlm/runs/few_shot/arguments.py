@@ -138,7 +138,8 @@ class FewShotArguments(BaseArguments):
             )
         if self.optim in OWN:
             raise ArgumentsError(
-                f"optim {self.optim} is for large batches, of which a few-shot run has none. Use adamw_torch_fused."
+                f"optim {self.optim} is for large batches and training from scratch; a few-shot run has neither. Use "
+                "adamw_torch_fused."
             )
         sharded = self.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true"
         if sharded:

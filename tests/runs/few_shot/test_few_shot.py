@@ -292,6 +292,7 @@ def test_pairs_and_a_byte_level_tokenizer(tmp_path):
         ({"method": "zero_shot", "max_steps": 3}, ArgumentsError, "method zero_shot does not train"),
         ({"push_to_hub": True}, ArgumentsError, "hf-tlm publish"),
         ({"optim": "lamb"}, ArgumentsError, "optim lamb is for large batches"),
+        ({"optim": "muon"}, ArgumentsError, "optim muon is for large batches and training from scratch"),
         ({"fsdp": "full_shard"}, ArgumentsError, "FSDP is not supported"),
         ({"max_length": 81}, ModelError, "more than the 80 positions"),
         ({"max_length": 6}, PromptError, "Raise --max_length"),
