@@ -215,6 +215,11 @@ class Table:
             lines.append(
                 "MB are those of weights, configuration and tokenizer; ms a text are of one text of 128 tokens on one core, "
                 "by torch in float32."
+                + (
+                    " Those of the linear model are of what pickle keeps, and of 128 words, by scikit-learn."
+                    if any(run["kind"] == "baseline" and run.get("price") for run in runs)
+                    else ""
+                )
             )
         if any("averaged" in run for run in runs):
             lines.append(

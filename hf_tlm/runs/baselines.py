@@ -196,6 +196,13 @@ def linear_model(task: Task) -> Baseline:
     return _baseline(task, LINEAR, best["settings"], best["predictions"], begun)
 
 
+def fitted_linear(task: Task, settings: Mapping[str, Any]) -> tuple[TfidfVectorizer, LinearSVC]:
+    """The linear model of a task of single texts, with the settings that `linear_model` chose: (features, classifier)."""
+    vectorizer = tfidf(settings["n_grams"]).fit(task.train["text"])
+    model = LinearSVC(C=settings["C"], class_weight=settings["class_weight"], random_state=0)
+    return vectorizer, model.fit(vectorizer.transform(task.train["text"]), task.train["label"][:])
+
+
 def _scored(task: Task) -> Iterator[tuple[str, Dataset]]:
     return ((split, rows) for split, rows in task.splits.items() if split != "train")
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+import pickle
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -18,6 +20,7 @@ from hf_tlm.errors import ModelError
 from hf_tlm.models.adapters import ADAPTER_FILE
 from hf_tlm.models.families import longest_input
 from hf_tlm.models.onnx_session import OnnxModel
+from hf_tlm.tasks import Task
 
 logger = logging.getLogger(__name__)
 
@@ -104,6 +107,30 @@ def onnx_price(folder: Path, dtype: str, vocab_size: int, longest: int | None) -
     except ModelError as error:
         logger.info("What a prediction of %s takes is not measured: %s", dtype, error)
         return {}
+
+
+def linear_price(task: Task, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What a prediction of the linear model costs, by scikit-learn on one thread, from the text to the class.
+
+    Args:
+        settings: see `fitted_linear`.
+
+    Returns:
+        megabytes of what pickle keeps of it, milliseconds and texts_per_second (see `price`) of texts of so many words of
+        the task; empty for pairs of texts.
+    """
+    from hf_tlm.runs.baselines import fitted_linear
+
+    if "text_pair" in task.train.column_names:
+        return {}
+    vectorizer, model = fitted_linear(task, settings)
+    words = itertools.cycle(" ".join(task.train["text"]).split() or ["empty"])
+
+    def passing(batch: int, length: int) -> Callable[[], Any]:
+        texts = [" ".join(itertools.islice(words, length)) for _ in range(batch)]
+        return lambda: model.predict(vectorizer.transform(texts))
+
+    return {"megabytes": round(len(pickle.dumps((vectorizer, model))) / 1e6, 3), **_times(passing, None)}
 
 
 def _times(passing: Callable[[int, int], Callable[[], Any]], longest: int | None) -> dict[str, Any]:

@@ -236,6 +236,9 @@ def test_baselines_stand_beside(work, tmp_path):
     record = json.loads((tmp_path / "runs" / "scierc.linear.seed-0.json").read_text())
     assert record["chosen"]["n_grams"] in (1, 2, 3) and record["metric"] == "macro_f1"
     assert (tmp_path / "scierc" / "linear" / "seed-0" / "predictions" / "test.jsonl").is_file()
+    price = record["price"]
+    assert price["megabytes"] > 0 and 0 < price["milliseconds"]["32"] and set(price["texts_per_second"]) == {"32", "128"}
+    assert "of 128 words, by scikit-learn" in table.to_text() and f"{price['megabytes']:.3g}" in table.to_text()
     assert "2 of 2 runs are finished" in table.to_text() and "support vector machine" in table.to_text()
     assert "fine-tuned encoders" not in table.to_text()
 

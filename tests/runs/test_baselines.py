@@ -1,6 +1,7 @@
 """Baselines: the scores of scikit-learn's own pipeline, chosen on validation, and what is written of them."""
 
 import json
+import pickle
 from collections import Counter
 from dataclasses import replace
 
@@ -13,7 +14,8 @@ from sklearn.svm import LinearSVC
 
 from hf_tlm.runs import baselines as module
 from hf_tlm.runs import linear_model, majority_class, make_baselines
-from hf_tlm.runs.baselines import TOKENS, tfidf
+from hf_tlm.runs.baselines import TOKENS, fitted_linear, tfidf
+from hf_tlm.runs.price import linear_price
 from hf_tlm.tasks import TaskError
 from support.toys import make_task
 
@@ -21,6 +23,19 @@ from support.toys import make_task
 @pytest.fixture(scope="module")
 def task():
     return make_task()
+
+
+def test_the_model_that_is_priced_is_the_one_that_is_scored(task):
+    """By its predictions; of pairs there is no price."""
+    made = linear_model(task)
+    vectorizer, model = fitted_linear(task, made.settings)
+    for split, predicted in made.predictions.items():
+        assert (model.predict(vectorizer.transform(task.splits[split]["text"])) == predicted).all()
+    found = linear_price(task, made.settings)
+    assert found["megabytes"] == pytest.approx(len(pickle.dumps((vectorizer, model))) / 1e6, abs=6e-4)
+    assert set(found["milliseconds"]) == {"32", "128"} and min(found["milliseconds"].values()) > 0
+    pairs = {name: rows.add_column("text_pair", rows["text"][:]) for name, rows in task.splits.items()}
+    assert linear_price(replace(task, splits=pairs), made.settings) == {}
 
 
 def test_the_majority_class(task):
