@@ -632,6 +632,7 @@ class Handler(BaseHTTPRequestHandler):
         blob = commit.files[path]
         headers = {"X-Repo-Commit": commit.id, "ETag": f'"{blob.oid}"', "Accept-Ranges": "bytes"}
         headers["Content-Type"] = "application/octet-stream"
+        headers["Access-Control-Allow-Origin"] = self.headers.get("Origin", "*")  # Pages read files, too.
         if blob.large:
             headers |= {"X-Linked-Etag": f'"{blob.sha256}"', "X-Linked-Size": str(len(blob.data))}
         wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))

@@ -71,6 +71,11 @@ class ExportArguments:
         None,
         "Folder in which `npm install @huggingface/transformers@4.3.1` was run. Default: npm fetches what the page needs.",
     )
+    page_model: Annotated[str | None, _OF_PAGE] = option(
+        None,
+        "Public repository of the Hub (owner/name, with @revision if wanted) that the page loads the model from, as "
+        "`hf-tlm publish` puts the export there. Default: from the page's own folder.",
+    )
     opset: int = option(23, "Version of ONNX's operators.")
     max_length: int | None = option(
         None, "Tokens after which loaders cut a text. Default: as in training; of stock checkpoints the longest."
@@ -92,6 +97,6 @@ class ExportArguments:
         """The keyword arguments of `hf_tlm.runs.export_onnx`."""
         names = (
             *("data", "dtypes", "max_drop", "per_channel", "keep_float", "opset", "max_length", "trust_remote_code"),
-            *("page", "page_texts", "page_runtime"),
+            *("page", "page_texts", "page_runtime", "page_model"),
         )
         return {name: getattr(self, name) for name in names} | {"batch_size": self.per_device_eval_batch_size}

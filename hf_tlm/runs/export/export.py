@@ -96,6 +96,7 @@ def export_onnx(
     page: str | os.PathLike | None = None,
     page_texts: Sequence[str] = (),
     page_runtime: str | os.PathLike | None = None,
+    page_model: str | None = None,
     batch_size: int = 64,
     trust_remote_code: bool = False,
 ) -> Exported:
@@ -124,7 +125,7 @@ def export_onnx(
         per_channel, keep_float: see `hf_tlm.models.onnx_graph.quantized`.
         opset: of ONNX.
         max_length: see `find_source`.
-        page, page_texts, page_runtime: a folder for a web page, see `write_page`.
+        page, page_texts, page_runtime, page_model: a folder for a web page, see `write_page`.
         batch_size: texts a batch, in the check.
 
     Raises:
@@ -155,7 +156,8 @@ def export_onnx(
         model = as_one(names, [load_exportable(source, scratch, trust_remote_code) for source in sources])
         if page is not None:
             about = {"kind": model.kind_name, "model_type": model.stock.config.model_type, "pairs": _pairs(model, task)}
-            check_page(about, dtypes, page, page_texts, [*names, *(source.folder for source in sources), output])
+            apart: list[str | os.PathLike] = [*names, *(source.folder for source in sources), output]
+            check_page(about, dtypes, page, page_texts, apart, page_model)
             runtime = read_runtime(page_runtime)
         check = _check_of(model, task, data, batch_size)
         choices = model.source.spec.kind == "multiple_choice"
@@ -190,7 +192,7 @@ def export_onnx(
             record = _record(names, sources, model, check, files, opset)
             _write_others(folder, model, record)
     if page is not None:
-        fill_page(output, page, runtime, texts=page_texts)
+        fill_page(output, page, runtime, texts=page_texts, model=page_model)
     return Exported(output, record)
 
 

@@ -1,4 +1,4 @@
-"""A web page that classifies in the browser, from an export: static files, with nothing from elsewhere."""
+"""A web page that classifies in the browser, from an export: static files; at most the model comes from elsewhere."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import tarfile
@@ -15,8 +16,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import constants
+
 from hf_tlm.errors import ArgumentsError
 from hf_tlm.hub.cards import BODIES
+from hf_tlm.hub.repo_id import parse_repo
 from hf_tlm.models.onnx_session import ONNX_FILES
 from hf_tlm.utils.files import atomic_directory
 
@@ -39,6 +43,7 @@ _IMPORTS = {
 }
 # What transformers.js calls the types.
 _DTYPES = {"int8": "q8", "fp32": "fp32"}
+_HUB = "https://huggingface.co"
 _OWN = ("page.js", "model.js", "page.css")
 
 
@@ -48,6 +53,7 @@ def check_page(
     page: str | os.PathLike,
     texts: Sequence[str] = (),
     others: Iterable[str | os.PathLike] = (),
+    model: str | None = None,
 ) -> None:
     """Check that a page can be made of an export, before it is made.
 
@@ -55,10 +61,12 @@ def check_page(
         about: `kind`, `model_type` and `pairs`, as in the export's record.
         texts: examples.
         others: folders, the model's and the export's, that the page may not be in, nor they in it.
+        model: see `write_page`.
 
     Raises:
         ArgumentsError: it is no classifier of a body that transformers.js knows, or has neither int8 nor float32; there are
-            examples of pairs; something else than a page is in the folder, or it is in one of the others, or they in it.
+            examples of pairs; something else than a page is in the folder, or it is in one of the others, or they in it;
+            `model` is no repository.
     """
     kind, model_type = about["kind"], about["model_type"]
     if kind != "classification" or model_type not in BODIES:
@@ -66,6 +74,11 @@ def check_page(
             f"--page is for classifiers whose body transformers.js knows ({', '.join(BODIES)}); this is a {model_type} for "
             f"{kind.replace('_', ' ')}. Leave it out."
         )
+    repo = None if model is None else parse_repo(model, "model")
+    # What else may be in a name of a branch, transformers.js does not take for one.
+    if model is not None and (repo is None or not re.fullmatch(r"[\w.-]+", repo.revision or "main")):
+        expected = "a repository of the Hub, owner/name or owner/name@revision"
+        raise ArgumentsError(f"--page_model: expected {expected}; received {model!r:.200}.")
     if not set(_DTYPES).intersection(dtypes):
         raise ArgumentsError("--page takes int8 or fp32, which is not among the dtypes. Add one.")
     if texts and about["pairs"]:
@@ -87,6 +100,7 @@ def write_page(
     title: str | None = None,
     texts: Sequence[str] = (),
     runtime: str | os.PathLike | None = None,
+    model: str | None = None,
 ) -> Path:
     """Write a folder that any web server can serve: a page with an exported classifier, in which texts stay in the tab.
 
@@ -100,6 +114,8 @@ def write_page(
         title: of the page. Default: what was exported.
         texts: examples to try.
         runtime: folder in which `npm install @huggingface/transformers@4.3.1` was run. Default: npm is asked for it.
+        model: public repository of the Hub, owner/name or owner/name@revision, that this export was or will be published
+            to: the page loads the model from there, and its policy lets it reach the Hub too. Default: from its own folder.
 
     Raises:
         ArgumentsError: the folder holds no export; see `check_page`, `read_runtime`.
@@ -108,8 +124,8 @@ def write_page(
     if not (export / "export.json").is_file():
         raise ArgumentsError(f"{export} holds no export: expected export.json, as `hf-tlm export` leaves it.")
     record: dict[str, Any] = json.loads((export / "export.json").read_text(encoding="utf-8"))
-    check_page(record, [file["dtype"] for file in record["files"].values()], page, texts, [export])
-    return fill_page(export, page, read_runtime(runtime), title=title, texts=texts)
+    check_page(record, [file["dtype"] for file in record["files"].values()], page, texts, [export], model)
+    return fill_page(export, page, read_runtime(runtime), title=title, texts=texts, model=model)
 
 
 def fill_page(
@@ -119,6 +135,7 @@ def fill_page(
     *,
     title: str | None = None,
     texts: Sequence[str] = (),
+    model: str | None = None,
 ) -> Path:
     """Write what `write_page` has checked.
 
@@ -132,18 +149,26 @@ def fill_page(
         (folder / "vendor").mkdir()
         for name, content in runtime.items():
             (folder / "vendor" / name).write_bytes(content)
-        for name in ("config.json", "tokenizer.json", "export.json", ONNX_FILES[dtype]):
-            (folder / "model" / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(export / name, folder / "model" / name)
-        settings = json.loads((export / "tokenizer_config.json").read_text(encoding="utf-8"))
-        # tokenizer.json says all that there is to say; of classes transformers.js knows names of its own.
-        settings["tokenizer_class"] = "PreTrainedTokenizer"
-        (folder / "model" / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+        place, hosts = ["./", "model"], "'self'"
+        if model is not None:
+            repo = parse_repo(model, "model")
+            assert repo is not None
+            place = [f"{constants.ENDPOINT}/{repo.id}/resolve/", repo.revision or "main"]
+            # The Hub sends large files from other hosts.
+            hosts += f" {constants.ENDPOINT}" + (" https://*.hf.co" if constants.ENDPOINT == _HUB else "")
+        else:
+            for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "export.json", ONNX_FILES[dtype]):
+                (folder / "model" / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(export / name, folder / "model" / name)
         about = {"title": title or record["model"], "dtype": _DTYPES[dtype], "pairs": record["pairs"], "texts": list(texts)}
+        about["model"] = place
         (folder / PAGE_FILE).write_text(json.dumps(about, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         imports = json.dumps({"imports": _IMPORTS})
         digest = base64.b64encode(hashlib.sha256(imports.encode()).digest()).decode()
         index = _template("index.html").replace("IMPORT_MAP_HASH", f"sha256-{digest}").replace("IMPORT_MAP", imports)
+        index = index.replace("connect-src 'self'", f"connect-src {hosts}")
+        if model is not None:
+            index = index.replace("its own files.", "its own files and the Hub, where the model is.")
         (folder / "index.html").write_text(index, encoding="utf-8")
         for name in _OWN:
             (folder / name).write_text(_template(name), encoding="utf-8")

@@ -19,6 +19,7 @@ import pytest
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
+from hf_tlm.hub import publish_model
 from hf_tlm.models.onnx_session import OnnxModel
 from hf_tlm.runs import export_onnx, write_page
 from hf_tlm.runs.export import page as module
@@ -89,6 +90,7 @@ const seen = {}, at = (id) => document.getElementById(id), until = async (test) 
   while (!test()) await new Promise((done) => setTimeout(done, 20));
 };
 await until(() => document.body.dataset.ready);
+if (document.body.dataset.ready === "failed") document.body.prepend(at("footprint").textContent); // The end of what is seen.
 const rows = () => [...at("bars").children].map((row) => [...row.children].map((cell) => cell.textContent || cell.value));
 seen.ready = document.body.dataset.ready;
 seen.title = document.title;
@@ -271,15 +273,37 @@ def test_other_tokenizers(make, page, tmp_path):
     assert not wrong, f"{len(wrong)} of {len(given)}: {wrong[:3]}"
 
 
+def invite(page, elsewhere):
+    """Let a person use the page, who asks for a file of another server, too."""
+    (page / "person.js").write_text(PERSON.replace("ELSEWHERE", json.dumps(f"{elsewhere}/page/page.json")))
+    index = (page / "index.html").read_text().replace("</body>", '<script type="module" src="person.js"></script></body>')
+    (page / "index.html").write_text(index)
+
+
+@pytest.mark.slow
+@in_a_browser
+def test_a_model_on_the_hub(hub, exported, tmp_path):
+    """The page asks it for the model's files and nothing else, and can ask nobody else."""
+    publish_model(exported.folder, "alice/toy", private=False)
+    texts = ["the gene", "a cell"]
+    page = write_page(exported.folder, tmp_path / "page", texts=texts, runtime=RUNTIME, model="alice/toy@main")
+    hub.log.clear()
+    with served(tmp_path) as (elsewhere, reached), served(page) as (address, _):
+        invite(page, elsewhere)
+        seen, console = browse(f"{address}/index.html", tmp_path)
+    assert seen["ready"] == "true" and {row[0] for row in seen["typed"]} == {"down", "none", "up"}, console
+    assert seen["elsewhere"] == "TypeError" and reached == []
+    there = f"{hub.url}/alice/toy/resolve/main/"
+    fetched = {name.removeprefix(there) for name in seen["resources"] if not name.startswith(f"{address}/")}
+    names = {"config.json", "export.json", "tokenizer.json", "tokenizer_config.json", "onnx/model_quantized.onnx"}
+    assert fetched == names == {path.removeprefix("/alice/toy/resolve/main/") for method, path in hub.log if method == "GET"}
+
+
 @pytest.mark.slow
 @in_a_browser
 def test_a_person_at_the_page(page, exported, tmp_path):
     with served(tmp_path) as (elsewhere, reached), served(page) as (address, asked):
-        (page / "person.js").write_text(PERSON.replace("ELSEWHERE", json.dumps(f"{elsewhere}/page/page.json")))
-        index = (
-            (page / "index.html").read_text().replace("</body>", '<script type="module" src="person.js"></script></body>')
-        )
-        (page / "index.html").write_text(index)
+        invite(page, elsewhere)
         seen, console = browse(f"{address}/index.html", tmp_path)
         dark, _ = browse(f"{address}/index.html", tmp_path, "--blink-settings=preferredColorScheme=0")
     assert seen["ready"] == "true" and seen["title"] == exported.record["model"] and seen["empty"] == []
@@ -322,6 +346,20 @@ def test_an_error_does_not_stop_the_page(tmp_path):
     assert sorted(asked) == ["a", "long", "short"]  # One for the runtime to compile itself, before anyone types.
     assert failed == ["This text cannot be classified: out of memory", 0]
     assert re.fullmatch(r"\d+\.\d ms", after[0]) and after[1] == 2
+
+
+@pytest.mark.parametrize("endpoint", ["https://huggingface.co", "https://hub.example.org"])
+def test_a_page_without_the_model(endpoint, exported, tmp_path, runtime, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", endpoint)
+    page = write_page(exported.folder, tmp_path / "page", runtime=runtime, model="me/toy@v1.0")
+    assert not (page / "model").exists()
+    assert json.loads((page / "page.json").read_text())["model"] == [f"{endpoint}/me/toy/resolve/", "v1.0"]
+    (reached,) = re.findall("connect-src (.*?);", (page / "index.html").read_text())
+    assert reached == f"'self' {endpoint}" + " https://*.hf.co" * (endpoint == "https://huggingface.co")
+    assert "its own files and the Hub, where the model is." in (page / "index.html").read_text()
+    for name in ("toy", "me/toy@a/b", "../toy", "me/toy@'self'"):
+        with pytest.raises(ArgumentsError, match="--page_model: expected a repository of the Hub, owner/name or"):
+            write_page(exported.folder, tmp_path / "other", runtime=runtime, model=name)
 
 
 def test_what_ci_fetches_is_what_a_page_is_made_of(tmp_path, monkeypatch):

@@ -1,9 +1,8 @@
 // The exported model in the browser: texts in, token ids and probabilities out. transformers.js reads tokenizer and model.
-import { AutoModelForSequenceClassification, AutoTokenizer, Tensor, env, softmax } from "@huggingface/transformers";
+import { AutoModelForSequenceClassification, PreTrainedTokenizer, Tensor, env, softmax } from "@huggingface/transformers";
 
 env.allowRemoteModels = false;
 env.allowLocalModels = true;
-env.localModelPath = "./";
 env.useBrowserCache = false;
 env.useWasmCache = false;
 env.backends.onnx.wasm.numThreads = 1;
@@ -21,16 +20,21 @@ function shares(first, second, room) {
 }
 
 export async function load() {
-  const [page, record, config] = await Promise.all(["page.json", "model/export.json", "model/config.json"].map(json));
-  const [tokenizer, model] = await Promise.all([
-    AutoTokenizer.from_pretrained("model"),
-    AutoModelForSequenceClassification.from_pretrained("model", {
+  const page = await json("page.json");
+  const [place, name] = page.model; // Beside the page, or a revision in a repository of the Hub.
+  env.localModelPath = place;
+  const files = ["export.json", "config.json", "tokenizer.json", "tokenizer_config.json"];
+  const [record, config, words, settings, model] = await Promise.all([
+    ...files.map((file) => json(`${place}${name}/${file}`)),
+    AutoModelForSequenceClassification.from_pretrained(name, {
       dtype: page.dtype,
       device: "wasm",
       // The exporter has fused what is worth it: the first answer comes sooner, and later ones take a tenth longer at most.
       session_options: { graphOptimizationLevel: "disabled" },
     }),
   ]);
+  // tokenizer.json says all that there is to say; of classes transformers.js knows names of its own.
+  const tokenizer = new PreTrainedTokenizer(words, settings);
   const types = record.inputs.includes("token_type_ids");
   const names = Object.keys(config.id2label).map((index) => config.id2label[index]);
   const plain = (text) => tokenizer(text, { add_special_tokens: false, return_tensor: false }).input_ids.length;
