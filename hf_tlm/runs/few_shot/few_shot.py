@@ -20,6 +20,7 @@ from hf_tlm.runs.few_shot.templates import prompt_for
 from hf_tlm.runs.finetuning import CheckpointArguments
 from hf_tlm.runs.finetuning.loading import load_pretrained
 from hf_tlm.runs.grid.sharing import run_shared
+from hf_tlm.runs.price import price, price_line
 from hf_tlm.runs.records import classified, predictions_jsonl, started
 from hf_tlm.runs.summary import aggregate, format_table
 from hf_tlm.tasks import Task
@@ -65,6 +66,8 @@ class FewShotRun:
         table, scored = format_table(rows, list(rows[0])), self.details["scored_split"]
         if line := to_beat_line(self.details.get("baselines") or [], self.details["metric"], self.summary):
             table += f"\n\nTo beat, from as many examples: {line}."
+        if found := self.splits[-1].get("price"):
+            table += f"\n\nA prediction costs {price_line(found)}."
         return table if scored == "test" else f"{table}\n\nTest scores are on the task's {scored} split: test has no labels."
 
 
@@ -156,6 +159,8 @@ def run_few_shot(task: Task, checkpoint: CheckpointArguments, args: FewShotArgum
         own = [point for point in points if point.split == seed]
         record = _test_split(method, task, episodes[seed], scored, own, folder_of(seed), args)
         if args.process_index == 0:
+            if own:
+                record["price"] = price(folder_of(seed) / "model")
             finish(folder_of(seed), {"seed": seed, **record}, "model", PREDICTIONS, EXAMPLES_FILE)
             for point in own:
                 shutil.rmtree(point.folder(output_dir) / "model", ignore_errors=True)
