@@ -179,7 +179,10 @@ class Plan:
         if step.kind in (TOKENIZER, AVERAGE):
             return None
         parts = ["hf-tlm", str(command_of(step.kind)), *(["--config", *self.files] if self.files else [])]
-        for name, value in {**self.values(step), "output_dir": str(self.folder(step))}.items():
+        values = self.values(step)
+        if step.kind == "retrieve" and "passage_words" not in {**read_configs(self.files, step.kind), **values}:
+            values["passage_words"] = 0  # As tables have it; the recipe's own default is another.
+        for name, value in {**values, "output_dir": str(self.folder(step))}.items():
             parts += [f"--{name}", *map(_written, value if isinstance(value, list) else [value])]
         return shlex.join(parts)
 
@@ -259,13 +262,15 @@ def make_plan(
         averaged = by_name.get(arm.average or "")
         if arm.average is not None and (averaged is None or averaged.baseline is not None or averaged.average is not None):
             raise ReproductionError(
-                f"Arm {arm.name}: the average is of another arm of the table, with a network; received {arm.average!r:.60}."
+                f"Arm {arm.name}: the average is of another arm of the table, with a network; received {arm.average!r:.60}. "
+                f"The table's arms are {', '.join(by_name)}."
             )
         untaught = teacher is not None and (teacher.baseline, teacher.teacher, teacher.average) == (None, None, None)
         if arm.teacher is not None and not untaught:
             raise ReproductionError(
                 f"Arm {arm.name}: the teacher is another arm of the table with a network, which has no such teacher itself; "
-                f"received {arm.teacher!r:.60}. A linear one is an option: train_tlm: {{teacher: linear}}."
+                f"received {arm.teacher!r:.60}. The table's arms are {', '.join(by_name)}; a linear teacher is an option: "
+                "train_tlm: {teacher: linear}."
             )
     _check_distinct("task", [_name(entry.task) for entry in tasks])
     check_options(tasks, arms, files, objective_options or {})
@@ -282,13 +287,17 @@ def make_plan(
         name = _name(entry.task)
         local = None if tasks_dir is None else Path(tasks_dir) / entry.task
         path = str(local) if local is not None and local.is_dir() else entry.task
-        _check_distinct("seed", entry.seeds or seeds)
-        for position, seed in enumerate(entry.seeds or seeds):
+        own_seeds = entry.seeds or seeds
+        _check_distinct("seed", own_seeds)
+        for position, seed in enumerate(own_seeds):
             for arm in arms:
                 if (arm.baseline or arm.average) is not None and position > 0:
                     continue  # Nothing of it is random, or it is of all seeds.
                 if arm.average is not None:
-                    averages.append(_average(name, path, entry, arm, entry.seeds or seeds, shared.train_tlm))
+                    if len(own_seeds) > 1:
+                        averages.append(_average(name, path, entry, arm, own_seeds, shared.train_tlm))
+                    else:
+                        left_out += (f"{arm.name}, {name}: an average is of several seeds, and there is one",)
                     continue
                 own = {} if arm.objective is None else (objective_options or {}).get(arm.objective, {})
                 options = {**(budget or {}), **own}
@@ -312,8 +321,6 @@ def _of_data(entry: TaskEntry, train_tlm: Mapping[str, Any]) -> dict[str, Any]:
 
 def _average(name: str, path: str, entry: TaskEntry, arm: Arm, seeds: Sequence[int], train_tlm: Mapping[str, Any]) -> Step:
     """An average takes the first seed's place."""
-    if len(seeds) < 2:
-        raise ReproductionError(f"Arm {arm.name} is the average of several seeds, and {name} has one. Give more --seeds.")
     members = {f"seed_{seed}": f"{name}/{slug(str(arm.average))}/seed-{seed}" for seed in seeds}
     folder = f"{name}/{slug(arm.name)}/seed-{seeds[0]}"
     return Step(AVERAGE, folder, path, _of_data(entry, train_tlm), members, arm, seeds[0])

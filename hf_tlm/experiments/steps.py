@@ -230,7 +230,11 @@ def _make_average(plan: Plan, step: Step, task_args: TaskArguments) -> dict[str,
     names = ("task_fingerprint", "metric", "environment", "subset")
     details: dict[str, Any] = {name: records[0][name] for name in names if name in records[0]}
     if teachers := [record["teacher"] for record in records if "teacher" in record]:
-        details["teacher"] = {name: sum(teacher_cost(one, name) for one in teachers) for name in ("flops", "seconds")}
+        # Each is asked anew; one that all seeds share was trained once.
+        asking = [{**one, "training": None} for one in teachers]
+        trained = {str(one["training"]): {"training": one["training"]} for one in teachers if one.get("training")}
+        parts = [*asking, *trained.values()]
+        details["teacher"] = {name: sum(teacher_cost(one, name) for one in parts) for name in ("flops", "seconds")}
     if all("price" in record for record in records):
         of_each = ("megabytes", "parameters", "milliseconds")  # Not texts a second, which do not add up.
         details["price"] = _added([{name: record["price"].get(name, {}) for name in of_each} for record in records])

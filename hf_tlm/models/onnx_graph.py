@@ -171,6 +171,17 @@ class _Logits(nn.Module):
         return tuple(found[name] for name in self.outputs)
 
 
+def check_size(models: Sequence[nn.Module]) -> None:
+    """Check that the weights of models go into one graph together.
+
+    Raises:
+        ModelError: they do not.
+    """
+    if sum(parameter.numel() for model in models for parameter in model.parameters()) * 4 > LARGEST:
+        which, hint = ("this model", "") if len(models) == 1 else ("these models together", " Give fewer models.")
+        raise ModelError(f"A graph holds its weights in one file of at most 2 GiB, and those of {which} are more.{hint}")
+
+
 def to_onnx(
     model: nn.Module,
     inputs: Sequence[str],
@@ -193,8 +204,7 @@ def to_onnx(
     Raises:
         ModelError: the exporter cannot trace the model, or not write it in this opset; it is too large for one file.
     """
-    if sum(parameter.numel() for parameter in model.parameters()) * 4 > LARGEST:
-        raise ModelError("A graph holds its weights in one file of at most 2 GiB, and those of this model are more.")
+    check_size([model])
     shape = (2, 3, 7) if choices else (2, 7)
     mask = torch.ones(shape, dtype=torch.int64)
     mask[..., -2:] = 0

@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hf_tlm.errors import ModelError
+from hf_tlm.errors import ArgumentsError, ModelError
 from hf_tlm.hub.rendering import displayed_name
 from hf_tlm.runs.finetuning.classification import score
 from hf_tlm.runs.prediction.source import Source
 from hf_tlm.tasks import Task
-from hf_tlm.utils.run_names import predictions_file, seed_folder
+from hf_tlm.utils.run_names import SEED, predictions_file, seed_folder
 
 # Kinds of tasks whose predictions have an average.
 KINDS = ("classification", "regression")
+
+
+def model_names(given: str | os.PathLike | Sequence[str | os.PathLike]) -> list[str]:
+    """The names of one or several models.
+
+    Raises:
+        ArgumentsError: there is none.
+    """
+    names = [given] if isinstance(given, (str, os.PathLike)) else list(given)
+    if not names:
+        raise ArgumentsError("model_name_or_path: expected a model, or several; received none.")
+    return [os.fspath(name) for name in names]
 
 
 def average(answers: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
@@ -41,6 +54,12 @@ def average(answers: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, An
     return averaged
 
 
+def shown_member(name: str) -> str:
+    """A model as a card names it among others: of a seed with the name of its run, `reviews/seed-0/model`."""
+    parts = Path(name).parts
+    return "/".join(parts[-3:]) if len(parts) > 2 and parts[-2].startswith(SEED) else str(displayed_name(name))
+
+
 def check_alike(names: Sequence[str], sources: Sequence[Source]) -> None:
     """Check that models can be averaged: one kind of task, the same classes, the same columns.
 
@@ -50,7 +69,7 @@ def check_alike(names: Sequence[str], sources: Sequence[Source]) -> None:
     Raises:
         ModelError: they cannot.
     """
-    first, shown = sources[0], [str(displayed_name(name)) for name in names]
+    first, shown = sources[0], [shown_member(name) for name in names]
     for name, source in zip(shown, sources, strict=True):
         masked = source.prompted or source.fills_masks
         if masked or source.spec.kind not in KINDS:

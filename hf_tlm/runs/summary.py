@@ -125,15 +125,18 @@ class SeededRun:
         for split in SPLITS:
             for metric in metrics:
                 if score := self.summary.get(split, {}).get(metric):
-                    spread = "" if score["std"] is None else f" ± {100 * score['std']:.2f} over {score['n']} seeds"
-                    said = f"{100 * score['mean']:.2f}{spread}"
+                    said, of = format_score(score), "" if score["n"] == 1 else f" over {score['n']} seeds"
                     word, figure = seed_figure(self.details)
-                    if word != "mean" and score["n"] > 1:
-                        said = f"{100 * figure(score['values']):.2f}, the {word} of {score['n']} seeds (mean {said})"
+                    if word != "mean" and of:
+                        said, of = (
+                            f"{100 * figure(score['values']):.2f}, the {word} (mean {said})",
+                            f" of {score['n']} seeds",
+                        )
+                    said += of
                     lines.append(f"{split:<12}{metric} {said}")
         if averaged := self.details.get("averaged"):
             said = ", ".join(f"{split} {100 * averaged[split][asked[0]]:.2f}" for split in SPLITS if split in averaged)
-            lines.append(f"averaged     {said}: what the models of all {averaged['n']} seeds say, averaged")
+            lines.append(f"averaged     {asked[0]} {said}: what the models of all {averaged['n']} seeds say, averaged")
         if line := to_beat_line(self.details.get("baselines") or [], self.details["metric"], self.summary):
             lines.append(f"to beat      {line}")
         if teacher := self.details.get("teacher"):

@@ -467,3 +467,10 @@ def test_the_body_of_every_objective_has_an_auxiliary_model(scale):
     assert any(getattr(auxiliary, name) < body[name] for name in ("hidden_size", "num_hidden_layers"))
     sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
     assert [body[name] for name in sizes] == [mlm[name] for name in sizes], "arms differ in their objective alone"
+
+
+def test_the_command_of_a_retrieval_keeps_documents_whole_as_the_step_does():
+    plan = planned(["BM25"], tasks=["one"])
+    assert "--passage_words 0" in plan.command(plan.preparations[-1])
+    cut = planned([{"name": "cut", "subset": "BM25", "retrieve": {"passage_words": 50}}], tasks=["one"])
+    assert "--passage_words 50" in cut.command(cut.preparations[-1])

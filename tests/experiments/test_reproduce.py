@@ -496,6 +496,7 @@ def test_what_has_no_average(work, tmp_path, arm, message):
         planned(work, tmp_path, ["BM25", "linear", arm])
 
 
-def test_the_average_of_one_seed(work, tmp_path):
-    with pytest.raises(ReproductionError, match=r"the average of several seeds, and scierc has one. Give more --seeds"):
-        planned(work, tmp_path, ["BM25", {"name": "a", "average": "BM25"}], seeds=(0,))
+def test_the_average_of_one_seed_is_left_out_and_said(work, tmp_path):
+    plan = planned(work, tmp_path, ["BM25", {"name": "a", "average": "BM25"}], seeds=(0,))
+    assert [step.arm.name for step in plan.trainings] == ["BM25"]
+    assert plan.left_out == ("a, scierc: an average is of several seeds, and there is one",)

@@ -2,15 +2,16 @@
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 from datasets import ClassLabel, Dataset
 from sklearn.metrics import f1_score
-from transformers import AutoModelForMaskedLM
+from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
 
 from hf_tlm.errors import HfTlmError
 from hf_tlm.runs import export_onnx, predict
-from hf_tlm.runs.averaging import average, averaged_seeds
+from hf_tlm.runs.averaging import average, averaged_seeds, model_names
 from hf_tlm.runs.export.export import EXPORT_FILE
 from hf_tlm.tasks import TaskSpec, task_from_datasets
 from support.tiny_checkpoints import go, pretrained
@@ -54,7 +55,7 @@ def test_results_have_the_average_of_the_seeds(run):
         _, said, right = zip(*naive(folder, split), strict=True)
         assert record[split]["macro_f1"] == pytest.approx(f1_score(right, said, average="macro"))
     (line,) = [line for line in result.to_text().splitlines() if line.startswith("averaged")]
-    assert f"test {100 * record['test']['macro_f1']:.2f}" in line and "all 3 seeds" in line
+    assert "macro_f1 validation" in line and f"test {100 * record['test']['macro_f1']:.2f}" in line and "all 3 seeds" in line
     assert "| test, the 3 seeds' models averaged |" in (folder / "README.md").read_text()
 
 
@@ -83,17 +84,34 @@ def test_one_graph_of_several(run, tmp_path):
     made = export_onnx(models(folder), tmp_path / "out", task=make_task(), dtypes=["fp32", "int8", "fp16"], max_drop=100)
     record = json.loads((tmp_path / "out" / EXPORT_FILE).read_text())
     one = export_onnx(models(folder)[0], tmp_path / "one", dtypes=["fp32"]).record
-    assert record["models"] == [f"seed-{seed}/model" for seed in SEEDS] and record["parameters"] == 3 * one["parameters"]
+    assert record["models"] == [f"out/seed-{seed}/model" for seed in SEEDS] and record["parameters"] == 3 * one["parameters"]
     files = {file["dtype"]: file for file in made.record["files"].values()}
     assert files["fp32"]["max_difference"] <= 1e-4 and files["int8"]["max_difference"] < 0.5
     assert files["fp32"]["bytes"] > 2.5 * one["files"]["onnx/model.onnx"]["bytes"]
     assert "3 models as one" in (tmp_path / "out/README.md").read_text()
     Dataset.from_list([{"text": row["text"]} for row in make_task().test]).to_json(tmp_path / "texts.jsonl")
+    with pytest.raises(HfTlmError, match="is an export: its graphs are for onnxruntime. Give --backend onnx"):
+        predict(str(tmp_path / "out"), str(tmp_path / "texts.jsonl"), **CPU)
     for dtype, apart in (("fp32", 1e-5), ("fp16", 1e-2), ("int8", 0.2)):
         options = {"backend": "onnx", "onnx_dtype": dtype, "num_threads": 1}
         found = lines(predict(str(tmp_path / "out"), str(tmp_path / "texts.jsonl"), tmp_path / f"{dtype}.jsonl", **options))
         for said, (mean, _, _) in zip(found, naive(folder, "test"), strict=True):
             assert said["probabilities"] == pytest.approx(mean, abs=apart)
+
+
+def test_names_of_models(run, tmp_path, monkeypatch):
+    folder, _ = run
+    assert model_names(Path("a")) == ["a"] and model_names([Path("a"), "b"]) == ["a", "b"]
+    with pytest.raises(HfTlmError, match="expected a model, or several; received none"):
+        predict([], "texts.txt")
+    (tmp_path / "texts.txt").write_text("the gene binds\n")
+    assert predict(folder, str(tmp_path / "texts.txt"), tmp_path / "out.txt", **CPU) == tmp_path / "out.txt"
+    monkeypatch.setattr(
+        "hf_tlm.models.onnx_graph.LARGEST",
+        4 * sum(p.numel() for p in AutoModelForSequenceClassification.from_pretrained(models(folder)[0]).parameters()),
+    )
+    with pytest.raises(HfTlmError, match="those of these models together are more. Give fewer models"):
+        export_onnx(models(folder), tmp_path / "export", dtypes=["fp32"])
 
 
 def test_what_has_no_average(run, tmp_path, tokenizer):
@@ -107,7 +125,7 @@ def test_what_has_no_average(run, tmp_path, tokenizer):
     go(tmp_path / "other", base, others, max_steps=1)
     texts = tmp_path / "texts.txt"
     texts.write_text("the gene binds\n")
-    with pytest.raises(HfTlmError, match=r"same classes and columns: seed-0/model has classification, classes"):
+    with pytest.raises(HfTlmError, match=r"same classes and columns: out/seed-0/model has classification, classes"):
         predict([models(folder)[0], str(tmp_path / "other")], str(texts), tmp_path / "out.txt", **CPU)
     masked = pretrained(tmp_path / "masked", tokenizer, auto_class=AutoModelForMaskedLM)
     with pytest.raises(
@@ -116,5 +134,7 @@ def test_what_has_no_average(run, tmp_path, tokenizer):
         export_onnx([models(folder)[0], str(masked)], tmp_path / "out", dtypes=["fp32"])
     cut = tmp_path / "cut"
     go(cut, base, make_task(train=24), max_steps=1, max_length=16)
-    with pytest.raises(HfTlmError, match="needs the max_length in common, and those of .*cut are not those of seed-0/model"):
+    with pytest.raises(
+        HfTlmError, match="needs the max_length in common, and those of .*cut are not those of out/seed-0/model"
+    ):
         export_onnx([models(folder)[0], str(cut)], tmp_path / "out", dtypes=["fp32"])

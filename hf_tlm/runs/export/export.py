@@ -22,9 +22,9 @@ from hf_tlm.hub.cards import onnx_card
 from hf_tlm.hub.rendering import displayed_name, hub_name
 from hf_tlm.models import ModelError
 from hf_tlm.models.families import longest_input
-from hf_tlm.models.onnx_graph import OPSET, averaged, check_installed, half, quantized, save, to_onnx
+from hf_tlm.models.onnx_graph import OPSET, averaged, check_installed, check_size, half, quantized, save, to_onnx
 from hf_tlm.models.onnx_session import ONNX_FILES, OnnxModel, check_dtypes
-from hf_tlm.runs.averaging import check_alike
+from hf_tlm.runs.averaging import check_alike, model_names, shown_member
 from hf_tlm.runs.baselines import to_beat, to_beat_line
 from hf_tlm.runs.export import fill_mask
 from hf_tlm.runs.export.arguments import without_texts
@@ -42,11 +42,10 @@ from hf_tlm.training.run_folder import run_of
 from hf_tlm.training.teacher import lineage
 from hf_tlm.utils.files import atomic_directory, sha256
 from hf_tlm.utils.json_files import read_object
-from hf_tlm.utils.run_names import SETTINGS_FILE
+from hf_tlm.utils.run_names import EXPORT_FILE, SETTINGS_FILE
 from hf_tlm.utils.seals import write_seal
 from hf_tlm.version import __version__
 
-EXPORT_FILE = "export.json"
 TOLERANCE = 1e-4  # Of logits in float32.
 CHECKED_ROWS = 10_000  # Of a file without labels.
 AGREEMENT = "agreement"
@@ -82,7 +81,7 @@ class Exported:
 
 
 def export_onnx(
-    model_name_or_path: str | Sequence[str],
+    model_name_or_path: str | os.PathLike | Sequence[str | os.PathLike],
     output_dir: str | os.PathLike | None = None,
     *,
     task: Task | None = None,
@@ -145,7 +144,7 @@ def export_onnx(
         raise without_texts(reduced)
     if "int8" not in dtypes and (keep_float or not per_channel):
         raise ArgumentsError("per_channel and keep_float are of int8, which is not among the dtypes. Leave them out.")
-    names = [model_name_or_path] if isinstance(model_name_or_path, str) else list(model_name_or_path)
+    names = model_names(model_name_or_path)
     sources = [
         find_source(name, trust_remote_code=trust_remote_code, max_length=max_length, masked_lm=True) for name in names
     ]
@@ -161,6 +160,7 @@ def export_onnx(
             runtime = read_runtime(page_runtime)
         check = _check_of(model, task, data, batch_size)
         choices = model.source.spec.kind == "multiple_choice"
+        check_size(model.members)
         graphs = [
             to_onnx(
                 *(member, model.inputs, model.outputs), choices=choices, longest=longest_input(member.config), opset=opset
@@ -234,7 +234,7 @@ class _RandomCheck:
             shape = (count, 3, length) if model.source.spec.kind == "multiple_choice" else (count, length)
             mask = torch.ones(shape, dtype=torch.int64)
             mask[0, ..., length - length // 3 :] = 0
-            ids = torch.randint(model.stock.config.vocab_size, shape, generator=generator)
+            ids = torch.randint(min(member.config.vocab_size for member in model.members), shape, generator=generator)
             types = torch.zeros(shape, dtype=torch.int64)
             self.batches.append({"input_ids": ids, "attention_mask": mask, "token_type_ids": types})
 
@@ -374,7 +374,7 @@ def _record(
     files: Mapping[str, Any],
     opset: int,
 ) -> dict[str, Any]:
-    spec = model.source.spec
+    spec, repos = model.source.spec, [hub_name(name) for name in names]
     taught_by: list[dict[str, Any]] = []
     for source in sources:
         taught_by += [link for link in lineage(run_of(source.folder)[1].get("teacher")) if link not in taught_by]
@@ -383,8 +383,8 @@ def _record(
         "format": "hf_tlm.export",
         "format_version": 1,
         "model": displayed_name(names[0]) if len(names) == 1 else f"the average of {len(names)} models",
-        **({"models": [displayed_name(name) for name in names]} if len(names) > 1 else {}),
-        "repo_id": hub_name(names[0]) if len(names) == 1 else None,
+        **({"models": [shown_member(name) for name in names]} if len(names) > 1 else {}),
+        "repo_id": repos[0] if len(repos) == 1 else repos if all(repos) else None,
         "model_type": model.stock.config.model_type,
         "parameters": sum(parameter.numel() for member in model.members for parameter in member.parameters()),
         "task": check.task.name if check.task else None if model.kind is fill_mask or model.source.stock else spec.name,

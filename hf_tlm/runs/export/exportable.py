@@ -12,10 +12,10 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_tlm.data import load_tokenizer
-from hf_tlm.hub.rendering import displayed_name
 from hf_tlm.models import ModelError
 from hf_tlm.models.loading import check_positions
 from hf_tlm.models.onnx_graph import LEAST_SHARE
+from hf_tlm.runs.averaging import shown_member
 from hf_tlm.runs.export import fill_mask
 from hf_tlm.runs.finetuning.arguments import FinetuneArguments
 from hf_tlm.runs.finetuning.kinds import kind_module
@@ -129,7 +129,7 @@ def as_one(names: Sequence[str], models: Sequence[Exportable]) -> Exportable:
         apart = [what for what, of in _IN_COMMON.items() if of(model) != of(first)]
         if apart:
             raise ModelError(
-                f"One graph of several models needs {' and '.join(apart)} in common, and those of {displayed_name(name)} "
-                f"are not those of {displayed_name(names[0])}. Export them one by one; predict averages them too."
+                f"One graph of several models needs {' and '.join(apart)} in common, and those of {shown_member(name)} "
+                f"are not those of {shown_member(names[0])}. Export them one by one; predict averages them too."
             )
     return replace(first, others=[model.stock for model in models[1:]])

@@ -12,12 +12,18 @@ from hf_tlm.utils.options import NoEffect, check_effects, check_ranges, option
 
 # What predictions do not depend on, but for rounding: the machine's.
 MACHINE = ("per_device_eval_batch_size", "use_cpu", "bf16_full_eval", "fp16_full_eval", "dataloader_num_workers")
-_FORMAT = {
-    "help": "jsonl, csv, tsv, parquet, xlsx: the rows, with predictions and probabilities beside them. txt: a "
-    "prediction a line. glue: a file for GLUE's leaderboard; predict_output is its folder. squad: a JSON object, id "
-    "-> answer. Default: what the name of predict_output says; without one jsonl.",
-    "choices": ["jsonl", "csv", "tsv", "parquet", "xlsx", "txt", "glue", "squad"],
-}
+
+
+def _format(output: str) -> dict[str, Any]:
+    """Metadata of the option `predict_format`; output: the option that says where predictions go."""
+    return {
+        "help": "jsonl, csv, tsv, parquet, xlsx: the rows, with predictions and probabilities beside them. txt: a "
+        f"prediction a line. glue: a file for GLUE's leaderboard; {output} is its folder. squad: a JSON object, id "
+        f"-> answer. Default: what the name of {output} says; without one jsonl.",
+        "choices": ["jsonl", "csv", "tsv", "parquet", "xlsx", "txt", "glue", "squad"],
+    }
+
+
 _OF_ONNX = NoEffect("backend", ("torch",), "without --backend onnx. Leave it out.")
 _OF_TORCH = NoEffect("backend", ("onnx",), "with --backend onnx. Leave it out.")
 _WITHOUT_PREDICT = NoEffect("predict", (None,), "without predict. Give --predict a file.")
@@ -34,7 +40,7 @@ class PredictArguments:
     predict_output: Annotated[str | None, _WITHOUT_PREDICT] = option(
         None, "Where predictions go. Default: a file of that name in output_dir/predictions."
     )
-    predict_format: Annotated[str | None, _WITHOUT_PREDICT] = field(default=None, metadata=dict(_FORMAT))
+    predict_format: Annotated[str | None, _WITHOUT_PREDICT] = field(default=None, metadata=_format("predict_output"))
 
     def __post_init__(self):
         # Before a training, at whose end it would come out.
@@ -65,9 +71,9 @@ class PredictorArguments:
     output: str | None = option(
         None,
         "Where predictions go: a file ending with .csv, .tsv, .xlsx, .jsonl, .parquet or .txt. Default: a "
-        ".jsonl called like the data, in the folder predictions beside the model.",
+        ".jsonl called like the data, in the folder predictions beside the model; of several models in predictions here.",
     )
-    predict_format: str | None = field(default=None, metadata=dict(_FORMAT))
+    predict_format: str | None = field(default=None, metadata=_format("output"))
     text_column: str | None = option(None, "Column of the texts. Default: that of the training; of stock checkpoints text.")
     text_pair_column: str | None = option(None, "Column of the second texts of pairs.")
     separator: str | None = option(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -23,7 +24,7 @@ from hf_tlm.hub.repo import FILES, TOKENIZER_FILES
 from hf_tlm.models import ModelError
 from hf_tlm.models.loading import reading
 from hf_tlm.models.onnx_session import ONNX_FILES, OnnxModel, check_dtypes
-from hf_tlm.runs.averaging import average, check_alike
+from hf_tlm.runs.averaging import average, check_alike, model_names
 from hf_tlm.runs.few_shot.classifier import PromptClassifier
 from hf_tlm.runs.finetuning.arguments import FinetuneArguments
 from hf_tlm.runs.finetuning.crf import CRF_FILE
@@ -39,7 +40,7 @@ from hf_tlm.tasks import Task, unlabelled_chunks
 from hf_tlm.training import ArgumentsError
 from hf_tlm.training.base_arguments import BaseArguments
 from hf_tlm.training.run_folder import RESULTS_FILE, SETTINGS_FILE
-from hf_tlm.utils.run_names import PREDICTIONS, SEED, SPLIT
+from hf_tlm.utils.run_names import EXPORT_FILE, PREDICTIONS, SEED, SPLIT
 from hf_tlm.utils.seals import SEAL, read_seal
 
 # Beside a model; it is not published.
@@ -48,7 +49,7 @@ SUFFIXES = {"squad": "json", None: "jsonl"}
 
 
 def predict(
-    model_name_or_path: str | Sequence[str],
+    model_name_or_path: str | os.PathLike | Sequence[str | os.PathLike],
     data: str,
     output: str | Path | None = None,
     *,
@@ -104,7 +105,7 @@ def predict(
     if backend not in ("torch", "onnx"):
         raise ArgumentsError(f"backend must be torch or onnx; received {backend!r:.60}.")
     check_dtypes([onnx_dtype])
-    names = [model_name_or_path] if isinstance(model_name_or_path, str) else list(model_name_or_path)
+    names = model_names(model_name_or_path)
     sources = [
         find_source(
             name,
@@ -115,6 +116,9 @@ def predict(
         )
         for name in names
     ]
+    for name, one in zip(names, sources, strict=True):
+        if backend == "torch" and (one.folder / EXPORT_FILE).is_file() and not any(one.folder.glob("*.safetensors")):
+            raise ModelError(f"{name} is an export: its graphs are for onnxruntime. Give --backend onnx.")
     if len(names) > 1:
         check_alike(names, sources)
     source = sources[0]

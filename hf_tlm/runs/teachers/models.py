@@ -101,7 +101,7 @@ class ModelTeacher:
                 parameters += predictor.parameters
             # Its precision is the process's until then, and the run's own may be another.
             AcceleratorState._reset_state()
-        report: dict[str, Any] = {"parameters": parameters, "tokens": tokens, "flops": flops, "seconds": round(seconds, 1)}
+        report: dict[str, Any] = {"parameters": parameters, "tokens": tokens, "flops": flops, "seconds": round(seconds, 3)}
         if task.kind == "classification":
             labels = np.asarray(task.validation["label"][:])
             right = float((said["validation texts"].argmax(1) == labels).mean())
