@@ -78,7 +78,7 @@ def make(
     for query, passage, score in subset.examples(task, args.num_examples):
         print(f"\n  task text: {query:.200}\n  retrieved: {passage:.200}  (BM25 {score:.1f})")
     sample = subset.dataset.select(range(0, len(subset.dataset), 1 + len(subset.dataset) // SAMPLE))["text"][:]
-    whole = corpus is None or corpus.max_words is None
+    whole = corpus is not None and corpus.max_words is None  # Passages of an index of elasticsearch are what they are.
     if whole and corpus_args.passage_words != 0 and (unseen := share_beyond(sample, WORDS)) > 0.1:
         print(
             f"\n{unseen:.0%} of the passages' words are beyond the first {WORDS}, which is what training on 128 tokens sees "

@@ -114,10 +114,13 @@ class RetrievalArguments:
         if like is not None and corpus is not None:
             made_from = like.manifest["corpus"]["fingerprint"]
             if made_from not in (None, corpus.fingerprint):
+                words, why = like.manifest["corpus"].get("passage_words", 0), "of another corpus"
+                if words != (corpus.max_words or 0) and like.manifest["retriever"] != "elasticsearch":
+                    why = f"cut otherwise (its own are of --passage_words {words}: give that), or of another corpus"
                 logger.warning(
-                    "%s was chosen from other passages than these: of another corpus, or cut by another --passage_words. "
+                    "%s was chosen from other passages than these: %s. "
                     "The random subset has its number of passages, and no more in common with it.",
-                    self.like,
+                    *(self.like, why),
                 )
         return retrieve(
             task,

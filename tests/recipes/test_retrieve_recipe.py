@@ -7,6 +7,7 @@ import pytest
 
 from hf_tlm import cli
 from hf_tlm.retrieval import Subset
+from support.elastic_server import ElasticServer
 from support.launching import fails, run_recipe
 from support.toys import sentences
 
@@ -72,3 +73,17 @@ def test_long_passages_are_cut_or_told_of(work, tmp_path, monkeypatch, capsys, o
     assert ("of the passages' words are beyond the first 100" in capsys.readouterr().out) == told
     longest = max(len(text.split()) for text in Subset.load(tmp_path / "out").dataset["text"])
     assert words / 2 < longest <= words
+
+
+def test_no_cutting_is_advised_where_nothing_is_cut(work, tmp_path, monkeypatch, capsys):
+    """The passages of an index of elasticsearch."""
+    pytest.importorskip("elasticsearch", reason="the extra [elastic] is not installed")
+    text = " ".join(row["text"] for row in sentences(60, seed=9))
+    arguments = ["--retriever", "elasticsearch", "--elastic_index", "web", "--task", str(work / "task")]
+    with ElasticServer() as server:
+        server.add("web", {"a": {"text": text}}, {"text": {"type": "text"}, "source": {"type": "keyword"}})
+        arguments += ["--elastic_url", server.url, "--output_dir", str(tmp_path / "out")]
+        monkeypatch.setattr(sys, "argv", ["hf-tlm", "retrieve", *arguments])
+        cli.main()
+    said = capsys.readouterr().out
+    assert "retrieved: " in said and "--passage_words" not in said

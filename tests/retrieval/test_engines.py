@@ -224,7 +224,14 @@ def test_a_random_subset_of_other_passages_is_told_of(tmp_path, run, task, folde
     random.retrieve(task, load_corpus(str(folder)))
     assert "from other passages than these" not in caplog.text
     random.retrieve(task, load_corpus(str(folder), max_words=2))
-    assert "from other passages than these: of another corpus, or cut by another --passage_words" in caplog.text
+    assert "from other passages than these: cut otherwise (its own are of --passage_words 0: give that)" in caplog.text
+    run(task, load_corpus(str(folder), max_words=2), top_k=3).save(tmp_path / "subset")
+    random.retrieve(task, load_corpus(str(folder)))
+    assert "(its own are of --passage_words 2: give that)" in caplog.text
+    caplog.clear()
+    (tmp_path / "other.txt").write_text("one\ntwo\nthree\nfour\n" * 40)
+    random.retrieve(task, load_corpus(str(tmp_path / "other.txt"), max_words=2))
+    assert "than these: of another corpus. The" in caplog.text
 
 
 @pytest.mark.slow
