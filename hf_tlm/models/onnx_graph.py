@@ -92,10 +92,13 @@ def _fixed_angles(config: Any) -> bool:
 
 
 class _SortedSet(set):
-    """A set of strings that is gone through in their order, not in that of their hashes."""
+    """A set that is gone through in the order of what is in it, where that has one, not in that of hashes."""
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(sorted(super().__iter__()))
+    def __iter__(self) -> Iterator[Any]:
+        try:
+            return iter(sorted(super().__iter__()))
+        except TypeError:
+            return super().__iter__()
 
 
 @contextlib.contextmanager
@@ -103,11 +106,15 @@ def _sorted_sets(model: nn.Module) -> Iterator[None]:
     """With sets in the code of the model in order: ModernBERT goes through one of its types of layers, and not it alone."""
     names = vars(sys.modules[type(model).__module__])
     with _LOCK:
+        before = names.get("set")
         names["set"] = _SortedSet
         try:
             yield
         finally:
-            del names["set"]
+            if before is None:
+                del names["set"]
+            else:
+                names["set"] = before
 
 
 @contextlib.contextmanager

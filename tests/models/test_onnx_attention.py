@@ -5,7 +5,7 @@ import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
 from transformers.models.modernbert import modeling_modernbert
 
-from hf_tlm.models.onnx_graph import _attention, exportable_attention
+from hf_tlm.models.onnx_graph import _attention, _sorted_sets, exportable_attention
 from support.toys import TINY_CONFIGS
 
 
@@ -67,3 +67,15 @@ def test_bodies_give_their_logits_and_are_as_before_afterwards(family):
         assert torch.equal(model(**inputs).logits, stock)
     assert model.config._attn_implementation == attention
     assert rotary == (modeling_modernbert.ModernBertRotaryEmbedding.forward, modeling_modernbert.apply_rotary_pos_emb)
+
+
+def test_sets_are_sorted_for_as_long_as_asked():
+    """Also within one another, and where what is in them has no order."""
+    model = AutoModelForSequenceClassification.from_config(AutoConfig.for_model("modernbert", **TINY_CONFIGS["modernbert"]))
+    names = vars(modeling_modernbert)
+    with _sorted_sets(model):
+        with _sorted_sets(model):
+            pass
+        assert [*names["set"](["b", "c", "a"])] == ["a", "b", "c"]
+        assert {*names["set"]([1, "a", None])} == {1, "a", None}
+    assert "set" not in names
