@@ -171,7 +171,7 @@ def onnx_card(record: Mapping[str, Any]) -> str:
         browser_dtype=next(_DTYPES[name] for name in _DTYPES if name in dtypes) if in_browser else None,
         onnx_dtype=None if "fp32" in dtypes else dtypes[0],
         metric_name=_METRICS.get(metric, metric),
-        timed=[*next(iter(record["files"].values())).get("milliseconds", {})],
+        timed=[*dict.fromkeys(length for file in record["files"].values() for length in file.get("milliseconds", {}))],
         license_sentence=license_sentence(None),
     )
 

@@ -357,7 +357,11 @@ def _agreeing(apart: float) -> float:
 def _advice(dtype: str, settings: Mapping[str, Any]) -> str:
     if dtype != "int8":
         return f"Leave {dtype} out."
-    tries = [f"--keep_float {part}" for part in ("embeddings", "head") if part not in settings["keep_float"]]
+    kept, tries = set(settings["keep_float"]), []
+    for part in ("head", "embeddings"):  # The cheapest first; the option replaces what was given, so each has them all.
+        if part not in kept:
+            kept.add(part)
+            tries.append(f"--keep_float {' '.join(sorted(kept, reverse=True))}")
     tries += [] if settings["per_channel"] else ["--per_channel true"]
     return f"Try {' or '.join([*tries, '--dtypes fp32'])}; a larger --max_drop takes it as it is."
 

@@ -136,11 +136,12 @@ def test_what_loses_too_much_is_refused(run, graph, tmp_path, monkeypatch):
     (tmp_path / "found.jsonl").unlink()
     labels = [task.label2id[line["prediction"]] for line in found]  # So that float32 has them all.
     task.splits["validation"] = rows.remove_columns("label").add_column("label", labels)
+    tries = "Try --keep_float head or --keep_float head embeddings or --dtypes fp32"
     with pytest.raises(
-        ModelError, match=r"int8 loses [\d.]+ points of macro_f1, from 100.00 to .* predictions change.*--keep_float emb"
+        ModelError, match=rf"int8 loses [\d.]+ points of macro_f1, from 100.00 to .* predictions change.*{tries}"
     ):
         export_onnx(str(run), tmp_path / "out", task=task)
-    with pytest.raises(ModelError, match=r"loses [\d.]+ points of agreement.* Try --keep_float embeddings or"):
+    with pytest.raises(ModelError, match=r"loses [\d.]+ points of agreement.* Try --keep_float head embeddings or"):
         export_onnx(str(run), tmp_path / "out", data=str(tmp_path / "rows.jsonl"), keep_float=["head"])
     monkeypatch.setattr(module, "to_onnx", lambda *args, **options: wrong(graph))
     for task in (make_task(), None):
@@ -252,6 +253,21 @@ def test_commands_of_the_card(exported, dtypes, browser):
     for changes in ({"model_type": "cocolm"}, {"kind": "multiple_choice"}):
         other = onnx_card({**record, **changes})
         assert "transformers.js" not in other and "pipeline(" not in other and "predict --backend onnx" in other
+
+
+def test_card_of_several_models(exported):
+    """They are named, and what of them is averaged; times that one file lacks are blank."""
+    (one, *_) = exported.record["files"].values()
+    plain = {name: value for name, value in one.items() if name not in ("milliseconds", "texts_per_second")}
+    timed = plain | {"milliseconds": {"32": 4.5}, "texts_per_second": {"32": 678}}
+    record = exported.record | {"models": ["seed-0/model", "me/<b>"], "repo_id": None}
+    for both in ({"a.onnx": timed, "b.onnx": plain}, {"b.onnx": plain, "a.onnx": timed}):
+        card = onnx_card(record | {"files": both})
+        assert "| `a.onnx` | 4.5 | 678 | \n" in card and "| `b.onnx` |  |  | \n" in card
+    assert "whose probabilities are averaged" in card and "The models are `seed-0/model`, `me/<b>`." in card
+    card = onnx_card(record | {"kind": "regression"})
+    assert "whose values are averaged" in card and "probabilities" not in card
+    assert "The models are" not in onnx_card(exported.record)
 
 
 def test_who_taught_is_on_the_card(run, graph, tmp_path):
