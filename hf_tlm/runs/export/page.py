@@ -161,7 +161,7 @@ def fill_page(
                 (folder / "model" / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(export / name, folder / "model" / name)
         about = {"title": title or record["model"], "dtype": _DTYPES[dtype], "pairs": record["pairs"], "texts": list(texts)}
-        about["model"] = place
+        about |= {"model": place, "averaged": "models" in record}
         (folder / PAGE_FILE).write_text(json.dumps(about, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         imports = json.dumps({"imports": _IMPORTS})
         digest = base64.b64encode(hashlib.sha256(imports.encode()).digest()).decode()

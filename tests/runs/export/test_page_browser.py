@@ -235,12 +235,15 @@ def test_tokens_and_classes_are_those_of_python(page, exported, tmp_path):
 
 @pytest.mark.slow
 @in_a_browser
-def test_rotary_positions(tokenizer, tmp_path):
-    """ModernBERT's graph has an operator that the browser's runtime must know."""
+@pytest.mark.parametrize("seeds", [[0], [0, 1]])
+def test_rotary_positions(tokenizer, tmp_path, seeds):
+    """ModernBERT's graph has an operator that the browser's runtime must know, with its optimiser and without."""
     base = pretrained(tmp_path / "base", tokenizer, "modernbert", num_hidden_layers=2)
-    go(tmp_path / "run", base, make_task(train=24), max_steps=2)
-    made = export_onnx(str(tmp_path / "run"), tmp_path / "out", task=make_task(), max_drop=100)
+    go(tmp_path / "run", base, make_task(train=24), max_steps=2, seeds=seeds)
+    models = [str(tmp_path / f"run/seed-{seed}/model") for seed in seeds]
+    made = export_onnx(models, tmp_path / "out", task=make_task(), max_drop=100)
     page = write_page(made.folder, tmp_path / "page", runtime=RUNTIME)
+    assert json.loads((page / "page.json").read_text())["averaged"] == (len(seeds) > 1)
     given = [[row["text"], None, True] for row in sentences(50, 4)]
     texts = Tokenizer.from_file(str(made.folder / "tokenizer.json"))
     model = OnnxModel(made.folder, "int8")
