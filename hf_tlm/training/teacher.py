@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ from hf_tlm.utils.run_names import TEACHER_FILE
 LEAST_GAIN = 0.1
 # Of a report whom a card names; a stranger may have written it.
 _WHO = record({"name": words(1000), "revision": maybe(words(200)), "license": maybe(words(200))})
-_LINK = {"model": words(10_000), "teachers": listed(_WHO, 1000), "flops": real(0, 1e40), "seconds": real(0, 1e12)}
+_WHO_TAUGHT = {"model": words(10_000), "teachers": listed(_WHO, 1000)}
+_COST = {"flops": real(0, 1e40), "seconds": real(0, 1e12)}
 # How far the shares of classes may be from the task's: half the sum of the differences.
 MOST_DISTANT = 0.4
 
@@ -84,7 +86,7 @@ def described(report: Mapping[str, Any]) -> str:
     found = report["model"]
     if earlier := report.get("earlier"):
         found += f" (itself taught by {', '.join(link['model'] for link in earlier)})"
-    if (right := report.get("held_out_accuracy")) is not None:
+    if (right := report.get("held_out_accuracy")) is not None and "largest_class" in report:
         found += (
             f", {100 * right:.1f}% right on {report.get('held_out', 'held-out training texts')} "
             f"(the largest class: {100 * report['largest_class']:.1f}%)"
@@ -121,16 +123,18 @@ def lineage(report: Any) -> list[dict[str, Any]]:
 
     Returns:
         Of each its `model`, the `teachers` that it was (name, revision, license; none of a linear model), and what it
-        cost with its own teachers: flops, seconds.
+        cost with its own teachers: flops, seconds; without these where it tells none, or what is no cost.
     """
     found: list[dict[str, Any]] = []
     earlier = report.get("earlier") if isinstance(report, Mapping) else None
     for link in [report, *(earlier if isinstance(earlier, list) else [])]:
         try:
-            cost = {name: teacher_cost(link, name) for name in ("flops", "seconds")}
-            one = record(_LINK, ("teachers",))({**link, **cost})
-        except (Unfit, TypeError, ValueError, AttributeError):
+            one = record(_WHO_TAUGHT, ("teachers",))(link)
+        except Unfit:
             continue
+        with suppress(Unfit, TypeError, ValueError, AttributeError, OverflowError):  # Who it was stays without it.
+            told = _COST if link.keys() & {*_COST, "training"} else {}
+            one |= record(told)({name: teacher_cost(link, name) for name in told})
         found.append({**one, "teachers": list(one.get("teachers", ()))})
     return found
 

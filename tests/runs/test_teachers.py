@@ -387,10 +387,11 @@ def test_the_teachers_of_a_teacher(task, runs, tmp_path):
     path, seed = run / "results.json", run / "seed-0" / "model"
     first = {"model": "me/<b>", "teachers": [{"name": "me/<b>", "revision": "0f", "license": "mit"}], "flops": 3e20}
     earlier = {"model": "it", "teachers": [], "flops": 1.0, "seconds": 2.0}
-    taught = {**first, "seconds": 5.0, "training": {"flops": 4e20, "seconds": 6.0}, "earlier": [earlier, "damaged", {}]}
+    odd = {"model": "odd", "teachers": [], "flops": 10**400}
+    taught = {**first, "seconds": 5.0, "training": {"flops": 4e20, "seconds": 6.0}, "earlier": [earlier, odd, "damaged", {}]}
     path.write_text(json.dumps(json.loads(path.read_text()) | {"teacher": taught}))
     costs = [one["cost"] for one in json.loads(path.read_text())["seeds"]]
-    links = [{**first, "flops": 7e20, "seconds": 11.0}, earlier]
+    links = [{**first, "flops": 7e20, "seconds": 11.0}, earlier, {"model": "odd", "teachers": []}]
     seeds = [str(seed), str(run / "seed-1" / "model")]
     for names, counted in ((str(run), costs), (str(seed), costs[:1]), (seeds, costs)):
         report = asked(task, PASSAGES, 10, names).report
@@ -398,10 +399,14 @@ def test_the_teachers_of_a_teacher(task, runs, tmp_path):
         assert report["training"]["flops"] == pytest.approx(7e20 + sum(cost["flops"] for cost in counted), rel=1e-12)
         assert report["training"]["seconds"] == pytest.approx(11 + sum(cost["seconds"] for cost in counted))
     assert cost_line(taught) == "; it cost 11 s and 7e+20 FLOPs with its training"
-    assert lineage(report)[1:] == links and "(itself taught by me/<b>, it)" in described(report)
+    assert lineage(report)[1:] == links and "(itself taught by me/<b>, it, odd)" in described(report)
     card = tlm_card({**RUN, "arguments": {**RUN["arguments"], "teacher_weight": 1.0}, "teacher": report}, 1)
     assert "It was itself taught by `me/<b>`. `me/<b>` at revision `0f`: licence `mit`. Before that taught `it`." in card
     assert "training it, with its own teachers, " in card and "7e+20 FLOPs" in card
+    seeds = [{**one, "cost": {"flops": 10**400, "seconds": 1}} for one in json.loads(path.read_text())["seeds"]]
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"seeds": seeds}))
+    report = asked(task, PASSAGES, 10, str(run)).report
+    assert report["earlier"] == links and "training" not in report, "what no float holds is no cost"
     path.unlink()
     (run / "teacher.json").write_text(json.dumps(taught))
     assert asked(task, PASSAGES, 10, str(seed)).report["earlier"] == links, "the run of a finished seed is unfinished"
@@ -741,6 +746,12 @@ def test_trust_by_entropy():
     assert most_certain(said, np.array([1.0, 0, 0]), 1, "entropy").tolist() == [0]
 
 
+@pytest.mark.parametrize("odd", [10**400, -1, "x"])
+def test_an_odd_cost_leaves_the_names(odd):
+    who = {"model": "it", "teachers": [{"name": "me/b", "revision": None, "license": "gpl-3.0"}]}
+    assert lineage({**who, "flops": odd, "seconds": 1.0}) == [who]
+
+
 def test_doubts(tmp_path):
     """Each where it is called for, and all of them in the report."""
     good = {"held_out_accuracy": 0.9, "largest_class": 0.4, "class_shares": {"a": 0.5, "b": 0.5}}
@@ -755,6 +766,13 @@ def test_doubts(tmp_path):
     bad = {**marked, "model": "it", "held_out_accuracy": 0.41, "subset_by_class": {"a": 95, "b": 5}}
     (tmp_path / "teacher.json").write_text(json.dumps(bad))
     shown = page.teacher(SimpleNamespace(home=tmp_path, record={"teacher": bad}))
+    for left_out in ("model", "largest_class"):  # Of a stranger's file.
+        (tmp_path / "teacher.json").write_text(json.dumps({k: v for k, v in bad.items() if k != left_out}))
+        if left_out == "model":
+            with pytest.raises(AnalysisError, match="model must be a text"):
+                page.teacher(SimpleNamespace(home=tmp_path, record={"teacher": bad}))
+        else:
+            assert page.teacher(SimpleNamespace(home=tmp_path, record={"teacher": bad})).blocks[0].text.startswith("it; 6")
     assert len(doubts(bad)) == 3 and [block.text for block in shown.blocks[1:4]] == doubts(bad)
 
 

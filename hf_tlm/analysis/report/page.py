@@ -62,7 +62,7 @@ def teacher(run: RunFolder) -> Section | None:
     path = run.home / TEACHER_FILE
     if not isinstance(run.record.get("teacher"), Mapping) or not path.is_file():
         return None
-    report: dict[str, Any] = read_fields(path, _REPORT, AnalysisError, optional=[*_REPORT])
+    report: dict[str, Any] = read_fields(path, _REPORT, AnalysisError, optional=_REPORT.keys() - {"model"})
     blocks: list[Any] = [Text(described(report)), *map(Text, doubts(report))]
     if seconds := report.get("seconds"):
         flops = f" and {report['flops']:.3g} FLOPs (2 x tokens x parameters)" if report.get("flops") else ""

@@ -191,7 +191,7 @@ def _trained(models: Sequence[_Model]) -> tuple[list[dict[str, float]], list[dic
             cost = {name: float(sum(part[name] for part in parts)) for name in ("flops", "seconds")}
             if home not in homes and "rounds" not in run:  # Those have theirs already.
                 cost = {name: value + teacher_cost(teacher, name) for name, value in cost.items()}
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
             cost = {}  # A stock checkpoint, or an older run's; or a stranger has written it.
         costs.append(cost if all(0 <= value < float("inf") for value in cost.values()) else {})
         earlier += [link for link in lineage(teacher) if link not in earlier]
