@@ -42,6 +42,18 @@ def test_the_verdict_and_both_names(run, task, tmp_path):
     assert 'class="verdict"' not in page(run, tmp_path, task=task)
 
 
+def test_the_verdict_on_runs_that_report_the_maximum(task, tmp_path):
+    """By means b is ahead. Of a run with more seeds the maximum is no fair figure."""
+    runs = {"a": [0.5, 0.8], "b": [0.7, 0.7], "c": [0.1, 0.2, 0.9]}
+    for name, scores in runs.items():
+        file = tlm_run(tmp_path / name, task, {seed: {1} for seed in range(len(scores))}, scores) / "results.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), "seed_figure": "max"}))
+    a, b, c = (read_run(tmp_path / name) for name in runs)
+    ahead = "a is ahead of b in the maximum of test Macro-F1 by 10.00 points: 70.00 for b, 80.00 for a."
+    assert verdict((a, b)).startswith(ahead)
+    assert verdict((a, c)).startswith("a is ahead of c in test Macro-F1 by 25.00 points")
+
+
 def test_verdicts_of_one_seed_and_of_one_name(task, tmp_path):
     a, b = (read_run(tlm_run(tmp_path / name / "run", task, {3: {1}}, [score])) for name, score in (("a", 0.6), ("b", 0.7)))
     unknown = "Of one seed each: how much seeds differ is not known."

@@ -15,6 +15,7 @@ from hf_tlm.analysis.report.predictions import SCORES, Predictions
 from hf_tlm.analysis.report.rows import Group, Rows, difference, heading
 from hf_tlm.analysis.report.run_folder import TITLES, RunFolder, settings_of
 from hf_tlm.errors import AnalysisError
+from hf_tlm.utils.seed_figures import seed_figure
 from hf_tlm.utils.shown import one_line
 
 LONGEST_NAME = 40
@@ -159,10 +160,16 @@ def verdict(runs: tuple[RunFolder, RunFolder]) -> str | None:
     (a, b), scores = labels(runs), [summary_of(run, split).get(metric or "") for run in runs]
     if None in scores:
         return None
-    means = [100 * score["mean"] for score in scores if score]
-    apart, deviations = means[1] - means[0], [100 * score["std"] for score in scores if score and score["std"] is not None]
-    what = f"{split} {metric_name(metric)}"
-    figures = f"{means[1]:.2f} for {b}, {means[0]:.2f} for {a}"
+    words, counts = {seed_figure(run.record)[0] for run in runs}, {score["n"] for score in scores if score}
+    # Another figure than the mean only of as many seeds: the maximum of more is higher.
+    word, figure = seed_figure(runs[0].record if len(words) == len(counts) == 1 and counts != {1} else {})
+    said_of = [100 * figure(score["values"]) for score in scores if score]
+    apart, deviations = (
+        said_of[1] - said_of[0],
+        [100 * score["std"] for score in scores if score and score["std"] is not None],
+    )
+    what = ("" if word == "mean" else f"the {word} of ") + f"{split} {metric_name(metric)}"
+    figures = f"{said_of[1]:.2f} for {b}, {said_of[0]:.2f} for {a}"
     if f"{abs(apart):.2f}" == "0.00":
         return f"{a} and {b} are equal in {what}: {figures}."
     ahead, behind = (b, a) if apart > 0 else (a, b)
