@@ -17,13 +17,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from hf_tlm.errors import AnalysisError
 from hf_tlm.tasks.spec import KINDS
 from hf_tlm.utils.run_names import GRID_FILE, RESULTS_FILE, SETTINGS_FILE
+from hf_tlm.utils.seed_figures import SEED_FIGURES
 
-_NUMBER = (int, float)
+_LARGEST = 10**300  # Of whole numbers; a sum of larger ones may be none that a float can hold.
 # Of a run, and of each of its seeds: what is not there, or empty, is missing, and analyses do without.
 _OF_RUN = {
     **{"metric": str, "task": (str, Mapping)},
@@ -69,6 +70,9 @@ def check_seed(record: Mapping[str, Any], path: Path) -> None:
     where = f"seed {record.get('seed')}'s "
     _check(record, _OF_SEED, path, where)
     _numbers(record, path, where)
+    for stage, part in (record.get("stages") or {}).items():
+        _check({stage: part}, {stage: Mapping}, path, f"{where}stages, ")
+        _numbers({"cost": (part or {}).get("cost")}, path, f"{where}stage {stage}, ")
 
 
 def _check(values: Mapping[str, Any], types: Mapping[str, Any], path: Path, where: str) -> None:
@@ -78,10 +82,15 @@ def _check(values: Mapping[str, Any], types: Mapping[str, Any], path: Path, wher
             raise AnalysisError(f"{path}: {where}`{name}` is not what recipes write: {value!r:.60}. The file is damaged.")
 
 
+def is_number(value: Any) -> TypeGuard[float]:
+    """Whether it is one that a float can hold; NaN and infinity are."""
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) <= _LARGEST)
+
+
 def _numbers(values: Mapping[str, Any], path: Path, where: str) -> None:
     for name in ("cost", "validation", "test"):
         for key, value in (values.get(name) or {}).items():
-            if value is not None and not isinstance(value, _NUMBER):
+            if value is not None and not is_number(value):
                 raise AnalysisError(f"{path}: {where}{name}, `{key}`, is not a number: {value!r:.60}. The file is damaged.")
 
 
@@ -95,7 +104,8 @@ class Result:
     cost: see `hf_tlm.training.cost.Cost`.
     teacher: the report of who taught it; empty without a teacher.
     settings: by name, the arguments, those of the model, and those of the subset: `subset` says in words what it is.
-    seed_figure: what the run reports of several seeds, see `hf_tlm.utils.seed_figures`.
+    seed_figure: what the run reports of several seeds, see `hf_tlm.utils.seed_figures`, a point of a grid what the grid
+        does; None of one that is not finished, which does not tell yet.
     error: why there are no scores; None where there are.
     """
 
@@ -109,7 +119,7 @@ class Result:
     cost: Mapping[str, float] = field(default_factory=dict)
     teacher: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
-    seed_figure: str = "mean"
+    seed_figure: str | None = "mean"
     error: str | None = None
 
     def score(self, split: str) -> float | None:
@@ -148,7 +158,7 @@ def read_json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise AnalysisError(f"Cannot read {path}: {error.strerror}.") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise AnalysisError(
             f"{path} is not JSON ({error}). It was cut short or changed: make it again, or leave it out."
         ) from error
@@ -168,7 +178,9 @@ def _results(folder: Path, name: str, prefix: str, depth: int) -> Iterator[Resul
     if records:
         yield from _of_records([_of_record(path, folder, prefix) for path in records])
     elif (folder / GRID_FILE).is_file():
-        yield from _of_subfolders(folder / "points", prefix, depth)
+        # A grid that was run again with another figure has not run its points again.
+        figure = _figure(read_json(folder / GRID_FILE))
+        yield from (replace(one, seed_figure=figure) for one in _of_subfolders(folder / "points", prefix, depth))
     elif file is not None:
         yield from _of_run(folder, name, read_json(file))
     elif depth < _DEEPEST:
@@ -188,9 +200,9 @@ def _of_run(folder: Path, name: str, content: Mapping[str, Any]) -> Iterator[Res
     check_record(content, folder / RESULTS_FILE)
     arm, metric = _without_task(name, task), content.get("metric")
     of_run = partial(Result, run=name, folder=folder, task=task, arm=arm, metric=metric)
-    of_run = partial(of_run, seed_figure=str(content.get("seed_figure", "mean")))
-    seed_of = partial(of_run, settings=_flat(content), teacher=content.get("teacher") or {})
     seeds = content.get("seeds") or content.get("splits")
+    of_run = partial(of_run, seed_figure=None if seeds is None else _figure(content))
+    seed_of = partial(of_run, settings=_flat(content), teacher=content.get("teacher") or {})
     if seeds is None:  # Interrupted: what is finished is in the folders of the seeds.
         seeds = [read_json(path) for path in sorted(folder.glob("s[ep]*-*/results.json"))]
         yield seed_of(seed=None, error=NOT_FINISHED)
@@ -204,6 +216,11 @@ def _of_run(folder: Path, name: str, content: Mapping[str, Any]) -> Iterator[Res
             )
     except (KeyError, TypeError, AttributeError) as error:
         raise AnalysisError(f"{folder / RESULTS_FILE} is not what a run writes: a seed's record lacks {error}.") from error
+
+
+def _figure(record: Mapping[str, Any]) -> str:
+    named = str(record.get("seed_figure"))
+    return named if named in SEED_FIGURES else "mean"
 
 
 def _of_records(results: Sequence[Result]) -> list[Result]:

@@ -64,6 +64,7 @@ class SensitivityTable:
     rows, columns: names of settings. row_keys, column_keys: a value of each.
     cells: (row key, column key) -> cell; missing where nothing was run.
     seed_figure: what all runs report of several seeds; of runs that do not agree in it the mean.
+    reported: what the runs with scores report.
     """
 
     rows: tuple[str, ...]
@@ -73,6 +74,7 @@ class SensitivityTable:
     cells: Mapping[tuple[tuple, tuple], Cell]
     split: str
     seed_figure: str = "mean"
+    reported: tuple[str, ...] = ()
 
     @property
     def best(self) -> set[tuple[tuple, tuple]]:
@@ -147,9 +149,10 @@ def sensitivity_table(
             cell.metric, cell.scores[result.seed] = result.metric, score
     _check_metrics(cells.values())
     row_keys, column_keys = (tuple(_ordered([at[axis] for at in cells])) for axis in (0, 1))
-    said = {result.seed_figure for result in results}
-    figure = said.pop() if len(said) == 1 else "mean"
-    return SensitivityTable(tuple(rows), tuple(columns), row_keys, column_keys, cells, split, figure)
+    scored = [result for result in results if result.score(split) is not None]
+    said = tuple(sorted({result.seed_figure for result in scored if result.seed_figure is not None}))
+    figure = said[0] if len(said) == 1 else "mean"
+    return SensitivityTable(tuple(rows), tuple(columns), row_keys, column_keys, cells, split, figure, said)
 
 
 def differing_settings(results: Sequence[Result]) -> list[str]:
@@ -320,6 +323,8 @@ def caption(table: SensitivityTable) -> str:
     text = f"Scores on {table.split} in percent ({scores or 'none'}), {said} over seeds"
     if len(table.seeds) == 1:
         text += f", n = {next(iter(table.seeds))}"
+    if len(table.reported) > 1:
+        text += f"; means, since the runs' own figures differ ({', '.join(table.reported)})"
     return f"{text}. The best of each task is bold."
 
 

@@ -2,10 +2,13 @@
 
 import csv
 import json
+import math
+import shutil
 
 import pytest
 
 from hf_tlm.analysis import AnalysisError, find_results, sensitivity_table, table_to_latex, table_to_markdown, table_to_rows
+from hf_tlm.utils.seed_figures import SEED_FIGURES
 from support.launching import fails
 from support.made_runs import make_record, make_run, run_analyze, write
 
@@ -58,6 +61,27 @@ def test_the_maximum_of_several_seeds(tmp_path):
     make_run(tmp_path / "runs/c", "scierc", {0: 0.6})
     text = table_to_markdown(sensitivity_table(find_results({"runs": tmp_path / "runs"})))
     assert "| a | 50.00 ± 56.57 (n = 2) |" in text and "maximum" not in text
+    assert "; means, since the runs' own figures differ (max, mean). The best" in text
+    shutil.rmtree(tmp_path / "runs/c")
+    write(tmp_path / "runs/d/settings.json", {"task": "scierc", "metric": "macro_f1"})
+    write(tmp_path / "runs/d/seed-3/results.json", {"seed": 3, "validation": {"macro_f1": 0.5}})
+    text = table_to_markdown(sensitivity_table(find_results({"runs": tmp_path / "runs"})))
+    assert "| a | **90.00** (50.00 ± 56.57) (n = 2) |" in text, "a run that is not finished has no figure yet"
+
+
+def test_the_figure_of_a_grid_is_that_of_all_its_points(tmp_path):
+    """The chosen point alone is written anew by a start with another one."""
+    for name, figure in (("a", {}), ("b", {"seed_figure": "max"})):
+        file = make_run(tmp_path / "grid/points" / name, "t", {0: 0.1, 1: 0.9}) / "results.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), **figure}))
+    for figure in ("max", "median"):
+        write(tmp_path / "grid/grid.json", {"seed_figure": figure})
+        assert {result.seed_figure for result in find_results({"grid": tmp_path / "grid"})} == {figure}
+
+
+@pytest.mark.parametrize("scores", [[0.5, math.nan], [math.nan, 0.5]])
+def test_figures_of_a_seed_without_a_score(scores):
+    assert all(math.isnan(figure(scores)) for _, figure in SEED_FIGURES.values())
 
 
 def test_a_name_like_that_of_a_part_of_a_run(runs):
