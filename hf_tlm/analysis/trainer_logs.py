@@ -11,6 +11,7 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from hf_tlm.analysis.arguments import AXES
-from hf_tlm.analysis.runs import read_json, subfolders
+from hf_tlm.analysis.runs import is_number, read_json, subfolders
 from hf_tlm.errors import AnalysisError
 from hf_tlm.training.run_folder import places_of
 from hf_tlm.utils.run_names import GRID_FILE, RESULTS_FILE, SEED
@@ -145,6 +146,21 @@ def _read_seeds(folder: Path) -> list[SeedLog]:
     return found
 
 
+@contextmanager
+def checked_grid(file: Path) -> Iterator[None]:
+    """Reading of a `grid.json`, which a stranger may have written.
+
+    Raises:
+        AnalysisError: what is read there is not what a grid writes; the file is named.
+    """
+    try:
+        yield
+    except AnalysisError:  # Of another file, which it names.
+        raise
+    except (LookupError, TypeError, AttributeError, ValueError, OverflowError, OSError) as error:
+        raise AnalysisError(f"{file} is not what a grid writes: {error!r:.80}. It is damaged.") from error
+
+
 def checkpoint_points(grid: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
     """Find the points of a grid over a pretraining's checkpoints: its step -> the point (COCO-LM, Figure 3).
 
@@ -167,17 +183,18 @@ def _read_checkpoints(folder: Path) -> list[SeedLog]:
     None of anything but a grid over checkpoints.
     """
     record = read_json(folder / GRID_FILE) if (folder / GRID_FILE).is_file() else {}
-    best = checkpoint_points(record)
-    seeds = [SeedLog(str(seed)) for seed in record.get("seeds", ())] if best else []
-    for step, point in best.items():
-        place, shown = {"steps": float(step)}, point["values"]["model_name_or_path"]
-        start = Path(places_of(folder / point["folder"]).get(shown, shown))
-        if (start / STATE).is_file():
-            along = _places(_entries(start / STATE))
-            place |= {axis: float(values[-1]) for axis, values in along.items() if axis != "steps" and len(values)}
-        for name, figures in point["validation"].items():
-            for seed, value in zip(seeds, figures["values"], strict=True):
-                seed.points.setdefault(f"eval_{name}", []).append(("", place, float(value)))
+    with checked_grid(folder / GRID_FILE):
+        best = checkpoint_points(record)
+        seeds = [SeedLog(str(seed)) for seed in record.get("seeds", ())] if best else []
+        for step, point in best.items():
+            place, shown = {"steps": float(step)}, point["values"]["model_name_or_path"]
+            start = Path(places_of(folder / point["folder"]).get(shown, shown))
+            if (start / STATE).is_file():
+                along = _places(_entries(start / STATE))
+                place |= {axis: float(values[-1]) for axis, values in along.items() if axis != "steps" and len(values)}
+            for name, figures in point["validation"].items():
+                for seed, value in zip(seeds, figures["values"], strict=True):
+                    seed.points.setdefault(f"eval_{name}", []).append(("", place, float(value)))
     return seeds
 
 
@@ -266,4 +283,4 @@ def _places(entries: Sequence[tuple[float, Mapping[str, float]]]) -> dict[str, n
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_number(value) and not isinstance(value, bool)

@@ -143,6 +143,29 @@ def test_bad_states_are_named(tmp_path, content, message):
     assert str(tmp_path / "run") in str(error.value)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"points": [3]},
+        {"points": 3},
+        {"metric": "other"},
+        {"seeds": 3},
+        {"seeds": [1, 2]},
+        {"validation": {"accuracy": {"median": 0.5, "values": [10**400]}}},
+        {"validation": {"accuracy": {"median": "x", "values": ["x"]}}},
+        {"folder": "x" * 300},
+    ],
+)
+def test_a_bad_grid_is_named(tmp_path, change):
+    point = {"values": {"model_name_or_path": "a/checkpoint-4"}, "folder": "points/a"}
+    point |= {"validation": {"accuracy": {"median": 0.5, "values": [0.5]}}}
+    grid = {"points": [{**point, **{name: change[name] for name in point if name in change}}], "seeds": [0]}
+    grid |= {"metric": "accuracy"}
+    write(tmp_path / "grid.json", grid | change)
+    with pytest.raises(AnalysisError, match="grid.json is not what a grid writes"):
+        read_runs({"grid": tmp_path})
+
+
 def test_no_place(tmp_path):
     with pytest.raises(AnalysisError, match="There is no .*nowhere"):
         read_runs({"run": tmp_path / "nowhere"})

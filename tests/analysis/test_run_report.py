@@ -16,6 +16,7 @@ from hf_tlm import analysis
 from hf_tlm.analysis import AnalysisError, AnalyzeArguments, AnalyzedTask, read_run, write_report
 from hf_tlm.analysis.arguments import ReportPageArguments
 from hf_tlm.analysis.report.about import highlights
+from hf_tlm.analysis.report.blocks import Column, make_table
 from hf_tlm.retrieval import RetrievalError, Subset, retrieve
 from hf_tlm.tasks import TaskSpec, task_from_datasets
 from support.report_runs import EVIL, classified, kind_run, text_task, tlm_run, write_json, write_lines
@@ -135,6 +136,32 @@ def test_the_seeds_averaged(run, task, tmp_path, found, shown):
     scores = page_of(tmp_path / "copy", tmp_path, task=task).tables["In percent"]
     assert (["Macro-F1", "test: all seeds averaged", "75.00", "", "", ""] in scores) is shown
     assert any("averaged" in row[1] for row in scores) is shown
+
+
+HUGE = 10**400  # No float holds it.
+
+
+def test_what_no_float_holds(run, task, tmp_path):
+    file = shutil.copytree(run, tmp_path / "copy") / "results.json"
+    record = json.loads(file.read_text())
+    history = [{"step": step, task.metric: HUGE} for step in range(3)]
+    seeds = [{**record["seeds"][0], "history": history}, *record["seeds"][1:]]
+    scores = {"test": {task.metric: HUGE}}
+    file.write_text(
+        json.dumps(record | {"seeds": seeds, "averaged": scores, "baselines": [{"name": "x", "scores": scores}]})
+    )
+    page = page_of(tmp_path / "copy", tmp_path, task=task)
+    assert not any("averaged" in row[1] or "x" in row[1] for row in page.tables["In percent"][1:])
+    for seed in (
+        {"test": {task.metric: HUGE}},
+        {"cost": {"flops": HUGE}},
+        {"stages": {"1": {"cost": {"seconds": HUGE}}}},
+        {"stages": {"1": 3}},
+    ):
+        file.write_text(json.dumps(record | {"seeds": [{**record["seeds"][0], **seed}]}))
+        with pytest.raises(AnalysisError, match="The file is damaged"):
+            read_run(tmp_path / "copy")
+    assert make_table("", [Column("n", "number", "{:.2f}")], [(HUGE,)]).rows[0][0].text == str(HUGE)
 
 
 def row_label(task, at):

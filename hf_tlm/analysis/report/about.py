@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeGuard
 
 from hf_tlm.analysis.report.blocks import Block, Code, Column, Facts, Folded, Section, Table, Text, make_table
 from hf_tlm.analysis.report.rows import Rows
 from hf_tlm.analysis.report.run_folder import TITLES, RunFolder, settings_of
+from hf_tlm.analysis.runs import is_number
 from hf_tlm.hub.cards import METRIC_NAMES
 from hf_tlm.runs.price import price_line
 from hf_tlm.runs.summary import aggregate, format_score
@@ -134,7 +136,7 @@ def _averaged(run: RunFolder, split: str, metric: str) -> Iterator[tuple[str, fl
     found = run.record.get("averaged")
     of_split = found.get(split) if isinstance(found, Mapping) else None
     score = of_split.get(metric) if isinstance(of_split, Mapping) else None
-    if isinstance(score, (int, float)):
+    if _is_score(score):
         yield "all seeds averaged", score
 
 
@@ -145,8 +147,12 @@ def _to_beat(run: RunFolder, split: str, metric: str) -> Iterator[tuple[str, flo
         scores = one.get("scores") if isinstance(one, Mapping) else None
         of_split = scores.get(split) if isinstance(scores, Mapping) else None
         score = of_split.get(metric) if isinstance(of_split, Mapping) else None
-        if isinstance(one, Mapping) and isinstance(score, (int, float)):
+        if isinstance(one, Mapping) and _is_score(score):
             yield str(one.get("name")), score
+
+
+def _is_score(value: Any) -> TypeGuard[float]:
+    return is_number(value) and math.isfinite(value)
 
 
 def _chose_checkpoints(run: RunFolder) -> bool:

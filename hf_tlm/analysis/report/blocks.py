@@ -186,9 +186,13 @@ def _cell(value: Any, column: Column, characters: int) -> Cell:
         return Cell("".join(piece for piece, _ in pieces), pieces=pieces)
     if column.of == "text" or isinstance(value, str):
         return Cell(printable(str(value), characters))
+    try:
+        number = float(value)
+    except OverflowError:  # A whole number that a stranger's file may have.
+        return Cell(printable(str(value), characters))
     if column.of == "share":
-        return Cell(f"{100 * value:.1f}%", float(value), min(max(float(value), 0.0), 1.0))
-    return Cell(column.format.format(value), float(value))
+        return Cell(f"{100 * value:.1f}%", number, min(max(number, 0.0), 1.0))
+    return Cell(column.format.format(value), number)
 
 
 def _first(pieces: Sequence[tuple[str, bool]], characters: int) -> list[tuple[str, bool]]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any
 
 from hf_tlm.analysis.report.about import metric_name
 from hf_tlm.analysis.report.blocks import Column, Table, make_table
 from hf_tlm.analysis.report.run_folder import RunFolder
-from hf_tlm.analysis.trainer_logs import checkpoint_points, read_log
-from hf_tlm.errors import AnalysisError
+from hf_tlm.analysis.runs import is_number
+from hf_tlm.analysis.trainer_logs import checked_grid, checkpoint_points, read_log
 from hf_tlm.utils.run_names import GRID_FILE, stage_folder
 
 WIDTH, HEIGHT = 400, 250
@@ -181,12 +180,10 @@ def curves(run: RunFolder) -> list[Chart]:
 def _of_checkpoints(run: RunFolder, grid: Mapping[str, Any]) -> Chart | None:
     """The scores of a pretraining's fine-tuned checkpoints against its steps (COCO-LM, Figure 3)."""
     logs: dict[str, list[dict[str, Any]]] = {}
-    try:
+    with checked_grid(run.path / GRID_FILE):
         for step, point in checkpoint_points(grid).items():
             for seed, value in zip(grid["seeds"], point["validation"][grid["metric"]]["values"], strict=True):
                 logs.setdefault(f"seed {seed}", []).append({"step": step, "score": float(value)})
-    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
-        raise AnalysisError(f"{run.path / GRID_FILE} is not what a grid writes: {error!r:.80}. It is damaged.") from error
     title = "Fine-tuned checkpoints: validation against the pretraining's steps"
     return _validation(title, f"{metric_name(run.metric)} /%", logs, "score", 100)
 
@@ -228,8 +225,4 @@ def _curve(title: str, label: str, series: Mapping[str, Sequence[tuple[float, fl
 
 
 def _points(log: Sequence[Mapping[str, Any]], name: str) -> list[tuple[float, float]]:
-    return [
-        (entry["step"], entry[name])
-        for entry in log
-        if isinstance(entry.get("step"), Real) and isinstance(entry.get(name), Real)
-    ]
+    return [(entry["step"], entry[name]) for entry in log if is_number(entry.get("step")) and is_number(entry.get(name))]
