@@ -125,14 +125,11 @@ class SeededRun:
         for split in SPLITS:
             for metric in metrics:
                 if score := self.summary.get(split, {}).get(metric):
-                    said, of = format_score(score), "" if score["n"] == 1 else f" over {score['n']} seeds"
+                    said = format_score(score) + (f" over {score['n']} seeds" if score["n"] > 1 else "")
                     word, figure = seed_figure(self.details)
-                    if word != "mean" and of:
-                        said, of = (
-                            f"{100 * figure(score['values']):.2f}, the {word} (mean {said})",
-                            f" of {score['n']} seeds",
-                        )
-                    said += of
+                    if word != "mean" and score["n"] > 1:
+                        of_seeds = f"the {word} of {score['n']} seeds (mean {format_score(score)})"
+                        said = f"{100 * figure(score['values']):.2f}, {of_seeds}"
                     lines.append(f"{split:<12}{metric} {said}")
         if averaged := self.details.get("averaged"):
             said = ", ".join(f"{split} {100 * averaged[split][asked[0]]:.2f}" for split in SPLITS if split in averaged)
