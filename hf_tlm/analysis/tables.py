@@ -89,7 +89,7 @@ class SensitivityTable:
 
     def figure(self, summary: Mapping[str, Any]) -> str:
         """What is said of the seeds of a cell, in percent."""
-        return f"{100 * seed_figure(vars(self))[1](summary['values']):.2f}"
+        return f"{100 * seed_figure(self.seed_figure)[1](summary['values']):.2f}"
 
     @property
     def failed(self) -> list[str]:
@@ -291,7 +291,7 @@ def table_to_latex(table: SensitivityTable) -> str:
 
 def table_to_rows(table: SensitivityTable) -> list[dict[str, Any]]:
     """A row for each cell: its settings, the score in percent, in full precision, and every seed's."""
-    best, rows, (word, figure) = table.best, [], seed_figure(vars(table))
+    best, rows, (word, figure) = table.best, [], seed_figure(table.seed_figure)
     for row, column in itertools.product(table.row_keys, table.column_keys):
         cell = table.cells.get((row, column))
         if cell is None:
@@ -318,7 +318,7 @@ def caption(table: SensitivityTable) -> str:
     scores = "; ".join(
         f"{metric.replace('_', ' ').replace('f1', 'F1')} of {', '.join(tasks)}" for metric, tasks in metrics.items()
     )
-    word, _ = seed_figure(vars(table))
+    word, _ = seed_figure(table.seed_figure)
     said = "mean ± standard deviation (n - 1)" if word == "mean" else f"{word} (mean ± standard deviation, n - 1)"
     text = f"Scores on {table.split} in percent ({scores or 'none'}), {said} over seeds"
     if len(table.seeds) == 1:
@@ -343,7 +343,7 @@ def _cell(table: SensitivityTable, at: tuple[tuple, tuple], best: set, bold: str
     if summary is None:
         return "failed" if any(result.error != NOT_FINISHED for result in cell.failed) else NOT_FINISHED
     figure, (mean, *deviation) = table.figure(summary), format_score(summary).split()
-    if seed_figure(vars(table))[0] != "mean" and summary["n"] > 1:
+    if seed_figure(table.seed_figure)[0] != "mean" and summary["n"] > 1:
         deviation = [f"({mean}", *deviation[:-1], f"{deviation[-1]})"]
     count = f" (n = {summary['n']})" if len(table.seeds) > 1 else ""
     return " ".join([bold.format(figure) if at in best else figure, *map(escape, deviation)]) + count

@@ -111,7 +111,7 @@ def finetuned_card(run: Mapping[str, Any], seed: int) -> str:
         for name in shown
     ]
     peft = run["model"]["use_peft"]
-    word, figure = seed_figure(run)
+    word, figure = seed_figure(run.get("seed_figure"))
     data = ModelCardData(
         language="en",
         library_name="peft" if peft else "transformers",

@@ -121,12 +121,12 @@ class SeededRun:
         """The end of a run, for a person."""
         asked, lines = [self.details["metric"], *self.details.get("further_metrics", ())], []
         # What a metric brings along, too; every classifier has its accuracy.
+        word, figure = seed_figure(self.details.get("seed_figure"))
         metrics = dict.fromkeys([*asked, *(name for name in self.summary["validation"] if name != "accuracy")])
         for split in SPLITS:
             for metric in metrics:
                 if score := self.summary.get(split, {}).get(metric):
                     said = format_score(score) + (f" over {score['n']} seeds" if score["n"] > 1 else "")
-                    word, figure = seed_figure(self.details)
                     if word != "mean" and score["n"] > 1:
                         of_seeds = f"the {word} of {score['n']} seeds (mean {format_score(score)})"
                         said = f"{100 * figure(score['values']):.2f}, {of_seeds}"

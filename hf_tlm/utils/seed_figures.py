@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 
@@ -21,10 +21,10 @@ SEED_FIGURES: dict[str, tuple[str, Callable[[Sequence[float]], float]]] = {
 }
 
 
-def seed_figure(run: Mapping[str, Any]) -> tuple[str, Callable[[Sequence[float]], float]]:
-    """Return the word for the figure that a run reports of its seeds, and the function of their scores that it is.
+def seed_figure(name: Any) -> tuple[str, Callable[[Sequence[float]], float]]:
+    """Return the word for a figure of several seeds, and the function of their scores that it is.
 
     Args:
-        run: its record; one that names no figure, or one that there is not, has the mean.
+        name: of `SEED_FIGURES`, as a run's record has it under `seed_figure`; for what is none the mean.
     """
-    return SEED_FIGURES.get(str(run.get("seed_figure")), SEED_FIGURES["mean"])
+    return SEED_FIGURES.get(str(name), SEED_FIGURES["mean"])

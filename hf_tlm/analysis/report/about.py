@@ -111,7 +111,7 @@ def scores(run: RunFolder) -> Section | None:
     metrics.sort(key=lambda name: (name != run.metric, name == "loss"))
     of = "split" if run.kind == "few_shot" else "seed"
     columns = [Column("metric"), Column("on"), Column("mean", "number", "{:.2f}")]
-    word, figure = seed_figure(run.record)
+    word, figure = seed_figure(run.record.get("seed_figure"))
     beside = ["±", *([word] if word != "mean" else [])] if len(run.seeds) > 1 else []
     columns += [Column(name, "number", "{:.2f}") for name in beside]
     columns += [Column(f"{of} {record['seed']}", "number", "{:.2f}") for record in run.seeds]
@@ -166,10 +166,11 @@ def highlights(run: RunFolder) -> list[tuple[str, str, str]]:
     """(name, figure, what it is of) of the few numbers that come first."""
     found = []
     n, of = len(run.seeds), "split" if run.kind == "few_shot" else "seed"
+    word, figure = seed_figure(run.record.get("seed_figure"))
     for split in reversed(SPLITS):
         score = summary_of(run, split).get(run.metric or "")
         if score is not None and run.kind != "pretrain":
-            said, (word, figure) = (f"{format_score(score)} %", f"{n} {of}{'s' * (n > 1)}"), seed_figure(run.record)
+            said = f"{format_score(score)} %", f"{n} {of}{'s' * (n > 1)}"
             if word != "mean" and n > 1:
                 said = f"{100 * figure(score['values']):.2f} %", f"{word} of {said[1]}, mean {said[0]}"
             found.append((f"{split} {metric_name(run.metric)}", *said))

@@ -160,14 +160,12 @@ def verdict(runs: tuple[RunFolder, RunFolder]) -> str | None:
     (a, b), scores = labels(runs), [summary_of(run, split).get(metric or "") for run in runs]
     if None in scores:
         return None
-    words, counts = {seed_figure(run.record)[0] for run in runs}, {score["n"] for score in scores if score}
+    named, counts = {str(run.record.get("seed_figure")) for run in runs}, {score["n"] for score in scores if score}
     # Another figure than the mean only of as many seeds: the maximum of more is higher.
-    word, figure = seed_figure(runs[0].record if len(words) == len(counts) == 1 and counts != {1} else {})
+    word, figure = seed_figure(*named) if len(named) == len(counts) == 1 and counts != {1} else seed_figure("mean")
     said_of = [100 * figure(score["values"]) for score in scores if score]
-    apart, deviations = (
-        said_of[1] - said_of[0],
-        [100 * score["std"] for score in scores if score and score["std"] is not None],
-    )
+    apart = said_of[1] - said_of[0]
+    deviations = [100 * score["std"] for score in scores if score and score["std"] is not None]
     what = ("" if word == "mean" else f"the {word} of ") + f"{split} {metric_name(metric)}"
     figures = f"{said_of[1]:.2f} for {b}, {said_of[0]:.2f} for {a}"
     if f"{abs(apart):.2f}" == "0.00":

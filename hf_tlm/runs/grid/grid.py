@@ -98,7 +98,7 @@ def to_markdown(record: Mapping[str, Any]) -> str:
 
 def _reported(record: Mapping[str, Any]) -> str:
     """What the run reports of several seeds, where that is not their mean."""
-    word, figure = seed_figure(record)
+    word, figure = seed_figure(record.get("seed_figure"))
     if word == "mean" or len(record["seeds"]) == 1:
         return ""
     score = record["chosen"]["test"][record["metric"]]
