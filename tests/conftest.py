@@ -20,9 +20,10 @@ os.environ.update(
     HF_HUB_DISABLE_TELEMETRY="1",
     HF_DATASETS_DISABLE_PROGRESS_BARS="1",
     TOKENIZERS_PARALLELISM="false",
-    CUDA_VISIBLE_DEVICES="",
     OMP_NUM_THREADS="1",  # Tests run in as many processes as there are cores.
 )
+if os.environ.get("HF_TLM_TEST_GPU", "") in ("", "cpu"):  # For tests/gpu alone; all others are of the CPU.
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 import huggingface_hub  # noqa: E402
 import pytest  # noqa: E402

@@ -205,9 +205,9 @@ class CorrectiveLm:
             "loss": self.lambda_copy * copy + lm if self.lambda_copy else lm,
             "copy_loss": copy.detach(),
             "lm_loss": lm.detach(),
-            "copy_accuracy_replaced": share(right[replaced].sum(), replaced.sum()),
-            "copy_accuracy_original": share(right[~replaced].sum(), (~replaced).sum()),
-            "lm_accuracy_replaced": share(lm_right[replaced].sum(), replaced.sum()),
-            "lm_accuracy_original": share(lm_right[kept].sum(), kept.sum()),
+            "copy_accuracy_replaced": share((right & replaced).sum(), replaced.sum()),
+            "copy_accuracy_original": share((right & ~replaced).sum(), (~replaced).sum()),
+            "lm_accuracy_replaced": share((lm_right & replaced).sum(), replaced.sum()),
+            "lm_accuracy_original": share((lm_right & kept).sum(), kept.sum()),
             **corruption_shares(outputs, batch),
         }

@@ -15,7 +15,7 @@ def accumulation_dtype(device: torch.device | str) -> torch.dtype:
 def share(total: torch.Tensor, count: torch.Tensor | int) -> torch.Tensor:
     """A pair (sum, count), `accumulation_dtype` [2] without gradient: what was so, of how many."""
     total = total.detach().to(accumulation_dtype(total.device))
-    return torch.stack([total, torch.as_tensor(count, dtype=total.dtype, device=total.device)])
+    return torch.stack([total, count.to(total) if isinstance(count, torch.Tensor) else total.new_full((), count)])
 
 
 def mean(total: torch.Tensor, count: torch.Tensor) -> torch.Tensor:

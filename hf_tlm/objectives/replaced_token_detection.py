@@ -46,7 +46,7 @@ class ReplacedTokenDetection:
         return {
             "loss": loss,
             "rtd_loss": loss.detach(),
-            "rtd_accuracy_replaced": share(right[replaced].sum(), replaced.sum()),
-            "rtd_accuracy_original": share(right[~replaced].sum(), (~replaced).sum()),
+            "rtd_accuracy_replaced": share((right & replaced).sum(), replaced.sum()),
+            "rtd_accuracy_original": share((right & ~replaced).sum(), (~replaced).sum()),
             **corruption_shares(outputs, batch),
         }

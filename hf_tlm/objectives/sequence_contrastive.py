@@ -110,7 +110,7 @@ class SequenceContrastive:
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Number of sequences, two a text: `{"scl": int64 scalar}`."""
         texts = batch["first_tokens"] if batch.get("first_tokens") is not None else batch["input_ids"]
-        return {self.name: torch.tensor(2 * len(texts), device=texts.device)}
+        return {self.name: torch.full((), 2 * len(texts), device=texts.device)}
 
     def __call__(
         self, outputs, batch: Mapping[str, torch.Tensor], counts: Mapping[str, torch.Tensor] | None = None

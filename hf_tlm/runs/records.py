@@ -76,8 +76,12 @@ def read_saved(folder: Path) -> tuple[TaskSpec, tuple[str, ...], dict[str, Any]]
     return TaskSpec(path="", **saved["task"]), saved["label_names"], saved["arguments"]
 
 
-def environment() -> dict[str, str | int]:
-    """Versions and hardware, as results and cards state them. No host names, no paths."""
+def environment(*, use_cpu: bool = False) -> dict[str, str | int]:
+    """Versions and hardware, as results and cards state them. No host names, no paths.
+
+    Args:
+        use_cpu: a GPU that is there was left alone.
+    """
     import torch
 
     from hf_tlm.version import __version__
@@ -87,7 +91,7 @@ def environment() -> dict[str, str | int]:
     info["processor"] = _processor()
     info["cpu_cores"] = os.cpu_count() or 0
     info["torch_threads"] = torch.get_num_threads()
-    if torch.cuda.is_available():
+    if torch.cuda.is_available() and not use_cpu:
         info["accelerator"] = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
     info["processes"] = int(os.environ.get("WORLD_SIZE", "1"))
     return info
@@ -112,7 +116,8 @@ def started(details: Mapping[str, Any]) -> dict[str, Any]:
         details: with the sections `arguments` and `model`.
     """
     sections = {name: shown_values(details[name]) for name in ("arguments", "model")}
-    return {**sections, "command": command_line(), "environment": environment()}
+    machine = environment(use_cpu=details["arguments"].get("use_cpu", False))
+    return {**sections, "command": command_line(), "environment": machine}
 
 
 def command_line() -> str:

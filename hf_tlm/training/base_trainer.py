@@ -324,6 +324,9 @@ class SampledTrainer(ResumableTrainer):
             persistent_workers=args.dataloader_persistent_workers,
             prefetch_factor=args.dataloader_prefetch_factor,
             worker_init_fn=ignore_sigterm,
+            # Workers are seeded by a draw when they start: those that stay once a run, and once more where it resumes, which
+            # must not be of the numbers that dropout is drawn from.
+            generator=torch.Generator() if args.dataloader_persistent_workers else None,
         )
         # Every process gets as many batches as the others; accelerate cannot see that when their sizes differ.
         even_batches, self.accelerator.even_batches = self.accelerator.even_batches, False

@@ -279,7 +279,7 @@ class NonFiniteLossCallback(TrainerCallback):
             NonFiniteLossError: a loss of the step is not finite on one of the processes.
         """
         finite = torch.isfinite(torch.stack(self.losses)).all()
-        flags = torch.stack([~finite, torch.tensor(self.interruption.requested, device=finite.device)])
+        flags = torch.stack([~finite, torch.full((), self.interruption.requested, device=finite.device)])
         flags = self.accelerator.gather(flags.to(torch.int64)[None]).tolist()
         self.interruption.agreed = any(requested for _, requested in flags)
         bad = [process for process, (nonfinite, _) in enumerate(flags) if nonfinite]

@@ -254,7 +254,7 @@ class TlmTrainer(SampledTrainer):
             for name, count in objective.count(batch).items():
                 counts[name] = counts.get(name, 0) + count
         # DDP averages gradients over processes, so each divides its sum by the mean count.
-        values = [*counts.values(), torch.tensor(self.clock.share)]
+        values = [*counts.values(), torch.full((), self.clock.share, device=device)]
         values = torch.stack([value.to(device, accumulation_dtype(device)) for value in values])
         *totals, progress = self.accelerator.reduce(values, reduction="mean").unbind()
         if self.clock.limit is not None:
@@ -358,9 +358,10 @@ class TlmTrainer(SampledTrainer):
         if "loss" in logs or "train_loss" in logs:
             cost = self.cost()
             logs |= {name: value for name, value in cost.to_dict().items() if name != "steps"}
-            mfu = model_flops_utilization(cost.measured_flops, cost.seconds, self.args.world_size)
-            if mfu is not None:
-                logs["mfu"] = mfu
+            if self.args.device.type == "cuda":  # Not of a GPU that is there and left alone.
+                mfu = model_flops_utilization(cost.measured_flops, cost.seconds, self.args.world_size)
+                if mfu is not None:
+                    logs["mfu"] = mfu
         super().log(logs, start_time)
 
     def cost(self) -> Cost:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import multiprocessing.util
 import os
 import signal
 import threading
@@ -57,3 +59,12 @@ def end_at_once() -> None:
 def ignore_sigterm(worker: int) -> None:
     """For a DataLoader's workers: clusters signal every process, and training needs its workers up to its last step."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+# At its end, after this (which is registered later than its own), Python ends by SIGTERM what workers it has left, and waits
+# for them: for ever, where they ignore it.
+@atexit.register
+def _kill_workers() -> None:
+    for process in multiprocessing.active_children():
+        if process.daemon:
+            process.kill()

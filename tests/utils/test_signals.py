@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -78,3 +80,16 @@ def test_in_another_thread_nothing_changes():
     thread.start()
     thread.join()
     assert seen == [before]
+
+
+def test_a_process_ends_though_its_workers_ignore_it():
+    """Those that are left when it exits, as a DataLoader's are that stay."""
+    code = (
+        "import multiprocessing, time\n"
+        "from hf_tlm.utils.signals import ignore_sigterm\n"
+        "def work(ready):\n    ignore_sigterm(0)\n    ready.set()\n    time.sleep(60)\n"
+        "if __name__ == '__main__':\n"
+        "    context = multiprocessing.get_context('fork')\n    ready = context.Event()\n"
+        "    context.Process(target=work, args=(ready,), daemon=True).start()\n    ready.wait()\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=30, check=False).returncode == 0

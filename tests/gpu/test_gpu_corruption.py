@@ -1,0 +1,111 @@
+"""ELECTRA, ALE and COCO-LM: the same replaced tokens, losses and gradients as on the CPU; random numbers of the device."""
+
+import pytest
+import torch
+from transformers import AutoConfig, set_seed
+
+from hf_tlm.data import TlmCollator
+from hf_tlm.models import GeneratorDiscriminator, generator_config
+from hf_tlm.models.generator import sample_tokens
+from hf_tlm.objectives import CorrectiveLm, Mlm, ReplacedTokenDetection, SequenceContrastive, TaskLoss, WeightedSum
+from support.gpu import DEVICE, assert_same_steps, here, on_device, without_dropout
+from support.tiny_models import main_input
+from support.token_texts import texts
+from support.toys import TINY_CONFIGS
+
+DETECTING = WeightedSum((1.0, Mlm()), (50.0, ReplacedTokenDetection()), (1.0, TaskLoss()))
+CORRECTIVE = CorrectiveLm()
+CASES = {
+    "electra": ("electra", DETECTING, {}),
+    "ale": ("albert", DETECTING, {}),
+    "modernbert": ("modernbert", DETECTING, {}),
+    "random": ("electra", DETECTING, {"replacements": "random"}),
+    "frozen": ("electra", DETECTING, {"frozen": True}),
+    "cocolm": (
+        "cocolm",
+        WeightedSum((1.0, Mlm()), (1.0, CORRECTIVE), (1.0, SequenceContrastive()), (1.0, TaskLoss())),
+        {"heads": "clm", "apart": True, "scl_projection": "mlp"},
+    ),
+}
+
+
+def composite(case):
+    model_type, _, options = CASES[case]
+    set_seed(0)
+    config = AutoConfig.for_model(model_type, **TINY_CONFIGS[model_type])
+    narrow = (0.5, None) if model_type in ("electra", "albert") else (1, 1)
+    model = GeneratorDiscriminator.from_config(config, generator_config(config, *narrow), **options)
+    model.lm_loss = CORRECTIVE.lm_loss
+    return model
+
+
+def collate(tokenizer, case, row_length=None):
+    crop = 0.9 if case == "cocolm" else None
+    options = {"replacing": True, "crop_fraction": crop, "row_length": row_length, "seed": 1}
+    return TlmCollator(tokenizer, mlm_probability=0.3, **options)(texts(True, pairs=True))
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("row_length", [None, 40], ids=["group", "pack"])
+def test_loss_and_every_gradient(case, row_length, tokenizer):
+    model, batch, objective = without_dropout(composite(case)), collate(tokenizer, case, row_length), CASES[case][1]
+    text = {name: values for name, values in batch.items() if not name.startswith("crop_")}
+    ids, output = main_input(model, text)
+    own_ids, own = main_input(on_device(model), here(text))
+    assert torch.equal(own_ids.cpu(), ids) and 0 < output.replaced.sum() == own.replaced.sum()
+    assert own.guesses == output.guesses
+    assert_same_steps(model, lambda own, given: objective(own(**given), given)["loss"], batch)
+
+
+def states():
+    """Of all random numbers that have no generator of their own."""
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if DEVICE.type == "cuda" else [])]
+
+
+def same(one, other):
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("case", ["electra", "cocolm"])
+def test_replaced_tokens_of_a_generator(case, tokenizer):
+    """They repeat where its seed does, and torch's own numbers go on as if none had been drawn."""
+    model, batch = on_device(without_dropout(composite(case))), here(collate(tokenizer, case))
+    batch = {name: values for name, values in batch.items() if name != "uniforms" and not name.startswith("crop_")}
+    model.generator = torch.Generator(DEVICE)
+    drawn = []
+    for seed in (3, 3, 4):
+        model.generator.manual_seed(seed)
+        before = states()
+        drawn.append(main_input(model, batch)[0])
+        assert same(before, states())
+    assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
+    model.generator, drawn = None, []
+    for seed in (3, 3, 4):
+        set_seed(seed)
+        drawn.append(main_input(model, batch)[0])
+    assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
+
+
+def test_a_view_that_does_not_learn_draws_nothing(tokenizer):
+    """With dropout: what the first view draws, and what comes after it, is as without a second one."""
+    model, batch = on_device(composite("cocolm")).train(), here(collate(tokenizer, "cocolm"))
+    plain = {name: values for name, values in batch.items() if not name.startswith("crop_")}
+    found = []
+    for learns, given in ((False, batch), (True, plain), (True, batch)):
+        model.second_view_learns = learns
+        set_seed(5)
+        found.append((model(**given), states()))
+    (unread, after), (alone, expected), (learned, others) = found
+    assert torch.equal(unread.logits, alone.logits) and not torch.equal(unread.logits, learned.logits)
+    assert same(after, expected) and not same(after, others)
+    assert not torch.equal(unread.cropped_vectors[0], unread.cropped_vectors[1])
+
+
+def test_draws_without_rounding(deterministic):
+    """Whole numbers are summed where floats may not be: the same tokens as by sums of floats on the CPU."""
+    generator = torch.Generator().manual_seed(0)
+    logits, uniforms = torch.randn(200, 300, generator=generator), torch.rand(200, generator=generator)
+    found = sample_tokens(logits.to(DEVICE), uniforms.to(DEVICE), 0.8)
+    weights = (logits.double() / 0.8).softmax(-1).cumsum(-1)
+    expected = torch.searchsorted(weights, uniforms.double()[:, None], right=True).squeeze(-1)
+    assert (found.cpu() == expected).all() and len(found.unique()) > 100

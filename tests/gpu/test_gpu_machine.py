@@ -1,0 +1,71 @@
+"""What a run says of the device: utilisation and energy; and what it compiles for it."""
+
+import shutil
+
+import pytest
+import torch
+
+from hf_tlm.runs.records import environment
+from hf_tlm.training.cost import PEAK_FLOPS
+from support.gpu import DEVICE, ON_CPU, ON_DEVICE
+from support.training_runs import OBJECTIVES, history, trainer
+
+GPU = DEVICE.type == "cuda"
+
+
+def test_utilisation(tmp_path, data, tokenizer):
+    """FLOPs are counted with the device's own kernels, and are those of the CPU's."""
+    counts = []
+    for where in (ON_CPU, ON_DEVICE):
+        run = trainer(tmp_path, data, tokenizer, rho1=1, **where)
+        run.train()
+        counts.append(run.cost().measured_flops)
+        shares = [entry["mfu"] for entry in run.state.log_history if "mfu" in entry]
+        if where == ON_CPU or not any(name in environment().get("accelerator", "") for name in PEAK_FLOPS):
+            assert not shares
+        else:
+            assert shares and all(0 < share < 1 for share in shares)
+    assert counts[1] == pytest.approx(counts[0], rel=0.02) and counts[0] > 0
+
+
+@pytest.mark.skipif(not GPU, reason="of a GPU")
+def test_the_environment_names_it():
+    assert environment()["accelerator"] == f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
+
+
+def test_energy(tmp_path, data, tokenizer):
+    pytest.importorskip("codecarbon", reason="NO ENERGY TESTED: pip install 'hf-tlm[energy]'")
+    run = trainer(tmp_path, data, tokenizer, rho1=1, track_energy=True, energy_country="FRA", **ON_DEVICE)
+    run.train()
+    cost = run.cost()
+    assert cost.energy_kwh > 0 and cost.co2_kg > 0 and 0 <= cost.estimated_kwh <= cost.energy_kwh
+
+
+@pytest.mark.parametrize("objective", ["mlm", "electra", "cocolm"])
+@pytest.mark.parametrize("bf16", [False, True], ids=["float32", "bf16"])
+def test_compiled(tmp_path, data, tokenizer, objective, bf16):
+    """By the device's own code generator: the losses of eager steps."""
+    backend = {}
+    if not GPU:
+        backend = {"torch_compile_backend": "eager"}
+    elif shutil.which("gcc") is None and shutil.which("cc") is None:
+        pytest.skip("NO C COMPILER: what torch.compile makes for GPUs needs one. Install gcc to test it.")
+    losses = []
+    for compiled in ({}, {"torch_compile": True, **backend}):
+        torch._dynamo.reset()
+        options = {"packing": "pack", "rho1": 1, "max_steps": 6, "per_device_train_batch_size": 16, "bf16": bf16}
+        run = trainer(tmp_path, data, tokenizer, **OBJECTIVES[objective], **options, **compiled, **ON_DEVICE)
+        run.train()
+        losses.append([loss for [loss] in history(run, "loss")])
+    assert losses[1] == pytest.approx(losses[0], rel=0.02 if bf16 else 1e-3)
+
+
+def test_recomputed_activations(tmp_path, data, tokenizer):
+    """With dropout, which is drawn again as it was."""
+    losses = []
+    for recompute in (False, True):
+        options = {"config": {}, "rho1": 1, "gradient_checkpointing": recompute}
+        run = trainer(tmp_path, data, tokenizer, **options, **ON_DEVICE)
+        run.train()
+        losses.append([loss for [loss] in history(run, "loss")])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3)

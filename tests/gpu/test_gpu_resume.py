@@ -1,0 +1,117 @@
+"""A run on the device that was interrupted: the same batches and masks, and with deterministic kernels the same bits."""
+
+import pytest
+import torch
+
+from hf_tlm.training.checkpoints import last_complete_checkpoint
+from support.gpu import DEVICE, ON_CPU, ON_DEVICE, apart
+from support.training_runs import OBJECTIVES, StopAfter, history, trainer, weights
+
+NAMES = ("step", "loss", "grad_norm", "learning_rate", "corpus/mlm_loss", "task/mlm_loss", "task/task_loss", "real_tokens")
+# With dropout, over an epoch's end (5 steps), in micro-batches; stopped in the middle of an epoch.
+COMMON = {"rho1": 1, "max_steps": 8, "per_device_train_batch_size": 12, "config": {}, "gradient_accumulation_steps": 2}
+SAVING = {"save_strategy": "steps", "save_steps": 3}
+CASES = {
+    **OBJECTIVES,
+    "tokens": {"total_batch_tokens": 480},
+    "muon": {"optim": "muon"},
+    "adamw": {"optim": "adamw_torch"},
+    "bf16": {"bf16": True},
+    "fp16": {"fp16": True},
+    "workers": {"dataloader_num_workers": 2},
+    "cocolm": {**OBJECTIVES["cocolm"], "scl_projection": "mlp"},
+}
+
+
+def watched(run):
+    """Its training batches, as the model gets them."""
+    seen, compute = [], run.compute_loss
+
+    def watching(model, inputs, *args, **kwargs):
+        if model.training:
+            assert all(values.device.type == run.args.device.type for values in inputs.values())
+            seen.append({name: values.cpu() for name, values in inputs.items()})
+        return compute(model, inputs, *args, **kwargs)
+
+    run.compute_loss = watching
+    return seen
+
+
+def ends(tmp_path, data, tokenizer, **settings):
+    """(log, weights, batches) of an uninterrupted run and of one that stopped after its third step, and where they began."""
+    settings = {**COMMON, **settings, **ON_DEVICE}
+    whole = trainer(tmp_path / "whole", data, tokenizer, **settings)
+    before, seen = weights(whole), watched(whole)
+    whole.train()
+    part = trainer(tmp_path / "cut", data, tokenizer, **settings, **SAVING, callbacks=[StopAfter(3)])
+    batches = watched(part)
+    part.train()
+    assert last_complete_checkpoint(tmp_path / "cut").endswith("checkpoint-3") and len(batches) == 6
+    run = trainer(tmp_path / "cut", data, tokenizer, **settings, **SAVING)
+    later = watched(run)
+    run.train(resume_from_checkpoint=True)
+    assert len(later) == 10 and next(run.model.parameters()).device.type == DEVICE.type
+    return (history(whole, *NAMES), weights(whole), seen), (history(run, *NAMES), weights(run), batches + later), before
+
+
+def assert_same_batches(ours, expected):
+    assert len(ours) == len(expected) == 16
+    for one, other in zip(ours, expected, strict=True):
+        assert one.keys() == other.keys() and all(torch.equal(one[name], values) for name, values in other.items())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_resume_is_exact(tmp_path, data, tokenizer, case, deterministic):
+    if case == "fp16" and DEVICE.type == "cpu":
+        pytest.skip("fp16 is for GPUs")
+    (log, end, seen), (own_log, own_end, own_seen), _ = ends(tmp_path, data, tokenizer, **CASES[case])
+    assert_same_batches(own_seen, seen)
+    assert own_log == log and log
+    for name, value in end.items():
+        assert torch.equal(own_end[name], value), name
+
+
+def test_resume_without_deterministic_kernels(tmp_path, data, tokenizer):
+    """Batches and masks are the same, and the rest to rounding, which eight steps hardly amplify."""
+    (log, end, seen), (own_log, own_end, own_seen), before = ends(tmp_path, data, tokenizer, adam_epsilon=1e-4)
+    assert_same_batches(own_seen, seen)
+    for ours, expected in zip(own_log, log, strict=True):
+        assert ours == pytest.approx(expected, rel=1e-3)
+    assert apart(own_end, end, before) < 0.01
+
+
+def test_batches_are_those_of_the_cpu(tmp_path, data, tokenizer):
+    """Pinned or not, from workers or not."""
+    found, pinned = [], []
+    for where in (
+        ON_CPU,
+        ON_DEVICE,
+        {**ON_DEVICE, "dataloader_num_workers": 2},
+        {**ON_DEVICE, "dataloader_pin_memory": False},
+    ):
+        run = trainer(tmp_path, data, tokenizer, **{**COMMON, **where, "packing": "pack"})
+        if DEVICE.type == "cpu" or where == ON_CPU:
+            run.args.dataloader_pin_memory = False  # As every run has it there.
+        found.append(watched(run))
+        pinned.append(run.get_train_dataloader().base_dataloader.pin_memory)
+        run.train()
+        assert_same_batches(found[-1], found[0])
+    assert pinned == [False, *[DEVICE.type == "cuda"] * 2, False]
+
+
+def test_a_checkpoint_of_the_device_goes_on_on_the_cpu(tmp_path, data, tokenizer):
+    """Without dropout, whose random numbers are each device's own."""
+    settings = {
+        **COMMON,
+        **SAVING,
+        "adam_epsilon": 1e-4,
+        "config": {**{"hidden_dropout_prob": 0.0}, "attention_probs_dropout_prob": 0.0},
+    }
+    whole = trainer(tmp_path / "whole", data, tokenizer, **settings, **ON_CPU)
+    before = weights(whole)
+    whole.train()
+    trainer(tmp_path / "cut", data, tokenizer, **settings, **ON_DEVICE, callbacks=[StopAfter(3)]).train()
+    run = trainer(tmp_path / "cut", data, tokenizer, **settings, **ON_CPU)
+    run.train(resume_from_checkpoint=True)
+    assert run.state.global_step == 8 and next(run.model.parameters()).device.type == "cpu"
+    assert apart(weights(run), weights(whole), before) < 0.01
