@@ -146,7 +146,7 @@ def prepare(*, data: str, work_dir: str, passages: int, vocab_size: int) -> dict
         corpus = load_corpus(f"{data}/corpus/*.parquet").to_dataset().shuffle(seed=0)
         corpus = load_corpus(corpus.select(range(min(passages, len(corpus)))))
         task = load_task(f"{data}/tasks/chemprot")
-        found = retrieve(task, corpus, top_k=50).dataset["text"]
+        found = retrieve(task, corpus, top_k=50).dataset["text"][:]  # A list: a lazy column would be read a row a time.
         tokenizer = train_wordpiece(found, vocab_size, max_length=MAX_LENGTH)
         tokenizer.save_pretrained(tokenizer_dir)
         sentences = [re.split(r"(?<=[.!?])\s+", text) for text in found]

@@ -53,7 +53,7 @@ def reproduce(plan: Plan, *, prepare_only: bool = False, keep_checkpoints: bool 
             has no use for, or records of steps that were made with other settings, of other inputs or on other data; with
             `prepare_only`, at the end, steps that failed.
     """
-    check(plan)
+    check(plan, prepare_only)
     write_table(plan)  # A folder of records that cannot be written is refused before there is work to lose.
     failed = None
     needed = _needed(plan)
@@ -92,8 +92,11 @@ def _tokenise(plan: Plan, trainings: Sequence[Step]) -> None:
     run_shared(list(first_seeds.values()), plan.folder, lambda step: step.name in tokenised, tokenise_step)
 
 
-def check(plan: Plan) -> None:
+def check(plan: Plan, prepare_only: bool = False) -> None:
     """Everything that can be refused before the first step.
+
+    Args:
+        prepare_only: trainings are another machine's, see `reproduce`.
 
     Raises:
         HfTlmError: see `reproduce`.
@@ -103,13 +106,13 @@ def check(plan: Plan) -> None:
         what = (step.kind, step.name.rpartition("/")[0] if step.kind in TRAININGS else step.name)
         if what not in seen:
             seen.add(what)
-            parse_step(plan, step)
+            parse_step(plan, step, prepare_only)
         record = read_record(plan.record_file(step))
         if record is not None and record["status"] == FINISHED and step.kind != AVERAGE:
             _check_settings(plan, step, record)
     left = {(step.kind, step.task): step for step in plan.trainings if not _finished(plan, step)}
     for (kind, _), step in left.items():
-        task_args, *_ = parse_step(plan, step)
+        task_args, *_ = parse_step(plan, step, prepare_only)
         task = task_args.load()
         if kind == "train_tlm":
             task.check_kind("TLM", "classification")

@@ -52,13 +52,18 @@ class TokenizerArguments:
     max_length: int = TlmArguments.max_length
 
 
-def parse_step(plan: Plan, step: Step) -> tuple:
+def parse_step(plan: Plan, step: Step, elsewhere: bool = False) -> tuple:
     """The step's arguments, as its recipe would have them.
+
+    Args:
+        elsewhere: a training is another machine's, whose GPU this one need not have.
 
     Raises:
         HfTlmError: an option that its recipe lacks, or values that it refuses.
     """
     classes, values = CLASSES[step.kind](), plan.values(step)
+    if elsewhere and step.kind in ("train_tlm", "finetune"):
+        values["use_cpu"] = True  # Else bf16 is refused here.
     if step.kind == "train_tlm":
         values.pop("subset", None)
     if step.kind == AVERAGE:
@@ -184,7 +189,7 @@ def tokenise(plan: Plan, step: Step) -> None:
     Raises:
         HfTlmError: see `prepare`.
     """
-    task_args, model_args, args = parse_step(plan, step)
+    task_args, model_args, args = parse_step(plan, step, elsewhere=True)
     subset = _subset_of(plan, step)
     # First weights are not kept, and would be counted in vain.
     of_init = {entry.name: entry.default for entry in fields(InitializationArguments)}
