@@ -1,6 +1,4 @@
-"""What a run says of the device: utilisation and energy; and what it compiles for it."""
-
-import shutil
+"""What a run says of the device: utilisation, energy, its name; and activations that are computed again there."""
 
 import pytest
 import torch
@@ -8,13 +6,13 @@ import torch
 from hf_tlm.runs.records import environment
 from hf_tlm.training.cost import PEAK_FLOPS
 from support.gpu import DEVICE, ON_CPU, ON_DEVICE
-from support.training_runs import OBJECTIVES, history, trainer
+from support.training_runs import history, trainer
 
 GPU = DEVICE.type == "cuda"
 
 
 def test_utilisation(tmp_path, data, tokenizer):
-    """FLOPs are counted with the device's own kernels, and are those of the CPU's."""
+    """FLOPs are counted with the device's own kernels; a GPU that is left alone has no utilisation."""
     counts = []
     for where in (ON_CPU, ON_DEVICE):
         run = trainer(tmp_path, data, tokenizer, rho1=1, **where)
@@ -25,7 +23,8 @@ def test_utilisation(tmp_path, data, tokenizer):
             assert not shares
         else:
             assert shares and all(0 < share < 1 for share in shares)
-    assert counts[1] == pytest.approx(counts[0], rel=0.02) and counts[0] > 0
+    # Kernels of GPUs compute attention once more in the backward pass.
+    assert 0 < 0.98 * counts[0] < counts[1] < 1.2 * counts[0]
 
 
 @pytest.mark.skipif(not GPU, reason="of a GPU")
@@ -39,25 +38,6 @@ def test_energy(tmp_path, data, tokenizer):
     run.train()
     cost = run.cost()
     assert cost.energy_kwh > 0 and cost.co2_kg > 0 and 0 <= cost.estimated_kwh <= cost.energy_kwh
-
-
-@pytest.mark.parametrize("objective", ["mlm", "electra", "cocolm"])
-@pytest.mark.parametrize("bf16", [False, True], ids=["float32", "bf16"])
-def test_compiled(tmp_path, data, tokenizer, objective, bf16):
-    """By the device's own code generator: the losses of eager steps."""
-    backend = {}
-    if not GPU:
-        backend = {"torch_compile_backend": "eager"}
-    elif shutil.which("gcc") is None and shutil.which("cc") is None:
-        pytest.skip("NO C COMPILER: what torch.compile makes for GPUs needs one. Install gcc to test it.")
-    losses = []
-    for compiled in ({}, {"torch_compile": True, **backend}):
-        torch._dynamo.reset()
-        options = {"packing": "pack", "rho1": 1, "max_steps": 6, "per_device_train_batch_size": 16, "bf16": bf16}
-        run = trainer(tmp_path, data, tokenizer, **OBJECTIVES[objective], **options, **compiled, **ON_DEVICE)
-        run.train()
-        losses.append([loss for [loss] in history(run, "loss")])
-    assert losses[1] == pytest.approx(losses[0], rel=0.02 if bf16 else 1e-3)
 
 
 def test_recomputed_activations(tmp_path, data, tokenizer):

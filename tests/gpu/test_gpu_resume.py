@@ -66,7 +66,7 @@ def test_resume_is_exact(tmp_path, data, tokenizer, case, deterministic):
         pytest.skip("fp16 is for GPUs")
     (log, end, seen), (own_log, own_end, own_seen), _ = ends(tmp_path, data, tokenizer, **CASES[case])
     assert_same_batches(own_seen, seen)
-    assert own_log == log and log
+    assert log and repr(own_log) == repr(log)  # A norm of gradients that overflow in fp16 is no number.
     for name, value in end.items():
         assert torch.equal(own_end[name], value), name
 
