@@ -5,6 +5,7 @@ import torch
 from transformers import TrainerCallback
 
 from hf_tlm.models import applied_parameters
+from hf_tlm.runs.records import started
 from hf_tlm.training import ArgumentsError, TlmArguments
 from hf_tlm.training import cost as budgets
 from hf_tlm.training.cost import first_step, model_flops_utilization
@@ -158,3 +159,16 @@ def test_a_gpus_peak_is_that_of_its_whole_name(monkeypatch):
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda name=name: name)
         shares[name] = model_flops_utilization(1e14, 1.0, 1)
     assert shares["NVIDIA L4"] > shares["NVIDIA L40"] > shares["NVIDIA L40S"] > 0
+
+
+def test_a_gpu_that_is_left_alone_is_not_named(tmp_path, data, tokenizer, monkeypatch):
+    """Neither in the log nor in records, where a run was started with use_cpu."""
+    monkeypatch.setattr("hf_tlm.training.trainer.model_flops_utilization", lambda *args: 0.5)
+    run = trainer(tmp_path, data, tokenizer, max_steps=2, rho1=0)
+    run.train()
+    assert run.state.log_history and not any("mfu" in entry for entry in run.state.log_history)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda place: "NVIDIA L4")
+    named = [started({"arguments": {"use_cpu": alone}, "model": {}})["environment"] for alone in (False, True)]
+    assert named[0]["accelerator"] == "1 x NVIDIA L4" and "accelerator" not in named[1]

@@ -122,6 +122,16 @@ def test_the_best_checkpoint_is_found_where_the_folder_is_now(tmp_path, data, to
         assert torch.equal(value, weights(moved)[name]), name
 
 
+def test_workers_that_stay_leave_dropouts_numbers_alone(tmp_path, data, tokenizer):
+    """They start once in a run, and once more in one that resumes."""
+    options = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}
+    loader = trainer(tmp_path, data, tokenizer, **COMMON, **options).get_train_dataloader()
+    before = torch.get_rng_state()
+    batches = iter(loader.base_dataloader)
+    assert next(batches) and torch.equal(torch.get_rng_state(), before)
+    batches._shutdown_workers()
+
+
 def test_true_starts_where_there_is_nothing(tmp_path, data, tokenizer, whole):
     same(again(tmp_path, data, tokenizer), whole)
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["checkpoint-6", "checkpoint-8"]
