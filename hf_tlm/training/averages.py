@@ -50,7 +50,7 @@ def in_pairs(terms: Mapping[str, torch.Tensor], sums: Callable[[str, torch.Tenso
         if value.dim():
             return value
         # A number that is copied to a GPU waits for all that was begun there; one that is filled in does not.
-        parts = [x if isinstance(x, torch.Tensor) else value.new_full((), x) for x in sums(name, value)]
+        parts = [x if isinstance(x, torch.Tensor) else torch.full((), x, device=value.device) for x in sums(name, value)]
         return torch.stack([x.to(value.device, accumulation_dtype(value.device)) for x in parts])
 
     return {name: pair(name, value) for name, value in terms.items()}
