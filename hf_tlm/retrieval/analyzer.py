@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import ModuleType
 
 from hf_tlm.errors import HfTlmError
 
@@ -51,9 +53,7 @@ class Analyzer:
 
     @property
     def stopword_set(self) -> frozenset[str]:
-        from bm25s.stopwords import STOPWORDS_EN
-
-        return frozenset(STOPWORDS_EN) if self.stopwords == "en" else frozenset()
+        return frozenset(load_bm25s().stopwords.STOPWORDS_EN) if self.stopwords == "en" else frozenset()
 
 
 @functools.cache
@@ -65,3 +65,22 @@ def _stemmer(language: str):
     if language not in Stemmer.algorithms():
         raise RetrievalError(f"There is no Snowball stemmer {language!r}; there are {', '.join(Stemmer.algorithms())}.")
     return Stemmer.Stemmer(language)
+
+
+@functools.cache
+def load_bm25s() -> ModuleType:
+    """Import bm25s without JAX, which it would try out where it is installed.
+
+    JAX then takes three quarters of a GPU's memory, and keeps them while the model trains. Nothing here needs it.
+    """
+    jax = sys.modules.pop("jax", None)
+    sys.modules["jax"] = None  # type: ignore[assignment]  # How Python is told that there is no such package.
+    try:
+        import bm25s
+        import bm25s.stopwords
+        import bm25s.tokenization
+    finally:
+        del sys.modules["jax"]
+        if jax is not None:
+            sys.modules["jax"] = jax
+    return bm25s

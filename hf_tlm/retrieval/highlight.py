@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hf_tlm.retrieval.analyzer import Analyzer
+from hf_tlm.retrieval.analyzer import Analyzer, load_bm25s
 from hf_tlm.utils.shown import escape, one_line
 
 WINDOWS, WINDOW_WORDS, CONTEXT_WORDS = 2, 30, 4  # of a text that is shown
@@ -22,9 +22,8 @@ Spans = list[tuple[str, bool]]
 
 def marked_terms(stemmer: str | None) -> Callable[[str], set[str]]:
     """The terms of a text that are worth a mark. More stop words are left out here than in a search."""
-    from bm25s.stopwords import STOPWORDS_EN_PLUS
-
-    analyzer, plain, stopwords = Analyzer(stemmer=stemmer), Analyzer(), frozenset(STOPWORDS_EN_PLUS)
+    analyzer, plain = Analyzer(stemmer=stemmer), Analyzer()
+    stopwords = frozenset(load_bm25s().stopwords.STOPWORDS_EN_PLUS)
     return lambda text: {term for word in set(plain(text)) - stopwords for term in analyzer(word)}
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hf_tlm.retrieval.analyzer import RetrievalError
+from hf_tlm.retrieval.analyzer import RetrievalError, load_bm25s
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -48,13 +48,12 @@ def check_query_mode(mode: str) -> None:
 
 
 def _rake(texts: Sequence[str], num_phrases: int) -> list[str]:
-    from bm25s.stopwords import STOPWORDS_EN_PLUS
     from rake_nltk import Rake
 
     # Every resource is handed in: left to itself rake-nltk asks NLTK for data that have to be downloaded. A phrase
     # ends at a stop word and at any punctuation, Unicode's too, so all of it becomes one symbol.
     rake = Rake(
-        stopwords=set(STOPWORDS_EN_PLUS),
+        stopwords=set(load_bm25s().stopwords.STOPWORDS_EN_PLUS),
         punctuations={"."},
         sentence_tokenizer=_SENTENCE_END.split,
         word_tokenizer=lambda sentence: _PUNCTUATION.sub(" . ", sentence).split(),

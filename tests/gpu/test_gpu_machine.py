@@ -5,7 +5,7 @@ import torch
 
 from hf_tlm.runs.records import environment
 from hf_tlm.training.cost import PEAK_FLOPS
-from support.gpu import DEVICE, ON_CPU, ON_DEVICE
+from support.gpu import DEVICE, LAYOUT, ON_CPU, ON_DEVICE
 from support.training_runs import history, trainer
 
 GPU = DEVICE.type == "cuda"
@@ -15,7 +15,7 @@ def test_utilisation(tmp_path, data, tokenizer):
     """FLOPs are counted with the device's own kernels; a GPU that is left alone has no utilisation."""
     counts = []
     for where in (ON_CPU, ON_DEVICE):
-        run = trainer(tmp_path, data, tokenizer, rho1=1, **where)
+        run = trainer(tmp_path, data, tokenizer, rho1=1, **LAYOUT, **where)
         run.train()
         counts.append(run.cost().measured_flops)
         shares = [entry["mfu"] for entry in run.state.log_history if "mfu" in entry]

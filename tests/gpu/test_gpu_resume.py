@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hf_tlm.training.checkpoints import last_complete_checkpoint
-from support.gpu import DEVICE, ON_CPU, ON_DEVICE, apart
+from support.gpu import DEVICE, LAYOUT, ON_CPU, ON_DEVICE, apart
 from support.training_runs import OBJECTIVES, StopAfter, history, trainer, weights
 
 NAMES = ("step", "loss", "grad_norm", "learning_rate", "corpus/mlm_loss", "task/mlm_loss", "task/task_loss", "real_tokens")
@@ -104,6 +104,7 @@ def test_a_checkpoint_of_the_device_goes_on_on_the_cpu(tmp_path, data, tokenizer
     settings = {
         **COMMON,
         **SAVING,
+        **LAYOUT,
         "adam_epsilon": 1e-4,
         "config": {**{"hidden_dropout_prob": 0.0}, "attention_probs_dropout_prob": 0.0},
     }

@@ -14,7 +14,7 @@ from hf_tlm.metrics import compute_metrics_for
 from hf_tlm.training import TlmArguments, TlmTrainer
 from hf_tlm.training.averages import RAW_WEIGHTS
 from hf_tlm.training.teacher import Teacher
-from support.gpu import DEVICE, ON_CPU, ON_DEVICE, apart, assert_same_gradients, trainers
+from support.gpu import DEVICE, LAYOUT, ON_CPU, ON_DEVICE, apart, assert_same_gradients, trainers
 from support.toys import make_task, sentences
 from support.training_runs import NO_DROPOUT, OBJECTIVES, QUIET, Gradients, history, network, trainer, weights
 
@@ -69,7 +69,7 @@ def test_optimizers(tmp_path, data, tokenizer, optim, tolerance):
 def stage_2(folder, data, tokenizer, where, **changes):
     args = TlmArguments(
         output_dir=str(folder),
-        **{**QUIET, "stage2_max_steps": 8, "stage2_learning_rate": 5e-3, "stage2_total_batch_size": 8, **where},
+        **{**QUIET, "stage2_max_steps": 8, "stage2_learning_rate": 5e-3, "stage2_total_batch_size": 8, **LAYOUT, **where},
         **{"stage2_eval_steps": 4, "stage2_class_balance": 1.0, "max_length": 32, "adam_epsilon": 1e-4, **changes},
     )
     args = args.for_stage(2, folder, 0, "macro_f1")
@@ -142,6 +142,7 @@ def test_1x8_equals_8x1(tmp_path, data, tokenizer, objective):
 def test_everything_learns(tmp_path, data, tokenizer, objective, bf16):
     """With dropout: the losses fall, every parameter moves, and weights stay float32."""
     options = {**OBJECTIVES[objective], "rho1": 1, "max_steps": 40, "learning_rate": 5e-3, "bf16": bf16, "config": {}}
+    set_seed(0)
     run = trainer(tmp_path, data, tokenizer, **options, **ON_DEVICE)
     before = weights(run)
     run.train()

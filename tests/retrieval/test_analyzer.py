@@ -1,6 +1,8 @@
 """The kernel that tokenises on all cores gives what `Analyzer.__call__` gives, for any Unicode text."""
 
 import re
+import subprocess
+import sys
 import unicodedata
 
 import numpy as np
@@ -11,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_tlm.retrieval import RetrievalError
-from hf_tlm.retrieval.analyzer import Analyzer
+from hf_tlm.retrieval.analyzer import Analyzer, load_bm25s
 from hf_tlm.retrieval.engines.bm25.tokenize import tokenize_texts
 
 ANALYZERS = [Analyzer(), Analyzer(None), Analyzer("en", "english"), Analyzer(None, "german")]
@@ -193,3 +195,18 @@ def test_arrow_layouts_of_a_corpus(layout, tmp_path):
     assert dict(zip(vocabulary, frequencies.tolist(), strict=True)) == {
         term: sum(term in document for document in documents) for document in documents for term in document
     }
+
+
+def test_bm25s_does_not_wake_jax(tmp_path):
+    """Where JAX is installed bm25s computes with it as it is imported, and JAX takes most of a GPU's memory."""
+    (tmp_path / "jax").mkdir()
+    for name in ("__init__", "lax"):
+        (tmp_path / "jax" / f"{name}.py").write_text("print('JAX WAS IMPORTED')\ntop_k = print\n")
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "from hf_tlm.retrieval.analyzer import Analyzer, load_bm25s\n"
+        "print(Analyzer()('the cats of JAX'), load_bm25s().BM25, 'jax' in sys.modules)\n"
+        "import jax\n"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said == f"['cats', 'jax'] {load_bm25s().BM25} False\nJAX WAS IMPORTED\n"

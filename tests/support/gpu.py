@@ -12,6 +12,8 @@ from support.training_runs import trainer
 WANTED = os.environ.get("HF_TLM_TEST_GPU", "")
 DEVICE = torch.device("cpu" if WANTED in ("", "cpu") else "cuda")
 ON_CPU, ON_DEVICE = {"use_cpu": True}, {"use_cpu": DEVICE.type == "cpu"}
+# By default a batch is laid out otherwise on a CPU than on a GPU.
+LAYOUT = {"packing": "group"}
 # Relative to a tensor's largest number, and to the largest of all of a model's gradients: some are 0 but for rounding.
 CLOSE, OF_ALL = 1e-4, 1e-6
 
@@ -59,7 +61,7 @@ def assert_same_steps(model, loss_of, batch):
 def trainers(tmp_path, data, tokenizer, **settings):
     """What trains on the CPU, then on the device: each is made when it is asked for, since accelerate knows one device."""
     for name, where in (("cpu", ON_CPU), ("device", ON_DEVICE)):
-        yield trainer(tmp_path / name, data, tokenizer, **{**settings, **where})
+        yield trainer(tmp_path / name, data, tokenizer, **{**LAYOUT, **settings, **where})
 
 
 def apart(ours, expected, before):

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import numpy as np
 import rank_bm25
 
-from hf_tlm.retrieval.analyzer import RetrievalError
+from hf_tlm.retrieval.analyzer import RetrievalError, load_bm25s
 from hf_tlm.retrieval.bm25 import NO_HITS, Bm25Settings, Hits, check_engine
 from hf_tlm.retrieval.engines.bm25.tokenize import TokenizedTexts
 from hf_tlm.utils.options import check_numbers
@@ -71,9 +71,9 @@ def _search_bm25s(
     queries: list[list[int]], corpus: TokenizedTexts, top_k: int, settings: Bm25Settings, tie_key: np.ndarray
 ) -> Iterator[Hits]:
     """bm25s: every score precomputed in a sparse matrix; numba adds up the columns of a query's tokens."""
-    import bm25s
     import numba
-    from bm25s.tokenization import Tokenized
+
+    bm25s = load_bm25s()
 
     engine = bm25s.BM25(
         method=settings.variant,
@@ -85,7 +85,7 @@ def _search_bm25s(
         csc_backend="scipy",
     )
     vocabulary = {term: number for number, term in enumerate(corpus.vocabulary)}
-    engine.index(Tokenized(corpus, vocabulary), create_empty_token=False, show_progress=False)
+    engine.index(bm25s.tokenization.Tokenized(corpus, vocabulary), create_empty_token=False, show_progress=False)
     indices, indptr = engine.scores["indices"], engine.scores["indptr"]
 
     size = min(MAX_BATCH, max(1, BATCH_BYTES // (8 * (top_k + 1))))
