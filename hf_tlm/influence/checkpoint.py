@@ -15,7 +15,7 @@ from hf_tlm.influence.gradients import Capture, EmbeddingGradient, MatrixGradien
 from hf_tlm.influence.losses import Decoded, mlm_loss, task_loss
 from hf_tlm.influence.parameters import Parameter
 from hf_tlm.models import TlmModel
-from hf_tlm.models.cpu_kernels import OneDnnLinear
+from hf_tlm.models.cpu_kernels import faster_products
 from hf_tlm.models.tail import Tail
 
 Gradient = VectorGradient | MatrixGradient | EmbeddingGradient
@@ -50,14 +50,18 @@ class Checkpoint:
     def of_tasks(self, batch: dict[str, torch.Tensor], weights: torch.Tensor) -> list[Tokens]:
         """By module, of the loss of each text times its weight, float [B]."""
         batch, weights = self._here(batch), weights.to(self.model.device)
-        with OneDnnLinear(), torch.enable_grad(), Capture(self.modules, len(weights)) as capture:
+        with faster_products(self.model.device), torch.enable_grad(), Capture(self.modules, len(weights)) as capture:
             return capture.tokens(task_loss(self.model, batch, weights))
 
     def of_passages(self, batch: dict[str, torch.Tensor], vocabulary: torch.Tensor | None) -> list:
         """By parameter, of the masked-LM loss of each passage, in the form that meets the task batches'."""
         batch = self._here(batch)
         count, text = len(batch["input_ids"]), (batch["mlm_labels"] != -100).nonzero()[:, 0]
-        with OneDnnLinear(), torch.enable_grad(), Capture(self.modules, count, self.tail.modules, text) as capture:
+        with (
+            faster_products(self.model.device),
+            torch.enable_grad(),
+            Capture(self.modules, count, self.tail.modules, text) as capture,
+        ):
             loss, decoded = mlm_loss(self.model, batch, vocabulary)
             tokens = capture.tokens(loss)
         return [gradient.of_passages(tokens[at], count, decoded) for at, gradient in self.gradients]

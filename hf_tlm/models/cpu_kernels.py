@@ -12,6 +12,7 @@ dropped, torch and transformers do as they always do. `set_dropout` sets its rat
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from pathlib import Path
 
@@ -92,6 +93,14 @@ def is_faster() -> bool:
         return "GenuineIntel" not in Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:  # Not Linux.
         return False
+
+
+def faster_products(device: torch.device) -> AbstractContextManager[object]:
+    """A context in which what is computed on a device takes `OneDnnLinear`, where that is faster.
+
+    Elsewhere it is none: within such a mode every operation, of a GPU too, costs microseconds more.
+    """
+    return OneDnnLinear() if device.type == "cpu" and is_faster() else nullcontext()
 
 
 def dropout_noise(like: torch.Tensor, p: float) -> torch.Tensor:

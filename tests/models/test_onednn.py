@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from hf_tlm.models import cpu_kernels
-from hf_tlm.models.cpu_kernels import OneDnnLinear, is_faster
+from hf_tlm.models.cpu_kernels import OneDnnLinear, faster_products, is_faster
 from hf_tlm.training.cost import count_flops
 
 pytestmark = pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="this torch has no oneDNN")
@@ -94,6 +94,14 @@ def test_other_types_and_builds_are_left_to_torch(used, monkeypatch):
         monkeypatch.setattr(cpu_kernels, "is_faster", lambda: False)
         F.linear(*tensors())
     assert used == [False] * 7
+
+
+@pytest.mark.parametrize("device,faster,expected", [("cpu", True, True), ("cpu", False, False), ("cuda", True, False)])
+def test_no_operation_is_looked_at_where_none_would_be_replaced(device, faster, expected, monkeypatch):
+    monkeypatch.setattr(cpu_kernels, "is_faster", lambda: faster)
+    before = torch._C._len_torch_function_stack()
+    with faster_products(torch.device(device)):
+        assert torch._C._len_torch_function_stack() - before == expected
 
 
 @pytest.mark.parametrize(
