@@ -369,7 +369,7 @@ def _shortened(message: str) -> str:
 def run(main: Callable[[], Any]) -> None:
     """Call a recipe's `main` and turn the errors a user can mend into one message and an exit status.
 
-    1 for an `HfTlmError` or a disk that is full or cannot be written, 130 for Ctrl-C, 143 for SIGTERM. Others are bugs and
+    1 for an `HfTlmError`, a disk that is full or cannot be written or a GPU without memory left, 130 for Ctrl-C, 143 for SIGTERM. Others are bugs and
     keep their traceback.
     """
     if not HELP & set(sys.argv[1:]):
@@ -391,9 +391,21 @@ def run(main: Callable[[], Any]) -> None:
     except Exception as error:
         if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
             _stop(f"A name is longer than that of a file can be: {error.filename!r:.60}... Give another.", 1)
-        if (problem := disk_problem(error)) is None:
+        if (problem := disk_problem(error) or _gpu_problem(error)) is None:
             raise
         _stop(f"{problem}. What was finished is on disk: then run the same command.", 1)
+
+
+def _gpu_problem(error: Exception) -> str | None:
+    """What to do about a GPU whose memory is full, without a full stop; None for an error of another kind."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(error, torch.OutOfMemoryError):
+        return None
+    said = str(error).partition(" Process ")[0].rstrip(".")
+    return (
+        f"{said}. Take fewer texts at a time (--per_device_train_batch_size, with --total_batch_size for those of a step; "
+        "--per_device_eval_batch_size), shorter ones (--max_length) or a smaller model, or free the GPU of other processes"
+    )
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 from dataclasses import dataclass, field
 
 import pytest
+import torch
 
 from hf_tlm.config import ConfigError, config_files, parse, run
 from hf_tlm.corpora import CorpusArguments
@@ -160,6 +161,11 @@ def test_bad_command_line_is_one_line(tmp_path, args, capsys):
         (KeyboardInterrupt(), 130, "Interrupted"),
         (OSError(28, "No space left on device"), 1, "disk is full"),
         (RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)"), 1, "disk is full"),
+        (
+            torch.OutOfMemoryError("CUDA out of memory. GPU 0 has 79 GiB of which 7 MiB is free. Process 7 has 9 GiB"),
+            1,
+            "which 7 MiB is free. Take fewer texts at a time (--per_device_train_batch_size",
+        ),
     ],
 )
 def test_run_turns_errors_into_messages(error, status, message, capsys):
