@@ -369,8 +369,8 @@ def _shortened(message: str) -> str:
 def run(main: Callable[[], Any]) -> None:
     """Call a recipe's `main` and turn the errors a user can mend into one message and an exit status.
 
-    1 for an `HfTlmError`, a disk that is full or cannot be written or a GPU without memory left, 130 for Ctrl-C, 143 for SIGTERM. Others are bugs and
-    keep their traceback.
+    1 for an `HfTlmError`, a disk that is full or cannot be written or a GPU without memory left, 130 for Ctrl-C, 143 for
+    SIGTERM. Others are bugs and keep their traceback.
     """
     if not HELP & set(sys.argv[1:]):
         from transformers.utils import logging
