@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from hf_tlm.models import TlmModel
 from hf_tlm.models.linear_cross_entropy import linear_cross_entropy
-from hf_tlm.models.tail import encode_masked_positions
+from hf_tlm.models.tail import encode_masked_positions, places
 
 
 @dataclass
@@ -44,7 +44,7 @@ def mlm_loss(
     labels, text = batch["mlm_labels"][masked], masked.nonzero()[:, 0]
     inputs = (batch["input_ids"], batch["attention_mask"], batch.get("token_type_ids"))
     body: Any = model.base_model
-    hidden = model.family.transform(model.mlm_head, encode_masked_positions(body, masked, *inputs))
+    hidden = model.family.transform(model.mlm_head, encode_masked_positions(body, places(masked), *inputs))
     wide = torch.promote_types(hidden.dtype, torch.float32)
     weights = (1 / masked.sum(dim=1).to(wide))[text]
     errors = None if vocabulary is None else torch.empty(len(labels), len(vocabulary), dtype=wide, device=hidden.device)

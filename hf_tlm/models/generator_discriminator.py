@@ -26,7 +26,7 @@ from hf_tlm.models.families import family_of
 from hf_tlm.models.generator import Generator, sample_tokens, shared_parameters
 from hf_tlm.models.loading import hub_options, load_classifier, reading
 from hf_tlm.models.prediction_heads import ClmHeads, ContrastHead, CorruptionOutput, LmLoss, RtdHead
-from hf_tlm.models.tail import encode_masked_positions
+from hf_tlm.models.tail import encode_masked_positions, places
 
 logger = logging.getLogger(__name__)
 
@@ -267,39 +267,40 @@ class GeneratorDiscriminator(TrainedModel):
         output = CorruptionOutput()
         if mlm_labels is None:
             return self._predict(output, encode(body_of(self.main), input_ids, *inputs), None, labels)
-        masked, apart = mlm_labels != -100, self.apart and self.auxiliary.training
+        masked, real = places(mlm_labels != -100), places(attention_mask.bool())
+        apart = self.apart and self.auxiliary.training
         with self.auxiliary.without_dropout() if apart else nullcontext():
             hidden = encode_masked_positions(self.auxiliary.base_model, masked, input_ids, *inputs)
-            output, read = self._corrupt(hidden, input_ids, attention_mask, mlm_labels, uniforms)
+            output, read = self._corrupt(hidden, masked, real, input_ids, mlm_labels, uniforms)
         if apart:
             hidden = encode_masked_positions(self.auxiliary.base_model, masked, input_ids, *inputs)
-            output.mlm_loss = self._mlm_loss(hidden, mlm_labels)
+            output.mlm_loss = self._mlm_loss(hidden, masked, mlm_labels)
         texts, cropped = encode(body_of(self.main), read, *inputs), None
         if crops:
             with nullcontext() if self.second_view_learns else _apart(input_ids.device):
                 cropped = encode(body_of(self.main), **{name.removeprefix("crop_"): rows for name, rows in crops.items()})
-        return self._predict(output, texts, cropped, labels, read, mlm_labels)
+        return self._predict(output, texts, cropped, labels, real, read, mlm_labels)
 
     # The number of masked tokens differs from batch to batch: compiled, this part would be compiled again and again.
     @torch.compiler.disable
     def _corrupt(
         self,
         hidden: torch.Tensor,
+        masked: torch.Tensor,
+        real: torch.Tensor,
         input_ids: torch.Tensor,
-        attention_mask: torch.Tensor,
         mlm_labels: torch.Tensor,
         uniforms: torch.Tensor | None,
     ) -> tuple[CorruptionOutput, torch.Tensor]:
         """The auxiliary model's part of the output, and the ids that the main model reads, int64 [R, S].
 
-        hidden: float [M, H], of the masked tokens.
+        hidden: float [M, H], of the masked tokens; masked, real: int64 [M] and [T], places of these and of the real ones.
         """
-        masked = mlm_labels != -100
-        originals = mlm_labels[masked]
+        originals = mlm_labels.flatten()[masked]
         if uniforms is None:
             uniforms = torch.rand(originals.shape, generator=self.generator, device=originals.device)
         else:
-            uniforms = uniforms[masked]
+            uniforms = uniforms.flatten()[masked]
         drawn, guesses = torch.empty_like(originals), torch.zeros_like(originals, dtype=torch.bool)
 
         def draw(rows: slice, logits: torch.Tensor) -> None:
@@ -310,14 +311,14 @@ class GeneratorDiscriminator(TrainedModel):
             guesses[rows] = logits.argmax(dim=-1) == originals[rows]
 
         loss = self.auxiliary.mlm_head(hidden, originals, self.max_logits, visit=draw)
-        corrupted = input_ids.masked_scatter(masked, drawn)
-        replaced = torch.zeros_like(masked).masked_scatter(masked, drawn != originals)
-        real = attention_mask.bool()
-        return CorruptionOutput(mlm_loss=loss, replaced=replaced[real], guesses=guesses.sum()), corrupted
+        corrupted = input_ids.flatten().scatter(0, masked, drawn)
+        replaced = torch.zeros_like(corrupted, dtype=torch.bool).scatter(0, masked, drawn != originals)
+        output = CorruptionOutput(mlm_loss=loss, replaced=replaced[real], guesses=guesses.sum())
+        return output, corrupted.view_as(input_ids)
 
     @torch.compiler.disable
-    def _mlm_loss(self, hidden: torch.Tensor, mlm_labels: torch.Tensor) -> torch.Tensor:
-        return self.auxiliary.mlm_head(hidden, mlm_labels[mlm_labels != -100], self.max_logits)
+    def _mlm_loss(self, hidden: torch.Tensor, masked: torch.Tensor, mlm_labels: torch.Tensor) -> torch.Tensor:
+        return self.auxiliary.mlm_head(hidden, mlm_labels.flatten()[masked], self.max_logits)
 
     @torch.compiler.disable
     def _predict(
@@ -326,13 +327,13 @@ class GeneratorDiscriminator(TrainedModel):
         texts: EncodedTexts,
         cropped: EncodedTexts | None,
         labels: torch.Tensor | None,
+        real: torch.Tensor | None = None,
         read: torch.Tensor | None = None,
         mlm_labels: torch.Tensor | None = None,
     ) -> CorruptionOutput:
-        """The main model's part of the output; read, mlm_labels: [R, S], None for texts as they are."""
+        """The main model's part of the output; real: int64 [T], read, mlm_labels: [R, S], None for texts as they are."""
         if mlm_labels is not None and read is not None:
-            real = texts.attention_mask.bool()
-            hidden, ids, originals = texts.hidden[real], read[real], mlm_labels[real]
+            hidden, ids, originals = (rows.flatten(0, 1)[real] for rows in (texts.hidden, read, mlm_labels))
             if self.rtd_head is not None:
                 output.rtd_logits = self.rtd_head(hidden)
             if self.clm_heads is not None:

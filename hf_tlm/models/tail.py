@@ -40,13 +40,30 @@ class Tail:
 
     @contextmanager
     def only(self, chosen: torch.Tensor) -> Iterator[None]:
-        """Leave out the tokens that are not chosen, bool [R, S]: the modules see float [1, M, H], M chosen tokens."""
+        """Leave out the tokens that are not chosen: the modules see float [1, M, H].
+
+        chosen: int64 [M], places in the flattened rows.
+        """
         assert self._first is not None  # An empty tail leaves nothing out.
-        handle = self._first.register_forward_pre_hook(lambda module, inputs: tuple(x[chosen][None] for x in inputs))
+
+        def leave_out(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+            return tuple(x.flatten(0, 1)[chosen][None] for x in inputs)
+
+        handle = self._first.register_forward_pre_hook(leave_out)
         try:
             yield
         finally:
             handle.remove()
+
+
+# How many there are differs from batch to batch: compiled, it would be compiled again and again.
+@torch.compiler.disable
+def places(chosen: torch.Tensor) -> torch.Tensor:
+    """Where bool [R, S] is True in the flattened rows, int64 [M], ascending.
+
+    A GPU has to be waited for until it has counted them: once, before a pass begins, and not wherever they are read.
+    """
+    return chosen.flatten().nonzero().squeeze(1)
 
 
 def encode_masked_positions(
@@ -58,12 +75,12 @@ def encode_masked_positions(
 ) -> torch.Tensor:
     """Return the hidden states of the M chosen tokens, float [M, H], where nothing reads the others'.
 
-    `chosen` is bool [R, S]. The states are those of `encode` with the same arguments. Where the body allows it, the tail
-    is computed for them alone.
+    `chosen` are their `places`, int64 [M]. The states are those of `encode` with the same arguments. Where the body allows
+    it, the tail is computed for them alone.
     """
     # What is compiled must not depend on M. A layer that is computed again in the backward pass, for its gradient, would be
     # computed whole. BERT's pooler wants a first token, whatever it is.
-    whole = torch.compiler.is_compiling() or (body.training and body.is_activation_checkpointing) or not chosen.any()
+    whole = torch.compiler.is_compiling() or (body.training and body.is_activation_checkpointing) or not len(chosen)
     if not whole and (tail := Tail(body)).modules:
         with tail.only(chosen):
             return encode(body, input_ids, attention_mask, *inputs).hidden[0]
@@ -72,4 +89,4 @@ def encode_masked_positions(
 
 @torch.compiler.disable
 def _choose(hidden: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    return hidden[chosen]
+    return hidden.flatten(0, 1)[chosen]

@@ -30,7 +30,7 @@ from hf_tlm.models.encoded_texts import EncodedTexts
 from hf_tlm.models.families import Family, family_of
 from hf_tlm.models.linear_cross_entropy import linear_cross_entropy
 from hf_tlm.models.loading import DTYPE, TRAINER_STATE, head_is_new, hub_options, load_classifier, reading
-from hf_tlm.models.tail import encode_masked_positions
+from hf_tlm.models.tail import encode_masked_positions, places
 
 MLM_SUBFOLDER = "mlm"
 
@@ -233,23 +233,30 @@ class TlmModel(TrainedModel):
             labels: int64 [B]. Given, or `mlm_labels` not given: class logits.
         """
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, text_ids, first_tokens)
-        if mlm_labels is not None and labels is None:
-            masked = encode_masked_positions(body_of(self), mlm_labels != -100, *inputs)
-            return TlmOutput(mlm_loss=self._mlm_loss(masked, mlm_labels))
-        return self._heads(encode(body_of(self), *inputs), mlm_labels, labels)
+        masked = None if mlm_labels is None else places(mlm_labels != -100)
+        if masked is not None and mlm_labels is not None and labels is None:
+            hidden = encode_masked_positions(body_of(self), masked, *inputs)
+            return TlmOutput(mlm_loss=self._mlm_loss(hidden, masked, mlm_labels))
+        return self._heads(encode(body_of(self), *inputs), masked, mlm_labels, labels)
 
     # The number of masked tokens differs from batch to batch: compiled, this part would be compiled again and again.
     @torch.compiler.disable
-    def _heads(self, texts: EncodedTexts, mlm_labels: torch.Tensor | None, labels: torch.Tensor | None) -> TlmOutput:
+    def _heads(
+        self,
+        texts: EncodedTexts,
+        masked: torch.Tensor | None,
+        mlm_labels: torch.Tensor | None,
+        labels: torch.Tensor | None,
+    ) -> TlmOutput:
         logits, mlm_loss = self.family.classify(self, texts), None
-        if mlm_labels is not None:
-            mlm_loss = self._mlm_loss(texts.hidden[mlm_labels != -100], mlm_labels)
+        if masked is not None and mlm_labels is not None:
+            mlm_loss = self._mlm_loss(texts.hidden.flatten(0, 1)[masked], masked, mlm_labels)
         return TlmOutput(logits=logits, mlm_loss=mlm_loss)
 
     @torch.compiler.disable
-    def _mlm_loss(self, hidden: torch.Tensor, mlm_labels: torch.Tensor) -> torch.Tensor:
+    def _mlm_loss(self, hidden: torch.Tensor, masked: torch.Tensor, mlm_labels: torch.Tensor) -> torch.Tensor:
         """hidden: float [M, H], of the masked positions: projecting these alone is most of the speed of a small model."""
-        return self.mlm_head(hidden, mlm_labels[mlm_labels != -100], self.max_logits)
+        return self.mlm_head(hidden, mlm_labels.flatten()[masked], self.max_logits)
 
 
 def gather_fsdp(model: PreTrainedModel) -> PreTrainedModel:

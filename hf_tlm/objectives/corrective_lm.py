@@ -158,9 +158,10 @@ class CorrectiveLm:
         Args:
             hidden: float [T, H]; copy_logits: float [T]; labels, input_ids: int64 [T]; masked: bool [T], those in M.
         """
-        chosen = torch.ones_like(masked) if self.all_tokens else masked
+        # As places, for which a GPU is waited for once and not with every tensor.
+        chosen = (torch.ones_like(masked) if self.all_tokens else masked).nonzero().squeeze(1)
         rows = (hidden, copy_logits, labels, input_ids)
-        hidden, copy_logits, labels, input_ids = rows if self.all_tokens else (each[masked] for each in rows)
+        hidden, copy_logits, labels, input_ids = rows if self.all_tokens else (each[chosen] for each in rows)
         fixed, predicted = copy_logits.detach().float(), torch.empty_like(labels)
 
         def predict(block: slice, logits: torch.Tensor) -> None:
@@ -176,7 +177,7 @@ class CorrectiveLm:
             max_logits=max_logits,
             visit=predict,
         )
-        return loss, torch.zeros_like(masked).masked_scatter(chosen, predicted == labels)
+        return loss, torch.zeros_like(masked).scatter(0, chosen, predicted == labels)
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Numbers of tokens that the means are over: `{"copy", "lm"}`, int64 scalars."""

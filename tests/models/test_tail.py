@@ -5,7 +5,7 @@ import torch
 
 from hf_tlm.data import TlmCollator
 from hf_tlm.models.base import encode
-from hf_tlm.models.tail import Tail, encode_masked_positions
+from hf_tlm.models.tail import Tail, encode_masked_positions, places
 from support.tiny_models import EXACT, families, tiny
 from support.token_texts import texts
 
@@ -15,11 +15,11 @@ SHORTER = ("bert", "roberta", "electra", "cocolm")
 
 def both_ways(model, tokenizer, row_length, choose=lambda chosen: chosen):
     batch = TlmCollator(tokenizer, mlm_probability=0.3, row_length=row_length, seed=1)(texts(False, pairs=True))
-    places, chosen = [batch.get(name) for name in PLACES], choose(batch["mlm_labels"] != -100)
+    inputs, chosen = [batch.get(name) for name in PLACES], choose(batch["mlm_labels"] != -100)
     found = []
     for hidden in (
-        encode_masked_positions(model.base_model, chosen, *places),
-        encode(model.base_model, *places).hidden[chosen],
+        encode_masked_positions(model.base_model, places(chosen), *inputs),
+        encode(model.base_model, *inputs).hidden[chosen],
     ):
         model.zero_grad()
         weights = torch.linspace(-1, 1, hidden.numel(), dtype=hidden.dtype).view_as(hidden)
