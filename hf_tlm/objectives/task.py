@@ -39,7 +39,8 @@ class TaskLoss:
             return F.cross_entropy(logits, labels, reduction="sum", label_smoothing=self.label_smoothing)
         # torch's own weights would multiply the smoothing's part of every class by that class's.
         terms = F.cross_entropy(logits, labels, reduction="none", label_smoothing=self.label_smoothing)
-        return (terms * self.class_weights.to(logits)[labels.clamp(min=0)]).sum()
+        self.class_weights = self.class_weights.to(logits.device)  # Once: a GPU would be waited for with each copy.
+        return (terms * self.class_weights.to(logits.dtype)[labels.clamp(min=0)]).sum()
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Number of texts with a label: `{"task": int64 scalar}`."""

@@ -87,6 +87,9 @@ class ResumableTrainer(Trainer):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
+        if self.args.device.type == "cuda" and self.args.dataloader_pin_memory:
+            # What is pinned is copied to a GPU while the CPU goes on.
+            self.accelerator.dataloader_config.non_blocking = True
         self.interruption = SigtermCallback()
         self.watch = NonFiniteLossCallback(self.accelerator, lambda: self.batch_sampler, self.interruption)
         self.add_callback(self.interruption)

@@ -81,7 +81,7 @@ def test_resume_without_deterministic_kernels(tmp_path, data, tokenizer):
 
 
 def test_batches_are_those_of_the_cpu(tmp_path, data, tokenizer):
-    """Pinned or not, from workers or not."""
+    """Pinned or not, from workers or not; of pinned ones the CPU does not wait until they are copied."""
     found, pinned = [], []
     for where in (
         ON_CPU,
@@ -94,6 +94,7 @@ def test_batches_are_those_of_the_cpu(tmp_path, data, tokenizer):
             run.args.dataloader_pin_memory = False  # As every run has it there.
         found.append(watched(run))
         pinned.append(run.get_train_dataloader().base_dataloader.pin_memory)
+        assert run.accelerator.non_blocking == pinned[-1]
         run.train()
         assert_same_batches(found[-1], found[0])
     assert pinned == [False, *[DEVICE.type == "cuda"] * 2, False]
