@@ -15,7 +15,7 @@ from hf_tlm.influence.gradients import Capture, EmbeddingGradient, MatrixGradien
 from hf_tlm.influence.losses import Decoded, mlm_loss, task_loss
 from hf_tlm.influence.parameters import Parameter
 from hf_tlm.models import TlmModel
-from hf_tlm.models.cpu_kernels import faster_products
+from hf_tlm.models.cpu_kernels import faster_kernels
 from hf_tlm.models.tail import Tail
 
 Gradient = VectorGradient | MatrixGradient | EmbeddingGradient
@@ -50,7 +50,7 @@ class Checkpoint:
     def of_tasks(self, batch: dict[str, torch.Tensor], weights: torch.Tensor) -> list[Tokens]:
         """By module, of the loss of each text times its weight, float [B]."""
         batch, weights = self._here(batch), weights.to(self.model.device)
-        with faster_products(self.model.device), torch.enable_grad(), Capture(self.modules, len(weights)) as capture:
+        with faster_kernels(self.model.device), torch.enable_grad(), Capture(self.modules, len(weights)) as capture:
             return capture.tokens(task_loss(self.model, batch, weights))
 
     def of_passages(self, batch: dict[str, torch.Tensor], vocabulary: torch.Tensor | None) -> list:
@@ -58,7 +58,7 @@ class Checkpoint:
         batch = self._here(batch)
         count, text = len(batch["input_ids"]), (batch["mlm_labels"] != -100).nonzero()[:, 0]
         with (
-            faster_products(self.model.device),
+            faster_kernels(self.model.device),
             torch.enable_grad(),
             Capture(self.modules, count, self.tail.modules, text) as capture,
         ):

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -95,12 +96,19 @@ def is_faster() -> bool:
         return False
 
 
-def faster_products(device: torch.device) -> AbstractContextManager[object]:
-    """A context in which what is computed on a device takes `OneDnnLinear`, where that is faster.
+def faster_kernels(device: torch.device, products: bool = True) -> AbstractContextManager[object]:
+    """A context in which a model's passes take the kernels that are faster on a device.
 
-    Elsewhere it is none: within such a mode every operation, of a GPU too, costs microseconds more.
+    On a CPU linear layers are `OneDnnLinear`'s, where that is faster; elsewhere no such mode is on, in which every operation
+    costs microseconds more. On a GPU attention is not cuDNN's, which makes a plan for every shape that it has not seen:
+    batches of texts keep having new ones.
+
+    Args:
+        products: leave linear layers alone if false, of code that is compiled or run again in the backward pass.
     """
-    return OneDnnLinear() if device.type == "cpu" and is_faster() else nullcontext()
+    if device.type == "cuda":
+        return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
+    return OneDnnLinear() if products and device.type == "cpu" and is_faster() else nullcontext()
 
 
 def dropout_noise(like: torch.Tensor, p: float) -> torch.Tensor:

@@ -27,7 +27,7 @@ from hf_tlm.data.interleave import InterleavedBatchSampler, InterleavedDataset
 from hf_tlm.data.streaming import StreamedBlocks
 from hf_tlm.errors import HfTlmError
 from hf_tlm.models import gather_fsdp
-from hf_tlm.models.cpu_kernels import faster_products
+from hf_tlm.models.cpu_kernels import faster_kernels
 from hf_tlm.models.loading import reading_pickles
 from hf_tlm.training.base_arguments import BaseArguments
 from hf_tlm.training.callbacks import NonFiniteLossCallback, ProgressLines, SigtermCallback, bar_name, track_by_training
@@ -124,11 +124,11 @@ class ResumableTrainer(Trainer):
 
     def training_step(self, model, *args, **kwargs):
         recomputing = any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
-        with contextlib.nullcontext() if recomputing or self.args.torch_compile else faster_products(self.args.device):
+        with faster_kernels(self.args.device, products=not (recomputing or self.args.torch_compile)):
             return super().training_step(model, *args, **kwargs)
 
     def prediction_step(self, *args, **kwargs):
-        with contextlib.nullcontext() if self.args.torch_compile else faster_products(self.args.device):
+        with faster_kernels(self.args.device, products=not self.args.torch_compile):
             return super().prediction_step(*args, **kwargs)
 
     def watched(self, loss: torch.Tensor, terms: Mapping[str, torch.Tensor]) -> None:

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from hf_tlm.models import cpu_kernels
-from hf_tlm.models.cpu_kernels import OneDnnLinear, faster_products, is_faster
+from hf_tlm.models.cpu_kernels import OneDnnLinear, faster_kernels, is_faster
 from hf_tlm.training.cost import count_flops
 
 pytestmark = pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="this torch has no oneDNN")
@@ -100,8 +100,18 @@ def test_other_types_and_builds_are_left_to_torch(used, monkeypatch):
 def test_no_operation_is_looked_at_where_none_would_be_replaced(device, faster, expected, monkeypatch):
     monkeypatch.setattr(cpu_kernels, "is_faster", lambda: faster)
     before = torch._C._len_torch_function_stack()
-    with faster_products(torch.device(device)):
+    with faster_kernels(torch.device(device)):
         assert torch._C._len_torch_function_stack() - before == expected
+    with faster_kernels(torch.device(device), products=False):
+        assert torch._C._len_torch_function_stack() == before
+
+
+def test_attention_on_a_gpu_needs_no_plan_for_every_shape():
+    flags = torch.backends.cuda
+    was = flags.cudnn_sdp_enabled()
+    with faster_kernels(torch.device("cuda")):
+        assert not flags.cudnn_sdp_enabled() and flags.flash_sdp_enabled() and flags.mem_efficient_sdp_enabled()
+    assert flags.cudnn_sdp_enabled() == was
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from datasets import Dataset
 from transformers import set_seed
 
 from hf_tlm.data import tokenize
-from hf_tlm.models.cpu_kernels import faster_products
+from hf_tlm.models.cpu_kernels import faster_kernels
 from hf_tlm.objectives import TeacherLoss
 from hf_tlm.retrieval import retrieve
 from hf_tlm.runs import run_tlm
@@ -132,7 +132,7 @@ def test_without_a_teacher_training_is_a_plain_loop_to_the_bit(tmp_path, data, t
     optimizer = torch.optim.AdamW(groups, lr=run.args.learning_rate, betas=(0.9, 0.999), eps=1e-8, fused=True)
     schedule = run.lr_scheduler.lr_lambdas[0]
     for step, batch in enumerate(batches):
-        with faster_products(torch.device("cpu")):  # As the Trainer computes where a processor is faster so.
+        with faster_kernels(torch.device("cpu")):  # As the Trainer computes where a processor is faster so.
             outputs = model(**batch)
             masked = (batch["mlm_labels"] != -100).sum() if "mlm_labels" in batch else None
             language = None if masked is None else outputs.mlm_loss / masked
