@@ -63,7 +63,9 @@ def places(chosen: torch.Tensor) -> torch.Tensor:
 
     A GPU has to be waited for until it has counted them: once, before a pass begins, and not wherever they are read.
     """
-    return chosen.flatten().nonzero().squeeze(1)
+    found = chosen.flatten().nonzero().squeeze(1)
+    torch._dynamo.maybe_mark_dynamic(found, 0)  # Else what is compiled with the first number of them is compiled once more.
+    return found
 
 
 def encode_masked_positions(
