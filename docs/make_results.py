@@ -118,6 +118,15 @@ TOPICS = (
         ["training.md", "optimizers.md", "startup.md"],
     ),
     Topic(
+        "gpu",
+        "On a GPU",
+        "What do minutes of a GPU buy, and how fast is a step there?",
+        [
+            *("gpu_minutes.md", "gpu_coffee/main.md"),
+            *("training_gpu.md", "training_gpu_before.md", "attention_gpu.md", "optimizers_gpu.md"),
+        ],
+    ),
+    Topic(
         "deploy",
         "The price of a prediction",
         "How large and how fast is a finished model beside MiniLM and TF-IDF, and what do 8 bits lose?",

@@ -360,6 +360,18 @@ def test_subsets_beforehand_and_checkpoints(work, tmp_path, faked):
     assert not list((tmp_path / "out").rglob("checkpoint-2"))
 
 
+def test_what_a_gpu_will_train_is_prepared_without_one(work, tmp_path):
+    """Half precision of a GPU is refused where there is none, unless another machine trains."""
+    options = yaml.safe_load((work / "options.yaml").read_text())
+    options["train_tlm"] |= {"use_cpu": False, "bf16": True}
+    (tmp_path / "gpu.yaml").write_text(yaml.safe_dump(options))
+    plan = planned(work, tmp_path / "out", arms=["BM25"], seeds=(0,), files=[str(tmp_path / "gpu.yaml")])
+    with pytest.raises(ValueError, match="bf16"):
+        reproduce(plan)
+    reproduce(plan, prepare_only=True)
+    assert (tmp_path / "out" / "scierc" / "subsets" / "bm25" / "manifest.json").is_file()
+
+
 def test_tokenised_beforehand(work, tmp_path):
     """A training after `prepare_only` finds all it reads in the cache of `datasets`."""
 
