@@ -29,7 +29,7 @@ SHAPES = {
 }
 TITLES = {"shapes": "Attention of batches whose shapes differ"}
 NOTES = {
-    "shapes": "Milliseconds of twelve layers' attention, forward and backward. cuDNN makes a plan for every new shape; texts "
+    "shapes": "Milliseconds of twelve layers' attention, forward and backward. cuDNN makes a plan for each new shape; texts "
     "in groups of similar length, or in packed rows, have a new one nearly every step. torch prefers cuDNN on Hopper cards; "
     "hf_tlm's steps leave it out."
 }
