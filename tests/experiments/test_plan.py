@@ -304,6 +304,7 @@ def test_tables_of_the_papers():
         "layers": {"ISS Table 7"},
         "objectives": {"COCO-LM Table 1"},
         "budget": {"TLM Table 2", "TLM Table 3", "TLM Table 4"},
+        "additions": set(),
         "tuning": set(),
         "tuning_seeds": set(),
         "tuning_objectives": set(),
