@@ -67,7 +67,8 @@ TABLE_A1 = {
 }
 TABLE_A2 = {"rct": (16, 4), "chemprot": (8, 4), "acl_arc": (2, 4), "scierc": (4, 4)}
 # Those of our own: name -> FLOPs of stage 1, millions of parameters of the masked LM.
-SCALES = {"minute": (1e13, 1.5), "coffee": (4e13, 1.5), "night": (5e15, 15.2), "gpu_minutes": (3e15, 15.2), "gpu_hour": (4e17, 40.0)}
+SCALES = {"minute": (1e13, 1.5), "coffee": (4e13, 1.5), "night": (5e15, 15.2)}
+SCALES |= {"gpu_minutes": (3e15, 15.2), "gpu_hour": (4e17, 40.0)}
 PAPERS = [CONFIGS / "tlm" / f"{task}_{scale}.yaml" for task in COLUMNS for scale in TABLE_B1]
 
 
