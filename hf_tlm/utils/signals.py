@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import multiprocessing.util
 import os
@@ -61,10 +60,12 @@ def ignore_sigterm(worker: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
-# At its end, after this (which is registered later than its own), Python ends by SIGTERM what workers it has left, and waits
-# for them: for ever, where they ignore it.
-@atexit.register
 def _kill_workers() -> None:
     for process in multiprocessing.active_children():
         if process.daemon:
             process.kill()
+
+
+# At its end Python ends by SIGTERM what workers it has left, and waits for them: for ever, where they ignore it. This comes
+# before, and after pools have ended theirs: killed, one may hold a lock that a pool waits for. A forked process kills none.
+multiprocessing.util.Finalize(None, _kill_workers, exitpriority=0)

@@ -93,3 +93,13 @@ def test_a_process_ends_though_its_workers_ignore_it():
         "    context.Process(target=work, args=(ready,), daemon=True).start()\n    ready.wait()\n"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=30, check=False).returncode == 0
+
+
+def test_a_process_ends_that_has_left_a_pool_open():
+    """Whose idle workers hold a lock that the pool's end waits for."""
+    code = (
+        "import hf_tlm.utils.signals, multiprocessing\n"
+        "if __name__ == '__main__':\n"
+        "    pool = multiprocessing.get_context('fork').Pool(2)\n    pool.map(abs, [1, 2])\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=30, check=False).returncode == 0
