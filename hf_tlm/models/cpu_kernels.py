@@ -8,11 +8,14 @@ one seed for a whole tensor, and numpy's SFC64 fills it, several times faster. W
 kept independently with probability 1 - p (p in steps of 2^-16) and divided by it. Being seeded by torch's generator it
 repeats where that does: after a resume, and where activations are checkpointed. Elsewhere, compiled, and where nothing is
 dropped, torch and transformers do as they always do. `set_dropout` sets its rate in a model, on any device.
+
+`faster_kernels` is for any device: the context that a step's passes run in.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 
@@ -20,7 +23,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -107,8 +109,21 @@ def faster_kernels(device: torch.device, products: bool = True) -> AbstractConte
         products: leave linear layers alone if false, of code that is compiled or run again in the backward pass.
     """
     if device.type == "cuda":
-        return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
+        return _without_cudnn_attention()
     return OneDnnLinear() if products and device.type == "cpu" and is_faster() else nullcontext()
+
+
+@contextmanager
+def _without_cudnn_attention() -> Iterator[None]:
+    """What a caller has switched off stays so: where nothing but cuDNN's attention is left, it is what was asked for."""
+    flags = torch.backends.cuda
+    others = flags.flash_sdp_enabled() or flags.mem_efficient_sdp_enabled() or flags.math_sdp_enabled()
+    before = flags.cudnn_sdp_enabled()
+    flags.enable_cudnn_sdp(before and not others)
+    try:
+        yield
+    finally:
+        flags.enable_cudnn_sdp(before)
 
 
 def dropout_noise(like: torch.Tensor, p: float) -> torch.Tensor:

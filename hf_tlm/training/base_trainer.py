@@ -70,14 +70,14 @@ def keep_freed_memory() -> None:
 
 
 class ResumableTrainer(Trainer):
-    """`transformers.Trainer`; the only changes: when checkpoints count, how a run stops, who multiplies, what is shown.
+    """`transformers.Trainer`; the only changes: when checkpoints count, how a run stops, what computes, what is shown.
 
     A checkpoint is sealed (`hf_tlm.training.checkpoints`) once every process has written its part, and older ones are
     removed only then, so that at every moment there is a complete one. `train(resume_from_checkpoint=True)` takes the
     newest complete one, and starts from the beginning where there is none. Before every optimizer step the processes
     agree on two things in one exchange: SIGTERM stops a run, and a loss that is not finite ends it. Bars have
-    names, logs are short lines, and trackers have a run a training (all of these: `hf_tlm.training.callbacks`). Steps on a
-    CPU take the faster float32 products (`hf_tlm.models.cpu_kernels`).
+    names, logs are short lines, and trackers have a run a training (all of these: `hf_tlm.training.callbacks`). Steps take
+    the faster kernels of a device (`hf_tlm.models.cpu_kernels`), and no step waits until pinned batches are on a GPU.
 
     A subclass has `watch` begin with the micro-batches of each step in `get_batch_samples`, and `compute_loss` hands every
     training loss to `watched`.

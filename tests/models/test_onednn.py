@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hf_tlm.models import cpu_kernels
 from hf_tlm.models.cpu_kernels import OneDnnLinear, faster_kernels, is_faster
@@ -112,6 +113,15 @@ def test_attention_on_a_gpu_needs_no_plan_for_every_shape():
     with faster_kernels(torch.device("cuda")):
         assert not flags.cudnn_sdp_enabled() and flags.flash_sdp_enabled() and flags.mem_efficient_sdp_enabled()
     assert flags.cudnn_sdp_enabled() == was
+
+
+@pytest.mark.parametrize("chosen", [SDPBackend.MATH, SDPBackend.CUDNN_ATTENTION])
+def test_attention_that_was_chosen_stays(chosen):
+    flags = torch.backends.cuda
+    with sdpa_kernel(chosen), faster_kernels(torch.device("cuda")):
+        assert not flags.flash_sdp_enabled() and not flags.mem_efficient_sdp_enabled()
+        assert flags.math_sdp_enabled() == (chosen == SDPBackend.MATH)
+        assert flags.cudnn_sdp_enabled() == (chosen == SDPBackend.CUDNN_ATTENTION)
 
 
 @pytest.mark.parametrize(
