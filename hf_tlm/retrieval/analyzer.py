@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -12,6 +13,7 @@ from types import ModuleType
 from hf_tlm.errors import HfTlmError
 
 _WORD = re.compile(r"\w\w+")
+_IMPORTING = threading.Lock()
 
 
 class RetrievalError(HfTlmError):
@@ -73,14 +75,15 @@ def load_bm25s() -> ModuleType:
 
     JAX then takes three quarters of a GPU's memory, and keeps them while the model trains. Nothing here needs it.
     """
-    jax = sys.modules.pop("jax", None)
-    sys.modules["jax"] = None  # type: ignore[assignment]  # How Python is told that there is no such package.
-    try:
-        import bm25s
-        import bm25s.stopwords
-        import bm25s.tokenization
-    finally:
-        del sys.modules["jax"]
-        if jax is not None:
-            sys.modules["jax"] = jax
+    with _IMPORTING:  # Of two threads the second would take the first one's None for what was there.
+        jax = sys.modules.pop("jax", None)
+        sys.modules["jax"] = None  # type: ignore[assignment]  # How Python is told that there is no such package.
+        try:
+            import bm25s
+            import bm25s.stopwords
+            import bm25s.tokenization
+        finally:
+            del sys.modules["jax"]
+            if jax is not None:
+                sys.modules["jax"] = jax
     return bm25s

@@ -210,3 +210,20 @@ def test_bm25s_does_not_wake_jax(tmp_path):
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert said == f"['cats', 'jax'] {load_bm25s().BM25} False\nJAX WAS IMPORTED\n"
+
+
+def test_two_threads_import_bm25s(tmp_path):
+    (tmp_path / "bm25s").mkdir()
+    for name, text in (("__init__", "import time\ntime.sleep(0.2)"), ("stopwords", ""), ("tokenization", "")):
+        (tmp_path / "bm25s" / f"{name}.py").write_text(text)
+    (tmp_path / "jax.py").write_text("")
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "import jax\n"
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "from hf_tlm.retrieval.analyzer import load_bm25s\n"
+        "with ThreadPoolExecutor(2) as pool:\n"
+        "    list(pool.map(lambda _: load_bm25s(), range(2)))\n"
+        "assert sys.modules['jax'] is jax\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
