@@ -401,7 +401,7 @@ def _gpu_problem(error: Exception) -> str | None:
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(error, torch.OutOfMemoryError):
         return None
-    said = str(error).partition(" Process ")[0].rstrip(".")
+    said = re.split(r"(?<= is free)\.", str(error))[0].rstrip(".")  # Then come processes and advice of torch's own.
     return (
         f"{said}. Take fewer texts at a time (--per_device_train_batch_size, with --total_batch_size for those of a step; "
         "--per_device_eval_batch_size), shorter ones (--max_length) or a smaller model, or free the GPU of other processes"

@@ -162,7 +162,7 @@ def test_bad_command_line_is_one_line(tmp_path, args, capsys):
         (OSError(28, "No space left on device"), 1, "disk is full"),
         (RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)"), 1, "disk is full"),
         (
-            torch.OutOfMemoryError("CUDA out of memory. GPU 0 has 79 GiB of which 7 MiB is free. Process 7 has 9 GiB"),
+            torch.OutOfMemoryError("CUDA out of memory. GPU 0 has 79 GiB of which 7 MiB is free. Including non-PyTorch ..."),
             1,
             "which 7 MiB is free. Take fewer texts at a time (--per_device_train_batch_size",
         ),
