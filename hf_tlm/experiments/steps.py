@@ -63,7 +63,7 @@ def parse_step(plan: Plan, step: Step, elsewhere: bool = False) -> tuple:
     """
     classes, values = CLASSES[step.kind](), plan.values(step)
     if elsewhere and step.kind in ("train_tlm", "finetune"):
-        values["use_cpu"] = True  # Else bf16 is refused here.
+        values |= {"use_cpu": True, "tf32": None}  # Else bf16 and tf32 are refused here.
     if step.kind == "train_tlm":
         values.pop("subset", None)
     if step.kind == AVERAGE:
@@ -210,7 +210,7 @@ def _make_baseline(plan: Plan, step: Step, task_args: TaskArguments, args: Basel
     task = task_args.load()
     (made,) = make_baselines(task, args.baseline)
     made.save(plan.folder(step), task)
-    details = {"task_fingerprint": task.fingerprint, "metric": task.metric, "environment": environment()}
+    details = {"task_fingerprint": task.fingerprint, "metric": task.metric, "environment": environment(use_cpu=True)}
     if made.name == LINEAR and (price := linear_price(task, made.settings)):
         details["price"] = price
     cost = Cost(seconds=made.seconds).to_dict()

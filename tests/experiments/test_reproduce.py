@@ -363,7 +363,7 @@ def test_subsets_beforehand_and_checkpoints(work, tmp_path, faked):
 def test_what_a_gpu_will_train_is_prepared_without_one(work, tmp_path):
     """Half precision of a GPU is refused where there is none, unless another machine trains."""
     options = yaml.safe_load((work / "options.yaml").read_text())
-    options["train_tlm"] |= {"use_cpu": False, "bf16": True}
+    options["train_tlm"] |= {"use_cpu": False, "bf16": True, "tf32": True}
     (tmp_path / "gpu.yaml").write_text(yaml.safe_dump(options))
     plan = planned(work, tmp_path / "out", arms=["BM25"], seeds=(0,), files=[str(tmp_path / "gpu.yaml")])
     with pytest.raises(ValueError, match="bf16"):
