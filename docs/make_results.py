@@ -122,7 +122,7 @@ TOPICS = (
         "On a GPU",
         "What do minutes of a GPU buy, and how fast is a step there?",
         [
-            *("gpu_minutes.md", "gpu_coffee/main.md"),
+            *("gpu_minutes.md", "hour.md", "gpu_coffee/main.md"),
             *("training_gpu.md", "training_gpu_before.md", "attention_gpu.md", "optimizers_gpu.md"),
         ],
     ),
