@@ -391,7 +391,9 @@ def run(main: Callable[[], Any]) -> None:
     except Exception as error:
         if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
             _stop(f"A name is longer than that of a file can be: {error.filename!r:.60}... Give another.", 1)
-        if (problem := disk_problem(error) or _gpu_problem(error)) is None:
+        if gpu := _gpu_problem(error):
+            _stop(f"{gpu}. What was finished is on disk.", 1)
+        if (problem := disk_problem(error)) is None:
             raise
         _stop(f"{problem}. What was finished is on disk: then run the same command.", 1)
 

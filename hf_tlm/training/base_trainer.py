@@ -77,7 +77,7 @@ class ResumableTrainer(Trainer):
     newest complete one, and starts from the beginning where there is none. Before every optimizer step the processes
     agree on two things in one exchange: SIGTERM stops a run, and a loss that is not finite ends it. Bars have
     names, logs are short lines, and trackers have a run a training (all of these: `hf_tlm.training.callbacks`). Steps take
-    the faster kernels of a device (`hf_tlm.models.cpu_kernels`), and no step waits until pinned batches are on a GPU.
+    the faster kernels of a device (`hf_tlm.models.cpu_kernels`).
 
     A subclass has `watch` begin with the micro-batches of each step in `get_batch_samples`, and `compute_loss` hands every
     training loss to `watched`.
@@ -87,9 +87,6 @@ class ResumableTrainer(Trainer):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        if self.args.device.type == "cuda" and self.args.dataloader_pin_memory:
-            # What is pinned is copied to a GPU while the CPU goes on.
-            self.accelerator.dataloader_config.non_blocking = True
         self.interruption = SigtermCallback()
         self.watch = NonFiniteLossCallback(self.accelerator, lambda: self.batch_sampler, self.interruption)
         self.add_callback(self.interruption)

@@ -11,15 +11,8 @@ from safetensors.torch import load_file
 import hf_tlm.influence.gradients as kinds
 from hf_tlm.influence import InfluenceScorer, load_scorer, save_scorer
 from support.gpu import DEVICE, on_device
-from support.naive import MASKED, SEED, assert_close, passages, products, references, task_texts, tiny
+from support.naive import FAMILIES, MASKED, PLACES, SEED, assert_close, passages, products, references, task_texts, tiny
 
-FAMILIES = ["bert", "roberta", "electra", "albert", "modernbert", "distilbert", "cocolm"]
-PLACES = {
-    "bert": ("embeddings.", "encoder.layer.0.", "encoder.layer.1."),
-    "modernbert": ("embeddings.", "layers.0.", "layers.1."),
-    "distilbert": ("embeddings.", "transformer.layer.0.", "transformer.layer.1."),
-    "albert": ("embeddings.", *["encoder.albert_layer_groups.0.albert_layers.0."] * 2),
-}
 # Of embeddings tokens are scattered and gathered; of all parameters at once small ones would not be seen.
 KINDS = {0: ("*word_embeddings.weight,*tok_embeddings.weight", "LayerNorm.*,norm.*"), 1: ("*.weight",), -1: ("*.weight",)}
 KINDS = {layer: (*patterns, "*") for layer, patterns in KINDS.items()}

@@ -2,21 +2,16 @@
 
 from importlib.util import find_spec
 
-import numpy as np
 import pytest
 import torch
-from datasets import Dataset
 from safetensors.torch import load_file
 from transformers import set_seed
 
-from hf_tlm.data import tokenize
 from hf_tlm.metrics import compute_metrics_for
 from hf_tlm.training import TlmArguments, TlmTrainer
 from hf_tlm.training.averages import RAW_WEIGHTS
-from hf_tlm.training.teacher import Teacher
 from support.gpu import DEVICE, LAYOUT, ON_CPU, ON_DEVICE, apart, assert_same_gradients, trainers
-from support.toys import make_task, sentences
-from support.training_runs import NO_DROPOUT, OBJECTIVES, QUIET, Gradients, history, network, trainer, weights
+from support.training_runs import NO_DROPOUT, OBJECTIVES, QUIET, Gradients, history, network, taught, trainer, weights
 
 NAMES = (
     "loss",
@@ -105,15 +100,8 @@ def test_averaged_weights_and_balanced_classes(tmp_path, data, tokenizer):
 
 
 def test_a_teacher(tmp_path, data, tokenizer):
-    generator, task = np.random.default_rng(0), make_task()
-    train, said = (generator.dirichlet([1, 1, 1], count).astype(np.float32) for count in (48, 30))
-    train[::5] = 0
-    passages = Dataset.from_dict({"text": [row["text"] for row in sentences(30, 9)]})
-    made = Teacher(train, np.arange(30), np.full(30, 1000), said, {})
-    texts = tokenize(task.train, tokenizer, 32)
-    answered = {**data, "train": made.answered(texts, tokenize(made.texts(passages), tokenizer, 32), 0.5)}
     options = {"teacher": "linear", "teacher_weight": 2.0, "teacher_temperature": 2.0}
-    assert_same_training(tmp_path, answered, tokenizer, **options)
+    assert_same_training(tmp_path, taught(data, tokenizer), tokenizer, **options)
 
 
 @pytest.mark.parametrize("objective", ["mlm", "electra", "cocolm"])

@@ -18,7 +18,9 @@ from hf_tlm.influence.rows import MaskedTexts
 from hf_tlm.influence.task_gradients import KEPT_BYTES, _room
 from hf_tlm.models import export_stock
 from support.naive import (
+    FAMILIES,
     MASKED,
+    PLACES,
     SEED,
     assert_close,
     gradients,
@@ -32,15 +34,6 @@ from support.naive import (
 )
 from support.task_blocks import Killed, count_blocks
 
-FAMILIES = ["bert", "roberta", "electra", "albert", "modernbert", "distilbert", "cocolm"]
-# What names in the body begin with in layers 0, 1 and 2, of two.
-PLACES = {
-    "bert": ("embeddings.", "encoder.layer.0.", "encoder.layer.1."),
-    "modernbert": ("embeddings.", "layers.0.", "layers.1."),
-    "distilbert": ("embeddings.", "transformer.layer.0.", "transformer.layer.1."),
-    # One layer, applied twice.
-    "albert": ("embeddings.", *["encoder.albert_layer_groups.0.albert_layers.0."] * 2),
-}
 PROJECTIONS = ("embeddings_project.", "encoder.embedding_hidden_mapping_in.")
 LAYER_KINDS = {
     "linear weights": "*dense.weight,*lin?.weight,*Wo.weight,ffn*.weight,*query.weight,*q_lin.weight,*Wqkv.weight",

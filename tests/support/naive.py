@@ -16,6 +16,15 @@ from hf_tlm.models import TlmModel
 from support.toys import TINY_CONFIGS
 
 SEED, MASKED = 3, 0.3
+FAMILIES = ["bert", "roberta", "electra", "albert", "modernbert", "distilbert", "cocolm"]
+# What names in the body begin with in layers 0, 1 and 2, of two.
+PLACES = {
+    "bert": ("embeddings.", "encoder.layer.0.", "encoder.layer.1."),
+    "modernbert": ("embeddings.", "layers.0.", "layers.1."),
+    "distilbert": ("embeddings.", "transformer.layer.0.", "transformer.layer.1."),
+    # One layer, applied twice.
+    "albert": ("embeddings.", *["encoder.albert_layer_groups.0.albert_layers.0."] * 2),
+}
 PAD, CLS, SEP = 0, 2, 3
 
 

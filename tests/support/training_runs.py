@@ -11,6 +11,7 @@ import time
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from datasets import Dataset
@@ -32,10 +33,11 @@ from hf_tlm.training import (
     checkpoints,
     run_stage,
 )
+from hf_tlm.training.teacher import Teacher
 from hf_tlm.utils import seals
 from hf_tlm.utils.signals import Terminated
 from support import warm
-from support.toys import TINY_CONFIGS, make_task
+from support.toys import TINY_CONFIGS, make_task, sentences
 
 QUIET = {"report_to": "none", "disable_tqdm": True, "use_cpu": True, "save_strategy": "no", "logging_steps": 1}
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -387,3 +389,14 @@ def pair(folder, tokenizer_folder, corpus_rows, case, *details):
         resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10_000, resource.RLIM_INFINITY))
 
     train("full", None if second else fill)
+
+
+def taught(data, tokenizer):
+    """Texts of the trainers' data, of which some have no answer of a teacher, and passages."""
+    generator, task = np.random.default_rng(0), make_task()
+    train, said = (generator.dirichlet([1, 1, 1], count).astype(np.float32) for count in (48, 30))
+    train[::5] = 0
+    passages = Dataset.from_dict({"text": [row["text"] for row in sentences(30, 9)]})
+    made = Teacher(train, np.arange(30), np.full(30, 1000), said, {})
+    texts = tokenize(task.train, tokenizer, 32)
+    return {**data, "train": made.answered(texts, tokenize(made.texts(passages), tokenizer, 32), 0.5)}

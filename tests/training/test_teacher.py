@@ -2,14 +2,11 @@
 
 import json
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from datasets import Dataset
 from transformers import set_seed
 
-from hf_tlm.data import tokenize
 from hf_tlm.models.cpu_kernels import faster_kernels
 from hf_tlm.objectives import TeacherLoss
 from hf_tlm.retrieval import retrieve
@@ -18,20 +15,13 @@ from hf_tlm.runs.teachers import ask
 from hf_tlm.training import ModelArguments, TlmArguments, TlmTrainer
 from hf_tlm.training.teacher import Teacher
 from support.tiny_checkpoints import go, pretrained
-from support.toys import FAST, TINY_CONFIGS, make_task, sentences
-from support.training_runs import NO_DROPOUT, QUIET, network, trainer
+from support.toys import FAST, TINY_CONFIGS
+from support.training_runs import NO_DROPOUT, QUIET, network, taught, trainer
 
 
 @pytest.fixture
 def answered(data, tokenizer):
-    """Texts of the trainers' data, of which some have no answer, and passages."""
-    generator, task = np.random.default_rng(0), make_task()
-    train, said = (generator.dirichlet([1, 1, 1], count).astype(np.float32) for count in (48, 30))
-    train[::5] = 0
-    passages = Dataset.from_dict({"text": [row["text"] for row in sentences(30, 9)]})
-    made = Teacher(train, np.arange(30), np.full(30, 1000), said, {})
-    texts = tokenize(task.train, tokenizer, 32)
-    return {**data, "train": made.answered(texts, tokenize(made.texts(passages), tokenizer, 32), 0.5)}
+    return taught(data, tokenizer)
 
 
 @pytest.mark.slow
