@@ -64,6 +64,8 @@ def parse_step(plan: Plan, step: Step, elsewhere: bool = False) -> tuple:
     classes, values = CLASSES[step.kind](), plan.values(step)
     if elsewhere and step.kind in ("train_tlm", "finetune"):
         values |= {"use_cpu": True, "tf32": None}  # Else bf16 and tf32 are refused here.
+    if values.get("retriever") == "random":
+        values["index_dir"] = None  # BM25's, with which a random subset shares its options.
     if step.kind == "train_tlm":
         values.pop("subset", None)
     if step.kind == AVERAGE:

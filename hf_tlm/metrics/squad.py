@@ -88,7 +88,8 @@ def best_threshold(
     """The threshold for SQuAD 2.0 that is best on these questions: an answer is given where null score <= threshold.
 
     Of equally good thresholds the smallest, so that in doubt there is no answer, as in the official script; one below
-    all null scores is tried too.
+    all null scores is tried too. The script returns a question's own null score; this is the middle between it and the
+    next, so that the rounding of another device or batch changes no answer.
 
     Args:
         null_scores: [N], larger where "no answer" is more likely, say the score of no answer less that of the best answer.
@@ -119,8 +120,11 @@ def best_threshold(
     order = np.argsort(nulls, kind="stable")
     # totals[i]: the first i questions in this order are answered, the others are not.
     totals = silent.sum() + np.concatenate([[0.0], np.cumsum((answered - silent)[order])])
-    thresholds = np.concatenate([[nulls[order[0]] - 1], nulls[order]])
+    below = np.concatenate([[nulls[order[0]] - 2.0], nulls[order]])
+    above = np.append(nulls[order], nulls[order[-1]] + 2.0)
     # Questions with equal null scores are answered together.
-    possible = np.append(thresholds[1:] != thresholds[:-1], True)
+    possible = below != above
     best = np.flatnonzero(possible)[np.argmax(totals[possible].round(9))]
-    return float(thresholds[best]), float(totals[best] / len(nulls))
+    between = below[best] / 2 + above[best] / 2
+    # Of neighbouring floats the middle may be the upper one.
+    return float(between if between < above[best] else below[best]), float(totals[best] / len(nulls))

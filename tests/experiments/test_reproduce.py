@@ -372,6 +372,23 @@ def test_what_a_gpu_will_train_is_prepared_without_one(work, tmp_path):
     assert (tmp_path / "out" / "scierc" / "subsets" / "bm25" / "manifest.json").is_file()
 
 
+def test_a_pupil_is_prepared_before_its_teacher_is_trained(work, tmp_path, faked):
+    reproduce(
+        planned(work, tmp_path / "out", ["BM25", {"name": "pupil", "subset": "BM25", "teacher": "BM25"}]), prepare_only=True
+    )
+    assert [name for name in faked if name.startswith("tokenised")] == [
+        "tokenised scierc/bm25/seed-0",
+        "tokenised scierc/pupil/seed-0",
+    ]
+
+
+def test_a_folder_of_bm25s_index_is_none_of_a_random_subsets(work, tmp_path):
+    (tmp_path / "index.yaml").write_text(yaml.safe_dump({"retrieve": {"index_dir": str(tmp_path / "index")}}))
+    files = [str(work / "options.yaml"), str(tmp_path / "index.yaml")]
+    reproduce(planned(work, tmp_path / "out", ["random"], seeds=[0], files=files), prepare_only=True)
+    assert (tmp_path / "index").is_dir() and (tmp_path / "out/scierc/subsets/random/manifest.json").is_file()
+
+
 def test_tokenised_beforehand(work, tmp_path):
     """A training after `prepare_only` finds all it reads in the cache of `datasets`."""
 

@@ -80,10 +80,10 @@ def test_threshold_by_hand():
     nulls = [-5.0, -1.0, 2.0, 3.0]
     predictions, references = ["a cat", "dog", "cow", "hen"], [["cat"], [], ["cow"], []]
     # Three of four are right when only the first question is answered, and when all but the last are.
-    assert best_threshold(nulls, predictions, references) == (-5.0, 0.75)
-    assert best_threshold(nulls, predictions, [["cat"], ["dog"], ["cow"], []]) == (2.0, 1.0)
+    assert best_threshold(nulls, predictions, references) == (-3.0, 0.75)
+    assert best_threshold(nulls, predictions, [["cat"], ["dog"], ["cow"], []]) == (2.5, 1.0)
     assert best_threshold(nulls, ["x"] * 4, references) == (-6.0, 0.5)  # Best never to answer.
-    assert best_threshold(nulls, predictions, [["cat"], ["dog"], ["cow"], ["hen"]]) == (3.0, 1.0)
+    assert best_threshold(nulls, predictions, [["cat"], ["dog"], ["cow"], ["hen"]]) == (4.0, 1.0)
 
 
 def test_questions_with_equal_null_scores_are_answered_together():
@@ -105,7 +105,19 @@ def test_threshold_against_trying_all(seed, by):
     threshold, found = best_threshold(nulls, predictions, references, score=by)
     assert found == pytest.approx(at(threshold))
     assert found == pytest.approx(max(at(candidate) for candidate in np.arange(-5, 6)))
-    assert all(at(candidate) < found - 1e-9 for candidate in np.arange(-5, 6) if candidate < threshold)
+    answered = nulls[nulls <= threshold].max(initial=-5)
+    assert all(at(candidate) < found - 1e-9 for candidate in np.arange(-5, 6) if candidate < answered)
+
+
+def test_rounding_changes_no_answer():
+    """Elsewhere, or in another batch, a null score is the same but for its last digits."""
+    nulls, references = np.array([-5.0, -1.0, 2.0, 3.0]), [["cat"], ["dog"], ["cow"], []]
+    threshold, _ = best_threshold(nulls, ["a cat", "dog", "cow", "hen"], references)
+    for seed in range(4):
+        rounded = nulls + 1e-5 * np.random.default_rng(seed).standard_normal(4)
+        assert (rounded <= threshold).tolist() == [True, True, True, False]
+    upper = np.nextafter(1.0, 2.0)
+    assert best_threshold([1.0, upper], ["cat", "dog"], [["cat"], []]) == (1.0, 1.0)
 
 
 def test_what_a_threshold_cannot_be_found_for():
