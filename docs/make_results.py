@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import posixpath
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -122,7 +122,7 @@ TOPICS = (
         "On a GPU",
         "What do minutes of a GPU buy, and how fast is a step there?",
         [
-            *("gpu_minutes.md", "hour.md", "gpu_coffee/main.md"),
+            *("gpu_minutes/main.md", "hour.md", "gpu_coffee/main.md"),
             *("training_gpu.md", "training_gpu_before.md", "attention_gpu.md", "optimizers_gpu.md"),
         ],
     ),
@@ -226,18 +226,32 @@ def read_rows(scale: str) -> list[dict[str, Any]]:
     return json.loads((RECORDS / scale / "main.json").read_text(encoding="utf-8"))["rows"]
 
 
-def arms_table(scale: str, arms: Sequence[str] = ARMS, tasks: Sequence[str] | None = None) -> str:
-    """Test scores of arms by task, with how many seeds there are where that is fewer than were planned."""
+def arms_table(
+    scale: str,
+    arms: Sequence[str] = ARMS,
+    tasks: Sequence[str] | None = None,
+    beside: Mapping[str, tuple[str, str]] | None = None,
+) -> str:
+    """Test scores of arms by task, with how many seeds there are where that is fewer than were planned.
+
+    beside: columns of other scales' tables: title -> (scale, arm).
+    """
     from hf_tlm.runs.summary import format_score
 
     cells: dict[str, dict[str, str]] = {}
     metrics: dict[str, str] = {}
-    for row in read_rows(scale):
-        if row["test"] is not None and (tasks is None or row["task"] in tasks):
-            left = "" if len(row["finished"]) == row["seeds"] else f" ({len(row['finished'])} seed)"
-            cells.setdefault(row["task"], {})[row["arm"]] = format_score(row["test"]) + left
-            metrics[row["task"]] = row["metric"]
-    shown = [arm for arm in arms if any(arm in found for found in cells.values())]
+
+    def fill(of: str, titles: Mapping[str, str]) -> None:
+        for row in read_rows(of):
+            if row["test"] is not None and row["arm"] in titles and (tasks is None or row["task"] in tasks):
+                left = "" if len(row["finished"]) == row["seeds"] else f" ({len(row['finished'])} seed)"
+                cells.setdefault(row["task"], {})[titles[row["arm"]]] = format_score(row["test"]) + left
+                metrics[row["task"]] = row["metric"]
+
+    fill(scale, {arm: arm for arm in arms})
+    for title, (other, arm) in (beside or {}).items():
+        fill(other, {arm: title})
+    shown = [arm for arm in (*arms, *(beside or {})) if any(arm in found for found in cells.values())]
     lines = [f"| task | metric | {' | '.join(shown)} |", "|---|---|" + "---:|" * len(shown)]
     for task, found in cells.items():
         lines.append(f"| {task} | {metrics[task]} | " + " | ".join(found.get(arm, "") for arm in shown) + " |")
@@ -380,7 +394,8 @@ README_TABLE = re.compile(r"(<!-- generated: results -->\n)(.*?)(<!-- end -->)",
 def readme_text() -> str:
     """README with its table of results made anew."""
     tasks = ("chemprot", "scierc", "acl_arc", "hyperpartisan")
-    table = arms_table("coffee", ("majority class", "linear", "task only", "random", "BM25"), tasks)
+    beside = {"BM25, GPU minutes": ("gpu_minutes", "BM25"), "MiniLM fine-tuned": ("cpu", "pretrained")}
+    table = arms_table("coffee", ("majority class", "linear", "task only", "random", "BM25"), tasks, beside)
     return README_TABLE.sub(lambda match: f"{match[1]}\n{table}\n\n{match[3]}", README.read_text(encoding="utf-8"))
 
 

@@ -17,6 +17,7 @@ from hf_tlm.training.teacher import teacher_cost
 SCORES = ("validation", "test")
 MEASURES = (*SCORES, "subset hours")  # of published figures
 _PRICED = "128"  # tokens of the text whose time is shown
+MAX_COMMANDS = 4  # that a page names; processes that share a table may each have another
 
 
 @dataclass
@@ -180,7 +181,11 @@ class Table:
             return ""
         machines = " and ".join(dict.fromkeys(_machine(run["environment"]) for run in runs))
         commands = Counter(run["started_by"] for run in runs)  # Another table's too, of runs that are in both.
-        shares = [f"`{text}`" + (f" ({n} of the runs)" if len(commands) > 1 else "") for text, n in commands.most_common()]
+        most = commands.most_common(MAX_COMMANDS)
+        shares = [f"`{text}`" + (f" ({n} of the runs)" if len(commands) > 1 else "") for text, n in most]
+        if rest := len(commands) - len(most):
+            others = "one other command" if rest == 1 else f"{rest} other commands"
+            shares.append(f"{others} ({commands.total() - sum(n for _, n in most)} of the runs), which the runs' records have")
         made = f"Made by {', '.join(shares)}"
         if commits := dict.fromkeys(_short(run["commit"]) for run in runs if run["commit"]):
             made += f" at commit {', '.join(commits)}"

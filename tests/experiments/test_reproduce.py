@@ -198,6 +198,15 @@ def test_the_page_says_by_what_it_was_made(work, whole):
     assert "the checkpoint best on validation (of stage 1 alone, the last)." in text
 
 
+def test_of_many_commands_the_page_names_some(work, whole, tmp_path):
+    plan = planned(work, tmp_path, ARMS, seeds=(0, 1, 2))
+    (record, *_) = whole[1].records
+    made = {step.name: {**record, "started_by": f"command {n}"} for n, step in enumerate(plan.trainings)}
+    text = Table(plan, {step.name: None for step in plan.preparations} | made).to_text()
+    assert text.count("` (1 of the runs), ") == 4
+    assert "` (1 of the runs), 2 other commands (2 of the runs), which the runs' records have at commit" in text
+
+
 def test_a_table_that_was_interrupted_is_the_same(work, whole, tmp_path, monkeypatch):
     """The last run was killed when its model was trained, and before its record was written."""
     out = tmp_path / "out"
