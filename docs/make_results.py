@@ -226,35 +226,24 @@ def read_rows(scale: str) -> list[dict[str, Any]]:
     return json.loads((RECORDS / scale / "main.json").read_text(encoding="utf-8"))["rows"]
 
 
-def arms_table(
-    scale: str,
-    arms: Sequence[str] = ARMS,
-    tasks: Sequence[str] | None = None,
-    beside: Mapping[str, tuple[str, str]] | None = None,
-) -> str:
-    """Test scores of arms by task, with how many seeds there are where that is fewer than were planned.
+def arms_table(columns: Mapping[str, tuple[str, str]], tasks: Sequence[str] | None = None) -> str:
+    """Test scores by task, with how many seeds there are where that is fewer than were planned.
 
-    beside: columns of other scales' tables: title -> (scale, arm).
+    columns: title -> (scale, arm); one without a score is left out.
     """
     from hf_tlm.runs.summary import format_score
 
-    cells: dict[str, dict[str, str]] = {}
-    metrics: dict[str, str] = {}
-
-    def fill(of: str, titles: Mapping[str, str]) -> None:
-        for row in read_rows(of):
-            if row["test"] is not None and row["arm"] in titles and (tasks is None or row["task"] in tasks):
-                left = "" if len(row["finished"]) == row["seeds"] else f" ({len(row['finished'])} seed)"
-                cells.setdefault(row["task"], {})[titles[row["arm"]]] = format_score(row["test"]) + left
-                metrics[row["task"]] = row["metric"]
-
-    fill(scale, {arm: arm for arm in arms})
-    for title, (other, arm) in (beside or {}).items():
-        fill(other, {arm: title})
-    shown = [arm for arm in (*arms, *(beside or {})) if any(arm in found for found in cells.values())]
+    cells: dict[tuple[str, str], dict[str, str]] = {}
+    for title, (scale, arm) in columns.items():
+        for row in read_rows(scale):
+            if row["test"] is not None and row["arm"] == arm and (tasks is None or row["task"] in tasks):
+                count = len(row["finished"])
+                left = "" if count == row["seeds"] else f" ({count} seed{'s' * (count > 1)})"
+                cells.setdefault((row["task"], row["metric"]), {})[title] = format_score(row["test"]) + left
+    shown = [title for title in columns if any(title in found for found in cells.values())]
     lines = [f"| task | metric | {' | '.join(shown)} |", "|---|---|" + "---:|" * len(shown)]
-    for task, found in cells.items():
-        lines.append(f"| {task} | {metrics[task]} | " + " | ".join(found.get(arm, "") for arm in shown) + " |")
+    for (task, metric), found in cells.items():
+        lines.append(f"| {task} | {metric} | " + " | ".join(found.get(title, "") for title in shown) + " |")
     return "\n".join(lines)
 
 
@@ -341,7 +330,9 @@ def page_text(topic: Topic) -> str:
         ValueError: its note has figures that its tables do not.
     """
     about = "Test scores, percent, mean ± standard deviation over seeds."
-    tables = [f"## {SCALES[scale]}\n\n{about}\n\n{arms_table(scale)}" for scale in topic.tables]
+    tables = [
+        f"## {SCALES[scale]}\n\n{about}\n\n{arms_table({arm: (scale, arm) for arm in ARMS})}" for scale in topic.tables
+    ]
     sources = [source_text(source) for source in topic.sources]
     said = note(topic)
     if missing := unfounded(said, "\n".join([*tables, *sources, *linked(topic)])):
@@ -394,8 +385,9 @@ README_TABLE = re.compile(r"(<!-- generated: results -->\n)(.*?)(<!-- end -->)",
 def readme_text() -> str:
     """README with its table of results made anew."""
     tasks = ("chemprot", "scierc", "acl_arc", "hyperpartisan")
-    beside = {"BM25, GPU minutes": ("gpu_minutes", "BM25"), "MiniLM fine-tuned": ("cpu", "pretrained")}
-    table = arms_table("coffee", ("majority class", "linear", "task only", "random", "BM25"), tasks, beside)
+    columns = {arm: ("coffee", arm) for arm in ("majority class", "linear", "task only", "random", "BM25")}
+    columns |= {"BM25, GPU minutes": ("gpu_minutes", "BM25"), "MiniLM fine-tuned": ("cpu", "pretrained")}
+    table = arms_table(columns, tasks)
     return README_TABLE.sub(lambda match: f"{match[1]}\n{table}\n\n{match[3]}", README.read_text(encoding="utf-8"))
 
 

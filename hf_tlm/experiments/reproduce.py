@@ -241,7 +241,7 @@ def _run(plan: Plan, step: Step, keep_checkpoints: bool) -> None:
 
 
 def _check_inputs(plan: Plan, step: Step, texts_only: bool = False) -> None:
-    """texts_only: not its teacher, which answers when it trains."""
+    """Whether what a step is made from is there; with `texts_only` but for its teacher, which answers when it trains."""
     made = {other.name: other for other in plan.steps}
     for option, name in step.inputs.items():
         if texts_only and option == "teacher":

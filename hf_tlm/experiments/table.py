@@ -184,9 +184,8 @@ class Table:
         most = commands.most_common(MAX_COMMANDS)
         shares = [f"`{text}`" + (f" ({n} of the runs)" if len(commands) > 1 else "") for text, n in most]
         if rest := len(commands) - len(most):
-            others = "one other command" if rest == 1 else f"{rest} other commands"
             shares.append(
-                f"{others} ({commands.total() - sum(n for _, n in most)} of the runs), which the runs' records have"
+                f"{rest} more, which the runs' records name ({commands.total() - sum(n for _, n in most)} of the runs),"
             )
         made = f"Made by {', '.join(shares)}"
         if commits := dict.fromkeys(_short(run["commit"]) for run in runs if run["commit"]):

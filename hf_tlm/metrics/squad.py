@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import string
 from collections import Counter
@@ -87,9 +88,9 @@ def best_threshold(
 ) -> tuple[float, float]:
     """The threshold for SQuAD 2.0 that is best on these questions: an answer is given where null score <= threshold.
 
-    Of equally good thresholds the smallest, so that in doubt there is no answer, as in the official script; one below
-    all null scores is tried too. The script returns a question's own null score; this is the middle between it and the
-    next, so that the rounding of another device or batch changes no answer.
+    Of equally good ones that with the fewest answers, so that in doubt there is none, as in the official script; none at
+    all is tried too. The script returns the null score of a question; this is above it, by half the way to the next
+    question's and by 1 at the most, so that the rounding of another device or batch changes no answer.
 
     Args:
         null_scores: [N], larger where "no answer" is more likely, say the score of no answer less that of the best answer.
@@ -120,11 +121,16 @@ def best_threshold(
     order = np.argsort(nulls, kind="stable")
     # totals[i]: the first i questions in this order are answered, the others are not.
     totals = silent.sum() + np.concatenate([[0.0], np.cumsum((answered - silent)[order])])
-    below = np.concatenate([[nulls[order[0]] - 2.0], nulls[order]])
-    above = np.append(nulls[order], nulls[order[-1]] + 2.0)
+    edges = np.concatenate([[-np.inf], nulls[order], [np.inf]])
     # Questions with equal null scores are answered together.
-    possible = below != above
+    possible = edges[1:] != edges[:-1]
     best = np.flatnonzero(possible)[np.argmax(totals[possible].round(9))]
-    between = below[best] / 2 + above[best] / 2
-    # Of neighbouring floats the middle may be the upper one.
-    return float(between if between < above[best] else below[best]), float(totals[best] / len(nulls))
+    return _between(float(edges[best]), float(edges[best + 1])), float(totals[best] / len(nulls))
+
+
+def _between(low: float, high: float) -> float:
+    """A number from low, if that is finite, to below high, away from both where there is room."""
+    if low == -math.inf:
+        return min(high - 1, math.nextafter(high, low))  # Of a very large number a number less 1 is the same.
+    middle = min(low + 1, low / 2 + high / 2)
+    return middle if middle < high else low  # Of neighbours the middle may be the upper one.

@@ -46,11 +46,13 @@ def test_a_table_has_what_the_records_say(monkeypatch):
         {"task": "b", "arm": "BM25", "metric": "f1", "seeds": 3, "finished": [0, 1, 2], "test": {"mean": 0.1, "std": 0.01}},
         {"task": "b", "arm": "random", "metric": None, "seeds": 3, "finished": [], "test": None},
     ]
-    monkeypatch.setattr(make_results, "read_rows", lambda scale: rows)
-    lines = arms_table("coffee").splitlines()
-    assert lines[0] == "| task | metric | linear | BM25 |"
-    assert lines[2:] == ["| a | f1 | 50.00 | 25.00 (1 seed) |", "| b | f1 |  | 10.00 ± 1.00 |"]
-    assert len(arms_table("coffee", tasks=["b"]).splitlines()) == 3
+    large = [{**rows[1], "finished": [0, 1], "test": {"mean": 0.75, "std": 0.25}}]
+    monkeypatch.setattr(make_results, "read_rows", {"coffee": rows, "large": large}.__getitem__)
+    columns = {arm: ("coffee", arm) for arm in ("linear", "random", "BM25")} | {"large": ("large", "BM25")}
+    lines = arms_table(columns).splitlines()
+    assert lines[0] == "| task | metric | linear | BM25 | large |"
+    assert lines[2:] == ["| a | f1 | 50.00 | 25.00 (1 seed) | 75.00 ± 25.00 (2 seeds) |", "| b | f1 |  | 10.00 ± 1.00 |  |"]
+    assert len(arms_table(columns, tasks=["b"]).splitlines()) == 3
 
 
 @pytest.mark.parametrize(

@@ -204,7 +204,7 @@ def test_of_many_commands_the_page_names_some(work, whole, tmp_path):
     made = {step.name: {**record, "started_by": f"command {n}"} for n, step in enumerate(plan.trainings)}
     text = Table(plan, {step.name: None for step in plan.preparations} | made).to_text()
     assert text.count("` (1 of the runs), ") == 4
-    assert "` (1 of the runs), 2 other commands (2 of the runs), which the runs' records have at commit" in text
+    assert "` (1 of the runs), 2 more, which the runs' records name (2 of the runs), at commit" in text
 
 
 def test_a_table_that_was_interrupted_is_the_same(work, whole, tmp_path, monkeypatch):

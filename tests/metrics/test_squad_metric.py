@@ -80,7 +80,7 @@ def test_threshold_by_hand():
     nulls = [-5.0, -1.0, 2.0, 3.0]
     predictions, references = ["a cat", "dog", "cow", "hen"], [["cat"], [], ["cow"], []]
     # Three of four are right when only the first question is answered, and when all but the last are.
-    assert best_threshold(nulls, predictions, references) == (-3.0, 0.75)
+    assert best_threshold(nulls, predictions, references) == (-4.0, 0.75)
     assert best_threshold(nulls, predictions, [["cat"], ["dog"], ["cow"], []]) == (2.5, 1.0)
     assert best_threshold(nulls, ["x"] * 4, references) == (-6.0, 0.5)  # Best never to answer.
     assert best_threshold(nulls, predictions, [["cat"], ["dog"], ["cow"], ["hen"]]) == (4.0, 1.0)
@@ -116,8 +116,23 @@ def test_rounding_changes_no_answer():
     for seed in range(4):
         rounded = nulls + 1e-5 * np.random.default_rng(seed).standard_normal(4)
         assert (rounded <= threshold).tolist() == [True, True, True, False]
-    upper = np.nextafter(1.0, 2.0)
-    assert best_threshold([1.0, upper], ["cat", "dog"], [["cat"], []]) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    "nulls,answered,threshold",
+    [
+        ([1.0, np.nextafter(1.0, 2.0)], [True, False], 1.0),
+        ([-5.0, -1.0, 1e6], [True, True, False], 0.0),  # No answer at all has such a score: not half of it.
+        ([1e300], [True], 1e300),
+        ([-1e17], [False], np.nextafter(-1e17, -np.inf)),
+        ([1.0, 1e17], [True, True], 1e17),
+        ([-1.7e308, 1.7e308], [True, False], -1.7e308),
+    ],
+)
+def test_scores_without_room_between_them(nulls, answered, threshold):
+    references = [["cat"] if one else [] for one in answered]
+    assert best_threshold(nulls, ["cat"] * len(nulls), references) == (threshold, 1.0)
+    assert [score <= threshold for score in nulls] == answered
 
 
 def test_what_a_threshold_cannot_be_found_for():
