@@ -52,6 +52,11 @@ def test_the_verdict_on_runs_that_report_the_maximum(task, tmp_path):
     ahead = "a is ahead of b in the maximum of test Macro-F1 by 10.00 points: 70.00 for b, 80.00 for a."
     assert verdict((a, b)).startswith(ahead)
     assert verdict((a, c)).startswith("a is ahead of c in test Macro-F1 by 25.00 points")
+    source = page(tmp_path / "a", tmp_path, second=tmp_path / "b")
+    table = source[source.index("test scores of both, in percent, the maximum of the seeds") :]
+    table = table[: table.index("</table>")]
+    assert [cell for cell in ("80.00", "70.00", "-10.00") if cell in table] == ["80.00", "70.00", "-10.00"]
+    assert "in percent, the maximum" not in page(tmp_path / "a", tmp_path, second=tmp_path / "c")
 
 
 def test_verdicts_of_one_seed_and_of_one_name(task, tmp_path):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -160,9 +161,7 @@ def verdict(runs: tuple[RunFolder, RunFolder]) -> str | None:
     (a, b), scores = labels(runs), [summary_of(run, split).get(metric or "") for run in runs]
     if None in scores:
         return None
-    named, counts = {str(run.record.get("seed_figure")) for run in runs}, {score["n"] for score in scores if score}
-    # Another figure than the mean only of as many seeds: the maximum of more is higher.
-    word, figure = seed_figure(*named) if len(named) == len(counts) == 1 and counts != {1} else seed_figure("mean")
+    word, figure = _figure_of(runs, scores)
     said_of = [100 * figure(score["values"]) for score in scores if score]
     apart = said_of[1] - said_of[0]
     deviations = [100 * score["std"] for score in scores if score and score["std"] is not None]
@@ -178,21 +177,30 @@ def verdict(runs: tuple[RunFolder, RunFolder]) -> str | None:
     return f"{said}. That is {'no more' if less else 'more'} than the standard deviation of seeds ({max(deviations):.2f})."
 
 
+def _figure_of(runs: tuple[RunFolder, RunFolder], scores: Sequence[Any]) -> tuple[str, Callable[[Sequence[float]], float]]:
+    """What is said of the seeds of both: another figure than the mean only of as many, as the maximum of more is higher."""
+    named, counts = {str(run.record.get("seed_figure")) for run in runs}, {score["n"] for score in scores if score}
+    return seed_figure(*named) if len(named) == len(counts) == 1 and counts != {1} else seed_figure("mean")
+
+
 def _score_table(runs: tuple[RunFolder, RunFolder], split: str) -> Table:
-    """The metrics that both have, means over their seeds."""
+    """The metrics that both have: over their seeds the mean, or what both runs name, and the deviation."""
     summaries = [summary_of(run, split) for run in runs]
     columns = [
         Column("metric"),
         *(Column(name, "number", "{:.2f}") for name in (labels(runs)[0], "±", labels(runs)[1], "±")),
     ]
     columns += [Column("difference", "number", "{:+.2f}")]
+    shared = {name: (summaries[0][name], summaries[1][name]) for name in summaries[0] if name in summaries[1]}
+    shared.pop("loss", None)
+    word, figure = _figure_of(runs, [score for both in shared.values() for score in both])
     rows = []
-    for metric in summaries[0]:
-        if metric in summaries[1] and metric != "loss":
-            a, b = (summary[metric] for summary in summaries)
-            figures = [a["mean"], a["std"], b["mean"], b["std"], b["mean"] - a["mean"]]
-            rows.append((metric_name(metric), *(None if value is None else 100 * value for value in figures)))
-    return make_table(f"{split} scores of both, in percent", columns, rows)
+    for metric, (a, b) in shared.items():
+        of_a, of_b = figure(a["values"]), figure(b["values"])
+        figures = [of_a, a["std"], of_b, b["std"], of_b - of_a]
+        rows.append((metric_name(metric), *(None if value is None else 100 * value for value in figures)))
+    what = "" if word == "mean" else f", the {word} of the seeds"
+    return make_table(f"{split} scores of both, in percent{what}", columns, rows)
 
 
 def _differing(runs: tuple[RunFolder, RunFolder]) -> Table:
