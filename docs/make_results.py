@@ -77,9 +77,15 @@ TOPICS = (
     ),
     Topic(
         "teacher",
-        "A linear model as a teacher",
-        "When does it pay to let a linear model teach the network?",
-        ["teacher.md", "coffee/teacher.md", "coffee/linear_start.md"],
+        "Teachers",
+        "When does it pay to let a linear model, or a large network, teach a small one?",
+        [
+            "teacher.md",
+            "coffee/teacher.md",
+            "coffee/linear_start.md",
+            "additions/additions.md",
+            "additions/large_teacher.md",
+        ],
     ),
     Topic(
         "plateau",
