@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Self
 
 from transformers import TrainingArguments
+from transformers.utils import is_torch_bf16_gpu_available, is_torch_xla_available
 
 from hf_tlm.errors import ArgumentsError
 from hf_tlm.hub.repo_id import find_repo
@@ -53,6 +54,7 @@ class BaseArguments(TrainingArguments):
         if self.output_dir not in (None, type(self).output_dir) and not str(self.output_dir).strip():
             raise ArgumentsError("output_dir is empty. Give a folder, or leave it out.")
         _check_deepspeed(self)
+        _check_half_precision(self)
         optim = self.optim
         if optim in OWN:
             check_optimizer(self)
@@ -251,6 +253,16 @@ def _check_deepspeed(args: BaseArguments) -> None:
             "Runs do not use DeepSpeed; received "
             + (f"deepspeed {args.deepspeed!r}" if args.deepspeed else "accelerate's distributed_type DEEPSPEED")
             + ". Start the processes with the preset accelerate/ddp, or with accelerate/fsdp, which shards a model."
+        )
+
+
+def _check_half_precision(args: BaseArguments) -> None:
+    """Transformers refuses it too, and does not say what there is instead."""
+    asked = [name for name in ("bf16", "bf16_full_eval") if getattr(args, name)]
+    if asked and not (args.use_cpu or is_torch_bf16_gpu_available() or is_torch_xla_available()):
+        raise ArgumentsError(
+            f"{asked[0]} needs a GPU that has bfloat16, and torch sees none here. Leave it out (--{asked[0]} false), or, "
+            "where the processor multiplies in it (lscpu names avx512_bf16 or amx_bf16), add --use_cpu true."
         )
 
 

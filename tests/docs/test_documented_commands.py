@@ -74,10 +74,11 @@ def problem(name, arguments, capsys, whole=True):
                 choices = next(a.choices for a in parser_of(command)._actions if name in a.option_strings)
                 arguments = [*arguments, name, choices[0] if choices else "1"]
         except ConfigError as error:
-            return None if "support bf16/gpu" in str(error) else str(error)  # No GPU is here.
+            return str(error)
         except HfTlmError as error:
-            # Files of the reader's and a cluster are not here; a command in a sentence is not all of it.
-            return None if not whole or "there is no" in str(error).lower() else str(error)
+            # Files of the reader's, a GPU and a cluster are not here; a command in a sentence is not all of it.
+            absent = any(said in str(error).lower() for said in ("there is no", "torch sees none here"))
+            return None if not whole or absent else str(error)
 
 
 def commands_of(text):

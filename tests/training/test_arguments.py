@@ -3,7 +3,15 @@ from functools import partial
 
 import pytest
 
-from hf_tlm.training import ArgumentsError, ModelArguments, ScoreModelArguments, TlmArguments, check_model, check_tlm
+from hf_tlm.training import (
+    ArgumentsError,
+    ModelArguments,
+    ScoreModelArguments,
+    TlmArguments,
+    base_arguments,
+    check_model,
+    check_tlm,
+)
 from hf_tlm.training.applicable import of_other_stage
 from hf_tlm.training.prepare import tell_of_other_stage
 from hf_tlm.training.run_folder import local_files, settings
@@ -51,6 +59,15 @@ BASE = {"output_dir": "unused", "use_cpu": True, "report_to": "none"}
 def test_refused(changes, message):
     with pytest.raises(ArgumentsError, match=message):
         TlmArguments(**BASE, **changes)
+
+
+@pytest.mark.parametrize("name", ["bf16", "bf16_full_eval"])
+def test_half_precision_needs_a_gpu_or_leave(name, monkeypatch):
+    for there in ("is_torch_bf16_gpu_available", "is_torch_xla_available"):
+        monkeypatch.setattr(base_arguments, there, lambda: False)
+    with pytest.raises(ArgumentsError, match=f"{name} needs a GPU .*--{name} false.*--use_cpu true"):
+        TlmArguments(**{**BASE, "use_cpu": False}, **{name: True})
+    assert getattr(TlmArguments(**{**BASE, "use_cpu": True}, **{name: True}), name)
 
 
 def test_total_batch_size():
