@@ -9,7 +9,7 @@ import os
 import shlex
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,8 @@ def _tokenise(plan: Plan, trainings: Sequence[Step]) -> None:
 
     def tokenise_step(step: Step) -> None:
         logger.warning("Tokenising for %s.", step.name.rpartition("/")[0])
-        _check_inputs(plan, step, texts_only=True)
+        # Its teacher answers when it trains.
+        _check_made(plan, [name for option, name in step.inputs.items() if option != "teacher"])
         tokenise(plan, step)
         tokenised.add(step.name)
 
@@ -218,7 +219,7 @@ def _run(plan: Plan, step: Step, keep_checkpoints: bool) -> None:
     }
     error = None
     try:
-        _check_inputs(plan, step)
+        _check_made(plan, step.inputs.values())
         record |= make_step(plan, step)
     except Exception as reason:  # Whatever ends one run, memory that does not suffice for instance, leaves the others.
         error = reason
@@ -240,12 +241,10 @@ def _run(plan: Plan, step: Step, keep_checkpoints: bool) -> None:
         raise error if isinstance(error, HfTlmError) else ReproductionError(record["error"]) from error
 
 
-def _check_inputs(plan: Plan, step: Step, texts_only: bool = False) -> None:
-    """Whether what a step is made from is there; with `texts_only` but for its teacher, which answers when it trains."""
+def _check_made(plan: Plan, inputs: Iterable[str]) -> None:
+    """Whether the steps that another is made from, by their names, are finished."""
     made = {other.name: other for other in plan.steps}
-    for option, name in step.inputs.items():
-        if texts_only and option == "teacher":
-            continue
+    for name in inputs:
         if not _finished(plan, made[name]):
             reason = (read_record(plan.record_file(made[name])) or {}).get("error", "it was not made")
             raise ReproductionError(f"It needs {name}, which failed: {reason}")
