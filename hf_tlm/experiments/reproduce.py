@@ -39,9 +39,9 @@ def reproduce(plan: Plan, *, prepare_only: bool = False, keep_checkpoints: bool 
     Every step leaves a JSON record in `runs/` or `preparations/` of the plan's records, and the table, `<table_name>.md` and
     `.json`, is written anew after each. A run that has a record is not repeated, wherever its folder is now, and that of an
     equal run, of another table for instance, is taken over; what was interrupted continues, and other processes that are
-    given the same plan take their share (see `run_shared`). Of tokenizers and subsets those are made that a run still
-    needs. A step that fails is named in the table, as are those that needed it, and the others go on; the next start tries
-    it again.
+    given the same plan take their share (see `run_shared`). A step begins as soon as those that it is made from have ended,
+    whatever else is left. Of tokenizers and subsets those are made that a run still needs. A step that fails is named in the
+    table, as are those that needed it, and the others go on; the next start tries it again.
 
     Args:
         prepare_only: stop after tokenizers and subsets, and when the data of every model from scratch are tokenised in the
@@ -61,12 +61,21 @@ def reproduce(plan: Plan, *, prepare_only: bool = False, keep_checkpoints: bool 
     def done(step: Step) -> bool:
         return step.name not in needed or _finished(plan, step) or _taken_over(plan, step)
 
-    for phase in plan.phases:
+    steps = {step.name: step for step in plan.steps}
+    try:
+        run_shared(
+            plan.preparations if prepare_only else plan.steps,
+            plan.folder,
+            done,
+            lambda step: _run(plan, step, keep_checkpoints),
+            after=lambda step: [steps[name] for name in step.inputs.values()],
+        )
+    except PointsError as error:
+        failed = error
+        logger.warning("%s", error)
+    if prepare_only:
         try:
-            if prepare_only and phase[0].kind in TRAININGS:
-                _tokenise(plan, [step for step in phase if step.kind == "train_tlm" and not done(step)])
-            else:
-                run_shared(phase, plan.folder, done, lambda step: _run(plan, step, keep_checkpoints))
+            _tokenise(plan, [step for step in plan.trainings if step.kind == "train_tlm" and not done(step)])
         except PointsError as error:
             failed = failed or error
             logger.warning("%s", error)

@@ -305,6 +305,7 @@ def test_tables_of_the_papers():
         "objectives": {"COCO-LM Table 1"},
         "budget": {"TLM Table 2", "TLM Table 3", "TLM Table 4"},
         "additions": set(),
+        "encoder_teacher": set(),
         "pupil": set(),
         "tuning": set(),
         "tuning_seeds": set(),

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TypeVar
@@ -26,12 +27,12 @@ POLL_SECONDS = 2.0  # between looks at runs that are all in other hands
 class PointsError(HfTlmError):
     """Some of the runs failed; the others are finished.
 
-    failures: folder -> what went wrong there.
+    failures: folder -> what went wrong there; root: the folder of all runs, which their names leave out.
     """
 
-    def __init__(self, failures: Mapping[Path, HfTlmError], total: int):
+    def __init__(self, failures: Mapping[Path, HfTlmError], total: int, root: Path):
         self.failures = dict(failures)
-        listed = "\n".join(f"  {folder.name}: {error}" for folder, error in self.failures.items())
+        listed = "\n".join(f"  {folder.relative_to(root)}: {error}" for folder, error in self.failures.items())
         super().__init__(
             f"{len(self.failures)} of {total} runs failed:\n{listed}\nThe others are finished. The same command tries "
             "the failed ones again."
@@ -39,7 +40,11 @@ class PointsError(HfTlmError):
 
 
 def run_shared(
-    points: Sequence[P], folder: Callable[[P], Path], done: Callable[[P], bool], run: Callable[[P], None]
+    points: Sequence[P],
+    folder: Callable[[P], Path],
+    done: Callable[[P], bool],
+    run: Callable[[P], None],
+    after: Callable[[P], Collection[P]] = lambda point: (),
 ) -> None:
     """Run every point that is not done, until all are; other processes that do the same take their share.
 
@@ -54,6 +59,7 @@ def run_shared(
         done: whether a point is finished, told by what is in its folder.
         run: makes a point done. An `HfTlmError` of it is kept for the end, and the other points go on; in a job of
             several processes, which may not all have failed, it ends the work as any other error does.
+        after: the points that have to end before this one begins: finished, or failed in this process.
 
     Raises:
         PointsError: some points failed, and the others are finished.
@@ -61,18 +67,22 @@ def run_shared(
     """
     rank, processes = place_in_job()
     left, failures = list(range(len(points))), {}
-    awaited: set[str] = set()
+    root = Path(os.path.commonpath([folder(point).parent for point in points])) if points else Path()
+    awaited: set[Path] = set()
     while True:
-        taken, lock = None, None
+        taken, lock, free = None, None, []
         if rank == 0:
             left = [i for i in left if not done(points[i])]
-            taken, lock = _take_one(left, lambda i: folder(points[i]), lambda i: done(points[i]))
+            undone = [points[i] for i in left]
+            free = [i for i in left if not any(one in undone for one in after(points[i]))]
+            taken, lock = _take_one(free, left, lambda i: folder(points[i]), lambda i: done(points[i]))
         with lock or contextlib.nullcontext():
             taken, ended = agree((taken, not left), processes)
             if taken is not None:
                 path = folder(points[taken])
-                if path.name in awaited:
-                    logger.warning("%s was left unfinished by another process and is continued here.", path.name)
+                name = path.relative_to(root)
+                if path in awaited:
+                    logger.warning("%s was left unfinished by another process and is continued here.", name)
                 awaited = set()
                 try:
                     run(points[taken])
@@ -80,18 +90,19 @@ def run_shared(
                     if processes > 1:
                         raise
                     failures[path] = error
-                    logger.warning("%s failed: %s", path.name, error)
+                    logger.warning("%s failed: %s", name, error)
                 left = [i for i in left if i != taken]
                 continue
         if ended:
             break
-        names = {folder(points[i]).name for i in left} if rank == 0 else set()
-        if names != awaited:
-            logger.warning("Waiting for other processes, which work on %s.", ", ".join(sorted(names)))
-            awaited = names
+        others = {folder(points[i]) for i in free}
+        if others != awaited:
+            names = sorted(str(path.relative_to(root)) for path in others)
+            logger.warning("Waiting for other processes, which work on %s.", ", ".join(names))
+            awaited = others
         time.sleep(POLL_SECONDS)
     if failures:
-        raise PointsError(failures, len(points))
+        raise PointsError(failures, len(points), root)
 
 
 def once(folder: Path, done: Callable[[], bool], run: Callable[[], None]) -> None:
@@ -103,10 +114,10 @@ def once(folder: Path, done: Callable[[], bool], run: Callable[[], None]) -> Non
 
 
 def _take_one(
-    left: list[int], folder: Callable[[int], Path], done: Callable[[int], bool]
+    free: list[int], left: list[int], folder: Callable[[int], Path], done: Callable[[int], bool]
 ) -> tuple[int | None, AbstractContextManager | None]:
-    """The first point that nobody works on, with its lock held. One that was finished just now leaves `left`."""
-    for index in list(left):
+    """The first free point that nobody works on, with its lock held. One that was finished just now leaves `left`."""
+    for index in free:
         lock = try_lock(folder(index))
         if lock is None:
             continue

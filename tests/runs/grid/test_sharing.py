@@ -117,6 +117,51 @@ def test_a_failing_point_does_not_stop_the_others(tmp_path):
     assert work(tmp_path) == ["a", "e"]
 
 
+def test_a_point_begins_once_those_before_it_have_ended_well_or_not(tmp_path):
+    """And no later: nothing else is waited for."""
+    after = {"a": ["c"], "b": ["d"], "c": [], "d": []}
+    ran = []
+
+    def run(name):
+        ran.append(name)
+        if name == "d":
+            raise HfTlmError("no d today")
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "done").write_text("")
+
+    with pytest.raises(PointsError, match="1 of 4 runs failed:\n  d: no d today\n"):
+        run_shared(
+            list(after), lambda name: tmp_path / name, lambda name: (tmp_path / name / "done").is_file(), run, after.get
+        )
+    assert ran == ["c", "a", "d", "b"]
+
+
+def test_what_others_work_on_holds_up_only_what_needs_it(tmp_path, caplog):
+    """Here another process has the lock of `slow`; `after slow` waits for it, and is not said to be another's."""
+    after = {"a/slow": [], "b/after slow": ["a/slow"], "c/free": []}
+    ran, held = [], threading.Event()
+
+    def run(name):
+        ran.append(name)
+        (tmp_path / name).mkdir(parents=True, exist_ok=True)
+        (tmp_path / name / "done").write_text("")
+
+    def work_on_it():
+        with locks.try_lock(tmp_path / "a/slow"):
+            held.set()
+            wait_for(tmp_path / "c/free/done")
+            time.sleep(0.2)
+            run("a/slow")
+
+    other = threading.Thread(target=work_on_it)
+    other.start()
+    held.wait()
+    run_shared(list(after), lambda name: tmp_path / name, lambda name: (tmp_path / name / "done").is_file(), run, after.get)
+    other.join()
+    assert ran == ["c/free", "a/slow", "b/after slow"]
+    assert [record.message for record in caplog.records] == ["Waiting for other processes, which work on a/slow."]
+
+
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit, RuntimeError])
 def test_what_ends_the_work_leaves_its_point_free(tmp_path, stop):
     def run(name):
