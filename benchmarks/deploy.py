@@ -1,13 +1,15 @@
 r"""The price of a prediction: megabytes, memory and time of what answers for a text, each in a process of its own.
 
     python benchmarks/deploy.py --models scierc=runs/deploy/scierc acl_arc=runs/deploy/acl_arc \
+        --encoders scierc=runs/minilm/scierc acl_arc=runs/minilm/acl_arc \
         --tasks_dir ../shared/data/tasks --corpus '../shared/data/corpus/*.parquet' --output_dir runs/deploy
 
 Models of the scale tlm/coffee that were trained on tasks are exported, float and int8, and answer the test split beside
-TF-IDF with a linear support vector machine (n-grams and C chosen on validation). Speed depends on the sizes and not on what
-was learned: the scale tlm/night, MiniLM (6 layers x 384, 30,522 words) and static embeddings for model2vec (30,522 x 256,
-as wide as potion-base-8M's, with a logistic regression) have random weights here; MiniLM's scores are of the records in
-benchmarks/results/cpu.jsonl. model2vec is left out where it is not installed.
+TF-IDF with a linear support vector machine (n-grams and C chosen on validation), and so are MiniLM encoders (6 layers x 384,
+30,522 words) that were fine-tuned on them. Without these MiniLM is of random weights, and its scores are of the records in
+benchmarks/results/cpu.jsonl. Speed depends on the sizes and not on what was learned: the scale tlm/night and static
+embeddings for model2vec (of MiniLM's words, 256 wide as potion-base-8M's, with a logistic regression) have random weights
+always. model2vec is left out where it is not installed.
 
 Everything is timed from the text on, tokenising included, on one thread: texts of the first task, cut to 32 and 128 tokens
 of its own tokenizer. Writes benchmarks/results/deploy.json, .md, and the picture deploy.svg.
@@ -21,7 +23,7 @@ import time
 from pathlib import Path
 
 LENGTHS, BATCH, ONE_BY_ONE, BATCHES, ROUNDS = (32, 128), 32, 200, 8, 3
-# Of the scale tlm/night, of MiniLM (and its tokenizer for static embeddings), and how wide the latter are.
+# Of the scale tlm/night, of MiniLM's shape, and how wide static embeddings are.
 NIGHT_WORDS, MINILM_WORDS, STATIC_WIDTH = 16_000, 30_522, 256
 SECTIONS = {"price": "What a prediction costs", "scores": "What 8 bits lose"}
 NOTES = {
@@ -33,8 +35,8 @@ NOTES = {
     ),
     "scores": (
         "Percent on the test split, of the task's metric, by one seed of the scale tlm/coffee (Hyperpartisan and ACL-ARC "
-        "with its teacher); MiniLM's are recorded, three seeds, and not measured in this run. Drop: points of int8 below "
-        "float on validation, as the export checks them."
+        "with its teacher), and of MiniLM fine-tuned; where its int8 is empty, MiniLM's are recorded, three seeds, and not "
+        "measured in this run. Drop: points of int8 below float on validation, as the export checks them."
     ),
 }
 
@@ -139,18 +141,30 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", required=True, metavar="TASK=FOLDER", help="finished runs of tlm/coffee")
+    parser.add_argument("--encoders", nargs="+", default=[], metavar="TASK=FOLDER", help="MiniLM, by hf-tlm finetune")
     parser.add_argument("--tasks_dir", required=True)
-    parser.add_argument("--corpus", required=True, help="a vocabulary of MiniLM's size is trained on it")
-    parser.add_argument("--shapes", nargs="*", choices=["night", "MiniLM"], default=["night", "MiniLM"])
+    parser.add_argument("--corpus", required=True, help="vocabularies of the shapes are trained on it")
+    parser.add_argument(
+        "--shapes",
+        nargs="*",
+        choices=["night", "MiniLM"],
+        default=["night", "MiniLM"],
+        help="with random weights; MiniLM's is left out beside --encoders",
+    )
     parser.add_argument("--output_dir", default="runs/deploy")
     parser.add_argument("--results_dir", default=str(ROOT / "benchmarks" / "results"))
     options = parser.parse_args()
     output = Path(options.output_dir)
-    models = {name: Path(folder) for name, _, folder in (pair.partition("=") for pair in options.models)}
+    models, encoders = (
+        {name: Path(folder) for name, _, folder in (pair.partition("=") for pair in pairs)}
+        for pairs in (options.models, options.encoders)
+    )
+    if others := sorted({*encoders} - {*models}):
+        parser.error(f"--encoders: of the tasks of --models ({', '.join(models)}); received {', '.join(others)}")
     tasks = {name: load_task(str(Path(options.tasks_dir) / name)) for name in models}
     file = ResultsFile(options.results_dir, "deploy", SECTIONS, NOTES)
 
-    scores = [_scores(name, tasks[name], models[name], output) for name in models]
+    scores = [_scores(name, tasks[name], models[name], encoders.get(name), output) for name in models]
     file.add("scores", scores)
     first = next(iter(models))
     texts = _texts(tasks[first], models[first], output / "texts.json")
@@ -158,44 +172,55 @@ def main() -> None:
         "night": (ROOT / "recipes/configs/models/modernbert_6x384.json", NIGHT_WORDS),
         "MiniLM": (ROOT / "benchmarks/models/minilm.json", MINILM_WORDS),
     }
-    shapes = {name: _shape(*sizes[name], options.corpus, output / name.lower()) for name in options.shapes}
-    rows = []
+    names = [name for name in options.shapes if not (encoders and name == "MiniLM")]
+    shapes = {name: _shape(*sizes[name], options.corpus, output / name.lower()) for name in names}
+    # Of each the folder that torch loads, and that of its graphs.
     sides = {"coffee": (models[first], output / f"{first}-onnx"), **{name: (one, one) for name, one in shapes.items()}}
+    if encoders:
+        name, encoder = next(iter(encoders.items()))
+        sides["MiniLM"] = (encoder, output / f"{name}-minilm-onnx")
+    rows = []
     for name, (stock, exported) in sides.items():
         for side in ("torch", "fp32", "int8"):
-            rows.append(_row(name, side, stock if side == "torch" else exported, texts))
-    rows.append(_row("TF-IDF, linear", "tfidf", output / f"{first}-tfidf", texts))
-    if "MiniLM" in shapes and importlib.util.find_spec("model2vec"):
-        rows.append(
-            _row("static embeddings", "static", _embeddings(shapes["MiniLM"], tasks[first], output / "static"), texts)
-        )
+            rows.append(_row(name, side, stock if side == "torch" else exported, texts, _parameters(stock)))
+    rows.append(_row("TF-IDF, linear", "tfidf", output / f"{first}-tfidf", texts, None))
+    if "MiniLM" in sides and importlib.util.find_spec("model2vec"):
+        static = _embeddings(sides["MiniLM"][0], tasks[first], output / "static")
+        rows.append(_row("static embeddings", "static", static, texts, _parameters(static)))
     file.add("price", rows)
     _picture(rows, scores, Path(options.results_dir) / "deploy.svg")
     print("\n" + file.to_text())
 
 
-def _scores(name: str, task, model: Path, output: Path) -> dict:
-    """Export a model, and score its graphs and the linear model on the test split."""
+def _scores(name: str, task, model: Path, encoder: Path | None, output: Path) -> dict:
+    """Export a model and an encoder, and score their graphs and the linear model on the test split."""
     from statistics import fmean
 
-    from hf_tlm.runs import export_onnx, linear_model
+    from hf_tlm.runs import linear_model
 
-    exported = export_onnx(str(model), output / f"{name}-onnx", task=task, max_drop=100)
-    files = {one["dtype"]: one for one in exported.record["files"].values()}
     linear = linear_model(task)
     _fit_linear(task, linear.settings, output / f"{name}-tfidf")
+    found = {"task": name, "metric": task.metric, **_exported(task, model, output / f"{name}-onnx")}
+    found["TF-IDF, linear"] = 100 * linear.scores["test"][task.metric]
+    if encoder is not None:
+        of_encoder = _exported(task, encoder, output / f"{name}-minilm-onnx")
+        return found | {"MiniLM": of_encoder["float"], **{f"MiniLM {part}": of_encoder[part] for part in ("int8", "drop")}}
     kept = [json.loads(line)["record"] for line in open(Path(__file__).parent / "results" / "cpu.jsonl", encoding="utf-8")]
     minilm = [one["test"][task.metric] for one in kept if one.get("task") == name and one.get("arm") == "pretrained"]
-    answered = {dtype: _tested(exported.folder, task, dtype) for dtype in ("fp32", "int8")}
+    return found | {"MiniLM": 100 * fmean(minilm) if minilm else None, "MiniLM int8": None, "MiniLM drop": None}
+
+
+def _exported(task, model: Path, folder: Path) -> dict:
+    """Export a model, and score its graphs on the test split."""
+    from hf_tlm.runs import export_onnx
+
+    exported = export_onnx(str(model), folder, task=task, max_drop=100)
+    files = {one["dtype"]: one for one in exported.record["files"].values()}
     return {
-        "task": name,
-        "metric": task.metric,
-        "float": 100 * answered["fp32"],
-        "int8": 100 * answered["int8"],
+        "float": 100 * _tested(folder, task, "fp32"),
+        "int8": 100 * _tested(folder, task, "int8"),
         "drop": files["int8"]["drop"],
         "logits within": files["fp32"]["max_difference"],
-        "TF-IDF, linear": 100 * linear.scores["test"][task.metric],
-        "MiniLM": 100 * fmean(minilm) if minilm else None,
     }
 
 
@@ -275,26 +300,25 @@ def _shape(config_file: Path, words: int, corpus: str, folder: Path) -> Path:
 
 
 def _embeddings(words_of: Path, task, folder: Path) -> Path:
-    """Static embeddings of random numbers, and a logistic regression on them."""
+    """Static embeddings of random numbers for the words of a tokenizer, and a logistic regression on them."""
     import joblib
     import numpy as np
     from model2vec import StaticModel
     from sklearn.linear_model import LogisticRegression
     from tokenizers import Tokenizer
 
-    vectors = np.random.default_rng(0).standard_normal((MINILM_WORDS, STATIC_WIDTH)).astype(np.float32)
-    model = StaticModel(vectors, Tokenizer.from_file(str(words_of / "tokenizer.json")))
+    tokenizer = Tokenizer.from_file(str(words_of / "tokenizer.json"))
+    vectors = np.random.default_rng(0).standard_normal((tokenizer.get_vocab_size(), STATIC_WIDTH)).astype(np.float32)
+    model = StaticModel(vectors, tokenizer)
     model.save_pretrained(str(folder))
     texts, labels = task.train["text"][:1000], task.train["label"][:1000]
     joblib.dump(LogisticRegression(max_iter=200).fit(model.encode(texts), labels), folder / "head.joblib")
     return folder
 
 
-def _row(name: str, side: str, folder: Path, texts: Path) -> dict:
+def _row(name: str, side: str, folder: Path, texts: Path, parameters: int | None) -> dict:
     import os
     import subprocess
-
-    from safetensors import safe_open
 
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": _path()}
     command = [sys.executable, __file__, "--side", side, str(folder), str(texts)]
@@ -304,22 +328,19 @@ def _row(name: str, side: str, folder: Path, texts: Path) -> dict:
     graphs = {"fp32": "onnx/model.onnx", "int8": "onnx/model_quantized.onnx"}
     weights = ["onnx/" + Path(graphs[side]).name] if side in graphs else ["model.safetensors", "model.joblib", "head.joblib"]
     files = [folder / one for one in (*weights, "config.json", "tokenizer.json", "tokenizer_config.json")]
-    parameters = None
-    if (folder / "model.safetensors").is_file():
-        with safe_open(folder / "model.safetensors", "np") as tensors:
-            shapes = [tensors.get_slice(key).get_shape() for key in tensors.keys()]
-        parameters = sum(_product(shape) for shape in shapes)
     megabytes = sum(one.stat().st_size for one in files if one.is_file()) / 1e6
     kinds = {"torch": "torch", "fp32": "ONNX", "int8": "ONNX int8", "tfidf": "scikit-learn", "static": "model2vec"}
     measured = json.loads(done.stdout.splitlines()[-1])
     return {"model": name, "run by": kinds[side], "parameters": parameters, "MB": megabytes, **measured}
 
 
-def _product(shape: list[int]) -> int:
-    found = 1
-    for size in shape:
-        found *= size
-    return found
+def _parameters(folder: Path) -> int:
+    import math
+
+    from safetensors import safe_open
+
+    with safe_open(folder / "model.safetensors", "np") as tensors:
+        return sum(math.prod(tensors.get_slice(key).get_shape()) for key in tensors.keys())
 
 
 def _path() -> str:
@@ -335,15 +356,25 @@ def _picture(rows: list[dict], scores: list[dict], file: Path) -> None:
 
     from hf_tlm.analysis.figures import MARKERS, PALETTE, WIDTH, label_decades, new_figure, style, to_svg
 
-    names = {"float": ("coffee", "ONNX"), "int8": ("coffee", "ONNX int8")}
-    names |= {"TF-IDF, linear": ("TF-IDF, linear", "scikit-learn"), "MiniLM": ("MiniLM", "ONNX")}
-    if any(one["MiniLM"] is None for one in scores):
-        del names["MiniLM"]
+    places = {(row["model"], row["run by"]): row for row in rows}
+    columns = {
+        "float": ("coffee", "ONNX"),
+        "int8": ("coffee", "ONNX int8"),
+        "TF-IDF, linear": ("TF-IDF, linear", "scikit-learn"),
+        "MiniLM": ("MiniLM", "ONNX"),
+        "MiniLM int8": ("MiniLM", "ONNX int8"),
+    }
+    # Where every task has a score, and the speed was measured.
+    names = {
+        column: where
+        for column, where in columns.items()
+        if where in places and all(one[column] is not None for one in scores)
+    }
     shown = {column: fmean(one[column] for one in scores) for column in names}
     with style():
         figure, axes = new_figure(1, 2, width=2 * WIDTH)
         for place, (column, (model, run_by)) in enumerate(names.items()):
-            row = next(one for one in rows if (one["model"], one["run by"]) == (model, run_by))
+            row = places[model, run_by]
             for axis, value in zip(axes, (row["MB"], row["texts/s, 128 tokens"]), strict=True):
                 label = f"{model}, {run_by}" if model != run_by else model
                 axis.plot(value, shown[column], linestyle="", marker=MARKERS[place], color=PALETTE[place], label=label)

@@ -3,28 +3,45 @@
 import json
 
 import pytest
+from transformers import AutoModelForSequenceClassification
 
+from hf_tlm.data import train_wordpiece
+from hf_tlm.tasks import load_task
 from support import warm
 from support.tiny_checkpoints import go, pretrained
-from support.toys import make_task, write_files
+from support.toys import make_task, sentences, write_files
 
 
 @pytest.mark.slow
 def test_sides_and_scores(tokenizer, tmp_path):
     base, run = pretrained(tmp_path / "base", tokenizer, num_hidden_layers=1, max_position_embeddings=128), tmp_path / "run"
     go(run, base, make_task(train=24), max_steps=3)
+    # An encoder of another size and other words.
+    words = train_wordpiece([row["text"] for row in sentences(40, 7)], 150)
+    larger = pretrained(tmp_path / "larger", words, num_hidden_layers=2, max_position_embeddings=128, vocab_size=150)
     write_files(tmp_path, train=5000)
+    go(tmp_path / "encoder", larger, load_task(str(tmp_path / "task")), max_steps=3)
     arguments = ["--models", f"task={run}", "--tasks_dir", tmp_path, "--shapes", "--corpus", tmp_path / "corpus.parquet"]
     arguments += ["--output_dir", tmp_path / "out", "--results_dir", tmp_path / "results"]
-    done = warm.recipe("benchmarks/deploy.py", arguments, limit=280)
+    done = warm.recipe("benchmarks/deploy.py", [*arguments, "--encoders", f"other={base}"], limit=280)
+    assert done.status == 2 and "--encoders: of the tasks of --models (task); received other" in done.stderr
+    done = warm.recipe("benchmarks/deploy.py", [*arguments, "--encoders", f"task={tmp_path / 'encoder'}"], limit=280)
     assert done.status == 0, done.stderr[-3000:]
     found = json.loads((tmp_path / "results/deploy.json").read_text())
     rows = found["price"]["rows"]
-    sides = [("coffee", "torch"), ("coffee", "ONNX"), ("coffee", "ONNX int8"), ("TF-IDF, linear", "scikit-learn")]
-    assert [(row["model"], row["run by"]) for row in rows] == sides
+    sides = [(model, by) for model in ("coffee", "MiniLM") for by in ("torch", "ONNX", "ONNX int8")]
+    assert [(row["model"], row["run by"]) for row in rows[:7]] == [*sides, ("TF-IDF, linear", "scikit-learn")]
     assert all(0 < row["ms, 32 tokens"] and 0 < row["texts/s, 128 tokens"] and 0 < row["MB"] for row in rows)
     # Neither torch nor transformers is in a process of onnxruntime.
     assert rows[1]["memory MB"] < rows[0]["memory MB"] / 2
+    for folder, three in (run, rows[:3]), (tmp_path / "encoder", rows[3:6]):
+        parameters = AutoModelForSequenceClassification.from_pretrained(folder).num_parameters()
+        assert [row["parameters"] for row in three] == [parameters] * 3
     (score,) = found["scores"]["rows"]
-    assert 0 <= score["int8"] <= 100 and score["logits within"] < 1e-4 and score["MiniLM"] is None
-    assert (tmp_path / "results/deploy.svg").read_text().count("coffee, ONNX int8") and "## What 8 bits lose" in done.stdout
+    assert 0 <= score["int8"] <= 100 and score["logits within"] < 1e-4
+    results = json.loads((tmp_path / "encoder/results.json").read_text())
+    assert score["MiniLM"] == pytest.approx(100 * results["seeds"][0]["test"][score["metric"]])
+    exported = json.loads((tmp_path / "out/task-minilm-onnx/export.json").read_text())
+    assert score["MiniLM drop"] == exported["files"]["onnx/model_quantized.onnx"]["drop"] and score["MiniLM int8"] >= 0
+    picture = (tmp_path / "results/deploy.svg").read_text()
+    assert "coffee, ONNX int8" in picture and "MiniLM, ONNX int8" in picture and "## What 8 bits lose" in done.stdout
