@@ -18,6 +18,7 @@ import torch
 import hf_tlm
 from hf_tlm.errors import HfTlmError
 from hf_tlm.experiments.arms import ReproductionError
+from hf_tlm.experiments.int8 import add_int8_price, check_exports, to_export
 from hf_tlm.experiments.plan import AVERAGE, TOKENIZER, TRAININGS, Plan, Step
 from hf_tlm.experiments.steps import discard_checkpoints, make_step, parse_step, read_record, tokenise
 from hf_tlm.experiments.table import Table
@@ -33,7 +34,7 @@ FINISHED, FAILED = "finished", "failed"
 _ALONE = (TOKENIZER, "retrieve", AVERAGE)
 
 
-def reproduce(plan: Plan, *, prepare_only: bool = False, keep_checkpoints: bool = False) -> Table:
+def reproduce(plan: Plan, *, prepare_only: bool = False, keep_checkpoints: bool = False, export_int8: bool = False) -> Table:
     """Make everything that is not finished, and the table of all of it.
 
     Every step leaves a JSON record in `runs/` or `preparations/` of the plan's records, and the table, `<table_name>.md` and
@@ -47,19 +48,33 @@ def reproduce(plan: Plan, *, prepare_only: bool = False, keep_checkpoints: bool 
         prepare_only: stop after tokenizers and subsets, and when the data of every model from scratch are tokenised in the
             cache of `datasets`: a machine whose time is dear, and that sees the same folders and cache, only trains.
         keep_checkpoints: of finished runs, and models between stages; by default only their models and results are kept.
+        export_int8: also measure what every finished model costs and loses in 8 bits (see `int8_price`), of runs that were
+            finished before too, while their models are there. One that cannot be exported is said in a line. With
+            `prepare_only` there is nothing to export.
 
     Raises:
         HfTlmError: before anything is begun, an option that a recipe lacks or refuses, a task that there is not or that TLM
-            has no use for, or records of steps that were made with other settings, of other inputs or on other data; with
-            `prepare_only`, at the end, steps that failed.
+            has no use for, or records of steps that were made with other settings, of other inputs or on other data; or
+            see `check_exports`; with `prepare_only`, at the end, steps that failed.
     """
+    export_int8 = export_int8 and not prepare_only
+    if export_int8:
+        check_exports(plan)
     check(plan, prepare_only)
     write_table(plan)  # A folder of records that cannot be written is refused before there is work to lose.
     failed = None
     needed = _needed(plan)
 
     def done(step: Step) -> bool:
-        return step.name not in needed or _finished(plan, step) or _taken_over(plan, step)
+        made = step.name not in needed or _finished(plan, step) or _taken_over(plan, step)
+        return made and not (export_int8 and to_export(plan, step))
+
+    def run(step: Step) -> None:
+        if not (export_int8 and _finished(plan, step)):
+            _run(plan, step, keep_checkpoints)
+        if export_int8 and to_export(plan, step):
+            add_int8_price(plan, step)
+            write_table(plan)
 
     steps = {step.name: step for step in plan.steps}
     try:
@@ -67,7 +82,7 @@ def reproduce(plan: Plan, *, prepare_only: bool = False, keep_checkpoints: bool 
             plan.preparations if prepare_only else plan.steps,
             plan.folder,
             done,
-            lambda step: _run(plan, step, keep_checkpoints),
+            run,
             after=lambda step: [steps[name] for name in step.inputs.values()],
         )
     except PointsError as error:

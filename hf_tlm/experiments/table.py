@@ -111,6 +111,9 @@ class Table:
     def _taught(self) -> bool:
         return any("teacher" in run for row in self.rows for run in row.runs)
 
+    def _priced(self, name: str) -> bool:
+        return any(run.get(name) for row in self.rows for run in row.runs)
+
     @property
     def failures(self) -> list[str]:
         return [f"{row.task}, {row.arm}, seed {seed}: {error}" for row in self.rows for seed, error in row.failed]
@@ -143,9 +146,10 @@ class Table:
         beside = [f"published {m}" for m in MEASURES if any(row.beside(m) for row in self.rows)]
         costs = ("passages", "subset hours", "real tokens", "FLOPs", "hours")
         # Records of before there was a price have none.
-        price = ("MB", "ms a text") if any(run.get("price") for row in self.rows for run in row.runs) else ()
+        price = ("MB", "ms a text") if self._priced("price") else ()
+        int8 = ("MB int8", "ms a text int8", "int8 drop") if self._priced("int8") else ()
         taught = ("teacher FLOPs", "teacher hours") if self._taught else ()
-        return [*("task", "metric", "arm", "seeds", *SCORES), *beside, *costs, *taught, *price]
+        return [*("task", "metric", "arm", "seeds", *SCORES), *beside, *costs, *taught, *price, *int8]
 
     def _cells(self, row: Row) -> dict[str, Any]:
         known = row.to_dict()
@@ -164,8 +168,11 @@ class Table:
             "hours": _hours(cost["seconds"]),
             "teacher FLOPs": f"{known['teacher_flops']:.3g}" if known["teacher_flops"] else "",
             "teacher hours": _hours(known["teacher_seconds"]),
-            "MB": _mean(row, "megabytes"),
-            "ms a text": _mean(row, "milliseconds", _PRICED),
+            "MB": _mean(row, "price", "megabytes"),
+            "ms a text": _mean(row, "price", "milliseconds", _PRICED),
+            "MB int8": _mean(row, "int8", "megabytes"),
+            "ms a text int8": _mean(row, "int8", "milliseconds", _PRICED),
+            "int8 drop": _mean(row, "int8", "drop"),
         }
 
     def _state(self) -> str:
@@ -217,7 +224,7 @@ class Table:
                 "The linear model is a support vector machine on TF-IDF of words and punctuation marks, chosen on "
                 "validation; nothing of it is random."
             )
-        if any(run.get("price") for run in runs):
+        if self._priced("price"):
             lines.append(
                 "MB are those of weights, configuration and tokenizer; ms a text are of one text of 128 tokens on one core, "
                 "by torch in float32."
@@ -226,6 +233,11 @@ class Table:
                     if any(run["kind"] == "baseline" and run.get("price") for run in runs)
                     else ""
                 )
+            )
+        if self._priced("int8"):
+            lines.append(
+                "int8 is the model's graph in 8 bits, run by onnxruntime on one core; its drop are the points of the metric "
+                "that it is below float32 on validation."
             )
         if any("averaged" in run for run in runs):
             lines.append(
@@ -297,10 +309,10 @@ def _hours(seconds: float | None) -> str:
 
 
 def _mean(row: Row, *names: str) -> str:
-    """Mean over seeds of an entry of their price."""
+    """Mean over seeds of an entry of their records, by the names on the way to it."""
     found = []
     for run in row.runs:
-        value = run.get("price")
+        value: Any = run
         for name in names:
             value = (value or {}).get(name)
         found += [] if value is None else [value]

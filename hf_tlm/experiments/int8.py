@@ -1,0 +1,78 @@
+"""What the models of a table cost in 8 bits: each is exported once, and its run's record keeps what was measured."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+from hf_tlm.experiments.arms import ReproductionError
+from hf_tlm.experiments.plan import Plan, Step
+from hf_tlm.experiments.steps import parse_step, read_record
+from hf_tlm.models.onnx_graph import check_installed
+from hf_tlm.runs.export import int8_price
+from hf_tlm.runs.records import environment
+from hf_tlm.utils.files import atomic_write
+
+logger = logging.getLogger(__name__)
+
+INT8 = "int8"  # Of a record: what `int8_price` gives, and the processor.
+_EXPORTED = ("train_tlm", "finetune")
+
+
+def check_exports(plan: Plan) -> None:
+    """Whether exporting is possible here; runs whose models are gone are named in a line.
+
+    Raises:
+        ModelError: the extra [onnx] is not installed.
+        ReproductionError: this is a job of several processes.
+    """
+    check_installed()
+    if (processes := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
+        raise ReproductionError(
+            f"--export_int8: one process exports; this is a job of {processes}. Leave it out, and start the same command "
+            "with it in one process when the runs are finished: it exports them and trains nothing again."
+        )
+    unpriced = [step for step in plan.trainings if _unpriced(plan, step)]
+    if gone := [step.name for step in unpriced if not to_export(plan, step)]:
+        logger.warning("Not exported, as the models are not in %s any more: %s.", plan.output_dir, ", ".join(gone))
+
+
+def to_export(plan: Plan, step: Step) -> bool:
+    """Whether a step is a finished run without a price in 8 bits, whose model is there."""
+    record = _unpriced(plan, step)
+    return record is not None and any(_model(plan, record).glob("*.safetensors"))
+
+
+def add_int8_price(plan: Plan, step: Step) -> None:
+    """Export a finished run's model beside its folder, and add the price in 8 bits to its record.
+
+    A model that cannot be exported, for whatever reason, is said in a line, and its run stays as it is.
+    """
+    record = _unpriced(plan, step)
+    assert record is not None
+    folder = plan.folder(step)
+    logger.warning("Exporting %s.", step.name)
+    try:
+        task_args, *_ = parse_step(plan, step, elsewhere=True)
+        task = task_args.load()
+        if task.fingerprint != record.get("task_fingerprint", task.fingerprint):
+            raise ReproductionError("it was trained on other data than the task has now")
+        price = int8_price(_model(plan, record), task, folder.with_name(f".{folder.name}.{INT8}"))
+    except Exception as error:  # Of any class: the exporter's own too, of models that are not ours.
+        logger.warning("%s has no price in 8 bits: %s", step.name, " ".join(str(error).split())[:500])
+        return
+    record[INT8] = {**price, "processor": environment(use_cpu=True)["processor"]}
+    atomic_write(plan.record_file(step), json.dumps(record, indent=2) + "\n")
+
+
+def _unpriced(plan: Plan, step: Step) -> dict[str, Any] | None:
+    """The record of a finished network that has no price in 8 bits."""
+    record = read_record(plan.record_file(step)) if step.kind in _EXPORTED else None
+    return record if record is not None and record["status"] == "finished" and INT8 not in record else None
+
+
+def _model(plan: Plan, record: dict[str, Any]) -> Path:
+    return plan.output_dir / record.get("same_run_as", record["name"])

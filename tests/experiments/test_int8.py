@@ -1,0 +1,221 @@
+"""Tables of models in 8 bits: what is measured and when, what is left as it is, and what the table shows."""
+
+import json
+import logging
+import runpy
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from datasets import Dataset
+
+from hf_tlm.data import train_wordpiece
+from hf_tlm.errors import HfTlmError
+from hf_tlm.experiments import Arm, ReproductionError, TaskEntry, make_plan, reproduce
+from hf_tlm.experiments import int8 as module
+from hf_tlm.models import ModelError
+from hf_tlm.runs import export_onnx
+from hf_tlm.tasks import load_task
+from support.tiny_checkpoints import pretrained
+from support.toys import FAST, sentences, write_files
+
+ROOT = Path(__file__).resolve().parents[2]
+MAKING = sys.modules[reproduce.__module__]
+OPTIONS = {"report_to": "none", "disable_tqdm": True, "use_cpu": True, "max_length": 32, "max_steps": 2}
+COLUMNS = ["MB int8", "ms a text int8", "int8 drop"]
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    """A task, a corpus, the options of the recipes, and a finished table of one run from scratch and one fine-tuned."""
+    folder = tmp_path_factory.mktemp("work")
+    # Of 128 positions, so that a text of 128 tokens has its time.
+    write_files(folder, train=24, held_out=12, max_position_embeddings=128)
+    train = {**FAST, "model_config": str(folder / "model.json"), "max_steps": 2, "stage2_max_steps": 2, "vocab_size": 120}
+    (folder / "options.yaml").write_text(json.dumps({"train_tlm": train, "finetune": OPTIONS}))
+    tokenizer = train_wordpiece([row["text"] for row in sentences(40, 7)], 120, max_length=32)
+    pretrained(folder / "encoder", tokenizer, max_position_embeddings=128)
+    reproduce(planned(folder, folder / "out"))
+    return folder
+
+
+def planned(work, out, arms=("task only", "pretrained"), seeds=(0,), **options):
+    return make_plan(
+        *([TaskEntry("task")], [Arm.read(arm) for arm in arms], seeds, out),
+        **{"files": [str(work / "options.yaml")], "tasks_dir": str(work), "pretrained": str(work / "encoder"), **options},
+    )
+
+
+@pytest.fixture
+def finished(work, tmp_path):
+    """The plan of a copy of the finished table."""
+    shutil.copytree(work / "out", tmp_path / "out")
+    return planned(work, tmp_path / "out")
+
+
+def records(plan):
+    return {step.arm.name: json.loads(plan.record_file(step).read_text()) for step in plan.trainings}
+
+
+def cells(table):
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.to_text().splitlines() if "|" in line]
+    return {row["arm"]: row for row in (dict(zip(lines[0], line, strict=True)) for line in lines[2:])}
+
+
+@pytest.fixture
+def priced(monkeypatch):
+    """Nothing is exported: the models that would be."""
+    models = []
+
+    def price(model, task, scratch):
+        models.append(model.relative_to(model.parents[2]).as_posix())
+        times = {"milliseconds": {"32": 0.5, "128": 1.5}, "texts_per_second": {"32": 900.0}}
+        return {"megabytes": 1.25, "score": 0.5, "drop": 0.25, **times, "checked_on": "validation"}
+
+    monkeypatch.setattr(module, "int8_price", price)
+    monkeypatch.setattr(MAKING, "make_step", lambda plan, step: pytest.fail(f"{step.name} is made again"))
+    return models
+
+
+@pytest.mark.slow
+def test_finished_models_are_exported_without_training_again(work, finished, tmp_path, monkeypatch):
+    before, plain = records(finished), (tmp_path / "out/results.md").read_text()
+    assert not any("int8" in record for record in before.values()) and "MB int8" not in plain
+    monkeypatch.setattr(MAKING, "make_step", lambda plan, step: pytest.fail(f"{step.name} is made again"))
+    table = reproduce(finished, export_int8=True)
+    after = records(finished)
+    for step in finished.trainings:
+        record, folder = after[step.arm.name], finished.folder(step)
+        found = record.pop("int8")
+        assert record == before[step.arm.name]
+        # As an export of one's own says it; of what is not the clock's.
+        export = export_onnx(folder, tmp_path / step.arm.name, task=load_task(str(work / "task")), max_drop=100)
+        quantized = export.record["files"]["onnx/model_quantized.onnx"]
+        assert (found["score"], found["drop"]) == (quantized["score"], quantized["drop"])
+        names = ("onnx/model_quantized.onnx", "config.json", "tokenizer.json", "tokenizer_config.json")
+        assert found["megabytes"] == round(sum((export.folder / name).stat().st_size for name in names) / 1e6, 3)
+        assert set(found["milliseconds"]) == set(found["texts_per_second"]) == {"32", "128"}
+        assert found["checked_on"] == "validation of task" and found["processor"]
+        assert [path.name for path in folder.parent.iterdir()] == ["seed-0"], "nothing of the export stays"
+        row = cells(table)[step.arm.name]
+        shown = [found["megabytes"], found["milliseconds"]["128"], found["drop"]]
+        assert [row[column] for column in COLUMNS] == [f"{value:.3g}" for value in shown]
+    assert list(cells(table)["task only"])[-5:] == ["MB", "ms a text", *COLUMNS]
+    assert "points of the metric that it is below float32 on validation" in (tmp_path / "out/results.md").read_text()
+    # The same command again has nothing to do.
+    monkeypatch.setattr(module, "int8_price", lambda *args: pytest.fail("exported again"))
+    assert reproduce(finished, export_int8=True).to_text() == table.to_text()
+
+
+@pytest.mark.slow
+def test_a_run_is_exported_when_it_is_trained(work, tmp_path, monkeypatch):
+    made = []
+    price = {"megabytes": 1.25, "drop": 0.25, "checked_on": "validation"}
+
+    def exported(model, task, scratch):
+        (file,) = (tmp_path / "out/runs").glob("*seed-0.json")
+        made.append(json.loads(file.read_text())["status"])
+        return price
+
+    monkeypatch.setattr(module, "int8_price", exported)
+    plan = planned(work, tmp_path / "out", ["pretrained"])
+    table = reproduce(plan, export_int8=True)
+    assert made == ["finished"], "a kill while it is exported costs no training"
+    assert records(plan)["pretrained"]["int8"].items() >= price.items()
+    assert [cells(table)["pretrained"][column] for column in COLUMNS] == ["1.25", "", "0.25"]
+
+
+def test_baselines_have_no_price_in_8_bits(work, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "int8_price", lambda *args: pytest.fail("exported"))
+    plan = planned(work, tmp_path / "out", ["majority class"])
+    assert "MB int8" not in reproduce(plan, export_int8=True).to_text()
+
+
+def test_one_whose_model_is_gone_stays_as_it_is(finished, priced, caplog):
+    scratch, _ = finished.trainings
+    for file in finished.folder(scratch).glob("*.safetensors"):
+        file.unlink()
+    before = records(finished)
+    with caplog.at_level(logging.WARNING):
+        table = reproduce(finished, export_int8=True)
+    assert priced == ["task/pretrained/seed-0"] and records(finished)["task only"] == before["task only"]
+    assert [cells(table)["task only"][column] for column in COLUMNS] == ["", "", ""]
+    assert [cells(table)["pretrained"][column] for column in COLUMNS] == ["1.25", "1.5", "0.25"]
+    (said,) = [line for line in caplog.messages if "task/task-only/seed-0" in line]
+    assert said == f"Not exported, as the models are not in {finished.output_dir} any more: task/task-only/seed-0."
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no such\n\noperator"), HfTlmError("no such operator")])
+def test_what_cannot_be_exported_stays_finished(finished, priced, monkeypatch, caplog, error):
+    works = module.int8_price
+
+    def fails(model, task, scratch):
+        if "pretrained" in str(model):
+            return works(model, task, scratch)
+        raise error
+
+    monkeypatch.setattr(module, "int8_price", fails)
+    before = records(finished)["task only"]
+    with caplog.at_level(logging.WARNING):
+        table = reproduce(finished, export_int8=True)
+    assert table.failures == [] and "2 of 2 runs are finished." in table.to_text()
+    assert records(finished)["task only"] == before and "int8" in records(finished)["pretrained"]
+    assert [cells(table)[arm]["MB int8"] for arm in ("task only", "pretrained")] == ["", "1.25"]
+    assert caplog.messages.count("task/task-only/seed-0 has no price in 8 bits: no such operator") == 1
+    monkeypatch.setattr(module, "int8_price", works)
+    assert cells(reproduce(finished, export_int8=True))["task only"]["MB int8"] == "1.25", "the next start tries it again"
+
+
+def test_other_data_say_nothing_of_a_model(work, finished, tmp_path, priced, caplog):
+    shutil.copytree(work / "task", tmp_path / "tasks" / "task")
+    file = tmp_path / "tasks" / "task" / "validation.jsonl"
+    Dataset.from_list([{"text": "other", "label": json.loads(file.read_text().splitlines()[0])["label"]}] * 4).to_json(file)
+    with caplog.at_level(logging.WARNING):
+        reproduce(planned(work, tmp_path / "out", tasks_dir=str(tmp_path / "tasks")), export_int8=True)
+    assert priced == [] and "task/task-only/seed-0 has no price in 8 bits: it was trained on other data" in caplog.text
+
+
+def test_an_equal_run_of_another_table(work, finished, priced):
+    """Its record may have the price already; else the model is where the first table made it."""
+    same = json.dumps({"name": "same", "subset": "none"})
+    plan = planned(work, finished.output_dir, [same], table_name="second")
+    assert cells(reproduce(plan, export_int8=True))["same"]["MB int8"] == "1.25" and priced == ["task/task-only/seed-0"]
+    assert not plan.folder(plan.trainings[0]).exists()
+    reproduce(finished, export_int8=True)
+    third = planned(work, finished.output_dir, [same.replace("same", "third")], table_name="third")
+    del priced[:]
+    assert cells(reproduce(third, export_int8=True))["third"]["MB int8"] == "1.25" and priced == []
+
+
+def test_without_the_extra_it_is_refused_before_any_work(work, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    made = []
+
+    def make(plan, step):
+        made.append(step.name)
+        plan.folder(step).mkdir(parents=True)
+        return {}
+
+    monkeypatch.setattr(MAKING, "make_step", make)
+    monkeypatch.setattr(MAKING, "tokenise", lambda plan, step: made.append(f"tokenised {step.name}"))
+    plan = planned(work, tmp_path / "out", ["task only"])
+    with pytest.raises(ModelError, match=r"Exporting needs the package onnxscript.*\[onnx\]"):
+        reproduce(plan, export_int8=True)
+    assert made == [] and not (tmp_path / "out").exists()
+    # The recipe's switch says it.
+    options = ["--tasks_dir", work, "--tasks", "task", "--arms", "task only", "--output_dir", tmp_path / "out"]
+    argv = ["recipes/reproduce.py", "--config", work / "options.yaml", *options, "--export_int8", "true"]
+    monkeypatch.setattr(sys, "argv", list(map(str, argv)))
+    with pytest.raises(ModelError, match="Exporting needs the package onnxscript"):
+        runpy.run_path(str(ROOT / "recipes" / "reproduce.py"), run_name="recipe")["main"]()
+    assert made == [] and not (tmp_path / "out").exists()
+    reproduce(plan, prepare_only=True, export_int8=True)  # Another machine's work.
+    assert made == ["task/tokenizer", "tokenised task/task-only/seed-0"]
+
+
+def test_a_job_of_several_processes_is_refused(work, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ReproductionError, match="--export_int8: one process exports; this is a job of 2. Leave it out"):
+        reproduce(planned(work, tmp_path / "out"), export_int8=True)
+    assert not (tmp_path / "out").exists()
