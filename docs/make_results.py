@@ -85,6 +85,7 @@ TOPICS = (
             "coffee/linear_start.md",
             "additions/additions.md",
             "additions/large_teacher.md",
+            "encoder_teacher/encoder_teacher.md",
         ],
     ),
     Topic(
@@ -128,7 +129,7 @@ TOPICS = (
         "On a GPU",
         "What do minutes of a GPU buy, and how fast is a step there?",
         [
-            *("gpu_minutes/main.md", "hour.md", "gpu_coffee/main.md"),
+            *("gpu_minutes/main.md", "gpu_minutes/large_tasks.md", "hour.md", "gpu_coffee/main.md"),
             *("training_gpu.md", "training_gpu_before.md", "attention_gpu.md", "optimizers_gpu.md"),
         ],
     ),
