@@ -25,6 +25,8 @@ _WHO_TAUGHT = {"model": words(10_000), "teachers": listed(_WHO, 1000)}
 _COST = {"flops": real(0, 1e40), "seconds": real(0, 1e12)}
 # How far the shares of classes may be from the task's: half the sum of the differences.
 MOST_DISTANT = 0.4
+# By how much a teacher's mean probability of its classes may be above the share that it has right of held-out texts.
+MOST_OVERCONFIDENT = 0.1
 
 
 @dataclass
@@ -148,6 +150,12 @@ def doubts(report: Mapping[str, Any]) -> list[str]:
             f"The teacher tells {100 * right:.1f}% of {report.get('held_out', 'held-out training texts')} right, not or "
             f"hardly more than the {100 * largest:.1f}% of their largest class: it has nothing to teach. Leave it out."
         )
+    if right is not None and (certain := _mean_confidence(report)) > right + MOST_OVERCONFIDENT:
+        found.append(
+            f"The teacher is {100 * certain:.0f}% sure of its class of a passage on average and {100 * right:.0f}% right on "
+            f"{report.get('held_out', 'held-out training texts')}: its answers are nearly labels, with its mistakes. "
+            "--teacher_temperature above 1 softens them."
+        )
     if marks := report.get("marks_without_passages"):
         found.append(
             f"Most texts of the task have the marks {' '.join(marks)} and no passage of the subset has: what depends on "
@@ -171,6 +179,12 @@ def _distance(report: Mapping[str, Any]) -> float:
     if not total or not shares:
         return 0.0
     return sum(abs(subset[name] / total - shares.get(name, 0.0)) for name in subset) / 2
+
+
+def _mean_confidence(report: Mapping[str, Any]) -> float:
+    """The mean probability of the likeliest class over all passages, to the middle of its tenth; 0 without passages."""
+    counts = report.get("confidence_by_tenth") or []
+    return sum((tenth + 0.5) / 10 * count for tenth, count in enumerate(counts)) / max(1, sum(counts))
 
 
 def _with_answers(rows: Dataset, answers: np.ndarray, features: Features | None = None) -> Dataset:

@@ -760,6 +760,10 @@ def test_doubts(tmp_path):
     assert "nothing to teach" in doubts({**good, **counts, "held_out_accuracy": 0.45})[0]
     assert "the shares differ by 45%" in doubts({**good, **counts, "subset_by_class": {"a": 95, "b": 5}})[0]
     assert "no passage of the subset for b" in doubts({**good, **counts, "passages_by_class": {"a": 3, "b": 0}})[0]
+    tenths = [0, 0, 0, 0, 0, 10, 10, 10, 10, 60]
+    assert doubts({**good, **counts, "confidence_by_tenth": tenths}) == []
+    sure = doubts({**good, **counts, "confidence_by_tenth": tenths, "held_out_accuracy": 0.7, "held_out": "texts"})
+    assert len(sure) == 1 and "is 85% sure of its class of a passage on average and 70% right on texts" in sure[0]
     marked = {**good, **counts, "marks_without_passages": ["<<", "[["], "passages": 6}
     assert "have the marks << [[ and no passage of the subset has" in doubts(marked)[0]
     assert "--teacher_passages 0" in doubts(marked)[0]
