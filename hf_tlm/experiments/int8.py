@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import os
-from pathlib import Path
 from typing import Any
 
 from hf_tlm.experiments.arms import ReproductionError
 from hf_tlm.experiments.plan import Plan, Step
-from hf_tlm.experiments.steps import parse_step, read_record
+from hf_tlm.experiments.steps import model_folder, parse_step, read_record
 from hf_tlm.models.onnx_graph import check_installed
 from hf_tlm.runs.export import int8_price
 from hf_tlm.runs.records import environment
@@ -22,13 +21,15 @@ INT8 = "int8"  # Of a record: what `int8_price` gives, and the processor.
 _EXPORTED = ("train_tlm", "finetune")
 
 
-def check_exports(plan: Plan) -> None:
+def check_exports(plan: Plan, prepare_only: bool = False) -> None:
     """Whether exporting is possible here; runs whose models are gone are named in a line.
 
     Raises:
         ModelError: the extra [onnx] is not installed.
-        ReproductionError: this is a job of several processes.
+        ReproductionError: nothing is trained, or this is a job of several processes.
     """
+    if prepare_only:
+        raise ReproductionError("--export_int8: with --prepare_only there are no models to export. Leave one of them out.")
     check_installed()
     if (processes := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
         raise ReproductionError(
@@ -43,7 +44,7 @@ def check_exports(plan: Plan) -> None:
 def to_export(plan: Plan, step: Step) -> bool:
     """Whether a step is a finished run without a price in 8 bits, whose model is there."""
     record = _unpriced(plan, step)
-    return record is not None and any(_model(plan, record).glob("*.safetensors"))
+    return record is not None and any(model_folder(plan, record).glob("*.safetensors"))
 
 
 def add_int8_price(plan: Plan, step: Step) -> None:
@@ -60,7 +61,7 @@ def add_int8_price(plan: Plan, step: Step) -> None:
         task = task_args.load()
         if task.fingerprint != record.get("task_fingerprint", task.fingerprint):
             raise ReproductionError("it was trained on other data than the task has now")
-        price = int8_price(_model(plan, record), task, folder.with_name(f".{folder.name}.{INT8}"))
+        price = int8_price(model_folder(plan, record), task, folder.with_name(f".{folder.name}.{INT8}"))
     except Exception as error:  # Of any class: the exporter's own too, of models that are not ours.
         logger.warning("%s has no price in 8 bits: %s", step.name, " ".join(str(error).split())[:500])
         return
@@ -72,7 +73,3 @@ def _unpriced(plan: Plan, step: Step) -> dict[str, Any] | None:
     """The record of a finished network that has no price in 8 bits."""
     record = read_record(plan.record_file(step)) if step.kind in _EXPORTED else None
     return record if record is not None and record["status"] == "finished" and INT8 not in record else None
-
-
-def _model(plan: Plan, record: dict[str, Any]) -> Path:
-    return plan.output_dir / record.get("same_run_as", record["name"])

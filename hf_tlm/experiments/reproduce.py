@@ -48,33 +48,27 @@ def reproduce(plan: Plan, *, prepare_only: bool = False, keep_checkpoints: bool 
         prepare_only: stop after tokenizers and subsets, and when the data of every model from scratch are tokenised in the
             cache of `datasets`: a machine whose time is dear, and that sees the same folders and cache, only trains.
         keep_checkpoints: of finished runs, and models between stages; by default only their models and results are kept.
-        export_int8: also measure what every finished model costs and loses in 8 bits (see `int8_price`), of runs that were
-            finished before too, while their models are there. One that cannot be exported is said in a line. With
-            `prepare_only` there is nothing to export.
+        export_int8: at the end, measure what every finished model costs and loses in 8 bits (see `int8_price`), of runs that
+            were finished before too, while their models are there. One that cannot be exported is said in a line.
 
     Raises:
         HfTlmError: before anything is begun, an option that a recipe lacks or refuses, a task that there is not or that TLM
             has no use for, or records of steps that were made with other settings, of other inputs or on other data; or
             see `check_exports`; with `prepare_only`, at the end, steps that failed.
     """
-    export_int8 = export_int8 and not prepare_only
     if export_int8:
-        check_exports(plan)
+        check_exports(plan, prepare_only)
     check(plan, prepare_only)
     write_table(plan)  # A folder of records that cannot be written is refused before there is work to lose.
     failed = None
     needed = _needed(plan)
 
     def done(step: Step) -> bool:
-        made = step.name not in needed or _finished(plan, step) or _taken_over(plan, step)
-        return made and not (export_int8 and to_export(plan, step))
+        return step.name not in needed or _finished(plan, step) or _taken_over(plan, step)
 
-    def run(step: Step) -> None:
-        if not (export_int8 and _finished(plan, step)):
-            _run(plan, step, keep_checkpoints)
-        if export_int8 and to_export(plan, step):
-            add_int8_price(plan, step)
-            write_table(plan)
+    def export(step: Step) -> None:
+        add_int8_price(plan, step)
+        write_table(plan)
 
     steps = {step.name: step for step in plan.steps}
     try:
@@ -82,18 +76,19 @@ def reproduce(plan: Plan, *, prepare_only: bool = False, keep_checkpoints: bool 
             plan.preparations if prepare_only else plan.steps,
             plan.folder,
             done,
-            run,
+            lambda step: _run(plan, step, keep_checkpoints),
             after=lambda step: [steps[name] for name in step.inputs.values()],
+            name=lambda step: step.name,
         )
     except PointsError as error:
         failed = error
-        logger.warning("%s", error)
+    if export_int8:
+        run_shared(plan.trainings, plan.folder, lambda step: not to_export(plan, step), export, name=lambda step: step.name)
     if prepare_only:
         try:
             _tokenise(plan, [step for step in plan.trainings if step.kind == "train_tlm" and not done(step)])
         except PointsError as error:
             failed = failed or error
-            logger.warning("%s", error)
     if prepare_only and failed:
         raise failed
     return write_table(plan)
@@ -114,7 +109,13 @@ def _tokenise(plan: Plan, trainings: Sequence[Step]) -> None:
         tokenise(plan, step)
         tokenised.add(step.name)
 
-    run_shared(list(first_seeds.values()), plan.folder, lambda step: step.name in tokenised, tokenise_step)
+    run_shared(
+        list(first_seeds.values()),
+        plan.folder,
+        lambda step: step.name in tokenised,
+        tokenise_step,
+        name=lambda step: step.name,
+    )
 
 
 def check(plan: Plan, prepare_only: bool = False) -> None:

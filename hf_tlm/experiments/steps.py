@@ -68,6 +68,10 @@ def parse_step(plan: Plan, step: Step, elsewhere: bool = False) -> tuple:
         values["index_dir"] = None  # BM25's, with which a random subset shares its options.
     if step.kind == "train_tlm":
         values.pop("subset", None)
+    if teacher := step.inputs.get("teacher"):
+        made = {other.name: other for other in plan.trainings}
+        if record := read_record(plan.record_file(made[teacher])):
+            values["teacher"] = str(model_folder(plan, record))
     if step.kind == AVERAGE:
         values = {name: value for name, value in values.items() if name not in step.inputs}
     if step.kind not in ("retrieve", "baseline", TOKENIZER, AVERAGE):
@@ -75,6 +79,11 @@ def parse_step(plan: Plan, step: Step, elsewhere: bool = False) -> tuple:
     # The sections of the files are those of the recipe; what no recipe makes has none.
     files = ["--config", *plan.files] if plan.files and step.kind not in (TOKENIZER, AVERAGE) else []
     return parse(*classes, recipe=step.kind, description="", args=files, values=values)
+
+
+def model_folder(plan: Plan, record: Mapping[str, Any]) -> Path:
+    """Where a recorded run lies: one that was taken over from another arm or table, where the run lies that it equals."""
+    return plan.output_dir / record.get("same_run_as", record["name"])
 
 
 def make_step(plan: Plan, step: Step) -> dict[str, Any]:
@@ -225,7 +234,7 @@ def _make_average(plan: Plan, step: Step, task_args: TaskArguments) -> dict[str,
 
     made = {other.name: other for other in plan.trainings}
     records = [record for name in step.inputs.values() if (record := read_record(plan.record_file(made[name])))]
-    folders = [plan.output_dir / record.get("same_run_as", record["name"]) for record in records]
+    folders = [model_folder(plan, record) for record in records]
     task = task_args.load()
     seeds = [seed_folder(folder, record["seed"]) for folder, record in zip(folders, records, strict=True)]
     scores = averaged_scores(task, seeds)

@@ -235,9 +235,12 @@ class Table:
                 )
             )
         if self._priced("int8"):
+            priced = [run["int8"] for run in runs if run.get("int8")]
+            where, checked = (sorted({str(one.get(name)) for one in priced}) for name in ("processor", "checked_on"))
             lines.append(
-                "int8 is the model's graph in 8 bits, run by onnxruntime on one core; its drop are the points of the metric "
-                "that it is below float32 on validation."
+                f"int8 is the model's graph in 8 bits, run by onnxruntime on one core of {' or '.join(where)}; its drop are "
+                f"the points of the metric that it is below float32 on {', '.join(checked)}. A line has them "
+                "when all of its finished seeds have."
             )
         if any("averaged" in run for run in runs):
             lines.append(
@@ -309,14 +312,14 @@ def _hours(seconds: float | None) -> str:
 
 
 def _mean(row: Row, *names: str) -> str:
-    """Mean over seeds of an entry of their records, by the names on the way to it."""
+    """Mean over seeds of an entry that the records of all of them have, by the names on the way to it."""
     found = []
     for run in row.runs:
         value: Any = run
         for name in names:
             value = (value or {}).get(name)
         found += [] if value is None else [value]
-    return f"{fmean(found):.3g}" if found else ""
+    return f"{fmean(found):.3g}" if found and len(found) == len(row.runs) else ""
 
 
 def _range(values: Sequence[float]) -> str:

@@ -192,13 +192,7 @@ def test_without_the_extra_it_is_refused_before_any_work(work, tmp_path, monkeyp
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     made = []
 
-    def make(plan, step):
-        made.append(step.name)
-        plan.folder(step).mkdir(parents=True)
-        return {}
-
-    monkeypatch.setattr(MAKING, "make_step", make)
-    monkeypatch.setattr(MAKING, "tokenise", lambda plan, step: made.append(f"tokenised {step.name}"))
+    monkeypatch.setattr(MAKING, "make_step", lambda plan, step: made.append(step.name))
     plan = planned(work, tmp_path / "out", ["task only"])
     with pytest.raises(ModelError, match=r"Exporting needs the package onnxscript.*\[onnx\]"):
         reproduce(plan, export_int8=True)
@@ -210,8 +204,12 @@ def test_without_the_extra_it_is_refused_before_any_work(work, tmp_path, monkeyp
     with pytest.raises(ModelError, match="Exporting needs the package onnxscript"):
         runpy.run_path(str(ROOT / "recipes" / "reproduce.py"), run_name="recipe")["main"]()
     assert made == [] and not (tmp_path / "out").exists()
-    reproduce(plan, prepare_only=True, export_int8=True)  # Another machine's work.
-    assert made == ["task/tokenizer", "tokenised task/task-only/seed-0"]
+
+
+def test_without_models_there_is_nothing_to_export(work, tmp_path):
+    with pytest.raises(ReproductionError, match="--export_int8: with --prepare_only there are no models to export"):
+        reproduce(planned(work, tmp_path / "out"), prepare_only=True, export_int8=True)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_job_of_several_processes_is_refused(work, tmp_path, monkeypatch):

@@ -19,6 +19,7 @@ from hf_tlm.config import ConfigError
 from hf_tlm.errors import HfTlmError
 from hf_tlm.experiments import Arm, ReproductionError, Step, TaskEntry, make_plan, reproduce
 from hf_tlm.experiments.reproduce import write_table
+from hf_tlm.experiments.steps import parse_step
 from hf_tlm.experiments.table import Table
 from hf_tlm.runs.grid import PointsError, sharing
 from hf_tlm.tasks import TaskError
@@ -379,6 +380,17 @@ def test_what_a_gpu_will_train_is_prepared_without_one(work, tmp_path):
         reproduce(plan)
     reproduce(plan, prepare_only=True)
     assert (tmp_path / "out" / "scierc" / "subsets" / "bm25" / "manifest.json").is_file()
+
+
+def test_a_teacher_that_was_taken_over_teaches_from_where_it_lies(work, tmp_path, faked):
+    reproduce(planned(work, tmp_path / "out", ["BM25"], seeds=[0]))
+    same = {"name": "large", "subset": "BM25", "retrieve": {"top_k": 4}}
+    pupil = {"name": "pupil", "subset": "BM25", "teacher": "large"}
+    plan = planned(work, tmp_path / "out", [same, pupil], seeds=[0], table_name="taught")
+    reproduce(plan)
+    assert not (tmp_path / "out/scierc/large").exists()
+    step = next(step for step in plan.trainings if step.arm.name == "pupil")
+    assert parse_step(plan, step)[-1].teacher == [str(tmp_path / "out/scierc/bm25/seed-0")]
 
 
 def test_a_pupil_is_prepared_before_its_teacher_is_trained(work, tmp_path, faked):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -27,12 +26,12 @@ POLL_SECONDS = 2.0  # between looks at runs that are all in other hands
 class PointsError(HfTlmError):
     """Some of the runs failed; the others are finished.
 
-    failures: folder -> what went wrong there; root: the folder of all runs, which their names leave out.
+    failures: folder -> what went wrong there; names: folder -> what the run is called; total: of all runs.
     """
 
-    def __init__(self, failures: Mapping[Path, HfTlmError], total: int, root: Path):
+    def __init__(self, failures: Mapping[Path, HfTlmError], names: Mapping[Path, str], total: int):
         self.failures = dict(failures)
-        listed = "\n".join(f"  {folder.relative_to(root)}: {error}" for folder, error in self.failures.items())
+        listed = "\n".join(f"  {names[folder]}: {error}" for folder, error in self.failures.items())
         super().__init__(
             f"{len(self.failures)} of {total} runs failed:\n{listed}\nThe others are finished. The same command tries "
             "the failed ones again."
@@ -44,7 +43,9 @@ def run_shared(
     folder: Callable[[P], Path],
     done: Callable[[P], bool],
     run: Callable[[P], None],
+    *,
     after: Callable[[P], Collection[P]] = lambda point: (),
+    name: Callable[[P], str] | None = None,
 ) -> None:
     """Run every point that is not done, until all are; other processes that do the same take their share.
 
@@ -60,49 +61,62 @@ def run_shared(
         run: makes a point done. An `HfTlmError` of it is kept for the end, and the other points go on; in a job of
             several processes, which may not all have failed, it ends the work as any other error does.
         after: the points that have to end before this one begins: finished, or failed in this process.
+        name: what a point is called in messages; by default as its folder.
 
     Raises:
         PointsError: some points failed, and the others are finished.
         LockError: a lock cannot be made.
     """
     rank, processes = place_in_job()
+    folders = [folder(point) for point in points]
+    names = [name(point) if name else path.name for point, path in zip(points, folders, strict=True)]
+    needs = [[points.index(needed) for needed in after(point)] for point in points]
     left, failures = list(range(len(points))), {}
-    root = Path(os.path.commonpath([folder(point).parent for point in points])) if points else Path()
-    awaited: set[Path] = set()
+    awaited: set[int] = set()
     while True:
-        taken, lock, free = None, None, []
+        taken, lock, others = None, None, set()
         if rank == 0:
-            left = [i for i in left if not done(points[i])]
-            undone = [points[i] for i in left]
-            free = [i for i in left if not any(one in undone for one in after(points[i]))]
-            taken, lock = _take_one(free, left, lambda i: folder(points[i]), lambda i: done(points[i]))
+            left, free = _look(left, needs, lambda i: done(points[i]))
+            taken, lock = _take_one(free, left, folders.__getitem__, lambda i: done(points[i]))
+            others = {i for i in free if i in left}
         with lock or contextlib.nullcontext():
-            taken, ended = agree((taken, not left), processes)
+            taken, looked_too_early, ended = agree((taken, not others, not left), processes)
             if taken is not None:
-                path = folder(points[taken])
-                name = path.relative_to(root)
-                if path in awaited:
-                    logger.warning("%s was left unfinished by another process and is continued here.", name)
+                if taken in awaited:
+                    logger.warning("%s was left unfinished by another process and is continued here.", names[taken])
                 awaited = set()
                 try:
                     run(points[taken])
                 except HfTlmError as error:
                     if processes > 1:
                         raise
-                    failures[path] = error
-                    logger.warning("%s failed: %s", name, error)
+                    failures[folders[taken]] = error
+                    logger.warning("%s failed: %s", names[taken], error)
                 left = [i for i in left if i != taken]
                 continue
         if ended:
             break
-        others = {folder(points[i]) for i in free}
-        if others != awaited:
-            names = sorted(str(path.relative_to(root)) for path in others)
-            logger.warning("Waiting for other processes, which work on %s.", ", ".join(names))
+        if looked_too_early:  # What was free is finished by now, and something else may be free.
+            continue
+        if rank == 0 and others != awaited:
+            logger.warning("Waiting for other processes, which work on %s.", ", ".join(sorted(names[i] for i in others)))
             awaited = others
         time.sleep(POLL_SECONDS)
     if failures:
-        raise PointsError(failures, len(points), root)
+        raise PointsError(failures, dict(zip(folders, names, strict=True)), len(points))
+
+
+def _look(left: Sequence[int], needs: Sequence[Sequence[int]], done: Callable[[int], bool]) -> tuple[list[int], list[int]]:
+    """Which points are left, and which of them nothing holds up. Whether a point is done is asked of the latter alone."""
+    unknown, ended = set(left), {}
+
+    def has_ended(i: int) -> bool:
+        if i not in ended:
+            ended[i] = i not in unknown or (all(map(has_ended, needs[i])) and done(i))
+        return ended[i]
+
+    still = [i for i in left if not has_ended(i)]
+    return still, [i for i in still if all(map(has_ended, needs[i]))]
 
 
 def once(folder: Path, done: Callable[[], bool], run: Callable[[], None]) -> None:

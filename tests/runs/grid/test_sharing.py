@@ -131,7 +131,11 @@ def test_a_point_begins_once_those_before_it_have_ended_well_or_not(tmp_path):
 
     with pytest.raises(PointsError, match="1 of 4 runs failed:\n  d: no d today\n"):
         run_shared(
-            list(after), lambda name: tmp_path / name, lambda name: (tmp_path / name / "done").is_file(), run, after.get
+            list(after),
+            lambda name: tmp_path / name,
+            lambda name: (tmp_path / name / "done").is_file(),
+            run,
+            after=after.get,
         )
     assert ran == ["c", "a", "d", "b"]
 
@@ -156,10 +160,12 @@ def test_what_others_work_on_holds_up_only_what_needs_it(tmp_path, caplog):
     other = threading.Thread(target=work_on_it)
     other.start()
     held.wait()
-    run_shared(list(after), lambda name: tmp_path / name, lambda name: (tmp_path / name / "done").is_file(), run, after.get)
+    run_shared(
+        list(after), lambda name: tmp_path / name, lambda name: (tmp_path / name / "done").is_file(), run, after=after.get
+    )
     other.join()
     assert ran == ["c/free", "a/slow", "b/after slow"]
-    assert [record.message for record in caplog.records] == ["Waiting for other processes, which work on a/slow."]
+    assert [record.message for record in caplog.records] == ["Waiting for other processes, which work on slow."]
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit, RuntimeError])
@@ -176,6 +182,29 @@ def test_a_point_finished_just_before_its_lock_was_had_is_not_run(tmp_path):
     answers = iter([False, True])
     run_shared(["a"], lambda name: tmp_path / name, lambda name: next(answers), lambda name: pytest.fail("run again"))
     assert not list(tmp_path.iterdir())
+
+
+def test_a_point_finished_just_before_its_lock_was_had_holds_up_nothing(tmp_path, caplog):
+    """What waits for it begins at once."""
+    answers, ran = iter([False, True, True]), []
+
+    def done(name):
+        return next(answers) if name == "x" else name in ran
+
+    after = {"x": [], "y": ["x"]}
+    run_shared(["x", "y"], lambda name: tmp_path / name, done, ran.append, after=after.get)
+    assert ran == ["y"] and not caplog.records
+
+
+def test_whether_a_point_is_done_is_not_asked_while_something_holds_it_up(tmp_path):
+    asked, ran = [], []
+
+    def done(name):
+        asked.append(name)
+        return name in ran
+
+    run_shared(["b", "a"], lambda name: tmp_path / name, done, ran.append, after={"b": ["a"], "a": []}.get)
+    assert ran == ["a", "b"] and asked.index("b") > asked.index("a") and asked[:2] == ["a", "a"]
 
 
 def test_a_lock_ends_with_its_block(tmp_path):
