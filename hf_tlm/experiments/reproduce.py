@@ -20,7 +20,7 @@ from hf_tlm.errors import HfTlmError
 from hf_tlm.experiments.arms import ReproductionError
 from hf_tlm.experiments.int8 import add_int8_price, check_exports, to_export
 from hf_tlm.experiments.plan import AVERAGE, TOKENIZER, TRAININGS, Plan, Step
-from hf_tlm.experiments.steps import discard_checkpoints, make_step, parse_step, read_record, tokenise
+from hf_tlm.experiments.steps import discard_checkpoints, make_step, model_folder, parse_step, read_record, tokenise
 from hf_tlm.experiments.table import Table
 from hf_tlm.runs.grid import PointsError, run_shared
 from hf_tlm.runs.records import command_line, environment
@@ -245,6 +245,7 @@ def _run(plan: Plan, step: Step, keep_checkpoints: bool) -> None:
     error = None
     try:
         _check_made(plan, step.inputs.values())
+        _check_teacher(plan, step)
         record |= make_step(plan, step)
     except Exception as reason:  # Whatever ends one run, memory that does not suffice for instance, leaves the others.
         error = reason
@@ -273,6 +274,18 @@ def _check_made(plan: Plan, inputs: Iterable[str]) -> None:
         if not _finished(plan, made[name]):
             reason = (read_record(plan.record_file(made[name])) or {}).get("error", "it was not made")
             raise ReproductionError(f"It needs {name}, which failed: {reason}")
+
+
+def _check_teacher(plan: Plan, step: Step) -> None:
+    """Whether the model of a pupil's teacher is there: that of a run recorded elsewhere may not be."""
+    if teacher := step.inputs.get("teacher"):
+        made = next(other for other in plan.trainings if other.name == teacher)
+        record = read_record(plan.record_file(made))
+        if record is not None and not (folder := model_folder(plan, record)).is_dir():
+            raise ReproductionError(
+                f"It needs the model of {teacher}, which is recorded as finished and is not in {folder}. Put it there, or "
+                f"delete {plan.record_file(made)}: the same command then trains it again."
+            )
 
 
 def _shown(command: str | None) -> str | None:
