@@ -243,12 +243,17 @@ def _tested(folder: Path, task, dtype: str) -> float:
 
 
 def _fit_linear(task, settings: dict, folder: Path) -> None:
+    """The linear model that was chosen, as scikit-learn has it."""
     import joblib
+    from sklearn.svm import LinearSVC
 
-    from hf_tlm.runs.baselines import fitted_linear
+    from hf_tlm.runs.linear import tfidf
 
+    vectorizer = tfidf(settings["n_grams"]).fit(task.train["text"])
+    model = LinearSVC(C=settings["C"], class_weight=settings["class_weight"], random_state=0)
+    model.fit(vectorizer.transform(task.train["text"]), task.train["label"][:])
     folder.mkdir(parents=True, exist_ok=True)
-    joblib.dump(fitted_linear(task, settings), folder / "model.joblib")
+    joblib.dump((vectorizer, model), folder / "model.joblib")
 
 
 def _texts(task, model: Path, file: Path) -> Path:

@@ -3,7 +3,8 @@ r"""What a task's score is without a network, in seconds: before a model is trai
     hf-tlm baseline --task path/to/scierc
     hf-tlm baseline --task path/to/scierc --baseline linear --output_dir runs/scierc-linear
 
-Both are arms of `hf-tlm reproduce` too.
+Both are arms of `hf-tlm reproduce` too. With --output_dir the linear model is kept, and `hf-tlm predict` takes it, alone
+or beside networks.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class OutputArguments:
     """Where the result goes."""
 
     output_dir: str | None = option(
-        None, "Folder for scores and predictions, one in it for each. Default: none are written."
+        None, "Folder for scores, predictions and the linear model, one in it for each. Default: none are written."
     )
 
 

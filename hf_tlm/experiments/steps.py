@@ -22,7 +22,7 @@ from hf_tlm.influence import SelectionArguments
 from hf_tlm.influence.checks import BY_TEACHER
 from hf_tlm.models.arguments import InitializationArguments
 from hf_tlm.retrieval import RetrievalArguments, Subset, retrieval_report
-from hf_tlm.runs.baseline_arguments import LINEAR, BaselineArguments
+from hf_tlm.runs.baseline_arguments import BaselineArguments
 from hf_tlm.runs.records import environment
 from hf_tlm.runs.score_model import score_models
 from hf_tlm.runs.teachers import teacher_scores
@@ -222,8 +222,8 @@ def _make_baseline(plan: Plan, step: Step, task_args: TaskArguments, args: Basel
     (made,) = make_baselines(task, args.baseline)
     made.save(plan.folder(step), task)
     details = {"task_fingerprint": task.fingerprint, "metric": task.metric, "environment": environment(use_cpu=True)}
-    if made.name == LINEAR and (price := linear_price(task, made.settings)):
-        details["price"] = price
+    if made.model is not None:
+        details["price"] = linear_price(made.model, task)
     cost = Cost(seconds=made.seconds).to_dict()
     return {**details, **made.scores, "cost": cost, "parameters": None, "chosen": made.settings}
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from hf_tlm.runs.few_shot import FewShotArguments, FewShotRun, PromptClassifier, run_few_shot
     from hf_tlm.runs.finetuning import CheckpointArguments, FinetuneArguments, FinetuneRun, finetune
     from hf_tlm.runs.grid import Grid, GridArguments, GridRun, run_grid, run_shared
+    from hf_tlm.runs.linear import LinearModel
     from hf_tlm.runs.prediction import (
         PredictArguments,
         PredictorArguments,

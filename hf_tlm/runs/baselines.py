@@ -9,7 +9,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -17,20 +17,21 @@ from typing import Any
 import numpy as np
 from datasets import Dataset, config
 from scipy import sparse
-from sklearn.feature_extraction.text import CountVectorizer, TfidfTransformer, TfidfVectorizer
+from sklearn.feature_extraction.text import CountVectorizer, TfidfTransformer
 from sklearn.svm import LinearSVC
 from tqdm.auto import tqdm
 
 from hf_tlm.errors import HfTlmError
 from hf_tlm.metrics import load_metric
 from hf_tlm.runs.baseline_arguments import LINEAR, MAJORITY
+from hf_tlm.runs.linear import COLUMNS, TOKENS, LinearModel, as_margins, best_temperature
+from hf_tlm.runs.records import SAVED_FILE, classified, predictions_jsonl, saved_settings
 from hf_tlm.tasks import Task
 from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.json_files import find_object
 from hf_tlm.utils.run_names import RESULTS_FILE, predictions_file
+from hf_tlm.utils.seals import write_seal
 
-# Words, and punctuation marks each by itself: entity marks such as [[ ]] say much on some tasks.
-TOKENS = r"(?u)\w+|[^\w\s]"
 N_GRAMS = (1, 2, 3)
 # Words of the training texts above which trigrams are left out: there are too many for seconds, and pairs suffice.
 MOST_WORDS_FOR_TRIGRAMS = 1_000_000
@@ -42,11 +43,6 @@ C = (0.05, 0.2, 1.0, 5.0)
 CLASS_WEIGHTS = (None, "balanced")
 
 
-def tfidf(n: int) -> TfidfVectorizer:
-    """A vectorizer, to be fitted, of n-grams of up to n words and punctuation marks; float32, frequencies as 1 + log."""
-    return TfidfVectorizer(token_pattern=TOKENS, ngram_range=(1, n), sublinear_tf=True, dtype=np.float32)
-
-
 @dataclass
 class Baseline:
     """A model that is no network, and its scores.
@@ -55,6 +51,7 @@ class Baseline:
     settings: what was chosen on validation, or the class.
     scores: split -> metric -> value of at most 1, for validation and, where there is one, test; accuracy is among them.
     predictions: split -> int [N], indices of classes in the order of the rows.
+    model: the linear model, fitted to the training split.
     """
 
     name: str
@@ -62,23 +59,30 @@ class Baseline:
     scores: dict[str, dict[str, float]]
     seconds: float
     predictions: dict[str, np.ndarray] = field(repr=False, default_factory=dict)
+    model: LinearModel | None = field(repr=False, default=None)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values, without the predictions."""
-        return {name: value for name, value in asdict(self).items() if name != "predictions"}
+        """JSON values, without the predictions and the model."""
+        return {"name": self.name, "settings": self.settings, "scores": self.scores, "seconds": self.seconds}
 
     def save(self, folder: str | os.PathLike, task: Task) -> None:
-        """Write `results.json`, and the predictions of each split as JSON lines: id, label, prediction (names)."""
+        """Write `results.json`, and what is predicted of each split as JSON lines: id, label, prediction (names).
+
+        A linear model is there too, with the probabilities of all classes: `hf-tlm predict` takes the folder.
+        """
         folder = Path(folder)
         for split, predicted in self.predictions.items():
-            names = task.id2label
-            lines = [
-                json.dumps({"id": row["id"], "label": names[row["label"]], "prediction": names[guess]}, ensure_ascii=False)
-                for row, guess in zip(task.splits[split], predicted.tolist(), strict=True)
-            ]
-            atomic_write(predictions_file(folder, split), "\n".join(lines) + "\n")
+            rows, names = task.splits[split], task.label_names
+            answers = [{"prediction": names[guess]} for guess in predicted.tolist()]
+            if self.model is not None:
+                answers = classified(self.model.logits(rows), names)
+            atomic_write(predictions_file(folder, split), predictions_jsonl(task.kind, names, rows, answers))
+        if self.model is not None:
+            self.model.save(folder)
+            atomic_write(folder / SAVED_FILE, saved_settings(task, {}))
         record = {"task": task.name, "task_fingerprint": task.fingerprint, "metric": task.metric, **self.to_dict()}
         atomic_write(folder / RESULTS_FILE, json.dumps(record, indent=2) + "\n")
+        write_seal(folder)
 
 
 def make_baselines(task: Task, baseline: str = "all") -> list[Baseline]:
@@ -179,28 +183,30 @@ def linear_model(task: Task) -> Baseline:
     begun = time.monotonic()
     labels, metric = np.asarray(task.train["label"][:]), load_metric(task.metric)
     references = {split: np.asarray(rows["label"][:]) for split, rows in _scored(task)}
-    best: dict[str, Any] = {"score": -np.inf}
     # Of classes that are equally frequent no weight is another than 1.
     even = len(set(Counter(labels.tolist()).values())) == 1
     grid = list(product(CLASS_WEIGHTS[:1] if even else CLASS_WEIGHTS, C))
-    features = _features(task)
-    for n, matrices in tqdm(features, desc="Fitting linear models", unit=" n-grams", total=_most(task)):
+    features, best = _features(task), -np.inf
+    for n, fitted, matrices in tqdm(features, desc="Fitting linear models", unit=" n-grams", total=_most(task)):
         for class_weight, c in grid:
             model = LinearSVC(C=c, class_weight=class_weight, random_state=0).fit(matrices["train"], labels)
             predicted = model.predict(matrices["validation"])
             score = metric.compute(predictions=predicted, references=references["validation"])[task.metric]
-            if score > best["score"]:
-                predictions = {split: model.predict(matrices[split]) for split in references}
+            if score > best:
+                best, predictions = score, {split: model.predict(matrices[split]) for split in references}
                 settings = {"n_grams": n, "C": c, "class_weight": class_weight, "features": matrices["train"].shape[1]}
-                best = {"score": score, "predictions": predictions, "settings": settings}
-    return _baseline(task, LINEAR, best["settings"], best["predictions"], begun)
-
-
-def fitted_linear(task: Task, settings: Mapping[str, Any]) -> tuple[TfidfVectorizer, LinearSVC]:
-    """The linear model of a task of single texts, with the settings that `linear_model` chose: (features, classifier)."""
-    vectorizer = tfidf(settings["n_grams"]).fit(task.train["text"])
-    model = LinearSVC(C=settings["C"], class_weight=settings["class_weight"], random_state=0)
-    return vectorizer, model.fit(vectorizer.transform(task.train["text"]), task.train["label"][:])
+                margins = as_margins(model.decision_function(matrices["validation"]))
+                chosen = LinearModel(
+                    terms={column: terms for column, (terms, _) in fitted.items()},
+                    idf={column: idf for column, (_, idf) in fitted.items()},
+                    weights=model.coef_.astype(np.float32),
+                    biases=model.intercept_.astype(np.float32),
+                    classes=model.classes_.astype(np.int64),
+                    num_labels=task.num_labels,
+                    n_grams=n,
+                    temperature=best_temperature(margins, model.classes_, references["validation"]),
+                )
+    return _baseline(task, LINEAR, settings, predictions, begun, chosen)
 
 
 def _scored(task: Task) -> Iterator[tuple[str, Dataset]]:
@@ -213,27 +219,44 @@ def _most(task: Task) -> int:
     return max(n for n in N_GRAMS if n < 3 or words <= MOST_WORDS_FOR_TRIGRAMS)
 
 
-def _features(task: Task) -> Iterator[tuple[int, dict[str, sparse.csr_matrix]]]:
-    """Yield n and the TF-IDF of all splits, with n-grams of up to n words, as `tfidf(n)` has it; texts are split up once."""
-    columns = [column for column in ("text", "text_pair") if column in task.train.column_names]
-    most, counted = _most(task), []
+def _features(
+    task: Task,
+) -> Iterator[tuple[int, dict[str, tuple[list[str], np.ndarray]], dict[str, sparse.csr_matrix]]]:
+    """Yield the TF-IDF of all splits, with n-grams of up to n words, as `tfidf(n)` has it; texts are split up once.
+
+    Yields:
+        n; column -> its n-grams and their idf; split -> the features of its texts, float32 [N, F].
+    """
+    columns = [column for column in COLUMNS if column in task.train.column_names]
+    most, counted = _most(task), {}
     for column in columns:
         counter = CountVectorizer(token_pattern=TOKENS, ngram_range=(1, most), dtype=np.float32)
         counts = {"train": counter.fit_transform(task.train[column])}
         counts["train"].sort_indices()  # As those of the other splits are: sums are the same to the bit.
         counts |= {split: counter.transform(rows[column]) for split, rows in _scored(task)}
-        counted.append((np.array([name.count(" ") + 1 for name in counter.get_feature_names_out()]), counts))
+        terms = counter.get_feature_names_out()
+        counted[column] = terms, np.array([term.count(" ") + 1 for term in terms]), counts
     for n in range(1, most + 1):
         parts: dict[str, list[sparse.csr_matrix]] = {split: [] for split in task.splits}
-        for words, counts in counted:
-            of_n = {split: matrix[:, np.flatnonzero(words <= n)] for split, matrix in counts.items()}
+        fitted = {}
+        for column, (terms, words, counts) in counted.items():
+            kept = np.flatnonzero(words <= n)
+            of_n = {split: matrix[:, kept] for split, matrix in counts.items()}
             weights = TfidfTransformer(sublinear_tf=True).fit(of_n["train"])
+            fitted[column] = terms[kept].tolist(), weights.idf_
             for split in parts:
                 parts[split].append(weights.transform(of_n[split]))
-        yield n, {split: sparse.hstack(matrices, format="csr") for split, matrices in parts.items()}
+        yield n, fitted, {split: sparse.hstack(matrices, format="csr") for split, matrices in parts.items()}
 
 
-def _baseline(task: Task, name: str, settings: dict[str, Any], predictions: dict[str, np.ndarray], begun: float) -> Baseline:
+def _baseline(
+    task: Task,
+    name: str,
+    settings: dict[str, Any],
+    predictions: dict[str, np.ndarray],
+    begun: float,
+    model: LinearModel | None = None,
+) -> Baseline:
     metrics = [load_metric(metric) for metric in dict.fromkeys((task.metric, "accuracy"))]
     scores: dict[str, dict[str, float]] = {}
     for split, predicted in predictions.items():
@@ -241,4 +264,4 @@ def _baseline(task: Task, name: str, settings: dict[str, Any], predictions: dict
         scores[split] = {}
         for metric in metrics:
             scores[split] |= metric.compute(predictions=predicted, references=labels)
-    return Baseline(name, settings, scores, round(time.monotonic() - begun, 2), predictions)
+    return Baseline(name, settings, scores, round(time.monotonic() - begun, 2), predictions, model)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-import pickle
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -20,6 +20,7 @@ from hf_tlm.errors import ModelError
 from hf_tlm.models.adapters import ADAPTER_FILE
 from hf_tlm.models.families import longest_input
 from hf_tlm.models.onnx_session import OnnxModel
+from hf_tlm.runs.linear import LinearModel
 from hf_tlm.tasks import Task
 
 logger = logging.getLogger(__name__)
@@ -109,28 +110,25 @@ def onnx_price(folder: Path, dtype: str, vocab_size: int, longest: int | None) -
         return {}
 
 
-def linear_price(task: Task, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What a prediction of the linear model costs, by scikit-learn on one thread, from the text to the class.
-
-    Args:
-        settings: see `fitted_linear`.
+def linear_price(model: LinearModel, task: Task) -> dict[str, Any]:
+    """What a prediction of a linear model costs, by scikit-learn on one thread, from the text to the class.
 
     Returns:
-        megabytes of what pickle keeps of it, milliseconds and texts_per_second (see `price`) of texts of so many words of
-        the task; empty for pairs of texts.
+        megabytes of the files that keep it, milliseconds and texts_per_second (see `price`) of texts of so many words of
+        the task, those of a pair together.
     """
-    from hf_tlm.runs.baselines import fitted_linear
-
-    if "text_pair" in task.train.column_names:
-        return {}
-    vectorizer, model = fitted_linear(task, settings)
     words = itertools.cycle(" ".join(task.train["text"]).split() or ["empty"])
+    columns = list(model.terms)
 
     def passing(batch: int, length: int) -> Callable[[], Any]:
-        texts = [" ".join(itertools.islice(words, length)) for _ in range(batch)]
-        return lambda: model.predict(vectorizer.transform(texts))
+        share = length // len(columns)
+        texts = {name: [" ".join(itertools.islice(words, share)) for _ in range(batch)] for name in columns}
+        return lambda: model.logits(texts)
 
-    return {"megabytes": round(len(pickle.dumps((vectorizer, model))) / 1e6, 3), **_times(passing, None)}
+    with tempfile.TemporaryDirectory() as scratch:
+        model.save(Path(scratch))
+        size = sum(file.stat().st_size for file in Path(scratch).iterdir())
+    return {"megabytes": round(size / 1e6, 3), **_times(passing, None)}
 
 
 def _times(passing: Callable[[int, int], Callable[[], Any]], longest: int | None) -> dict[str, Any]:

@@ -62,19 +62,26 @@ class Unfit(Exception):
         return Unfit(self.expected, (name, *self.place))
 
 
-def read_fields(path: Path, fields: Mapping[str, Check], error: type[HfTlmError], optional: Collection[str] = ()) -> dict:
+def read_fields(
+    path: Path,
+    fields: Mapping[str, Check],
+    error: type[HfTlmError],
+    optional: Collection[str] = (),
+    largest: int = LARGEST,
+) -> dict:
     """The listed fields of a file's JSON object.
 
     Args:
         optional: fields that may be missing, and are then missing in what is returned.
+        largest: bytes that the file has at most.
 
     Raises:
         OSError: the file cannot be read.
         HfTlmError: of the class `error`; it is too large or not JSON, or a field is missing or not what is listed.
     """
     size = path.stat().st_size
-    if size > LARGEST:
-        raise error(f"{path} has {size:,} bytes; of such a file {LARGEST:,} are read at most. Do not use it.")
+    if size > largest:
+        raise error(f"{path} has {size:,} bytes; of such a file {largest:,} are read at most. Do not use it.")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as problem:

@@ -15,6 +15,16 @@ def test_two_processes_print_one_table(work, tmp_path):
         assert json.loads((tmp_path / name / "results.json").read_text())["scores"]["validation"]
 
 
+@pytest.mark.slow
+def test_the_linear_model_is_kept_and_predicts(work, tmp_path):
+    run_recipe("recipes/baseline.py", "--task", work / "task", "--baseline", "linear", "--output_dir", tmp_path / "kept")
+    (tmp_path / "new.csv").write_text("number,text\n7,the gene binds the receptor\n8,nothing here\n")
+    options = ("--data", tmp_path / "new.csv", "--output", tmp_path / "out.csv", "--use_cpu", "true")
+    run_recipe("recipes/predict.py", "--model_name_or_path", tmp_path / "kept", *options)
+    first, *rows = (tmp_path / "out.csv").read_text().splitlines()
+    assert first.startswith("number,text,prediction,probability_") and [row.split(",")[0] for row in rows] == ["7", "8"]
+
+
 def test_what_it_cannot_do(work):
     fails("recipes/baseline.py", "--task", work / "nowhere", message="nowhere")
     fails("recipes/baseline.py", "--task", work / "task", "--baseline", "quadratic", message="invalid choice: 'quadratic'")

@@ -1,7 +1,6 @@
 """Baselines: the scores of scikit-learn's own pipeline, chosen on validation, and what is written of them."""
 
 import json
-import pickle
 from collections import Counter
 from dataclasses import replace
 
@@ -14,7 +13,7 @@ from sklearn.svm import LinearSVC
 
 from hf_tlm.runs import baselines as module
 from hf_tlm.runs import linear_model, majority_class, make_baselines
-from hf_tlm.runs.baselines import TOKENS, fitted_linear, tfidf
+from hf_tlm.runs.linear import TOKENS, tfidf
 from hf_tlm.runs.price import linear_price
 from hf_tlm.tasks import TaskError
 from support.toys import make_task
@@ -25,17 +24,17 @@ def task():
     return make_task()
 
 
-def test_the_model_that_is_priced_is_the_one_that_is_scored(task):
-    """By its predictions; of pairs there is no price."""
-    made = linear_model(task)
-    vectorizer, model = fitted_linear(task, made.settings)
-    for split, predicted in made.predictions.items():
-        assert (model.predict(vectorizer.transform(task.splits[split]["text"])) == predicted).all()
-    found = linear_price(task, made.settings)
-    assert found["megabytes"] == pytest.approx(len(pickle.dumps((vectorizer, model))) / 1e6, abs=6e-4)
+def test_the_model_is_priced(task, tmp_path):
+    """By the files that keep it."""
+    model = linear_model(task).model
+    found = linear_price(model, task)
+    model.save(tmp_path)
+    assert found["megabytes"] == pytest.approx(sum(file.stat().st_size for file in tmp_path.iterdir()) / 1e6, abs=6e-4)
     assert set(found["milliseconds"]) == {"32", "128"} and min(found["milliseconds"].values()) > 0
-    pairs = {name: rows.add_column("text_pair", rows["text"][:]) for name, rows in task.splits.items()}
-    assert linear_price(replace(task, splits=pairs), made.settings) == {}
+    paired = replace(
+        task, splits={name: rows.add_column("text_pair", rows["text"][:]) for name, rows in task.splits.items()}
+    )
+    assert set(linear_price(linear_model(paired).model, paired)["texts_per_second"]) == {"32", "128"}
 
 
 def test_the_majority_class(task):
@@ -73,13 +72,15 @@ def test_punctuation_counts_and_trigrams_only_where_there_are_few_words(task, mo
     vectorizer = TfidfVectorizer(token_pattern=TOKENS).fit(marks)
     assert "[" in vectorizer.vocabulary_ and "]" in vectorizer.vocabulary_
     monkeypatch.setattr(module, "MOST_WORDS_FOR_TRIGRAMS", 10)
-    assert [n for n, _ in module._features(task)] == [1, 2]
+    assert [n for n, *_ in module._features(task)] == [1, 2]
 
 
 def test_texts_that_are_split_up_once_have_the_same_features(task):
     """To the bit, as each length's own vectorizer makes them: what is chosen depends on it."""
-    for n, matrices in module._features(task):
+    for n, fitted, matrices in module._features(task):
         vectorizer = tfidf(n).fit(task.train["text"])
+        assert fitted["text"][0] == vectorizer.get_feature_names_out().tolist()
+        assert np.array_equal(fitted["text"][1], vectorizer.idf_)
         assert set(matrices) == set(task.splits)
         for split, rows in task.splits.items():
             expected, found = vectorizer.transform(rows["text"]), matrices[split]

@@ -95,6 +95,16 @@ class Exportable:
 
 
 def load_exportable(source: Source, scratch: str, trust_remote_code: bool) -> Exportable:
+    """Load a finished network.
+
+    Raises:
+        ModelError: it is none, or has a tokenizer that nothing else reads.
+    """
+    if source.linear:
+        raise ModelError(
+            f"{source.folder} is a linear model, of which there is no graph. `hf-tlm predict` takes it as it is, by itself "
+            "or beside exports (--backend onnx)."
+        )
     kind = fill_mask if source.fills_masks else kind_module(source.spec.kind)
     tokenizer = load_tokenizer(str(source.folder), trust_remote_code=trust_remote_code, masking=source.fills_masks)
     if not tokenizer.is_fast:

@@ -56,9 +56,9 @@ class PredictorArguments:
 
     model_name_or_path: list[str] = option(
         help=(
-            "The folder of a finished run (train_tlm, finetune, few_shot; adapters too), or a stock checkpoint with "
-            "the head of a task; or one of these on the Hub, with @revision if wanted. Several, such as "
-            "runs/a/seed-*/model: their probabilities are averaged."
+            "The folder of a finished run (train_tlm, finetune, few_shot; adapters too), of baseline (its linear model), "
+            "or a stock checkpoint with the head of a task; or one of these on the Hub, with @revision if wanted. Several, "
+            "such as runs/a/seed-*/model: their probabilities are averaged."
         ),
         nargs="+",
     )

@@ -32,10 +32,11 @@ from hf_tlm.runs.finetuning.features import EvaluationSet, feature_lengths
 from hf_tlm.runs.finetuning.kinds import kind_module
 from hf_tlm.runs.finetuning.loading import load_finetuned, set_token_types
 from hf_tlm.runs.finetuning.trainer import FinetuneTrainer
+from hf_tlm.runs.linear import WEIGHTS_FILE, LinearModel
 from hf_tlm.runs.prediction.arguments import MACHINE, PredictArguments
 from hf_tlm.runs.prediction.files import PredictionFile
 from hf_tlm.runs.prediction.source import Source, find_source
-from hf_tlm.runs.records import SAVED_FILE
+from hf_tlm.runs.records import SAVED_FILE, classified
 from hf_tlm.tasks import Task, unlabelled_chunks
 from hf_tlm.training import ArgumentsError
 from hf_tlm.training.base_arguments import BaseArguments
@@ -46,6 +47,7 @@ from hf_tlm.utils.seals import SEAL, read_seal
 # Beside a model; it is not published.
 FOLDER = PREDICTIONS
 SUFFIXES = {"squad": "json", None: "jsonl"}
+FROM_ONE_RUN = "Take the two from one run."
 
 
 def predict(
@@ -77,9 +79,9 @@ def predict(
 
     Args:
         model_name_or_path: folder of a finished run of TLM, fine-tuning (adapters too) or few-shot learning (of its splits
-            the one best on validation), of a stock checkpoint with the head of a task, or one of these on the Hub, with
-            `@revision` if wanted. Several models of one classification or regression task, such as the seeds of a run, are
-            averaged: their probabilities, or their values.
+            the one best on validation), of a linear model, of a stock checkpoint with the head of a task, or one of these on
+            the Hub, with `@revision` if wanted. Several models of one classification or regression task, such as the seeds
+            of a run, are averaged: their probabilities, or their values.
         data: file (csv, tsv, xlsx, jsonl, json, parquet, or txt with a text a line), or Hub dataset, in the columns of the
             task, whose labels are not read; see `hf_tlm.tasks.unlabelled`, also for `drop_bad_rows`.
         output: a file, for `glue` a folder. Default: one called like the data, in the folder `predictions` beside the model,
@@ -91,6 +93,7 @@ def predict(
         text_columns, max_length: see `find_source`.
         separator: of the fields of csv and tsv data; default: what makes a table of the file.
         backend: torch; or onnx: the model is a folder of `hf_tlm.runs.export_onnx`, which onnxruntime runs, in one process.
+            A linear model is scikit-learn's with either.
         onnx_dtype, num_threads: of that, see `OnnxModel`.
         options: further `FinetuneArguments`, such as `per_device_eval_batch_size`, `use_cpu`, `bf16_full_eval`.
 
@@ -112,7 +115,7 @@ def predict(
             trust_remote_code=trust_remote_code,
             text_columns=text_columns,
             max_length=max_length,
-            files=FILES if backend == "torch" else [*TOKENIZER_FILES, CRF_FILE, ONNX_FILES[onnx_dtype]],
+            files=FILES if backend == "torch" else [*TOKENIZER_FILES, CRF_FILE, WEIGHTS_FILE, ONNX_FILES[onnx_dtype]],
         )
         for name in names
     ]
@@ -121,12 +124,15 @@ def predict(
             raise ModelError(f"{name} is an export: its graphs are for onnxruntime. Give --backend onnx.")
     if len(names) > 1:
         check_alike(names, sources)
+    if max_length is not None and all(one.linear for one in sources):
+        raise ArgumentsError("max_length has no effect: a linear model reads whole texts. Leave it out.")
     source = sources[0]
     file = _file(names, data, output, predict_format, sources)
     with contextlib.ExitStack() as stack:
         predictors = []
-        for one in sources:
-            exported = None if backend == "torch" else OnnxModel(one.folder, onnx_dtype, num_threads)
+        # Linear ones first: after a network's Trainer no other arguments may set up the process.
+        for one in sorted(sources, key=lambda one: not one.linear):
+            exported = None if backend == "torch" or one.linear else OnnxModel(one.folder, onnx_dtype, num_threads)
             opened = open_predictor(one, trust_remote_code=trust_remote_code, exported=exported, **options)
             predictors.append(stack.enter_context(opened))
         args = predictors[0].args
@@ -167,6 +173,8 @@ def open_predictor(
             args.dataloader_pin_memory = False  # As in training.
         if exported is not None:
             yield _Exported(source, args, exported)
+        elif source.linear:
+            yield _Linear(source, args)
         else:
             yield _Prompted(source, args) if source.prompted else _WithHead(source, args, trust_remote_code)
 
@@ -186,6 +194,14 @@ class Predictor(ABC):
     def __call__(self, rows: Dataset) -> list[dict[str, Any]]:
         """`prediction` and, of classes, `probabilities` of each row; see `hf_tlm.runs.finetuning.kinds`."""
 
+    def _share(self, rows: Dataset) -> Dataset:
+        """The rows that this process answers for."""
+        return rows.shard(self.args.world_size, self.args.process_index, contiguous=True)
+
+    def _gathered(self, answers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The answers of all processes' shares."""
+        return gather_object(answers) if self.args.world_size > 1 else answers
+
 
 class _WithHead(Predictor):
     """A stock model with the head of the task."""
@@ -194,7 +210,7 @@ class _WithHead(Predictor):
         self.kind, self.names = kind_module(source.spec.kind), source.label_names
         self.tokenizer = load_tokenizer(str(source.folder), trust_remote_code=trust_remote_code, masking=False)
         self.model = load_finetuned(source.folder, source.spec.kind, args, trust_remote_code)
-        _check_classes(self.model.config, source)
+        _check_classes(self.model.config.num_labels, source)
         if source.stock:
             set_token_types(self.tokenizer, self.model.config)
         if source.spec.kind == "regression":
@@ -239,7 +255,7 @@ class _Exported(Predictor):
             config = AutoConfig.from_pretrained(source.folder, trust_remote_code=False)
         self.model: nn.Module = _Config(config)
         super().__init__(args, self.model)
-        _check_classes(config, source)
+        _check_classes(config.num_labels, source)
         if source.spec.kind == "regression":
             config.problem_type = "regression"
         if restore := getattr(self.kind, "restore", None):
@@ -261,13 +277,33 @@ class _Prompted(Predictor):
         super().__init__(args, self.classifier.model)
 
     def __call__(self, rows: Dataset) -> list[dict[str, Any]]:
-        args = self.args
-        share = rows.shard(args.world_size, args.process_index, contiguous=True)
-        found = self.classifier.predict(share, args.per_device_eval_batch_size) if len(share) else []
-        rounded = [
-            one | {"probabilities": {name: round(value, 6) for name, value in one["probabilities"].items()}} for one in found
-        ]
-        return gather_object(rounded) if args.world_size > 1 else rounded
+        share = self._share(rows)
+        found = self.classifier.predict(share, self.args.per_device_eval_batch_size) if len(share) else []
+        return self._gathered(
+            [
+                one | {"probabilities": {name: round(value, 6) for name, value in one["probabilities"].items()}}
+                for one in found
+            ]
+        )
+
+
+class _Linear(Predictor):
+    """A linear model, which reads whole texts.
+
+    Raises:
+        ModelError: its files are damaged, or do not go together.
+    """
+
+    def __init__(self, source: Source, args: FinetuneArguments):
+        self.names, self.linear = source.label_names, LinearModel.open(source.folder)
+        _check_classes(self.linear.num_labels, source)
+        if len(self.linear.terms) != len(source.spec.text_columns):
+            raise ModelError(f"The linear model in {source.folder} and {SAVED_FILE} are of other columns. {FROM_ONE_RUN}")
+        super().__init__(args, nn.Module())
+
+    def __call__(self, rows: Dataset) -> list[dict[str, Any]]:
+        share = self._share(rows)
+        return self._gathered(classified(self.linear.logits(share), self.names) if len(share) else [])
 
 
 def predict_after(
@@ -339,11 +375,11 @@ def _check_place(path: Path, data: str, folder: Path) -> None:
             raise ArgumentsError(f"predict_output {path} is a file of the run. Give another.")
 
 
-def _check_classes(config: PreTrainedConfig, source: Source) -> None:
-    if source.spec.kind in ("classification", "tagging") and config.num_labels != len(source.label_names):
+def _check_classes(num_labels: int | None, source: Source) -> None:
+    if source.spec.kind in ("classification", "tagging") and num_labels != len(source.label_names):
         raise ModelError(
-            f"The model in {source.folder} has {config.num_labels} classes, and {SAVED_FILE} names "
-            f"{len(source.label_names)}. Take the two from one run."
+            f"The model in {source.folder} has {num_labels} classes, and {SAVED_FILE} names "
+            f"{len(source.label_names)}. {FROM_ONE_RUN}"
         )
 
 

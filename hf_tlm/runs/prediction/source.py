@@ -17,7 +17,9 @@ from hf_tlm.models import ModelError
 from hf_tlm.models.adapters import ADAPTER_FILE
 from hf_tlm.models.families import longest_input
 from hf_tlm.models.loading import class_names, reading
+from hf_tlm.runs.baseline_arguments import LINEAR
 from hf_tlm.runs.few_shot.classifier import PROMPT_FILE
+from hf_tlm.runs.linear import LINEAR_FILE
 from hf_tlm.runs.records import SAVED_FILE, read_saved
 from hf_tlm.tasks import TaskError, TaskSpec
 from hf_tlm.training.run_folder import RESULTS_FILE, SETTINGS_FILE
@@ -46,6 +48,7 @@ class Source:
     prompted: whether it is a masked LM with a prompt.
     stock: whether the folder says nothing of its task, as a checkpoint of transformers does.
     fills_masks: whether it is a masked LM, prompted or not, which has learned no task.
+    linear: whether it is a linear model, and no network.
     """
 
     folder: Path
@@ -55,6 +58,7 @@ class Source:
     prompted: bool = False
     stock: bool = False
     fills_masks: bool = False
+    linear: bool = False
 
 
 def find_source(
@@ -86,7 +90,10 @@ def find_source(
     folder = Path(checkpoint_folder(name, revision, trust_remote_code=trust_remote_code, files=files))
     if (best := _best_split(folder)) is not None:
         folder = Path(checkpoint_folder(str(best)))
-    if not any((folder / file).is_file() for file in ("config.json", ADAPTER_FILE)):
+    if (folder / LINEAR / LINEAR_FILE).is_file():
+        folder = Path(checkpoint_folder(str(folder / LINEAR)))
+    linear = (folder / LINEAR_FILE).is_file()
+    if not linear and not any((folder / file).is_file() for file in ("config.json", ADAPTER_FILE)):
         raise ModelError(_why_none(model_name_or_path, folder))
     prompted, stock = (folder / PROMPT_FILE).is_file(), not (folder / SAVED_FILE).is_file()
     fills_masks = masked_lm and (prompted or _fills_masks(folder, model_name_or_path, trust_remote_code))
@@ -105,7 +112,7 @@ def find_source(
         spec = dataclasses.replace(spec, text_columns=texts, other_text_columns=())
     if max_length is not None:
         arguments = {**arguments, "max_length": max_length}
-    return Source(folder, spec, tuple(label_names), arguments, prompted, stock and not prompted, fills_masks)
+    return Source(folder, spec, tuple(label_names), arguments, prompted, stock and not prompted, fills_masks, linear)
 
 
 def _best_split(folder: Path) -> Path | None:

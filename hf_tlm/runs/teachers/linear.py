@@ -87,7 +87,7 @@ class _Linear:
     """Texts -> probabilities, float64 [N, C]."""
 
     def __init__(self, n: int, c: float, texts: Sequence[str], labels: np.ndarray, classes: int):
-        from hf_tlm.runs.baselines import tfidf
+        from hf_tlm.runs.linear import tfidf
 
         self.features, self.classes = tfidf(n).fit(texts), classes
         self.model = _regression(self.features.transform(texts), labels, c)
@@ -118,7 +118,7 @@ def _choose(texts: list[str], labels: np.ndarray, classes: int) -> tuple[tuple[i
     if len(texts) > MOST_TEXTS_FOR_CHOICE:
         sample = np.sort(np.random.default_rng(0).permutation(len(texts))[:MOST_TEXTS_FOR_CHOICE])
         texts, labels = [texts[i] for i in sample], labels[sample]
-    from hf_tlm.runs.baselines import tfidf
+    from hf_tlm.runs.linear import tfidf
 
     folds = _folds(texts, labels)
     losses: defaultdict[tuple[int, float], float] = defaultdict(float)

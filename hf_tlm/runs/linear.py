@@ -1,0 +1,187 @@
+"""A linear model on TF-IDF, fitted: what it says of texts, and files without pickles that keep it.
+
+N texts, C classes, F n-grams.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+from scipy.optimize import minimize_scalar
+from scipy.special import log_softmax
+from sklearn.feature_extraction.text import TfidfVectorizer
+
+from hf_tlm.models import ModelError
+from hf_tlm.utils.files import atomic_write
+from hf_tlm.utils.json_files import listed, mapped, read_fields, real, whole, words
+
+# Words, and punctuation marks each by itself: entity marks such as [[ ]] say much on some tasks.
+TOKENS = r"(?u)\w+|[^\w\s]"
+LINEAR_FILE, WEIGHTS_FILE = "linear.json", "linear.safetensors"
+COLUMNS = ("text", "text_pair")
+# Logit of a class that was not seen.
+UNSEEN = -1e4
+# Bounds of the temperature.
+_TEMPERATURES = (1e-2, 1e2)
+# A stranger may have written the file.
+_FIELDS = {
+    "n_grams": whole(1, 3),
+    "num_labels": whole(2, 100_000),
+    "temperature": real(1e-3, 1e3),
+    "terms": mapped(listed(words(10_000), 100_000_000), len(COLUMNS)),
+}
+_DAMAGED = "Make it again with `hf-tlm baseline`, or copy it again."
+
+
+def tfidf(n: int, terms: Sequence[str] | None = None) -> TfidfVectorizer:
+    """A vectorizer, to be fitted, of n-grams of up to n words and punctuation marks; float32, frequencies as 1 + log.
+
+    Args:
+        terms: the n-grams to count; None: those of the texts that it is fitted to.
+    """
+    return TfidfVectorizer(token_pattern=TOKENS, ngram_range=(1, n), sublinear_tf=True, dtype=np.float32, vocabulary=terms)
+
+
+@dataclass(frozen=True)
+class LinearModel:
+    """A linear classifier of TF-IDF features.
+
+    terms: column (text, text_pair) -> the n-grams that are counted in it. n_grams: the longest.
+    idf: column -> float32, one for each of its terms.
+    weights: float32 [C, F], over the columns' terms one after the other; of two classes [1, F], the second's.
+    biases: float32 [C] or [1].
+    classes: int64 [C], which classes these are of `num_labels`; the others had no training text.
+    temperature: margins are divided by it before the softmax, which leaves the likeliest class as it is.
+    """
+
+    terms: Mapping[str, Sequence[str]]
+    idf: Mapping[str, np.ndarray]
+    weights: np.ndarray
+    biases: np.ndarray
+    classes: np.ndarray
+    num_labels: int
+    n_grams: int
+    temperature: float
+
+    @cached_property
+    def vectorizers(self) -> dict[str, TfidfVectorizer]:
+        """Column -> what makes features of it."""
+        made = {}
+        for column, terms in self.terms.items():
+            made[column] = tfidf(self.n_grams, list(terms))
+            made[column].idf_ = self.idf[column]
+        return made
+
+    def logits(self, columns: Mapping[str, Sequence[str]]) -> np.ndarray:
+        """What it says of texts, as logits, float64 [N, num_labels].
+
+        Args:
+            columns: text, and of pairs text_pair, of N rows each.
+        """
+        features = sparse.hstack([made.transform(columns[name]) for name, made in self.vectorizers.items()], format="csr")
+        margins = as_margins(features @ self.weights.T.astype(np.float64) + self.biases)
+        found = np.full((len(margins), self.num_labels), UNSEEN)
+        found[:, self.classes] = margins / self.temperature
+        return found
+
+    def save(self, folder: Path) -> None:
+        """Write `linear.json` and `linear.safetensors`."""
+        from safetensors.numpy import save
+
+        tensors = {f"idf.{column}": np.asarray(idf, np.float32) for column, idf in self.idf.items()}
+        tensors |= {"weights": self.weights, "biases": self.biases, "classes": self.classes}
+        atomic_write(folder / WEIGHTS_FILE, save({name: np.ascontiguousarray(one) for name, one in tensors.items()}))
+        about = {"n_grams": self.n_grams, "num_labels": self.num_labels, "temperature": self.temperature}
+        terms = {column: list(terms) for column, terms in self.terms.items()}
+        atomic_write(folder / LINEAR_FILE, json.dumps({**about, "terms": terms}, ensure_ascii=False) + "\n")
+
+    @classmethod
+    def open(cls, folder: Path) -> LinearModel:
+        """The one that a folder keeps.
+
+        Raises:
+            ModelError: a file is missing or damaged, or the two do not go together.
+        """
+        from safetensors import SafetensorError
+        from safetensors.numpy import load_file
+
+        try:
+            about: dict[str, Any] = read_fields(folder / LINEAR_FILE, _FIELDS, ModelError, largest=1 << 30)
+            tensors = load_file(folder / WEIGHTS_FILE)
+        except (OSError, SafetensorError) as error:
+            raise ModelError(f"The linear model in {folder} cannot be read: {error}. {_DAMAGED}") from error
+        terms = about.pop("terms")
+        idf = {column: tensors.get(f"idf.{column}", np.zeros(0)) for column in terms}
+        parts: dict[str, Any] = {name: tensors.get(name, np.zeros(0)) for name in ("weights", "biases", "classes")}
+        found = cls(terms=terms, idf=idf, **parts, **about)
+        if not found._fits():
+            raise ModelError(f"The linear model in {folder} is damaged: its words and its weights do not fit. {_DAMAGED}")
+        return found
+
+    def _fits(self) -> bool:
+        """Whether its parts go together and are finite."""
+        if list(self.terms) not in (["text"], list(COLUMNS)) or not all(self.terms.values()):
+            return False
+        counts = {column: len(terms) for column, terms in self.terms.items()}
+        rows = 1 if len(self.classes) == 2 else len(self.classes)
+        shapes = [
+            *((self.idf[column].shape, (count,)) for column, count in counts.items()),
+            (self.weights.shape, (rows, sum(counts.values()))),
+            (self.biases.shape, (rows,)),
+            (self.classes.shape, (len(self.classes),)),
+        ]
+        return (
+            all(found == expected for found, expected in shapes)
+            and all(len(set(terms)) == len(terms) for terms in self.terms.values())
+            and self.classes.dtype == np.int64
+            and len(self.classes) > 1
+            and len(set(self.classes.tolist())) == len(self.classes)
+            and 0 <= self.classes.min()
+            and self.classes.max() < self.num_labels
+            and all(np.isfinite(one).all() for one in (*self.idf.values(), self.weights, self.biases))
+        )
+
+
+def as_margins(decisions: np.ndarray) -> np.ndarray:
+    """Decisions as scikit-learn's classifiers have them, of two classes a single number, as one number a class.
+
+    Args:
+        decisions: float [N, C], or of two classes [N] or [N, 1].
+
+    Returns:
+        float64 [N, C].
+    """
+    decisions = np.asarray(decisions, np.float64)
+    if decisions.ndim == 2 and decisions.shape[1] > 1:
+        return decisions
+    second = decisions.reshape(-1, 1) / 2
+    return np.hstack([-second, second])
+
+
+def best_temperature(margins: np.ndarray, classes: np.ndarray, labels: np.ndarray) -> float:
+    """The temperature between 0.01 and 100 at which texts of known classes are likeliest.
+
+    Args:
+        margins: float [N, C].
+        classes: int [C], which class a column is.
+        labels: int [N]; texts of other classes are left out.
+    """
+    known = np.isin(labels, classes)
+    if not known.any():
+        return 1.0
+    margins, places = margins[known], np.searchsorted(classes, labels[known])
+
+    def cross_entropy(log_temperature: float) -> float:
+        logits = log_softmax(margins / math.exp(log_temperature), axis=1)
+        return float(-logits[np.arange(len(logits)), places].mean())
+
+    bounds = (math.log(_TEMPERATURES[0]), math.log(_TEMPERATURES[1]))
+    return math.exp(minimize_scalar(cross_entropy, bounds=bounds, method="bounded").x)

@@ -1,0 +1,211 @@
+"""A linear model as something finished: what it says, its files, and predictions with it, alone and beside networks."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from datasets import ClassLabel, Dataset
+from scipy.special import softmax
+from sklearn.pipeline import make_pipeline
+from sklearn.svm import LinearSVC
+
+from hf_tlm.errors import HfTlmError
+from hf_tlm.models import ModelError
+from hf_tlm.runs import export_onnx, linear_model, predict
+from hf_tlm.runs.linear import LinearModel, as_margins, best_temperature, tfidf
+from hf_tlm.tasks import TaskSpec, task_from_datasets
+from support.tiny_checkpoints import go, pretrained
+from support.toys import make_task
+
+CPU = {"use_cpu": True}
+
+
+@pytest.fixture(scope="module")
+def task():
+    return make_task()
+
+
+@pytest.fixture(scope="module")
+def folder(task, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("baselines")
+    linear_model(task).save(folder / "linear", task)
+    return folder
+
+
+def named(splits, classes):
+    label = ClassLabel(names=list(classes))
+    return task_from_datasets(
+        TaskSpec(name="named", path="memory"), {split: rows.cast_column("label", label) for split, rows in splits.items()}
+    )
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def texts_of(task, path):
+    columns = [column for column in task.test.column_names if column.startswith("text")]
+    task.test.select_columns(columns).to_json(path)
+    return str(path)
+
+
+def test_its_margins_are_those_of_scikit_learn(task, folder):
+    """Of a pipeline that is fitted with the settings that were chosen; the softmax of them over the temperature."""
+    made = linear_model(task)
+    n, c, weight = (made.settings[name] for name in ("n_grams", "C", "class_weight"))
+    pipeline = make_pipeline(tfidf(n), LinearSVC(C=c, class_weight=weight, random_state=0))
+    pipeline.fit(task.train["text"][:], task.train["label"][:])
+    expected = pipeline.decision_function(task.test["text"][:])
+    for model in (made.model, LinearModel.open(folder / "linear")):
+        assert model.logits(task.test) * model.temperature == pytest.approx(expected, abs=1e-5)
+    assert np.array_equal(expected.argmax(1), made.predictions["test"])
+    shares = softmax(expected / made.model.temperature, axis=1)
+    for line, row, right in zip(lines(folder / "linear/predictions/test.jsonl"), shares, task.test["label"], strict=True):
+        assert list(line["probabilities"].values()) == pytest.approx(row, abs=2e-6)
+        assert list(line["probabilities"]) == list(task.label_names) and line["label"] == task.id2label[right]
+
+
+def test_of_two_classes_one_row_is_kept(task, tmp_path):
+    rows = {split: rows.filter(lambda row: row["label"] < 2) for split, rows in task.splits.items()}
+    two = named(rows, task.label_names[:2])
+    made = linear_model(two)
+    made.save(tmp_path, two)
+    model = LinearModel.open(tmp_path)
+    assert model.weights.shape[0] == 1
+    logits = model.logits(two.test)
+    assert np.array_equal(logits.argmax(1), made.predictions["test"]) and logits.sum(1) == pytest.approx(0)
+    pipeline = make_pipeline(
+        tfidf(made.settings["n_grams"]),
+        LinearSVC(C=made.settings["C"], class_weight=made.settings["class_weight"], random_state=0),
+    ).fit(two.train["text"][:], two.train["label"][:])
+    margins = pipeline.decision_function(two.test["text"][:])
+    assert (logits[:, 1] - logits[:, 0]) * model.temperature == pytest.approx(margins, abs=1e-5)
+
+
+def test_a_class_without_training_texts_is_never_said(task):
+    some = replace(task, splits={**task.splits, "train": task.train.filter(lambda row: row["label"] != 1)})
+    shares = softmax(linear_model(some).model.logits(task.test), axis=1)
+    assert shares[:, 1].max() == 0 and shares.sum(1) == pytest.approx(1)
+
+
+def test_the_temperature_is_the_likeliest():
+    rng = np.random.default_rng(0)
+    margins, classes = rng.normal(size=(4000, 3)), np.array([0, 2, 5])
+    chosen = [rng.choice(3, p=row) for row in softmax(margins / 0.4, axis=1)]
+    labels = classes[chosen]
+    found = best_temperature(margins, classes, labels)
+    assert found == pytest.approx(0.4, rel=0.05)
+    assert best_temperature(np.vstack([margins, margins[:5]]), classes, np.append(labels, [1] * 5)) == pytest.approx(found)
+    assert best_temperature(margins[:0], classes, labels[:0]) == 1.0
+    assert best_temperature(100 * np.eye(3), classes, classes) > 0, "texts that are all told apart have one too"
+    assert as_margins(np.array([3.0, -1.0])).tolist() == [[-1.5, 1.5], [0.5, -0.5]]
+
+
+def test_it_predicts(task, folder, tmp_path):
+    """The same as on the task's own test texts; by the folder above it too, and whatever the backend is."""
+    data = texts_of(task, tmp_path / "texts.jsonl")
+    expected = lines(folder / "linear/predictions/test.jsonl")
+    for name, options in ((folder / "linear", CPU), (folder, CPU), (folder, {"backend": "onnx"})):
+        found = lines(predict(str(name), data, tmp_path / "out.jsonl", **options))
+        for one, other in zip(found, expected, strict=True):
+            assert one["prediction"] == other["prediction"] and one["probabilities"] == other["probabilities"]
+    with pytest.raises(HfTlmError, match="a linear model reads whole texts. Leave it out"):
+        predict(str(folder), data, tmp_path / "out.jsonl", max_length=8)
+    with pytest.raises(ModelError, match="is a linear model, of which there is no graph"):
+        export_onnx(str(folder), tmp_path / "export", dtypes=["fp32"])
+
+
+def test_of_pairs_both_texts_are_read(task, tmp_path):
+    def pairs(rows):
+        return rows.map(lambda row: {"text": f"{row['label']} no", "text_pair": f"{(row['label'] + 1) % 3} yes"})
+
+    spec = replace(task.spec, text_columns=("text", "text_pair"))
+    paired = replace(task, spec=spec, splits={split: pairs(rows) for split, rows in task.splits.items()})
+    linear_model(paired).save(tmp_path / "run", paired)
+    found = lines(predict(str(tmp_path / "run"), texts_of(paired, tmp_path / "texts.jsonl"), tmp_path / "out.jsonl", **CPU))
+    assert [row["prediction"] for row in found] == [paired.id2label[label] for label in paired.test["label"]]
+
+
+def test_beside_a_network(task, folder, tmp_path, tokenizer):
+    """The average of the two."""
+    base = pretrained(tmp_path / "base", tokenizer, num_hidden_layers=1)
+    go(tmp_path / "run", base, make_task(train=24), num_train_epochs=4)
+    data = texts_of(task, tmp_path / "texts.jsonl")
+    found = lines(predict([str(tmp_path / "run"), str(folder)], data, tmp_path / "out.jsonl", **CPU))
+    network = lines(tmp_path / "run/seed-0/predictions/test.jsonl")
+    for one, *two in zip(found, network, lines(folder / "linear/predictions/test.jsonl"), strict=True):
+        mean = {name: (two[0]["probabilities"][name] + two[1]["probabilities"][name]) / 2 for name in task.label_names}
+        assert one["probabilities"] == pytest.approx(mean, abs=1e-5)
+    export_onnx(str(tmp_path / "run"), tmp_path / "export", dtypes=["fp32"])
+    other = lines(predict([tmp_path / "export", folder], data, tmp_path / "onnx.jsonl", backend="onnx"))
+    for one, same in zip(found, other, strict=True):
+        assert one["probabilities"] == pytest.approx(same["probabilities"], abs=1e-4)
+
+
+def test_the_files_are_the_same_again(task, folder, tmp_path):
+    linear_model(task).save(tmp_path, task)
+    for name in ("linear.json", "linear.safetensors", "finetuned.json", "predictions/test.jsonl"):
+        assert (tmp_path / name).read_bytes() == (folder / "linear" / name).read_bytes()
+
+
+def _edit(**values):
+    def edit(folder):
+        found = json.loads((folder / "linear.json").read_text())
+        (folder / "linear.json").write_text(json.dumps({**found, **values}))
+
+    return edit
+
+
+def _tensors(change):
+    def edit(folder):
+        from safetensors.numpy import load_file, save_file
+
+        tensors = load_file(folder / "linear.safetensors")
+        change(tensors)
+        save_file(tensors, folder / "linear.safetensors")
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda folder: (folder / "linear.json").write_text("{"), "is not JSON"),
+        (lambda folder: (folder / "linear.safetensors").unlink(), "cannot be read"),
+        (lambda folder: (folder / "linear.safetensors").write_bytes(b"cut"), "cannot be read"),
+        (_edit(n_grams=9), "n_grams must be a whole number from 1 to 3"),
+        (_edit(temperature=0), "temperature must be"),
+        (_edit(terms={"text": ["a", "b"]}), "do not fit"),
+        (_edit(terms={"words": ["a"]}), "do not fit"),
+        (_edit(num_labels=2), "do not fit"),
+        (_edit(num_labels=4), "Take the two from one run"),
+        (_tensors(lambda tensors: tensors.pop("biases")), "do not fit"),
+        (_tensors(lambda tensors: tensors["weights"].fill(np.nan)), "do not fit"),
+        (_tensors(lambda tensors: tensors["classes"].fill(0)), "do not fit"),
+        (_tensors(lambda tensors: tensors.update(classes=tensors["classes"].astype(np.float64))), "do not fit"),
+    ],
+)
+def test_damaged_files_are_a_line(task, folder, tmp_path, damage, said):
+    shutil.copytree(folder / "linear", tmp_path / "run")
+    (tmp_path / "run/seal.json").unlink()  # Whoever damages it on purpose.
+    damage(tmp_path / "run")
+    with pytest.raises(ModelError, match=said):
+        predict(str(tmp_path / "run"), texts_of(task, tmp_path / "texts.jsonl"), tmp_path / "out.jsonl", **CPU)
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_a_file_that_has_changed_is_seen(task, folder, tmp_path):
+    shutil.copytree(folder / "linear", tmp_path / "run")
+    _edit(temperature=2.0)(tmp_path / "run")
+    with pytest.raises(HfTlmError, match=r"linear.json has .* bytes and had|has changed since"):
+        predict(str(tmp_path / "run"), texts_of(task, tmp_path / "texts.jsonl"), tmp_path / "out.jsonl", **CPU)
+
+
+def test_two_models_of_other_classes_are_no_average(task, folder, tmp_path):
+    other = named(task.splits, ["x", "y", "z"])
+    linear_model(other).save(tmp_path / "other", other)
+    Dataset.from_dict({"text": ["the gene binds"]}).to_json(tmp_path / "texts.jsonl")
+    with pytest.raises(HfTlmError, match="the same classes and columns"):
+        predict([str(folder), str(tmp_path / "other")], str(tmp_path / "texts.jsonl"), tmp_path / "out.jsonl", **CPU)
