@@ -4,8 +4,8 @@ r"""Predict with a finished model: a table of texts -> the same table with predi
     hf-tlm predict --model_name_or_path owner/name --data new.parquet --output answered.parquet --text_column body
 
 On several devices: `accelerate launch recipes/predict.py ...`, or --num_processes. The model is the folder of a finished
-run (train_tlm, finetune, few_shot; adapters too), of baseline, a stock checkpoint of transformers with the head of a task, or one of
-these on the Hub. Its folder says what columns it reads and where texts are cut.
+run (train_tlm, finetune, few_shot; adapters too), of baseline, a stock checkpoint of transformers with the head of a task,
+or one of these on the Hub. Its folder says what columns it reads and where texts are cut.
 """
 
 from __future__ import annotations
