@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from hf_tlm.retrieval import Sharding
     from hf_tlm.tasks import Task
 
-logger = logging.getLogger(__name__)
 
 PACKAGES = ("torch", "transformers")
 
@@ -198,15 +196,7 @@ def check_inputs(
             f"This subset is a selection already ({earlier['size']:,} of {earlier['of']:,} passages by "
             f"{earlier['method']}). Select from the subset that it was made of."
         )
-    made_for = subset.manifest["task"]
-    if made_for["fingerprint"] not in (None, task.fingerprint):
-        logger.warning(
-            "The subset was retrieved for %s (fingerprint %s), and passages are selected for %s (fingerprint %s).",
-            made_for["name"],
-            made_for["fingerprint"],
-            task.name,
-            task.fingerprint,
-        )
+    subset.tell_of_other_task(task)
     if method == "iss" and task_split == "validation" and not len(task.splits.get("validation") or ()):
         raise InfluenceError(
             f"Task {task.name} has no validation examples, whose loss influence is measured on. Split off some of training."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 from collections.abc import Iterable
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from hf_tlm.corpora import Corpus
     from hf_tlm.hub import Push
     from hf_tlm.tasks import Task
+
+logger = logging.getLogger(__name__)
 
 # Of the subset that is there, and replaced with it: what `hf-tlm analyze` makes in its folder.
 ANALYSIS = "analysis/"
@@ -265,6 +268,22 @@ class Subset:
         examples = task.train.select(self.rows_of_queries(task, [rows["best_query"][row] for row in found]))
         queries = build_queries(example_texts(examples), self.manifest["query_mode"])
         return [(query, rows["text"][row], rows["score"][row]) for query, row in zip(queries, found, strict=True)]
+
+    def tell_of_other_task(self, task: Task) -> None:
+        """Warn where the subset is known to have been retrieved for other data than the task's, or for other splits of them.
+
+        Passages with a held-out text were left out by that task's validation and test.
+        """
+        made_for = self.manifest["task"]
+        if made_for["fingerprint"] not in (None, task.fingerprint):
+            logger.warning(
+                "The subset was retrieved for %s (fingerprint %s), not for %s (fingerprint %s): validation and test texts "
+                "may be among its passages. Retrieve it with this task's options.",
+                made_for["name"],
+                made_for["fingerprint"],
+                task.name,
+                task.fingerprint,
+            )
 
     def rows_of_queries(self, task: Task, queries: Iterable[str | None] | None = None) -> list[int]:
         """Rows of the task's training split that found passages.

@@ -101,6 +101,8 @@ def run_tlm(
         with claimed:
             return _run_rounds(task, subset, args, model_args)
     tell_of_other_stage(args)
+    if subset is not None and args.process_index == 0:
+        subset.tell_of_other_task(task)
     passages = None if subset is None else subset.dataset
     with claimed:
         teacher = ask_teacher(task, passages, args)

@@ -291,4 +291,4 @@ def test_a_subset_of_another_task_is_a_warning(subset, caplog):
         select(make_task(), subset, method="random", fraction=0.5)
         assert not caplog.records
         select(make_task(train=30, name="other"), subset, method="random", fraction=0.5)
-    assert "retrieved for toy" in caplog.text and "selected for other" in caplog.text
+    assert "retrieved for toy" in caplog.text and "not for other" in caplog.text

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import logging
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from hf_tlm.hub.push import published
 from hf_tlm.models import ModelError
 from hf_tlm.retrieval import retrieve
 from hf_tlm.runs import ProtocolError, run_tlm
-from hf_tlm.tasks import load_task
+from hf_tlm.tasks import Task, load_task
 from hf_tlm.training import ArgumentsError, ModelArguments, TlmArguments, prepare
 from support.toys import FAST, TINY_CONFIGS, make_task, write_files
 
@@ -222,6 +223,17 @@ def test_corpus_batches_need_a_subset(tmp_path, task):
     with pytest.raises(ArgumentsError, match="give --subset"):
         go(tmp_path / "out", task, None)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_subset_of_other_splits_is_a_warning(tmp_path, task, subset, caplog):
+    """Its passages were compared with the held-out texts of those splits, not of these."""
+    other = Task(task.spec, {**task.splits, "test": task.splits["test"].select(range(2))}, task.label_names)
+    with caplog.at_level(logging.WARNING):
+        go(tmp_path / "same", task, subset, max_steps=1, stage="1")
+        assert "was retrieved for" not in caplog.text
+        go(tmp_path / "other", other, subset, max_steps=1, stage="1")
+    said = f"retrieved for toy (fingerprint {task.fingerprint}), not for toy (fingerprint {other.fingerprint})"
+    assert caplog.text.count(said) == 1 and "validation and test texts may be among its passages" in caplog.text
 
 
 @pytest.mark.slow

@@ -143,6 +143,8 @@ def finetune(
         if task.kind in ("classification", "regression"):
             sample, advice = spread_texts(task.train), "Give a longer --max_length, if the model's positions suffice."
             warn_of_cut("the task's training texts", sample, pretrained[-1], args.max_length, advice)
+        if subset is not None:
+            subset.tell_of_other_task(task)
         details["baselines"] = to_beat(task, _draws(task, args))
     passages = None if subset is None else subset.dataset
     with claimed:

@@ -1,6 +1,7 @@
 """Fine-tuning that learns from a teacher: on texts and passages, values too, however a step is divided."""
 
 import json
+import logging
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from datasets import Dataset
 from safetensors.torch import load_file
 
 from hf_tlm.models import ModelError
+from hf_tlm.retrieval import Subset
 from hf_tlm.runs import CheckpointArguments, FinetuneArguments, ProtocolError, finetune
 from hf_tlm.runs.finetuning.finetune import _taught
 from hf_tlm.runs.finetuning.trainer import FinetuneTrainer
@@ -22,8 +24,9 @@ from support.toys import make_task, sentences
 class Passages:
     """What `finetune` reads of a subset."""
 
-    manifest = {"retriever": "bm25"}
+    manifest = {"retriever": "bm25", "task": {"name": "toy", "fingerprint": None, "split": "train"}}
     dataset = Dataset.from_list([{"id": str(i), "text": row["text"]} for i, row in enumerate(sentences(40, 9))])
+    tell_of_other_task = classmethod(Subset.tell_of_other_task)
 
 
 @pytest.fixture(autouse=True)
@@ -93,6 +96,17 @@ def test_a_teacher_is_in_log_record_and_card(tmp_path, base):
     assert record["teacher"]["training"] == pytest.approx(spent) and "FLOPs, which are not among" in card(tmp_path / "run")
     assert "A teacher taught too" in (tmp_path / "run" / "README.md").read_text() and "teacher      " in run.to_text()
     assert taught(tmp_path / "run", base, teacher=str(tmp_path / "teacher"), save_strategy="epoch").seeds == run.seeds
+
+
+def test_passages_of_another_task_are_a_warning(tmp_path, base, caplog):
+    class Other(Passages):
+        manifest = {"retriever": "bm25", "task": {"name": "news", "fingerprint": "0" * 16, "split": "train"}}
+
+    with caplog.at_level(logging.WARNING):
+        taught(tmp_path / "known", base, teacher="linear", max_steps=1)
+        assert "was retrieved for" not in caplog.text
+        taught(tmp_path / "other", base, subset=Other, teacher="linear", max_steps=1)
+    assert caplog.text.count("The subset was retrieved for news (fingerprint 0000000000000000), not for toy") == 1
 
 
 def test_a_card_of_answers_without_held_out_ones(tmp_path, base):
