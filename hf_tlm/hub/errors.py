@@ -104,22 +104,28 @@ def explain(error: BaseException, repo: Repo, reading: bool = False) -> str:
 
     cause, status = _cause(error), status_of(error)
     name = f"{repo.type} repository {repo.id}"
+    # Most often a path that is misspelt: what is no local path is looked for on the Hub.
+    absent = f"There is no {repo.id} here, and " * reading
     if isinstance(cause, GatedRepoError):
         page = f"{constants.ENDPOINT}/{repo.page}"
         return f"The {name} is gated: ask for access at {page}, with the account of your token. {log_in()}."
     if isinstance(cause, RevisionNotFoundError):
         return f"The {name} has no branch, tag or commit {repo.revision!r}. Correct the part after the @."
     if isinstance(cause, RepositoryNotFoundError):
-        return f"There is no {name} that you may see. Correct its name; if it is private: l{log_in()[1:]}."
+        here = ", and nothing of that name here" * reading
+        return f"There is no {name} that you may see{here}. Correct its name; if it is private: l{log_in()[1:]}."
     if status == 401:
         return f"The Hub does not accept your token. {log_in()}."
     if status == 403:
         return f"Your token may not write to the {name}. Use a token with write access, or a repository of your own."
     if isinstance(cause, OfflineModeIsEnabled):
-        return f"HF_HUB_OFFLINE is set, so the {name} cannot be asked for. Unset it{', or give a local path' * reading}."
+        return (
+            f"{absent}HF_HUB_OFFLINE is set, so the {name} cannot be asked for. "
+            f"Unset it{', or give a local path' * reading}."
+        )
     if isinstance(cause, (httpx2.TransportError, ConnectionError, LocalEntryNotFoundError, RevisionResolutionError)):
         return (
-            f"{constants.ENDPOINT} cannot be reached for the {name}{', which is not in the cache either' * reading} "
+            f"{absent}{constants.ENDPOINT} cannot be reached for the {name}{', which is not in the cache either' * reading} "
             f"({type(cause).__name__}). Check the network (and HF_ENDPOINT, if set){', or give a local path' * reading}."
         )
     if isinstance(cause, json.JSONDecodeError):
