@@ -20,8 +20,8 @@ _SCALE = 2.0**64
 _CONTENT = {"question_answering": "context", "multiple_choice": "context", "tagging": "tokens"}
 
 
-def hold_out(spec: TaskSpec, rows: Dataset, shares: Mapping[str, float]) -> dict[str, Dataset]:
-    """Split the rows of a table in train and the parts that `shares` names.
+def hold_out(spec: TaskSpec, rows: Dataset, shares: Mapping[str, float]) -> tuple[dict[str, Dataset], dict[str, list[int]]]:
+    """Split the rows of a table in train and the parts that `shares` names, and say which rows of the table each has.
 
     Equal texts (but for white space) are all in one part. Of each class, every part has its share of the distinct texts, to
     within one or two, and the first text is in train. Which texts these are is decided by a hash of each, in the order of
@@ -57,7 +57,7 @@ def hold_out(spec: TaskSpec, rows: Dataset, shares: Mapping[str, float]) -> dict
                 f"{100 * shares.get(name, 1 - sum(shares.values())):g}%. Give it a larger share (--{name}_share), another "
                 "column of labels, or a folder with train, validation and test files."
             )
-    return {name: rows.select(chosen) for name, chosen in found.items()}
+    return {name: rows.select(chosen) for name, chosen in found.items()}, found
 
 
 def _contents(spec: TaskSpec, rows: Dataset) -> list[str | None]:

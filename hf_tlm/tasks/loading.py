@@ -108,8 +108,8 @@ def load_task(
     if text_columns is not None:
         spec = dataclasses.replace(spec, text_columns=tuple(text_columns), other_text_columns=())
     spec = _replace(spec, label_column=label_column, columns=columns, id_column=id_column)
-    splits, held_out = _with_shares(spec, splits, shares)
-    made = task_from_datasets(spec, splits, label_names=label_names, drop_bad_rows=drop_bad_rows)
+    splits, held_out, numbers = _with_shares(spec, splits, shares)
+    made = task_from_datasets(spec, splits, label_names=label_names, drop_bad_rows=drop_bad_rows, numbers=numbers)
     return dataclasses.replace(made, held_out=held_out)
 
 
@@ -129,7 +129,7 @@ def _in_memory(spec: TaskSpec, data: Dataset | Mapping[str, Dataset]) -> dict[st
         received = type(other[0] if isinstance(splits, Mapping) else data).__name__
         raise TaskError(
             f"A task is a name, a path, a datasets.Dataset, or a mapping of splits to them; received {received}. Make one "
-            "of it with Dataset.from_list(list(rows))."
+            f"of it with {'Dataset.from_pandas(frame)' if received == 'DataFrame' else 'Dataset.from_list(list(rows))'}."
         )
     if isinstance(data, Dataset):
         return dict(splits)
@@ -144,19 +144,20 @@ def _name_of(data: Any) -> str:
 
 def _with_shares(
     spec: TaskSpec, splits: Mapping[str, Dataset], shares: Mapping[str, float | None]
-) -> tuple[dict[str, Dataset], dict[str, float]]:
-    """The splits with those that are held out of a table or of train; and the shares of these."""
+) -> tuple[dict[str, Dataset], dict[str, float], dict[str, list[int]]]:
+    """The splits with those that are held out of a table or of train; the shares of these; the rows of the table of each."""
     for split, share in shares.items():
         if share and split in splits:
             raise TaskError(f"{split}_share {share:g}: {spec.name} has a {split} split of its own. Leave the option out.")
     if TABLE in splits:
         given = {split: SHARE if share is None else share for split, share in shares.items()}
-        found = hold_out(spec, splits[TABLE], given)
+        found, numbers = hold_out(spec, splits[TABLE], given)
     elif (given := {split: share for split, share in shares.items() if share}) and "train" in splits:
-        found = {**splits, **hold_out(spec, splits["train"], given)}
+        found, numbers = hold_out(spec, splits["train"], given)
+        found = {**splits, **found}
     else:
-        return dict(splits), {}
-    return found, {split: float(share) for split, share in given.items() if share}
+        return dict(splits), {}, {}
+    return found, {split: float(share) for split, share in given.items() if share}, numbers
 
 
 def _replace(spec: TaskSpec, **changes: Any) -> TaskSpec:
@@ -207,6 +208,7 @@ def task_from_datasets(
     *,
     label_names: Sequence[str] | None = None,
     drop_bad_rows: bool = False,
+    numbers: Mapping[str, Sequence[int]] | None = None,
 ) -> Task:
     """A task from data sets with the spec's columns, checked as `load_task` checks.
 
@@ -214,6 +216,9 @@ def task_from_datasets(
     features keep their names and order; integers (and whole numbers that a null made floats) are named by their digits, in
     their order; `label_names` names them anew. Labels of other splits are matched to
     train's by name. A test split without any label (as of GLUE on the Hub) is left out, with a warning.
+
+    Args:
+        numbers: of splits that are not all of their source, the numbers of their rows there, which errors name.
 
     Raises:
         TaskError, HfTlmError: see `load_task`.
@@ -240,7 +245,7 @@ def task_from_datasets(
         if split == "test" and split in splits and reader.unlabelled(spec, splits[split]):
             logger.warning("Task %s: the test split has no labels and is left out.", spec.name)
         elif split in splits:
-            found = _read(spec, split, splits[split], names)
+            found = _read(spec, split, splits[split], names, (numbers or {}).get(split))
             if found.bad and not drop_bad_rows:
                 problems += found.problems
             elif not len(found.rows):
@@ -285,10 +290,12 @@ def _renamed(spec: TaskSpec, names: tuple[str, ...], given: Sequence[str]) -> tu
     return tuple(given)
 
 
-def _read(spec: TaskSpec, split: str, rows: Dataset, names: tuple[str, ...]) -> Canonical:
+def _read(
+    spec: TaskSpec, split: str, rows: Dataset, names: tuple[str, ...], numbers: Sequence[int] | None = None
+) -> Canonical:
     reader = kind_module(spec.kind)
     ids = ids_of(spec, split, rows, (f"{split}-{row}" for row in range(len(rows))))
     if spec.kind == "multiple_choice":
         ids = reader.numbered(spec, rows, ids)
     values = reader.read(spec, split, rows, names, labelled=True)
-    return canonical(split, ids, values, reader.features(spec, labelled=True))
+    return canonical(split, ids, values, reader.features(spec, labelled=True), numbers=numbers)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -98,14 +98,14 @@ def canonical(
     features: Features,
     *,
     unique: bool = True,
-    first_row: int = 0,
+    numbers: Sequence[int] | None = None,
 ) -> Canonical:
     """Rows with the columns `features`, `id` first.
 
     Args:
         values: for each id the other columns of its row, or what is wrong with it.
         unique: a repeated id makes a row unusable.
-        first_row: the number of the first of these rows in the source.
+        numbers: of the rows in the source; None: from 0.
     """
     seen: set[str | None] = set()
     first: dict[str, tuple[int, str]] = {}
@@ -126,8 +126,9 @@ def canonical(
         kept.append(row)
         for name, cell in zip(features, (identifier, *value), strict=True):
             data[name].append(cell)
+    numbers = range(len(ids)) if numbers is None else numbers
     problems = [
-        f"{split}: {count} of {len(ids)} rows with {kind}; the first is row {first_row + first[kind][0]} "
+        f"{split}: {count} of {len(ids)} rows with {kind}; the first is row {numbers[first[kind][0]]} "
         f"(id {ids[first[kind][0]]!r}{first[kind][1] and ', ' + first[kind][1]})"
         for kind, count in bad.items()
     ]

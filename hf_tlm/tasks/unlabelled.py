@@ -66,7 +66,8 @@ def unlabelled_chunks(
         ids = ids_of(spec, path, rows, [None] * len(rows))
         ids = [str(done + row) if identifier is None else identifier for row, identifier in enumerate(ids)]
         values = reader.read(spec, path, rows, (), labelled=False)
-        found = canonical(path, ids, values, reader.features(spec, labelled=False), unique=False, first_row=done)
+        features, numbers = reader.features(spec, labelled=False), range(done, done + len(ids))
+        found = canonical(path, ids, values, features, unique=False, numbers=numbers)
         if found.bad and not drop_bad_rows:
             raise TaskError(
                 f"There are rows that cannot be predicted on (counted among the {len(rows)} from row {done} on):\n- "

@@ -295,3 +295,25 @@ def test_minus_one_is_said_to_be_no_label():
     rows = Dataset.from_list([{"text": f"text {i}", "label": i % 3 - 1} for i in range(60)])
     with pytest.raises(TaskError, match="rows with no label; the first is row 0 .id 'row-0', null, blank or -1"):
         load_task(rows)
+
+
+def test_a_bad_row_is_named_by_its_number_in_the_table():
+    rows = tickets(60)
+    rows[41]["Body"] = None
+    for options in ({}, {"id_column": "nr"}):
+        with pytest.raises(TaskError, match=r"train: 1 of \d+ rows with null text; the first is row 41 "):
+            load_task(Dataset.from_list(rows), **SHARES, **options)
+    # And where a part is held out of a train split.
+    splits = DatasetDict(train=Dataset.from_list(rows), test=Dataset.from_list(tickets(9, seed=1)))
+    with pytest.raises(TaskError, match=r"train: 1 of \d+ rows with null text; the first is row 41 "):
+        load_task(splits, **SHARES, validation_share=0.2)
+
+
+def test_of_a_frame_it_is_said_how_it_becomes_a_data_set():
+    frame = pd.DataFrame(tickets(60))
+    with pytest.raises(TaskError, match=r"received DataFrame. Make one of it with Dataset.from_pandas\(frame\)"):
+        load_task(frame, **SHARES)
+    with pytest.raises(TaskError, match=r"received list. Make one of it with Dataset.from_list\(list\(rows\)\)"):
+        load_task(tickets(60), **SHARES)
+    same = load_task(Dataset.from_list(tickets(60)), **SHARES)
+    assert load_task(Dataset.from_pandas(frame), **SHARES).fingerprint == same.fingerprint
