@@ -22,6 +22,8 @@ import sys
 import time
 from pathlib import Path
 
+from hf_tlm.runs.onnx_process import classifier, encoder, peak_megabytes
+
 LENGTHS, BATCH, ONE_BY_ONE, BATCHES, ROUNDS = (32, 128), 32, 200, 8, 3
 # Of the scale tlm/night, of MiniLM's shape, and how wide static embeddings are.
 NIGHT_WORDS, MINILM_WORDS, STATIC_WIDTH = 16_000, 30_522, 256
@@ -62,23 +64,7 @@ def measure(side: str, folder: str, texts_file: str) -> dict:
                 answer(some[start : start + BATCH], length)
             rounds.append(time.perf_counter() - begun)
         found[f"texts/s, {length} tokens"] = BATCH * BATCHES / min(rounds)
-    # Not getrusage, whose figure begins with that of the process that started this one.
-    peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
-    return {**found, "memory MB": 1.024 * int(peak.split()[1]) / 1000}
-
-
-def _encoder(folder: Path):
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-
-    def encode(texts: list[str], length: int):
-        tokenizer.enable_truncation(length)
-        tokenizer.enable_padding(length=length)
-        found = tokenizer.encode_batch(texts)
-        return [one.ids for one in found], [one.attention_mask for one in found]
-
-    return encode
+    return {**found, "memory MB": peak_megabytes()}
 
 
 def _torch(side: str, folder: Path):
@@ -86,7 +72,8 @@ def _torch(side: str, folder: Path):
     from transformers import AutoModelForSequenceClassification
 
     torch.set_num_threads(1)
-    model, encode = AutoModelForSequenceClassification.from_pretrained(folder).eval(), _encoder(folder)
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    encode = encoder(str(folder / "tokenizer.json"))
 
     @torch.inference_mode()
     def answer(texts, length):
@@ -97,22 +84,8 @@ def _torch(side: str, folder: Path):
 
 
 def _onnx(side: str, folder: Path):
-    import numpy as np
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 3
-    file = folder / "onnx" / {"fp32": "model.onnx", "int8": "model_quantized.onnx"}[side]
-    session, encode = onnxruntime.InferenceSession(str(file), options), _encoder(folder)
-    names = [entry.name for entry in session.get_inputs()]
-
-    def answer(texts, length):
-        ids, mask = (np.array(part, dtype=np.int64) for part in encode(texts, length))
-        values = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
-        return session.run(None, {name: values[name] for name in names})[0].argmax(-1)
-
-    return answer
+    file = {"fp32": "model.onnx", "int8": "model_quantized.onnx"}[side]
+    return classifier(str(folder / "onnx" / file), str(folder / "tokenizer.json"))
 
 
 def _tfidf(side: str, folder: Path):

@@ -37,8 +37,9 @@ class ReproduceArguments:
     keep_checkpoints: bool = option(False, "Keep checkpoints and the model of stage 1 of finished runs too.")
     export_int8: bool = option(
         False,
-        "At the end, export every finished model to ONNX in 8 bits for a moment, for the table's columns MB int8, ms a text "
-        "int8 and int8 drop; of runs finished without it too, while their models are there. Needs the extra [onnx].",
+        "At the end, export every finished model to ONNX in 8 bits for a moment, for the table's columns MB int8, memory MB "
+        "int8, ms a text int8 and int8 drop; of runs finished without it too, while their models are there. Needs the extra "
+        "[onnx].",
     )
 
 

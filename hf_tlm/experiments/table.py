@@ -111,8 +111,8 @@ class Table:
     def _taught(self) -> bool:
         return any("teacher" in run for row in self.rows for run in row.runs)
 
-    def _priced(self, name: str) -> bool:
-        return any(run.get(name) for row in self.rows for run in row.runs)
+    def _priced(self, *names: str) -> bool:
+        return any(_entry(run, names) for row in self.rows for run in row.runs)
 
     @property
     def failures(self) -> list[str]:
@@ -145,9 +145,10 @@ class Table:
     def _columns(self) -> list[str]:
         beside = [f"published {m}" for m in MEASURES if any(row.beside(m) for row in self.rows)]
         costs = ("passages", "subset hours", "real tokens", "FLOPs", "hours")
-        # Records of before there was a price have none.
+        # Records of before there was a price have none, and earlier ones of 8 bits no memory.
+        memory = ("memory MB int8",) if self._priced("int8", "memory_megabytes") else ()
         price = ("MB", "ms a text") if self._priced("price") else ()
-        int8 = ("MB int8", "ms a text int8", "int8 drop") if self._priced("int8") else ()
+        int8 = ("MB int8", *memory, "ms a text int8", "int8 drop") if self._priced("int8") else ()
         taught = ("teacher FLOPs", "teacher hours") if self._taught else ()
         return [*("task", "metric", "arm", "seeds", *SCORES), *beside, *costs, *taught, *price, *int8]
 
@@ -171,6 +172,7 @@ class Table:
             "MB": _mean(row, "price", "megabytes"),
             "ms a text": _mean(row, "price", "milliseconds", _PRICED),
             "MB int8": _mean(row, "int8", "megabytes"),
+            "memory MB int8": _mean(row, "int8", "memory_megabytes"),
             "ms a text int8": _mean(row, "int8", "milliseconds", _PRICED),
             "int8 drop": _mean(row, "int8", "drop"),
         }
@@ -241,6 +243,11 @@ class Table:
                 f"int8 is the model's graph in 8 bits, run by onnxruntime on one core of {' or '.join(where)}; its drop are "
                 f"the points of the metric that it is below float32 on {', '.join(checked)}. A line has them "
                 "when all of its finished seeds have."
+            )
+        if self._priced("int8", "memory_megabytes"):
+            lines.append(
+                "Memory is the most that a process of Python, onnxruntime and tokenizers takes, with batches of 32 texts of "
+                "128 tokens, or of as many as the model takes."
             )
         if any("averaged" in run for run in runs):
             lines.append(
@@ -313,13 +320,16 @@ def _hours(seconds: float | None) -> str:
 
 def _mean(row: Row, *names: str) -> str:
     """Mean over seeds of an entry that the records of all of them have, by the names on the way to it."""
-    found = []
-    for run in row.runs:
-        value: Any = run
-        for name in names:
-            value = (value or {}).get(name)
-        found += [] if value is None else [value]
+    found = [value for run in row.runs if (value := _entry(run, names)) is not None]
     return f"{fmean(found):.3g}" if found and len(found) == len(row.runs) else ""
+
+
+def _entry(run: Mapping[str, Any], names: Sequence[str]) -> Any:
+    """An entry of a record by the names on the way to it; None where it is not."""
+    value: Any = run
+    for name in names:
+        value = (value or {}).get(name)
+    return value
 
 
 def _range(values: Sequence[float]) -> str:

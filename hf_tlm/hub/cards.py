@@ -153,7 +153,8 @@ def onnx_card(record: Mapping[str, Any]) -> str:
     from huggingface_hub import ModelCardData
 
     pipeline = "fill-mask" if record["kind"] == "fill_mask" else KINDS[record["kind"]][0]
-    dtypes = [file["dtype"] for file in record["files"].values()]
+    files = record["files"].values()
+    dtypes = [file["dtype"] for file in files]
     in_browser = record["kind"] in _PIPELINES and record["model_type"] in BODIES
     data = ModelCardData(
         language="en",
@@ -171,7 +172,8 @@ def onnx_card(record: Mapping[str, Any]) -> str:
         browser_dtype=next(_DTYPES[name] for name in _DTYPES if name in dtypes) if in_browser else None,
         onnx_dtype=None if "fp32" in dtypes else dtypes[0],
         metric_name=_METRICS.get(metric, metric),
-        timed=[*dict.fromkeys(length for file in record["files"].values() for length in file.get("milliseconds", {}))],
+        timed=[*dict.fromkeys(length for file in files for length in file.get("milliseconds", {}))],
+        memory=any("memory_megabytes" in file for file in files),
         license_sentence=license_sentence(None),
     )
 

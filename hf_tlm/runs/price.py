@@ -1,9 +1,13 @@
-"""What a prediction of a finished model costs: megabytes on disk, and time on one core."""
+"""What a prediction of a finished model costs: megabytes on disk, time on one core, and of a graph megabytes of memory."""
 
 from __future__ import annotations
 
 import itertools
+import json
 import logging
+import os
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -14,12 +18,14 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from tokenizers import Tokenizer
 from transformers import AutoConfig, PreTrainedModel
 
 from hf_tlm.errors import ModelError
 from hf_tlm.models.adapters import ADAPTER_FILE
 from hf_tlm.models.families import longest_input
-from hf_tlm.models.onnx_session import OnnxModel
+from hf_tlm.models.onnx_session import ONNX_FILES, OnnxModel
+from hf_tlm.runs import onnx_process
 from hf_tlm.runs.linear import LinearModel
 from hf_tlm.tasks import Task
 
@@ -33,6 +39,8 @@ SECONDS = 0.1
 MOST_SECONDS = 2.0
 # Of more parameters the time is not taken: it is not what runs on one core.
 MOST_PARAMETERS = 10**9
+# A process whose memory is measured has so long.
+MEMORY_SECONDS = 60.0
 # What a folder needs beside the weights to answer for a text.
 _FILES = ("*.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json", "vocab.*", "merges.txt", "*.model")
 
@@ -108,6 +116,40 @@ def onnx_price(folder: Path, dtype: str, vocab_size: int, longest: int | None) -
     except ModelError as error:
         logger.info("What a prediction of %s takes is not measured: %s", dtype, error)
         return {}
+
+
+def onnx_memory(folder: Path, dtype: str, longest: int | None) -> float | None:
+    """The most memory that a process takes which classifies with an exported graph, as Linux counts it.
+
+    The process is a new Python with onnxruntime and tokenizers alone, see `hf_tlm.runs.onnx_process`. On one thread it
+    classifies a text, and batches of 32, of 128 random tokens each, or of as many as the model takes.
+
+    Args:
+        folder, dtype: see `OnnxModel`; the graph takes int64 [batch, sequence], and `tokenizer.json` is in the folder.
+        longest: see `onnx_price`.
+
+    Returns:
+        Megabytes (10^6 bytes) of resident memory; None where it is not measured: the process fails, takes longer than a
+        minute, or runs on another system than Linux.
+    """
+    graph, words = (os.path.abspath(folder / name) for name in (ONNX_FILES[dtype], "tokenizer.json"))
+    length = min(LENGTHS[-1], longest or LENGTHS[-1])
+    command = [sys.executable, "-P", onnx_process.__file__, graph, words, str(length)]
+    options: dict[str, Any] = {"env": {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}}
+    options |= {"capture_output": True, "text": True, "timeout": MEMORY_SECONDS}
+    try:
+        tokenizer = Tokenizer.from_file(words)
+        ids = np.random.default_rng(0).integers(tokenizer.get_vocab_size(), size=(BATCH, length))
+        done = subprocess.run(command, input=json.dumps(tokenizer.decode_batch(ids.tolist())), check=False, **options)
+        if done.returncode == 0:
+            return round(float(done.stdout), 1)
+        reason = (done.stderr.splitlines() or [f"its process ended with status {done.returncode}"])[-1]
+    except subprocess.TimeoutExpired:
+        reason = f"its process took more than {MEMORY_SECONDS:g} seconds"
+    except Exception as error:  # Of any class: the tokenizer of a model that is not ours.
+        reason = str(error)
+    logger.info("The memory of a prediction of %s is not measured: %s", dtype, reason)
+    return None
 
 
 def linear_price(model: LinearModel, task: Task) -> dict[str, Any]:

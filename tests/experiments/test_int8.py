@@ -23,7 +23,7 @@ from support.toys import FAST, sentences, write_files
 ROOT = Path(__file__).resolve().parents[2]
 MAKING = sys.modules[reproduce.__module__]
 OPTIONS = {"report_to": "none", "disable_tqdm": True, "use_cpu": True, "max_length": 32, "max_steps": 2}
-COLUMNS = ["MB int8", "ms a text int8", "int8 drop"]
+COLUMNS = ["MB int8", "memory MB int8", "ms a text int8", "int8 drop"]
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,8 @@ def priced(monkeypatch):
     def price(model, task, scratch):
         models.append(model.relative_to(model.parents[2]).as_posix())
         times = {"milliseconds": {"32": 0.5, "128": 1.5}, "texts_per_second": {"32": 900.0}}
-        return {"megabytes": 1.25, "score": 0.5, "drop": 0.25, **times, "checked_on": "validation"}
+        measured = {"score": 0.5, "drop": 0.25, **times, "memory_megabytes": 99.5}
+        return {"megabytes": 1.25, **measured, "checked_on": "validation"}
 
     monkeypatch.setattr(module, "int8_price", price)
     monkeypatch.setattr(MAKING, "make_step", lambda plan, step: pytest.fail(f"{step.name} is made again"))
@@ -99,10 +100,12 @@ def test_finished_models_are_exported_without_training_again(work, finished, tmp
         assert found["checked_on"] == "validation of task" and found["processor"]
         assert [path.name for path in folder.parent.iterdir()] == ["seed-0"], "nothing of the export stays"
         row = cells(table)[step.arm.name]
-        shown = [found["megabytes"], found["milliseconds"]["128"], found["drop"]]
+        shown = [found["megabytes"], found["memory_megabytes"], found["milliseconds"]["128"], found["drop"]]
         assert [row[column] for column in COLUMNS] == [f"{value:.3g}" for value in shown]
-    assert list(cells(table)["task only"])[-5:] == ["MB", "ms a text", *COLUMNS]
-    assert "points of the metric that it is below float32 on validation" in (tmp_path / "out/results.md").read_text()
+        assert 20 < found["memory_megabytes"] < 400
+    assert list(cells(table)["task only"])[-6:] == ["MB", "ms a text", *COLUMNS]
+    page = (tmp_path / "out/results.md").read_text()
+    assert "points of the metric that it is below float32 on validation" in page and "Memory is the most that" in page
     # The same command again has nothing to do.
     monkeypatch.setattr(module, "int8_price", lambda *args: pytest.fail("exported again"))
     assert reproduce(finished, export_int8=True).to_text() == table.to_text()
@@ -123,7 +126,10 @@ def test_a_run_is_exported_when_it_is_trained(work, tmp_path, monkeypatch):
     table = reproduce(plan, export_int8=True)
     assert made == ["finished"], "a kill while it is exported costs no training"
     assert records(plan)["pretrained"]["int8"].items() >= price.items()
-    assert [cells(table)["pretrained"][column] for column in COLUMNS] == ["1.25", "", "0.25"]
+    row = cells(table)["pretrained"]
+    assert [row[column] for column in ("MB int8", "ms a text int8", "int8 drop")] == ["1.25", "", "0.25"]
+    # As in records of before memory was measured.
+    assert "memory MB int8" not in row and "Memory is" not in table.to_text()
 
 
 def test_baselines_have_no_price_in_8_bits(work, tmp_path, monkeypatch):
@@ -140,8 +146,8 @@ def test_one_whose_model_is_gone_stays_as_it_is(finished, priced, caplog):
     with caplog.at_level(logging.WARNING):
         table = reproduce(finished, export_int8=True)
     assert priced == ["task/pretrained/seed-0"] and records(finished)["task only"] == before["task only"]
-    assert [cells(table)["task only"][column] for column in COLUMNS] == ["", "", ""]
-    assert [cells(table)["pretrained"][column] for column in COLUMNS] == ["1.25", "1.5", "0.25"]
+    assert [cells(table)["task only"][column] for column in COLUMNS] == ["", "", "", ""]
+    assert [cells(table)["pretrained"][column] for column in COLUMNS] == ["1.25", "99.5", "1.5", "0.25"]
     (said,) = [line for line in caplog.messages if "task/task-only/seed-0" in line]
     assert said == f"Not exported, as the models are not in {finished.output_dir} any more: task/task-only/seed-0."
 

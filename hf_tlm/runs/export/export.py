@@ -34,7 +34,7 @@ from hf_tlm.runs.few_shot.classifier import PROMPT_FILE
 from hf_tlm.runs.finetuning.crf import CRF_FILE
 from hf_tlm.runs.finetuning.features import EvaluationSet, feature_lengths
 from hf_tlm.runs.prediction.source import Source, find_source
-from hf_tlm.runs.price import onnx_price
+from hf_tlm.runs.price import onnx_memory, onnx_price
 from hf_tlm.runs.records import SAVED_FILE
 from hf_tlm.tasks import Task, unlabelled_chunks
 from hf_tlm.training import ArgumentsError
@@ -57,8 +57,9 @@ class Exported:
     """What was exported.
 
     folder: that it is in.
-    record: what `export.json` holds: `files`, of each its size, its score, how far its logits are from torch's, and the
-        time of a text on one core of this machine, see `hf_tlm.runs.price.onnx_price`.
+    record: what `export.json` holds: `files`, of each its size, its score, how far its logits are from torch's, the time of
+        a text on one core of this machine and the memory of a process, see `onnx_price` and `onnx_memory` of
+        `hf_tlm.runs.price`.
     """
 
     folder: Path
@@ -74,6 +75,7 @@ class Exported:
             line += f" ({0 - file['drop']:+.2f})" if "drop" in file else ""
             if times := file.get("milliseconds"):
                 line += "   ms a text of " + ", of ".join(f"{length} tokens {ms:.2g}" for length, ms in times.items())
+            line += f"   memory {file['memory_megabytes']:.0f} MB" if "memory_megabytes" in file else ""
             lines.append(line)
         if line := self.record["checked_on"].get("to_beat"):
             lines.append(f"to beat     {line}")
@@ -168,6 +170,7 @@ def export_onnx(
             for member in model.members
         ]
         with atomic_directory(output) as folder:
+            _write_loaded(folder, model)
             files: dict[str, dict[str, Any]] = {}
             for dtype in ("fp32", *reduced):
                 makers: dict[str, Callable[[Any], Any]] = {
@@ -182,15 +185,16 @@ def export_onnx(
                 settings = {"per_channel": per_channel, "keep_float": list(keep_float)} if dtype == "int8" else {}
                 measured = check.measure(OnnxModel(folder, dtype), dtype, max_drop, settings)
                 digest = {"bytes": path.stat().st_size, "sha256": sha256(path)}
-                # Of multiple choice, as of torch, no time is taken: what a text is there depends on the choices.
-                config = model.stock.config
-                times = {} if choices else onnx_price(folder, dtype, config.vocab_size, longest_input(config))
-                files[ONNX_FILES[dtype]] = {"dtype": dtype, **digest, **settings, **measured, **times}
+                # Of multiple choice, as of torch, it is not taken: what a text is there depends on the choices.
+                costs = {} if choices or dtype not in dtypes else _costs(folder, dtype, model)
+                files[ONNX_FILES[dtype]] = {"dtype": dtype, **digest, **settings, **measured, **costs}
             if "fp32" not in dtypes:
                 (folder / ONNX_FILES["fp32"]).unlink()
                 del files[ONNX_FILES["fp32"]]
             record = _record(names, sources, model, check, files, opset)
-            _write_others(folder, model, record)
+            (folder / EXPORT_FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+            (folder / "README.md").write_text(onnx_card(record), encoding="utf-8")
+            write_seal(folder, *(path.name for path in sorted(folder.iterdir())))
     if page is not None:
         fill_page(output, page, runtime, texts=page_texts, model=page_model)
     return Exported(output, record)
@@ -405,8 +409,17 @@ def _record(
     }
 
 
-def _write_others(folder: Path, model: Exportable, record: Mapping[str, Any]) -> None:
-    """What is beside the graphs."""
+def _costs(folder: Path, dtype: str, model: Exportable) -> dict[str, Any]:
+    """What a prediction costs: times, and memory where it can be measured."""
+    config = model.stock.config
+    longest = longest_input(config)
+    memory = onnx_memory(folder, dtype, longest)
+    times = onnx_price(folder, dtype, config.vocab_size, longest)
+    return times if memory is None else {**times, "memory_megabytes": memory}
+
+
+def _write_loaded(folder: Path, model: Exportable) -> None:
+    """What loaders read beside the graphs."""
     config = model.stock.config
     config.architectures = [type(model.stock).__name__]
     if hasattr(config, "auto_map"):  # Its code is not here, and nothing that reads the graph needs it.
@@ -421,6 +434,3 @@ def _write_others(folder: Path, model: Exportable, record: Mapping[str, Any]) ->
         saved = read_object(folder / SAVED_FILE)
         saved["arguments"]["max_length"] = model.args.max_length
         (folder / SAVED_FILE).write_text(json.dumps(saved, indent=2) + "\n", encoding="utf-8")
-    (folder / EXPORT_FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    (folder / "README.md").write_text(onnx_card(record), encoding="utf-8")
-    write_seal(folder, *(path.name for path in sorted(folder.iterdir())))

@@ -2,9 +2,11 @@
 
 import hashlib
 
+import onnx
 import pytest
 
 from hf_tlm.runs import export_onnx
+from hf_tlm.runs.export import export as module
 from hf_tlm.runs.export import page
 from support.tiny_checkpoints import files, go, pretrained
 from support.toys import make_task
@@ -23,6 +25,20 @@ def exported(run, tmp_path_factory):
     before = files(run)
     made = export_onnx(str(run), tmp_path_factory.mktemp("export") / "out", task=make_task(), max_drop=100)
     assert files(run) == before
+    return made
+
+
+@pytest.fixture(autouse=True)
+def no_memory(monkeypatch):
+    """Its process takes a second a graph: `exported` alone has its memory measured."""
+    monkeypatch.setattr(module, "onnx_memory", lambda *args: None)
+
+
+@pytest.fixture
+def graph(exported, monkeypatch):
+    """The same graph again, in no time."""
+    made = onnx.load(exported.folder / "onnx/model.onnx")
+    monkeypatch.setattr(module, "to_onnx", lambda *args, **options: made)
     return made
 
 

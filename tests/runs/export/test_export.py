@@ -33,14 +33,6 @@ ANY = {"max_drop": 100}
 
 
 @pytest.fixture
-def graph(exported, monkeypatch):
-    """The same graph again, in no time."""
-    made = onnx.load(exported.folder / "onnx/model.onnx")
-    monkeypatch.setattr(module, "to_onnx", lambda *args, **options: made)
-    return made
-
-
-@pytest.fixture
 def texts(tmp_path):
     Dataset.from_list([{"text": row["text"]} for row in make_task().test]).to_json(tmp_path / "texts.jsonl")
     return str(tmp_path / "texts.jsonl")
@@ -77,8 +69,13 @@ def test_what_is_written_and_said(exported):
         one, batch = file["milliseconds"]["32"], file["texts_per_second"]["32"]
         assert 0 < one and 0 < batch and f"   ms a text of 32 tokens {one:.2g}" in line
         assert f" | {one:.2g} | " in card and f" | {batch:,.0f} | " in card
-        del file["milliseconds"], file["texts_per_second"]  # Of an earlier version.
-    assert "ms, 32 tokens" in card and "ms, 32 tokens" not in onnx_card(record)
+        memory = file["memory_megabytes"]
+        assert 20 < memory < 400 and f"   memory {memory:.0f} MB" in line and f" | {batch:,.0f} | {memory:.0f} | " in card
+        del file["memory_megabytes"]  # Of an earlier version.
+    assert "MB of memory" in card and "MB of memory" not in (earlier := onnx_card(record)) and "Memory is" not in earlier
+    for file in (full, small):
+        del file["milliseconds"], file["texts_per_second"]  # Of one before that.
+    assert "ms, 32 tokens" in earlier and "ms, 32 tokens" not in onnx_card(record)
 
 
 def test_graphs_are_plain(exported):
@@ -180,7 +177,9 @@ def test_half_precision(run, graph, texts, tmp_path):
         predict(str(made.folder), texts, tmp_path / "a.jsonl", backend="onnx")
 
 
-def test_an_export_again_takes_its_place(run, graph, texts, tmp_path):
+def test_an_export_again_takes_its_place(run, graph, texts, tmp_path, monkeypatch):
+    memory = iter([100.0, 101.0])
+    monkeypatch.setattr(module, "onnx_memory", lambda *args: next(memory))
     first = export_onnx(str(run), tmp_path / "out", dtypes=["fp32"])
     assert first.record["checked_on"] == {"texts": 0, "what": "random tokens"}
     assert "score" not in first.record["files"]["onnx/model.onnx"] and "random tokens" in first.to_text() + str(first.record)
@@ -188,7 +187,7 @@ def test_an_export_again_takes_its_place(run, graph, texts, tmp_path):
     export_onnx(str(run), tmp_path / "out", dtypes=["fp32"])
     again = files(tmp_path / "out")
     assert again.keys() == content.keys()
-    # Their times are of another minute.
+    # Their times and their memory are of another minute.
     assert {name for name in again if again[name] != content[name]} <= {"export.json", "README.md", "seal.json"}
 
 
@@ -259,11 +258,12 @@ def test_card_of_several_models(exported):
     """They are named, and what of them is averaged; times that one file lacks are blank."""
     (one, *_) = exported.record["files"].values()
     plain = {name: value for name, value in one.items() if name not in ("milliseconds", "texts_per_second")}
-    timed = plain | {"milliseconds": {"32": 4.5}, "texts_per_second": {"32": 678}}
+    del plain["memory_megabytes"]
+    timed = plain | {"milliseconds": {"32": 4.5}, "texts_per_second": {"32": 678}, "memory_megabytes": 99.6}
     record = exported.record | {"models": ["seed-0/model", "me/<b>"], "repo_id": None}
     for both in ({"a.onnx": timed, "b.onnx": plain}, {"b.onnx": plain, "a.onnx": timed}):
         card = onnx_card(record | {"files": both})
-        assert "| `a.onnx` | 4.5 | 678 | \n" in card and "| `b.onnx` |  |  | \n" in card
+        assert "| `a.onnx` | 4.5 | 678 | 100 | \n" in card and "| `b.onnx` |  |  |  | \n" in card
     assert "whose probabilities are averaged" in card and "The models are `seed-0/model`, `me/<b>`." in card
     card = onnx_card(record | {"kind": "regression"})
     assert "whose values are averaged" in card and "probabilities" not in card
