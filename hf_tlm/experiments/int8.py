@@ -9,7 +9,7 @@ from typing import Any
 
 from hf_tlm.experiments.arms import ReproductionError
 from hf_tlm.experiments.plan import Plan, Step
-from hf_tlm.experiments.steps import model_folder, parse_step, read_record
+from hf_tlm.experiments.steps import model_folder, parse_task, read_record
 from hf_tlm.models.onnx_graph import check_installed
 from hf_tlm.runs.export import int8_price
 from hf_tlm.runs.records import environment
@@ -18,7 +18,6 @@ from hf_tlm.utils.files import atomic_write
 logger = logging.getLogger(__name__)
 
 INT8 = "int8"  # Of a record: what `int8_price` gives, and the processor.
-_EXPORTED = ("train_tlm", "finetune")
 
 
 def check_exports(plan: Plan, prepare_only: bool = False) -> None:
@@ -36,29 +35,30 @@ def check_exports(plan: Plan, prepare_only: bool = False) -> None:
             f"--export_int8: one process exports; this is a job of {processes}. Leave it out, and start the same command "
             "with it in one process when the runs are finished: it exports them and trains nothing again."
         )
-    unpriced = [step for step in plan.trainings if _unpriced(plan, step)]
-    if gone := [step.name for step in unpriced if not to_export(plan, step)]:
+    if gone := [step.name for step in plan.trainings if unpriced(plan, step, gone=True)]:
         logger.warning("Not exported, as the models are not in %s any more: %s.", plan.output_dir, ", ".join(gone))
 
 
-def to_export(plan: Plan, step: Step) -> bool:
-    """Whether a step is a finished run without a price in 8 bits, whose model is there."""
-    record = _unpriced(plan, step)
-    return record is not None and any(model_folder(plan, record).glob("*.safetensors"))
+def unpriced(plan: Plan, step: Step, *, gone: bool = False) -> dict[str, Any] | None:
+    """The record of a finished network that has no price in 8 bits, and whose model is there, or, with `gone`, is not."""
+    record = read_record(plan.record_file(step)) if step.kind in ("train_tlm", "finetune") else None
+    if record is None or record["status"] != "finished" or INT8 in record:
+        return None
+    is_there = any(model_folder(plan, record).glob("*.safetensors"))
+    return record if is_there != gone else None
 
 
 def add_int8_price(plan: Plan, step: Step) -> None:
-    """Export a finished run's model beside its folder, and add the price in 8 bits to its record.
+    """Export a finished run's model beside its folder, and add the price in 8 bits to its record, which is `unpriced`.
 
     A model that cannot be exported, for whatever reason, is said in a line, and its run stays as it is.
     """
-    record = _unpriced(plan, step)
+    record = unpriced(plan, step)
     assert record is not None
     folder = plan.folder(step)
     logger.warning("Exporting %s.", step.name)
     try:
-        task_args, *_ = parse_step(plan, step, elsewhere=True)
-        task = task_args.load()
+        task = parse_task(plan, step).load()
         if task.fingerprint != record.get("task_fingerprint", task.fingerprint):
             raise ReproductionError("it was trained on other data than the task has now")
         price = int8_price(model_folder(plan, record), task, folder.with_name(f".{folder.name}.{INT8}"))
@@ -67,9 +67,3 @@ def add_int8_price(plan: Plan, step: Step) -> None:
         return
     record[INT8] = {**price, "processor": environment(use_cpu=True)["processor"]}
     atomic_write(plan.record_file(step), json.dumps(record, indent=2) + "\n")
-
-
-def _unpriced(plan: Plan, step: Step) -> dict[str, Any] | None:
-    """The record of a finished network that has no price in 8 bits."""
-    record = read_record(plan.record_file(step)) if step.kind in _EXPORTED else None
-    return record if record is not None and record["status"] == "finished" and INT8 not in record else None

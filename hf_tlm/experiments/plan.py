@@ -8,6 +8,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -201,10 +202,22 @@ class Plan:
         Runs of two tables with one fingerprint are the same run, whatever their arms are called. Files that settings name
         are known by their paths alone; the data of tasks are compared by `check`.
         """
-        steps, settings = {other.name: other for other in self.steps}, self.settings(step)
-        settings |= {option: self.fingerprint(steps[name]) for option, name in step.inputs.items()}
-        made_of = {"kind": step.kind, "task": step.task_name, "settings": settings}
-        return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:16]
+        return self._fingerprints[step.name]
+
+    @cached_property
+    def _fingerprints(self) -> Mapping[str, str]:
+        """Of all steps by name. They are asked for at every look at what is left, and read the configuration files."""
+        steps, found = {step.name: step for step in self.steps}, {}
+
+        def of(name: str) -> str:
+            if name not in found:
+                step = steps[name]
+                settings = self.settings(step) | {option: of(other) for option, other in step.inputs.items()}
+                made_of = {"kind": step.kind, "task": step.task_name, "settings": settings}
+                found[name] = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:16]
+            return found[name]
+
+        return {name: of(name) for name in steps}
 
 
 def make_plan(

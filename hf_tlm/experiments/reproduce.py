@@ -18,9 +18,17 @@ import torch
 import hf_tlm
 from hf_tlm.errors import HfTlmError
 from hf_tlm.experiments.arms import ReproductionError
-from hf_tlm.experiments.int8 import add_int8_price, check_exports, to_export
+from hf_tlm.experiments.int8 import add_int8_price, check_exports, unpriced
 from hf_tlm.experiments.plan import AVERAGE, TOKENIZER, TRAININGS, Plan, Step
-from hf_tlm.experiments.steps import discard_checkpoints, make_step, model_folder, parse_step, read_record, tokenise
+from hf_tlm.experiments.steps import (
+    discard_checkpoints,
+    make_step,
+    model_folder,
+    parse_step,
+    parse_task,
+    read_record,
+    tokenise,
+)
 from hf_tlm.experiments.table import Table
 from hf_tlm.runs.grid import PointsError, run_shared
 from hf_tlm.runs.records import command_line, environment
@@ -83,7 +91,9 @@ def reproduce(plan: Plan, *, prepare_only: bool = False, keep_checkpoints: bool 
     except PointsError as error:
         failed = error
     if export_int8:
-        run_shared(plan.trainings, plan.folder, lambda step: not to_export(plan, step), export, name=lambda step: step.name)
+        run_shared(
+            plan.trainings, plan.folder, lambda step: unpriced(plan, step) is None, export, name=lambda step: step.name
+        )
     if prepare_only:
         try:
             _tokenise(plan, [step for step in plan.trainings if step.kind == "train_tlm" and not done(step)])
@@ -138,8 +148,7 @@ def check(plan: Plan, prepare_only: bool = False) -> None:
             _check_settings(plan, step, record)
     left = {(step.kind, step.task): step for step in plan.trainings if not _finished(plan, step)}
     for (kind, _), step in left.items():
-        task_args, *_ = parse_step(plan, step, prepare_only)
-        task = task_args.load()
+        task = parse_task(plan, step).load()
         if kind == "train_tlm":
             task.check_kind("TLM", "classification")
         for file in sorted((plan.records / "runs").glob(f"{step.task_name}.*.json")):

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hf_tlm.config import parse
+from hf_tlm.config import parse, read_configs
 from hf_tlm.corpora import CorpusArguments
 from hf_tlm.data import train_wordpiece
 from hf_tlm.experiments.arms import ReproductionError
@@ -83,6 +83,18 @@ def parse_step(plan: Plan, step: Step, elsewhere: bool = False) -> tuple:
 
 def model_folder(plan: Plan, record: Mapping[str, Any]) -> Path:
     """Where a recorded run lies: one that was taken over from another arm or table, where the run lies that it equals."""
+def parse_task(plan: Plan, step: Step) -> TaskArguments:
+    """The step's task, without the other arguments of its recipe.
+
+    Raises:
+        HfTlmError: values that it refuses.
+    """
+    values = {**read_configs(plan.files, step.kind), **plan.values(step)}
+    own = {entry.name: values[entry.name] for entry in fields(TaskArguments) if entry.name in values}
+    (task_args,) = parse(TaskArguments, recipe=step.kind, description="", args=[], values=own)
+    return task_args
+
+
     return plan.output_dir / record.get("same_run_as", record["name"])
 
 

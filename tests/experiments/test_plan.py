@@ -12,7 +12,8 @@ from transformers import AutoConfig
 from hf_tlm.config import ConfigError, parse, read_configs
 from hf_tlm.corpora import CorpusArguments
 from hf_tlm.experiments import PUBLISHED, Arm, ReproductionError, Selection, TableArguments, TaskEntry, make_plan
-from hf_tlm.experiments.steps import parse_step
+from hf_tlm.experiments import plan as plan_module
+from hf_tlm.experiments.steps import parse_step, parse_task
 from hf_tlm.models.generator import generator_config
 from hf_tlm.retrieval import SubsetArguments
 from hf_tlm.tasks import TaskArguments
@@ -265,6 +266,15 @@ def from_files(*files, args=()):
     return table_args.plan(corpus_args, "out", files)
 
 
+def test_files_are_read_once_for_all_fingerprints(monkeypatch):
+    """They are asked for at every look at what is left."""
+    plan, read = planned(["BM25", "BM25 20%"], seeds=[0, 1]), []
+    monkeypatch.setattr(plan_module, "read_configs", lambda files, kind: read.append(kind) or {})
+    first = {step.name: plan.fingerprint(step) for step in plan.steps}
+    assert len(read) == len(plan.steps) and len({*first.values()}) == len(first)
+    assert {step.name: plan.fingerprint(step) for step in plan.steps} == first and len(read) == len(plan.steps)
+
+
 @SCALES
 @pytest.mark.parametrize(
     "table", ["fractions", "layers", "main", "objectives", "rho1", "rho2", "stages", "teacher", "tiny", "top_k", "tuning"]
@@ -281,7 +291,8 @@ def test_every_table_can_be_made(table, scale, monkeypatch):
         if step.kind in ("select_influence", "train_tlm", "finetune"):
             # bf16 is refused where there is no GPU.
             step = replace(step, options={**step.options, "bf16": False})
-        assert parse_step(plan, step)
+        task_args, *_ = parse_step(plan, step)
+        assert parse_task(plan, step) == task_args
 
 
 def test_tables_of_the_papers():
