@@ -55,6 +55,7 @@ def reproduce(plan: Plan, *, prepare_only: bool = False, keep_checkpoints: bool 
     Args:
         prepare_only: stop after tokenizers and subsets, and when the data of every model from scratch are tokenised in the
             cache of `datasets`: a machine whose time is dear, and that sees the same folders and cache, only trains.
+            Subsets by influence or a teacher, in half precision that takes a GPU, are left to it where none is here.
         keep_checkpoints: of finished runs, and models between stages; by default only their models and results are kept.
         export_int8: at the end, measure what every finished model costs and loses in 8 bits (see `int8_price`), of runs that
             were finished before too, while their models are there. One that cannot be exported is said in a line.
@@ -79,9 +80,10 @@ def reproduce(plan: Plan, *, prepare_only: bool = False, keep_checkpoints: bool 
         write_table(plan)
 
     steps = {step.name: step for step in plan.steps}
+    left = _left_to_others(plan, [step for step in plan.preparations if not done(step)]) if prepare_only else set()
     try:
         run_shared(
-            plan.preparations if prepare_only else plan.steps,
+            [step for step in plan.preparations if step.name not in left] if prepare_only else plan.steps,
             plan.folder,
             done,
             lambda step: _run(plan, step, keep_checkpoints),
@@ -96,12 +98,30 @@ def reproduce(plan: Plan, *, prepare_only: bool = False, keep_checkpoints: bool 
         )
     if prepare_only:
         try:
-            _tokenise(plan, [step for step in plan.trainings if step.kind == "train_tlm" and not done(step)])
+            here = [step for step in plan.trainings if left.isdisjoint(step.inputs.values())]
+            _tokenise(plan, [step for step in here if step.kind == "train_tlm" and not done(step)])
         except PointsError as error:
             failed = failed or error
     if prepare_only and failed:
         raise failed
     return write_table(plan)
+
+
+def _left_to_others(plan: Plan, steps: Sequence[Step]) -> set[str]:
+    """Names of the selections that another machine can make and this one cannot, in half precision of a GPU that it lacks.
+
+    Args:
+        steps: which `check` let pass as another machine's.
+    """
+    left = set()
+    for step in steps:
+        if step.kind == "select_influence":
+            try:
+                parse_step(plan, step)
+            except HfTlmError as error:
+                logger.warning("%s is left to the machine that trains: %s", step.name, error)
+                left.add(step.name)
+    return left
 
 
 def _tokenise(plan: Plan, trainings: Sequence[Step]) -> None:
@@ -132,7 +152,7 @@ def check(plan: Plan, prepare_only: bool = False) -> None:
     """Everything that can be refused before the first step.
 
     Args:
-        prepare_only: trainings are another machine's, see `reproduce`.
+        prepare_only: trainings are another machine's, and selections may be, see `reproduce`.
 
     Raises:
         HfTlmError: see `reproduce`.

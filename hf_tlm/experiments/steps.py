@@ -56,14 +56,16 @@ def parse_step(plan: Plan, step: Step, elsewhere: bool = False) -> tuple:
     """The step's arguments, as its recipe would have them.
 
     Args:
-        elsewhere: a training is another machine's, whose GPU this one need not have.
+        elsewhere: a training, or a selection, is another machine's, whose GPU this one need not have.
 
     Raises:
         HfTlmError: an option that its recipe lacks, or values that it refuses.
     """
     classes, values = CLASSES[step.kind](), plan.values(step)
-    if elsewhere and step.kind in ("train_tlm", "finetune"):
+    if elsewhere and step.kind in ("select_influence", "train_tlm", "finetune"):
         values |= {"use_cpu": True, "tf32": None}  # Else bf16 and tf32 are refused here.
+    elif step.kind == "select_influence" and step.options["method"] not in ("iss", *BY_TEACHER):
+        values |= {"bf16": False, "tf32": None}  # It computes nothing in them.
     if values.get("retriever") == "random":
         values["index_dir"] = None  # BM25's, with which a random subset shares its options.
     if step.kind == "train_tlm":
@@ -81,8 +83,6 @@ def parse_step(plan: Plan, step: Step, elsewhere: bool = False) -> tuple:
     return parse(*classes, recipe=step.kind, description="", args=files, values=values)
 
 
-def model_folder(plan: Plan, record: Mapping[str, Any]) -> Path:
-    """Where a recorded run lies: one that was taken over from another arm or table, where the run lies that it equals."""
 def parse_task(plan: Plan, step: Step) -> TaskArguments:
     """The step's task, without the other arguments of its recipe.
 
@@ -95,6 +95,8 @@ def parse_task(plan: Plan, step: Step) -> TaskArguments:
     return task_args
 
 
+def model_folder(plan: Plan, record: Mapping[str, Any]) -> Path:
+    """Where a recorded run lies: one that was taken over from another arm or table, where the run lies that it equals."""
     return plan.output_dir / record.get("same_run_as", record["name"])
 
 

@@ -1,6 +1,7 @@
 """Tables of tiny runs: what is written, what is not repeated, what fails, and two processes at one table."""
 
 import json
+import logging
 import multiprocessing
 import re
 import runpy
@@ -370,16 +371,30 @@ def test_subsets_beforehand_and_checkpoints(work, tmp_path, faked):
     assert not list((tmp_path / "out").rglob("checkpoint-2"))
 
 
-def test_what_a_gpu_will_train_is_prepared_without_one(work, tmp_path):
-    """Half precision of a GPU is refused where there is none, unless another machine trains."""
+def test_what_a_gpu_will_train_is_prepared_without_one(work, tmp_path, monkeypatch, caplog):
+    """Half precision of a GPU is refused where there is none, unless another machine trains; it chooses by influence too."""
     options = yaml.safe_load((work / "options.yaml").read_text())
-    options["train_tlm"] |= {"use_cpu": False, "bf16": True, "tf32": True}
+    for recipe in ("train_tlm", "select_influence"):
+        options[recipe] |= {"use_cpu": False, "bf16": True, "tf32": True}
     (tmp_path / "gpu.yaml").write_text(yaml.safe_dump(options))
-    plan = planned(work, tmp_path / "out", arms=["BM25"], seeds=(0,), files=[str(tmp_path / "gpu.yaml")])
+    tokenised, arms = [], ["BM25", "BM25 20%", "BM25 + ISS 20%"]
+    monkeypatch.setattr(MODULE, "tokenise", lambda plan, step: tokenised.append(step.arm.name))
+    plan = planned(work, tmp_path / "out", arms, seeds=(0,), files=[str(tmp_path / "gpu.yaml")])
     with pytest.raises(ValueError, match="bf16"):
         reproduce(plan)
-    reproduce(plan, prepare_only=True)
-    assert (tmp_path / "out" / "scierc" / "subsets" / "bm25" / "manifest.json").is_file()
+    with caplog.at_level(logging.WARNING):
+        reproduce(plan, prepare_only=True)
+    made = sorted(path.parent.name for path in (tmp_path / "out/scierc/subsets").glob("*/manifest.json"))
+    assert made == ["bm25", "bm25-rank-20"] and tokenised == ["BM25", "BM25 20%"]
+    (said,) = [line for line in caplog.messages if "is left to the machine that trains" in line]
+    assert said.startswith("scierc/subsets/iss-20 is left") and "bf16 needs a GPU" in said
+    # The other machine makes it, and what is trained on it.
+    others = []
+    monkeypatch.setattr(MODULE, "parse_step", lambda plan, step, elsewhere=False: parse_step(plan, step, elsewhere=True))
+    monkeypatch.setattr(MODULE, "make_step", lambda plan, step: (others.append(step.name), fake_step(plan, step))[1])
+    assert not reproduce(plan).failures
+    arms = [f"scierc/{arm}/seed-0" for arm in ("bm25-20", "bm25-iss-20", "bm25")]
+    assert sorted(others) == [*arms, "scierc/subsets/iss-20"]
 
 
 def test_a_teacher_that_was_taken_over_teaches_from_where_it_lies(work, tmp_path, faked):
