@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from datasets import Dataset, IterableDataset
 
 from hf_tlm.corpora.corpus import BATCH, SCHEMA, CorpusError
-from hf_tlm.corpora.tables import check_columns, open_parquet, reading_error, row_batches
+from hf_tlm.corpora.tables import check_columns, find_separator, open_parquet, reading_error, row_batches
 
 BUILDERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv", ".txt": "text", ".md": "text"}
 COMPRESSIONS = (".gz", ".zst")
@@ -53,7 +53,8 @@ def read_file(path: Path, name: str, columns: Columns, sample_by: str = "line") 
         elif builder == "text" and path.stat().st_size <= SMALL and path.suffix.lower() not in COMPRESSIONS:
             batches = _small_text(path, sample_by)
         else:
-            batches = row_batches(path, builder, BATCH, sample_by=sample_by)
+            separator = find_separator(path) if builder == "csv" else ","
+            batches = row_batches(path, builder, BATCH, separator, sample_by)
     except Exception as error:  # The readers raise their own types for a corrupt file; none is a bug of ours.
         raise CorpusError(f"Cannot read {path}: {reading_error(error)}") from error
     yield from read_batches(batches, name, _stem(path), columns)

@@ -95,13 +95,20 @@ def find_separator(path: Path) -> str:
 
     That is the one by which the header has the most fields, and the rows after it (20 are looked at) as many; comma where
     there is none, or where others have no more.
+
+    Raises:
+        UnicodeDecodeError: the head is not UTF-8. By another separator than its own the reader would fail at something else.
     """
     best, most = ",", 1
     for separator in SEPARATORS:
-        with suppress(OSError, ValueError, csv.Error):
+        try:
             fields = [len(row) for _, row in itertools.islice(_csv_lines(path, separator), 21)]
-            if fields and fields[0] > most and set(fields) == {fields[0]}:
-                best, most = separator, fields[0]
+        except UnicodeDecodeError:
+            raise
+        except (OSError, EOFError, ValueError, csv.Error):
+            continue
+        if fields and fields[0] > most and set(fields) == {fields[0]}:
+            best, most = separator, fields[0]
     return best
 
 

@@ -3,6 +3,7 @@ import json
 import os
 import re
 
+import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -122,6 +123,16 @@ def test_columns(tmp_path):
 def test_a_null_source_is_the_files_name(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "x", "source": null}\n{"text": "y", "source": "web"}\n')
     assert [row["source"] for row in load_corpus(str(tmp_path))] == ["a", "web"]
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz", "a.csv.zst"])
+@pytest.mark.parametrize("separator", [";", "\t", "|"])
+def test_the_separator_of_a_csv_is_found_as_that_of_a_task_is(tmp_path, name, separator):
+    lines = [separator.join(line) for line in (("key", "body"), ("k7", "some, text"), ("k8", "more, of, it"))]
+    with fsspec.open(str(tmp_path / name), "wb", compression="infer") as file:
+        file.write(("\ufeff" + "\r\n".join(lines)).encode())
+    corpus = load_corpus(str(tmp_path / name), text_column="body", id_column="key")
+    assert [(row["id"], row["text"]) for row in corpus] == [("k7", "some, text"), ("k8", "more, of, it")]
 
 
 def test_words_that_pandas_takes_for_null(tmp_path):

@@ -173,6 +173,15 @@ def test_separators_are_found_and_quotes_kept(tmp_path, separator):
     assert load_task(str(tmp_path / "t.csv"), separator=separator, **SHARES).fingerprint == task.fingerprint
 
 
+@pytest.mark.parametrize("separator", [";", ","])
+def test_a_table_in_excel_s_own_encoding_is_told_so_whatever_separates_it(tmp_path, separator):
+    """Texts that hold commas made a comma's table of what could not be decoded."""
+    rows = [{**row, "Body": f"{row['Body']}, für {i % 3 * ', mich'}"} for i, row in enumerate(tickets(40))]
+    pd.DataFrame(rows).to_csv(tmp_path / "t.csv", index=False, sep=separator, encoding="cp1252")
+    with pytest.raises(TaskError, match="it is not text in UTF-8 .byte 0xfc.. Save it as UTF-8; Excel calls that CSV UTF-8"):
+        load_task(str(tmp_path / "t.csv"), **SHARES)
+
+
 def test_a_separator_that_is_none(tmp_path):
     with pytest.raises(TaskError, match="separator must be one character"):
         load_task(write(tmp_path / "t.csv", tickets(30)), separator="::", **SHARES)
