@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,10 @@ from hf_tlm.utils.options import check_numbers
 
 # The files of an exported folder, under the names by which transformers.js and others look for them.
 ONNX_FILES = {"fp32": "onnx/model.onnx", "int8": "onnx/model_quantized.onnx", "fp16": "onnx/model_fp16.onnx"}
+
+# Tokens, padding included, that a core computes at once. What more of them leave between two operators no longer fits its
+# own cache (benchmarks/results/deploy.md).
+TOKENS_A_CORE = 256
 
 
 def check_dtypes(dtypes: Iterable[str]) -> None:
@@ -35,6 +40,8 @@ class OnnxModel:
         folder: that `hf_tlm.runs.export_onnx` wrote, or another one of that layout.
         dtype: of `ONNX_FILES`.
         num_threads: None for as many as there are cores.
+
+    most_tokens: that a batch should have, padding included; more are slower.
 
     Raises:
         ModelError: onnxruntime is not installed, `num_threads` is below 1, the file is not there, or is none that it can
@@ -64,6 +71,7 @@ class OnnxModel:
         except Exception as error:  # Its errors have no class in common.
             raise ModelError(f"onnxruntime cannot load {path}: {' '.join(str(error).split()):.300}") from error
         self.inputs = [entry.name for entry in self.session.get_inputs()]
+        self.most_tokens = TOKENS_A_CORE * (num_threads or os.cpu_count() or 1)
 
     def __call__(self, batch: Mapping[str, Any]) -> tuple[np.ndarray, ...]:
         """The logits of a batch, float32, one array for each output.

@@ -102,7 +102,8 @@ def onnx_price(folder: Path, dtype: str, vocab_size: int, longest: int | None) -
         longest: tokens that the model takes at most; None: no limit.
 
     Returns:
-        milliseconds and texts_per_second, see `price`. A graph that does not take random tokens has none.
+        milliseconds and texts_per_second, see `price`; batches are as `predict` makes them (`OnnxModel.most_tokens`). A
+        graph that does not take random tokens has none.
     """
     model, rng = OnnxModel(folder, dtype, num_threads=1), np.random.default_rng(0)
 
@@ -112,7 +113,7 @@ def onnx_price(folder: Path, dtype: str, vocab_size: int, longest: int | None) -
         return lambda: model(inputs)
 
     try:
-        return _times(passing, longest)
+        return _times(passing, longest, model.most_tokens)
     except ModelError as error:
         logger.info("What a prediction of %s takes is not measured: %s", dtype, error)
         return {}
@@ -173,16 +174,24 @@ def linear_price(model: LinearModel, task: Task) -> dict[str, Any]:
     return {"megabytes": round(size / 1e6, 3), **_times(passing, None)}
 
 
-def _times(passing: Callable[[int, int], Callable[[], Any]], longest: int | None) -> dict[str, Any]:
-    """Milliseconds and texts a second by length; passing: gives the pass of so many texts of so many tokens."""
+def _times(
+    passing: Callable[[int, int], Callable[[], Any]], longest: int | None, tokens: int | None = None
+) -> dict[str, Any]:
+    """Milliseconds and texts a second by length.
+
+    Args:
+        passing: gives the pass of so many texts of so many tokens.
+        tokens: of a batch; None: it has `BATCH` texts.
+    """
     found: dict[str, Any] = {"milliseconds": {}, "texts_per_second": {}}
     for length in LENGTHS:
         if longest is not None and length > longest:
             continue
         one = _seconds(passing(1, length))
         found["milliseconds"][str(length)] = round(1000 * one, 3)
-        if BATCH * one <= MOST_SECONDS:
-            found["texts_per_second"][str(length)] = round(BATCH / _seconds(passing(BATCH, length)), 1)
+        batch = BATCH if tokens is None else max(1, tokens // length)
+        if batch * one <= MOST_SECONDS:
+            found["texts_per_second"][str(length)] = round(batch / _seconds(passing(batch, length)), 1)
     return found
 
 

@@ -277,7 +277,8 @@ class _TextCheck:
                 self.about["to_beat"] = line
 
     def outputs(self, of: Callable) -> Any:
-        found = self.set.outputs_of(of, self.collate, self.batch_size)
+        most_tokens = of.most_tokens if isinstance(of, OnnxModel) else None
+        found = self.set.outputs_of(of, self.collate, self.batch_size, most_tokens)
         return self.model.at_tokens(found, feature_lengths(self.set.features))
 
     def decoded(self, outputs: Any) -> list[dict[str, Any]]:

@@ -193,7 +193,9 @@ class EvaluationSet:
     ):
         self.kind, self.rows = kind, rows
         self.features = kind.encode(rows, tokenizer, args, label_names)
-        self.order = np.argsort(-feature_lengths(self.features), kind="stable")
+        lengths = feature_lengths(self.features)
+        self.order = np.argsort(-lengths, kind="stable")
+        self.lengths = lengths[self.order]
         self.by_length = self.features.select(self.order)
 
     def outputs(self, trainer: Trainer) -> Any:
@@ -204,16 +206,23 @@ class EvaluationSet:
         """
         return self.in_order(trainer.predict(self.by_length).predictions)
 
-    def outputs_of(self, logits_of: Callable, collate: Callable, batch_size: int) -> Any:
+    def outputs_of(self, logits_of: Callable, collate: Callable, batch_size: int, most_tokens: int | None = None) -> Any:
         """As `outputs`, of any function in this process: a batch -> arrays of logits.
+
+        Args:
+            batch_size: rows a batch, at most.
+            most_tokens: tokens a batch, padding included, if it has more rows than one.
 
         Raises:
             HfTlmError: a number is not finite.
         """
-        parts = [
-            logits_of(collate([self.by_length[row] for row in range(start, min(start + batch_size, len(self.by_length)))]))
-            for start in range(0, len(self.by_length), batch_size)
-        ]
+        parts, start = [], 0
+        while start < len(self.lengths):
+            # The first row of a batch is the longest.
+            fitting = batch_size if most_tokens is None else most_tokens // max(1, int(self.lengths[start]))
+            end = min(start + max(1, min(batch_size, fitting)), len(self.lengths))
+            parts.append(logits_of(collate([self.by_length[row] for row in range(start, end)])))
+            start = end
         whole = tuple(map(_joined, zip(*parts, strict=True)))
         return self.in_order(whole if len(whole) > 1 else whole[0])
 

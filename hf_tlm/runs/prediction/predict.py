@@ -264,7 +264,9 @@ class _Exported(Predictor):
     def __call__(self, rows: Dataset) -> list[dict[str, Any]]:
         chunk = EvaluationSet(self.kind, rows, self.tokenizer, self.args, self.names)
         self.tokens += int(feature_lengths(chunk.features).sum())
-        outputs = chunk.outputs_of(self.exported, self.collate, self.args.per_device_eval_batch_size)
+        outputs = chunk.outputs_of(
+            *(self.exported, self.collate, self.args.per_device_eval_batch_size, self.exported.most_tokens)
+        )
         return chunk.decode(outputs, self.model, self.args)
 
 

@@ -32,6 +32,10 @@ def test_sides_and_scores(tokenizer, tmp_path):
     sides = [(model, by) for model in ("coffee", "MiniLM") for by in ("torch", "ONNX", "ONNX int8")]
     assert [(row["model"], row["run by"]) for row in rows[:7]] == [*sides, ("TF-IDF, linear", "scikit-learn")]
     assert all(0 < row["ms, 32 tokens"] and 0 < row["texts/s, 128 tokens"] and 0 < row["MB"] for row in rows)
+    batches = found["batches"]["rows"]
+    assert len(batches) == 2 * len(rows) and "batches" not in rows[0]
+    of_one = [batches[0][name] for name in batches[0] if name.startswith("of ")]
+    assert batches[0]["tokens"] == 32 and max(of_one) == rows[0]["texts/s, 32 tokens"] and min(of_one) > 0
     # Neither torch nor transformers is in a process of onnxruntime.
     assert rows[1]["memory MB"] < rows[0]["memory MB"] / 2
     for folder, three in (run, rows[:3]), (tmp_path / "encoder", rows[3:6]):
