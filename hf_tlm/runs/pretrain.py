@@ -48,6 +48,7 @@ from hf_tlm.training import (
 )
 from hf_tlm.training.base_trainer import trained_model
 from hf_tlm.training.initialization import with_initialization
+from hf_tlm.training.prepare import tell_of_no_saving
 from hf_tlm.training.publishing import CheckpointPushes, check_hub, fetch_run, publish_run
 from hf_tlm.training.run_folder import MODEL, RESULTS_FILE, claim, copy_best_model, finished, settings
 from hf_tlm.utils.locks import owns_output_dir
@@ -123,6 +124,7 @@ def run_pretraining(
         fetch_run(args)
         options = (args, model_args, block_args)
         claimed = claim(output_dir, details, ("corpus_fingerprint",), args.process_index, options=options)
+    tell_of_no_saving(args)
     with claimed, CheckpointPushes(output_dir, args) as pushes:
         record = finished(export, args, fields=MODEL) or finished(output_dir, args, fields=MODEL)
         if record is None:

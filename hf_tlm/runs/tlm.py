@@ -34,7 +34,7 @@ from hf_tlm.training import (
     run_stage,
 )
 from hf_tlm.training.initialization import Initialization
-from hf_tlm.training.prepare import tell_of_other_stage
+from hf_tlm.training.prepare import tell_of_no_saving, tell_of_other_stage
 from hf_tlm.training.publishing import CheckpointPushes, check_hub, fetch_run, publish_run
 from hf_tlm.training.run_folder import SEED, claim, finish, finished, settings
 from hf_tlm.training.run_folder import ProtocolError as ProtocolError
@@ -101,6 +101,7 @@ def run_tlm(
         with claimed:
             return _run_rounds(task, subset, args, model_args)
     tell_of_other_stage(args)
+    tell_of_no_saving(args)
     if subset is not None and args.process_index == 0:
         subset.tell_of_other_task(task)
     passages = None if subset is None else subset.dataset

@@ -166,6 +166,20 @@ def tell_of_other_stage(args: TlmArguments) -> None:
         logger.warning("Stage %s alone is run: %s are of the other stage, and have no effect.", args.stage, ", ".join(idle))
 
 
+def tell_of_no_saving(args: RunArguments) -> None:
+    """Warn of save_steps beside save_strategy no, which small presets have."""
+    default = type(args).__dataclass_fields__["save_steps"].default
+    # Stage 2 of a TLM run saves whenever it evaluates.
+    saved = args.save_strategy != "no" or (isinstance(args, TlmArguments) and args.stage == "2")
+    if args.process_index == 0 and not saved and args.save_steps != default:
+        logger.warning(
+            "save_steps %g has no effect with save_strategy no: an interrupted run begins%s again. Give --save_strategy "
+            "steps for checkpoints.",
+            args.save_steps,
+            " stage 1" if isinstance(args, TlmArguments) else "",
+        )
+
+
 def check_tlm(has_corpus: bool, args: TlmArguments, model_args: ModelArguments) -> None:
     """What can be said against the arguments of a run before there are a tokenizer and data.
 

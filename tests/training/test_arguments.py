@@ -1,4 +1,5 @@
 import math
+import re
 from functools import partial
 
 import pytest
@@ -6,6 +7,7 @@ import pytest
 from hf_tlm.training import (
     ArgumentsError,
     ModelArguments,
+    PretrainArguments,
     ScoreModelArguments,
     TlmArguments,
     base_arguments,
@@ -13,7 +15,7 @@ from hf_tlm.training import (
     check_tlm,
 )
 from hf_tlm.training.applicable import of_other_stage
-from hf_tlm.training.prepare import tell_of_other_stage
+from hf_tlm.training.prepare import tell_of_no_saving, tell_of_other_stage
 from hf_tlm.training.run_folder import local_files, settings
 
 BASE = {"output_dir": "unused", "use_cpu": True, "report_to": "none"}
@@ -153,6 +155,22 @@ def test_options_of_a_stage_that_is_not_run_are_named(stage, changes, idle, capl
     check_tlm(True, args, ModelArguments(model_config={"model_type": "bert"}))
     tell_of_other_stage(args)
     assert all(name in caplog.text for name in idle) and ("have no effect" in caplog.text) == bool(idle)
+
+
+@pytest.mark.parametrize(
+    "cls,changes,said",
+    [
+        (TlmArguments, {"save_strategy": "no", "save_steps": 10}, "save_steps 10 has no effect.*begins stage 1 again"),
+        (PretrainArguments, {"save_strategy": "no", "save_steps": 0.1}, "save_steps 0.1 has no effect.*run begins again"),
+        (TlmArguments, {"save_strategy": "no"}, None),
+        (TlmArguments, {"save_steps": 10}, None),
+        (TlmArguments, {"save_strategy": "no", "save_steps": 10, "stage": "2"}, None),
+    ],
+)
+def test_save_steps_beside_no_saving_are_a_warning(cls, changes, said, caplog):
+    """A small preset has the one, and who gives the other thinks that checkpoints are kept."""
+    tell_of_no_saving(cls(**BASE, **changes))
+    assert re.search(said, caplog.text) if said else not caplog.text
 
 
 @pytest.mark.parametrize(
