@@ -25,11 +25,52 @@ from pathlib import Path
 from hf_tlm.runs.onnx_process import classifier, encoder, peak_megabytes
 
 LENGTHS, SIZES, ONE_BY_ONE, TEXTS, ROUNDS = (32, 128), (1, 2, 8, 32, 64), 200, 64, 3
+PASSES = 50
+# What operators of onnxruntime are, once it has fused those of the graph.
+KINDS = {
+    "products with weights": (
+        "DynamicQuantizeMatMul",
+        "MatMulIntegerToFloat",
+        "MatMulInteger",
+        "DynamicQuantizeLinear",
+        "Gemm",
+    ),
+    "products and softmax of attention": ("MatMul", "FusedMatMul", "Softmax"),
+    "GELU, gates, sums": (
+        "Gelu",
+        "BiasGelu",
+        "QuickGelu",
+        "FastGelu",
+        "Erf",
+        "Mul",
+        "Add",
+        "Sub",
+        "Max",
+        "ReduceMax",
+        "Div",
+    ),
+    "layer norms": ("LayerNormalization", "SkipLayerNormalization"),
+    "moving numbers": (
+        "Transpose",
+        "Split",
+        "Slice",
+        "Reshape",
+        "Concat",
+        "Expand",
+        "Gather",
+        "Where",
+        "Cast",
+        "Squeeze",
+        "Unsqueeze",
+    ),
+    "rotary positions": ("RotaryEmbedding",),
+}
 # Of the scale tlm/night, of MiniLM's shape, and how wide static embeddings are.
 NIGHT_WORDS, MINILM_WORDS, STATIC_WIDTH = 16_000, 30_522, 256
 SECTIONS = {
     "price": "What a prediction costs",
     "batches": "Texts a second by the size of a batch",
+    "operators": "Where the time of 8 bits goes",
     "scores": "What 8 bits lose",
 }
 NOTES = {
@@ -40,6 +81,10 @@ NOTES = {
         "coffee's size."
     ),
     "batches": "In the same processes: 64 texts in batches of so many, the best of three rounds.",
+    "operators": (
+        "Percent of the time in onnxruntime, of 8 texts of 32 tokens and 2 of 128, by its own profile, after its "
+        "optimisations. Weights: numbers in the matrices that every token is multiplied by."
+    ),
     "scores": (
         "Percent on the test split, of the task's metric, by one seed of the scale tlm/coffee (SciERC's had a large "
         "teacher, Hyperpartisan's a linear one). MiniLM's are of one fine-tuned encoder; where its int8 is empty, the mean "
@@ -74,6 +119,42 @@ def measure(side: str, folder: str, texts_file: str) -> dict:
         found[f"texts/s, {length} tokens"] = max(of_size.values())
         found.setdefault("batches", {})[str(length)] = of_size
     return {**found, "memory MB": peak_megabytes()}
+
+
+def profile(graph: str) -> dict:
+    """Percent of the time of a graph by kind of operator, and how many weights every token is multiplied by."""
+    import collections
+    import tempfile
+
+    import numpy as np
+    import onnx
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level, options.enable_profiling = 1, 3, True
+    sizes = {tensor.name: list(tensor.dims) for tensor in onnx.load(graph).graph.initializer}
+    nodes = onnx.load(graph).graph.node
+    products = {
+        node.input[1] for node in nodes if node.op_type in ("MatMulInteger", "MatMul", "Gemm") and node.input[1] in sizes
+    }
+    weights = sum(int(np.prod(sizes[name])) for name in products)
+    with tempfile.TemporaryDirectory() as scratch:
+        options.profile_file_prefix = str(Path(scratch) / "profile")
+        session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+        names, rng = [entry.name for entry in session.get_inputs()], np.random.default_rng(0)
+        for length in LENGTHS * PASSES:
+            ids = rng.integers(100, size=(256 // length, length))
+            values = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+            session.run(None, {name: values[name] for name in names})
+        events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
+    times: dict[str, int] = collections.Counter()
+    for event in events:
+        if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
+            times[event["args"]["op_name"]] += event["dur"]
+    whole = sum(times.values())
+    shares = {name: 100 * time / whole for name, time in times.items()}
+    kinds = {kind: sum(shares.get(name, 0.0) for name in members) for kind, members in KINDS.items()}
+    return {"weights": weights, **kinds, "others": 100 - sum(kinds.values())}
 
 
 def _torch(side: str, folder: Path):
@@ -182,6 +263,8 @@ def main() -> None:
     ]
     file.add("price", rows)
     file.add("batches", batches)
+    graphs = {name: exported / "onnx/model_quantized.onnx" for name, (_, exported) in sides.items()}
+    file.add("operators", [{"model": name, **_of_process("--profile", str(graph))} for name, graph in graphs.items()])
     _picture(
         rows,
         file.results["scores"]["rows"] if "scores" in file.results else scores,
@@ -320,21 +403,27 @@ def _embeddings(words_of: Path, task, folder: Path) -> Path:
 
 
 def _row(name: str, side: str, folder: Path, texts: Path, parameters: int | None) -> dict:
-    import os
-    import subprocess
-
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": _path()}
-    command = [sys.executable, __file__, "--side", side, str(folder), str(texts)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{name}, {side}: {done.stderr[-2000:]}")
+    measured = _of_process("--side", side, str(folder), str(texts))
     graphs = {"fp32": "onnx/model.onnx", "int8": "onnx/model_quantized.onnx"}
     weights = ["onnx/" + Path(graphs[side]).name] if side in graphs else ["model.safetensors", "model.joblib", "head.joblib"]
     files = [folder / one for one in (*weights, "config.json", "tokenizer.json", "tokenizer_config.json")]
     megabytes = sum(one.stat().st_size for one in files if one.is_file()) / 1e6
     kinds = {"torch": "torch", "fp32": "ONNX", "int8": "ONNX int8", "tfidf": "scikit-learn", "static": "model2vec"}
-    measured = json.loads(done.stdout.splitlines()[-1])
     return {"model": name, "run by": kinds[side], "parameters": parameters, "MB": megabytes, **measured}
+
+
+def _of_process(*arguments: str) -> dict:
+    """What a process of this file prints."""
+    import os
+    import subprocess
+
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": _path()}
+    done = subprocess.run(
+        [sys.executable, __file__, *arguments], env=environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise SystemExit(f"{' '.join(arguments)}: {done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def _parameters(folder: Path) -> int:
@@ -390,5 +479,7 @@ def _picture(rows: list[dict], scores: list[dict], file: Path) -> None:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--side"]:
         print(json.dumps(measure(*sys.argv[2:])))
+    elif sys.argv[1:2] == ["--profile"]:
+        print(json.dumps(profile(*sys.argv[2:])))
     else:
         main()

@@ -36,6 +36,13 @@ def test_sides_and_scores(tokenizer, tmp_path):
     assert len(batches) == 2 * len(rows) and "batches" not in rows[0]
     of_one = [batches[0][name] for name in batches[0] if name.startswith("of ")]
     assert batches[0]["tokens"] == 32 and max(of_one) == rows[0]["texts/s, 32 tokens"] and min(of_one) > 0
+    operators = found["operators"]["rows"]
+    assert [row["model"] for row in operators] == ["coffee", "MiniLM"] and operators[0]["products with weights"] > 0
+    for row, folder in zip(operators, (run, tmp_path / "encoder"), strict=True):
+        assert sum(value for name, value in row.items() if name not in ("model", "weights")) == pytest.approx(100)
+        weights = AutoModelForSequenceClassification.from_pretrained(folder).state_dict()
+        layers = [one for name, one in weights.items() if one.dim() == 2 and "embeddings" not in name]
+        assert row["weights"] == sum(one.numel() for one in layers)
     # Neither torch nor transformers is in a process of onnxruntime.
     assert rows[1]["memory MB"] < rows[0]["memory MB"] / 2
     for folder, three in (run, rows[:3]), (tmp_path / "encoder", rows[3:6]):
