@@ -48,8 +48,13 @@ def main() -> None:
     # 2. The task: the one given, or that of the run.
     task = None if task_args.task is None else task_args.load()
     if task is None and args.without_texts:
+        first = args.model_name_or_path[0]
+        if not os.path.exists(first):
+            raise without_texts(
+                args.without_texts, f"There is no folder {first} here, and a model of the Hub names no task. "
+            )
         try:
-            task, place = analysis.task_of_run(args.model_name_or_path[0])
+            task, place = analysis.task_of_run(first)
         except HfTlmError as error:
             raise without_texts(args.without_texts, f"{error} ") from None
         print(f"task        {place}, as the run was trained on it")

@@ -1,11 +1,16 @@
 """The command: a run of its own is exported and predicted with, and options that do nothing are refused."""
 
+import subprocess
+import sys
+
 import pytest
 from datasets import Dataset
 
 from support import warm
 from support.tiny_checkpoints import pretrained
 from support.toys import sentences
+
+HERE = ("--model_name_or_path", ".")
 
 
 def hf_tlm(*arguments, status=0):
@@ -57,11 +62,14 @@ def test_export_and_predict(tmp_path, tokenizer):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["export", "--text_column", "body"], "--text_column has no effect without --task"),
-        (["export"], "int8: checked on texts. no/such/place is no folder of a run, which would name its task. Give --task"),
+        (["export", *HERE, "--text_column", "body"], "--text_column has no effect without --task"),
+        (["export", *HERE], "int8: checked on texts. . is no folder of a run, which would name its task. Give --task"),
+        (["export"], "No model 'no/such/place': expected a folder of a finished run, or a name on the Hub"),
         (["export", "--opset", "9"], "expected a whole number from 18 to 23; received 9"),
         (["export", "--dtypes", "int2"], "invalid choice: 'int2'"),
         (["export", "--dtypes", "fp32"], "No model 'no/such/place'"),
+        (["export", "--task", "no-such-task"], "No model 'no/such/place'"),
+        (["predict", "--data", __file__], "No model 'no/such/place'"),
         (["predict", "--data", __file__, "--num_threads", "2"], "num_threads 2 has no effect without --backend onnx"),
         (["predict", "--data", __file__, "--backend", "onnx", "--use_cpu", "true"], "use_cpu True has no effect with"),
     ],
@@ -72,3 +80,27 @@ def test_refused_in_a_line(arguments, words):
         command, "--model_name_or_path", "no/such/place", *rest, status=2 if "invalid" in words or "--opset" in rest else 1
     )
     assert words in said and "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["export", "--model_name_or_path", "./nix"], "No model './nix': expected a folder of a finished run, or a name"),
+        (
+            ["export", "--model_name_or_path", "runs/nix"],
+            "There is no folder runs/nix here, and a model of the Hub names no task. Give --task",
+        ),
+        (["predict", "--model_name_or_path", "./nix", "--data", __file__], "No model './nix': expected a folder"),
+    ],
+)
+def test_a_folder_that_is_not_there_is_told_of_at_once(command, words, tmp_path):
+    """Before torch and datasets are imported, which takes seconds."""
+    program = (
+        "import sys\n"
+        "from hf_tlm.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as stop: assert stop.code == 1, stop.code\n"
+        "assert not {'torch', 'datasets'} & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, *command], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0 and words in done.stderr, done.stdout + done.stderr

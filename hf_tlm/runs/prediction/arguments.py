@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from hf_tlm.errors import ArgumentsError
+from hf_tlm.errors import ArgumentsError, ModelError
 from hf_tlm.hub.repo_id import find_repo
 from hf_tlm.utils.options import NoEffect, check_effects, check_ranges, option
 
@@ -103,6 +104,7 @@ class PredictorArguments:
         check_ranges(self, ArgumentsError)
         check_data("data", self.data)
         check_effects(self, ArgumentsError)
+        check_models(self.model_name_or_path)
 
     def options(self) -> dict[str, Any]:
         """The keyword arguments of `hf_tlm.runs.predict`."""
@@ -112,6 +114,17 @@ class PredictorArguments:
         own = ("predict_format", "separator", "max_length", "drop_bad_rows", "trust_remote_code", "backend", "onnx_dtype")
         names = (*own, "num_threads", *MACHINE)
         return {"text_columns": texts, **{name: getattr(self, name) for name in names}}
+
+
+def check_models(names: Iterable[str]) -> None:
+    """Check that models are here, or may be on the Hub.
+
+    Raises:
+        ModelError: one is neither.
+    """
+    for name in names:
+        if not os.path.exists(name) and find_repo(name, "model") is None:
+            raise ModelError(f"No model {name!r}: expected a folder of a finished run, or a name on the Hub (owner/name).")
 
 
 def check_data(name: str, data: str | None) -> None:

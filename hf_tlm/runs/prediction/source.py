@@ -12,7 +12,6 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
 from hf_tlm.data import load_tokenizer
 from hf_tlm.hub.repo import FILES, checkpoint_folder, split_revision
-from hf_tlm.hub.repo_id import find_repo
 from hf_tlm.models import ModelError
 from hf_tlm.models.adapters import ADAPTER_FILE
 from hf_tlm.models.families import longest_input
@@ -20,6 +19,7 @@ from hf_tlm.models.loading import class_names, reading
 from hf_tlm.runs.baseline_arguments import LINEAR
 from hf_tlm.runs.few_shot.classifier import PROMPT_FILE
 from hf_tlm.runs.linear import LINEAR_FILE
+from hf_tlm.runs.prediction.arguments import check_models
 from hf_tlm.runs.records import SAVED_FILE, read_saved
 from hf_tlm.tasks import TaskError, TaskSpec
 from hf_tlm.training.run_folder import RESULTS_FILE, SETTINGS_FILE
@@ -85,8 +85,7 @@ def find_source(
         HubError, SealError: see `checkpoint_folder`.
     """
     name, revision = split_revision(model_name_or_path)
-    if not Path(name).exists() and find_repo(name, "model") is None:
-        raise ModelError(f"No model {name!r}: expected a folder of a finished run, or a name on the Hub (owner/name).")
+    check_models([name])
     folder = Path(checkpoint_folder(name, revision, trust_remote_code=trust_remote_code, files=files))
     if (best := _best_split(folder)) is not None:
         folder = Path(checkpoint_folder(str(best)))
