@@ -51,7 +51,8 @@ def main() -> None:
             folder = Path(args.output_dir) / one.name.replace(" ", "-")
             with owned(folder):
                 one.save(folder, task)
-    print(f"\n{task.name}: {len(task.train):,} training texts, {task.num_labels} classes\n")
+    scored = " and ".join(f"{len(part):,} {split}" for split, part in task.splits.items() if split != "train")
+    print(f"\n{task.name}: {len(task.train):,} training texts, scored on {scored} texts, {task.num_labels} classes\n")
     print(runs.format_table(rows, list(rows[0])))
     if args.output_dir is not None:
         print(f"\nSaved to {args.output_dir}.")
