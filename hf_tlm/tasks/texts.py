@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from datasets import ClassLabel, Dataset, Features, Value
@@ -59,6 +59,7 @@ def label_names(spec: TaskSpec, train: Dataset) -> tuple[str, ...]:
         raise TaskError(
             f"Task {spec.name}: the metric f1 is of two classes; there are {len(values)}. Use macro_f1 or micro_f1."
         )
+    _tell_of_rare(spec, labels(spec, train) if named else found)
     if named:
         return tuple(named)
     if values == set(spec.classes):
@@ -89,6 +90,26 @@ def _check_alike(spec: TaskSpec, values: set[Any]) -> None:
     if alike := [" and ".join(map(repr, names)) for names in spellings.values() if len(names) > 1]:
         logger.warning(
             "Task %s: classes that differ in case alone are learnt as different ones: %s.", spec.name, "; ".join(alike[:5])
+        )
+
+
+def _tell_of_rare(spec: TaskSpec, found: Sequence[Any]) -> None:
+    """Warn where most classes of the training split have one or two texts, as those of an id do.
+
+    Args:
+        found: the label of each row.
+    """
+    counts = Counter(label for label in found if label is not None)
+    rare = sum(count <= 2 for count in counts.values())
+    if 2 * rare > len(counts) > 2:
+        logger.warning(
+            "Task %s: the training column %r has %s classes for %s texts, and %s of them have one or two. If it is no "
+            "column of classes, choose with --label_column; if it holds numbers, learn these with --task_kind regression.",
+            spec.name,
+            spec.label_column,
+            f"{len(counts):,}",
+            f"{counts.total():,}",
+            f"{rare:,}",
         )
 
 

@@ -241,6 +241,22 @@ def test_fingerprints_of_other_kinds(kind):
     assert tasks[0].fingerprint == tasks[1].fingerprint != tasks[2].fingerprint
 
 
+@pytest.mark.parametrize("named", [False, True])
+def test_a_column_of_ids_for_labels_is_told_of(named, caplog):
+    """Whether it names its classes (`ClassLabel`) or not; classes of three texts, and a rare one beside them, are none."""
+
+    def loaded(ids):
+        rows = Dataset.from_dict({"text": [f"text {i}" for i in range(len(ids))], "customer": ids})
+        rows = rows.class_encode_column("customer") if named else rows
+        return load_task(DatasetDict(train=rows, validation=rows), label_column="customer")
+
+    assert loaded([i // 3 for i in range(90)] + [30]).num_labels == 31
+    assert "customer" not in caplog.text
+    assert loaded([i // 2 for i in range(3000)]).num_labels == 1500
+    assert "'customer' has 1,500 classes for 3,000 texts, and 1,500 of them have one or two." in caplog.text
+    assert "choose with --label_column; if it holds numbers, learn these with --task_kind regression" in caplog.text
+
+
 def test_classes_that_differ_in_case_are_told_of(tmp_path, caplog):
     table = tmp_path / "table.csv"
     table.write_text("text,label\n" + "".join(f"text {i},{label}\n" for i, label in enumerate(["up", "Up", "down"] * 20)))
