@@ -16,7 +16,7 @@ from datasets import Dataset
 from hf_tlm.tasks.held_out import SHARE, hold_out
 from hf_tlm.tasks.reading import TABLE, named_splits, read_splits
 from hf_tlm.tasks.registry import TASKS, registered_task
-from hf_tlm.tasks.rows import Canonical, canonical, ids_of, stored
+from hf_tlm.tasks.rows import REPEATED, Canonical, canonical, ids_of, other_ids, stored
 from hf_tlm.tasks.spec import ROLES, SPLITS, Task, TaskError, TaskSpec
 
 logger = logging.getLogger(__name__)
@@ -239,6 +239,7 @@ def task_from_datasets(
     if label_names is not None and sorted(label_names) == sorted(names):
         names = tuple(label_names)
     problems: list[str] = []
+    repeated = False
     checked: dict[str, Dataset] = {}
     report: dict[str, dict[str, Any]] = {}
     for split in SPLITS:
@@ -246,6 +247,7 @@ def task_from_datasets(
             logger.warning("Task %s: the test split has no labels and is left out.", spec.name)
         elif split in splits:
             found = _read(spec, split, splits[split], names, (numbers or {}).get(split))
+            repeated |= REPEATED in found.bad
             if found.bad and not drop_bad_rows:
                 problems += found.problems
             elif not len(found.rows):
@@ -253,14 +255,16 @@ def task_from_datasets(
             else:
                 checked[split] = found.rows
                 report[split] = {"examples": len(found.rows), "dropped": found.bad, **reader.report(spec, found.rows, names)}
+    advice = f" {other_ids(spec)}" if repeated else ""
     if problems:
         raise TaskError(
             f"Task {spec.name} has unusable rows:\n- " + "\n- ".join(problems) + "\nMend them, or leave them out with "
-            "--drop_bad_rows."
+            f"--drop_bad_rows.{advice}"
         )
     for split, counts in report.items():
         if counts["dropped"]:
-            logger.warning("Task %s, %s: left out %s.", spec.name, split, counts["dropped"])
+            more = advice if REPEATED in counts["dropped"] else ""
+            logger.warning("Task %s, %s: left out %s.%s", spec.name, split, counts["dropped"], more)
     seen_in_training = set(reader.content(checked["train"]))
     for split in checked:
         contents = reader.content(checked[split])

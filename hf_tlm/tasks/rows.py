@@ -13,6 +13,9 @@ from datasets.table import MemoryMappedTable
 from hf_tlm.tasks.spec import ROLES, TaskError, TaskSpec
 from hf_tlm.utils.files import atomic_file
 
+# Why a row cannot be used whose id another has.
+REPEATED = "a repeated id"
+
 
 class Bad(NamedTuple):
     """Why a row cannot be used, and what is particular about this one."""
@@ -78,6 +81,13 @@ def ids_of(spec: TaskSpec, split: str, rows: Dataset, default: Iterable[str | No
     return [None if value is None else str(value) for value in rows[column][:]]
 
 
+def other_ids(spec: TaskSpec) -> str:
+    """What to do where ids are repeated because their column names something else than rows."""
+    if spec.id_column is None:
+        return "If id names something else than rows, give another --id_column, or rename it: id is taken where it is there."
+    return f"If {spec.id_column} names something else than rows, give another --id_column, or leave the option out."
+
+
 class Canonical(NamedTuple):
     """What can be used of rows, and what cannot.
 
@@ -117,7 +127,7 @@ def canonical(
             if identifier is None:
                 value = Bad("no id")
             elif unique and identifier in seen:
-                value = Bad("a repeated id")
+                value = Bad(REPEATED)
         if isinstance(value, Bad):
             first.setdefault(value.kind, (row, value.detail))
             bad[value.kind] = bad.get(value.kind, 0) + 1

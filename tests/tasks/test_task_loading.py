@@ -269,6 +269,24 @@ def test_bad_rows_are_all_listed_with_count_and_first():
         assert line in message
 
 
+def test_an_id_of_something_else_than_rows_is_told_of(caplog):
+    """A customer's number, say: rows are not bad for it, and dropping them loses texts."""
+    rows = [{"text": f"text {i}", "label": "ab"[i % 2], "id": i // 2, "nr": i // 3} for i in range(60)]
+    by_default = (
+        "If id names something else than rows, give another --id_column, or rename it: id is taken where it is there."
+    )
+    given = "If nr names something else than rows, give another --id_column, or leave the option out."
+    for column, words in ((None, by_default), ("nr", given)):
+        with pytest.raises(TaskError) as raised:
+            load_task(Dataset.from_list(rows), id_column=column)
+        assert str(raised.value).endswith(f"leave them out with --drop_bad_rows. {words}")
+    load_task(Dataset.from_list(rows), id_column="nr", drop_bad_rows=True)
+    assert given in caplog.text
+    caplog.clear()
+    load_task(Dataset.from_list([{"text": " ", "label": "a"}, *rows]), id_column="text", drop_bad_rows=True)
+    assert "left out {'blank text': 1}.\n" in caplog.text and "--id_column" not in caplog.text
+
+
 def test_null_ids_are_bad_rows():
     with pytest.raises(TaskError, match="1 of 8 rows with no id; the first is row 6"):
         from_splits(GOOD, BAD)
