@@ -443,8 +443,16 @@ def _terminate() -> None:
 def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
     """Refuse a command line by the command's name."""
     _let_the_first_tell()
-    message = re.sub(r"(--\w+)(/--[\w-]+)+", r"\1", message)  # One spelling of an option, as in --help.
-    parser.exit(2, f"Error: {_plain(message)}\nSee {parser.prog} --help.\n")
+    message = _plain(re.sub(r"(--\w+)(/--[\w-]+)+", r"\1", message))  # One spelling of an option, as in --help.
+    name, _, wrong = message.partition(": ")
+    if re.fullmatch(r"expected (one|at least one) argument", wrong):
+        message += f". {_first_sentence(parser._option_string_actions[name].help)}".rstrip(". ") + "."
+    parser.exit(2, f"Error: {message}\nSee {parser.prog} --help.\n")
+
+
+def _first_sentence(help: str | None) -> str:
+    """What an option takes, as its help begins."""
+    return re.split(r"(?<=\.)\s", (help or "").replace("%%", "%"), maxsplit=1)[0]
 
 
 def _let_the_first_tell() -> bool:

@@ -7,6 +7,7 @@ from hf_tlm.config import ConfigError, config_files, parse, run
 from hf_tlm.corpora import CorpusArguments
 from hf_tlm.errors import HfTlmError
 from hf_tlm.retrieval import RetrievalArguments
+from hf_tlm.utils.options import option
 
 
 @dataclass
@@ -152,6 +153,28 @@ def test_bad_command_line_is_one_line(tmp_path, args, capsys):
         read(tmp_path, args=args)
     assert stop.value.code == 2
     assert len(capsys.readouterr().err.strip().splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--page"], "--page: expected one argument. Folder for a web page."),
+        (["--page", "--page-texts"], "--page_texts: expected at least one argument. Examples on the page, 100% yours."),
+        (["--plain"], "--plain: expected one argument."),
+    ],
+)
+def test_an_option_without_its_value_says_what_it_takes(args, message, capsys):
+    """The first sentence of its help."""
+
+    @dataclass
+    class Page:
+        page: str | None = option(None, "Folder for a web page. An earlier page there is replaced.")
+        page_texts: list[str] = option(help="Examples on the page, 100%% yours.", factory=list, nargs="+")
+        plain: int = 1
+
+    with pytest.raises(SystemExit):
+        parse(Page, recipe="export", description="", args=args)
+    assert capsys.readouterr().err.startswith(f"Error: {message}\nSee ")
 
 
 @pytest.mark.parametrize(
