@@ -159,7 +159,7 @@ def test_bad_command_line_is_one_line(tmp_path, args, capsys):
     ("args", "message"),
     [
         (["--page"], "--page: expected one argument. Folder for a web page."),
-        (["--page", "--page-texts"], "--page_texts: expected at least one argument. Examples on the page, 100% yours."),
+        (["--page-texts"], "--page_texts: expected at least one argument. Examples on the page, 100% yours."),
         (["--plain"], "--plain: expected one argument."),
     ],
 )
