@@ -78,9 +78,9 @@ SECTIONS = {
 NOTES = {
     "price": (
         "One thread, from the text on, tokenising included; every line is a process of its own, one after the other. "
-        "MB are of weights or graph, configuration and tokenizer; memory is the largest of the process with batches of no more than 256 "
-        "tokens. ms are of one text (median of 200), texts a second of the batches that suit each best (the table below). The scale minute has "
-        "coffee's size."
+        "MB are of weights or graph, configuration and tokenizer; memory is the largest of the process with batches of no "
+        "more than 256 tokens. ms are of one text (median of 200), texts a second of the batches that suit each best (the "
+        "table below). The scale minute has coffee's size."
     ),
     "batches": "In the same processes: 64 texts in batches of so many, the best of three rounds.",
     "operators": (
