@@ -50,6 +50,7 @@ from hf_tlm.analysis.figures import (
 from hf_tlm.analysis.findings import Findings
 from hf_tlm.errors import AnalysisError
 from hf_tlm.tasks import Task
+from hf_tlm.tasks.spec import check_task
 from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.markdown import markdown_table
 
@@ -109,7 +110,7 @@ def draw_texts(
             use for. TaskError: the task is of another kind than classification and regression. CorpusError: see
             `load_corpus`.
     """
-    task.check_kind("--what embeddings", "classification", "regression")
+    check_task(task, "--what embeddings", "classification", "regression")
     split = options.embedding_split or ("test" if "test" in task.splits else "validation")
     if split not in task.splits:
         raise AnalysisError(f"{task.name} has no {split} split with labels; choose from {', '.join(task.splits)}.")

@@ -14,6 +14,8 @@ import pyarrow.compute as pc
 
 from hf_tlm.errors import AnalysisError
 from hf_tlm.retrieval.highlight import Spans, mark_shared, marked_terms, spans_to_markdown, stemmer_of
+from hf_tlm.retrieval.subset import check_subset
+from hf_tlm.tasks.spec import check_task
 from hf_tlm.utils.shown import for_markdown
 
 if TYPE_CHECKING:
@@ -355,6 +357,8 @@ def case_studies(subset: Subset, task: Task, number: int = 10, *, passages: int 
         AnalysisError: a number below 1; the passages have no queries (random, released); the subset is of another task.
         RetrievalError: the task lacks a query's example.
     """
+    check_subset(subset)
+    check_task(task)
     check_positive(number=number, passages=passages)
     rank = ranks(subset)
     made_for = subset.manifest["task"]

@@ -39,6 +39,7 @@ from hf_tlm.errors import AnalysisError
 from hf_tlm.retrieval.analyzer import Analyzer
 from hf_tlm.retrieval.engines.bm25.tokenize import tokenize_words
 from hf_tlm.retrieval.engines.bm25.vocabulary import Vocabulary
+from hf_tlm.tasks.spec import check_task
 from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.markdown import markdown_table
 
@@ -77,7 +78,7 @@ def label_pmi(task: Task, top: int = 10, *, min_count: int = 10) -> list[Influen
         AnalysisError: a number below 1, or no word is so frequent.
         TaskError: the task is of another kind than classification.
     """
-    task.check_kind("label_pmi", "classification")
+    check_task(task, "label_pmi", "classification")
     for name, value in (("top", top), ("min_count", min_count)):
         if value < 1:
             raise AnalysisError(f"{name} must be at least 1; received {value}.")

@@ -21,6 +21,7 @@ from hf_tlm.corpora.reading import BUILDERS, COMPRESSIONS, Columns, builder_of, 
 from hf_tlm.hub.errors import explaining
 from hf_tlm.hub.repo_id import Repo
 from hf_tlm.utils.options import problem
+from hf_tlm.utils.shown import instead
 
 _SAMPLE = 1 << 16
 # By which file a folder that this package wrote is known.
@@ -35,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 def load_corpus(
-    corpus: str | Sequence[str] | Dataset,
+    corpus: str | os.PathLike | Sequence[str | os.PathLike] | Dataset,
     *,
     text_column: str = "text",
     id_column: str | None = None,
@@ -51,7 +52,7 @@ def load_corpus(
     """A corpus, without reading it yet.
 
     Args:
-        corpus: files (a path, a folder, or a glob such as `data/*.parquet`; several separated by commas or as a list)
+        corpus: files (a path, a folder, or a glob such as `data/*.parquet`; several as a list, or in a text with commas)
             in parquet, jsonl, json, csv, txt or md (of a folder only where it holds nothing else of these: a README beside
             data is none), also compressed as .gz or .zst; a Hub dataset id, with `@revision` if wanted; or a
             `datasets.Dataset`. Hidden folders, and those that this
@@ -81,7 +82,13 @@ def load_corpus(
             for name in (c for c in columns if c in corpus.column_names):
                 digest.update(repr(batch[name]).encode())
         return _one_part("in-memory", digest.hexdigest()[:16], corpus, "row", "in-memory", columns, max_words)
-    patterns = [part for part in corpus.split(",") if part] if isinstance(corpus, str) else list(corpus)
+    if isinstance(corpus, os.PathLike):
+        corpus = [corpus]
+    if not isinstance(corpus, Sequence) or not all(isinstance(one, (str, os.PathLike)) for one in corpus):
+        made = instead(corpus, "load_corpus", splits='dataset["train"]')
+        raise CorpusError(f"corpus: expected files, a Hub id or a datasets.Dataset; {made}")
+    patterns = [part for part in corpus.split(",") if part] if isinstance(corpus, str) else [*map(os.fspath, corpus)]
+    corpus = corpus if isinstance(corpus, str) else ",".join(patterns)
     files, without = _find(patterns)
     if files and without:
         raise CorpusError(

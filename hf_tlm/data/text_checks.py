@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_tlm.data.tokenization import TokenizerError, without_limits
 from hf_tlm.retrieval.filters import hash_words
+from hf_tlm.tasks.spec import check_task
 
 if TYPE_CHECKING:
     from hf_tlm.tasks import Task
@@ -107,6 +108,7 @@ def unseen_words(task: Task, passages: Dataset | None = None) -> dict[str, tuple
     Returns:
         Of validation and test the share of words in no training text, and the share in no passage either (None without).
     """
+    check_task(task)
     found = {split: np.concatenate(list(_hashes(rows))) for split, rows in task.splits.items() if split != "train"}
     in_no_text = _without(np.unique(np.concatenate(list(found.values()))), task.train)
     in_no_passage = None if passages is None else _without(in_no_text, passages.select_columns(["text"]))

@@ -16,7 +16,8 @@ from hf_tlm.influence.checks import BY_TEACHER, check_executor, check_selection
 from hf_tlm.influence.score_files import score
 from hf_tlm.influence.selection import NUM_BUCKETS, PassageScores, best_rows, log_importance_weights, resample, select_rows
 from hf_tlm.retrieval.queries import example_texts
-from hf_tlm.retrieval.subset import Subset
+from hf_tlm.retrieval.subset import Subset, check_subset
+from hf_tlm.tasks.spec import check_task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -93,7 +94,8 @@ def select(
             (`InfluenceScorer.max_length`); or see `hf_tlm.influence.score`.
         TaskError: the task is of another kind than classification.
     """
-    task.check_kind("Selection by influence", "classification")
+    check_task(task, "Selection by influence", "classification")
+    check_subset(subset)
     check_selection(
         method,
         fraction=fraction,

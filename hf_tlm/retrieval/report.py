@@ -18,6 +18,7 @@ from hf_tlm.retrieval.highlight import (
     spans_to_markdown,
     stemmer_of,
 )
+from hf_tlm.tasks.spec import check_task
 from hf_tlm.utils.markdown import markdown_table
 from hf_tlm.utils.shown import Markdown, for_markdown
 
@@ -55,6 +56,8 @@ def retrieval_report(subset: SubsetLike, task: Task | None = None, num_examples:
     Raises:
         RetrievalError: num_examples below 0, or the subset was retrieved for another task.
     """
+    if task is not None:
+        check_task(task)
     if num_examples < 0:
         raise RetrievalError(f"num_examples must be at least 0; received {num_examples}.")
     made, random = subset.manifest, subset.manifest["retriever"] == "random"

@@ -33,6 +33,7 @@ from hf_tlm.retrieval.manifest import COLUMNS, FORMAT, FORMAT_VERSION, METHOD_FI
 from hf_tlm.retrieval.names import RETRIEVERS
 from hf_tlm.retrieval.queries import build_queries, check_query_mode, example_texts
 from hf_tlm.retrieval.subset import Subset
+from hf_tlm.tasks.spec import check_task
 from hf_tlm.utils.options import check_numbers
 from hf_tlm.version import __version__
 
@@ -105,7 +106,7 @@ def retrieve(
         CorpusError: the corpus is empty or cannot be read.
         TaskError: the task is of a kind without texts of its own: neither classification nor regression.
     """
-    task.check_kind("Retrieval", "classification", "regression")
+    check_task(task, "Retrieval", "classification", "regression")
     if corpus is not None and not hasattr(corpus, "to_dataset"):
         raise RetrievalError(f"corpus is a {type(corpus).__name__}. Make a corpus of it: hf_tlm.load_corpus(corpus).")
     settings = settings or Bm25Settings()

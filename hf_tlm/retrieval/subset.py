@@ -30,6 +30,7 @@ from hf_tlm.retrieval.manifest import (
 from hf_tlm.retrieval.queries import build_queries, example_texts
 from hf_tlm.retrieval.report import describe_selection, retrieval_report
 from hf_tlm.utils.files import atomic_directory, sha256
+from hf_tlm.utils.shown import instead
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -354,3 +355,13 @@ def _engine(made: dict[str, Any]) -> str:
     words += f", stemmed ({made['stemmer']})" if made.get("stemmer") else ""
     words += f", {made['max_query_terms']} rarest terms of a query" if made.get("max_query_terms") else ""
     return f"{made['retriever']}, {made['variant']}, k1 {made['k1']:g}, b {made['b']:g}{delta}, stop words {words}"
+
+
+def check_subset(subset: Any) -> None:
+    """Check that a function was given a subset, and no name of one.
+
+    Raises:
+        RetrievalError: it says what to pass.
+    """
+    if not isinstance(subset, Subset):
+        raise RetrievalError(f"subset: expected a Subset; {instead(subset, 'Subset.open', data=False)}")

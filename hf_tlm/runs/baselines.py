@@ -27,6 +27,7 @@ from hf_tlm.runs.baseline_arguments import LINEAR, MAJORITY
 from hf_tlm.runs.linear import COLUMNS, TOKENS, LinearModel, as_margins, best_temperature
 from hf_tlm.runs.records import SAVED_FILE, classified, predictions_jsonl, saved_settings
 from hf_tlm.tasks import Task
+from hf_tlm.tasks.spec import check_task
 from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.json_files import find_object
 from hf_tlm.utils.run_names import RESULTS_FILE, predictions_file
@@ -94,6 +95,7 @@ def make_baselines(task: Task, baseline: str = "all") -> list[Baseline]:
     Raises:
         TaskError: the task is of another kind than classification.
     """
+    check_task(task)
     makers = {MAJORITY: majority_class, LINEAR: linear_model}
     return [maker(task) for name, maker in makers.items() if baseline in ("all", name)]
 
@@ -160,7 +162,7 @@ def majority_class(task: Task) -> Baseline:
     Raises:
         TaskError: the task is of another kind than classification.
     """
-    task.check_kind("The majority class", "classification")
+    check_task(task, "The majority class", "classification")
     begun = time.monotonic()
     counts = Counter(task.train["label"][:])
     largest = max(range(task.num_labels), key=lambda label: counts[label])
@@ -179,7 +181,7 @@ def linear_model(task: Task) -> Baseline:
     Raises:
         TaskError: the task is of another kind than classification.
     """
-    task.check_kind("A linear model", "classification")
+    check_task(task, "A linear model", "classification")
     begun = time.monotonic()
     labels, metric = np.asarray(task.train["label"][:]), load_metric(task.metric)
     references = {split: np.asarray(rows["label"][:]) for split, rows in _scored(task)}

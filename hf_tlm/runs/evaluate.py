@@ -14,6 +14,7 @@ from hf_tlm.models import ModelError
 from hf_tlm.models.loading import class_names, reading
 from hf_tlm.tasks import Task
 from hf_tlm.tasks.registry import released_length
+from hf_tlm.tasks.spec import check_task
 
 
 def evaluate_checkpoint(model_name_or_path: str, task: Task, **options) -> dict[str, dict[str, float]]:
@@ -53,7 +54,7 @@ def checkpoint_logits(
         HubError, TokenizerError: see `checkpoint_folder`, `load_tokenizer`.
         TaskError: the task is of another kind than classification.
     """
-    task.check_kind("evaluate_checkpoint", "classification")
+    check_task(task, "evaluate_checkpoint", "classification")
     folder = checkpoint_folder(model_name_or_path)
     tokenizer = load_tokenizer(model_name_or_path)
     with reading(f"a classifier from {model_name_or_path!r}"):

@@ -23,9 +23,11 @@ from hf_tlm.data.text_checks import check_known, spread_texts
 from hf_tlm.hub.repo import checkpoint_folder
 from hf_tlm.models import TlmModel, read_config
 from hf_tlm.retrieval import Subset
+from hf_tlm.retrieval.subset import check_subset
 from hf_tlm.runs.teachers import content_of, open_teacher
 from hf_tlm.runs.tlm import run_tlm
 from hf_tlm.tasks import Task
+from hf_tlm.tasks.spec import check_task
 from hf_tlm.training import ArgumentsError, ModelArguments, ScoreModelArguments
 from hf_tlm.training.applicable import of_training
 from hf_tlm.training.run_folder import RESULTS_FILE, local_files, settings
@@ -65,7 +67,8 @@ def score_models(
         HubError, ModelError, TokenizerError, ProtocolError: see `TlmModel.from_checkpoint`, `load_tokenizer`, `run_tlm`.
         TaskError: the task is of another kind than classification.
     """
-    task.check_kind("Selection by influence", "classification")
+    check_task(task, "Selection by influence", "classification")
+    check_subset(subset)
     if list(names) == [SCRATCH]:
         longest = max(args.max_length, args.corpus_max_length or 0)
         if max_length is not None and max_length > longest:
@@ -168,6 +171,8 @@ def train_score_model(task: Task, subset: Subset, args: ScoreModelArguments, mod
     Raises:
         ArgumentsError: an objective other than mlm, adapters, or several seeds.
     """
+    check_task(task)
+    check_subset(subset)
     if args.objective != "mlm" or model_args.use_peft or len(args.run_seeds) > 1:
         raise ArgumentsError(
             "A score model is one whole model trained with masked language modelling; received objective "

@@ -15,6 +15,7 @@ from hf_tlm.hub.cards import tlm_card
 from hf_tlm.metrics import compute_metrics_for
 from hf_tlm.models import TrainedModel, add_lora, export_model, trained_parameters
 from hf_tlm.retrieval import Subset
+from hf_tlm.retrieval.subset import check_subset
 from hf_tlm.runs.averaging import averaged_seeds
 from hf_tlm.runs.baselines import to_beat
 from hf_tlm.runs.price import price
@@ -22,6 +23,7 @@ from hf_tlm.runs.records import SAVED_FILE, classified, predictions_jsonl, saved
 from hf_tlm.runs.summary import SeededRun, summarise
 from hf_tlm.runs.teachers import answered_subset, ask_teacher, check_passage_options, content_of, open_teacher
 from hf_tlm.tasks import Task
+from hf_tlm.tasks.spec import check_task
 from hf_tlm.training import (
     Cost,
     ModelArguments,
@@ -74,7 +76,9 @@ def run_tlm(
         TaskError: the task is of another kind than classification.
         ArgumentsError, ModelError, TokenizerError: see `prepare` and `ask_teacher`.
     """
-    task.check_kind("TLM", "classification")
+    check_task(task, "TLM", "classification")
+    if subset is not None:
+        check_subset(subset)
     check_tlm(subset is not None, args, model_args)
     output_dir = args.folder
     details = {

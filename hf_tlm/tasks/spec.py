@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from hf_tlm.errors import HfTlmError
+from hf_tlm.utils.shown import instead
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -229,3 +230,15 @@ class Task:
                         digest.update(repr(row).encode())
         digest.update(repr(self.label_names).encode())
         return digest.hexdigest()[:16]
+
+
+def check_task(task: Any, user: str = "", *kinds: str) -> None:
+    """Check that a function was given a task, and no name or data of one; with `kinds` one of these (`Task.check_kind`).
+
+    Raises:
+        TaskError: it says what to pass.
+    """
+    if not isinstance(task, Task):
+        raise TaskError(f"task: expected a Task; {instead(task, 'load_task')}")
+    if kinds:
+        task.check_kind(user, *kinds)

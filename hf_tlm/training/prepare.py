@@ -33,6 +33,7 @@ from hf_tlm.models.linear_start import LabelledTexts, check_linear_start
 from hf_tlm.models.loading import check_fit, reading
 from hf_tlm.objective_specs import OBJECTIVES
 from hf_tlm.tasks import Task
+from hf_tlm.tasks.spec import check_task
 from hf_tlm.training.applicable import check_applicable, check_rdrop, check_together, of_other_stage
 from hf_tlm.training.arguments import TlmArguments
 from hf_tlm.training.initialization import Initialization, with_initialization
@@ -81,6 +82,7 @@ def prepare(
         ArgumentsError: see `check_tlm`.
         TokenizerError, ModelError: see `load_tokenizer`, `cached_wordpiece`, `build_config`.
     """
+    check_task(task)
     check_tlm(corpus is not None, args, model_args)
     texts = task.train.select_columns([c for c in ("text", "text_pair") if c in task.train.column_names])
     source = model_args.tokenizer_source

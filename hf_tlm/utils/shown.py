@@ -33,6 +33,22 @@ def for_terminal(text: str) -> str:
     return _COMMANDS.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
 
 
+def instead(value: Any, maker: str, *, data: bool = True, splits: str = "dataset") -> str:
+    """What was received in the place of an object, without its content, and the call that makes one of it.
+
+    Args:
+        maker: the name of the function, which takes a name or a path: `load_task`.
+        data: whether it takes a `datasets.Dataset` too. splits: what it takes of a `DatasetDict`.
+    """
+    kind = "none" if value is None else f"a {type(value).__name__}"
+    if isinstance(value, (str, os.PathLike)):
+        name = json.dumps(os.fspath(value), ensure_ascii=False)
+        return f"received {kind if isinstance(value, os.PathLike) else name}. Give {maker}({name})."
+    of_datasets = {"Dataset": "dataset", "DatasetDict": splits, "DataFrame": "Dataset.from_pandas(frame)"}
+    given = of_datasets.get(type(value).__name__, "Dataset.from_list(rows)" if isinstance(value, list) else "...")
+    return f"received {kind}. Give {maker}({given if data else '...'})."
+
+
 def flat(text: str) -> str:
     """Text with a space for control characters and new lines."""
     return _BLANKS.sub(" ", text)

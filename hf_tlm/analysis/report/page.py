@@ -24,6 +24,7 @@ from hf_tlm.analysis.report.rows import Rows, TrainingWords, rows_of
 from hf_tlm.analysis.report.run_folder import TITLES, RunFolder, read_run
 from hf_tlm.errors import AnalysisError
 from hf_tlm.hub.repo import is_foreign
+from hf_tlm.tasks.spec import check_task
 from hf_tlm.training.teacher import described, doubts
 from hf_tlm.utils.files import atomic_write
 from hf_tlm.utils.json_files import listed, mapped, read_fields, real, record, truth, whole, words
@@ -196,6 +197,7 @@ def _task_of(run: RunFolder, task: Task | None) -> Task | None:
     """
     if task is None:
         return recorded_task(run)
+    check_task(task)
     if (of_run := run.record.get("task_fingerprint")) not in (None, task.fingerprint):
         raise AnalysisError(
             f"--task {task.name} is not the task of {run.name}: its data have fingerprint {task.fingerprint}, those of the "

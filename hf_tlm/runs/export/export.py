@@ -37,6 +37,7 @@ from hf_tlm.runs.prediction.source import Source, find_source
 from hf_tlm.runs.price import onnx_memory, onnx_price
 from hf_tlm.runs.records import SAVED_FILE
 from hf_tlm.tasks import Task, unlabelled_chunks
+from hf_tlm.tasks.spec import check_task
 from hf_tlm.training import ArgumentsError
 from hf_tlm.training.run_folder import run_of
 from hf_tlm.training.teacher import lineage
@@ -137,6 +138,8 @@ def export_onnx(
             of the model; see `check_page`, `read_runtime`.
         TaskError: see `unlabelled_chunks`; the task is of another kind than the model, or of other classes.
     """
+    if task is not None:
+        check_task(task)
     check_installed()
     check_dtypes(dtypes)
     reduced = [dtype for dtype in ONNX_FILES if dtype in dtypes and dtype != "fp32"]

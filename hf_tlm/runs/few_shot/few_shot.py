@@ -24,6 +24,7 @@ from hf_tlm.runs.price import price, price_line
 from hf_tlm.runs.records import classified, predictions_jsonl, started
 from hf_tlm.runs.summary import aggregate, format_table
 from hf_tlm.tasks import Task
+from hf_tlm.tasks.spec import check_task
 from hf_tlm.training.run_folder import RESULTS_FILE, claim, finish, finished, settings
 from hf_tlm.utils.files import atomic_directory, atomic_write
 from hf_tlm.utils.json_files import read_object
@@ -90,7 +91,7 @@ def run_few_shot(task: Task, checkpoint: CheckpointArguments, args: FewShotArgum
         ArgumentsError: use_peft with a prompt, or a batch size that the processes cannot share.
         PointsError: some trainings failed.
     """
-    task.check_kind("Few-shot learning", "classification")
+    check_task(task, "Few-shot learning", "classification")
     output_dir, scored = args.folder, scored_split(task)
     for batch_size in args.batch_sizes:
         args.for_point(args.learning_rates[0], batch_size, output_dir, 0, task.metric)

@@ -23,6 +23,7 @@ from hf_tlm.models import export_adapter, trained_parameters
 from hf_tlm.models.base import save_tokenizer
 from hf_tlm.objectives import TaskLoss, TeacherLoss, ValueLoss, WeightedSum
 from hf_tlm.retrieval import Subset
+from hf_tlm.retrieval.subset import check_subset
 from hf_tlm.runs.averaging import averaged_seeds
 from hf_tlm.runs.baselines import to_beat
 from hf_tlm.runs.finetuning.arguments import FinetuneArguments
@@ -36,6 +37,7 @@ from hf_tlm.runs.records import SAVED_FILE, predictions_jsonl, read_saved, saved
 from hf_tlm.runs.summary import SeededRun, summarise
 from hf_tlm.runs.teachers import ask_teacher, check_passage_options, content_of, open_teacher
 from hf_tlm.tasks import Task
+from hf_tlm.tasks.spec import check_task
 from hf_tlm.training import ArgumentsError
 from hf_tlm.training.base_trainer import trained_model
 from hf_tlm.training.optimizers import check_adapted
@@ -110,6 +112,9 @@ def finetune(
         LockError: another process is writing it.
         ModelError, TokenizerError, HubError: see `load_pretrained`, `load_model`.
     """
+    check_task(task)
+    if subset is not None:
+        check_subset(subset)
     _check(task, checkpoint, args)
     if subset is not None and not args.taught:
         raise ArgumentsError("The passages of a subset have no labels: fine-tuning on them needs a --teacher. Give one.")

@@ -19,6 +19,7 @@ from hf_tlm.runs.grid.sharing import PointsError, once, run_shared
 from hf_tlm.runs.records import published_lines
 from hf_tlm.runs.summary import aggregate, format_table
 from hf_tlm.tasks import Task
+from hf_tlm.tasks.spec import check_task
 from hf_tlm.training.publishing import check_hub, publish_run
 from hf_tlm.training.run_folder import RESULTS_FILE, SEED, claim, copy_best_model, settings
 from hf_tlm.utils import json_files
@@ -167,6 +168,7 @@ def run_grid(
         ProtocolError: the folder holds a run with other settings.
         HfTlmError: all points failed. Where only some did, the record says so.
     """
+    check_task(task)
     if args.taught:
         raise GridError("A grid has no teacher: find the values without one, then fine-tune with them and --teacher.")
     seeds = list(grid.seeds or args.run_seeds)

@@ -38,6 +38,7 @@ from hf_tlm.runs.prediction.files import PredictionFile
 from hf_tlm.runs.prediction.source import Source, find_source
 from hf_tlm.runs.records import SAVED_FILE, classified
 from hf_tlm.tasks import Task, unlabelled_chunks
+from hf_tlm.tasks.spec import check_task
 from hf_tlm.training import ArgumentsError
 from hf_tlm.training.base_arguments import BaseArguments
 from hf_tlm.training.run_folder import RESULTS_FILE, SETTINGS_FILE
@@ -336,6 +337,7 @@ def check_predictable(task: Task, predicting: PredictArguments, output_dir: str,
     Raises:
         ArgumentsError, TaskError: see `predict`.
     """
+    check_task(task)
     if predicting.predict is None:
         return
     place = Path(predicting.predict_output or f"{FOLDER}/rows.{SUFFIXES.get(predicting.predict_format, 'jsonl')}")

@@ -20,13 +20,14 @@ from datasets import Dataset, List, Value, config
 from hf_tlm.errors import ArgumentsError
 from hf_tlm.influence import PassageScores
 from hf_tlm.retrieval import Subset
-from hf_tlm.retrieval.subset import MANIFEST_FILE, check_replaceable
+from hf_tlm.retrieval.subset import MANIFEST_FILE, check_replaceable, check_subset
 from hf_tlm.runs.prediction.arguments import MACHINE
 from hf_tlm.runs.teachers.answers import Answers, certainty, marks_without_passages, most_certain, read_mapping, task_lengths
 from hf_tlm.runs.teachers.linear import LinearTeacher
 from hf_tlm.runs.teachers.models import ModelTeacher
 from hf_tlm.runs.teachers.tables import TableTeacher
 from hf_tlm.tasks import Task
+from hf_tlm.tasks.spec import check_task
 from hf_tlm.training.applicable import of_training
 from hf_tlm.training.teacher import Teacher, described, doubts
 from hf_tlm.training.teacher_arguments import LINEAR
@@ -174,6 +175,8 @@ def teacher_scores(task: Task, subset: Subset, method: str, args: Any) -> Passag
         ArgumentsError: there is no teacher, or for disagreement only one; the task has pairs of texts; or see
             `ask_teacher`.
     """
+    check_task(task)
+    check_subset(subset)
     teacher = open_teacher(task, args)
     if teacher is None or "text_pair" in task.train.column_names:
         why = "received none" if teacher is None else f"of pairs of texts, as {task.name} has, none knows a passage"

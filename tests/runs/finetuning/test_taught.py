@@ -6,11 +6,12 @@ import logging
 import numpy as np
 import pytest
 import torch
-from datasets import Dataset
+from datasets import Dataset, Features, Value
 from safetensors.torch import load_file
 
 from hf_tlm.models import ModelError
 from hf_tlm.retrieval import Subset
+from hf_tlm.retrieval.manifest import COLUMNS
 from hf_tlm.runs import CheckpointArguments, FinetuneArguments, ProtocolError, finetune
 from hf_tlm.runs.finetuning.finetune import _taught
 from hf_tlm.runs.finetuning.trainer import FinetuneTrainer
@@ -21,12 +22,15 @@ from support.tiny_checkpoints import FAST, files, go, pretrained
 from support.toys import make_task, sentences
 
 
-class Passages:
-    """What `finetune` reads of a subset."""
+def retrieved(name="toy", fingerprint=None):
+    """A subset with as much of a manifest as `finetune` reads."""
+    found = {"source": "toy", "rank": 1, "score": 1.0, "n_queries": 1, "best_query": None}
+    rows = [{"id": str(i), "text": row["text"], **found} for i, row in enumerate(sentences(40, 9))]
+    dataset = Dataset.from_list(rows, features=Features({column: Value(kind) for column, kind in COLUMNS.items()}))
+    return Subset(dataset, {"retriever": "bm25", "task": {"name": name, "fingerprint": fingerprint, "split": "train"}})
 
-    manifest = {"retriever": "bm25", "task": {"name": "toy", "fingerprint": None, "split": "train"}}
-    dataset = Dataset.from_list([{"id": str(i), "text": row["text"]} for i, row in enumerate(sentences(40, 9))])
-    tell_of_other_task = classmethod(Subset.tell_of_other_task)
+
+PASSAGES = retrieved()
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +43,7 @@ def base(tmp_path, tokenizer):
     return pretrained(tmp_path / "base", tokenizer, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
 
 
-def taught(folder, base, task=None, subset=Passages, **changes):
+def taught(folder, base, task=None, subset=PASSAGES, **changes):
     args = FinetuneArguments(output_dir=str(folder), **{**FAST, "logging_steps": 1, "teacher_passages": 20, **changes})
     return finetune(task or make_task(), CheckpointArguments(model_name_or_path=str(base)), args, subset=subset)
 
@@ -89,7 +93,7 @@ def test_a_teacher_is_in_log_record_and_card(tmp_path, base):
     run = taught(tmp_path / "run", base, teacher=str(tmp_path / "teacher"), save_strategy="epoch")
     record = json.loads((tmp_path / "run" / "results.json").read_text())
     assert record["teacher"]["passages"] <= 20 and record["teacher"]["model"].endswith("/teacher")
-    assert record["teacher_subset"] == Passages.manifest and "examples" in json.loads(
+    assert record["teacher_subset"] == PASSAGES.manifest and "examples" in json.loads(
         (tmp_path / "run" / "teacher.json").read_text()
     )
     spent = {name: sum(seed["cost"][name] for seed in large.seeds) for name in ("flops", "seconds")}
@@ -99,13 +103,10 @@ def test_a_teacher_is_in_log_record_and_card(tmp_path, base):
 
 
 def test_passages_of_another_task_are_a_warning(tmp_path, base, caplog):
-    class Other(Passages):
-        manifest = {"retriever": "bm25", "task": {"name": "news", "fingerprint": "0" * 16, "split": "train"}}
-
     with caplog.at_level(logging.WARNING):
         taught(tmp_path / "known", base, teacher="linear", max_steps=1)
         assert "was retrieved for" not in caplog.text
-        taught(tmp_path / "other", base, subset=Other, teacher="linear", max_steps=1)
+        taught(tmp_path / "other", base, subset=retrieved("news", "0" * 16), teacher="linear", max_steps=1)
     assert caplog.text.count("The subset was retrieved for news (fingerprint 0000000000000000), not for toy") == 1
 
 
@@ -133,8 +134,8 @@ def test_values_of_a_teacher(tmp_path, base):
     rows = [{"text": row["text"], "label": float(len(row["text"])) / 30} for row in sentences(24)]
     splits = {name: Dataset.from_list(rows) for name in ("train", "validation")}
     task = task_from_datasets(TaskSpec(name="length", path="memory", kind="regression"), splits)
-    values = [len(text) / 30 for text in Passages.dataset["text"]]
-    Dataset.from_dict({"text": Passages.dataset["text"], "prediction": values}).to_json(tmp_path / "said.jsonl")
+    values = [len(text) / 30 for text in PASSAGES.dataset["text"]]
+    Dataset.from_dict({"text": PASSAGES.dataset["text"], "prediction": values}).to_json(tmp_path / "said.jsonl")
     for option in ({"teacher_temperature": 2.0}, {"teacher_trust": "entropy"}):
         with pytest.raises(ArgumentsError, match="has no effect for regression"):
             taught(tmp_path / "refused", base, task, teacher=str(tmp_path / "said.jsonl"), **option)
