@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import csv
 import datetime
@@ -17,6 +18,7 @@ from datasets import Dataset
 
 from hf_tlm.tasks import TASKS, TaskSpec
 from hf_tlm.tasks.formats import check_excel, write_excel
+from hf_tlm.tasks.reading import separator_of
 from hf_tlm.training import ArgumentsError
 from hf_tlm.utils.files import atomic_file
 
@@ -118,12 +120,24 @@ class PredictionFile(contextlib.ExitStack):
     Args:
         path: the file; a folder for `glue`.
         predict_format: one of `FORMATS`. Default: what the name of the file says.
+        like: a csv is written as this one is, if it is one: with its separator, and a byte order mark if it has one, without
+            which Excel takes it for another encoding.
+        separator: that of `like`; None: it is looked for.
 
     Raises:
         ArgumentsError: see `format_of`, `check_format`; the file is a folder.
     """
 
-    def __init__(self, path: Path, predict_format: str | None, spec: TaskSpec, label_names: Sequence[str] = ()):
+    def __init__(
+        self,
+        path: Path,
+        predict_format: str | None,
+        spec: TaskSpec,
+        label_names: Sequence[str] = (),
+        *,
+        like: Path | None = None,
+        separator: str | None = None,
+    ):
         super().__init__()
         if predict_format != "glue" and path.is_dir():
             raise ArgumentsError(f"Predictions are a file, and {path} is a folder. Give another --predict_output.")
@@ -135,6 +149,7 @@ class PredictionFile(contextlib.ExitStack):
             raise ArgumentsError(f"Predictions are a file, and {self.path} is a folder. Give another --predict_output.")
         if self.format == "xlsx":
             check_excel(self.path)
+        self.separator, self.mark = _dialect(like, separator) if self.format == "csv" else ("\t", "")
         self.spec, self.written = spec, 0
         self._columns: list[str] = []
         self._kept: list[pa.Table] = []
@@ -203,16 +218,26 @@ class PredictionFile(contextlib.ExitStack):
             first = not self._columns
             self._columns = self._columns or list(records[0])
             text = io.StringIO()
-            writer = csv.DictWriter(
-                text, self._columns, delimiter="\t" if self.format == "tsv" else ",", lineterminator="\n", restval=""
-            )
+            writer = csv.DictWriter(text, self._columns, delimiter=self.separator, lineterminator="\n", restval="")
             if first:
+                self._write(self.mark)
                 writer.writeheader()
             writer.writerows({name: _cell(value) for name, value in row.items()} for row in records)
             self._write(text.getvalue())
 
     def _write(self, text: str) -> None:
         self._stream.write(text.encode("utf-8"))
+
+
+def _dialect(like: Path | None, separator: str | None) -> tuple[str, str]:
+    """(separator, byte order mark or nothing) of a csv; of anything else a comma, without a mark."""
+    if like is None or like.suffix.lower() != ".csv" or not like.is_file():
+        return ",", ""
+    with like.open("rb") as file:
+        marked = file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8
+    with contextlib.suppress(UnicodeDecodeError):  # It is said where rows are read.
+        return separator_of(like, separator), "\ufeff" if marked else ""
+    return ",", ""
 
 
 def _records(source: Mapping[str, Sequence[Any]], count: int, taken: set[str]) -> list[dict[str, Any]]:

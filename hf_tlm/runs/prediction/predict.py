@@ -128,7 +128,7 @@ def predict(
     if max_length is not None and all(one.linear for one in sources):
         raise ArgumentsError("max_length has no effect: a linear model reads whole texts. Leave it out.")
     source = sources[0]
-    file = _file(names, data, output, predict_format, sources)
+    file = _file(names, data, output, predict_format, sources, separator)
     with contextlib.ExitStack() as stack:
         predictors = []
         # Linear ones first: after a network's Trainer no other arguments may set up the process.
@@ -348,7 +348,12 @@ def check_predictable(task: Task, predicting: PredictArguments, output_dir: str,
 
 
 def _file(
-    names: Sequence[str], data: str, output: str | Path | None, predict_format: str | None, sources: Sequence[Source]
+    names: Sequence[str],
+    data: str,
+    output: str | Path | None,
+    predict_format: str | None,
+    sources: Sequence[Source],
+    separator: str | None,
 ) -> PredictionFile:
     if output is None:
         beside = Path(names[0]) / FOLDER if len(names) == 1 and Path(names[0]).is_dir() else Path(FOLDER)
@@ -357,7 +362,8 @@ def _file(
     folders = [*map(Path, names), *(source.folder for source in sources)]
     for folder in folders:
         _check_place(Path(output), data, folder)
-    file = PredictionFile(Path(output), predict_format, sources[0].spec, sources[0].label_names)
+    likeness: dict[str, Any] = {"like": Path(data), "separator": separator}
+    file = PredictionFile(Path(output), predict_format, sources[0].spec, sources[0].label_names, **likeness)
     for folder in folders:
         _check_place(file.path, data, folder)
     return file

@@ -1,5 +1,6 @@
 """Predictions for unlabelled data: those of the run, in every format, whole or not at all."""
 
+import csv
 import importlib
 import json
 
@@ -109,3 +110,22 @@ def test_squad_files(tmp_path):
     with PredictionFile(tmp_path / "none.json", "squad", spec):
         pass
     assert json.loads((tmp_path / "none.json").read_text()) == {}
+
+
+@pytest.mark.parametrize(("separator", "mark"), [(";", "\ufeff"), ("\t", ""), (",", "\ufeff"), ("|", "")])
+def test_a_csv_is_written_as_the_input_was(run, tmp_path, separator, mark):
+    """As a spreadsheet in another language wrote it, and opens it."""
+    table = [["number", "text"], ["007", "the gene; binds, here"], ["8", "größer | als"]]
+    with (tmp_path / "in.csv").open("w", encoding="utf-8", newline="") as file:
+        file.write(mark)
+        csv.writer(file, delimiter=separator).writerows(table)
+    for given in (None, separator):
+        out = predict(str(run), str(tmp_path / "in.csv"), tmp_path / "out.csv", separator=given, **CPU)
+        written = out.read_bytes().decode()
+        assert written.startswith(mark + "number") and written.count("\ufeff") == len(mark)
+        first, *rows = csv.reader(written.removeprefix(mark).splitlines(), delimiter=separator)
+        assert first[:3] == ["number", "text", "prediction"] and [row[:2] for row in rows] == table[1:]
+    jsonl = predict(str(run), str(tmp_path / "in.csv"), tmp_path / "out.jsonl", **CPU)
+    assert [line["number"] for line in lines(jsonl)] == ["007", "8"]
+    tsv = predict(str(run), str(tmp_path / "in.csv"), tmp_path / "out.tsv", **CPU).read_text()
+    assert tsv.startswith("number\ttext\tprediction")
