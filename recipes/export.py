@@ -21,6 +21,7 @@ from hf_tlm.config import parse, run
 from hf_tlm.errors import HfTlmError
 from hf_tlm.runs import ExportArguments
 from hf_tlm.runs.export.arguments import without_texts
+from hf_tlm.runs.prediction.arguments import check_models
 from hf_tlm.tasks import TaskArguments
 from hf_tlm.utils.options import option
 
@@ -41,6 +42,7 @@ def main() -> None:
     args, task_args = parse(ExportArguments, CheckArguments, recipe="export", description=__doc__)
     if int(os.environ.get("RANK", "0")) > 0:
         return  # One process has nothing to share with others that `accelerate launch` started.
+    check_models(args.model_name_or_path)
     given = [name for name, value in vars(task_args).items() if value != getattr(CheckArguments(), name)]
     if task_args.task is None and given:
         raise HfTlmError(f"--{given[0]} has no effect without --task. Leave it out.")

@@ -15,11 +15,13 @@ import os
 from hf_tlm import runs
 from hf_tlm.config import parse, run
 from hf_tlm.runs import PredictorArguments
+from hf_tlm.runs.prediction.arguments import check_models
 
 
 def main() -> None:
     # 1. Arguments: YAML files, then the command line.
     (args,) = parse(PredictorArguments, recipe="predict", description=__doc__)
+    check_models(args.model_name_or_path)
 
     # 2. Predictions, chunk by chunk; the file appears whole.
     path = runs.predict(args.model_name_or_path, args.data, args.output, **args.options())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from hf_tlm.errors import ArgumentsError
-from hf_tlm.runs.prediction.arguments import check_data, check_models
+from hf_tlm.runs.prediction.arguments import check_data
 from hf_tlm.utils.options import NoEffect, check_effects, check_ranges, option
 
 _OF_PAGE = NoEffect("page", (None,), "without --page. Leave it out.")
@@ -87,7 +87,6 @@ class ExportArguments:
         check_ranges(self, ArgumentsError)
         check_effects(self, ArgumentsError)
         check_data("data", self.data)
-        check_models(self.model_name_or_path)
 
     @property
     def without_texts(self) -> list[str]:

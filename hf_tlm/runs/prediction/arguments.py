@@ -104,7 +104,6 @@ class PredictorArguments:
         check_ranges(self, ArgumentsError)
         check_data("data", self.data)
         check_effects(self, ArgumentsError)
-        check_models(self.model_name_or_path)
 
     def options(self) -> dict[str, Any]:
         """The keyword arguments of `hf_tlm.runs.predict`."""
