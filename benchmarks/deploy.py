@@ -85,7 +85,7 @@ NOTES = {
     "batches": "In the same processes: 64 texts in batches of so many, the best of three rounds.",
     "operators": (
         "Percent of the time in onnxruntime, of 8 texts of 32 tokens and 2 of 128, by its own profile, after its "
-        "optimisations. Weights: numbers in the matrices that every token is multiplied by."
+        "optimisations. Weights: of the matrices, pooler and head among them."
     ),
     "scores": (
         "Percent on the test split, of the task's metric, by one seed of the scale tlm/coffee (SciERC's had a large "
@@ -126,7 +126,7 @@ def measure(side: str, folder: str, texts_file: str) -> dict:
 
 
 def profile(graph: str) -> dict:
-    """Percent of the time of a graph by kind of operator, and how many weights every token is multiplied by."""
+    """Percent of the time of a graph by kind of operator, and how many weights its matrices have."""
     import collections
     import tempfile
 

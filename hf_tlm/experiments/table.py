@@ -246,8 +246,7 @@ class Table:
             )
         if self._priced("int8", "memory_megabytes"):
             lines.append(
-                "Memory is the most that a process of Python, onnxruntime and tokenizers takes, with batches of 32 texts of "
-                "128 tokens, or of as many as the model takes."
+                "Memory is the most that a process of Python, onnxruntime and tokenizers takes, with batches of 256 tokens."
             )
         if any("averaged" in run for run in runs):
             lines.append(

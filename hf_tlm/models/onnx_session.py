@@ -15,9 +15,14 @@ from hf_tlm.utils.options import check_numbers
 # The files of an exported folder, under the names by which transformers.js and others look for them.
 ONNX_FILES = {"fp32": "onnx/model.onnx", "int8": "onnx/model_quantized.onnx", "fp16": "onnx/model_fp16.onnx"}
 
-# Tokens, padding included, that a core computes at once. What more of them leave between two operators no longer fits its
-# own cache (benchmarks/results/deploy.md).
+# Tokens, padding included, that a core computes at once, so that what lies between two operators may stay in its own cache.
+# More were slower (benchmarks/results/deploy.md).
 TOKENS_A_CORE = 256
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def check_dtypes(dtypes: Iterable[str]) -> None:
@@ -71,7 +76,7 @@ class OnnxModel:
         except Exception as error:  # Its errors have no class in common.
             raise ModelError(f"onnxruntime cannot load {path}: {' '.join(str(error).split()):.300}") from error
         self.inputs = [entry.name for entry in self.session.get_inputs()]
-        self.most_tokens = TOKENS_A_CORE * (num_threads or os.cpu_count() or 1)
+        self.most_tokens = TOKENS_A_CORE * (num_threads or cores())
 
     def __call__(self, batch: Mapping[str, Any]) -> tuple[np.ndarray, ...]:
         """The logits of a batch, float32, one array for each output.

@@ -24,7 +24,7 @@ from tqdm.auto import tqdm
 from hf_tlm.errors import HfTlmError
 from hf_tlm.metrics import load_metric
 from hf_tlm.runs.baseline_arguments import LINEAR, MAJORITY
-from hf_tlm.runs.linear import COLUMNS, TOKENS, LinearModel, as_margins, best_temperature
+from hf_tlm.runs.linear import COLUMNS, LINEAR_FILE, TOKENS, WEIGHTS_FILE, LinearModel, as_margins, best_temperature
 from hf_tlm.runs.records import SAVED_FILE, classified, predictions_jsonl, saved_settings
 from hf_tlm.tasks import Task
 from hf_tlm.tasks.spec import check_task
@@ -71,19 +71,20 @@ class Baseline:
 
         A linear model is there too, with the probabilities of all classes: `hf-tlm predict` takes the folder.
         """
-        folder = Path(folder)
+        folder, written = Path(folder), [RESULTS_FILE, SAVED_FILE, LINEAR_FILE, WEIGHTS_FILE]
         for split, predicted in self.predictions.items():
             rows, names = task.splits[split], task.label_names
             answers = [{"prediction": names[guess]} for guess in predicted.tolist()]
             if self.model is not None:
                 answers = classified(self.model.logits(rows), names)
             atomic_write(predictions_file(folder, split), predictions_jsonl(task.kind, names, rows, answers))
+            written.append(str(predictions_file(folder, split).relative_to(folder)))
         if self.model is not None:
-            self.model.save(folder)
             atomic_write(folder / SAVED_FILE, saved_settings(task, {}))
+            self.model.save(folder)
         record = {"task": task.name, "task_fingerprint": task.fingerprint, "metric": task.metric, **self.to_dict()}
         atomic_write(folder / RESULTS_FILE, json.dumps(record, indent=2) + "\n")
-        write_seal(folder)
+        write_seal(folder, *written)
 
 
 def make_baselines(task: Task, baseline: str = "all") -> list[Baseline]:

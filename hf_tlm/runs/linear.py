@@ -29,6 +29,8 @@ LINEAR_FILE, WEIGHTS_FILE = "linear.json", "linear.safetensors"
 COLUMNS = ("text", "text_pair")
 # Logit of a class that was not seen.
 UNSEEN = -1e4
+_MOST = 1e9  # Of a weight.
+LARGEST = 1 << 30  # Bytes of the file of n-grams.
 # Bounds of the temperature.
 _TEMPERATURES = (1e-2, 1e2)
 # A stranger may have written the file.
@@ -36,7 +38,7 @@ _FIELDS = {
     "n_grams": whole(1, 3),
     "num_labels": whole(2, 100_000),
     "temperature": real(1e-3, 1e3),
-    "terms": mapped(listed(words(10_000), 100_000_000), len(COLUMNS)),
+    "terms": mapped(listed(words(LARGEST), LARGEST), len(COLUMNS)),
 }
 _DAMAGED = "Make it again with `hf-tlm baseline`, or copy it again."
 
@@ -80,6 +82,11 @@ class LinearModel:
             made[column].idf_ = self.idf[column]
         return made
 
+    @cached_property
+    def _columns(self) -> np.ndarray:
+        """The weights, float64 [F, C]."""
+        return self.weights.T.astype(np.float64)
+
     def logits(self, columns: Mapping[str, Sequence[str]]) -> np.ndarray:
         """What it says of texts, as logits, float64 [N, num_labels].
 
@@ -87,7 +94,7 @@ class LinearModel:
             columns: text, and of pairs text_pair, of N rows each.
         """
         features = sparse.hstack([made.transform(columns[name]) for name, made in self.vectorizers.items()], format="csr")
-        margins = as_margins(features @ self.weights.T.astype(np.float64) + self.biases)
+        margins = as_margins(features @ self._columns + self.biases)
         found = np.full((len(margins), self.num_labels), UNSEEN)
         found[:, self.classes] = margins / self.temperature
         return found
@@ -114,9 +121,9 @@ class LinearModel:
         from safetensors.numpy import load_file
 
         try:
-            about: dict[str, Any] = read_fields(folder / LINEAR_FILE, _FIELDS, ModelError, largest=1 << 30)
+            about: dict[str, Any] = read_fields(folder / LINEAR_FILE, _FIELDS, ModelError, largest=LARGEST)
             tensors = load_file(folder / WEIGHTS_FILE)
-        except (OSError, SafetensorError) as error:
+        except (OSError, SafetensorError, TypeError, AttributeError, ValueError) as error:  # Of types that numpy lacks.
             raise ModelError(f"The linear model in {folder} cannot be read: {error}. {_DAMAGED}") from error
         terms = about.pop("terms")
         idf = {column: tensors.get(f"idf.{column}", np.zeros(0)) for column in terms}
@@ -130,6 +137,8 @@ class LinearModel:
         """Whether its parts go together and are finite."""
         if list(self.terms) not in (["text"], list(COLUMNS)) or not all(self.terms.values()):
             return False
+        if self.classes.ndim != 1 or len(self.classes) < 2:
+            return False
         counts = {column: len(terms) for column, terms in self.terms.items()}
         rows = 1 if len(self.classes) == 2 else len(self.classes)
         shapes = [
@@ -142,11 +151,12 @@ class LinearModel:
             all(found == expected for found, expected in shapes)
             and all(len(set(terms)) == len(terms) for terms in self.terms.values())
             and self.classes.dtype == np.int64
-            and len(self.classes) > 1
+            and all(one.dtype == np.float32 for one in (*self.idf.values(), self.weights, self.biases))
             and len(set(self.classes.tolist())) == len(self.classes)
             and 0 <= self.classes.min()
             and self.classes.max() < self.num_labels
-            and all(np.isfinite(one).all() for one in (*self.idf.values(), self.weights, self.biases))
+            # What is larger is no such model's, and its sums would not be finite.
+            and all((np.abs(one) < _MOST).all() for one in (*self.idf.values(), self.weights, self.biases))
         )
 
 
@@ -169,6 +179,9 @@ def as_margins(decisions: np.ndarray) -> np.ndarray:
 def best_temperature(margins: np.ndarray, classes: np.ndarray, labels: np.ndarray) -> float:
     """The temperature between 0.01 and 100 at which texts of known classes are likeliest.
 
+    Of N texts each is of its class by (N + 1) / (N + 2) and else of any other alike, as Platt has it (1999, "Probabilistic
+    Outputs for Support Vector Machines"): of few that are all told apart the lowest would be the likeliest.
+
     Args:
         margins: float [N, C].
         classes: int [C], which class a column is.
@@ -178,10 +191,12 @@ def best_temperature(margins: np.ndarray, classes: np.ndarray, labels: np.ndarra
     if not known.any():
         return 1.0
     margins, places = margins[known], np.searchsorted(classes, labels[known])
+    count, others = margins.shape[0], margins.shape[1] - 1
+    targets = np.full(margins.shape, 1 / ((count + 2) * others))
+    targets[np.arange(count), places] = (count + 1) / (count + 2)
 
     def cross_entropy(log_temperature: float) -> float:
-        logits = log_softmax(margins / math.exp(log_temperature), axis=1)
-        return float(-logits[np.arange(len(logits)), places].mean())
+        return float(-(targets * log_softmax(margins / math.exp(log_temperature), axis=1)).sum(1).mean())
 
     bounds = (math.log(_TEMPERATURES[0]), math.log(_TEMPERATURES[1]))
     return math.exp(minimize_scalar(cross_entropy, bounds=bounds, method="bounded").x)

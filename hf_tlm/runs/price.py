@@ -24,7 +24,7 @@ from transformers import AutoConfig, PreTrainedModel
 from hf_tlm.errors import ModelError
 from hf_tlm.models.adapters import ADAPTER_FILE
 from hf_tlm.models.families import longest_input
-from hf_tlm.models.onnx_session import ONNX_FILES, OnnxModel
+from hf_tlm.models.onnx_session import ONNX_FILES, TOKENS_A_CORE, OnnxModel
 from hf_tlm.runs import onnx_process
 from hf_tlm.runs.linear import LinearModel
 from hf_tlm.tasks import Task
@@ -123,7 +123,7 @@ def onnx_memory(folder: Path, dtype: str, longest: int | None) -> float | None:
     """The most memory that a process takes which classifies with an exported graph, as Linux counts it.
 
     The process is a new Python with onnxruntime and tokenizers alone, see `hf_tlm.runs.onnx_process`. On one thread it
-    classifies a text, and batches of 32, of 128 random tokens each, or of as many as the model takes.
+    classifies a text, and batches of 256 random tokens, in texts of 128 or of as many as the model takes.
 
     Args:
         folder, dtype: see `OnnxModel`; the graph takes int64 [batch, sequence], and `tokenizer.json` is in the folder.
@@ -140,7 +140,7 @@ def onnx_memory(folder: Path, dtype: str, longest: int | None) -> float | None:
     options |= {"capture_output": True, "text": True, "timeout": MEMORY_SECONDS}
     try:
         tokenizer = Tokenizer.from_file(words)
-        ids = np.random.default_rng(0).integers(tokenizer.get_vocab_size(), size=(BATCH, length))
+        ids = np.random.default_rng(0).integers(tokenizer.get_vocab_size(), size=(max(1, TOKENS_A_CORE // length), length))
         done = subprocess.run(command, input=json.dumps(tokenizer.decode_batch(ids.tolist())), check=False, **options)
         if done.returncode == 0:
             return round(float(done.stdout), 1)

@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,8 +14,10 @@ from sklearn.svm import LinearSVC
 
 from hf_tlm.errors import HfTlmError
 from hf_tlm.models import ModelError
-from hf_tlm.runs import export_onnx, linear_model, predict
+from hf_tlm.runs import export_onnx, linear_model, majority_class, predict
 from hf_tlm.runs.linear import LinearModel, as_margins, best_temperature, tfidf
+from hf_tlm.runs.prediction.predict import Predictor
+from hf_tlm.runs.teachers.models import ModelTeacher
 from hf_tlm.tasks import TaskSpec, task_from_datasets
 from support.tiny_checkpoints import go, pretrained
 from support.toys import make_task
@@ -99,7 +102,10 @@ def test_the_temperature_is_the_likeliest():
     assert found == pytest.approx(0.4, rel=0.05)
     assert best_temperature(np.vstack([margins, margins[:5]]), classes, np.append(labels, [1] * 5)) == pytest.approx(found)
     assert best_temperature(margins[:0], classes, labels[:0]) == 1.0
-    assert best_temperature(100 * np.eye(3), classes, classes) > 0, "texts that are all told apart have one too"
+    # Few texts that are all told apart: of 24, by the margin 1, each is sure by 25 / 26.
+    apart = np.tile(np.eye(3), (8, 1))
+    found = best_temperature(apart, np.arange(3), np.tile(np.arange(3), 8))
+    assert softmax(apart / found, axis=1).max(1) == pytest.approx(25 / 26, abs=1e-4)
     assert as_margins(np.array([3.0, -1.0])).tolist() == [[-1.5, 1.5], [0.5, -0.5]]
 
 
@@ -118,14 +124,20 @@ def test_it_predicts(task, folder, tmp_path):
 
 
 def test_of_pairs_both_texts_are_read(task, tmp_path):
+    """The first tells one class from the others, and the second those apart."""
+
     def pairs(rows):
-        return rows.map(lambda row: {"text": f"{row['label']} no", "text_pair": f"{(row['label'] + 1) % 3} yes"})
+        return rows.map(
+            lambda row: {"text": "yes" if row["label"] == 0 else "no", "text_pair": "up" if row["label"] == 1 else "down"}
+        )
 
     spec = replace(task.spec, text_columns=("text", "text_pair"))
     paired = replace(task, spec=spec, splits={split: pairs(rows) for split, rows in task.splits.items()})
     linear_model(paired).save(tmp_path / "run", paired)
     found = lines(predict(str(tmp_path / "run"), texts_of(paired, tmp_path / "texts.jsonl"), tmp_path / "out.jsonl", **CPU))
     assert [row["prediction"] for row in found] == [paired.id2label[label] for label in paired.test["label"]]
+    with pytest.raises(ModelError, match="reads 2 columns of texts, and 1 are named"):
+        predict(str(tmp_path / "run"), str(tmp_path / "texts.jsonl"), tmp_path / "out.jsonl", text_columns="text", **CPU)
 
 
 def test_beside_a_network(task, folder, tmp_path, tokenizer):
@@ -169,6 +181,15 @@ def _tensors(change):
     return edit
 
 
+def _other_type(folder):
+    """Weights in a type that numpy lacks."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(folder / "linear.safetensors")
+    save_file({**tensors, "weights": tensors["weights"].to(torch.float8_e4m3fn)}, folder / "linear.safetensors")
+
+
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
@@ -183,6 +204,12 @@ def _tensors(change):
         (_edit(num_labels=4), "Take the two from one run"),
         (_tensors(lambda tensors: tensors.pop("biases")), "do not fit"),
         (_tensors(lambda tensors: tensors["weights"].fill(np.nan)), "do not fit"),
+        (_tensors(lambda tensors: tensors["idf.text"].fill(3e38)), "do not fit"),
+        (_tensors(lambda tensors: tensors.update(classes=np.array(3))), "do not fit"),
+        (_tensors(lambda tensors: tensors.update(weights=tensors["weights"].astype(bool))), "do not fit"),
+        (_tensors(lambda tensors: tensors.update(biases=np.full(3, 1e308))), "do not fit"),
+        (lambda folder: _other_type(folder), "cannot be read"),
+        (lambda folder: (folder / "finetuned.json").unlink(), "does not say what was learned"),
         (_tensors(lambda tensors: tensors["classes"].fill(0)), "do not fit"),
         (_tensors(lambda tensors: tensors.update(classes=tensors["classes"].astype(np.float64))), "do not fit"),
     ],
@@ -209,3 +236,47 @@ def test_two_models_of_other_classes_are_no_average(task, folder, tmp_path):
     Dataset.from_dict({"text": ["the gene binds"]}).to_json(tmp_path / "texts.jsonl")
     with pytest.raises(HfTlmError, match="the same classes and columns"):
         predict([str(folder), str(tmp_path / "other")], str(tmp_path / "texts.jsonl"), tmp_path / "out.jsonl", **CPU)
+
+
+def test_a_run_with_a_baseline_in_its_folder_stays_the_run(task, folder, tmp_path, tokenizer):
+    go(tmp_path / "run", pretrained(tmp_path / "base", tokenizer, num_hidden_layers=1), make_task(train=24), max_steps=2)
+    shutil.copytree(folder / "linear", tmp_path / "run/linear")
+    found = lines(predict(str(tmp_path / "run"), texts_of(task, tmp_path / "texts.jsonl"), tmp_path / "out.jsonl", **CPU))
+    for one, other in zip(found, lines(tmp_path / "run/seed-0/predictions/test.jsonl"), strict=True):
+        assert one["probabilities"] == pytest.approx(other["probabilities"], abs=1e-5)
+
+
+def test_a_baseline_without_a_model_says_so(task, tmp_path):
+    majority_class(task).save(tmp_path / "run", task)
+    Dataset.from_dict({"text": ["the gene binds"]}).to_json(tmp_path / "texts.jsonl")
+    with pytest.raises(ModelError, match="has the scores of a baseline and no model"):
+        predict(str(tmp_path / "run"), str(tmp_path / "texts.jsonl"), tmp_path / "out.jsonl", **CPU)
+
+
+def test_a_very_long_word_is_kept(task, tmp_path):
+    long = task.train.map(lambda row: {"text": f"{row['text']} {'acgt' * 5000}"})
+    linear_model(replace(task, splits={**task.splits, "train": long})).save(tmp_path, task)
+    assert max(map(len, LinearModel.open(tmp_path).terms["text"])) >= 20_000
+
+
+def test_saved_again_it_leaves_what_was_predicted_beside_it(task, tmp_path):
+    data = texts_of(task, tmp_path / "texts.jsonl")
+    for _ in range(2):
+        linear_model(task).save(tmp_path / "run", task)
+        assert predict(str(tmp_path / "run"), data, **CPU) == tmp_path / "run/predictions/texts.jsonl"
+
+
+def test_it_is_no_teacher(task, folder):
+    with pytest.raises(HfTlmError, match="Give --teacher linear"):
+        ModelTeacher(task, [str(folder)], {}, {})
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 5])
+def test_rows_are_shared_among_processes(processes):
+    """Also where there are fewer."""
+    for count in (1, 2, 4):
+        rows, found = Dataset.from_dict({"text": [str(row) for row in range(count)]}), []
+        for rank in range(processes):
+            one = SimpleNamespace(args=SimpleNamespace(process_index=rank, world_size=processes))
+            found += Predictor._share(one, rows)["text"][:]
+        assert found == rows["text"][:]

@@ -130,12 +130,13 @@ def predict(
     source = sources[0]
     file = _file(names, data, output, predict_format, sources, separator)
     with contextlib.ExitStack() as stack:
-        predictors = []
+        opened: dict[int, Predictor] = {}
         # Linear ones first: after a network's Trainer no other arguments may set up the process.
-        for one in sorted(sources, key=lambda one: not one.linear):
+        for place, one in sorted(enumerate(sources), key=lambda pair: not pair[1].linear):
             exported = None if backend == "torch" or one.linear else OnnxModel(one.folder, onnx_dtype, num_threads)
-            opened = open_predictor(one, trust_remote_code=trust_remote_code, exported=exported, **options)
-            predictors.append(stack.enter_context(opened))
+            opening = open_predictor(one, trust_remote_code=trust_remote_code, exported=exported, **options)
+            opened[place] = stack.enter_context(opening)
+        predictors = [opened[place] for place in range(len(sources))]
         args = predictors[0].args
         main = args.process_index == 0
         stack.enter_context(_without_bars_of_chunks())
@@ -196,8 +197,10 @@ class Predictor(ABC):
         """`prediction` and, of classes, `probabilities` of each row; see `hf_tlm.runs.finetuning.kinds`."""
 
     def _share(self, rows: Dataset) -> Dataset:
-        """The rows that this process answers for."""
-        return rows.shard(self.args.world_size, self.args.process_index, contiguous=True)
+        """The rows that this process answers for; none where there are more processes than rows."""
+        if self.args.process_index >= len(rows):
+            return rows.select([])
+        return rows.shard(min(self.args.world_size, len(rows)), self.args.process_index, contiguous=True)
 
     def _gathered(self, answers: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The answers of all processes' shares."""
@@ -301,7 +304,10 @@ class _Linear(Predictor):
         self.names, self.linear = source.label_names, LinearModel.open(source.folder)
         _check_classes(self.linear.num_labels, source)
         if len(self.linear.terms) != len(source.spec.text_columns):
-            raise ModelError(f"The linear model in {source.folder} and {SAVED_FILE} are of other columns. {FROM_ONE_RUN}")
+            raise ModelError(
+                f"The linear model in {source.folder} reads {len(self.linear.terms)} columns of texts, and "
+                f"{len(source.spec.text_columns)} are named. Name as many."
+            )
         super().__init__(args, nn.Module())
 
     def __call__(self, rows: Dataset) -> list[dict[str, Any]]:

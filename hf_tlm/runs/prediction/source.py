@@ -16,14 +16,14 @@ from hf_tlm.models import ModelError
 from hf_tlm.models.adapters import ADAPTER_FILE
 from hf_tlm.models.families import longest_input
 from hf_tlm.models.loading import class_names, reading
-from hf_tlm.runs.baseline_arguments import LINEAR
+from hf_tlm.runs.baseline_arguments import LINEAR, MAJORITY
 from hf_tlm.runs.few_shot.classifier import PROMPT_FILE
 from hf_tlm.runs.linear import LINEAR_FILE
 from hf_tlm.runs.prediction.arguments import check_models
 from hf_tlm.runs.records import SAVED_FILE, read_saved
 from hf_tlm.tasks import TaskError, TaskSpec
 from hf_tlm.training.run_folder import RESULTS_FILE, SETTINGS_FILE
-from hf_tlm.utils.json_files import read_object
+from hf_tlm.utils.json_files import find_object, read_object
 from hf_tlm.utils.run_names import split_folder
 
 # What the name of a stock class ends with -> the kind of task.
@@ -89,12 +89,13 @@ def find_source(
     folder = Path(checkpoint_folder(name, revision, trust_remote_code=trust_remote_code, files=files))
     if (best := _best_split(folder)) is not None:
         folder = Path(checkpoint_folder(str(best)))
-    if (folder / LINEAR / LINEAR_FILE).is_file():
+    network = any((folder / file).is_file() for file in ("config.json", ADAPTER_FILE))
+    if not network and (folder / LINEAR / LINEAR_FILE).is_file():
         folder = Path(checkpoint_folder(str(folder / LINEAR)))
-    linear = (folder / LINEAR_FILE).is_file()
-    if not linear and not any((folder / file).is_file() for file in ("config.json", ADAPTER_FILE)):
+    linear = not network and (folder / LINEAR_FILE).is_file()
+    if not linear and not network:
         raise ModelError(_why_none(model_name_or_path, folder))
-    prompted, stock = (folder / PROMPT_FILE).is_file(), not (folder / SAVED_FILE).is_file()
+    prompted, stock = (folder / PROMPT_FILE).is_file(), not linear and not (folder / SAVED_FILE).is_file()
     fills_masks = masked_lm and (prompted or _fills_masks(folder, model_name_or_path, trust_remote_code))
     if fills_masks:
         spec, label_names, arguments = _of_masked_lm(folder, trust_remote_code)
@@ -138,6 +139,11 @@ def _best_split(folder: Path) -> Path | None:
 def _why_none(name: str, folder: Path) -> str:
     if (folder / SETTINGS_FILE).is_file() and not (folder / RESULTS_FILE).is_file():
         return f"{name} is an unfinished run: run its command again to its end, then predict."
+    if (find_object(folder / RESULTS_FILE) or {}).get("name") in (LINEAR, MAJORITY):
+        return (
+            f"{name} has the scores of a baseline and no model. Run `hf-tlm baseline` again: its --output_dir gets the "
+            "linear model too."
+        )
     return (
         f"{name} holds no model to predict with: neither config.json nor {ADAPTER_FILE}. Give the --output_dir of a "
         "finished run, or a checkpoint with the head of a task."

@@ -120,6 +120,11 @@ class ModelTeacher:
 
 def _opened(task: Task, name: str, mapping: Mapping[str, str]) -> _Model:
     source, shown = find_source(name), displayed_name(name)
+    if source.linear:
+        raise ArgumentsError(
+            f"The teacher {shown} is a linear model that has seen all training texts and is sure of them. Give --teacher "
+            "linear, which answers for each as one that it has not seen."
+        )
     if source.spec.kind != task.kind:
         raise ArgumentsError(f"The teacher {shown} is for {source.spec.kind} tasks, and {task.name} is a {task.kind} task.")
     pairs = "text_pair" in task.train.column_names
