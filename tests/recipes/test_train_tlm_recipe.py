@@ -135,7 +135,7 @@ def test_a_table_of_ones_own_from_retrieval_to_predictions(work, tmp_path):
     )  # fmt: skip
     assert out.count("predictions  ") == 1
     with (tmp_path / "answered.csv").open(encoding="utf-8", newline="") as file:
-        found = list(csv.DictReader(file))
+        found = list(csv.DictReader(file, delimiter=";"))
     assert [row["number"] for row in found] == [f"{i:04}" for i in range(len(rows))]
     first = _rows(tmp_path / "run/predictions/tickets.jsonl")
     for one, other in zip(found, first, strict=True):
