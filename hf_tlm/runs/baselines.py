@@ -96,7 +96,6 @@ def make_baselines(task: Task, baseline: str = "all") -> list[Baseline]:
     Raises:
         TaskError: the task is of another kind than classification.
     """
-    check_task(task)
     makers = {MAJORITY: majority_class, LINEAR: linear_model}
     return [maker(task) for name, maker in makers.items() if baseline in ("all", name)]
 

@@ -48,7 +48,6 @@ from hf_tlm.utils.seals import SEAL, read_seal
 # Beside a model; it is not published.
 FOLDER = PREDICTIONS
 SUFFIXES = {"squad": "json", None: "jsonl"}
-FROM_ONE_RUN = "Take the two from one run."
 
 
 def predict(
@@ -395,7 +394,7 @@ def _check_classes(num_labels: int | None, source: Source) -> None:
     if source.spec.kind in ("classification", "tagging") and num_labels != len(source.label_names):
         raise ModelError(
             f"The model in {source.folder} has {num_labels} classes, and {SAVED_FILE} names "
-            f"{len(source.label_names)}. {FROM_ONE_RUN}"
+            f"{len(source.label_names)}. Take the two from one run."
         )
 
 
