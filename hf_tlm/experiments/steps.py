@@ -23,11 +23,13 @@ from hf_tlm.influence.checks import BY_TEACHER
 from hf_tlm.models.arguments import InitializationArguments
 from hf_tlm.retrieval import RetrievalArguments, Subset, retrieval_report
 from hf_tlm.runs.baseline_arguments import BaselineArguments
+from hf_tlm.runs.beside import classes_said
 from hf_tlm.runs.records import environment
 from hf_tlm.runs.score_model import score_models
+from hf_tlm.runs.summary import SPLITS
 from hf_tlm.runs.teachers import teacher_scores
 from hf_tlm.runs.tlm import run_tlm
-from hf_tlm.tasks import TaskArguments
+from hf_tlm.tasks import Task, TaskArguments
 from hf_tlm.training import Cost, ModelArguments, ScoreModelArguments, TlmArguments, prepare
 from hf_tlm.training.teacher import teacher_cost
 from hf_tlm.utils.files import atomic_directory
@@ -39,6 +41,7 @@ from hf_tlm.utils.run_names import seed_folder
 logger = logging.getLogger(__name__)
 
 SAMPLE_SEED = 0
+MOST_ANSWERS = 5000  # Texts of a split whose answers a record keeps; of more no lead is in doubt.
 COSTS = ("steps", "tokens", "real_tokens", "flops", "seconds")
 
 
@@ -197,8 +200,9 @@ def _make_training(
     plan: Plan, step: Step, task_args: TaskArguments, model_args: ModelArguments, args: Any
 ) -> dict[str, Any]:
     subset = _subset_of(plan, step)
-    run = run_tlm(task_args.load(), subset, args, model_args)
-    return _of_run(run) | {"subset": None if subset is None else describe_subset(subset)}
+    task = task_args.load()
+    run = run_tlm(task, subset, args, model_args)
+    return _of_run(run, task) | {"subset": None if subset is None else describe_subset(subset)}
 
 
 def _subset_of(plan: Plan, step: Step) -> Subset | None:
@@ -225,7 +229,8 @@ def tokenise(plan: Plan, step: Step) -> None:
 def _make_finetuning(plan: Plan, step: Step, task_args: TaskArguments, checkpoint: Any, args: Any) -> dict[str, Any]:
     from hf_tlm.runs.finetuning import finetune
 
-    return _of_run(finetune(task_args.load(), checkpoint, args)) | {"checkpoint": asdict(checkpoint)}
+    task = task_args.load()
+    return _of_run(finetune(task, checkpoint, args), task) | {"checkpoint": asdict(checkpoint)}
 
 
 def _make_baseline(plan: Plan, step: Step, task_args: TaskArguments, args: BaselineArguments) -> dict[str, Any]:
@@ -238,6 +243,7 @@ def _make_baseline(plan: Plan, step: Step, task_args: TaskArguments, args: Basel
     details = {"task_fingerprint": task.fingerprint, "metric": task.metric, "environment": environment(use_cpu=True)}
     if made.model is not None:
         details["price"] = linear_price(made.model, task)
+    details |= _answers(task, made.predictions)
     cost = Cost(seconds=made.seconds).to_dict()
     return {**details, **made.scores, "cost": cost, "parameters": None, "chosen": made.settings}
 
@@ -259,6 +265,7 @@ def _make_average(plan: Plan, step: Step, task_args: TaskArguments) -> dict[str,
         )
     names = ("task_fingerprint", "metric", "environment", "subset")
     details: dict[str, Any] = {name: records[0][name] for name in names if name in records[0]}
+    details |= _answers(task, {split: classes_said(task, seeds, split) for split in scores})
     if teachers := [record["teacher"] for record in records if "teacher" in record]:
         # Each is asked anew; one that all seeds share was trained once.
         asking = [{**one, "training": None} for one in teachers]
@@ -296,11 +303,30 @@ MAKE: Mapping[str, Callable[..., dict[str, Any]]] = {
 }
 
 
-def _of_run(run: Any) -> dict[str, Any]:
-    """The one seed's record of a run, and where and on what it ran."""
+def _of_run(run: Any, task: Task) -> dict[str, Any]:
+    """The one seed's record of a run, what it answered, and where and on what it ran."""
     names = ("task_fingerprint", "metric", "environment", "teacher")
     details = {name: run.details[name] for name in names if name in run.details}
-    return details | {name: value for name, value in run.seeds[0].items() if name != "seed"}
+    (record,) = run.seeds
+    home = run.output_dir / f"round-{run.details['round']}" if "round" in run.details else run.output_dir
+    folder = seed_folder(home, record["seed"])
+    details |= _answers(task, {split: classes_said(task, [folder], split) for split in SPLITS if split in record})
+    return details | {name: value for name, value in record.items() if name != "seed"}
+
+
+def _answers(task: Task, said: Mapping[str, Sequence[int] | np.ndarray | None]) -> dict[str, Any]:
+    """What a table compares runs by: classes of the last split, as texts of numbers; nothing of a large one.
+
+    Args:
+        said: split -> indices of classes in the order of the rows.
+    """
+    split = list(said)[-1]
+    if (classes := said[split]) is None or len(classes) > MOST_ANSWERS:
+        return {}
+    texts = {
+        name: " ".join(map(str, of)) for name, of in (("labels", task.splits[split]["label"]), ("predictions", classes))
+    }
+    return {"answers": {"split": split, **texts}}
 
 
 def describe_subset(subset: Subset) -> dict[str, Any]:

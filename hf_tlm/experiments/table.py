@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from statistics import fmean
 from typing import Any
 
+from hf_tlm.experiments.arms import BASELINES
 from hf_tlm.experiments.plan import Plan, Step
 from hf_tlm.experiments.published import PAPERS, PUBLISHED, Published
+from hf_tlm.metrics import Lead, paired_bootstrap, scorer
+from hf_tlm.runs.baseline_arguments import LINEAR
 from hf_tlm.runs.summary import aggregate, format_table
 from hf_tlm.training.teacher import teacher_cost
 
 SCORES = ("validation", "test")
 MEASURES = (*SCORES, "subset hours")  # of published figures
+OVER_LINEAR = "over linear"
 _PRICED = "128"  # tokens of the text whose time is shown
 MAX_COMMANDS = 4  # that a page names; processes that share a table may each have another
 
@@ -27,6 +31,7 @@ class Row:
     subset_seconds: what its subset took, by the clock; of one that is a part of BM25's, without those of BM25's.
     seeds: how many runs it has when it is done.
     runs: records of its finished runs. failed: (seed, error).
+    lead: over the linear model of the same task, where the records of all have their answers.
     """
 
     task: str
@@ -36,6 +41,7 @@ class Row:
     seeds: int = 0
     runs: list[dict[str, Any]] = field(default_factory=list)
     failed: list[tuple[int, str]] = field(default_factory=list)
+    lead: Lead | None = None
 
     @property
     def finished(self) -> str:
@@ -73,6 +79,7 @@ class Row:
             "finished": [run["seed"] for run in self.runs],
             "failed": dict(self.failed),
             **{split: self.score(split) for split in SCORES},
+            "over_linear": self.lead and self.lead.to_dict(),
             "published": {name: PUBLISHED[name].show(self.task) for name in self.published},
             "parameters": first.get("parameters"),
             "subset_seconds": self.subset_seconds,
@@ -105,6 +112,10 @@ class Table:
                 row.failed.append((step.seed, record["error"]))
         tasks = list(dict.fromkeys(task for task, _ in rows))
         self.rows = sorted(rows.values(), key=lambda row: tasks.index(row.task))
+        linear = {row.task: row for row in self.rows if row.arm == LINEAR}
+        for row in self.rows:
+            if row.arm not in BASELINES and row.task in linear:
+                row.lead = _lead(row.runs, linear[row.task].runs)
         self.records = [records[step.name] for step in plan.trainings if records[step.name] is not None]
 
     @property
@@ -129,7 +140,10 @@ class Table:
             "rows": [row.to_dict() for row in self.rows],
             "failures": self.failures,
             "left_out": list(self.plan.left_out),
-            "runs": self.records,
+            # What was answered to every text is in the records alone.
+            "runs": [
+                {name: value for name, value in record.items() if name != "answers"} for record in self.records if record
+            ],
         }
 
     def to_text(self) -> str:
@@ -150,7 +164,8 @@ class Table:
         price = ("MB", "ms a text") if self._priced("price") else ()
         int8 = ("MB int8", *memory, "ms a text int8", "int8 drop") if self._priced("int8") else ()
         taught = ("teacher FLOPs", "teacher hours") if self._taught else ()
-        return [*("task", "metric", "arm", "seeds", *SCORES), *beside, *costs, *taught, *price, *int8]
+        lead = (OVER_LINEAR,) if any(row.lead for row in self.rows) else ()
+        return [*("task", "metric", "arm", "seeds", *SCORES), *lead, *beside, *costs, *taught, *price, *int8]
 
     def _cells(self, row: Row) -> dict[str, Any]:
         known = row.to_dict()
@@ -161,6 +176,7 @@ class Table:
             "arm": row.arm,
             "seeds": row.finished,
             **{split: known[split] or ("failed" if row.failed and not row.runs else "") for split in SCORES},
+            OVER_LINEAR: _interval(row.lead),
             **{f"published {measure}": "; ".join(row.beside(measure)) for measure in MEASURES},
             "passages": "" if known["passages"] is None else f"{known['passages']:,}",
             "subset hours": _hours(row.subset_seconds),
@@ -225,6 +241,12 @@ class Table:
             lines.append(
                 "The linear model is a support vector machine on TF-IDF of words and punctuation marks, chosen on "
                 "validation; nothing of it is random."
+            )
+        if any(row.lead for row in self.rows):
+            lines.append(
+                "Over linear: points that the mean over seeds is above the linear model on test (without one on "
+                "validation), in brackets the 95% interval over resampled texts (paired bootstrap); a line has it when the "
+                "records of all its seeds have their answers."
             )
         if self._priced("price"):
             lines.append(
@@ -297,6 +319,37 @@ def _row(step: Step, records: Mapping[str, dict[str, Any] | None]) -> Row:
     subset = records[step.inputs["subset"]] if "subset" in step.inputs else None
     assert step.arm is not None
     return Row(step.task_name, step.arm.name, step.arm.published, subset["wall_seconds"] if subset else None)
+
+
+def _lead(runs: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]) -> Lead | None:
+    """The lead of runs over others of the same task; None where answers are missing, or are of other texts."""
+    sides = [[run["answers"] for run in side if _is_answers(run.get("answers"))] for side in (runs, others)]
+    if not all(sides) or [len(side) for side in sides] != [len(runs), len(others)]:
+        return None
+    if len({(one["split"], one["labels"]) for side in sides for one in side}) > 1:
+        return None
+    said = tuple(tuple(one["predictions"] for one in side) for side in sides)
+    return _lead_of(runs[0]["metric"], sides[0][0]["labels"], *said)
+
+
+def _is_answers(value: Any) -> bool:
+    """Whether it is what a record keeps of a run's answers: as many numbers of predictions as of labels."""
+    texts = [value.get(name) for name in ("labels", "predictions")] if isinstance(value, Mapping) else [None]
+    parts = [text.split() if isinstance(text, str) else [""] for text in texts]
+    numbers = all(part.isdecimal() and len(part) < 6 for one in parts for part in one)
+    return numbers and all(parts) and len(parts[0]) == len(parts[-1])
+
+
+@cache
+def _lead_of(metric: str, labels: str, first: tuple[str, ...], second: tuple[str, ...]) -> Lead:
+    """A table is made anew after every run: a lead of before is not."""
+    truth = [int(label) for label in labels.split()]
+    ours, others = ([scorer(metric, truth, list(map(int, one.split()))) for one in side] for side in (first, second))
+    return paired_bootstrap(ours, others, len(truth))
+
+
+def _interval(lead: Lead | None) -> str:
+    return "" if lead is None else f"{100 * lead.difference:+.1f} ({100 * lead.low:+.1f} to {100 * lead.high:+.1f})"
 
 
 def _machine(environment: Mapping[str, Any]) -> str:

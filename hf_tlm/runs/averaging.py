@@ -103,12 +103,20 @@ def averaged_scores(task: Task, seeds: Sequence[Path]) -> dict[str, dict[str, fl
     """
     if task.spec.kind not in KINDS:
         return {}
-    scores: dict[str, dict[str, float]] = {}
-    for split in ("validation", "test"):
-        files = [predictions_file(folder, split) for folder in seeds]
-        if split in task.splits and all(file.is_file() for file in files):
-            scores[split] = score(task, average([_read(file) for file in files]), task.splits[split])
-    return scores
+    answers = {split: read_average(seeds, split) for split in ("validation", "test") if split in task.splits}
+    return {split: score(task, found, task.splits[split]) for split, found in answers.items() if found is not None}
+
+
+def read_average(seeds: Sequence[Path], split: str) -> list[dict[str, Any]] | None:
+    """The average of what several seeds' models left of a split, of one what it left; None where one has none.
+
+    Args:
+        seeds: their folders.
+    """
+    files = [predictions_file(folder, split) for folder in seeds]
+    if not files or not all(file.is_file() for file in files):
+        return None
+    return _read(files[0]) if len(files) == 1 else average([_read(file) for file in files])
 
 
 def averaged_seeds(task: Task, run: Path, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from sklearn.svm import LinearSVC
 from tqdm.auto import tqdm
 
 from hf_tlm.errors import HfTlmError
-from hf_tlm.metrics import load_metric
+from hf_tlm.metrics import Lead, load_metric
 from hf_tlm.runs.baseline_arguments import LINEAR, MAJORITY
 from hf_tlm.runs.linear import COLUMNS, LINEAR_FILE, TOKENS, WEIGHTS_FILE, LinearModel, as_margins, best_temperature
 from hf_tlm.runs.records import SAVED_FILE, classified, predictions_jsonl, saved_settings
@@ -38,8 +38,8 @@ N_GRAMS = (1, 2, 3)
 MOST_WORDS_FOR_TRIGRAMS = 1_000_000
 # Training texts above which the linear model is not made by the way: a core takes one to four seconds for a thousand.
 MOST_TEXTS = 30_000
-# Changes when equal tasks would have other scores.
-_FORMAT = 1
+# Changes when equal tasks would have other scores, or files other contents.
+_FORMAT = 2
 C = (0.05, 0.2, 1.0, 5.0)
 CLASS_WEIGHTS = (None, "balanced")
 
@@ -110,19 +110,27 @@ def to_beat(task: Task, draws: Sequence[Task] = ()) -> list[dict[str, Any]]:
         draws: of a run that learns from a part of the texts the task as each of its seeds has it. The scores are then means
             over these, of which no more are taken than hold `MOST_TEXTS` texts; one at least.
     """
-    if task.spec.kind != "classification":
-        return []
+    return _kept(task, draws)["baselines"] if task.spec.kind == "classification" else []
+
+
+def said_to_beat(task: Task) -> dict[str, dict[str, list[int]]]:
+    """What the baselines of `to_beat` predict: name -> split -> indices of classes in the order of the rows."""
+    return _kept(task, ())["predictions"] if task.spec.kind == "classification" else {}
+
+
+def _kept(task: Task, draws: Sequence[Task]) -> dict[str, Any]:
+    """The file in the cache: `baselines` as of `to_beat`, and without draws `predictions` as of `said_to_beat`."""
     tasks, of = [task], task.fingerprint
     if draws:
         tasks = list(draws[: max(1, MOST_TEXTS // sum(map(len, draws[0].splits.values())))])
         ids = [[one.train["id"][:], one.validation["id"][:]] for one in tasks]
         of += "-" + hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:16]
     file = Path(config.HF_DATASETS_CACHE) / "hf_tlm" / f"baselines-{_FORMAT}-{of}-{task.metric}.json"
-    found = (find_object(file) or {}).get("baselines")
-    if isinstance(found, list) and all(isinstance(one, dict) and {"name", "scores"} <= one.keys() for one in found):
+    found = find_object(file) or {}
+    if _is_kept(found):
         return found
     made = [make_baselines(one, "all" if len(one.train) <= MOST_TEXTS else MAJORITY) for one in tasks]
-    found = [
+    baselines = [
         {
             "name": same[0].name,
             "settings": {"draws": len(same)} if draws else same[0].settings,
@@ -133,16 +141,31 @@ def to_beat(task: Task, draws: Sequence[Task] = ()) -> list[dict[str, Any]]:
         }
         for same in zip(*made, strict=True)
     ]
+    predictions = {
+        one.name: {split: said.tolist() for split, said in one.predictions.items()} for one in ([] if draws else made[0])
+    }
+    found = {"baselines": baselines, "predictions": predictions}
     with contextlib.suppress(HfTlmError):  # A cache that cannot be written: made again by the next run.
-        atomic_write(file, json.dumps({"baselines": found}, indent=2) + "\n")
+        atomic_write(file, json.dumps(found) + "\n")
     return found
+
+
+def _is_kept(found: Mapping[str, Any]) -> bool:
+    """Whether an object is what `_kept` writes."""
+    baselines, said = found.get("baselines"), found.get("predictions")
+    return (
+        isinstance(baselines, list)
+        and all(isinstance(one, dict) and {"name", "scores"} <= one.keys() for one in baselines)
+        and isinstance(said, dict)
+        and all(isinstance(splits, dict) for splits in said.values())
+    )
 
 
 def to_beat_line(found: Sequence[Mapping[str, Any]], metric: str, summary: Mapping[str, Any]) -> str | None:
     """One line on what there was to beat, on the last split that the run and the baselines have scores on.
 
     Args:
-        found: as of `to_beat`.
+        found: as of `to_beat`, or of `hf_tlm.runs.beside.beside`, with the run's leads.
         summary: the run's, split -> metric -> {"mean", ...}.
     """
     for split in ("test", "validation"):
@@ -151,9 +174,23 @@ def to_beat_line(found: Sequence[Mapping[str, Any]], metric: str, summary: Mappi
         mean = summary.get(split, {}).get(metric, {}).get("mean")
         if scores and mean is not None:
             line = ", ".join(f"{name} {100 * score:.2f}" for name, score in scores.items()) + f" ({metric} on {split})"
-            apart = round(scores.get(LINEAR, -np.inf), 4) - round(mean, 4)
-            return f"{line}; the linear model is " + ("ahead" if apart > 0 else "as good") if apart >= 0 else line
+            leads = {one["name"]: one.get("lead", {}).get(split) for one in found}
+            said = _lead_of_linear(round(mean, 4) - round(scores.get(LINEAR, -np.inf), 4), leads.get(LINEAR))
+            return f"{line}; {said}" if said else line
     return None
+
+
+def _lead_of_linear(apart: float, lead: Mapping[str, float] | None) -> str | None:
+    """What there is to say of a run's lead over the linear model, -0.02 for two points behind it."""
+    if apart == 0:
+        return "the linear model is as good"
+    ahead = "the linear model is ahead" if apart < 0 else "the run is ahead of the linear model"
+    if lead is None:
+        return ahead if apart < 0 else None
+    of_run = Lead(**lead)
+    of_leader = of_run if apart > 0 else of_run.reversed
+    chance = "" if of_leader.sure else ", which may be chance of these texts"
+    return f"{ahead} by {100 * of_leader.difference:.2f} points{chance} ({of_leader.interval})"
 
 
 def majority_class(task: Task) -> Baseline:

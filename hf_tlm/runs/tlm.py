@@ -18,6 +18,7 @@ from hf_tlm.retrieval import Subset
 from hf_tlm.retrieval.subset import check_subset
 from hf_tlm.runs.averaging import averaged_seeds
 from hf_tlm.runs.baselines import to_beat
+from hf_tlm.runs.beside import beside
 from hf_tlm.runs.price import price
 from hf_tlm.runs.records import SAVED_FILE, classified, predictions_jsonl, saved_settings, started
 from hf_tlm.runs.summary import SeededRun, summarise
@@ -129,6 +130,7 @@ def run_tlm(
         ]
     if args.process_index == 0:
         details |= averaged_seeds(task, output_dir, records)
+        details["baselines"] = beside(task, output_dir, records, details["baselines"])
     run = Run(records, summarise(records), details, output_dir)
     run.write(args, tlm_card)
     run = replace(run, push=publish_run(output_dir, args))

@@ -3,21 +3,26 @@
 import json
 import shlex
 
+import numpy as np
 import pytest
 from datasets import Dataset
 
 from hf_tlm.analysis import read_run, write_report
 from hf_tlm.analysis.arguments import ReportPageArguments
 from hf_tlm.analysis.report.charts import _losses, _validation
-from hf_tlm.analysis.report.compare import verdict
+from hf_tlm.analysis.report.compare import lead_of, verdict
+from hf_tlm.analysis.report.predictions import JUDGES, Predictions, read_predictions
 from hf_tlm.analysis.report.retrieved import subset_command
 from hf_tlm.config import parse
 from hf_tlm.corpora import PassageArguments, load_corpus
+from hf_tlm.errors import AnalysisError
 from hf_tlm.influence import InfluenceScorer, SelectionArguments, select
+from hf_tlm.metrics import Lead, paired_bootstrap, scorer
 from hf_tlm.retrieval import Bm25Settings, RetrievalArguments, retrieve
+from hf_tlm.runs import make_baselines
 from hf_tlm.tasks import TaskArguments, TaskSpec, task_from_datasets
 from support.naive import tiny
-from support.report_runs import text_task, tlm_run
+from support.report_runs import text_task, tlm_run, write_lines
 
 
 @pytest.fixture
@@ -57,6 +62,96 @@ def test_the_verdict_on_runs_that_report_the_maximum(task, tmp_path):
     table = table[: table.index("</table>")]
     assert [cell for cell in ("80.00", "70.00", "-10.00") if cell in table] == ["80.00", "70.00", "-10.00"]
     assert "in percent, the maximum" not in page(tmp_path / "a", tmp_path, second=tmp_path / "c")
+
+
+def test_whether_a_lead_may_be_chance(task, tmp_path):
+    """By resampled rows, of the mean over seeds; on the page, in the verdict, and of whoever is ahead."""
+    first = tlm_run(tmp_path / "first", task, {3: {0, 1, 2}, 4: {0}}, [0.5, 0.75])
+    second = tlm_run(tmp_path / "second", task, {3: {1, 7}, 4: {0}}, [0.6, 0.7])
+    both = tuple(map(read_run, (first, second)))
+    found = [read_predictions(run, "test")[0] for run in both]
+    place = {name: at for at, name in enumerate(task.label_names)}
+    labels = [place[row.gold] for row in found[0].by_seed[3]]
+    scorers = [
+        [scorer("macro_f1", labels, [place[row.predicted] for row in rows]) for rows in of.by_seed.values()] for of in found
+    ]
+    lead = lead_of(*found, "macro_f1", np.arange(len(labels)))
+    assert lead == paired_bootstrap(scorers[1], scorers[0], len(labels)) and not lead.sure
+    assert verdict(both, lead).endswith(f"(17.68). It may be chance of these texts ({lead.interval}).")
+    assert verdict(both[::-1], lead.reversed).endswith(f"It may be chance of these texts ({lead.interval}).")
+    assert verdict(both, Lead(0.03, 0.01, 0.04)).endswith("more than chance of these texts (95% interval 1.00 to 4.00).")
+    source = page(first, tmp_path, second=second)
+    assert f"It may be chance of these texts ({lead.interval})." in source[: source.index("<nav")]
+    assert f"would be {100 * lead.low:+.2f} to {100 * lead.high:+.2f} points: 95% of 1,000 resamples" in source
+    # The rows of the second in another order, and classes that only one of them names.
+    lines = [json.loads(line) for line in (second / "seed-3/predictions/test.jsonl").read_text().splitlines()]
+    for seed in (3, 4):
+        file = second / f"seed-{seed}/predictions/test.jsonl"
+        write_lines(file, sorted(map(json.loads, file.read_text().splitlines()), key=lambda line: line["id"], reverse=True))
+    assert [line["id"] for line in lines] != sorted((line["id"] for line in lines), reverse=True)
+    assert verdict(both, lead) in page(first, tmp_path, second=second)
+
+
+def test_a_lead_of_other_kinds_of_tasks(tmp_path):
+    """Correlations of numbers as the files have them, F1 of answers; of tags a row's score is no part of the metric."""
+
+    def predictions(kind, lines):
+        found = {0: [JUDGES[kind](line) for line in lines]}
+        return Predictions(kind, "test", found)
+
+    truth, *said = np.random.default_rng(0).normal(size=(3, 40))
+    rated = [
+        predictions(
+            "regression", [{"id": at, "label": a, "prediction": b} for at, (a, b) in enumerate(zip(truth, one, strict=True))]
+        )
+        for one in said
+    ]
+    expected = paired_bootstrap([scorer("spearman", truth, said[1])], [scorer("spearman", truth, said[0])], 40)
+    assert lead_of(*rated, "spearman", np.arange(40)) == expected
+    answers = [["k b"], ["c"], []]
+    answered = [
+        predictions(
+            "question_answering",
+            [
+                {"id": at, "label": gold, "prediction": text}
+                for at, (gold, text) in enumerate(zip(answers, texts, strict=True))
+            ],
+        )
+        for texts in (["k", "c", ""], ["x", "c", "y"])
+    ]
+    assert lead_of(*answered, "squad_f1", np.arange(3)).difference == pytest.approx(1 / 3 - (2 / 3 + 1 + 1) / 3)
+    tagged = predictions("tagging", [{"id": 0, "label": ["O"], "prediction": ["O"]}])
+    assert lead_of(tagged, tagged, "span_f1", np.arange(1)) is None
+
+
+def test_a_run_beside_a_model_without_a_network(run, task, tmp_path):
+    """The folders that `hf-tlm baseline` leaves are compared with every seed, and have pages of their own."""
+    made = dict(zip(("majority", "linear"), make_baselines(task), strict=True))
+    for name, baseline in made.items():
+        baseline.save(tmp_path / name, task)
+    source = page(run, tmp_path, task=task, second=tmp_path / "linear")
+    score = 100 * made["linear"].scores["test"]["macro_f1"]
+    head = source[: source.index("<nav")]
+    assert f"{score:.2f} for linear, 62.50 for run" in head and "chance of these texts" in head
+    assert f"<dt>test Macro-F1: linear</dt><dd>{score:.2f} %" in head
+    table = source[source.index("Rows that the two have right") :]
+    table = table[: table.index("</table>")]
+    assert [f'<th scope="row" dir="auto">{seed}</th>' in table for seed in (3, 4)] == [True, True]
+    assert "num_train_epochs" not in source[source.index("What differs") : source.index("test scores of both")]
+    other = page(tmp_path / "linear", tmp_path, second=run)
+    table = other[other.index("Rows that the two have right") :]
+    rows = [f'<th scope="row" dir="auto">{seed}</th>' in table[: table.index("</table>")] for seed in (3, 4)]
+    assert rows == [True, True]
+    for name, baseline in made.items():
+        alone = page(tmp_path / name, tmp_path, task=task)
+        assert "A model without a network" in alone and f"{100 * baseline.scores['test']['macro_f1']:.2f}" in alone
+        assert all(f">{setting}</th>" in alone for setting in baseline.settings)
+    file = tmp_path / "linear" / "results.json"
+    record = json.loads(file.read_text())
+    for scores in ({"test": 3}, {"test": {"macro_f1": "much"}}):
+        file.write_text(json.dumps(record | {"scores": scores}))
+        with pytest.raises(AnalysisError, match="The file is damaged"):
+            read_run(tmp_path / "linear")
 
 
 def test_verdicts_of_one_seed_and_of_one_name(task, tmp_path):

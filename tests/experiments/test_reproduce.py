@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import datasets
+import numpy as np
 import pytest
 import yaml
 from datasets import Dataset
@@ -22,6 +23,7 @@ from hf_tlm.experiments import Arm, ReproductionError, Step, TaskEntry, make_pla
 from hf_tlm.experiments.reproduce import write_table
 from hf_tlm.experiments.steps import parse_step
 from hf_tlm.experiments.table import Table
+from hf_tlm.metrics import paired_bootstrap, scorer
 from hf_tlm.runs.grid import PointsError, sharing
 from hf_tlm.tasks import TaskError
 from support.toys import FAST, TINY_CONFIGS, sentences
@@ -559,6 +561,46 @@ def test_an_average_of_seeds(work, tmp_path):
     # A third seed makes another average, and the table of three is as if it had been made at once.
     again = {row.arm: row for row in reproduce(planned(work, out, arms, seeds=(0, 1, 2))).rows}["together"]
     assert again.runs[0]["averaged"] == 3 and again.finished == "all 3"
+
+
+@pytest.mark.slow
+def test_leads_over_the_linear_model(work, tmp_path, monkeypatch):
+    """From what the records keep of every answer: of the mean over seeds, and of the seeds' average."""
+    out = tmp_path / "out"
+    arms = ["linear", "task only", {"name": "together", "average": "task only"}]
+    table = reproduce(planned(work, out, arms))
+    rows = {row.arm: row for row in table.rows}
+    answers = {name: [run["answers"] for run in row.runs] for name, row in rows.items()}
+    labels = [int(label) for label in answers["linear"][0]["labels"].split()]
+    said = {
+        name: [scorer("macro_f1", labels, [int(one) for one in of["predictions"].split()]) for of in several]
+        for name, several in answers.items()
+    }
+    every = np.arange(len(labels))
+    for name, scores in said.items():
+        assert [score(every) for score in scores] == [run["test"]["macro_f1"] for run in rows[name].runs]
+    for name in ("task only", "together"):
+        lead = paired_bootstrap(said[name], said["linear"], len(labels))
+        assert rows[name].lead == lead and rows[name].to_dict()["over_linear"] == lead.to_dict()
+        shown = f"{100 * lead.difference:+.1f} ({100 * lead.low:+.1f} to {100 * lead.high:+.1f})"
+        assert f"| {shown} " in table.to_text()
+    assert rows["linear"].lead is None and rows["linear"].to_dict()["over_linear"] is None
+    assert "Over linear: points" in table.to_text() and "answers" not in (out / "results.json").read_text()
+    # Records of before, of other texts, and damaged ones: the line goes without.
+    file = out / "runs" / "scierc.task-only.seed-1.json"
+    record = json.loads(file.read_text())
+    for damage in (
+        *(None, 3, {"split": "test"}, {**record["answers"], "labels": "0 1"}),
+        *({**record["answers"], "predictions": "0 x"}, {**record["answers"], "split": "validation"}),
+    ):
+        file.write_text(json.dumps(record | {"answers": damage}))
+        rows = {row.arm: row for row in write_table(planned(work, out, arms)).rows}
+        assert rows["task only"].lead is None and rows["together"].lead is not None
+    # Without the linear model there is nothing to be over; of many texts nothing is kept.
+    assert "over linear" not in write_table(planned(work, out, ["task only"])).to_text()
+    monkeypatch.setattr("hf_tlm.experiments.steps.MOST_ANSWERS", len(labels) - 1)
+    (run,) = reproduce(planned(work, tmp_path / "many", ["linear"], seeds=(0,))).rows[0].runs
+    assert "answers" not in run
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,24 @@ def test_sentences():
     assert "spectral" not in card and "None" not in card and "{{" not in card and "{%" not in card
 
 
+def test_the_lead_over_the_linear_model():
+    """Of the last split, and of the linear model alone; without one nothing is said."""
+    lead = {"difference": -0.0334, "low": -0.089, "high": 0.0174}
+    scores = {"validation": {"micro_f1": 0.5, "accuracy": 0.5}, "test": {"micro_f1": 0.4, "accuracy": 0.4}}
+    baselines = [
+        {"name": name, "scores": scores, "lead": {"validation": {**lead, "difference": 0.5}, "test": lead}}
+        for name in ("majority class", "linear")
+    ]
+    said = (
+        "On test the Micro-F1 is -3.34 points from the linear model's; in 95% of resamples of these texts (paired bootstrap)"
+    )
+    card = tlm_card(RUN | {"baselines": baselines}, 1)
+    assert card.count(f"{said} -8.90 to +1.74.") == 1 and "+50.00" not in card
+    assert "| test, linear model on TF-IDF | 40.00 | 40.00 |\n\nOn test" in card
+    without = [{name: value for name, value in one.items() if name != "lead"} for one in baselines]
+    assert "paired bootstrap" not in tlm_card(RUN | {"baselines": without}, 1)
+
+
 def test_held_out_texts_are_said():
     card = tlm_card(RUN | {"held_out": {"validation": 0.1, "test": 0.05}}, 1)
     assert "The validation and test splits were held out of the task's table, which had none: 10%, 5% of the texts" in card

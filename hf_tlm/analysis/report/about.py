@@ -10,7 +10,7 @@ from typing import Any, TypeGuard
 
 from hf_tlm.analysis.report.blocks import Block, Code, Column, Facts, Folded, Section, Table, Text, make_table
 from hf_tlm.analysis.report.rows import Rows
-from hf_tlm.analysis.report.run_folder import TITLES, RunFolder, settings_of
+from hf_tlm.analysis.report.run_folder import BASELINE, TITLES, RunFolder, settings_of
 from hf_tlm.analysis.runs import is_number
 from hf_tlm.hub.cards import METRIC_NAMES
 from hf_tlm.runs.price import price_line
@@ -128,7 +128,32 @@ def scores(run: RunFolder) -> Section | None:
     about += "Checkpoints were chosen by the validation score." if _chose_checkpoints(run) else ""
     if (scored := run.record.get("scored_split")) not in (None, "test"):
         about += f" Test scores are on the task's {scored} split: test has no labels."
-    return Section("Scores", "scores", [make_table("In percent", columns, rows), Text(about)])
+    return Section("Scores", "scores", [make_table("In percent", columns, rows), *_lead_tables(run), Text(about)])
+
+
+def _lead_tables(run: RunFolder) -> list[Table]:
+    """The run's leads over models without a network, as one table; none where its record has none."""
+    rows = [
+        (metric_name(run.metric), split, name, *(100 * value for value in lead))
+        for split in SPLITS
+        for name, lead in _leads(run, split)
+    ]
+    figures = [Column(name, "number", "{:+.2f}") for name in ("ahead by", "from", "to")]
+    columns = (Column("metric"), Column("on"), Column("of"), *figures)
+    caption = "Points ahead of models without a network, and in 95% of resamples of these texts (paired bootstrap)"
+    return [make_table(caption, columns, rows)] if rows else []
+
+
+def _leads(run: RunFolder, split: str) -> Iterator[tuple[str, tuple[float, float, float]]]:
+    """By baseline the run's lead on a split, as its record has it: difference, low and high."""
+    found = run.record.get("baselines")
+    for one in found if isinstance(found, list) else []:
+        leads = one.get("lead") if isinstance(one, Mapping) else None
+        lead = leads.get(split) if isinstance(leads, Mapping) else None
+        if isinstance(lead, Mapping):
+            difference, low, high = (lead.get(name) for name in ("difference", "low", "high"))
+            if _is_score(difference) and _is_score(low) and _is_score(high):
+                yield str(one.get("name")), (difference, low, high)
 
 
 def _averaged(run: RunFolder, split: str, metric: str) -> Iterator[tuple[str, float]]:
@@ -170,12 +195,16 @@ def highlights(run: RunFolder) -> list[tuple[str, str, str]]:
     for split in reversed(SPLITS):
         score = summary_of(run, split).get(run.metric or "")
         if score is not None and run.kind != "pretrain":
-            said = f"{format_score(score)} %", f"{n} {of}{'s' * (n > 1)}"
+            said = f"{format_score(score)} %", "" if run.kind == BASELINE else f"{n} {of}{'s' * (n > 1)}"
             if word != "mean" and n > 1:
                 said = f"{100 * figure(score['values']):.2f} %", f"{word} of {said[1]}, mean {said[0]}"
             found.append((f"{split} {metric_name(run.metric)}", *said))
             to_beat = [] if len(found) > 1 else list(_to_beat(run, split, run.metric or ""))
-            found += [("to beat", f"{100 * value:.2f} %", f"{name}, on {split}") for name, value in to_beat[-1:]]
+            leads = dict(_leads(run, split))
+            for name, value in to_beat[-1:]:
+                _, low, high = leads.get(name, (0, 1, 1))
+                chance = "" if low > 0 or high < 0 else "; the difference may be chance of these texts"
+                found.append(("to beat", f"{100 * value:.2f} %", f"{name}, on {split}{chance}"))
     for name, value in (run.record.get("validation") or {}).items() if run.kind == "pretrain" else ():
         if name.endswith("_loss") and value is not None:
             found.append((f"validation {name.replace('_', ' ')}", f"{value:.3f}", "nats"))

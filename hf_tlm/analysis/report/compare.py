@@ -16,6 +16,8 @@ from hf_tlm.analysis.report.predictions import SCORES, Predictions
 from hf_tlm.analysis.report.rows import Group, Rows, difference, heading
 from hf_tlm.analysis.report.run_folder import TITLES, RunFolder, settings_of
 from hf_tlm.errors import AnalysisError
+from hf_tlm.metrics import paired_bootstrap
+from hf_tlm.metrics.bootstrap import RESAMPLES, Lead
 from hf_tlm.utils.seed_figures import seed_figure
 from hf_tlm.utils.shown import one_line
 
@@ -49,7 +51,9 @@ class Pairing:
     """Two runs' predictions with their rows in one order.
 
     first, second: float [seeds, N], scores; first_right, second_right: bool.
-    seeds: pairs of places of the seeds that are compared: those that both have, else the best of each.
+    order: of the first's rows the places among the second's.
+    seeds: pairs of places of the seeds that are compared: those that both have, else the best of each; all with a model
+        that has none.
     names: of these pairs.
     """
 
@@ -58,6 +62,7 @@ class Pairing:
     second: np.ndarray
     first_right: np.ndarray
     second_right: np.ndarray
+    order: np.ndarray
     seeds: Sequence[tuple[int, int]]
     names: Sequence[str]
 
@@ -94,7 +99,9 @@ def pair(first: Predictions, second: Predictions, best: tuple[int | None, int | 
     order = np.array([place[identifier] for identifier in first.ids])
     common = [seed for seed in first.seeds if seed in second.seeds]
     pairs = [(seed, seed) for seed in common]
-    if not pairs:
+    if either := first.seedless or second.seedless:
+        pairs = [(a, b) for a in first.seeds for b in second.seeds]
+    elif not pairs:
         chosen = zip(best, (first.seeds, second.seeds), strict=True)
         # One seed of each of the two.
         pairs = [tuple(seed if seed in seeds else seeds[0] for seed, seeds in chosen)]  # type: ignore[list-item]
@@ -104,9 +111,21 @@ def pair(first: Predictions, second: Predictions, best: tuple[int | None, int | 
         second.scores[:, order],
         first.right,
         second.right[:, order],
+        order,
         [(first.seeds.index(a), second.seeds.index(b)) for a, b in pairs],
-        [f"{a}" if a == b else f"{a} and {b}" for a, b in pairs],
+        [f"{b if first.seedless else a}" if a == b or either else f"{a} and {b}" for a, b in pairs],
     )
+
+
+def lead_of(first: Predictions, second: Predictions, metric: str, order: np.ndarray) -> Lead | None:
+    """The second's lead over the first over resampled rows, seeds averaged; None where rows do not make the metric up.
+
+    Args:
+        order: of the first's rows the places among the second's.
+    """
+    names = first.names or second.names
+    ahead, behind = second.scorers(metric, names, order.tolist()), first.scorers(metric, names)
+    return paired_bootstrap(ahead, behind, len(order)) if ahead and behind else None
 
 
 def against(
@@ -115,8 +134,8 @@ def against(
     groups: dict[str, list[Group]],
     rows: Rows | None,
     options: ReportPageArguments,
-) -> Section:
-    """The section of the comparison on one split.
+) -> tuple[Section, Lead | None]:
+    """The section of the comparison on one split, and the second run's lead, see `lead_of`.
 
     Args:
         groups, rows: in the order of the first run's predictions.
@@ -127,7 +146,17 @@ def against(
     first, second = predictions
     found, names = pair(first, second, (runs[0].best_seed, runs[1].best_seed)), labels(runs)
     about = f"Both on the {len(found.ids):,} rows of {first.split}; differences are {names[1]} minus {names[0]}."
-    blocks: list[Block] = [Text(about), _differing(runs), _score_table(runs, first.split), *_cost_tables(runs)]
+    blocks: list[Block] = [Text(about), _differing(runs), _score_table(runs, first.split)]
+    lead = lead_of(first, second, runs[0].metric or "", found.order)
+    if lead is not None:
+        blocks.append(
+            Text(
+                f"Were other rows drawn, the difference in {metric_name(runs[0].metric)} would be {100 * lead.low:+.2f} to "
+                f"{100 * lead.high:+.2f} points: 95% of {RESAMPLES:,} resamples of these rows (paired bootstrap), for these "
+                "very models. How much seeds differ is not in it."
+            )
+        )
+    blocks += _cost_tables(runs)
     if first.larger_is_better:
         blocks.append(_agreement_table(found, names))
         blocks.append(
@@ -141,7 +170,7 @@ def against(
     blocks.append(Row(tables))
     for better in (True, False):
         blocks.append(_examples(found, names, first, second, rows, options, better))
-    return Section(f"Against {names[1]}", "against", blocks)
+    return Section(f"Against {names[1]}", "against", blocks), lead
 
 
 def labels(runs: tuple[RunFolder, RunFolder]) -> tuple[str, str]:
@@ -152,8 +181,12 @@ def labels(runs: tuple[RunFolder, RunFolder]) -> tuple[str, str]:
     return (a, b) if a != b else ("first", "second")
 
 
-def verdict(runs: tuple[RunFolder, RunFolder]) -> str | None:
-    """One sentence: which of the two is ahead, by how much, and whether that is more than seeds differ."""
+def verdict(runs: tuple[RunFolder, RunFolder], lead: Lead | None = None) -> str | None:
+    """Which of the two is ahead, by how much, whether that is more than seeds differ, and whether it may be the texts'.
+
+    Args:
+        lead: of `against`.
+    """
     split = next((split for split in ("test", "validation") if all(summary_of(run, split) for run in runs)), None)
     metric = runs[0].metric
     if split is None or metric != runs[1].metric:
@@ -171,10 +204,15 @@ def verdict(runs: tuple[RunFolder, RunFolder]) -> str | None:
         return f"{a} and {b} are equal in {what}: {figures}."
     ahead, behind = (b, a) if apart > 0 else (a, b)
     said = f"{ahead} is ahead of {behind} in {what} by {abs(apart):.2f} points: {figures}"
+    texts = ""
+    if lead is not None and word == "mean":
+        chance = "is more than chance of these texts" if lead.sure else "may be chance of these texts"
+        texts = f" It {chance} ({(lead if apart > 0 else lead.reversed).interval})."
     if not deviations:
-        return f"{said}. Of one seed each: how much seeds differ is not known."
+        return f"{said}. Of one seed each: how much seeds differ is not known.{texts}"
     less = abs(apart) <= max(deviations)
-    return f"{said}. That is {'no more' if less else 'more'} than the standard deviation of seeds ({max(deviations):.2f})."
+    than = f"{'no more' if less else 'more'} than the standard deviation of seeds ({max(deviations):.2f})"
+    return f"{said}. That is {than}.{texts}"
 
 
 def _figure_of(runs: tuple[RunFolder, RunFolder], scores: Sequence[Any]) -> tuple[str, Callable[[Sequence[float]], float]]:
@@ -204,8 +242,13 @@ def _score_table(runs: tuple[RunFolder, RunFolder], split: str) -> Table:
 
 
 def _differing(runs: tuple[RunFolder, RunFolder]) -> Table:
-    """What was asked for differently."""
-    first, second = ({**_asked(run), **{one.name: one.value for one in settings_of(run)}} for run in runs)
+    """What was asked for differently; of settings that only one of the two has, those that are no defaults."""
+    settings = [{one.name: one for one in settings_of(run)} for run in runs]
+    shared = settings[0].keys() & settings[1].keys()
+    first, second = (
+        {**_asked(run), **{name: one.value for name, one in own.items() if one.differs or name in shared}}
+        for run, own in zip(runs, settings, strict=True)
+    )
     rows = [(name, first.get(name), second.get(name)) for name in {**first, **second} if first.get(name) != second.get(name)]
     return make_table("What differs", [Column("setting"), *map(Column, labels(runs))], rows, characters=300)
 

@@ -24,6 +24,7 @@ from hf_tlm.analysis.report.rows import Rows, TrainingWords, rows_of
 from hf_tlm.analysis.report.run_folder import TITLES, RunFolder, read_run
 from hf_tlm.errors import AnalysisError
 from hf_tlm.hub.repo import is_foreign
+from hf_tlm.metrics import Lead
 from hf_tlm.tasks.spec import check_task
 from hf_tlm.training.teacher import described, doubts
 from hf_tlm.utils.files import atomic_write
@@ -145,8 +146,10 @@ def report_page(
     judged, rows = _predictions(run, task, options, missing)
     sections = [about.what_was_run(run, rows), about.on_what(run), about.cost(run), about.scores(run)]
     sections += _error_sections(run, judged, rows, options)
+    lead = None
     if second is not None:
-        sections.append(_against(run, second, judged, rows, options, missing))
+        compared, lead = _against(run, second, judged, rows, options, missing)
+        sections.append(compared)
     if charts := curves(run):
         sections.append(Section("Curves", "curves", [Row(charts)]))
     sections.append(teacher(run))
@@ -155,7 +158,7 @@ def report_page(
     return template.render(
         title=f"{run.record['task'] if isinstance(run.record.get('task'), str) else run.name}: {TITLES[run.kind]}",
         subtitle=run.name if second is None else f"{run.name} against {second.name}",
-        verdict=None if second is None else verdict((run, second)),
+        verdict=None if second is None else verdict((run, second), lead),
         highlights=about.highlights(run) if second is None else _of_both((run, second)),
         missing=missing[:20],
         sections=[section for section in sections if section is not None],
@@ -186,7 +189,7 @@ def compare_runs(
     """
     options = options or ReportPageArguments()
     judged, rows = _predictions(run, _task_of(run, task), options, [])
-    return _against(run, second, judged, rows, options, [])
+    return _against(run, second, judged, rows, options, [])[0]
 
 
 def _task_of(run: RunFolder, task: Task | None) -> Task | None:
@@ -257,7 +260,7 @@ def _against(
     rows: Mapping[str, Rows | None],
     options: ReportPageArguments,
     missing: list[str],
-) -> Section | None:
+) -> tuple[Section | None, Lead | None]:
     """On test where both have it, else on validation."""
     of_run, other = run.record.get("task_fingerprint"), second.record.get("task_fingerprint")
     if of_run != other:
@@ -272,7 +275,7 @@ def _against(
             groups = errors.groups_of(judged[split], rows[split])
             return against((run, second), (judged[split], found), groups, rows[split], options)
     missing.append(f"Nothing to compare: {run.name} and {second.name} have predictions of no split in common.")
-    return None
+    return None, None
 
 
 def _retrieved(

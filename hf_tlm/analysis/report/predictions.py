@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hf_tlm.analysis.report.run_folder import RunFolder
+from hf_tlm.analysis.report.run_folder import BASELINE, RunFolder
 from hf_tlm.errors import AnalysisError
+from hf_tlm.metrics import scorer
+from hf_tlm.metrics.bootstrap import METRICS_OF_ROWS, Scorer
 from hf_tlm.metrics.squad import answer_f1, exact_match
 from hf_tlm.utils.run_names import predictions_file
 
@@ -36,6 +38,7 @@ class Judged:
     right: whether all of it is; None for regression.
     probability: of what was predicted; of several words' tags that of the surest wrong one. of_gold: of the right answer.
     wrong: tagging: position, gold and predicted tag of the words that are wrong, SHOWN_TAGS of them at most.
+    numbers: regression: the gold value and the predicted one, as the file has them.
     """
 
     id: str
@@ -46,16 +49,22 @@ class Judged:
     probability: float | None = None
     of_gold: float | None = None
     wrong: tuple[tuple[int, str, str], ...] = ()
+    numbers: tuple[float, float] = (0.0, 0.0)
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """Of one split. by_seed: seed -> a `Judged` for each row, in one order. names: of the classes, in the model's order."""
+    """Of one split.
+
+    by_seed: seed -> a `Judged` for each row, in one order. names: of the classes, in the model's order.
+    seedless: nothing of the model is random, so that its one seed goes with every seed of another's.
+    """
 
     kind: str
     split: str
     by_seed: Mapping[int, Sequence[Judged]]
     names: Sequence[str] = ()
+    seedless: bool = False
 
     @property
     def seeds(self) -> list[int]:
@@ -78,6 +87,34 @@ class Predictions:
     @property
     def larger_is_better(self) -> bool:
         return self.kind != "regression"
+
+    def scorers(self, metric: str, names: Sequence[str], order: Sequence[int] | None = None) -> list[Scorer]:
+        """What scores each seed's answers to some of the rows by a metric; empty where rows do not make one up.
+
+        Args:
+            names: of the classes, in their order.
+            order: of the rows; None: as they are.
+        """
+        rows = range(len(self.ids)) if order is None else order
+        if self.kind == "question_answering":
+            return [partial(_mean_of, scores) for scores in self.scores[:, list(rows)]]
+        if metric not in METRICS_OF_ROWS or (metric == "f1" and len(names) != 2):
+            return []
+        if self.kind == "regression":
+            return [scorer(metric, *zip(*(of[row].numbers for row in rows), strict=True)) for of in self.by_seed.values()]
+        place: dict[str, int] = {name: at for at, name in enumerate(names)}
+        for of in self.by_seed.values():
+            for one in of:
+                place.setdefault(one.gold, len(place))
+                place.setdefault(one.predicted, len(place))
+        return [
+            scorer(metric, [place[of[row].gold] for row in rows], [place[of[row].predicted] for row in rows])
+            for of in self.by_seed.values()
+        ]
+
+
+def _mean_of(scores: np.ndarray, rows: np.ndarray) -> float:
+    return float(scores[rows].mean())
 
 
 def read_predictions(run: RunFolder, split: str) -> tuple[Predictions | None, list[str]]:
@@ -102,7 +139,7 @@ def read_predictions(run: RunFolder, split: str) -> tuple[Predictions | None, li
             continue
         found[seed] = rows
         names = names or tuple(_class_names(lines[0]))
-    return (Predictions(run.task_kind, split, found, names) if found else None), missing
+    return (Predictions(run.task_kind, split, found, names, run.kind == BASELINE) if found else None), missing
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:
@@ -144,7 +181,7 @@ def _classified(line: Mapping[str, Any]) -> Judged:
 
 def _rated(line: Mapping[str, Any]) -> Judged:
     gold, predicted = float(line["label"]), float(line["prediction"])
-    return Judged(str(line["id"]), f"{gold:g}", f"{predicted:.4g}", abs(gold - predicted), None)
+    return Judged(str(line["id"]), f"{gold:g}", f"{predicted:.4g}", abs(gold - predicted), None, numbers=(gold, predicted))
 
 
 def _answered(line: Mapping[str, Any]) -> Judged:

@@ -20,6 +20,7 @@ from hf_tlm.utils.run_names import GRID_FILE, RESULTS_FILE, SEED, SETTINGS_FILE
 MANIFEST = "manifest.json"
 # Files that a page is made of, by their ends.
 _RECORDS = (".json", ".jsonl", ".parquet")
+BASELINE = "baseline"
 TITLES = {
     "tlm": "TLM",
     "finetune": "Fine-tuning",
@@ -27,6 +28,7 @@ TITLES = {
     "few_shot": "Few-shot learning",
     "pretrain": "Pretraining",
     "subset": "Subset of a corpus",
+    BASELINE: "A model without a network",
 }
 # What every run sets or works out by itself: it tells nothing of what was asked for.
 _SETTLED = frozenset(
@@ -65,6 +67,8 @@ class RunFolder:
         return self.record.get("kind", "classification")
 
     def seed_folder(self, seed: int) -> Path:
+        if self.kind == BASELINE:
+            return self.path
         folder = self.home / f"{'split' if self.kind == 'few_shot' else 'seed'}-{seed}"
         return folder / folder.name if self.apart else folder
 
@@ -103,12 +107,18 @@ def read_run(path: str | os.PathLike, name: str | None = None) -> RunFolder:
         check_record(files.get(file, {}), path / file)
     if MANIFEST in files and not {RESULTS_FILE, SETTINGS_FILE} & set(files):
         return RunFolder(name, path, "subset", files[MANIFEST], home=path)
+    if _is_baseline(files.get(RESULTS_FILE, {})):
+        record = files[RESULTS_FILE]
+        # Nothing of it is random: one seed is all.
+        seed = {"seed": 0, **record["scores"]}
+        check_seed(seed, path / RESULTS_FILE)
+        return RunFolder(name, path, BASELINE, record, [seed], home=path)
     if not {RESULTS_FILE, SETTINGS_FILE} & set(files):
         if folders := sorted(folder for folder in path.glob(f"{SEED}*") if _is_of_a_seed(folder)):
             return _of_arm(name, path, [read_run(folder) for folder in folders])
         raise AnalysisError(
-            f"{path} holds no run: expected {RESULTS_FILE} or {SETTINGS_FILE}, as `hf-tlm train`, finetune, few-shot and "
-            f"pretrain leave them, or a subset's {MANIFEST}."
+            f"{path} holds no run: expected {RESULTS_FILE} or {SETTINGS_FILE}, as `hf-tlm train`, finetune, few-shot, "
+            f"pretrain and baseline leave them, or a subset's {MANIFEST}."
         )
     record = files.get(RESULTS_FILE) or files[SETTINGS_FILE]
     missing = [] if RESULTS_FILE in files else [f"The run is not finished: there is no {RESULTS_FILE} yet."]
@@ -188,6 +198,11 @@ def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {"": value}
 
 
+def _is_baseline(record: Mapping[str, Any]) -> bool:
+    """Whether it is a record of `hf-tlm baseline`."""
+    return isinstance(record.get("scores"), dict) and "name" in record and "seeds" not in record
+
+
 def _kind(record: Mapping[str, Any]) -> str:
     if "corpus_fingerprint" in record:
         return "pretrain"
@@ -214,7 +229,7 @@ def settings_of(run: RunFolder) -> list[Setting]:
     """All settings that a run recorded, in their order."""
     defaults = _defaults(run)
     found = []
-    for section in ("arguments", "model", "blocks"):
+    for section in ("arguments", "model", "blocks", "settings"):  # The last of baselines.
         values = run.record.get(section)
         for name, value in (values if isinstance(values, Mapping) else {}).items():
             known = name in defaults

@@ -26,6 +26,7 @@ from hf_tlm.retrieval import Subset
 from hf_tlm.retrieval.subset import check_subset
 from hf_tlm.runs.averaging import averaged_seeds
 from hf_tlm.runs.baselines import to_beat
+from hf_tlm.runs.beside import beside
 from hf_tlm.runs.finetuning.arguments import FinetuneArguments
 from hf_tlm.runs.finetuning.checkpoint_arguments import CheckpointArguments
 from hf_tlm.runs.finetuning.features import EvaluationSet
@@ -161,6 +162,8 @@ def finetune(
         records = [run.seed(seed, seed_folder(output_dir, seed)) for seed in args.run_seeds]
     if args.process_index == 0:
         details |= averaged_seeds(task, output_dir, records)
+        if args.train_fraction == 1:  # Else baselines are of draws, too.
+            details["baselines"] = beside(task, output_dir, records, details["baselines"])
     result = FinetuneRun(records, summarise(records, args.seed_figure), details, output_dir)
     result.write(args, finetuned_card)
     result = replace(result, push=publish_run(output_dir, args))

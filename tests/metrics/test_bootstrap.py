@@ -1,0 +1,95 @@
+"""The paired bootstrap: scores of rows as the metrics have them, and intervals as a plain loop finds them."""
+
+import numpy as np
+import pytest
+from sklearn.metrics import f1_score
+
+from hf_tlm.errors import HfTlmError
+from hf_tlm.metrics import METRICS, Lead, paired_bootstrap, scorer
+from hf_tlm.metrics.bootstrap import METRICS_OF_ROWS
+from hf_tlm.tasks import KIND_METRICS
+
+
+def drawn(metric, size, seed):
+    """References and predictions that agree in half of the rows."""
+    random = np.random.default_rng(seed)
+    if metric in KIND_METRICS["regression"]:
+        truth = random.integers(0, 6, size) / 2  # With ties.
+        return truth, truth + random.normal(size=size)
+    truth, other = random.integers(0, 2 if metric == "f1" else 4, (2, size))
+    return truth, np.where(random.random(size) < 0.5, truth, other)
+
+
+def test_which_metrics():
+    assert set(METRICS_OF_ROWS) == {*KIND_METRICS["classification"], *KIND_METRICS["regression"]}
+
+
+@pytest.mark.parametrize("metric", METRICS_OF_ROWS)
+@pytest.mark.parametrize("size", [1, 2, 7, 200])
+def test_a_score_of_some_rows_is_the_metric_of_them(metric, size):
+    """Few rows have classes that do not occur, and sides that never vary."""
+    random = np.random.default_rng(size)
+    for seed in range(20):
+        references, predictions = drawn(metric, size, seed)
+        rows = random.integers(size, size=size)
+        expected = METRICS[metric]().compute(predictions=predictions[rows], references=references[rows])[metric]
+        assert scorer(metric, references, predictions)(rows) == pytest.approx(expected, abs=1e-12)
+
+
+def test_the_interval_of_a_plain_loop():
+    truth, *said = np.random.default_rng(0).integers(0, 3, (4, 50))
+    said = [np.where(np.arange(50) % (3 + at) == 0, one, truth) for at, one in enumerate(said)]
+
+    def score(one, rows):
+        return f1_score(truth[rows], one[rows], average="macro")
+
+    random, leads = np.random.default_rng(5), []
+    for _ in range(400):
+        rows = random.integers(50, size=50)
+        leads.append((score(said[0], rows) + score(said[1], rows)) / 2 - score(said[2], rows))
+    scorers = [scorer("macro_f1", truth, one) for one in said]
+    found = paired_bootstrap(scorers[:2], scorers[2:], 50, resamples=400, seed=5)
+    every = np.arange(50)
+    assert found.difference == pytest.approx((score(said[0], every) + score(said[1], every)) / 2 - score(said[2], every))
+    assert (found.low, found.high) == pytest.approx((np.percentile(leads, 2.5), np.percentile(leads, 97.5)))
+    assert found.low < found.difference < found.high
+    assert found == paired_bootstrap(scorers[:2], scorers[2:], 50, resamples=400, seed=5)
+    other = paired_bootstrap(scorers[2:], scorers[:2], 50, resamples=400, seed=5)
+    assert list(found.reversed.to_dict().values()) == pytest.approx(list(other.to_dict().values()))
+
+
+def test_how_often_chance_is_taken_for_a_lead():
+    """Two models that are equally good: of twenty samples of texts some nineteen have intervals with zero in them."""
+    random, sure = np.random.default_rng(1), 0
+    for _ in range(100):
+        truth = random.integers(0, 2, 100)
+        sides = [np.where(random.random(100) < 0.7, truth, 1 - truth) for _ in range(2)]
+        scorers = [[scorer("accuracy", truth, side)] for side in sides]
+        sure += paired_bootstrap(*scorers, 100, resamples=200).sure
+    assert 1 <= sure <= 12
+
+
+def test_equal_models_and_sure_leads():
+    truth = np.arange(60) % 3
+    right, wrong = (scorer("macro_f1", truth, one) for one in (truth, (truth + 1) % 3))
+    assert paired_bootstrap([right], [right], 60) == Lead(0.0, 0.0, 0.0)
+    assert not Lead(0.0, 0.0, 0.0).sure
+    found = paired_bootstrap([right], [wrong], 60)
+    assert found.sure and found.low == found.high == 1.0
+    assert Lead(0.02, -0.015, 0.05).interval == "95% interval -1.50 to 5.00" and not Lead(0.02, -0.015, 0.05).sure
+    assert Lead(-0.02, -0.05, -0.01).sure
+
+
+def test_what_is_refused():
+    with pytest.raises(HfTlmError, match="one of macro_f1, .*received 'span_f1'"):
+        scorer("span_f1", [0], [0])
+    with pytest.raises(HfTlmError, match="received 2 and 3"):
+        scorer("accuracy", [0, 1, 0], [0, 1])
+    with pytest.raises(HfTlmError, match="received class 2"):
+        scorer("f1", [0, 2], [0, 1])
+    one = scorer("accuracy", [0], [0])
+    for given in (([], [one], 1), ([one], [], 1), ([one], [one], 0)):
+        with pytest.raises(HfTlmError, match="one model or more on each side"):
+            paired_bootstrap(*given)
+    with pytest.raises(HfTlmError, match="0 resamples"):
+        paired_bootstrap([one], [one], 1, resamples=0)
