@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from hf_tlm.data.tokenization import (
         TokenizerError,
         cached_wordpiece,
+        in_first_order,
         kept_tokenizer,
         load_tokenizer,
+        longest_first,
         text_lengths,
         tokenize,
         train_wordpiece,

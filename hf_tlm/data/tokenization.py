@@ -263,6 +263,23 @@ def backend_settings(tokenizer: PreTrainedTokenizerBase) -> dict | None:
     return json.loads(backend.to_str()) | kept
 
 
+def longest_first(rows: Dataset, lengths: np.ndarray | None = None) -> tuple[Dataset, np.ndarray]:
+    """Rows in the order of their length, so that a batch has little padding, and their places, int64 [N].
+
+    Args:
+        lengths: [N]; None: `text_lengths`.
+    """
+    order = np.argsort(-(text_lengths(rows) if lengths is None else lengths), kind="stable")
+    return rows.select(order), order
+
+
+def in_first_order(values: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """Values [N, ...] of rows that `longest_first` put in an order, in that of before."""
+    ordered = np.empty_like(values)
+    ordered[order] = values
+    return ordered
+
+
 def text_lengths(dataset: Dataset | None) -> np.ndarray:
     """int32 [N]: tokens of each row of a tokenised data set; empty for None. Reads the offsets, not the tokens.
 

@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import DataLoader
 from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding, EvalPrediction
 
-from hf_tlm.data import load_tokenizer, tokenize
+from hf_tlm.data import in_first_order, load_tokenizer, longest_first, tokenize
 from hf_tlm.hub.repo import checkpoint_folder
 from hf_tlm.metrics import compute_metrics_for
 from hf_tlm.models import ModelError
@@ -71,12 +71,13 @@ def checkpoint_logits(
     found: dict[str, np.ndarray] = {}
     for split, texts in task.splits.items():
         if split != "train":
-            rows = tokenize(texts, tokenizer, max_length, description=f"Tokenising {split}")
+            tokenized = tokenize(texts, tokenizer, max_length, description=f"Tokenising {split}")
+            rows, by_length = longest_first(tokenized)
             batches = DataLoader(
                 rows.remove_columns("label"), batch_size=batch_size, collate_fn=DataCollatorWithPadding(tokenizer)
             )
             logits = [model(**batch.to(device)).logits.float().cpu().numpy() for batch in batches]
-            found[split] = np.concatenate(logits)[:, order]
+            found[split] = in_first_order(np.concatenate(logits), by_length)[:, order]
     return found
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from peft import PeftModel
 
+from hf_tlm.data import in_first_order, longest_first
 from hf_tlm.hub.cards import tlm_card
 from hf_tlm.metrics import compute_metrics_for
 from hf_tlm.models import TrainedModel, add_lora, export_model, trained_parameters
@@ -224,10 +225,12 @@ def _run_seed(
         ("test", setup.test, task.test),
     ):
         if rows is not None:
-            output = trainer.predict(rows, metric_key_prefix=split)
+            by_length, order = longest_first(rows)
+            output = trainer.predict(by_length, metric_key_prefix=split)
             assert output.metrics is not None and isinstance(output.predictions, np.ndarray)  # The rows have labels.
             record[split] = {name: output.metrics[f"{split}_{name}"] for name in (task.metric, "accuracy")}
-            predictions[split] = predictions_jsonl("classification", names, source, classified(output.predictions, names))
+            answers = classified(in_first_order(output.predictions, order), names)
+            predictions[split] = predictions_jsonl("classification", names, source, answers)
     if trainer.is_world_process_zero():
         for split, text in predictions.items():
             atomic_write(predictions_file(folder, split), text)

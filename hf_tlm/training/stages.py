@@ -15,7 +15,7 @@ from peft import PeftModel
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase, Trainer, TrainerCallback, set_seed
 
 from hf_tlm.data import tokenize
-from hf_tlm.data.tokenization import text_lengths
+from hf_tlm.data.tokenization import longest_first, text_lengths
 from hf_tlm.models import TrainedModel, export_model, load_adapter, load_exported
 from hf_tlm.models.adapters import ADAPTER_FILE
 from hf_tlm.models.cpu_kernels import set_dropout
@@ -114,7 +114,7 @@ def run_stage(
         args,
         train_dataset=data.train,
         corpus_dataset=data.corpus if stage == 1 and args.rho1 > 0 else None,
-        eval_dataset=data.validation,
+        eval_dataset=longest_first(data.validation)[0],
         processing_class=tokenizer,
         compute_metrics=compute_metrics,
         callbacks=list(callbacks),

@@ -12,7 +12,16 @@ import pytest
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from hf_tlm.data import TokenizerError, load_tokenizer, text_lengths, tokenization, tokenize, train_wordpiece
+from hf_tlm.data import (
+    TokenizerError,
+    in_first_order,
+    load_tokenizer,
+    longest_first,
+    text_lengths,
+    tokenization,
+    tokenize,
+    train_wordpiece,
+)
 from hf_tlm.errors import HfTlmError, HubError
 from hf_tlm.runs.finetuning import kind_module
 from hf_tlm.tasks import load_task
@@ -286,3 +295,12 @@ def test_a_trained_vocabulary_is_kept(monkeypatch):
     assert len(made) == 2 and "The" not in cased.tokenize("the") and cased.tokenize("T") == ["[UNK]"]
     tokenization.cached_wordpiece([*texts, "more"], 90, max_length=20)
     assert len(made) == 3
+
+
+def test_longest_first_and_back():
+    rows = Dataset.from_dict({"input_ids": [[1], [2, 2, 2], [], [3, 3], [4, 4]]})
+    ordered, order = longest_first(rows)
+    assert ordered["input_ids"][:] == [[2, 2, 2], [3, 3], [4, 4], [1], []] and order.tolist() == [1, 3, 4, 0, 2]
+    values = np.array([[len(row), sum(row)] for row in ordered["input_ids"]], np.float32)
+    assert in_first_order(values, order).tolist() == [[1, 1], [3, 6], [0, 0], [2, 6], [2, 8]]
+    assert longest_first(rows, np.arange(5))[1].tolist() == [4, 3, 2, 1, 0]

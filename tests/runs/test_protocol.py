@@ -66,6 +66,8 @@ def test_whole_run(tmp_path, task, subset):
     assert "±" in run.to_text() and "2 seeds" in run.to_text() and "energy" not in run.to_text()
     assert [one["name"] for one in results["baselines"]] == ["majority class", "linear"]
     assert "to beat      majority class " in run.to_text() and "(macro_f1 on test)" in run.to_text()
+    assert all(set(one["lead"]) == {"validation", "test"} for one in results["baselines"])
+    assert "95% interval" in run.to_text() and "in 95% of resamples of these texts" in (out / "README.md").read_text()
     linear = 100 * results["baselines"][1]["scores"]["test"]["macro_f1"]
     assert f"| test, linear model on TF-IDF | {linear:.2f} |" in (out / "README.md").read_text()
     assert "| test, majority class |" in (out / "seed-3/model/README.md").read_text()
@@ -79,6 +81,12 @@ def test_whole_run(tmp_path, task, subset):
     score = f1_score([line["label"] for line in lines], [line["prediction"] for line in lines], average="macro")
     assert score == pytest.approx(record["test"]["macro_f1"])
     assert all(sum(line["probabilities"].values()) == pytest.approx(1, abs=1e-4) for line in lines)
+    # Texts were scored longest first; every row has the answer to its own.
+    lengths = [len(text.split()) for text in task.test["text"]]
+    assert lengths != sorted(lengths, reverse=True)
+    answers = pipeline("text-classification", str(out / "seed-3/model"), top_k=None)(task.test["text"][:])
+    for line, answer in zip(lines, answers, strict=True):
+        assert line["probabilities"] == pytest.approx({one["label"]: one["score"] for one in answer}, abs=2e-5)
 
     # The folder itself is the model of the seed best on validation, with its card.
     best = max(results["seeds"], key=lambda r: r["validation"]["macro_f1"])["seed"]

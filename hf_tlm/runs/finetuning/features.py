@@ -16,7 +16,7 @@ from datasets import Dataset, Value
 from torch import nn
 from transformers import BatchEncoding, PreTrainedTokenizerBase, Trainer
 
-from hf_tlm.data import text_lengths
+from hf_tlm.data import in_first_order, longest_first, text_lengths
 from hf_tlm.data.tokenization import TokenizerError, backend_settings, without_limits
 from hf_tlm.errors import HfTlmError
 from hf_tlm.metrics import load_metric
@@ -194,9 +194,8 @@ class EvaluationSet:
         self.kind, self.rows = kind, rows
         self.features = kind.encode(rows, tokenizer, args, label_names)
         lengths = feature_lengths(self.features)
-        self.order = np.argsort(-lengths, kind="stable")
+        self.by_length, self.order = longest_first(self.features, lengths)
         self.lengths = lengths[self.order]
-        self.by_length = self.features.select(self.order)
 
     def outputs(self, trainer: Trainer) -> Any:
         """What the model says of every feature, in the order of `features`. All processes must call this.
@@ -235,9 +234,7 @@ class EvaluationSet:
                 "The model's logits are not finite: its training has diverged (lower the learning rate or lengthen the "
                 "warm-up), or its weights are damaged."
             )
-        ordered = np.empty_like(outputs)
-        ordered[self.order] = outputs
-        return ordered
+        return in_first_order(outputs, self.order)
 
     def decode(self, outputs: Any, model: nn.Module, args: FinetuneArguments) -> list[dict[str, Any]]:
         """One prediction a row."""
