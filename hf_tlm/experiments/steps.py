@@ -23,7 +23,7 @@ from hf_tlm.influence.checks import BY_TEACHER
 from hf_tlm.models.arguments import InitializationArguments
 from hf_tlm.retrieval import RetrievalArguments, Subset, retrieval_report
 from hf_tlm.runs.baseline_arguments import BaselineArguments
-from hf_tlm.runs.beside import classes_said
+from hf_tlm.runs.beside import Answers, classes_of, seed_answers, with_linear
 from hf_tlm.runs.records import environment
 from hf_tlm.runs.score_model import score_models
 from hf_tlm.runs.summary import SPLITS
@@ -243,7 +243,7 @@ def _make_baseline(plan: Plan, step: Step, task_args: TaskArguments, args: Basel
     details = {"task_fingerprint": task.fingerprint, "metric": task.metric, "environment": environment(use_cpu=True)}
     if made.model is not None:
         details["price"] = linear_price(made.model, task)
-    details |= _answers(task, made.predictions)
+    details |= _answers(task, {split: said.tolist() for split, said in made.predictions.items()})
     cost = Cost(seconds=made.seconds).to_dict()
     return {**details, **made.scores, "cost": cost, "parameters": None, "chosen": made.settings}
 
@@ -265,7 +265,7 @@ def _make_average(plan: Plan, step: Step, task_args: TaskArguments) -> dict[str,
         )
     names = ("task_fingerprint", "metric", "environment", "subset")
     details: dict[str, Any] = {name: records[0][name] for name in names if name in records[0]}
-    details |= _answers(task, {split: classes_said(task, seeds, split) for split in scores})
+    details |= _compared(task, {split: seed_answers(task, seeds, split) for split in scores})
     if teachers := [record["teacher"] for record in records if "teacher" in record]:
         # Each is asked anew; one that all seeds share was trained once.
         asking = [{**one, "training": None} for one in teachers]
@@ -310,23 +310,35 @@ def _of_run(run: Any, task: Task) -> dict[str, Any]:
     (record,) = run.seeds
     home = run.output_dir / f"round-{run.details['round']}" if "round" in run.details else run.output_dir
     folder = seed_folder(home, record["seed"])
-    details |= _answers(task, {split: classes_said(task, [folder], split) for split in SPLITS if split in record})
+    details |= _compared(task, {split: seed_answers(task, [folder], split) for split in SPLITS if split in record})
     return details | {name: value for name, value in record.items() if name != "seed"}
 
 
-def _answers(task: Task, said: Mapping[str, Sequence[int] | np.ndarray | None]) -> dict[str, Any]:
-    """What a table compares runs by: classes of the last split, as texts of numbers; nothing of a large one.
+def _compared(task: Task, said: Mapping[str, Answers | None]) -> dict[str, Any]:
+    """What a table compares models by: their answers, and what they score with the linear model.
 
     Args:
-        said: split -> indices of classes in the order of the rows.
+        said: split -> the answers of a model.
     """
-    split = list(said)[-1]
-    if (classes := said[split]) is None or len(classes) > MOST_ANSWERS:
+    if any(answers is None for answers in said.values()):
         return {}
-    texts = {
-        name: " ".join(map(str, of)) for name, of in (("labels", task.splits[split]["label"]), ("predictions", classes))
-    }
-    return {"answers": {"split": split, **texts}}
+    answers = {split: answers for split, answers in said.items() if answers is not None}
+    together = with_linear(task, answers)
+    classes = {split: classes_of(task, one) for split, one in answers.items()}
+    return {**_answers(task, classes), **({"with_linear": together} if together else {})}
+
+
+def _answers(task: Task, classes: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+    """The classes of the last split as texts of numbers; nothing of a large one.
+
+    Args:
+        classes: split -> indices in the order of the rows.
+    """
+    split = list(classes)[-1]
+    if len(classes[split]) > MOST_ANSWERS:
+        return {}
+    parts = {"labels": task.splits[split]["label"], "predictions": classes[split]}
+    return {"answers": {"split": split, **{name: " ".join(map(str, of)) for name, of in parts.items()}}}
 
 
 def describe_subset(subset: Subset) -> dict[str, Any]:

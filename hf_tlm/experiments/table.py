@@ -19,7 +19,7 @@ from hf_tlm.training.teacher import teacher_cost
 
 SCORES = ("validation", "test")
 MEASURES = (*SCORES, "subset hours")  # of published figures
-OVER_LINEAR = "over linear"
+OVER_LINEAR, WITH_LINEAR = "over linear", "with linear"
 _PRICED = "128"  # tokens of the text whose time is shown
 MAX_COMMANDS = 4  # that a page names; processes that share a table may each have another
 
@@ -55,6 +55,13 @@ class Row:
         scores = [run[split] for run in self.runs if split in run]
         return aggregate(scores)[self.runs[0]["metric"]] if scores else None
 
+    @property
+    def with_linear(self) -> dict[str, Any] | None:
+        """What each model scores on the last split, averaged with the linear one: mean, deviation, n and values."""
+        scores = [{"score": _entry(run, ("with_linear", _last_split(run), run["metric"]))} for run in self.runs]
+        known = scores and all(isinstance(one["score"], float) for one in scores)
+        return aggregate(scores)["score"] if known else None
+
     def cost(self, name: str) -> float | None:
         """Mean over seeds of an entry of `Cost`."""
         return fmean(run["cost"][name] for run in self.runs) if self.runs else None
@@ -79,6 +86,7 @@ class Row:
             "finished": [run["seed"] for run in self.runs],
             "failed": dict(self.failed),
             **{split: self.score(split) for split in SCORES},
+            "with_linear": self.with_linear,
             "over_linear": self.lead and self.lead.to_dict(),
             "published": {name: PUBLISHED[name].show(self.task) for name in self.published},
             "parameters": first.get("parameters"),
@@ -165,7 +173,8 @@ class Table:
         int8 = ("MB int8", *memory, "ms a text int8", "int8 drop") if self._priced("int8") else ()
         taught = ("teacher FLOPs", "teacher hours") if self._taught else ()
         lead = (OVER_LINEAR,) if any(row.lead for row in self.rows) else ()
-        return [*("task", "metric", "arm", "seeds", *SCORES), *lead, *beside, *costs, *taught, *price, *int8]
+        together = (WITH_LINEAR,) if any(row.with_linear for row in self.rows) else ()
+        return [*("task", "metric", "arm", "seeds", *SCORES), *lead, *together, *beside, *costs, *taught, *price, *int8]
 
     def _cells(self, row: Row) -> dict[str, Any]:
         known = row.to_dict()
@@ -177,6 +186,7 @@ class Table:
             "seeds": row.finished,
             **{split: known[split] or ("failed" if row.failed and not row.runs else "") for split in SCORES},
             OVER_LINEAR: _interval(row.lead),
+            WITH_LINEAR: known["with_linear"] or "",
             **{f"published {measure}": "; ".join(row.beside(measure)) for measure in MEASURES},
             "passages": "" if known["passages"] is None else f"{known['passages']:,}",
             "subset hours": _hours(row.subset_seconds),
@@ -247,6 +257,10 @@ class Table:
                 "Over linear: points that the mean over seeds is above the linear model on test (without one on "
                 "validation), in brackets the 95% interval over resampled texts (paired bootstrap); a line has it when the "
                 "records of all its seeds have their answers."
+            )
+        if any(row.with_linear for row in self.rows):
+            lines.append(
+                "With linear: what each seed's model and the linear one score on test, their probabilities averaged."
             )
         if self._priced("price"):
             lines.append(
@@ -321,6 +335,11 @@ def _row(step: Step, records: Mapping[str, dict[str, Any] | None]) -> Row:
     return Row(step.task_name, step.arm.name, step.arm.published, subset["wall_seconds"] if subset else None)
 
 
+def _last_split(run: Mapping[str, Any]) -> str:
+    """Test, where the run has it, else validation."""
+    return "test" if "test" in run else "validation"
+
+
 def _lead(runs: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]) -> Lead | None:
     """The lead of runs over others of the same task; None where answers are missing, or are of other texts."""
     sides = [[run["answers"] for run in side if _is_answers(run.get("answers"))] for side in (runs, others)]
@@ -380,7 +399,7 @@ def _entry(run: Mapping[str, Any], names: Sequence[str]) -> Any:
     """An entry of a record by the names on the way to it; None where it is not."""
     value: Any = run
     for name in names:
-        value = (value or {}).get(name)
+        value = value.get(name) if isinstance(value, Mapping) else None
     return value
 
 

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import product, repeat
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from hf_tlm.errors import HfTlmError
 from hf_tlm.metrics import Lead, load_metric
 from hf_tlm.runs.baseline_arguments import LINEAR, MAJORITY
 from hf_tlm.runs.linear import COLUMNS, LINEAR_FILE, TOKENS, WEIGHTS_FILE, LinearModel, as_margins, best_temperature
-from hf_tlm.runs.records import SAVED_FILE, classified, predictions_jsonl, saved_settings
+from hf_tlm.runs.records import SAVED_FILE, classified, predictions_jsonl, saved_settings, softmax
 from hf_tlm.tasks import Task
 from hf_tlm.tasks.spec import check_task
 from hf_tlm.utils.files import atomic_write
@@ -61,6 +61,11 @@ class Baseline:
     seconds: float
     predictions: dict[str, np.ndarray] = field(repr=False, default_factory=dict)
     model: LinearModel | None = field(repr=False, default=None)
+
+    def probabilities(self, rows: Dataset) -> np.ndarray:
+        """Those of the linear model, float64 [N, C]. The majority class has none."""
+        assert self.model is not None
+        return softmax(self.model.logits(rows))
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values, without the predictions and the model."""
@@ -113,13 +118,28 @@ def to_beat(task: Task, draws: Sequence[Task] = ()) -> list[dict[str, Any]]:
     return _kept(task, draws)["baselines"] if task.spec.kind == "classification" else []
 
 
-def said_to_beat(task: Task) -> dict[str, dict[str, list[int]]]:
-    """What the baselines of `to_beat` predict: name -> split -> indices of classes in the order of the rows."""
-    return _kept(task, ())["predictions"] if task.spec.kind == "classification" else {}
+def said_to_beat(task: Task) -> dict[str, dict[str, list[dict[str, Any]]]]:
+    """What the baselines of `to_beat` answer: name -> split -> a mapping a row.
+
+    It has `prediction`, the name of a class, and of the linear model `probabilities` by class.
+    """
+    if task.spec.kind != "classification":
+        return {}
+    names = task.label_names
+    return {
+        name: {
+            split: [
+                {"prediction": names[guess], **({"probabilities": dict(zip(names, shares, strict=True))} if shares else {})}
+                for guess, shares in zip(said["classes"], said.get("probabilities", repeat(None)), strict=False)
+            ]
+            for split, said in splits.items()
+        }
+        for name, splits in _kept(task, ())["answers"].items()
+    }
 
 
 def _kept(task: Task, draws: Sequence[Task]) -> dict[str, Any]:
-    """The file in the cache: `baselines` as of `to_beat`, and without draws `predictions` as of `said_to_beat`."""
+    """The file in the cache: `baselines` as of `to_beat`, and without draws `answers`, what `said_to_beat` is made from."""
     tasks, of = [task], task.fingerprint
     if draws:
         tasks = list(draws[: max(1, MOST_TEXTS // sum(map(len, draws[0].splits.values())))])
@@ -141,10 +161,17 @@ def _kept(task: Task, draws: Sequence[Task]) -> dict[str, Any]:
         }
         for same in zip(*made, strict=True)
     ]
-    predictions = {
-        one.name: {split: said.tolist() for split, said in one.predictions.items()} for one in ([] if draws else made[0])
+    answers = {
+        one.name: {
+            split: {
+                "classes": classes.tolist(),
+                **({"probabilities": one.probabilities(task.splits[split]).round(6).tolist()} if one.model else {}),
+            }
+            for split, classes in one.predictions.items()
+        }
+        for one in ([] if draws else made[0])
     }
-    found = {"baselines": baselines, "predictions": predictions}
+    found = {"baselines": baselines, "answers": answers}
     with contextlib.suppress(HfTlmError):  # A cache that cannot be written: made again by the next run.
         atomic_write(file, json.dumps(found) + "\n")
     return found
@@ -152,12 +179,13 @@ def _kept(task: Task, draws: Sequence[Task]) -> dict[str, Any]:
 
 def _is_kept(found: Mapping[str, Any]) -> bool:
     """Whether an object is what `_kept` writes."""
-    baselines, said = found.get("baselines"), found.get("predictions")
+    baselines, answers = found.get("baselines"), found.get("answers")
     return (
         isinstance(baselines, list)
         and all(isinstance(one, dict) and {"name", "scores"} <= one.keys() for one in baselines)
-        and isinstance(said, dict)
-        and all(isinstance(splits, dict) for splits in said.values())
+        and isinstance(answers, dict)
+        and all(isinstance(splits, dict) for splits in answers.values())
+        and all(isinstance(said, dict) and "classes" in said for splits in answers.values() for said in splits.values())
     )
 
 

@@ -134,6 +134,9 @@ class SeededRun:
         if averaged := self.details.get("averaged"):
             said = ", ".join(f"{split} {100 * averaged[split][asked[0]]:.2f}" for split in SPLITS if split in averaged)
             lines.append(f"averaged     {asked[0]} {said}: what the models of all {averaged['n']} seeds say, averaged")
+        if together := self.details.get("with_linear"):
+            said = ", ".join(f"{split} {format_score(together[split][asked[0]])}" for split in SPLITS if split in together)
+            lines.append(f"with linear  {asked[0]} {said}: what a seed's model and the linear model say, averaged")
         if line := to_beat_line(self.details.get("baselines") or [], self.details["metric"], self.summary):
             lines.append(f"to beat      {line}")
         if teacher := self.details.get("teacher"):

@@ -131,7 +131,7 @@ def run_tlm(
         ]
     if args.process_index == 0:
         details |= averaged_seeds(task, output_dir, records)
-        details["baselines"] = beside(task, output_dir, records, details["baselines"])
+        details |= beside(task, output_dir, records, details["baselines"])
     run = Run(records, summarise(records), details, output_dir)
     run.write(args, tlm_card)
     run = replace(run, push=publish_run(output_dir, args))

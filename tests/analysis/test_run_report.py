@@ -147,6 +147,17 @@ def test_the_seeds_averaged(run, task, tmp_path, found, shown):
     assert any("averaged" in row[1] for row in scores) is shown
 
 
+@pytest.mark.parametrize(
+    "found,shown", [({"test": {"macro_f1": {"mean": 0.75}}}, True), ({"test": {"macro_f1": 3}}, False), (3, False)]
+)
+def test_with_the_linear_model(run, task, tmp_path, found, shown):
+    record = json.loads((run / "results.json").read_text())
+    shutil.copytree(run, tmp_path / "copy")
+    (tmp_path / "copy" / "results.json").write_text(json.dumps(record | {"with_linear": found}))
+    scores = page_of(tmp_path / "copy", tmp_path, task=task).tables["In percent"]
+    assert (["Macro-F1", "test: averaged with the linear model", "75.00", "", "", ""] in scores) is shown
+
+
 HUGE = 10**400  # No float holds it.
 
 

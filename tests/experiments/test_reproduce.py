@@ -24,6 +24,7 @@ from hf_tlm.experiments.reproduce import write_table
 from hf_tlm.experiments.steps import parse_step
 from hf_tlm.experiments.table import Table
 from hf_tlm.metrics import paired_bootstrap, scorer
+from hf_tlm.runs import format_score
 from hf_tlm.runs.grid import PointsError, sharing
 from hf_tlm.tasks import TaskError
 from support.toys import FAST, TINY_CONFIGS, sentences
@@ -584,6 +585,13 @@ def test_leads_over_the_linear_model(work, tmp_path, monkeypatch):
         assert rows[name].lead == lead and rows[name].to_dict()["over_linear"] == lead.to_dict()
         shown = f"{100 * lead.difference:+.1f} ({100 * lead.low:+.1f} to {100 * lead.high:+.1f})"
         assert f"| {shown} " in table.to_text()
+    # Beside it what each model scores with the linear one.
+    together = [run["with_linear"]["test"]["macro_f1"] for run in rows["task only"].runs]
+    assert rows["task only"].with_linear["values"] == together and len(rows["together"].with_linear["values"]) == 1
+    assert f"| {format_score(rows['task only'].with_linear)} " in table.to_text() and "With linear: what" in table.to_text()
+    assert rows["linear"].with_linear is None
+    run = json.loads((out / "scierc/task-only/seed-1/results.json").read_text())
+    assert run["with_linear"]["test"]["macro_f1"]["values"] == together[1:]
     assert rows["linear"].lead is None and rows["linear"].to_dict()["over_linear"] is None
     assert "Over linear: points" in table.to_text() and "answers" not in (out / "results.json").read_text()
     # Records of before, of other texts, and damaged ones: the line goes without.
@@ -596,6 +604,10 @@ def test_leads_over_the_linear_model(work, tmp_path, monkeypatch):
         file.write_text(json.dumps(record | {"answers": damage}))
         rows = {row.arm: row for row in write_table(planned(work, out, arms)).rows}
         assert rows["task only"].lead is None and rows["together"].lead is not None
+    for damage in (3, {"test": 3}, {"test": {"macro_f1": "much"}}):
+        file.write_text(json.dumps(record | {"with_linear": damage}))
+        rows = {row.arm: row for row in write_table(planned(work, out, arms)).rows}
+        assert rows["task only"].with_linear is None and rows["together"].with_linear is not None
     # Without the linear model there is nothing to be over; of many texts nothing is kept.
     assert "over linear" not in write_table(planned(work, out, ["task only"])).to_text()
     monkeypatch.setattr("hf_tlm.experiments.steps.MOST_ANSWERS", len(labels) - 1)

@@ -167,7 +167,11 @@ def test_of_draws_the_mean_is_to_beat(task, cache, monkeypatch):
     "damage",
     [
         *("{", "[]", '{"baselines": 3}', '{"baselines": [3]}', '{"baselines": [{"name": "x"}]}'),
-        *('{"baselines": []}', '{"baselines": [], "predictions": {"linear": 3}}'),
+        *(
+            '{"baselines": []}',
+            '{"baselines": [], "answers": {"linear": 3}}',
+            '{"baselines": [], "answers": {"x": {"test": {}}}}',
+        ),
     ],
 )
 def test_a_damaged_cache_is_made_again(task, cache, damage):

@@ -1,15 +1,19 @@
-"""What a run's record and its last line say of its lead over the models without a network."""
+"""What a run's record and its last lines say of it beside the models without a network, and together with one."""
 
 import json
 
 import numpy as np
 import pytest
+from sklearn.metrics import f1_score
 
 from hf_tlm.metrics import paired_bootstrap, scorer
 from hf_tlm.runs import linear_model, majority_class
 from hf_tlm.runs.baselines import said_to_beat, to_beat, to_beat_line
-from hf_tlm.runs.beside import beside
-from support.report_runs import classified, write_lines
+from hf_tlm.runs.beside import beside, classes_of
+from hf_tlm.runs.records import classified
+from hf_tlm.utils.run_names import predictions_file
+from support.report_runs import classified as answers_of
+from support.report_runs import write_lines
 from support.toys import make_task
 
 
@@ -23,22 +27,26 @@ def run_of(task, folder, wrong):
     """Predictions of seeds. wrong: seed -> rows of every split that it gets wrong."""
     for seed, rows in wrong.items():
         for split in ("validation", "test"):
-            write_lines(folder / f"seed-{seed}" / "predictions" / f"{split}.jsonl", classified(task, split, rows))
+            write_lines(folder / f"seed-{seed}" / "predictions" / f"{split}.jsonl", answers_of(task, split, rows))
     return folder, [{"seed": seed} for seed in wrong]
 
 
 def test_what_baselines_say_is_kept(task, monkeypatch):
+    """As in the files that `hf-tlm baseline` leaves."""
     said = said_to_beat(task)
     for maker in (majority_class, linear_model):
         made = maker(task)
-        assert said[made.name] == {split: one.tolist() for split, one in made.predictions.items()}
+        for split, classes in made.predictions.items():
+            assert classes_of(task, said[made.name][split]) == classes.tolist()
+    linear = classified(made.model.logits(task.test), task.label_names)
+    assert said["linear"]["test"] == linear and "probabilities" not in said["majority class"]["test"][0]
     monkeypatch.setattr("hf_tlm.runs.baselines.make_baselines", None)
     assert said_to_beat(task) == said and to_beat(task)
 
 
 def test_leads_of_a_run(task, tmp_path):
     """Of both splits, over both baselines, of the mean over seeds."""
-    found = beside(task, *run_of(task, tmp_path / "run", {0: {0, 1}, 3: {2}}), to_beat(task))
+    found = beside(task, *run_of(task, tmp_path / "run", {0: {0, 1}, 3: {2}}), to_beat(task))["baselines"]
     assert [one["name"] for one in found] == ["majority class", "linear"]
     said = said_to_beat(task)
     for one in found:
@@ -50,20 +58,50 @@ def test_leads_of_a_run(task, tmp_path):
                 predicted = labels.copy()
                 predicted[wrong] = (labels[wrong] + 1) % task.num_labels
                 ours.append(scorer(task.metric, labels, predicted))
-            theirs = [scorer(task.metric, labels, said[one["name"]][split])]
+            theirs = [scorer(task.metric, labels, classes_of(task, said[one["name"]][split]))]
             assert lead == paired_bootstrap(ours, theirs, len(labels)).to_dict()
     json.dumps(found)
 
 
-def test_what_is_not_there_has_no_lead(task, tmp_path):
-    """A split that a seed has not predicted, or of other rows; nothing else of the record changes."""
+def test_each_seed_averaged_with_the_linear_model(task, tmp_path):
+    folder, records = run_of(task, tmp_path / "run", {0: {0, 1, 2, 3}, 3: {4}})
+    found = beside(task, folder, records, to_beat(task))["with_linear"]
+    linear = said_to_beat(task)["linear"]
+    for split in ("validation", "test"):
+        labels, scores = np.array(task.splits[split]["label"][:]), []
+        for seed in (0, 3):
+            own = [json.loads(line) for line in predictions_file(folder / f"seed-{seed}", split).open()]
+            shares = [
+                [one["probabilities"][name] + other["probabilities"][name] for name in task.label_names]
+                for one, other in zip(own, linear[split], strict=True)
+            ]
+            scores.append(f1_score(labels, np.argmax(shares, axis=1), average="macro"))
+        assert found[split]["macro_f1"]["values"] == pytest.approx(scores)
+        assert found[split]["macro_f1"]["mean"] == pytest.approx(np.mean(scores))
+    assert set(found["test"]) == {"macro_f1", "accuracy"}
+    one = beside(task, *run_of(task, tmp_path / "one", {0: {1}}), to_beat(task))["with_linear"]
+    assert one["test"]["accuracy"]["std"] is None
+
+
+def test_what_is_not_there_is_not_compared(task, tmp_path, monkeypatch):
+    """A split that a seed has not predicted, or of other rows or classes; nothing else of the record changes."""
     folder, records = run_of(task, tmp_path / "run", {0: {0}, 3: {2}})
     (folder / "seed-3" / "predictions" / "test.jsonl").unlink()
-    lines = classified(task, "validation", {1})
-    assert [list(one["lead"]) for one in beside(task, folder, records, to_beat(task))] == [["validation"]] * 2
-    write_lines(folder / "seed-3" / "predictions" / "validation.jsonl", lines[:-1])
-    assert beside(task, folder, records, to_beat(task)) == to_beat(task)
-    assert beside(task, folder, [], to_beat(task)) == to_beat(task)
+    found = beside(task, folder, records, to_beat(task))
+    assert [list(one["lead"]) for one in found["baselines"]] == [["validation"]] * 2
+    assert list(found["with_linear"]) == ["validation"]
+    lines = answers_of(task, "validation", {1})
+    for damage in (lines[:-1], [{**line, "prediction": "another"} for line in lines]):
+        write_lines(folder / "seed-3" / "predictions" / "validation.jsonl", damage)
+        assert beside(task, folder, records, to_beat(task)) == {"baselines": to_beat(task)}
+    assert beside(task, folder, [], to_beat(task)) == {"baselines": to_beat(task)}
+
+
+def test_without_a_linear_model_there_is_the_lead_alone(task, tmp_path, monkeypatch):
+    monkeypatch.setattr("hf_tlm.runs.baselines.MOST_TEXTS", len(task.train) - 1)
+    found = beside(task, *run_of(task, tmp_path / "run", {0: {0}}), to_beat(task))
+    assert list(found) == ["baselines"] and [one["name"] for one in found["baselines"]] == ["majority class"]
+    assert set(found["baselines"][0]["lead"]) == {"validation", "test"}
 
 
 @pytest.mark.parametrize(

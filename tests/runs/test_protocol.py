@@ -18,7 +18,7 @@ from hf_tlm.data import TokenizerError
 from hf_tlm.hub.push import published
 from hf_tlm.models import ModelError
 from hf_tlm.retrieval import retrieve
-from hf_tlm.runs import ProtocolError, run_tlm
+from hf_tlm.runs import ProtocolError, format_score, run_tlm
 from hf_tlm.tasks import Task, load_task
 from hf_tlm.training import ArgumentsError, ModelArguments, TlmArguments, prepare
 from support.toys import FAST, TINY_CONFIGS, make_task, write_files
@@ -68,6 +68,9 @@ def test_whole_run(tmp_path, task, subset):
     assert "to beat      majority class " in run.to_text() and "(macro_f1 on test)" in run.to_text()
     assert all(set(one["lead"]) == {"validation", "test"} for one in results["baselines"])
     assert "95% interval" in run.to_text() and "in 95% of resamples of these texts" in (out / "README.md").read_text()
+    together = results["with_linear"]["test"]["macro_f1"]
+    assert together["n"] == 2 and f"test {format_score(together)}: what a seed's model and the linear" in run.to_text()
+    assert f"| test, averaged with the linear model | {format_score(together)} |" in (out / "README.md").read_text()
     linear = 100 * results["baselines"][1]["scores"]["test"]["macro_f1"]
     assert f"| test, linear model on TF-IDF | {linear:.2f} |" in (out / "README.md").read_text()
     assert "| test, majority class |" in (out / "seed-3/model/README.md").read_text()

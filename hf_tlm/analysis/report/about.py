@@ -157,12 +157,19 @@ def _leads(run: RunFolder, split: str) -> Iterator[tuple[str, tuple[float, float
 
 
 def _averaged(run: RunFolder, split: str, metric: str) -> Iterator[tuple[str, float]]:
-    """What the average of the seeds' models scores, where the run's record has it."""
-    found = run.record.get("averaged")
-    of_split = found.get(split) if isinstance(found, Mapping) else None
-    score = of_split.get(metric) if isinstance(of_split, Mapping) else None
-    if _is_score(score):
+    """What the average of the seeds' models scores, and each averaged with the linear model, where the record has it."""
+    if _is_score(score := _entry(run, "averaged", split, metric)):
         yield "all seeds averaged", score
+    if _is_score(score := _entry(run, "with_linear", split, metric, "mean")):
+        yield "averaged with the linear model", score
+
+
+def _entry(run: RunFolder, *names: str) -> Any:
+    """An entry of a run's record by the names on the way to it; None where it is not."""
+    value: Any = run.record
+    for name in names:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
 
 
 def _to_beat(run: RunFolder, split: str, metric: str) -> Iterator[tuple[str, float]]:

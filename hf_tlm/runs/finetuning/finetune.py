@@ -163,7 +163,7 @@ def finetune(
     if args.process_index == 0:
         details |= averaged_seeds(task, output_dir, records)
         if args.train_fraction == 1:  # Else baselines are of draws, too.
-            details["baselines"] = beside(task, output_dir, records, details["baselines"])
+            details |= beside(task, output_dir, records, details["baselines"])
     result = FinetuneRun(records, summarise(records, args.seed_figure), details, output_dir)
     result.write(args, finetuned_card)
     result = replace(result, push=publish_run(output_dir, args))
