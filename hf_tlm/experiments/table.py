@@ -353,10 +353,11 @@ def _lead(runs: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]
 
 def _is_answers(value: Any) -> bool:
     """Whether it is what a record keeps of a run's answers: as many numbers of predictions as of labels."""
-    texts = [value.get(name) for name in ("labels", "predictions")] if isinstance(value, Mapping) else [None]
-    parts = [text.split() if isinstance(text, str) else [""] for text in texts]
-    numbers = all(part.isdecimal() and len(part) < 6 for one in parts for part in one)
-    return numbers and all(parts) and len(parts[0]) == len(parts[-1])
+    if not isinstance(value, Mapping) or not all(isinstance(value.get(n), str) for n in ("split", "labels", "predictions")):
+        return False
+    labels, predictions = value["labels"].split(), value["predictions"].split()
+    numbers = all(part.isdecimal() and len(part) < 6 for part in (*labels, *predictions))
+    return numbers and 0 < len(labels) == len(predictions)
 
 
 @cache

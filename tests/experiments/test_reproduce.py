@@ -600,6 +600,8 @@ def test_leads_over_the_linear_model(work, tmp_path, monkeypatch):
     for damage in (
         *(None, 3, {"split": "test"}, {**record["answers"], "labels": "0 1"}),
         *({**record["answers"], "predictions": "0 x"}, {**record["answers"], "split": "validation"}),
+        *({**record["answers"], "split": ["test"]}, {**record["answers"], "labels": "", "predictions": ""}),
+        {name: text for name, text in record["answers"].items() if name != "split"},
     ):
         file.write_text(json.dumps(record | {"answers": damage}))
         rows = {row.arm: row for row in write_table(planned(work, out, arms)).rows}
