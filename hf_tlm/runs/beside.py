@@ -87,7 +87,8 @@ def seed_answers(task: Task, seeds: Sequence[Path], split: str) -> list[dict[str
         seeds: their folders.
 
     Returns:
-        None where one has left no predictions of it, or of other rows, or the task is of another kind than classification.
+        None where one has left no predictions of it, or not as many as it has rows, or the task is of another kind than
+        classification.
     """
     if task.spec.kind != "classification" or split not in task.splits or (found := read_average(seeds, split)) is None:
         return None
