@@ -72,7 +72,11 @@ def check_seed(record: Mapping[str, Any], path: Path) -> None:
     _numbers(record, path, where)
     for stage, part in (record.get("stages") or {}).items():
         _check({stage: part}, {stage: Mapping}, path, f"{where}stages, ")
+        _check(part or {}, {"cost": Mapping}, path, f"{where}stage {stage}, ")
         _numbers({"cost": (part or {}).get("cost")}, path, f"{where}stage {stage}, ")
+    for entry in record.get("history") or ():
+        if not isinstance(entry, Mapping):
+            raise AnalysisError(f"{path}: {where}`history` holds no entry of a log: {entry!r:.60}. The file is damaged.")
 
 
 def _check(values: Mapping[str, Any], types: Mapping[str, Any], path: Path, where: str) -> None:

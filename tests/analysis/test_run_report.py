@@ -307,6 +307,8 @@ def test_an_unfinished_run_says_so(run, task, tmp_path):
         ("results.json", '{"seeds": [], "metric": 5}', "results.json: `metric` is not what recipes write: 5"),
         ("results.json", '{"seeds": [], "subset": {"selection": 3}}', "results.json: the subset's `selection` is not"),
         ("results.json", '{"seeds": [{"seed": 3, "history": 5}]}', "results.json: seed 3's `history` is not"),
+        ("results.json", '{"seeds": [{"seed": 3, "history": [5]}]}', "seed 3's `history` holds no entry of a log: 5"),
+        ("results.json", '{"seeds": [{"seed": 3, "stages": {"1": {"cost": 5}}}]}', "seed 3's stage 1, `cost` is not"),
         ("results.json", '{"seeds": [{"seed": 3, "test": {"f1": "x"}}]}', "seed 3's test, `f1`, is not a number: 'x'"),
         ("settings.json", "", "settings.json is not JSON"),
         (

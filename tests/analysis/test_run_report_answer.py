@@ -11,7 +11,7 @@ from hf_tlm.analysis import read_run, write_report
 from hf_tlm.analysis.arguments import ReportPageArguments
 from hf_tlm.analysis.report.charts import _losses, _validation
 from hf_tlm.analysis.report.compare import lead_of, verdict
-from hf_tlm.analysis.report.predictions import JUDGES, Predictions, read_predictions
+from hf_tlm.analysis.report.predictions import JUDGES, Predictions, _classified, read_predictions
 from hf_tlm.analysis.report.retrieved import subset_command
 from hf_tlm.config import parse
 from hf_tlm.corpora import PassageArguments, load_corpus
@@ -92,6 +92,31 @@ def test_whether_a_lead_may_be_chance(task, tmp_path):
     assert verdict(both, lead) in page(first, tmp_path, second=second)
 
 
+def test_a_lead_is_not_said_of_other_scores(task, tmp_path):
+    """Where answers to test are gone, the interval is of validation, or of fewer seeds than the scores."""
+    first = tlm_run(tmp_path / "first", task, {3: {0, 1, 2}, 4: {0}}, [0.5, 0.75])
+    second = tlm_run(tmp_path / "second", task, {3: {1, 7}, 4: {0}}, [0.6, 0.7])
+    for seed in (3, 4):
+        (second / f"seed-{seed}" / "predictions" / "test.jsonl").unlink()
+        source = page(first, tmp_path, second=second)
+        head = source[: source.index("<nav")]
+        assert "ahead of first in test" in head and "chance of these texts" not in head
+        assert "1,000 resamples" in source and f"rows of {'test' if seed == 3 else 'validation'};" in source
+
+
+def test_f1_of_a_class_that_no_model_has(tmp_path):
+    """F1 is of two classes: a label that is none of them, as a stranger's file may have one, leaves the lead out."""
+    shares = {"no": 0.5, "yes": 0.5}
+    lines = [{"id": at, "label": "yes", "prediction": "no", "probabilities": shares} for at in range(4)]
+
+    def predictions(found):
+        return Predictions("classification", "test", {0: [_classified(line) for line in found]}, ("no", "yes"))
+
+    two, three = predictions(lines), predictions([{**lines[0], "label": "may be"}, *lines[1:]])
+    assert lead_of(two, two, "f1", np.arange(4)) is not None
+    assert lead_of(three, three, "f1", np.arange(4)) is None
+
+
 def test_a_lead_of_other_kinds_of_tasks(tmp_path):
     """Correlations of numbers as the files have them, F1 of answers; of tags a row's score is no part of the metric."""
 
@@ -120,6 +145,11 @@ def test_a_lead_of_other_kinds_of_tasks(tmp_path):
         for texts in (["k", "c", ""], ["x", "c", "y"])
     ]
     assert lead_of(*answered, "squad_f1", np.arange(3)).difference == pytest.approx(1 / 3 - (2 / 3 + 1 + 1) / 3)
+    # A metric of another kind of task, and numbers that are none, as a stranger's file may have them.
+    assert lead_of(*rated, "accuracy", np.arange(40)) is None
+    for damaged in ("nan", "inf"):
+        strange = predictions("regression", [{"id": at, "label": at, "prediction": damaged} for at in range(40)])
+        assert lead_of(rated[0], strange, "pearson", np.arange(40)) is None
     tagged = predictions("tagging", [{"id": 0, "label": ["O"], "prediction": ["O"]}])
     assert lead_of(tagged, tagged, "span_f1", np.arange(1)) is None
 
@@ -142,12 +172,20 @@ def test_a_run_beside_a_model_without_a_network(run, task, tmp_path):
     table = other[other.index("Rows that the two have right") :]
     rows = [f'<th scope="row" dir="auto">{seed}</th>' in table[: table.index("</table>")] for seed in (3, 4)]
     assert rows == [True, True]
+    # What is not random has no seeds that could differ.
+    both = page(tmp_path / "majority", tmp_path, second=tmp_path / "linear")
+    assert "chance of these texts" in both[: both.index("<nav")] and "one seed" not in both[: both.index("<nav")]
+    single = tlm_run(tmp_path / "single", task, {3: {1}}, [0.6])
+    assert "Of one seed: how much" in page(single, tmp_path, second=tmp_path / "linear")
     for name, baseline in made.items():
         alone = page(tmp_path / name, tmp_path, task=task)
         assert "A model without a network" in alone and f"{100 * baseline.scores['test']['macro_f1']:.2f}" in alone
         assert all(f">{setting}</th>" in alone for setting in baseline.settings)
     file = tmp_path / "linear" / "results.json"
     record = json.loads(file.read_text())
+    # Of the scores a page takes those of splits, whatever else a stranger's file has.
+    file.write_text(json.dumps(record | {"scores": record["scores"] | {"seed": "x", "history": [3]}}))
+    assert f"{score:.2f} for linear, 62.50 for run" in page(run, tmp_path, second=tmp_path / "linear")
     for scores in ({"test": 3}, {"test": {"macro_f1": "much"}}):
         file.write_text(json.dumps(record | {"scores": scores}))
         with pytest.raises(AnalysisError, match="The file is damaged"):

@@ -77,7 +77,7 @@ def cost(run: RunFolder) -> Section | None:
     for record in run.seeds:
         parts = [(f"seed {record['seed']}", record.get("cost"))]
         parts += [
-            (f"seed {record['seed']}, stage {stage}", part.get("cost"))
+            (f"seed {record['seed']}, stage {stage}", (part or {}).get("cost"))
             for stage, part in (record.get("stages") or {}).items()
             if len(record["stages"]) > 1
         ]

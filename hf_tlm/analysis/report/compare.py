@@ -14,7 +14,7 @@ from hf_tlm.analysis.report.about import COST, hours, metric_name, subset_facts,
 from hf_tlm.analysis.report.blocks import LARGE_TABLE, Block, Column, Row, Section, Table, Text, make_table
 from hf_tlm.analysis.report.predictions import SCORES, Predictions
 from hf_tlm.analysis.report.rows import Group, Rows, difference, heading
-from hf_tlm.analysis.report.run_folder import TITLES, RunFolder, settings_of
+from hf_tlm.analysis.report.run_folder import BASELINE, TITLES, RunFolder, settings_of
 from hf_tlm.errors import AnalysisError
 from hf_tlm.metrics import paired_bootstrap
 from hf_tlm.metrics.bootstrap import RESAMPLES, Lead
@@ -135,10 +135,13 @@ def against(
     rows: Rows | None,
     options: ReportPageArguments,
 ) -> tuple[Section, Lead | None]:
-    """The section of the comparison on one split, and the second run's lead, see `lead_of`.
+    """The section of the comparison on one split, and the lead of the second run's score, see `lead_of`.
 
     Args:
         groups, rows: in the order of the first run's predictions.
+
+    Returns:
+        The section, and None for the lead where that of the scores is another: on another split, or of more seeds.
 
     Raises:
         AnalysisError: the runs are of other rows.
@@ -170,7 +173,8 @@ def against(
     blocks.append(Row(tables))
     for better in (True, False):
         blocks.append(_examples(found, names, first, second, rows, options, better))
-    return Section(f"Against {names[1]}", "against", blocks), lead
+    complete = all(len(one.seeds) == len(run.seeds) for one, run in zip(predictions, runs, strict=True))
+    return Section(f"Against {names[1]}", "against", blocks), lead if complete and first.split == _split_of(runs) else None
 
 
 def labels(runs: tuple[RunFolder, RunFolder]) -> tuple[str, str]:
@@ -187,8 +191,7 @@ def verdict(runs: tuple[RunFolder, RunFolder], lead: Lead | None = None) -> str 
     Args:
         lead: of `against`.
     """
-    split = next((split for split in ("test", "validation") if all(summary_of(run, split) for run in runs)), None)
-    metric = runs[0].metric
+    split, metric = _split_of(runs), runs[0].metric
     if split is None or metric != runs[1].metric:
         return None
     (a, b), scores = labels(runs), [summary_of(run, split).get(metric or "") for run in runs]
@@ -208,11 +211,19 @@ def verdict(runs: tuple[RunFolder, RunFolder], lead: Lead | None = None) -> str 
     if lead is not None and word == "mean":
         chance = "is more than chance of these texts" if lead.sure else "may be chance of these texts"
         texts = f" It {chance} ({(lead if apart > 0 else lead.reversed).interval})."
+    if all(run.kind == BASELINE for run in runs):
+        return f"{said}.{texts}"
     if not deviations:
-        return f"{said}. Of one seed each: how much seeds differ is not known.{texts}"
+        of = "one seed" if any(run.kind == BASELINE for run in runs) else "one seed each"
+        return f"{said}. Of {of}: how much seeds differ is not known.{texts}"
     less = abs(apart) <= max(deviations)
     than = f"{'no more' if less else 'more'} than the standard deviation of seeds ({max(deviations):.2f})"
     return f"{said}. That is {than}.{texts}"
+
+
+def _split_of(runs: tuple[RunFolder, RunFolder]) -> str | None:
+    """Test where both have scores of it, else validation."""
+    return next((split for split in ("test", "validation") if all(summary_of(run, split) for run in runs)), None)
 
 
 def _figure_of(runs: tuple[RunFolder, RunFolder], scores: Sequence[Any]) -> tuple[str, Callable[[Sequence[float]], float]]:

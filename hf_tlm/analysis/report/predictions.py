@@ -13,7 +13,7 @@ import numpy as np
 
 from hf_tlm.analysis.report.run_folder import BASELINE, RunFolder
 from hf_tlm.errors import AnalysisError
-from hf_tlm.metrics import scorer
+from hf_tlm.metrics import KIND_METRICS, scorer
 from hf_tlm.metrics.bootstrap import METRICS_OF_ROWS, Scorer
 from hf_tlm.metrics.squad import answer_f1, exact_match
 from hf_tlm.utils.run_names import predictions_file
@@ -98,15 +98,18 @@ class Predictions:
         rows = range(len(self.ids)) if order is None else order
         if self.kind == "question_answering":
             return [partial(_mean_of, scores) for scores in self.scores[:, list(rows)]]
-        if metric not in METRICS_OF_ROWS or (metric == "f1" and len(names) != 2):
+        if metric not in METRICS_OF_ROWS or metric not in KIND_METRICS.get(self.kind, ()):
             return []
         if self.kind == "regression":
-            return [scorer(metric, *zip(*(of[row].numbers for row in rows), strict=True)) for of in self.by_seed.values()]
+            numbers = np.array([[of[row].numbers for row in rows] for of in self.by_seed.values()])  # [seeds, rows, 2]
+            return [scorer(metric, *one.T) for one in numbers] if np.isfinite(numbers).all() else []
         place: dict[str, int] = {name: at for at, name in enumerate(names)}
         for of in self.by_seed.values():
             for one in of:
                 place.setdefault(one.gold, len(place))
                 place.setdefault(one.predicted, len(place))
+        if metric == "f1" and not len(names) == len(place) == 2:
+            return []
         return [
             scorer(metric, [place[of[row].gold] for row in rows], [place[of[row].predicted] for row in rows])
             for of in self.by_seed.values()

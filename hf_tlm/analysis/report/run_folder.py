@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hf_tlm.analysis.runs import check_record, check_seed, read_json
+from hf_tlm.analysis.runs import SPLITS, check_record, check_seed, read_json
 from hf_tlm.errors import AnalysisError
 from hf_tlm.hub.repo import is_fetched
 from hf_tlm.utils.run_names import GRID_FILE, RESULTS_FILE, SEED, SETTINGS_FILE
@@ -110,7 +110,7 @@ def read_run(path: str | os.PathLike, name: str | None = None) -> RunFolder:
     if _is_baseline(files.get(RESULTS_FILE, {})):
         record = files[RESULTS_FILE]
         # Nothing of it is random: one seed is all.
-        seed = {"seed": 0, **record["scores"]}
+        seed = {"seed": 0, **{split: record["scores"][split] for split in SPLITS if split in record["scores"]}}
         check_seed(seed, path / RESULTS_FILE)
         return RunFolder(name, path, BASELINE, record, [seed], home=path)
     if not {RESULTS_FILE, SETTINGS_FILE} & set(files):
