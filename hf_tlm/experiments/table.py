@@ -31,7 +31,7 @@ class Row:
     subset_seconds: what its subset took, by the clock; of one that is a part of BM25's, without those of BM25's.
     seeds: how many runs it has when it is done.
     runs: records of its finished runs. failed: (seed, error).
-    lead: over the linear model of the same task, where the records of all have their answers.
+    lead: over the linear model of the same task, where the records of all runs have their answers.
     """
 
     task: str
@@ -256,7 +256,7 @@ class Table:
             lines.append(
                 "Over linear: points that the mean over seeds is above the linear model on test (without one on "
                 "validation), in brackets the 95% interval over resampled texts (paired bootstrap); a line has it when the "
-                "records of all its seeds have their answers."
+                "records of all its finished seeds have their answers."
             )
         if any(row.with_linear for row in self.rows):
             lines.append(

@@ -77,11 +77,11 @@ def test_whether_a_lead_may_be_chance(task, tmp_path):
     ]
     lead = lead_of(*found, "macro_f1", np.arange(len(labels)))
     assert lead == paired_bootstrap(scorers[1], scorers[0], len(labels)) and not lead.sure
-    assert verdict(both, lead).endswith(f"(17.68). It may be chance of these texts ({lead.interval}).")
-    assert verdict(both[::-1], lead.reversed).endswith(f"It may be chance of these texts ({lead.interval}).")
+    assert verdict(both, lead).endswith(f"(17.68). The lead may be chance of these texts ({lead.interval}).")
+    assert verdict(both[::-1], lead.reversed).endswith(f"The lead may be chance of these texts ({lead.interval}).")
     assert verdict(both, Lead(0.03, 0.01, 0.04)).endswith("more than chance of these texts (95% interval 1.00 to 4.00).")
     source = page(first, tmp_path, second=second)
-    assert f"It may be chance of these texts ({lead.interval})." in source[: source.index("<nav")]
+    assert f"The lead may be chance of these texts ({lead.interval})." in source[: source.index("<nav")]
     assert f"would be {100 * lead.low:+.2f} to {100 * lead.high:+.2f} points: 95% of 1,000 resamples" in source
     # The rows of the second in another order, and classes that only one of them names.
     lines = [json.loads(line) for line in (second / "seed-3/predictions/test.jsonl").read_text().splitlines()]

@@ -210,7 +210,7 @@ def verdict(runs: tuple[RunFolder, RunFolder], lead: Lead | None = None) -> str 
     texts = ""
     if lead is not None and word == "mean":
         chance = "is more than chance of these texts" if lead.sure else "may be chance of these texts"
-        texts = f" It {chance} ({(lead if apart > 0 else lead.reversed).interval})."
+        texts = f" The lead {chance} ({(lead if apart > 0 else lead.reversed).interval})."
     if all(run.kind == BASELINE for run in runs):
         return f"{said}.{texts}"
     if not deviations:
