@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 
 import numpy as np
 import pytest
@@ -177,6 +178,9 @@ def test_a_run_beside_a_model_without_a_network(run, task, tmp_path):
     assert "chance of these texts" in both[: both.index("<nav")] and "one seed" not in both[: both.index("<nav")]
     single = tlm_run(tmp_path / "single", task, {3: {1}}, [0.6])
     assert "Of one seed: how much" in page(single, tmp_path, second=tmp_path / "linear")
+    (tmp_path / "all").mkdir()
+    shutil.copytree(tmp_path / "linear", tmp_path / "all" / "linear")
+    assert f"{score:.2f} for all, 62.50 for run" in page(run, tmp_path, task=task, second=tmp_path / "all")
     for name, baseline in made.items():
         alone = page(tmp_path / name, tmp_path, task=task)
         assert "A model without a network" in alone and f"{100 * baseline.scores['test']['macro_f1']:.2f}" in alone

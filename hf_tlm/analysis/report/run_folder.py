@@ -15,6 +15,7 @@ from typing import Any
 from hf_tlm.analysis.runs import SPLITS, check_record, check_seed, read_json
 from hf_tlm.errors import AnalysisError
 from hf_tlm.hub.repo import is_fetched
+from hf_tlm.runs.baseline_arguments import LINEAR
 from hf_tlm.utils.run_names import GRID_FILE, RESULTS_FILE, SEED, SETTINGS_FILE
 
 MANIFEST = "manifest.json"
@@ -116,6 +117,8 @@ def read_run(path: str | os.PathLike, name: str | None = None) -> RunFolder:
     if not {RESULTS_FILE, SETTINGS_FILE} & set(files):
         if folders := sorted(folder for folder in path.glob(f"{SEED}*") if _is_of_a_seed(folder)):
             return _of_arm(name, path, [read_run(folder) for folder in folders])
+        if (path / LINEAR / RESULTS_FILE).is_file():  # What `hf-tlm baseline` leaves, of which prediction takes the same.
+            return read_run(path / LINEAR, name)
         raise AnalysisError(
             f"{path} holds no run: expected {RESULTS_FILE} or {SETTINGS_FILE}, as `hf-tlm train`, finetune, few-shot, "
             f"pretrain and baseline leave them, or a subset's {MANIFEST}."
