@@ -3,8 +3,8 @@
     for result in find_results({"rho1": "runs/rho1"}):
         print(result.run, result.seed, result.settings["rho1"], result.score("test"))
 
-A place may be a run of `train_tlm.py`, `finetune.py` or `few_shot.py`, a grid, what `reproduce.py` has written, or a folder
-of such folders.
+A place may be a run of `train_tlm.py`, `finetune.py`, `few_shot.py` or `baseline.py`, a grid, what `reproduce.py` has
+written, or a folder of such folders.
 """
 
 from __future__ import annotations
@@ -171,6 +171,16 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
+def is_baseline(record: Mapping[str, Any]) -> bool:
+    """Whether it is a record of `hf-tlm baseline`."""
+    return isinstance(record.get("scores"), dict) and "name" in record and "seeds" not in record
+
+
+def baseline_seed(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The record of a baseline as that of a seed. Nothing of it is random: one seed is all."""
+    return {"seed": 0, **{split: record["scores"][split] for split in SPLITS if split in record["scores"]}}
+
+
 def subfolders(folder: Path) -> list[Path]:
     """Folders in which there may be runs: not hidden, and not a run's own parts."""
     return sorted(path for path in folder.iterdir() if path.is_dir() and not _PARTS.fullmatch(path.name))
@@ -204,7 +214,7 @@ def _of_run(folder: Path, name: str, content: Mapping[str, Any]) -> Iterator[Res
     check_record(content, folder / RESULTS_FILE)
     arm, metric = _without_task(name, task), content.get("metric")
     of_run = partial(Result, run=name, folder=folder, task=task, arm=arm, metric=metric)
-    seeds = content.get("seeds") or content.get("splits")
+    seeds = content.get("seeds") or content.get("splits") or ([baseline_seed(content)] if is_baseline(content) else None)
     of_run = partial(of_run, seed_figure=None if seeds is None else _figure(content))
     seed_of = partial(of_run, settings=_flat(content), teacher=content.get("teacher") or {})
     if seeds is None:  # Interrupted: what is finished is in the folders of the seeds.

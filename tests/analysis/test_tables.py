@@ -45,6 +45,17 @@ def test_a_table(runs):
     assert "micro F1 of chemprot; macro F1 of scierc" in text and "on validation in percent" in text
 
 
+def test_models_without_a_network(runs):
+    """What `hf-tlm baseline` leaves is a run of one seed, finished."""
+    record = {"task": "scierc", "metric": "macro_f1", "name": "linear", "settings": {"C": 1.0}}
+    write(runs / "baselines/linear/results.json", {**record, "scores": {"validation": {"macro_f1": 0.3}, "test": {}}})
+    (found,) = (result for result in find_results({"runs": runs}) if result.run == "baselines/linear")
+    assert (found.seed, found.error, found.score("validation")) == (0, None, 0.3)
+    write(runs / "baselines/linear/results.json", {**record, "scores": {"validation": 3}})
+    with pytest.raises(AnalysisError, match="seed 0's `validation` is not"):
+        find_results({"runs": runs})
+
+
 def test_the_maximum_of_several_seeds(tmp_path):
     """Of runs that all report it; beside one that reports the mean, all are means."""
     for name, scores in (("a", {0: 0.1, 1: 0.9}), ("b", {0: 0.7, 1: 0.7})):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hf_tlm.analysis.runs import SPLITS, check_record, check_seed, read_json
+from hf_tlm.analysis.runs import baseline_seed, check_record, check_seed, is_baseline, read_json
 from hf_tlm.errors import AnalysisError
 from hf_tlm.hub.repo import is_fetched
 from hf_tlm.runs.baseline_arguments import LINEAR
@@ -108,11 +108,8 @@ def read_run(path: str | os.PathLike, name: str | None = None) -> RunFolder:
         check_record(files.get(file, {}), path / file)
     if MANIFEST in files and not {RESULTS_FILE, SETTINGS_FILE} & set(files):
         return RunFolder(name, path, "subset", files[MANIFEST], home=path)
-    if _is_baseline(files.get(RESULTS_FILE, {})):
-        record = files[RESULTS_FILE]
-        # Nothing of it is random: one seed is all.
-        seed = {"seed": 0, **{split: record["scores"][split] for split in SPLITS if split in record["scores"]}}
-        check_seed(seed, path / RESULTS_FILE)
+    if is_baseline(record := files.get(RESULTS_FILE, {})):
+        check_seed(seed := baseline_seed(record), path / RESULTS_FILE)
         return RunFolder(name, path, BASELINE, record, [seed], home=path)
     if not {RESULTS_FILE, SETTINGS_FILE} & set(files):
         if folders := sorted(folder for folder in path.glob(f"{SEED}*") if _is_of_a_seed(folder)):
@@ -199,11 +196,6 @@ def _of_arm(name: str, path: Path, runs: Sequence[RunFolder]) -> RunFolder:
 
 def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {"": value}
-
-
-def _is_baseline(record: Mapping[str, Any]) -> bool:
-    """Whether it is a record of `hf-tlm baseline`."""
-    return isinstance(record.get("scores"), dict) and "name" in record and "seeds" not in record
 
 
 def _kind(record: Mapping[str, Any]) -> str:
