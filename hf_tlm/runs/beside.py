@@ -33,32 +33,23 @@ def beside(
         found: as of `to_beat`.
 
     Returns:
-        baselines: as they were found, each with the run's `lead`: split -> `Lead`, of the task's metric, of the mean over
-            seeds. with_linear: split -> `aggregate` of what each seed's model and the linear model score, averaged; only
-            where both are there.
+        baselines: as they were found, the linear one with the run's `lead`: split -> `Lead`, of the task's metric, of the
+            mean over seeds. with_linear: split -> `aggregate` of what each seed's model and the linear model, averaged, score.
+            Both are of splits that all seeds and the linear model have answered.
     """
-    seeds, said = [seed_folder(run, record["seed"]) for record in records], said_to_beat(task)
-    ours = {split: [seed_answers(task, [folder], split) for folder in seeds] for split in task.splits}
-    known = {split: [one for one in several if one is not None] for split, several in ours.items()}
-    whole = {split: several for split, several in known.items() if several and len(several) == len(seeds)}
-    leads = {name: _leads(task, whole, answers) for name, answers in said.items()}
-    together = [with_linear(task, {split: several[at] for split, several in whole.items()}) for at in range(len(seeds))]
-    scores = {split: aggregate([one[split] for one in together]) for split in (together[0] if together else {})}
-    return {
-        "baselines": [{**one, **({"lead": lead} if (lead := leads.get(one["name"])) else {})} for one in found],
-        **({"with_linear": scores} if scores else {}),
-    }
-
-
-def _leads(task: Task, ours: Mapping[str, Sequence[Answers]], said: Mapping[str, Answers]) -> dict[str, dict[str, float]]:
-    leads = {}
-    for split, answers in said.items():
+    linear, folders = said_to_beat(task).get(LINEAR, {}), [seed_folder(run, record["seed"]) for record in records]
+    leads: dict[str, dict[str, float]] = {}
+    together: dict[str, dict[str, Any]] = {}
+    for split, answers in linear.items():
+        ours = [one for folder in folders if (one := seed_answers(task, [folder], split)) is not None]
+        if not ours or len(ours) < len(folders) or len(answers) != len(ours[0]):
+            continue
         labels = task.splits[split]["label"][:]
-        if split in ours and len(answers) == len(labels):
-            of_run = [scorer(task.metric, labels, classes_of(task, one)) for one in ours[split]]
-            of_baseline = [scorer(task.metric, labels, classes_of(task, answers))]
-            leads[split] = paired_bootstrap(of_run, of_baseline, len(labels)).to_dict()
-    return leads
+        scorers = [scorer(task.metric, labels, classes_of(task, one)) for one in (*ours, answers)]
+        leads[split] = paired_bootstrap(scorers[:-1], scorers[-1:], len(labels)).to_dict()
+        together[split] = aggregate([_together(task, split, one, answers) for one in ours])
+    baselines = [{**one, **({"lead": leads} if leads and one["name"] == LINEAR else {})} for one in found]
+    return {"baselines": baselines, **({"with_linear": together} if together else {})}
 
 
 def with_linear(task: Task, ours: Mapping[str, Answers]) -> dict[str, dict[str, float]]:
@@ -67,12 +58,16 @@ def with_linear(task: Task, ours: Mapping[str, Answers]) -> dict[str, dict[str, 
     Args:
         ours: split -> the answers of the model.
     """
-    said = said_to_beat(task).get(LINEAR, {})
+    linear = said_to_beat(task).get(LINEAR, {})
     return {
-        split: score(task, average([answers, said[split]]), task.splits[split])
+        split: _together(task, split, answers, linear[split])
         for split, answers in ours.items()
-        if len(said.get(split, ())) == len(answers)
+        if len(linear.get(split, ())) == len(answers)
     }
+
+
+def _together(task: Task, split: str, *several: Answers) -> dict[str, float]:
+    return score(task, average(several), task.splits[split])
 
 
 def classes_of(task: Task, answers: Answers) -> list[int]:
