@@ -34,7 +34,7 @@ def beside(
 
     Returns:
         baselines: as they were found, the linear one with the run's `lead`: split -> `Lead`, of the task's metric, of the
-            mean over seeds. with_linear: split -> `aggregate` of what each seed's model and the linear model, averaged, score.
+            mean over seeds. with_linear: split -> `aggregate` of what each seed's model and the linear one score together.
             Both are of splits that all seeds and the linear model have answered.
     """
     linear, folders = said_to_beat(task).get(LINEAR, {}), [seed_folder(run, record["seed"]) for record in records]
