@@ -134,11 +134,7 @@ class SeededRun:
         if averaged := self.details.get("averaged"):
             said = ", ".join(f"{split} {100 * averaged[split][asked[0]]:.2f}" for split in SPLITS if split in averaged)
             lines.append(f"averaged     {asked[0]} {said}: what the models of all {averaged['n']} seeds say, averaged")
-        if together := self.details.get("with_linear"):
-            said = ", ".join(f"{split} {format_score(together[split][asked[0]])}" for split in SPLITS if split in together)
-            lines.append(f"with linear  {asked[0]} {said}: what a seed's model and the linear model say, averaged")
-        if line := to_beat_line(self.details.get("baselines") or [], self.details["metric"], self.summary):
-            lines.append(f"to beat      {line}")
+        lines += beside_lines(self.details, self.summary)
         if teacher := self.details.get("teacher"):
             lines.append(f"teacher      {described(teacher)}{cost_line(teacher)}")
         if rounds := self.details.get("rounds"):
@@ -153,6 +149,22 @@ class SeededRun:
         lines.append(f"model        {self.output_dir}")
         lines += published_lines(self.push)
         return "\n".join(lines)
+
+
+def beside_lines(record: Mapping[str, Any], summary: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """What there was to beat, and what a run and the linear model score together, for a person.
+
+    Args:
+        record: of the run, with `metric`, and where they are there `baselines` and `with_linear`.
+        summary: the run's.
+    """
+    lines, metric = [], record["metric"]
+    if together := record.get("with_linear"):
+        said = ", ".join(f"{split} {format_score(together[split][metric])}" for split in SPLITS if split in together)
+        lines.append(f"with linear  {metric} {said}: what a seed's model and the linear model say, averaged")
+    if line := to_beat_line(record.get("baselines") or [], metric, summary):
+        lines.append(f"to beat      {line}")
+    return lines
 
 
 def summarise(records: Sequence[Mapping[str, Any]], figure: str = "mean") -> dict[str, dict[str, Any]]:

@@ -207,7 +207,7 @@ def highlights(run: RunFolder) -> list[tuple[str, str, str]]:
                 said = f"{100 * figure(score['values']):.2f} %", f"{word} of {said[1]}, mean {said[0]}"
             found.append((f"{split} {metric_name(run.metric)}", *said))
             to_beat = [] if len(found) > 1 else list(_to_beat(run, split, run.metric or ""))
-            leads = dict(_leads(run, split))
+            leads = dict(_leads(run, split)) if word == "mean" else {}
             for name, value in to_beat[-1:]:
                 _, low, high = leads.get(name, (0, 1, 1))
                 chance = "" if low > 0 or high < 0 else "; the difference may be chance of these texts"

@@ -17,7 +17,7 @@ from hf_tlm.runs.grid.points import CHECKPOINT, Grid, GridError, point_name
 from hf_tlm.runs.grid.search import check_search, search
 from hf_tlm.runs.grid.sharing import PointsError, once, run_shared
 from hf_tlm.runs.records import published_lines
-from hf_tlm.runs.summary import aggregate, format_table
+from hf_tlm.runs.summary import aggregate, beside_lines, format_table
 from hf_tlm.tasks import Task
 from hf_tlm.tasks.spec import check_task
 from hf_tlm.training.publishing import check_hub, publish_run
@@ -143,7 +143,10 @@ class GridRun:
 
     def to_text(self) -> str:
         """The end of a run, for a person."""
-        return "\n".join([to_markdown(self.record), f"model        {self.output_dir}", *published_lines(self.push)])
+        found = find_object(self.output_dir / RESULTS_FILE) or {}
+        beside = beside_lines(found, found["summary"]) if "summary" in found else []
+        lines = [to_markdown(self.record), *beside, f"model        {self.output_dir}", *published_lines(self.push)]
+        return "\n".join(lines)
 
 
 def run_grid(

@@ -216,3 +216,6 @@ def test_a_real_grid(tmp_path, tokenizer):
         assert (place / name).read_bytes() == (tmp_path / "alone" / name).read_bytes()
     card = (tmp_path / "out/README.md").read_text()
     assert "test" in card.lower() and "model-index" in card
+    # Its end says of the chosen point what that run's own does.
+    said = [line for line in alone.to_text().splitlines() if line.startswith(("to beat ", "with linear "))]
+    assert len(said) == 2 and all(line in run.to_text().splitlines() for line in said)
