@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product, repeat
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -61,11 +61,6 @@ class Baseline:
     seconds: float
     predictions: dict[str, np.ndarray] = field(repr=False, default_factory=dict)
     model: LinearModel | None = field(repr=False, default=None)
-
-    def probabilities(self, rows: Dataset) -> np.ndarray:
-        """Those of the linear model, float64 [N, C]. The majority class has none."""
-        assert self.model is not None
-        return softmax(self.model.logits(rows))
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values, without the predictions and the model."""
@@ -118,28 +113,23 @@ def to_beat(task: Task, draws: Sequence[Task] = ()) -> list[dict[str, Any]]:
     return _kept(task, draws)["baselines"] if task.spec.kind == "classification" else []
 
 
-def said_to_beat(task: Task) -> dict[str, dict[str, list[dict[str, Any]]]]:
-    """What the baselines of `to_beat` answer: name -> split -> a mapping a row.
+def linear_answers(task: Task) -> dict[str, list[dict[str, Any]]]:
+    """What the linear model of `to_beat` answers: split -> of each row `prediction`, and `probabilities` by class.
 
-    It has `prediction`, the name of a class, and of the linear model `probabilities` by class.
+    Empty where it is left out.
     """
-    if task.spec.kind != "classification":
-        return {}
-    names = task.label_names
+    names, kept = task.label_names, _kept(task, ())["linear"] if task.spec.kind == "classification" else {}
     return {
-        name: {
-            split: [
-                {"prediction": names[guess], **({"probabilities": dict(zip(names, shares, strict=True))} if shares else {})}
-                for guess, shares in zip(said["classes"], said.get("probabilities", repeat(None)), strict=False)
-            ]
-            for split, said in splits.items()
-        }
-        for name, splits in _kept(task, ())["answers"].items()
+        split: [
+            {"prediction": names[guess], "probabilities": dict(zip(names, shares, strict=True))}
+            for guess, shares in zip(said["classes"], said["probabilities"], strict=True)
+        ]
+        for split, said in kept.items()
     }
 
 
 def _kept(task: Task, draws: Sequence[Task]) -> dict[str, Any]:
-    """The file in the cache: `baselines` as of `to_beat`, and without draws `answers`, what `said_to_beat` is made from."""
+    """The file in the cache: `baselines` as of `to_beat`, and without draws `linear`, what `linear_answers` is made from."""
     tasks, of = [task], task.fingerprint
     if draws:
         tasks = list(draws[: max(1, MOST_TEXTS // sum(map(len, draws[0].splits.values())))])
@@ -161,17 +151,16 @@ def _kept(task: Task, draws: Sequence[Task]) -> dict[str, Any]:
         }
         for same in zip(*made, strict=True)
     ]
-    answers = {
-        one.name: {
-            split: {
-                "classes": classes.tolist(),
-                **({"probabilities": one.probabilities(task.splits[split]).round(6).tolist()} if one.model else {}),
-            }
-            for split, classes in one.predictions.items()
+    linear = {
+        split: {
+            "classes": classes.tolist(),
+            "probabilities": softmax(one.model.logits(task.splits[split])).round(6).tolist(),
         }
-        for one in ([] if draws else made[0])
+        for one in made[0]
+        if one.model is not None and not draws
+        for split, classes in one.predictions.items()
     }
-    found = {"baselines": baselines, "answers": answers}
+    found = {"baselines": baselines, "linear": linear}
     with contextlib.suppress(HfTlmError):  # A cache that cannot be written: made again by the next run.
         atomic_write(file, json.dumps(found) + "\n")
     return found
@@ -179,13 +168,12 @@ def _kept(task: Task, draws: Sequence[Task]) -> dict[str, Any]:
 
 def _is_kept(found: Mapping[str, Any]) -> bool:
     """Whether an object is what `_kept` writes."""
-    baselines, answers = found.get("baselines"), found.get("answers")
+    baselines, linear = found.get("baselines"), found.get("linear")
     return (
         isinstance(baselines, list)
         and all(isinstance(one, dict) and {"name", "scores"} <= one.keys() for one in baselines)
-        and isinstance(answers, dict)
-        and all(isinstance(splits, dict) for splits in answers.values())
-        and all(isinstance(said, dict) and "classes" in said for splits in answers.values() for said in splits.values())
+        and isinstance(linear, dict)
+        and all(isinstance(said, dict) and {"classes", "probabilities"} <= said.keys() for said in linear.values())
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from hf_tlm.metrics import paired_bootstrap, scorer
 from hf_tlm.runs.averaging import average, read_average
 from hf_tlm.runs.baseline_arguments import LINEAR
-from hf_tlm.runs.baselines import said_to_beat
+from hf_tlm.runs.baselines import linear_answers
 from hf_tlm.runs.finetuning.classification import score
 from hf_tlm.runs.summary import aggregate
 from hf_tlm.tasks import Task
@@ -37,7 +37,7 @@ def beside(
             mean over seeds. with_linear: split -> `aggregate` of what each seed's model and the linear one score together.
             Both are of splits that all seeds and the linear model have answered.
     """
-    linear, folders = said_to_beat(task).get(LINEAR, {}), [seed_folder(run, record["seed"]) for record in records]
+    linear, folders = linear_answers(task), [seed_folder(run, record["seed"]) for record in records]
     leads: dict[str, dict[str, float]] = {}
     together: dict[str, dict[str, Any]] = {}
     for split, answers in linear.items():
@@ -58,7 +58,7 @@ def with_linear(task: Task, ours: Mapping[str, Answers]) -> dict[str, dict[str, 
     Args:
         ours: split -> the answers of the model.
     """
-    linear = said_to_beat(task).get(LINEAR, {})
+    linear = linear_answers(task)
     return {
         split: _together(task, split, answers, linear[split])
         for split, answers in ours.items()

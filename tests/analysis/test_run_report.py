@@ -124,14 +124,14 @@ def test_what_there_was_to_beat(run, task, tmp_path):
     assert ["Macro-F1", "test: linear", "70.00", "", "", ""] in scores
     assert sum("linear" in row[1] for row in scores) == 2
     assert ("to beat", "70.00 %", "linear, on test") in highlights(read_run(tmp_path / "copy"))
-    title = "Points ahead of models without a network, and in 95% of resamples of these texts (paired bootstrap)"
+    title = "Points ahead of the linear model, and in 95% of resamples of these texts (paired bootstrap)"
     assert title not in page_of(tmp_path / "copy", tmp_path, task=task).tables
     for low, chance in ((0.01, ""), (-0.2, "; the difference may be chance of these texts")):
         lead = {"test": {"difference": 0.1, "low": low, "high": 0.3}, "validation": {"difference": "x"}}
         led = [{**one, "lead": lead} if one is found[0] else one for one in found]
         (tmp_path / "copy" / "results.json").write_text(json.dumps(record | {"baselines": led}))
         rows = page_of(tmp_path / "copy", tmp_path, task=task).tables[title]
-        assert rows[1:] == [["Macro-F1", "test", "linear", "+10.00", f"{100 * low:+.2f}", "+30.00"]]
+        assert rows[1:] == [["Macro-F1", "test", "+10.00", f"{100 * low:+.2f}", "+30.00"]]
         assert ("to beat", "70.00 %", f"linear, on test{chance}") in highlights(read_run(tmp_path / "copy"))
     # The lead is of the mean, and another figure is shown.
     (tmp_path / "copy" / "results.json").write_text(json.dumps(record | {"baselines": led, "seed_figure": "max"}))
@@ -139,26 +139,17 @@ def test_what_there_was_to_beat(run, task, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "found,shown", [({"n": 2, "test": {"macro_f1": 0.75}}, True), ({"n": 2, "test": 3}, False), (3, False)]
+    "name,said,score",
+    [("averaged", "all seeds averaged", 0.75), ("with_linear", "averaged with the linear model", {"mean": 0.75})],
 )
-def test_the_seeds_averaged(run, task, tmp_path, found, shown):
+def test_what_models_score_together(run, task, tmp_path, name, said, score):
     record = json.loads((run / "results.json").read_text())
     shutil.copytree(run, tmp_path / "copy")
-    (tmp_path / "copy" / "results.json").write_text(json.dumps(record | {"averaged": found}))
-    scores = page_of(tmp_path / "copy", tmp_path, task=task).tables["In percent"]
-    assert (["Macro-F1", "test: all seeds averaged", "75.00", "", "", ""] in scores) is shown
-    assert any("averaged" in row[1] for row in scores) is shown
-
-
-@pytest.mark.parametrize(
-    "found,shown", [({"test": {"macro_f1": {"mean": 0.75}}}, True), ({"test": {"macro_f1": 3}}, False), (3, False)]
-)
-def test_with_the_linear_model(run, task, tmp_path, found, shown):
-    record = json.loads((run / "results.json").read_text())
-    shutil.copytree(run, tmp_path / "copy")
-    (tmp_path / "copy" / "results.json").write_text(json.dumps(record | {"with_linear": found}))
-    scores = page_of(tmp_path / "copy", tmp_path, task=task).tables["In percent"]
-    assert (["Macro-F1", "test: averaged with the linear model", "75.00", "", "", ""] in scores) is shown
+    for found, shown in (({"n": 2, "test": {"macro_f1": score}}, True), ({"n": 2, "test": 3}, False), (3, False)):
+        (tmp_path / "copy" / "results.json").write_text(json.dumps(record | {name: found}))
+        scores = page_of(tmp_path / "copy", tmp_path, task=task).tables["In percent"]
+        assert (["Macro-F1", f"test: {said}", "75.00", "", "", ""] in scores) is shown
+        assert any("averaged" in row[1] for row in scores) is shown
 
 
 HUGE = 10**400  # No float holds it.

@@ -7,8 +7,8 @@ import pytest
 from sklearn.metrics import f1_score
 
 from hf_tlm.metrics import paired_bootstrap, scorer
-from hf_tlm.runs import linear_model, majority_class
-from hf_tlm.runs.baselines import said_to_beat, to_beat, to_beat_line
+from hf_tlm.runs import linear_model
+from hf_tlm.runs.baselines import linear_answers, to_beat, to_beat_line
 from hf_tlm.runs.beside import beside, classes_of
 from hf_tlm.runs.records import classified
 from hf_tlm.utils.run_names import predictions_file
@@ -31,17 +31,15 @@ def run_of(task, folder, wrong):
     return folder, [{"seed": seed} for seed in wrong]
 
 
-def test_what_baselines_say_is_kept(task, monkeypatch):
+def test_what_the_linear_model_says_is_kept(task, monkeypatch):
     """As in the files that `hf-tlm baseline` leaves."""
-    said = said_to_beat(task)
-    for maker in (majority_class, linear_model):
-        made = maker(task)
-        for split, classes in made.predictions.items():
-            assert classes_of(task, said[made.name][split]) == classes.tolist()
-    linear = classified(made.model.logits(task.test), task.label_names)
-    assert said["linear"]["test"] == linear and "probabilities" not in said["majority class"]["test"][0]
+    said, made = linear_answers(task), linear_model(task)
+    assert list(said) == list(made.predictions) == ["validation", "test"]
+    for split, classes in made.predictions.items():
+        assert classes_of(task, said[split]) == classes.tolist()
+        assert said[split] == classified(made.model.logits(task.splits[split]), task.label_names)
     monkeypatch.setattr("hf_tlm.runs.baselines.make_baselines", None)
-    assert said_to_beat(task) == said and to_beat(task)
+    assert linear_answers(task) == said and to_beat(task)
 
 
 def test_leads_of_a_run(task, tmp_path):
@@ -56,7 +54,7 @@ def test_leads_of_a_run(task, tmp_path):
             predicted = labels.copy()
             predicted[wrong] = (labels[wrong] + 1) % task.num_labels
             ours.append(scorer(task.metric, labels, predicted))
-        theirs = [scorer(task.metric, labels, classes_of(task, said_to_beat(task)["linear"][split]))]
+        theirs = [scorer(task.metric, labels, classes_of(task, linear_answers(task)[split]))]
         assert lead == paired_bootstrap(ours, theirs, len(labels)).to_dict()
     json.dumps(linear)
 
@@ -64,7 +62,7 @@ def test_leads_of_a_run(task, tmp_path):
 def test_each_seed_averaged_with_the_linear_model(task, tmp_path):
     folder, records = run_of(task, tmp_path / "run", {0: {0, 1, 2, 3}, 3: {4}})
     found = beside(task, folder, records, to_beat(task))["with_linear"]
-    linear = said_to_beat(task)["linear"]
+    linear = linear_answers(task)
     for split in ("validation", "test"):
         labels, scores = np.array(task.splits[split]["label"][:]), []
         for seed in (0, 3):

@@ -132,20 +132,16 @@ def scores(run: RunFolder) -> Section | None:
 
 
 def _lead_tables(run: RunFolder) -> list[Table]:
-    """The run's leads over models without a network, as one table; none where its record has none."""
-    rows = [
-        (metric_name(run.metric), split, name, *(100 * value for value in lead))
-        for split in SPLITS
-        for name, lead in _leads(run, split)
-    ]
-    figures = [Column(name, "number", "{:+.2f}") for name in ("ahead by", "from", "to")]
-    columns = (Column("metric"), Column("on"), Column("of"), *figures)
-    caption = "Points ahead of models without a network, and in 95% of resamples of these texts (paired bootstrap)"
+    """The run's leads over the linear model, as one table; none where its record has none."""
+    leads = {split: lead for split in SPLITS if (lead := _lead(run, split)) is not None}
+    rows = [(metric_name(run.metric), split, *(100 * value for value in lead)) for split, lead in leads.items()]
+    columns = (Column("metric"), Column("on"), *(Column(name, "number", "{:+.2f}") for name in ("ahead by", "from", "to")))
+    caption = "Points ahead of the linear model, and in 95% of resamples of these texts (paired bootstrap)"
     return [make_table(caption, columns, rows)] if rows else []
 
 
-def _leads(run: RunFolder, split: str) -> Iterator[tuple[str, tuple[float, float, float]]]:
-    """By baseline the run's lead on a split, as its record has it: difference, low and high."""
+def _lead(run: RunFolder, split: str) -> tuple[float, float, float] | None:
+    """The run's lead over the linear model on a split, as its record has it: difference, low and high."""
     found = run.record.get("baselines")
     for one in found if isinstance(found, list) else []:
         leads = one.get("lead") if isinstance(one, Mapping) else None
@@ -153,7 +149,8 @@ def _leads(run: RunFolder, split: str) -> Iterator[tuple[str, tuple[float, float
         if isinstance(lead, Mapping):
             difference, low, high = (lead.get(name) for name in ("difference", "low", "high"))
             if _is_score(difference) and _is_score(low) and _is_score(high):
-                yield str(one.get("name")), (difference, low, high)
+                return difference, low, high
+    return None
 
 
 def _averaged(run: RunFolder, split: str, metric: str) -> Iterator[tuple[str, float]]:
@@ -207,11 +204,11 @@ def highlights(run: RunFolder) -> list[tuple[str, str, str]]:
                 said = f"{100 * figure(score['values']):.2f} %", f"{word} of {said[1]}, mean {said[0]}"
             found.append((f"{split} {metric_name(run.metric)}", *said))
             to_beat = [] if len(found) > 1 else list(_to_beat(run, split, run.metric or ""))
-            leads = dict(_leads(run, split)) if word == "mean" else {}
-            for name, value in to_beat[-1:]:
-                _, low, high = leads.get(name, (0, 1, 1))
-                chance = "" if low > 0 or high < 0 else "; the difference may be chance of these texts"
-                found.append(("to beat", f"{100 * value:.2f} %", f"{name}, on {split}{chance}"))
+            # The last is the linear model; a lead is of the mean.
+            lead = _lead(run, split) if word == "mean" else None
+            unsure = lead is not None and lead[1] <= 0 <= lead[2]
+            chance = "; the difference may be chance of these texts" if unsure else ""
+            found += [("to beat", f"{100 * value:.2f} %", f"{name}, on {split}{chance}") for name, value in to_beat[-1:]]
     for name, value in (run.record.get("validation") or {}).items() if run.kind == "pretrain" else ():
         if name.endswith("_loss") and value is not None:
             found.append((f"validation {name.replace('_', ' ')}", f"{value:.3f}", "nats"))
